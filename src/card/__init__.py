@@ -1,0 +1,37 @@
+"""CARD: faster LLM generation by parallel speculative decoding, with the target's output unchanged.
+
+``import card`` loads nothing else: a public name is imported from its module when it is first used.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from card.config import DraftSettings, SamplingParams
+    from card.errors import CardError
+    from card.llm import LLM, RequestOutput  # type: ignore[import-not-found]
+
+__version__ = "0.1.0"
+
+__all__ = ["LLM", "CardError", "DraftSettings", "RequestOutput", "SamplingParams", "__version__"]
+
+_MODULE_OF = {
+    "CardError": "card.errors",
+    "DraftSettings": "card.config",
+    "LLM": "card.llm",
+    "RequestOutput": "card.llm",
+    "SamplingParams": "card.config",
+}
+
+if not TYPE_CHECKING:  # a type checker that saw this would take any name for a public one
+
+    def __getattr__(name: str) -> object:
+        """Return a public name, importing its module. Raises: AttributeError if ``name`` is not public."""
+        if name not in _MODULE_OF:
+            raise AttributeError(f"module 'card' has no attribute {name!r}; public names: {', '.join(__all__)}")
+        return getattr(import_module(_MODULE_OF[name]), name)
+
+
+def __dir__() -> list[str]:
+    """Return the module's names, those not imported yet included."""
+    return sorted({*globals(), *__all__})

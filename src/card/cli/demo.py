@@ -1,0 +1,147 @@
+"""`card demo`: plain decoding, sequential speculation and CARD on the same problems, side by side and live."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import click
+from rich.columns import Columns
+from rich.console import Console, Group
+from rich.live import Live
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from card.cli.options import given, model_options, resolve_models
+from card.config import SamplingParams
+from card.errors import SettingsError
+from card.llm import LLM
+from card.methods import METHODS
+from card.metrics import RequestStats
+from card.models.demo import DEMO_PROBLEMS
+from card.models.inflation import inflate, parse_parameter_count
+from card.models.loading import load_model, load_tokenizer
+
+_METHODS = ("vanilla", "sps", "card")
+_FRAMES_PER_S = 5.0  # drawing takes time from the target; the same for every method
+_DEFAULT_COST = "90M"  # the demo target alone is too cheap for any drafter to be worth its while
+
+
+@dataclass(slots=True)
+class _Lane:
+    """One method's column."""
+
+    method: str
+    llm: LLM
+    text: str = ""
+    note: str = "waiting"
+    token_ids: list[list[int]] = field(default_factory=list)  # per problem
+    stats: list[RequestStats] = field(default_factory=list)
+
+    def panel(self, width: int) -> Panel:
+        return Panel(Text(self.text), title=self.method, subtitle=self.note, width=width, height=14)
+
+
+@click.command(short_help="Watch the methods side by side on the built-in pair.")
+@click.option("--problems", type=int, default=3, show_default=True, help=f"How many problems, at most {len(DEMO_PROBLEMS)}.")
+@click.option("--max-tokens", type=int, default=128, show_default=True, help="Most new tokens per problem.")
+@click.option("--temperature", type=float, default=0.0, show_default=True, help="0 takes the most likely token.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Seed of the sampling noise.")
+@model_options
+def demo(problems: int, max_tokens: int, temperature: float, seed: int, **options: Any) -> None:
+    """Answer a few problems with plain decoding, sequential speculation and CARD, and compare text and speed."""
+    if not 1 <= problems <= len(DEMO_PROBLEMS):
+        raise SettingsError(f"--problems must be from 1 to {len(DEMO_PROBLEMS)}, got {problems}")
+    params = SamplingParams(temperature=temperature, seed=seed, max_tokens=max_tokens)
+    console = Console()
+    lanes = _load(options, console)
+    try:
+        for prompt in DEMO_PROBLEMS[:problems]:
+            _race(console, lanes, prompt, params)
+    finally:
+        for lane in lanes:
+            lane.llm.close()
+    console.print(_closing_table(lanes))
+    differing = [lane.method for lane in lanes if lane.token_ids != lanes[0].token_ids]
+    if differing:
+        console.print(f"Text differs from plain decoding: {', '.join(differing)}. In bfloat16 two tokens may tie; see README.")
+    else:
+        console.print("All methods wrote the same text, token for token.")
+
+
+def _load(options: dict[str, Any], console: Console) -> list[_Lane]:
+    """Load the target once and every method on it."""
+    target, draft = resolve_models(options, needs_draft=True)
+    cost = options.pop("target_cost") or (_DEFAULT_COST if target == "demo-target" else None)
+    with console.status("loading the models"):
+        tokenizer = load_tokenizer(target)
+        model = load_model(target, dtype=options["dtype"], device=options["device"])
+        if cost is not None:
+            model = inflate(model, parse_parameter_count(cost))
+        lanes = []
+        for method in _METHODS:
+            llm = LLM(
+                model,
+                draft if METHODS[method].needs_draft else None,
+                tokenizer=tokenizer,
+                method=method,
+                **given(options),
+            )
+            lanes.append(_Lane(method, llm))
+    console.print(f"target {target}, draft {draft}")
+    if lanes[0].llm.target_cost:
+        console.print(f"target costs {lanes[0].llm.target_cost}: so that its price is that of a larger model")
+    return lanes
+
+
+def _race(console: Console, lanes: list[_Lane], prompt: str, params: SamplingParams) -> None:
+    """Let one method after the other answer; each has the machine to itself."""
+    for lane in lanes:
+        lane.text, lane.note = "", "waiting"
+    width = max(20, console.width // len(lanes) - 1)
+
+    def picture() -> Group:
+        return Group(Text(f"\n{prompt}", style="bold"), Columns([lane.panel(width) for lane in lanes]))
+
+    with Live(picture(), console=console, auto_refresh=False) as live:
+        for lane in lanes:
+            token_ids: list[int] = []
+            drawn_at = 0.0
+            for chunk in lane.llm.stream([{"role": "user", "content": prompt}], params):
+                token_ids += chunk.token_ids
+                lane.text += chunk.text
+                if chunk.finish_reason or time.monotonic() - drawn_at > 1 / _FRAMES_PER_S:
+                    lane.note = f"{chunk.stats.decode_tokens_per_s:.0f} tokens/s"
+                    live.update(picture(), refresh=console.is_terminal)
+                    drawn_at = time.monotonic()
+            lane.token_ids.append(token_ids)
+            lane.stats.append(chunk.stats)
+        live.refresh()
+
+
+def _closing_table(lanes: list[_Lane]) -> Table:
+    table = Table(title="over all problems")
+    columns = ("method", "tokens/s", "speed-up", "tokens a pass", "hit rate", "drafter layers/s", "share of ceiling")
+    for i, column in enumerate(columns):
+        table.add_column(column, justify="left" if i == 0 else "right")
+    plain = _tokens_per_s(lanes[0].stats)
+    for lane in lanes:
+        stats, speed = lane.stats, _tokens_per_s(lane.stats)
+        row = [lane.method, f"{speed:.1f}", f"{speed / plain:.2f}x"]
+        if lane.stats[0].drafter_passes:
+            passes = sum(s.target_passes for s in stats)
+            layers_per_s = sum(s.drafter_passes for s in stats) / sum(s.drafter_busy_s for s in stats)
+            row += [
+                f"{1 + sum(s.accepted_tokens for s in stats) / passes:.2f}",
+                f"{sum(s.hits + s.late_hits for s in stats) / passes:.0%}",
+                f"{layers_per_s:.0f}",
+                f"{speed / layers_per_s:.0%}",
+            ]
+        table.add_row(*row)
+    return table
+
+
+def _tokens_per_s(stats: list[RequestStats]) -> float:
+    return sum(s.num_new_tokens - 1 for s in stats) / sum(s.decode_s for s in stats)

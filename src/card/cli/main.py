@@ -1,0 +1,50 @@
+"""Entry point of the command `card`: every error of ours or of the arguments is one line and exit status 2."""
+
+from __future__ import annotations
+
+import logging
+import sys
+
+import click
+
+from card import __version__
+from card.cli.chat import chat
+from card.cli.demo import demo
+from card.cli.generate import generate
+from card.errors import CardError
+
+_INTERRUPTED = 130  # 128 + SIGINT, what shells expect
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.version_option(__version__, prog_name="card")
+@click.option("-v", "--verbose", is_flag=True, help="Log to standard error what happens to the drafter.")
+def cli(verbose: bool) -> None:
+    """Faster text from large language models, word for word the same: CARD, query and correct."""
+    logging.basicConfig(level=logging.INFO if verbose else logging.ERROR, format="card: %(message)s")
+
+
+for command in (generate, chat, demo):
+    cli.add_command(command)
+
+
+def main() -> None:
+    """Run the command line and exit."""
+    try:
+        status = cli.main(standalone_mode=False)
+    except click.ClickException as error:
+        _fail(error.format_message())
+    except CardError as error:
+        _fail(str(error))
+    except (click.Abort, KeyboardInterrupt):
+        click.echo("", err=True)
+        sys.exit(_INTERRUPTED)
+    except BrokenPipeError:  # the reader has gone, as in `card generate ... | head -1`
+        sys.stderr.close()
+        sys.exit(0)
+    sys.exit(status if isinstance(status, int) else 0)
+
+
+def _fail(message: str) -> None:
+    click.echo(f"card: error: {' '.join(message.split())}", err=True)
+    sys.exit(2)

@@ -1,0 +1,121 @@
+"""Options that several commands share, and the objects made of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar, get_args
+
+import click
+
+from card.config import Placement, SamplingParams, VerifyShape
+from card.errors import SettingsError
+from card.llm import LLM
+from card.methods import METHODS, find_method
+
+F = TypeVar("F", bound=Callable[..., Any])
+DEMO_TARGET, DEMO_DRAFT = "demo-target", "demo-draft"
+
+
+def _cores(_: click.Context, __: click.Parameter, value: str | None) -> tuple[int, ...] | None:
+    if value is None:
+        return None
+    try:
+        return tuple(int(part) for part in value.split(","))
+    except ValueError:
+        raise click.BadParameter(f"must be core numbers such as 0 or 0,1, got {value!r}") from None
+
+
+_MODEL_OPTIONS = [
+    click.option("--target", help=f"Target model: a folder, a hub name, or {DEMO_TARGET}.  [default: {DEMO_TARGET}]"),
+    click.option("--draft", help=f"Draft model: a folder, a hub name, or {DEMO_DRAFT}, the default beside {DEMO_TARGET}."),
+    click.option("--dtype", default="auto", show_default=True, help="auto (as stored), float32, bfloat16, float16, float64."),
+    click.option("--device", default="cpu", show_default=True, help="Device of the target: cpu, cuda, cuda:1."),
+    click.option("--draft-device", help="Device of the draft model.  [default: the target's]"),
+    click.option("--target-cost", help="Inflate the target to the price of so many parameters, such as 300M; same outputs."),
+    click.option("--max-model-len", type=int, help="Most tokens of prompt and answer.  [default: the model's, at most 4096]"),
+    click.option("--threads", type=int, default=1, show_default=True, help="CPU threads of the target."),
+    click.option("--draft-threads", type=int, default=1, show_default=True, help="CPU threads of the drafter."),
+    click.option("--cores", callback=_cores, help="CPU cores of the target, such as 0 or 0,1."),
+    click.option("--draft-cores", callback=_cores, help="CPU cores of the drafter."),
+    click.option("--drafter-timeout-s", type=float, help="Silence after which the drafter is replaced, in seconds."),
+]
+_METHOD_OPTIONS = [
+    click.option("--method", default="card", show_default=True, help=f"One of {', '.join(METHODS)}."),
+    click.option("--placement", help=f"Where the drafter runs: {', '.join(get_args(Placement))}.  [default: by method]"),
+]
+_DRAFT_OPTIONS = [
+    click.option("--verify", help=f"Shape that the target verifies: {' or '.join(get_args(VerifyShape))}."),
+    click.option("--beam-width", type=int, help="Most candidates made in one drafter pass."),
+    click.option("--branch", type=int, help="Most continuations kept of one candidate."),
+    click.option("--budget", type=int, help="Most candidates verified in one target pass."),
+    click.option("--lead", type=int, help="Most layers of candidates ahead of the text."),
+    click.option("--num-speculative-tokens", type=int, help="Tokens drafted per turn where drafter and target take turns."),
+    click.option("--coupled-noise/--no-coupled-noise", default=None, help="Rank candidates with the target's sampling noise."),
+    click.option("--max-wait-s", type=float, help="Longest wait for candidates when there are fewer than --min-depth."),
+    click.option("--min-depth", type=int, help="Length of the best path below which the target waits, if it may."),
+]
+_SAMPLING_OPTIONS = [
+    click.option("--max-tokens", type=int, default=256, show_default=True, help="Most new tokens."),
+    click.option("--temperature", type=float, default=0.0, show_default=True, help="0 takes the most likely token."),
+    click.option("--top-k", type=int, default=0, show_default=True, help="Keep the k most likely tokens; 0 keeps all."),
+    click.option("--top-p", type=float, default=1.0, show_default=True, help="Keep the likeliest tokens up to this mass."),
+    click.option("--min-p", type=float, default=0.0, show_default=True, help="Drop tokens below this share of the best one."),
+    click.option("--seed", type=int, help="Same seed, same text.  [default: drawn]"),
+    click.option("--stop", multiple=True, help="End before this string; may be given several times."),
+    click.option("--ignore-eos", is_flag=True, help="Go on past the model's end tokens."),
+]
+
+
+def model_options(command: F) -> F:
+    """Add the options that say which models run where."""
+    return _with(_MODEL_OPTIONS, command)
+
+
+def method_options(command: F) -> F:
+    """Add the options that choose the method."""
+    return _with(_METHOD_OPTIONS, command)
+
+
+def draft_options(command: F) -> F:
+    """Add the options that shape drafting."""
+    return _with(_DRAFT_OPTIONS, command)
+
+
+def sampling_options(command: F) -> F:
+    """Add the options that shape the text."""
+    return _with(_SAMPLING_OPTIONS, command)
+
+
+def take_sampling_params(options: dict[str, Any]) -> SamplingParams:
+    """Take the sampling options out of ``options``. Raises: SettingsError for a value out of range."""
+    names = "max_tokens temperature top_k top_p min_p seed stop ignore_eos".split()
+    return SamplingParams(**{name: options.pop(name) for name in names})
+
+
+def resolve_models(options: dict[str, Any], *, needs_draft: bool) -> tuple[str, str | None]:
+    """Take target and draft out of ``options``; the built-in draft stands beside the built-in target."""
+    target, draft = options.pop("target") or DEMO_TARGET, options.pop("draft")
+    if draft is None and target == DEMO_TARGET:
+        draft = DEMO_DRAFT
+    if draft is None and needs_draft:
+        raise SettingsError("this method needs a draft model: give --draft, or --method vanilla to do without")
+    return target, draft
+
+
+def given(options: dict[str, Any]) -> dict[str, Any]:
+    """Return the options that the user gave a value; the rest keep the defaults of the settings."""
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def make_llm(options: dict[str, Any]) -> LLM:
+    """Load what the options ask for. Raises: CardError of any kind."""
+    method = options.pop("method")
+    needs_draft = find_method(method).needs_draft
+    target, draft = resolve_models(options, needs_draft=needs_draft)
+    return LLM(target, draft if needs_draft else None, method=method, **given(options))
+
+
+def _with(options: list[Callable[[F], F]], command: F) -> F:
+    for option in reversed(options):
+        command = option(command)
+    return command

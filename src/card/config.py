@@ -1,0 +1,118 @@
+"""Frozen settings: what a request asks for and how the engine is set up."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any, Literal, Self, get_args
+
+from card.errors import SettingsError
+
+VerifyShape = Literal["chain", "tree"]
+Placement = Literal["inline", "thread", "process"]
+
+
+def _require(holds: bool, name: str, allowed: str, value: object) -> None:
+    if not holds:
+        raise SettingsError(f"{name} must be {allowed}, got {value!r}")
+
+
+def _require_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
+    _require(value in choices, name, "one of " + ", ".join(choices), value)
+
+
+class _Replaceable:
+    """Lets a frozen settings object be copied with some values changed; unknown names raise."""
+
+    def replace(self, **changes: Any) -> Self:
+        """Return a copy with ``changes``. Raises: SettingsError for a name that does not exist."""
+        known = {f.name for f in dataclasses.fields(self)}  # type: ignore[arg-type]
+        for name in changes:
+            if name not in known:
+                raise SettingsError(f"unknown setting {name!r}; known: {', '.join(sorted(known))}")
+        return dataclasses.replace(self, **changes)  # type: ignore[type-var]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams(_Replaceable):
+    """How the target's logits become tokens, and when a request ends. Same names as in vLLM."""
+
+    temperature: float = 1.0  # 0 takes the most likely token
+    top_k: int = 0  # 0 keeps all
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int | None = None  # None draws one; the result reports it
+    max_tokens: int = 256  # most new tokens, the end token included
+    stop: tuple[str, ...] = ()  # the text ends before the first of these
+    stop_token_ids: tuple[int, ...] = ()  # end tokens besides the model's own
+    ignore_eos: bool = False  # go on past the model's own end tokens
+
+    def __post_init__(self) -> None:
+        if isinstance(self.stop, str):
+            object.__setattr__(self, "stop", (self.stop,))
+        object.__setattr__(self, "stop", tuple(self.stop))
+        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
+        _require(0.0 <= self.temperature < float("inf"), "temperature", "0 or more", self.temperature)
+        _require(self.top_k >= 0, "top_k", "0 (keep all) or more", self.top_k)
+        _require(0.0 < self.top_p <= 1.0, "top_p", "above 0 and at most 1", self.top_p)
+        _require(0.0 <= self.min_p < 1.0, "min_p", "at least 0 and below 1", self.min_p)
+        _require(self.seed is None or 0 <= self.seed < 2**63, "seed", "an integer from 0 to 2**63 - 1", self.seed)
+        _require(self.max_tokens >= 1, "max_tokens", "1 or more", self.max_tokens)
+        _require(all(self.stop), "stop", "a list of strings that are not empty", self.stop)
+        _require(all(i >= 0 for i in self.stop_token_ids), "stop_token_ids", "a list of ids of 0 or more", self.stop_token_ids)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftSettings(_Replaceable):
+    """How candidates are drafted and how many of them the target verifies."""
+
+    verify: VerifyShape = "chain"
+    beam_width: int = 8  # K: most nodes made in one drafter pass
+    branch: int = 8  # most children kept of one node, in both tiers together
+    budget: int = 12  # most nodes verified in one round
+    lead: int = 24  # most layers held beyond the last committed token
+    max_nodes: int = 4096  # most nodes held at once
+    min_path_logprob: float = -12.0  # a path less likely than this is not expanded
+    num_speculative_tokens: int = 5  # sps: tokens drafted before each verification
+    coupled_noise: bool = True  # at temperature > 0, rank candidates with the target's own sampling noise
+    max_wait_s: float = 0.0  # longest time the target waits when the cache holds less than min_depth
+    min_depth: int = 1  # candidates on the best path below which the target waits, if it may
+
+    def __post_init__(self) -> None:
+        _require_choice("verify", self.verify, get_args(VerifyShape))
+        for name in ("beam_width", "branch", "budget", "lead", "max_nodes", "num_speculative_tokens", "min_depth"):
+            _require(getattr(self, name) >= 1, name, "1 or more", getattr(self, name))
+        _require(self.min_path_logprob < 0, "min_path_logprob", "below 0", self.min_path_logprob)
+        _require(self.max_wait_s >= 0, "max_wait_s", "0 or more seconds", self.max_wait_s)
+        _require(
+            self.max_nodes >= self.beam_width, "max_nodes", f"at least beam_width ({self.beam_width})", self.max_nodes
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSettings(_Replaceable):
+    """Which models run where and how."""
+
+    target: str = "demo-target"  # folder, hub name, or demo-target
+    draft: str | None = None  # folder, hub name, or demo-draft; None decodes without a drafter
+    method: str = "card"
+    placement: Placement = "process"  # of the drafter: own process, own thread, or taking turns with the target
+    dtype: str = "auto"  # as stored, or float32, bfloat16, float16, float64
+    device: str = "cpu"
+    draft_device: str | None = None  # None: the target's device
+    target_cost: str | None = None  # inflate the target to the price of so many parameters, such as 300M
+    max_model_len: int | None = None  # most tokens of a request; None takes the model's limit, at most 4096
+    threads: int = 1  # torch threads of the target
+    draft_threads: int = 1
+    cores: tuple[int, ...] | None = None  # CPU cores of the target; None shares out what the process may use
+    draft_cores: tuple[int, ...] | None = None
+    start_timeout_s: float = 120.0  # longest time for a drafter to load
+    drafter_timeout_s: float = 3.0  # silence after which a drafter counts as hung and is replaced
+
+    def __post_init__(self) -> None:
+        _require_choice("placement", self.placement, get_args(Placement))
+        for name in ("threads", "draft_threads"):
+            _require(getattr(self, name) >= 1, name, "1 or more", getattr(self, name))
+        for name in ("start_timeout_s", "drafter_timeout_s"):
+            _require(getattr(self, name) > 0, name, "above 0 seconds", getattr(self, name))
+        _require(self.max_model_len is None or self.max_model_len >= 2, "max_model_len", "2 or more", self.max_model_len)

@@ -1,0 +1,33 @@
+"""The one exception tree: everything that a user of CARD may catch."""
+
+
+class CardError(Exception):
+    """Base of all errors that CARD raises on purpose; its text is one line that a user can act on."""
+
+
+class SettingsError(CardError, ValueError):
+    """A setting or sampling parameter is out of range, unknown, or at odds with another one."""
+
+
+class ModelError(CardError):
+    """A model cannot be found, loaded or run: missing path, not a model, unsupported architecture."""
+
+
+class VocabularyError(ModelError):
+    """The tokenizers of target and draft do not fit; the text names the first difference."""
+
+
+class PromptError(CardError, ValueError):
+    """A prompt is empty, not valid text, or does not fit into the context."""
+
+
+class CapacityError(CardError):
+    """A KV cache has no room for the rows asked for."""
+
+
+class WorkerError(CardError):
+    """A worker died, hangs or could not be started within its time limit."""
+
+
+class ProtocolError(CardError):
+    """A message between workers is malformed, of an unknown version or out of bounds."""

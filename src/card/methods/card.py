@@ -1,0 +1,11 @@
+"""CARD, query and correct: the drafter never stops, the target never asks for a draft (arXiv:2508.04462)."""
+
+from card.methods.method import Method
+
+CARD = Method(
+    name="card",
+    summary="query and correct: drafter and target run in parallel over a shared candidate tree",
+    schedule="parallel",
+    placement="process",
+    shape=lambda draft: draft,
+)

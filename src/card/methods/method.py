@@ -1,0 +1,28 @@
+"""What distinguishes one decoding method from another: who drafts, when, and in which shape."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from card.config import DraftSettings, Placement
+
+Schedule = Literal["alone", "sequential", "parallel"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Method:
+    """One decoding method on the shared cache, workers and verifier."""
+
+    name: str
+    summary: str
+    schedule: Schedule  # no drafter / drafter and target take turns / the drafter never stops
+    placement: Placement  # the default one
+    shape: Callable[[DraftSettings], DraftSettings]  # the settings that define the method, imposed on the user's
+    is_exact: bool = True  # the text is that of plain decoding
+
+    @property
+    def needs_draft(self) -> bool:
+        """True if the method cannot run without a draft model."""
+        return self.schedule != "alone"

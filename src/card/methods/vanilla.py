@@ -1,0 +1,11 @@
+"""Plain decoding: one token per target pass."""
+
+from card.methods.method import Method
+
+VANILLA = Method(
+    name="vanilla",
+    summary="plain decoding, one token per target pass",
+    schedule="alone",
+    placement="inline",
+    shape=lambda draft: draft,
+)

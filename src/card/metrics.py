@@ -1,0 +1,96 @@
+"""Counters of one request, and the figures derived from them."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+
+@dataclass(slots=True)
+class RequestStats:
+    """What one request cost and what speculation earned it. Times are wall-clock seconds."""
+
+    num_prompt_tokens: int = 0
+    num_new_tokens: int = 0
+    prefill_s: float = 0.0  # from the start to the first token
+    wall_s: float = 0.0  # from the start to the last token
+    target_passes: int = 0  # verifications; the prefill pass is not one
+    target_busy_s: float = 0.0  # inside the target's forward, prefill left out
+    waited_s: float = 0.0  # target waiting for candidates, as the wait policy allows
+    verified_tokens: int = 0  # candidates that went through the target
+    accepted_tokens: int = 0  # candidates kept
+    accepted_per_depth: list[int] = field(default_factory=list)  # [d] candidates kept at depth d + 1
+    offered_per_depth: list[int] = field(default_factory=list)  # [d] rounds that offered a candidate at depth d + 1
+    hits: int = 0  # rounds whose next token was in the target's replica at once
+    late_hits: int = 0  # tokens that turned up in the replica afterwards
+    misses: int = 0  # epochs that the drafter had to begin anew
+    drafter_passes: int = 0
+    drafter_busy_s: float = 0.0
+    drafter_restarts: int = 0
+    drafter_state: str = "none"  # none, up, degraded or down, with the reason
+    seed: int = 0
+
+    @property
+    def decode_s(self) -> float:
+        """Wall time after the first token, seconds."""
+        return self.wall_s - self.prefill_s
+
+    @property
+    def decode_tokens_per_s(self) -> float:
+        """New tokens after the first one, per second of decoding."""
+        return (self.num_new_tokens - 1) / self.decode_s if self.decode_s > 0 and self.num_new_tokens > 1 else 0.0
+
+    @property
+    def mean_acceptance_length(self) -> float:
+        """1 + accepted tokens / verifications, in tokens, bonus included."""
+        return 1.0 + self.accepted_tokens / self.target_passes if self.target_passes else 1.0
+
+    @property
+    def acceptance_rate(self) -> float:
+        """Accepted / verified candidates, in [0, 1]."""
+        return self.accepted_tokens / self.verified_tokens if self.verified_tokens else 0.0
+
+    @property
+    def hit_rate(self) -> float:
+        """Share of verifications whose next token was a candidate already, late hits included, in [0, 1]."""
+        return min(1.0, (self.hits + self.late_hits) / self.target_passes) if self.target_passes else 0.0
+
+    @property
+    def drafter_layers_per_s(self) -> float:
+        """Drafter passes per second of drafting: the ceiling of any method with one drafter."""
+        return self.drafter_passes / self.drafter_busy_s if self.drafter_busy_s > 0 else 0.0
+
+    @property
+    def ceiling_share(self) -> float:
+        """Decoded tokens/s over drafter layers/s, in [0, 1] up to noise."""
+        return self.decode_tokens_per_s / self.drafter_layers_per_s if self.drafter_layers_per_s else 0.0
+
+    @property
+    def target_busy_share(self) -> float:
+        """Share of the decoding time that the target spent in its forward passes."""
+        return self.target_busy_s / self.decode_s if self.decode_s > 0 else 0.0
+
+    @property
+    def round_overhead_ms(self) -> float:
+        """Milliseconds per verification beyond the forward pass and the allowed waiting."""
+        if not self.target_passes:
+            return 0.0
+        return 1e3 * (self.decode_s - self.target_busy_s - self.waited_s) / self.target_passes
+
+    def count_verification(self, offered_depth: int, verified: int, accepted: int) -> None:
+        """Add one verification of a tree ``offered_depth`` deep."""
+        self.target_passes += 1
+        self.verified_tokens += verified
+        self.accepted_tokens += accepted
+        for counts, depth in ((self.offered_per_depth, offered_depth), (self.accepted_per_depth, accepted)):
+            counts.extend([0] * (depth - len(counts)))
+            for d in range(depth):
+                counts[d] += 1
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return counters and derived figures as plain values for JSON."""
+        derived = (
+            "decode_s decode_tokens_per_s mean_acceptance_length acceptance_rate hit_rate drafter_layers_per_s "
+            "ceiling_share target_busy_share round_overhead_ms"
+        ).split()
+        return {**asdict(self), **{name: getattr(self, name) for name in derived}}

@@ -1,0 +1,131 @@
+"""Attention of one sequence's new rows over its own KV cache, for chains and trees alike."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from card.models.kv_cache import SequenceRows
+
+MAX_PACKED_ROWS = 128  # up to here the query heads of one KV head are rows of one product
+
+
+@dataclass(frozen=True, slots=True)
+class SequencePass:
+    """The part of a forward pass that belongs to one sequence: T new rows, S rows in all.
+
+    ``biases`` has an entry for each window (None: no window) of the model's layers: [T, 1, S] or None, added to the
+    scores. ``packed`` holds the same as [1, 1, T * heads per KV head, S] if that is few rows, else as [1, 1, T, S].
+    """
+
+    offset: int  # of the first new row among the rows of the pass
+    num_new: int  # T
+    is_packed: bool
+    is_causal: bool  # a chain in an empty sequence: every row sees the rows up to itself
+    new_rows: tuple[Tensor, ...]  # L of [2, Hkv, T, D]: where the new keys and values go
+    keys: tuple[Tensor, ...]  # L of [1, Hkv, S, D], the new rows included
+    values: tuple[Tensor, ...]
+    biases: dict[int | None, Tensor | None]
+    packed: dict[int | None, Tensor | None]
+
+
+def sequence_pass(
+    sequence: SequenceRows, *, offset: int, num_new: int, group: int, windows: Iterable[int | None], needs_bias: bool
+) -> SequencePass:
+    """Prepare the pass of the newest ``num_new`` rows of a sequence.
+
+    Args:
+        group: query heads per KV head.
+        windows: the sliding windows of the model's layers.
+        needs_bias: never leave the causal mask to the attention kernel.
+    """
+    tree, kv = sequence.tree, sequence.kv
+    start = tree.num_rows - num_new
+    is_packed = group * num_new <= MAX_PACKED_ROWS
+    is_chain = start == 0 and tree.num_prefix_rows == tree.num_rows
+    biases: dict[int | None, Tensor | None] = {}
+    packed: dict[int | None, Tensor | None] = {}
+    longest = int(tree.positions(start).max())
+    for window in windows:
+        if is_chain and not is_packed and not needs_bias and (window is None or longest < window):
+            biases[window] = packed[window] = None
+            continue
+        if window is not None and longest < window and None in biases and biases[None] is not None:
+            biases[window], packed[window] = biases[None], packed[None]
+            continue
+        array = tree.bias(start, window)
+        if array is None:
+            biases[window] = packed[window] = None
+            continue
+        bias = torch.from_numpy(array).to(device=kv.device, dtype=kv.dtype)
+        biases[window] = bias[:, None, : tree.num_rows]
+        repeated = bias.repeat_interleave(group, 0) if is_packed and group > 1 else bias
+        packed[window] = repeated[None, None, :, : tree.num_rows]
+    seen = kv.narrow(3, 0, tree.num_rows).flatten(0, 1).unsqueeze(1).unbind(0)
+    return SequencePass(
+        offset=offset,
+        num_new=num_new,
+        is_packed=is_packed,
+        is_causal=is_chain and not is_packed,
+        new_rows=kv.narrow(3, start, num_new).unbind(0),
+        keys=seen[0::2],
+        values=seen[1::2],
+        biases=biases,
+        packed=packed,
+    )
+
+
+def attend(
+    step: SequencePass,
+    layer: int,
+    query: Tensor,
+    window: int | None,
+    scale: float | None,
+    softcap: float | None = None,
+) -> Tensor:
+    """Return the attention of the new rows over all rows they may see; the new keys and values must be written.
+
+    Args:
+        query: [Hkv, T, G, D] any strides; G query heads share a KV head.
+        scale: factor on the scores; None for 1 / sqrt(D).
+        softcap: bound the scores by ``softcap * tanh(scores / softcap)``.
+    Returns: [Hkv, T, G, D] any strides.
+    """
+    keys, values = step.keys[layer], step.values[layer]
+    num_kv_heads, num_new, group, head_size = query.shape
+    if softcap is not None:
+        return _attend_capped(query, keys, values, step.biases[window], scale, softcap)
+    bias = step.packed[window]
+    if not step.is_packed:
+        heads = query.transpose(1, 2)  # KV heads take the batch's place, so that they need no repeating
+        num_rows = keys.shape[2]
+        shape = (num_kv_heads, group, num_rows, head_size)
+        is_causal = step.is_causal and bias is None
+        expanded_keys, expanded_values = keys[0, :, None].expand(shape), values[0, :, None].expand(shape)
+        out = functional.scaled_dot_product_attention(
+            heads, expanded_keys, expanded_values, bias, 0.0, is_causal, scale=scale
+        )
+        return out.transpose(1, 2)
+    num_rows = num_new * group
+    packed = query.reshape(1, num_kv_heads, num_rows, head_size)
+    if num_rows == 1 and packed.dtype == torch.bfloat16:
+        packed = packed.expand(1, num_kv_heads, 2, head_size)  # on CPU, a product of two rows is twice as fast as of one
+    out = functional.scaled_dot_product_attention(packed, keys, values, bias, 0.0, False, scale=scale)
+    return out[0, :, :num_rows].view(num_kv_heads, num_new, group, head_size)
+
+
+def _attend_capped(
+    query: Tensor, keys: Tensor, values: Tensor, bias: Tensor | None, scale: float | None, softcap: float
+) -> Tensor:
+    num_kv_heads, num_new, group, head_size = query.shape
+    rows = query.reshape(num_kv_heads, num_new * group, head_size)
+    scores = torch.bmm(rows, keys[0].transpose(1, 2)) * (head_size**-0.5 if scale is None else scale)
+    scores = torch.tanh(scores / softcap) * softcap
+    if bias is not None:
+        scores = scores.view(num_kv_heads, num_new, group, -1) + bias
+    weights = torch.softmax(scores, -1, dtype=torch.float32).to(query.dtype)
+    return torch.bmm(weights.view(num_kv_heads, num_new * group, -1), values[0]).view(query.shape)

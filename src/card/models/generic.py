@@ -1,0 +1,181 @@
+"""Any transformers causal LM through its own modules, with our attention over our KV caches."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, PreTrainedModel
+
+from card.errors import ModelError
+from card.models.attention import SequencePass, attend
+from card.models.kv_cache import KVLayout
+
+ATTENTION_NAME = "card_rows"  # under which transformers' attention interface knows `_attention`
+REFUSED_ARGUMENTS = ("s_aux", "position_bias", "alibi")  # of attention calls: they change scores in ways not built here
+
+
+def layer_windows(config: Any, max_model_len: int) -> list[int | None]:
+    """Return the sliding window of each layer; None where it is none or so long that it never matters.
+
+    Raises: ModelError if a layer attends in another way.
+    """
+    kinds = getattr(config, "layer_types", None)
+    window = getattr(config, "sliding_window", None)
+    if kinds is None:
+        kinds = ["full_attention" if window is None else "sliding_attention"] * config.num_hidden_layers
+    other = sorted(set(kinds) - {"full_attention", "sliding_attention"})
+    if other:
+        raise ModelError(f"{config.model_type} has layers of type {', '.join(other)}; only full and sliding attention run")
+    is_short = window is not None and window < max_model_len
+    return [window if kind == "sliding_attention" and is_short else None for kind in kinds]
+
+
+def require_rollback(model: PreTrainedModel) -> None:
+    """Raise ModelError, naming the reason, if the model's state is not one row per token that may be dropped again."""
+    config = model.config.get_text_config()
+    name = type(model).__name__
+    if model.config.is_encoder_decoder:
+        raise ModelError(f"{name} is an encoder-decoder model; CARD runs decoder-only models")
+    if getattr(model, "_is_stateful", False):
+        raise ModelError(f"{name} keeps a recurrent state, which cannot be rolled back; use a model with attention only")
+    if not getattr(config, "is_causal", True) or getattr(config, "use_bidirectional_attention", False):
+        raise ModelError(f"{name} attends in both directions; CARD runs causal models")
+    devices = {str(p.device) for p in model.parameters()}
+    if len(devices) > 1:
+        raise ModelError(f"{name} is spread over {', '.join(sorted(devices))}; put it on one device")
+
+
+class _Probe:
+    """Stands in for a pass and notes how each layer calls attention."""
+
+    def __init__(self) -> None:
+        self.layouts: dict[int, KVLayout] = {}
+        self.groups: set[int] = set()
+        self.has_softcap = False
+
+    def attend(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None, softcap: float | None
+    ) -> Tensor:
+        if key.shape != value.shape or query.shape[-1] != key.shape[-1]:
+            raise ModelError(
+                f"layer {layer} has queries, keys and values of different sizes {list(query.shape)}, {list(key.shape)},"
+                f" {list(value.shape)}; only equal head sizes are built"
+            )
+        if layer in self.layouts:
+            raise ModelError(f"layer {layer} attends more than once in a pass, which has no place in the KV cache")
+        self.layouts[layer] = KVLayout(0, key.shape[1], key.shape[3], key.dtype, key.device)
+        self.groups.add(query.shape[1] // key.shape[1])
+        self.has_softcap |= softcap is not None
+        return torch.zeros_like(query).transpose(1, 2)
+
+    def layout(self, num_layers: int, name: str) -> KVLayout:
+        if sorted(self.layouts) != list(range(num_layers)):
+            raise ModelError(
+                f"{name} has {num_layers} layers, but layers {sorted(self.layouts)} called transformers' attention"
+                " interface; its attention cannot be taken over"
+            )
+        distinct = set(self.layouts.values())
+        if len(distinct) > 1 or len(self.groups) > 1:
+            raise ModelError(f"the layers of {name} differ in KV heads, head size or dtype; only uniform ones are built")
+        of = distinct.pop()
+        return KVLayout(num_layers, of.num_kv_heads, of.head_size, of.dtype, of.device)
+
+
+class _Pass:
+    """One forward pass: writes new keys and values into the caches and attends over them."""
+
+    def __init__(self, steps: Sequence[SequencePass], windows: Sequence[int | None]) -> None:
+        self.steps = steps
+        self.windows = windows
+
+    def attend(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None, softcap: float | None
+    ) -> Tensor:
+        num_heads, head_size = query.shape[1], query.shape[3]
+        num_kv_heads = key.shape[1]
+        out = query.new_empty((1, query.shape[2], num_heads, head_size))
+        for step in self.steps:
+            first, last = step.offset, step.offset + step.num_new
+            rows = step.new_rows[layer]
+            rows[0].copy_(key[0, :, first:last])
+            rows[1].copy_(value[0, :, first:last])
+            heads = query[0, :, first:last].unflatten(0, (num_kv_heads, -1)).transpose(1, 2)
+            attended = attend(step, layer, heads, self.windows[layer], scale, softcap)
+            out[0, first:last].view(step.num_new, num_kv_heads, -1, head_size).copy_(attended.transpose(0, 1))
+        return out
+
+
+def _attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    softcap: float | None = None,
+    card_pass: _Pass | _Probe | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """The function behind ATTENTION_NAME; query [1, H, sum T, D], key and value [1, Hkv, sum T, D] -> [1, sum T, H, D]."""
+    if card_pass is None:
+        raise ModelError(f"{type(module).__name__} does not hand its caller's arguments to attention; it cannot be run")
+    for name in REFUSED_ARGUMENTS:
+        if kwargs.get(name) is not None:
+            raise ModelError(f"{type(module).__name__} attends with {name}, which is not built")
+    layer = getattr(module, "layer_idx", None)
+    if layer is None or not getattr(module, "is_causal", True):
+        raise ModelError(f"{type(module).__name__} is not causal attention with a layer number; it cannot be run")
+    return card_pass.attend(int(layer), query, key, value, scaling, softcap), None
+
+
+class GenericDecoder:
+    """Runs a transformers model's own forward with our attention; the model is unchanged between passes."""
+
+    def __init__(self, model: PreTrainedModel, max_model_len: int) -> None:
+        self.model = model
+        config = model.config.get_text_config()
+        AttentionInterface.register(ATTENTION_NAME, _attention)
+        own: dict[int, Any] = {id(m.config): m.config for m in model.modules() if hasattr(m, "config")}
+        self._configs = list(own.values())
+        self._selects_rows = "logits_to_keep" in inspect.signature(model.forward).parameters
+        self.windows = layer_windows(config, max_model_len)
+        probe = _Probe()
+        with self._attention_taken_over():
+            token = torch.zeros((1, 1), dtype=torch.long, device=model.device)
+            logits = model(input_ids=token, position_ids=token, use_cache=False, card_pass=probe).logits
+        self.layout = probe.layout(config.num_hidden_layers, type(model).__name__)
+        self.group = probe.groups.pop()
+        self.needs_bias = probe.has_softcap
+        self.vocab_size = int(logits.shape[-1])
+
+    @contextmanager
+    def _attention_taken_over(self) -> Iterator[None]:
+        before = [config._attn_implementation for config in self._configs]
+        try:
+            for config in self._configs:
+                config._attn_implementation_internal = ATTENTION_NAME
+            yield
+        finally:
+            for config, implementation in zip(self._configs, before, strict=True):
+                config._attn_implementation_internal = implementation
+
+    def forward(
+        self, token_ids: Tensor, positions: Tensor, steps: Sequence[SequencePass], logits_rows: Tensor | slice
+    ) -> Tensor:
+        """Return logits [rows, V] of the chosen rows of the pass; token_ids and positions are [sum T] int64."""
+        extra: dict[str, Any] = {"card_pass": _Pass(steps, self.windows)}
+        if self._selects_rows and isinstance(logits_rows, Tensor):
+            extra["logits_to_keep"] = logits_rows
+            logits_rows = slice(None)
+        elif self._selects_rows and logits_rows.start:
+            extra["logits_to_keep"] = len(token_ids) - int(logits_rows.start)
+            logits_rows = slice(None)
+        with self._attention_taken_over():
+            out = self.model(input_ids=token_ids[None], position_ids=positions[None], use_cache=False, **extra)
+        logits: Tensor = out.logits[0]
+        return logits[logits_rows]

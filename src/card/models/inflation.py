@@ -1,0 +1,219 @@
+"""Cost inflation: the same function at a larger model's price, for honest timing without the larger model's weights.
+
+The residual stream of the inflated model holds n copies of the original one. The mean that RMSNorm takes over n copies
+is the mean over one, so its weight is repeated and nothing is compensated: the construction is exact for any n (up to
+the order of floating-point sums). Embeddings and output projections write every copy, input projections and the output
+head read the first. Added heads and MLP rows have zero columns in the output projections, added layers have output
+projections of zero. What cannot reach the result is random, everything else that was added is zero.
+
+The alternative, zeros in the added width, makes RMSNorm's mean n times too small: its weight then takes a factor
+1/sqrt(n) and its epsilon 1/n, which floating point represents exactly only where n is a power of four.
+
+Time is what is inflated and nothing else: an inflated model says in its config what it was made from.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import itertools
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
+
+from card.errors import ModelError, SettingsError
+from card.models.loading import parameter_count
+
+TOLERANCE = 0.01  # largest relative difference between the parameters asked for and those made
+_MLP_MULTIPLES = (64, 8, 1)  # rounding of the MLP width: the coarsest that keeps the tolerance
+_MOST_ADDED_LAYERS = 128
+_UNITS = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InflatedShape:
+    """How large an inflated model is."""
+
+    copies: int  # n: its width over the original one, and its heads over the original ones
+    layers: int
+    mlp_width: int
+
+
+def parse_parameter_count(text: str | int) -> int:
+    """Return the number of parameters that ``text`` names: "300M", "1.5B", "90_000_000", an int.
+
+    Raises: SettingsError if it is not a positive number with K, M, B or no unit.
+    """
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMB]?)", str(text).strip().replace("_", "").upper())
+    number = round(float(match[1]) * _UNITS[match[2]]) if match else 0
+    if number < 1:
+        raise SettingsError(f"a parameter count is a positive number such as 300M, 1.5B or 90000000, got {text!r}")
+    return number
+
+
+def inflated_from(model: PreTrainedModel) -> int | None:
+    """Return how many parameters the model had before it was inflated; None for a model that was not."""
+    return getattr(model.config, "inflated_from", None)
+
+
+def inflate(model: PreTrainedModel, num_parameters: int, *, seed: int = 0) -> LlamaForCausalLM:
+    """Return a model with the same logits and about ``num_parameters``, on the same device, in the same dtype.
+
+    The output head is no longer tied to the embeddings once the width grows; it counts.
+
+    Raises: ModelError for another architecture than Llama; SettingsError if ``num_parameters`` is fewer than it has.
+    """
+    llama = _as_llama(model)
+    if num_parameters < parameter_count(llama):
+        raise SettingsError(
+            f"an inflated model cannot be smaller than its original: asked for {num_parameters:,} parameters, "
+            f"the model has {parameter_count(llama):,}"
+        )
+    return inflate_to_shape(llama, choose_shape(llama.config, num_parameters), seed=seed)
+
+
+def choose_shape(config: LlamaConfig, num_parameters: int) -> InflatedShape:
+    """Return the shape, within 1 % of ``num_parameters``, that looks most like a model one would train at that size.
+
+    That is: the MLP as wide against the residual stream as in the original, and layers growing with the cube root of the
+    width. ``num_parameters`` is at least the original's.
+    """
+    width_ratio = config.intermediate_size / config.hidden_size
+
+    def oddness(shape: InflatedShape) -> float:
+        wanted_layers = config.num_hidden_layers * shape.copies ** (1 / 3)
+        mlp_ratio = shape.mlp_width / (shape.copies * config.hidden_size)
+        return abs(math.log(shape.layers / wanted_layers)) + 2 * abs(math.log(mlp_ratio / width_ratio))
+
+    return min(_possible_shapes(config, num_parameters), key=oddness)
+
+
+def count_parameters(config: LlamaConfig, shape: InflatedShape) -> int:
+    """Return how many parameters a Llama model of this config has once it is inflated to ``shape``."""
+    hidden = config.hidden_size * shape.copies
+    query = config.num_attention_heads * shape.copies * _head_dim(config)
+    key_value = _num_key_value_heads(config) * shape.copies * _head_dim(config)
+    attention = 2 * hidden * (query + key_value) + config.attention_bias * (query + 2 * key_value + hidden)
+    mlp = 3 * hidden * shape.mlp_width + config.mlp_bias * (2 * shape.mlp_width + hidden)
+    num_embeddings = 1 if _is_tied(config, shape) else 2
+    return (num_embeddings * config.vocab_size + 1) * hidden + shape.layers * (attention + mlp + 2 * hidden)
+
+
+def inflate_to_shape(model: PreTrainedModel, shape: InflatedShape, *, seed: int = 0) -> LlamaForCausalLM:
+    """Return a model of ``shape`` with the same logits.
+
+    Raises: ModelError for another architecture than Llama; SettingsError if the shape is smaller than the model.
+    """
+    llama = _as_llama(model)
+    own = llama.config
+    if shape.copies < 1 or shape.layers < own.num_hidden_layers or shape.mlp_width < own.intermediate_size:
+        raise SettingsError(
+            f"an inflated model needs copies of 1 or more, {own.num_hidden_layers} or more layers and an mlp_width of "
+            f"{own.intermediate_size} or more, got {shape}"
+        )
+    with torch.device("meta"):
+        inflated = LlamaForCausalLM(_inflated_config(llama, shape))
+    source = llama.state_dict()
+    generator = torch.Generator(llama.device).manual_seed(seed)
+    weights = {
+        name: _inflated_weight(name, source.get(name), empty.shape, shape.copies, llama, generator)
+        for name, empty in inflated.named_parameters()
+    }
+    inflated.load_state_dict(weights, strict=False, assign=True)  # a tied head is not among the parameters
+    inflated.tie_weights()
+    inflated.model.rotary_emb = copy.deepcopy(llama.model.rotary_emb)  # its buffers are in no state dict
+    inflated.generation_config = copy.deepcopy(llama.generation_config)
+    inflated.requires_grad_(False).train(False)
+    return inflated
+
+
+def _as_llama(model: PreTrainedModel) -> LlamaForCausalLM:
+    if not isinstance(model, LlamaForCausalLM):
+        raise ModelError(f"only Llama models can be inflated, got {type(model).__name__}; leave the inflation out")
+    return model
+
+
+def _head_dim(config: LlamaConfig) -> int:
+    return int(config.head_dim or config.hidden_size // config.num_attention_heads)
+
+
+def _num_key_value_heads(config: LlamaConfig) -> int:
+    return int(config.num_key_value_heads or config.num_attention_heads)
+
+
+def _is_tied(config: LlamaConfig, shape: InflatedShape) -> bool:
+    return bool(config.tie_word_embeddings) and shape.copies == 1  # n copies in the head would give n times the logits
+
+
+def _possible_shapes(config: LlamaConfig, num_parameters: int) -> Iterator[InflatedShape]:
+    """Yield, for each width and depth, the shape whose MLP width comes closest, if it is within the tolerance."""
+    most = num_parameters * (1 + TOLERANCE)
+    depths = range(config.num_hidden_layers, config.num_hidden_layers + _MOST_ADDED_LAYERS + 1)
+    for copies in itertools.count(1):
+        for layers in depths:
+            narrow = InflatedShape(copies=copies, layers=layers, mlp_width=config.intermediate_size)
+            if count_parameters(config, narrow) > most:
+                break
+            yield from _widened(config, narrow, num_parameters)
+        if layers == depths[0]:  # even the shallowest of this width was too large
+            return
+
+
+def _widened(config: LlamaConfig, narrow: InflatedShape, num_parameters: int) -> list[InflatedShape]:
+    """Return ``narrow`` with the MLP width that fits ``num_parameters``; empty if none is within the tolerance."""
+    num_narrow = count_parameters(config, narrow)
+    step = count_parameters(config, dataclasses.replace(narrow, mlp_width=narrow.mlp_width + 1)) - num_narrow
+    exact = narrow.mlp_width + (num_parameters - num_narrow) / step
+    for multiple in _MLP_MULTIPLES:
+        shape = dataclasses.replace(narrow, mlp_width=max(narrow.mlp_width, multiple * round(exact / multiple)))
+        if abs(count_parameters(config, shape) - num_parameters) <= TOLERANCE * num_parameters:
+            return [shape]
+    return []
+
+
+def _inflated_config(model: LlamaForCausalLM, shape: InflatedShape) -> LlamaConfig:
+    config = copy.deepcopy(model.config)
+    config.head_dim = _head_dim(config)
+    config.hidden_size *= shape.copies
+    config.num_attention_heads *= shape.copies
+    config.num_key_value_heads = _num_key_value_heads(model.config) * shape.copies
+    config.intermediate_size = shape.mlp_width
+    config.num_hidden_layers = shape.layers
+    config.tie_word_embeddings = _is_tied(model.config, shape)
+    config.inflated_from = inflated_from(model) or parameter_count(model)
+    return config
+
+
+def _inflated_weight(
+    name: str, source: Tensor | None, size: torch.Size, copies: int, model: LlamaForCausalLM, generator: torch.Generator
+) -> Tensor:
+    """Return the parameter ``name`` of the inflated model; ``source`` is the original one, None in an added layer."""
+    new = torch.zeros(size, dtype=model.dtype, device=model.device)
+    layer_part = name.split(".")[-2]
+    if source is None:
+        if "norm" in layer_part:
+            return new.fill_(1.0)
+        if layer_part in ("o_proj", "down_proj") or name.endswith("bias"):
+            return new  # the layer adds nothing
+        return _fill_randomly(new, model.config.initializer_range, generator)
+    if "norm" in layer_part or (layer_part in ("o_proj", "down_proj") and name.endswith("bias")):
+        return source.repeat(copies)
+    if layer_part == "embed_tokens":
+        return source.repeat(1, copies)
+    if layer_part in ("o_proj", "down_proj"):
+        new[:, : source.shape[1]] = source.repeat(copies, 1)
+        return new
+    # What reads the residual stream: q, k, v, gate and up projections with their biases, and the output head.
+    _fill_randomly(new[source.shape[0] :], model.config.initializer_range, generator)
+    new[tuple(slice(length) for length in source.shape)] = source
+    return new
+
+
+def _fill_randomly(part: Tensor, std: float, generator: torch.Generator) -> Tensor:
+    bound = math.sqrt(3) * std
+    return part.uniform_(-bound, bound, generator=generator)

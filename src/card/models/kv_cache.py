@@ -1,0 +1,215 @@
+"""Row-wise KV caches: what each row of a sequence may see (NumPy), and its keys and values (one tensor)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from card.errors import CapacityError, ModelError
+from card.models.protocol import NO_PARENT
+
+BIAS_ALIGNMENT = 8  # CUDA attention kernels copy a mask whose rows do not start at multiples of this
+
+IntArray = npt.NDArray[np.int64]
+BoolArray = npt.NDArray[np.bool_]
+FloatArray = npt.NDArray[np.float32]
+
+
+class RowTree:
+    """Parents, positions and ancestors of the rows of one sequence.
+
+    Rows 0 .. num_prefix_rows - 1 are a chain and need no matrix: each sees all rows up to itself. A later row (a tree
+    row) sees the first ``_num_visible`` rows of that chain, and the tree rows that ``_ancestors`` names.
+    """
+
+    def __init__(self, max_rows: int) -> None:
+        self.max_rows = max_rows
+        self.num_rows = 0
+        self.num_prefix_rows = 0
+        self._parents = np.empty(max_rows, np.int64)
+        self._positions = np.empty(max_rows, np.int64)
+        self._num_visible = np.empty(max_rows, np.int64)  # of tree rows only
+        self._ancestors: BoolArray = np.zeros((0, 0), np.bool_)  # [tree row, tree row], itself included; grows
+
+    def positions(self, start: int = 0) -> IntArray:
+        """Return the positions (numbers of ancestors) of rows ``start`` .. num_rows - 1, as a view."""
+        return self._positions[start : self.num_rows]
+
+    def append(self, parents: IntArray) -> None:
+        """Add a row for each parent. Raises: CapacityError, ModelError (a parent is not an earlier row); nothing changed then."""
+        start, stop = self.num_rows, self.num_rows + len(parents)
+        if stop > self.max_rows:
+            raise CapacityError(
+                f"the sequence holds {start} rows and {len(parents)} more were asked for; at most {self.max_rows} fit:"
+                " drop rows with keep(), or set a larger max_model_len or max_tree_rows"
+            )
+        previous = np.arange(start - 1, stop - 1)
+        illegal = (parents > previous) | (parents < NO_PARENT)
+        if illegal.any():
+            i = int(illegal.argmax())
+            raise ModelError(
+                f"row {start + i} has parent {parents[i]}; a parent is {NO_PARENT} (none) or a row before its child"
+            )
+        num_chained = 0
+        if self.num_prefix_rows == start:  # no tree rows yet: a chain on the chain only makes it longer
+            is_chained = parents == previous
+            num_chained = len(parents) if is_chained.all() else int(is_chained.argmin())
+            self.num_prefix_rows = self.num_rows = start + num_chained
+            self._parents[start : self.num_rows] = parents[:num_chained]
+            self._positions[start : self.num_rows] = previous[:num_chained] + 1
+        if num_chained < len(parents):
+            self._append_tree(parents[num_chained:])
+
+    def _append_tree(self, parents: IntArray) -> None:
+        prefix = self.num_prefix_rows
+        self._reserve(self.num_rows + len(parents) - prefix)
+        while len(parents):
+            first = self.num_rows
+            is_new = parents >= first
+            num_run = int(is_new.argmax()) if is_new.any() else len(parents)  # rows whose parents all exist by now
+            run, parents, last = parents[:num_run], parents[num_run:], first + num_run
+            in_tree = run >= prefix
+            self._parents[first:last] = run
+            self._positions[first:last] = np.where(run == NO_PARENT, 0, self._positions[run] + 1)
+            self._num_visible[first:last] = np.where(in_tree, self._num_visible[run], run + 1)
+            block = self._ancestors[first - prefix : last - prefix]
+            block[:] = False
+            block[in_tree] = self._ancestors[run[in_tree] - prefix]
+            block[np.arange(num_run), np.arange(first - prefix, last - prefix)] = True
+            self.num_rows = last
+
+    def _reserve(self, num_tree_rows: int) -> None:
+        held = len(self._ancestors)
+        if num_tree_rows > held:
+            size = max(num_tree_rows, 2 * held, 64)
+            grown = np.zeros((size, size), np.bool_)
+            grown[:held, :held] = self._ancestors
+            self._ancestors = grown
+
+    def truncate(self, num_rows: int) -> None:
+        """Drop all rows from ``num_rows`` on."""
+        self.num_rows = num_rows
+        self.num_prefix_rows = min(self.num_prefix_rows, num_rows)
+
+    def keep(self, num_first_rows: int, rows: IntArray) -> None:
+        """Keep the first rows and then ``rows``, renumbered. Raises: ModelError (see `KVCache.keep`); nothing changed then."""
+        if not 0 <= num_first_rows <= self.num_rows:
+            raise ModelError(f"keep() was asked for the first {num_first_rows} rows of a sequence of {self.num_rows}")
+        parents = self._parents[rows] if len(rows) and int(rows.max()) < self.num_rows else rows[:0]
+        if len(parents) != len(rows) or (np.diff(rows, prepend=num_first_rows - 1) < 1).any():
+            raise ModelError(
+                f"keep() was asked for rows {rows.tolist()} beyond the first {num_first_rows} of {self.num_rows};"
+                " they must ascend and exist"
+            )
+        place = np.searchsorted(rows, parents)
+        is_moved = parents >= num_first_rows
+        is_orphan = is_moved & (rows[np.minimum(place, len(rows) - 1)] != parents)
+        if is_orphan.any():
+            i = int(is_orphan.argmax())
+            raise ModelError(f"keep() was asked for row {rows[i]} without its parent {parents[i]}; keep whole paths")
+        self.truncate(num_first_rows)
+        self.append(np.where(is_moved, num_first_rows + place, parents))
+
+    def bias(self, start: int, window: int | None = None) -> FloatArray | None:
+        """Return what rows ``start`` .. num_rows - 1 must not see, to be added to attention scores.
+
+        Args:
+            window: a row sees an ancestor only if their positions differ by less than this; None sees all.
+        Returns: [T, S rounded up to BIAS_ALIGNMENT] float32, 0 where visible and -inf elsewhere; None if T is 1 and
+            the row sees all rows.
+        """
+        prefix, stop = self.num_prefix_rows, self.num_rows
+        positions = self._positions[start:stop]
+        is_windowed = window is not None and int(positions.max()) >= window
+        if stop - start == 1 and positions[0] == start and not is_windowed:
+            return None
+        width = -(-stop // BIAS_ALIGNMENT) * BIAS_ALIGNMENT
+        bias = np.zeros((stop - start, width), np.float32)
+        visible = np.arange(start + 1, stop + 1)
+        first_tree_row = max(start, prefix)
+        visible[first_tree_row - start :] = self._num_visible[first_tree_row:stop]
+        fewest = int(visible.min())
+        if fewest < prefix:
+            bias[:, fewest:prefix][np.arange(fewest, prefix) >= visible[:, None]] = -np.inf
+        bias[:, prefix:] = -np.inf
+        if first_tree_row < stop:
+            ancestors = self._ancestors[first_tree_row - prefix : stop - prefix, : stop - prefix]
+            bias[first_tree_row - start :, prefix:stop][ancestors] = 0.0
+        if is_windowed:
+            bias[:, :stop][positions[:, None] - self._positions[:stop] >= window] = -np.inf
+        return bias
+
+
+@dataclass(frozen=True, slots=True)
+class KVLayout:
+    """What one row of the cache holds."""
+
+    num_layers: int
+    num_kv_heads: int
+    head_size: int
+    dtype: torch.dtype
+    device: torch.device
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceRows:
+    """One sequence: what its rows may see, and their keys and values."""
+
+    tree: RowTree
+    kv: Tensor  # [L, 2, Hkv, max_rows, D]: keys and values of all layers
+
+
+class KVCache:
+    """The sequences of one model, each in a slot of fixed size; a closed slot is used again."""
+
+    def __init__(self, layout: KVLayout, max_rows: int) -> None:
+        self.layout = layout
+        self.max_rows = max_rows
+        self._slots: dict[int, SequenceRows] = {}
+        self._free: list[tuple[int, Tensor]] = []
+        self._num_slots = 0
+
+    def open(self) -> int:
+        """Start an empty sequence and return its slot."""
+        if self._free:
+            slot, kv = self._free.pop()
+        else:
+            of = self.layout
+            shape = (of.num_layers, 2, of.num_kv_heads, self.max_rows, of.head_size)
+            slot, kv = self._num_slots, torch.empty(shape, dtype=of.dtype, device=of.device)
+            self._num_slots += 1
+        self._slots[slot] = SequenceRows(RowTree(self.max_rows), kv)
+        return slot
+
+    def close(self, slot: int) -> None:
+        """Drop a sequence; its memory serves the next one. Raises: ModelError if the slot is not open."""
+        self._free.append((slot, self[slot].kv))
+        del self._slots[slot]
+
+    def __getitem__(self, slot: int) -> SequenceRows:
+        """Return the sequence in ``slot``. Raises: ModelError if it is not open."""
+        try:
+            return self._slots[slot]
+        except KeyError:
+            raise ModelError(f"slot {slot} is not open; open slots: {sorted(self._slots)}") from None
+
+    def keep(self, slot: int, num_prefix_rows: int, rows: Sequence[int] = ()) -> None:
+        """Keep rows 0 .. num_prefix_rows - 1 and then ``rows``, in this order; drop the rest.
+
+        Rows that stay where they are are not copied; the others move in one gather and one write for all layers.
+        Raises: ModelError if rows do not exist or ascend, or a kept row's parent is not kept; nothing changed then.
+        """
+        sequence = self[slot]
+        kept = np.asarray(rows, np.int64)
+        sequence.tree.keep(num_prefix_rows, kept)
+        num_still = int((kept == np.arange(num_prefix_rows, num_prefix_rows + len(kept))).sum())  # a leading run
+        if num_still < len(kept):
+            moved = torch.from_numpy(kept[num_still:]).to(sequence.kv.device)
+            first = num_prefix_rows + num_still
+            scratch = sequence.kv.index_select(3, moved)
+            sequence.kv.narrow(3, first, len(moved)).copy_(scratch)

@@ -1,0 +1,268 @@
+"""Load causal language models and tokenizers from a folder, the hub or the package, with errors of one clear line."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub
+import torch
+from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, HFValidationError, RepositoryNotFoundError
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers.utils import logging as transformers_logging
+
+from card.errors import ModelError, VocabularyError
+from card.models.demo import DEMO_NAMES, demo_folder
+from card.models.text import check_tokenizers_fit
+
+_HUB_TIMEOUT_S = 10.0
+_HTTP_ERROR: Any = HfHubHTTPError.__bases__[0]  # of the HTTP client that the hub's client is built on
+_DTYPES = {
+    "float64": torch.float64,
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "fp32": torch.float32,
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedPair:
+    """A target, perhaps a draft for it, and what they share."""
+
+    target: PreTrainedModel
+    draft: PreTrainedModel | None
+    tokenizer: PreTrainedTokenizerBase  # the target's
+    end_token_ids: frozenset[int]  # of the target
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """Where a model is read from."""
+
+    name: str  # as the user wrote it
+    path: str  # a folder, or a name on the hub
+    is_local: bool  # read from disk only: a folder, or a hub model that only the local cache can give
+    hub_problem: str = ""  # why the hub cannot be asked
+
+    @property
+    def options(self) -> dict[str, bool]:
+        return {"local_files_only": self.is_local, "trust_remote_code": False}
+
+
+def load_model(
+    name_or_path: str | Path, *, dtype: str | torch.dtype = "auto", device: str | torch.device = "cpu"
+) -> PreTrainedModel:
+    """Load a causal language model, ready for inference.
+
+    Args:
+        name_or_path: a folder, a name on the hub, or "demo-target" or "demo-draft". For a folder no network is used.
+        dtype: "auto" as stored, or "float32", "bfloat16", "float16", "float64".
+        device: "cpu", "cuda", "cuda:1", "mps".
+    Raises: ModelError, one line, if it cannot be found, read or placed, or is no causal language model.
+    """
+    wanted_dtype, wanted_device = _parse_dtype(dtype), _parse_device(device)
+    loader: Any = AutoModelForCausalLM
+    with _quiet():
+        source = _find(str(name_or_path))
+        config = _read_config(source)
+        with _explained(source, "the weights of {} cannot be read"):
+            model, report = loader.from_pretrained(
+                source.path, config=config, dtype=wanted_dtype, output_loading_info=True, **source.options
+            )
+        missing = sorted(report["missing_keys"])
+        if missing:
+            raise ModelError(
+                f"the weights of {source.name} are incomplete: {len(missing)} tensors are missing, the first is "
+                f"{missing[0]}; copy or download the model again"
+            )
+        with _explained(source, "{} cannot be moved to " + str(wanted_device)):
+            model.to(wanted_device)
+    loaded: PreTrainedModel = model.requires_grad_(False).train(False)
+    return loaded
+
+
+def load_tokenizer(name_or_path: str | Path) -> PreTrainedTokenizerBase:
+    """Load the tokenizer of a model; names as in `load_model`.
+
+    Raises: ModelError, one line, if there is none or it cannot be read.
+    """
+    with _quiet():
+        source = _find(str(name_or_path))
+        with _explained(source, "the tokenizer of {} is missing or cannot be read"):
+            tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(source.path, **source.options)
+    return tokenizer
+
+
+def load_pair(
+    target: str | Path,
+    draft: str | Path | None = None,
+    *,
+    dtype: str | torch.dtype = "auto",
+    target_device: str | torch.device = "cpu",
+    draft_device: str | torch.device = "cpu",
+) -> LoadedPair:
+    """Load a target, its tokenizer and perhaps a draft whose tokenizer must fit.
+
+    Raises: ModelError as `load_model`; VocabularyError if draft and target do not share one tokenizer.
+    """
+    tokenizer = load_tokenizer(target)
+    draft_tokenizer = load_tokenizer(draft) if draft is not None else None
+    target_model = load_model(target, dtype=dtype, device=target_device)
+    draft_model = load_model(draft, dtype=dtype, device=draft_device) if draft is not None else None
+    if draft_model is not None and draft_tokenizer is not None:
+        sizes = vocab_size(target_model), vocab_size(draft_model)
+        try:
+            check_tokenizers_fit(tokenizer, draft_tokenizer, *sizes)
+        except VocabularyError as error:
+            raise VocabularyError(f"draft {draft} does not fit target {target}: {error}") from error
+    return LoadedPair(target_model, draft_model, tokenizer, end_token_ids(target_model, tokenizer))
+
+
+def parameter_count(model: torch.nn.Module) -> int:
+    """Return the number of parameters; a tensor used twice (tied embeddings) counts once."""
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def vocab_size(model: PreTrainedModel) -> int:
+    """Return V, the number of token ids that the model has logits for; padding rows included."""
+    return int(model.config.get_text_config().vocab_size)
+
+
+def end_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = None) -> frozenset[int]:
+    """Return the ids that end a text by the config, the generation config or the tokenizer."""
+    stated = [
+        model.config.get_text_config().eos_token_id,
+        getattr(model.generation_config, "eos_token_id", None),
+        getattr(tokenizer, "eos_token_id", None),
+    ]
+    ids: set[int] = set()
+    for one in stated:
+        ids.update(one if isinstance(one, list | tuple) else [] if one is None else [one])
+    return frozenset(ids)
+
+
+def _find(name: str) -> _Source:
+    """Return where ``name`` leads. Raises: ModelError if it is a path that is no model folder."""
+    if name in DEMO_NAMES:
+        return _Source(name, str(demo_folder(DEMO_NAMES[name])), is_local=True)
+    folder = Path(name).expanduser()
+    looks_like_path = re.match(r"[./~\\]|[A-Za-z]:[\\/]", name) or name.endswith("/") or name.count("/") > 1
+    if name and (looks_like_path or folder.exists()):
+        if not folder.exists():
+            raise ModelError(f"there is no folder {name}; give a model folder, or a name on the hub")
+        if not (folder / "config.json").is_file():
+            what = "holds no config.json" if folder.is_dir() else "is a file"
+            raise ModelError(f"{name} {what}, so it is no model folder; give a folder saved by transformers")
+        return _Source(name, str(folder), is_local=True)
+    problem = _hub_problem(name)
+    return _Source(name, name, is_local=bool(problem), hub_problem=problem)
+
+
+def _hub_problem(name: str) -> str:
+    """Return in a few words why the hub cannot give ``name``; empty if it can. Asks once, without retries."""
+    try:
+        huggingface_hub.HfApi().model_info(name, timeout=_HUB_TIMEOUT_S)
+    except GatedRepoError:
+        return "it is gated: accept its licence there and log in with `hf auth login`"
+    except RepositoryNotFoundError:
+        return "there is no such public model; a private one needs `hf auth login`"
+    except HFValidationError:
+        return "this is not a valid name there"
+    except (OSError, _HTTP_ERROR) as error:
+        return _in_few_words(error)
+    return ""
+
+
+def _read_config(source: _Source) -> PreTrainedConfig:
+    """Return the config. Raises: ModelError if it cannot be read or is not that of a causal language model."""
+    with _explained(source, "the config of {} cannot be used"):
+        config: PreTrainedConfig = AutoConfig.from_pretrained(source.path, **source.options)
+    architectures = config.architectures or []
+    known = set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values())
+    is_causal = type(config) in MODEL_FOR_CAUSAL_LM_MAPPING and not getattr(config, "is_encoder_decoder", False)
+    if not is_causal or (architectures and not known.intersection(architectures)):
+        raise ModelError(
+            f"{source.name} is no causal language model but {', '.join(architectures) or config.model_type}; "
+            "give a model that continues text"
+        )
+    return config
+
+
+@contextlib.contextmanager
+def _explained(source: _Source, what: str) -> Iterator[None]:
+    """Turn whatever a loader raises into a ModelError; ``what`` has a place for the model's name."""
+    try:
+        yield
+    except (
+        Exception
+    ) as error:  # transformers, safetensors, tokenizers and pickle raise almost anything, Exception itself too
+        if source.hub_problem:
+            raise ModelError(
+                f"{source.name} is neither a folder here nor in the local cache, and the hub cannot be used: "
+                f"{source.hub_problem}; give a model folder, or check the name and the connection"
+            ) from error
+        raise ModelError(f"{what.format(source.name)}: {_in_few_words(error)}") from error
+
+
+def _in_few_words(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    words = lines[0] if lines else type(error).__name__
+    return words if len(words) <= 200 else words[:200] + "..."
+
+
+def _parse_dtype(dtype: str | torch.dtype) -> str | torch.dtype:
+    if dtype == "auto" or (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+        return dtype
+    if dtype not in _DTYPES:
+        raise ModelError(f"unknown dtype {str(dtype)!r}; allowed: auto, {', '.join(_DTYPES)}")
+    return _DTYPES[str(dtype)]
+
+
+def _parse_device(device: str | torch.device) -> torch.device:
+    num_cuda = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    allowed = ["cpu", *(f"cuda:{idx}" for idx in range(num_cuda))] + ["mps"] * torch.backends.mps.is_available()
+    try:
+        parsed = torch.device(device)
+    except RuntimeError:
+        parsed = None
+    is_there = parsed is not None and (
+        (parsed.type == "cuda" and (parsed.index or 0) < num_cuda) or (parsed.type in allowed and not parsed.index)
+    )
+    if parsed is None or not is_there:
+        raise ModelError(f"device {str(device)!r} is not available here; allowed: {', '.join(allowed)}")
+    return parsed
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Silence the loaders' logging and progress bars, which are settings of the whole process, and restore them."""
+    loggers = [logging.getLogger(name) for name in ("transformers", "huggingface_hub")]
+    levels = [logger.level for logger in loggers]
+    had_bars = transformers_logging.is_progress_bar_enabled()
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    try:
+        yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+        if had_bars:
+            transformers_logging.enable_progress_bar()  # type: ignore[no-untyped-call]

@@ -1,0 +1,63 @@
+"""What the engine asks of a language model: logits for new tokens with parents, and row operations on its KV cache."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+NO_PARENT = -1  # parent of a sequence's first token
+
+
+@dataclass(frozen=True, slots=True)
+class Extension:
+    """New tokens of one sequence for one forward call.
+
+    A sequence holds rows 0, 1, 2, ... in its KV cache, one per token, each with a parent row; a chain is the tree in
+    which row i has parent i - 1. A token sees itself and its ancestors, and its position is the number of its ancestors.
+    """
+
+    slot: int  # which sequence, as returned by `open`
+    token_ids: Sequence[int]  # [T]; they become rows num_rows, num_rows + 1, ... in this order
+    parents: Sequence[int]  # [T] parent row of each: NO_PARENT, a row held already, or an earlier row of this call
+    first_logits_idx: int = 0  # logits are returned for token_ids[first_logits_idx:]
+
+
+class LanguageModel(Protocol):
+    """A causal language model with row-wise control over its KV caches. It never decides anything."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of token ids; V below."""
+
+    @property
+    def max_model_len(self) -> int:
+        """Most positions of one sequence; a token's position is below this."""
+
+    @property
+    def max_rows(self) -> int:
+        """Most rows of one sequence: max_model_len and room for a tree."""
+
+    def open(self) -> int:
+        """Start an empty sequence and return its slot."""
+
+    def close(self, slot: int) -> None:
+        """Drop a sequence and free its rows."""
+
+    def num_rows(self, slot: int) -> int:
+        """Return how many rows the sequence holds."""
+
+    def forward(self, extensions: Sequence[Extension]) -> list[Tensor]:
+        """Run the new tokens of several sequences in one pass and append their rows.
+
+        Returns: per extension [T - first_logits_idx, V] floating logits on the model's device.
+        Raises: CapacityError if rows or positions do not suffice; nothing has changed then.
+        """
+
+    def keep(self, slot: int, num_prefix_rows: int, rows: Sequence[int] = ()) -> None:
+        """Keep rows 0 .. num_prefix_rows - 1 and then ``rows`` (ascending, each beyond the prefix), in this order; drop the rest.
+
+        The kept rows are renumbered without gaps; every parent of a kept row must be kept too.
+        """

@@ -1,0 +1,241 @@
+"""Between text and token ids: prompts in, streamed text out, stop strings, and whether two tokenizers fit."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import jinja2
+from transformers import PreTrainedTokenizerBase
+
+from card.errors import PromptError, VocabularyError
+
+REPLACEMENT = "\ufffd"  # what a decoder writes for bytes that are no valid UTF-8
+_MOST_WINDOW_TOKENS = 32  # a longer window is cut
+_KEPT_WINDOW_TOKENS = 12  # to this many; 4 bytes already fix the decoder's state
+_BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")  # how SentencePiece vocabularies name a single byte
+
+
+def encode_prompt(tokenizer: PreTrainedTokenizerBase, prompt: str) -> list[int]:
+    """Return the token ids of a plain prompt, with the special tokens that the tokenizer adds.
+
+    Raises: PromptError if the prompt is empty, not a string or not valid text.
+    """
+    _check_text(prompt, "the prompt")
+    if not prompt:
+        raise PromptError("the prompt is empty; give at least one character")
+    return _checked_ids(tokenizer(prompt, verbose=False)["input_ids"])
+
+
+def encode_chat(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Mapping[str, str]]) -> list[int]:
+    """Return the token ids of a conversation in the tokenizer's chat template, up to where the answer starts.
+
+    Args:
+        messages: each with "role" and "content", the oldest first; the last one is not empty.
+    Raises: PromptError if the tokenizer has no chat template, or the template or we cannot use the messages.
+    """
+    if not messages:
+        raise PromptError(
+            'the conversation is empty; give at least one message such as {"role": "user", "content": "Hi"}'
+        )
+    for idx, message in enumerate(messages):
+        if not isinstance(message, Mapping) or not {"role", "content"} <= message.keys():
+            raise PromptError(f'message {idx} must have the keys "role" and "content", got {message!r}')
+        _check_text(message["role"], f"the role of message {idx}")
+        _check_text(message["content"], f"the content of message {idx}")
+    if not messages[-1]["content"]:
+        raise PromptError(f"message {len(messages) - 1}, the last one, is empty; give at least one character")
+    if not tokenizer.chat_template:
+        raise PromptError("the tokenizer has no chat template; give a plain prompt, or use a model made for chat")
+    try:
+        ids = tokenizer.apply_chat_template(
+            [dict(message) for message in messages],
+            tokenize=True,
+            add_generation_prompt=True,
+            return_dict=False,
+            tokenizer_kwargs={"verbose": False},
+        )
+    except jinja2.TemplateError as error:
+        raise PromptError(f"the model's chat template refuses the messages: {error}") from error
+    return _checked_ids(ids)
+
+
+def decode(tokenizer: PreTrainedTokenizerBase, token_ids: Iterable[int]) -> str:
+    """Return the text of ``token_ids`` without special tokens: what `Detokenizer` gives piece by piece."""
+    return str(tokenizer.decode(list(token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False))
+
+
+class Detokenizer:
+    """Turns token ids into text as they arrive; the pieces together are `decode` of all ids.
+
+    Only text that no later token can change is given out: an incomplete UTF-8 sequence waits for its end, and so does a
+    run of SentencePiece byte tokens, of which one broken byte spoils all. Each call decodes a short window of the
+    newest tokens. The window may be cut anywhere as long as its text after the cut stays the same: UTF-8 is
+    self-synchronising, so a decoder's state depends on the last four bytes only.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        self._tokenizer = tokenizer
+        self._silent_ids = _silent_ids(tokenizer)
+        self._window: list[int] = []
+        self._num_emitted = 0  # characters of the window's text given out already
+        self._cut_at = _MOST_WINDOW_TOKENS
+
+    def push(self, token_ids: Iterable[int]) -> str:
+        """Add tokens and return the text that is certain now; may be empty."""
+        token = ""
+        for token_id in token_ids:
+            if token_id in self._silent_ids:
+                continue
+            known: Any = self._tokenizer.convert_ids_to_tokens(token_id)
+            if known is not None:  # rows that only pad the embedding have no token and no text
+                token = known
+                self._window.append(token_id)
+        if not token or _BYTE_TOKEN.fullmatch(token):
+            return ""
+        text = decode(self._tokenizer, self._window)
+        return self._emit(text, len(text) - text.endswith(REPLACEMENT))
+
+    def flush(self) -> str:
+        """Return the text that was held back; call it once, after the last token."""
+        text = decode(self._tokenizer, self._window)
+        return self._emit(text, len(text))
+
+    def _emit(self, text: str, num_certain: int) -> str:
+        num_certain = max(num_certain, self._num_emitted)
+        piece = text[self._num_emitted : num_certain]
+        self._num_emitted = num_certain
+        if len(self._window) > self._cut_at:
+            self._cut(held_back=text[num_certain:])
+        return piece
+
+    def _cut(self, held_back: str) -> None:
+        window = self._window[-_KEPT_WINDOW_TOKENS:]
+        text = decode(self._tokenizer, window)
+        if text.endswith(held_back) and len(text) > len(held_back):  # a first token may lose its leading space
+            self._window, self._num_emitted = window, len(text) - len(held_back)
+            self._cut_at = _MOST_WINDOW_TOKENS
+        else:
+            self._cut_at = 2 * len(self._window)
+
+
+class StopStrings:
+    """Ends a streamed text before the first stop string, wherever the borders between its pieces are.
+
+    The first is the one that is complete first, and of two that end together the longer one: what reading character by
+    character finds. Text that may be the beginning of a stop string is held back.
+    """
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        """Take the stop strings, none of them empty; with none at all every text passes."""
+        self._stops = tuple(stops)
+        self._longest = max(map(len, self._stops), default=0)
+        self._held = ""
+        self._found: str | None = None
+
+    @property
+    def found(self) -> str | None:
+        """The stop string that ended the text; None while there is none."""
+        return self._found
+
+    def push(self, text: str) -> str:
+        """Add text and return what may be shown now; nothing more after a stop string."""
+        if self._found is not None:
+            return ""
+        text = self._held + text
+        matches = [(text.find(stop), stop) for stop in self._stops if stop in text]
+        if matches:
+            start, self._found = min(matches, key=lambda match: (match[0] + len(match[1]), match[0]))
+            self._held = ""
+            return text[:start]
+        num_held = next((n for n in range(min(self._longest - 1, len(text)), 0, -1) if self._may_begin(text[-n:])), 0)
+        self._held = text[len(text) - num_held :]
+        return text[: len(text) - num_held]
+
+    def flush(self) -> str:
+        """Return the text that was held back, after the last piece; empty after a stop string."""
+        held, self._held = self._held, ""
+        return held
+
+    def _may_begin(self, text: str) -> bool:
+        return any(stop.startswith(text) for stop in self._stops)
+
+
+def check_tokenizers_fit(
+    target_tokenizer: PreTrainedTokenizerBase,
+    draft_tokenizer: PreTrainedTokenizerBase,
+    target_vocab_size: int,
+    draft_vocab_size: int,
+) -> None:
+    """Check that each token id means the same to both models.
+
+    Rows of an embedding beyond the tokenizer's last id only pad it and may differ in number.
+
+    Args:
+        target_vocab_size, draft_vocab_size: rows of the models' embeddings.
+    Raises: VocabularyError that names the first difference: a token, their number, the bos or eos token, or an id for
+        which a model has no row.
+    """
+    target_tokens, draft_tokens = target_tokenizer.get_vocab(), draft_tokenizer.get_vocab()
+    if target_tokens != draft_tokens:
+        raise VocabularyError(
+            f"{_first_difference(target_tokens, draft_tokens)}; use two models that share one tokenizer"
+        )
+    for name in ("bos", "eos"):
+        in_target, in_draft = (getattr(t, f"{name}_token") for t in (target_tokenizer, draft_tokenizer))
+        if in_target != in_draft:
+            raise VocabularyError(
+                f"the {name} token is {in_target!r} in the target's tokenizer and {in_draft!r} in the draft's; "
+                "use two models of one kind (both chat models, or neither)"
+            )
+    num_ids = max(target_tokens.values(), default=-1) + 1
+    for role, vocab_size in (("target", target_vocab_size), ("draft", draft_vocab_size)):
+        if vocab_size < num_ids:
+            raise VocabularyError(
+                f"the {role} model has {vocab_size} embedding rows, its tokenizer has ids up to {num_ids - 1}; "
+                "use the tokenizer that belongs to the model"
+            )
+
+
+def _first_difference(target_tokens: Mapping[str, int], draft_tokens: Mapping[str, int]) -> str:
+    target_by_id = {token_id: token for token, token_id in target_tokens.items()}
+    draft_by_id = {token_id: token for token, token_id in draft_tokens.items()}
+    differing = (i for i in target_by_id.keys() | draft_by_id.keys() if target_by_id.get(i) != draft_by_id.get(i))
+    token_id = min(differing, default=None)
+    if token_id is None:  # one tokenizer has two names for an id
+        return f"the target's tokenizer has {len(target_tokens)} tokens, the draft's has {len(draft_tokens)}"
+    if token_id in target_by_id and token_id in draft_by_id:
+        in_target, in_draft = target_by_id[token_id], draft_by_id[token_id]
+        return f"token {token_id} is {in_target!r} in the target's tokenizer and {in_draft!r} in the draft's"
+    owner = "target" if token_id in target_by_id else "draft"
+    token = target_by_id.get(token_id, draft_by_id.get(token_id))
+    return (
+        f"the target's tokenizer has {len(target_tokens)} tokens, the draft's has {len(draft_tokens)}: "
+        f"only the {owner}'s has token {token_id} ({token!r})"
+    )
+
+
+def _silent_ids(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
+    """Return the ids that `decode` skips."""
+    if tokenizer.is_fast:
+        return frozenset(i for i, token in tokenizer.added_tokens_decoder.items() if token.special)
+    return frozenset(tokenizer.all_special_ids)
+
+
+def _check_text(text: object, what: str) -> None:
+    if not isinstance(text, str):
+        raise PromptError(f"{what} must be a string, got {type(text).__name__}")
+    surrogate = re.search(r"[\ud800-\udfff]", text)
+    if surrogate:
+        raise PromptError(
+            f"{what} is not valid text: lone surrogate {surrogate[0]!a} at character {surrogate.start()}; "
+            "decode the input as UTF-8 with errors='replace'"
+        )
+
+
+def _checked_ids(ids: Iterable[Any]) -> list[int]:
+    checked = [int(token_id) for token_id in ids]
+    if not checked:
+        raise PromptError("the tokenizer makes no token of the prompt; give more text")
+    return checked

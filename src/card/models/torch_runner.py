@@ -1,0 +1,202 @@
+"""`TorchRunner`: Hugging Face causal LMs behind the `LanguageModel` protocol."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from card.errors import CapacityError, ModelError
+from card.models.attention import SequencePass, sequence_pass
+from card.models.fused import FusedDecoder, reason_not_fusable
+from card.models.generic import GenericDecoder, require_rollback
+from card.models.kv_cache import IntArray, KVCache
+from card.models.protocol import Extension
+
+
+class TorchRunner:
+    """Runs a transformers causal LM on trees of tokens, several sequences of any length in one pass.
+
+    All new tokens of a pass share the linear layers as rows of one matrix; attention runs per sequence on its own KV
+    cache. Logits and caches are inference tensors: read them, or write to them only under ``torch.inference_mode``.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        *,
+        max_model_len: int,
+        max_tree_rows: int = 512,
+        fused: bool | None = None,
+    ) -> None:
+        """Take over ``model``, on the device and in the dtype that it has.
+
+        Args:
+            max_model_len: most positions of one sequence.
+            max_tree_rows: rows that a sequence may hold beyond max_model_len, for candidates.
+            fused: walk the decoder directly (Llama, Mistral, Qwen2, Qwen3) instead of through its modules; None does
+                so where it is possible.
+        Raises: ModelError if the model cannot be run row-wise, or not the way asked for.
+        """
+        require_rollback(model)
+        longest = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+        if max_model_len < 1 or max_tree_rows < 0 or (longest is not None and max_model_len > longest):
+            raise ModelError(
+                f"max_model_len must be 1 to {longest or 'any number'} and max_tree_rows 0 or more for"
+                f" {type(model).__name__}, got {max_model_len} and {max_tree_rows}"
+            )
+        model.eval()
+        reason = "not asked for" if fused is False else reason_not_fusable(model, max_model_len)
+        if fused and reason is not None:
+            raise ModelError(f"{type(model).__name__} cannot run fused: {reason}; leave fused at None")
+        self._decoder: FusedDecoder | GenericDecoder
+        with torch.inference_mode():
+            self._decoder = (GenericDecoder if reason else FusedDecoder)(model, max_model_len)
+        self._max_model_len = max_model_len
+        self._num_embeddings = int(model.get_input_embeddings().weight.shape[0])
+        self._windows = sorted(set(self._decoder.windows), key=lambda window: window or 0)  # None first
+        self._cache = KVCache(self._decoder.layout, max_model_len + max_tree_rows)
+
+    @property
+    def is_fused(self) -> bool:
+        """Whether the decoder is walked directly."""
+        return isinstance(self._decoder, FusedDecoder)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model computes; logits are there."""
+        return self._decoder.layout.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """What the model computes in."""
+        return self._decoder.layout.dtype
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of token ids; V of the logits."""
+        return self._decoder.vocab_size
+
+    @property
+    def max_model_len(self) -> int:
+        """Most positions of one sequence."""
+        return self._max_model_len
+
+    @property
+    def max_rows(self) -> int:
+        """Most rows of one sequence."""
+        return self._cache.max_rows
+
+    def open(self) -> int:
+        """Start an empty sequence and return its slot."""
+        with torch.inference_mode():
+            return self._cache.open()
+
+    def close(self, slot: int) -> None:
+        """Drop a sequence; its memory serves the next one. Raises: ModelError if the slot is not open."""
+        self._cache.close(slot)
+
+    def num_rows(self, slot: int) -> int:
+        """Return how many rows the sequence holds. Raises: ModelError if the slot is not open."""
+        return self._cache[slot].tree.num_rows
+
+    def positions(self, slot: int) -> IntArray:
+        """Return the position of each row, [S] int64. Raises: ModelError if the slot is not open."""
+        return self._cache[slot].tree.positions().copy()
+
+    def keep(self, slot: int, num_prefix_rows: int, rows: Sequence[int] = ()) -> None:
+        """Keep the first rows and then ``rows``, in this order; drop the rest. Raises: see `KVCache.keep`."""
+        with torch.inference_mode():
+            self._cache.keep(slot, num_prefix_rows, rows)
+
+    def forward(self, extensions: Sequence[Extension]) -> list[Tensor]:
+        """Run the new tokens of several sequences in one pass and append their rows.
+
+        Returns: per extension [T - first_logits_idx, V] in the model's dtype, on its device.
+        Raises: CapacityError if rows or positions do not suffice; ModelError for a token id outside the vocabulary, a
+            parent that is no earlier row, a slot named twice. Nothing has changed then.
+        """
+        if not extensions:
+            return []
+        held = [self.num_rows(extension.slot) for extension in extensions]
+        try:
+            with torch.inference_mode():
+                return self._forward(extensions)
+        except BaseException:
+            for extension, num_rows in zip(extensions, held, strict=True):
+                self._cache[extension.slot].tree.truncate(num_rows)
+            raise
+
+    def _forward(self, extensions: Sequence[Extension]) -> list[Tensor]:
+        token_ids = self._append(extensions)
+        steps: list[SequencePass] = []
+        positions: list[IntArray] = []
+        offset = 0
+        for extension in extensions:
+            sequence = self._cache[extension.slot]
+            num_new = len(extension.token_ids)
+            positions.append(sequence.tree.positions(sequence.tree.num_rows - num_new))
+            steps.append(
+                sequence_pass(
+                    sequence,
+                    offset=offset,
+                    num_new=num_new,
+                    group=self._decoder.group,
+                    windows=self._windows,
+                    needs_bias=self._decoder.needs_bias,
+                )
+            )
+            offset += num_new
+        logits = self._decoder.forward(
+            torch.from_numpy(token_ids).to(self.device),
+            torch.from_numpy(np.concatenate(positions)).to(self.device),
+            steps,
+            self._logits_rows(extensions),
+        )
+        if len(extensions) == 1:
+            return [logits]
+        return list(logits.split([len(e.token_ids) - e.first_logits_idx for e in extensions]))
+
+    def _append(self, extensions: Sequence[Extension]) -> IntArray:
+        """Add the new rows to the sequences' trees and return all token ids, [sum T]."""
+        if len({extension.slot for extension in extensions}) < len(extensions):
+            raise ModelError(f"a slot is named twice in one pass: {[extension.slot for extension in extensions]}")
+        for extension in extensions:
+            num_new = len(extension.token_ids)
+            if not num_new or len(extension.parents) != num_new or not 0 <= extension.first_logits_idx <= num_new:
+                raise ModelError(
+                    f"slot {extension.slot}: {num_new} tokens, {len(extension.parents)} parents and first_logits_idx"
+                    f" {extension.first_logits_idx} do not fit; there must be 1 token or more, a parent for each, and"
+                    " an index from 0 to their number"
+                )
+            tree = self._cache[extension.slot].tree
+            start = tree.num_rows
+            tree.append(np.asarray(extension.parents, np.int64))
+            if (last := int(tree.positions(start).max())) >= self._max_model_len:
+                raise CapacityError(
+                    f"slot {extension.slot}: a token at position {last} does not fit into max_model_len"
+                    f" ({self._max_model_len}); end the sequence, or set a larger max_model_len"
+                )
+        token_ids = np.concatenate([np.asarray(extension.token_ids, np.int64) for extension in extensions])
+        if int(token_ids.min()) < 0 or int(token_ids.max()) >= self._num_embeddings:
+            wrong = token_ids[(token_ids < 0) | (token_ids >= self._num_embeddings)]
+            raise ModelError(
+                f"token ids {wrong[:5].tolist()} are outside the model's vocabulary of {self._num_embeddings};"
+                " use the tokenizer that belongs to the model"
+            )
+        return token_ids
+
+    def _logits_rows(self, extensions: Sequence[Extension]) -> Tensor | slice:
+        if len(extensions) == 1:
+            return slice(extensions[0].first_logits_idx, None)
+        if not any(extension.first_logits_idx for extension in extensions):
+            return slice(None)
+        offsets = np.cumsum([0] + [len(extension.token_ids) for extension in extensions])
+        rows = [
+            np.arange(first + extension.first_logits_idx, last)
+            for extension, first, last in zip(extensions, offsets[:-1], offsets[1:], strict=True)
+        ]
+        return torch.from_numpy(np.concatenate(rows)).to(self.device)

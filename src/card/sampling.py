@@ -1,0 +1,152 @@
+"""Logits to tokens: one function for every method, plain decoding included.
+
+With temperature > 0 a token is chosen by the Gumbel-max rule, with noise that is a pure function of (seed, position).
+So the same seed gives the same text, whatever was speculated and whatever arrived when; and a drafter that knows the
+seed can rank its candidates with the very noise that the target will use (coupled noise).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from card.config import SamplingParams
+from card.errors import SettingsError
+
+_NEGATIVE_INFINITY = float("-inf")
+_NOISE_ROWS_KEPT = 256  # positions whose noise is remembered: more than a tree is deep
+# Perturbed draft scores are sharpened by this before they count as log-probabilities: given the noise, the target's
+# choice is far more certain than the draft's plain probability says. Measured in docs/decisions.md.
+COUPLED_SHARPNESS = 1.5
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingRule:
+    """The part of the sampling parameters that decides which token follows given logits."""
+
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    seed: int
+
+    @classmethod
+    def of(cls, params: SamplingParams) -> SamplingRule:
+        """Return the rule of parameters whose seed has been fixed."""
+        if params.seed is None:
+            raise SettingsError("seed must be fixed before sampling, got None; draw one first")
+        return cls(params.temperature, params.top_k, params.top_p, params.min_p, params.seed)
+
+    @property
+    def is_greedy(self) -> bool:
+        """True if the most likely token is taken and no noise is used."""
+        return self.temperature == 0.0
+
+
+class GumbelNoise:
+    """Standard Gumbel noise for each (position, token) of one seed, from the counter-based generator Philox.
+
+    The stream of a position depends on nothing but (seed, position, token id): Philox 4x64 keyed by the seed, with the
+    position in the upper half of its counter. Source: Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3".
+    """
+
+    def __init__(self, seed: int, vocab_size: int) -> None:
+        self._seed = seed
+        self._vocab_size = vocab_size
+        self._rows: dict[int, Tensor] = {}
+
+    def row(self, position: int) -> Tensor:
+        """Return the noise of one position: [V] float32 on the CPU."""
+        found = self._rows.get(position)
+        if found is None:
+            bits = np.random.Philox(key=self._seed, counter=[0, 0, position, 0]).random_raw(self._vocab_size)
+            uniform = ((bits >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53  # inside (0, 1)
+            found = torch.from_numpy((-np.log(-np.log(uniform))).astype(np.float32))
+            if len(self._rows) >= _NOISE_ROWS_KEPT:
+                self._rows.pop(next(iter(self._rows)))
+            self._rows[position] = found
+        return found
+
+    def rows(self, positions: Sequence[int]) -> Tensor:
+        """Return [N, V] float32 noise, one row per position."""
+        return torch.stack([self.row(position) for position in positions])
+
+
+def filter_logits(logits: Tensor, rule: SamplingRule) -> Tensor:
+    """Apply temperature, then top-k, top-p and min-p; what is ruled out becomes minus infinity.
+
+    Args:
+        logits: [N, V] float32 or float64, unchanged on return.
+        rule: with temperature > 0.
+    Returns: [N, V], same dtype; its softmax is the law that tokens are drawn from.
+    """
+    scaled = logits / rule.temperature
+    if 0 < rule.top_k < scaled.shape[-1]:
+        kth = scaled.topk(rule.top_k, dim=-1).values[:, -1:]
+        scaled = scaled.masked_fill(scaled < kth, _NEGATIVE_INFINITY)
+    if rule.top_p < 1.0:
+        ordered, order = scaled.sort(dim=-1, descending=True)
+        probs = ordered.softmax(-1)
+        beyond = (probs.cumsum(-1) - probs) >= rule.top_p  # the mass before a token already suffices
+        scaled = scaled.masked_fill(torch.zeros_like(beyond).scatter(-1, order, beyond), _NEGATIVE_INFINITY)
+    if rule.min_p > 0.0:
+        floor = scaled.max(-1, keepdim=True).values + float(np.log(rule.min_p))
+        scaled = scaled.masked_fill(scaled < floor, _NEGATIVE_INFINITY)
+    return scaled
+
+
+class Sampler:
+    """Chooses the tokens of one request; the only place where the target's logits become tokens."""
+
+    def __init__(self, rule: SamplingRule, vocab_size: int) -> None:
+        self.rule = rule
+        self._noise = GumbelNoise(rule.seed, vocab_size)
+
+    def choose(self, logits: Tensor, positions: Sequence[int]) -> list[int]:
+        """Return the token that follows each row.
+
+        Args:
+            logits: [N, V] floating, any device; row i predicts the token at positions[i].
+            positions: N absolute positions, counted from the start of the prompt.
+        """
+        if self.rule.is_greedy:
+            return [int(i) for i in logits.argmax(-1).tolist()]
+        perturbed = filter_logits(_as_float(logits), self.rule) + self._noise.rows(positions)
+        return [int(i) for i in perturbed.argmax(-1).tolist()]
+
+
+class CandidateScorer:
+    """Turns draft logits into the log-probability that the target will choose each token.
+
+    Under coupling the scores include the noise that the target will use at that position, so the first choice is the
+    token that the draft model itself would emit there with this seed. It changes which candidates are proposed, never
+    which are accepted.
+    """
+
+    def __init__(self, rule: SamplingRule, vocab_size: int, *, coupled: bool) -> None:
+        self._rule = rule
+        self._noise = GumbelNoise(rule.seed, vocab_size) if coupled and not rule.is_greedy else None
+
+    def top(self, logits: Tensor, positions: Sequence[int], count: int) -> tuple[Tensor, Tensor]:
+        """Return the best ``count`` tokens of each row and their log-probabilities.
+
+        Args:
+            logits: [N, V] floating; row i predicts the token at positions[i].
+        Returns: token ids [N, count] int64 and log-probabilities [N, count] float32, best first, on the CPU.
+        """
+        scores = _as_float(logits)
+        if not self._rule.is_greedy:
+            scores = filter_logits(scores, self._rule)
+        if self._noise is not None:
+            scores = (scores + self._noise.rows(positions)) * COUPLED_SHARPNESS
+        best = scores.topk(min(count, scores.shape[-1]), dim=-1)
+        return best.indices, (best.values - scores.logsumexp(-1, keepdim=True)).clamp_max(0)
+
+
+def _as_float(logits: Tensor) -> Tensor:
+    """Return logits on the CPU in float32, or in float64 if they have it."""
+    return logits.to(device="cpu", dtype=torch.float64 if logits.dtype == torch.float64 else torch.float32)

@@ -1,0 +1,120 @@
+"""The drafter's own process: load the draft model, connect to the target, draft until told to end.
+
+Started by `card.transport.process` with its settings as JSON on standard input; not for users.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import time
+
+import msgspec
+import torch
+import zmq
+
+from card.drafter import DrafterWorker
+from card.errors import CardError, ProtocolError
+from card.messages import DrafterMessage, Fault, Ready, decode, encode
+from card.models.loading import load_model, parameter_count
+from card.models.torch_runner import TorchRunner
+from card.writers.beam import BeamWriter
+
+_IDLE_POLL_MS = 500  # how often an idle drafter looks whether its parent still lives
+_PR_SET_PDEATHSIG = 1
+
+
+class DrafterConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """What the child needs to know."""
+
+    address: str
+    incarnation: int
+    parent_pid: int
+    model: str
+    dtype: str
+    device: str
+    threads: int
+    cores: tuple[int, ...]  # empty: do not pin
+    max_model_len: int
+    max_tree_rows: int
+
+
+class _Connection:
+    """The child's end of the link; frames that cannot be sent are dropped, as the protocol allows."""
+
+    def __init__(self, config: DrafterConfig) -> None:
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.PAIR)
+        self._socket.connect(config.address)
+        self._incarnation = config.incarnation
+
+    def send(self, messages: list[DrafterMessage]) -> None:
+        for message in messages:
+            try:
+                self._socket.send(encode(message, self._incarnation), zmq.NOBLOCK)
+            except zmq.Again:
+                return
+
+    def poll(self, timeout_ms: int) -> bool:
+        return bool(self._socket.poll(timeout_ms))
+
+    def receive(self) -> bytes | None:
+        try:
+            return self._socket.recv(zmq.NOBLOCK)
+        except zmq.Again:
+            return None
+
+    def close(self) -> None:
+        self._socket.close(linger=200)
+        self._context.term()
+
+
+def main() -> None:
+    """Run the drafter; the exit status is 0 when told to end and 1 after a fault."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the target's process decides what Ctrl-C means
+    config = msgspec.json.decode(sys.stdin.buffer.read(), type=DrafterConfig)
+    _die_with_parent(config.parent_pid)
+    if config.cores:
+        os.sched_setaffinity(0, config.cores)  # torch makes its threads later, on these cores
+    connection = _Connection(config)
+    try:
+        _run(config, connection)
+    except (CardError, RuntimeError, MemoryError) as error:  # out of memory is a RuntimeError in torch
+        connection.send([Fault(f"{type(error).__name__}: {error}".splitlines()[0])])
+        connection.close()
+        sys.exit(1)
+    connection.close()
+
+
+def _run(config: DrafterConfig, connection: _Connection) -> None:
+    torch.set_num_threads(config.threads)
+    model = load_model(config.model, dtype=config.dtype, device=config.device)
+    num_parameters = parameter_count(model)
+    runner = TorchRunner(model, max_model_len=config.max_model_len, max_tree_rows=config.max_tree_rows)
+    worker = DrafterWorker(BeamWriter(runner), clock=time.perf_counter)
+    connection.send([Ready(runner.vocab_size, runner.max_model_len, num_parameters)])
+    while not worker.is_shut_down:
+        if worker.is_idle and not connection.poll(_IDLE_POLL_MS) and os.getppid() != config.parent_pid:
+            return
+        while (frame := connection.receive()) is not None:
+            try:
+                _, message = decode(frame)
+                connection.send(worker.receive(message))  # type: ignore[arg-type]
+            except ProtocolError as error:
+                connection.send([Fault(str(error))])
+                return
+        connection.send(worker.step())
+
+
+def _die_with_parent(parent_pid: int) -> None:
+    """Ask Linux to kill this process when its parent dies; elsewhere the idle poll notices."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent_pid:
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

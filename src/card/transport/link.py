@@ -1,0 +1,56 @@
+"""How the target reaches its drafter, whatever lies between them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from card.messages import DrafterMessage, TargetMessage
+
+DrafterState = Literal["starting", "up", "degraded", "down"]
+
+
+@dataclass(frozen=True, slots=True)
+class LinkStatus:
+    """How the drafter is doing."""
+
+    state: DrafterState
+    reason: str = ""
+    num_restarts: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.state}: {self.reason}" if self.reason else self.state
+
+
+class DrafterLink(Protocol):
+    """A drafter as the engine sees it. Nothing here blocks but `wait`, `start` and `close`, each for a bounded time.
+
+    Messages may be lost. A `Ready` among the received ones means that a new drafter is there which knows of no request.
+    """
+
+    runs_by_itself: bool  # False: it drafts only inside `draft`
+
+    def start(self) -> None:
+        """Bring the drafter up. Raises: WorkerError if it fails or takes too long."""
+
+    def send(self, message: TargetMessage) -> None:
+        """Hand over a message, or drop it if the drafter cannot take it now."""
+
+    def receive(self) -> list[DrafterMessage]:
+        """Return what has arrived."""
+
+    def wait(self, timeout_s: float) -> None:
+        """Return when something has arrived, or after ``timeout_s`` seconds."""
+
+    def draft(self, num_passes: int) -> None:
+        """Let a drafter that takes turns with the target make so many passes; one that runs by itself ignores it."""
+
+    def reject(self, reason: str) -> None:
+        """Tell that the drafter sent something impossible: it is replaced, or down for good."""
+
+    @property
+    def status(self) -> LinkStatus:
+        """How the drafter is doing."""
+
+    def close(self) -> None:
+        """End the drafter. May be called twice."""

@@ -1,0 +1,213 @@
+"""A drafter in a process of its own on this host, over ZeroMQ, watched and replaced when it fails."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import msgspec
+import zmq
+
+import card
+from card.errors import ProtocolError, WorkerError
+from card.messages import DrafterMessage, Fault, Layer, Ping, Ready, Resync, Shutdown, TargetMessage, decode, encode
+from card.transport.drafter_process import DrafterConfig
+from card.transport.link import DrafterState, LinkStatus
+
+logger = logging.getLogger(__name__)
+_CHECK_INTERVAL_S = 0.02  # between looks at the child; a look is a system call
+_FIRST_BACKOFF_S = 0.25
+_MAX_BACKOFF_S = 30.0
+_STABLE_AFTER_S = 60.0  # a drafter that lived so long starts again without a back-off
+_EXIT_TIMEOUT_S = 2.0
+
+
+class ProcessLink:
+    """Starts the drafter's process, talks to it, and replaces it when it dies, hangs or talks nonsense.
+
+    ``template`` gives the child's settings; address, incarnation and parent are filled in here.
+    """
+
+    runs_by_itself = True
+
+    def __init__(self, template: DrafterConfig, *, start_timeout_s: float, silence_timeout_s: float) -> None:
+        self._template = template
+        self._start_timeout_s = start_timeout_s
+        self._silence_timeout_s = silence_timeout_s
+        self._folder = Path(tempfile.mkdtemp(prefix="card-"))  # readable by this user only
+        self._context = zmq.Context()
+        self._socket: zmq.Socket[bytes] | None = None
+        self._child: subprocess.Popen[bytes] | None = None
+        self._incarnation = 0
+        self._state: DrafterState = "down"
+        self._reason = "not started"
+        self._num_restarts = 0
+        self._backoff_s = _FIRST_BACKOFF_S
+        self._spawned_at = self._heard_at = self._checked_at = 0.0
+        self._pinged_at: float | None = None
+        self._respawn_at: float | None = None
+        self._is_closed = False
+
+    @property
+    def status(self) -> LinkStatus:
+        """State of the current child, why it is not up, and how many were replaced."""
+        return LinkStatus(self._state, self._reason, self._num_restarts)
+
+    @property
+    def pid(self) -> int | None:
+        """Process id of the current child."""
+        return self._child.pid if self._child else None
+
+    def start(self) -> None:
+        """Start the child and wait until it is ready. Raises: WorkerError if it fails or takes too long."""
+        self._spawn()
+        deadline = time.monotonic() + self._start_timeout_s
+        while self._state == "starting":
+            self.wait(0.05)
+            self._read()
+            if self._state == "starting" and self._child and self._child.poll() is not None:
+                self._fail(f"it ended with exit status {self._child.returncode} while loading")
+            if time.monotonic() > deadline:
+                self._fail(f"not ready after {self._start_timeout_s:g} s")
+        if self._state != "up":
+            reason = self._reason
+            self.close()
+            raise WorkerError(f"drafter could not be started: {reason}")
+
+    def send(self, message: TargetMessage) -> None:
+        """Send the message unless the child is not up or its queue is full."""
+        if self._state in ("up", "degraded") and self._socket is not None:
+            try:
+                self._socket.send(encode(message, self._incarnation), zmq.NOBLOCK)
+            except zmq.Again:
+                logger.debug("drafter's queue is full: %s dropped", type(message).__name__)
+
+    def receive(self) -> list[DrafterMessage]:
+        """Return what has arrived, and look after the child now and then."""
+        messages = self._read()
+        now = time.monotonic()
+        if now - self._checked_at >= _CHECK_INTERVAL_S:
+            self._checked_at = now
+            self._supervise(now)
+        return messages
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait for the next frame of the child."""
+        if self._socket is not None:
+            self._socket.poll(max(1, round(timeout_s * 1e3)))
+        else:
+            time.sleep(timeout_s)
+
+    def draft(self, num_passes: int) -> None:
+        """Ignored: the child runs by itself."""
+
+    def reject(self, reason: str) -> None:
+        """Replace a child that sends nonsense."""
+        self._fail(reason)
+
+    def close(self) -> None:
+        """End the child, politely first, and remove the socket's folder."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        if self._child and self._child.poll() is None:
+            self.send(Shutdown())
+            try:
+                self._child.wait(_EXIT_TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                logger.info("drafter did not end in %g s and is killed", _EXIT_TIMEOUT_S)
+        self._drop_child()
+        self._context.term()
+        shutil.rmtree(self._folder, ignore_errors=True)
+        self._state, self._reason = "down", "closed"
+
+    def _read(self) -> list[DrafterMessage]:
+        """Return the frames that are here; a bad one ends the child."""
+        messages: list[DrafterMessage] = []
+        while self._socket is not None:
+            try:
+                incarnation, message = decode(self._socket.recv(zmq.NOBLOCK))
+            except zmq.Again:
+                break
+            except ProtocolError as error:
+                self._fail(str(error))
+                break
+            if incarnation != self._incarnation:
+                continue
+            self._heard_at, self._pinged_at = time.monotonic(), None
+            if isinstance(message, Fault):
+                self._fail(message.reason)
+                break
+            self._state, self._reason = "up", ""
+            if isinstance(message, Ready | Layer | Resync):
+                messages.append(message)
+        return messages
+
+    def _supervise(self, now: float) -> None:
+        """Notice a child that died or hangs, and start the next one when its back-off is over."""
+        if self._respawn_at is not None:
+            if now >= self._respawn_at:
+                self._num_restarts += 1
+                self._spawn()
+            return
+        if self._child is not None and self._child.poll() is not None:
+            self._fail(f"it ended with exit status {self._child.returncode}")
+        elif self._state == "starting":
+            if now - self._spawned_at > self._start_timeout_s:
+                self._fail(f"not ready after {self._start_timeout_s:g} s")
+        elif self._pinged_at is None:
+            if now - self._heard_at > self._silence_timeout_s / 2:
+                self._pinged_at = now
+                self.send(Ping(self._incarnation))
+        elif now - self._pinged_at > self._silence_timeout_s:
+            self._fail(f"silent for {now - self._heard_at:.1f} s")
+        elif now - self._pinged_at > self._silence_timeout_s / 2:
+            self._state, self._reason = "degraded", f"silent for {now - self._heard_at:.1f} s"
+
+    def _spawn(self) -> None:
+        self._incarnation += 1
+        self._respawn_at, self._pinged_at = None, None
+        address = f"ipc://{self._folder}/{self._incarnation}"
+        self._socket = self._context.socket(zmq.PAIR)
+        self._socket.setsockopt(zmq.LINGER, 0)
+        self._socket.bind(address)
+        config = msgspec.structs.replace(
+            self._template, address=address, incarnation=self._incarnation, parent_pid=os.getpid()
+        )
+        package_root = str(Path(card.__file__).parents[1])
+        search_path = os.pathsep.join([package_root, *filter(None, [os.environ.get("PYTHONPATH")])])
+        self._child = subprocess.Popen(
+            [sys.executable, "-m", "card.transport.drafter_process"],
+            stdin=subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": search_path, "OMP_NUM_THREADS": str(config.threads)},
+        )
+        assert self._child.stdin is not None
+        self._child.stdin.write(msgspec.json.encode(config))
+        self._child.stdin.close()
+        self._spawned_at = self._heard_at = time.monotonic()
+        self._state, self._reason = "starting", ""
+
+    def _fail(self, reason: str) -> None:
+        """End this child and plan the next one."""
+        logger.warning("drafter %d is replaced: %s", self._incarnation, reason)
+        if time.monotonic() - self._spawned_at > _STABLE_AFTER_S:
+            self._backoff_s = _FIRST_BACKOFF_S
+        self._drop_child()
+        self._state, self._reason = "down", reason
+        self._respawn_at = time.monotonic() + self._backoff_s
+        self._backoff_s = min(2 * self._backoff_s, _MAX_BACKOFF_S)
+
+    def _drop_child(self) -> None:
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+        if self._child is not None:
+            self._child.kill()
+            self._child.wait()
+            self._child = None

@@ -1,0 +1,89 @@
+"""A drafter that free-runs in a thread of its own: one process, two devices."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+
+from card.drafter import DrafterWorker
+from card.errors import CardError
+from card.messages import DrafterMessage, Fault, Shutdown, TargetMessage
+from card.transport.link import LinkStatus
+
+logger = logging.getLogger(__name__)
+_JOIN_TIMEOUT_S = 10.0
+
+
+class ThreadLink:
+    """Runs a drafter worker in a daemon thread. A worker that raises is down for good; the target goes on alone."""
+
+    runs_by_itself = True
+
+    def __init__(self, worker: DrafterWorker) -> None:
+        self._worker = worker
+        self._to_drafter: queue.SimpleQueue[TargetMessage] = queue.SimpleQueue()
+        self._to_target: queue.SimpleQueue[DrafterMessage] = queue.SimpleQueue()
+        self._arrived = threading.Event()
+        self._status = LinkStatus("up")
+        self._thread = threading.Thread(target=self._run, name="card-drafter", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def send(self, message: TargetMessage) -> None:
+        """Queue the message."""
+        self._to_drafter.put(message)
+
+    def receive(self) -> list[DrafterMessage]:
+        """Return what the drafter has said."""
+        self._arrived.clear()
+        received: list[DrafterMessage] = []
+        while not self._to_target.empty():
+            message = self._to_target.get()
+            if isinstance(message, Fault):
+                self._status = LinkStatus("down", message.reason)
+            else:
+                received.append(message)
+        return received
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait for the next message of the drafter."""
+        self._arrived.wait(timeout_s)
+
+    def draft(self, num_passes: int) -> None:
+        """Ignored: the thread runs by itself."""
+
+    def reject(self, reason: str) -> None:
+        """Listen no more to a drafter that sends nonsense."""
+        self._status = LinkStatus("down", reason)
+
+    @property
+    def status(self) -> LinkStatus:
+        """Up until the worker raises."""
+        return self._status
+
+    def close(self) -> None:
+        """End the thread and wait for it."""
+        if self._thread.is_alive():
+            self._to_drafter.put(Shutdown())
+            self._thread.join(_JOIN_TIMEOUT_S)
+
+    def _run(self) -> None:
+        try:
+            while not self._worker.is_shut_down:
+                while not self._to_drafter.empty() or self._worker.is_idle:
+                    self._deliver(self._worker.receive(self._to_drafter.get()))
+                    if self._worker.is_shut_down:
+                        return
+                self._deliver(self._worker.step())
+        except (CardError, RuntimeError, MemoryError) as error:  # out of memory is a RuntimeError in torch
+            logger.warning("drafter thread ends: %s", error)
+            self._deliver([Fault(f"{type(error).__name__}: {error}")])
+
+    def _deliver(self, messages: list[DrafterMessage]) -> None:
+        for message in messages:
+            self._to_target.put(message)
+        if messages:
+            self._arrived.set()

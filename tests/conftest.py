@@ -1,0 +1,19 @@
+"""Settings for all tests: no network, one thread per process, property tests without a deadline."""
+
+import os
+
+# Set before any test imports torch or transformers, and inherited by the processes that tests start.
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["TRANSFORMERS_OFFLINE"] = "1"
+os.environ["TOKENIZERS_PARALLELISM"] = "false"
+os.environ["OMP_NUM_THREADS"] = "1"
+os.environ["MKL_NUM_THREADS"] = "1"
+
+import torch
+from hypothesis import settings
+
+torch.set_num_threads(1)
+
+settings.register_profile("local", deadline=None)  # a loaded machine is slow, not wrong
+settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
+settings.load_profile("ci" if os.environ.get("CI") else "local")

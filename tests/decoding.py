@@ -1,0 +1,83 @@
+"""Runs requests on toy models with any method and link; shared by the exactness tests."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+from card.config import DraftSettings, SamplingParams
+from card.drafter import DrafterWorker
+from card.engine.engine import Engine
+from card.methods import find_method
+from card.metrics import RequestStats
+from card.models.protocol import LanguageModel
+from card.models.toy import TableModel
+from card.target import TargetRequest, TargetWorker
+from card.transport.fake import FakeLink, Faults
+from card.transport.inline import InlineLink
+from card.transport.link import DrafterLink
+from card.writers.beam import BeamWriter
+
+PROMPT = (3, 1, 4, 1, 5)
+GREEDY = SamplingParams(temperature=0.0, seed=0, max_tokens=40)
+
+
+def toy_target(seed: int = 0, **settings: int) -> TableModel:
+    return TableModel(seed, vocab_size=12, order=2, spread=1.5, **{"max_model_len": 128, "num_tree_rows": 512, **settings})
+
+
+def toy_draft(target: TableModel, agreement: float, seed: int = 1) -> TableModel:
+    own = TableModel(
+        seed, target.vocab_size, order=2, spread=1.5, max_model_len=target.max_model_len, num_tree_rows=512
+    )
+    return own.blend(target, agreement)
+
+
+def drafter_for(draft: LanguageModel) -> DrafterWorker:
+    return DrafterWorker(BeamWriter(draft), clock=time.perf_counter)
+
+
+def decode(
+    target: LanguageModel,
+    link: DrafterLink | None,
+    *,
+    method: str = "card",
+    params: SamplingParams = GREEDY,
+    draft: DraftSettings | None = None,
+    prompt: tuple[int, ...] = PROMPT,
+    end_ids: frozenset[int] = frozenset(),
+) -> tuple[list[int], str, RequestStats]:
+    """Return the new tokens, the finish reason and the counters."""
+    chosen = find_method(method)
+    engine = Engine(TargetWorker(target, clock=time.perf_counter), link, chosen)
+    request = TargetRequest(
+        request_id=7,
+        prompt_ids=prompt,
+        params=params,
+        draft=chosen.shape(draft or DraftSettings()),
+        end_ids=end_ids,
+        uses_drafter=link is not None,
+    )
+    token_ids: list[int] = []
+    for progress, stats in engine.run(request):
+        token_ids += progress.token_ids
+        assert progress.token_ids, "every round commits at least one token"
+    assert progress.finish_reason is not None
+    return token_ids, progress.finish_reason, stats
+
+
+def plain(target: LanguageModel, **request: object) -> tuple[list[int], str]:
+    """Return the tokens and finish reason of plain decoding."""
+    token_ids, reason, _ = decode(target, None, method="vanilla", **request)  # type: ignore[arg-type]
+    return token_ids, reason
+
+
+def inline(draft: LanguageModel) -> InlineLink:
+    return InlineLink(drafter_for(draft))
+
+
+def fake(draft: LanguageModel, faults: Faults | None = None) -> FakeLink:
+    return FakeLink(lambda: drafter_for(draft), faults or Faults())
+
+
+__all__ = ["GREEDY", "PROMPT", "decode", "drafter_for", "fake", "inline", "plain", "replace", "toy_draft", "toy_target"]

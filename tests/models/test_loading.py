@@ -1,0 +1,280 @@
+"""Models load from a folder without network and noise, and each failure is one clear line."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+import socket
+from pathlib import Path
+
+import huggingface_hub
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer, models
+from transformers import (
+    BertConfig,
+    BertForMaskedLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
+    T5Config,
+    T5ForConditionalGeneration,
+)
+from transformers.utils import logging as transformers_logging
+
+from card.errors import ModelError, VocabularyError
+from card.models import demo
+from card.models.demo import DEMO_NAMES, DEMO_PROBLEMS, demo_folder
+from card.models.loading import end_token_ids, load_model, load_pair, load_tokenizer, parameter_count, vocab_size
+
+V = 32
+
+
+def make_model(vocab_rows: int = V) -> LlamaForCausalLM:
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=vocab_rows,
+        hidden_size=16,
+        intermediate_size=24,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        max_position_embeddings=32,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=[3, 4],
+    )
+    return LlamaForCausalLM(config).to(torch.bfloat16)
+
+
+def save_pair_member(folder: Path, vocab_rows: int = V, last_token: str = "w31") -> None:
+    model = make_model(vocab_rows)
+    model.generation_config.eos_token_id = 5
+    model.save_pretrained(folder)
+    vocab = {f"w{idx}": idx for idx in range(V - 1)} | {last_token: V - 1}
+    core = Tokenizer(models.WordLevel(vocab=vocab, unk_token="w0"))
+    PreTrainedTokenizerFast(tokenizer_object=core, eos_token="w6", unk_token="w0").save_pretrained(folder)
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a model and its tokenizer; not to be changed."""
+    folder = tmp_path_factory.mktemp("models") / "tiny"
+    save_pair_member(folder)
+    return folder
+
+
+@pytest.fixture
+def copied(saved: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(saved, tmp_path / "copied"))
+
+
+@pytest.fixture
+def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: object, **kwargs: object) -> None:
+        raise AssertionError("the network was touched")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+
+
+def failure(name: str | Path, **options: object) -> str:
+    """Return the text of the error that loading raises; it is one line."""
+    with pytest.raises(ModelError) as caught:
+        load_model(name, **options)  # type: ignore[arg-type]
+    text = str(caught.value)
+    assert "\n" not in text
+    assert len(text) < 500
+    return text
+
+
+@pytest.mark.usefixtures("no_network")
+def test_a_folder_loads_as_stored_ready_for_inference_and_without_network(saved: Path) -> None:
+    model = load_model(saved)
+    assert isinstance(model, LlamaForCausalLM)
+    assert (model.dtype, model.device.type, model.training) == (torch.bfloat16, "cpu", False)
+    assert not any(parameter.requires_grad for parameter in model.parameters())
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), make_model().parameters(), strict=True))
+    assert load_tokenizer(str(saved))("w3", add_special_tokens=False)["input_ids"] == [3]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "wanted"), [("float32", torch.float32), ("fp16", torch.float16), (torch.float64, torch.float64)]
+)
+def test_the_dtype_is_the_one_asked_for(saved: Path, dtype: str | torch.dtype, wanted: torch.dtype) -> None:
+    assert load_model(saved, dtype=dtype).dtype == wanted
+
+
+def test_loading_is_silent_and_leaves_the_settings_as_they_were(saved: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    bars, level = transformers_logging.is_progress_bar_enabled(), transformers_logging.get_verbosity()
+    transformers_logging.enable_progress_bar()
+    transformers_logging.set_verbosity(logging.DEBUG)
+    try:
+        load_model(saved)
+        load_tokenizer(saved)
+        failure(saved.parent / "missing")
+        assert capfd.readouterr() == ("", "")
+        assert transformers_logging.get_verbosity() == logging.DEBUG
+        assert transformers_logging.is_progress_bar_enabled()
+    finally:
+        transformers_logging.set_verbosity(level)
+        if not bars:
+            transformers_logging.disable_progress_bar()
+
+
+@pytest.mark.usefixtures("no_network")
+@pytest.mark.parametrize("name", ["./missing", "../missing", "/missing/model", "~/missing-model", "a/b/c", "missing/"])
+def test_a_path_that_is_not_there_is_named(name: str) -> None:
+    assert failure(name) == f"there is no folder {name}; give a model folder, or a name on the hub"
+
+
+@pytest.mark.usefixtures("no_network")
+def test_something_else_than_a_model_folder_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "gpt2").mkdir()
+    (tmp_path / "model.gguf").write_bytes(b"GGUF")
+    monkeypatch.chdir(tmp_path)
+    assert "gpt2 holds no config.json, so it is no model folder" in failure("gpt2")
+    assert "./model.gguf is a file, so it is no model folder" in failure("./model.gguf")
+
+
+def test_other_models_than_causal_ones_are_refused(tmp_path: Path) -> None:
+    small = {
+        "vocab_size": V,
+        "hidden_size": 8,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 1,
+        "intermediate_size": 8,
+    }
+    BertForMaskedLM(BertConfig(**small)).save_pretrained(tmp_path / "bert")
+    t5 = T5Config(vocab_size=V, d_model=8, d_kv=8, d_ff=8, num_layers=1, num_heads=1, decoder_start_token_id=0)
+    T5ForConditionalGeneration(t5).save_pretrained(tmp_path / "t5")
+    assert "is no causal language model but BertForMaskedLM" in failure(tmp_path / "bert")
+    assert "is no causal language model but T5ForConditionalGeneration" in failure(tmp_path / "t5")
+
+
+def test_other_causal_architectures_load(tmp_path: Path) -> None:
+    GPT2LMHeadModel(GPT2Config(vocab_size=V, n_embd=8, n_layer=1, n_head=2, n_positions=16)).save_pretrained(tmp_path)
+    assert isinstance(load_model(tmp_path), GPT2LMHeadModel)
+
+
+@pytest.mark.parametrize("kept_bytes", [0, 30, -20])
+def test_cut_off_weights_are_refused(copied: Path, kept_bytes: int) -> None:
+    weights = copied / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:kept_bytes])
+    assert f"the weights of {copied} cannot be read: " in failure(copied)
+
+
+def test_missing_weights_and_weights_of_another_shape_are_refused(copied: Path) -> None:
+    weights = copied / "model.safetensors"
+    tensors = load_file(weights)
+    key = "model.layers.0.mlp.up_proj.weight"
+    save_file({name: tensor for name, tensor in tensors.items() if name != key}, weights, metadata={"format": "pt"})
+    assert f"are incomplete: 1 tensors are missing, the first is {key}" in failure(copied)
+    save_file(tensors | {key: tensors[key][:1].clone()}, weights, metadata={"format": "pt"})
+    assert "cannot be read" in failure(copied)
+    weights.unlink()
+    assert "no file named model.safetensors" in failure(copied)
+    (copied / "pytorch_model.bin").write_bytes(b"junk")
+    assert "cannot be read" in failure(copied)
+
+
+@pytest.mark.parametrize("config", ["{not json", "{}", '{"model_type": "nope"}', "[]"])
+def test_a_config_that_cannot_be_used_is_refused(copied: Path, config: str) -> None:
+    (copied / "config.json").write_text(config)
+    assert f"the config of {copied} cannot be used: " in failure(copied)
+
+
+def test_code_from_a_model_folder_is_not_run(copied: Path) -> None:
+    config = json.loads((copied / "config.json").read_text())
+    config |= {"model_type": "mine", "auto_map": {"AutoConfig": "mine.Config", "AutoModelForCausalLM": "mine.Model"}}
+    (copied / "config.json").write_text(json.dumps(config))
+    (copied / "mine.py").write_text("raise SystemExit('ran')")
+    assert "cannot be used" in failure(copied)
+
+
+def test_a_hub_name_without_network_says_that_it_is_neither_here_nor_there(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def unreachable(*args: object, **kwargs: object) -> None:
+        raise ConnectionError("[Errno -2] Name or service not known\nmore about it")
+
+    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", unreachable)
+    text = failure("nobody/no-such-model")
+    assert text.startswith(
+        "nobody/no-such-model is neither a folder here nor in the local cache, and the hub cannot be used: "
+    )
+    assert "[Errno -2] Name or service not known; give a model folder" in text
+    with pytest.raises(ModelError, match="neither a folder here"):
+        load_tokenizer("nobody/no-such-model")
+
+
+def test_a_name_that_the_hub_cannot_have_is_refused() -> None:
+    assert "this is not a valid name there" in failure("what is this?")
+    assert "this is not a valid name there" in failure("")
+
+
+def test_unknown_dtypes_and_devices_say_what_is_allowed(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert failure(saved, dtype="int4").startswith("unknown dtype 'int4'; allowed: auto, float64, float32, bfloat16")
+    assert "unknown dtype 'torch.int8'" in failure(saved, dtype=torch.int8)
+    for device in ("cuda", "cuda:0", "gpu", "cpu:1", "meta", ""):
+        assert failure(saved, device=device).startswith(f"device {device!r} is not available here; allowed: cpu")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert "allowed: cpu, cuda:0, cuda:1" in failure(saved, device="cuda:2")
+
+
+def test_a_tokenizer_that_is_missing_or_broken_is_refused(copied: Path) -> None:
+    (copied / "tokenizer.json").write_text("{broken")
+    with pytest.raises(ModelError, match="the tokenizer of .* is missing or cannot be read: [^\n]*$"):
+        load_tokenizer(copied)
+    (copied / "tokenizer.json").unlink()
+    (copied / "tokenizer_config.json").unlink()
+    with pytest.raises(ModelError, match="the tokenizer of .* is missing or cannot be read: [^\n]*$"):
+        load_tokenizer(copied)
+
+
+def test_a_pair_shares_a_tokenizer_and_the_end_tokens_of_all_three_places(saved: Path, tmp_path: Path) -> None:
+    save_pair_member(tmp_path / "padded", vocab_rows=V + 8)
+    pair = load_pair(saved, tmp_path / "padded", dtype="float32")
+    assert pair.draft is not None
+    assert (vocab_size(pair.target), vocab_size(pair.draft)) == (V, V + 8)
+    assert pair.end_token_ids == {3, 4, 5, 6}
+    assert end_token_ids(pair.target) == {3, 4, 5}
+    alone = load_pair(saved)
+    assert alone.draft is None
+    assert alone.end_token_ids == {3, 4, 5, 6}
+
+
+def test_a_pair_with_other_tokens_or_too_few_rows_is_refused(saved: Path, tmp_path: Path) -> None:
+    save_pair_member(tmp_path / "other", last_token="other")
+    save_pair_member(tmp_path / "short", vocab_rows=V - 1)
+    with pytest.raises(VocabularyError, match="other does not fit target .*: token 31 is 'w31' in the target's"):
+        load_pair(saved, tmp_path / "other")
+    with pytest.raises(VocabularyError, match="the draft model has 31 embedding rows"):
+        load_pair(saved, tmp_path / "short")
+
+
+def test_tied_embeddings_count_once() -> None:
+    model = make_model()
+    assert parameter_count(model) == V * 16 + (4 * 16 * 16 + 3 * 16 * 24 + 2 * 16) + 16
+
+
+def test_the_demo_names_lead_into_the_package(saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demo.resources, "files", lambda package: tmp_path)
+    with pytest.raises(ModelError, match="the demo target model is not part of this installation"):
+        demo_folder("target")
+    shutil.copytree(saved, tmp_path / "models" / "demo_pair" / "target")
+    assert demo_folder("target") == tmp_path / "models" / "demo_pair" / "target"
+    assert set(DEMO_NAMES) == {"demo-target", "demo-draft"}
+    assert isinstance(load_model("demo-target"), LlamaForCausalLM)
+    assert "the demo draft model is not part" in failure("demo-draft")
+
+
+def test_the_demo_problems_are_short_questions() -> None:
+    assert len(set(DEMO_PROBLEMS)) == len(DEMO_PROBLEMS) >= 10
+    assert all(40 < len(problem) < 300 and problem.endswith("?") and problem.isascii() for problem in DEMO_PROBLEMS)

@@ -1,0 +1,217 @@
+"""The tree shows the architecture: who may import whom, how long things may be, what `import card` loads."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.util import find_spec, resolve_name
+from pathlib import Path
+
+import pytest
+
+import card
+
+PACKAGE = Path(card.__file__).parent
+FILES = sorted(PACKAGE.rglob("*.py"))
+
+# Lowest first; a part is a module or a package of src/card. Each line imports only from itself and from lines above.
+LINES: tuple[tuple[str, ...], ...] = (
+    ("errors", "config"),
+    ("sampling", "verify"),
+    ("candidates", "messages", "metrics"),
+    ("models",),
+    ("writers",),
+    ("drafter", "target"),
+    ("methods",),
+    ("transport", "engine"),
+    ("llm", "hf"),
+    ("cli", "server", "bench", "planner", "cluster", "__main__"),
+)
+LINE_OF = {part: line_idx for line_idx, parts in enumerate(LINES) for part in parts}
+
+# Imported where they are used, because `pip install card-decoding` does not bring them.
+OPTIONAL_PACKAGES = frozenset({"accelerate", "bitsandbytes", "datasets", "matplotlib", "triton", "uvicorn"})
+
+MAX_MODULE_LINES = 500
+MAX_MODEL_MODULE_LINES = 700
+MAX_FUNCTION_LINES = 80
+
+# What `import card` must leave alone: each costs the start-up of `card --help` from tens of ms to seconds.
+HEAVY_PACKAGES = ("torch", "transformers", "numpy", "msgspec", "zmq", "typer", "rich", "jinja2")
+
+FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+@dataclass(frozen=True, slots=True)
+class Import:
+    """One imported module, by its absolute name, and where."""
+
+    module: str
+    line: int
+    in_function: bool
+
+
+def _module_name(path: Path) -> str:
+    parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def _modules_named(node: ast.Import | ast.ImportFrom, package: str) -> list[str]:
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    module = resolve_name("." * node.level + (node.module or ""), package) if node.level else node.module or ""
+    if module == "card":  # `from card import errors` names a part, or one of the public names
+        return [f"card.{alias.name}" for alias in node.names]
+    return [module]
+
+
+def _imports(source: str, package: str) -> Iterator[Import]:
+    """Yield every import of ``source``, type-checking ones included; ``package`` resolves relative ones.
+
+    After a bare ``import card`` each use of ``card.name`` counts as an import of it.
+    """
+    waiting: list[tuple[ast.AST, bool]] = [(ast.parse(source), False)]
+    while waiting:
+        node, in_function = waiting.pop()
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            for module in _modules_named(node, package):
+                yield Import(module, node.lineno, in_function)
+        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "card":
+            yield Import(f"card.{node.attr}", node.lineno, in_function=False)
+        below = in_function or isinstance(node, FunctionNode)
+        waiting.extend((child, below) for child in ast.iter_child_nodes(node))
+
+
+def _layer_faults(source: str, name: str, package: str) -> list[str]:
+    """Return what is wrong with the imports of the module ``name`` (``card.part...``), one line of text each."""
+    part = name.split(".")[1]
+    if part not in LINE_OF:
+        return [f"{name}: {part!r} has no line; give it one in LINES and in the layout of the documentation"]
+    faults = []
+    for found in _imports(source, package):
+        root, _, below = found.module.partition(".")
+        imported = below.partition(".")[0]
+        if root == "card" and imported and not imported.startswith("__"):  # card.__version__ is everyone's
+            if imported not in LINE_OF:
+                faults.append(f"{name}:{found.line}: imports {found.module}, which is no part; name the module itself")
+            elif LINE_OF[imported] > LINE_OF[part]:
+                faults.append(f"{name}:{found.line}: {part} imports {imported}, which lies below it")
+        if found.in_function and root not in OPTIONAL_PACKAGES:
+            faults.append(f"{name}:{found.line}: imports {found.module} inside a function; move it to the top")
+    return faults
+
+
+def _length_faults(source: str, name: str) -> list[str]:
+    """Return the modules and functions of ``source`` that are too long, one line of text each."""
+    num_lines = len(source.splitlines())
+    most = MAX_MODEL_MODULE_LINES if name.startswith("card.models") else MAX_MODULE_LINES
+    faults = [f"{name}: {num_lines} lines, at most {most}; split it"] if num_lines > most else []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, FunctionNode) and node.end_lineno is not None:
+            num_lines = node.end_lineno - node.lineno + 1
+            if num_lines > MAX_FUNCTION_LINES:
+                faults.append(f"{name}:{node.lineno}: {node.name} has {num_lines} lines, at most {MAX_FUNCTION_LINES}")
+    return faults
+
+
+def _in_fresh_python(code: str) -> str:
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+@pytest.mark.parametrize("path", FILES, ids=_module_name)
+def test_a_module_imports_only_from_its_own_line_and_from_lines_above(path: Path) -> None:
+    name = _module_name(path)
+    if name == "card":
+        assert not any(found.in_function for found in _imports(path.read_text("utf-8"), name))
+        return
+    package = name if path.name == "__init__.py" else name.rpartition(".")[0]
+    assert not _layer_faults(path.read_text("utf-8"), name, package)
+
+
+@pytest.mark.parametrize("path", FILES, ids=_module_name)
+def test_modules_and_functions_are_short_enough_to_read(path: Path) -> None:
+    assert not _length_faults(path.read_text("utf-8"), _module_name(path))
+
+
+@pytest.mark.parametrize(
+    ("name", "source"),
+    [
+        ("card.sampling", "from card.candidates import CandidateCache"),
+        ("card.sampling", "import card.llm"),
+        ("card.engine.loop", "from card import llm"),
+        ("card.engine.loop", "from ..llm import LLM"),
+        ("card.engine.loop", "from card import LLM"),
+        ("card.engine.loop", "import card\nllm = card.LLM()"),
+        ("card.engine.loop", "import card.errors\nllm = card.llm"),
+        ("card.engine.loop", "if TYPE_CHECKING:\n    from card.llm import LLM"),
+        ("card.engine.loop", "def run():\n    import torch"),
+        ("card.engine.loop", "class A:\n    async def run(self):\n        from card.config import DraftSettings"),
+        ("card.surprise", "import ast"),
+    ],
+)
+def test_the_layer_rule_finds_what_it_forbids(name: str, source: str) -> None:
+    assert len(_layer_faults(source, name, name.rpartition(".")[0])) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "source"),
+    [
+        ("card.config", "from card.errors import SettingsError"),
+        ("card.errors", "from card.config import DraftSettings"),
+        ("card.engine.loop", "from . import policy\nfrom .policy import Policy\nfrom ..errors import CardError"),
+        ("card.engine.loop", "import card\nversion = card.__version__"),
+        ("card.cli.app", "from card import __version__\nfrom card.bench import run\nimport typer"),
+        ("card.engine.loop", "def run():\n    import accelerate"),
+    ],
+)
+def test_the_layer_rule_lets_pass_what_it_allows(name: str, source: str) -> None:
+    assert _layer_faults(source, name, name.rpartition(".")[0]) == []
+
+
+def test_the_length_rule_finds_long_modules_and_long_functions() -> None:
+    function = "def f():\n" + "    pass\n" * MAX_FUNCTION_LINES
+    assert len(_length_faults(function, "card.engine.loop")) == 1
+    module = "\n" * (MAX_MODULE_LINES + 1)
+    assert len(_length_faults(module, "card.engine.loop")) == 1
+    assert _length_faults(module, "card.models.runner") == []
+
+
+def test_importing_the_package_loads_no_heavy_package() -> None:
+    code = f"import sys, card; print(*(name for name in {HEAVY_PACKAGES!r} if name in sys.modules))"
+    assert _in_fresh_python(code) == ""
+
+
+def test_settings_and_errors_are_reached_without_heavy_packages() -> None:
+    code = (
+        "import sys; from card import CardError, DraftSettings, SamplingParams; "
+        f"print(*(name for name in {HEAVY_PACKAGES!r} if name in sys.modules))"
+    )
+    assert _in_fresh_python(code) == ""
+
+
+@pytest.mark.parametrize("name", sorted(card._MODULE_OF))
+def test_a_public_name_is_the_one_of_its_module(name: str) -> None:
+    module = card._MODULE_OF[name]
+    if find_spec(module) is None:
+        pytest.skip(f"{module} is not written yet")
+    value = getattr(card, name)
+    assert value.__module__ == module
+    assert name in dir(card)
+
+
+def test_the_public_names_are_those_that_the_package_can_import() -> None:
+    assert set(card.__all__) == {*card._MODULE_OF, "__version__"}
+
+
+def test_an_unknown_name_raises_an_error_that_lists_the_public_ones() -> None:
+    with pytest.raises(AttributeError, match=r"no attribute 'Sampler'.*SamplingParams"):
+        card.Sampler  # noqa: B018
+
+
+def test_the_package_is_marked_as_typed() -> None:
+    assert (PACKAGE / "py.typed").is_file()
