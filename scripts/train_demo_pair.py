@@ -7,7 +7,7 @@ last checkpoint, a finished one is skipped:
 
 ``tokenizer``  byte-level BPE with 4,096 tokens, digits kept apart, chat template and end token
 ``target``     Llama architecture, about 16 M parameters, next-token loss on the problems
-``sample``     the target writes answers to the training questions and whole new problems of its own
+``sample``     the target invents problems and answers them, half of them greedily
 ``draft``      a small Llama learns the target's distribution on the problems and on the sampled text
 ``export``     bfloat16 safetensors, tokenizer, model card and figures into ``--out``
 
@@ -22,7 +22,7 @@ import math
 import random
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,6 +43,8 @@ CHAT_TEMPLATE = (
 MAX_POSITIONS = 1024
 PACKED_ROW_TOKENS = 768  # rows of the packed phase, so that later positions and several turns are trained too
 IGNORED = -100  # label of padding
+SAMPLE_BATCH = 256
+NUM_HELDOUT_WRITTEN = 100  # held-out questions that the target answers, to measure agreement on
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +63,7 @@ class Phase:
 
 
 TARGET_PHASE = Phase(name="target", epochs=6, packed_epochs=1, tokens_per_step=6144, muon_lr=0.02, adam_lr=2e-3)
-DRAFT_PHASE = Phase(name="draft", epochs=3, packed_epochs=1, tokens_per_step=6144, muon_lr=0.02, adam_lr=2e-3)
+DRAFT_PHASE = Phase(name="draft", epochs=2, packed_epochs=1, tokens_per_step=6144, muon_lr=0.02, adam_lr=2e-3)
 
 
 def model_config(*, hidden: int, layers: int, heads: int, kv_heads: int, mlp: int) -> LlamaConfig:
@@ -239,7 +241,9 @@ def train(
             save(step + 1)
         if (step + 1) % 400 == 0:
             figures = {k: round(v, 4) for k, v in evaluate().items()}
-            progress.write(json.dumps({"phase": phase.name, "step": step + 1, "train_loss": round(running, 4), **figures}))
+            progress.write(
+                json.dumps({"phase": phase.name, "step": step + 1, "train_loss": round(running, 4), **figures})
+            )
     progress.close()
     save(len(steps))
     (folder / f"{phase.name}.json").write_text(json.dumps({**evaluate(), "steps": len(steps)}, indent=1))
@@ -302,49 +306,36 @@ def agreement(draft: LlamaForCausalLM, target: LlamaForCausalLM, documents: list
 
 
 @torch.no_grad()
-def write_batch(model: LlamaForCausalLM, prompts: list[list[int]], temperature: float, limit: int) -> list[list[int]]:
-    """Continue prompts of one length until the end token; temperature 0 is greedy. A fresh question goes on into its answer."""
+def write_batch(
+    model: LlamaForCausalLM, prompts: list[list[int]], answer_temperatures: list[float], limit: int
+) -> list[list[int]]:
+    """Continue prompts of one length: questions are sampled at temperature 1, answers as asked; 0 is greedy.
+
+    Ends when all but a tenth of the rows have an end token after their answer; only finished rows are returned.
+    """
     ids = torch.tensor(prompts, device=model.device)
     cache = DynamicCache(config=model.config)
-    rows = [list(prompt) for prompt in prompts]
-    alive = torch.ones(len(rows), dtype=torch.bool, device=model.device)
-    answering = (ids == ASSISTANT_ID).any(1)
-    while alive.any() and len(rows[0]) < limit:
-        with torch.autocast(model.device.type, torch.bfloat16):
-            logits = model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1).logits[:, -1].float()
-        if temperature > 0:
-            chosen = torch.multinomial((logits / temperature).softmax(-1), 1)[:, 0]
-        else:
-            chosen = logits.argmax(-1)
-        chosen = torch.where(answering | (ids[:, -1] != END_ID), chosen, ASSISTANT_ID)
-        alive &= ~((ids[:, -1] == END_ID) & answering)
-        answering |= chosen == ASSISTANT_ID
-        for row, token in zip(rows, chosen.tolist(), strict=True):
-            row.append(token)
-        ids = chosen[:, None]
-    return [cut_at_end(row) for row in rows]
+    rows = [ids]
+    is_answer = (ids == ASSISTANT_ID).any(1)
+    is_done = torch.zeros_like(is_answer)
+    temperatures = torch.tensor(answer_temperatures, device=model.device)[:, None]
+    while is_done.float().mean() < 0.9 and sum(block.shape[1] for block in rows) < limit:
+        last = rows[-1][:, -1]
+        logits = model(input_ids=rows[-1], past_key_values=cache, logits_to_keep=1).logits[:, -1].float()
+        heat = torch.where(is_answer[:, None], temperatures, 1.0)
+        noise = -torch.empty_like(logits).exponential_().log()
+        chosen = (logits + heat * noise).argmax(-1)  # Gumbel-max at any temperature, 0 included
+        chosen = torch.where(~is_answer & (last == END_ID), ASSISTANT_ID, chosen)
+        is_done |= is_answer & (last == END_ID)
+        is_answer |= chosen == ASSISTANT_ID
+        rows.append(chosen[:, None])
+    return [row for row in map(cut_at_end, torch.cat(rows, 1).tolist()) if row]
 
 
 def cut_at_end(row: list[int]) -> list[int]:
-    """Return the row up to and with the end token of its answer."""
-    if ASSISTANT_ID not in row:
-        return row
-    start = row.index(ASSISTANT_ID)
-    return row[: row.index(END_ID, start) + 1] if END_ID in row[start:] else row
-
-
-def sampling_jobs(documents: list[list[int]], count_own: int, rng: random.Random) -> Iterator[tuple[list[list[int]], float]]:
-    """Yield (prompts of one length, temperature): every question greedily, half of them sampled, and own problems."""
-    prompts = [document[: document.index(ASSISTANT_ID) + 1] for document in documents]
-    greedy = sorted(prompts, key=len)
-    for temperature, chosen in ((0.0, greedy), (1.0, sorted(rng.sample(greedy, len(greedy) // 2), key=len))):
-        start = 0
-        while start < len(chosen):
-            same = [p for p in chosen[start : start + 96] if len(p) == len(chosen[start])]
-            yield same, temperature
-            start += len(same)
-    for _ in range(count_own // 96):
-        yield [[USER_ID] for _ in range(96)], rng.choice([0.7, 1.0])
+    """Return the row up to and with the end token of its answer; empty if it has none."""
+    start = row.index(ASSISTANT_ID) if ASSISTANT_ID in row else len(row)
+    return row[: row.index(END_ID, start) + 1] if END_ID in row[start:] else []
 
 
 # --- steps --------------------------------------------------------------------------------------
@@ -397,16 +388,16 @@ def run_sample(step: Step) -> None:
     if path.exists():
         return
     torch.manual_seed(step.args.seed)
-    target = step.model("target", TARGET_CONFIG)
-    jobs = list(sampling_jobs(step.documents(step.args.data), step.args.own_problems, random.Random(step.args.seed)))
+    target = step.model("target", TARGET_CONFIG).to(torch.bfloat16)
+    temperatures = [0.0, 1.0] * (SAMPLE_BATCH // 2)  # half of the invented problems are answered greedily
     with path.with_suffix(".part").open("w") as out:
-        for prompts, temperature in tqdm(jobs, desc="sample", unit="batch"):
-            for row in write_batch(target, prompts, temperature, min(len(prompts[0]) + 320, 448)):
+        for _ in tqdm(range(step.args.own_problems // SAMPLE_BATCH), desc="sample", unit="batch"):
+            for row in write_batch(target, [[USER_ID]] * SAMPLE_BATCH, temperatures, 384):
                 out.write(json.dumps(row) + "\n")
     path.with_suffix(".part").rename(path)
-    heldout = [d[: d.index(ASSISTANT_ID) + 1] for d in step.documents(step.args.heldout, 200)]
-    rows = [write_batch(target, [prompt], 0.0, len(prompt) + 256)[0] for prompt in tqdm(heldout, desc="heldout")]
-    (step.work / "sampled_heldout.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    heldout = [d[: d.index(ASSISTANT_ID) + 1] for d in step.documents(step.args.heldout, NUM_HELDOUT_WRITTEN)]
+    rows = [write_batch(target, [prompt], [0.0], len(prompt) + 256) for prompt in tqdm(heldout, desc="heldout")]
+    (step.work / "sampled_heldout.jsonl").write_text("".join(json.dumps(row[0]) + "\n" for row in rows if row))
 
 
 def read_rows(path: Path) -> list[list[int]]:
@@ -417,7 +408,7 @@ def run_draft(step: Step) -> None:
     if (step.work / "draft.json").exists():
         return
     torch.manual_seed(step.args.seed + 1)
-    target = step.model("target", TARGET_CONFIG)
+    target = step.model("target", TARGET_CONFIG).to(torch.bfloat16)
     model = LlamaForCausalLM(DRAFT_CONFIG).to(step.device)
     documents = step.documents(step.args.data) + read_rows(step.work / "sampled.jsonl")
     heldout_written = read_rows(step.work / "sampled_heldout.jsonl")
@@ -444,7 +435,13 @@ def run_export(step: Step) -> None:
         (out / name / "training.json").write_text(json.dumps({"parameters": parameters, **figures}, indent=1) + "\n")
 
 
-STEPS = {"tokenizer": run_tokenizer, "target": run_target, "sample": run_sample, "draft": run_draft, "export": run_export}
+STEPS = {
+    "tokenizer": run_tokenizer,
+    "target": run_target,
+    "sample": run_sample,
+    "draft": run_draft,
+    "export": run_export,
+}
 
 
 def main() -> None:
@@ -457,7 +454,7 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--threads", type=int, default=0, help="CPU threads; 0 keeps torch's choice")
     parser.add_argument("--seed", type=int, default=20261120)
-    parser.add_argument("--own-problems", type=int, default=6000, help="problems that the target invents for the draft")
+    parser.add_argument("--own-problems", type=int, default=8192, help="problems that the target invents for the draft")
     args = parser.parse_args()
     args.work.mkdir(parents=True, exist_ok=True)
     if args.threads:

@@ -148,7 +148,7 @@ class CandidateCache:
 
         Returns: how many tokens matched now.
         """
-        path = [] if self.pending else self._match(tokens)
+        path = self._match(tokens)  # empty while tokens are pending: the root has no children then
         root = path[-1] if path else self._root
         self.pending += tuple(tokens[len(path) :])
         if self.pending:
@@ -159,7 +159,7 @@ class CandidateCache:
 
     def walk(self, tokens: Sequence[int]) -> tuple[int, ...]:
         """Return the ids of the nodes that `advance` would move the root along; nothing changes."""
-        return () if self.pending else tuple(node.id for node in self._match(tokens))
+        return tuple(node.id for node in self._match(tokens))
 
     def query(self, budget: int, shape: VerifyShape, max_depth: int | None = None) -> Candidates:
         """Return the best candidates below the root, none while tokens are pending. Never waits.
@@ -296,8 +296,6 @@ class CandidateCache:
                     value = logprob if logprob < 0.0 else 0.0
                     scored.append((score + value, node, value, token))
         scored.sort(key=itemgetter(0), reverse=True)
-        if self.pending:
-            scored = [entry for entry in scored if entry[3] == self.pending[0]]
         return self._admit(scored, width, min_path_logprob)
 
     def refill(self, count: int, min_path_logprob: float) -> NewNodes:
@@ -371,11 +369,10 @@ class CandidateCache:
         self._root, self._nodes, self._deepest = root, alive, deepest
 
     def _strip(self, root: _Node) -> None:
-        """Make ``root`` the root and drop all below it that cannot lead to the first pending token."""
+        """Make ``root`` the root and drop all below it: none of it leads to the first pending token."""
         root.score = 0.0
         root.kids = {}
         root.best = None
-        root.spare = [entry for entry in root.spare if entry[1] == self.pending[0]]
         self._root, self._nodes, self._deepest = root, {root.id: root}, root.depth
 
     def _attach(self, node_id: int, parent_id: int, token: int, logprob: float) -> bool:

@@ -138,7 +138,10 @@ class LLM:
         original = inflated_from(model)
         if original is not None:
             self.target_cost = f"{parameter_count(model) / 1e6:.0f}M (inflated from {original / 1e6:.1f}M, same outputs)"
-        self.max_model_len = min(self.settings.max_model_len or _DEFAULT_MAX_MODEL_LEN, context_limit(model))
+        limit = context_limit(model)
+        self.max_model_len = self.settings.max_model_len or min(_DEFAULT_MAX_MODEL_LEN, limit)
+        if self.max_model_len > limit:
+            raise SettingsError(f"max_model_len must be at most {limit}, the target's own limit, got {self.max_model_len}")
         self._end_ids = end_token_ids(model, self._tokenizer)
         self._runner = TorchRunner(
             model, max_model_len=self.max_model_len, max_tree_rows=self.draft_settings.budget + _SPARE_ROWS

@@ -230,11 +230,11 @@ def test_unknown_dtypes_and_devices_say_what_is_allowed(saved: Path, monkeypatch
 
 def test_a_tokenizer_that_is_missing_or_broken_is_refused(copied: Path) -> None:
     (copied / "tokenizer.json").write_text("{broken")
-    with pytest.raises(ModelError, match="the tokenizer of .* is missing or cannot be read: [^\n]*$"):
+    with pytest.raises(ModelError, match=r"the tokenizer of .* is missing or cannot be read: [^\n]*$"):
         load_tokenizer(copied)
     (copied / "tokenizer.json").unlink()
     (copied / "tokenizer_config.json").unlink()
-    with pytest.raises(ModelError, match="the tokenizer of .* is missing or cannot be read: [^\n]*$"):
+    with pytest.raises(ModelError, match=r"the tokenizer of .* is missing or cannot be read: [^\n]*$"):
         load_tokenizer(copied)
 
 
@@ -253,7 +253,7 @@ def test_a_pair_shares_a_tokenizer_and_the_end_tokens_of_all_three_places(saved:
 def test_a_pair_with_other_tokens_or_too_few_rows_is_refused(saved: Path, tmp_path: Path) -> None:
     save_pair_member(tmp_path / "other", last_token="other")
     save_pair_member(tmp_path / "short", vocab_rows=V - 1)
-    with pytest.raises(VocabularyError, match="other does not fit target .*: token 31 is 'w31' in the target's"):
+    with pytest.raises(VocabularyError, match=r"other does not fit target .*: token 31 is 'w31' in the target's"):
         load_pair(saved, tmp_path / "other")
     with pytest.raises(VocabularyError, match="the draft model has 31 embedding rows"):
         load_pair(saved, tmp_path / "short")

@@ -113,7 +113,9 @@ def attend(
     num_rows = num_new * group
     packed = query.reshape(1, num_kv_heads, num_rows, head_size)
     if num_rows == 1 and packed.dtype == torch.bfloat16:
-        packed = packed.expand(1, num_kv_heads, 2, head_size)  # on CPU, a product of two rows is twice as fast as of one
+        packed = packed.expand(
+            1, num_kv_heads, 2, head_size
+        )  # on CPU, a product of two rows is twice as fast as of one
     out = functional.scaled_dot_product_attention(packed, keys, values, bias, 0.0, False, scale=scale)
     return out[0, :, :num_rows].view(num_kv_heads, num_new, group, head_size)
 

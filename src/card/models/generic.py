@@ -30,7 +30,9 @@ def layer_windows(config: Any, max_model_len: int) -> list[int | None]:
         kinds = ["full_attention" if window is None else "sliding_attention"] * config.num_hidden_layers
     other = sorted(set(kinds) - {"full_attention", "sliding_attention"})
     if other:
-        raise ModelError(f"{config.model_type} has layers of type {', '.join(other)}; only full and sliding attention run")
+        raise ModelError(
+            f"{config.model_type} has layers of type {', '.join(other)}; only full and sliding attention run"
+        )
     is_short = window is not None and window < max_model_len
     return [window if kind == "sliding_attention" and is_short else None for kind in kinds]
 
@@ -42,7 +44,9 @@ def require_rollback(model: PreTrainedModel) -> None:
     if model.config.is_encoder_decoder:
         raise ModelError(f"{name} is an encoder-decoder model; CARD runs decoder-only models")
     if getattr(model, "_is_stateful", False):
-        raise ModelError(f"{name} keeps a recurrent state, which cannot be rolled back; use a model with attention only")
+        raise ModelError(
+            f"{name} keeps a recurrent state, which cannot be rolled back; use a model with attention only"
+        )
     if not getattr(config, "is_causal", True) or getattr(config, "use_bidirectional_attention", False):
         raise ModelError(f"{name} attends in both directions; CARD runs causal models")
     devices = {str(p.device) for p in model.parameters()}
@@ -81,7 +85,9 @@ class _Probe:
             )
         distinct = set(self.layouts.values())
         if len(distinct) > 1 or len(self.groups) > 1:
-            raise ModelError(f"the layers of {name} differ in KV heads, head size or dtype; only uniform ones are built")
+            raise ModelError(
+                f"the layers of {name} differ in KV heads, head size or dtype; only uniform ones are built"
+            )
         of = distinct.pop()
         return KVLayout(num_layers, of.num_kv_heads, of.head_size, of.dtype, of.device)
 

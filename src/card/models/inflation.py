@@ -80,8 +80,8 @@ def inflate(model: PreTrainedModel, num_parameters: int, *, seed: int = 0) -> Ll
 def choose_shape(config: LlamaConfig, num_parameters: int) -> InflatedShape:
     """Return the shape, within 1 % of ``num_parameters``, that looks most like a model one would train at that size.
 
-    That is: the MLP as wide against the residual stream as in the original, and layers growing with the cube root of the
-    width. ``num_parameters`` is at least the original's.
+    That is: the MLP as wide against the residual stream as in the original, and layers growing with the cube root of
+    the width. ``num_parameters`` is at least the original's.
     """
     width_ratio = config.intermediate_size / config.hidden_size
 

@@ -30,6 +30,7 @@ from card.models.demo import DEMO_NAMES, demo_folder
 from card.models.text import check_tokenizers_fit
 
 _HUB_TIMEOUT_S = 10.0
+_NO_CONTEXT_LIMIT = 1 << 30
 _HTTP_ERROR: Any = HfHubHTTPError.__bases__[0]  # of the HTTP client that the hub's client is built on
 _DTYPES = {
     "float64": torch.float64,
@@ -143,6 +144,36 @@ def parameter_count(model: torch.nn.Module) -> int:
 def vocab_size(model: PreTrainedModel) -> int:
     """Return V, the number of token ids that the model has logits for; padding rows included."""
     return int(model.config.get_text_config().vocab_size)
+
+
+def context_limit(model: PreTrainedModel) -> int:
+    """Return the most positions that the model was made for; a large number if its config sets no limit."""
+    limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    return int(limit) if limit else _NO_CONTEXT_LIMIT
+
+
+def check_pair(
+    tokenizer: PreTrainedTokenizerBase, target: PreTrainedModel, draft: str | Path | PreTrainedModel
+) -> None:
+    """Check that a draft fits the target: by name without loading its weights, a loaded one by its size.
+
+    Raises: ModelError if the draft cannot be found; VocabularyError that names the first difference.
+    """
+    if isinstance(draft, PreTrainedModel):
+        if vocab_size(draft) < len(tokenizer):
+            raise VocabularyError(
+                f"the draft model has {vocab_size(draft)} embedding rows, the target's tokenizer {len(tokenizer)} "
+                "tokens; use two models that share one tokenizer"
+            )
+        return
+    draft_tokenizer = load_tokenizer(draft)
+    with _quiet():
+        draft_config = _read_config(_find(str(draft)))
+    sizes = vocab_size(target), int(draft_config.get_text_config().vocab_size)
+    try:
+        check_tokenizers_fit(tokenizer, draft_tokenizer, *sizes)
+    except VocabularyError as error:
+        raise VocabularyError(f"draft {draft} does not fit the target: {error}") from error
 
 
 def end_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = None) -> frozenset[int]:

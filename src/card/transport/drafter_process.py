@@ -18,7 +18,7 @@ import zmq
 from card.drafter import DrafterWorker
 from card.errors import CardError, ProtocolError
 from card.messages import DrafterMessage, Fault, Ready, decode, encode
-from card.models.loading import load_model, parameter_count
+from card.models.loading import context_limit, load_model, parameter_count
 from card.models.torch_runner import TorchRunner
 from card.writers.beam import BeamWriter
 
@@ -92,7 +92,8 @@ def _run(config: DrafterConfig, connection: _Connection) -> None:
     torch.set_num_threads(config.threads)
     model = load_model(config.model, dtype=config.dtype, device=config.device)
     num_parameters = parameter_count(model)
-    runner = TorchRunner(model, max_model_len=config.max_model_len, max_tree_rows=config.max_tree_rows)
+    max_model_len = min(config.max_model_len, context_limit(model))
+    runner = TorchRunner(model, max_model_len=max_model_len, max_tree_rows=config.max_tree_rows)
     worker = DrafterWorker(BeamWriter(runner), clock=time.perf_counter)
     connection.send([Ready(runner.vocab_size, runner.max_model_len, num_parameters)])
     while not worker.is_shut_down:

@@ -1,0 +1,180 @@
+"""The rows of the comparison: each decodes one prompt with one method on stated cores and says what it cost.
+
+Ours run through `card.LLM`, those of transformers through its own ``generate`` on the same model objects.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from transformers import GenerationConfig, PreTrainedModel
+from transformers.generation.streamers import BaseStreamer
+
+from card import LLM
+from card.config import DraftSettings, SamplingParams
+from card.engine.cores import pinned
+from card.metrics import RequestStats
+
+
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """One prompt decoded once. "Decoding" is what comes after the first target pass, which reads the prompt."""
+
+    token_ids: tuple[int, ...]
+    decode_tokens: int  # tokens that decoding gave: those of the first pass are left out
+    decode_s: float
+    total_s: float
+    cpu_s: float  # processor time of this process, all its threads; a drafter's own process is not in it
+    target_passes: int  # while decoding
+    stats: RequestStats | None  # only our own methods have it
+
+
+class Row(Protocol):
+    """One method on stated cores."""
+
+    name: str
+    settings: Mapping[str, Any]
+    is_comparable: bool  # False: it draws other random numbers, so that its text differs from plain decoding's
+
+    def decode(self, prompt_ids: Sequence[int], params: SamplingParams) -> Decoded:
+        """Decode one prompt."""
+
+
+class CardRow:
+    """One of our methods. Rows that differ in draft settings alone share an LLM, hence one drafter process."""
+
+    is_comparable = True
+
+    def __init__(self, name: str, llm: LLM, draft: DraftSettings) -> None:
+        """Take ``draft`` as the user's settings; the method shapes them."""
+        self.name = name
+        self._llm = llm
+        self._draft = llm.method.shape(draft)
+        engine = llm.settings
+        self.settings: Mapping[str, Any] = {
+            "method": llm.method.name,
+            "cores": list(engine.cores or ()),
+            "threads": engine.threads,
+        }
+        if llm.method.needs_draft:
+            self.settings = {
+                **self.settings,
+                "placement": engine.placement,
+                "draft_cores": list(engine.draft_cores or ()),
+                **{n: getattr(self._draft, n) for n in "verify beam_width branch budget lead max_wait_s".split()},
+                "min_depth": self._draft.min_depth,
+                "coupled_noise": self._draft.coupled_noise,
+            }
+        if llm.method.schedule == "sequential":
+            self.settings = {**self.settings, "num_speculative_tokens": self._draft.num_speculative_tokens}
+
+    def decode(self, prompt_ids: Sequence[int], params: SamplingParams) -> Decoded:
+        self._llm.draft_settings = self._draft
+        cpu_before, started = time.process_time(), time.perf_counter()
+        output = self._llm.generate([list(prompt_ids)], params)[0]
+        total_s, cpu_s = time.perf_counter() - started, time.process_time() - cpu_before
+        stats, token_ids = output.stats, output.outputs[0].token_ids
+        return Decoded(token_ids, len(token_ids) - 1, stats.decode_s, total_s, cpu_s, stats.target_passes, stats)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AssistantSettings:
+    """How transformers' assisted generation drafts; None leaves its own defaults."""
+
+    num_assistant_tokens: int | None = None  # drafted each time, without a confidence threshold
+
+    def __str__(self) -> str:
+        return "defaults" if self.num_assistant_tokens is None else f"constant {self.num_assistant_tokens}"
+
+    def changes(self) -> dict[str, Any]:
+        """Return what to change in the assistant's generation config."""
+        if self.num_assistant_tokens is None:
+            return {}
+        return {
+            "num_assistant_tokens": self.num_assistant_tokens,
+            "num_assistant_tokens_schedule": "constant",
+            "assistant_confidence_threshold": 0.0,
+        }
+
+
+@dataclass(slots=True)
+class _Clock(BaseStreamer):  # type: ignore[misc]
+    """Notes when transformers hands out tokens: first the prompt, then the tokens of each pass."""
+
+    times_s: list[float] = field(default_factory=list)
+    counts: list[int] = field(default_factory=list)
+
+    def put(self, value: Tensor) -> None:
+        self.times_s.append(time.perf_counter())
+        self.counts.append(value.numel())
+
+    def end(self) -> None:
+        """Nothing is held back."""
+
+
+class TransformersRow:
+    """transformers' own ``generate``, plain or with an assistant model, on the same weights."""
+
+    def __init__(
+        self,
+        name: str,
+        model: PreTrainedModel,
+        end_ids: frozenset[int],
+        cores: tuple[int, ...],
+        *,
+        is_comparable: bool,
+        assistant: PreTrainedModel | None = None,
+        assistant_settings: AssistantSettings | None = None,
+    ) -> None:
+        self.name = name
+        self.is_comparable = is_comparable
+        self._model = model
+        self._end_ids = sorted(end_ids)
+        self._cores = cores
+        self._assistant = assistant
+        self._changes = assistant_settings.changes() if assistant_settings else {}
+        self._own_config = assistant.generation_config if assistant else None
+        self.settings: Mapping[str, Any] = {
+            "cores": list(cores),
+            "threads": len(cores),
+            "attention": model.config._attn_implementation,
+        }
+        if assistant_settings:
+            self.settings = {**self.settings, "assistant": str(assistant_settings)}
+
+    def decode(self, prompt_ids: Sequence[int], params: SamplingParams) -> Decoded:
+        clock = _Clock()
+        inputs = torch.tensor([list(prompt_ids)])
+        if self._assistant is not None and self._own_config is not None:
+            config = GenerationConfig.from_dict({**self._own_config.to_dict(), **self._changes})
+            self._assistant.generation_config = config
+        generate: Any = self._model.generate
+        torch.manual_seed(params.seed or 0)
+        with pinned(self._cores, len(self._cores)):
+            cpu_before, started = time.process_time(), time.perf_counter()
+            output = generate(
+                inputs,
+                attention_mask=torch.ones_like(inputs),
+                assistant_model=self._assistant,
+                streamer=clock,
+                max_new_tokens=params.max_tokens,
+                eos_token_id=self._end_ids or None,
+                pad_token_id=self._end_ids[0] if self._end_ids else 0,
+                **_sampling_options(params),
+            )
+            total_s, cpu_s = time.perf_counter() - started, time.process_time() - cpu_before
+        _, first, *later = clock.times_s
+        decode_s = later[-1] - first if later else 0.0
+        token_ids = tuple(output[0, len(prompt_ids) :].tolist())
+        return Decoded(token_ids, sum(clock.counts[2:]), decode_s, total_s, cpu_s, len(later), None)
+
+
+def _sampling_options(params: SamplingParams) -> dict[str, Any]:
+    if params.temperature == 0.0:
+        return {"do_sample": False}
+    return {"do_sample": True, "temperature": params.temperature, "top_k": 0, "top_p": 1.0}

@@ -1,0 +1,81 @@
+"""Make the README's Markdown tables from the JSON lines of `methods.py` and `profile_rounds.py`.
+
+python benchmarks/table.py benchmarks/results/methods.jsonl
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import report
+
+
+def read_runs(path: Path) -> list[list[dict[str, Any]]]:
+    """Return the lines of a file, run by run, in their order."""
+    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    return [list(run) for _, run in itertools.groupby(lines, lambda line: (line["started"], line["command"]))]
+
+
+def methods_table(lines: Sequence[dict[str, Any]]) -> str:
+    """Return one run of `methods.py` as a table, its fastest row in bold."""
+    rows = [report.cells(line) for line in lines]
+    fastest = max(range(len(lines)), key=lambda i: lines[i]["decode_tokens_per_s"])
+    rows[fastest] = {column: f"**{text}**" if column == "method" else text for column, text in rows[fastest].items()}
+    return markdown(list(rows[0]), [list(row.values()) for row in rows])
+
+
+def profile_table(lines: Sequence[dict[str, Any]]) -> str:
+    """Return one run of `profile_rounds.py` as a table: one row per part, one column per thing profiled."""
+    parts = list(dict.fromkeys(part for line in lines for part in line["parts"]))
+    rows = [[part, *(report.shown(line["parts"].get(part), ".0f") for line in lines)] for part in parts]
+    rows += [[f"**{t}**", *(f"{line[f'{t}_us']:.0f}" for line in lines)] for t in ("overhead", "total")]
+    return markdown(["median, µs", *(line["what"] for line in lines)], rows)
+
+
+def provenance(line: dict[str, Any]) -> str:
+    """Return where the figures of a run come from, in a few lines."""
+    machine, versions = line["machine"], line["versions"]
+    facts = [f"{machine['cpu']}, {machine['cores']} cores, load {machine['load_average']} at the start", line["dtype"]]
+    if line["target_cost"]:
+        facts.append(f"target costs {line['target_cost']}")
+    if "num_prompts" in line:
+        facts.append(
+            f"{line['num_prompts']} prompts, {line['repeats']} repeats, at most {line['max_tokens']} tokens each"
+        )
+        facts.append(f"T = {line['temperature']:g}, seed {line['seed']}")
+    facts.append(f"torch {versions['torch']}, transformers {versions['transformers']}")
+    return f"{'; '.join(facts)}.\n`{line['command']}` at commit `{line['commit'][:12]}`, {line['started'][:10]}."
+
+
+def markdown(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a Markdown table; the first column is aligned left, the others right."""
+    rule = ["---", *["---:"] * (len(columns) - 1)]
+    return "\n".join("| " + " | ".join(row) + " |" for row in [columns, rule, *rows])
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print the tables of the last run in each file, or of all runs. Returns the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("files", type=Path, nargs="+", help="JSON lines of methods.py or profile_rounds.py")
+    parser.add_argument("--all-runs", action="store_true", help="every run of a file, not just the last one")
+    args = parser.parse_args(argv)
+    for path in args.files:
+        try:
+            runs = read_runs(path)
+        except (OSError, ValueError, KeyError) as error:
+            print(f"table.py: error: {path} holds no benchmark lines: {error!r}", file=sys.stderr)
+            return 2
+        for lines in runs if args.all_runs else runs[-1:]:
+            make = methods_table if lines[0]["benchmark"] == "methods" else profile_table
+            print(f"{make(lines)}\n\n{provenance(lines[0])}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

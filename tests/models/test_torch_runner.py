@@ -1,0 +1,367 @@
+"""TorchRunner against transformers' own forward passes, on tiny random models in float32."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from card.errors import CapacityError, ModelError
+from card.models.kv_cache import RowTree
+from card.models.protocol import NO_PARENT, Extension
+from card.models.torch_runner import TorchRunner
+
+VOCAB_SIZE = 61
+MAX_MODEL_LEN = 40
+MAX_TREE_ROWS = 24
+SIZES: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 64,
+    "initializer_range": 0.4,  # large, so that a wrong mask or position shows in the logits
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "pad_token_id": None,
+}
+CAPPED: dict[str, Any] = {"sliding_window": 5, "attn_logit_softcapping": 3.0, "final_logit_softcapping": 9.0}
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("Llama", {}),
+    "llama-bias-mha": ("Llama", {"attention_bias": True, "mlp_bias": True, "num_key_value_heads": 4}),
+    "llama-rope3": (
+        "Llama",
+        {
+            "rope_parameters": {
+                "rope_type": "llama3",
+                "rope_theta": 10000.0,
+                "factor": 8.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 32,
+            }
+        },
+    ),
+    "qwen2": ("Qwen2", {}),
+    "qwen2-sliding": ("Qwen2", {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1}),
+    "qwen3": ("Qwen3", {}),
+    "mistral": ("Mistral", {"sliding_window": None}),
+    "mistral-sliding": ("Mistral", {"sliding_window": 5}),
+    "gemma": ("Gemma", {}),
+    "gemma2": ("Gemma2", CAPPED),
+    "gemma3": ("Gemma3", {"sliding_window": 5, "sliding_window_pattern": 2}),
+}
+FUSABLE = [name for name in MODELS if not name.startswith("gemma")]
+CASES = [(name, False) for name in MODELS] + [(name, True) for name in FUSABLE]
+FEW = [("llama", True), ("llama", False), ("qwen2-sliding", True), ("gemma2", False)]
+quick = settings(deadline=None, max_examples=6)
+
+
+@functools.cache
+def make_model(name: str) -> PreTrainedModel:
+    family, changes = MODELS[name]
+    config_name = f"{family}TextConfig" if family == "Gemma3" else f"{family}Config"
+    config = getattr(transformers, config_name)(**{**SIZES, **changes})
+    config._attn_implementation = "eager"
+    torch.manual_seed(len(name))
+    model: PreTrainedModel = getattr(transformers, f"{family}ForCausalLM")(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() == 1:
+                parameter.normal_(1.0 if family != "Gemma" else 0.0, 0.2)  # norm weights and biases that matter
+    return model.eval()
+
+
+@functools.cache
+def make_runner(name: str, fused: bool) -> TorchRunner:
+    return TorchRunner(make_model(name), max_model_len=MAX_MODEL_LEN, max_tree_rows=MAX_TREE_ROWS, fused=fused)
+
+
+def own_logits(name: str, ids: Sequence[int]) -> Tensor:
+    """Logits of the last token by transformers' own code, without a cache."""
+    with torch.no_grad():
+        logits: Tensor = make_model(name)(torch.tensor([list(ids)]), use_cache=False).logits[0, -1]
+    return logits
+
+
+def path_to(row: int, parents: Sequence[int]) -> list[int]:
+    path: list[int] = []
+    while row != NO_PARENT:
+        path.append(row)
+        row = parents[row]
+    return path[::-1]
+
+
+def assert_same(got: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(got.clone(), expected, atol=2e-4, rtol=2e-4)
+
+
+@st.composite
+def trees(draw: st.DrawFn, max_rows: int = 16) -> list[int]:
+    """Parents of a random tree: a chain, then forks from anywhere, most often near the end."""
+    num_chained = draw(st.integers(1, 9))
+    parents = list(range(-1, num_chained - 1))
+    for row in range(num_chained, draw(st.integers(num_chained, max_rows))):
+        parents.append(draw(st.integers(max(0, row - 5), row - 1) | st.integers(0, row - 1)))
+    return parents
+
+
+def tokens_of(parents: Sequence[int], seed: int) -> list[int]:
+    return np.random.default_rng(seed).integers(0, VOCAB_SIZE, len(parents)).tolist()
+
+
+def is_visible(tree: RowTree, start: int) -> np.ndarray:
+    bias = tree.bias(start)
+    assert bias is not None
+    return bias[:, : tree.num_rows] == 0
+
+
+@pytest.mark.parametrize(("name", "fused"), CASES)
+@quick
+@given(parents=trees(), seed=st.integers(0, 99), cuts=st.sets(st.integers(1, 15), max_size=3))
+def test_every_node_of_a_tree_gets_the_logits_of_its_path(
+    name: str, fused: bool, parents: list[int], seed: int, cuts: set[int]
+) -> None:
+    runner, ids = make_runner(name, fused), tokens_of(parents, seed)
+    slot = runner.open()
+    bounds = [0, *sorted(cut for cut in cuts if cut < len(ids)), len(ids)]
+    parts = [
+        runner.forward([Extension(slot, ids[a:b], parents[a:b])])[0]
+        for a, b in zip(bounds[:-1], bounds[1:], strict=True)
+    ]
+    expected = torch.stack([own_logits(name, [ids[i] for i in path_to(row, parents)]) for row in range(len(ids))])
+    assert_same(torch.cat(parts), expected)
+    assert runner.positions(slot).tolist() == [len(path_to(row, parents)) - 1 for row in range(len(ids))]
+    runner.close(slot)
+
+
+@pytest.mark.parametrize(("name", "fused"), FEW)
+@quick
+@given(many=st.lists(trees(), min_size=2, max_size=4), seed=st.integers(0, 99), data=st.data())
+def test_sequences_in_one_pass_get_what_each_gets_alone(
+    name: str, fused: bool, many: list[list[int]], seed: int, data: st.DataObject
+) -> None:
+    runner = make_runner(name, fused)
+    texts = [tokens_of(parents, seed + i) for i, parents in enumerate(many)]
+    firsts = [data.draw(st.integers(0, len(ids))) for ids in texts]
+    alone = []
+    for ids, parents, first in zip(texts, many, firsts, strict=True):
+        slot = runner.open()
+        alone.append(runner.forward([Extension(slot, ids, parents, first)])[0])
+        runner.close(slot)
+    slots = [runner.open() for _ in texts]
+    together = runner.forward([Extension(*of) for of in zip(slots, texts, many, firsts, strict=True)])
+    for got, expected in zip(together, alone, strict=True):
+        assert got.shape == expected.shape
+        assert_same(got, expected.clone())
+    for slot in slots:
+        runner.close(slot)
+
+
+@pytest.mark.parametrize(("name", "fused"), FEW)
+@quick
+@given(parents=trees(), seed=st.integers(0, 99), data=st.data())
+def test_kept_rows_equal_a_fresh_prefill_of_the_kept_text(
+    name: str, fused: bool, parents: list[int], seed: int, data: st.DataObject
+) -> None:
+    runner, ids = make_runner(name, fused), tokens_of(parents, seed)
+    kept_path = path_to(data.draw(st.integers(0, len(ids) - 1)), parents)
+    also = data.draw(st.sets(st.integers(0, len(ids) - 1), max_size=3))
+    kept = sorted({row for leaf in also for row in path_to(leaf, parents)} | set(kept_path))
+    num_prefix = data.draw(st.integers(0, next((i for i, row in enumerate(kept) if row != i), len(kept))))
+    slot = runner.open()
+    runner.forward([Extension(slot, ids, parents)])
+    runner.keep(slot, num_prefix, kept[num_prefix:])
+    fresh = runner.open()
+    new_parents = [kept.index(parents[row]) if parents[row] != NO_PARENT else NO_PARENT for row in kept]
+    runner.forward([Extension(fresh, [ids[row] for row in kept], new_parents)])
+    assert runner.num_rows(slot) == len(kept)
+    assert runner.positions(slot).tolist() == runner.positions(fresh).tolist()
+    kv, fresh_kv = (runner._cache[s].kv[:, :, :, : len(kept)].clone() for s in (slot, fresh))
+    torch.testing.assert_close(kv, fresh_kv, atol=1e-4, rtol=1e-4)
+    tip = kept.index(kept_path[-1])
+    more = [Extension(s, [7, 8, 9], [tip, len(kept), tip]) for s in (slot, fresh)]
+    got, expected = (runner.forward([extension])[0] for extension in more)
+    assert_same(got, expected.clone())
+    text = [ids[row] for row in kept_path]
+    assert_same(got, torch.stack([own_logits(name, text + end) for end in ([7], [7, 8], [9])]))
+    runner.close(slot)
+    runner.close(fresh)
+
+
+@quick
+@given(parents=trees(max_rows=30), cut=st.integers(0, 30))
+def test_a_row_sees_itself_and_its_ancestors_and_nothing_else(parents: list[int], cut: int) -> None:
+    tree = RowTree(64)
+    cut = min(cut, len(parents) - 1)
+    tree.append(np.asarray(parents[:cut], np.int64))
+    tree.append(np.asarray(parents[cut:], np.int64))
+    if len(parents) > 1:
+        visible = is_visible(tree, 0)
+        assert [np.flatnonzero(row).tolist() for row in visible] == [path_to(r, parents) for r in range(len(parents))]
+        assert (visible.sum(1) == tree.positions() + 1).all()
+    for start in range(len(parents)):
+        bias = tree.bias(start, window=3)
+        if bias is not None:
+            paths = [path_to(row, parents)[-3:] for row in range(start, len(parents))]
+            assert [np.flatnonzero(row[: len(parents)] == 0).tolist() for row in bias] == paths
+
+
+def test_a_chain_needs_no_matrix_and_a_fork_one_of_the_forked_rows_only() -> None:
+    tree = RowTree(5000)
+    tree.append(np.arange(-1, 3999))
+    tree.append(np.arange(3999, 4099))
+    assert (tree.num_prefix_rows, tree._ancestors.size) == (4100, 0)
+    tree.append(np.asarray([20, 4100, 4099]))
+    assert tree._ancestors.size <= 64 * 64
+    assert is_visible(tree, 4100).sum(1).tolist() == [22, 23, 4101]
+    tree.keep(4100, np.asarray([4102]))
+    assert tree.num_prefix_rows == tree.num_rows == 4101
+
+
+def test_a_truncation_copies_nothing_and_the_untouched_prefix_stays() -> None:
+    runner = make_runner("llama", True)
+    slot = runner.open()
+    runner.forward([Extension(slot, [1, 2, 3, 4, 5, 6], [-1, 0, 1, 2, 2, 4])])
+    kv = runner._cache[slot].kv
+    version = kv[..., :6, :].clone()
+    runner.keep(slot, 3)
+    assert torch.equal(kv[..., :6, :], version)
+    runner.forward([Extension(slot, [4, 5, 6], [2, 2, 4])])
+    before = kv[..., :6, :].clone()
+    runner.keep(slot, 3, [4, 5])
+    assert torch.equal(kv[..., :3, :], before[..., :3, :])
+    assert torch.equal(kv[..., 3:5, :], before[..., 4:6, :])
+    runner.close(slot)
+
+
+def test_a_closed_slot_is_used_again_and_starts_empty() -> None:
+    runner = TorchRunner(make_model("llama"), max_model_len=16, max_tree_rows=4)
+    slot = runner.open()
+    first = runner.forward([Extension(slot, [1, 2, 3], [-1, 0, 1])])[0].clone()
+    memory = runner._cache[slot].kv.data_ptr()
+    runner.close(slot)
+    with pytest.raises(ModelError, match="not open"):
+        runner.num_rows(slot)
+    again = runner.open()
+    assert runner._cache[again].kv.data_ptr() == memory
+    assert runner.num_rows(again) == 0
+    assert torch.equal(runner.forward([Extension(again, [1, 2, 3], [-1, 0, 1])])[0], first)
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_a_refused_pass_changes_nothing(fused: bool) -> None:
+    runner = TorchRunner(make_model("llama"), max_model_len=8, max_tree_rows=2, fused=fused)
+    one, two = runner.open(), runner.open()
+    runner.forward([Extension(one, [1, 2, 3, 4, 5, 6], list(range(-1, 5))), Extension(two, [1, 2], [-1, 0])])
+    good = Extension(two, [3, 4], [1, 1])
+    refused: list[tuple[type[Exception], Extension]] = [
+        (CapacityError, Extension(one, [1, 2, 3], [5, 6, 7])),  # position 8 of 8
+        (CapacityError, Extension(one, [1, 2, 3, 4, 5], [5, 5, 5, 5, 5])),  # row 10 of 10
+        (ModelError, Extension(one, [VOCAB_SIZE], [5])),
+        (ModelError, Extension(one, [-1], [5])),
+        (ModelError, Extension(one, [1, 2], [5, 7])),
+        (ModelError, Extension(one, [1], [-2])),
+        (ModelError, Extension(one, [1], [5, 6])),
+        (ModelError, Extension(one, [], [])),
+        (ModelError, Extension(one, [1], [5], 2)),
+        (ModelError, good),
+    ]
+    for error, extension in refused:
+        with pytest.raises(error):
+            runner.forward([good, extension])
+        assert (runner.num_rows(one), runner.num_rows(two)) == (6, 2)
+    for keep in ((7, []), (2, [1, 3]), (2, [4, 3]), (2, [6]), (2, [4])):
+        with pytest.raises(ModelError):
+            runner.keep(one, *keep)
+        assert runner.num_rows(one) == 6
+    logits = runner.forward([good, Extension(one, [7, 8], [5, 6])])
+    assert_same(logits[0], torch.stack([own_logits("llama", [1, 2, i]) for i in (3, 4)]))
+    assert_same(logits[1][1], own_logits("llama", [1, 2, 3, 4, 5, 6, 7, 8]))
+
+
+def test_a_long_prompt_runs_at_once_and_in_chunks() -> None:
+    for name, fused in (("llama", True), ("llama", False), ("mistral-sliding", True), ("gemma2", False)):
+        model = make_model(name)
+        runner = TorchRunner(model, max_model_len=64, max_tree_rows=0, fused=fused)
+        ids = tokens_of(range(64), 3)
+        with torch.no_grad():
+            expected = model(torch.tensor([ids[:]]), use_cache=False).logits[0]
+        whole, chunked = runner.open(), runner.open()
+        assert_same(runner.forward([Extension(whole, ids, list(range(-1, 63)))])[0], expected)
+        runner.forward([Extension(chunked, ids[:20], list(range(-1, 19)), 20)])
+        rest = runner.forward([Extension(chunked, ids[20:], list(range(19, 63)))])[0]
+        assert_same(rest, expected[20:])
+
+
+def test_weights_that_are_not_packed_stay_the_models_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("card.models.fused.MAX_PACKED_BYTES", 0)
+    for name in ("qwen2", "llama-bias-mha"):
+        expected = own_logits(name, [1, 2, 3])
+        runner = TorchRunner(make_model(name), max_model_len=16, fused=True)
+        slot = runner.open()
+        assert_same(runner.forward([Extension(slot, [1, 2, 3], [-1, 0, 1], 2)])[0][0], expected)
+        assert_same(own_logits(name, [1, 2, 3]), expected)
+        weights: Any = make_model(name).model.layers[0].self_attn
+        assert weights.q_proj.weight.untyped_storage().data_ptr() == weights.v_proj.weight.untyped_storage().data_ptr()
+
+
+def test_bfloat16_and_float64_run_in_their_own_dtype() -> None:
+    for dtype, tolerance in ((torch.bfloat16, 0.15), (torch.float64, 1e-9)):
+        config = transformers.LlamaConfig(**{**SIZES, "initializer_range": 0.1})
+        torch.manual_seed(0)
+        model = transformers.LlamaForCausalLM(config).to(dtype).eval()
+        with torch.no_grad():
+            expected = model(torch.tensor([[1, 2, 3, 4]]), use_cache=False).logits[0]
+        for fused in (True, False):
+            runner = TorchRunner(model, max_model_len=16, fused=fused)
+            slot = runner.open()
+            runner.forward([Extension(slot, [1, 2], [-1, 0])])
+            got = runner.forward([Extension(slot, [3, 4], [1, 2])])[0]
+            assert runner.dtype == got.dtype == dtype
+            torch.testing.assert_close(got.clone(), expected[2:], atol=tolerance, rtol=0)
+
+
+def test_the_model_works_as_before_after_a_generic_pass() -> None:
+    make_runner("gemma3", False)
+    assert make_model("gemma3").config._attn_implementation == "eager"
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "reason"),
+    [
+        ("Mamba", {"state_size": 4}, "recurrent"),
+        ("Bloom", {}, "attention interface"),
+        ("GptOss", {"num_local_experts": 2}, "s_aux"),
+        ("Llama4", {"num_local_experts": 2, "intermediate_size_mlp": 48}, "chunked_attention"),
+    ],
+)
+def test_models_that_cannot_run_row_wise_are_refused_by_reason(
+    family: str, changes: dict[str, Any], reason: str
+) -> None:
+    make = getattr(transformers, f"{family}TextConfig" if family == "Llama4" else f"{family}Config")
+    sizes = {key: value for key, value in SIZES.items() if family != "Bloom" or not key.startswith("num_key")}
+    model = getattr(transformers, f"{family}ForCausalLM")(make(**{**sizes, **changes}))
+    with pytest.raises(ModelError, match=reason):
+        TorchRunner(model, max_model_len=16)
+
+
+def test_fused_is_refused_where_it_does_not_fit_and_chosen_where_it_does() -> None:
+    with pytest.raises(ModelError, match="fused"):
+        TorchRunner(make_model("gemma"), max_model_len=16, fused=True)
+    with pytest.raises(ModelError, match="max_model_len"):
+        TorchRunner(make_model("llama"), max_model_len=65)
+    assert TorchRunner(make_model("llama"), max_model_len=16).is_fused
+    assert not TorchRunner(make_model("gemma"), max_model_len=16).is_fused
