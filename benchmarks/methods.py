@@ -232,7 +232,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the benchmark. Returns: 0, or 1 if a text differs from plain decoding other than at a near-tie."""
     args = parse_arguments(argv)
     console = Console(stderr=True)
-    transformers_logging.set_verbosity_error()
+    transformers_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     run = environment.describe_run()
     with contextlib.ExitStack() as stack:
         bench = Bench(args, console)

@@ -22,6 +22,18 @@ DRAFT_OPTIONS: dict[str, type] = {
     "min_depth": int,
 }
 
+_OWN_FIELDS = (  # only our own methods count these
+    "hit_rate",
+    "drafter_layers_per_s",
+    "ceiling_share",
+    "target_pass_ms",
+    "waited_ms",
+    "round_overhead_ms",
+    "verified_per_emitted",
+    "acceptance_rate",
+    "drafter_restarts",
+)
+
 
 def tokens_per_s(runs: Sequence[Decoded]) -> float:
     """Return the tokens of decoding per second of decoding, over all these runs together."""
@@ -62,10 +74,7 @@ def cost_fields(runs: Sequence[Decoded]) -> dict[str, Any]:
         "mean_acceptance_length": round(tokens / passes, 3) if passes else None,
         "cores_used": round(sum(run.cpu_s for run in runs) / total_s, 2),  # by the target's process, prefill included
     }
-    own = dict.fromkeys(
-        "hit_rate drafter_layers_per_s ceiling_share target_pass_ms round_overhead_ms waited_ms verified_per_emitted "
-        "acceptance_rate drafter_restarts".split()
-    )
+    own: dict[str, Any] = dict.fromkeys(_OWN_FIELDS)
     stats = [run.stats for run in runs if run.stats is not None]
     if not stats or not passes:
         return {**fields, **own}

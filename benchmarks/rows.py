@@ -20,6 +20,18 @@ from card.config import DraftSettings, SamplingParams
 from card.engine.cores import pinned
 from card.metrics import RequestStats
 
+_SHOWN_DRAFT_SETTINGS = (
+    "verify",
+    "beam_width",
+    "branch",
+    "budget",
+    "lead",
+    "max_wait_s",
+    "min_depth",
+    "min_path_logprob",
+    "coupled_noise",
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
@@ -66,9 +78,7 @@ class CardRow:
                 **self.settings,
                 "placement": engine.placement,
                 "draft_cores": list(engine.draft_cores or ()),
-                **{n: getattr(self._draft, n) for n in "verify beam_width branch budget lead max_wait_s".split()},
-                "min_depth": self._draft.min_depth,
-                "coupled_noise": self._draft.coupled_noise,
+                **{name: getattr(self._draft, name) for name in _SHOWN_DRAFT_SETTINGS},
             }
         if llm.method.schedule == "sequential":
             self.settings = {**self.settings, "num_speculative_tokens": self._draft.num_speculative_tokens}
@@ -103,7 +113,7 @@ class AssistantSettings:
 
 
 @dataclass(slots=True)
-class _Clock(BaseStreamer):  # type: ignore[misc]
+class _Clock(BaseStreamer):
     """Notes when transformers hands out tokens: first the prompt, then the tokens of each pass."""
 
     times_s: list[float] = field(default_factory=list)

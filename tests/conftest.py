@@ -9,11 +9,20 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["MKL_NUM_THREADS"] = "1"
 
+import pytest
 import torch
 from hypothesis import settings
+
+from tests.pair import Pair, save_pair
 
 torch.set_num_threads(1)
 
 settings.register_profile("local", deadline=None)  # a loaded machine is slow, not wrong
 settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
 settings.load_profile("ci" if os.environ.get("CI") else "local")
+
+
+@pytest.fixture(scope="session")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    """A tiny pair on disk, made once; not to be changed."""
+    return save_pair(tmp_path_factory.mktemp("pair"))

@@ -23,7 +23,9 @@ GREEDY = SamplingParams(temperature=0.0, seed=0, max_tokens=40)
 
 
 def toy_target(seed: int = 0, **settings: int) -> TableModel:
-    return TableModel(seed, vocab_size=12, order=2, spread=1.5, **{"max_model_len": 128, "num_tree_rows": 512, **settings})
+    return TableModel(
+        seed, vocab_size=12, order=2, spread=1.5, **{"max_model_len": 128, "num_tree_rows": 512, **settings}
+    )
 
 
 def toy_draft(target: TableModel, agreement: float, seed: int = 1) -> TableModel:
@@ -59,7 +61,7 @@ def decode(
         uses_drafter=link is not None,
     )
     token_ids: list[int] = []
-    for progress, stats in engine.run(request):
+    for progress, stats in engine.run(request):  # noqa: B007 - the last ones are looked at below
         token_ids += progress.token_ids
         assert progress.token_ids, "every round commits at least one token"
     assert progress.finish_reason is not None

@@ -207,13 +207,15 @@ def test_fresh_root_is_the_first_to_expand() -> None:
 
 
 def test_frontier_lists_the_best_unexpanded_nodes_by_path_score() -> None:
-    cache = two_layers()
-    assert cache.frontier(9) == [3, 4, 5]
+    cache = make_cache()
+    grow(cache, {0: [(1, -0.5), (2, -4.0)]})
+    grow(cache, {1: [(3, -1.0), (4, -2.0)], 2: [(5, -0.5)]})
+    assert cache.frontier(9) == [3, 4, 5]  # -1.5, -2.5, -4.5
     assert cache.frontier(1) == [3]
     assert cache.frontier(0) == []
     assert cache.frontier(9, min_path_logprob=-2.5) == [3, 4]
-    grow(cache, {3: [(1, -1.0)]})
-    assert cache.frontier(9) == [6, 4, 5]
+    grow(cache, {3: [(6, -2.0)]})
+    assert cache.frontier(9) == [4, 6, 5]
 
 
 def test_grow_takes_the_best_children_over_all_parents() -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from card.config import DraftSettings, SamplingParams
     from card.errors import CardError
-    from card.llm import LLM, RequestOutput  # type: ignore[import-not-found]
+    from card.llm import LLM, RequestOutput
 
 __version__ = "0.1.0"
 

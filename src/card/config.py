@@ -59,7 +59,12 @@ class SamplingParams(_Replaceable):
         _require(self.seed is None or 0 <= self.seed < 2**63, "seed", "an integer from 0 to 2**63 - 1", self.seed)
         _require(self.max_tokens >= 1, "max_tokens", "1 or more", self.max_tokens)
         _require(all(self.stop), "stop", "a list of strings that are not empty", self.stop)
-        _require(all(i >= 0 for i in self.stop_token_ids), "stop_token_ids", "a list of ids of 0 or more", self.stop_token_ids)
+        _require(
+            all(i >= 0 for i in self.stop_token_ids),
+            "stop_token_ids",
+            "a list of ids of 0 or more",
+            self.stop_token_ids,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,4 +120,6 @@ class EngineSettings(_Replaceable):
             _require(getattr(self, name) >= 1, name, "1 or more", getattr(self, name))
         for name in ("start_timeout_s", "drafter_timeout_s"):
             _require(getattr(self, name) > 0, name, "above 0 seconds", getattr(self, name))
-        _require(self.max_model_len is None or self.max_model_len >= 2, "max_model_len", "2 or more", self.max_model_len)
+        _require(
+            self.max_model_len is None or self.max_model_len >= 2, "max_model_len", "2 or more", self.max_model_len
+        )

@@ -147,4 +147,6 @@ class DrafterWorker:
     def _check_tokens(self, token_ids: tuple[int, ...]) -> None:
         vocab_size = self._writer.model.vocab_size
         if token_ids and not 0 <= min(token_ids) <= max(token_ids) < vocab_size:
-            raise ProtocolError(f"token ids must be from 0 to {vocab_size - 1}, got {min(token_ids)} to {max(token_ids)}")
+            raise ProtocolError(
+                f"token ids must be from 0 to {vocab_size - 1}, got {min(token_ids)} to {max(token_ids)}"
+            )

@@ -119,13 +119,18 @@ class LLM:
         engine_changes, draft_changes = _split_settings(settings)
         engine_changes.setdefault("placement", self.method.placement)
         self.settings = EngineSettings(
-            target=_name(target), draft=None if draft is None else _name(draft), method=self.method.name, **engine_changes
+            target=_name(target),
+            draft=None if draft is None else _name(draft),
+            method=self.method.name,
+            **engine_changes,
         )
         self.draft_settings = self.method.shape(DraftSettings(**draft_changes))
         if self.method.needs_draft and draft is None:
             raise SettingsError(f"method {self.method.name} needs a draft model; give one, or use method vanilla")
         if isinstance(draft, PreTrainedModel) and self.settings.placement == "process":
-            raise SettingsError("a loaded draft model cannot move into another process; give its folder, or placement thread")
+            raise SettingsError(
+                "a loaded draft model cannot move into another process; give its folder, or placement thread"
+            )
         self._tokenizer = tokenizer or load_tokenizer(self.settings.target)
         model = target
         if not isinstance(model, PreTrainedModel):
@@ -137,11 +142,15 @@ class LLM:
             model = inflate(model, parse_parameter_count(self.settings.target_cost))
         original = inflated_from(model)
         if original is not None:
-            self.target_cost = f"{parameter_count(model) / 1e6:.0f}M (inflated from {original / 1e6:.1f}M, same outputs)"
+            self.target_cost = (
+                f"{parameter_count(model) / 1e6:.0f}M (inflated from {original / 1e6:.1f}M, same outputs)"
+            )
         limit = context_limit(model)
         self.max_model_len = self.settings.max_model_len or min(_DEFAULT_MAX_MODEL_LEN, limit)
         if self.max_model_len > limit:
-            raise SettingsError(f"max_model_len must be at most {limit}, the target's own limit, got {self.max_model_len}")
+            raise SettingsError(
+                f"max_model_len must be at most {limit}, the target's own limit, got {self.max_model_len}"
+            )
         self._end_ids = end_token_ids(model, self._tokenizer)
         self._runner = TorchRunner(
             model, max_model_len=self.max_model_len, max_tree_rows=self.draft_settings.budget + _SPARE_ROWS
@@ -217,13 +226,21 @@ class LLM:
             stop_check=text if params.stop else None,
             uses_drafter=self._link is not None,
         )
-        with pinned(self._cores.target, self.settings.threads):
-            for progress, stats in self._engine.run(request):
+        rounds = self._engine.run(request)
+        try:
+            while True:
+                with pinned(self._cores.target, self.settings.threads):  # not while the caller uses what it got
+                    step = next(rounds, None)
+                if step is None:
+                    return
+                progress, stats = step
                 if not params.stop:
                     for token_id in progress.token_ids:
                         text.feed(token_id)
                 piece = text.take(is_end=progress.finish_reason is not None)
                 yield StreamChunk(piece, progress.token_ids, progress.finish_reason, stats)
+        finally:
+            rounds.close()
 
     def _complete(self, prompt_ids: tuple[int, ...], params: SamplingParams, prompt: str | None) -> RequestOutput:
         request_id = next(self._request_ids)
@@ -244,7 +261,13 @@ class LLM:
         )
 
     def _encode(self, prompt: str | Sequence[int]) -> tuple[int, ...]:
-        return self._checked(encode_prompt(self._tokenizer, prompt) if isinstance(prompt, str) else prompt)
+        if isinstance(prompt, str):
+            return self._checked(encode_prompt(self._tokenizer, prompt))
+        if not isinstance(prompt, Sequence) or any(isinstance(token_id, str) for token_id in prompt):
+            raise PromptError(
+                f"a prompt must be a string or a list of token ids, got {type(prompt).__name__}; prompts are a list of those"
+            )
+        return self._checked(prompt)
 
     def _checked(self, prompt_ids: Sequence[int]) -> tuple[int, ...]:
         if not prompt_ids:
@@ -257,12 +280,14 @@ class LLM:
         for token_id in prompt_ids:
             if not 0 <= token_id < self._runner.vocab_size:
                 raise PromptError(f"token ids must be from 0 to {self._runner.vocab_size - 1}, got {token_id}")
-        return tuple(prompt_ids)
+        return tuple(map(int, prompt_ids))
 
     def _make_link(self, draft: str | PreTrainedModel) -> DrafterLink:
         settings = self.settings
         device = settings.draft_device or settings.device
-        max_tree_rows = min(2 * self.draft_settings.lead * self.draft_settings.beam_width, self.draft_settings.max_nodes)
+        max_tree_rows = min(
+            2 * self.draft_settings.lead * self.draft_settings.beam_width, self.draft_settings.max_nodes
+        )
         max_tree_rows += _SPARE_ROWS
         if settings.placement == "process":
             template = DrafterConfig(

@@ -90,7 +90,14 @@ class RequestStats:
     def as_dict(self) -> dict[str, Any]:
         """Return counters and derived figures as plain values for JSON."""
         derived = (
-            "decode_s decode_tokens_per_s mean_acceptance_length acceptance_rate hit_rate drafter_layers_per_s "
-            "ceiling_share target_busy_share round_overhead_ms"
-        ).split()
+            "decode_s",
+            "decode_tokens_per_s",
+            "mean_acceptance_length",
+            "acceptance_rate",
+            "hit_rate",
+            "drafter_layers_per_s",
+            "ceiling_share",
+            "target_busy_share",
+            "round_overhead_ms",
+        )
         return {**asdict(self), **{name: getattr(self, name) for name in derived}}

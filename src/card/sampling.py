@@ -50,8 +50,8 @@ class SamplingRule:
 class GumbelNoise:
     """Standard Gumbel noise for each (position, token) of one seed, from the counter-based generator Philox.
 
-    The stream of a position depends on nothing but (seed, position, token id): Philox 4x64 keyed by the seed, with the
-    position in the upper half of its counter. Source: Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3".
+    The noise depends on nothing but (seed, position, token id): Philox 4x64 keyed by the seed, with the position in
+    the upper half of its counter. Source: Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3".
     """
 
     def __init__(self, seed: int, vocab_size: int) -> None:

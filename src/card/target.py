@@ -231,7 +231,10 @@ class TargetWorker:
         """Return the new tokens up to the one that ends the text, and why it ends, if it does."""
         request = generation.request
         for i, token_id in enumerate(new_ids):
-            if token_id in request.end_ids or (request.stop_check and request.stop_check.feed(token_id)):
+            completes_stop = request.stop_check is not None and request.stop_check.feed(
+                token_id
+            )  # end tokens count too
+            if token_id in request.end_ids or completes_stop:
                 return new_ids[: i + 1], "stop"
             num_new = generation.num_new_tokens + i + 1
             if num_new >= request.params.max_tokens or len(request.prompt_ids) + num_new >= self.model.max_model_len:

@@ -52,15 +52,28 @@ def test_text_is_that_of_plain_decoding_under_any_message_order(seed, agreement,
 
 
 @settings(max_examples=80)
-@given(seed=st.integers(0, 99), agreement=agreements, params=sampling, shape=shapes, method=st.sampled_from(["sps", "card"]))
+@given(
+    seed=st.integers(0, 99),
+    agreement=agreements,
+    params=sampling,
+    shape=shapes,
+    method=st.sampled_from(["sps", "card"]),
+)
 def test_text_is_that_of_plain_decoding_when_taking_turns(seed, agreement, params, shape, method):
     target = toy_target(seed)
-    token_ids, reason, _ = decode(target, inline(toy_draft(target, agreement)), method=method, params=params, draft=shape)
+    token_ids, reason, _ = decode(
+        target, inline(toy_draft(target, agreement)), method=method, params=params, draft=shape
+    )
     assert (token_ids, reason) == plain(target, params=params)
 
 
 @settings(max_examples=60)
-@given(seed=st.integers(0, 99), shape=shapes, ends=st.frozensets(st.integers(0, 11), min_size=1, max_size=3), temperature=st.sampled_from([0.0, 1.0]))
+@given(
+    seed=st.integers(0, 99),
+    shape=shapes,
+    ends=st.frozensets(st.integers(0, 11), min_size=1, max_size=3),
+    temperature=st.sampled_from([0.0, 1.0]),
+)
 def test_text_ends_at_the_same_end_token(seed, shape, ends, temperature):
     target = toy_target(seed)
     params = SamplingParams(temperature=temperature, seed=seed, max_tokens=60)

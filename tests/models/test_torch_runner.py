@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -137,10 +138,7 @@ def test_every_node_of_a_tree_gets_the_logits_of_its_path(
     runner, ids = make_runner(name, fused), tokens_of(parents, seed)
     slot = runner.open()
     bounds = [0, *sorted(cut for cut in cuts if cut < len(ids)), len(ids)]
-    parts = [
-        runner.forward([Extension(slot, ids[a:b], parents[a:b])])[0]
-        for a, b in zip(bounds[:-1], bounds[1:], strict=True)
-    ]
+    parts = [runner.forward([Extension(slot, ids[a:b], parents[a:b])])[0] for a, b in itertools.pairwise(bounds)]
     expected = torch.stack([own_logits(name, [ids[i] for i in path_to(row, parents)]) for row in range(len(ids))])
     assert_same(torch.cat(parts), expected)
     assert runner.positions(slot).tolist() == [len(path_to(row, parents)) - 1 for row in range(len(ids))]

@@ -26,7 +26,10 @@ from card.errors import PromptError
 @draft_options
 @model_options
 def chat(stats: bool, **options: Any) -> None:
-    """Talk with the target model. An empty line or Ctrl-D ends it, /clear forgets the conversation, Ctrl-C cuts an answer short."""
+    """Talk with the target model.
+
+    An empty line or Ctrl-D ends it, /clear forgets the conversation, Ctrl-C cuts an answer short.
+    """
     params = take_sampling_params(options)
     with make_llm(options) as llm:
         if llm.target_cost:

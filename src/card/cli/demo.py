@@ -45,7 +45,9 @@ class _Lane:
 
 
 @click.command(short_help="Watch the methods side by side on the built-in pair.")
-@click.option("--problems", type=int, default=3, show_default=True, help=f"How many problems, at most {len(DEMO_PROBLEMS)}.")
+@click.option(
+    "--problems", type=int, default=3, show_default=True, help=f"How many problems, at most {len(DEMO_PROBLEMS)}."
+)
 @click.option("--max-tokens", type=int, default=128, show_default=True, help="Most new tokens per problem.")
 @click.option("--temperature", type=float, default=0.0, show_default=True, help="0 takes the most likely token.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of the sampling noise.")
@@ -66,7 +68,9 @@ def demo(problems: int, max_tokens: int, temperature: float, seed: int, **option
     console.print(_closing_table(lanes))
     differing = [lane.method for lane in lanes if lane.token_ids != lanes[0].token_ids]
     if differing:
-        console.print(f"Text differs from plain decoding: {', '.join(differing)}. In bfloat16 two tokens may tie; see README.")
+        console.print(
+            f"Text differs from plain decoding: {', '.join(differing)}. In bfloat16 two tokens may tie; see README."
+        )
     else:
         console.print("All methods wrote the same text, token for token.")
 

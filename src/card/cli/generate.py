@@ -63,12 +63,13 @@ def generate(prompt: str | None, raw: bool, stats: bool, as_json: bool, **option
 
 def _read_stdin() -> str:
     """Return standard input as text. Raises: PromptError if it is a terminal or not valid UTF-8."""
-    if sys.stdin.isatty():
+    if sys.stdin is None or sys.stdin.isatty():  # None: closed by the caller
         raise PromptError("no prompt: give it as an argument or on standard input")
     data = sys.stdin.buffer.read()
     try:
         return data.decode("utf-8").strip("\n")
     except UnicodeDecodeError as error:
         raise PromptError(
-            f"standard input is not valid UTF-8: byte 0x{data[error.start]:02x} at offset {error.start}; convert it first"
+            f"standard input is not valid UTF-8: byte 0x{data[error.start]:02x} at offset {error.start}; "
+            "convert it first"
         ) from None

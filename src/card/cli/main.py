@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 
 import click
@@ -31,7 +32,7 @@ for command in (generate, chat, demo):
 def main() -> None:
     """Run the command line and exit."""
     try:
-        status = cli.main(standalone_mode=False)
+        status = cli.main(sys.argv[1:] or ["--help"], prog_name="card", standalone_mode=False)
     except click.ClickException as error:
         _fail(error.format_message())
     except CardError as error:
@@ -40,7 +41,7 @@ def main() -> None:
         click.echo("", err=True)
         sys.exit(_INTERRUPTED)
     except BrokenPipeError:  # the reader has gone, as in `card generate ... | head -1`
-        sys.stderr.close()
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left in the buffer goes nowhere
         sys.exit(0)
     sys.exit(status if isinstance(status, int) else 0)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, get_args
 
 import click
@@ -27,12 +27,20 @@ def _cores(_: click.Context, __: click.Parameter, value: str | None) -> tuple[in
 
 _MODEL_OPTIONS = [
     click.option("--target", help=f"Target model: a folder, a hub name, or {DEMO_TARGET}.  [default: {DEMO_TARGET}]"),
-    click.option("--draft", help=f"Draft model: a folder, a hub name, or {DEMO_DRAFT}, the default beside {DEMO_TARGET}."),
-    click.option("--dtype", default="auto", show_default=True, help="auto (as stored), float32, bfloat16, float16, float64."),
+    click.option(
+        "--draft", help=f"Draft model: a folder, a hub name, or {DEMO_DRAFT}, the default beside {DEMO_TARGET}."
+    ),
+    click.option(
+        "--dtype", default="auto", show_default=True, help="auto (as stored), float32, bfloat16, float16, float64."
+    ),
     click.option("--device", default="cpu", show_default=True, help="Device of the target: cpu, cuda, cuda:1."),
     click.option("--draft-device", help="Device of the draft model.  [default: the target's]"),
-    click.option("--target-cost", help="Inflate the target to the price of so many parameters, such as 300M; same outputs."),
-    click.option("--max-model-len", type=int, help="Most tokens of prompt and answer.  [default: the model's, at most 4096]"),
+    click.option(
+        "--target-cost", help="Inflate the target to the price of so many parameters, such as 300M; same outputs."
+    ),
+    click.option(
+        "--max-model-len", type=int, help="Most tokens of prompt and answer.  [default: the model's, at most 4096]"
+    ),
     click.option("--threads", type=int, default=1, show_default=True, help="CPU threads of the target."),
     click.option("--draft-threads", type=int, default=1, show_default=True, help="CPU threads of the drafter."),
     click.option("--cores", callback=_cores, help="CPU cores of the target, such as 0 or 0,1."),
@@ -41,7 +49,9 @@ _MODEL_OPTIONS = [
 ]
 _METHOD_OPTIONS = [
     click.option("--method", default="card", show_default=True, help=f"One of {', '.join(METHODS)}."),
-    click.option("--placement", help=f"Where the drafter runs: {', '.join(get_args(Placement))}.  [default: by method]"),
+    click.option(
+        "--placement", help=f"Where the drafter runs: {', '.join(get_args(Placement))}.  [default: by method]"
+    ),
 ]
 _DRAFT_OPTIONS = [
     click.option("--verify", help=f"Shape that the target verifies: {' or '.join(get_args(VerifyShape))}."),
@@ -49,8 +59,12 @@ _DRAFT_OPTIONS = [
     click.option("--branch", type=int, help="Most continuations kept of one candidate."),
     click.option("--budget", type=int, help="Most candidates verified in one target pass."),
     click.option("--lead", type=int, help="Most layers of candidates ahead of the text."),
-    click.option("--num-speculative-tokens", type=int, help="Tokens drafted per turn where drafter and target take turns."),
-    click.option("--coupled-noise/--no-coupled-noise", default=None, help="Rank candidates with the target's sampling noise."),
+    click.option(
+        "--num-speculative-tokens", type=int, help="Tokens drafted per turn where drafter and target take turns."
+    ),
+    click.option(
+        "--coupled-noise/--no-coupled-noise", default=None, help="Rank candidates with the target's sampling noise."
+    ),
     click.option("--max-wait-s", type=float, help="Longest wait for candidates when there are fewer than --min-depth."),
     click.option("--min-depth", type=int, help="Length of the best path below which the target waits, if it may."),
 ]
@@ -58,8 +72,12 @@ _SAMPLING_OPTIONS = [
     click.option("--max-tokens", type=int, default=256, show_default=True, help="Most new tokens."),
     click.option("--temperature", type=float, default=0.0, show_default=True, help="0 takes the most likely token."),
     click.option("--top-k", type=int, default=0, show_default=True, help="Keep the k most likely tokens; 0 keeps all."),
-    click.option("--top-p", type=float, default=1.0, show_default=True, help="Keep the likeliest tokens up to this mass."),
-    click.option("--min-p", type=float, default=0.0, show_default=True, help="Drop tokens below this share of the best one."),
+    click.option(
+        "--top-p", type=float, default=1.0, show_default=True, help="Keep the likeliest tokens up to this mass."
+    ),
+    click.option(
+        "--min-p", type=float, default=0.0, show_default=True, help="Drop tokens below this share of the best one."
+    ),
     click.option("--seed", type=int, help="Same seed, same text.  [default: drawn]"),
     click.option("--stop", multiple=True, help="End before this string; may be given several times."),
     click.option("--ignore-eos", is_flag=True, help="Go on past the model's end tokens."),
@@ -88,7 +106,7 @@ def sampling_options(command: F) -> F:
 
 def take_sampling_params(options: dict[str, Any]) -> SamplingParams:
     """Take the sampling options out of ``options``. Raises: SettingsError for a value out of range."""
-    names = "max_tokens temperature top_k top_p min_p seed stop ignore_eos".split()
+    names = ("max_tokens", "temperature", "top_k", "top_p", "min_p", "seed", "stop", "ignore_eos")
     return SamplingParams(**{name: options.pop(name) for name in names})
 
 
@@ -115,7 +133,7 @@ def make_llm(options: dict[str, Any]) -> LLM:
     return LLM(target, draft if needs_draft else None, method=method, **given(options))
 
 
-def _with(options: list[Callable[[F], F]], command: F) -> F:
+def _with(options: Sequence[Callable[[F], F]], command: F) -> F:
     for option in reversed(options):
         command = option(command)
     return command

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 
 from card.errors import ProtocolError
 from card.messages import Ready, TargetMessage
@@ -24,10 +24,10 @@ class Engine:
         self._link = link
         self._method = method
 
-    def run(self, request: TargetRequest) -> Iterator[tuple[Progress, RequestStats]]:
+    def run(self, request: TargetRequest) -> Generator[tuple[Progress, RequestStats], None, None]:
         """Yield what each round gives, with the live counters, until the request is finished.
 
-        Closing the iterator early drops the request. The drafter may fail at any time: the text is the same.
+        Closing the generator early drops the request. The drafter may fail at any time: the text is the same.
         """
         request_id, started = request.request_id, time.perf_counter()
         restarts_before = self._link.status.num_restarts if self._link else 0

@@ -45,7 +45,7 @@ class Kernels(Protocol):
 
 
 class PlainKernels:
-    """Weights as they are; gate and up are one product. For accelerators, float64 and models too large to hold twice."""
+    """Weights as they are; gate and up are one product. For GPUs, float64 and models too large to hold twice."""
 
     def linear(self, x: Tensor, layer: Linear) -> Tensor:
         return functional.linear(x, layer[0], layer[1])
@@ -153,7 +153,7 @@ def _share(linears: Sequence[nn.Linear], joined: Tensor) -> None:
 
 
 def _mirrored_rms_norm(x: Tensor, doubled_weight: Tensor, eps: float) -> Tensor:
-    """RMS norm as a layer norm of (x, -x): its mean is 0 and its variance the mean square, and that kernel is fused on CPU."""
+    """RMS norm as a layer norm of (x, -x), whose mean is 0 and variance the mean square: one kernel on CPU, not six."""
     both = torch.cat((x, -x), 1)
     return functional.layer_norm(both, doubled_weight.shape, doubled_weight, None, eps)[:, : x.shape[1]]
 
@@ -266,7 +266,7 @@ class FusedDecoder:
         steps: Sequence[SequencePass],
         outs: Sequence[Tensor],
     ) -> None:
-        """Write the new keys and values of layer ``index``, and its attention into ``outs``; qkv is [sum T, (H + 2 Hkv) D]."""
+        """Write layer ``index``'s new keys and values, and its attention into ``outs``; qkv is [sum T, (H + 2 Hkv) D]."""
         width, size, num_kv_heads = qkv.shape[1], self.layout.head_size, self._num_kv_heads
         group, num_heads = self.group, self._num_heads
         rotated = qkv.as_strided((len(qkv), num_heads + num_kv_heads, size), (width, size, 1))  # queries and keys

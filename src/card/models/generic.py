@@ -127,7 +127,7 @@ def _attention(
     card_pass: _Pass | _Probe | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """The function behind ATTENTION_NAME; query [1, H, sum T, D], key and value [1, Hkv, sum T, D] -> [1, sum T, H, D]."""
+    """Hand one layer's queries [1, H, sum T, D], keys and values [1, Hkv, sum T, D] to the pass: [1, sum T, H, D]."""
     if card_pass is None:
         raise ModelError(f"{type(module).__name__} does not hand its caller's arguments to attention; it cannot be run")
     for name in REFUSED_ARGUMENTS:

@@ -41,7 +41,10 @@ class RowTree:
         return self._positions[start : self.num_rows]
 
     def append(self, parents: IntArray) -> None:
-        """Add a row for each parent. Raises: CapacityError, ModelError (a parent is not an earlier row); nothing changed then."""
+        """Add a row for each parent, [T]. Nothing changes when it raises.
+
+        Raises: CapacityError if the rows do not fit; ModelError if a parent is not an earlier row.
+        """
         start, stop = self.num_rows, self.num_rows + len(parents)
         if stop > self.max_rows:
             raise CapacityError(
@@ -97,7 +100,7 @@ class RowTree:
         self.num_prefix_rows = min(self.num_prefix_rows, num_rows)
 
     def keep(self, num_first_rows: int, rows: IntArray) -> None:
-        """Keep the first rows and then ``rows``, renumbered. Raises: ModelError (see `KVCache.keep`); nothing changed then."""
+        """Keep the first rows and then ``rows``, renumbered. Raises: ModelError, see `KVCache.keep`."""
         if not 0 <= num_first_rows <= self.num_rows:
             raise ModelError(f"keep() was asked for the first {num_first_rows} rows of a sequence of {self.num_rows}")
         parents = self._parents[rows] if len(rows) and int(rows.max()) < self.num_rows else rows[:0]

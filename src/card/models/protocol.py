@@ -16,7 +16,7 @@ class Extension:
     """New tokens of one sequence for one forward call.
 
     A sequence holds rows 0, 1, 2, ... in its KV cache, one per token, each with a parent row; a chain is the tree in
-    which row i has parent i - 1. A token sees itself and its ancestors, and its position is the number of its ancestors.
+    which row i has parent i - 1. A token sees itself and its ancestors; its position is the number of its ancestors.
     """
 
     slot: int  # which sequence, as returned by `open`
@@ -57,7 +57,7 @@ class LanguageModel(Protocol):
         """
 
     def keep(self, slot: int, num_prefix_rows: int, rows: Sequence[int] = ()) -> None:
-        """Keep rows 0 .. num_prefix_rows - 1 and then ``rows`` (ascending, each beyond the prefix), in this order; drop the rest.
+        """Keep rows 0 .. num_prefix_rows - 1 and then ``rows``, in this order; drop the rest.
 
-        The kept rows are renumbered without gaps; every parent of a kept row must be kept too.
+        ``rows`` ascend and lie beyond the prefix. The kept rows are renumbered without gaps; every parent of a kept row must be kept too.
         """

@@ -5,10 +5,10 @@ Started by `card.transport.process` with its settings as JSON on standard input;
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import sys
+import threading
 import time
 
 import msgspec
@@ -22,8 +22,8 @@ from card.models.loading import context_limit, load_model, parameter_count
 from card.models.torch_runner import TorchRunner
 from card.writers.beam import BeamWriter
 
-_IDLE_POLL_MS = 500  # how often an idle drafter looks whether its parent still lives
-_PR_SET_PDEATHSIG = 1
+_IDLE_POLL_MS = 500
+_PARENT_CHECK_S = 0.5
 
 
 class DrafterConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,9 +73,9 @@ class _Connection:
 
 def main() -> None:
     """Run the drafter; the exit status is 0 when told to end and 1 after a fault."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the target's process decides what Ctrl-C means
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the target's process decides what an interrupt means
     config = msgspec.json.decode(sys.stdin.buffer.read(), type=DrafterConfig)
-    _die_with_parent(config.parent_pid)
+    threading.Thread(target=_end_with_parent, args=(config.parent_pid,), daemon=True).start()
     if config.cores:
         os.sched_setaffinity(0, config.cores)  # torch makes its threads later, on these cores
     connection = _Connection(config)
@@ -97,8 +97,8 @@ def _run(config: DrafterConfig, connection: _Connection) -> None:
     worker = DrafterWorker(BeamWriter(runner), clock=time.perf_counter)
     connection.send([Ready(runner.vocab_size, runner.max_model_len, num_parameters)])
     while not worker.is_shut_down:
-        if worker.is_idle and not connection.poll(_IDLE_POLL_MS) and os.getppid() != config.parent_pid:
-            return
+        if worker.is_idle:
+            connection.poll(_IDLE_POLL_MS)
         while (frame := connection.receive()) is not None:
             try:
                 _, message = decode(frame)
@@ -109,12 +109,11 @@ def _run(config: DrafterConfig, connection: _Connection) -> None:
         connection.send(worker.step())
 
 
-def _die_with_parent(parent_pid: int) -> None:
-    """Ask Linux to kill this process when its parent dies; elsewhere the idle poll notices."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent_pid:
-        sys.exit(1)
+def _end_with_parent(parent_pid: int) -> None:
+    """End this process when its parent is gone. Linux's own death signal follows the thread that started us instead."""
+    while os.getppid() == parent_pid:
+        time.sleep(_PARENT_CHECK_S)
+    os._exit(1)
 
 
 if __name__ == "__main__":

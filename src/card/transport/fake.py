@@ -76,7 +76,7 @@ class FakeLink:
         """Return at once."""
 
     def draft(self, num_passes: int) -> None:
-        """Let one round go by: messages move, the drafter makes a few passes or is killed; ``num_passes`` is ignored."""
+        """Let one round go by: messages move, the drafter makes a few passes or is killed. The number is ignored."""
         self._now += 1
         if self._rng.random() < self._faults.kill:
             self._worker = self._make_worker()

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable
+
 from card.drafter import DrafterWorker
+from card.errors import CardError
 from card.messages import DrafterMessage, TargetMessage
 from card.transport.link import LinkStatus
 
+logger = logging.getLogger(__name__)
+
 
 class InlineLink:
-    """Runs the drafter only inside `draft`."""
+    """Runs the drafter only inside `draft`. A worker that raises is down for good; the target goes on alone."""
 
     runs_by_itself = False
 
@@ -22,7 +28,7 @@ class InlineLink:
 
     def send(self, message: TargetMessage) -> None:
         """Hand the message to the worker at once."""
-        self._received += self._worker.receive(message)
+        self._run(lambda: self._worker.receive(message))
 
     def receive(self) -> list[DrafterMessage]:
         """Return the worker's messages since the last call."""
@@ -35,9 +41,9 @@ class InlineLink:
     def draft(self, num_passes: int) -> None:
         """Make up to ``num_passes`` drafter passes."""
         for _ in range(num_passes):
-            if self._worker.is_idle or self._status.state == "down":
+            if self._status.state == "down" or self._worker.is_idle:
                 break
-            self._received += self._worker.step()
+            self._run(self._worker.step)
 
     def reject(self, reason: str) -> None:
         """Listen no more to a drafter that sends nonsense."""
@@ -45,8 +51,17 @@ class InlineLink:
 
     @property
     def status(self) -> LinkStatus:
-        """Up until rejected."""
+        """Up until rejected, or until the worker raises."""
         return self._status
 
     def close(self) -> None:
         """Nothing to end."""
+
+    def _run(self, act: Callable[[], list[DrafterMessage]]) -> None:
+        if self._status.state == "down":
+            return
+        try:
+            self._received += act()
+        except (CardError, RuntimeError, MemoryError) as error:  # out of memory is a RuntimeError in torch
+            logger.warning("drafter ends: %s", error)
+            self._status = LinkStatus("down", f"{type(error).__name__}: {error}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import shutil
@@ -26,6 +27,9 @@ _FIRST_BACKOFF_S = 0.25
 _MAX_BACKOFF_S = 30.0
 _STABLE_AFTER_S = 60.0  # a drafter that lived so long starts again without a back-off
 _EXIT_TIMEOUT_S = 2.0
+_LAST_WORDS_S = 0.05  # time for the frame in which a child that failed says why
+_FAULT_STATUS = 1  # exit status of such a child
+_COMMAND = (sys.executable, "-m", "card.transport.drafter_process")
 
 
 class ProcessLink:
@@ -71,9 +75,7 @@ class ProcessLink:
         while self._state == "starting":
             self.wait(0.05)
             self._read()
-            if self._state == "starting" and self._child and self._child.poll() is not None:
-                self._fail(f"it ended with exit status {self._child.returncode} while loading")
-            if time.monotonic() > deadline:
+            if self._state == "starting" and not self._has_ended() and time.monotonic() > deadline:
                 self._fail(f"not ready after {self._start_timeout_s:g} s")
         if self._state != "up":
             reason = self._reason
@@ -89,7 +91,9 @@ class ProcessLink:
                 logger.debug("drafter's queue is full: %s dropped", type(message).__name__)
 
     def receive(self) -> list[DrafterMessage]:
-        """Return what has arrived, and look after the child now and then."""
+        """Return what has arrived, and look after the child now and then; nothing after `close`."""
+        if self._is_closed:
+            return []
         messages = self._read()
         now = time.monotonic()
         if now - self._checked_at >= _CHECK_INTERVAL_S:
@@ -116,7 +120,7 @@ class ProcessLink:
         if self._is_closed:
             return
         self._is_closed = True
-        if self._child and self._child.poll() is None:
+        if self._child and self._child.poll() is None and self._state in ("up", "degraded"):
             self.send(Shutdown())
             try:
                 self._child.wait(_EXIT_TIMEOUT_S)
@@ -156,9 +160,9 @@ class ProcessLink:
                 self._num_restarts += 1
                 self._spawn()
             return
-        if self._child is not None and self._child.poll() is not None:
-            self._fail(f"it ended with exit status {self._child.returncode}")
-        elif self._state == "starting":
+        if self._has_ended():
+            return
+        if self._state == "starting":
             if now - self._spawned_at > self._start_timeout_s:
                 self._fail(f"not ready after {self._start_timeout_s:g} s")
         elif self._pinged_at is None:
@@ -170,28 +174,47 @@ class ProcessLink:
         elif now - self._pinged_at > self._silence_timeout_s / 2:
             self._state, self._reason = "degraded", f"silent for {now - self._heard_at:.1f} s"
 
+    def _has_ended(self) -> bool:
+        """Notice a child that ended; what it said last tells more than its exit status."""
+        if self._child is None or self._child.poll() is None:
+            return False
+        status = self._child.returncode
+        if status == _FAULT_STATUS and self._socket is not None and self._socket.poll(round(_LAST_WORDS_S * 1e3)):
+            self._read()
+        if self._state != "down":
+            self._fail(f"it ended with exit status {status}")
+        return True
+
     def _spawn(self) -> None:
         self._incarnation += 1
         self._respawn_at, self._pinged_at = None, None
         address = f"ipc://{self._folder}/{self._incarnation}"
         self._socket = self._context.socket(zmq.PAIR)
         self._socket.setsockopt(zmq.LINGER, 0)
-        self._socket.bind(address)
+        self._spawned_at = self._heard_at = time.monotonic()
+        self._state, self._reason = "starting", ""
+        try:
+            self._socket.bind(address)
+            self._child = self._popen(address)
+        except (OSError, zmq.ZMQError) as error:  # out of processes, or a path too long for a socket
+            self._fail(f"no process or no socket at {address}: {error}; is there room, and TMPDIR a short path?")
+
+    def _popen(self, address: str) -> subprocess.Popen[bytes]:
         config = msgspec.structs.replace(
             self._template, address=address, incarnation=self._incarnation, parent_pid=os.getpid()
         )
         package_root = str(Path(card.__file__).parents[1])
         search_path = os.pathsep.join([package_root, *filter(None, [os.environ.get("PYTHONPATH")])])
-        self._child = subprocess.Popen(
-            [sys.executable, "-m", "card.transport.drafter_process"],
+        child = subprocess.Popen(
+            _COMMAND,
             stdin=subprocess.PIPE,
+            process_group=0,  # Ctrl-C reaches the target's process only
             env={**os.environ, "PYTHONPATH": search_path, "OMP_NUM_THREADS": str(config.threads)},
         )
-        assert self._child.stdin is not None
-        self._child.stdin.write(msgspec.json.encode(config))
-        self._child.stdin.close()
-        self._spawned_at = self._heard_at = time.monotonic()
-        self._state, self._reason = "starting", ""
+        assert child.stdin is not None
+        with contextlib.suppress(BrokenPipeError), child.stdin:  # a child that ended already is noticed as one
+            child.stdin.write(msgspec.json.encode(config))
+        return child
 
     def _fail(self, reason: str) -> None:
         """End this child and plan the next one."""

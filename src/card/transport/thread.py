@@ -26,15 +26,18 @@ class ThreadLink:
         self._to_target: queue.SimpleQueue[DrafterMessage] = queue.SimpleQueue()
         self._arrived = threading.Event()
         self._status = LinkStatus("up")
+        self._is_started = False
         self._thread = threading.Thread(target=self._run, name="card-drafter", daemon=True)
 
     def start(self) -> None:
         """Start the thread."""
+        self._is_started = True
         self._thread.start()
 
     def send(self, message: TargetMessage) -> None:
-        """Queue the message."""
-        self._to_drafter.put(message)
+        """Queue the message, if anyone will read it."""
+        if self._thread.is_alive():
+            self._to_drafter.put(message)
 
     def receive(self) -> list[DrafterMessage]:
         """Return what the drafter has said."""
@@ -61,7 +64,9 @@ class ThreadLink:
 
     @property
     def status(self) -> LinkStatus:
-        """Up until the worker raises."""
+        """Up until rejected, or until the thread ends."""
+        if self._status.state == "up" and self._is_started and not self._thread.is_alive():
+            return LinkStatus("down", "its thread has ended")
         return self._status
 
     def close(self) -> None:

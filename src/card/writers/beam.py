@@ -50,7 +50,9 @@ class BeamSequence:
             self.cache.restart(self.cache.epoch + 1)
         self.token_ids += token_ids
         survivors = sorted(
-            (row, node) for node, row in self._row_of.items() if is_hit and self.cache.is_alive(node) and node not in path
+            (row, node)
+            for node, row in self._row_of.items()
+            if is_hit and self.cache.is_alive(node) and node not in path
         )
         self._model.keep(self._slot, self._num_committed_rows, path_rows + [row for row, _ in survivors])
         self._num_committed_rows += len(path_rows)
@@ -117,4 +119,3 @@ class BeamWriter:
         for i, logits in zip(busy, all_logits, strict=True):
             layers[i] = sequences[i].grow(frontiers[i], logits)
         return layers
-

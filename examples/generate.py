@@ -1,0 +1,14 @@
+"""Answer a question with CARD and compare with plain decoding: the same text, token for token."""
+
+from card import LLM, SamplingParams
+
+question = [{"role": "user", "content": "Tom has 3 boxes with 8 pencils each. He gives away 5. How many has he left?"}]
+params = SamplingParams(temperature=0.0, max_tokens=100)
+
+with LLM("demo-target", "demo-draft", dtype="float32") as card, LLM("demo-target", dtype="float32") as plain:
+    for chunk in card.stream(question, params):
+        print(chunk.text, end="", flush=True)
+    print(f"\n{chunk.stats.mean_acceptance_length:.1f} tokens per target pass")
+    fast, slow = card.chat(question, params)[0], plain.chat(question, params)[0]
+
+assert fast.outputs[0].token_ids == slow.outputs[0].token_ids

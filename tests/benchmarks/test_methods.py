@@ -1,0 +1,184 @@
+"""The benchmarks run on a tiny pair, compare texts before times, and their lines make tables."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from card.config import SamplingParams
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+MODULES = ("compare", "environment", "methods", "profile_rounds", "report", "rows", "table")
+END, USER, ASSISTANT = "<|end|>", "<|user|>", "<|assistant|>"
+TEMPLATE = "{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}<|end|>{% endfor %}<|assistant|>"
+
+
+def make_pair(folder: Path) -> tuple[Path, Path]:
+    """Save a tiny target and a draft that is its first layer, with a tokenizer of single bytes."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocab = {token: i for i, token in enumerate([END, USER, ASSISTANT, *alphabet])}
+    core = Tokenizer(models.BPE(vocab=vocab, merges=[]))
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    core.decoder = decoders.ByteLevel()
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=core, eos_token=END, pad_token=END, extra_special_tokens=[USER, ASSISTANT]
+    )
+    tokenizer.chat_template = TEMPLATE
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=len(vocab),
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=256,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=0,
+        initializer_range=0.3,
+    )
+    target = LlamaForCausalLM(config)
+    draft = LlamaForCausalLM(LlamaConfig(**{**config.to_dict(), "num_hidden_layers": 1}))
+    draft.load_state_dict(target.state_dict(), strict=False)
+    for model, name in ((target, "target"), (draft, "draft")):
+        model.save_pretrained(folder / name)
+        tokenizer.save_pretrained(folder / name)
+    return folder / "target", folder / "draft"
+
+
+@pytest.fixture(scope="module")
+def bench() -> Iterator[dict[str, ModuleType]]:
+    """The benchmark scripts as modules, importing one another as they do when run."""
+    before = set(sys.modules)
+    sys.path.insert(0, str(BENCHMARKS))
+    try:
+        yield {name: importlib.import_module(name) for name in MODULES}
+    finally:
+        sys.path.remove(str(BENCHMARKS))
+        for name in set(MODULES) - before:
+            sys.modules.pop(name, None)
+
+
+@pytest.fixture(scope="module")
+def common(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """Options of every script."""
+    folder = tmp_path_factory.mktemp("pair")
+    target, draft = make_pair(folder)
+    (folder / "prompts.jsonl").write_text(json.dumps({"question": "How many?", "answer": "2"}) + "\n" * 2)
+    return ["--prompts", str(folder / "prompts.jsonl"), "--limit", "1", "--target", str(target), "--draft", str(draft)]
+
+
+def lines_of(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def greedy(bench: dict[str, ModuleType], common: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("results") / "new" / "methods.jsonl"
+    options = ["--max-tokens", "10", "--repeats", "2", "--sps-lengths", "2,3", "--target-cost", "100K"]
+    assert bench["methods"].main([*common, *options, "--dtype", "float32", "--out", str(out)]) == 0
+    return out
+
+
+def test_every_method_writes_the_text_of_plain_decoding(greedy: Path, bench: dict[str, ModuleType]) -> None:
+    lines = {line["method"]: line for line in lines_of(greedy)}
+    assert list(lines) == [*bench["methods"].OURS, *bench["methods"].THEIRS]
+    for line in lines.values():
+        assert line["outputs_equal"] is True and line["first_differences"] == []
+        assert line["decode_tokens_per_s"] > 0 and len(line["decode_tokens_per_s_runs"]) == 2
+        assert line["num_prompts"] == 1 and line["repeats"] == 2 and line["dtype"] == "float32"
+        assert "inflated" in line["target_cost"] and line["versions"]["torch"] == torch.__version__
+    assert lines["vanilla"]["speedup_same_core"] == lines["vanilla-all-cores"]["speedup_all_cores"] == 1.0
+    assert lines["card-tree"]["settings"]["verify"] == "tree"
+    assert lines["card-tree"]["drafter_layers_per_s"] > 0
+
+
+def test_one_core_rows_have_one_core_and_the_fastest_draft_length_is_named(greedy: Path) -> None:
+    lines = {line["method"]: line for line in lines_of(greedy)}
+    for name, line in lines.items():
+        on_all = name.endswith("all-cores")
+        assert len(line["settings"]["cores"]) == line["settings"]["threads"] == 1 + on_all
+        assert on_all or line["cores_used"] < 1.1
+    tried = lines["sps"]["settings"]["chosen_among"]
+    assert tried[str(lines["sps"]["settings"]["num_speculative_tokens"])] == max(tried.values())
+    assert set(lines["transformers-assisted"]["settings"]["chosen_among"]) == {"defaults", "constant 2", "constant 3"}
+
+
+def test_lines_make_a_markdown_table(
+    greedy: Path, bench: dict[str, ModuleType], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert bench["table"].main([str(greedy)]) == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith("| method | tokens/s |") and "| card-tree" in printed.replace("**", "")
+    assert "benchmarks/methods.py" in printed or "`python" in printed
+
+
+def test_sampling_compares_coupled_and_uncoupled_candidates(
+    bench: dict[str, ModuleType], common: list[str], tmp_path: Path
+) -> None:
+    out = tmp_path / "sampled.jsonl"
+    options = ["--max-tokens", "8", "--repeats", "1", "--temperature", "1", "--coupling-report"]
+    methods = ["--methods", "sps,card-tree,transformers-assisted", "--sps-lengths", "2", "--dtype", "float32"]
+    assert bench["methods"].main([*common, *options, *methods, "--out", str(out)]) == 0
+    lines = {line["method"]: line for line in lines_of(out)}
+    assert list(lines)[0] == "vanilla"
+    for name in ("sps", "sps-uncoupled", "card-tree", "card-tree-uncoupled", "card-chain-uncoupled"):
+        assert lines[name]["outputs_equal"] is True
+        assert lines[name]["settings"]["coupled_noise"] is not name.endswith("uncoupled")
+    assert lines["transformers-assisted"]["outputs_equal"] is None
+
+
+def test_a_wrong_text_is_named_with_its_logit_gap(bench: dict[str, ModuleType], common: list[str]) -> None:
+    target = LlamaForCausalLM.from_pretrained(common[common.index("--target") + 1])
+    judge = bench["compare"].TextJudge(target, SamplingParams(temperature=0.0, seed=0))
+    prompt = [1, 20, 30]
+    with torch.inference_mode():
+        logits = target(input_ids=torch.tensor([[*prompt, 7]])).logits[0, -1]
+    best, worst = int(logits.argmax()), int(logits.argmin())
+    pairs = [(0, (7, worst, 9), (7, best, 8)), (0, (7, worst, 9), (7, best, 8)), (0, (7,), (7, best)), (0, (7,), (7,))]
+    wrong, short = judge.first_differences([prompt], pairs)
+    assert (wrong.position, wrong.token_id, wrong.plain_token_id, wrong.is_near_tie) == (1, worst, best, False)
+    assert wrong.logit_gap == pytest.approx(float(logits.max() - logits.min()), rel=1e-5)
+    assert short.position == 1 and short.token_id is None and short.logit_gap is None
+
+
+def test_an_interrupted_run_keeps_whole_repeats(bench: dict[str, ModuleType]) -> None:
+    cell, whole = bench["methods"].Cell, bench["methods"].whole_repeats
+    cells = [cell(0, 0, {}), cell(0, 1, {}), cell(1, 0, {})]
+    assert whole(cells, 2) == cells[:2]
+    assert whole(cells[:1], 2) == cells[:1]
+
+
+def test_rounds_and_beam_steps_are_profiled_part_by_part(
+    bench: dict[str, ModuleType], common: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "profile.jsonl"
+    options = ["--max-tokens", "30", "--beam-widths", "2,4", "--out", str(out)]
+    assert bench["profile_rounds"].main([*common, *options]) == 0
+    lines = {line["what"]: line for line in lines_of(out)}
+    assert list(lines) == [
+        "plain round",
+        "card round, chain",
+        "card round, tree",
+        "beam step, width 2",
+        "beam step, width 4",
+        "drafter's commit, width 4",
+    ]
+    for line in lines.values():
+        assert line["num_rounds"] > 0 and 0 < line["overhead_us"] <= line["total_us"]
+        assert "rest" in line["parts"]
+    assert lines["card round, tree"]["parts"]["query"] > 0 and lines["beam step, width 4"]["parts"]["grow the tree"] > 0
+    capsys.readouterr()
+    assert bench["table"].main([str(out)]) == 0
+    assert "beam step, width 4" in capsys.readouterr().out

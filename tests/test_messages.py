@@ -1,0 +1,170 @@
+"""Frames: what goes in comes out, and nothing but a whole message of this version is let in."""
+
+from __future__ import annotations
+
+import random
+import typing
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from card.errors import ProtocolError
+from card.messages import (
+    MAX_FRAME_BYTES,
+    PROTOCOL_VERSION,
+    Close,
+    Correction,
+    DrafterMessage,
+    DraftSpec,
+    Fault,
+    Layer,
+    Open,
+    Ping,
+    Pong,
+    Ready,
+    Resync,
+    Shutdown,
+    TargetMessage,
+    decode,
+    encode,
+)
+
+Message = TargetMessage | DrafterMessage
+integers = st.integers(-(2**63), 2**63 - 1)
+floats = st.floats(allow_nan=False)
+id_lists = st.lists(integers, max_size=6).map(tuple)
+specs = st.builds(
+    DraftSpec,
+    **dict.fromkeys(("temperature", "top_p", "min_p", "min_path_logprob"), floats),
+    **dict.fromkeys(("top_k", "seed", "beam_width", "branch", "lead", "max_nodes"), integers),
+    coupled_noise=st.booleans(),
+)
+MESSAGES: dict[type, st.SearchStrategy[Message]] = {
+    Open: st.builds(Open, integers, id_lists, specs),
+    Correction: st.builds(Correction, integers, integers, integers, id_lists, st.booleans()),
+    Close: st.builds(Close, integers),
+    Shutdown: st.builds(Shutdown),
+    Ping: st.builds(Ping, integers),
+    Pong: st.builds(Pong, integers),
+    Ready: st.builds(Ready, integers, integers, integers),
+    Layer: st.builds(
+        Layer,
+        **dict.fromkeys(("request_id", "seq", "epoch", "root_id", "root_position", "known_len", "num_passes"), integers),
+        **dict.fromkeys(("ids", "parents", "token_ids"), id_lists),
+        is_reset=st.booleans(),
+        logprobs=st.lists(floats, max_size=6).map(tuple),
+        busy_s=floats,
+    ),
+    Resync: st.builds(Resync, integers, integers),
+    Fault: st.builds(Fault, st.text(max_size=30)),
+}
+messages = st.one_of(*MESSAGES.values())
+CORRECTION = {"type": "Correction", "request_id": 1, "round_idx": 2, "start": 3, "token_ids": [4], "wants_snapshot": False}
+
+
+def frame(body: object, version: object = PROTOCOL_VERSION, incarnation: object = 0) -> bytes:
+    return msgspec.msgpack.encode([version, incarnation, body])
+
+
+def test_the_round_trip_covers_every_message_type() -> None:
+    assert set(MESSAGES) == {*typing.get_args(TargetMessage), *typing.get_args(DrafterMessage)}
+
+
+@pytest.mark.parametrize("kind", MESSAGES, ids=lambda kind: kind.__name__)
+def test_every_message_comes_out_as_it_went_in(kind: type) -> None:
+    @settings(max_examples=30)
+    @given(message=MESSAGES[kind], incarnation=st.integers(0, 2**62))
+    def check(message: Message, incarnation: int) -> None:
+        assert decode(encode(message, incarnation)) == (incarnation, message)
+        assert type(decode(encode(message, incarnation))[1]) is kind
+
+    check()
+
+
+@given(message=messages, data=st.data())
+def test_a_truncated_or_prolonged_frame_is_refused(message: Message, data: st.DataObject) -> None:
+    whole = encode(message, 1)
+    length = data.draw(st.integers(0, len(whole) - 1))
+    for broken in (whole[:length], whole + b"\0"):
+        with pytest.raises(ProtocolError, match=f"frame of {len(broken)} bytes is not a message"):
+            decode(broken)
+
+
+def test_a_frame_is_refused_by_its_size_alone() -> None:
+    with pytest.raises(ProtocolError, match=f"has {MAX_FRAME_BYTES + 1} bytes; at most {MAX_FRAME_BYTES} are allowed"):
+        decode(bytes(MAX_FRAME_BYTES + 1))
+    with pytest.raises(ProtocolError, match="is not a message"):
+        decode(bytes(MAX_FRAME_BYTES))
+
+
+@pytest.mark.parametrize("version", [PROTOCOL_VERSION - 1, PROTOCOL_VERSION + 1, -1])
+def test_a_frame_of_another_version_is_refused(version: int) -> None:
+    assert decode(frame(CORRECTION)) == (0, Correction(1, 2, 3, (4,), False))
+    with pytest.raises(ProtocolError, match=f"protocol version {version}, this side speaks {PROTOCOL_VERSION}"):
+        decode(frame(CORRECTION, version))
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        None,
+        [],
+        {},
+        "Correction",
+        {**CORRECTION, "type": "Rectification"},
+        {**CORRECTION, "type": 7},
+        {**CORRECTION, "token_ids": ["4"]},
+        {**CORRECTION, "token_ids": [4.5]},
+        {**CORRECTION, "token_ids": 4},
+        {**CORRECTION, "start": None},
+        {**CORRECTION, "wants_snapshot": 0},
+        {name: value for name, value in CORRECTION.items() if name != "round_idx"},
+        {"type": "Fault", "reason": b"bytes"},
+    ],
+)
+def test_a_body_of_wrong_types_is_refused(body: object) -> None:
+    with pytest.raises(ProtocolError, match="is not a message"):
+        decode(frame(body))
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        frame(CORRECTION, version="1"),
+        frame(CORRECTION, incarnation=None),
+        msgspec.msgpack.encode([PROTOCOL_VERSION, 0]),
+        msgspec.msgpack.encode(CORRECTION),
+        encode(Fault("abc"), 0).replace(b"abc", b"\xff\xfe\xfd"),  # not UTF-8
+        encode(Fault("abc"), 0).replace(b"Fault", b"F\xff\xff\xfft"),
+        encode(Open(1, (5,), DraftSpec(**dict.fromkeys(DraftSpec.__struct_fields__, 1))), 0).replace(
+            b"token_ids\x91", b"token_ids\xdd\xff\xff\xff\xff"  # claims four billion tokens
+        ),
+        b"\x93\x01\x00\x83\xa4type\xa5Fault\xa1x" + b"\x91" * 100_000,  # nested too deep
+    ],
+)
+def test_a_frame_that_lies_about_its_shape_is_refused(broken: bytes) -> None:
+    with pytest.raises(ProtocolError, match="is not a message"):
+        decode(broken)
+
+
+@settings(max_examples=300)
+@given(data=st.binary(max_size=80))
+def test_random_bytes_raise_nothing_but_a_protocol_error(data: bytes) -> None:
+    with pytest.raises(ProtocolError):
+        decode(data)
+
+
+@settings(max_examples=150)
+@given(message=messages, seed=st.integers(0, 2**31))
+def test_corrupted_frames_raise_nothing_but_a_protocol_error(message: Message, seed: int) -> None:
+    rng = random.Random(seed)
+    for _ in range(20):
+        corrupt = bytearray(encode(message, 3))
+        for _ in range(rng.randint(1, 4)):
+            corrupt[rng.randrange(len(corrupt))] = rng.randrange(256)
+        try:
+            decode(bytes(corrupt))
+        except ProtocolError:
+            pass

@@ -1,0 +1,80 @@
+"""Counters and derived figures, against examples worked out by hand."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+
+from card.metrics import RequestStats
+
+# 21 tokens: one from the prompt's pass, then 8 verifications that committed 12 accepted tokens and 8 of the target.
+EXAMPLE = RequestStats(
+    num_prompt_tokens=10,
+    num_new_tokens=21,
+    prefill_s=0.5,
+    wall_s=2.5,
+    target_passes=8,
+    target_busy_s=1.5,
+    waited_s=0.1,
+    verified_tokens=30,
+    accepted_tokens=12,
+    hits=4,
+    late_hits=2,
+    misses=2,
+    drafter_passes=60,
+    drafter_busy_s=1.5,
+)
+DERIVED = {
+    "decode_s": 2.0,
+    "decode_tokens_per_s": 10.0,  # 20 tokens after the first one, in 2 s
+    "mean_acceptance_length": 2.5,
+    "acceptance_rate": 0.4,
+    "hit_rate": 0.75,
+    "drafter_layers_per_s": 40.0,
+    "ceiling_share": 0.25,
+    "target_busy_share": 0.75,
+    "round_overhead_ms": 50.0,  # 2 - 1.5 - 0.1 s over 8 rounds
+}
+
+
+@pytest.mark.parametrize("name", DERIVED)
+def test_derived_figures_are_those_worked_out_by_hand(name: str) -> None:
+    assert getattr(EXAMPLE, name) == pytest.approx(DERIVED[name])
+
+
+@pytest.mark.parametrize("name", DERIVED)
+@pytest.mark.parametrize("num_new_tokens", [0, 1])
+def test_figures_of_a_request_that_did_nothing_are_zero(name: str, num_new_tokens: int) -> None:
+    stats = RequestStats(num_new_tokens=num_new_tokens)
+    assert getattr(stats, name) == (1.0 if name == "mean_acceptance_length" else 0.0)
+
+
+def test_hit_rate_is_a_share_even_if_hits_came_late_and_at_once() -> None:
+    assert RequestStats(target_passes=3, hits=3, late_hits=2).hit_rate == 1.0
+
+
+def test_verifications_are_counted_per_depth() -> None:
+    stats = RequestStats()
+    stats.count_verification(3, 7, 2)  # a tree three deep with 7 nodes, of which 2 were kept
+    stats.count_verification(0, 0, 0)
+    stats.count_verification(5, 5, 5)
+    stats.count_verification(1, 2, 0)
+    assert (stats.target_passes, stats.verified_tokens, stats.accepted_tokens) == (4, 14, 7)
+    assert stats.offered_per_depth == [3, 2, 2, 1, 1]
+    assert stats.accepted_per_depth == [2, 2, 1, 1, 1]
+
+
+def test_counters_of_two_requests_are_apart() -> None:
+    RequestStats().count_verification(2, 2, 2)
+    assert RequestStats().offered_per_depth == []
+
+
+def test_all_counters_and_figures_are_written_as_plain_json() -> None:
+    stats = dataclasses.replace(EXAMPLE, drafter_state="down: no such file", seed=2**63 - 1)
+    stats.count_verification(2, 2, 1)
+    written = stats.as_dict()
+    assert json.loads(json.dumps(written, allow_nan=False)) == written
+    assert set(written) == {field.name for field in dataclasses.fields(RequestStats)} | set(DERIVED)
+    assert all(written[name] == getattr(stats, name) for name in written)

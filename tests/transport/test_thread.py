@@ -1,0 +1,149 @@
+"""A drafter in a thread: same text, and whatever happens to the thread, the target goes on alone."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+
+from card.config import DraftSettings, SamplingParams
+from card.drafter import DrafterWorker
+from card.errors import ModelError
+from card.transport import thread
+from card.transport.thread import ThreadLink
+from card.writers.beam import BeamWriter
+from tests.decoding import GREEDY, decode, drafter_for, plain, toy_draft, toy_target
+
+TARGET = toy_target()
+SAMPLED = SamplingParams(temperature=1.0, seed=5, max_tokens=60)
+
+
+class TroubledWorker(DrafterWorker):
+    """Drafts a few passes and then does what the test wants."""
+
+    def __init__(self, trouble: BaseException | threading.Event, after: int = 2) -> None:
+        super().__init__(BeamWriter(toy_draft(TARGET, 0.9)), clock=time.perf_counter)
+        self._trouble, self._left = trouble, after
+
+    def step(self):
+        self._left -= 1
+        if self._left >= 0 or self.is_shut_down:
+            return super().step()
+        if isinstance(self._trouble, threading.Event):
+            self._trouble.wait(20)
+            return []
+        raise self._trouble
+
+
+def until(condition, timeout_s: float = 10.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "it never happened"
+        time.sleep(0.002)
+
+
+def decode_until_down(link: ThreadLink) -> None:
+    """Decode again and again, always the same text, until the link is down."""
+    deadline = time.monotonic() + 10
+    while link.status.state == "up":
+        assert decode(TARGET, link)[:2] == plain(TARGET)
+        assert time.monotonic() < deadline
+    assert decode(TARGET, link)[:2] == plain(TARGET)
+
+
+@pytest.mark.parametrize("verify", ["chain", "tree"])
+@pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("method", ["sps", "card"])
+@pytest.mark.timeout(30)
+def test_text_is_that_of_plain_decoding(verify, params, method):
+    link = ThreadLink(drafter_for(toy_draft(TARGET, 0.9)))
+    link.start()
+    try:
+        for _ in range(3):
+            token_ids, reason, stats = decode(
+                TARGET, link, method=method, params=params, draft=DraftSettings(verify=verify)
+            )
+            assert (token_ids, reason) == plain(TARGET, params=params)
+            assert stats.drafter_state == "up"
+        if method == "sps":
+            assert stats.accepted_tokens > 0
+    finally:
+        link.close()
+
+
+@pytest.mark.parametrize(
+    "trouble", [ModelError("no such layer"), RuntimeError("out of memory"), MemoryError()], ids=lambda e: type(e).__name__
+)
+@pytest.mark.timeout(30)
+def test_a_worker_that_raises_is_down_with_its_reason_and_the_text_goes_on(trouble):
+    link = ThreadLink(TroubledWorker(trouble))
+    link.start()
+    try:
+        decode_until_down(link)
+        assert link.status.reason == f"{type(trouble).__name__}: {trouble}"
+        assert decode(TARGET, link)[2].drafter_state.startswith("down: ")
+    finally:
+        link.close()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+@pytest.mark.timeout(30)
+def test_a_programming_error_in_the_worker_shows_and_the_text_goes_on():
+    link = ThreadLink(TroubledWorker(KeyError("a bug")))
+    link.start()
+    decode_until_down(link)
+    assert str(link.status) == "down: its thread has ended"
+    link.close()
+
+
+@pytest.mark.timeout(30)
+def test_a_hung_worker_holds_up_neither_the_text_nor_close(monkeypatch):
+    monkeypatch.setattr(thread, "_JOIN_TIMEOUT_S", 0.1)
+    release = threading.Event()
+    link = ThreadLink(TroubledWorker(release))
+    link.start()
+    for _ in range(3):
+        assert decode(TARGET, link)[:2] == plain(TARGET)
+    started = time.monotonic()
+    link.close()
+    assert time.monotonic() - started < 5
+    release.set()
+
+
+@pytest.mark.timeout(30)
+def test_a_rejected_drafter_is_not_waited_for():
+    link = ThreadLink(drafter_for(toy_draft(TARGET, 0.9)))
+    link.start()
+    link.reject("it lies")
+    started = time.monotonic()
+    token_ids, reason, stats = decode(TARGET, link, method="sps")
+    assert (token_ids, reason) == plain(TARGET)
+    assert stats.drafter_state == "down: it lies"
+    assert time.monotonic() - started < 5, "sps would wait a second in each round"
+    link.close()
+
+
+@pytest.mark.timeout(30)
+def test_close_ends_the_thread_may_be_called_twice_and_text_goes_on_afterwards():
+    link = ThreadLink(drafter_for(toy_draft(TARGET, 0.9)))
+    link.close()  # before it has started
+    link.start()
+    decode(TARGET, link)
+    link.close()
+    link.close()
+    assert link.status.state == "down"
+    until(lambda: not any(t.name == "card-drafter" and t.is_alive() for t in threading.enumerate()))
+    assert decode(TARGET, link, method="sps")[:2] == plain(TARGET)
+
+
+@pytest.mark.timeout(30)
+def test_an_idle_worker_uses_no_processor_time():
+    link = ThreadLink(drafter_for(toy_draft(TARGET, 0.9)))
+    link.start()
+    decode(TARGET, link)
+    time.sleep(0.1)
+    before = time.process_time()
+    time.sleep(0.5)
+    assert time.process_time() - before < 0.1
+    link.close()
