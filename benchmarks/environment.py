@@ -24,6 +24,7 @@ from card.errors import PromptError, SettingsError
 from card.models.inflation import inflate, parse_parameter_count
 from card.models.loading import load_model
 
+START_TIMEOUT_S = 600.0  # longest time for a drafter to load: other programs may keep the machine busy then
 _REPOSITORY = Path(__file__).parents[1]
 
 

@@ -80,13 +80,13 @@ class Bench:
         rows: list[Row] = []
         chosen: dict[str, Row] = {}  # uncoupled rows take the draft length of their coupled twin
         for name in names:
-            with self._console.status(f"preparing {name}"):
-                twin = chosen.get(name.removesuffix("-uncoupled"))
-                options = self._options(name, twin)
-                for option in options:
-                    option.decode(prompts[0], self.params.replace(max_tokens=_WARM_UP_TOKENS))
-                chosen[name] = fastest(options, prompts[:_CHOOSING_PROMPTS], self.params)
-                rows.append(chosen[name])
+            self._console.print(f"preparing {name}")
+            twin = chosen.get(name.removesuffix("-uncoupled"))
+            options = self._options(name, twin)
+            for option in options:
+                option.decode(prompts[0], self.params.replace(max_tokens=_WARM_UP_TOKENS))
+            chosen[name] = fastest(options, prompts[:_CHOOSING_PROMPTS], self.params)
+            rows.append(chosen[name])
         return rows
 
     def _options(self, name: str, twin: Row | None) -> list[Row]:
@@ -169,13 +169,14 @@ def measure(rows: list[Row], prompts: PromptIds, params: SamplingParams, repeats
     """Return the finished cells: repeat by repeat, prompt by prompt, all rows in turn. Ctrl-C keeps what is done."""
     cells: list[Cell] = []
     jobs = list(itertools.product(range(repeats), range(len(prompts))))
-    with Progress(console=console, transient=True) as progress:
+    with Progress(console=console, transient=True, auto_refresh=False) as progress:  # no thread beside the decoding
         task = progress.add_task("decoding", total=len(jobs) * len(rows))
         try:
             for repeat, prompt_idx in jobs:
                 decoded: dict[str, Decoded] = {}
                 for row in rows:
-                    progress.update(task, description=f"repeat {repeat + 1}, prompt {prompt_idx + 1}, {row.name}")
+                    what = f"repeat {repeat + 1}, prompt {prompt_idx + 1}, {row.name}"
+                    progress.update(task, description=what, refresh=True)
                     decoded[row.name] = row.decode(prompts[prompt_idx], params)
                     progress.advance(task)
                 cells.append(Cell(repeat, prompt_idx, decoded))
@@ -288,7 +289,7 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     if args.coupling_report:
         if args.temperature == 0:
             raise SettingsError("--coupling-report needs a temperature above 0, got 0; add --temperature 1")
-        wanted = [*wanted, *UNCOUPLED]
+        wanted = [*wanted, *(name for name in UNCOUPLED if name.removesuffix("-uncoupled") in wanted)]
     if unknown := [name for name in wanted if name not in known]:
         raise SettingsError(f"unknown method {unknown[0]!r}; known: {', '.join(known)}")
     if min(args.repeats, args.limit, args.max_tokens - 1, *args.sps_lengths) < 1:

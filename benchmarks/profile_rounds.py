@@ -19,7 +19,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, get_args
 
 import environment
 import zmq
@@ -30,7 +30,7 @@ import card.drafter
 import card.target
 from card import LLM, SamplingParams
 from card.candidates import CandidateCache, NewNodes
-from card.config import DraftSettings
+from card.config import DraftSettings, VerifyShape
 from card.drafter import DrafterWorker
 from card.engine.cores import pinned
 from card.errors import CardError
@@ -275,14 +275,14 @@ def profile_target(
     """Profile rounds of plain decoding and of CARD with each shape; the drafter is in a process of its own."""
     tokenizer = load_tokenizer(args.target)
     model = environment.load_target(args.target, args.dtype, args.target_cost)
-    lines = []
-    for method, shape in (("vanilla", "chain"), ("card", "chain"), ("card", "tree")):
-        draft: dict[str, Any] = {}
-        if method == "card":
-            draft = {"draft": args.draft, "draft_cores": cores[1:], "verify": shape}
-        with LLM(model, tokenizer=tokenizer, method=method, cores=cores[:1], dtype=args.dtype, **draft) as llm:
-            what = f"card round, {shape}" if method == "card" else "plain round"
-            lines.append(profile_rounds(llm, prompts, params, what))
+    settings: dict[str, Any] = {"tokenizer": tokenizer, "cores": cores[:1], "dtype": args.dtype}
+    with LLM(model, method="vanilla", **settings) as llm:
+        lines = [profile_rounds(llm, prompts, params, "plain round")]
+    timeout_s = environment.START_TIMEOUT_S
+    with LLM(model, args.draft, method="card", draft_cores=cores[1:], start_timeout_s=timeout_s, **settings) as llm:
+        for shape in get_args(VerifyShape):
+            llm.draft_settings = llm.draft_settings.replace(verify=shape)
+            lines.append(profile_rounds(llm, prompts, params, f"card round, {shape}"))
     return lines, llm
 
 

@@ -31,7 +31,10 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor, nn
 from torch.nn import functional
 from tqdm import tqdm
-from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from card.models.protocol import Extension
+from card.models.torch_runner import TorchRunner
 
 VOCAB_SIZE = 4096
 EOS, USER, ASSISTANT, END = "<|endoftext|>", "<|user|>", "<|assistant|>", "<|end|>"
@@ -43,7 +46,7 @@ CHAT_TEMPLATE = (
 MAX_POSITIONS = 1024
 PACKED_ROW_TOKENS = 768  # rows of the packed phase, so that later positions and several turns are trained too
 IGNORED = -100  # label of padding
-SAMPLE_BATCH = 256
+SAMPLE_BATCH = 64
 NUM_HELDOUT_WRITTEN = 100  # held-out questions that the target answers, to measure agreement on
 
 
@@ -305,37 +308,43 @@ def agreement(draft: LlamaForCausalLM, target: LlamaForCausalLM, documents: list
 # --- text that the target writes ----------------------------------------------------------------
 
 
-@torch.no_grad()
-def write_batch(
-    model: LlamaForCausalLM, prompts: list[list[int]], answer_temperatures: list[float], limit: int
+def write_texts(
+    model: LlamaForCausalLM, jobs: list[tuple[list[int], float]], max_new_tokens: int, generator: torch.Generator
 ) -> list[list[int]]:
-    """Continue prompts of one length: questions are sampled at temperature 1, answers as asked; 0 is greedy.
+    """Continue prompts up to the end token of their answer, SAMPLE_BATCH at a time; a free place takes the next job.
 
-    Ends when all but a tenth of the rows have an end token after their answer; only finished rows are returned.
+    Args:
+        jobs: (prompt, temperature of the answer); questions are sampled at temperature 1, and 0 is greedy.
+    Returns: the finished texts, in the order in which they ended.
     """
-    ids = torch.tensor(prompts, device=model.device)
-    cache = DynamicCache(config=model.config)
-    rows = [ids]
-    is_answer = (ids == ASSISTANT_ID).any(1)
-    is_done = torch.zeros_like(is_answer)
-    temperatures = torch.tensor(answer_temperatures, device=model.device)[:, None]
-    while is_done.float().mean() < 0.9 and sum(block.shape[1] for block in rows) < limit:
-        last = rows[-1][:, -1]
-        logits = model(input_ids=rows[-1], past_key_values=cache, logits_to_keep=1).logits[:, -1].float()
-        heat = torch.where(is_answer[:, None], temperatures, 1.0)
-        noise = -torch.empty_like(logits).exponential_().log()
-        chosen = (logits + heat * noise).argmax(-1)  # Gumbel-max at any temperature, 0 included
-        chosen = torch.where(~is_answer & (last == END_ID), ASSISTANT_ID, chosen)
-        is_done |= is_answer & (last == END_ID)
-        is_answer |= chosen == ASSISTANT_ID
-        rows.append(chosen[:, None])
-    return [row for row in map(cut_at_end, torch.cat(rows, 1).tolist()) if row]
-
-
-def cut_at_end(row: list[int]) -> list[int]:
-    """Return the row up to and with the end token of its answer; empty if it has none."""
-    start = row.index(ASSISTANT_ID) if ASSISTANT_ID in row else len(row)
-    return row[: row.index(END_ID, start) + 1] if END_ID in row[start:] else []
+    runner = TorchRunner(model, max_model_len=MAX_POSITIONS, max_tree_rows=0)
+    waiting, texts = list(reversed(jobs)), []
+    running: dict[int, tuple[list[int], float, int]] = {}  # slot -> text, temperature, most tokens
+    progress = tqdm(total=len(jobs), desc="sample", unit="text")
+    while waiting or running:
+        while waiting and len(running) < SAMPLE_BATCH:
+            prompt, temperature = waiting.pop()
+            running[runner.open()] = (list(prompt), temperature, len(prompt) + max_new_tokens)
+        extensions = []
+        for slot, (text, _, _) in running.items():
+            start = runner.num_rows(slot)
+            parents = range(start - 1, len(text) - 1)
+            extensions.append(Extension(slot, text[start:], parents, len(text) - start - 1))
+        logits = torch.cat(runner.forward(extensions)).float()
+        heat = [temperature if ASSISTANT_ID in text else 1.0 for text, temperature, _ in running.values()]
+        noise = -torch.empty(logits.shape).exponential_(generator=generator).log()
+        chosen = (logits + torch.tensor(heat)[:, None] * noise).argmax(-1).tolist()  # Gumbel-max, 0 included
+        for (slot, (text, _, limit)), token_id in zip(list(running.items()), chosen, strict=True):
+            is_question = ASSISTANT_ID not in text
+            text.append(ASSISTANT_ID if is_question and text[-1] == END_ID else token_id)
+            is_done = not is_question and token_id == END_ID
+            if is_done or len(text) >= limit:
+                texts += [text] if is_done else []
+                runner.close(slot)
+                del running[slot]
+                progress.update()
+    progress.close()
+    return texts
 
 
 # --- steps --------------------------------------------------------------------------------------
@@ -387,17 +396,13 @@ def run_sample(step: Step) -> None:
     path = step.work / "sampled.jsonl"
     if path.exists():
         return
-    torch.manual_seed(step.args.seed)
+    generator = torch.Generator().manual_seed(step.args.seed)
     target = step.model("target", TARGET_CONFIG).to(torch.bfloat16)
-    temperatures = [0.0, 1.0] * (SAMPLE_BATCH // 2)  # half of the invented problems are answered greedily
-    with path.with_suffix(".part").open("w") as out:
-        for _ in tqdm(range(step.args.own_problems // SAMPLE_BATCH), desc="sample", unit="batch"):
-            for row in write_batch(target, [[USER_ID]] * SAMPLE_BATCH, temperatures, 384):
-                out.write(json.dumps(row) + "\n")
-    path.with_suffix(".part").rename(path)
+    own = [([USER_ID], (0.0, 1.0)[i % 2]) for i in range(step.args.own_problems)]  # half are answered greedily
     heldout = [d[: d.index(ASSISTANT_ID) + 1] for d in step.documents(step.args.heldout, NUM_HELDOUT_WRITTEN)]
-    rows = [write_batch(target, [prompt], [0.0], len(prompt) + 256) for prompt in tqdm(heldout, desc="heldout")]
-    (step.work / "sampled_heldout.jsonl").write_text("".join(json.dumps(row[0]) + "\n" for row in rows if row))
+    for file, jobs in (("sampled_heldout.jsonl", [(prompt, 0.0) for prompt in heldout]), ("sampled.jsonl", own)):
+        texts = write_texts(target, jobs, 384, generator)
+        (step.work / file).write_text("".join(json.dumps(text) + "\n" for text in texts))
 
 
 def read_rows(path: Path) -> list[list[int]]:

@@ -48,12 +48,13 @@ def decode(
     draft: DraftSettings | None = None,
     prompt: tuple[int, ...] = PROMPT,
     end_ids: frozenset[int] = frozenset(),
+    request_id: int = 7,
 ) -> tuple[list[int], str, RequestStats]:
     """Return the new tokens, the finish reason and the counters."""
     chosen = find_method(method)
     engine = Engine(TargetWorker(target, clock=time.perf_counter), link, chosen)
     request = TargetRequest(
-        request_id=7,
+        request_id=request_id,
         prompt_ids=prompt,
         params=params,
         draft=chosen.shape(draft or DraftSettings()),

@@ -68,7 +68,7 @@ def make_model(vocab_size: int, *, noise: float = 0.0) -> LlamaForCausalLM:
     model = LlamaForCausalLM(config)
     with torch.no_grad():
         for weight in model.parameters():
-            weight += noise * weight.std() * torch.randn_like(weight)
+            weight.add_(noise * weight.std() * torch.randn_like(weight))
     torch.set_rng_state(rng_state)
     return model.train(False)
 

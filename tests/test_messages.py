@@ -51,7 +51,9 @@ MESSAGES: dict[type, st.SearchStrategy[Message]] = {
     Ready: st.builds(Ready, integers, integers, integers),
     Layer: st.builds(
         Layer,
-        **dict.fromkeys(("request_id", "seq", "epoch", "root_id", "root_position", "known_len", "num_passes"), integers),
+        **dict.fromkeys(
+            ("request_id", "seq", "epoch", "root_id", "root_position", "known_len", "num_passes"), integers
+        ),
         **dict.fromkeys(("ids", "parents", "token_ids"), id_lists),
         is_reset=st.booleans(),
         logprobs=st.lists(floats, max_size=6).map(tuple),
@@ -61,7 +63,14 @@ MESSAGES: dict[type, st.SearchStrategy[Message]] = {
     Fault: st.builds(Fault, st.text(max_size=30)),
 }
 messages = st.one_of(*MESSAGES.values())
-CORRECTION = {"type": "Correction", "request_id": 1, "round_idx": 2, "start": 3, "token_ids": [4], "wants_snapshot": False}
+CORRECTION = {
+    "type": "Correction",
+    "request_id": 1,
+    "round_idx": 2,
+    "start": 3,
+    "token_ids": [4],
+    "wants_snapshot": False,
+}
 
 
 def frame(body: object, version: object = PROTOCOL_VERSION, incarnation: object = 0) -> bytes:
@@ -139,7 +148,8 @@ def test_a_body_of_wrong_types_is_refused(body: object) -> None:
         encode(Fault("abc"), 0).replace(b"abc", b"\xff\xfe\xfd"),  # not UTF-8
         encode(Fault("abc"), 0).replace(b"Fault", b"F\xff\xff\xfft"),
         encode(Open(1, (5,), DraftSpec(**dict.fromkeys(DraftSpec.__struct_fields__, 1))), 0).replace(
-            b"token_ids\x91", b"token_ids\xdd\xff\xff\xff\xff"  # claims four billion tokens
+            b"token_ids\x91",
+            b"token_ids\xdd\xff\xff\xff\xff",  # claims four billion tokens
         ),
         b"\x93\x01\x00\x83\xa4type\xa5Fault\xa1x" + b"\x91" * 100_000,  # nested too deep
     ],

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from hypothesis import assume, given, settings
+from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -28,19 +28,20 @@ rules = st.builds(
     min_p=st.sampled_from([0.0, 0.02, 0.3]),
     seed=seeds,
 )
-halves = st.integers(-8, 8).map(lambda n: n / 2)  # many ties, as bfloat16 logits have
 
 
 @st.composite
 def batches(draw: st.DrawFn) -> Tensor:
-    """Return [N, V] float32 with many ties, V from 1 to 40 so that vectorised loops have tails."""
-    num_rows, vocab_size = draw(st.integers(1, 5)), draw(st.sampled_from([1, 2, 5, 8, 17, 40]))
-    row = st.lists(halves, min_size=vocab_size, max_size=vocab_size)
-    return torch.tensor(draw(st.lists(row, min_size=num_rows, max_size=num_rows)))
+    """Return [N, V] float32 with many ties, as bfloat16 logits have, V from 1 to 40 so that vectorised loops have tails."""
+    shape = (draw(st.integers(1, 5)), draw(st.sampled_from([1, 2, 5, 8, 17, 40])))
+    return torch.from_numpy(np.random.default_rng(draw(st.integers(0, 10**6))).integers(-8, 9, shape) / 2).float()
 
 
 def slow_law(logits: list[float], rule: SamplingRule) -> list[float]:
-    """Return the law that a rule stands for, in plain Python; logits are distinct and no cut is within rounding."""
+    """Return the law that a rule stands for, in plain Python, for distinct logits.
+
+    Raises: ArithmeticError if a cut is so close that rounding decides it.
+    """
     weights = {token: math.exp((logit - max(logits)) / rule.temperature) for token, logit in enumerate(logits)}
     ordered = sorted(weights, key=lambda token: -weights[token])
     if rule.top_k:
@@ -48,14 +49,24 @@ def slow_law(logits: list[float], rule: SamplingRule) -> list[float]:
     total = sum(weights[token] for token in ordered)
     kept, before = [], 0.0
     for token in ordered:
-        assume(rule.top_p == 1.0 or abs(before / total - rule.top_p) > 1e-5)
-        if before / total < rule.top_p:
+        if rule.top_p < 1.0 and abs(before / total - rule.top_p) < 1e-5:
+            raise ArithmeticError("top_p")
+        if rule.top_p == 1.0 or before / total < rule.top_p:
             kept.append(token)
         before += weights[token]
-    assume(all(abs(weights[token] / weights[ordered[0]] - rule.min_p) > 1e-5 for token in kept))
+    if any(abs(weights[token] / weights[ordered[0]] - rule.min_p) < 1e-5 for token in kept if rule.min_p):
+        raise ArithmeticError("min_p")
     kept = [token for token in kept if weights[token] >= rule.min_p * weights[ordered[0]]]
     total = sum(weights[token] for token in kept)
     return [weights[token] / total if token in kept else 0.0 for token in range(len(logits))]
+
+
+def clear_law(logits: list[float], rule: SamplingRule) -> list[float]:
+    """Return `slow_law`, or leave the example out."""
+    try:
+        return slow_law(logits, rule)
+    except ArithmeticError:
+        reject()
 
 
 # ---- noise ----------------------------------------------------------------------------------------------------------
@@ -78,7 +89,7 @@ def slow_philox(seed: int, position: int, count: int) -> list[int]:
 
 @given(seed=seeds, position=st.integers(0, 2**40))
 def test_noise_is_the_gumbel_transform_of_philox_keyed_by_seed_and_position(seed: int, position: int) -> None:
-    uniforms = [((word >> 11) + 0.5) / 2**53 for word in slow_philox(seed, position, 9)]
+    uniforms = [((word >> 12) + 0.5) / 2**52 for word in slow_philox(seed, position, 9)]
     expected = torch.tensor([-math.log(-math.log(u)) for u in uniforms])
     torch.testing.assert_close(GumbelNoise(seed, 9).row(position), expected, rtol=1e-5, atol=1e-6)
 
@@ -157,7 +168,7 @@ def test_the_seed_must_be_fixed_before_sampling() -> None:
 
 LOGITS = [0.3, -0.6, 1.1, 0.0, -1.4]
 Choose = Callable[[Tensor, range], list[int]]
-ALL_ON = SamplingRule(temperature=1.4, top_k=4, top_p=0.93, min_p=0.25, seed=11)
+ALL_ON = SamplingRule(temperature=1.4, top_k=4, top_p=0.85, min_p=0.25, seed=11)
 CHI_SQUARED_LIMIT = {1: 15.1, 2: 18.4, 3: 21.1, 4: 23.5, 24: 60.0}  # by degrees of freedom; exceeded by one in 10,000
 
 
@@ -232,7 +243,7 @@ def test_choices_at_consecutive_positions_and_seeds_are_independent() -> None:
 def test_filtered_logits_have_the_law_of_a_slow_reference(
     row: list[float], rule: SamplingRule, dtype: torch.dtype
 ) -> None:
-    expected = torch.tensor([slow_law(row, rule)], dtype=dtype)
+    expected = torch.tensor([clear_law(row, rule)], dtype=dtype)
     logits = torch.tensor([row], dtype=dtype)
     filtered = filter_logits(logits, rule)
     assert filtered.dtype == dtype
@@ -275,7 +286,7 @@ def test_candidates_are_the_best_first_with_normalised_logprobs(
 @given(row=st.lists(st.integers(-400, 400), min_size=5, max_size=5, unique=True), rule=rules)
 def test_uncoupled_logprobs_are_those_of_the_law(row: list[int], rule: SamplingRule) -> None:
     logits = [n / 50 for n in row]
-    law = slow_law(logits, rule)
+    law = clear_law(logits, rule)
     tokens, logprobs = CandidateScorer(rule, 5, coupled=False).top(torch.tensor([logits]), [3], 5)
     for token, logprob in zip(tokens[0].tolist(), logprobs[0].tolist(), strict=True):
         assert math.exp(logprob) == pytest.approx(law[token], abs=1e-5)

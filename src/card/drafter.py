@@ -49,6 +49,7 @@ class DrafterWorker:
 
     def __init__(self, writer: BeamWriter, *, clock: Callable[[], float], max_requests: int = 64) -> None:
         self.is_shut_down = False
+        self.is_idle = True  # a step would do nothing: every beam is as deep as its lead, or cannot grow
         self._writer = writer
         self._clock = clock  # seconds; only to report how long passes took
         self._max_requests = max_requests
@@ -60,16 +61,12 @@ class DrafterWorker:
         """Requests that are open."""
         return len(self._open)
 
-    @property
-    def is_idle(self) -> bool:
-        """True if a step would do nothing: every beam is as deep as its lead, or cannot grow."""
-        return not any(drafting.beam.frontier() for drafting in self._open.values())
-
     def receive(self, message: TargetMessage) -> list[DrafterMessage]:
         """Take one message of the target and return the replies.
 
         Raises: ProtocolError if the message is none that a target sends, or holds tokens that the model does not have.
         """
+        self.is_idle = False
         match message:
             case Open():
                 return self._receive_open(message)
@@ -89,16 +86,21 @@ class DrafterWorker:
 
     def step(self) -> list[DrafterMessage]:
         """Make one drafter pass for every open request that has something to expand."""
-        active = [(i, d) for i, d in self._open.items() if d.beam.frontier()]
-        if not active:
-            return []
         started = self._clock()
-        layers = self._writer.step([drafting.beam for _, drafting in active])
-        busy_s = self._clock() - started
-        for _, drafting in active:
+        frontiers = [(i, drafting, drafting.beam.frontier()) for i, drafting in self._open.items()]
+        active = [entry for entry in frontiers if entry[2]]
+        self.is_idle = not active
+        if self.is_idle:
+            return []
+        layers = self._writer.step([(drafting.beam, frontier) for _, drafting, frontier in active])
+        busy_s = (self._clock() - started) / len(active)
+        messages: list[DrafterMessage] = []
+        for (request_id, drafting, _), nodes in zip(active, layers, strict=True):
             drafting.num_passes += 1
-            drafting.busy_s += busy_s / len(active)
-        return [d.layer(i, nodes, is_reset=False) for (i, d), nodes in zip(active, layers, strict=True) if nodes.ids]
+            drafting.busy_s += busy_s
+            if nodes.ids:
+                messages.append(drafting.layer(request_id, nodes, is_reset=False))
+        return messages
 
     def _receive_open(self, message: Open) -> list[DrafterMessage]:
         self._check_tokens(message.token_ids)
@@ -128,10 +130,11 @@ class DrafterWorker:
         new_ids = message.token_ids[known_len - message.start :]
         replies: list[DrafterMessage] = []
         if new_ids:
-            is_hit = known.beam.commit(new_ids)
-            refilled = known.beam.refill() if is_hit else NewNodes.none()
-            if refilled.ids or not is_hit:
-                replies.append(known.layer(request_id, refilled, is_reset=not is_hit))
+            from_secondary = known.beam.commit(new_ids)
+            if from_secondary is None:
+                replies.append(known.layer(request_id, NewNodes.none(), is_reset=True))
+            elif from_secondary.ids:
+                replies.append(known.layer(request_id, from_secondary, is_reset=False))
         if message.wants_snapshot:
             replies.append(known.layer(request_id, known.beam.cache.snapshot(), is_reset=True))
         return replies

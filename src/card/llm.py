@@ -265,7 +265,8 @@ class LLM:
             return self._checked(encode_prompt(self._tokenizer, prompt))
         if not isinstance(prompt, Sequence) or any(isinstance(token_id, str) for token_id in prompt):
             raise PromptError(
-                f"a prompt must be a string or a list of token ids, got {type(prompt).__name__}; prompts are a list of those"
+                f"a prompt must be a string or a list of token ids, got {type(prompt).__name__}; put several of them, "
+                "or one that is token ids, into a list"
             )
         return self._checked(prompt)
 
@@ -274,8 +275,8 @@ class LLM:
             raise PromptError("the prompt is empty; give at least one token")
         if len(prompt_ids) >= self.max_model_len:
             raise PromptError(
-                f"the prompt has {len(prompt_ids)} tokens, but the context holds {self.max_model_len} and one must be left "
-                "for the answer; shorten the prompt, or raise max_model_len if the model allows it"
+                f"the prompt has {len(prompt_ids)} tokens, but the context holds {self.max_model_len} and one must be "
+                "left for the answer; shorten the prompt, or raise max_model_len if the model allows it"
             )
         for token_id in prompt_ids:
             if not 0 <= token_id < self._runner.vocab_size:

@@ -137,7 +137,7 @@ def decode(frame: bytes) -> tuple[int, TargetMessage | DrafterMessage]:
         raise ProtocolError(f"frame has {len(frame)} bytes; at most {MAX_FRAME_BYTES} are allowed")
     try:
         decoded = _decoder.decode(frame)
-    except (msgspec.DecodeError, RecursionError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ProtocolError(f"frame of {len(frame)} bytes is not a message: {error}") from error
     if decoded.version != PROTOCOL_VERSION:
         raise ProtocolError(

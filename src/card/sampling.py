@@ -64,7 +64,7 @@ class GumbelNoise:
         found = self._rows.get(position)
         if found is None:
             bits = np.random.Philox(key=self._seed, counter=[0, 0, position, 0]).random_raw(self._vocab_size)
-            uniform = ((bits >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53  # inside (0, 1)
+            uniform = ((bits >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52  # inside (0, 1), exactly
             found = torch.from_numpy((-np.log(-np.log(uniform))).astype(np.float32))
             if len(self._rows) >= _NOISE_ROWS_KEPT:
                 self._rows.pop(next(iter(self._rows)))
@@ -136,7 +136,8 @@ class CandidateScorer:
 
         Args:
             logits: [N, V] floating; row i predicts the token at positions[i].
-        Returns: token ids [N, count] int64 and log-probabilities [N, count] float32, best first, on the CPU.
+        Returns: token ids [N, count] int64 and log-probabilities [N, count], best first, on the CPU; float64
+            if the logits are, else float32.
         """
         scores = _as_float(logits)
         if not self._rule.is_greedy:

@@ -68,7 +68,7 @@ class _Generation:
         self.token_ids = list(request.prompt_ids)
         self.num_rows = 0  # KV rows of committed tokens; the last committed token never has one between rounds
         self.sampler = Sampler(SamplingRule.of(request.params), vocab_size)
-        self.replica = CandidateCache(max_nodes=request.draft.max_nodes, lead=request.draft.lead + request.draft.budget)
+        self.replica = self.empty_replica()
         self.stats = RequestStats(num_prompt_tokens=len(request.prompt_ids), seed=request.params.seed or 0)
         self.round_idx = 0
         self.drafter_len = 0  # committed tokens that the drafter is known to hold
@@ -81,6 +81,10 @@ class _Generation:
     @property
     def num_new_tokens(self) -> int:
         return len(self.token_ids) - len(self.request.prompt_ids)
+
+    def empty_replica(self) -> CandidateCache:
+        draft = self.request.draft
+        return CandidateCache(max_nodes=draft.max_nodes, lead=draft.lead + draft.budget)
 
     def spec(self) -> DraftSpec:
         params, draft = self.request.params, self.request.draft
@@ -215,7 +219,10 @@ class TargetWorker:
         stats.num_new_tokens = generation.num_new_tokens
         if not is_prefill:
             depth = max(offer.depths, default=0)
-            stats.count_verification(depth, len(offer.tokens), len(verdict.accepted))
+            num_accepted = min(
+                len(verdict.accepted), len(kept_ids)
+            )  # what lies beyond the end of the text earns nothing
+            stats.count_verification(depth, len(offer.tokens), num_accepted)
         result.progress.append(Progress(generation.request.request_id, tuple(kept_ids), reason))
         if reason is not None:
             return
@@ -259,17 +266,20 @@ class TargetWorker:
                 f"{self.model.vocab_size - 1}"
             )
         nodes = NewNodes(layer.ids, layer.parents, layer.token_ids, layer.logprobs)
-        replica, stats = generation.replica, generation.stats
+        stats = generation.stats
         if layer.is_reset:
-            replica.restart(layer.epoch, layer.root_id, generation.token_ids[layer.root_position + 1 :])
+            fresh = generation.empty_replica()  # a malformed layer raises here and leaves the old one alone
+            fresh.restart(layer.epoch, layer.root_id, generation.token_ids[layer.root_position + 1 :])
+            fresh.extend(layer.epoch, nodes)
+            generation.replica = fresh
             generation.lost_a_layer = False
             if layer.epoch != generation.epochs_seen and generation.num_rows:
                 stats.misses += 1
             generation.epochs_seen = layer.epoch
-        late_before = replica.num_late_hits
-        replica.extend(layer.epoch, nodes)
-        if not layer.is_reset:
-            stats.late_hits += replica.num_late_hits - late_before
+        else:
+            late_before = generation.replica.num_late_hits
+            generation.replica.extend(layer.epoch, nodes)
+            stats.late_hits += generation.replica.num_late_hits - late_before
         generation.next_seq = layer.seq + 1
         generation.drafter_len = max(generation.drafter_len, layer.known_len)
         stats.drafter_passes = generation.passes_before + layer.num_passes

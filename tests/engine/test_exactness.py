@@ -98,7 +98,6 @@ def test_perfect_drafter_is_accepted_always(verify, temperature, beam_width):
     if verify == "chain":
         assert stats.accepted_tokens == stats.verified_tokens > 0
     assert stats.hit_rate > 0.6
-    assert stats.misses <= 1, "only the first token may come before the drafter has run the prompt"
 
 
 def test_without_coupled_noise_a_perfect_drafter_is_not_always_accepted_at_temperature_1():

@@ -138,11 +138,11 @@ def test_an_incomplete_character_waits_and_is_flushed_as_broken_if_nothing_follo
 
 def test_streaming_costs_the_same_per_token_whatever_came_before() -> None:
     def seconds(ids: list[int]) -> float:
-        detokenizer, started = Detokenizer(PLAIN), time.perf_counter()
+        detokenizer, started = Detokenizer(PLAIN), time.process_time()
         for token_id in ids:
             detokenizer.push([token_id])
         assert len(detokenizer._window) <= 33
-        return time.perf_counter() - started
+        return time.process_time() - started
 
     for endless in (byte_ids(b"abc "), byte_ids(b"\xff\xac"), byte_ids("😀".encode()), [0, 1], byte_ids(b"\x80\xe2")):
         assert (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import itertools
 from collections.abc import Sequence
@@ -87,7 +88,8 @@ def make_model(name: str) -> PreTrainedModel:
 
 @functools.cache
 def make_runner(name: str, fused: bool) -> TorchRunner:
-    return TorchRunner(make_model(name), max_model_len=MAX_MODEL_LEN, max_tree_rows=MAX_TREE_ROWS, fused=fused)
+    model = copy.deepcopy(make_model(name))
+    return TorchRunner(model, max_model_len=MAX_MODEL_LEN, max_tree_rows=MAX_TREE_ROWS, fused=fused)
 
 
 def own_logits(name: str, ids: Sequence[int]) -> Tensor:
@@ -261,7 +263,7 @@ def test_a_closed_slot_is_used_again_and_starts_empty() -> None:
 
 @pytest.mark.parametrize("fused", [True, False])
 def test_a_refused_pass_changes_nothing(fused: bool) -> None:
-    runner = TorchRunner(make_model("llama"), max_model_len=8, max_tree_rows=2, fused=fused)
+    runner = TorchRunner(copy.deepcopy(make_model("llama")), max_model_len=8, max_tree_rows=2, fused=fused)
     one, two = runner.open(), runner.open()
     runner.forward([Extension(one, [1, 2, 3, 4, 5, 6], list(range(-1, 5))), Extension(two, [1, 2], [-1, 0])])
     good = Extension(two, [3, 4], [1, 1])
@@ -290,13 +292,15 @@ def test_a_refused_pass_changes_nothing(fused: bool) -> None:
     assert_same(logits[1][1], own_logits("llama", [1, 2, 3, 4, 5, 6, 7, 8]))
 
 
-def test_a_long_prompt_runs_at_once_and_in_chunks() -> None:
+@pytest.mark.parametrize("max_packed_rows", [128, 8])
+def test_a_long_prompt_runs_at_once_and_in_chunks(max_packed_rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("card.models.attention.MAX_PACKED_ROWS", max_packed_rows)
     for name, fused in (("llama", True), ("llama", False), ("mistral-sliding", True), ("gemma2", False)):
         model = make_model(name)
-        runner = TorchRunner(model, max_model_len=64, max_tree_rows=0, fused=fused)
+        runner = TorchRunner(copy.deepcopy(model), max_model_len=64, max_tree_rows=0, fused=fused)
         ids = tokens_of(range(64), 3)
         with torch.no_grad():
-            expected = model(torch.tensor([ids[:]]), use_cache=False).logits[0]
+            expected = model(torch.tensor([ids]), use_cache=False).logits[0]
         whole, chunked = runner.open(), runner.open()
         assert_same(runner.forward([Extension(whole, ids, list(range(-1, 63)))])[0], expected)
         runner.forward([Extension(chunked, ids[:20], list(range(-1, 19)), 20)])
@@ -308,11 +312,13 @@ def test_weights_that_are_not_packed_stay_the_models_own(monkeypatch: pytest.Mon
     monkeypatch.setattr("card.models.fused.MAX_PACKED_BYTES", 0)
     for name in ("qwen2", "llama-bias-mha"):
         expected = own_logits(name, [1, 2, 3])
-        runner = TorchRunner(make_model(name), max_model_len=16, fused=True)
+        model: Any = copy.deepcopy(make_model(name))
+        runner = TorchRunner(model, max_model_len=16, fused=True)
         slot = runner.open()
         assert_same(runner.forward([Extension(slot, [1, 2, 3], [-1, 0, 1], 2)])[0][0], expected)
-        assert_same(own_logits(name, [1, 2, 3]), expected)
-        weights: Any = make_model(name).model.layers[0].self_attn
+        with torch.no_grad():
+            assert_same(model(torch.tensor([[1, 2, 3]])).logits[0, -1], expected)
+        weights = model.model.layers[0].self_attn
         assert weights.q_proj.weight.untyped_storage().data_ptr() == weights.v_proj.weight.untyped_storage().data_ptr()
 
 
@@ -332,9 +338,14 @@ def test_bfloat16_and_float64_run_in_their_own_dtype() -> None:
             torch.testing.assert_close(got.clone(), expected[2:], atol=tolerance, rtol=0)
 
 
-def test_the_model_works_as_before_after_a_generic_pass() -> None:
-    make_runner("gemma3", False)
-    assert make_model("gemma3").config._attn_implementation == "eager"
+def test_a_model_used_beside_its_generic_runner_says_so_and_works_again_after_release() -> None:
+    model: Any = copy.deepcopy(make_model("gemma3"))
+    runner = TorchRunner(model, max_model_len=16)
+    with pytest.raises(ModelError, match="release"):
+        model(torch.tensor([[1, 2, 3]]))
+    runner.release()
+    with torch.no_grad():
+        assert_same(model(torch.tensor([[1, 2, 3]])).logits[0, -1], own_logits("gemma3", [1, 2, 3]))
 
 
 @pytest.mark.parametrize(
@@ -352,8 +363,10 @@ def test_models_that_cannot_run_row_wise_are_refused_by_reason(
     make = getattr(transformers, f"{family}TextConfig" if family == "Llama4" else f"{family}Config")
     sizes = {key: value for key, value in SIZES.items() if family != "Bloom" or not key.startswith("num_key")}
     model = getattr(transformers, f"{family}ForCausalLM")(make(**{**sizes, **changes}))
+    before = model.config._attn_implementation
     with pytest.raises(ModelError, match=reason):
         TorchRunner(model, max_model_len=16)
+    assert model.config._attn_implementation == before
 
 
 def test_fused_is_refused_where_it_does_not_fit_and_chosen_where_it_does() -> None:
@@ -362,4 +375,4 @@ def test_fused_is_refused_where_it_does_not_fit_and_chosen_where_it_does() -> No
     with pytest.raises(ModelError, match="max_model_len"):
         TorchRunner(make_model("llama"), max_model_len=65)
     assert TorchRunner(make_model("llama"), max_model_len=16).is_fused
-    assert not TorchRunner(make_model("gemma"), max_model_len=16).is_fused
+    assert not make_runner("gemma", False).is_fused

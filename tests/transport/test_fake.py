@@ -48,7 +48,9 @@ def test_a_drafter_that_never_gets_to_draft_leaves_plain_decoding():
     assert stats.verified_tokens == 0
 
 
-@pytest.mark.parametrize("faults", [Faults(), Faults(duplicate=1.0), Faults(max_delay=1, max_passes=8), Faults(drop=0.2)])
+@pytest.mark.parametrize(
+    "faults", [Faults(), Faults(duplicate=1.0), Faults(max_delay=1, max_passes=8), Faults(drop=0.2)]
+)
 def test_speculation_survives_mild_faults(faults):
     token_ids, stats, status = counters(faults)
     assert token_ids == plain(TARGET)[0]
@@ -58,7 +60,7 @@ def test_speculation_survives_mild_faults(faults):
 
 def test_killed_drafters_are_counted_and_their_passes_add_up():
     link = fake(DRAFT, Faults(seed=3, kill=0.2, max_passes=8))
-    params = SamplingParams(temperature=0.0, max_tokens=100)
+    params = SamplingParams(temperature=0.0, seed=0, max_tokens=100)
     token_ids, _, stats = run(TARGET, link, params=params)
     assert token_ids == plain(TARGET, params=params)[0]
     assert stats.drafter_restarts == link.status.num_restarts > 1
@@ -136,7 +138,7 @@ nonsense = st.one_of(
 )
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(
     said=st.lists(st.lists(nonsense, max_size=4), max_size=30),
     verify=st.sampled_from(["chain", "tree"]),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 
@@ -13,10 +14,12 @@ from card.errors import ModelError
 from card.transport import thread
 from card.transport.thread import ThreadLink
 from card.writers.beam import BeamWriter
-from tests.decoding import GREEDY, decode, drafter_for, plain, toy_draft, toy_target
+from tests.decoding import GREEDY, drafter_for, plain, toy_draft, toy_target
+from tests.decoding import decode as decode_as
 
 TARGET = toy_target()
 SAMPLED = SamplingParams(temperature=1.0, seed=5, max_tokens=60)
+REQUEST_IDS = itertools.count()
 
 
 class TroubledWorker(DrafterWorker):
@@ -36,6 +39,11 @@ class TroubledWorker(DrafterWorker):
         raise self._trouble
 
 
+def decode(link: ThreadLink, **request: object):
+    """Decode as a request that the worker has not seen before."""
+    return decode_as(TARGET, link, request_id=next(REQUEST_IDS), **request)
+
+
 def until(condition, timeout_s: float = 10.0) -> None:
     deadline = time.monotonic() + timeout_s
     while not condition():
@@ -47,9 +55,9 @@ def decode_until_down(link: ThreadLink) -> None:
     """Decode again and again, always the same text, until the link is down."""
     deadline = time.monotonic() + 10
     while link.status.state == "up":
-        assert decode(TARGET, link)[:2] == plain(TARGET)
+        assert decode(link)[:2] == plain(TARGET)
         assert time.monotonic() < deadline
-    assert decode(TARGET, link)[:2] == plain(TARGET)
+    assert decode(link)[:2] == plain(TARGET)
 
 
 @pytest.mark.parametrize("verify", ["chain", "tree"])
@@ -61,9 +69,7 @@ def test_text_is_that_of_plain_decoding(verify, params, method):
     link.start()
     try:
         for _ in range(3):
-            token_ids, reason, stats = decode(
-                TARGET, link, method=method, params=params, draft=DraftSettings(verify=verify)
-            )
+            token_ids, reason, stats = decode(link, method=method, params=params, draft=DraftSettings(verify=verify))
             assert (token_ids, reason) == plain(TARGET, params=params)
             assert stats.drafter_state == "up"
         if method == "sps":
@@ -73,7 +79,9 @@ def test_text_is_that_of_plain_decoding(verify, params, method):
 
 
 @pytest.mark.parametrize(
-    "trouble", [ModelError("no such layer"), RuntimeError("out of memory"), MemoryError()], ids=lambda e: type(e).__name__
+    "trouble",
+    [ModelError("no such layer"), RuntimeError("out of memory"), MemoryError()],
+    ids=lambda e: type(e).__name__,
 )
 @pytest.mark.timeout(30)
 def test_a_worker_that_raises_is_down_with_its_reason_and_the_text_goes_on(trouble):
@@ -82,7 +90,7 @@ def test_a_worker_that_raises_is_down_with_its_reason_and_the_text_goes_on(troub
     try:
         decode_until_down(link)
         assert link.status.reason == f"{type(trouble).__name__}: {trouble}"
-        assert decode(TARGET, link)[2].drafter_state.startswith("down: ")
+        assert decode(link)[2].drafter_state.startswith("down: ")
     finally:
         link.close()
 
@@ -104,7 +112,7 @@ def test_a_hung_worker_holds_up_neither_the_text_nor_close(monkeypatch):
     link = ThreadLink(TroubledWorker(release))
     link.start()
     for _ in range(3):
-        assert decode(TARGET, link)[:2] == plain(TARGET)
+        assert decode(link)[:2] == plain(TARGET)
     started = time.monotonic()
     link.close()
     assert time.monotonic() - started < 5
@@ -117,7 +125,7 @@ def test_a_rejected_drafter_is_not_waited_for():
     link.start()
     link.reject("it lies")
     started = time.monotonic()
-    token_ids, reason, stats = decode(TARGET, link, method="sps")
+    token_ids, reason, stats = decode(link, method="sps")
     assert (token_ids, reason) == plain(TARGET)
     assert stats.drafter_state == "down: it lies"
     assert time.monotonic() - started < 5, "sps would wait a second in each round"
@@ -129,21 +137,34 @@ def test_close_ends_the_thread_may_be_called_twice_and_text_goes_on_afterwards()
     link = ThreadLink(drafter_for(toy_draft(TARGET, 0.9)))
     link.close()  # before it has started
     link.start()
-    decode(TARGET, link)
+    decode(link)
     link.close()
     link.close()
     assert link.status.state == "down"
     until(lambda: not any(t.name == "card-drafter" and t.is_alive() for t in threading.enumerate()))
-    assert decode(TARGET, link, method="sps")[:2] == plain(TARGET)
+    assert decode(link, method="sps")[:2] == plain(TARGET)
 
 
 @pytest.mark.timeout(30)
 def test_an_idle_worker_uses_no_processor_time():
     link = ThreadLink(drafter_for(toy_draft(TARGET, 0.9)))
     link.start()
-    decode(TARGET, link)
+    decode(link)
     time.sleep(0.1)
     before = time.process_time()
     time.sleep(0.5)
     assert time.process_time() - before < 0.1
+    link.close()
+
+
+@pytest.mark.timeout(30)
+def test_a_drafter_that_does_not_answer_is_waited_for_only_once():
+    link = ThreadLink(drafter_for(toy_draft(TARGET, 0.9)))
+    link.start()
+    decode_as(TARGET, link, request_id=-1, method="sps")
+    started = time.monotonic()
+    token_ids, reason, stats = decode_as(TARGET, link, request_id=-1, method="sps")  # closed: not revived
+    assert (token_ids, reason) == plain(TARGET)
+    assert stats.drafter_passes == 0
+    assert time.monotonic() - started < 8, "each wait of sps may last a second"
     link.close()

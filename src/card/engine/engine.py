@@ -23,6 +23,7 @@ class Engine:
         self._worker = worker
         self._link = link
         self._method = method
+        self._is_unheard = False  # a wait ran out and the drafter has not spoken since: do not wait again
 
     def run(self, request: TargetRequest) -> Generator[tuple[Progress, RequestStats], None, None]:
         """Yield what each round gives, with the live counters, until the request is finished.
@@ -60,9 +61,15 @@ class Engine:
         self._drain()
         started = time.perf_counter()
         deadline = started + request.draft.max_wait_s
-        while self._worker.is_short_of_candidates(request.request_id) and self._link.status.state == "up":
+        while (
+            self._link.runs_by_itself
+            and not self._is_unheard
+            and self._link.status.state == "up"
+            and self._worker.is_short_of_candidates(request.request_id)
+        ):
             left_s = deadline - time.perf_counter()
-            if left_s <= 0 or not self._link.runs_by_itself:
+            if left_s <= 0:
+                self._is_unheard = True
                 break
             self._link.wait(left_s)
             self._drain()
@@ -72,7 +79,9 @@ class Engine:
         """Give the worker everything that the drafter has said."""
         if self._link is None:
             return
-        for message in self._link.receive():
+        messages = self._link.receive()
+        self._is_unheard = self._is_unheard and not messages
+        for message in messages:
             if isinstance(message, Ready):
                 self._send(self._worker.reopen())
                 continue

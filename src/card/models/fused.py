@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -128,7 +129,8 @@ def _rotary_table(model: PreTrainedModel, num_positions: int) -> tuple[Tensor, T
 
 
 def _can_pack(weight: Tensor, num_bytes: int) -> bool:
-    if weight.device.type != "cpu" or num_bytes > MAX_PACKED_BYTES or not torch.backends.mkldnn.is_available():
+    is_supported = torch.backends.mkldnn.is_available() and platform.machine() in ("x86_64", "AMD64")
+    if weight.device.type != "cpu" or num_bytes > MAX_PACKED_BYTES or not is_supported:
         return False
     if weight.dtype == torch.bfloat16:
         return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
@@ -266,7 +268,7 @@ class FusedDecoder:
         steps: Sequence[SequencePass],
         outs: Sequence[Tensor],
     ) -> None:
-        """Write layer ``index``'s new keys and values, and its attention into ``outs``; qkv is [sum T, (H + 2 Hkv) D]."""
+        """Write a layer's new keys and values, and its attention into ``outs``; qkv is [sum T, (H + 2 Hkv) D]."""
         width, size, num_kv_heads = qkv.shape[1], self.layout.head_size, self._num_kv_heads
         group, num_heads = self.group, self._num_heads
         rotated = qkv.as_strided((len(qkv), num_heads + num_kv_heads, size), (width, size, 1))  # queries and keys

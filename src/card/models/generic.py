@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -129,7 +128,10 @@ def _attention(
 ) -> tuple[Tensor, None]:
     """Hand one layer's queries [1, H, sum T, D], keys and values [1, Hkv, sum T, D] to the pass: [1, sum T, H, D]."""
     if card_pass is None:
-        raise ModelError(f"{type(module).__name__} does not hand its caller's arguments to attention; it cannot be run")
+        raise ModelError(
+            f"{type(module).__name__} was called without a pass: either it does not hand arguments on to attention and"
+            " cannot be run, or its model was used beside its TorchRunner; call TorchRunner.release() first"
+        )
     for name in REFUSED_ARGUMENTS:
         if kwargs.get(name) is not None:
             raise ModelError(f"{type(module).__name__} attends with {name}, which is not built")
@@ -140,35 +142,39 @@ def _attention(
 
 
 class GenericDecoder:
-    """Runs a transformers model's own forward with our attention; the model is unchanged between passes."""
+    """Runs a transformers model's own forward with our attention, which the model keeps until `release`."""
 
     def __init__(self, model: PreTrainedModel, max_model_len: int) -> None:
         self.model = model
         config = model.config.get_text_config()
-        AttentionInterface.register(ATTENTION_NAME, _attention)
-        own: dict[int, Any] = {id(m.config): m.config for m in model.modules() if hasattr(m, "config")}
-        self._configs = list(own.values())
-        self._selects_rows = "logits_to_keep" in inspect.signature(model.forward).parameters
         self.windows = layer_windows(config, max_model_len)
+        self._selects_rows = "logits_to_keep" in inspect.signature(model.forward).parameters
+        AttentionInterface.register(ATTENTION_NAME, _attention)
+        used: dict[int, Any] = {id(m.config): m.config for m in model.modules() if hasattr(m, "config")}
+        self._before = [
+            (of, of._attn_implementation) for of in used.values() if of._attn_implementation != ATTENTION_NAME
+        ]
+        try:
+            self._probe(model, config.num_hidden_layers)
+        except BaseException:
+            self.release()
+            raise
+
+    def _probe(self, model: PreTrainedModel, num_layers: int) -> None:
+        for config, _ in self._before:
+            config._attn_implementation_internal = ATTENTION_NAME
         probe = _Probe()
-        with self._attention_taken_over():
-            token = torch.zeros((1, 1), dtype=torch.long, device=model.device)
-            logits = model(input_ids=token, position_ids=token, use_cache=False, card_pass=probe).logits
-        self.layout = probe.layout(config.num_hidden_layers, type(model).__name__)
+        token = torch.zeros((1, 1), dtype=torch.long, device=model.device)
+        logits = model(input_ids=token, position_ids=token, use_cache=False, card_pass=probe).logits
+        self.layout = probe.layout(num_layers, type(model).__name__)
         self.group = probe.groups.pop()
         self.needs_bias = probe.has_softcap
         self.vocab_size = int(logits.shape[-1])
 
-    @contextmanager
-    def _attention_taken_over(self) -> Iterator[None]:
-        before = [config._attn_implementation for config in self._configs]
-        try:
-            for config in self._configs:
-                config._attn_implementation_internal = ATTENTION_NAME
-            yield
-        finally:
-            for config, implementation in zip(self._configs, before, strict=True):
-                config._attn_implementation_internal = implementation
+    def release(self) -> None:
+        """Give the model its own attention back; no pass runs here afterwards."""
+        for config, implementation in self._before:
+            config._attn_implementation_internal = implementation
 
     def forward(
         self, token_ids: Tensor, positions: Tensor, steps: Sequence[SequencePass], logits_rows: Tensor | slice
@@ -179,9 +185,9 @@ class GenericDecoder:
             extra["logits_to_keep"] = logits_rows
             logits_rows = slice(None)
         elif self._selects_rows and logits_rows.start:
-            extra["logits_to_keep"] = len(token_ids) - int(logits_rows.start)
-            logits_rows = slice(None)
-        with self._attention_taken_over():
-            out = self.model(input_ids=token_ids[None], position_ids=positions[None], use_cache=False, **extra)
+            num_kept = len(token_ids) - int(logits_rows.start)
+            extra["logits_to_keep"] = max(num_kept, 1)  # 0 would mean all
+            logits_rows = slice(1 if num_kept == 0 else 0, None)
+        out = self.model(input_ids=token_ids[None], position_ids=positions[None], use_cache=False, **extra)
         logits: Tensor = out.logits[0]
         return logits[logits_rows]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import cast
 
 import numpy as np
 import torch
@@ -48,7 +49,7 @@ class TorchRunner:
                 f"max_model_len must be 1 to {longest or 'any number'} and max_tree_rows 0 or more for"
                 f" {type(model).__name__}, got {max_model_len} and {max_tree_rows}"
             )
-        model.eval()
+        model.train(False)
         reason = "not asked for" if fused is False else reason_not_fusable(model, max_model_len)
         if fused and reason is not None:
             raise ModelError(f"{type(model).__name__} cannot run fused: {reason}; leave fused at None")
@@ -56,9 +57,15 @@ class TorchRunner:
         with torch.inference_mode():
             self._decoder = (GenericDecoder if reason else FusedDecoder)(model, max_model_len)
         self._max_model_len = max_model_len
-        self._num_embeddings = int(model.get_input_embeddings().weight.shape[0])
+        embeddings = cast(Tensor, model.get_input_embeddings().weight)
+        self._num_embeddings = embeddings.shape[0]
         self._windows = sorted(set(self._decoder.windows), key=lambda window: window or 0)  # None first
         self._cache = KVCache(self._decoder.layout, max_model_len + max_tree_rows)
+
+    def release(self) -> None:
+        """Give the model back to other uses; a runner that is not fused cannot run it afterwards."""
+        if isinstance(self._decoder, GenericDecoder):
+            self._decoder.release()
 
     @property
     def is_fused(self) -> bool:
@@ -158,7 +165,7 @@ class TorchRunner:
         )
         if len(extensions) == 1:
             return [logits]
-        return list(logits.split([len(e.token_ids) - e.first_logits_idx for e in extensions]))
+        return list(torch.split(logits, [len(e.token_ids) - e.first_logits_idx for e in extensions]))
 
     def _append(self, extensions: Sequence[Extension]) -> IntArray:
         """Add the new rows to the sequences' trees and return all token ids, [sum T]."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from torch import Tensor
@@ -40,12 +41,18 @@ class BeamSequence:
         """Free the KV rows."""
         self._model.close(self._slot)
 
-    def commit(self, token_ids: Sequence[int]) -> bool:
-        """Append committed tokens, re-root there and drop what died. Returns: True for a hit, False for a miss."""
+    def commit(self, token_ids: Sequence[int]) -> NewNodes | None:
+        """Append committed tokens, re-root there, drop what died and widen the beam from the secondary tier.
+
+        Returns: the nodes that came from the secondary tier; None for a miss, after which a new epoch has begun.
+        """
         path = self.cache.walk(token_ids)
         path_rows = [self._row_of[node] for node in path if node in self._row_of]
-        matched = self.cache.advance(token_ids)
-        is_hit = matched == len(token_ids)
+        self.cache.advance(token_ids)
+        revived = (
+            self.cache.refill(1, -math.inf) if self.cache.pending else NewNodes.none()
+        )  # was it left out of the beam?
+        is_hit = not self.cache.pending
         if not is_hit:
             self.cache.restart(self.cache.epoch + 1)
         self.token_ids += token_ids
@@ -57,10 +64,11 @@ class BeamSequence:
         self._model.keep(self._slot, self._num_committed_rows, path_rows + [row for row, _ in survivors])
         self._num_committed_rows += len(path_rows)
         self._row_of = {node: self._num_committed_rows + i for i, (_, node) in enumerate(survivors)}
-        return is_hit
+        if not is_hit:
+            return None
+        return revived if revived.ids else self._widen()
 
-    def refill(self) -> NewNodes:
-        """Widen the beam back to its width from the secondary tier."""
+    def _widen(self) -> NewNodes:
         missing = self.spec.beam_width - len(self.cache.frontier(self.spec.beam_width))
         return self.cache.refill(missing, self.spec.min_path_logprob) if missing > 0 else NewNodes.none()
 
@@ -110,12 +118,7 @@ class BeamWriter:
         """Start the beam of a request behind its text."""
         return BeamSequence(self.model, token_ids, spec, epoch=epoch)
 
-    def step(self, sequences: Sequence[BeamSequence]) -> list[NewNodes]:
-        """Grow each beam by one layer, in one pass; a beam with nothing to expand gets no nodes."""
-        frontiers = [sequence.frontier() for sequence in sequences]
-        busy = [i for i, frontier in enumerate(frontiers) if frontier]
-        all_logits = self.model.forward([sequences[i].extension(frontiers[i]) for i in busy]) if busy else []
-        layers = [NewNodes.none()] * len(sequences)
-        for i, logits in zip(busy, all_logits, strict=True):
-            layers[i] = sequences[i].grow(frontiers[i], logits)
-        return layers
+    def step(self, beams: Sequence[tuple[BeamSequence, Sequence[int]]]) -> list[NewNodes]:
+        """Grow each beam by one layer below its frontier, in one pass; frontiers are not empty."""
+        all_logits = self.model.forward([beam.extension(frontier) for beam, frontier in beams])
+        return [beam.grow(frontier, logits) for (beam, frontier), logits in zip(beams, all_logits, strict=True)]

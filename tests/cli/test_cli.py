@@ -1,0 +1,308 @@
+"""The command line: what it prints where, and that whatever is wrong with its input is one line and exit status 2."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import pytest
+
+import card
+from card.cli import main
+from card.config import SamplingParams
+from card.llm import LLM
+from tests.pair import Pair
+
+PROMPT = "the cat sat"
+RUN = [sys.executable, "-c", "from card.cli import main; main()"]
+PATIENCE_S = 120.0  # for what takes a few seconds on an idle machine
+STATS_KEYS = {
+    "wall_s",
+    "prefill_s",
+    "decode_tokens_per_s",
+    "target_passes",
+    "drafter_passes",
+    "mean_acceptance_length",
+    "hit_rate",
+    "drafter_restarts",
+    "drafter_state",
+    "seed",
+}
+
+pytestmark = pytest.mark.timeout(240)
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """What one run of the command gave."""
+
+    status: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Callable[..., Ran]:
+    """Run the command inside this process."""
+
+    def run_here(*args: str, stdin: bytes | None = b"") -> Ran:
+        source = None if stdin is None else io.TextIOWrapper(io.BytesIO(stdin), encoding="utf-8")
+        monkeypatch.setattr(sys, "stdin", source)
+        monkeypatch.setattr(sys, "argv", ["card", *args])
+        capfd.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            main()
+        captured = capfd.readouterr()
+        return Ran(int(ended.value.code or 0), captured.out, captured.err)
+
+    return run_here
+
+
+def child_env() -> dict[str, str]:
+    package_root = str(Path(card.__file__).parents[1])
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([package_root, *filter(None, [os.environ.get("PYTHONPATH")])])}
+
+
+def assert_one_line(ran: Ran, said: str) -> None:
+    assert ran.status == 2, ran
+    assert ran.out == ""
+    assert ran.err.startswith("card: error: ")
+    assert ran.err.endswith("\n")
+    assert ran.err.count("\n") == 1, ran.err
+    assert said in ran.err
+
+
+@pytest.fixture(scope="module")
+def models(pair: Pair) -> list[str]:
+    return ["--target", pair.target, "--draft", pair.draft, "--placement", "inline", "--dtype", "float32"]
+
+
+@pytest.fixture(scope="module")
+def plain(pair: Pair) -> LLM:
+    return LLM(pair.target, dtype="float32")
+
+
+# ---- what is wrong with the input -----------------------------------------------------------------------------------
+
+PAIR = ["--target", "{target}", "--draft", "{draft}", "--placement", "inline"]
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (["generate", "--target", "{missing}", "--method", "vanilla", "hi"], "there is no folder"),
+        (["generate", "--target", "{not_a_model}", "--method", "vanilla", "hi"], "holds no config.json"),
+        (["generate", "--target", "{target}", "--draft", "{missing}", "hi"], "there is no folder"),
+        (["generate", "--target", "{target}", "hi"], "give --draft, or --method vanilla"),
+        (["generate", "--target", "{target}", "--draft", "{foreign_draft}", "hi"], "share one tokenizer"),
+        (["generate", *PAIR, "--raw", "the cat " * 2500], "the context holds 4096"),
+        (["generate", *PAIR, "--max-model-len", "8", "one two three four five six"], "the context holds 8"),
+        (["generate", *PAIR, ""], "the prompt is empty"),
+        (["generate", *PAIR], "the prompt is empty"),
+        (["generate", *PAIR, "\udcff"], "not valid text"),
+        (["generate", *PAIR, "--temperature", "-1", "hi"], "temperature must be 0 or more, got -1.0"),
+        (["generate", *PAIR, "--temperature", "nan", "hi"], "temperature must be 0 or more"),
+        (["generate", *PAIR, "--temperature", "warm", "hi"], "'warm' is not a valid float"),
+        (["generate", *PAIR, "--method", "magic", "hi"], "unknown method 'magic'; known: vanilla, sps, card"),
+        (["generate", *PAIR, "--max-tokens", "-5", "hi"], "max_tokens must be 1 or more, got -5"),
+        (["generate", *PAIR, "--max-tokens", "many", "hi"], "'many' is not a valid integer"),
+        (["generate", *PAIR, "--top-p", "0", "hi"], "top_p must be above 0"),
+        (["generate", *PAIR, "--seed", "-1", "hi"], "seed must be"),
+        (["generate", *PAIR, "--stop", "", "hi"], "stop must be"),
+        (["generate", *PAIR, "--verify", "bush", "hi"], "verify must be one of chain, tree"),
+        (["generate", *PAIR, "--beam-width", "0", "hi"], "beam_width must be 1 or more"),
+        (["generate", *PAIR, "--placement", "moon", "hi"], "placement must be one of inline, thread, process"),
+        (["generate", *PAIR, "--dtype", "int8", "hi"], "unknown dtype 'int8'"),
+        (["generate", *PAIR, "--device", "toaster", "hi"], "device 'toaster' is not available"),
+        (["generate", *PAIR, "--threads", "0", "hi"], "threads must be 1 or more"),
+        (["generate", *PAIR, "--cores", "a,b", "hi"], "core numbers such as 0 or 0,1"),
+        (["generate", *PAIR, "--cores", "9999", "hi"], "cores must be among"),
+        (["generate", *PAIR, "--target-cost", "nonsense", "hi"], "nonsense"),
+        (["generate", *PAIR, "--target-cost", "1", "hi"], "1"),
+        (["generate", *PAIR, "--colour", "red", "hi"], "No such option"),
+        (["generate", *PAIR, "hi", "there"], "unexpected extra argument"),
+        (["generate", *PAIR, "--seed"], "requires an argument"),
+        (["generate", "\nfirst line\nsecond line\n", "--target", "{missing}\n\nx"], "give --draft"),
+        (["sing"], "No such command 'sing'"),
+        (["--loud"], "No such option"),
+        (["chat", *PAIR, "--temperature", "-1"], "temperature must be 0 or more"),
+        (["chat", "--target", "{missing}", "--method", "vanilla"], "there is no folder"),
+        (["demo", "--problems", "0"], "--problems must be from 1"),
+        (["demo", "--target", "{target}"], "give --draft"),
+    ],
+    ids=lambda value: None if isinstance(value, list) else value[:30],
+)
+def test_wrong_input_is_one_line_and_status_2(run, pair, args, said):
+    folders = {name: getattr(pair, name) for name in ("target", "draft", "foreign_draft", "missing", "not_a_model")}
+    started = time.monotonic()
+    assert_one_line(run(*(arg.format(**folders) for arg in args)), said)
+    assert time.monotonic() - started < 60
+
+
+def test_standard_input_that_is_not_utf8_is_one_line_and_status_2(run, models):
+    assert_one_line(run("generate", *models, stdin=b"ok so far \xff\xfe"), "byte 0xff at offset 10")
+    assert_one_line(run("generate", *models, "-", stdin=b"\xff"), "not valid UTF-8")
+    assert_one_line(run("chat", *models, stdin=b"\xff\n"), "not valid UTF-8")
+    assert_one_line(run("generate", *models, stdin=None), "no prompt")
+
+
+def test_a_model_without_a_chat_template_says_so(run, pair, tmp_path):
+    for path in Path(pair.target).iterdir():
+        if path.name != "chat_template.jinja":
+            (tmp_path / path.name).write_bytes(path.read_bytes())
+    config = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    config.pop("chat_template", None)
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    args = ["generate", "--target", str(tmp_path), "--method", "vanilla", PROMPT, "--max-tokens", "3"]
+    assert_one_line(run(*args), "no chat template")
+    assert run(*args, "--raw").status == 0
+
+
+def test_help_and_version_go_to_standard_output(run):
+    for args in ([], ["--help"], ["generate", "-h"], ["--version"]):
+        ran = run(*args)
+        assert (ran.status, ran.err) == (0, "")
+    assert ran.out == f"card, version {card.__version__}\n"
+    assert "generate" in run().out
+
+
+# ---- what it prints -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("placement", ["inline", "thread"])
+def test_the_stream_and_json_give_the_text_of_the_library(run, plain, models, placement):
+    args = ["generate", *models, "--placement", placement, "--raw", "--max-tokens", "40", "--temperature", "0.8"]
+    args += ["--seed", "5", "--ignore-eos", PROMPT]
+    params = SamplingParams(temperature=0.8, seed=5, max_tokens=40, ignore_eos=True)
+    wanted = plain.generate(PROMPT, params)[0].outputs[0]
+    streamed, as_json = run(*args), run(*args, "--json")
+    assert streamed == Ran(0, wanted.text + "\n", "")
+    assert (as_json.status, as_json.err) == (0, "")
+    assert as_json.out.endswith("\n")
+    result = json.loads(as_json.out)
+    assert (result["text"], result["token_ids"]) == (wanted.text, list(wanted.token_ids))
+    assert (result["finish_reason"], result["method"], result["exact"]) == ("length", "card", True)
+    assert result["target_cost"] is None
+    assert result["stats"].keys() >= STATS_KEYS
+    assert (result["stats"]["num_new_tokens"], result["stats"]["seed"]) == (40, 5)
+    assert 0 < result["stats"]["prefill_s"] <= result["stats"]["wall_s"]
+
+
+def test_the_prompt_may_come_from_standard_input(run, models):
+    args = ["generate", *models, "--max-tokens", "16"]
+    answered = run(*args, PROMPT)
+    assert answered.status == 0
+    assert run(*args, stdin=PROMPT.encode() + b"\n") == run(*args, "-", stdin=PROMPT.encode()) == answered
+    assert run(*args, "--raw", PROMPT) != answered, "without --raw the chat template is used"
+
+
+def test_stats_go_to_standard_error(run, models):
+    args = ["generate", *models, "--max-tokens", "16", "--ignore-eos", PROMPT]
+    ran = run(*args, "--stats")
+    assert ran.out == run(*args).out
+    assert ran.err.startswith("card: 16 tokens, ")
+    assert "drafter passes" in ran.err
+    cost = run(*args, "--target-cost", "0.2M")
+    assert cost.out == ran.out
+    assert "inflated" in cost.err, "an inflated target is always labelled"
+
+
+def test_chat_remembers_until_it_is_cleared(run, plain, models):
+    turns = ["hello", "and then?", "/clear", "hello again"]
+    params = SamplingParams(temperature=0.0, max_tokens=12, seed=0)
+    messages: list[dict[str, str]] = []
+    wanted = ""
+    for turn in turns:
+        if turn == "/clear":
+            messages = []
+            continue
+        messages.append({"role": "user", "content": turn})
+        answer = plain.chat(messages, params)[0].outputs[0].text
+        messages.append({"role": "assistant", "content": answer})
+        wanted += answer + "\n"
+    ran = run("chat", *models, "--max-tokens", "12", "--stats", stdin="\n".join(turns).encode() + b"\n\nnever read\n")
+    assert (ran.status, ran.out) == (0, wanted)
+    assert ran.err.count("card: ") == 3
+
+
+def test_chat_goes_on_after_a_message_that_does_not_fit(run, models):
+    ran = run("chat", *models, "--max-model-len", "32", stdin=b"word " * 50 + b"\nhi\n")
+    assert ran.status == 0
+    assert "/clear forgets" in ran.err
+    assert ran.out.endswith("\n")
+
+
+# ---- a process of its own -------------------------------------------------------------------------------------------
+
+
+def test_the_command_runs_with_a_drafter_process_and_leaves_none(pair, plain):
+    args = ["generate", "--target", pair.target, "--draft", pair.draft, "--dtype", "float32", "--max-tokens", "32"]
+    ran = subprocess.run(
+        [*RUN, *args, "--json", "--stats"],
+        input=PROMPT.encode(),
+        env=child_env(),
+        capture_output=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+    assert (ran.returncode, ran.stderr) == (0, b"")
+    result = json.loads(ran.stdout)
+    params = SamplingParams(temperature=0.0, max_tokens=32, seed=0)
+    wanted = plain.chat([{"role": "user", "content": PROMPT}], params)[0].outputs[0]
+    assert (result["text"], result["token_ids"]) == (wanted.text, list(wanted.token_ids))
+    assert result["stats"]["drafter_state"] == "up"
+
+
+def test_wrong_input_in_a_process_of_its_own_is_one_line_too(pair):
+    ran = subprocess.run(
+        [*RUN, "generate", "--target", pair.missing, "--draft", pair.missing, "hi"],
+        env=child_env(),
+        capture_output=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+    assert_one_line(Ran(ran.returncode, ran.stdout.decode(), ran.stderr.decode()), "there is no folder")
+
+
+def test_an_interrupt_ends_with_status_130_and_no_drafter_is_left(pair):
+    args = ["generate", "--target", pair.target, "--draft", pair.draft, "--max-tokens", "4000", "--ignore-eos", "--raw"]
+    # a large target would take long; this one is slowed down by what its output costs: the pipe is read slowly
+    running = subprocess.Popen(
+        [*RUN, *args, PROMPT],
+        env=child_env(),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
+    assert running.stdout is not None
+    assert running.stdout.read(1)
+    children = psutil.Process(running.pid).children()
+    assert len(children) == 1
+    os.killpg(running.pid, signal.SIGINT)
+    _, err = running.communicate(timeout=PATIENCE_S)
+    assert running.returncode == 130, err
+    assert err.decode().strip() == ""
+    _, alive = psutil.wait_procs(children, timeout=10)
+    assert not alive
+
+
+def test_a_reader_that_goes_away_is_no_error(pair):
+    args = ["generate", "--target", pair.target, "--method", "vanilla", "--max-tokens", "2000", "--ignore-eos", "--raw"]
+    running = subprocess.Popen(
+        [*RUN, *args, PROMPT], env=child_env(), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert running.stdout is not None and running.stderr is not None
+    running.stdout.read(1)
+    running.stdout.close()
+    assert running.stderr.read() == b""
+    assert running.wait(PATIENCE_S) == 0

@@ -1,0 +1,57 @@
+"""What the tests of the drafting side share: a spec, and the slow check that KV rows and tree fit each other."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from card.messages import DraftSpec
+from card.models.protocol import NO_PARENT
+from card.models.toy import TableModel
+from card.writers.beam import BeamSequence
+
+_SPEC = DraftSpec(
+    temperature=0.0,
+    top_k=0,
+    top_p=1.0,
+    min_p=0.0,
+    seed=5,
+    coupled_noise=True,
+    beam_width=4,
+    branch=3,
+    lead=6,
+    max_nodes=1000,
+    min_path_logprob=-1e9,
+)
+
+
+def draft_spec(**changes: Any) -> DraftSpec:
+    """Return a greedy spec with some values changed."""
+    return DraftSpec(**{name: getattr(_SPEC, name) for name in DraftSpec.__struct_fields__} | changes)
+
+
+def assert_rows_fit_the_tree(model: TableModel, beam: BeamSequence) -> None:
+    """Check that the rows are those of a fresh prefill of the text, and below it those of the expanded alive nodes."""
+    held, cache = model._sequences[beam._slot], beam.cache
+    num_committed = beam._num_committed_rows
+    assert held.token_ids[:num_committed] == beam.token_ids[:num_committed]
+    assert held.parents[:num_committed] == [NO_PARENT, *range(num_committed - 1)][:num_committed]
+    assert held.positions[:num_committed] == list(range(num_committed))
+    assert sorted(beam._row_of.values()) == list(range(num_committed, len(held.token_ids)))
+    for node, row in beam._row_of.items():
+        parent = cache.parent(node)
+        assert held.token_ids[row] == cache.token(node)
+        assert held.positions[row] == beam.root_position + cache.depth_of(node)
+        assert held.parents[row] == (num_committed - 1 if parent == cache.root_id else beam._row_of[parent])
+
+
+def assert_scores_are_those_of_the_model(model: TableModel, beam: BeamSequence) -> None:
+    """Check each alive node's log-probability, and its path score, against the model run on its path alone; greedy."""
+    cache, nodes = beam.cache, beam.cache.snapshot()
+    for node, parent, token, logprob in zip(nodes.ids, nodes.parents, nodes.tokens, nodes.logprobs, strict=True):
+        before = [] if parent == cache.root_id else cache.path_tokens(parent)
+        expected = float(model.logits_after(beam.token_ids + before).log_softmax(-1)[token])
+        assert logprob == pytest.approx(expected, abs=1e-5)
+        score_above = 0.0 if parent == cache.root_id else cache.path_logprob(parent)
+        assert cache.path_logprob(node) == pytest.approx(score_above + logprob, abs=1e-9)

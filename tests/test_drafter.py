@@ -1,0 +1,425 @@
+"""The drafting worker: rows and tree stay those of the text, and no message order can harm it."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from card.candidates import CandidateCache, NewNodes
+from card.drafter import DrafterWorker
+from card.errors import ProtocolError
+from card.messages import Close, Correction, DrafterMessage, DraftSpec, Layer, Open, Ping, Pong, Resync, Shutdown
+from card.models.toy import TableModel
+from card.models.torch_runner import TorchRunner
+from card.writers.beam import BeamSequence, BeamWriter
+from tests.drafting import assert_rows_fit_the_tree, assert_scores_are_those_of_the_model, draft_spec
+
+TEXT = (3, 1, 4, 1, 5)
+V = 12
+
+
+class Clock:
+    """Goes on by one second at each look."""
+
+    def __init__(self) -> None:
+        self._looks = itertools.count()
+
+    def __call__(self) -> float:
+        return float(next(self._looks))
+
+
+class Replica:
+    """What a target would hold that gets every message in order."""
+
+    def __init__(self, text: Iterable[int], spec: DraftSpec) -> None:
+        self.text = list(text)
+        self.cache = CandidateCache(max_nodes=spec.max_nodes, lead=1000)
+        self.next_seq = 0
+
+    def commit(self, token_ids: list[int]) -> None:
+        self.text += token_ids
+        self.cache.advance(token_ids)
+
+    def receive(self, messages: list[DrafterMessage]) -> None:
+        for layer in messages:
+            assert isinstance(layer, Layer)
+            assert layer.seq == self.next_seq, "layers are numbered without gaps"
+            self.next_seq += 1
+            if layer.is_reset:
+                self.cache.restart(layer.epoch, layer.root_id, self.text[layer.root_position + 1 :])
+            self.cache.extend(layer.epoch, nodes_of(layer))
+
+    def assert_equals(self, beam: BeamSequence) -> None:
+        assert self.text == beam.token_ids
+        assert not self.cache.pending
+        assert (self.cache.epoch, self.cache.root_id) == (beam.cache.epoch, beam.cache.root_id)
+        assert self.cache.snapshot() == beam.cache.snapshot()
+
+
+def nodes_of(layer: Layer) -> NewNodes:
+    return NewNodes(layer.ids, layer.parents, layer.token_ids, layer.logprobs)
+
+
+def toy(seed: int = 0, **settings: int) -> TableModel:
+    return TableModel(seed, V, 3, spread=1.0, **{"num_tree_rows": 512, **settings})
+
+
+def worker_on(model: TableModel | TorchRunner, max_requests: int = 64) -> DrafterWorker:
+    return DrafterWorker(BeamWriter(model), clock=Clock(), max_requests=max_requests)
+
+
+def opened(model: TableModel | TorchRunner, **changes: object) -> DrafterWorker:
+    worker = worker_on(model)
+    worker.receive(Open(7, TEXT, draft_spec(**changes)))
+    return worker
+
+
+def beam_of(worker: DrafterWorker, request_id: int = 7) -> BeamSequence:
+    return worker._open[request_id].beam
+
+
+def correction(start: int, token_ids: Iterable[int], *, wants_snapshot: bool = False, request_id: int = 7) -> Correction:
+    return Correction(request_id, 0, start, tuple(token_ids), wants_snapshot)
+
+
+def layers_of(messages: list[DrafterMessage]) -> list[Layer]:
+    assert all(isinstance(message, Layer) for message in messages)
+    return messages  # type: ignore[return-value]
+
+
+# ---- any sequence of corrections ------------------------------------------------------------------------------------
+
+# Passes to make, then what to commit: of which node (modulo their number) how much of the path, and then other tokens.
+turns = st.lists(
+    st.tuples(st.integers(0, 3), st.integers(0, 30), st.integers(0, 4), st.lists(st.integers(0, V - 1), max_size=2)),
+    min_size=1,
+    max_size=8,
+)
+specs = st.builds(
+    draft_spec,
+    beam_width=st.integers(1, 5),
+    branch=st.integers(1, 4),
+    lead=st.integers(1, 6),
+    max_nodes=st.sampled_from([6, 15, 1000]),
+    min_path_logprob=st.sampled_from([-5.0, -1e9]),
+)
+
+
+def tokens_to_commit(beam: BeamSequence, which: int, length: int, others: list[int]) -> list[int]:
+    alive = beam.cache.alive_ids()
+    path = beam.cache.path_tokens(alive[which % len(alive)])[:length] if alive else []
+    return path + others
+
+
+@settings(max_examples=80)
+@given(seed=st.integers(0, 99), spec=specs, turns=turns, overlap=st.integers(0, 3))
+def test_rows_and_tree_are_those_of_the_text_after_any_corrections(
+    seed: int, spec: DraftSpec, turns: list[tuple[int, int, int, list[int]]], overlap: int
+) -> None:
+    model = toy(seed)
+    worker = worker_on(model)
+    replica = Replica(TEXT, spec)
+    replica.receive(worker.receive(Open(7, TEXT, spec)))
+    beam = beam_of(worker)
+    for num_passes, which, length, others in turns:
+        for _ in range(num_passes):
+            replica.receive(worker.step())
+        tokens = tokens_to_commit(beam, which, length, others)
+        start = max(0, len(beam.token_ids) - overlap)
+        message = correction(start, beam.token_ids[start:] + tokens)
+        epoch, survivors = beam.cache.epoch, {tuple(beam.cache.path_tokens(n)): n for n in beam.cache.alive_ids()}
+        is_hit = not tokens or tuple(tokens) in survivors
+        replica.commit(tokens)
+        replica.receive(worker.receive(message))
+        replica.assert_equals(beam)
+        assert_rows_fit_the_tree(model, beam)
+        assert_scores_are_those_of_the_model(model, beam)
+        assert beam.cache.epoch == epoch + (not is_hit)
+        if is_hit:
+            below = {path[len(tokens) :]: node for path, node in survivors.items() if path[: len(tokens)] == tuple(tokens)}
+            del below[()] if tokens else below
+            assert all(beam.cache.path_tokens(node) == list(path) for path, node in below.items())
+        assert beam.cache.num_nodes <= spec.max_nodes
+        assert beam.cache.depth <= spec.lead
+    replica.receive(worker.step())
+    replica.assert_equals(beam)
+
+
+def tiny_llama() -> LlamaForCausalLM:
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=V,
+        hidden_size=16,
+        intermediate_size=24,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=64,
+        initializer_range=0.5,
+    )
+    return LlamaForCausalLM(config).float().eval()
+
+
+LLAMA = tiny_llama()
+
+
+@torch.inference_mode()
+def logprobs_after(text: list[int]) -> torch.Tensor:
+    return LLAMA(torch.tensor([text]), use_cache=False).logits[0, -1].log_softmax(-1)
+
+
+@settings(max_examples=8)
+@given(turns=turns, fused=st.booleans())
+def test_a_real_kv_cache_is_that_of_a_fresh_prefill_after_any_corrections(
+    turns: list[tuple[int, int, int, list[int]]], fused: bool
+) -> None:
+    runner = TorchRunner(LLAMA, max_model_len=64, max_tree_rows=64, fused=fused)
+    worker = opened(runner, beam_width=3, lead=4)
+    beam = beam_of(worker)
+    for num_passes, which, length, others in turns[:5]:
+        for _ in range(num_passes):
+            worker.step()
+        tokens = tokens_to_commit(beam, which, length, others)
+        worker.receive(correction(len(beam.token_ids), tokens))
+        positions = runner.positions(beam._slot).tolist()
+        assert positions[: beam._num_committed_rows] == list(range(beam._num_committed_rows))
+        for node, row in beam._row_of.items():
+            assert positions[row] == beam.root_position + beam.cache.depth_of(node), "a position is the ancestors' number"
+        before = set(beam.cache.alive_ids())
+        worker.step()  # its logits come from the rows that the corrections have left
+        for node in set(beam.cache.alive_ids()) - before:
+            path = beam.cache.path_tokens(node)
+            expected = logprobs_after(beam.token_ids + path[:-1])[path[-1]]
+            score_above = beam.cache.path_logprob(beam.cache.parent(node)) if len(path) > 1 else 0.0
+            assert beam.cache.path_logprob(node) - score_above == pytest.approx(float(expected), abs=1e-4)
+        assert_kv_rows_equal_a_fresh_prefill(runner, beam)
+
+
+def assert_kv_rows_equal_a_fresh_prefill(runner: TorchRunner, beam: BeamSequence) -> None:
+    num_rows = beam._num_committed_rows
+    fresh = opened(runner)
+    try:
+        fresh.receive(Open(7, tuple(beam.token_ids[:num_rows]), draft_spec()))
+        fresh.step()
+        kept, expected = (runner._cache[b._slot].kv[:, :, :, :num_rows] for b in (beam, beam_of(fresh)))
+        if len(beam_of(fresh).token_ids) == num_rows:
+            torch.testing.assert_close(kept, expected, atol=1e-4, rtol=1e-4)
+    finally:
+        fresh.receive(Close(7))
+
+
+# ---- hit and miss ---------------------------------------------------------------------------------------------------
+
+
+def test_a_hit_keeps_the_subtree_and_costs_no_pass() -> None:
+    model = toy()
+    worker = opened(model)
+    for _ in range(3):
+        worker.step()
+    cache = beam_of(worker).cache
+    first = max(cache.children(cache.root_id), key=lambda node: len(cache.children(node)))
+    below, num_passes = set(cache.children(first)), model.num_forward_passes
+    assert below
+    layers = layers_of(worker.receive(correction(5, [cache.token(first)])))
+    assert (cache.epoch, cache.root_id) == (0, first)
+    assert below <= set(cache.children(first))
+    assert model.num_forward_passes == num_passes
+    assert all(not layer.is_reset for layer in layers), "what is told is only the refill"
+
+
+def test_a_miss_starts_a_new_epoch_from_the_new_text() -> None:
+    model = toy()
+    worker = opened(model, branch=2)
+    worker.step()
+    beam = beam_of(worker)
+    candidates = {beam.cache.token(node) for node in beam.cache.alive_ids()}
+    missing = next(token for token in range(V) if token not in candidates)
+    (reset,) = layers_of(worker.receive(correction(5, [missing])))
+    assert (reset.is_reset, reset.epoch, reset.ids, reset.root_position, reset.known_len) == (True, 1, (), 5, 6)
+    (layer,) = layers_of(worker.step())
+    fresh = worker_on(toy())
+    fresh.receive(Open(7, (*TEXT, missing), draft_spec(branch=2)))
+    (expected,) = layers_of(fresh.step())
+    assert (layer.token_ids, layer.logprobs) == (expected.token_ids, expected.logprobs)
+    assert (layer.epoch, layer.is_reset, layer.root_id) == (1, False, reset.root_id)
+    assert model.num_forward_tokens == 5 + 1, "the text is not run again"
+
+
+# ---- lost, late and repeated messages -------------------------------------------------------------------------------
+
+
+def test_a_correction_of_an_unknown_request_asks_for_everything() -> None:
+    assert worker_on(toy()).receive(correction(4, [1], request_id=3)) == [Resync(3, 0)]
+
+
+def test_a_correction_that_does_not_connect_asks_for_the_text_between() -> None:
+    worker = opened(toy())
+    worker.step()
+    before = beam_of(worker).cache.snapshot()
+    assert worker.receive(correction(6, [1])) == [Resync(7, 5)]
+    assert beam_of(worker).token_ids == list(TEXT)
+    assert beam_of(worker).cache.snapshot() == before
+    assert worker.receive(correction(5, [1, 2])) != [Resync(7, 5)]
+    assert beam_of(worker).token_ids == [*TEXT, 1, 2]
+
+
+def test_repeated_and_late_messages_change_nothing() -> None:
+    worker = opened(toy())
+    worker.step()
+    worker.receive(correction(5, [9, 8]))
+    worker.step()
+    before = beam_of(worker).cache.snapshot()
+    for late in (
+        Open(7, TEXT, draft_spec()),
+        Open(7, (*TEXT, 9, 8), draft_spec()),
+        correction(5, [9]),
+        correction(5, [9, 8]),
+        correction(0, [*TEXT, 9]),
+        correction(7, []),
+    ):
+        assert worker.receive(late) == []
+        assert beam_of(worker).token_ids == [*TEXT, 9, 8]
+        assert beam_of(worker).cache.snapshot() == before
+
+
+def test_an_open_with_more_text_than_is_known_starts_a_new_epoch() -> None:
+    model = toy()
+    worker = opened(model)
+    worker.step()
+    (reset,) = layers_of(worker.receive(Open(7, (*TEXT, 2, 2), draft_spec())))
+    assert (reset.is_reset, reset.epoch, reset.seq, reset.known_len) == (True, 1, 2, 7)
+    assert len(model._sequences) == 1, "the rows of the first one are freed"
+    assert worker.num_requests == 1
+
+
+def test_a_snapshot_rebuilds_a_replica_that_lost_layers() -> None:
+    worker = opened(toy())
+    for _ in range(3):
+        worker.step()
+    token = beam_of(worker).cache.path_tokens(beam_of(worker).cache.alive_ids()[0])[0]
+    snapshot = layers_of(worker.receive(correction(5, [token], wants_snapshot=True)))[-1]
+    assert snapshot.is_reset
+    replica = Replica([*TEXT, token], draft_spec())
+    replica.next_seq = snapshot.seq
+    replica.receive([snapshot])
+    replica.assert_equals(beam_of(worker))
+    replica.receive(worker.step())
+    replica.assert_equals(beam_of(worker))
+    (again,) = layers_of(worker.receive(correction(6, [], wants_snapshot=True)))
+    assert nodes_of(again) == beam_of(worker).cache.snapshot(), "asked for without new tokens, it comes too"
+
+
+def test_a_closed_request_frees_its_rows_and_is_not_revived_by_late_messages() -> None:
+    model = toy()
+    worker = opened(model)
+    worker.step()
+    assert worker.receive(Close(7)) == []
+    assert not model._sequences
+    assert worker.receive(Open(7, TEXT, draft_spec())) == []
+    assert worker.receive(correction(5, [1])) == [], "asking for it again would never end"
+    assert worker.receive(Close(7)) == []
+    assert worker.num_requests == 0
+    assert worker.is_idle
+    assert worker.receive(Close(8)) == [], "a close that overtakes its open"
+    assert worker.receive(Open(8, TEXT, draft_spec())) == []
+    assert not model._sequences
+    assert worker.receive(Open(9, TEXT, draft_spec())) != []
+
+
+def test_the_least_recently_corrected_request_makes_room_for_a_new_one() -> None:
+    model = toy(max_slots=2)
+    worker = worker_on(model, max_requests=2)
+    for request_id in (1, 2):
+        worker.receive(Open(request_id, TEXT, draft_spec()))
+    worker.receive(correction(5, [4], request_id=1))
+    worker.receive(Open(3, TEXT, draft_spec()))
+    assert set(worker._open) == {1, 3}
+    assert len(model._sequences) == 2
+    assert worker.receive(correction(5, [4], request_id=2)) == []
+
+
+# ---- passes ---------------------------------------------------------------------------------------------------------
+
+
+def test_one_pass_drafts_for_all_requests_and_its_time_is_shared() -> None:
+    model = toy()
+    worker = worker_on(model)
+    for request_id in (1, 2):
+        worker.receive(Open(request_id, (request_id, 5), draft_spec()))
+    layers = layers_of(worker.step())
+    assert model.num_forward_passes == 1
+    assert [(layer.request_id, layer.num_passes, layer.busy_s) for layer in layers] == [(1, 1, 0.5), (2, 1, 0.5)]
+    worker.receive(Close(1))
+    (layer,) = layers_of(worker.step())
+    assert (layer.request_id, layer.num_passes, layer.busy_s) == (2, 2, 1.5)
+
+
+@pytest.mark.parametrize("changes", [{"lead": 3}, {"max_nodes": 5}])
+def test_growth_is_bounded_and_then_the_worker_is_idle(changes: dict[str, int]) -> None:
+    model = toy()
+    worker = opened(model, **changes)
+    for _ in range(100):
+        worker.step()
+    assert worker.is_idle
+    assert beam_of(worker).cache.depth <= changes.get("lead", 6)
+    assert beam_of(worker).cache.num_nodes <= changes.get("max_nodes", 1000)
+    num_passes = model.num_forward_passes
+    assert worker.step() == []
+    assert model.num_forward_passes == num_passes
+    worker.receive(correction(5, beam_of(worker).cache.path_tokens(beam_of(worker).cache.alive_ids()[0])[:1]))
+    assert not worker.is_idle, "a committed token makes room for a layer"
+
+
+def test_the_end_of_the_context_makes_it_idle_and_raises_nothing() -> None:
+    model = toy(max_model_len=8)
+    worker = opened(model, lead=20)
+    for token in (1, 2, 3, 4, 5):
+        for _ in range(6):
+            worker.step()
+        worker.receive(correction(len(beam_of(worker).token_ids), [token]))
+    assert len(beam_of(worker).token_ids) == 10
+    assert worker.is_idle
+    assert worker.step() == []
+    too_long = worker_on(toy(max_model_len=5))
+    assert too_long.receive(Open(7, TEXT, draft_spec())) == []
+    assert too_long.receive(Open(8, (), draft_spec())) == []
+    assert too_long.is_idle
+
+
+# ---- protocol -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("bad", [-1, V, 10**12])
+def test_tokens_outside_the_vocabulary_are_refused_and_change_nothing(bad: int) -> None:
+    model = toy()
+    worker = opened(model)
+    worker.step()
+    before = beam_of(worker).cache.snapshot()
+    for message in (Open(8, (1, bad), draft_spec()), Open(7, (*TEXT, bad, 1), draft_spec()), correction(5, [1, bad])):
+        with pytest.raises(ProtocolError, match=f"token ids must be from 0 to {V - 1}, got .*{bad}"):
+            worker.receive(message)
+    assert beam_of(worker).token_ids == list(TEXT)
+    assert beam_of(worker).cache.snapshot() == before
+    assert len(model._sequences) == 1
+
+
+def test_a_ping_is_answered_and_a_shutdown_frees_everything() -> None:
+    model = toy()
+    worker = opened(model)
+    assert worker.receive(Ping(41)) == [Pong(41)]
+    assert not worker.is_shut_down
+    assert worker.receive(Shutdown()) == []
+    assert worker.is_shut_down
+    assert not model._sequences
+    assert worker.receive(Shutdown()) == []
+
+
+def test_a_message_that_no_target_sends_is_refused() -> None:
+    with pytest.raises(ProtocolError, match="got Pong"):
+        worker_on(toy()).receive(Pong(1))  # type: ignore[arg-type]
