@@ -12,6 +12,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 MAX_POSITIONS = 4096
 END_TOKENS = ("<|end|>", "<|turn|>")  # ids 0 and 1, both in the model's config
 _VOCAB_SIZE = 320  # 256 bytes, the end tokens and merges, so that tokens hold several characters
+_FOREIGN_VOCAB_SIZE = 270
 _CORPUS = ["the cat sat on the mat and the other cat sat there, too", "one two three four five six seven"] * 8
 _CHAT_TEMPLATE = (
     "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}<|turn|>\n{% endfor %}"
@@ -79,7 +80,7 @@ def save_pair(folder: Path) -> Pair:
     for name, noise in (("target", 0.0), ("draft", 0.1)):
         make_model(len(tokenizer), noise=noise).save_pretrained(folder / name)
         tokenizer.save_pretrained(folder / name)
-    foreign = make_tokenizer(_VOCAB_SIZE - 20)
+    foreign = make_tokenizer(_FOREIGN_VOCAB_SIZE)
     make_model(len(foreign)).save_pretrained(folder / "foreign")
     foreign.save_pretrained(folder / "foreign")
     (folder / "not_a_model").mkdir()

@@ -15,6 +15,7 @@ from card.candidates import CandidateCache, NewNodes
 from card.drafter import DrafterWorker
 from card.errors import ProtocolError
 from card.messages import Close, Correction, DrafterMessage, DraftSpec, Layer, Open, Ping, Pong, Resync, Shutdown
+from card.models.protocol import NO_PARENT, Extension
 from card.models.toy import TableModel
 from card.models.torch_runner import TorchRunner
 from card.writers.beam import BeamSequence, BeamWriter
@@ -84,8 +85,8 @@ def beam_of(worker: DrafterWorker, request_id: int = 7) -> BeamSequence:
     return worker._open[request_id].beam
 
 
-def correction(start: int, token_ids: Iterable[int], *, wants_snapshot: bool = False, request_id: int = 7) -> Correction:
-    return Correction(request_id, 0, start, tuple(token_ids), wants_snapshot)
+def correction(start: int, ids: Iterable[int], *, wants_snapshot: bool = False, request_id: int = 7) -> Correction:
+    return Correction(request_id, 0, start, tuple(ids), wants_snapshot)
 
 
 def layers_of(messages: list[DrafterMessage]) -> list[Layer]:
@@ -142,9 +143,9 @@ def test_rows_and_tree_are_those_of_the_text_after_any_corrections(
         assert_scores_are_those_of_the_model(model, beam)
         assert beam.cache.epoch == epoch + (not is_hit)
         if is_hit:
-            below = {path[len(tokens) :]: node for path, node in survivors.items() if path[: len(tokens)] == tuple(tokens)}
-            del below[()] if tokens else below
-            assert all(beam.cache.path_tokens(node) == list(path) for path, node in below.items())
+            below = {path: node for path, node in survivors.items() if path[: len(tokens)] == tuple(tokens)}
+            below.pop(tuple(tokens), None)  # the root now
+            assert all(beam.cache.path_tokens(node) == list(path[len(tokens) :]) for path, node in below.items())
         assert beam.cache.num_nodes <= spec.max_nodes
         assert beam.cache.depth <= spec.lead
     replica.receive(worker.step())
@@ -190,7 +191,7 @@ def test_a_real_kv_cache_is_that_of_a_fresh_prefill_after_any_corrections(
         positions = runner.positions(beam._slot).tolist()
         assert positions[: beam._num_committed_rows] == list(range(beam._num_committed_rows))
         for node, row in beam._row_of.items():
-            assert positions[row] == beam.root_position + beam.cache.depth_of(node), "a position is the ancestors' number"
+            assert positions[row] == beam.root_position + beam.cache.depth_of(node)  # the number of its ancestors
         before = set(beam.cache.alive_ids())
         worker.step()  # its logits come from the rows that the corrections have left
         for node in set(beam.cache.alive_ids()) - before:
@@ -203,15 +204,11 @@ def test_a_real_kv_cache_is_that_of_a_fresh_prefill_after_any_corrections(
 
 def assert_kv_rows_equal_a_fresh_prefill(runner: TorchRunner, beam: BeamSequence) -> None:
     num_rows = beam._num_committed_rows
-    fresh = opened(runner)
-    try:
-        fresh.receive(Open(7, tuple(beam.token_ids[:num_rows]), draft_spec()))
-        fresh.step()
-        kept, expected = (runner._cache[b._slot].kv[:, :, :, :num_rows] for b in (beam, beam_of(fresh)))
-        if len(beam_of(fresh).token_ids) == num_rows:
-            torch.testing.assert_close(kept, expected, atol=1e-4, rtol=1e-4)
-    finally:
-        fresh.receive(Close(7))
+    slot = runner.open()
+    runner.forward([Extension(slot, beam.token_ids[:num_rows], [NO_PARENT, *range(num_rows - 1)])])
+    kept, fresh = (runner._cache[i].kv[:, :, :, :num_rows] for i in (beam._slot, slot))
+    torch.testing.assert_close(kept, fresh, atol=1e-4, rtol=1e-4)
+    runner.close(slot)
 
 
 # ---- hit and miss ---------------------------------------------------------------------------------------------------

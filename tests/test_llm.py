@@ -84,7 +84,6 @@ def test_a_perfect_drafter_is_accepted_always(make, plain, method, verify, param
     result = llm.generate(PROMPT, params)[0]
     assert result.outputs == plain(params).outputs
     assert result.stats.acceptance_rate == 1.0 or (method, verify) == ("card", "tree")
-    assert result.stats.hit_rate == 1.0 or method == "sps"  # a chain ends where it was drafted to
     assert result.stats.mean_acceptance_length > 2
 
 
@@ -256,9 +255,8 @@ def crossing(make: Make, params: SamplingParams) -> tuple[str, str, int]:
     length = 0
     for idx, (chunk, following) in enumerate(itertools.pairwise(chunks)):
         length += len(chunk.text)
-        stop = chunk.text[-2:] + following.text[:2]
-        is_clean = len(chunk.text) >= 2 and len(following.text) == 2 and "\ufffd" not in stop
-        if idx > 5 and is_clean and text.find(stop) == length - 2:
+        stop = chunk.text[-1:] + following.text[:1]
+        if idx > 5 and len(stop) == 2 and "\ufffd" not in stop and text.find(stop) == length - 1:
             return text, stop, idx + 2
     raise AssertionError("the tiny model writes no such text; take another seed")
 
@@ -286,15 +284,15 @@ def test_a_stop_string_that_never_comes_changes_nothing(make, plain):
 @pytest.mark.parametrize(("method", "placement"), [("vanilla", "inline"), ("card", "inline")])
 def test_any_of_several_end_tokens_ends_the_text(make, plain, method, placement):
     last_ids = set()
-    for seed in range(12):
+    for seed in range(8):
         output = make(method, placement=placement).generate(PROMPT, ENDING.replace(seed=seed))[0].outputs[0]
         assert (output.finish_reason == "stop") == (output.token_ids[-1] in (0, 1))
         assert not {0, 1} & set(output.token_ids[:-1])
         assert not output.text.endswith(">"), "special tokens are not shown"
         last_ids.add(output.token_ids[-1])
-        longer = plain(ENDING.replace(seed=seed, ignore_eos=True)).outputs[0]
-        assert longer.token_ids[: len(output.token_ids)] == output.token_ids
-        assert len(longer.token_ids) == 400
+        num_more = len(output.token_ids) + 3
+        longer = plain(ENDING.replace(seed=seed, ignore_eos=True, max_tokens=num_more)).outputs[0]
+        assert longer.token_ids[:-3] == output.token_ids
     assert {0, 1} <= last_ids
 
 

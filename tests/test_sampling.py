@@ -1,4 +1,4 @@
-"""Logits to tokens: the noise is a pure function, the choices follow the law, the drafter ranks as the target chooses."""
+"""Logits to tokens: noise is a pure function, choices follow the law, the drafter ranks as the target chooses."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ rules = st.builds(
 
 @st.composite
 def batches(draw: st.DrawFn) -> Tensor:
-    """Return [N, V] float32 with many ties, as bfloat16 logits have, V from 1 to 40 so that vectorised loops have tails."""
+    """Return [N, V] float32 with many ties, as bfloat16 has, and V from 1 to 40: vectorised loops have tails."""
     shape = (draw(st.integers(1, 5)), draw(st.sampled_from([1, 2, 5, 8, 17, 40])))
     return torch.from_numpy(np.random.default_rng(draw(st.integers(0, 10**6))).integers(-8, 9, shape) / 2).float()
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from rich.console import Console
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
@@ -121,7 +122,7 @@ def test_lines_make_a_markdown_table(
     assert bench["table"].main([str(greedy)]) == 0
     printed = capsys.readouterr().out
     assert printed.startswith("| method | tokens/s |") and "| card-tree" in printed.replace("**", "")
-    assert "benchmarks/methods.py" in printed or "`python" in printed
+    assert "at commit" in printed
 
 
 def test_sampling_compares_coupled_and_uncoupled_candidates(
@@ -153,11 +154,28 @@ def test_a_wrong_text_is_named_with_its_logit_gap(bench: dict[str, ModuleType], 
     assert short.position == 1 and short.token_id is None and short.logit_gap is None
 
 
-def test_an_interrupted_run_keeps_whole_repeats(bench: dict[str, ModuleType]) -> None:
-    cell, whole = bench["methods"].Cell, bench["methods"].whole_repeats
-    cells = [cell(0, 0, {}), cell(0, 1, {}), cell(1, 0, {})]
-    assert whole(cells, 2) == cells[:2]
-    assert whole(cells[:1], 2) == cells[:1]
+class StoppedRow:
+    """A row whose user presses Ctrl-C in the middle of the n-th prompt."""
+
+    def __init__(self, stop_at: int) -> None:
+        self.name = "vanilla"
+        self._left = stop_at
+
+    def decode(self, prompt_ids: list[int], params: SamplingParams) -> list[int]:
+        self._left -= 1
+        if not self._left:
+            raise KeyboardInterrupt
+        return prompt_ids
+
+
+@pytest.mark.parametrize(("stop_at", "kept"), [(1, []), (2, [(0, 0)]), (4, [(0, 0), (0, 1)]), (9, "all")])
+def test_an_interrupted_run_keeps_whole_repeats(
+    bench: dict[str, ModuleType], stop_at: int, kept: list[tuple[int, int]] | str
+) -> None:
+    console = Console(quiet=True)
+    cells = bench["methods"].measure([StoppedRow(stop_at)], [[1], [2]], SamplingParams(), 2, console)
+    wanted = [(0, 0), (0, 1), (1, 0), (1, 1)] if kept == "all" else kept
+    assert [(cell.repeat, cell.prompt_idx) for cell in cells] == wanted
 
 
 def test_rounds_and_beam_steps_are_profiled_part_by_part(

@@ -323,7 +323,7 @@ def test_weights_that_are_not_packed_stay_the_models_own(monkeypatch: pytest.Mon
 
 
 def test_bfloat16_and_float64_run_in_their_own_dtype() -> None:
-    for dtype, tolerance in ((torch.bfloat16, 0.15), (torch.float64, 1e-9)):
+    for dtype, tolerance in ((torch.bfloat16, 0.15), (torch.float64, 1e-6)):  # transformers norms in float32
         config = transformers.LlamaConfig(**{**SIZES, "initializer_range": 0.1})
         torch.manual_seed(0)
         model = transformers.LlamaForCausalLM(config).to(dtype).eval()

@@ -41,6 +41,8 @@ class Engine:
                 self._drain()
                 if stats.num_new_tokens:
                     self._await_candidates(request, stats)
+                elif self._link:
+                    self._link.draft(1)  # who takes turns reads the prompt in the prefill, as who runs beside does
                 result = self._worker.step([request_id])
                 self._send(result.messages)
                 stats.wall_s = time.perf_counter() - started

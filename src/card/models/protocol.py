@@ -59,5 +59,6 @@ class LanguageModel(Protocol):
     def keep(self, slot: int, num_prefix_rows: int, rows: Sequence[int] = ()) -> None:
         """Keep rows 0 .. num_prefix_rows - 1 and then ``rows``, in this order; drop the rest.
 
-        ``rows`` ascend and lie beyond the prefix. The kept rows are renumbered without gaps; every parent of a kept row must be kept too.
+        ``rows`` ascend and lie beyond the prefix. The kept rows are renumbered without gaps; every parent of a kept row
+        must be kept too.
         """
