@@ -188,6 +188,8 @@ class DrafterProfile:
         self._near, self._far = self._context.socket(zmq.PAIR), self._context.socket(zmq.PAIR)
         self._near.bind(f"ipc://{self._folder.name}/link")
         self._far.connect(f"ipc://{self._folder.name}/link")
+        self._near.send(b"")  # waits until the two are connected
+        self._far.recv()
 
     def run(self, request_id: int, prompt_ids: Sequence[int], max_tokens: int) -> None:
         """Draft about ``max_tokens`` behind one prompt."""

@@ -155,6 +155,7 @@ class LLM:
         self._runner = TorchRunner(
             model, max_model_len=self.max_model_len, max_tree_rows=self.draft_settings.budget + _SPARE_ROWS
         )
+        self._runner.warm_up(1 + self.draft_settings.budget if self.method.needs_draft else 1)
         has_own_core = self.method.needs_draft and self.settings.placement == "process"
         self._cores = plan_cores(self.settings, own_drafter_core=has_own_core)
         self._link = self._make_link(draft) if self.method.needs_draft and draft is not None else None
@@ -196,7 +197,7 @@ class LLM:
         Closing the iterator early drops the request. Raises: PromptError at once, not at the first chunk.
         """
         if isinstance(prompt, str) or not prompt or not isinstance(prompt[0], Mapping):
-            prompt_ids = self._encode(prompt)  # type: ignore[arg-type]
+            prompt_ids = self._encode(prompt)
         else:
             prompt_ids = self._checked(encode_chat(self._tokenizer, prompt))  # type: ignore[arg-type]
         return self._stream(prompt_ids, sampling_params or SamplingParams(), next(self._request_ids))
@@ -260,15 +261,16 @@ class LLM:
             chunks[-1].stats,
         )
 
-    def _encode(self, prompt: str | Sequence[int]) -> tuple[int, ...]:
+    def _encode(self, prompt: str | Sequence[object]) -> tuple[int, ...]:
         if isinstance(prompt, str):
             return self._checked(encode_prompt(self._tokenizer, prompt))
-        if not isinstance(prompt, Sequence) or any(isinstance(token_id, str) for token_id in prompt):
+        token_ids = [token_id for token_id in prompt if isinstance(token_id, int)]
+        if len(token_ids) < len(prompt):
             raise PromptError(
                 f"a prompt must be a string or a list of token ids, got {type(prompt).__name__}; put several of them, "
                 "or one that is token ids, into a list"
             )
-        return self._checked(prompt)
+        return self._checked(token_ids)
 
     def _checked(self, prompt_ids: Sequence[int]) -> tuple[int, ...]:
         if not prompt_ids:
@@ -302,6 +304,7 @@ class LLM:
                 cores=self._cores.draft,
                 max_model_len=self.max_model_len,
                 max_tree_rows=max_tree_rows,
+                warm_up_tokens=self.draft_settings.beam_width,
             )
             return ProcessLink(
                 template, start_timeout_s=settings.start_timeout_s, silence_timeout_s=settings.drafter_timeout_s
@@ -310,6 +313,7 @@ class LLM:
         runner = TorchRunner(
             model, max_model_len=min(self.max_model_len, context_limit(model)), max_tree_rows=max_tree_rows
         )
+        runner.warm_up(self.draft_settings.beam_width)
         worker = DrafterWorker(BeamWriter(runner), clock=time.perf_counter)
         return ThreadLink(worker) if settings.placement == "thread" else InlineLink(worker)
 

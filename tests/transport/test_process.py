@@ -70,6 +70,7 @@ def stub_link(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Process
             cores=(),
             max_model_len=128,
             max_tree_rows=64,
+            warm_up_tokens=1,
         )
         links.append(ProcessLink(template, start_timeout_s=start_timeout_s, silence_timeout_s=silence_timeout_s))
         return links[-1]
@@ -159,8 +160,8 @@ def test_a_drafter_that_does_not_come_up_is_a_worker_error_and_leaves_nothing(st
     link.close()
 
 
-def test_a_socket_that_cannot_be_made_is_a_worker_error(stub_link, monkeypatch, tmp_path):
-    long_folder = tmp_path / ("x" * 120)
+def test_a_socket_that_cannot_be_made_is_a_worker_error(stub_link, monkeypatch):
+    long_folder = Path(tempfile.gettempdir(), "x" * 120)
     long_folder.mkdir()
     link = stub_link("mute")
     monkeypatch.setattr(link, "_folder", long_folder)

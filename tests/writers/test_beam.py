@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from card.candidates import NewNodes
 from card.models.toy import TableModel
 from card.sampling import Sampler, SamplingRule
 from card.writers.beam import BeamSequence, BeamWriter
@@ -22,6 +23,13 @@ def toy(seed: int = 0, **settings: int) -> TableModel:
 def opened(model: TableModel, text: list[int] = TEXT, **changes: object) -> tuple[BeamWriter, BeamSequence]:
     writer = BeamWriter(model)
     return writer, writer.open(text, draft_spec(**changes), epoch=0)
+
+
+def grow(writer: BeamWriter, *beams: BeamSequence) -> list[NewNodes]:
+    """Make one pass over the beams that can grow; the others get no nodes."""
+    frontiers = [(beam, frontier) for beam in beams if (frontier := beam.frontier())]
+    made = iter(writer.step(frontiers) if frontiers else [])
+    return [next(made) if any(beam is busy for busy, _ in frontiers) else NewNodes.none() for beam in beams]
 
 
 def paths(beam: BeamSequence) -> Paths:
@@ -48,7 +56,7 @@ def test_each_pass_keeps_the_best_paths_over_all_parents(seed: int, width: int, 
     writer, beam = opened(model, beam_width=width, branch=branch)
     layer: Paths = {(): 0.0}
     for _ in range(depth):
-        made = writer.step([beam])[0]
+        made = grow(writer, beam)[0]
         expected = best_children(model, TEXT, layer, branch)[:width]
         layer = {path: score for score, path in expected}
         assert [tuple(beam.cache.path_tokens(node)) for node in made.ids] == list(layer), "best path first"
@@ -63,50 +71,84 @@ def test_first_pass_runs_the_text_and_later_ones_only_the_frontier() -> None:
     writer, beam = opened(model, beam_width=4, branch=4)
     counts = []
     for _ in range(4):
-        writer.step([beam])
+        grow(writer, beam)
         counts.append(model.num_forward_tokens)
     assert counts == [5, 9, 13, 17]
 
 
-def test_refill_after_a_prune_widens_the_beam_without_a_draft_pass() -> None:
+def test_a_prune_widens_the_beam_from_the_secondary_tier_without_a_draft_pass() -> None:
     model = toy()
     writer, beam = opened(model, beam_width=4, branch=4)
-    writer.step([beam])
-    writer.step([beam])
+    grow(writer, beam)
+    grow(writer, beam)
     worst = min((path for path in paths(beam) if len(path) == 1), key=paths(beam).__getitem__)
+    survivors = {path[1:] for path in paths(beam) if path[:1] == worst and len(path) == 2}
     num_passes = model.num_forward_passes
-    assert beam.commit(worst), "the token is a candidate: a hit"
-    num_left = len(beam.frontier())
-    assert num_left < 4, "the prune has made the beam narrower"
-    survivors = {path: score for path, score in paths(beam).items() if len(path) == 1}
-    refilled = beam.refill()
+    widened = beam.commit(worst)
+    assert widened is not None, "the token is a candidate: a hit"
+    assert len(widened) == 4 - len(survivors) > 0
     assert model.num_forward_passes == num_passes
-    assert len(refilled) == 4 - num_left
+    expected = {path for _, path in best_children(model, [*TEXT, *worst], {(): 0.0}, 4)}
+    made = {tuple(beam.cache.path_tokens(node)) for node in widened.ids}
+    assert made == expected - survivors, "the children that the beam had left out"
+    assert set(paths(beam)) == expected
     assert len(beam.frontier()) == 4
-    expected = best_children(model, [*TEXT, *worst], {(): 0.0}, 4)
-    made = {tuple(beam.cache.path_tokens(node)) for node in refilled.ids}
-    assert made | set(survivors) == {path for _, path in expected}, "the children that the beam had left out"
     assert_scores_are_those_of_the_model(model, beam)
-    assert not beam.refill().ids, "a beam of full width needs nothing"
-    writer.step([beam])
+    grow(writer, beam)
     assert_rows_fit_the_tree(model, beam)
+    assert_scores_are_those_of_the_model(model, beam)
 
 
-def test_refill_ranks_by_the_whole_path_and_keeps_to_the_floor() -> None:
+@pytest.mark.parametrize("floor", [-1e9, -4.0])
+def test_the_beam_is_widened_by_the_best_whole_paths_above_the_floor(floor: float) -> None:
     model = toy(3)
-    writer, beam = opened(model, beam_width=2, branch=6, min_path_logprob=-6.0)
-    for _ in range(3):
-        writer.step([beam])
-    hit = max((path for path in paths(beam) if len(path) == 1), key=paths(beam).__getitem__)
-    beam.commit(hit)
+    writer, beam = opened(model, beam_width=3, branch=6, min_path_logprob=floor)
+    for _ in range(4):
+        grow(writer, beam)
+    hit = next(path for path in paths(beam) if len(path) == 1)
     text = [*TEXT, *hit]
-    expanded = {(): 0.0} | {tuple(beam.cache.path_tokens(node)): beam.cache.path_logprob(node) for node in beam._row_of}
-    spare = [(score, path) for score, path in best_children(model, text, expanded, 6) if path not in paths(beam)]
-    before = len(beam.frontier())
-    beam.spec = draft_spec(beam_width=before + 5, branch=6, min_path_logprob=-6.0)
-    made = [tuple(beam.cache.path_tokens(node)) for node in beam.refill().ids]
-    assert made == [path for score, path in spare if score >= -6.0][:5]
-    assert made
+    expanded = {tuple(beam.cache.path_tokens(node)) for node in beam._row_of}
+    below = {path[1:]: score - paths(beam)[hit] for path, score in paths(beam).items() if path[:1] == hit}
+    parents = {path: below[path] for path in below if hit + path in expanded}
+    spare = [(score, path) for score, path in best_children(model, text, parents, 6) if path not in below]
+    beam.spec = draft_spec(beam_width=15, branch=6, min_path_logprob=floor)
+    num_missing = 15 - sum(path not in parents for path in below)
+    widened = beam.commit(hit)
+    assert widened is not None
+    made = [tuple(beam.cache.path_tokens(node)) for node in widened.ids]
+    assert made == [path for score, path in spare if score >= floor][:num_missing]
+    assert len({len(path) for path in made}) > 1, "of several depths"
+    assert (len(made) < num_missing) == (floor == -4.0)
+
+
+def test_a_token_that_the_beam_had_left_out_is_no_miss_and_runs_one_token() -> None:
+    model = toy()
+    writer, beam = opened(model, beam_width=2, branch=5, min_path_logprob=-3.0)
+    grow(writer, beam)
+    grow(writer, beam)
+    fifth = best_children(model, TEXT, {(): 0.0}, 5)[4][1]
+    assert fifth not in paths(beam)
+    revived = beam.commit(fifth)
+    assert revived is not None
+    assert revived.tokens == fifth
+    assert (beam.cache.epoch, beam.cache.root_id, beam.cache.num_nodes) == (0, revived.ids[0], 0)
+    num_tokens = model.num_forward_tokens
+    grow(writer, beam)
+    assert model.num_forward_tokens == num_tokens + 1
+    assert_rows_fit_the_tree(model, beam)
+    assert_scores_are_those_of_the_model(model, beam)
+
+
+def test_a_token_in_neither_tier_is_a_miss() -> None:
+    model = toy()
+    writer, beam = opened(model, beam_width=2, branch=5)
+    grow(writer, beam)
+    sixth = best_children(model, TEXT, {(): 0.0}, 6)[5][1]
+    assert beam.commit(sixth) is None
+    assert (beam.cache.epoch, beam.cache.num_nodes) == (1, 0)
+    grow(writer, beam)
+    assert model.num_forward_tokens == len(TEXT) + 1, "the text before it is not run again"
+    assert_rows_fit_the_tree(model, beam)
 
 
 @settings(max_examples=25)
@@ -121,9 +163,9 @@ def test_several_requests_in_one_pass_equal_each_alone(seed: int, lengths: list[
     singles = [w.open(text, spec, epoch=0) for w, text, spec in zip(alone, texts, specs, strict=True)]
     for _ in range(4):
         num_passes = model.num_forward_passes
-        layers = writer.step(together)
+        layers = grow(writer, *together)
         assert model.num_forward_passes == num_passes + any(layer.ids for layer in layers)
-        assert layers == [w.step([single])[0] for w, single in zip(alone, singles, strict=True)]
+        assert layers == [grow(w, single)[0] for w, single in zip(alone, singles, strict=True)]
         committed = data.draw(st.integers(0, len(texts) - 1))
         for beams in (together, singles):
             beams[committed].commit([seed % 12])
@@ -131,28 +173,16 @@ def test_several_requests_in_one_pass_equal_each_alone(seed: int, lengths: list[
         assert_rows_fit_the_tree(model, beam)
 
 
-def test_a_pass_with_nothing_to_expand_runs_nothing() -> None:
-    model = toy()
-    writer, idle = opened(model, lead=1)
-    writer.step([idle])
-    assert not idle.frontier()
-    num_passes = model.num_forward_passes
-    assert [len(nodes) for nodes in writer.step([idle])] == [0]
-    assert model.num_forward_passes == num_passes
-    busy = writer.open(TEXT, draft_spec(), epoch=0)
-    assert [bool(nodes.ids) for nodes in writer.step([idle, busy])] == [False, True]
-
-
 @pytest.mark.parametrize("coupled", [True, False])
 def test_with_coupled_noise_the_first_path_is_what_the_draft_model_itself_would_sample(coupled: bool) -> None:
-    model = toy(spread=2)
+    model = toy()
     rule = SamplingRule(temperature=1.0, top_k=0, top_p=0.9, min_p=0.0, seed=5)
     sampler = Sampler(rule, 12)
     text, num_agreeing = list(TEXT), 0
     for _ in range(20):
         writer, beam = opened(model, text, temperature=1.0, top_p=0.9, beam_width=1, branch=1, coupled_noise=coupled)
         for _ in range(3):
-            writer.step([beam])
+            grow(writer, beam)
         sampled: list[int] = []
         for _ in range(3):
             here = text + sampled
@@ -165,7 +195,7 @@ def test_with_coupled_noise_the_first_path_is_what_the_draft_model_itself_would_
 def test_paths_below_the_floor_are_not_made() -> None:
     writer, beam = opened(toy(), min_path_logprob=-3.5, beam_width=12, branch=12, lead=9)
     while beam.frontier():
-        writer.step([beam])
+        grow(writer, beam)
     assert min(paths(beam).values()) >= -3.5
     assert beam.cache.depth < 9, "the floor ends growth before the lead does"
 
@@ -175,7 +205,7 @@ def test_the_beam_stops_where_the_context_ends(room: int, width: int) -> None:
     model = toy(max_model_len=len(TEXT) + room)
     writer, beam = opened(model, beam_width=width, lead=20)
     while beam.frontier():
-        writer.step([beam])
+        grow(writer, beam)
     assert beam.cache.depth == room, "the last node predicts nothing: it has no position of its own in the model"
     assert max(model._sequences[beam._slot].positions) < model.max_model_len
 
@@ -185,11 +215,11 @@ def test_the_beam_stops_where_the_rows_end_and_goes_on_after_a_prune(num_tree_ro
     model = toy(max_model_len=9, num_tree_rows=num_tree_rows)
     writer, beam = opened(model, beam_width=width, lead=4)
     while beam.frontier():
-        writer.step([beam])
+        grow(writer, beam)
     assert model.num_rows(beam._slot) <= model.max_rows
     beam.commit([0])
     beam.commit([1])
-    assert writer.step([beam])[0].ids
+    assert grow(writer, beam)[0].ids
     assert_rows_fit_the_tree(model, beam)
 
 

@@ -129,8 +129,9 @@ def _rotary_table(model: PreTrainedModel, num_positions: int) -> tuple[Tensor, T
 
 
 def _can_pack(weight: Tensor, num_bytes: int) -> bool:
-    is_supported = torch.backends.mkldnn.is_available() and platform.machine() in ("x86_64", "AMD64")
-    if weight.device.type != "cpu" or num_bytes > MAX_PACKED_BYTES or not is_supported:
+    if weight.device.type != "cpu" or num_bytes > MAX_PACKED_BYTES or platform.machine() not in ("x86_64", "AMD64"):
+        return False
+    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return False
     if weight.dtype == torch.bfloat16:
         return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
@@ -150,7 +151,7 @@ def _joined(linears: Sequence[nn.Linear]) -> Linear:
 
 def _share(linears: Sequence[nn.Linear], joined: Tensor) -> None:
     """Let the layers' own weights be views of the joined one, so that memory is not doubled."""
-    for module, view in zip(linears, joined.split([m.out_features for m in linears]), strict=True):
+    for module, view in zip(linears, torch.split(joined, [m.out_features for m in linears]), strict=True):
         module.weight.data = view
 
 

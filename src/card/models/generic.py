@@ -109,7 +109,7 @@ class _Pass:
             rows = step.new_rows[layer]
             rows[0].copy_(key[0, :, first:last])
             rows[1].copy_(value[0, :, first:last])
-            heads = query[0, :, first:last].unflatten(0, (num_kv_heads, -1)).transpose(1, 2)
+            heads = query[0, :, first:last].reshape(num_kv_heads, -1, step.num_new, head_size).transpose(1, 2)
             attended = attend(step, layer, heads, self.windows[layer], scale, softcap)
             out[0, first:last].view(step.num_new, num_kv_heads, -1, head_size).copy_(attended.transpose(0, 1))
         return out
@@ -181,9 +181,10 @@ class GenericDecoder:
     ) -> Tensor:
         """Return logits [rows, V] of the chosen rows of the pass; token_ids and positions are [sum T] int64."""
         extra: dict[str, Any] = {"card_pass": _Pass(steps, self.windows)}
-        if self._selects_rows and isinstance(logits_rows, Tensor):
-            extra["logits_to_keep"] = logits_rows
-            logits_rows = slice(None)
+        if isinstance(logits_rows, Tensor):
+            if self._selects_rows:
+                extra["logits_to_keep"] = logits_rows
+                logits_rows = slice(None)
         elif self._selects_rows and logits_rows.start:
             num_kept = len(token_ids) - int(logits_rows.start)
             extra["logits_to_keep"] = max(num_kept, 1)  # 0 would mean all

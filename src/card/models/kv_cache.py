@@ -143,7 +143,7 @@ class RowTree:
         if first_tree_row < stop:
             ancestors = self._ancestors[first_tree_row - prefix : stop - prefix, : stop - prefix]
             bias[first_tree_row - start :, prefix:stop][ancestors] = 0.0
-        if is_windowed:
+        if is_windowed and window is not None:
             bias[:, :stop][positions[:, None] - self._positions[:stop] >= window] = -np.inf
         return bias
 

@@ -62,6 +62,14 @@ class TorchRunner:
         self._windows = sorted(set(self._decoder.windows), key=lambda window: window or 0)  # None first
         self._cache = KVCache(self._decoder.layout, max_model_len + max_tree_rows)
 
+    def warm_up(self, most_tokens: int) -> None:
+        """Run passes of 1 to ``most_tokens`` tokens: kernels are made at the first call of each size."""
+        slot = self.open()
+        for num_tokens in range(1, min(most_tokens, self.max_model_len) + 1):
+            self.forward([Extension(slot, [0] * num_tokens, range(-1, num_tokens - 1))])
+            self.keep(slot, 0)
+        self.close(slot)
+
     def release(self) -> None:
         """Give the model back to other uses; a runner that is not fused cannot run it afterwards."""
         if isinstance(self._decoder, GenericDecoder):

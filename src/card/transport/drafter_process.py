@@ -39,6 +39,7 @@ class DrafterConfig(msgspec.Struct, frozen=True, kw_only=True):
     cores: tuple[int, ...]  # empty: do not pin
     max_model_len: int
     max_tree_rows: int
+    warm_up_tokens: int  # most tokens of a usual pass
 
 
 class _Connection:
@@ -94,6 +95,7 @@ def _run(config: DrafterConfig, connection: _Connection) -> None:
     num_parameters = parameter_count(model)
     max_model_len = min(config.max_model_len, context_limit(model))
     runner = TorchRunner(model, max_model_len=max_model_len, max_tree_rows=config.max_tree_rows)
+    runner.warm_up(config.warm_up_tokens)
     worker = DrafterWorker(BeamWriter(runner), clock=time.perf_counter)
     connection.send([Ready(runner.vocab_size, runner.max_model_len, num_parameters)])
     while not worker.is_shut_down:

@@ -196,8 +196,10 @@ class ProcessLink:
         try:
             self._socket.bind(address)
             self._child = self._popen(address)
-        except (OSError, zmq.ZMQError) as error:  # out of processes, or a path too long for a socket
-            self._fail(f"no process or no socket at {address}: {error}; is there room, and TMPDIR a short path?")
+        except zmq.ZMQError as error:
+            self._fail(f"no socket at {address} (errno {error.errno}); set TMPDIR to a short path that can be written")
+        except OSError as error:
+            self._fail(f"no process: {error.strerror}")
 
     def _popen(self, address: str) -> subprocess.Popen[bytes]:
         config = msgspec.structs.replace(
