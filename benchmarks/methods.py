@@ -209,7 +209,7 @@ def make_lines(rows: list[Row], cells: list[Cell], prompts: PromptIds, judge: Te
             **report.speed_fields(runs),
             "speedup_same_core": ratio(runs, by_repeat(cells, BASELINE)),
             "speedup_all_cores": None,
-            **report.cost_fields(list(itertools.chain(*runs))),
+            **report.cost_fields(list(itertools.chain(*runs)), takes_turns=row.settings.get("placement") == "inline"),
             "settings": dict(row.settings),
         }
         if any(other.name == BASELINE_ALL_CORES for other in rows):

@@ -67,7 +67,7 @@ ROUND_PARTS: tuple[Target, ...] = (
 )
 STEP_PARTS: tuple[Target, ...] = (
     (TorchRunner, "forward", FORWARD),
-    (BeamSequence, "frontier", "frontier, each time it is asked for"),
+    (BeamSequence, "frontier", "frontier"),
     (BeamSequence, "extension", "build the extension"),
     (CandidateScorer, "top", "log-softmax and top-k"),
     (CandidateCache, "grow", "grow the tree"),
@@ -77,7 +77,8 @@ COMMIT_PARTS: tuple[Target, ...] = (
     (CandidateCache, "walk", "find the path"),
     (CandidateCache, "advance", "advance: re-root and prune"),
     (TorchRunner, "keep", "keep: compact the KV rows"),
-    (BeamSequence, "refill", "refill the beam"),
+    (CandidateCache, "frontier", "frontier: is the beam still full?"),
+    (CandidateCache, "refill", "refill from the secondary tier"),
     (card.drafter._Drafting, "layer", "make the message"),
 )
 
@@ -149,7 +150,7 @@ def _median_us(seconds: Sequence[float]) -> float:
 def profile_rounds(llm: LLM, prompts: Sequence[Sequence[int]], params: SamplingParams, what: str) -> dict[str, Any]:
     """Profile the target's rounds from chunk to chunk; prefill and the first rounds of each prompt are left out."""
     watch = Stopwatch()
-    with watch.watching(ROUND_PARTS):
+    with pinned(llm.settings.cores or (), llm.settings.threads), watch.watching(ROUND_PARTS):
         for prompt_ids in prompts:
             before = time.perf_counter()
             for idx, _ in enumerate(llm.stream(list(prompt_ids), params)):

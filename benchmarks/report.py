@@ -27,6 +27,7 @@ _OWN_FIELDS = (  # only our own methods count these
     "drafter_layers_per_s",
     "ceiling_share",
     "target_pass_ms",
+    "between_passes_ms",
     "waited_ms",
     "round_overhead_ms",
     "verified_per_emitted",
@@ -65,8 +66,12 @@ def comparison_fields(differences: Sequence[Difference] | None) -> dict[str, Any
     }
 
 
-def cost_fields(runs: Sequence[Decoded]) -> dict[str, Any]:
-    """Return what the speed was made of, over all runs; None for what a method does not have or say."""
+def cost_fields(runs: Sequence[Decoded], *, takes_turns: bool) -> dict[str, Any]:
+    """Return what the speed was made of, over all runs; None for what a method does not have or say.
+
+    Args:
+        takes_turns: the drafter works while the target does not, so that what is between passes is mostly drafting.
+    """
     passes = sum(run.target_passes for run in runs)
     tokens, total_s = sum(run.decode_tokens for run in runs), sum(run.total_s for run in runs)
     fields: dict[str, Any] = {
@@ -82,7 +87,9 @@ def cost_fields(runs: Sequence[Decoded]) -> dict[str, Any]:
     decode_s, verified = sum(s.decode_s for s in stats), sum(s.verified_tokens for s in stats)
     own["target_pass_ms"] = round(1e3 * busy_s / passes, 3)
     own["waited_ms"] = round(1e3 * waited_s / passes, 3)  # a drafter that takes turns drafts in it
-    own["round_overhead_ms"] = round(1e3 * (decode_s - busy_s - waited_s) / passes, 3)
+    own["between_passes_ms"] = round(1e3 * (decode_s - busy_s) / passes, 3)
+    if not takes_turns:
+        own["round_overhead_ms"] = round(1e3 * (decode_s - busy_s - waited_s) / passes, 3)
     layers, layers_s = sum(s.drafter_passes for s in stats), sum(s.drafter_busy_s for s in stats)
     if layers and layers_s:
         accepted = sum(s.accepted_tokens for s in stats)

@@ -85,9 +85,11 @@ class CardRow:
 
     def decode(self, prompt_ids: Sequence[int], params: SamplingParams) -> Decoded:
         self._llm.draft_settings = self._draft
-        cpu_before, started = time.process_time(), time.perf_counter()
-        output = self._llm.generate([list(prompt_ids)], params)[0]
-        total_s, cpu_s = time.perf_counter() - started, time.process_time() - cpu_before
+        engine = self._llm.settings
+        with pinned(engine.cores or (), engine.threads):  # between rounds too, where the library leaves us free
+            cpu_before, started = time.process_time(), time.perf_counter()
+            output = self._llm.generate([list(prompt_ids)], params)[0]
+            total_s, cpu_s = time.perf_counter() - started, time.process_time() - cpu_before
         stats, token_ids = output.stats, output.outputs[0].token_ids
         return Decoded(token_ids, len(token_ids) - 1, stats.decode_s, total_s, cpu_s, stats.target_passes, stats)
 

@@ -50,7 +50,9 @@ def provenance(line: dict[str, Any]) -> str:
         )
         facts.append(f"T = {line['temperature']:g}, seed {line['seed']}")
     facts.append(f"torch {versions['torch']}, transformers {versions['transformers']}")
-    return f"{'; '.join(facts)}.\n`{line['command']}` at commit `{line['commit'][:12]}`, {line['started'][:10]}."
+    commit, *dirty = line["commit"].split("-")
+    commit = "-".join([commit[:12], *dirty])
+    return f"{'; '.join(facts)}.\n`{line['command']}` at commit `{commit}`, {line['started'][:10]}."
 
 
 def markdown(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import sys
 
 import click
@@ -30,7 +29,7 @@ for command in (generate, chat, demo):
 
 
 def main() -> None:
-    """Run the command line and exit."""
+    """Run the command line and exit; if the reader of the output has gone, quietly with status 1 (click sees to it)."""
     try:
         status = cli.main(sys.argv[1:] or ["--help"], prog_name="card", standalone_mode=False)
     except click.ClickException as error:
@@ -38,11 +37,7 @@ def main() -> None:
     except CardError as error:
         _fail(str(error))
     except (click.Abort, KeyboardInterrupt):
-        click.echo("", err=True)
         sys.exit(_INTERRUPTED)
-    except BrokenPipeError:  # the reader has gone, as in `card generate ... | head -1`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left in the buffer goes nowhere
-        sys.exit(0)
     sys.exit(status if isinstance(status, int) else 0)
 
 
