@@ -75,6 +75,7 @@ class DraftSettings(_Replaceable):
     beam_width: int = 8  # K: most nodes made in one drafter pass
     branch: int = 8  # most children kept of one node, in both tiers together
     budget: int = 12  # most nodes verified in one round
+    min_verify_prob: float = 0.1  # a candidate whose path is less likely than this is not verified
     lead: int = 24  # most layers held beyond the last committed token
     max_nodes: int = 4096  # most nodes held at once
     min_path_logprob: float = -12.0  # a path less likely than this is not expanded
@@ -88,6 +89,7 @@ class DraftSettings(_Replaceable):
         for name in ("beam_width", "branch", "budget", "lead", "max_nodes", "num_speculative_tokens", "min_depth"):
             _require(getattr(self, name) >= 1, name, "1 or more", getattr(self, name))
         _require(self.min_path_logprob < 0, "min_path_logprob", "below 0", self.min_path_logprob)
+        _require(0 <= self.min_verify_prob < 1, "min_verify_prob", "at least 0 and below 1", self.min_verify_prob)
         _require(self.max_wait_s >= 0, "max_wait_s", "0 or more seconds", self.max_wait_s)
         _require(
             self.max_nodes >= self.beam_width, "max_nodes", f"at least beam_width ({self.beam_width})", self.max_nodes

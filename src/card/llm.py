@@ -8,6 +8,7 @@ import time
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
+from numbers import Integral
 from typing import Any, Self
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -80,6 +81,9 @@ class _TextStream:
     def feed(self, token_id: int) -> bool:
         self._piece += self._stops.push(self._detokenizer.push([token_id]))
         return self._stops.found is not None
+
+    def push(self, token_ids: Sequence[int]) -> None:
+        self._piece += self._detokenizer.push(token_ids)
 
     def take(self, *, is_end: bool) -> str:
         if is_end:
@@ -236,8 +240,7 @@ class LLM:
                     return
                 progress, stats = step
                 if not params.stop:
-                    for token_id in progress.token_ids:
-                        text.feed(token_id)
+                    text.push(progress.token_ids)
                 piece = text.take(is_end=progress.finish_reason is not None)
                 yield StreamChunk(piece, progress.token_ids, progress.finish_reason, stats)
         finally:
@@ -264,8 +267,9 @@ class LLM:
     def _encode(self, prompt: str | Sequence[object]) -> tuple[int, ...]:
         if isinstance(prompt, str):
             return self._checked(encode_prompt(self._tokenizer, prompt))
-        token_ids = [token_id for token_id in prompt if isinstance(token_id, int)]
-        if len(token_ids) < len(prompt):
+        given = prompt if isinstance(prompt, Sequence) else (None,)
+        token_ids = [int(token_id) for token_id in given if isinstance(token_id, Integral)]  # NumPy's are Integral too
+        if len(token_ids) < len(given):
             raise PromptError(
                 f"a prompt must be a string or a list of token ids, got {type(prompt).__name__}; put several of them, "
                 "or one that is token ids, into a list"
@@ -283,7 +287,7 @@ class LLM:
         for token_id in prompt_ids:
             if not 0 <= token_id < self._runner.vocab_size:
                 raise PromptError(f"token ids must be from 0 to {self._runner.vocab_size - 1}, got {token_id}")
-        return tuple(map(int, prompt_ids))
+        return tuple(prompt_ids)
 
     def _make_link(self, draft: str | PreTrainedModel) -> DrafterLink:
         settings = self.settings

@@ -6,6 +6,7 @@ for the requests given and returns the new tokens and what is to be sent to the 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
@@ -69,6 +70,8 @@ class _Generation:
         self.num_rows = 0  # KV rows of committed tokens; the last committed token never has one between rounds
         self.sampler = Sampler(SamplingRule.of(request.params), vocab_size)
         self.replica = self.empty_replica()
+        least = request.draft.min_verify_prob
+        self.min_verify_logprob = math.log(least) if least > 0 else -math.inf
         self.stats = RequestStats(num_prompt_tokens=len(request.prompt_ids), seed=request.params.seed or 0)
         self.round_idx = 0
         self.drafter_len = 0  # committed tokens that the drafter is known to hold
@@ -204,7 +207,8 @@ class TargetWorker:
         if not request.uses_drafter or is_prefill or tokens_left < 2:
             return Candidates.none()
         budget = min(request.draft.budget, rows_left)
-        return generation.replica.query(budget, request.draft.verify, min(tokens_left - 1, positions_left))
+        offer = generation.replica.query(budget, request.draft.verify, min(tokens_left - 1, positions_left))
+        return _likely(offer, generation.min_verify_logprob)
 
     def _commit(self, generation: _Generation, offer: Candidates, choices: list[int], result: StepResult) -> None:
         """Accept, cut at the end of the text, roll the KV back, and tell the drafter."""
@@ -284,6 +288,15 @@ class TargetWorker:
         generation.drafter_len = max(generation.drafter_len, layer.known_len)
         stats.drafter_passes = generation.passes_before + layer.num_passes
         stats.drafter_busy_s = generation.busy_before_s + layer.busy_s
+
+
+def _likely(offer: Candidates, min_path_logprob: float) -> Candidates:
+    """Return the leading candidates with at least this path score; scores do not increase within an answer."""
+    scores = offer.path_logprobs
+    end = next((i for i, score in enumerate(scores) if score < min_path_logprob), len(scores))
+    if end == len(scores):
+        return offer
+    return Candidates(offer.ids[:end], offer.tokens[:end], offer.parents[:end], scores[:end], offer.depths[:end])
 
 
 def _extension(generation: _Generation, offer: Candidates) -> Extension:

@@ -22,6 +22,7 @@ def chain_in_turns(draft: DraftSettings) -> DraftSettings:
         lead=length,
         min_depth=length,
         max_wait_s=_LONGEST_WAIT_S,
+        min_verify_prob=0.0,
         min_path_logprob=-1e9,
     )
 

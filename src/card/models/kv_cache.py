@@ -208,6 +208,11 @@ class KVCache:
         Raises: ModelError if rows do not exist or ascend, or a kept row's parent is not kept; nothing changed then.
         """
         sequence = self[slot]
+        num_kept = num_prefix_rows + len(rows)
+        stay = num_prefix_rows >= 0 and num_kept <= sequence.tree.num_rows
+        if stay and all(row == num_prefix_rows + i for i, row in enumerate(rows)):
+            sequence.tree.truncate(num_kept)
+            return
         kept = np.asarray(rows, np.int64)
         sequence.tree.keep(num_prefix_rows, kept)
         num_still = int((kept == np.arange(num_prefix_rows, num_prefix_rows + len(kept))).sum())  # a leading run
