@@ -12,12 +12,12 @@ from card.models.toy import TableModel
 from card.writers.beam import BeamSequence
 
 _SPEC = DraftSpec(
-    temperature=0.0,
+    temperature=1.0,
     top_k=0,
     top_p=1.0,
     min_p=0.0,
     seed=5,
-    coupled_noise=True,
+    coupled_noise=False,
     beam_width=4,
     branch=3,
     lead=6,
@@ -27,7 +27,7 @@ _SPEC = DraftSpec(
 
 
 def draft_spec(**changes: Any) -> DraftSpec:
-    """Return a greedy spec with some values changed."""
+    """Return a spec, with some values changed, whose scores are the plain log-probabilities of the model."""
     return DraftSpec(**{name: getattr(_SPEC, name) for name in DraftSpec.__struct_fields__} | changes)
 
 
@@ -47,7 +47,7 @@ def assert_rows_fit_the_tree(model: TableModel, beam: BeamSequence) -> None:
 
 
 def assert_scores_are_those_of_the_model(model: TableModel, beam: BeamSequence) -> None:
-    """Check each alive node's log-probability, and its path score, against the model run on its path alone; greedy."""
+    """Check each alive node's log-probability, and its path score, against the model run on its path alone."""
     cache, nodes = beam.cache, beam.cache.snapshot()
     for node, parent, token, logprob in zip(nodes.ids, nodes.parents, nodes.tokens, nodes.logprobs, strict=True):
         before = [] if parent == cache.root_id else cache.path_tokens(parent)

@@ -26,8 +26,9 @@ BAD: list[tuple[Kind, str, list[Any], str]] = [
     (SamplingParams, "stop_token_ids", [(-1,), (4, -2)], "a list of ids of 0 or more"),
     (DraftSettings, "verify", ["forest", None], "one of chain, tree"),
     (DraftSettings, "min_path_logprob", [0.0, 1.0, NAN], "below 0"),
+    (DraftSettings, "min_verify_prob", [-0.1, 1.0, NAN], "at least 0 and below 1"),
     (DraftSettings, "max_wait_s", [-1e-9, NAN], "0 or more seconds"),
-    (DraftSettings, "max_nodes", [7], "at least beam_width (8)"),
+    (DraftSettings, "max_nodes", [7], "at least beam_width (6)"),
     *(
         (DraftSettings, name, [0, -1], "1 or more")
         for name in ("beam_width", "branch", "budget", "lead", "max_nodes", "num_speculative_tokens", "min_depth")

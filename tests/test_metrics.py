@@ -51,6 +51,10 @@ def test_figures_of_a_request_that_did_nothing_are_zero(name: str, num_new_token
     assert getattr(stats, name) == (1.0 if name == "mean_acceptance_length" else 0.0)
 
 
+def test_speed_is_never_negative() -> None:
+    assert RequestStats(num_new_tokens=0, wall_s=2.0).decode_tokens_per_s == 0.0
+
+
 def test_hit_rate_is_a_share_even_if_hits_came_late_and_at_once() -> None:
     assert RequestStats(target_passes=3, hits=3, late_hits=2).hit_rate == 1.0
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from card.config import SamplingParams
 from card.errors import SettingsError
-from card.sampling import COUPLED_SHARPNESS, CandidateScorer, GumbelNoise, Sampler, SamplingRule, filter_logits
+from card.sampling import CHOICE_SHARPNESS, CandidateScorer, GumbelNoise, Sampler, SamplingRule, filter_logits
 
 GREEDY = SamplingRule(temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, seed=0)
 PLAIN = replace(GREEDY, temperature=1.0)
@@ -293,10 +293,10 @@ def test_uncoupled_logprobs_are_those_of_the_law(row: list[int], rule: SamplingR
 
 
 @given(row=st.lists(st.integers(-400, 400), min_size=5, max_size=5, unique=True), coupled=st.booleans())
-def test_greedy_logprobs_are_those_of_the_plain_softmax(row: list[int], coupled: bool) -> None:
+def test_greedy_logprobs_are_those_of_the_sharpened_softmax(row: list[int], coupled: bool) -> None:
     logits = torch.tensor([row]) / 50
     tokens, logprobs = CandidateScorer(GREEDY, 5, coupled=coupled).top(logits, [3], 5)
-    torch.testing.assert_close(logprobs, logits.log_softmax(-1).gather(-1, tokens))
+    torch.testing.assert_close(logprobs, (logits * CHOICE_SHARPNESS).log_softmax(-1).gather(-1, tokens))
 
 
 @settings(max_examples=200)
@@ -307,7 +307,7 @@ def test_first_coupled_candidate_is_what_the_target_would_choose(
     positions = range(first, first + len(logits))
     tokens, logprobs = CandidateScorer(rule, logits.shape[1], coupled=True).top(logits, positions, 2)
     assert tokens[:, 0].tolist() == Sampler(rule, logits.shape[1]).choose(logits, positions)
-    scores = (filter_logits(logits, rule) + GumbelNoise(rule.seed, logits.shape[1]).rows(positions)) * COUPLED_SHARPNESS
+    scores = (filter_logits(logits, rule) + GumbelNoise(rule.seed, logits.shape[1]).rows(positions)) * CHOICE_SHARPNESS
     torch.testing.assert_close(logprobs, scores.log_softmax(-1).topk(min(2, logits.shape[1])).values)
 
 

@@ -15,6 +15,7 @@ from card.config import DraftSettings, SamplingParams
 from card.errors import ProtocolError
 from card.messages import Close, Correction, Layer, Open, Pong, Resync, TargetMessage
 from card.models.toy import TableModel
+from card.sampling import Sampler, SamplingRule
 from card.target import Progress, StepResult, TargetRequest, TargetWorker
 from tests.decoding import GREEDY, PROMPT, drafter_for, plain, toy_draft, toy_target
 
@@ -112,7 +113,7 @@ def test_a_lost_layer_makes_the_next_corrections_ask_for_a_snapshot_until_it_com
     worker = started()
     tokens = upcoming(9)
     worker.receive(chain_layer(tokens[:1]))
-    worker.receive(layer((3, 2, tokens[2], -0.5), seq=2, is_reset=False))
+    worker.receive(layer((3, 1, tokens[1], -0.5), seq=2, is_reset=False))
     assert worker._running[7].replica.num_nodes == 1, "a layer after a gap is not believed"
     first, second = (correction_of(worker.step([7])) for _ in range(2))
     assert first.wants_snapshot
@@ -153,6 +154,15 @@ def test_layers_about_an_older_text_are_settled_against_the_text_of_now() -> Non
     assert worker._running[7].stats.late_hits == 0, "what a reset brings was never waited for"
     assert worker.step([7]).progress[0].token_ids == tuple(tokens[2:6]) + tuple(upcoming(7)[6:])
     assert worker._running[7].stats.hits == 0
+
+
+def test_each_new_epoch_is_one_miss() -> None:
+    worker = started()
+    worker.receive(layer())
+    assert worker.stats(7).misses == 0, "the first epoch follows no other"
+    for seq, (epoch, num_misses) in enumerate([(1, 1), (1, 1), (2, 2), (2, 2)], start=1):  # a repeat is a snapshot
+        worker.receive(layer(seq=seq, epoch=epoch))
+        assert worker.stats(7).misses == num_misses
 
 
 def test_a_token_that_comes_after_it_was_committed_is_a_late_hit() -> None:
@@ -272,6 +282,19 @@ def test_a_round_commits_the_right_candidates_and_one_token_more(verify: str, nu
     assert held.positions == list(range(len(held.token_ids)))
 
 
+@pytest.mark.parametrize("verify", ["chain", "tree"])
+@pytest.mark.parametrize(("min_verify_prob", "num_verified"), [(0.0, 4), (0.02, 3), (0.3, 1), (0.9, 0)])
+def test_candidates_on_unlikely_paths_are_not_verified(verify: str, min_verify_prob: float, num_verified: int) -> None:
+    worker = started(draft=DraftSettings(verify=verify, min_verify_prob=min_verify_prob))
+    tokens = upcoming(5)
+    nodes = [
+        (i, i - 1, token, -1.0) for i, token in enumerate(tokens[:4], start=1)
+    ]  # paths of 0.37, 0.14, 0.05 and 0.018
+    worker.receive(layer(*nodes))
+    assert worker.step([7]).progress[0].token_ids == tuple(tokens[: num_verified + 1])
+    assert worker.stats(7).verified_tokens == num_verified
+
+
 def test_a_hit_is_counted_when_the_last_token_was_a_candidate_too() -> None:
     worker = started(draft=DraftSettings(budget=2))
     worker.receive(chain_layer(upcoming(4)))
@@ -303,6 +326,20 @@ def test_every_round_equals_plain_decoding_whatever_is_offered() -> None:
             assert len(text_of(worker)) > length
 
     check()
+
+
+@pytest.mark.parametrize("uses_drafter", [False, True])
+def test_the_token_at_a_position_is_chosen_with_the_noise_of_that_position(uses_drafter: bool) -> None:
+    params = SamplingParams(temperature=1.0, top_p=0.9, seed=12)
+    sampler, text = Sampler(SamplingRule.of(params), 12), list(PROMPT)
+    for _ in range(12):
+        text += sampler.choose(toy_target().logits_after(text)[None], [len(text)])
+    worker = started(params=params, uses_drafter=uses_drafter)
+    worker.receive(chain_layer(text[6:9]))
+    while len(text_of(worker)) < len(text):
+        worker.step([7])
+    assert text_of(worker) == text
+    assert worker.stats(7).accepted_tokens == (3 if uses_drafter else 0)
 
 
 class StopAfter:
@@ -357,6 +394,15 @@ def test_the_text_ends_at_the_end_of_the_context() -> None:
     tokens = upcoming(2)
     worker.receive(chain_layer(upcoming(4)))
     assert worker.step([7]).progress == [Progress(7, tuple(tokens), "length")]
+
+
+@pytest.mark.parametrize("num_tree_rows", [0, 1, 2])
+def test_no_more_is_verified_than_rows_are_left_for(num_tree_rows: int) -> None:
+    draft = DraftSettings(verify="tree", budget=10, min_verify_prob=0.0)
+    worker = started(toy_target(max_model_len=8, num_tree_rows=num_tree_rows), draft=draft)
+    worker.receive(layer(*((i, 0, i, -1.0) for i in range(1, 9))))
+    worker.step([7])
+    assert worker.stats(7).verified_tokens == 2 + num_tree_rows
 
 
 def test_times_are_counted_apart_from_the_prompt() -> None:

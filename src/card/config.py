@@ -17,6 +17,17 @@ def _require(holds: bool, name: str, allowed: str, value: object) -> None:
         raise SettingsError(f"{name} must be {allowed}, got {value!r}")
 
 
+def _require_kinds(settings: object, kinds: dict[type, tuple[str, ...]]) -> None:
+    """Refuse values of the wrong kind: a float takes an int, an int takes nothing else, a flag is no number."""
+    for kind, names in kinds.items():
+        for name in names:
+            value = getattr(settings, name)
+            accepted = (int, float) if kind is float else kind
+            is_flag = isinstance(value, bool)
+            words = {int: "a whole number", float: "a number", bool: "True or False"}
+            _require(isinstance(value, accepted) and is_flag == (kind is bool), name, words[kind], value)
+
+
 def _require_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
     _require(value in choices, name, "one of " + ", ".join(choices), value)
 
@@ -48,10 +59,14 @@ class SamplingParams(_Replaceable):
     ignore_eos: bool = False  # go on past the model's own end tokens
 
     def __post_init__(self) -> None:
-        if isinstance(self.stop, str):
-            object.__setattr__(self, "stop", (self.stop,))
-        object.__setattr__(self, "stop", tuple(self.stop))
-        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
+        object.__setattr__(self, "stop", (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ()))
+        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids or ()))
+        _require_kinds(self, {int: ("top_k", "max_tokens"), float: ("temperature", "top_p", "min_p")})
+        _require(self.seed is None or isinstance(self.seed, int), "seed", "a whole number or None", self.seed)
+        _require(all(isinstance(s, str) for s in self.stop), "stop", "a list of strings", self.stop)
+        _require(
+            all(isinstance(i, int) for i in self.stop_token_ids), "stop_token_ids", "a list of ids", self.stop_token_ids
+        )
         _require(0.0 <= self.temperature < float("inf"), "temperature", "0 or more", self.temperature)
         _require(self.top_k >= 0, "top_k", "0 (keep all) or more", self.top_k)
         _require(0.0 < self.top_p <= 1.0, "top_p", "above 0 and at most 1", self.top_p)
@@ -72,21 +87,24 @@ class DraftSettings(_Replaceable):
     """How candidates are drafted and how many of them the target verifies."""
 
     verify: VerifyShape = "chain"
-    beam_width: int = 8  # K: most nodes made in one drafter pass
+    beam_width: int = 6  # K: most nodes made in one drafter pass
     branch: int = 8  # most children kept of one node, in both tiers together
-    budget: int = 12  # most nodes verified in one round
-    min_verify_prob: float = 0.1  # a candidate whose path is less likely than this is not verified
+    budget: int = 16  # most nodes verified in one round
+    min_verify_prob: float = 0.2  # a candidate whose path is less likely than this is not verified
     lead: int = 24  # most layers held beyond the last committed token
     max_nodes: int = 4096  # most nodes held at once
     min_path_logprob: float = -12.0  # a path less likely than this is not expanded
-    num_speculative_tokens: int = 5  # sps: tokens drafted before each verification
+    num_speculative_tokens: int = 6  # sps: tokens drafted before each verification
     coupled_noise: bool = True  # at temperature > 0, rank candidates with the target's own sampling noise
     max_wait_s: float = 0.0  # longest time the target waits when the cache holds less than min_depth
     min_depth: int = 1  # candidates on the best path below which the target waits, if it may
 
     def __post_init__(self) -> None:
         _require_choice("verify", self.verify, get_args(VerifyShape))
-        for name in ("beam_width", "branch", "budget", "lead", "max_nodes", "num_speculative_tokens", "min_depth"):
+        counts = ("beam_width", "branch", "budget", "lead", "max_nodes", "num_speculative_tokens", "min_depth")
+        numbers = ("min_verify_prob", "min_path_logprob", "max_wait_s")
+        _require_kinds(self, {int: counts, float: numbers, bool: ("coupled_noise",)})
+        for name in counts:
             _require(getattr(self, name) >= 1, name, "1 or more", getattr(self, name))
         _require(self.min_path_logprob < 0, "min_path_logprob", "below 0", self.min_path_logprob)
         _require(0 <= self.min_verify_prob < 1, "min_verify_prob", "at least 0 and below 1", self.min_verify_prob)

@@ -19,9 +19,9 @@ from card.errors import SettingsError
 
 _NEGATIVE_INFINITY = float("-inf")
 _NOISE_ROWS_KEPT = 256  # positions whose noise is remembered: more than a tree is deep
-# Perturbed draft scores are sharpened by this before they count as log-probabilities: given the noise, the target's
-# choice is far more certain than the draft's plain probability says. Measured in docs/decisions.md.
-COUPLED_SHARPNESS = 1.5
+# Where the target's choice is a function of its logits (greedy, or with known noise), it is more certain than the
+# draft's own probability says: scores are sharpened by this before they count as log-probabilities. docs/decisions.md
+CHOICE_SHARPNESS = 1.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,10 +147,12 @@ class CandidateScorer:
             if the logits are, else float32.
         """
         scores = _as_float(logits)
-        if not self._rule.is_greedy:
+        if self._rule.is_greedy:
+            scores = scores * CHOICE_SHARPNESS
+        else:
             scores = filter_logits(scores, self._rule)
-        if self._noise is not None:
-            scores = (scores + self._noise.rows(positions)) * COUPLED_SHARPNESS
+            if self._noise is not None:
+                scores = (scores + self._noise.rows(positions)) * CHOICE_SHARPNESS
         best = scores.topk(min(count, scores.shape[-1]), dim=-1)
         return best.indices, (best.values - scores.logsumexp(-1, keepdim=True)).clamp_max(0)
 

@@ -223,9 +223,7 @@ class TargetWorker:
         stats.num_new_tokens = generation.num_new_tokens
         if not is_prefill:
             depth = max(offer.depths, default=0)
-            num_accepted = min(
-                len(verdict.accepted), len(kept_ids)
-            )  # what lies beyond the end of the text earns nothing
+            num_accepted = min(len(verdict.accepted), len(kept_ids))  # those beyond the end of the text earn nothing
             stats.count_verification(depth, len(offer.tokens), num_accepted)
         result.progress.append(Progress(generation.request.request_id, tuple(kept_ids), reason))
         if reason is not None:

@@ -102,7 +102,6 @@ def test_every_method_writes_the_text_of_plain_decoding(greedy: Path, bench: dic
         assert "inflated" in line["target_cost"] and line["versions"]["torch"] == torch.__version__
     assert lines["vanilla"]["speedup_same_core"] == lines["vanilla-all-cores"]["speedup_all_cores"] == 1.0
     assert lines["card-tree"]["settings"]["verify"] == "tree"
-    assert lines["card-tree"]["drafter_layers_per_s"] > 0
 
 
 def test_one_core_rows_have_one_core_and_the_fastest_draft_length_is_named(greedy: Path) -> None:
@@ -110,7 +109,6 @@ def test_one_core_rows_have_one_core_and_the_fastest_draft_length_is_named(greed
     for name, line in lines.items():
         on_all = name.endswith("all-cores")
         assert len(line["settings"]["cores"]) == line["settings"]["threads"] == 1 + on_all
-        assert on_all or line["cores_used"] < 1.1
     tried = lines["sps"]["settings"]["chosen_among"]
     assert tried[str(lines["sps"]["settings"]["num_speculative_tokens"])] == max(tried.values())
     assert set(lines["transformers-assisted"]["settings"]["chosen_among"]) == {"defaults", "constant 2", "constant 3"}

@@ -254,7 +254,7 @@ def drafting(llm: LLM, expected) -> LLM:
 
 
 def stream_through(
-    llm: LLM, trouble: Callable[[], None], *, wait_for: str
+    llm: LLM, trouble: Callable[[], None], *, wait_for: str | None
 ) -> tuple[tuple[int, ...], list[str], StreamChunk]:
     """Stream a long text with ``trouble`` after the first chunks; go slowly until the drafter's state is ``wait_for``.
 
@@ -262,7 +262,7 @@ def stream_through(
     """
     token_ids: list[int] = []
     states: list[str] = []
-    is_over = False
+    is_over = wait_for is None
     for num_chunks, chunk in enumerate(llm.stream(PROMPT, LONG)):
         token_ids += chunk.token_ids
         if num_chunks == 20:
@@ -345,7 +345,7 @@ def test_a_drafter_slowed_tenfold_is_not_replaced_and_the_text_is_the_same(draft
 
     brake = threading.Thread(target=slow_down)
     try:
-        token_ids, _, last = stream_through(drafting, brake.start, wait_for="never")
+        token_ids, _, last = stream_through(drafting, brake.start, wait_for=None)
     finally:
         is_over.set()
         brake.join()

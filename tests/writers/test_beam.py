@@ -99,6 +99,15 @@ def test_a_prune_widens_the_beam_from_the_secondary_tier_without_a_draft_pass() 
     assert_scores_are_those_of_the_model(model, beam)
 
 
+@given(seed=st.integers(0, 99), width=st.integers(2, 6), num_passes=st.integers(2, 4))
+def test_after_a_hit_the_beam_has_its_full_width_again(seed: int, width: int, num_passes: int) -> None:
+    writer, beam = opened(toy(seed), beam_width=width, branch=12)
+    for _ in range(num_passes):
+        grow(writer, beam)
+    beam.commit(next(path for path in paths(beam) if len(path) == 1))
+    assert len(beam.frontier()) == width
+
+
 @pytest.mark.parametrize("floor", [-1e9, -3.5])
 def test_the_beam_is_widened_by_the_best_whole_paths_above_the_floor(floor: float) -> None:
     model = toy(3)
@@ -208,6 +217,14 @@ def test_the_beam_stops_where_the_context_ends(room: int, width: int) -> None:
         grow(writer, beam)
     assert beam.cache.depth == room, "the last node predicts nothing: it has no position of its own in the model"
     assert max(model._sequences[beam._slot].positions) < model.max_model_len
+
+
+@pytest.mark.parametrize(("num_tree_rows", "depth"), [(2, 2), (1, 1)])
+def test_the_last_row_is_used(num_tree_rows: int, depth: int) -> None:
+    writer, beam = opened(toy(max_model_len=7, num_tree_rows=num_tree_rows), beam_width=4, branch=4)  # 5 + 4 rows
+    while beam.frontier():
+        grow(writer, beam)
+    assert beam.cache.depth == depth
 
 
 @given(num_tree_rows=st.integers(0, 12), width=st.integers(1, 4))
