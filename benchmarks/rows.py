@@ -20,6 +20,7 @@ from card.config import DraftSettings, SamplingParams
 from card.engine.cores import pinned
 from card.metrics import RequestStats
 
+_SETTLE_S = 0.03  # torch's idle threads spin for about 10 ms, on a core that the next row may use
 _SHOWN_DRAFT_SETTINGS = (
     "verify",
     "beam_width",
@@ -87,6 +88,7 @@ class CardRow:
         self._llm.draft_settings = self._draft
         engine = self._llm.settings
         with pinned(engine.cores or (), engine.threads):  # between rounds too, where the library leaves us free
+            time.sleep(_SETTLE_S)
             cpu_before, started = time.process_time(), time.perf_counter()
             output = self._llm.generate([list(prompt_ids)], params)[0]
             total_s, cpu_s = time.perf_counter() - started, time.process_time() - cpu_before
@@ -168,6 +170,7 @@ class TransformersRow:
         generate: Any = self._model.generate
         torch.manual_seed(params.seed or 0)
         with pinned(self._cores, len(self._cores)):
+            time.sleep(_SETTLE_S)
             cpu_before, started = time.process_time(), time.perf_counter()
             output = generate(
                 inputs,

@@ -28,7 +28,7 @@ BAD: list[tuple[Kind, str, list[Any], str]] = [
     (DraftSettings, "min_path_logprob", [0.0, 1.0, NAN], "below 0"),
     (DraftSettings, "min_verify_prob", [-0.1, 1.0, NAN], "at least 0 and below 1"),
     (DraftSettings, "max_wait_s", [-1e-9, NAN], "0 or more seconds"),
-    (DraftSettings, "max_nodes", [7], "at least beam_width (6)"),
+    (DraftSettings, "max_nodes", [5], "at least beam_width (6)"),
     *(
         (DraftSettings, name, [0, -1], "1 or more")
         for name in ("beam_width", "branch", "budget", "lead", "max_nodes", "num_speculative_tokens", "min_depth")

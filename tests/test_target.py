@@ -19,7 +19,7 @@ from card.sampling import Sampler, SamplingRule
 from card.target import Progress, StepResult, TargetRequest, TargetWorker
 from tests.decoding import GREEDY, PROMPT, drafter_for, plain, toy_draft, toy_target
 
-CHAIN = DraftSettings(budget=4)
+CHAIN = DraftSettings(budget=4, min_verify_prob=0.0)
 
 
 class Clock:
