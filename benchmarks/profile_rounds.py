@@ -123,7 +123,7 @@ class Stopwatch:
 
         return timed
 
-    def line(self, what: str) -> dict[str, Any]:
+    def line(self, kind: str, what: str) -> dict[str, Any]:
         """Return medians over rounds in microseconds; "rest" is what no part covers, overhead all but the forward."""
         assert self.rounds, f"no round of {what} was profiled"
         parts = dict.fromkeys(part for one in self.rounds for part in one if part != "total")
@@ -134,6 +134,7 @@ class Stopwatch:
         overheads = [one["total"] - one.get(FORWARD, 0.0) for one in self.rounds]
         return {
             "benchmark": "profile_rounds",
+            "kind": kind,  # profiles of one kind share a table
             "what": what,
             "num_rounds": len(self.rounds),
             "parts": medians,
@@ -157,7 +158,7 @@ def profile_rounds(llm: LLM, prompts: Sequence[Sequence[int]], params: SamplingP
                 now = time.perf_counter()
                 watch.end_round(now - before, counts=idx >= _WARM_UP)
                 before = now
-    return watch.line(what)
+    return watch.line("round", what)
 
 
 def draft_spec(draft: DraftSettings, params: SamplingParams) -> DraftSpec:
@@ -268,13 +269,15 @@ def profile_drafter(
                     profile.run(request_id, prompt_ids, params.max_tokens)
         finally:
             profile.close()
-        lines.append(profile.steps.line(f"beam step, width {width}"))
-    return [*lines, profile.commits.line(f"drafter's commit, width {width}")]
+        lines.append(profile.steps.line("step", f"beam step, width {width}"))
+    lines.append(profile.commits.line("commit", f"drafter's commit, width {width}"))
+    facts = {"dtype": str(model.dtype).removeprefix("torch."), "target_cost": None}
+    return [{**line, **facts} for line in lines]
 
 
 def profile_target(
     args: argparse.Namespace, cores: tuple[int, int], prompts: Sequence[Sequence[int]], params: SamplingParams
-) -> tuple[list[dict[str, Any]], LLM]:
+) -> list[dict[str, Any]]:
     """Profile rounds of plain decoding and of CARD with each shape; the drafter is in a process of its own."""
     tokenizer = load_tokenizer(args.target)
     model = environment.load_target(args.target, args.dtype, args.target_cost)
@@ -286,7 +289,8 @@ def profile_target(
         for shape in get_args(VerifyShape):
             llm.draft_settings = llm.draft_settings.replace(verify=shape)
             lines.append(profile_rounds(llm, prompts, params, f"card round, {shape}"))
-    return lines, llm
+    facts = {"dtype": str(model.dtype).removeprefix("torch."), "target_cost": llm.target_cost}
+    return [{**line, **facts} for line in lines]
 
 
 def print_table(console: Console, lines: Sequence[dict[str, Any]]) -> None:
@@ -317,9 +321,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         encode_chat(tokenizer, [{"role": "user", "content": question}])
         for question in environment.read_questions(args.prompts, args.limit)
     ]
-    lines, llm = profile_target(args, cores, prompts, params)
+    lines = profile_target(args, cores, prompts, params)
     lines += profile_drafter(args, cores[1], prompts, params)
-    facts = {"target": args.target, "draft": args.draft, "dtype": args.dtype, "target_cost": llm.target_cost, **run}
+    facts = {"target": args.target, "draft": args.draft, **run}
     environment.append_lines(args.out, [{**line, **facts} for line in lines])
     print_table(Console(), lines)
     return 0

@@ -30,8 +30,13 @@ def methods_table(lines: Sequence[dict[str, Any]]) -> str:
     return markdown(list(rows[0]), [list(row.values()) for row in rows])
 
 
-def profile_table(lines: Sequence[dict[str, Any]]) -> str:
-    """Return one run of `profile_rounds.py` as a table: one row per part, one column per thing profiled."""
+def profile_tables(lines: Sequence[dict[str, Any]]) -> str:
+    """Return one run of `profile_rounds.py` as tables, one per kind."""
+    return "\n\n".join(_profile_table(list(same)) for _, same in itertools.groupby(lines, lambda line: line["kind"]))
+
+
+def _profile_table(lines: Sequence[dict[str, Any]]) -> str:
+    """Return one row per part and one column per thing profiled."""
     parts = list(dict.fromkeys(part for line in lines for part in line["parts"]))
     rows = [[part, *(report.shown(line["parts"].get(part), ".0f") for line in lines)] for part in parts]
     rows += [[f"**{t}**", *(f"{line[f'{t}_us']:.0f}" for line in lines)] for t in ("overhead", "total")]
@@ -74,7 +79,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"table.py: error: {path} holds no benchmark lines: {error!r}", file=sys.stderr)
             return 2
         for lines in runs if args.all_runs else runs[-1:]:
-            make = methods_table if lines[0]["benchmark"] == "methods" else profile_table
+            make = methods_table if lines[0]["benchmark"] == "methods" else profile_tables
             print(f"{make(lines)}\n\n{provenance(lines[0])}\n")
     return 0
 

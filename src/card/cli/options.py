@@ -58,6 +58,7 @@ _DRAFT_OPTIONS = [
     click.option("--beam-width", type=int, help="Most candidates made in one drafter pass."),
     click.option("--branch", type=int, help="Most continuations kept of one candidate."),
     click.option("--budget", type=int, help="Most candidates verified in one target pass."),
+    click.option("--min-verify-prob", type=float, help="A candidate whose path is less likely is not verified."),
     click.option("--lead", type=int, help="Most layers of candidates ahead of the text."),
     click.option(
         "--num-speculative-tokens", type=int, help="Tokens drafted per turn where drafter and target take turns."
