@@ -276,7 +276,7 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--repeats", type=int, default=5, help="runs of each prompt and method (default: %(default)s)")
     parser.add_argument(
-        "--sps-lengths", type=environment.numbers, default=[2, 3, 4, 5, 6, 8], help="draft lengths to choose from"
+        "--sps-lengths", type=environment.numbers, default=[2, 3, 4, 5, 6, 8, 10, 12], help="to choose from"
     )
     for name, kind in report.DRAFT_OPTIONS.items():
         parser.add_argument("--" + name.replace("_", "-"), type=kind, help="of card (default: the library's)")

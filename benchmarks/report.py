@@ -17,6 +17,7 @@ DRAFT_OPTIONS: dict[str, type] = {
     "beam_width": int,
     "branch": int,
     "budget": int,
+    "min_verify_prob": float,
     "lead": int,
     "max_wait_s": float,
     "min_depth": int,
@@ -24,6 +25,9 @@ DRAFT_OPTIONS: dict[str, type] = {
 
 _OWN_FIELDS = (  # only our own methods count these
     "hit_rate",
+    "hits",
+    "late_hits",
+    "misses",
     "drafter_layers_per_s",
     "ceiling_share",
     "target_pass_ms",
@@ -94,7 +98,9 @@ def cost_fields(runs: Sequence[Decoded], *, takes_turns: bool) -> dict[str, Any]
     if layers and layers_s:
         accepted = sum(s.accepted_tokens for s in stats)
         fields["mean_acceptance_length"] = round(1 + accepted / passes, 3)
-        own["hit_rate"] = round(min(1.0, sum(s.hits + s.late_hits for s in stats) / passes), 4)
+        for name in ("hits", "late_hits", "misses"):
+            own[name] = sum(getattr(s, name) for s in stats)
+        own["hit_rate"] = round(min(1.0, (own["hits"] + own["late_hits"]) / passes), 4)
         own["drafter_layers_per_s"] = round(layers / layers_s, 2)
         own["ceiling_share"] = round(tokens_per_s(runs) / (layers / layers_s), 4)
         own["verified_per_emitted"] = round(verified / tokens, 3) if tokens else None

@@ -26,6 +26,7 @@ _SHOWN_DRAFT_SETTINGS = (
     "beam_width",
     "branch",
     "budget",
+    "min_verify_prob",
     "lead",
     "max_wait_s",
     "min_depth",

@@ -16,7 +16,7 @@ class RequestStats:
     wall_s: float = 0.0  # from the start to the last token
     target_passes: int = 0  # verifications; the prefill pass is not one
     target_busy_s: float = 0.0  # inside the target's forward, prefill left out
-    waited_s: float = 0.0  # target waiting for candidates, as the wait policy allows
+    waited_s: float = 0.0  # target waiting for candidates: as the wait policy allows, or while its turn is over
     verified_tokens: int = 0  # candidates that went through the target
     accepted_tokens: int = 0  # candidates kept
     accepted_per_depth: list[int] = field(default_factory=list)  # [d] candidates kept at depth d + 1

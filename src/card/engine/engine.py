@@ -59,10 +59,10 @@ class Engine:
         """Let a drafter that takes turns draft; wait for a short cache as long as the wait policy allows."""
         if self._link is None or not request.uses_drafter:
             return
+        started = time.perf_counter()
         self._link.draft(request.draft.num_speculative_tokens)
         self._drain()
-        started = time.perf_counter()
-        deadline = started + request.draft.max_wait_s
+        deadline = time.perf_counter() + request.draft.max_wait_s
         while (
             self._link.runs_by_itself
             and not self._is_unheard
