@@ -8,7 +8,7 @@ STAMP := $(VENV)/.installed
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint bench clean
+.PHONY: help demo test lint clean
 
 help: ## list these targets
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)$$/make \1: \2/p' Makefile
@@ -23,9 +23,6 @@ lint: $(STAMP) ## set up, then check format, lint and types
 	$(BIN)/python -m ruff format --check .
 	$(BIN)/python -m ruff check .
 	$(BIN)/python -m mypy
-
-bench: $(STAMP) ## set up, then measure the methods against plain decoding on this machine
-	$(BIN)/card bench
 
 clean: ## remove .venv, dist and the tools' caches; build/ (training runs) stays
 	rm -rf $(VENV) dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
