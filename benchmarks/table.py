@@ -22,12 +22,13 @@ def read_runs(path: Path) -> list[list[dict[str, Any]]]:
     return [list(run) for _, run in itertools.groupby(lines, lambda line: (line["started"], line["command"]))]
 
 
-def methods_table(lines: Sequence[dict[str, Any]]) -> str:
-    """Return one run of `methods.py` as a table, its fastest row in bold."""
+def methods_table(lines: Sequence[dict[str, Any]], columns: Sequence[str] = ()) -> str:
+    """Return one run of `methods.py` as a table, its fastest row in bold; no ``columns`` means all."""
     rows = [report.cells(line) for line in lines]
     fastest = max(range(len(lines)), key=lambda i: lines[i]["decode_tokens_per_s"])
     rows[fastest] = {column: f"**{text}**" if column == "method" else text for column, text in rows[fastest].items()}
-    return markdown(list(rows[0]), [list(row.values()) for row in rows])
+    shown = [column for column in rows[0] if not columns or column in columns]
+    return markdown(shown, [[row[column] for column in shown] for row in rows])
 
 
 def profile_tables(lines: Sequence[dict[str, Any]]) -> str:
@@ -70,6 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Print the tables of the last run in each file, or of all runs. Returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("files", type=Path, nargs="+", help="JSON lines of methods.py or profile_rounds.py")
+    parser.add_argument("--columns", default="", help="columns of the methods' table, with commas; default all")
     parser.add_argument("--all-runs", action="store_true", help="every run of a file, not just the last one")
     args = parser.parse_args(argv)
     for path in args.files:
@@ -79,8 +81,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"table.py: error: {path} holds no benchmark lines: {error!r}", file=sys.stderr)
             return 2
         for lines in runs if args.all_runs else runs[-1:]:
-            make = methods_table if lines[0]["benchmark"] == "methods" else profile_tables
-            print(f"{make(lines)}\n\n{provenance(lines[0])}\n")
+            is_methods = lines[0]["benchmark"] == "methods"
+            columns = [column for column in args.columns.split(",") if column]
+            table = methods_table(lines, columns) if is_methods else profile_tables(lines)
+            print(f"{table}\n\n{provenance(lines[0])}\n")
     return 0
 
 

@@ -36,7 +36,7 @@ class DrafterConfig(msgspec.Struct, frozen=True, kw_only=True):
     dtype: str
     device: str
     threads: int
-    cores: tuple[int, ...]  # empty: do not pin
+    cores: tuple[int, ...]  # where the parent has put the process; empty: anywhere
     max_model_len: int
     max_tree_rows: int
     warm_up_tokens: int  # most tokens of a usual pass
@@ -77,8 +77,6 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the target's process decides what an interrupt means
     config = msgspec.json.decode(sys.stdin.buffer.read(), type=DrafterConfig)
     threading.Thread(target=_end_with_parent, args=(config.parent_pid,), daemon=True).start()
-    if config.cores:
-        os.sched_setaffinity(0, config.cores)  # torch makes its threads later, on these cores
     connection = _Connection(config)
     try:
         _run(config, connection)

@@ -213,6 +213,9 @@ class ProcessLink:
             process_group=0,  # Ctrl-C reaches the target's process only
             env={**os.environ, "PYTHONPATH": search_path, "OMP_NUM_THREADS": str(config.threads)},
         )
+        with contextlib.suppress(OSError):  # at once: loading must not take time from the target's core
+            if config.cores:
+                os.sched_setaffinity(child.pid, config.cores)
         assert child.stdin is not None
         with contextlib.suppress(BrokenPipeError), child.stdin:  # a child that ended already is noticed as one
             child.stdin.write(msgspec.json.encode(config))
