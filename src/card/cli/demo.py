@@ -65,7 +65,9 @@ def demo(problems: int, max_tokens: int, temperature: float, seed: int, **option
     finally:
         for lane in lanes:
             lane.llm.close()
+    console.print()
     console.print(_closing_table(lanes))
+    console.print("vanilla and sps run on the target's core alone; card drafts on another one.")
     differing = [lane.method for lane in lanes if lane.token_ids != lanes[0].token_ids]
     if differing:
         console.print(
