@@ -286,7 +286,9 @@ def test_a_drafter_outlives_the_thread_that_started_it(llm):
 @pytest.mark.parametrize("verify", ["chain", "tree"])
 @pytest.mark.parametrize("params", [GREEDY, SAMPLED, LONG], ids=["greedy", "sampled", "long"])
 def test_text_is_that_of_plain_decoding(drafting, expected, monkeypatch, verify, params):
-    monkeypatch.setattr(drafting, "draft_settings", drafting.draft_settings.replace(verify=verify, min_verify_prob=0.0))
+    monkeypatch.setattr(
+        drafting, "draft_settings", drafting.draft_settings.replace(verify=verify, min_verify_prob=0.0, max_wait_s=0.2)
+    )
     result = drafting.generate(PROMPT, params)[0]
     assert result.outputs[0].token_ids == expected(params)
     if params is LONG:
