@@ -32,7 +32,7 @@ from card.errors import CardError, SettingsError
 from card.models.loading import end_token_ids, load_model, load_tokenizer
 from card.models.text import encode_chat
 
-OURS = ("vanilla", "vanilla-all-cores", "sps", "sps-all-cores", "card-chain", "card-tree")
+OURS = ("vanilla", "vanilla-all-cores", "sps", "sps-all-cores", "card-chain", "card-tree", "card-turns-all-cores")
 THEIRS = (
     "transformers",
     "transformers-all-cores",
@@ -106,6 +106,10 @@ class Bench:
                 lengths = [twin.settings["num_speculative_tokens"]]
             drafts = [DraftSettings(num_speculative_tokens=n, coupled_noise=is_coupled) for n in lengths]
             return [CardRow(name, llm, draft) for draft in drafts]
+        if name.startswith("card-turns"):
+            llm = self._llm("card", on_all_cores)
+            turns = [self._draft_settings(verify="tree", num_speculative_tokens=n) for n in lengths]
+            return [CardRow(name, llm, draft) for draft in turns]
         if name.startswith("card"):
             draft = self._draft_settings(verify="chain" if "chain" in name else "tree", coupled_noise=is_coupled)
             return [CardRow(name, self._llm("card", on_all_cores), draft)]
@@ -129,7 +133,10 @@ class Bench:
             if method == "sps":  # in the target's own thread, so it may be the very object that transformers uses
                 draft, settings["num_speculative_tokens"] = self.draft, max(self._args.sps_lengths)
             elif method == "card":
-                draft, settings["draft_cores"] = self._args.draft, self.cores[1:]
+                if on_all_cores:
+                    draft, settings["placement"] = self.draft, "inline"
+                else:
+                    draft, settings["draft_cores"] = self._args.draft, self.cores[1:]
                 largest = self._draft_settings()
                 settings |= {n: getattr(largest, n) for n in report.DRAFT_OPTIONS}
             llm = LLM(self.target, draft, tokenizer=self.tokenizer, **settings)

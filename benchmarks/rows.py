@@ -82,7 +82,7 @@ class CardRow:
                 "draft_cores": list(engine.draft_cores or ()),
                 **{name: getattr(self._draft, name) for name in _SHOWN_DRAFT_SETTINGS},
             }
-        if llm.method.schedule == "sequential":
+        if llm.method.needs_draft and engine.placement == "inline":
             self.settings = {**self.settings, "num_speculative_tokens": self._draft.num_speculative_tokens}
 
     def decode(self, prompt_ids: Sequence[int], params: SamplingParams) -> Decoded:
