@@ -39,6 +39,7 @@ from card.models.loading import context_limit, load_model, load_tokenizer
 from card.models.text import Detokenizer, encode_chat
 from card.models.torch_runner import TorchRunner
 from card.sampling import CandidateScorer, Sampler
+from card.target import draft_spec
 from card.transport.process import ProcessLink
 from card.writers.beam import BeamSequence, BeamWriter
 
@@ -159,23 +160,6 @@ def profile_rounds(llm: LLM, prompts: Sequence[Sequence[int]], params: SamplingP
                 watch.end_round(now - before, counts=idx >= _WARM_UP)
                 before = now
     return watch.line("round", what)
-
-
-def draft_spec(draft: DraftSettings, params: SamplingParams) -> DraftSpec:
-    """Return what the drafter is told about a request."""
-    return DraftSpec(
-        temperature=params.temperature,
-        top_k=params.top_k,
-        top_p=params.top_p,
-        min_p=params.min_p,
-        seed=params.seed or 0,
-        coupled_noise=draft.coupled_noise,
-        beam_width=draft.beam_width,
-        branch=draft.branch,
-        lead=draft.lead,
-        max_nodes=draft.max_nodes,
-        min_path_logprob=draft.min_path_logprob,
-    )
 
 
 class DrafterProfile:

@@ -55,8 +55,8 @@ def test_speed_is_never_negative() -> None:
     assert RequestStats(num_new_tokens=0, wall_s=2.0).decode_tokens_per_s == 0.0
 
 
-def test_hit_rate_is_a_share_even_if_hits_came_late_and_at_once() -> None:
-    assert RequestStats(target_passes=3, hits=3, late_hits=2).hit_rate == 1.0
+def test_hit_rate_counts_hits_at_once_and_late_ones() -> None:
+    assert RequestStats(target_passes=8, hits=3, late_hits=2).hit_rate == 5 / 8
 
 
 def test_verifications_are_counted_per_depth() -> None:

@@ -22,7 +22,7 @@ class RequestStats:
     accepted_per_depth: list[int] = field(default_factory=list)  # [d] candidates kept at depth d + 1
     offered_per_depth: list[int] = field(default_factory=list)  # [d] rounds that offered a candidate at depth d + 1
     hits: int = 0  # rounds whose next token was in the target's replica at once
-    late_hits: int = 0  # tokens that turned up in the replica afterwards
+    late_hits: int = 0  # rounds whose next token turned up in the replica afterwards
     misses: int = 0  # epochs that the drafter had to begin anew
     drafter_passes: int = 0
     drafter_busy_s: float = 0.0
@@ -53,7 +53,7 @@ class RequestStats:
     @property
     def hit_rate(self) -> float:
         """Share of verifications whose next token was a candidate already, late hits included, in [0, 1]."""
-        return min(1.0, (self.hits + self.late_hits) / self.target_passes) if self.target_passes else 0.0
+        return (self.hits + self.late_hits) / self.target_passes if self.target_passes else 0.0
 
     @property
     def drafter_layers_per_s(self) -> float:

@@ -60,6 +60,23 @@ class StepResult:
     messages: list[TargetMessage] = field(default_factory=list)
 
 
+def draft_spec(draft: DraftSettings, params: SamplingParams) -> DraftSpec:
+    """Return what the drafter is told about a request whose seed is fixed."""
+    return DraftSpec(
+        temperature=params.temperature,
+        top_k=params.top_k,
+        top_p=params.top_p,
+        min_p=params.min_p,
+        seed=params.seed or 0,
+        coupled_noise=draft.coupled_noise,
+        beam_width=draft.beam_width,
+        branch=draft.branch,
+        lead=draft.lead,
+        max_nodes=draft.max_nodes,
+        min_path_logprob=draft.min_path_logprob,
+    )
+
+
 class _Generation:
     """State of one running request: the text, its KV rows, and the target's replica of the candidate tree."""
 
@@ -89,24 +106,8 @@ class _Generation:
         draft = self.request.draft
         return CandidateCache(max_nodes=draft.max_nodes, lead=draft.lead + draft.budget)
 
-    def spec(self) -> DraftSpec:
-        params, draft = self.request.params, self.request.draft
-        return DraftSpec(
-            temperature=params.temperature,
-            top_k=params.top_k,
-            top_p=params.top_p,
-            min_p=params.min_p,
-            seed=params.seed or 0,
-            coupled_noise=draft.coupled_noise,
-            beam_width=draft.beam_width,
-            branch=draft.branch,
-            lead=draft.lead,
-            max_nodes=draft.max_nodes,
-            min_path_logprob=draft.min_path_logprob,
-        )
-
     def open_message(self) -> Open:
-        return Open(self.request.request_id, tuple(self.token_ids), self.spec())
+        return Open(self.request.request_id, tuple(self.token_ids), draft_spec(self.request.draft, self.request.params))
 
     def correction(self) -> Correction:
         start = min(self.drafter_len, len(self.token_ids))
@@ -279,9 +280,12 @@ class TargetWorker:
                 stats.misses += 1
             generation.epochs_seen = layer.epoch
         else:
-            late_before = generation.replica.num_late_hits
-            generation.replica.extend(layer.epoch, nodes)
-            stats.late_hits += generation.replica.num_late_hits - late_before
+            replica = generation.replica
+            late_before, first_awaited = replica.num_late_hits, text_len - len(replica.pending)
+            replica.extend(layer.epoch, nodes)
+            num_settled = replica.num_late_hits - late_before
+            is_of_prefill = first_awaited == stats.num_prompt_tokens  # the prefill's token: it is no verification
+            stats.late_hits += num_settled - (num_settled > 0 and is_of_prefill)
         generation.next_seq = layer.seq + 1
         generation.drafter_len = max(generation.drafter_len, layer.known_len)
         stats.drafter_passes = generation.passes_before + layer.num_passes
