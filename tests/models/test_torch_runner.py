@@ -261,6 +261,40 @@ def test_a_closed_slot_is_used_again_and_starts_empty() -> None:
     assert torch.equal(runner.forward([Extension(again, [1, 2, 3], [-1, 0, 1])])[0], first)
 
 
+@pytest.mark.parametrize(("name", "fused"), FEW)
+@quick
+@given(parents=trees(), seed=st.integers(0, 99), num_prefix=st.integers(1, 9), num_free=st.integers(0, 5))
+def test_rows_copied_into_a_smaller_sequence_continue_like_their_source(
+    name: str, fused: bool, parents: list[int], seed: int, num_prefix: int, num_free: int
+) -> None:
+    runner, ids = make_runner(name, fused), tokens_of(parents, seed)
+    num_chained = next((row for row, parent in enumerate(parents) if parent != row - 1), len(parents))
+    num_prefix = min(num_prefix, num_chained)
+    source, slot = runner.open(len(ids)), runner.open(num_prefix + num_free)
+    runner.forward([Extension(source, ids, parents)])
+    runner.copy_rows(source, slot, num_prefix)
+    assert (runner.capacity(source), runner.capacity(slot)) == (len(ids), num_prefix + num_free)
+    assert (runner.num_rows(source), runner.num_rows(slot)) == (len(ids), num_prefix)
+    new = Extension(slot, [3] * num_free, [num_prefix - 1] * num_free)
+    if num_free:
+        assert_same(runner.forward([new])[0][-1], own_logits(name, [*ids[:num_prefix], 3]))
+    with pytest.raises(CapacityError, match=f"at most {num_prefix + num_free} fit"):
+        runner.forward([Extension(slot, [3], [num_prefix - 1])])
+    runner.close(slot)
+    runner.close(source)
+
+
+def test_the_memory_of_rows_is_reported_in_bytes() -> None:
+    for dtype, num_bytes in ((torch.float32, 4), (torch.bfloat16, 2)):
+        runner = TorchRunner(copy.deepcopy(make_model("llama")).to(dtype), max_model_len=16, max_tree_rows=4)
+        assert runner.row_bytes == 3 * 2 * 2 * 8 * num_bytes
+        slot = runner.open(10)
+        runner.open()
+        assert runner.kv_bytes == 30 * runner.row_bytes
+        runner.close(slot)
+        assert runner.kv_bytes == 30 * runner.row_bytes  # kept for the next sequence
+
+
 @pytest.mark.parametrize("fused", [True, False])
 def test_a_refused_pass_changes_nothing(fused: bool) -> None:
     runner = TorchRunner(copy.deepcopy(make_model("llama")), max_model_len=8, max_tree_rows=2, fused=fused)

@@ -114,7 +114,7 @@ def test_returned_logits_can_be_written_to_without_changing_the_model() -> None:
         (Extension(0, [1], [-2]), ModelError, "the parent of row 2"),
         (Extension(0, [1, 2], [1]), ModelError, "2 token_ids need as many parents, got 1"),
         (Extension(0, [1], [1], 2), ModelError, "first_logits_idx must be 0 to 1, got 2"),
-        (Extension(0, [1] * 4, [0, 0, 0, 0]), CapacityError, "max_rows"),
+        (Extension(0, [1] * 4, [0, 0, 0, 0]), CapacityError, r"more than the sequence has room for \(5\)"),
         (Extension(0, [1, 1], [1, 2]), CapacityError, "position 3 is not below max_model_len"),
     ],
 )
@@ -149,6 +149,54 @@ def test_two_extensions_of_one_slot_and_more_slots_than_allowed_raise() -> None:
         model.forward([chain(slot, [1]), chain(slot, [2], first_row=1)])
     model.close(slot)
     model.open()
+
+
+def test_a_sequence_has_the_room_that_it_asked_for() -> None:
+    model = TableModel(0, V, max_model_len=20, num_tree_rows=5, row_bytes=12)
+    whole, small = model.open(), model.open(3)
+    assert (model.row_bytes, model.capacity(whole), model.capacity(small), model.num_open) == (12, 25, 3, 2)
+    model.forward([chain(small, [1, 2, 3])])
+    model.keep(small, 2)
+    with pytest.raises(CapacityError, match=r"2 rows and 2 new ones are more than the sequence has room for \(3\)"):
+        model.forward([chain(small, [1, 2], first_row=2)])
+    for wrong in (0, 26):
+        with pytest.raises(CapacityError, match=f"1 to 25 rows, got {wrong}"):
+            model.open(wrong)
+    with pytest.raises(SettingsError, match="row_bytes"):
+        TableModel(0, V, row_bytes=0)
+    assert model.blend(TableModel(1, V), 0.5).row_bytes == 12
+
+
+def test_copied_rows_give_the_logits_of_their_text_and_are_separate_from_their_source() -> None:
+    model = TableModel(0, V, order=10)
+    source, slot = model.open(), model.open(6)
+    model.forward([chain(source, [1, 2, 3, 4])])
+    model.copy_rows(source, slot, 3)
+    model.keep(source, 1)
+    (logits,) = model.forward([chain(slot, [5], first_row=3)])
+    assert torch.equal(logits[0], model.logits_after([1, 2, 3, 5]))
+    assert (model.num_rows(source), model.num_rows(slot), model.capacity(slot)) == (1, 4, 6)
+
+
+@pytest.mark.parametrize(
+    ("to_full", "num_rows", "error", "text"),
+    [
+        (True, 1, ModelError, "slot 1 holds 1 rows"),
+        (False, 3, ModelError, "first 3 of 4 rows of slot 0"),  # the third is a sibling of the second
+        (False, 5, ModelError, "first 5 of 4 rows"),
+        (False, -1, ModelError, "first -1 of 4 rows"),
+        (False, 2, CapacityError, "2 rows are more than slot 2 has room for"),
+    ],
+)
+def test_a_broken_copy_raises_and_changes_nothing(
+    to_full: bool, num_rows: int, error: type[Exception], text: str
+) -> None:
+    model = TableModel(0, V)
+    source, full, small = model.open(), model.open(), model.open(1)
+    model.forward([Extension(source, [1, 2, 3, 4], [-1, 0, 0, 2]), chain(full, [1])])
+    with pytest.raises(error, match=text):
+        model.copy_rows(source, full if to_full else small, num_rows)
+    assert [model.num_rows(slot) for slot in (source, full, small)] == [4, 1, 0]
 
 
 def test_a_known_context_has_the_logits_it_always_had() -> None:

@@ -13,6 +13,8 @@ from torch import Tensor
 from card.errors import CapacityError, ModelError
 from card.models.protocol import NO_PARENT
 
+MAX_FREE_BYTES = 2**28  # memory of closed sequences that is kept for the next ones: new memory costs page faults
+MAX_SLACK = 2  # a kept buffer serves a sequence that needs at least this part of it
 BIAS_ALIGNMENT = 8  # CUDA attention kernels copy a mask whose rows do not start at multiples of this
 
 IntArray = npt.NDArray[np.int64]
@@ -49,7 +51,7 @@ class RowTree:
         if stop > self.max_rows:
             raise CapacityError(
                 f"the sequence holds {start} rows and {len(parents)} more were asked for; at most {self.max_rows} fit:"
-                " drop rows with keep(), or set a larger max_model_len or max_tree_rows"
+                " drop rows with keep(), or open it with room for more"
             )
         previous = np.arange(start - 1, stop - 1)
         illegal = (parents > previous) | (parents < NO_PARENT)
@@ -158,41 +160,109 @@ class KVLayout:
     dtype: torch.dtype
     device: torch.device
 
+    @property
+    def row_elements(self) -> int:
+        """Numbers in one row: keys and values of all layers and heads."""
+        return self.num_layers * 2 * self.num_kv_heads * self.head_size
+
 
 @dataclass(frozen=True, slots=True)
 class SequenceRows:
     """One sequence: what its rows may see, and their keys and values."""
 
     tree: RowTree
-    kv: Tensor  # [L, 2, Hkv, max_rows, D]: keys and values of all layers
+    kv: Tensor  # [L, 2, Hkv, capacity, D]: keys and values of all layers; the start of ``buffer``
+    buffer: Tensor  # [capacity * row_elements or up to MAX_SLACK times as many]
 
 
 class KVCache:
-    """The sequences of one model, each in a slot of fixed size; a closed slot is used again."""
+    """The sequences of one model, each with a buffer for as many rows as it asked for.
 
-    def __init__(self, layout: KVLayout, max_rows: int) -> None:
+    Buffers of closed sequences are kept for later ones, up to ``max_free_bytes`` in all. A sequence gets the smallest
+    kept buffer that is large enough and at most MAX_SLACK times as large as needed, else new memory. So the memory is
+    at most ``max_free_bytes`` and MAX_SLACK times what the open sequences asked for.
+    """
+
+    def __init__(self, layout: KVLayout, max_rows: int, *, max_free_bytes: int = MAX_FREE_BYTES) -> None:
         self.layout = layout
         self.max_rows = max_rows
+        self.max_free_bytes = max_free_bytes
         self._slots: dict[int, SequenceRows] = {}
-        self._free: list[tuple[int, Tensor]] = []
-        self._num_slots = 0
+        self._free: list[Tensor] = []  # buffers of closed sequences, the oldest first
+        self._next_slot = 0
 
-    def open(self) -> int:
-        """Start an empty sequence and return its slot."""
-        if self._free:
-            slot, kv = self._free.pop()
-        else:
-            of = self.layout
-            shape = (of.num_layers, 2, of.num_kv_heads, self.max_rows, of.head_size)
-            slot, kv = self._num_slots, torch.empty(shape, dtype=of.dtype, device=of.device)
-            self._num_slots += 1
-        self._slots[slot] = SequenceRows(RowTree(self.max_rows), kv)
+    @property
+    def row_bytes(self) -> int:
+        """Memory of one row."""
+        return self.layout.row_elements * self.layout.dtype.itemsize
+
+    @property
+    def free_bytes(self) -> int:
+        """Memory of the buffers that wait for another sequence."""
+        return sum(buffer.nbytes for buffer in self._free)
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of all buffers: of open sequences and free ones."""
+        return sum(sequence.buffer.nbytes for sequence in self._slots.values()) + self.free_bytes
+
+    def open(self, max_rows: int | None = None) -> int:
+        """Start an empty sequence with room for ``max_rows`` rows (None: as many as the cache allows).
+
+        Returns: its slot, a number that no other sequence had or will have.
+        Raises: CapacityError if ``max_rows`` is out of range or the device has no memory for it.
+        """
+        capacity = self.max_rows if max_rows is None else max_rows
+        if not 1 <= capacity <= self.max_rows:
+            raise CapacityError(f"a sequence has room for 1 to {self.max_rows} rows, got {capacity}")
+        of = self.layout
+        buffer = self._take_buffer(capacity * of.row_elements)
+        kv = buffer[: capacity * of.row_elements].view(of.num_layers, 2, of.num_kv_heads, capacity, of.head_size)
+        slot = self._next_slot
+        self._next_slot += 1  # never used twice, so that a stale slot is caught
+        self._slots[slot] = SequenceRows(RowTree(capacity), kv, buffer)
         return slot
 
+    def _take_buffer(self, num_elements: int) -> Tensor:
+        fitting = [i for i, free in enumerate(self._free) if num_elements <= len(free) <= MAX_SLACK * num_elements]
+        if fitting:
+            return self._free.pop(min(fitting, key=lambda i: len(self._free[i])))
+        try:
+            return torch.empty(num_elements, dtype=self.layout.dtype, device=self.layout.device)
+        except RuntimeError:  # no memory, of the CPU or of a device
+            self._free.clear()
+        try:
+            return torch.empty(num_elements, dtype=self.layout.dtype, device=self.layout.device)
+        except RuntimeError as error:
+            num_bytes = num_elements * self.layout.dtype.itemsize
+            raise CapacityError(
+                f"{self.layout.device} has no memory for {num_bytes} bytes of KV rows; close other sequences, or"
+                " allow fewer or shorter ones"
+            ) from error
+
     def close(self, slot: int) -> None:
-        """Drop a sequence; its memory serves the next one. Raises: ModelError if the slot is not open."""
-        self._free.append((slot, self[slot].kv))
+        """Drop a sequence; its memory may serve later ones. Raises: ModelError if the slot is not open."""
+        self._free.append(self[slot].buffer)
         del self._slots[slot]
+        while self.free_bytes > self.max_free_bytes:
+            del self._free[0]
+
+    def copy_rows(self, source: int, slot: int, num_rows: int) -> None:
+        """Make the first ``num_rows`` rows of ``source`` the rows of the empty sequence ``slot``, in one copy.
+
+        Raises: ModelError if they are no chain in ``source``, ``slot`` is not empty or one of the two is not open;
+            CapacityError if ``slot`` has no room for them. Nothing has changed then.
+        """
+        origin, target = self[source], self[slot]
+        if target.tree.num_rows:
+            raise ModelError(f"slot {slot} holds {target.tree.num_rows} rows; rows are copied into an empty one only")
+        if not 0 <= num_rows <= origin.tree.num_prefix_rows:
+            raise ModelError(
+                f"the first {num_rows} rows of slot {source} were to be copied; 0 to {origin.tree.num_prefix_rows} of"
+                f" its {origin.tree.num_rows} rows are a chain"
+            )
+        target.tree.append(np.arange(-1, num_rows - 1))
+        target.kv.narrow(3, 0, num_rows).copy_(origin.kv.narrow(3, 0, num_rows))
 
     def __getitem__(self, slot: int) -> SequenceRows:
         """Return the sequence in ``slot``. Raises: ModelError if it is not open."""

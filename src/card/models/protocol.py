@@ -40,8 +40,15 @@ class LanguageModel(Protocol):
     def max_rows(self) -> int:
         """Most rows of one sequence: max_model_len and room for a tree."""
 
-    def open(self) -> int:
-        """Start an empty sequence and return its slot."""
+    @property
+    def row_bytes(self) -> int:
+        """Memory that one row of one sequence takes, all layers together."""
+
+    def open(self, max_rows: int | None = None) -> int:
+        """Start an empty sequence with room for ``max_rows`` rows and return its slot; None: the model's `max_rows`.
+
+        A slot number is never given twice. Raises: CapacityError if there is no such room.
+        """
 
     def close(self, slot: int) -> None:
         """Drop a sequence and free its rows."""
@@ -49,11 +56,21 @@ class LanguageModel(Protocol):
     def num_rows(self, slot: int) -> int:
         """Return how many rows the sequence holds."""
 
+    def capacity(self, slot: int) -> int:
+        """Return how many rows the sequence has room for."""
+
+    def copy_rows(self, source: int, slot: int, num_rows: int) -> None:
+        """Make the first ``num_rows`` rows of ``source`` the rows of the empty sequence ``slot``, bit for bit.
+
+        Raises: ModelError if they are no chain in ``source``, or ``slot`` is not empty; CapacityError if ``slot`` has
+            no room for them. Nothing has changed then.
+        """
+
     def forward(self, extensions: Sequence[Extension]) -> list[Tensor]:
         """Run the new tokens of several sequences in one pass and append their rows.
 
         Returns: per extension [T - first_logits_idx, V] floating logits on the model's device.
-        Raises: CapacityError if rows or positions do not suffice; nothing has changed then.
+        Raises: CapacityError if a sequence's rows or the positions do not suffice; nothing has changed then.
         """
 
     def keep(self, slot: int, num_prefix_rows: int, rows: Sequence[int] = ()) -> None:

@@ -105,14 +105,36 @@ class TorchRunner:
         """Most rows of one sequence."""
         return self._cache.max_rows
 
-    def open(self) -> int:
-        """Start an empty sequence and return its slot."""
+    @property
+    def row_bytes(self) -> int:
+        """Memory of one KV row, all layers together."""
+        return self._cache.row_bytes
+
+    @property
+    def kv_bytes(self) -> int:
+        """Memory of all KV rows: of open sequences, and what closed ones left for reuse."""
+        return self._cache.num_bytes
+
+    def open(self, max_rows: int | None = None) -> int:
+        """Start an empty sequence with room for ``max_rows`` rows (None: `max_rows` of the model); return its slot.
+
+        Raises: CapacityError if ``max_rows`` is out of range or there is no memory for it.
+        """
         with torch.inference_mode():
-            return self._cache.open()
+            return self._cache.open(max_rows)
 
     def close(self, slot: int) -> None:
-        """Drop a sequence; its memory serves the next one. Raises: ModelError if the slot is not open."""
+        """Drop a sequence; its memory may serve later ones. Raises: ModelError if the slot is not open."""
         self._cache.close(slot)
+
+    def capacity(self, slot: int) -> int:
+        """Return how many rows the sequence has room for. Raises: ModelError if the slot is not open."""
+        return self._cache[slot].tree.max_rows
+
+    def copy_rows(self, source: int, slot: int, num_rows: int) -> None:
+        """Make the first rows of ``source`` those of the empty sequence ``slot``. Raises: see `KVCache.copy_rows`."""
+        with torch.inference_mode():
+            self._cache.copy_rows(source, slot, num_rows)
 
     def num_rows(self, slot: int) -> int:
         """Return how many rows the sequence holds. Raises: ModelError if the slot is not open."""

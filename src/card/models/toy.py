@@ -44,8 +44,9 @@ def _uniforms(key: int, count: int) -> np.ndarray[tuple[int], np.dtype[np.float6
 
 @dataclass(slots=True)
 class _Rows:
-    """One sequence: token, parent row and position of each row."""
+    """One sequence: its room, and token, parent row and position of each row."""
 
+    capacity: int
     token_ids: list[int] = field(default_factory=list)
     parents: list[int] = field(default_factory=list)
     positions: list[int] = field(default_factory=list)
@@ -68,6 +69,7 @@ class TableModel:
         max_model_len: int = 256,
         num_tree_rows: int = 64,
         max_slots: int | None = None,
+        row_bytes: int = 1,
     ) -> None:
         """Make the model.
 
@@ -76,15 +78,17 @@ class TableModel:
             spread: scale of the logits; larger makes the likeliest token likelier.
             num_tree_rows: rows of a sequence beyond max_model_len.
             max_slots: most open sequences; None for no limit.
+            row_bytes: memory that a row pretends to take.
         Raises: SettingsError for a number out of range.
         """
-        counts = {"vocab_size": vocab_size, "order": order, "max_model_len": max_model_len}
+        counts = {"vocab_size": vocab_size, "order": order, "max_model_len": max_model_len, "row_bytes": row_bytes}
         for name, count in counts.items():
             if count < 1:
                 raise SettingsError(f"{name} must be 1 or more, got {count}")
         self.seed, self.order, self.spread = seed, order, spread
         self._vocab_size, self._max_model_len = vocab_size, max_model_len
         self._max_rows, self._max_slots = max_model_len + num_tree_rows, max_slots
+        self._row_bytes = row_bytes
         self._sequences: dict[int, _Rows] = {}
         self._next_slot = 0
         self._known: dict[tuple[int, ...], Tensor] = {}
@@ -106,6 +110,16 @@ class TableModel:
         """Most rows of one sequence."""
         return self._max_rows
 
+    @property
+    def row_bytes(self) -> int:
+        """Memory that a row pretends to take."""
+        return self._row_bytes
+
+    @property
+    def num_open(self) -> int:
+        """Number of open sequences."""
+        return len(self._sequences)
+
     def blend(self, other: TableModel, agreement: float) -> TableModel:
         """Return a model that is ``other`` in a share ``agreement`` of all contexts and opposes it in the rest.
 
@@ -125,12 +139,18 @@ class TableModel:
             logits = self._known[context] = self._make_logits(context)
         return logits
 
-    def open(self) -> int:
-        """Start an empty sequence and return its slot. Raises: CapacityError if ``max_slots`` are open."""
+    def open(self, max_rows: int | None = None) -> int:
+        """Start an empty sequence with room for ``max_rows`` rows (None: `max_rows` of the model); return its slot.
+
+        Raises: CapacityError if ``max_slots`` are open or ``max_rows`` is out of range.
+        """
+        capacity = self._max_rows if max_rows is None else max_rows
+        if not 1 <= capacity <= self._max_rows:
+            raise CapacityError(f"a sequence has room for 1 to {self._max_rows} rows, got {capacity}")
         if self._max_slots is not None and len(self._sequences) >= self._max_slots:
             raise CapacityError(f"all {self._max_slots} slots are open; close one first")
         self._next_slot += 1  # slots are never used twice, so that a stale one is caught
-        self._sequences[self._next_slot - 1] = _Rows()
+        self._sequences[self._next_slot - 1] = _Rows(capacity)
         return self._next_slot - 1
 
     def close(self, slot: int) -> None:
@@ -141,6 +161,29 @@ class TableModel:
     def num_rows(self, slot: int) -> int:
         """Return how many rows the sequence holds. Raises: ModelError if the slot is not open."""
         return len(self._rows(slot).token_ids)
+
+    def capacity(self, slot: int) -> int:
+        """Return how many rows the sequence has room for. Raises: ModelError if the slot is not open."""
+        return self._rows(slot).capacity
+
+    def copy_rows(self, source: int, slot: int, num_rows: int) -> None:
+        """Make the first ``num_rows`` rows of ``source`` the rows of the empty sequence ``slot``.
+
+        Raises: ModelError if they do not exist or are no chain, or ``slot`` is not empty; CapacityError if they do
+            not fit. Nothing has changed then.
+        """
+        origin, target = self._rows(source), self._rows(slot)
+        if target.token_ids:
+            raise ModelError(f"slot {slot} holds {len(target.token_ids)} rows; rows are copied into an empty one only")
+        if not 0 <= num_rows <= len(origin.token_ids) or origin.parents[:num_rows] != list(range(-1, num_rows - 1)):
+            raise ModelError(
+                f"the first {num_rows} of {len(origin.token_ids)} rows of slot {source} do not exist or are no chain"
+            )
+        if num_rows > target.capacity:
+            raise CapacityError(f"{num_rows} rows are more than slot {slot} has room for ({target.capacity})")
+        self._sequences[slot] = _Rows(
+            target.capacity, origin.token_ids[:num_rows], origin.parents[:num_rows], origin.positions[:num_rows]
+        )
 
     def forward(self, extensions: Sequence[Extension]) -> list[Tensor]:
         """Append the new tokens of several sequences.
@@ -173,6 +216,7 @@ class TableModel:
             if held.parents[row] not in new_row:
                 raise ModelError(f"row {row} is kept but its parent, row {held.parents[row]}, is not")
         self._sequences[slot] = _Rows(
+            capacity=held.capacity,
             token_ids=[held.token_ids[row] for row in order],
             parents=[new_row[held.parents[row]] for row in order],
             positions=[held.positions[row] for row in order],
@@ -196,8 +240,10 @@ class TableModel:
             raise ModelError(f"{num_new} token_ids need as many parents, got {len(extension.parents)}")
         if not 0 <= extension.first_logits_idx <= num_new:
             raise ModelError(f"first_logits_idx must be 0 to {num_new}, got {extension.first_logits_idx}")
-        if num_held + num_new > self._max_rows:
-            raise CapacityError(f"{num_held} rows and {num_new} new ones are more than max_rows ({self._max_rows})")
+        if num_held + num_new > held.capacity:
+            raise CapacityError(
+                f"{num_held} rows and {num_new} new ones are more than the sequence has room for ({held.capacity})"
+            )
         positions: list[int] = []
         for row, (token_id, parent) in enumerate(zip(extension.token_ids, extension.parents, strict=True), num_held):
             if not 0 <= token_id < self._vocab_size:
@@ -249,6 +295,7 @@ class _BlendedModel(TableModel):
             max_model_len=own.max_model_len,
             num_tree_rows=own.max_rows - own.max_model_len,
             max_slots=own._max_slots,
+            row_bytes=own.row_bytes,
         )
         self._own, self._other, self._agreement = own, other, agreement
 

@@ -1,0 +1,269 @@
+"""`SequencePool`: bounded KV memory for the sequences of one model, and reuse of rows that hold the same text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from card.errors import CapacityError, ModelError, SettingsError
+from card.models.protocol import LanguageModel
+
+BLOCK_ROWS = 32  # rows are counted in blocks of this many
+MIN_SHARED_TOKENS = 8  # fewer are computed again: copying them saves nothing
+MAX_RETAINED = 128  # keeps the search for a shared text well below a millisecond
+WORTH_SHRINKING = 2  # a finished sequence moves to a smaller place if that is at most 1 / this of what it has
+MAX_EXCESS = 2  # a retained sequence is taken over as it is only if it has at most this many times the rows needed
+
+IntArray = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A sequence for a new text: its slot, and how many of the text's tokens have their rows already."""
+
+    slot: int
+    num_reused: int
+
+
+@dataclass(frozen=True, slots=True)
+class PoolStats:
+    """What a pool holds now and how often a text was found in it since it was made."""
+
+    queries: int  # calls of open
+    hits: int  # of these, how many reused rows
+    reused_tokens: int
+    used_bytes: int  # running and retained sequences
+    retained_bytes: int
+    num_open: int  # running sequences
+    num_retained: int
+
+
+@dataclass(slots=True, eq=False)
+class _Entry:
+    """One sequence: the room it takes, and the text that its first rows hold."""
+
+    slot: int
+    num_rows: int
+    text: IntArray
+
+
+class SequencePool:
+    """Opens and closes the sequences of one model within ``max_bytes``.
+
+    A *running* sequence belongs to the caller, from `open` to `close`. A closed one can stay behind as a *retained*
+    sequence: nobody's, there to lend its rows to a text that begins alike, and dropped, the least recently used first,
+    when room is needed. Rows are lent by copying, so no sequence ever sees another's changes. Not thread-safe; call it
+    between forward passes.
+    """
+
+    def __init__(self, model: LanguageModel, max_bytes: int, *, max_retained: int = MAX_RETAINED) -> None:
+        """Make an empty pool; all sequences of ``model`` should come from it.
+
+        Args:
+            max_bytes: memory for the rows of running and retained sequences together.
+            max_retained: most retained sequences.
+        Raises: SettingsError if not even the smallest sequence fits, or for a negative ``max_retained``.
+        """
+        least_bytes = min(BLOCK_ROWS, model.max_rows) * model.row_bytes
+        if max_bytes < least_bytes:
+            raise SettingsError(f"the KV memory must be {least_bytes} bytes or more for this model, got {max_bytes}")
+        if max_retained < 0:
+            raise SettingsError(f"max_retained must be 0 or more, got {max_retained}")
+        self._model, self._max_bytes, self._max_retained = model, max_bytes, max_retained
+        self._running: dict[int, _Entry] = {}
+        self._retained: dict[int, _Entry] = {}  # the least recently used first
+        self._queries = self._hits = self._reused_tokens = 0
+
+    @property
+    def stats(self) -> PoolStats:
+        """Counters and memory as of now."""
+        retained_bytes = self._bytes_of(self._retained)
+        return PoolStats(
+            queries=self._queries,
+            hits=self._hits,
+            reused_tokens=self._reused_tokens,
+            used_bytes=self._bytes_of(self._running) + retained_bytes,
+            retained_bytes=retained_bytes,
+            num_open=len(self._running),
+            num_retained=len(self._retained),
+        )
+
+    def can_ever_hold(self, num_rows: int) -> bool:
+        """Return whether a sequence of so many rows fits if it is alone."""
+        return num_rows <= self._model.max_rows and self._round(num_rows) * self._model.row_bytes <= self._max_bytes
+
+    def has_room(self, num_rows: int) -> bool:
+        """Return whether a sequence of so many rows fits beside the running ones; retained ones give way."""
+        free_bytes = self._max_bytes - self._bytes_of(self._running)
+        return self.can_ever_hold(num_rows) and self._round(num_rows) * self._model.row_bytes <= free_bytes
+
+    def open(self, token_ids: Sequence[int], num_rows: int) -> Opened:
+        """Start a sequence for a text, with room for ``num_rows`` rows in all.
+
+        Its first rows are copied from the sequence, running or retained, that shares the longest beginning with the
+        text, if that is MIN_SHARED_TOKENS or more. At least the text's last token is left to be computed.
+
+        Args:
+            token_ids: the text so far; may be empty.
+        Raises: CapacityError if there is no room; nothing has changed then, unless it is the device that has no
+            memory: then all retained sequences are gone.
+        """
+        if not self.has_room(num_rows):
+            raise CapacityError(
+                f"{num_rows} KV rows do not fit: a sequence has at most {self._model.max_rows} rows, and"
+                f" {self._bytes_of(self._running)} of {self._max_bytes} bytes are in use; wait for a sequence to end,"
+                " or allow more KV memory"
+            )
+        most = max(0, min(len(token_ids) - 1, num_rows))
+        opened = self._open(np.asarray(token_ids, np.int64)[:most], self._round(num_rows))
+        self._queries += 1
+        self._hits += opened.num_reused > 0
+        self._reused_tokens += opened.num_reused
+        return opened
+
+    def note(self, slot: int, token_ids: Sequence[int]) -> None:
+        """Say which text the first rows of a running sequence hold, so that others can copy them.
+
+        These rows must be a chain and stay as they are until the next note, or until the sequence is closed: the
+        committed text, not candidates. A note replaces the one before.
+
+        Raises: ModelError if the sequence is not running or has fewer rows than the text has tokens.
+        """
+        self._running_entry(slot, token_ids).text = np.array(token_ids, np.int64)
+
+    def close(self, slot: int, token_ids: Sequence[int] = ()) -> None:
+        """End a running sequence; its rows stay retained for a later text.
+
+        Args:
+            token_ids: the text that its first rows hold, a chain; later rows do not matter. Empty: nothing is retained.
+        Raises: ModelError if the sequence is not running or has fewer rows than the text has tokens.
+        """
+        entry = self._running_entry(slot, token_ids)
+        entry.text = np.array(token_ids, np.int64)
+        del self._running[slot]
+        if len(entry.text) < MIN_SHARED_TOKENS or self._max_retained == 0 or self._is_retained(entry.text):
+            self._model.close(slot)
+            return
+        for other in list(self._retained.values()):
+            if _num_shared(other.text, entry.text) == len(other.text):
+                self._drop(other)  # the new one can lend all that it could
+        self._shrink(entry)
+        self._retained[entry.slot] = entry
+        while len(self._retained) > self._max_retained:
+            self._drop(next(iter(self._retained.values())))
+
+    def clear(self) -> None:
+        """Drop all retained sequences."""
+        while self._retained:
+            self._drop(next(iter(self._retained.values())))
+
+    def _bytes_of(self, entries: dict[int, _Entry]) -> int:
+        return sum(entry.num_rows for entry in entries.values()) * self._model.row_bytes
+
+    def _round(self, num_rows: int) -> int:
+        return min(-(-max(num_rows, 1) // BLOCK_ROWS) * BLOCK_ROWS, self._model.max_rows)
+
+    def _has_spare(self, num_rows: int) -> bool:
+        """Return whether so many rows fit as things are, without dropping anything."""
+        used = self._bytes_of(self._running) + self._bytes_of(self._retained)
+        return used + num_rows * self._model.row_bytes <= self._max_bytes
+
+    def _running_entry(self, slot: int, token_ids: Sequence[int]) -> _Entry:
+        if slot not in self._running:
+            raise ModelError(f"slot {slot} is not running in this pool; running slots: {sorted(self._running)}")
+        if len(token_ids) > self._model.num_rows(slot):
+            raise ModelError(
+                f"slot {slot} holds {self._model.num_rows(slot)} rows, too few for a text of {len(token_ids)} tokens;"
+                " name only the tokens that have their rows"
+            )
+        return self._running[slot]
+
+    def _open(self, text: IntArray, num_rows: int) -> Opened:
+        """Start a sequence of ``num_rows`` (whole blocks) that reuses what it can of ``text``."""
+        source, num_shared = self._find(text)
+        try:
+            slot = self._make_slot(num_rows, spared=source)
+        except CapacityError:
+            if source is None or source.slot not in self._retained:
+                raise
+            if not num_rows <= source.num_rows <= MAX_EXCESS * num_rows:
+                self._drop(source)
+                return self._open(text, num_rows)
+            del self._retained[source.slot]
+            self._model.keep(source.slot, num_shared)
+            slot, num_rows = source.slot, source.num_rows
+        else:
+            if source is not None:
+                self._model.copy_rows(source.slot, slot, num_shared)
+                self._touch(source)
+        self._running[slot] = _Entry(slot, num_rows, text[:num_shared].copy())
+        return Opened(slot, num_shared)
+
+    def _make_slot(self, num_rows: int, spared: _Entry | None) -> int:
+        """Open a slot, dropping retained sequences other than ``spared`` until there is room."""
+        kept_bytes = self._bytes_of(self._running)
+        if spared is not None and spared.slot in self._retained:
+            kept_bytes += spared.num_rows * self._model.row_bytes
+        if kept_bytes + num_rows * self._model.row_bytes > self._max_bytes:
+            raise CapacityError(f"{num_rows} KV rows do not fit beside {kept_bytes} of {self._max_bytes} bytes")
+        droppable = [entry for entry in self._retained.values() if entry is not spared][::-1]
+        while not self._has_spare(num_rows):
+            self._drop(droppable.pop())
+        while True:
+            try:
+                return self._model.open(num_rows)
+            except CapacityError:  # the device has less memory than the pool was promised, or the model fewer slots
+                if not droppable:
+                    raise
+                self._drop(droppable.pop())
+
+    def _drop(self, retained: _Entry) -> None:
+        del self._retained[retained.slot]
+        self._model.close(retained.slot)
+
+    def _touch(self, entry: _Entry) -> None:
+        if entry.slot in self._retained:
+            self._retained[entry.slot] = self._retained.pop(entry.slot)
+
+    def _find(self, text: IntArray) -> tuple[_Entry | None, int]:
+        """Return the sequence that shares the longest beginning with ``text``, and how many tokens that is."""
+        best, most = None, MIN_SHARED_TOKENS - 1
+        for entries in (self._running, self._retained):  # at a tie a running one: it is not in the way of others
+            for entry in entries.values():
+                # To share more than `most` tokens, the token at that index must agree.
+                if len(entry.text) > most and len(text) > most and entry.text[most] == text[most]:
+                    num_shared = _num_shared(entry.text, text)
+                    if num_shared > most:
+                        best, most = entry, num_shared
+        return (best, most) if best else (None, 0)
+
+    def _is_retained(self, text: IntArray) -> bool:
+        """Return whether a retained sequence can lend all of ``text``, and count it as used if so."""
+        holder = next((e for e in self._retained.values() if _num_shared(e.text, text) == len(text)), None)
+        if holder is not None:
+            self._touch(holder)
+        return holder is not None
+
+    def _shrink(self, entry: _Entry) -> None:
+        """Move a finished sequence, counted nowhere, to a smaller place if it wastes much and both fit for now."""
+        needed = self._round(len(entry.text))
+        if WORTH_SHRINKING * needed > entry.num_rows or not self._has_spare(entry.num_rows + needed):
+            return
+        try:
+            slot = self._model.open(needed)
+        except CapacityError:
+            return  # it stays where it is
+        self._model.copy_rows(entry.slot, slot, len(entry.text))
+        self._model.close(entry.slot)
+        entry.slot, entry.num_rows = slot, needed
+
+
+def _num_shared(one: IntArray, other: IntArray) -> int:
+    """Return the length of the longest common beginning."""
+    shorter = min(len(one), len(other))
+    differs = one[:shorter] != other[:shorter]
+    first = int(differs.argmax()) if shorter else 0
+    return first if shorter and differs[first] else shorter
