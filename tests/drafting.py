@@ -23,6 +23,7 @@ _SPEC = DraftSpec(
     lead=6,
     max_nodes=1000,
     min_path_logprob=-1e9,
+    max_len=1000,
 )
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from card.candidates import CandidateCache, NewNodes
-from card.drafter import DrafterWorker
+from card.drafter import DrafterWorker, step_together
 from card.errors import ProtocolError
 from card.messages import Close, Correction, DrafterMessage, DraftSpec, Layer, Open, Ping, Pong, Resync, Shutdown
 from card.models.protocol import NO_PARENT, Extension
@@ -86,7 +86,7 @@ def beam_of(worker: DrafterWorker, request_id: int = 7) -> BeamSequence:
 
 
 def correction(start: int, ids: Iterable[int], *, wants_snapshot: bool = False, request_id: int = 7) -> Correction:
-    return Correction(request_id, 0, start, tuple(ids), wants_snapshot)
+    return Correction(request_id, 0, start, tuple(ids), wants_snapshot, beam_width=0, lead=0)
 
 
 def layers_of(messages: list[DrafterMessage]) -> list[Layer]:
@@ -351,16 +351,166 @@ def test_a_closed_request_frees_its_rows_and_is_not_revived_by_late_messages() -
     assert worker.receive(Open(9, TEXT, draft_spec())) != []
 
 
-def test_the_least_recently_corrected_request_makes_room_for_a_new_one() -> None:
-    model = toy(max_slots=2)
-    worker = worker_on(model, max_requests=2)
+# ---- no room --------------------------------------------------------------------------------------------------------
+
+
+def full_worker(model: TableModel, num_texts: int, **settings: object) -> DrafterWorker:
+    """Return a worker with memory for so many texts of any length."""
+    writer = BeamWriter(model, kv_cache_bytes=num_texts * model.max_rows * model.row_bytes)
+    return DrafterWorker(writer, clock=Clock(), **settings)  # type: ignore[arg-type]
+
+
+def small() -> TableModel:
+    return toy(max_model_len=64, num_tree_rows=64)
+
+
+@pytest.mark.parametrize("is_memory", [True, False])
+def test_a_request_that_finds_no_room_is_asked_for_when_there_is_some(is_memory: bool) -> None:
+    model = small()
+    worker = full_worker(model, 2) if is_memory else full_worker(model, 9, max_requests=2)
+    for request_id in (1, 2):
+        assert worker.receive(Open(request_id, TEXT, draft_spec()))
+    assert worker.receive(Open(3, TEXT, draft_spec())) == []
+    assert set(worker._open) == {1, 2}, "nobody who is alive makes place"
+    for _ in range(5):
+        assert worker.receive(correction(5, [4], request_id=3)) == [], "there is still no room"
+    worker.receive(Close(1))
+    assert worker.receive(correction(5, [4], request_id=3)) == [Resync(3, 0)]
+    (layer,) = layers_of(worker.receive(Open(3, (*TEXT, 4), draft_spec())))
+    assert (layer.request_id, layer.seq, layer.known_len) == (3, 0, 6)
+    assert worker.receive(correction(5, [4], request_id=1)) == [], "closed for good"
+
+
+def test_a_request_that_its_target_has_forgotten_makes_place_and_may_come_back() -> None:
+    model = small()
+    worker = full_worker(model, 2)
     for request_id in (1, 2):
         worker.receive(Open(request_id, TEXT, draft_spec()))
-    worker.receive(correction(5, [4], request_id=1))
-    worker.receive(Open(3, TEXT, draft_spec()))
-    assert set(worker._open) == {1, 3}
-    assert len(model._sequences) == 2
-    assert worker.receive(correction(5, [4], request_id=2)) == []
+    said = [layer.seq for layer in layers_of(worker.step() + worker.step()) if layer.request_id == 1]
+    num_rounds = 0
+    while worker.receive(Open(3, TEXT, draft_spec())) == []:
+        assert set(worker._open) == {1, 2}
+        worker.receive(correction(5, [], request_id=2))
+        num_rounds += 1
+        assert num_rounds < 1000
+    assert num_rounds > 32, "a pause of a few rounds is not suspicious"
+    assert set(worker._open) == {2, 3}
+    assert worker.receive(correction(5, [4], request_id=1)) == []
+    worker.receive(Close(2))
+    assert worker.receive(correction(5, [4], request_id=1)) == [Resync(1, 0)]
+    (layer,) = layers_of(worker.receive(Open(1, (*TEXT, 4), draft_spec())))
+    assert layer.seq == said[-1] + 1, "the target has seen the numbers before"
+    assert (layer.is_reset, layer.epoch, layer.num_passes) == (True, 1, 2)
+
+
+def test_a_text_that_no_memory_could_hold_is_never_asked_for() -> None:
+    model = small()
+    worker = DrafterWorker(BeamWriter(model, kv_cache_bytes=96 * model.row_bytes), clock=Clock())
+    assert worker.receive(Open(1, TEXT, draft_spec())) == []
+    assert worker.receive(correction(5, [4], request_id=1)) == []
+    assert worker.receive(Open(2, TEXT, draft_spec(max_len=20))), "a shorter one fits"
+
+
+def test_a_text_too_long_for_the_model_is_never_asked_for() -> None:
+    worker = worker_on(toy(max_model_len=5))
+    assert worker.receive(Open(7, TEXT, draft_spec())) == []
+    assert worker.receive(correction(5, [1])) == []
+
+
+def sharing(model: TableModel, num_texts: int, num_workers: int) -> list[DrafterWorker]:
+    """Return workers that share memory for so many texts."""
+    writer = BeamWriter(model, kv_cache_bytes=num_texts * model.max_rows * model.row_bytes)
+    workers: list[DrafterWorker] = []
+    clock = Clock()
+    workers += [DrafterWorker(writer, clock=clock, peers=lambda: workers) for _ in range(num_workers)]
+    return workers
+
+
+def test_memory_goes_from_who_has_most_to_who_has_less_and_not_back() -> None:
+    rich, poor = sharing(small(), 4, 2)
+    for request_id in range(4):
+        rich.receive(Open(request_id, TEXT, draft_spec()))
+    assert poor.receive(Open(0, TEXT, draft_spec()))
+    assert poor.receive(Open(1, TEXT, draft_spec()))
+    assert (set(rich._open), set(poor._open)) == ({2, 3}, {0, 1}), "the oldest ones made place"
+    assert poor.receive(Open(2, TEXT, draft_spec())) == []
+    for _ in range(3):
+        assert rich.receive(correction(5, [4], request_id=0)) == []
+        assert rich.receive(Open(0, (*TEXT, 4), draft_spec())) == []
+        assert poor.receive(correction(5, [4], request_id=2)) == []
+    assert (set(rich._open), set(poor._open)) == ({2, 3}, {0, 1})
+
+
+# ---- several workers ------------------------------------------------------------------------------------------------
+
+
+def served(results: list[list[DrafterMessage] | ProtocolError]) -> list[int]:
+    """Return how many requests of each worker got a layer."""
+    return [len(result) if isinstance(result, list) else -1 for result in results]
+
+
+def test_workers_share_one_pass_and_each_gets_its_own_layers() -> None:
+    model = toy()
+    workers = sharing(model, 8, 3)
+    for worker, request_ids in zip(workers, [(1, 2), (), (1,)], strict=True):
+        for request_id in request_ids:
+            worker.receive(Open(request_id, (request_id, 5), draft_spec()))
+    assert served(step_together(workers)) == [2, 0, 1]
+    assert model.num_forward_passes == 1
+    assert [worker.is_idle for worker in workers] == [False, True, False]
+
+
+def test_a_worker_with_many_requests_leaves_others_their_part_of_a_pass() -> None:
+    model = toy()
+    crowd, single = sharing(model, 40, 2)
+    for request_id in range(30):
+        crowd.receive(Open(request_id, TEXT, draft_spec(lead=200)))
+    single.receive(Open(0, TEXT, draft_spec(lead=200)))
+    for _ in range(20):
+        tokens_before = model.num_forward_tokens
+        of_crowd, of_single = served(step_together([crowd, single], max_tokens=16))
+        assert of_single == 1, "its text, then four nodes a pass, fit into its half"
+        assert model.num_forward_tokens - tokens_before == 16
+        assert of_crowd >= 1, "what the other does not need is used"
+    passes = [crowd._open[request_id].account.num_passes for request_id in range(30)]
+    assert min(passes) > 0 and max(passes) - min(passes) <= 1, "in turns among its own requests, too"
+
+
+def test_whoever_is_left_out_of_a_pass_comes_first_in_the_next_one() -> None:
+    workers = sharing(toy(), 20, 5)
+    for worker in workers:
+        worker.receive(Open(0, (1,), draft_spec(lead=200)))
+    counts = [0] * 5
+    for _ in range(10):
+        counts = [count + new for count, new in zip(counts, served(step_together(workers, max_tokens=2)), strict=True)]
+    assert counts == [4] * 5
+
+
+def test_a_long_text_is_run_in_parts_between_the_layers_of_others() -> None:
+    model = toy()
+    reader, drafter = sharing(model, 8, 2)
+    drafter.receive(Open(0, TEXT, draft_spec(lead=100, beam_width=4)))
+    step_together([reader, drafter])
+    reader.receive(Open(0, tuple(i % 12 for i in range(100)), draft_spec()))
+    results = [served(step_together([reader, drafter], max_tokens=24)) for _ in range(6)]
+    assert results == [[0, 1]] * 4 + [[1, 1]] * 2, "20 tokens of the text beside 4 nodes"
+
+
+def test_a_worker_alone_runs_a_long_text_in_parts_if_told_to() -> None:
+    worker = DrafterWorker(BeamWriter(toy()), clock=Clock(), max_tokens_per_pass=30)
+    worker.receive(Open(0, tuple(i % 12 for i in range(100)), draft_spec()))
+    assert [len(worker.step()) for _ in range(4)] == [0, 0, 0, 1]
+
+
+def test_scores_that_are_no_numbers_are_the_error_of_their_worker_alone() -> None:
+    bad, good = sharing(toy(), 8, 2)
+    bad.receive(Open(0, TEXT, draft_spec(temperature=1e-320)))
+    good.receive(Open(0, TEXT, draft_spec()))
+    error, layers = step_together([bad, good])
+    assert isinstance(error, ProtocolError)
+    assert isinstance(layers, list) and len(layers) == 1
+    with pytest.raises(ProtocolError, match="must be numbers"):
+        opened(toy(), temperature=1e-320).step()
 
 
 # ---- passes ---------------------------------------------------------------------------------------------------------
@@ -412,6 +562,50 @@ def test_the_end_of_the_context_makes_it_idle_and_raises_nothing() -> None:
 
 
 # ---- protocol -------------------------------------------------------------------------------------------------------
+
+
+def test_a_correction_changes_width_and_lead() -> None:
+    worker = opened(toy(), beam_width=2, lead=2)
+    for _ in range(4):
+        worker.step()
+    assert worker.is_idle
+    worker.receive(Correction(7, 1, 5, (), False, beam_width=3, lead=4))
+    while not worker.is_idle:
+        worker.step()
+    assert beam_of(worker).cache.depth == 4
+    assert beam_of(worker).spec.beam_width == 3
+    worker.receive(Correction(7, 1, 5, (), False, beam_width=0, lead=0))
+    assert (beam_of(worker).spec.beam_width, beam_of(worker).spec.lead) == (3, 4)
+
+
+@pytest.mark.parametrize(
+    ("message", "reason"),
+    [
+        (Open(8, TEXT, draft_spec(branch=0)), "branch of a draft spec must be from 1"),
+        (Correction(7, 0, 5, (1,), False, beam_width=257, lead=0), "beam_width of a correction must be from 0 to 256"),
+        (Correction(7, 0, 5, (1,), False, beam_width=0, lead=-1), "lead of a correction must be from 0 to 4096"),
+        (Correction(7, 0, -2, (1,), False, beam_width=0, lead=0), "start of a correction must be from 0 to any number"),
+        (Correction(7, 0, 5, (1, 1, 1), False, beam_width=0, lead=0), "has 8 tokens; .* it gets 7 at most"),
+    ],
+)
+def test_what_is_out_of_bounds_is_refused_and_changes_nothing(message: Open | Correction, reason: str) -> None:
+    worker = opened(toy(), max_len=7)
+    with pytest.raises(ProtocolError, match=reason):
+        worker.receive(message)
+    assert (worker.num_requests, beam_of(worker).token_ids) == (1, list(TEXT))
+
+
+def test_a_correction_that_repeats_much_is_acknowledged_so_that_it_gets_shorter() -> None:
+    model = toy(max_model_len=8)
+    worker = opened(model)
+    text = list(TEXT)
+    known_len, longest = len(text), 0
+    for round_idx in range(300):
+        text.append(round_idx % V)
+        longest = max(longest, len(text) - known_len)
+        for layer in layers_of(worker.receive(correction(known_len, text[known_len:])) + worker.step()):
+            known_len = layer.known_len
+    assert longest <= 64
 
 
 @pytest.mark.parametrize("bad", [-1, V, 10**12])

@@ -20,6 +20,7 @@ from card.messages import (
     DrafterMessage,
     DraftSpec,
     Fault,
+    Hello,
     Layer,
     Open,
     Ping,
@@ -28,6 +29,7 @@ from card.messages import (
     Resync,
     Shutdown,
     TargetMessage,
+    check_spec,
     decode,
     encode,
 )
@@ -39,21 +41,30 @@ id_lists = st.lists(integers, max_size=6).map(tuple)
 specs = st.builds(
     DraftSpec,
     **dict.fromkeys(("temperature", "top_p", "min_p", "min_path_logprob"), floats),
-    **dict.fromkeys(("top_k", "seed", "beam_width", "branch", "lead", "max_nodes"), integers),
+    **dict.fromkeys(("top_k", "seed", "beam_width", "branch", "lead", "max_nodes", "max_len"), integers),
     coupled_noise=st.booleans(),
 )
 MESSAGES: dict[type, st.SearchStrategy[Message]] = {
+    Hello: st.builds(Hello),
     Open: st.builds(Open, integers, id_lists, specs),
-    Correction: st.builds(Correction, integers, integers, integers, id_lists, st.booleans()),
+    Correction: st.builds(Correction, integers, integers, integers, id_lists, st.booleans(), integers, integers),
     Close: st.builds(Close, integers),
     Shutdown: st.builds(Shutdown),
     Ping: st.builds(Ping, integers),
     Pong: st.builds(Pong, integers),
-    Ready: st.builds(Ready, integers, integers, integers),
+    Ready: st.builds(
+        Ready,
+        integers,
+        integers,
+        integers,
+        st.lists(st.tuples(integers, floats), max_size=3).map(tuple),
+        st.text(max_size=8),
+    ),
     Layer: st.builds(
         Layer,
         **dict.fromkeys(
-            ("request_id", "seq", "epoch", "root_id", "root_position", "known_len", "num_passes"), integers
+            ("request_id", "seq", "epoch", "root_id", "root_position", "known_len", "num_passes", "num_reused"),
+            integers,
         ),
         **dict.fromkeys(("ids", "parents", "token_ids"), id_lists),
         is_reset=st.booleans(),
@@ -71,6 +82,8 @@ CORRECTION = {
     "start": 3,
     "token_ids": [4],
     "wants_snapshot": False,
+    "beam_width": 0,
+    "lead": 5,
 }
 
 
@@ -111,9 +124,58 @@ def test_a_frame_is_refused_by_its_size_alone() -> None:
 
 @pytest.mark.parametrize("version", [PROTOCOL_VERSION - 1, PROTOCOL_VERSION + 1, -1])
 def test_a_frame_of_another_version_is_refused(version: int) -> None:
-    assert decode(frame(CORRECTION)) == (0, Correction(1, 2, 3, (4,), False))
+    assert decode(frame(CORRECTION)) == (0, Correction(1, 2, 3, (4,), False, 0, 5))
     with pytest.raises(ProtocolError, match=f"protocol version {version}, this side speaks {PROTOCOL_VERSION}"):
         decode(frame(CORRECTION, version))
+
+
+def test_a_message_that_only_another_version_has_is_refused_for_its_version() -> None:
+    with pytest.raises(ProtocolError, match=f"protocol version 99, this side speaks {PROTOCOL_VERSION}"):
+        decode(frame({"type": "Telepathy", "thought": 1}, version=99))
+
+
+VALID = {
+    "temperature": 1.0,
+    "top_k": 0,
+    "top_p": 1.0,
+    "min_p": 0.0,
+    "seed": 0,
+    "coupled_noise": True,
+    "beam_width": 4,
+    "branch": 3,
+    "lead": 6,
+    "max_nodes": 100,
+    "min_path_logprob": -5.0,
+    "max_len": 64,
+}
+NAN, INFINITY = float("nan"), float("inf")
+BOUNDS: dict[str, tuple[list[float], list[float]]] = {  # allowed and refused values
+    "temperature": ([0.0, 5.0], [-0.1, NAN, INFINITY]),
+    "top_k": ([0, 10**9], [-1]),
+    "top_p": ([1e-9, 1.0], [0.0, 1.1, NAN]),
+    "min_p": ([0.0, 0.99], [-0.1, 1.0, NAN]),
+    "seed": ([0, 2**63 - 1], [-1, 2**63]),
+    "beam_width": ([1, 256], [0, 257]),
+    "branch": ([1, 256], [0, 257]),
+    "lead": ([1, 4096], [0, 4097]),
+    "max_nodes": ([1, 1 << 16], [0, (1 << 16) + 1]),
+    "min_path_logprob": ([0.0, -INFINITY], [0.1, NAN]),
+    "max_len": ([1, 1 << 20], [0, (1 << 20) + 1]),
+}
+
+
+def test_every_number_of_a_spec_has_bounds() -> None:
+    assert {*BOUNDS, "coupled_noise"} == set(DraftSpec.__struct_fields__)
+
+
+@pytest.mark.parametrize("name", BOUNDS)
+def test_a_spec_out_of_bounds_is_refused_by_the_name_of_the_field(name: str) -> None:
+    allowed, refused = BOUNDS[name]
+    for value in allowed:
+        check_spec(DraftSpec(**VALID | {name: value}))
+    for value in refused:
+        with pytest.raises(ProtocolError, match=f"^{name} of a draft spec must be .*, got {value}"):
+            check_spec(DraftSpec(**VALID | {name: value}))
 
 
 @pytest.mark.parametrize(

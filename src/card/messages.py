@@ -6,12 +6,20 @@ harm: corrections carry absolute positions, layers are numbered, and each side c
 
 from __future__ import annotations
 
+import math
+
 import msgspec
 
 from card.errors import ProtocolError
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 MAX_FRAME_BYTES = 16 * 1024 * 1024
+# What a drafter grants one request at most: far above any use, and too little to exhaust it.
+MAX_BEAM_WIDTH = 256
+MAX_BRANCH = 256
+MAX_LEAD = 4096
+MAX_NODES = 1 << 16
+MAX_LEN = 1 << 20
 
 
 class DraftSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -28,6 +36,11 @@ class DraftSpec(msgspec.Struct, frozen=True, kw_only=True):
     lead: int
     max_nodes: int
     min_path_logprob: float
+    max_len: int  # most tokens that the text can get, prompt included
+
+
+class Hello(msgspec.Struct, frozen=True, tag=True):
+    """Target -> drafter across a network: begin a session, in which no request is known yet."""
 
 
 class Open(msgspec.Struct, frozen=True, tag=True):
@@ -46,6 +59,8 @@ class Correction(msgspec.Struct, frozen=True, tag=True):
     start: int  # at most the length that the drafter is known to hold
     token_ids: tuple[int, ...]
     wants_snapshot: bool  # a layer was lost: send the whole tree once
+    beam_width: int  # from now on; 0: as before
+    lead: int  # from now on; 0: as before
 
 
 class Close(msgspec.Struct, frozen=True, tag=True):
@@ -76,6 +91,8 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
     vocab_size: int
     max_model_len: int
     num_parameters: int
+    pass_s: tuple[tuple[int, float], ...] = ()  # (tokens, seconds) of drafter passes; () if not measured
+    tokenizer: str = ""  # fingerprint of the draft model's tokenizer; empty if unknown
 
 
 class Layer(msgspec.Struct, frozen=True, tag=True):
@@ -94,6 +111,7 @@ class Layer(msgspec.Struct, frozen=True, tag=True):
     logprobs: tuple[float, ...]
     num_passes: int  # drafter passes for this request so far
     busy_s: float  # time spent in them, seconds
+    num_reused: int  # tokens of the text whose KV rows were there already when this request was opened
 
 
 class Resync(msgspec.Struct, frozen=True, tag=True):
@@ -109,18 +127,25 @@ class Fault(msgspec.Struct, frozen=True, tag=True):
     reason: str
 
 
-TargetMessage = Open | Correction | Close | Shutdown | Ping
+TargetMessage = Hello | Open | Correction | Close | Shutdown | Ping
 DrafterMessage = Ready | Layer | Resync | Fault | Pong
 
 
 class _Frame(msgspec.Struct, frozen=True, array_like=True):
     version: int
     incarnation: int  # which start of the drafter this belongs to
-    body: Open | Correction | Close | Shutdown | Ping | Ready | Layer | Resync | Fault | Pong
+    body: Hello | Open | Correction | Close | Shutdown | Ping | Ready | Layer | Resync | Fault | Pong
+
+
+class _Head(msgspec.Struct, frozen=True, array_like=True):
+    version: int
+    incarnation: int
+    body: msgspec.Raw
 
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(_Frame)
+_head_decoder = msgspec.msgpack.Decoder(_Head)
 
 
 def encode(message: TargetMessage | DrafterMessage, incarnation: int) -> bytes:
@@ -138,9 +163,43 @@ def decode(frame: bytes) -> tuple[int, TargetMessage | DrafterMessage]:
     try:
         decoded = _decoder.decode(frame)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        _check_version(_version_of(frame))  # another version may have other messages
         raise ProtocolError(f"frame of {len(frame)} bytes is not a message: {error}") from error
-    if decoded.version != PROTOCOL_VERSION:
-        raise ProtocolError(
-            f"frame has protocol version {decoded.version}, this side speaks {PROTOCOL_VERSION}; update both"
-        )
+    _check_version(decoded.version)
     return decoded.incarnation, decoded.body
+
+
+def check_spec(spec: DraftSpec) -> None:
+    """Refuse a spec that no drafter can follow, or that would cost it too much.
+
+    Raises: ProtocolError that names the field.
+    """
+    rules = (
+        ("temperature", 0.0 <= spec.temperature < math.inf, "0 or more"),
+        ("top_k", spec.top_k >= 0, "0 (keep all) or more"),
+        ("top_p", 0.0 < spec.top_p <= 1.0, "above 0 and at most 1"),
+        ("min_p", 0.0 <= spec.min_p < 1.0, "at least 0 and below 1"),
+        ("seed", 0 <= spec.seed < 2**63, "an integer from 0 to 2**63 - 1"),
+        ("beam_width", 1 <= spec.beam_width <= MAX_BEAM_WIDTH, f"from 1 to {MAX_BEAM_WIDTH}"),
+        ("branch", 1 <= spec.branch <= MAX_BRANCH, f"from 1 to {MAX_BRANCH}"),
+        ("lead", 1 <= spec.lead <= MAX_LEAD, f"from 1 to {MAX_LEAD}"),
+        ("max_nodes", 1 <= spec.max_nodes <= MAX_NODES, f"from 1 to {MAX_NODES}"),
+        ("min_path_logprob", spec.min_path_logprob <= 0.0, "0 or less"),
+        ("max_len", 1 <= spec.max_len <= MAX_LEN, f"from 1 to {MAX_LEN}"),
+    )
+    for name, holds, allowed in rules:
+        if not holds:
+            raise ProtocolError(f"{name} of a draft spec must be {allowed}, got {getattr(spec, name)}")
+
+
+def _version_of(frame: bytes) -> int:
+    """Return the version that a frame claims; our own if it claims none."""
+    try:
+        return _head_decoder.decode(frame).version
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return PROTOCOL_VERSION
+
+
+def _check_version(version: int) -> None:
+    if version != PROTOCOL_VERSION:
+        raise ProtocolError(f"frame has protocol version {version}, this side speaks {PROTOCOL_VERSION}; update both")

@@ -25,7 +25,7 @@ def counters(faults: Faults) -> tuple[list[int], RequestStats, LinkStatus]:
     """Return text, counters without times, and status of one run."""
     link = fake(DRAFT, faults)
     token_ids, _, stats = run(TARGET, link)
-    for name in ("prefill_s", "wall_s", "target_busy_s", "waited_s", "drafter_busy_s"):
+    for name in ("queued_s", "prefill_s", "wall_s", "target_busy_s", "waited_s", "drafter_busy_s"):
         setattr(stats, name, 0.0)
     return token_ids, stats, link.status
 
@@ -125,6 +125,7 @@ def layers(draw: st.DrawFn) -> Layer:
         logprobs=tuple(draw(st.lists(floats, min_size=size, max_size=size))),
         num_passes=draw(numbers),
         busy_s=draw(floats),
+        num_reused=draw(numbers),
     )
 
 

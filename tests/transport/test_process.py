@@ -19,7 +19,7 @@ import pytest
 from card.config import SamplingParams
 from card.errors import WorkerError
 from card.llm import LLM, StreamChunk
-from card.transport import process
+from card.transport import process, watch
 from card.transport.drafter_process import DrafterConfig
 from card.transport.process import ProcessLink
 from tests.decoding import decode, plain, toy_target
@@ -57,7 +57,7 @@ def stub_link(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Process
         behaviour: str, *, start_timeout_s: float = PATIENCE_S, silence_timeout_s: float = PATIENCE_S
     ) -> ProcessLink:
         monkeypatch.setattr(process, "_COMMAND", (sys.executable, STUB, behaviour))
-        monkeypatch.setattr(process, "_FIRST_BACKOFF_S", 0.05)
+        monkeypatch.setattr(watch, "FIRST_BACKOFF_S", 0.05)
         monkeypatch.setattr(process, "_EXIT_TIMEOUT_S", 0.2)
         template = DrafterConfig(
             address="",
@@ -87,7 +87,7 @@ def stub_link(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Process
     [
         ("noise", "is not a message"),
         ("huge frame", "at most 16777216 are allowed"),
-        ("other version", "protocol version 2, this side speaks 1"),
+        ("other version", "protocol version 3, this side speaks 2"),
         ("lies", "root position 500"),
         ("fault", "out of memory"),
         ("exit", "exit status 7"),
@@ -201,6 +201,7 @@ PROMPT = "the cat sat"
 GREEDY = SamplingParams(temperature=0.0, max_tokens=48, seed=0, ignore_eos=True)
 SAMPLED = GREEDY.replace(temperature=0.8, seed=11)
 LONG = SAMPLED.replace(max_tokens=1500)
+BESIDE = {"method": "card", "placement": "process", "policy": "fixed"}
 PACE_S = 0.02  # a pause per chunk while there is no drafter, so that the next one comes up within the text
 
 
@@ -226,18 +227,23 @@ def expected(vanilla: LLM) -> Callable[[SamplingParams], tuple[int, ...]]:
 def llm(pair: Pair) -> Iterator[LLM]:
     """One LLM with a drafter process, started from a thread that ends at once."""
     made: list[LLM] = []
-    maker = threading.Thread(target=lambda: made.append(LLM(pair.target, pair.draft, dtype="float32", method="card")))
+    maker = threading.Thread(target=lambda: made.append(LLM(pair.target, pair.draft, dtype="float32", **BESIDE)))
     maker.start()
     maker.join()
     with made[0] as llm:
         yield llm
-    assert llm._link.pid is None
+    assert link_of(llm).pid is None
+
+
+def link_of(llm: LLM) -> ProcessLink:
+    assert isinstance(llm._host.link, ProcessLink)
+    return llm._host.link
 
 
 def pid_of(llm: LLM) -> int:
-    assert isinstance(llm._link, ProcessLink)
-    assert llm._link.pid is not None
-    return llm._link.pid
+    pid = link_of(llm).pid
+    assert pid is not None
+    return pid
 
 
 @pytest.fixture
@@ -283,6 +289,13 @@ def test_a_drafter_outlives_the_thread_that_started_it(llm):
     assert llm.generate(PROMPT, GREEDY)[0].stats.drafter_restarts == 0
 
 
+def test_a_drafter_says_what_its_passes_cost(llm):
+    ready = link_of(llm).ready
+    sizes = [num_tokens for num_tokens, _ in ready.pass_s]
+    assert sizes and sizes == [1, 4, 8, 16, 32][: len(sizes)]
+    assert all(seconds > 0 for _, seconds in ready.pass_s)
+
+
 @pytest.mark.parametrize("verify", ["chain", "tree"])
 @pytest.mark.parametrize("params", [GREEDY, SAMPLED, LONG], ids=["greedy", "sampled", "long"])
 def test_text_is_that_of_plain_decoding(drafting, expected, monkeypatch, verify, params):
@@ -300,9 +313,9 @@ def test_each_side_keeps_to_its_cores_and_the_caller_gets_his_back(drafting):
     if not hasattr(os, "sched_getaffinity"):
         return
     before = os.sched_getaffinity(0)
-    plan = drafting._cores
+    plan = drafting._host.cores
     if len(before) > 1:
-        assert plan.target and plan.draft and not set(plan.target) & set(plan.draft)
+        assert plan.beside.cores and plan.draft and not set(plan.beside.cores) & set(plan.draft)
         assert set(psutil.Process(pid_of(drafting)).cpu_affinity()) == set(plan.draft)
     drafting.generate(PROMPT, GREEDY)
     assert os.sched_getaffinity(0) == before
@@ -324,7 +337,7 @@ def test_after_a_kill_the_text_is_the_same_and_a_new_drafter_drafts(drafting, ex
 
 
 def test_after_a_stop_the_text_is_the_same_and_a_new_drafter_drafts(drafting, expected, monkeypatch):
-    monkeypatch.setattr(drafting._link, "_silence_timeout_s", 0.5)
+    monkeypatch.setattr(link_of(drafting)._watch, "_silence_timeout_s", 0.5)
     pid = pid_of(drafting)
     token_ids, states, last = stream_through(drafting, lambda: os.kill(pid, signal.SIGSTOP), wait_for="starting")
     assert token_ids == expected(LONG)
@@ -334,7 +347,7 @@ def test_after_a_stop_the_text_is_the_same_and_a_new_drafter_drafts(drafting, ex
 
 
 def test_a_drafter_slowed_tenfold_is_not_replaced_and_the_text_is_the_same(drafting, expected, monkeypatch):
-    monkeypatch.setattr(drafting._link, "_silence_timeout_s", PATIENCE_S)
+    monkeypatch.setattr(link_of(drafting)._watch, "_silence_timeout_s", PATIENCE_S)
     child = psutil.Process(pid_of(drafting))
     is_over = threading.Event()
 
@@ -358,7 +371,7 @@ def test_a_drafter_slowed_tenfold_is_not_replaced_and_the_text_is_the_same(draft
 
 
 def test_a_perfect_drafter_is_accepted_always(pair, expected):
-    with LLM(pair.target, pair.target, dtype="float32", method="card", max_wait_s=2.0) as llm:
+    with LLM(pair.target, pair.target, dtype="float32", **BESIDE, max_wait_s=2.0) as llm:
         for params in (GREEDY, SAMPLED):
             result = llm.generate(PROMPT, params)[0]
             assert result.outputs[0].token_ids == expected(params)
@@ -377,15 +390,15 @@ def test_a_draft_that_cannot_be_loaded_is_a_worker_error_that_says_why(pair, tmp
             (tmp_path / name).write_bytes(source.read_bytes())
     children = set(psutil.Process().children())
     with pytest.raises(WorkerError, match=r"could not be started: ModelError: the weights of .* cannot be read"):
-        LLM(pair.target, str(tmp_path), dtype="float32", method="card")
+        LLM(pair.target, str(tmp_path), dtype="float32", **BESIDE)
     assert set(psutil.Process().children()) == children
 
 
 def test_a_drafter_ends_when_its_parent_is_killed(pair):
     script = (
         "import sys, time; from card.llm import LLM\n"
-        f"llm = LLM({pair.target!r}, {pair.draft!r}, method='card')\n"
-        "print(llm._link.pid, llm._link._folder, flush=True); time.sleep(600)"
+        f"llm = LLM({pair.target!r}, {pair.draft!r}, **{BESIDE!r})\n"
+        "link = llm._host.link; print(link.pid, link._folder, flush=True); time.sleep(600)"
     )
     parent = subprocess.Popen([sys.executable, "-c", script], env=child_env(), stdout=subprocess.PIPE, text=True)
     try:
@@ -396,9 +409,7 @@ def test_a_drafter_ends_when_its_parent_is_killed(pair):
         parent.kill()
         parent.wait()
     until(lambda: has_ended(int(pid)), timeout_s=20)
-    for left in Path(folder).iterdir():  # whoever is killed cleans up nothing
-        left.unlink()
-    os.rmdir(folder)
+    assert not Path(folder).exists(), "the parent could not clean up any more"
 
 
 def child_env() -> dict[str, str]:
@@ -412,4 +423,4 @@ def test_close_of_an_llm_ends_a_stopped_drafter(llm, monkeypatch):
         os.kill(pid_of(llm), signal.SIGSTOP)
     llm.close()
     llm.close()
-    assert llm._link.pid is None
+    assert link_of(llm).pid is None

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from card.candidates import NewNodes
+from card.errors import CapacityError, ProtocolError
 from card.models.toy import TableModel
 from card.sampling import Sampler, SamplingRule
 from card.writers.beam import BeamSequence, BeamWriter
@@ -244,5 +245,137 @@ def test_closing_a_beam_frees_its_rows() -> None:
     model = toy(max_slots=1)
     _, beam = opened(model)
     beam.close()
-    assert not model._sequences
+    assert not model._sequences, "too short a text to be worth keeping"
     opened(model)
+
+
+# ---- rows that are there already ------------------------------------------------------------------------------------
+
+LONG = [(3 * i) % 12 for i in range(40)]
+
+
+def test_a_follow_up_runs_only_what_is_new() -> None:
+    model = toy()
+    writer, first = opened(model, LONG, beam_width=2, branch=2)
+    grow(writer, first)
+    grow(writer, first)
+    first.close()
+    before = model.num_forward_tokens
+    beam = writer.open([*LONG, 7, 8, 9], draft_spec(beam_width=2, branch=2), epoch=0)
+    assert beam.num_reused == len(LONG)
+    made = grow(writer, beam)[0]
+    assert model.num_forward_tokens == before + 3
+    fresh_writer, fresh = opened(toy(), [*LONG, 7, 8, 9], beam_width=2, branch=2)
+    assert fresh.num_reused == 0
+    assert made == grow(fresh_writer, fresh)[0]
+    assert_rows_fit_the_tree(model, beam)
+    assert_scores_are_those_of_the_model(model, beam)
+
+
+def test_a_text_that_begins_like_a_running_one_runs_only_the_rest() -> None:
+    model = toy()
+    writer, first = opened(model, LONG, beam_width=2, branch=2)
+    grow(writer, first)
+    before = model.num_forward_tokens
+    second = writer.open([*LONG[:30], 11, 11], draft_spec(beam_width=2, branch=2), epoch=0)
+    assert second.num_reused == 30
+    for _ in range(3):
+        grow(writer, first, second)
+    assert model.num_forward_tokens == before + 3 * 2 + 2 + 2 * 2
+    for beam in (first, second):
+        assert_rows_fit_the_tree(model, beam)
+        assert_scores_are_those_of_the_model(model, beam)
+
+
+def test_committed_candidates_are_reused_and_rejected_ones_are_not() -> None:
+    model = toy()
+    writer, beam = opened(model, LONG)
+    for _ in range(3):
+        grow(writer, beam)
+    path = max(paths(beam), key=len)[:2]
+    beam.commit(path)
+    beam.commit([(path[0] + 1) % 12])
+    text = list(beam.token_ids)
+    num_run = beam._num_committed_rows
+    assert num_run > len(LONG), "the path had been run as candidates"
+    beam.close()
+    again = writer.open([*text, 1], draft_spec(), epoch=0)
+    assert again.num_reused == num_run
+    grow(writer, again)
+    assert_rows_fit_the_tree(model, again)
+    assert_scores_are_those_of_the_model(model, again)
+
+
+def test_a_beam_that_finds_no_room_raises_and_leaves_the_others_alone() -> None:
+    model = toy(max_model_len=64, num_tree_rows=64)
+    writer = BeamWriter(model, kv_cache_bytes=128 * model.row_bytes)
+    spec = draft_spec(max_len=64)
+    beam = writer.open(LONG, spec, epoch=0)
+    assert not writer.has_room(spec)
+    with pytest.raises(CapacityError):
+        writer.open(LONG, spec, epoch=0)
+    grow(writer, beam)
+    beam.close()
+    assert writer.has_room(spec), "what is only kept for reuse gives way"
+    assert writer.open(LONG, spec, epoch=0).num_reused == len(LONG) - 1
+
+
+def test_a_short_text_takes_less_room_and_is_not_drafted_beyond_its_end() -> None:
+    model = toy(max_model_len=256, num_tree_rows=32)
+    writer, beam = opened(model, beam_width=2, lead=50, max_len=len(TEXT) + 3)
+    assert model.capacity(beam._slot) == 64 < model.max_rows, "in whole blocks"
+    while beam.frontier():
+        grow(writer, beam)
+    assert beam.cache.depth == 3
+
+
+@settings(max_examples=40)
+@given(seed=st.integers(0, 99), chunk=st.integers(1, 9), width=st.integers(1, 5))
+def test_a_text_run_in_parts_gives_the_same_layers(seed: int, chunk: int, width: int) -> None:
+    whole_writer, whole = opened(toy(seed), beam_width=width)
+    model = toy(seed)
+    writer, beam = opened(model, beam_width=width)
+    for _ in range(-(-len(TEXT) // chunk) - 1):
+        assert writer.step([(beam, beam.frontier())], [chunk]) == [NewNodes.none()]
+        assert_rows_fit_the_tree(model, beam)
+    assert writer.step([(beam, beam.frontier())], [chunk]) == grow(whole_writer, whole)
+    assert_rows_fit_the_tree(model, beam)
+
+
+def test_a_pass_cut_short_expands_the_best_nodes_and_the_next_one_the_rest() -> None:
+    model = toy()
+    writer, beam = opened(model, beam_width=4, branch=4)
+    grow(writer, beam)
+    frontier = beam.frontier()
+    best = frontier[0]
+    assert len(frontier) == 4
+    writer.step([(beam, frontier)], [1])
+    assert set(beam._row_of) == {best}
+    assert not {best} & set(beam.frontier())
+    assert_rows_fit_the_tree(model, beam)
+    assert_scores_are_those_of_the_model(model, beam)
+
+
+def test_width_and_lead_change_while_it_runs() -> None:
+    model = toy()
+    writer, beam = opened(model, beam_width=2, branch=12, lead=2)
+    for _ in range(5):
+        grow(writer, beam)
+    assert beam.frontier() == []
+    beam.reshape(beam_width=5, lead=4)
+    while beam.frontier():
+        grow(writer, beam)
+    assert beam.cache.depth == 4
+    beam.commit(next(path for path in paths(beam) if len(path) == 1))
+    assert len(beam.frontier()) == 5
+    beam.reshape(beam_width=0, lead=0)
+    assert (beam.spec.beam_width, beam.spec.lead, beam.cache.lead) == (5, 4, 4)
+
+
+def test_scores_that_are_no_numbers_are_one_beams_error() -> None:
+    model = toy()
+    writer, good = opened(model)
+    bad = writer.open(TEXT, draft_spec(temperature=1e-320), epoch=0)
+    error, nodes = writer.step([(bad, bad.frontier()), (good, good.frontier())])
+    assert isinstance(error, ProtocolError)
+    assert isinstance(nodes, NewNodes) and nodes.ids

@@ -6,10 +6,12 @@ Started by `card.transport.process` with its settings as JSON on standard input;
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import sys
 import threading
 import time
+from pathlib import Path
 
 import msgspec
 import torch
@@ -17,13 +19,13 @@ import zmq
 
 from card.drafter import DrafterWorker
 from card.errors import CardError, ProtocolError
-from card.messages import DrafterMessage, Fault, Ready, decode, encode
-from card.models.loading import context_limit, load_model, parameter_count
-from card.models.torch_runner import TorchRunner
-from card.writers.beam import BeamWriter
+from card.messages import DrafterMessage, Fault, decode, encode
+from card.transport.drafter_model import DraftModel, load_drafter
 
+FOLDER_PREFIX = "card-"  # of the folder with the socket, which the parent makes
 _IDLE_POLL_MS = 500
 _PARENT_CHECK_S = 0.5
+_MAX_TOKENS_PER_PASS = 512  # a longer text is run in several passes: pings are answered in between
 
 
 class DrafterConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,6 +42,7 @@ class DrafterConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_model_len: int
     max_tree_rows: int
     warm_up_tokens: int  # most tokens of a usual pass
+    kv_cache_bytes: int | None = None  # memory for KV rows; None: a few sequences of full length
 
 
 class _Connection:
@@ -76,7 +79,7 @@ def main() -> None:
     """Run the drafter; the exit status is 0 when told to end and 1 after a fault."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the target's process decides what an interrupt means
     config = msgspec.json.decode(sys.stdin.buffer.read(), type=DrafterConfig)
-    threading.Thread(target=_end_with_parent, args=(config.parent_pid,), daemon=True).start()
+    threading.Thread(target=_end_with_parent, args=(config,), daemon=True).start()
     connection = _Connection(config)
     try:
         _run(config, connection)
@@ -90,13 +93,18 @@ def main() -> None:
 
 def _run(config: DrafterConfig, connection: _Connection) -> None:
     torch.set_num_threads(config.threads)
-    model = load_model(config.model, dtype=config.dtype, device=config.device)
-    num_parameters = parameter_count(model)
-    max_model_len = min(config.max_model_len, context_limit(model))
-    runner = TorchRunner(model, max_model_len=max_model_len, max_tree_rows=config.max_tree_rows)
-    runner.warm_up(config.warm_up_tokens)
-    worker = DrafterWorker(BeamWriter(runner), clock=time.perf_counter)
-    connection.send([Ready(runner.vocab_size, runner.max_model_len, num_parameters)])
+    model = DraftModel(
+        name=config.model,
+        dtype=config.dtype,
+        device=config.device,
+        max_model_len=config.max_model_len,
+        max_tree_rows=config.max_tree_rows,
+        warm_up_tokens=config.warm_up_tokens,
+        kv_cache_bytes=config.kv_cache_bytes,
+    )
+    writer, ready = load_drafter(model)
+    worker = DrafterWorker(writer, clock=time.perf_counter, max_tokens_per_pass=_MAX_TOKENS_PER_PASS)
+    connection.send([ready])
     while not worker.is_shut_down:
         if worker.is_idle:
             connection.poll(_IDLE_POLL_MS)
@@ -110,10 +118,16 @@ def _run(config: DrafterConfig, connection: _Connection) -> None:
         connection.send(worker.step())
 
 
-def _end_with_parent(parent_pid: int) -> None:
-    """End this process when its parent is gone. Linux's own death signal follows the thread that started us instead."""
-    while os.getppid() == parent_pid:
+def _end_with_parent(config: DrafterConfig) -> None:
+    """End this process when its parent is gone, and clear up after it.
+
+    Linux's own death signal follows the thread that started us instead.
+    """
+    while os.getppid() == config.parent_pid:
         time.sleep(_PARENT_CHECK_S)
+    folder = Path(config.address.removeprefix("ipc://")).parent
+    if folder.name.startswith(FOLDER_PREFIX):
+        shutil.rmtree(folder, ignore_errors=True)
     os._exit(1)
 
 

@@ -93,6 +93,11 @@ class FakeLink:
         self._rejected = reason
 
     @property
+    def ready(self) -> Ready | None:
+        """Nothing: the drafter is in this process."""
+        return None
+
+    @property
     def status(self) -> LinkStatus:
         """Up, or down with the reason of the last rejection."""
         return LinkStatus("down" if self._rejected else "up", self._rejected, self._num_restarts)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from card.drafter import DrafterWorker
 from card.errors import CardError
-from card.messages import DrafterMessage, TargetMessage
+from card.messages import DrafterMessage, Ready, TargetMessage
 from card.transport.link import LinkStatus
 
 logger = logging.getLogger(__name__)
@@ -48,6 +48,11 @@ class InlineLink:
     def reject(self, reason: str) -> None:
         """Listen no more to a drafter that sends nonsense."""
         self._status = LinkStatus("down", reason)
+
+    @property
+    def ready(self) -> Ready | None:
+        """Nothing: the drafter is in this process."""
+        return None
 
     @property
     def status(self) -> LinkStatus:

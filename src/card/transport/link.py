@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from card.messages import DrafterMessage, TargetMessage
+from card.messages import DrafterMessage, Ready, TargetMessage
 
 DrafterState = Literal["starting", "up", "degraded", "down"]
 
@@ -28,7 +28,9 @@ class DrafterLink(Protocol):
     Messages may be lost. A `Ready` among the received ones means that a new drafter is there which knows of no request.
     """
 
-    runs_by_itself: bool  # False: it drafts only inside `draft`
+    @property
+    def runs_by_itself(self) -> bool:
+        """False if it drafts only inside `draft`."""
 
     def start(self) -> None:
         """Bring the drafter up. Raises: WorkerError if it fails or takes too long."""
@@ -47,6 +49,10 @@ class DrafterLink(Protocol):
 
     def reject(self, reason: str) -> None:
         """Tell that the drafter sent something impossible: it is replaced, or down for good."""
+
+    @property
+    def ready(self) -> Ready | None:
+        """What the newest drafter outside this process said of itself when it came up; None if there was none yet."""
 
     @property
     def status(self) -> LinkStatus:

@@ -18,14 +18,12 @@ import zmq
 import card
 from card.errors import ProtocolError, WorkerError
 from card.messages import DrafterMessage, Fault, Layer, Ping, Ready, Resync, Shutdown, TargetMessage, decode, encode
-from card.transport.drafter_process import DrafterConfig
-from card.transport.link import DrafterState, LinkStatus
+from card.transport.drafter_process import FOLDER_PREFIX, DrafterConfig
+from card.transport.link import LinkStatus
+from card.transport.watch import Watch
 
 logger = logging.getLogger(__name__)
 _CHECK_INTERVAL_S = 0.02  # between looks at the child; a look is a system call
-_FIRST_BACKOFF_S = 0.25
-_MAX_BACKOFF_S = 30.0
-_STABLE_AFTER_S = 60.0  # a drafter that lived so long starts again without a back-off
 _EXIT_TIMEOUT_S = 2.0
 _LAST_WORDS_S = 0.05  # time for the frame in which a child that failed says why
 _FAULT_STATUS = 1  # exit status of such a child
@@ -42,26 +40,24 @@ class ProcessLink:
 
     def __init__(self, template: DrafterConfig, *, start_timeout_s: float, silence_timeout_s: float) -> None:
         self._template = template
-        self._start_timeout_s = start_timeout_s
-        self._silence_timeout_s = silence_timeout_s
-        self._folder = Path(tempfile.mkdtemp(prefix="card-"))  # readable by this user only
+        self._watch = Watch(start_timeout_s=start_timeout_s, silence_timeout_s=silence_timeout_s)
+        self._folder = Path(tempfile.mkdtemp(prefix=FOLDER_PREFIX))  # readable by this user only
         self._context = zmq.Context()
         self._socket: zmq.Socket[bytes] | None = None
         self._child: subprocess.Popen[bytes] | None = None
-        self._incarnation = 0
-        self._state: DrafterState = "down"
-        self._reason = "not started"
-        self._num_restarts = 0
-        self._backoff_s = _FIRST_BACKOFF_S
-        self._spawned_at = self._heard_at = self._checked_at = 0.0
-        self._pinged_at: float | None = None
-        self._respawn_at: float | None = None
+        self._ready: Ready | None = None
+        self._checked_at = 0.0
         self._is_closed = False
 
     @property
     def status(self) -> LinkStatus:
         """State of the current child, why it is not up, and how many were replaced."""
-        return LinkStatus(self._state, self._reason, self._num_restarts)
+        return self._watch.status
+
+    @property
+    def ready(self) -> Ready | None:
+        """What the newest child that came up said of itself."""
+        return self._ready
 
     @property
     def pid(self) -> int | None:
@@ -71,22 +67,20 @@ class ProcessLink:
     def start(self) -> None:
         """Start the child and wait until it is ready. Raises: WorkerError if it fails or takes too long."""
         self._spawn()
-        deadline = time.monotonic() + self._start_timeout_s
-        while self._state == "starting":
+        while self._watch.state == "starting":
             self.wait(0.05)
             self._read()
-            if self._state == "starting" and not self._has_ended() and time.monotonic() > deadline:
-                self._fail(f"not ready after {self._start_timeout_s:g} s")
-        if self._state != "up":
-            reason = self._reason
+            self._supervise(time.monotonic())
+        if self._watch.state != "up":
+            reason = self._watch.reason
             self.close()
             raise WorkerError(f"drafter could not be started: {reason}")
 
     def send(self, message: TargetMessage) -> None:
         """Send the message unless the child is not up or its queue is full."""
-        if self._state in ("up", "degraded") and self._socket is not None:
+        if self._watch.is_listening and self._socket is not None:
             try:
-                self._socket.send(encode(message, self._incarnation), zmq.NOBLOCK)
+                self._socket.send(encode(message, self._watch.incarnation), zmq.NOBLOCK)
             except zmq.Again:
                 logger.debug("drafter's queue is full: %s dropped", type(message).__name__)
 
@@ -120,7 +114,7 @@ class ProcessLink:
         if self._is_closed:
             return
         self._is_closed = True
-        if self._child and self._child.poll() is None and self._state in ("up", "degraded"):
+        if self._child and self._child.poll() is None and self._watch.is_listening:
             self.send(Shutdown())
             try:
                 self._child.wait(_EXIT_TIMEOUT_S)
@@ -129,7 +123,7 @@ class ProcessLink:
         self._drop_child()
         self._context.term()
         shutil.rmtree(self._folder, ignore_errors=True)
-        self._state, self._reason = "down", "closed"
+        self._watch.end()
 
     def _read(self) -> list[DrafterMessage]:
         """Return the frames that are here; a bad one ends the child."""
@@ -142,37 +136,29 @@ class ProcessLink:
             except ProtocolError as error:
                 self._fail(str(error))
                 break
-            if incarnation != self._incarnation:
+            if incarnation != self._watch.incarnation:
                 continue
-            self._heard_at, self._pinged_at = time.monotonic(), None
             if isinstance(message, Fault):
                 self._fail(message.reason)
                 break
-            self._state, self._reason = "up", ""
+            self._watch.hear(time.monotonic())
+            if isinstance(message, Ready):
+                self._ready = message
             if isinstance(message, Ready | Layer | Resync):
                 messages.append(message)
         return messages
 
     def _supervise(self, now: float) -> None:
         """Notice a child that died or hangs, and start the next one when its back-off is over."""
-        if self._respawn_at is not None:
-            if now >= self._respawn_at:
-                self._num_restarts += 1
-                self._spawn()
-            return
         if self._has_ended():
             return
-        if self._state == "starting":
-            if now - self._spawned_at > self._start_timeout_s:
-                self._fail(f"not ready after {self._start_timeout_s:g} s")
-        elif self._pinged_at is None:
-            if now - self._heard_at > self._silence_timeout_s / 2:
-                self._pinged_at = now
-                self.send(Ping(self._incarnation))
-        elif now - self._pinged_at > self._silence_timeout_s:
-            self._fail(f"silent for {now - self._heard_at:.1f} s")
-        elif now - self._pinged_at > self._silence_timeout_s / 2:
-            self._state, self._reason = "degraded", f"silent for {now - self._heard_at:.1f} s"
+        match self._watch.advise(now):
+            case "start":
+                self._spawn()
+            case "ping":
+                self.send(Ping(self._watch.incarnation))
+            case "give up":
+                self._fail(self._watch.complaint(now))
 
     def _has_ended(self) -> bool:
         """Notice a child that ended; what it said last tells more than its exit status."""
@@ -181,18 +167,15 @@ class ProcessLink:
         status = self._child.returncode
         if status == _FAULT_STATUS and self._socket is not None and self._socket.poll(round(_LAST_WORDS_S * 1e3)):
             self._read()
-        if self._state != "down":
+        if self._watch.state != "down":
             self._fail(f"it ended with exit status {status}")
         return True
 
     def _spawn(self) -> None:
-        self._incarnation += 1
-        self._respawn_at, self._pinged_at = None, None
-        address = f"ipc://{self._folder}/{self._incarnation}"
+        self._watch.begin(time.monotonic())
+        address = f"ipc://{self._folder}/{self._watch.incarnation}"
         self._socket = self._context.socket(zmq.PAIR)
         self._socket.setsockopt(zmq.LINGER, 0)
-        self._spawned_at = self._heard_at = time.monotonic()
-        self._state, self._reason = "starting", ""
         try:
             self._socket.bind(address)
             self._child = self._popen(address)
@@ -203,7 +186,7 @@ class ProcessLink:
 
     def _popen(self, address: str) -> subprocess.Popen[bytes]:
         config = msgspec.structs.replace(
-            self._template, address=address, incarnation=self._incarnation, parent_pid=os.getpid()
+            self._template, address=address, incarnation=self._watch.incarnation, parent_pid=os.getpid()
         )
         package_root = str(Path(card.__file__).parents[1])
         search_path = os.pathsep.join([package_root, *filter(None, [os.environ.get("PYTHONPATH")])])
@@ -223,13 +206,9 @@ class ProcessLink:
 
     def _fail(self, reason: str) -> None:
         """End this child and plan the next one."""
-        logger.warning("drafter %d is replaced: %s", self._incarnation, reason)
-        if time.monotonic() - self._spawned_at > _STABLE_AFTER_S:
-            self._backoff_s = _FIRST_BACKOFF_S
+        logger.warning("drafter %d is replaced: %s", self._watch.incarnation, reason)
         self._drop_child()
-        self._state, self._reason = "down", reason
-        self._respawn_at = time.monotonic() + self._backoff_s
-        self._backoff_s = min(2 * self._backoff_s, _MAX_BACKOFF_S)
+        self._watch.fail(time.monotonic(), reason)
 
     def _drop_child(self) -> None:
         if self._socket is not None:

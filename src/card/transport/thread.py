@@ -6,9 +6,12 @@ import logging
 import queue
 import threading
 
+import torch
+
 from card.drafter import DrafterWorker
 from card.errors import CardError
-from card.messages import DrafterMessage, Fault, Shutdown, TargetMessage
+from card.messages import DrafterMessage, Fault, Ready, Shutdown, TargetMessage
+from card.models.graphs import Lane
 from card.transport.link import LinkStatus
 
 logger = logging.getLogger(__name__)
@@ -20,8 +23,10 @@ class ThreadLink:
 
     runs_by_itself = True
 
-    def __init__(self, worker: DrafterWorker) -> None:
+    def __init__(self, worker: DrafterWorker, lane: Lane | None = None) -> None:
+        """Take over ``worker``; its model computes in ``lane``, None: as it would in the caller's thread."""
         self._worker = worker
+        self._lane = lane or Lane(torch.device("cpu"))
         self._to_drafter: queue.SimpleQueue[TargetMessage] = queue.SimpleQueue()
         self._to_target: queue.SimpleQueue[DrafterMessage] = queue.SimpleQueue()
         self._arrived = threading.Event()
@@ -63,6 +68,11 @@ class ThreadLink:
         self._status = LinkStatus("down", reason)
 
     @property
+    def ready(self) -> Ready | None:
+        """Nothing: the drafter is in this process."""
+        return None
+
+    @property
     def status(self) -> LinkStatus:
         """Up until rejected, or until the thread ends."""
         if self._status.state == "up" and self._is_started and not self._thread.is_alive():
@@ -77,15 +87,19 @@ class ThreadLink:
 
     def _run(self) -> None:
         try:
-            while not self._worker.is_shut_down:
-                while not self._to_drafter.empty() or self._worker.is_idle:
-                    self._deliver(self._worker.receive(self._to_drafter.get()))
-                    if self._worker.is_shut_down:
-                        return
-                self._deliver(self._worker.step())
+            with self._lane.entered():
+                self._work()
         except (CardError, RuntimeError, MemoryError) as error:  # out of memory is a RuntimeError in torch
             logger.warning("drafter thread ends: %s", error)
             self._deliver([Fault(f"{type(error).__name__}: {error}")])
+
+    def _work(self) -> None:
+        while not self._worker.is_shut_down:
+            while not self._to_drafter.empty() or self._worker.is_idle:
+                self._deliver(self._worker.receive(self._to_drafter.get()))
+                if self._worker.is_shut_down:
+                    return
+            self._deliver(self._worker.step())
 
     def _deliver(self, messages: list[DrafterMessage]) -> None:
         for message in messages:

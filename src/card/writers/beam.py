@@ -5,12 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import msgspec
 from torch import Tensor
 
 from card.candidates import CandidateCache, NewNodes
+from card.errors import ProtocolError
 from card.messages import DraftSpec
+from card.models.pool import SequencePool
 from card.models.protocol import NO_PARENT, Extension, LanguageModel
 from card.sampling import CandidateScorer, SamplingRule
+
+_DEFAULT_NUM_SEQUENCES = 16  # of full length, in the memory that a writer takes if not told how much
 
 
 class BeamSequence:
@@ -20,17 +25,30 @@ class BeamSequence:
     the rows of expanded nodes. The root of the tree is the last committed token.
     """
 
-    def __init__(self, model: LanguageModel, token_ids: Sequence[int], spec: DraftSpec, *, epoch: int) -> None:
+    num_rows: int
+    """KV rows that it has room for."""
+    num_reused: int
+    """Tokens of the text whose rows the pool had already: they are not run again."""
+
+    def __init__(
+        self, model: LanguageModel, pool: SequencePool, token_ids: Sequence[int], spec: DraftSpec, *, epoch: int
+    ) -> None:
+        """Take a sequence of the model's pool. Raises: CapacityError if it has no room."""
         self.spec = spec
         self.token_ids = list(token_ids)
         self.cache = CandidateCache(max_nodes=spec.max_nodes, lead=spec.lead)
         self.cache.restart(epoch)
+        self._pool = pool
         self._model = model
         rule = SamplingRule(spec.temperature, spec.top_k, spec.top_p, spec.min_p, spec.seed)
-        self._scorer = CandidateScorer(rule, model.vocab_size, coupled=spec.coupled_noise)
-        self._slot = model.open()
-        self._num_committed_rows = 0
+        self._scorer = CandidateScorer(rule, self._model.vocab_size, coupled=spec.coupled_noise)
+        self.num_rows = rows_of(spec, model)
+        opened = pool.open(self.token_ids, self.num_rows)
+        self._slot, self.num_reused = opened.slot, opened.num_reused
+        self._num_committed_rows = opened.num_reused
+        self._is_shared = False  # whether others can copy the rows of the text
         self._row_of: dict[int, int] = {}  # expanded nodes below the root
+        self._frontier: list[int] | None = None  # as long as nothing changes; to find it takes a look at every node
 
     @property
     def root_position(self) -> int:
@@ -38,14 +56,23 @@ class BeamSequence:
         return len(self.token_ids) - 1
 
     def close(self) -> None:
-        """Free the KV rows."""
-        self._model.close(self._slot)
+        """Give the sequence back; the rows of the text stay in the pool for a text that begins with it."""
+        self._pool.close(self._slot, self.token_ids[: self._num_committed_rows])
+
+    def reshape(self, *, beam_width: int, lead: int) -> None:
+        """Change width and lead from now on; 0 leaves one as it is."""
+        self.spec = msgspec.structs.replace(
+            self.spec, beam_width=beam_width or self.spec.beam_width, lead=lead or self.spec.lead
+        )
+        self.cache.lead = self.spec.lead
+        self._frontier = None
 
     def commit(self, token_ids: Sequence[int]) -> NewNodes | None:
         """Append committed tokens, re-root there, drop what died and widen the beam from the secondary tier.
 
         Returns: the nodes that came from the secondary tier; None for a miss, after which a new epoch has begun.
         """
+        self._frontier = None
         path = self.cache.walk(token_ids)
         path_rows = [self._row_of[node] for node in path if node in self._row_of]
         self.cache.advance(token_ids)
@@ -74,28 +101,51 @@ class BeamSequence:
 
     def frontier(self) -> list[int]:
         """Return the nodes that the next pass would expand; empty if there is nothing worth doing or no room."""
-        depth_left = self._model.max_model_len - 1 - self.root_position  # nodes so deep have no successor position
-        nodes = [n for n in self.cache.frontier(self.spec.beam_width) if self.cache.depth_of(n) < depth_left]
-        num_new = len(self.token_ids) - self._num_committed_rows if self.cache.root_id in nodes else len(nodes)
-        return nodes if self._model.num_rows(self._slot) + num_new <= self._model.max_rows else []
+        if self._frontier is None:
+            end = text_limit(self.spec, self._model)
+            depth_left = end - 1 - self.root_position  # nodes so deep have no successor position
+            nodes = [n for n in self.cache.frontier(self.spec.beam_width) if self.cache.depth_of(n) < depth_left]
+            has_room = self._model.num_rows(self._slot) + self.num_tokens(nodes) <= self._model.capacity(self._slot)
+            self._frontier = nodes if has_room else []
+        return self._frontier
 
-    def extension(self, frontier: Sequence[int]) -> Extension:
-        """Return the tokens to run so that every node of ``frontier`` gets its logits."""
+    def num_tokens(self, frontier: Sequence[int]) -> int:
+        """Return how many tokens must be run to expand the whole frontier."""
+        return len(self.token_ids) - self._num_committed_rows if self.cache.root_id in frontier else len(frontier)
+
+    def extension(self, frontier: Sequence[int], max_tokens: int) -> Extension:
+        """Return at most ``max_tokens`` tokens to run: of text that was not run yet, else the first of ``frontier``.
+
+        Logits are those that `grow` takes.
+        """
         start = self._num_committed_rows
         if self.cache.root_id in frontier:  # a root that was not run yet has no nodes below it
-            chain = self.token_ids[start:]
+            chain = self.token_ids[start : start + max_tokens]
             parents = [start + i - 1 if start + i else NO_PARENT for i in range(len(chain))]
             return Extension(self._slot, chain, parents, len(chain) - 1)
         root_row = start - 1
-        parent_rows = [self._row_of.get(self.cache.parent(node), root_row) for node in frontier]
-        return Extension(self._slot, [self.cache.token(node) for node in frontier], parent_rows)
+        nodes = frontier[:max_tokens]
+        parent_rows = [self._row_of.get(self.cache.parent(node), root_row) for node in nodes]
+        return Extension(self._slot, [self.cache.token(node) for node in nodes], parent_rows)
 
     def grow(self, frontier: Sequence[int], logits: Tensor) -> NewNodes:
-        """Take the logits of one pass over ``frontier`` and make the next layer."""
+        """Take the logits of one pass over the first nodes of ``frontier`` and make the next layer.
+
+        Returns: the new nodes; none if text is left to be run.
+        Raises: ProtocolError if the model's scores are no numbers under this spec.
+        """
+        self._frontier = None
+        num_rows = self._model.num_rows(self._slot)
         if self.cache.root_id in frontier:
-            self._num_committed_rows = len(self.token_ids)
+            self._num_committed_rows = num_rows
+            if num_rows < len(self.token_ids):
+                return NewNodes.none()
+            if not self._is_shared:
+                self._is_shared = True
+                self._pool.note(self._slot, self.token_ids)
         else:
-            first_row = self._model.num_rows(self._slot) - len(frontier)
+            frontier = frontier[: len(logits)]
+            first_row = num_rows - len(frontier)
             self._row_of.update((node, first_row + i) for i, node in enumerate(frontier))
         positions = [self.root_position + self.cache.depth_of(node) + 1 for node in frontier]
         tokens, logprobs = self._scorer.top(logits, positions, self.spec.branch)
@@ -111,14 +161,54 @@ class BeamSequence:
 class BeamWriter:
     """Runs one pass of the draft model for the beams of several requests."""
 
-    def __init__(self, model: LanguageModel) -> None:
+    def __init__(self, model: LanguageModel, kv_cache_bytes: int | None = None) -> None:
+        """Take ``model``; its KV rows get at most ``kv_cache_bytes``, None: what a few sequences of full length take.
+
+        Raises: SettingsError if the memory is too small for any sequence.
+        """
         self.model = model
+        self._pool = SequencePool(model, kv_cache_bytes or _DEFAULT_NUM_SEQUENCES * model.max_rows * model.row_bytes)
+
+    def has_room(self, spec: DraftSpec) -> bool:
+        """Return whether `open` would find room for a request of this spec now."""
+        return self._pool.has_room(self.rows_of(spec))
+
+    def rows_of(self, spec: DraftSpec) -> int:
+        """Return the KV rows that a beam of this spec takes."""
+        return rows_of(spec, self.model)
 
     def open(self, token_ids: Sequence[int], spec: DraftSpec, *, epoch: int) -> BeamSequence:
-        """Start the beam of a request behind its text."""
-        return BeamSequence(self.model, token_ids, spec, epoch=epoch)
+        """Start the beam of a request behind its text. Raises: CapacityError if there is no room."""
+        return BeamSequence(self.model, self._pool, token_ids, spec, epoch=epoch)
 
-    def step(self, beams: Sequence[tuple[BeamSequence, Sequence[int]]]) -> list[NewNodes]:
-        """Grow each beam by one layer below its frontier, in one pass; frontiers are not empty."""
-        all_logits = self.model.forward([beam.extension(frontier) for beam, frontier in beams])
-        return [beam.grow(frontier, logits) for (beam, frontier), logits in zip(beams, all_logits, strict=True)]
+    def step(
+        self, beams: Sequence[tuple[BeamSequence, Sequence[int]]], max_tokens: Sequence[int] | None = None
+    ) -> list[NewNodes | ProtocolError]:
+        """Grow each beam by one layer below its frontier, in one pass.
+
+        Args:
+            beams: each with its frontier, which is not empty.
+            max_tokens: most tokens to run for each, 1 or more; None sets no limit.
+        Returns: the new nodes of each; an error where the scores are no numbers, which is the fault of that spec or of
+            the model and does no harm to the others.
+        """
+        shares = max_tokens or [beam.num_tokens(frontier) for beam, frontier in beams]
+        extensions = [beam.extension(frontier, share) for (beam, frontier), share in zip(beams, shares, strict=True)]
+        all_logits = self.model.forward(extensions)
+        grown: list[NewNodes | ProtocolError] = []
+        for (beam, frontier), logits in zip(beams, all_logits, strict=True):
+            try:
+                grown.append(beam.grow(frontier, logits))
+            except ProtocolError as error:
+                grown.append(error)
+        return grown
+
+
+def text_limit(spec: DraftSpec, model: LanguageModel) -> int:
+    """Return the length beyond which a text of this spec is not drafted for: it ends there, or the model does."""
+    return min(spec.max_len, model.max_model_len)
+
+
+def rows_of(spec: DraftSpec, model: LanguageModel) -> int:
+    """Return the most KV rows that a beam of this spec takes."""
+    return text_limit(spec, model) + model.max_rows - model.max_model_len

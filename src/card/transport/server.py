@@ -1,0 +1,253 @@
+"""The draft server: one draft model for the targets of a whole network, each in a session of its own."""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import zmq
+from zmq.auth.thread import ThreadAuthenticator
+
+from card.drafter import DrafterWorker, step_together
+from card.errors import CardError, ProtocolError, SettingsError
+from card.messages import DrafterMessage, Fault, Hello, Ping, Pong, Ready, Shutdown, decode, encode
+from card.transport.keys import ServerKeys, check_may_listen
+from card.writers.beam import BeamWriter
+
+logger = logging.getLogger(__name__)
+MAX_REQUEST_BYTES = 4 * 1024 * 1024  # of one frame of a target: a text of half a million tokens and more
+_IDLE_POLL_MS = 200
+_FRAMES_PER_LOOP = 256  # then a pass is made, whoever still has something to say
+_QUEUED_FRAMES = 128  # per client and direction; more are dropped on the way out, and wait on the way in
+_FAILURES = (CardError, RuntimeError, MemoryError)  # out of memory is a RuntimeError in torch
+HEARTBEAT_MS = 5000
+HEARTBEAT_TIMEOUT_MS = 15000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerLimits:
+    """What the server grants its clients."""
+
+    max_sessions: int = 16
+    max_requests: int = 64  # open at once, per session
+    max_tokens_per_pass: int = 256  # of all sessions together
+    silence_timeout_s: float = 30.0  # after which a session is dropped
+
+    def __post_init__(self) -> None:
+        for name in ("max_sessions", "max_requests", "max_tokens_per_pass"):
+            if getattr(self, name) < 1:
+                raise SettingsError(f"{name} must be 1 or more, got {getattr(self, name)}")
+        if not self.silence_timeout_s > 0:
+            raise SettingsError(f"silence_timeout_s must be above 0 seconds, got {self.silence_timeout_s}")
+
+
+@dataclass(slots=True)
+class _Session:
+    """One client: its requests, under ids of its own, and when it was heard last."""
+
+    worker: DrafterWorker
+    incarnation: int
+    heard_at: float
+
+
+class DraftServer:
+    """Serves targets over TCP from one thread: reads what has come, makes one pass for all, sends the layers.
+
+    A client that breaks the rules is told why and loses its session; it may begin another one. A client that does not
+    read loses messages, which the protocol survives. Nobody else notices either.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        writer: BeamWriter,
+        ready: Ready,
+        *,
+        keys: ServerKeys | None = None,
+        limits: ServerLimits | None = None,
+    ) -> None:
+        """Listen on ``address``, tcp://host:port.
+
+        Args:
+            ready: what each client is told of the model.
+            keys: those of the server and of its clients; None lets everyone in who can reach the address.
+        Raises: SettingsError if the address is not free, or is open to others and there are no keys.
+        """
+        check_may_listen(address, has_keys=keys is not None)
+        self._writer, self._ready = writer, ready
+        self._limits = limits or ServerLimits()
+        self._sessions: dict[bytes, _Session] = {}
+        self._is_stopping = False
+        self._context = zmq.Context()
+        self._authenticator: ThreadAuthenticator | None = None
+        self._socket: zmq.Socket[bytes] = self._context.socket(zmq.ROUTER)
+        try:
+            self._bind(address, keys)
+        except zmq.ZMQError as error:
+            self.close()
+            raise SettingsError(
+                f"cannot listen on {address}: {zmq.strerror(error.errno or 0)}; choose another address"
+            ) from error
+
+    def _bind(self, address: str, keys: ServerKeys | None) -> None:
+        options: dict[int, Any] = {
+            zmq.LINGER: 0,
+            zmq.ROUTER_MANDATORY: 1,  # a client that is gone is an error instead of silence
+            zmq.MAXMSGSIZE: MAX_REQUEST_BYTES,
+            zmq.SNDHWM: _QUEUED_FRAMES,
+            zmq.RCVHWM: _QUEUED_FRAMES,
+            zmq.HEARTBEAT_IVL: HEARTBEAT_MS,
+            zmq.HEARTBEAT_TIMEOUT: HEARTBEAT_TIMEOUT_MS,
+            zmq.IPV6: 1 if "[" in address else 0,
+        }
+        if keys is not None:
+            self._authenticator = ThreadAuthenticator(self._context)
+            self._authenticator.start()
+            self._authenticator.configure_curve(domain="*", location=keys.clients)
+            options |= {zmq.CURVE_SERVER: 1, zmq.CURVE_PUBLICKEY: keys.public, zmq.CURVE_SECRETKEY: keys.secret}
+        for option, value in options.items():
+            self._socket.setsockopt(option, value)
+        self._socket.bind(address)
+
+    @property
+    def address(self) -> str:
+        """Where clients connect to, with the port that was chosen."""
+        return self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
+
+    @property
+    def num_sessions(self) -> int:
+        """Clients that are served."""
+        return len(self._sessions)
+
+    def run(self) -> None:
+        """Serve until `stop` is called."""
+        while not self._is_stopping:
+            is_idle = all(session.worker.is_idle for session in self._sessions.values())
+            self.serve_once(_IDLE_POLL_MS if is_idle else 0)
+
+    def serve_once(self, wait_ms: int) -> None:
+        """Wait so long for something to come, take what has come, and make one pass for all who want one."""
+        if self._socket.poll(wait_ms):
+            self._read()
+        self._drop_silent()
+        self._draft()
+
+    def stop(self) -> None:
+        """Let `run` return soon; may be called from a signal handler or another thread."""
+        self._is_stopping = True
+
+    def close(self) -> None:
+        """Free the address. To be called after `run` has returned; may be called twice."""
+        self._socket.close()
+        if self._authenticator is not None:
+            self._authenticator.stop()
+            self._authenticator = None
+        self._context.term()
+
+    def _read(self) -> None:
+        for _ in range(_FRAMES_PER_LOOP):
+            try:
+                client, *frames = self._socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            try:
+                if len(frames) != 1:
+                    raise ProtocolError(f"a message has one frame, got {len(frames)}")
+                self._take(client, frames[0])
+            except ProtocolError as error:
+                self._end(client, str(error))
+            except _FAILURES as error:
+                self._end(client, _in_one_line(error))
+
+    def _take(self, client: bytes, frame: bytes) -> None:
+        """Take one frame. Raises: ProtocolError if the client may not send it."""
+        incarnation, message = decode(frame)
+        session = self._sessions.get(client)
+        if isinstance(message, Hello):
+            self._welcome(client, incarnation)
+            return
+        if session is None or session.incarnation != incarnation:
+            self._send(client, incarnation, [Fault("the server knows of no such session; begin with Hello")])
+            return
+        session.heard_at = time.monotonic()
+        if isinstance(message, Ping):  # is no reason to look for work
+            self._send(client, incarnation, [Pong(message.nonce)])
+            return
+        self._send(client, incarnation, session.worker.receive(message))  # type: ignore[arg-type]
+        if session.worker.is_shut_down:
+            self._forget(client)
+
+    def _welcome(self, client: bytes, incarnation: int) -> None:
+        known = self._sessions.get(client)
+        if known is not None and known.incarnation != incarnation:
+            self._forget(client)
+            known = None
+        if known is None:
+            if len(self._sessions) >= self._limits.max_sessions:
+                reason = f"the server is full: it takes {self._limits.max_sessions} clients (--max-sessions)"
+                self._send(client, incarnation, [Fault(reason)])
+                return
+            worker = DrafterWorker(
+                self._writer,
+                clock=time.perf_counter,
+                max_requests=self._limits.max_requests,
+                peers=lambda: [session.worker for session in self._sessions.values()],
+            )
+            self._sessions[client] = _Session(worker, incarnation, time.monotonic())
+            logger.info("a client has come; there are %d", len(self._sessions))
+        self._send(client, incarnation, [self._ready])
+
+    def _draft(self) -> None:
+        """Make one pass for all sessions."""
+        clients = list(self._sessions)
+        if not clients:
+            return
+        workers = [self._sessions[client].worker for client in clients]
+        try:
+            results = step_together(workers, max_tokens=self._limits.max_tokens_per_pass)
+        except _FAILURES as error:
+            logger.warning("a pass failed, all sessions are dropped: %s", error)
+            for client in clients:
+                self._end(client, _in_one_line(error))
+            return
+        for client, result in zip(clients, results, strict=True):
+            if isinstance(result, ProtocolError):
+                self._end(client, str(result))
+            else:
+                self._send(client, self._sessions[client].incarnation, result)
+
+    def _drop_silent(self) -> None:
+        oldest = time.monotonic() - self._limits.silence_timeout_s
+        for client in [client for client, session in self._sessions.items() if session.heard_at < oldest]:
+            self._end(client, f"nothing heard for {self._limits.silence_timeout_s:g} s")
+
+    def _end(self, client: bytes, reason: str) -> None:
+        """Drop a session, if there is one, and tell the client why."""
+        session = self._sessions.get(client)
+        logger.info("a client is refused: %s", reason)
+        self._forget(client)
+        self._send(client, session.incarnation if session else 0, [Fault(reason)])
+
+    def _forget(self, client: bytes) -> None:
+        """Free what the requests of a client hold."""
+        session = self._sessions.pop(client, None)
+        if session is not None:
+            session.worker.receive(Shutdown())
+
+    def _send(self, client: bytes, incarnation: int, messages: list[DrafterMessage]) -> None:
+        for message in messages:
+            try:
+                self._socket.send_multipart([client, encode(message, incarnation)], zmq.NOBLOCK)
+            except zmq.Again:
+                return  # its queue is full; a gap in the numbers of its layers makes it ask again
+            except zmq.ZMQError as error:
+                if error.errno != zmq.EHOSTUNREACH:
+                    raise
+                self._forget(client)
+                return
+
+
+def _in_one_line(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}".splitlines()[0]

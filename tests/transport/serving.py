@@ -1,0 +1,162 @@
+"""Draft servers and clients of them for tests: in threads, over real sockets on loopback."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+import msgspec
+import zmq
+
+from card.config import DraftSettings
+from card.messages import (
+    PROTOCOL_VERSION,
+    Correction,
+    DrafterMessage,
+    DraftSpec,
+    Hello,
+    Open,
+    Ready,
+    TargetMessage,
+    decode,
+    encode,
+)
+from card.models.protocol import LanguageModel
+from card.models.toy import TableModel
+from card.transport.keys import ServerKeys
+from card.transport.link import DrafterLink
+from card.transport.remote import RemoteLink
+from card.transport.server import DraftServer, ServerLimits
+from card.writers.beam import BeamWriter
+from tests.decoding import decode as decode_text
+from tests.decoding import plain
+from tests.drafting import draft_spec
+
+M = TypeVar("M")
+PATIENCE_S = 20.0
+_REQUEST_IDS = itertools.count()
+WAITING = DraftSettings(max_wait_s=PATIENCE_S / 4)
+LOOPBACK = "tcp://127.0.0.1:0"
+
+
+def until(condition: Callable[[], object], timeout_s: float = PATIENCE_S) -> None:
+    """Wait for something that must happen."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "it never happened"
+        time.sleep(0.002)
+
+
+def make_server(
+    draft: LanguageModel,
+    *,
+    address: str = LOOPBACK,
+    keys: ServerKeys | None = None,
+    tokenizer: str = "",
+    **limits: Any,
+) -> DraftServer:
+    """Return a server that listens and is not run yet."""
+    ready = Ready(draft.vocab_size, draft.max_model_len, 7, ((1, 0.001),), tokenizer)
+    return DraftServer(address, BeamWriter(draft), ready, keys=keys, limits=ServerLimits(**limits))
+
+
+def decode_until_accepted(target: TableModel, link: DrafterLink, **request: Any) -> None:
+    """Decode under new ids, always with the text of plain decoding, until candidates were accepted.
+
+    The target waits for candidates while the drafter is up: on a busy machine it would be through before they come.
+    """
+    expected = plain(target, **{name: value for name, value in request.items() if name == "params"})
+    accepted: list[int] = []
+
+    def is_accepted() -> bool:
+        token_ids, reason, stats = decode_text(target, link, request_id=next(_REQUEST_IDS), draft=WAITING, **request)
+        assert (token_ids, reason) == expected
+        accepted.append(stats.accepted_tokens)
+        return accepted[-1] > 0
+
+    until(is_accepted)
+
+
+@contextlib.contextmanager
+def running(server: DraftServer) -> Iterator[DraftServer]:
+    """Run the server in a thread; it must still be alive at the end."""
+    thread = threading.Thread(target=server.run, name="draft-server", daemon=True)
+    thread.start()
+    try:
+        yield server
+        assert thread.is_alive(), "the server has fallen over"
+    finally:
+        server.stop()
+        thread.join()  # the test's own timeout ends it
+        server.close()
+
+
+@contextlib.contextmanager
+def connected(address: str, *, vocab_size: int = 12, start: bool = True, **settings: Any) -> Iterator[RemoteLink]:
+    """Connect to a server and close the link afterwards."""
+    timeouts = {"start_timeout_s": PATIENCE_S, "silence_timeout_s": PATIENCE_S}
+    link = RemoteLink(address, vocab_size=vocab_size, **timeouts | settings)
+    try:
+        if start:
+            link.start()
+        yield link
+    finally:
+        link.close()
+
+
+class RawClient:
+    """A client that says whatever a test wants, byte by byte if need be."""
+
+    def __init__(self, address: str, *, incarnation: int = 1, options: dict[int, int] | None = None) -> None:
+        self.incarnation = incarnation
+        self._context = zmq.Context()
+        self._socket: zmq.Socket[bytes] = self._context.socket(zmq.DEALER)
+        self._socket.setsockopt(zmq.LINGER, 0)
+        for option, value in (options or {}).items():
+            self._socket.setsockopt(option, value)
+        self._socket.connect(address)
+
+    def __enter__(self) -> RawClient:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._socket.close()
+        self._context.term()
+
+    def send(self, *frames: bytes) -> None:
+        self._socket.send_multipart(frames)
+
+    def say(self, *messages: TargetMessage, version: int = PROTOCOL_VERSION) -> None:
+        for message in messages:
+            _, number, body = msgspec.msgpack.decode(encode(message, self.incarnation))
+            self.send(msgspec.msgpack.encode([version, number, body]))
+
+    def begin(self, *requests: int, spec: DraftSpec | None = None) -> None:
+        """Say hello and open requests, each with a text of its own."""
+        self.say(Hello(), *(Open(i, (i % 12, 1, 2), spec or draft_spec()) for i in requests))
+
+    def heard(self) -> list[DrafterMessage]:
+        """Return what has arrived."""
+        messages: list[DrafterMessage] = []
+        while self._socket.poll(0):
+            messages.append(decode(self._socket.recv())[1])  # type: ignore[arg-type]
+        return messages
+
+    def hear(self, kind: type[M]) -> M:
+        """Wait for the next message of this kind; others are thrown away."""
+        deadline = time.monotonic() + PATIENCE_S
+        while time.monotonic() < deadline:
+            if self._socket.poll(100):
+                message = decode(self._socket.recv())[1]
+                if isinstance(message, kind):
+                    return message
+        raise AssertionError(f"no {kind.__name__} has come")
+
+
+def correction(request_id: int, start: int, *token_ids: int) -> Correction:
+    """Return a correction that changes no setting."""
+    return Correction(request_id, 0, start, token_ids, wants_snapshot=False, beam_width=0, lead=0)

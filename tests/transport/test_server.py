@@ -1,0 +1,355 @@
+"""The draft server: one pass for all clients, each in a world of its own, whatever the others do."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+import zmq
+
+from card.config import SamplingParams
+from card.errors import SettingsError
+from card.messages import (
+    PROTOCOL_VERSION,
+    Close,
+    Correction,
+    DrafterMessage,
+    Fault,
+    Hello,
+    Layer,
+    Open,
+    Ping,
+    Pong,
+    Ready,
+    Resync,
+    Shutdown,
+    TargetMessage,
+    encode,
+)
+from card.models.toy import TableModel
+from card.transport import server as server_module
+from card.transport import watch
+from card.transport.keys import load_server_keys, make_keys
+from card.transport.server import DraftServer, ServerLimits
+from tests.decoding import GREEDY, toy_draft, toy_target
+from tests.drafting import draft_spec
+from tests.transport.serving import (
+    RawClient,
+    connected,
+    correction,
+    decode_until_accepted,
+    make_server,
+    running,
+    until,
+)
+
+pytestmark = pytest.mark.timeout(60)
+
+TARGET = toy_target()
+SAMPLED = SamplingParams(temperature=1.0, seed=5, max_tokens=40)
+
+
+def draft() -> TableModel:
+    return toy_draft(TARGET, 0.9)
+
+
+def spin(server: DraftServer, num_clients: int) -> None:
+    """Let the server take what its clients have said until all of them have a session, and give it a little longer."""
+    until(lambda: [server.serve_once(20), server.num_sessions == num_clients][1])
+    server.serve_once(50)
+
+
+# ---- several clients ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+def test_clients_with_the_same_ids_each_get_the_text_of_plain_decoding(params: SamplingParams) -> None:
+    failures: list[BaseException] = []
+
+    def client(address: str) -> None:
+        try:
+            with connected(address) as link:
+                decode_until_accepted(TARGET, link, params=params)
+        except BaseException as error:
+            failures.append(error)
+
+    with running(make_server(draft())) as server:
+        threads = [threading.Thread(target=client, args=(server.address,)) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert not failures
+
+
+def test_one_pass_serves_all_clients() -> None:
+    model = draft()
+    server = make_server(model)
+    with RawClient(server.address) as one, RawClient(server.address) as other:
+        one.say(Hello())
+        other.say(Hello())
+        spin(server, 2)
+        one.say(*(Open(i, (i, 1, 2), draft_spec()) for i in (1, 2)))
+        other.say(Open(1, (5, 6), draft_spec()))
+        while sum(session.worker.num_requests for session in server._sessions.values()) < 3:
+            server._socket.poll(20)
+            server._read()
+        server._draft()
+        assert model.num_forward_passes == 1
+        assert model.num_forward_tokens == 3 + 3 + 2
+        until(lambda: one.hear(Layer).ids)
+        until(lambda: other.hear(Layer).ids)
+    server.close()
+
+
+def test_a_client_with_thirty_requests_does_not_starve_one_with_a_single_one() -> None:
+    server = make_server(draft(), max_tokens_per_pass=8)  # and memory for 16 texts
+    with running(server), RawClient(server.address) as greedy:
+        greedy.begin(*range(30), spec=draft_spec(lead=200, max_nodes=4000))
+        greedy.hear(Layer)
+        with connected(server.address) as link:
+            decode_until_accepted(TARGET, link)
+
+
+def test_requests_beyond_the_limit_get_no_candidates_and_the_others_do() -> None:
+    server = make_server(draft(), max_requests=2)
+    with running(server), RawClient(server.address) as client:
+        client.begin(1, 2, 3)
+        client.say(Ping(5))
+        client.hear(Pong)
+        (session,) = server._sessions.values()
+        assert session.worker.num_requests == 2
+
+
+# ---- who breaks the rules -------------------------------------------------------------------------------------------
+
+
+def broken(kind: str) -> bytes:
+    good = encode(Hello(), 1)
+    return {"malformed": b"\xc1 no message", "truncated": good[:-1], "other version": b"\x93\x63" + good[2:]}[kind]
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        ("malformed", "is not a message"),
+        ("truncated", "is not a message"),
+        ("other version", f"protocol version 99, this side speaks {PROTOCOL_VERSION}"),
+    ],
+)
+@pytest.mark.parametrize("has_session", [True, False])
+def test_a_broken_frame_is_answered_with_a_fault_and_nobody_else_notices(
+    kind: str, reason: str, has_session: bool
+) -> None:
+    with running(make_server(draft())) as server, connected(server.address) as link:
+        with RawClient(server.address) as client:
+            if has_session:
+                client.begin(1)
+                client.hear(Layer)
+            client.send(broken(kind))
+            assert reason in client.hear(Fault).reason
+            assert server.num_sessions == 1
+            decode_until_accepted(TARGET, link)
+        assert link.status.num_restarts == 0
+
+
+@pytest.mark.parametrize(
+    ("message", "reason"),
+    [
+        (Open(2, (1, 12), draft_spec()), "token ids must be from 0 to 11"),
+        (Open(2, (1, 2), draft_spec(beam_width=10_000)), "beam_width of a draft spec must be from 1 to 256"),
+        (Open(2, (1, 2), draft_spec(temperature=float("nan"))), "temperature of a draft spec"),
+        (correction(1, 3, 99), "token ids must be from 0 to 11"),
+        (correction(1, 3, *[1] * 100), "at most"),
+        (correction(1, -1, 1), "start of a correction"),
+        (Pong(1), "a drafter takes"),
+    ],
+    ids=["token", "width", "temperature", "correction", "too long", "start", "kind"],
+)
+def test_a_message_out_of_bounds_costs_its_client_the_session_and_frees_its_rows(
+    message: TargetMessage, reason: str
+) -> None:
+    model = draft()
+    with running(make_server(model)) as server, connected(server.address) as link, RawClient(server.address) as client:
+        client.begin(1, spec=draft_spec(max_len=50))
+        client.hear(Layer)
+        client.say(message)
+        assert reason in client.hear(Fault).reason
+        assert server.num_sessions == 1
+        decode_until_accepted(TARGET, link)
+        client.say(Ping(3))
+        assert "begin with Hello" in client.hear(Fault).reason
+        client.begin(1)
+        client.hear(Ready)
+        until(lambda: client.hear(Layer).ids)
+
+
+def test_an_oversized_frame_ends_the_connection_and_not_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_module, "MAX_REQUEST_BYTES", 4096)
+    with running(make_server(draft())) as server, connected(server.address) as link:
+        with RawClient(server.address) as client:
+            client.begin(1)
+            client.hear(Layer)
+            client.send(bytes(4097))
+
+            def is_told() -> bool:
+                client.say(Ping(1))  # sooner or later over a new connection, which has no session
+                return any(isinstance(m, Fault) and "begin with Hello" in m.reason for m in client.heard())
+
+            until(is_told)
+        decode_until_accepted(TARGET, link)
+        assert link.status.num_restarts == 0
+
+
+def test_a_message_of_several_frames_is_refused() -> None:
+    with running(make_server(draft())) as server, RawClient(server.address) as client:
+        client.send(encode(Hello(), 1), b"more")
+        assert "one frame, got 2" in client.hear(Fault).reason
+
+
+def test_a_request_whose_scores_are_no_numbers_costs_its_own_client_the_session() -> None:
+    model = draft()
+    with running(make_server(model)) as server, connected(server.address) as link, RawClient(server.address) as client:
+        client.begin(1, spec=draft_spec(temperature=1e-320))  # logits become infinite
+        assert "must be numbers" in client.hear(Fault).reason
+        decode_until_accepted(TARGET, link)
+        assert link.status.num_restarts == 0
+
+
+def test_a_pass_that_fails_ends_all_sessions_and_the_server_goes_on() -> None:
+    model = draft()
+    whole = model.forward
+    with running(make_server(model)) as server, connected(server.address, silence_timeout_s=5) as link:
+
+        def fail(_: object) -> list[object]:
+            model.forward = whole  # type: ignore[method-assign]
+            raise RuntimeError("CUDA out of memory\nand a long story")
+
+        model.forward = fail  # type: ignore[method-assign]
+        decode_until_accepted(TARGET, link)
+        assert link.status.num_restarts == 1
+
+
+# ---- sessions -------------------------------------------------------------------------------------------------------
+
+
+def test_a_full_server_says_so_and_takes_the_next_client_when_one_has_gone() -> None:
+    with running(make_server(draft(), max_sessions=1)) as server, RawClient(server.address) as second:
+        with RawClient(server.address) as first:
+            first.begin(1)
+            first.hear(Ready)
+            second.begin(1)
+            assert "the server is full: it takes 1 clients" in second.hear(Fault).reason
+            first.say(Shutdown())
+            until(lambda: server.num_sessions == 0)
+        second.begin(1)
+        second.hear(Ready)
+
+
+def test_a_silent_client_is_dropped_and_one_that_pings_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watch, "PING_AFTER_S", 0.1)
+    server = make_server(draft(), silence_timeout_s=2.0)
+    with running(server), RawClient(server.address) as mute, connected(server.address) as link:
+        mute.begin(1)
+
+        def dropped() -> list[Fault]:
+            link.receive()
+            return [message for message in mute.heard() if isinstance(message, Fault)]
+
+        faults: list[Fault] = []
+        until(lambda: faults.extend(dropped()) or faults)
+        assert "nothing heard for 2 s" in faults[0].reason
+        assert server.num_sessions == 1
+        decode_until_accepted(TARGET, link)
+        assert link.status.num_restarts == 0
+
+
+def test_a_new_incarnation_on_the_same_connection_knows_of_no_request() -> None:
+    with running(make_server(draft())) as server, RawClient(server.address) as client:
+        client.begin(1)
+        client.hear(Layer)
+        client.say(Hello())  # repeated
+        client.hear(Ready)
+        client.incarnation = 2
+        client.say(correction(1, 3, 1))
+        assert "begin with Hello" in client.hear(Fault).reason
+        client.say(Hello())
+        client.hear(Ready)
+        client.say(correction(1, 3, 1))
+        assert client.hear(Resync) == Resync(1, 0)
+
+
+def test_the_rows_of_a_client_that_went_without_a_word_are_freed() -> None:
+    with running(make_server(draft(), silence_timeout_s=0.3)) as server:
+        with RawClient(server.address) as client:
+            client.begin(1, 2)
+            client.hear(Layer)
+            (session,) = server._sessions.values()
+            worker = session.worker
+        until(lambda: server.num_sessions == 0)
+        assert worker.num_requests == 0
+
+
+def test_a_client_that_does_not_read_loses_messages_and_holds_up_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_module, "_QUEUED_FRAMES", 64)
+    num_snapshots = 1000  # of 8 kB each: more than the two ends of such a connection hold
+    spec = draft_spec(lead=20, max_nodes=500, beam_width=30, branch=12)
+    options = {int(zmq.RCVHWM): 1, int(zmq.RCVBUF): 8192}
+    with running(make_server(draft())) as server, RawClient(server.address, options=options) as deaf:
+        deaf.begin(1, spec=spec)
+        until(lambda: server.num_sessions == 1)
+        (session,) = server._sessions.values()
+        until(lambda: session.worker.num_requests == 1 and session.worker.is_idle)
+        for _ in range(num_snapshots):
+            deaf.say(Correction(1, 0, 3, (), wants_snapshot=True, beam_width=0, lead=0))
+        deaf.say(Close(1))
+        with connected(server.address) as link:
+            decode_until_accepted(TARGET, link)
+            assert link.status.num_restarts == 0
+        until(lambda: session.worker.num_requests == 0)
+        heard: list[DrafterMessage] = []
+
+        def is_answered() -> bool:
+            deaf.say(Ping(1))
+            heard.extend(deaf.heard())
+            return any(isinstance(message, Pong) for message in heard)
+
+        until(is_answered)
+        assert sum(isinstance(message, Layer) for message in heard) < num_snapshots
+
+
+# ---- who may connect ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("address", ["tcp://0.0.0.0:0", "tcp://*:0", "tcp://192.0.2.1:5555", "tcp://some.host:5555"])
+def test_without_keys_it_listens_on_loopback_only(address: str) -> None:
+    with pytest.raises(SettingsError, match=r"so the server needs keys: make them with `card keys DIR`"):
+        make_server(draft(), address=address)
+
+
+def test_with_keys_it_listens_anywhere(tmp_path: Path) -> None:
+    make_keys(tmp_path)
+    server = make_server(draft(), address="tcp://0.0.0.0:0", keys=load_server_keys(tmp_path / "server"))
+    assert server.address.startswith("tcp://0.0.0.0:")
+    server.close()
+    server.close()
+
+
+def test_an_address_in_use_is_an_error_of_one_line() -> None:
+    server = make_server(draft())
+    with pytest.raises(SettingsError, match=r"cannot listen on .*Address already in use"):
+        make_server(draft(), address=server.address)
+    server.close()
+
+
+@pytest.mark.parametrize("address", ["", "127.0.0.1:5555", "ipc:///tmp/x", "tcp://127.0.0.1", "tcp://127.0.0.1:70000"])
+def test_an_address_that_is_none_is_refused(address: str) -> None:
+    with pytest.raises(SettingsError, match=r"address of a draft server must|a port is at most"):
+        make_server(draft(), address=address)
+
+
+@pytest.mark.parametrize("name", ["max_sessions", "max_requests", "max_tokens_per_pass", "silence_timeout_s"])
+def test_limits_below_one_are_refused(name: str) -> None:
+    with pytest.raises(SettingsError, match=f"{name} must be .*got 0"):
+        ServerLimits(**{name: 0})
