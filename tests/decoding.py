@@ -53,20 +53,62 @@ def decode(
     """Return the new tokens, the finish reason and the counters."""
     chosen = find_method(method)
     engine = Engine(TargetWorker(target, clock=time.perf_counter), link, chosen)
-    request = TargetRequest(
-        request_id=request_id,
-        prompt_ids=prompt,
+    request = make_request(
+        request_id,
+        method=method,
         params=params,
-        draft=chosen.shape(draft or DraftSettings()),
+        draft=draft,
+        prompt=prompt,
         end_ids=end_ids,
         uses_drafter=link is not None,
     )
+    engine.add(request)
     token_ids: list[int] = []
-    for progress, stats in engine.run(request):  # noqa: B007 - the last ones are looked at below
-        token_ids += progress.token_ids
-        assert progress.token_ids, "every round commits at least one token"
-    assert progress.finish_reason is not None
-    return token_ids, progress.finish_reason, stats
+    while engine.has_work:
+        for update in engine.step():
+            assert update.token_ids, "every update brings at least one token"
+            assert update.error is None
+            token_ids += update.token_ids
+    assert update.finish_reason is not None
+    return token_ids, update.finish_reason, update.stats
+
+
+def make_request(
+    request_id: int,
+    *,
+    method: str = "card",
+    params: SamplingParams = GREEDY,
+    draft: DraftSettings | None = None,
+    prompt: tuple[int, ...] = PROMPT,
+    end_ids: frozenset[int] = frozenset(),
+    uses_drafter: bool = True,
+) -> TargetRequest:
+    """Return a request as the engine takes it."""
+    return TargetRequest(
+        request_id=request_id,
+        prompt_ids=prompt,
+        params=params,
+        draft=find_method(method).shape(draft or DraftSettings()),
+        end_ids=end_ids,
+        uses_drafter=uses_drafter,
+    )
+
+
+def run_all(engine: Engine, arrivals: dict[int, list[TargetRequest]]) -> dict[int, tuple[list[int], str]]:
+    """Run requests that arrive before the given rounds; return tokens and finish reason of each by id."""
+    token_ids: dict[int, list[int]] = {}
+    reasons: dict[int, str] = {}
+    round_idx, last_arrival = 0, max(arrivals)
+    while round_idx <= last_arrival or engine.has_work:
+        for request in arrivals.get(round_idx, []):
+            engine.add(request)
+            token_ids[request.request_id] = []
+        for update in engine.step():
+            token_ids[update.request_id] += update.token_ids
+            if update.finish_reason is not None:
+                reasons[update.request_id] = update.finish_reason
+        round_idx += 1
+    return {i: (token_ids[i], reasons[i]) for i in token_ids}
 
 
 def plain(target: LanguageModel, **request: object) -> tuple[list[int], str]:
@@ -83,4 +125,17 @@ def fake(draft: LanguageModel, faults: Faults | None = None) -> FakeLink:
     return FakeLink(lambda: drafter_for(draft), faults or Faults())
 
 
-__all__ = ["GREEDY", "PROMPT", "decode", "drafter_for", "fake", "inline", "plain", "replace", "toy_draft", "toy_target"]
+__all__ = [
+    "GREEDY",
+    "PROMPT",
+    "decode",
+    "drafter_for",
+    "fake",
+    "inline",
+    "make_request",
+    "plain",
+    "replace",
+    "run_all",
+    "toy_draft",
+    "toy_target",
+]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -42,6 +43,7 @@ def make(pair: Pair, tokenizer) -> Iterator[Make]:
     made: dict[tuple[object, ...], LLM] = {}
 
     def make_once(method: str = "vanilla", *, is_perfect: bool = False, **settings: object) -> LLM:
+        settings = {"policy": "fixed", **settings}
         key = (method, is_perfect, *sorted(settings.items()))
         if key not in made:
             drafts = None if method == "vanilla" else target if is_perfect else draft
@@ -64,15 +66,18 @@ def plain(make: Make) -> Callable[..., RequestOutput]:
 
 @pytest.mark.parametrize("params", [GREEDY, SAMPLED, ENDING.replace(seed=3)], ids=["greedy", "sampled", "ending"])
 @pytest.mark.parametrize("verify", ["chain", "tree"])
+@pytest.mark.parametrize("policy", ["fixed", "auto"])
 @pytest.mark.parametrize(("method", "placement"), [("sps", "inline"), ("card", "inline"), ("card", "thread")])
-def test_every_method_and_placement_gives_the_text_of_plain_decoding(make, plain, method, placement, verify, params):
-    llm = make(method, placement=placement, verify=verify)
+def test_every_method_and_placement_gives_the_text_of_plain_decoding(
+    make, plain, method, placement, verify, policy, params
+):
+    llm = make(method, placement=placement, verify=verify, policy=policy)
     for prompt in PROMPTS:
         result, wanted = llm.generate(prompt, params)[0], plain(params, prompt)
         assert result.outputs == wanted.outputs
         assert result.prompt_token_ids == wanted.prompt_token_ids
         assert (result.method, result.exact) == (method, True)
-        if placement == "inline":
+        if placement == "inline" and policy == "fixed":
             assert result.stats.drafter_passes > 0
 
 
@@ -97,7 +102,7 @@ def test_a_thread_with_a_perfect_drafter_is_accepted_always(make, plain):
 def test_a_draft_with_a_shorter_context_stops_helping_and_the_text_goes_on(pair, plain, tokenizer):
     draft = make_model(len(tokenizer))
     draft.config.max_position_embeddings = 24
-    with LLM(pair.target, draft, dtype="float32", placement="inline") as llm:
+    with LLM(pair.target, draft, dtype="float32", placement="inline", policy="fixed") as llm:
         result = llm.generate(PROMPT, GREEDY)[0]
     assert result.outputs == plain(GREEDY).outputs
     assert result.stats.accepted_tokens > 0
@@ -202,9 +207,11 @@ def test_a_stream_closed_early_frees_its_request_and_the_next_one_is_right(make,
         for _ in range(num_chunks):
             next(stream)
         stream.close()
-        assert not llm._engine._worker._running
+        assert not llm.stats().num_running
         assert llm.generate(PROMPTS[0], SAMPLED)[0].outputs == plain(SAMPLED, PROMPTS[0]).outputs
-    assert llm._link._worker.num_requests <= (0 if placement == "inline" else 1)  # a thread may still have to read it
+    assert llm._host.link._worker.num_requests <= (
+        0 if placement == "inline" else 1
+    )  # a thread may still have to read it
 
 
 @pytest.mark.parametrize("placement", ["inline", "thread"])
@@ -413,3 +420,71 @@ def test_closing_an_llm_twice_does_no_harm(pair, plain, tmp_path: Path):
     llm.close()
     llm.close()
     assert llm.generate(PROMPT, GREEDY)[0].outputs == plain(GREEDY).outputs
+
+
+# ---- many at once ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("method", "placement"), [("vanilla", None), ("sps", "inline"), ("card", "inline"), ("card", "thread")]
+)
+@pytest.mark.parametrize("num_requests", [1, 4, 16])
+def test_a_batch_gives_each_prompt_the_text_that_it_has_alone(make, plain, method, placement, num_requests):
+    llm = make(method) if placement is None else make(method, placement=placement)
+    prompts = [f"{'the cat sat on ' * (i % 4)}{PROMPTS[i % 3]} {i}" for i in range(num_requests)]
+    params = [(GREEDY if i % 2 else SAMPLED).replace(seed=i, max_tokens=8 + i) for i in range(num_requests)]
+    results = llm.generate(prompts, params)
+    for result, prompt, one in zip(results, prompts, params, strict=True):
+        assert result.prompt == prompt
+        assert result.outputs == plain(one, prompt).outputs
+
+
+def test_streams_that_are_open_at_once_share_the_rounds_and_each_has_its_own_text(make, plain):
+    llm = make("card", placement="inline")
+    streams = [llm.stream(prompt, GREEDY) for prompt in PROMPTS]
+    texts = dict.fromkeys(range(len(streams)), "")
+    rounds_before = llm.stats().rounds
+    for chunks in itertools.zip_longest(*streams):
+        for i, chunk in enumerate(chunks):
+            texts[i] += chunk.text if chunk else ""
+    assert list(texts.values()) == [plain(GREEDY, prompt).outputs[0].text for prompt in PROMPTS]
+    assert llm.stats().rounds - rounds_before < len(PROMPTS) * GREEDY.max_tokens / 2
+
+
+def test_several_threads_may_use_one_llm(make, plain):
+    llm = make("card", placement="inline")
+    with ThreadPoolExecutor(8) as pool:
+        outputs = list(pool.map(lambda prompt: llm.generate(prompt, GREEDY)[0].outputs, PROMPTS * 4))
+    assert outputs == [plain(GREEDY, prompt).outputs for prompt in PROMPTS * 4]
+
+
+def test_a_conversation_goes_on_from_the_rows_that_it_left(make, plain):
+    llm = make("card", placement="inline")
+    first = llm.generate("one two three four five six seven", GREEDY)[0]
+    ids = [*first.prompt_token_ids, *first.outputs[0].token_ids, *first.prompt_token_ids]
+    second = llm.generate([ids], GREEDY)[0]
+    assert second.stats.reused_prompt_tokens >= len(first.prompt_token_ids) + len(first.outputs[0].token_ids) - 1
+    llm.reset_prefix_cache()
+    fresh = llm.generate([ids], GREEDY)[0]
+    assert fresh.stats.reused_prompt_tokens == 0
+    assert second.outputs == fresh.outputs == make().generate([ids], GREEDY)[0].outputs
+
+
+def test_too_little_kv_memory_for_one_request_is_refused_by_name(pair):
+    with pytest.raises(SettingsError, match="max_model_len"):
+        LLM(pair.target, dtype="float32", kv_cache_memory="10K")
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"schedule": "turns", "placement": "process"}, "turns are taken"),
+        ({"schedule": "beside", "placement": "inline"}, "turns are taken"),
+        ({"schedule": "turns", "method": "sps"}, "schedule is for method card"),
+        ({"draft_address": "tcp://127.0.0.1:1", "placement": "inline"}, "draft_address"),
+        ({"draft_keys": "somewhere"}, "draft_address"),
+    ],
+)
+def test_settings_that_contradict_each_other_are_refused(pair, settings, words):
+    with pytest.raises(SettingsError, match=words):
+        LLM(pair.target, pair.draft, **settings)

@@ -12,11 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from card.config import DraftSettings, SamplingParams
+from card.engine.policy import leading, num_likely
 from card.errors import ProtocolError
 from card.messages import Close, Correction, Layer, Open, Pong, Resync, TargetMessage
 from card.models.toy import TableModel
 from card.sampling import Sampler, SamplingRule
-from card.target import Progress, StepResult, TargetRequest, TargetWorker
+from card.target import Progress, StepResult, TargetRequest, TargetWorker, Work
 from tests.decoding import GREEDY, PROMPT, drafter_for, plain, toy_draft, toy_target
 
 CHAIN = DraftSettings(budget=4, min_verify_prob=0.0)
@@ -35,11 +36,22 @@ def request(request_id: int = 7, **changes: Any) -> TargetRequest:
     return TargetRequest(request_id=request_id, **values | changes)
 
 
+def run_round(worker: TargetWorker, request_ids: list[int]) -> StepResult:
+    """Run what is left of the prompts, or verify the candidates that are likely enough, in one pass."""
+    work = []
+    for request_id in request_ids:
+        draft = worker._running[request_id].request.draft
+        offer = worker.query(request_id, draft.budget, draft.verify)
+        offer = leading(offer, num_likely(offer, draft.min_verify_prob))
+        work.append(Work(request_id, num_prompt_tokens=worker.prompt_tokens_left(request_id), offer=offer))
+    return worker.step(work)
+
+
 def started(target: TableModel | None = None, **changes: Any) -> TargetWorker:
     """Return a worker whose request has run its prompt: six tokens of text."""
     worker = TargetWorker(target or toy_target(), clock=Clock())
     worker.add(request(**changes))
-    worker.step([7])
+    run_round(worker, [7])
     return worker
 
 
@@ -57,7 +69,7 @@ def layer(*entries: tuple[int, int, int, float], **changes: Any) -> Layer:
     columns = [tuple(column) for column in zip(*entries, strict=True)] or [()] * 4
     values: dict[str, Any] = dict(zip(("ids", "parents", "token_ids", "logprobs"), columns, strict=True))
     values |= {"request_id": 7, "seq": 0, "epoch": 0, "is_reset": True, "root_id": 0, "root_position": 5}
-    return Layer(**values | {"known_len": 6, "num_passes": 1, "busy_s": 0.5} | changes)
+    return Layer(**values | {"known_len": 6, "num_passes": 1, "busy_s": 0.5, "num_reused": 0} | changes)
 
 
 def chain_layer(tokens: list[int], **changes: Any) -> Layer:
@@ -106,7 +118,7 @@ def test_a_garbage_layer_raises_and_changes_neither_text_nor_candidates(
     assert (text_of(worker), generation.stats.as_dict()) == (text, stats)
     assert (generation.replica.epoch, generation.replica.snapshot()) == (0, nodes)
     assert not generation.lost_a_layer
-    assert worker.step([7]).progress[0].token_ids == tuple(upcoming(4)), "the candidates still serve"
+    assert run_round(worker, [7]).progress[0].token_ids == tuple(upcoming(4)), "the candidates still serve"
 
 
 def test_a_lost_layer_makes_the_next_corrections_ask_for_a_snapshot_until_it_comes() -> None:
@@ -115,13 +127,13 @@ def test_a_lost_layer_makes_the_next_corrections_ask_for_a_snapshot_until_it_com
     worker.receive(chain_layer(tokens[:1]))
     worker.receive(layer((3, 1, tokens[1], -0.5), seq=2, is_reset=False))
     assert worker._running[7].replica.num_nodes == 1, "a layer after a gap is not believed"
-    first, second = (correction_of(worker.step([7])) for _ in range(2))
+    first, second = (correction_of(run_round(worker, [7])) for _ in range(2))
     assert first.wants_snapshot
     assert second.wants_snapshot
     length = len(text_of(worker))
     snapshot = chain_layer([tokens[length - 6]], seq=3, is_reset=True, root_position=length - 1, known_len=length)
     worker.receive(snapshot)
-    result = worker.step([7])
+    result = run_round(worker, [7])
     assert len(result.progress[0].token_ids) == 2, "the snapshot's candidate was accepted"
     assert not correction_of(result).wants_snapshot
 
@@ -134,7 +146,7 @@ def test_repeated_and_overtaken_layers_are_ignored_whatever_they_hold() -> None:
     worker.receive(layer((5, 0, 11, -0.1), seq=3, is_reset=True, epoch=9))
     worker.receive(layer(seq=2, root_position=-5, token_ids=(99,)))
     assert worker._running[7].replica.snapshot() == before
-    assert not correction_of(worker.step([7])).wants_snapshot
+    assert not correction_of(run_round(worker, [7])).wants_snapshot
 
 
 def test_a_layer_of_an_old_epoch_adds_nothing() -> None:
@@ -149,10 +161,10 @@ def test_layers_about_an_older_text_are_settled_against_the_text_of_now() -> Non
     worker = started()
     tokens = upcoming(6)
     for _ in range(2):
-        worker.step([7])  # eight tokens of text; the drafter knew six
+        run_round(worker, [7])  # eight tokens of text; the drafter knew six
     worker.receive(chain_layer(tokens))
     assert worker._running[7].stats.late_hits == 0, "what a reset brings was never waited for"
-    assert worker.step([7]).progress[0].token_ids == tuple(tokens[2:6]) + tuple(upcoming(7)[6:])
+    assert run_round(worker, [7]).progress[0].token_ids == tuple(tokens[2:6]) + tuple(upcoming(7)[6:])
     assert worker._running[7].stats.hits == 0
 
 
@@ -169,12 +181,12 @@ def test_a_token_that_comes_after_it_was_committed_is_a_late_hit() -> None:
     worker = started()
     tokens = upcoming(4)
     worker.receive(chain_layer([]))
-    worker.step([7])
+    run_round(worker, [7])
     assert worker.is_short_of_candidates(7)
     worker.receive(chain_layer(tokens[:3], seq=1, is_reset=False))
     assert worker._running[7].stats.late_hits == 1
     assert not worker.is_short_of_candidates(7)
-    assert worker.step([7]).progress[0].token_ids == tuple(tokens[1:4])
+    assert run_round(worker, [7]).progress[0].token_ids == tuple(tokens[1:4])
 
 
 def test_messages_about_unknown_requests_or_for_nobody_are_ignored() -> None:
@@ -193,10 +205,10 @@ def test_corrections_start_where_the_drafter_is_known_to_be() -> None:
     (opening,) = worker.add(request())
     assert isinstance(opening, Open)
     assert opening.token_ids == PROMPT
-    first = correction_of(worker.step([7]))
+    first = correction_of(run_round(worker, [7]))
     assert (first.start, first.token_ids) == (0, tuple(text_of(worker))), "nothing is known to have arrived yet"
     worker.receive(layer(root_position=4, known_len=5))
-    second = correction_of(worker.step([7]))
+    second = correction_of(run_round(worker, [7]))
     assert (second.start, second.token_ids) == (5, tuple(text_of(worker)[5:]))
     assert second.round_idx == first.round_idx + 1
 
@@ -205,12 +217,12 @@ def test_a_drafter_that_asks_gets_the_text_from_where_it_is_or_a_new_opening() -
     worker = started()
     worker.receive(layer())
     (message,) = worker.receive(Resync(7, 3))
-    assert message == Correction(7, 1, 3, tuple(text_of(worker)[3:]), False)
+    assert message == Correction(7, 1, 3, tuple(text_of(worker)[3:]), False, 0, 0)
     (message,) = worker.receive(Resync(7, 0))
     assert isinstance(message, Open)
     assert message.token_ids == tuple(text_of(worker))
     (message,) = worker.receive(Resync(7, 10**9))
-    assert message == Correction(7, 1, 6, (), False), "it cannot know more than there is"
+    assert message == Correction(7, 1, 6, (), False, 0, 0), "it cannot know more than there is"
     (message,) = worker.receive(Resync(7, -4))
     assert isinstance(message, Open)
 
@@ -234,7 +246,7 @@ def test_a_new_incarnation_is_told_everything_and_the_old_ones_candidates_are_dr
     (opening,) = worker.reopen()
     assert isinstance(opening, Open)
     assert opening.token_ids == tuple(text_of(worker))
-    result = worker.step([7])
+    result = run_round(worker, [7])
     assert len(result.progress[0].token_ids) == 1
     assert correction_of(result).start == 0
     length = len(text_of(worker))
@@ -256,7 +268,7 @@ def test_removing_a_request_frees_its_rows_and_closes_it_at_the_drafter() -> Non
 def test_a_request_without_a_drafter_says_nothing() -> None:
     worker = TargetWorker(toy_target(), clock=Clock())
     assert worker.add(request(uses_drafter=False)) == []
-    assert worker.step([7]).messages == []
+    assert run_round(worker, [7]).messages == []
     assert worker.reopen() == []
 
 
@@ -271,7 +283,7 @@ def test_a_round_commits_the_right_candidates_and_one_token_more(verify: str, nu
     tokens = upcoming(4)
     offered = tokens[:num_right] + [(token + 1) % 12 for token in tokens[num_right:3]]
     worker.receive(chain_layer(offered))
-    result = worker.step([7])
+    result = run_round(worker, [7])
     assert result.progress == [Progress(7, tuple(tokens[: num_right + 1]), None)]
     stats = worker.stats(7)
     assert (stats.target_passes, stats.verified_tokens, stats.accepted_tokens) == (1, 3, num_right)
@@ -291,17 +303,17 @@ def test_candidates_on_unlikely_paths_are_not_verified(verify: str, min_verify_p
         (i, i - 1, token, -1.0) for i, token in enumerate(tokens[:4], start=1)
     ]  # paths of 0.37, 0.14, 0.05 and 0.018
     worker.receive(layer(*nodes))
-    assert worker.step([7]).progress[0].token_ids == tuple(tokens[: num_verified + 1])
+    assert run_round(worker, [7]).progress[0].token_ids == tuple(tokens[: num_verified + 1])
     assert worker.stats(7).verified_tokens == num_verified
 
 
 def test_a_hit_is_counted_when_the_last_token_was_a_candidate_too() -> None:
     worker = started(draft=DraftSettings(budget=2))
     worker.receive(chain_layer(upcoming(4)))
-    worker.step([7])
+    run_round(worker, [7])
     assert worker.stats(7).hits == 1
     assert worker._running[7].replica.num_nodes == 1
-    assert worker.step([7]).progress[0].token_ids == tuple(upcoming(5)[3:])
+    assert run_round(worker, [7]).progress[0].token_ids == tuple(upcoming(5)[3:])
 
 
 def test_every_round_equals_plain_decoding_whatever_is_offered() -> None:
@@ -321,7 +333,7 @@ def test_every_round_equals_plain_decoding_whatever_is_offered() -> None:
             length = len(text_of(worker))
             nodes = [(i, min(parent, i - 1), token, -0.1 * i) for i, (parent, token) in enumerate(offer, start=1)]
             worker.receive(layer(*nodes, seq=seq, epoch=seq, root_position=length - 1, known_len=length))
-            worker.step([7])
+            run_round(worker, [7])
             assert text_of(worker) == expected[: len(text_of(worker))]
             assert len(text_of(worker)) > length
 
@@ -337,7 +349,7 @@ def test_the_token_at_a_position_is_chosen_with_the_noise_of_that_position(uses_
     worker = started(params=params, uses_drafter=uses_drafter)
     worker.receive(chain_layer(text[6:9]))
     while len(text_of(worker)) < len(text):
-        worker.step([7])
+        run_round(worker, [7])
     assert text_of(worker) == text
     assert worker.stats(7).accepted_tokens == (3 if uses_drafter else 0)
 
@@ -368,7 +380,7 @@ def test_the_text_ends_exactly_there_inside_and_after_accepted_candidates(num_ke
         draft=DraftSettings(budget=3),
     )
     worker.receive(chain_layer(tokens[:3]))
-    result = worker.step([7])
+    result = run_round(worker, [7])
     reason = "length" if end == "max tokens" else "stop"
     assert result.progress == [Progress(7, tuple(tokens[:num_kept]), reason)]
     assert text_of(worker) == [*PROMPT, *plain(toy_target())[0][: 1 + num_kept]]
@@ -385,7 +397,7 @@ def test_the_first_token_may_be_the_last() -> None:
     for changes in ({"end_ids": frozenset({first})}, {"params": GREEDY.replace(max_tokens=1)}):
         worker = TargetWorker(toy_target(), clock=Clock())
         worker.add(request(**changes))
-        assert worker.step([7]).progress[0].token_ids == (first,)
+        assert run_round(worker, [7]).progress[0].token_ids == (first,)
         assert worker.stats(7).target_passes == 0
 
 
@@ -393,7 +405,7 @@ def test_the_text_ends_at_the_end_of_the_context() -> None:
     worker = started(toy_target(max_model_len=8))
     tokens = upcoming(2)
     worker.receive(chain_layer(upcoming(4)))
-    assert worker.step([7]).progress == [Progress(7, tuple(tokens), "length")]
+    assert run_round(worker, [7]).progress == [Progress(7, tuple(tokens), "length")]
 
 
 @pytest.mark.parametrize("num_tree_rows", [0, 1, 2])
@@ -401,15 +413,15 @@ def test_no_more_is_verified_than_rows_are_left_for(num_tree_rows: int) -> None:
     draft = DraftSettings(verify="tree", budget=10, min_verify_prob=0.0)
     worker = started(toy_target(max_model_len=8, num_tree_rows=num_tree_rows), draft=draft)
     worker.receive(layer(*((i, 0, i, -1.0) for i in range(1, 9))))
-    worker.step([7])
+    run_round(worker, [7])
     assert worker.stats(7).verified_tokens == 2 + num_tree_rows
 
 
 def test_times_are_counted_apart_from_the_prompt() -> None:
     worker = started()
     assert worker.stats(7).target_busy_s == 0
-    worker.step([7])
-    worker.step([7])
+    run_round(worker, [7])
+    run_round(worker, [7])
     assert worker.stats(7).target_busy_s == 2.0
     assert worker.stats(7).num_prompt_tokens == len(PROMPT)
 
@@ -435,9 +447,11 @@ def run_together(
             running.append(waiting[0].request_id)
             send(worker.add(waiting.pop(0)))
         if not running and not waiting:
+            worker.pool.clear()
+            assert not target._sequences, "every request gave its rows back"
             return done
         num_passes = target.num_forward_passes
-        result = worker.step(running)
+        result = run_round(worker, running)
         assert target.num_forward_passes == num_passes + bool(running), "one pass for all"
         send(result.messages)
         for progress in result.progress:
@@ -474,4 +488,3 @@ def test_several_requests_in_one_pass_equal_each_alone(seed: int, agreement: flo
     assert run_together(target, requests, agreement, joins_at=lambda i: 3 * i) == {
         r.request_id: plain(toy_target(seed), params=r.params, prompt=r.prompt_ids, end_ids=r.end_ids) for r in requests
     }
-    assert not target._sequences

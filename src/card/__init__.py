@@ -7,20 +7,33 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from card.async_llm import AsyncLLM
     from card.config import DraftSettings, SamplingParams
     from card.errors import CardError
-    from card.llm import LLM, RequestOutput
+    from card.llm import LLM
+    from card.outputs import RequestOutput, StreamChunk
 
 __version__ = "0.1.0"
 
-__all__ = ["LLM", "CardError", "DraftSettings", "RequestOutput", "SamplingParams", "__version__"]
+__all__ = [
+    "LLM",
+    "AsyncLLM",
+    "CardError",
+    "DraftSettings",
+    "RequestOutput",
+    "SamplingParams",
+    "StreamChunk",
+    "__version__",
+]
 
 _MODULE_OF = {
+    "AsyncLLM": "card.async_llm",
     "CardError": "card.errors",
     "DraftSettings": "card.config",
     "LLM": "card.llm",
-    "RequestOutput": "card.llm",
+    "RequestOutput": "card.outputs",
     "SamplingParams": "card.config",
+    "StreamChunk": "card.outputs",
 }
 
 if not TYPE_CHECKING:  # a type checker that saw this would take any name for a public one

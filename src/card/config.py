@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from dataclasses import dataclass
 from typing import Any, Literal, Self, get_args
 
@@ -10,6 +11,10 @@ from card.errors import SettingsError
 
 VerifyShape = Literal["chain", "tree"]
 Placement = Literal["inline", "thread", "process"]
+Schedule = Literal["auto", "beside", "turns"]
+PolicyName = Literal["auto", "fixed"]
+
+_SIZE_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 
 def _require(holds: bool, name: str, allowed: str, value: object) -> None:
@@ -30,6 +35,14 @@ def _require_kinds(settings: object, kinds: dict[type, tuple[str, ...]]) -> None
 
 def _require_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
     _require(value in choices, name, "one of " + ", ".join(choices), value)
+
+
+def parse_size(text: str) -> int:
+    """Return the bytes that "512M", "2GiB" or "1000000" means; units are powers of 1,024. Raises: SettingsError."""
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?\s*", text, re.IGNORECASE)
+    size = int(float(found[1]) * _SIZE_UNITS[found[2].upper()]) if found else 0
+    _require(size > 0, "a memory size", "a number of bytes above 0 such as 512M or 2GiB", text)
+    return size
 
 
 class _Replaceable:
@@ -121,13 +134,24 @@ class EngineSettings(_Replaceable):
     target: str = "demo-target"  # folder, hub name, or demo-target
     draft: str | None = None  # folder, hub name, or demo-draft; None decodes without a drafter
     method: str = "card"
-    placement: Placement = "process"  # of the drafter: own process, own thread, or taking turns with the target
+    placement: Placement | None = None  # of the drafter: own process, own thread, or in the target's; None: by method
+    schedule: Schedule = "auto"  # drafter beside the target, turns taken on all cores, or whichever is faster
+    policy: PolicyName = (
+        "auto"  # tune what was not set, by measurement; or take the settings and their defaults as they are
+    )
+    draft_address: str | None = None  # tcp://host:port of a draft server to use instead of a drafter of one's own
+    draft_keys: str | None = None  # folder with the CURVE keys for it, as made by `card keys`
     dtype: str = "auto"  # as stored, or float32, bfloat16, float16, float64
     device: str = "cpu"
     draft_device: str | None = None  # None: the target's device
     target_cost: str | None = None  # inflate the target to the price of so many parameters, such as 300M
     max_model_len: int | None = None  # most tokens of a request; None takes the model's limit, at most 4096
-    threads: int = 1  # torch threads of the target
+    max_num_seqs: int = 16  # most requests that run at once; the others wait
+    kv_cache_memory: str | None = (
+        None  # most memory of the target's KV, such as 2GiB; None: by max_num_seqs and the RAM
+    )
+    prefill_chunk: int = 64  # most prompt tokens run in one pass while other requests are being answered
+    threads: int | None = None  # torch threads of the target; None: as many as it has cores
     draft_threads: int = 1
     cores: tuple[int, ...] | None = None  # CPU cores of the target; None shares out what the process may use
     draft_cores: tuple[int, ...] | None = None
@@ -135,11 +159,24 @@ class EngineSettings(_Replaceable):
     drafter_timeout_s: float = 3.0  # silence after which a drafter counts as hung and is replaced
 
     def __post_init__(self) -> None:
-        _require_choice("placement", self.placement, get_args(Placement))
-        for name in ("threads", "draft_threads"):
+        if self.placement is not None:
+            _require_choice("placement", self.placement, get_args(Placement))
+        _require_choice("schedule", self.schedule, get_args(Schedule))
+        _require_choice("policy", self.policy, get_args(PolicyName))
+        _require_kinds(self, {int: ("draft_threads", "max_num_seqs", "prefill_chunk")})
+        for name in ("draft_threads", "max_num_seqs", "prefill_chunk"):
             _require(getattr(self, name) >= 1, name, "1 or more", getattr(self, name))
+        _require(self.threads is None or self.threads >= 1, "threads", "1 or more", self.threads)
         for name in ("start_timeout_s", "drafter_timeout_s"):
             _require(getattr(self, name) > 0, name, "above 0 seconds", getattr(self, name))
         _require(
             self.max_model_len is None or self.max_model_len >= 2, "max_model_len", "2 or more", self.max_model_len
+        )
+        if self.kv_cache_memory is not None:
+            parse_size(self.kv_cache_memory)
+        _require(
+            self.draft_address is None or self.placement is None,
+            "placement",
+            "left out with draft_address, which says where the drafter is",
+            self.placement,
         )

@@ -29,5 +29,9 @@ class WorkerError(CardError):
     """A worker died, hangs or could not be started within its time limit."""
 
 
+class TargetError(CardError):
+    """The target's pass failed for this request; other requests go on."""
+
+
 class ProtocolError(CardError):
     """A message between workers is malformed, of an unknown version or out of bounds."""

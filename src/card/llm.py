@@ -3,93 +3,30 @@
 from __future__ import annotations
 
 import itertools
-import secrets
-import time
-import weakref
+import threading
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
-from numbers import Integral
+from dataclasses import dataclass, field
 from typing import Any, Self
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from card.config import DraftSettings, EngineSettings, SamplingParams
-from card.drafter import DrafterWorker
-from card.engine.cores import pinned, plan_cores
-from card.engine.engine import Engine
-from card.errors import PromptError, SettingsError
-from card.methods import Method, find_method
-from card.metrics import RequestStats
-from card.models.inflation import inflate, inflated_from, parse_parameter_count
-from card.models.loading import check_pair, context_limit, end_token_ids, load_model, load_tokenizer, parameter_count
-from card.models.text import Detokenizer, StopStrings, encode_chat, encode_prompt
-from card.models.torch_runner import TorchRunner
-from card.target import FinishReason, TargetRequest, TargetWorker
-from card.transport.drafter_process import DrafterConfig
-from card.transport.inline import InlineLink
-from card.transport.link import DrafterLink
-from card.transport.process import ProcessLink
-from card.transport.thread import ThreadLink
-from card.writers.beam import BeamWriter
+from card.engine.engine import Engine, Update
+from card.host import Host, PreparedRequest, Prompt
+from card.methods import Method
+from card.metrics import EngineStats
+from card.outputs import CompletionOutput, RequestOutput, StreamChunk
 
-_DEFAULT_MAX_MODEL_LEN = 4096
-_SPARE_ROWS = 64
+__all__ = ["LLM", "CompletionOutput", "RequestOutput", "StreamChunk"]
 
 
-@dataclass(frozen=True, slots=True)
-class CompletionOutput:
-    """One completion of a prompt."""
+@dataclass(slots=True)
+class _Live:
+    """A request in the engine and what has come of it that nobody has taken yet."""
 
-    index: int
-    text: str
-    token_ids: tuple[int, ...]  # the end token included
-    finish_reason: FinishReason  # stop: an end token or stop string; length: max_tokens or the context is full
-
-
-@dataclass(frozen=True, slots=True)
-class RequestOutput:
-    """Everything about one finished request."""
-
-    request_id: int
-    prompt: str | None  # None if token ids were given
-    prompt_token_ids: tuple[int, ...]
-    outputs: tuple[CompletionOutput, ...]
-    method: str
-    exact: bool  # True: the text is that of plain decoding
-    target_cost: str | None  # set if the target was inflated: what it costs and what it is
-    stats: RequestStats
-
-
-@dataclass(frozen=True, slots=True)
-class StreamChunk:
-    """What one round added to a streamed request."""
-
-    text: str
-    token_ids: tuple[int, ...]
-    finish_reason: FinishReason | None  # None while the request runs
-    stats: RequestStats  # live counters
-
-
-class _TextStream:
-    """The text of one request as it grows; tells the target when a stop string is complete."""
-
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, stop: tuple[str, ...]) -> None:
-        self._detokenizer = Detokenizer(tokenizer)
-        self._stops = StopStrings(stop)
-        self._piece = ""
-
-    def feed(self, token_id: int) -> bool:
-        self._piece += self._stops.push(self._detokenizer.push([token_id]))
-        return self._stops.found is not None
-
-    def push(self, token_ids: Sequence[int]) -> None:
-        self._piece += self._detokenizer.push(token_ids)
-
-    def take(self, *, is_end: bool) -> str:
-        if is_end:
-            self._piece += self._stops.push(self._detokenizer.flush()) + self._stops.flush()
-        piece, self._piece = self._piece, ""
-        return piece
+    prepared: PreparedRequest
+    updates: deque[Update] = field(default_factory=deque)
 
 
 class LLM:
@@ -98,7 +35,9 @@ class LLM:
         with LLM("demo-target", "demo-draft") as llm:
             print(llm.generate("Tom has 3 apples and buys 4 more. How many has he?")[0].outputs[0].text)
 
-    Close it, or use it as a context manager: the drafter may live in a process of its own.
+    Prompts of one call, and streams that are open at once, are answered together in one batch. The engine runs in the
+    thread of whoever waits for a result; calls from several threads are safe. Close it, or use it as a context manager:
+    the drafter may live in a process of its own.
     """
 
     def __init__(
@@ -119,97 +58,87 @@ class LLM:
             settings: any field of `EngineSettings` and `DraftSettings`.
         Raises: SettingsError, ModelError, VocabularyError, WorkerError.
         """
-        self.method: Method = find_method(method or ("card" if draft is not None else "vanilla"))
-        engine_changes, draft_changes = _split_settings(settings)
-        engine_changes.setdefault("placement", self.method.placement)
-        self.settings = EngineSettings(
-            target=_name(target),
-            draft=None if draft is None else _name(draft),
-            method=self.method.name,
-            **engine_changes,
-        )
-        self.draft_settings = self.method.shape(DraftSettings(**draft_changes))
-        if self.method.needs_draft and draft is None:
-            raise SettingsError(f"method {self.method.name} needs a draft model; give one, or use method vanilla")
-        if isinstance(draft, PreTrainedModel) and self.settings.placement == "process":
-            raise SettingsError(
-                "a loaded draft model cannot move into another process; give its folder, or placement thread"
-            )
-        self._tokenizer = tokenizer or load_tokenizer(self.settings.target)
-        model = target
-        if not isinstance(model, PreTrainedModel):
-            model = load_model(model, dtype=self.settings.dtype, device=self.settings.device)
-        if self.method.needs_draft and draft is not None:
-            check_pair(self._tokenizer, model, draft)
-        self.target_cost: str | None = None
-        if self.settings.target_cost is not None:
-            model = inflate(model, parse_parameter_count(self.settings.target_cost))
-        original = inflated_from(model)
-        if original is not None:
-            self.target_cost = (
-                f"{parameter_count(model) / 1e6:.0f}M (inflated from {original / 1e6:.1f}M, same outputs)"
-            )
-        limit = context_limit(model)
-        self.max_model_len = self.settings.max_model_len or min(_DEFAULT_MAX_MODEL_LEN, limit)
-        if self.max_model_len > limit:
-            raise SettingsError(
-                f"max_model_len must be at most {limit}, the target's own limit, got {self.max_model_len}"
-            )
-        self._end_ids = end_token_ids(model, self._tokenizer)
-        self._runner = TorchRunner(
-            model, max_model_len=self.max_model_len, max_tree_rows=self.draft_settings.budget + _SPARE_ROWS
-        )
-        self._runner.warm_up(1 + self.draft_settings.budget if self.method.needs_draft else 1)
-        has_own_core = self.method.needs_draft and self.settings.placement == "process"
-        self._cores = plan_cores(self.settings, own_drafter_core=has_own_core)
-        self._link = self._make_link(draft) if self.method.needs_draft and draft is not None else None
-        self._finalizer = weakref.finalize(self, self._link.close) if self._link else None
-        self._engine = Engine(TargetWorker(self._runner, clock=time.perf_counter), self._link, self.method)
+        self._host = Host(target, draft, tokenizer=tokenizer, method=method, settings=settings)
+        self._engine: Engine = self._host.engine
+        self._live: dict[int, _Live] = {}
+        self._lock = threading.Lock()
         self._request_ids = itertools.count()
-        if self._link:
-            self._link.start()
+
+    @property
+    def method(self) -> Method:
+        """The decoding method."""
+        return self._host.method
+
+    @property
+    def settings(self) -> EngineSettings:
+        """How the engine is set up."""
+        return self._host.settings
+
+    @property
+    def draft_settings(self) -> DraftSettings:
+        """How new requests are drafted; may be set, for comparisons under the fixed policy."""
+        return self._host.draft_settings
+
+    @draft_settings.setter
+    def draft_settings(self, draft: DraftSettings) -> None:
+        self._host.draft_settings = draft
+
+    @property
+    def target_cost(self) -> str | None:
+        """What an inflated target costs and what it is; None for a target as it is."""
+        return self._host.target_cost
+
+    @property
+    def max_model_len(self) -> int:
+        """Most tokens of a request, prompt and answer together."""
+        return self._host.max_model_len
 
     def generate(
         self,
         prompts: str | Sequence[str] | Sequence[Sequence[int]],
-        sampling_params: SamplingParams | None = None,
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
     ) -> list[RequestOutput]:
-        """Continue each prompt (plain text, or token ids) and return the results in their order.
+        """Continue each prompt (plain text, or token ids), all in one batch; return the results in their order.
 
-        Raises: PromptError for a prompt that is empty or does not fit, before anything runs.
+        Args:
+            sampling_params: for all prompts, or one for each.
+        Raises: PromptError for a prompt that is empty or does not fit, before anything runs. A request that fails later
+            has finish_reason "error" in its result, and the others go on.
         """
-        listed = [prompts] if isinstance(prompts, str) else list(prompts)
-        params = sampling_params or SamplingParams()
-        encoded = [self._encode(prompt) for prompt in listed]
+        listed: list[Prompt] = [prompts] if isinstance(prompts, str) else list(prompts)
+        given = sampling_params or SamplingParams()
+        params = [given] * len(listed) if isinstance(given, SamplingParams) else list(given)
+        prepared = [self._prepare(prompt, one) for prompt, one in zip(listed, params, strict=True)]
         texts = [prompt if isinstance(prompt, str) else None for prompt in listed]
-        return [self._complete(ids, params, text) for ids, text in zip(encoded, texts, strict=True)]
+        return self._complete(prepared, texts)
 
     def chat(
         self, messages: Sequence[Mapping[str, str]], sampling_params: SamplingParams | None = None
     ) -> list[RequestOutput]:
         """Answer a conversation, put into the model's chat template. Raises: PromptError."""
-        prompt_ids = self._checked(encode_chat(self._tokenizer, messages))
-        return [self._complete(prompt_ids, sampling_params or SamplingParams(), None)]
+        return self._complete([self._prepare(messages, sampling_params or SamplingParams())], [None])
 
-    def stream(
-        self,
-        prompt: str | Sequence[int] | Sequence[Mapping[str, str]],
-        sampling_params: SamplingParams | None = None,
-    ) -> Iterator[StreamChunk]:
+    def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Iterator[StreamChunk]:
         """Yield the continuation of a prompt, or the answer to a conversation, as it is decoded.
 
-        Closing the iterator early drops the request. Raises: PromptError at once, not at the first chunk.
+        Closing the iterator early drops the request. Raises: PromptError at once, not at the first chunk; the request's
+        own error (TargetError, WorkerError) where it fails.
         """
-        if isinstance(prompt, str) or not prompt or not isinstance(prompt[0], Mapping):
-            prompt_ids = self._encode(prompt)
-        else:
-            prompt_ids = self._checked(encode_chat(self._tokenizer, prompt))  # type: ignore[arg-type]
-        return self._stream(prompt_ids, sampling_params or SamplingParams(), next(self._request_ids))
+        return self._stream(self._prepare(prompt, sampling_params or SamplingParams()))
+
+    def stats(self) -> EngineStats:
+        """Return gauges and totals of the engine."""
+        with self._lock:
+            return self._engine.stats()
+
+    def reset_prefix_cache(self) -> None:
+        """Drop the KV of finished requests that is kept for texts that begin alike."""
+        with self._lock:
+            self._engine.forget_prefixes()
 
     def close(self) -> None:
         """End the drafter. May be called twice."""
-        if self._finalizer:
-            self._finalizer()
+        self._host.close()
 
     def __enter__(self) -> Self:
         return self
@@ -217,120 +146,75 @@ class LLM:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _stream(self, prompt_ids: tuple[int, ...], params: SamplingParams, request_id: int) -> Iterator[StreamChunk]:
-        if params.seed is None:
-            params = params.replace(seed=secrets.randbelow(2**31))
-        text = _TextStream(self._tokenizer, params.stop)
-        end_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._end_ids)
-        request = TargetRequest(
-            request_id=request_id,
-            prompt_ids=prompt_ids,
-            params=params,
-            draft=self.draft_settings,
-            end_ids=end_ids,
-            stop_check=text if params.stop else None,
-            uses_drafter=self._link is not None,
-        )
-        rounds = self._engine.run(request)
+    def _prepare(self, prompt: Prompt, params: SamplingParams) -> PreparedRequest:
+        return self._host.make_request(prompt, params, next(self._request_ids))
+
+    def _begin(self, prepared: PreparedRequest) -> _Live:
+        live = _Live(prepared)
+        with self._lock:
+            self._engine.add(prepared.request)
+            self._live[prepared.request.request_id] = live
+        return live
+
+    def _end(self, live: _Live) -> None:
+        """Forget a request, and drop it if it is not finished."""
+        request_id = live.prepared.request.request_id
+        with self._lock:
+            if self._live.pop(request_id, None) is not None:
+                self._engine.abort(request_id)
+
+    def _next(self, live: _Live) -> Update:
+        """Return the next update of a request; run rounds until there is one."""
+        while True:
+            with self._lock:
+                if live.updates:
+                    return live.updates.popleft()
+                for update in self._engine.step():
+                    if update.request_id in self._live:
+                        self._live[update.request_id].updates.append(update)
+
+    def _stream(self, prepared: PreparedRequest) -> Iterator[StreamChunk]:
+        live = self._begin(prepared)
         try:
             while True:
-                with pinned(self._cores.target, self.settings.threads):  # not while the caller uses what it got
-                    step = next(rounds, None)
-                if step is None:
+                update = self._next(live)
+                if update.error is not None:
+                    raise update.error
+                piece = prepared.text.take(update.token_ids, is_end=update.finish_reason is not None)
+                yield StreamChunk(piece, update.token_ids, update.finish_reason, update.stats)
+                if update.finish_reason is not None:
                     return
-                progress, stats = step
-                if not params.stop:
-                    text.push(progress.token_ids)
-                piece = text.take(is_end=progress.finish_reason is not None)
-                yield StreamChunk(piece, progress.token_ids, progress.finish_reason, stats)
         finally:
-            rounds.close()
+            self._end(live)
 
-    def _complete(self, prompt_ids: tuple[int, ...], params: SamplingParams, prompt: str | None) -> RequestOutput:
-        request_id = next(self._request_ids)
-        chunks = list(self._stream(prompt_ids, params, request_id))
-        reason = chunks[-1].finish_reason
-        assert reason is not None
-        token_ids = tuple(token_id for chunk in chunks for token_id in chunk.token_ids)
-        output = CompletionOutput(0, "".join(chunk.text for chunk in chunks), token_ids, reason)
+    def _complete(self, prepared: Sequence[PreparedRequest], prompts: Sequence[str | None]) -> list[RequestOutput]:
+        lives: list[_Live] = []
+        try:
+            for one in prepared:
+                lives.append(self._begin(one))
+            return [self._collect(live, prompt) for live, prompt in zip(lives, prompts, strict=True)]
+        finally:
+            for live in lives:
+                self._end(live)
+
+    def _collect(self, live: _Live, prompt: str | None) -> RequestOutput:
+        prepared, text = live.prepared, ""
+        token_ids: list[int] = []
+        while True:
+            update = self._next(live)
+            token_ids += update.token_ids
+            reason = update.finish_reason
+            text += prepared.text.take(update.token_ids, is_end=reason is not None)
+            if reason is not None:
+                break
         return RequestOutput(
-            request_id,
-            prompt,
-            prompt_ids,
-            (output,),
-            self.method.name,
-            self.method.is_exact,
-            self.target_cost,
-            chunks[-1].stats,
+            request_id=prepared.request.request_id,
+            prompt=prompt,
+            prompt_token_ids=prepared.request.prompt_ids,
+            outputs=(CompletionOutput(0, text, tuple(token_ids), reason),),
+            method=self.method.name,
+            exact=self.method.is_exact,
+            target_cost=self.target_cost,
+            stats=update.stats,
+            error=update.error,
         )
-
-    def _encode(self, prompt: str | Sequence[object]) -> tuple[int, ...]:
-        if isinstance(prompt, str):
-            return self._checked(encode_prompt(self._tokenizer, prompt))
-        given = prompt if isinstance(prompt, Sequence) else (None,)
-        token_ids = [int(token_id) for token_id in given if isinstance(token_id, Integral)]  # NumPy's are Integral too
-        if len(token_ids) < len(given):
-            raise PromptError(
-                f"a prompt must be a string or a list of token ids, got {type(prompt).__name__}; put several of them, "
-                "or one that is token ids, into a list"
-            )
-        return self._checked(token_ids)
-
-    def _checked(self, prompt_ids: Sequence[int]) -> tuple[int, ...]:
-        if not prompt_ids:
-            raise PromptError("the prompt is empty; give at least one token")
-        if len(prompt_ids) >= self.max_model_len:
-            raise PromptError(
-                f"the prompt has {len(prompt_ids)} tokens, but the context holds {self.max_model_len} and one must be "
-                "left for the answer; shorten the prompt, or raise max_model_len if the model allows it"
-            )
-        for token_id in prompt_ids:
-            if not 0 <= token_id < self._runner.vocab_size:
-                raise PromptError(f"token ids must be from 0 to {self._runner.vocab_size - 1}, got {token_id}")
-        return tuple(prompt_ids)
-
-    def _make_link(self, draft: str | PreTrainedModel) -> DrafterLink:
-        settings = self.settings
-        device = settings.draft_device or settings.device
-        max_tree_rows = min(
-            2 * self.draft_settings.lead * self.draft_settings.beam_width, self.draft_settings.max_nodes
-        )
-        max_tree_rows += _SPARE_ROWS
-        if settings.placement == "process":
-            template = DrafterConfig(
-                address="",
-                incarnation=0,
-                parent_pid=0,
-                model=_name(draft),
-                dtype=settings.dtype,
-                device=device,
-                threads=settings.draft_threads,
-                cores=self._cores.draft,
-                max_model_len=self.max_model_len,
-                max_tree_rows=max_tree_rows,
-                warm_up_tokens=self.draft_settings.beam_width,
-            )
-            return ProcessLink(
-                template, start_timeout_s=settings.start_timeout_s, silence_timeout_s=settings.drafter_timeout_s
-            )
-        model = draft if isinstance(draft, PreTrainedModel) else load_model(draft, dtype=settings.dtype, device=device)
-        runner = TorchRunner(
-            model, max_model_len=min(self.max_model_len, context_limit(model)), max_tree_rows=max_tree_rows
-        )
-        runner.warm_up(self.draft_settings.beam_width)
-        worker = DrafterWorker(BeamWriter(runner), clock=time.perf_counter)
-        return ThreadLink(worker) if settings.placement == "thread" else InlineLink(worker)
-
-
-def _name(model: str | PreTrainedModel) -> str:
-    return model if isinstance(model, str) else str(model.config.name_or_path or type(model).__name__)
-
-
-def _split_settings(settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the settings of the engine and those of drafting. Raises: SettingsError for an unknown name."""
-    engine_names, draft_names = ({f.name for f in fields(kind)} for kind in (EngineSettings, DraftSettings))
-    for name in settings:
-        if name not in engine_names | draft_names:
-            raise SettingsError(f"unknown setting {name!r}; known: {', '.join(sorted(engine_names | draft_names))}")
-    engine = {name: value for name, value in settings.items() if name in engine_names}
-    return engine, {name: value for name, value in settings.items() if name in draft_names}

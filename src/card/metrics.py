@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 
@@ -12,8 +12,11 @@ class RequestStats:
 
     num_prompt_tokens: int = 0
     num_new_tokens: int = 0
-    prefill_s: float = 0.0  # from the start to the first token
-    wall_s: float = 0.0  # from the start to the last token
+    queued_s: float = 0.0  # from the arrival until the engine took the request up
+    reused_prompt_tokens: int = 0  # whose KV rows the target had from another request
+    drafter_reused_tokens: int = 0  # the same in the drafter
+    prefill_s: float = 0.0  # from when it was taken up to the first token
+    wall_s: float = 0.0  # from when it was taken up to the last token
     target_passes: int = 0  # verifications; the prefill pass is not one
     target_busy_s: float = 0.0  # inside the target's forward, prefill left out
     waited_s: float = 0.0  # target waiting for candidates: as the wait policy allows, or while its turn is over
@@ -28,6 +31,7 @@ class RequestStats:
     drafter_busy_s: float = 0.0
     drafter_restarts: int = 0
     drafter_state: str = "none"  # none, up, degraded or down, with the reason
+    speculation: str = "off: no drafter"  # schedule of the last round, with the reason
     seed: int = 0
 
     @property
@@ -101,3 +105,39 @@ class RequestStats:
             "round_overhead_ms",
         )
         return {**asdict(self), **{name: getattr(self, name) for name in derived}}
+
+
+@dataclass(slots=True)
+class EngineStats:
+    """Gauges and totals of an engine."""
+
+    num_running: int = 0
+    num_waiting: int = 0
+    num_finished: int = 0
+    num_failed: int = 0
+    rounds: int = 0
+    round_s: float = 0.0
+    target_tokens: int = 0  # rows that went through the target, prompts and candidates included
+    new_tokens: int = 0
+    kv_used_bytes: int = 0  # of running requests
+    kv_retained_bytes: int = 0  # kept for reuse
+    kv_open_sequences: int = 0
+    kv_retained_sequences: int = 0
+    prefix_queries: int = 0
+    prefix_hits: int = 0
+    prefix_reused_tokens: int = 0
+    drafter_state: str = "none"
+    drafter_restarts: int = 0
+    schedule: str = "off"
+    schedule_reason: str = ""
+
+    def count_round(self, target_tokens: int, new_tokens: int, seconds: float) -> None:
+        """Add one round."""
+        self.rounds += 1
+        self.round_s += seconds
+        self.target_tokens += target_tokens
+        self.new_tokens += new_tokens
+
+    def copy(self) -> EngineStats:
+        """Return the figures as they are now."""
+        return replace(self)

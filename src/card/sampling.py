@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from card.config import SamplingParams
-from card.errors import SettingsError
+from card.errors import ModelError, SettingsError
 
 _NEGATIVE_INFINITY = float("-inf")
 _NOISE_ROWS_KEPT = 256  # positions whose noise is remembered: more than a tree is deep
@@ -120,10 +120,26 @@ class Sampler:
 
     @staticmethod
     def _likeliest(scores: Tensor) -> list[int]:
-        """Return the index of each row's largest score, the first of equal ones."""
+        """Return the index of each row's largest score, the first of equal ones.
+
+        Raises: ModelError if that score is no number or rules every token out.
+        """
         if scores.device.type == "cpu":  # NumPy is several times faster here
-            return [int(i) for i in _as_float(scores).numpy().argmax(-1)]
-        return [int(i) for i in scores.argmax(-1).tolist()]
+            array = _as_float(scores).numpy()
+            best = array.argmax(-1)  # a NaN counts as largest
+            values = array[np.arange(len(array)), best]
+            is_sound = bool(np.isfinite(values).all())
+            chosen = [int(i) for i in best]
+        else:
+            found = scores.max(-1)
+            is_sound = bool(found.values.isfinite().all())
+            chosen = [int(i) for i in found.indices.tolist()]
+        if not is_sound:
+            raise ModelError(
+                "the target's logits hold NaN or infinity, or rule every token out; check the model, its dtype and any "
+                "logits processor"
+            )
+        return chosen
 
 
 class CandidateScorer:

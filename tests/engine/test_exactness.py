@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from card.config import DraftSettings, SamplingParams
+from card.engine.engine import Engine
+from card.methods import find_method
+from card.target import TargetWorker
 from card.transport.fake import Faults
-from tests.decoding import GREEDY, decode, fake, inline, plain, toy_draft, toy_target
+from tests.decoding import (
+    GREEDY,
+    decode,
+    fake,
+    inline,
+    make_request,
+    plain,
+    run_all,
+    toy_draft,
+    toy_target,
+)
 
 sampling = st.builds(
     SamplingParams,
@@ -136,7 +151,11 @@ def test_all_slots_and_trees_are_freed_when_a_request_ends():
     target = toy_target()
     draft = toy_draft(target, 0.9)
     worker_link = inline(draft)
-    decode(target, worker_link)
+    engine = Engine(TargetWorker(target, clock=time.perf_counter), worker_link, find_method("card"))
+    run_all(engine, {0: [make_request(1), make_request(2)]})
     assert worker_link._worker.num_requests == 0
+    stats = engine.stats()
+    assert (stats.num_running, stats.num_waiting, stats.kv_open_sequences) == (0, 0, 0)
+    assert len(target._sequences) == stats.kv_retained_sequences == 1, "the same text is kept once"
+    engine.forget_prefixes()
     assert not target._sequences
-    assert not draft._sequences

@@ -9,8 +9,11 @@ import click
 
 from card import __version__
 from card.cli.chat import chat
+from card.cli.check_pair import check_pair
 from card.cli.demo import demo
+from card.cli.draft_server import draft_server
 from card.cli.generate import generate
+from card.cli.keys import keys
 from card.errors import CardError
 
 _INTERRUPTED = 130  # 128 + SIGINT, what shells expect
@@ -24,7 +27,7 @@ def cli(verbose: bool) -> None:
     logging.basicConfig(level=logging.INFO if verbose else logging.ERROR, format="card: %(message)s")
 
 
-for command in (generate, chat, demo):
+for command in (generate, chat, demo, check_pair, draft_server, keys):
     cli.add_command(command)
 
 

@@ -16,7 +16,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 DEMO_TARGET, DEMO_DRAFT = "demo-target", "demo-draft"
 
 
-def _cores(_: click.Context, __: click.Parameter, value: str | None) -> tuple[int, ...] | None:
+def parse_cores(_: click.Context, __: click.Parameter, value: str | None) -> tuple[int, ...] | None:
+    """Return core numbers from "0,1"; raises click's BadParameter."""
     if value is None:
         return None
     try:
@@ -41,10 +42,13 @@ _MODEL_OPTIONS = [
     click.option(
         "--max-model-len", type=int, help="Most tokens of prompt and answer.  [default: the model's, at most 4096]"
     ),
-    click.option("--threads", type=int, default=1, show_default=True, help="CPU threads of the target."),
+    click.option("--max-num-seqs", type=int, help="Most requests that run at once; others wait.  [default: 16]"),
+    click.option("--kv-cache-memory", help="Most memory for the target's KV, such as 2GiB.  [default: by the RAM]"),
+    click.option("--prefill-chunk", type=int, help="Most prompt tokens in a pass that also decodes.  [default: 64]"),
+    click.option("--threads", type=int, help="CPU threads of the target.  [default: one for each of its cores]"),
     click.option("--draft-threads", type=int, default=1, show_default=True, help="CPU threads of the drafter."),
-    click.option("--cores", callback=_cores, help="CPU cores of the target, such as 0 or 0,1."),
-    click.option("--draft-cores", callback=_cores, help="CPU cores of the drafter."),
+    click.option("--cores", callback=parse_cores, help="CPU cores of the target, such as 0 or 0,1."),
+    click.option("--draft-cores", callback=parse_cores, help="CPU cores of the drafter."),
     click.option("--drafter-timeout-s", type=float, help="Silence after which the drafter is replaced, in seconds."),
 ]
 _METHOD_OPTIONS = [
@@ -52,6 +56,15 @@ _METHOD_OPTIONS = [
     click.option(
         "--placement", help=f"Where the drafter runs: {', '.join(get_args(Placement))}.  [default: by method]"
     ),
+    click.option(
+        "--schedule",
+        help="Drafter beside the target, turns taken on all cores, or auto: what is faster here.  [default: auto]",
+    ),
+    click.option(
+        "--policy", help="Tune what you did not set, by measurement (auto), or nothing (fixed).  [default: auto]"
+    ),
+    click.option("--draft-address", help="Use the draft server at tcp://host:port instead of a drafter of one's own."),
+    click.option("--draft-keys", help="Folder with the keys for a draft server, as made by card keys."),
 ]
 _DRAFT_OPTIONS = [
     click.option("--verify", help=f"Shape that the target verifies: {' or '.join(get_args(VerifyShape))}."),

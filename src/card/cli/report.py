@@ -19,6 +19,11 @@ def stats_line(method: str, stats: RequestStats, target_cost: str | None) -> str
             f"{stats.drafter_passes} drafter passes at {stats.drafter_layers_per_s:.0f}/s",
             f"{stats.ceiling_share:.0%} of the ceiling",
         ]
+    schedule, _, reason = stats.speculation.partition(": ")
+    if stats.drafter_state != "none":
+        parts.append(f"speculation off ({reason})" if schedule == "off" else f"schedule {schedule}")
+    if stats.reused_prompt_tokens:
+        parts.append(f"{stats.reused_prompt_tokens} prompt tokens reused")
     if stats.drafter_state not in ("none", "up"):
         parts.append(f"drafter {stats.drafter_state}")
     if stats.drafter_restarts:

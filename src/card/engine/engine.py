@@ -1,89 +1,388 @@
-"""The request loop: drive the target's state machine, feed it what the drafter says, and yield tokens as they come."""
+"""Continuous batching: requests join and leave at any round; each round is one target pass for all that run.
+
+The engine owns the queue and the order of things: listen to the drafter, admit, ask the policy, run the pass, tell the
+drafter. It is driven by `step` from one thread at a time and never blocks longer than the policy lets it wait.
+"""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Generator
+from collections import deque
+from dataclasses import dataclass, field
 
-from card.errors import ProtocolError
+from card.candidates import Candidates
+from card.engine.cores import pinned
+from card.engine.policy import Draft, FixedPolicy, Outcome, Policy, RoundView, leading
+from card.engine.switch import Arm, SwitchLink
+from card.errors import CapacityError, CardError, PromptError, ProtocolError, TargetError, WorkerError
 from card.messages import Ready, TargetMessage
 from card.methods import Method
-from card.metrics import RequestStats
-from card.target import Progress, TargetRequest, TargetWorker
+from card.metrics import EngineStats, RequestStats
+from card.target import FinishReason, StepResult, TargetRequest, TargetWorker, Work
 from card.transport.link import DrafterLink
 
 logger = logging.getLogger(__name__)
+_IDLE_PREFILL_CHUNK = 512  # prompt tokens in one pass while no request is waiting for its next token
+_MOST_FAILED_ROUNDS = 3  # rounds in a row in which no request succeeded; then the target counts as broken
+_MOST_DRAFT_PASSES = 64  # in one round, whatever the policy wants
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """What one round gave one request."""
+
+    request_id: int
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason | None
+    stats: RequestStats  # live counters, which go on changing until the request is finished
+    error: CardError | None = None  # with finish_reason "error"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """How much runs at once."""
+
+    max_num_seqs: int = 16
+    prefill_chunk: int = 64  # most prompt tokens in a pass that also decodes
+
+
+@dataclass(slots=True)
+class _Entry:
+    """One request of the engine: when it came, when it was taken up."""
+
+    request: TargetRequest
+    arrived_at: float
+    stats: RequestStats = field(default_factory=RequestStats)  # the worker's, once it runs
+    started_at: float = 0.0
+    restarts_before: int = 0
+    passes_seen: int = 0  # of the drafter, for this request
+    busy_seen_s: float = 0.0
+    unheard_at: int = -1  # drafter passes when waiting for it ran out; it is not waited for until there are more
 
 
 class Engine:
-    """Runs requests one after another with one method; the drafter, if there is one, is reached over ``link``."""
+    """Runs any number of requests with one method; the drafter, if there is one, is reached over ``link``."""
 
-    def __init__(self, worker: TargetWorker, link: DrafterLink | None, method: Method) -> None:
+    def __init__(
+        self,
+        worker: TargetWorker,
+        link: DrafterLink | None,
+        method: Method,
+        *,
+        limits: Limits | None = None,
+        policy: Policy | None = None,
+    ) -> None:
         self._worker = worker
         self._link = link
-        self._method = method
-        self._is_unheard = False  # a wait ran out and the drafter has not spoken since: do not wait again
+        self._limits = limits or Limits()
+        takes_turns = link is not None and not link.runs_by_itself
+        self._policy: Policy = policy or FixedPolicy(method, takes_turns=takes_turns)
+        self._waiting: deque[_Entry] = deque()
+        self._running: dict[int, _Entry] = {}
+        self._was_off = False
+        self._beam = (0, 0)
+        self._num_failed_rounds = 0
+        self._death: str | None = None
+        self._totals = EngineStats()
 
-    def run(self, request: TargetRequest) -> Generator[tuple[Progress, RequestStats], None, None]:
-        """Yield what each round gives, with the live counters, until the request is finished.
+    @property
+    def has_work(self) -> bool:
+        """True if `step` would do something."""
+        return bool(self._waiting or self._running)
 
-        Closing the generator early drops the request. The drafter may fail at any time: the text is the same.
+    def check(self, request: TargetRequest) -> None:
+        """Raise PromptError if the request can never run: no prompt, foreign tokens, no room in context or memory."""
+        prompt_ids, model = request.prompt_ids, self._worker.model
+        if not prompt_ids:
+            raise PromptError("the prompt is empty; give at least one token")
+        if len(prompt_ids) >= model.max_model_len:
+            raise PromptError(
+                f"the prompt has {len(prompt_ids)} tokens, but the context holds {model.max_model_len} and one must be "
+                "left for the answer; shorten the prompt, or raise max_model_len if the model allows it"
+            )
+        for token_id in prompt_ids:
+            if not 0 <= token_id < model.vocab_size:
+                raise PromptError(f"token ids must be from 0 to {model.vocab_size - 1}, got {token_id}")
+        num_rows = self._worker.rows_needed(request)
+        if not self._worker.pool.can_ever_hold(num_rows):
+            raise PromptError(
+                f"the request may need {num_rows} KV rows ({len(prompt_ids)} tokens of prompt, "
+                f"{request.params.max_tokens} new ones), more than kv_cache_memory holds; shorten it, lower max_tokens "
+                "or raise kv_cache_memory"
+            )
+
+    def add(self, request: TargetRequest) -> None:
+        """Queue a request. Its id must be new: drafters remember those that were closed.
+
+        Raises: PromptError if it can never run; WorkerError if the target is broken.
         """
-        request_id, started = request.request_id, time.perf_counter()
-        restarts_before = self._link.status.num_restarts if self._link else 0
-        self._drain()  # what was said about earlier requests
-        self._send(self._worker.add(request))
-        stats = self._worker.stats(request_id)
-        try:
-            is_finished = False
-            while not is_finished:
-                self._drain()
-                if stats.num_new_tokens:
-                    self._await_candidates(request, stats)
-                elif self._link:
-                    self._link.draft(1)  # who takes turns reads the prompt in the prefill, as who runs beside does
-                result = self._worker.step([request_id])
-                self._send(result.messages)
-                stats.wall_s = time.perf_counter() - started
-                stats.prefill_s = stats.prefill_s or stats.wall_s
-                if self._link:
-                    stats.drafter_restarts = self._link.status.num_restarts - restarts_before
-                    stats.drafter_state = str(self._link.status)
-                is_finished = result.progress[0].finish_reason is not None
-                yield result.progress[0], stats
-        finally:
-            self._send(self._worker.remove(request_id))
+        if self._death is not None:
+            raise WorkerError(f"the engine is down: {self._death}; start it anew")
+        self.check(request)
+        self._waiting.append(_Entry(request, time.perf_counter()))
 
-    def _await_candidates(self, request: TargetRequest, stats: RequestStats) -> None:
-        """Let a drafter that takes turns draft; wait for a short cache as long as the wait policy allows."""
-        if self._link is None or not request.uses_drafter:
-            return
+    def abort(self, request_id: int) -> bool:
+        """Drop a request at once, with its KV rows and its tree; no update follows. Returns False for an unknown id."""
+        for entry in self._waiting:
+            if entry.request.request_id == request_id:
+                self._waiting.remove(entry)
+                return True
+        if request_id not in self._running:
+            return False
+        self._leave(request_id)
+        return True
+
+    def step(self) -> list[Update]:
+        """Run one round. Returns: what it gave each request that got tokens or ended; nothing if there is no work.
+
+        Raises: WorkerError if the target is broken; `add` raises it too from then on.
+        """
+        if self._death is not None:
+            raise WorkerError(f"the engine is down: {self._death}; start it anew")
+        self._listen()
+        if not self.has_work:
+            return []
+        self._policy.begin(max(1, self._num_decoding()), self._available())
+        with pinned(self._policy.home):
+            return self._round()
+
+    def stats(self) -> EngineStats:
+        """Return gauges and totals as of now."""
+        pool, totals = self._worker.pool.stats, self._totals
+        totals.num_running, totals.num_waiting = len(self._running), len(self._waiting)
+        totals.kv_used_bytes, totals.kv_retained_bytes = pool.used_bytes, pool.retained_bytes
+        totals.kv_open_sequences, totals.kv_retained_sequences = pool.num_open, pool.num_retained
+        totals.prefix_queries, totals.prefix_hits = pool.queries, pool.hits
+        totals.prefix_reused_tokens = pool.reused_tokens
+        totals.schedule, totals.schedule_reason = self._policy.arm, self._policy.reason
+        if self._link:
+            status = self._link.status
+            totals.drafter_state, totals.drafter_restarts = str(status), status.num_restarts
+        return totals.copy()
+
+    def forget_prefixes(self) -> None:
+        """Drop the KV that is kept for reuse."""
+        self._worker.pool.clear()
+
+    # ---- one round --------------------------------------------------------------------------------------------------
+
+    def _round(self) -> list[Update]:
         started = time.perf_counter()
-        self._link.draft(request.draft.num_speculative_tokens)
-        self._drain()
-        deadline = time.perf_counter() + request.draft.max_wait_s
-        while (
-            self._link.runs_by_itself
-            and not self._is_unheard
-            and self._link.status.state == "up"
-            and self._worker.is_short_of_candidates(request.request_id)
-        ):
-            left_s = deadline - time.perf_counter()
-            if left_s <= 0:
-                self._is_unheard = True
-                break
-            self._link.wait(left_s)
-            self._drain()
-        stats.waited_s += time.perf_counter() - started
+        refused = self._admit(started)
+        self._tell_drafter_the_schedule()
+        work = self._plan_prefill()
+        decoding = [entry for i, entry in self._running.items() if not self._worker.prompt_tokens_left(i)]
+        view = RoundView(
+            requests=[entry.request for entry in decoding],
+            num_prompt_tokens=sum(one.num_prompt_tokens for one in work),
+            num_context_rows=sum(self._worker.num_context_rows(entry.request.request_id) for entry in decoding),
+            takes_turns=self._link is not None and not self._link.runs_by_itself,
+        )
+        self._prepare(view, decoding)
+        offers = self._offers(view)
+        work += [Work(r.request_id, offer=offer) for r, offer in zip(view.requests, offers, strict=True)]
+        result, errors = self._run(work)
+        if self._policy.arm != "off":
+            self._send(result.messages)
+        ended = time.perf_counter()
+        updates = refused + [self._fail(request_id, error) for request_id, error in errors.items()]
+        for progress in result.progress:
+            stats = self._refresh(progress.request_id, ended)
+            if progress.finish_reason is not None:
+                self._leave(progress.request_id)
+                self._totals.num_finished += 1
+            updates.append(Update(progress.request_id, progress.token_ids, progress.finish_reason, stats))
+        self._totals.count_round(result.num_tokens, sum(len(u.token_ids) for u in updates), ended - started)
+        busy_s, passes = self._drafter_work(decoding)
+        if decoding and not errors:
+            decoding_ids = {request.request_id for request in view.requests}
+            num_committed = sum(len(u.token_ids) for u in updates if u.request_id in decoding_ids)
+            self._policy.observe(Outcome(view, result, ended - started, num_committed, passes, busy_s))
+        return updates
 
-    def _drain(self) -> None:
+    def _num_decoding(self) -> int:
+        return sum(not self._worker.prompt_tokens_left(i) for i in self._running)
+
+    def _admit(self, now: float) -> list[Update]:
+        """Take up waiting requests, first come first served, while there is room and prompts do not pile up.
+
+        A request stays outside until its prompt's turn comes, so that it can reuse what others read meanwhile.
+        Returns: the failure of those that the device has no memory for though nothing else runs.
+        """
+        refused: list[Update] = []
+        backlog = sum(self._worker.prompt_tokens_left(i) for i in self._running)
+        while self._waiting and len(self._running) < self._limits.max_num_seqs:
+            entry = self._waiting[0]
+            has_room = self._worker.pool.has_room(self._worker.rows_needed(entry.request))
+            if backlog >= self._limits.prefill_chunk or not has_room:
+                break
+            request_id = entry.request.request_id
+            try:
+                messages = self._worker.add(entry.request)
+            except CapacityError as error:
+                if self._running:
+                    break  # some of them will leave
+                self._waiting.popleft()
+                self._totals.num_failed += 1
+                failure = TargetError(f"the request cannot be taken up: {error}")
+                refused.append(Update(request_id, (), "error", entry.stats, failure))
+                continue
+            self._waiting.popleft()
+            entry.started_at, entry.restarts_before = now, self._link.status.num_restarts if self._link else 0
+            self._running[request_id] = entry
+            entry.stats = self._worker.stats(request_id)
+            entry.stats.queued_s = now - entry.arrived_at
+            if self._policy.arm != "off":
+                self._send(messages)
+            backlog += self._worker.prompt_tokens_left(request_id)
+        return refused
+
+    def _plan_prefill(self) -> list[Work]:
+        """Share the prompt tokens of this pass among the prompts, oldest first."""
+        left = {i: self._worker.prompt_tokens_left(i) for i in self._running}
+        chunk = self._limits.prefill_chunk if 0 in left.values() else _IDLE_PREFILL_CHUNK
+        work = []
+        for request_id, num_left in left.items():
+            if num_left and chunk:
+                work.append(Work(request_id, num_prompt_tokens=min(num_left, chunk)))
+                chunk -= min(num_left, chunk)
+        return work
+
+    def _prepare(self, view: RoundView, decoding: list[_Entry]) -> None:
+        """Let the drafter draft, or wait for it, as the policy says."""
+        link, started = self._link, time.perf_counter()
+        if link is None or self._policy.arm == "off":
+            return
+        view.num_unread = sum(entry.stats.drafter_passes == 0 for entry in self._running.values())
+        while True:
+            view.is_up = link.status.state == "up"
+            view.best_paths = [self._worker.best_path(entry.request.request_id) for entry in decoding]
+            view.num_short = sum(self._is_waited_for(entry) for entry in decoding) if view.is_up else 0
+            action = self._policy.prepare(view)
+            if action is None or view.num_passes >= _MOST_DRAFT_PASSES:
+                break
+            if isinstance(action, Draft):
+                link.draft(action.num_passes)
+                view.num_passes += action.num_passes
+            else:
+                link.wait(action.seconds)
+            self._listen()
+            view.waited_s = time.perf_counter() - started
+        for entry in decoding if view.waited_s else ():
+            stats = entry.stats
+            stats.waited_s += view.waited_s
+            if not view.takes_turns and self._is_waited_for(entry):
+                entry.unheard_at = stats.drafter_passes
+
+    def _offers(self, view: RoundView) -> list[Candidates]:
+        """Return what each decoding request verifies."""
+        if self._policy.arm == "off":
+            return [Candidates.none()] * len(view.requests)
+        requests = view.requests
+        offers = [self._worker.query(r.request_id, r.draft.budget, r.draft.verify) for r in requests]
+        counts = self._policy.choose(view, offers)
+        return [leading(offer, count) for offer, count in zip(offers, counts, strict=True)]
+
+    def _is_waited_for(self, entry: _Entry) -> bool:
+        request_id = entry.request.request_id
+        is_heard = entry.stats.drafter_passes != entry.unheard_at
+        return is_heard and self._worker.is_short_of_candidates(request_id)
+
+    def _run(self, work: list[Work]) -> tuple[StepResult, dict[int, TargetError]]:
+        """Run the pass; if it fails, find the requests that it fails for and let the others go on without them."""
+        if not work:
+            return StepResult(), {}
+        errors: dict[int, TargetError] = {}
+        try:
+            result = self._worker.step(work)
+        except (CardError, RuntimeError, MemoryError) as error:  # out of memory is a RuntimeError in torch
+            logger.warning("a target pass for %d requests failed: %s", len(work), error)
+            result = self._run_apart(work, error, errors)
+        self._num_failed_rounds = 0 if len(errors) < len(work) else self._num_failed_rounds + 1
+        if self._num_failed_rounds >= _MOST_FAILED_ROUNDS:
+            self._death = (
+                f"{self._num_failed_rounds} rounds in a row failed, the last with {next(iter(errors.values()))}"
+            )
+        return result, errors
+
+    def _run_apart(self, work: list[Work], error: Exception, errors: dict[int, TargetError]) -> StepResult:
+        """Run each half on its own, down to single requests; one that fails even without candidates is given up."""
+        if len(work) == 1 and not work[0].offer:
+            reason = f"{type(error).__name__}: {error}".splitlines()[0]
+            errors[work[0].request_id] = TargetError(f"the target's pass failed for this request: {reason}")
+            return StepResult()
+        middle = len(work) // 2
+        total = StepResult()
+        for half in (work[:middle], work[middle:]) if middle else ([Work(work[0].request_id)],):
+            try:
+                total.add(self._worker.step(half))
+            except (CardError, RuntimeError, MemoryError) as further:
+                total.add(self._run_apart(half, further, errors))
+        return total
+
+    def _refresh(self, request_id: int, now: float) -> RequestStats:
+        """Bring the counters of a request up to date that the worker does not know."""
+        entry = self._running[request_id]
+        stats = entry.stats
+        stats.wall_s = now - entry.started_at
+        stats.prefill_s = stats.prefill_s or stats.wall_s
+        if self._link:
+            status = self._link.status
+            stats.drafter_restarts = status.num_restarts - entry.restarts_before
+            stats.drafter_state = str(status)
+            stats.speculation = f"{self._policy.arm}: {self._policy.reason}"
+        return stats
+
+    def _available(self) -> frozenset[Arm]:
+        """Return the schedules that are possible now."""
+        if isinstance(self._link, SwitchLink):
+            return self._link.available
+        is_up = self._link is not None and self._link.status.state in ("up", "degraded")
+        if self._link is None or not is_up:
+            return frozenset({"off"})
+        return frozenset({"off", "beside" if self._link.runs_by_itself else "turns"})
+
+    def _drafter_work(self, decoding: list[_Entry]) -> tuple[float, int]:
+        """Return the seconds and passes that the drafter reported for these requests since their last round."""
+        new_busy_s, new_passes = 0.0, 0
+        for entry in decoding:
+            stats = entry.stats
+            new_passes += stats.drafter_passes - entry.passes_seen
+            new_busy_s += stats.drafter_busy_s - entry.busy_seen_s
+            entry.passes_seen, entry.busy_seen_s = stats.drafter_passes, stats.drafter_busy_s
+        return new_busy_s, new_passes
+
+    def _fail(self, request_id: int, error: TargetError) -> Update:
+        stats = self._refresh(request_id, time.perf_counter())
+        self._leave(request_id)
+        self._totals.num_failed += 1
+        return Update(request_id, (), "error", stats, error)
+
+    def _leave(self, request_id: int) -> None:
+        del self._running[request_id]
+        self._send(self._worker.remove(request_id))
+
+    # ---- the drafter ------------------------------------------------------------------------------------------------
+
+    def _tell_drafter_the_schedule(self) -> None:
+        """Let a drafter that rested catch up, and tune its beams."""
+        is_off = self._policy.arm == "off"
+        if isinstance(self._link, SwitchLink):
+            self._link.use(self._policy.arm)
+        if self._was_off and not is_off:
+            self._send(self._worker.catch_up())
+        self._was_off = is_off
+        beam = self._policy.beam()
+        if beam != self._beam:
+            self._beam = beam
+            self._worker.tune(*beam)
+
+    def _listen(self) -> None:
         """Give the worker everything that the drafter has said."""
         if self._link is None:
             return
-        messages = self._link.receive()
-        self._is_unheard = self._is_unheard and not messages
-        for message in messages:
+        for message in self._link.receive():
             if isinstance(message, Ready):
                 self._send(self._worker.reopen())
                 continue

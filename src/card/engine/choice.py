@@ -1,0 +1,80 @@
+"""How many candidates to verify in a round, and whether to draft on: expected tokens against the seconds they cost.
+
+Everything maximises ``expected tokens - rate * seconds``, with the long-run committed tokens per second as the rate: a
+second spent for less than what a second brings elsewhere is lost. The choice that is best at the rate it then yields is
+the one with the most tokens per second of all. Source: Dinkelbach 1967, On nonlinear fractional programming.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """How much of each offer to verify, and what to expect of that pass."""
+
+    counts: tuple[int, ...]  # leading candidates of each offer
+    expected_tokens: float  # committed by the pass: one per request and the accepted candidates
+    seconds: float  # of the pass
+
+
+def choose(
+    offers: Sequence[Sequence[float]],
+    *,
+    seconds: Callable[[int], float],
+    rate: float,
+    num_prefill_tokens: int = 0,
+    max_per_request: int | None = None,
+    max_total: int | None = None,
+) -> Choice:
+    """Return which leading candidates of each request the next pass verifies: the smallest of the best sets.
+
+    Every size of the set is weighed, as seconds may rise in steps: a candidate that does not pay for the step may have
+    others behind it that do.
+
+    Args:
+        offers: for each request that commits a token in this pass, the acceptance probabilities of its candidates,
+            parents before children; may be empty. One that is likelier than an earlier one of its offer counts as that
+            one, so that the best candidates over all requests are always leading ones.
+        seconds: of a pass with so many new tokens; never falling.
+        rate: tokens per second to be matched; 0 takes all candidates that may be accepted at all.
+        num_prefill_tokens: tokens in the pass besides the candidates and one token of each request.
+        max_per_request: most candidates of one request; None sets no limit.
+        max_total: most candidates of all requests; None sets no limit.
+    """
+    merged = sorted(
+        (-probability, depth_idx, request_idx)
+        for request_idx, offer in enumerate(offers)
+        for depth_idx, probability in enumerate(accumulate(offer[:max_per_request], min))
+    )[:max_total]
+    num_base_tokens = len(offers) + num_prefill_tokens
+    expected_tokens = best_expected_tokens = float(len(offers))
+    best_seconds = seconds(num_base_tokens)
+    best_value, num_best = expected_tokens - rate * best_seconds, 0
+    for num_taken, (negative_probability, _, _) in enumerate(merged, 1):
+        expected_tokens -= negative_probability
+        pass_s = seconds(num_base_tokens + num_taken)
+        value = expected_tokens - rate * pass_s
+        if value > best_value:
+            best_value, num_best = value, num_taken
+            best_expected_tokens, best_seconds = expected_tokens, pass_s
+    counts = [0] * len(offers)
+    for _, _, request_idx in merged[:num_best]:
+        counts[request_idx] += 1
+    return Choice(tuple(counts), best_expected_tokens, best_seconds)
+
+
+def is_worth_drafting(gains: Sequence[float], *, draft_s: float, verify_s: float, rate: float) -> bool:
+    """Return whether one more draft pass, made while the target waits, brings more tokens than its time is worth.
+
+    Args:
+        gains: for each request, the chance that a candidate of the layer to be made is accepted: what
+            `Calibration.next_probability` says of its most probable node in the deepest layer.
+        draft_s: seconds of the draft pass.
+        verify_s: seconds by which the new layer's tokens lengthen the target's pass.
+        rate: tokens per second to be matched.
+    """
+    return sum(gains) > rate * (draft_s + verify_s)

@@ -1,0 +1,298 @@
+"""What a forward pass costs: a model of seconds by tokens, sequences and context, measured at start and kept true."""
+
+from __future__ import annotations
+
+import math
+import time
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import accumulate, pairwise
+
+from card.engine.cores import CorePlan, Home, pinned
+from card.errors import CapacityError, SettingsError
+from card.models.protocol import Extension, LanguageModel
+
+_PREFIX_ROWS = 8  # context under which the points are measured; counted as none
+_LONG_CONTEXT_ROWS = 512
+_MOST_RUNS = 15  # of each timed pass; a large model gets fewer within its time
+_POINTS_SHARE, _SEQUENCES_SHARE, _PREFILL_SHARE = 0.6, 0.75, 0.9  # of the time limit, after which each part stops
+
+_TRIED_TOKENS = 4  # of the passes that the number of threads is chosen for
+_TRYING_S = 0.1  # for each number of threads
+_WORTH_THREADS = 0.95  # of the seconds with fewer threads, that more of them must come down to
+
+_NEWEST_WEIGHT = 0.05  # of an observation in the means, once there are more than 1 / 0.05 of them
+_SLOPE_PRIOR = 0.02  # weight of slope 1, as a variance relative to the mean's square
+_LEAST_SLOPE, _MOST_SLOPE = 0.3, 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class PassCost:
+    """Seconds of one forward pass of one model on a given number of threads.
+
+    Linear between the measured points and, beyond the last, along the line through the last two; never falling with
+    more tokens: a point below an earlier one is noise and is raised to it.
+
+    Raises: SettingsError unless there are two points or more with rising token counts, and all seconds are 0 or more.
+    """
+
+    points: tuple[tuple[int, float], ...]  # (new tokens, seconds) of one sequence with a short context
+    per_sequence_s: float = 0.0  # for each sequence after the first, at the same number of tokens
+    per_context_row_s: float = 0.0  # for each row held before the pass, summed over the sequences
+    _starts: tuple[int, ...] = field(init=False, repr=False, compare=False)
+    _lines: tuple[tuple[int, float, float], ...] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        starts = tuple(num_tokens for num_tokens, _ in self.points)
+        if len(starts) < 2 or starts[0] < 1 or any(b <= a for a, b in pairwise(starts)):
+            raise SettingsError(
+                f"points must be two or more with rising numbers of tokens from 1 on, got {self.points}; measure passes"
+                " of at least two sizes"
+            )
+        times = (*(seconds for _, seconds in self.points), self.per_sequence_s, self.per_context_row_s)
+        if not all(0.0 <= seconds < math.inf for seconds in times):
+            raise SettingsError(f"seconds of a pass must be finite and 0 or more, got {times}")
+        points = tuple(zip(starts, accumulate((seconds for _, seconds in self.points), max), strict=True))
+        lines = [(x, y, (next_y - y) / (next_x - x)) for (x, y), (next_x, next_y) in pairwise(points)]
+        below, last_slope = (starts[0], points[0][1], 0.0), lines[-1][2]
+        object.__setattr__(self, "points", points)
+        object.__setattr__(self, "_starts", starts)
+        object.__setattr__(self, "_lines", (below, *lines, (*points[-1], last_slope)))
+
+    def seconds(self, num_tokens: int, num_sequences: int = 1, num_context_rows: int = 0) -> float:
+        """Return the seconds of one pass; 0 if it has no tokens, for then none is made.
+
+        Args:
+            num_tokens: new tokens of all sequences together.
+            num_sequences: sequences that share them.
+            num_context_rows: rows that these sequences hold already, all together.
+        """
+        if num_tokens < 1:
+            return 0.0
+        x, y, slope = self._lines[bisect_right(self._starts, num_tokens)]
+        shared_s = (num_sequences - 1) * self.per_sequence_s + num_context_rows * self.per_context_row_s
+        return y + slope * (num_tokens - x) + shared_s
+
+    def marginal_s(self, num_tokens: int) -> float:
+        """Return the seconds that one more token adds to a pass of ``num_tokens``; context changes nothing."""
+        return self.seconds(num_tokens + 1) - self.seconds(num_tokens)
+
+    def scaled(self, factor: float) -> PassCost:
+        """Return a copy in which everything takes ``factor`` times as long."""
+        points = tuple((num_tokens, factor * seconds) for num_tokens, seconds in self.points)
+        return PassCost(points, factor * self.per_sequence_s, factor * self.per_context_row_s)
+
+
+def measure_pass_cost(
+    model: LanguageModel,
+    *,
+    clock: Callable[[], float],
+    max_tokens: int = 64,
+    max_sequences: int = 8,
+    time_limit_s: float = 1.5,
+) -> PassCost:
+    """Time passes of 1, 2, 4, ... tokens, of several sequences and on a long context; leave the model as it was.
+
+    Of each pass the shortest of up to 15 runs counts, after one untimed run: whatever else the machine does only
+    adds time, so the shortest is nearest to what the pass itself takes. The runs of the different passes alternate, so
+    that a slow moment hits them alike.
+
+    Args:
+        model: no sequence needs to be open; those that the model has no room for are left out.
+        clock: seconds; rises steadily.
+        max_tokens: most new tokens of a timed pass, 2 or more.
+        max_sequences: most sequences in a timed pass.
+        time_limit_s: no new pass begins after so long, once those of 1 and of 8 tokens have been timed. Sequences and
+            context cost nothing in the result if time was up before their turn.
+    Raises: CapacityError if the model has no room for a single sequence; SettingsError if it allows one token only.
+    """
+    started = clock()
+    until_points, until_sequences, until_prefill, until = (
+        started + share * time_limit_s for share in (_POINTS_SHARE, _SEQUENCES_SHARE, _PREFILL_SHARE, 1.0)
+    )
+    bench = _Bench(model, clock)
+    try:
+        num_prefix_rows = max(1, min(_PREFIX_ROWS, model.max_model_len // 2))
+        most = min(max_tokens, model.max_model_len - num_prefix_rows)
+        slot = bench.open(num_prefix_rows + most)
+        bench.prefill([slot], num_prefix_rows)
+        found = bench.fastest([_Pass((slot,), size) for size in _sizes(most)], until_points, num_needed=2)
+        cost = PassCost(tuple(sorted((timed.num_tokens, seconds) for timed, seconds in found.items())))
+        per_sequence_s = _per_sequence_s(bench, cost, slot, max_sequences, until_sequences)
+        per_row_s = _per_context_row_s(bench, cost, most, until_prefill, until)
+        return PassCost(cost.points, per_sequence_s, per_row_s)
+    finally:
+        bench.close()
+
+
+def with_useful_threads(plan: CorePlan, model: LanguageModel) -> CorePlan:
+    """Return the plan with no more threads for the target than make its passes faster: small models want few."""
+    return replace(plan, beside=_useful(plan.beside, model), alone=_useful(plan.alone, model))
+
+
+def _useful(home: Home, model: LanguageModel) -> Home:
+    best, best_s = Home(home.cores, 1), math.inf
+    threads = 1
+    while threads <= (home.threads or 1):
+        candidate = Home(home.cores, threads)
+        with pinned(candidate):
+            bench = _Bench(model, time.perf_counter)
+            try:
+                slot = bench.open(_TRIED_TOKENS)
+                timed = _Pass((slot,), min(_TRIED_TOKENS, model.max_model_len))
+                seconds = bench.fastest([timed], time.perf_counter() + _TRYING_S, num_needed=1)[timed]
+            finally:
+                bench.close()
+        if seconds < _WORTH_THREADS * best_s:
+            best, best_s = candidate, seconds
+        most = home.threads or 1
+        threads = most if threads < most < 2 * threads else 2 * threads
+    return best
+
+
+class LatencyFit:
+    """What passes take, as a line over what was predicted, learnt while the machine runs.
+
+    The line goes through the fading means of both. Its slope is learnt from how they vary together, and begins at 1: a
+    constant delay of each pass is not taken for a higher price of its tokens. One pass counts as at most twice, at
+    least half of what was expected, so that a hiccup is not taken for a slow machine.
+    """
+
+    def __init__(self) -> None:
+        self._num_observed = 0
+        self._predicted_s = self._measured_s = 0.0  # means
+        self._variance = self._covariance = 0.0  # of predicted; of predicted and measured
+
+    @property
+    def slope(self) -> float:
+        """Measured seconds for each predicted second that a pass is longer."""
+        prior = _SLOPE_PRIOR * self._predicted_s**2
+        if prior <= 0.0:
+            return 1.0
+        return max(_LEAST_SLOPE, min(_MOST_SLOPE, (self._covariance + prior) / (self._variance + prior)))
+
+    def seconds(self, predicted_s: float) -> float:
+        """Return what a pass will take that was predicted to take so long; not negative."""
+        return max(0.0, self._measured_s + self.slope * (predicted_s - self._predicted_s))
+
+    def observe(self, predicted_s: float, measured_s: float) -> None:
+        """Take one pass; ignored if one of the two is not above 0, as with a clock too coarse for the pass."""
+        if predicted_s <= 0.0 or measured_s <= 0.0:
+            return
+        if self._num_observed:
+            expected_s = max(self.seconds(predicted_s), 0.1 * predicted_s)
+            measured_s = max(0.5 * expected_s, min(2.0 * expected_s, measured_s))
+        self._num_observed += 1
+        weight = max(_NEWEST_WEIGHT, 1.0 / self._num_observed)
+        from_mean_s = predicted_s - self._predicted_s
+        self._predicted_s += weight * from_mean_s
+        self._measured_s += weight * (measured_s - self._measured_s)
+        self._variance = (1 - weight) * self._variance + weight * from_mean_s * (predicted_s - self._predicted_s)
+        self._covariance = (1 - weight) * self._covariance + weight * from_mean_s * (measured_s - self._measured_s)
+
+
+@dataclass(frozen=True, slots=True)
+class _Pass:
+    """A pass to be timed: so many new tokens in each of these sequences."""
+
+    slots: tuple[int, ...]
+    num_tokens: int
+
+
+class _Bench:
+    """Sequences of token 0 in a model; each timed pass is undone before the next."""
+
+    def __init__(self, model: LanguageModel, clock: Callable[[], float]) -> None:
+        self.clock = clock
+        self.model = model
+        self._slots: list[int] = []
+
+    def open(self, num_rows: int) -> int:
+        self._slots.append(self.model.open(num_rows))
+        return self._slots[-1]
+
+    def close(self) -> None:
+        for slot in self._slots:
+            self.model.close(slot)
+
+    def prefill(self, slots: Iterable[int], num_tokens: int) -> None:
+        self.model.forward([self._chain(slot, num_tokens, first_logits_idx=num_tokens - 1) for slot in slots])
+
+    def fastest(self, passes: Sequence[_Pass], until: float, num_needed: int = 0) -> dict[_Pass, float]:
+        """Return the shortest seconds of each pass reached before ``until``; the first ones are timed in any case."""
+        best: dict[_Pass, float] = {}
+        for _ in range(_MOST_RUNS):
+            for idx, timed in enumerate(passes):
+                is_new = timed not in best
+                if self.clock() >= until and not (is_new and idx < num_needed):
+                    return best
+                if is_new:
+                    self._run_s(timed)  # the first of its shape may compile, allocate or fill caches
+                best[timed] = min(best.get(timed, math.inf), self._run_s(timed))
+        return best
+
+    def _run_s(self, timed: _Pass) -> float:
+        extensions = [self._chain(slot, timed.num_tokens) for slot in timed.slots]
+        started = self.clock()
+        logits = self.model.forward(extensions)
+        logits[-1][-1, 0].item()  # a GPU works on after forward returns: reading a number waits for it
+        seconds = self.clock() - started
+        for extension in extensions:
+            self.model.keep(extension.slot, extension.parents[0] + 1)
+        return seconds
+
+    def _chain(self, slot: int, num_tokens: int, first_logits_idx: int = 0) -> Extension:
+        last_row = self.model.num_rows(slot) - 1  # NO_PARENT in an empty sequence
+        return Extension(slot, [0] * num_tokens, range(last_row, last_row + num_tokens), first_logits_idx)
+
+
+def _sizes(most: int) -> list[int]:
+    """Return 1, 2, 4, ... up to ``most`` (itself included), those first that say most if time runs out."""
+    sizes = [1 << power for power in range(most.bit_length())]
+    if sizes and sizes[-1] != most:
+        sizes.append(most)
+    return sorted(sizes, key=lambda size: (size != 1, size < 8, size if size >= 8 else -size))
+
+
+def _per_sequence_s(bench: _Bench, cost: PassCost, first_slot: int, max_sequences: int, until: float) -> float:
+    """Return what each further sequence adds to a pass of as many tokens; least squares through (1 sequence, 0)."""
+    slots = [first_slot]
+    num_prefix_rows = bench.model.num_rows(first_slot)
+    if max_sequences < 2 or bench.clock() >= until:
+        return 0.0
+    try:
+        while len(slots) < max_sequences:
+            slots.append(bench.open(num_prefix_rows + 1))
+    except CapacityError:
+        if len(slots) == 1:
+            return 0.0
+    bench.prefill(slots[1:], num_prefix_rows)
+    counts = sorted({len(slots), *(size for size in _sizes(len(slots)) if size > 1)}, reverse=True)
+    found = bench.fastest([_Pass(tuple(slots[:count]), 1) for count in counts], until)
+    weighted_s = squares = 0.0
+    for timed, seconds in found.items():
+        num_further = len(timed.slots) - 1
+        weighted_s += num_further * (seconds - cost.seconds(len(timed.slots)))
+        squares += num_further**2
+    return max(0.0, weighted_s / squares) if squares else 0.0
+
+
+def _per_context_row_s(bench: _Bench, cost: PassCost, chunk_tokens: int, until_prefill: float, until: float) -> float:
+    """Return what each row of context adds to a pass of one token, from as long a context as time and model allow."""
+    most_rows = min(_LONG_CONTEXT_ROWS, bench.model.max_model_len - 1)
+    if bench.clock() >= until_prefill:
+        return 0.0
+    try:
+        slot = bench.open(most_rows + 1)
+    except CapacityError:
+        return 0.0
+    num_rows = 0
+    while num_rows < most_rows and bench.clock() < until_prefill:
+        bench.prefill([slot], min(chunk_tokens, most_rows - num_rows))
+        num_rows = bench.model.num_rows(slot)
+    num_further = num_rows - _PREFIX_ROWS
+    if num_further < _PREFIX_ROWS:
+        return 0.0
+    (seconds,) = bench.fastest([_Pass((slot,), 1)], until, num_needed=1).values()
+    return max(0.0, (seconds - cost.seconds(1)) / num_further)

@@ -1,0 +1,143 @@
+"""The drafter that the settings ask for, and what is known of its speed: whoever builds an engine begins here."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from card.config import DraftSettings, EngineSettings, SamplingParams
+from card.drafter import DrafterWorker
+from card.engine.cores import CorePlan, pinned
+from card.engine.latency import PassCost, measure_pass_cost
+from card.engine.switch import SwitchLink
+from card.models.bucketed import make_runner
+from card.models.fingerprint import tokenizer_fingerprint
+from card.models.graphs import Lane
+from card.models.loading import context_limit, load_model
+from card.models.torch_runner import TorchRunner
+from card.target import draft_spec
+from card.transport.drafter_process import DrafterConfig
+from card.transport.inline import InlineLink
+from card.transport.link import DrafterLink
+from card.transport.process import ProcessLink
+from card.transport.remote import RemoteLink
+from card.transport.thread import ThreadLink
+from card.writers.device_beam import DeviceBeamWriter, make_writer
+
+Where = Literal["inline", "thread", "process", "remote", "switch"]
+
+_SPARE_ROWS = 64
+_MAX_TOKENS_PER_PASS = 256  # a longer text is read in several passes, so that others are not kept waiting
+_MEASURING_S = 0.4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrafterPlan:
+    """What the drafter is made of."""
+
+    model: str | PreTrainedModel | None  # None: the draft server has it
+    settings: EngineSettings
+    draft: DraftSettings
+    where: Where
+    cores: CorePlan
+    max_model_len: int
+    vocab_size: int  # of the target
+    tokenizer: PreTrainedTokenizerBase  # the target's
+
+    @property
+    def max_tree_rows(self) -> int:
+        """KV rows that the tree of one request may take."""
+        return min(2 * self.draft.lead * self.draft.beam_width, self.draft.max_nodes) + _SPARE_ROWS
+
+
+@dataclass(frozen=True, slots=True)
+class Drafter:
+    """A link that is not started yet, and the draft model if it is in this process."""
+
+    link: DrafterLink
+    runner: TorchRunner | None = None
+    lane: Lane | None = None  # where it computes
+
+    def measured(self, plan: DrafterPlan) -> PassCost | None:
+        """Return what passes of a draft model in this process cost; None if there is none here."""
+        if self.runner is None or self.lane is None:
+            return None
+        with pinned(plan.cores.alone), self.lane.entered():
+            return measure_pass_cost(self.runner, clock=time.perf_counter, time_limit_s=_MEASURING_S)
+
+    def reported(self) -> PassCost | None:
+        """Return what the started drafter elsewhere says its passes cost; None if it says nothing."""
+        ready = self.link.ready
+        return PassCost(ready.pass_s) if ready is not None and len(ready.pass_s) > 1 else None
+
+
+def make_drafter(plan: DrafterPlan) -> Drafter:
+    """Return the drafter that the plan asks for. Raises: ModelError if the draft model cannot be loaded."""
+    if plan.where == "remote":
+        return Drafter(_remote_link(plan))
+    if plan.where == "process":
+        return Drafter(_process_link(plan))
+    model = _load(plan)
+    lane = Lane(model.device)
+    with pinned(plan.cores.alone), lane.entered():
+        runner = _make_runner(plan, model)
+        writer = make_writer(runner, takes_turns=plan.where != "thread")
+        if isinstance(writer, DeviceBeamWriter):
+            spec = draft_spec(plan.draft, SamplingParams(temperature=0.0, seed=0), runner.max_model_len)
+            writer.warm_up(spec, runner.max_model_len)
+    worker = DrafterWorker(writer, clock=time.perf_counter, max_tokens_per_pass=_MAX_TOKENS_PER_PASS)
+    if plan.where == "thread":
+        return Drafter(ThreadLink(worker, lane), runner, lane)
+    inline = InlineLink(worker)
+    return Drafter(SwitchLink(_process_link(plan), inline) if plan.where == "switch" else inline, runner, lane)
+
+
+def _load(plan: DrafterPlan) -> PreTrainedModel:
+    assert plan.model is not None
+    if isinstance(plan.model, PreTrainedModel):
+        return plan.model
+    settings = plan.settings
+    return load_model(plan.model, dtype=settings.dtype, device=settings.draft_device or settings.device)
+
+
+def _make_runner(plan: DrafterPlan, model: PreTrainedModel) -> TorchRunner:
+    max_model_len = min(plan.max_model_len, context_limit(model))
+    runner = make_runner(model, max_model_len=max_model_len, max_tree_rows=plan.max_tree_rows)
+    runner.warm_up(plan.draft.beam_width)
+    return runner
+
+
+def _process_link(plan: DrafterPlan) -> ProcessLink:
+    settings = plan.settings
+    assert isinstance(plan.model, str)
+    template = DrafterConfig(
+        address="",
+        incarnation=0,
+        parent_pid=0,
+        model=plan.model,
+        dtype=settings.dtype,
+        device=settings.draft_device or settings.device,
+        threads=settings.draft_threads,
+        cores=plan.cores.draft,
+        max_model_len=plan.max_model_len,
+        max_tree_rows=plan.max_tree_rows,
+        warm_up_tokens=plan.draft.beam_width,
+    )
+    return ProcessLink(template, start_timeout_s=settings.start_timeout_s, silence_timeout_s=settings.drafter_timeout_s)
+
+
+def _remote_link(plan: DrafterPlan) -> RemoteLink:
+    settings = plan.settings
+    assert settings.draft_address is not None
+    return RemoteLink(
+        settings.draft_address,
+        vocab_size=plan.vocab_size,
+        tokenizer=tokenizer_fingerprint(plan.tokenizer),
+        keys=Path(settings.draft_keys) if settings.draft_keys is not None else None,
+        start_timeout_s=settings.start_timeout_s,
+        silence_timeout_s=settings.drafter_timeout_s,
+    )

@@ -1,0 +1,151 @@
+"""What a round does with its drafter: draft first, wait, or verify what there is, and how much of it.
+
+A policy decides and observes. It never speaks to the drafter, runs no model and reads no clock: the engine does what it
+says and tells what came of it. `FixedPolicy` obeys the settings to the letter; `card.engine.tuned` tunes what was left
+open.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from card.candidates import Candidates
+from card.engine.cores import Home
+from card.engine.switch import Arm
+from card.methods import Method
+from card.target import StepResult, TargetRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """Let the drafter make so many passes, then ask again."""
+
+    num_passes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Wait for the drafter for so long at most, then ask again."""
+
+    seconds: float
+
+
+@dataclass(slots=True)
+class RoundView:
+    """What a policy sees of a round before its pass."""
+
+    requests: Sequence[TargetRequest]  # those that decode, R of them
+    num_prompt_tokens: int  # tokens of prompts that the pass runs besides
+    num_context_rows: int  # KV rows of the decoding requests
+    takes_turns: bool  # the drafter only drafts when it is told to
+    is_up: bool = False  # the drafter can be spoken to
+    best_paths: Sequence[tuple[int, float]] = ()  # R; (depth, path score) of the end of each best path
+    num_short: int = 0  # requests that want to wait: less than min_depth candidates, and heard of since the last wait
+    num_unread: int = 0  # requests whose text the drafter has yet to read: its next pass takes longer
+    num_passes: int = 0  # passes that the drafter was told to make in this round
+    waited_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came of a round in which requests decoded."""
+
+    view: RoundView
+    result: StepResult
+    seconds: float  # from the start of the round to its end
+    num_committed: int  # tokens of the decoding requests
+    drafter_passes: int  # that were reported since the last round, summed over the requests
+    drafter_busy_s: float  # seconds of these; a pass for several requests counts once in all
+
+
+class Policy(Protocol):
+    """Decides what a round does. One policy serves one engine."""
+
+    @property
+    def arm(self) -> Arm:
+        """The schedule of the present round."""
+
+    @property
+    def home(self) -> Home:
+        """Where the target computes in the present round."""
+
+    @property
+    def reason(self) -> str:
+        """Why this schedule, in a few words for the statistics."""
+
+    def begin(self, num_decoding: int, available: frozenset[Arm]) -> None:
+        """Start a round of so many decoding requests: now the schedule may change to another available one."""
+
+    def beam(self) -> tuple[int, int]:
+        """Return the width and the lead for the drafter; zeros leave them as the settings say."""
+
+    def prepare(self, view: RoundView) -> Draft | Wait | None:
+        """Return what to do before the pass; None to verify what there is."""
+
+    def choose(self, view: RoundView, offers: Sequence[Candidates]) -> Sequence[int]:
+        """Return how many leading candidates of each offer to verify."""
+
+    def observe(self, outcome: Outcome) -> None:
+        """Learn from a finished round."""
+
+
+class FixedPolicy:
+    """Does what the settings say in every round; for methods that are defined by their settings."""
+
+    def __init__(self, method: Method, home: Home = Home(), *, takes_turns: bool = False) -> None:  # noqa: B008
+        self.home = home
+        self.arm: Arm = "off" if not method.needs_draft else "turns" if takes_turns else "beside"
+        self.reason = f"{method.name} as set" if method.needs_draft else f"{method.name} has no drafter"
+
+    def begin(self, num_decoding: int, available: frozenset[Arm]) -> None:
+        """Nothing changes."""
+
+    def beam(self) -> tuple[int, int]:
+        """Leave them as the settings say."""
+        return 0, 0
+
+    def prepare(self, view: RoundView) -> Draft | Wait | None:
+        """Draft or wait as the settings say."""
+        if view.takes_turns and view.num_passes == 0:
+            drafting = [request.draft.num_speculative_tokens for request in view.requests if request.uses_drafter]
+            if drafting:
+                return Draft(max(drafting))
+            if view.num_prompt_tokens:
+                return Draft(1)  # who takes turns reads the prompt in the prefill, as who runs beside does
+        if view.num_short and not view.takes_turns:
+            longest = max(request.draft.max_wait_s for request in view.requests)
+            if longest > view.waited_s:
+                return Wait(longest - view.waited_s)
+        return None
+
+    def choose(self, view: RoundView, offers: Sequence[Candidates]) -> Sequence[int]:
+        """Return how many candidates are as likely as the settings want."""
+        pairs = zip(view.requests, offers, strict=True)
+        return [num_likely(offer, request.draft.min_verify_prob) for request, offer in pairs]
+
+    def observe(self, outcome: Outcome) -> None:
+        """Nothing is learnt."""
+
+
+def num_likely(offer: Candidates, min_prob: float) -> int:
+    """Return how many leading candidates have a path of at least this probability; scores do not increase."""
+    if min_prob <= 0:
+        return len(offer)
+    floor = math.log(min_prob)
+    return next((i for i, score in enumerate(offer.path_logprobs) if score < floor), len(offer))
+
+
+def leading(offer: Candidates, count: int) -> Candidates:
+    """Return the first ``count`` candidates: parents come before children, so any number of them is a tree."""
+    if count >= len(offer):
+        return offer
+    return Candidates(
+        offer.ids[:count],
+        offer.tokens[:count],
+        offer.parents[:count],
+        offer.path_logprobs[:count],
+        offer.depths[:count],
+    )

@@ -1,0 +1,314 @@
+"""Everything behind one pair of models: loading, the drafter, the engine, and prompts made into requests.
+
+`LLM` and `AsyncLLM` are shells over a `Host`; they differ in who drives the engine.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import time
+import weakref
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from numbers import Integral
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from card.config import DraftSettings, EngineSettings, SamplingParams, parse_size
+from card.engine.cores import Home, pinned, plan_cores
+from card.engine.engine import Engine, Limits
+from card.engine.latency import PassCost, measure_pass_cost, with_useful_threads
+from card.engine.links import Drafter, DrafterPlan, Where, make_drafter
+from card.engine.policy import FixedPolicy, Policy
+from card.engine.switch import Arm
+from card.engine.tuned import Station, TunedPolicy
+from card.errors import PromptError, SettingsError
+from card.methods import Method, find_method
+from card.models.bucketed import make_runner
+from card.models.inflation import inflate, inflated_from, parse_parameter_count
+from card.models.loading import check_pair, context_limit, end_token_ids, load_model, load_tokenizer, parameter_count
+from card.models.text import Detokenizer, StopStrings, encode_chat, encode_prompt
+from card.target import TargetRequest, TargetWorker
+from card.transport.link import DrafterLink
+
+Prompt = str | Sequence[int] | Sequence[Mapping[str, str]]
+
+_DEFAULT_MAX_MODEL_LEN = 4096
+_SPARE_ROWS = 64
+_MEASURING_S = 0.6  # for the target's latencies, under each schedule
+_RAM_SHARE = 0.25  # of the free memory, that KV may take if nothing is said
+
+
+class TextStream:
+    """The text of one request as it grows; tells the target when a stop string is complete."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, stop: tuple[str, ...]) -> None:
+        self._detokenizer = Detokenizer(tokenizer)
+        self._stops = StopStrings(stop)
+        self._is_fed = bool(stop)  # by the target, token by token
+        self._piece = ""
+
+    def feed(self, token_id: int) -> bool:
+        """Take the next token; return True if a stop string is complete now."""
+        self._piece += self._stops.push(self._detokenizer.push([token_id]))
+        return self._stops.found is not None
+
+    def take(self, token_ids: Sequence[int], *, is_end: bool) -> str:
+        """Return the text that these committed tokens made certain; all that is left at the end."""
+        if not self._is_fed:
+            self._piece += self._detokenizer.push(token_ids)
+        if is_end:
+            self._piece += self._stops.push(self._detokenizer.flush()) + self._stops.flush()
+        piece, self._piece = self._piece, ""
+        return piece
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedRequest:
+    """A request for the engine, and the text that will come of it."""
+
+    request: TargetRequest
+    text: TextStream
+
+
+class Host:
+    """The models, the drafter and the engine of one `LLM`; makes requests, runs none."""
+
+    def __init__(
+        self,
+        target: str | PreTrainedModel,
+        draft: str | PreTrainedModel | None,
+        *,
+        tokenizer: PreTrainedTokenizerBase | None,
+        method: str | None,
+        settings: Mapping[str, Any],
+    ) -> None:
+        """Load the models and bring the drafter up; arguments as of `LLM`.
+
+        Raises: SettingsError, ModelError, VocabularyError, WorkerError.
+        """
+        engine_changes, draft_changes = split_settings(settings)
+        has_drafter = draft is not None or engine_changes.get("draft_address") is not None
+        self.method: Method = find_method(method or ("card" if has_drafter else "vanilla"))
+        self.settings = EngineSettings(
+            target=_name(target),
+            draft=None if draft is None else _name(draft),
+            method=self.method.name,
+            **engine_changes,
+        )
+        self.draft_settings = self.method.shape(DraftSettings(**draft_changes))
+        self._refuse_contradictions(draft, has_drafter=has_drafter)
+        self.tokenizer = tokenizer or load_tokenizer(self.settings.target)
+        model = self._load_target(target, draft)
+        self.max_model_len = self._context(model)
+        self._end_ids = end_token_ids(model, self.tokenizer)
+        self.runner = make_runner(
+            model, max_model_len=self.max_model_len, max_tree_rows=self.draft_settings.budget + _SPARE_ROWS
+        )
+        self._where = self._choose_where(draft) if self.method.needs_draft else None
+        self.cores = plan_cores(self.settings, own_drafter_core=self._where in ("process", "switch"))
+        most_tokens = 1 + self.draft_settings.budget if self.method.needs_draft else 1
+        if self.settings.threads is None and self.runner.device.type == "cpu":
+            self.cores = with_useful_threads(self.cores, self.runner)
+        with pinned(self.cores.alone):
+            self.runner.warm_up(most_tokens)
+        self.link: DrafterLink | None = None
+        self.policy: Policy = FixedPolicy(self.method, self.cores.alone)
+        if self._where is not None:
+            plan = self._drafter_plan(draft, self._where)
+            drafter = make_drafter(plan)
+            self.link = drafter.link
+            self._finalizer = weakref.finalize(self, self.link.close)
+            self.link.start()
+            self.policy = self._make_policy(drafter, plan, frozenset(draft_changes))
+        worker = TargetWorker(self.runner, clock=time.perf_counter, max_kv_bytes=self._kv_bytes())
+        limits = Limits(max_num_seqs=self.settings.max_num_seqs, prefill_chunk=self.settings.prefill_chunk)
+        self.engine = Engine(worker, self.link, self.method, limits=limits, policy=self.policy)
+
+    def close(self) -> None:
+        """End the drafter. May be called twice."""
+        if self.link is not None:
+            self._finalizer()
+
+    def make_request(
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        request_id: int,
+    ) -> PreparedRequest:
+        """Return the request for a prompt: text, token ids, or a conversation for the model's chat template.
+
+        A seed is drawn if there is none. Raises: PromptError for a prompt that is empty or does not fit.
+        """
+        if params.seed is None:
+            params = params.replace(seed=secrets.randbelow(2**31))
+        text = TextStream(self.tokenizer, params.stop)
+        end_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._end_ids)
+        request = TargetRequest(
+            request_id=request_id,
+            prompt_ids=self.encode(prompt),
+            params=params,
+            draft=self.draft_settings,
+            end_ids=end_ids,
+            stop_check=text if params.stop else None,
+            uses_drafter=self.link is not None,
+        )
+        self.engine.check(request)
+        return PreparedRequest(request, text)
+
+    def encode(self, prompt: Prompt) -> tuple[int, ...]:
+        """Return the token ids of a prompt. Raises: PromptError if it is none."""
+        if isinstance(prompt, str):
+            return tuple(encode_prompt(self.tokenizer, prompt))
+        given: Sequence[object] = prompt if isinstance(prompt, Sequence) else (None,)
+        if given and isinstance(given[0], Mapping):
+            return tuple(encode_chat(self.tokenizer, given))  # type: ignore[arg-type]
+        token_ids = [int(token_id) for token_id in given if isinstance(token_id, Integral)]  # NumPy's are Integral too
+        if len(token_ids) < len(given):
+            raise PromptError(
+                f"a prompt must be a string or a list of token ids, got {type(prompt).__name__}; put several of them, "
+                "or one that is token ids, into a list"
+            )
+        return tuple(token_ids)
+
+    # ---- inside -----------------------------------------------------------------------------------------------------
+
+    def _refuse_contradictions(self, draft: str | PreTrainedModel | None, *, has_drafter: bool) -> None:
+        settings = self.settings
+        if self.method.needs_draft and not has_drafter:
+            raise SettingsError(f"method {self.method.name} needs a draft model; give one, or use method vanilla")
+        if isinstance(draft, PreTrainedModel) and settings.placement == "process":
+            raise SettingsError(
+                "a loaded draft model cannot move into another process; give its folder, or placement thread"
+            )
+        if settings.schedule != "auto":
+            where = settings.placement or ("remote" if settings.draft_address else None)
+            if self.method.schedule != "parallel":
+                raise SettingsError(f"schedule is for method card; {self.method.name} has its own, so leave it out")
+            if where is not None and (settings.schedule == "turns") != (where == "inline"):
+                raise SettingsError(
+                    f"schedule {settings.schedule} does not go with a drafter that is {where}: turns are taken with a "
+                    "drafter inline, and only that one takes turns; leave one of the two out"
+                )
+        if settings.draft_keys is not None and settings.draft_address is None:
+            raise SettingsError("draft_keys are for a draft server: give its draft_address too")
+
+    def _choose_where(self, draft: str | PreTrainedModel | None) -> Where:
+        """Return where the drafter goes: as set, else by the method, and for a tuned one where it can choose."""
+        settings = self.settings
+        if settings.draft_address is not None:
+            return "remote"
+        if settings.placement is not None or self.method.schedule != "parallel":
+            return settings.placement or self.method.placement
+        devices = {settings.device, settings.draft_device or settings.device}
+        if settings.schedule == "turns":
+            return "inline"
+        if devices != {"cpu"}:
+            return "thread"
+        if isinstance(draft, PreTrainedModel):
+            return "thread" if settings.schedule == "beside" else "inline"
+        has_cores = len(os.sched_getaffinity(0)) > settings.draft_threads if hasattr(os, "sched_getaffinity") else True
+        if settings.schedule == "beside" or settings.policy == "fixed":
+            return "process"
+        return "switch" if has_cores else "inline"
+
+    def _load_target(self, target: str | PreTrainedModel, draft: str | PreTrainedModel | None) -> PreTrainedModel:
+        model = target
+        if not isinstance(model, PreTrainedModel):
+            model = load_model(model, dtype=self.settings.dtype, device=self.settings.device)
+        if self.method.needs_draft and draft is not None:
+            check_pair(self.tokenizer, model, draft)
+        if self.settings.target_cost is not None:
+            model = inflate(model, parse_parameter_count(self.settings.target_cost))
+        original = inflated_from(model)
+        self.target_cost: str | None = None
+        if original is not None:
+            self.target_cost = (
+                f"{parameter_count(model) / 1e6:.0f}M (inflated from {original / 1e6:.1f}M, same outputs)"
+            )
+        return model
+
+    def _context(self, model: PreTrainedModel) -> int:
+        limit = context_limit(model)
+        wanted = self.settings.max_model_len or min(_DEFAULT_MAX_MODEL_LEN, limit)
+        if wanted > limit:
+            raise SettingsError(f"max_model_len must be at most {limit}, the target's own limit, got {wanted}")
+        return wanted
+
+    def _kv_bytes(self) -> int:
+        """Return the most memory for the target's KV. Raises: SettingsError if one longest request does not fit."""
+        row_bytes, max_rows = self.runner.row_bytes, self.runner.max_rows
+        if self.settings.kv_cache_memory is None:
+            wanted = self.settings.max_num_seqs * max_rows * row_bytes
+            return max(min(wanted, int(_RAM_SHARE * _free_bytes(self.runner.device))), max_rows * row_bytes)
+        given = parse_size(self.settings.kv_cache_memory)
+        if given < max_rows * row_bytes:
+            raise SettingsError(
+                f"kv_cache_memory {self.settings.kv_cache_memory} holds {given // row_bytes} rows of KV, but a request "
+                f"of max_model_len {self.max_model_len} with its candidates needs {max_rows} "
+                f"({max_rows * row_bytes / 2**20:.0f}M); raise it, or lower max_model_len"
+            )
+        return given
+
+    def _make_policy(self, drafter: Drafter, plan: DrafterPlan, pinned_names: frozenset[str]) -> Policy:
+        """Return the policy: what was set, and for a tuned method the rest by measurement."""
+        settings, takes_turns = self.settings, plan.where == "inline"
+        home = self.cores.beside if plan.where in ("process", "switch") else self.cores.alone
+        if self.method.schedule != "parallel" or settings.policy == "fixed":
+            return FixedPolicy(self.method, home, takes_turns=takes_turns)
+        alone = beside = self._measured(self.cores.alone)
+        if home != self.cores.alone:
+            beside = self._measured(home)
+        own, reported = drafter.measured(plan), drafter.reported()
+        stations: dict[Arm, Station] = {}
+        if plan.where != "inline":
+            stations["beside"] = Station(home, beside, reported or own)
+        if takes_turns or plan.where == "switch":
+            stations["turns"] = Station(self.cores.alone, alone, own)
+        if settings.schedule == "auto":
+            stations["off"] = Station(self.cores.alone, alone)
+        return TunedPolicy(stations, self.draft_settings, pinned=pinned_names)
+
+    def _measured(self, home: Home) -> PassCost:
+        with pinned(home):
+            return measure_pass_cost(
+                self.runner,
+                clock=time.perf_counter,
+                max_sequences=min(8, self.settings.max_num_seqs),
+                time_limit_s=_MEASURING_S,
+            )
+
+    def _drafter_plan(self, draft: str | PreTrainedModel | None, where: Where) -> DrafterPlan:
+        return DrafterPlan(
+            model=draft,
+            settings=self.settings,
+            draft=self.draft_settings,
+            where=where,
+            cores=self.cores,
+            max_model_len=self.max_model_len,
+            vocab_size=self.runner.vocab_size,
+            tokenizer=self.tokenizer,
+        )
+
+
+def split_settings(settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the settings of the engine and those of drafting. Raises: SettingsError for an unknown name."""
+    engine_names, draft_names = ({f.name for f in fields(kind)} for kind in (EngineSettings, DraftSettings))
+    for name in settings:
+        if name not in engine_names | draft_names:
+            raise SettingsError(f"unknown setting {name!r}; known: {', '.join(sorted(engine_names | draft_names))}")
+    engine = {name: value for name, value in settings.items() if name in engine_names}
+    return engine, {name: value for name, value in settings.items() if name in draft_names}
+
+
+def _name(model: str | PreTrainedModel) -> str:
+    return model if isinstance(model, str) else str(model.config.name_or_path or type(model).__name__)
+
+
+def _free_bytes(device: torch.device) -> int:
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

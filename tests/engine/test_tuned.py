@@ -1,0 +1,279 @@
+"""The policy that tunes itself: it finds the best schedule, obeys what was set, and never changes a text."""
+
+from __future__ import annotations
+
+import random
+import time
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from card.candidates import Candidates
+from card.config import DraftSettings, SamplingParams
+from card.engine.cores import Home
+from card.engine.engine import Engine, Limits
+from card.engine.latency import PassCost
+from card.engine.policy import Draft, Outcome, RoundView, Wait
+from card.engine.switch import Arm, SwitchLink
+from card.engine.tuned import Station, TunedPolicy
+from card.methods import find_method
+from card.target import StepResult, TargetWorker, Verified
+from card.transport.fake import Faults
+from tests.decoding import fake, inline, make_request, plain, run_all, toy_draft, toy_target
+
+ALL: frozenset[Arm] = frozenset({"beside", "turns", "off"})
+
+
+def cost(first_s: float, each_s: float) -> PassCost:
+    return PassCost(((1, first_s), (64, first_s + 63 * each_s)))
+
+
+def stations(**changes: PassCost) -> dict[Arm, Station]:
+    """Return the schedules of a target of 10 ms a pass and 1 ms for each further token, half of it on all cores."""
+    costs = {"beside": cost(1e-2, 1e-3), "alone": cost(7e-3, 5e-4), "drafter": cost(1e-3, 5e-5)} | changes
+    home = Home()
+    return {
+        "beside": Station(home, costs["beside"], costs["drafter"]),
+        "turns": Station(home, costs["alone"], costs["drafter"]),
+        "off": Station(home, costs["alone"]),
+    }
+
+
+def chain(*path_logprobs: float) -> Candidates:
+    ids = tuple(range(len(path_logprobs)))
+    return Candidates(ids, ids, tuple(i - 1 for i in ids), path_logprobs, tuple(i + 1 for i in ids))
+
+
+def view(num_requests: int = 1, **changes) -> RoundView:
+    requests = [make_request(i) for i in range(num_requests)]
+    return RoundView(requests, num_prompt_tokens=0, num_context_rows=100, takes_turns=False, is_up=True, **changes)
+
+
+@dataclass
+class World:
+    """A machine with its own tokens/s for each schedule, whatever was predicted."""
+
+    speed: dict[Arm, float]
+    agreement: float = 0.8
+    seed: int = 0
+
+    def run(
+        self, policy: TunedPolicy, num_rounds: int, num_requests: int = 1, available: frozenset[Arm] = ALL
+    ) -> dict[Arm, int]:
+        """Return how many rounds ran under each schedule."""
+        rng, used = random.Random(self.seed), dict.fromkeys(self.speed, 0)
+        for _ in range(num_rounds):
+            policy.begin(num_requests, available)
+            used[policy.arm] += 1
+            seconds = 0.02 * rng.uniform(0.95, 1.05)
+            committed = seconds * self.speed[policy.arm]
+            verified = []
+            if policy.arm != "off":
+                agreed = [rng.random() < self.agreement for _ in range(3)]
+                num_agreed = agreed.index(False) if False in agreed else 3
+                verified = [Verified(1, Candidates.none(), (), True, min(num_agreed + 1, 3), num_agreed)]
+            result = StepResult(verified=verified, num_tokens=4, busy_s=0.01)
+            policy.observe(Outcome(view(num_requests), result, seconds, committed, 0, 0.0))
+        return used
+
+
+@pytest.mark.parametrize("best", sorted(ALL))
+@pytest.mark.parametrize("num_requests", [1, 16])
+def test_whatever_was_predicted_the_measured_best_schedule_is_used(best, num_requests):
+    policy = TunedPolicy(stations(), DraftSettings())
+    world = World({arm: 400.0 * num_requests if arm == best else 300.0 * num_requests for arm in ALL})
+    world.run(policy, 2000, num_requests)
+    used = world.run(policy, 1000, num_requests)
+    assert used[best] >= 900, "the others are only tried again now and then"
+    assert f"{best}" in policy.reason
+    assert "tokens/s" in policy.reason
+
+
+def test_speculation_comes_back_when_it_pays_again():
+    policy = TunedPolicy(stations(), DraftSettings())
+    World({"beside": 80.0, "turns": 80.0, "off": 140.0}, agreement=0.05).run(policy, 300)
+    assert policy.arm == "off"
+    World({"beside": 300.0, "turns": 200.0, "off": 140.0}, agreement=0.95).run(policy, 600)
+    used = World({"beside": 300.0, "turns": 200.0, "off": 140.0}, agreement=0.95).run(policy, 600)
+    assert used["beside"] > 500
+
+
+def test_each_batch_size_has_its_own_best_schedule():
+    policy = TunedPolicy(stations(), DraftSettings())
+    alone = World({"beside": 300.0, "turns": 200.0, "off": 140.0})
+    crowded = World({"beside": 800.0, "turns": 900.0, "off": 1100.0})
+    for _ in range(6):
+        alone.run(policy, 200, 1)
+        crowded.run(policy, 200, 16)
+    assert alone.run(policy, 100, 1)["beside"] >= 80
+    assert crowded.run(policy, 100, 16)["off"] >= 80
+
+
+def test_a_schedule_whose_drafter_is_down_is_left_at_once_and_taken_up_again():
+    policy = TunedPolicy(stations(), DraftSettings())
+    world = World({"beside": 300.0, "turns": 200.0, "off": 140.0})
+    world.run(policy, 600)
+    used = world.run(policy, 50, available=frozenset({"turns", "off"}))
+    assert used["beside"] == 0
+    assert world.run(policy, 600)["beside"] > 300
+
+
+def test_the_only_schedule_left_is_kept_while_its_drafter_is_down():
+    policy = TunedPolicy({"beside": stations()["beside"]}, DraftSettings())
+    policy.begin(1, frozenset({"off"}))
+    assert policy.arm == "beside"
+
+
+def test_a_bad_pair_is_predicted_to_be_off_and_a_good_one_is_not():
+    policy = TunedPolicy(stations(drafter=cost(2e-2, 1e-3)), DraftSettings())
+    assert policy.arm == "off", "the drafter is slower than the target"
+    assert TunedPolicy(stations(), DraftSettings()).arm != "off"
+
+
+def test_more_is_verified_where_tokens_cost_little_and_less_where_they_cost_much():
+    offers = [chain(-0.1, -0.3, -0.6, -1.0, -1.6, -2.3)]
+    cheap = TunedPolicy({"beside": stations(beside=cost(1e-2, 1e-5))["beside"]}, DraftSettings())
+    dear = TunedPolicy({"beside": stations(beside=cost(1e-3, 1e-2))["beside"]}, DraftSettings())
+    assert list(cheap.choose(view(), offers)) == [6]
+    assert sum(dear.choose(view(), offers)) <= 1
+
+
+def test_candidates_that_the_target_never_takes_are_soon_not_verified_any_more():
+    policy = TunedPolicy({"beside": stations(beside=cost(1e-2, 3e-3))["beside"]}, DraftSettings())
+    offer = chain(-0.05, -0.1, -0.2)
+    assert sum(policy.choose(view(), [offer])) > 0
+    for _ in range(60):
+        policy.begin(1, ALL)
+        result = StepResult(verified=[Verified(0, offer, (), True, 1, 0)], num_tokens=4, busy_s=0.013)
+        policy.observe(Outcome(view(), result, 0.0135, 1, 0, 0.0))
+    assert sum(policy.choose(view(), [offer])) == 0
+
+
+def test_in_turns_it_drafts_until_a_layer_is_not_worth_its_time():
+    policy = TunedPolicy({"turns": stations()["turns"]}, DraftSettings())
+    policy.begin(1, ALL)
+    drafted = view(best_paths=[(0, 0.0)])
+    drafted.takes_turns = True
+    assert policy.prepare(drafted) == Draft(1)
+    drafted.best_paths, drafted.num_passes = [(5, -7.0)], 5
+    assert policy.prepare(drafted) is None, "nobody believes in so unlikely a path"
+
+
+def test_in_turns_it_stops_when_the_drafter_makes_nothing_deeper():
+    policy = TunedPolicy({"turns": stations()["turns"]}, DraftSettings())
+    policy.begin(1, ALL)
+    drafted = view(best_paths=[(0, 0.0)])
+    drafted.takes_turns = True
+    for num_passes in range(3):
+        drafted.num_passes = num_passes
+        action = policy.prepare(drafted)
+    assert action is None
+
+
+def test_it_waits_on_a_miss_only_if_no_request_has_candidates_and_the_target_is_dear():
+    slow = TunedPolicy({"beside": stations(beside=cost(0.1, 1e-3))["beside"]}, DraftSettings())
+    action = slow.prepare(view(2, best_paths=[(0, 0.0), (0, 0.0)], num_short=2))
+    assert isinstance(action, Wait)
+    assert 0 < action.seconds < 0.02
+    assert slow.prepare(view(2, best_paths=[(0, 0.0), (4, -1.0)], num_short=1)) is None, "one miss stalls no other"
+    fast = TunedPolicy({"beside": stations(beside=cost(2e-3, 1e-3))["beside"]}, DraftSettings())
+    assert fast.prepare(view(best_paths=[(0, 0.0)], num_short=1)) is None
+
+
+def test_a_wait_ends_when_its_time_is_over():
+    policy = TunedPolicy({"beside": stations(beside=cost(0.1, 1e-3))["beside"]}, DraftSettings())
+    assert policy.prepare(view(best_paths=[(0, 0.0)], num_short=1, waited_s=1.0)) is None
+
+
+def test_beams_become_narrower_in_a_bigger_batch():
+    policy = TunedPolicy(stations(drafter=cost(1e-3, 1e-4)), DraftSettings(beam_width=6))
+    widths = []
+    for num_requests in (1, 4, 16):
+        policy.begin(num_requests, ALL)
+        widths.append(policy.beam()[0])
+    assert widths == sorted(widths, reverse=True)
+    assert widths[0] > widths[-1] >= 1
+
+
+def test_what_was_set_is_obeyed():
+    draft = DraftSettings(beam_width=5, lead=9, min_verify_prob=0.5, max_wait_s=0.25)
+    pinned = frozenset({"beam_width", "lead", "min_verify_prob", "max_wait_s"})
+    policy = TunedPolicy({"beside": stations()["beside"]}, draft, pinned=pinned)
+    for num_requests in (1, 16):
+        policy.begin(num_requests, ALL)
+        assert policy.beam() == (5, 9)
+    assert policy.choose(view(), [chain(-0.1, -0.6, -0.8)]) == [2]
+    assert policy.prepare(view(best_paths=[(0, 0.0)], num_short=1)) == Wait(0.25)
+
+
+seconds = st.floats(1e-5, 1e-1)
+
+
+@settings(max_examples=60)
+@given(
+    seed=st.integers(0, 99),
+    agreement=st.sampled_from([0.0, 0.8, 1.0]),
+    costs=st.tuples(seconds, seconds, seconds, seconds, seconds, seconds),
+    num_requests=st.integers(1, 6),
+    temperature=st.sampled_from([0.0, 1.0]),
+    faults=st.builds(
+        Faults,
+        seed=st.integers(0, 99),
+        drop=st.sampled_from([0.0, 0.3]),
+        max_delay=st.integers(0, 2),
+        kill=st.sampled_from([0.0, 0.1]),
+    ),
+    switches=st.booleans(),
+)
+def test_texts_are_those_of_plain_decoding_however_the_schedule_changes(
+    seed, agreement, costs, num_requests, temperature, faults, switches
+):
+    target, draft = toy_target(seed), toy_draft(toy_target(seed), agreement)
+    beside = fake(draft, faults)
+    link = SwitchLink(beside, inline(draft))
+    home = Home()
+    policy = TunedPolicy(
+        {
+            "beside": Station(home, cost(*costs[:2]), cost(*costs[2:4])),
+            "turns": Station(home, cost(*costs[4:6]), cost(*costs[2:4])),
+            "off": Station(home, cost(*costs[4:6])),
+        },
+        DraftSettings(),
+    )
+    engine = Engine(
+        TargetWorker(target, clock=time.perf_counter),
+        link,
+        find_method("card"),
+        limits=Limits(prefill_chunk=4),
+        policy=Restless(policy, seed) if switches else policy,
+    )
+    requests = [
+        make_request(
+            i,
+            prompt=tuple((i + j) % 12 for j in range(5 + i)),
+            params=SamplingParams(temperature=temperature, seed=i, max_tokens=30),
+        )
+        for i in range(num_requests)
+    ]
+    texts = run_all(engine, {2 * i: [request] for i, request in enumerate(requests)})
+    assert texts == {r.request_id: plain(toy_target(seed), params=r.params, prompt=r.prompt_ids) for r in requests}
+    assert not link.status.reason, "no message of an honest drafter is rejected"
+    assert engine.stats().kv_open_sequences == 0
+
+
+class Restless:
+    """A policy that changes its schedule at random."""
+
+    def __init__(self, policy: TunedPolicy, seed: int) -> None:
+        self._policy = policy
+        self._rng = random.Random(seed)
+
+    def __getattr__(self, name: str):
+        return getattr(self._policy, name)
+
+    def begin(self, num_decoding: int, available: frozenset[Arm]) -> None:
+        self._policy.begin(num_decoding, available)
+        if self._rng.random() < 0.3:
+            self._policy.arm = self._rng.choice(sorted(available))
