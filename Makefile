@@ -8,16 +8,19 @@ STAMP := $(VENV)/.installed
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint clean
+.PHONY: help demo test test-gpu lint clean
 
 help: ## list these targets
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)$$/make \1: \2/p' Makefile
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)$$/make \1: \2/p' Makefile
 
 demo: $(STAMP) ## set up, then generate text with the built-in pair of models: no GPU, no download of weights
 	$(BIN)/card demo
 
 test: lint ## set up, then check format, lint, types and run the tests
 	$(BIN)/python -m pytest
+
+test-gpu: $(STAMP) ## set up, then run the tests that need a CUDA device
+	$(BIN)/python -m pytest -m gpu -rs tests/gpu
 
 lint: $(STAMP) ## set up, then check format, lint and types
 	$(BIN)/python -m ruff format --check .

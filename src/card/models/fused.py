@@ -82,6 +82,14 @@ class PackedKernels:
 
 
 @dataclass(frozen=True, slots=True)
+class StaticPass(SequencePass):
+    """A pass at fixed addresses: only the device knows the rows that the new keys and values go to."""
+
+    kv: Tensor  # [L, 2, Hkv, rows, D]
+    row_idx: Tensor  # [T] int64
+
+
+@dataclass(frozen=True, slots=True)
 class FusedLayer:
     """The weights of one decoder layer, ready for the kernels."""
 
@@ -128,7 +136,8 @@ def _rotary_table(model: PreTrainedModel, num_positions: int) -> tuple[Tensor, T
     return cos[0], sin[0]
 
 
-def _can_pack(weight: Tensor, num_bytes: int) -> bool:
+def can_pack(weight: Tensor, num_bytes: int) -> bool:
+    """Return whether weights of this kind, ``num_bytes`` in all, are held in oneDNN's order too."""
     if weight.device.type != "cpu" or num_bytes > MAX_PACKED_BYTES or platform.machine() not in ("x86_64", "AMD64"):
         return False
     if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
@@ -145,8 +154,22 @@ def _joined(linears: Sequence[nn.Linear]) -> Linear:
     if any(b is not None for b in biases):
         parts = [m.weight.new_zeros(m.out_features) if m.bias is None else m.bias for m in linears]
         bias = torch.cat([part.detach() for part in parts])
-    weight = linears[0].weight if len(linears) == 1 else torch.cat([m.weight.detach() for m in linears])
-    return weight.detach(), bias
+    weights = [m.weight.detach() for m in linears]
+    if len(weights) == 1:
+        return weights[0], bias
+    joined = _as_shared(weights)
+    return torch.cat(weights) if joined is None else joined, bias
+
+
+def _as_shared(weights: Sequence[Tensor]) -> Tensor | None:
+    """Return weights that an earlier decoder of the same model has joined as one; None if they are apart."""
+    first, place = weights[0], weights[0].storage_offset()
+    for weight in weights:
+        is_next = weight.untyped_storage().data_ptr() == first.untyped_storage().data_ptr()
+        if not is_next or weight.storage_offset() != place or not weight.is_contiguous():
+            return None
+        place += weight.numel()
+    return first.as_strided((sum(len(weight) for weight in weights), first.shape[1]), first.stride())
 
 
 def _share(linears: Sequence[nn.Linear], joined: Tensor) -> None:
@@ -170,7 +193,7 @@ class FusedDecoder:
         head_size = inner.layers[0].self_attn.head_dim
         self.embedding: Tensor = inner.embed_tokens.weight.detach()
         num_bytes = sum(p.numel() * p.element_size() for p in model.parameters())
-        self._is_packed = _can_pack(self.embedding, num_bytes)
+        self._is_packed = can_pack(self.embedding, num_bytes)
         self._kernels: Kernels = PackedKernels() if self._is_packed else PlainKernels()
         self._is_cpu = self.embedding.device.type == "cpu"
         self._eps = float(config.rms_norm_eps)
@@ -282,6 +305,9 @@ class FusedDecoder:
             new = qkv.as_strided(
                 (2, num_kv_heads, num_new, size), (num_kv_heads * size, size, width, 1), first + num_heads * size
             )
-            step.new_rows[index].copy_(new)
+            if isinstance(step, StaticPass):
+                step.kv[index].index_copy_(2, step.row_idx, new)
+            else:
+                step.new_rows[index].copy_(new)
             query = qkv.as_strided((num_kv_heads, num_new, group, size), (group * size, width, size, 1), first)
             out.copy_(attend(step, index, query, layer.window, self._scale).transpose(0, 1))

@@ -1,0 +1,247 @@
+"""How fast is CARD on a GPU, where the pair costs what large models cost?
+
+    python benchmarks/gpu.py --prompts gsm8k_test.jsonl --limit 20 --max-tokens 128 \
+        --draft-cost 1B --target-costs 8B,30B --out benchmarks/results/gpu.jsonl
+
+The built-in pair, inflated on the device: the outputs of a trained pair at the price of large models. All rows run on
+the same weights in one process, greedily. Rows, order, times and the comparison of texts are those of `methods.py`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import gc
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import environment
+import methods
+import report
+import torch
+from compare import TextJudge
+from rich.console import Console
+from rows import AssistantSettings, CardRow, Row, TransformersRow
+from transformers import PreTrainedModel
+from transformers.utils import logging as transformers_logging
+
+from card import LLM, SamplingParams
+from card.config import DraftSettings
+from card.errors import CardError, SettingsError
+from card.models.inflation import inflate, inflated_from, parse_parameter_count
+from card.models.loading import end_token_ids, load_model, load_tokenizer, parameter_count
+
+ROWS = ("vanilla", "sps", "card-chain", "card-tree", "transformers", "transformers-assisted")
+_WARM_UP_TOKENS = 32  # long enough that the shapes of all passes are recorded
+_CHOOSING_PROMPTS = 2
+_SPARE = 1.2  # memory asked for over that of the weights: KV rows, recorded passes, workspace
+_PLACEMENTS = {"vanilla": None, "sps": "inline", "card-chain": "thread", "card-tree": "thread"}
+
+
+class Bench:
+    """One target, one draft, and the rows made of them."""
+
+    def __init__(self, args: argparse.Namespace, target_cost: str, console: Console) -> None:
+        """Load and inflate both. Raises: CardError; SettingsError if the device has no room for them."""
+        self._args = args
+        self._console = console
+        self._stack = contextlib.ExitStack()
+        self._llms: dict[str, LLM] = {}
+        self.params = SamplingParams(temperature=0.0, seed=0, max_tokens=args.max_tokens)
+        self.tokenizer = load_tokenizer(args.target)
+        draft_device = args.draft_device or args.device
+        costs: dict[str, list[str]] = {args.device: [target_cost]}
+        costs.setdefault(draft_device, []).append(args.draft_cost)
+        for device, asked in costs.items():
+            check_memory(device, args.dtype, asked)
+        self.target = load_inflated(args.target, target_cost, args.dtype, args.device)
+        self.draft = load_inflated(args.draft, args.draft_cost, args.dtype, draft_device)
+
+    def close(self) -> None:
+        """End the drafters and free the models."""
+        self._stack.close()
+        self._llms.clear()
+        del self.target, self.draft
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+    def make_rows(self, names: Sequence[str], prompts: list[list[int]]) -> list[Row]:
+        """Return the rows, each warmed up; where a draft length is to be chosen, the fastest on the first prompts."""
+        rows = []
+        for name in names:
+            self._console.print(f"preparing {name}")
+            options = self._options(name)
+            for option in options:
+                option.decode(prompts[0], self.params.replace(max_tokens=_WARM_UP_TOKENS))
+            rows.append(methods.fastest(options, prompts[:_CHOOSING_PROMPTS], self.params))
+        return rows
+
+    def _options(self, name: str) -> list[Row]:
+        """Return the row of this name, or one for each draft length to choose from."""
+        lengths: list[int] = self._args.sps_lengths
+        if name == "transformers":
+            return [self._transformers_row(name, None)]
+        if name == "transformers-assisted":
+            constant = [AssistantSettings(num_assistant_tokens=length) for length in lengths]
+            return [self._transformers_row(name, settings) for settings in (AssistantSettings(), *constant)]
+        llm = self._llm(name)
+        if name == "sps":
+            return [CardRow(name, llm, (), DraftSettings(num_speculative_tokens=length)) for length in lengths]
+        if name == "vanilla":
+            return [CardRow(name, llm, (), DraftSettings())]
+        shape = {"verify": name.removeprefix("card-"), "budget": self._args.budget, "beam_width": self._args.beam_width}
+        return [CardRow(name, llm, (), DraftSettings(min_verify_prob=self._args.min_verify_prob, **shape))]
+
+    def _llm(self, name: str) -> LLM:
+        """Return the LLM of a row; both rows of CARD share one."""
+        method = name.partition("-")[0]
+        if method not in self._llms:
+            settings: dict[str, Any] = {"method": method, "policy": "fixed"}
+            draft = None
+            if _PLACEMENTS[name] is not None:
+                draft, settings["placement"] = self.draft, _PLACEMENTS[name]
+                settings |= {"num_speculative_tokens": max(self._args.sps_lengths)} if method == "sps" else {}
+            if method == "card":
+                settings |= {"budget": self._args.budget, "beam_width": self._args.beam_width}
+            llm = LLM(self.target, draft, tokenizer=self.tokenizer, **settings)
+            self._llms[method] = self._stack.enter_context(llm)
+        return self._llms[method]
+
+    def _transformers_row(self, name: str, assistant: AssistantSettings | None) -> Row:
+        return TransformersRow(
+            name,
+            self.target,
+            end_token_ids(self.target, self.tokenizer),
+            tuple(environment.all_cores(None)),
+            is_comparable=True,
+            assistant=self.draft if assistant else None,
+            assistant_settings=assistant,
+        )
+
+
+def load_inflated(name: str, cost: str, dtype: str, device: str) -> PreTrainedModel:
+    """Return a model on the device at the price of ``cost`` parameters."""
+    return inflate(load_model(name, dtype=dtype, device=device), parse_parameter_count(cost))
+
+
+def check_memory(device: str, dtype: str, costs: Sequence[str]) -> None:
+    """Raise SettingsError if models of so many parameters do not fit into what the device has free."""
+    if torch.device(device).type != "cuda":
+        return
+    needed = _SPARE * sum(parse_parameter_count(cost) for cost in costs) * getattr(torch, dtype).itemsize
+    free, _ = torch.cuda.mem_get_info(torch.device(device))
+    if needed > free:
+        raise SettingsError(
+            f"models of {' and '.join(costs)} parameters take about {needed / 1e9:.0f} GB in {dtype}, and {device} has "
+            f"{free / 1e9:.0f} GB free; leave that size out of --target-costs, or use --draft-device"
+        )
+
+
+def price(model: PreTrainedModel) -> str:
+    """Return what an inflated model costs and what it is."""
+    return f"{parameter_count(model) / 1e9:.2f}B (inflated from {(inflated_from(model) or 0) / 1e6:.1f}M, same outputs)"
+
+
+def run_target(args: argparse.Namespace, target_cost: str, run: dict[str, Any], console: Console) -> list[Any]:
+    """Return one line per row for a target of this price."""
+    with contextlib.ExitStack() as stack:
+        bench = Bench(args, target_cost, console)
+        stack.callback(bench.close)
+        prompts = environment.encode_questions(args.prompts, args.limit, bench.tokenizer)
+        rows = bench.make_rows(args.methods, prompts)
+        cells = methods.measure(rows, prompts, bench.params, args.repeats, console)
+        if not cells:
+            return []
+        with torch.device(bench.target.device):  # the judge makes its inputs there
+            lines = methods.make_lines(rows, cells, prompts, TextJudge(bench.target, bench.params))
+        same = {
+            "benchmark": "gpu",
+            "dtype": args.dtype,
+            "target": args.target,
+            "draft": args.draft,
+            "target_cost": price(bench.target),
+            "draft_cost": price(bench.draft),
+            "temperature": 0.0,
+            "seed": 0,
+            "num_prompts": len({cell.prompt_idx for cell in cells}),
+            "repeats": len({cell.repeat for cell in cells}),
+            "max_tokens": args.max_tokens,
+            "stop": "an end token, or max_tokens",
+            "devices": {"target": str(bench.target.device), "draft": str(bench.draft.device)},
+        }
+        return [{**line, **same, **run} for line in lines]
+
+
+def describe_gpus() -> list[dict[str, Any]]:
+    """Return name, memory and compute capability of each CUDA device."""
+    found = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
+    return [
+        {"name": one.name, "memory_gb": round(one.total_memory / 1e9, 1), "capability": f"{one.major}.{one.minor}"}
+        for one in found
+    ]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the benchmark. Returns: 0, or 1 if a text differs from plain decoding other than at a near-tie."""
+    args = parse_arguments(argv)
+    if not torch.cuda.is_available():
+        raise SettingsError(
+            f"this benchmark needs a CUDA device, and torch {torch.__version__} sees none; run it where there is one, "
+            "with a CUDA build of torch, or run benchmarks/methods.py on this machine"
+        )
+    transformers_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    console = Console(stderr=True)
+    run = environment.describe_run()
+    run["machine"] = {**run["machine"], "gpus": describe_gpus(), "cuda": torch.version.cuda}
+    is_sound = True
+    for target_cost in args.target_costs:
+        lines = run_target(args, target_cost, run, console)
+        environment.append_lines(args.out, lines)
+        if lines:
+            Console().print(report.rich_table(lines))
+        is_sound = is_sound and bool(lines) and not any(line["differences_are_near_ties"] is False for line in lines)
+    return int(not is_sound)
+
+
+def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    """Return the options. Raises: SettingsError for a value that makes no sense."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    environment.add_model_options(parser)
+    parser.set_defaults(dtype="bfloat16")
+    parser.add_argument("--out", type=Path, required=True, help="JSON lines are appended to this file")
+    parser.add_argument("--limit", type=int, default=8, help="how many prompts (default: %(default)s)")
+    parser.add_argument("--repeats", type=int, default=5, help="runs of each prompt and method (default: %(default)s)")
+    parser.add_argument("--draft-cost", default="1B", help="parameters of the inflated draft (default: %(default)s)")
+    parser.add_argument("--target-costs", default="8B,30B", help="of the inflated targets (default: %(default)s)")
+    parser.add_argument("--device", default="cuda:0", help="of the target (default: %(default)s)")
+    parser.add_argument("--draft-device", help="of the drafter (default: the target's, on a stream of its own)")
+    parser.add_argument("--sps-lengths", type=environment.numbers, default=[2, 3, 4, 6, 8, 12], help="to choose from")
+    parser.add_argument("--budget", type=int, default=31, help="most candidates a verification (default: %(default)s)")
+    parser.add_argument("--beam-width", type=int, default=8, help="nodes of a draft step (default: %(default)s)")
+    parser.add_argument(
+        "--min-verify-prob", type=float, default=0.02, help="of a candidate's path (default: %(default)s)"
+    )
+    parser.add_argument("--methods", default=",".join(ROWS), help="some of %(default)s")
+    args = parser.parse_args(argv)
+    args.target_costs = args.target_costs.split(",")
+    for cost in (args.draft_cost, *args.target_costs):
+        parse_parameter_count(cost)
+    wanted = args.methods.split(",")
+    if unknown := [name for name in wanted if name not in ROWS]:
+        raise SettingsError(f"unknown method {unknown[0]!r}; known: {', '.join(ROWS)}")
+    if args.dtype not in ("bfloat16", "float16", "float32"):
+        raise SettingsError(f"--dtype must be bfloat16, float16 or float32, got {args.dtype}")
+    if min(args.repeats, args.limit, args.max_tokens - 1, *args.sps_lengths) < 1:
+        raise SettingsError("--repeats, --limit and --sps-lengths must be 1 or more, --max-tokens 2 or more")
+    args.methods = [name for name in ROWS if name in wanted or name == methods.BASELINE]  # plain always
+    return args
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except CardError as error:
+        sys.exit(f"gpu.py: error: {error}")

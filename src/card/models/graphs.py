@@ -1,0 +1,155 @@
+"""Work in fixed shapes, ready to be captured: recorded steps, copies that nobody waits for, streams.
+
+A step is a function without arguments that reads and writes tensors of fixed shape at fixed addresses, with no value
+read back. On CUDA it is captured once (`torch.cuda.CUDAGraph`) and replayed, which costs one launch instead of
+hundreds. Anywhere else the same function is called, so that all logic runs, and is tested, without a GPU.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+NUM_WARM_UPS = 3  # before a capture: libraries choose kernels and take workspace in their first calls
+NUM_WARM_UPS_ON_CPU = 0  # nothing needs warming there; tests set it to see that warming up does no harm
+
+_ONE_CAPTURE = threading.Lock()  # torch allows one capture at a time in a process
+
+Step = Callable[[], None]
+
+
+def bucket_of(count: int, buckets: Sequence[int]) -> int | None:
+    """Return the smallest of the ascending ``buckets`` that holds ``count``; None if none does."""
+    return next((bucket for bucket in buckets if bucket >= count), None)
+
+
+class Recorder:
+    """Records steps for one device. They share memory: replay them on one stream at a time."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._is_cuda = device.type == "cuda"
+        if self._is_cuda:
+            # One stream for all captures: only then do they share the pool's memory.
+            self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+            self._pool = torch.cuda.graph_pool_handle()
+
+    def record(self, run: Step) -> Step:
+        """Return a function that does what ``run`` does.
+
+        It may be run a few times here, so its inputs must be sound by now, and what it writes is garbage afterwards.
+        """
+        if not self._is_cuda:
+            for _ in range(NUM_WARM_UPS_ON_CPU):
+                run()
+            return run
+        return _Replay(run, self._capture(run))
+
+    def wait(self) -> None:
+        """Wait until the device has done all it was given: before recorded steps are dropped."""
+        if self._is_cuda:
+            torch.cuda.synchronize(self.device)
+
+    def _capture(self, run: Step) -> torch.cuda.CUDAGraph:
+        with _ONE_CAPTURE, torch.cuda.device(self.device):
+            current = torch.cuda.current_stream()
+            self._stream.wait_stream(current)
+            with torch.cuda.stream(self._stream):
+                for _ in range(NUM_WARM_UPS):
+                    run()
+            current.wait_stream(self._stream)
+            graph = torch.cuda.CUDAGraph()
+            # Another thread may well be computing: what it does then is no error of this capture.
+            with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
+                run()
+        return graph
+
+
+class _Replay:
+    """A captured step, with what keeps its tensors alive: a graph knows addresses only."""
+
+    def __init__(self, run: Step, graph: torch.cuda.CUDAGraph) -> None:
+        self._run = run
+        self._graph = graph
+
+    def __call__(self) -> None:
+        self._graph.replay()
+
+
+class StagedTensor:
+    """A tensor at a fixed address that the host fills without waiting for the device: through pinned memory on CUDA."""
+
+    def __init__(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
+        """Make it, all zeros."""
+        self.tensor = torch.zeros(shape, dtype=dtype, device=device)
+        self._host: Tensor | None = None
+        if device.type == "cuda":
+            self._host = torch.zeros(shape, dtype=dtype, device="cpu", pin_memory=True)
+            self._is_copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+
+    def fill(self, values: npt.NDArray[Any]) -> None:
+        """Put ``values``, of the tensor's shape, there before whatever the current stream does next."""
+        source = torch.from_numpy(values)
+        if self._host is None:
+            self.tensor.copy_(source)
+            return
+        self._is_copied.synchronize()  # the copy before this one still reads the pinned memory
+        self._host.copy_(source)
+        self.tensor.copy_(self._host, non_blocking=True)
+        self._is_copied.record(torch.cuda.current_stream(self.tensor.device))
+
+
+class FetchedTensor:
+    """A copy on the host of what a tensor on the device held at one moment, made without waiting for it."""
+
+    def __init__(self, like: Tensor) -> None:
+        """Make room for a tensor of the shape and dtype of ``like``."""
+        is_cuda = like.device.type == "cuda"
+        self._host = torch.zeros(like.shape, dtype=like.dtype, device="cpu", pin_memory=is_cuda)
+        self._is_copied = torch.cuda.Event() if is_cuda else None  # type: ignore[no-untyped-call]
+
+    def begin(self, source: Tensor) -> None:
+        """Copy ``source`` as it is after what the current stream has been given so far."""
+        self._host.copy_(source, non_blocking=True)
+        if self._is_copied is not None:
+            self._is_copied.record(torch.cuda.current_stream(source.device))
+
+    def read(self) -> npt.NDArray[Any]:
+        """Wait for the copy and return it."""
+        if self._is_copied is not None:
+            self._is_copied.synchronize()
+        return np.array(self._host.numpy())
+
+
+class Lane:
+    """A stream of one device for a worker whose work shall run beside that of others on the device.
+
+    All that the worker does on the device is done inside `entered`: loading its model, warming up, every pass. So the
+    allocator knows its memory as this stream's. Without CUDA there is nothing to enter.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._stream: torch.cuda.Stream | None = None
+        if device.type == "cuda":
+            self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+    @contextlib.contextmanager
+    def entered(self) -> Iterator[None]:
+        """Let the calling thread compute there; what came before in its own stream is done first, and the reverse."""
+        if self._stream is None:
+            yield
+            return
+        with torch.cuda.device(self.device):
+            outside = torch.cuda.current_stream()
+            self._stream.wait_stream(outside)
+            with torch.cuda.stream(self._stream):
+                yield
+            outside.wait_stream(self._stream)
