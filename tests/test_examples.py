@@ -25,3 +25,11 @@ def test_example_runs(example: Path) -> None:
 def test_readme_shows_the_example_that_is_tested() -> None:
     code = (ROOT / "examples" / "generate.py").read_text().split('"""\n\n', 1)[1]
     assert code.strip() in (ROOT / "README.md").read_text()
+
+
+def test_the_guide_to_the_python_api_shows_lines_of_the_examples_and_links_them_all() -> None:
+    guide = (ROOT / "docs" / "python-api.md").read_text()
+    for example in EXAMPLES:
+        assert f"](../examples/{example.name})" in guide
+    call = next(line for line in guide.splitlines() if "custom_generate=card.hf.generate, assistant" in line)
+    assert call in (ROOT / "examples" / "transformers_generate.py").read_text()

@@ -1,0 +1,22 @@
+"""Keep your transformers code and decode with CARD: one argument more, the same text."""
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+import card.hf
+from card.models.demo import demo_folder
+
+tokenizer = AutoTokenizer.from_pretrained(demo_folder("target"))
+target = AutoModelForCausalLM.from_pretrained(demo_folder("target"), dtype=torch.float32)
+draft = AutoModelForCausalLM.from_pretrained(demo_folder("draft"), dtype=torch.float32)
+
+question = [{"role": "user", "content": "Tom has 3 boxes with 8 pencils each. He gives away 5. How many has he left?"}]
+inputs = tokenizer.apply_chat_template(question, add_generation_prompt=True, return_tensors="pt", return_dict=True)
+options = {"max_new_tokens": 100, "do_sample": False, "return_dict_in_generate": True}
+
+fast = target.generate(**inputs, **options, custom_generate=card.hf.generate, assistant_model=draft)
+slow = target.generate(**inputs, **options)
+
+print(tokenizer.decode(fast.sequences[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True))
+print(f"{fast.stats[0].mean_acceptance_length:.1f} tokens per target pass")
+assert torch.equal(fast.sequences, slow.sequences)

@@ -1,0 +1,218 @@
+"""What transformers prepared for one call of `generate`, checked and made into requests."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from transformers import (
+    EosTokenCriteria,
+    GenerationConfig,
+    GenerationMixin,
+    LogitsProcessor,
+    LogitsProcessorList,
+    PreTrainedModel,
+    StoppingCriteriaList,
+)
+from transformers.generation import logits_process
+from transformers.generation.configuration_utils import GenerationMode
+
+from card.config import DraftSettings, SamplingParams
+from card.errors import ModelError, PromptError, SettingsError
+from card.target import TargetRequest
+
+_MANAGED = frozenset(  # model arguments that transformers prepares itself and that say nothing about the text
+    ("attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep", "cache_position")
+)
+# Processors of transformers that treat each row of a batch alike and on its own; others are shown as many rows as the
+# batch has.
+_ROW_WISE = frozenset(
+    (
+        "MinLengthLogitsProcessor",
+        "MinNewTokensLengthLogitsProcessor",
+        "NoRepeatNGramLogitsProcessor",
+        "SequenceBiasLogitsProcessor",
+        "NoBadWordsLogitsProcessor",
+        "ForcedBOSTokenLogitsProcessor",
+        "ForcedEOSTokenLogitsProcessor",
+        "InfNanRemoveLogitsProcessor",
+        "ExponentialDecayLengthPenalty",
+        "SuppressTokensLogitsProcessor",
+        "SuppressTokensAtBeginLogitsProcessor",
+        "TemperatureLogitsWarper",
+        "TopHLogitsWarper",
+        "TopKLogitsWarper",
+        "TopPLogitsWarper",
+        "MinPLogitsWarper",
+        "TypicalLogitsWarper",
+        "EpsilonLogitsWarper",
+        "EtaLogitsWarper",
+        "LogitNormalization",
+    )
+)
+_STATEFUL = (logits_process.SynthIDTextWatermarkLogitsProcessor,)
+
+
+def arguments_of_generate() -> dict[str, Any]:
+    """Return the arguments of the ``model.generate`` that led here which it does not hand on to a callable.
+
+    As of transformers 5.23 a callable ``custom_generate`` is told neither the assistant model nor the streamer.
+    """
+    code = inspect.unwrap(GenerationMixin.generate).__code__
+    frame = inspect.currentframe()
+    while frame is not None and frame.f_code is not code:
+        frame = frame.f_back
+    names = ("assistant_model", "streamer", "synced_gpus")
+    return {} if frame is None else {name: frame.f_locals.get(name) for name in names}
+
+
+def refuse(
+    model: PreTrainedModel,
+    config: GenerationConfig,
+    processors: LogitsProcessorList,
+    model_kwargs: Mapping[str, Any],
+    synced_gpus: bool | None,
+) -> None:
+    """Raise SettingsError, or ModelError, for what cannot be done, by its name."""
+    if model.config.is_encoder_decoder:
+        raise ModelError(f"{type(model).__name__} is an encoder-decoder model; CARD runs decoder-only models")
+    mode = config.get_generation_mode()
+    faults = []
+    if mode not in (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE):
+        faults.append(f"generation mode {mode.value.replace('_', ' ')}")
+    if config.guidance_scale not in (None, 1, 1.0):
+        faults.append(f"guidance_scale={config.guidance_scale}")
+    if config.return_dict_in_generate:
+        names = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
+        faults += [name for name in names if getattr(config, name)]
+    if getattr(model_kwargs.get("past_key_values"), "_is_user_defined", False):
+        faults.append("past_key_values of one's own")
+    faults += [name for name, value in model_kwargs.items() if value is not None and name not in _MANAGED]
+    faults += [type(one).__name__ for one in processors if isinstance(one, _STATEFUL)]
+    if synced_gpus:
+        faults.append("synced_gpus")
+    if faults:
+        raise SettingsError(
+            f"card.hf.generate cannot do {', '.join(faults)}; leave it out, or leave custom_generate out"
+        )
+
+
+def prompts_of(input_ids: Tensor, model_kwargs: Mapping[str, Any]) -> list[tuple[int, ...]]:
+    """Return the prompt of each row without its padding. Raises: PromptError, SettingsError."""
+    mask = model_kwargs.get("attention_mask")
+    mask = torch.ones_like(input_ids) if mask is None else mask
+    if mask.shape != input_ids.shape:
+        raise PromptError(f"attention_mask must be {list(input_ids.shape)} as input_ids is, got {list(mask.shape)}")
+    is_text = (mask != 0).cpu()
+    if input_ids.shape[1] == 0 or not is_text.any(1).all():
+        raise PromptError("a prompt is empty; give at least one token in each row")
+    if (is_text[:, :-1] & ~is_text[:, 1:]).any():
+        raise PromptError("attention_mask has zeros behind ones; pad on the left: tokenizer.padding_side = 'left'")
+    positions = model_kwargs.get("position_ids")
+    if positions is not None:
+        expected = is_text.long().cumsum(1) - 1
+        if positions.shape != expected.shape or not ((positions.cpu() == expected) | ~is_text).all():
+            raise SettingsError("position_ids must count the tokens of each row from 0; leave them out")
+    rows = zip(input_ids.tolist(), is_text.sum(1).tolist(), strict=True)
+    return [tuple(ids[len(ids) - length :]) for ids, length in rows]
+
+
+def sampling_of(
+    config: GenerationConfig, processors: LogitsProcessorList
+) -> tuple[SamplingParams, list[LogitsProcessor]]:
+    """Return the sampling parameters, and the processors that come before them.
+
+    Temperature, top-k, top-p and min-p at the end of the list become parameters, which the drafter is told.
+    """
+    kept = list(processors)
+    if not config.do_sample:
+        return SamplingParams(temperature=0.0), kept
+    while kept and type(kept[-1]) is logits_process.LogitNormalization:
+        kept.pop()  # it changes no choice
+    found: dict[str, Any] = {}
+    rank = 4
+    while kept:
+        name, value, its_rank = _parameter_of(kept[-1])
+        if its_rank >= rank or not name:
+            break
+        found[name], rank = value, its_rank
+        kept.pop()
+    return SamplingParams(**found), kept
+
+
+def _parameter_of(one: LogitsProcessor) -> tuple[str, float, int]:
+    """Return the sampling parameter that a processor stands for, its value, and its place in our order; "" if none."""
+    if getattr(one, "min_tokens_to_keep", 1) > 1:
+        return "", 0.0, 0
+    match one:
+        case logits_process.TemperatureLogitsWarper():
+            return "temperature", one.temperature, 0
+        case logits_process.TopKLogitsWarper():
+            return "top_k", one.top_k, 1
+        case logits_process.TopPLogitsWarper() if one.top_p > 0:
+            return "top_p", one.top_p, 2
+        case logits_process.MinPLogitsWarper() if one.min_p < 1:
+            return "min_p", one.min_p, 3
+    return "", 0.0, 0
+
+
+def requests_of(
+    input_ids: Tensor,
+    prompts: Sequence[tuple[int, ...]],
+    params: SamplingParams,
+    processors: Sequence[LogitsProcessor],
+    criteria: StoppingCriteriaList,
+    limit: int,
+) -> list[TargetRequest]:
+    """Return a request for each row, numbered from 0, without its draft settings. Raises: PromptError."""
+    end_ids = {i for one in criteria if isinstance(one, EosTokenCriteria) for i in one.eos_token_id.tolist()}
+    most = limit if criteria.max_length is None else max(1, criteria.max_length - input_ids.shape[1])
+    requests = []
+    for row, prompt in enumerate(prompts):
+        if len(prompt) >= limit:
+            raise PromptError(f"a prompt has {len(prompt)} tokens, but the model's context holds {limit}; shorten it")
+        seed = int(torch.randint(2**62, ()).item()) if params.temperature else 0
+        request = TargetRequest(
+            request_id=row,
+            prompt_ids=prompt,
+            params=params.replace(seed=seed, max_tokens=min(most, limit - len(prompt))),
+            draft=DraftSettings(),
+            end_ids=frozenset(end_ids),
+            logits_processor=_RowProcessor(processors, row, input_ids, len(prompt)) if processors else None,
+        )
+        requests.append(request)
+    return requests
+
+
+class _RowProcessor:
+    """Applies transformers' processors to one position of one row; they see the row as transformers would show it."""
+
+    def __init__(self, processors: Sequence[LogitsProcessor], row: int, input_ids: Tensor, prompt_len: int) -> None:
+        self._row, self._num_rows = row, len(input_ids)
+        self._padding = input_ids[row : row + 1, : input_ids.shape[1] - prompt_len]
+        self._steps = [self._step(one) for one in processors]
+
+    def __call__(self, prefix_ids: Tensor, logits: Tensor) -> Tensor:
+        """Return the processed logits [1, V] of the position after ``prefix_ids`` [1, S], padding not included."""
+        ids = cast(torch.LongTensor, torch.cat([self._padding, prefix_ids.to(self._padding.device)], 1))
+        scores = logits.to(device=ids.device, dtype=torch.float32)
+        for step, is_row_wise in self._steps:
+            if is_row_wise:
+                scores = step(ids, scores)
+            else:
+                shown = cast(torch.LongTensor, ids.repeat(self._num_rows, 1))
+                scores = step(shown, scores.repeat(self._num_rows, 1))[self._row : self._row + 1]
+        return scores.to(logits.device)
+
+    def _step(self, one: LogitsProcessor) -> tuple[LogitsProcessorList, bool]:
+        """Return a processor in a form that can be called, and whether one row is enough for it."""
+        if type(one) is logits_process.RepetitionPenaltyLogitsProcessor:
+            ignored = one.prompt_ignore_length
+            if isinstance(ignored, Tensor):  # one length for each row of the batch
+                one = logits_process.RepetitionPenaltyLogitsProcessor(one.penalty, int(ignored[self._row]))
+            return LogitsProcessorList([one]), True
+        is_row_wise = type(one).__name__ in _ROW_WISE and type(one).__module__ == logits_process.__name__
+        return LogitsProcessorList([one]), is_row_wise or self._num_rows == 1

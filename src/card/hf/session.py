@@ -1,0 +1,214 @@
+"""Engines that outlive a call of `generate`, so that the next one finds weights in order and prompts read."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import time
+import weakref
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import torch
+from transformers import PreTrainedModel
+
+from card.config import DraftSettings
+from card.drafter import DrafterWorker
+from card.engine.engine import Engine, Limits
+from card.hf.batch import Batch
+from card.methods import find_method
+from card.metrics import RequestStats
+from card.models.loading import context_limit
+from card.models.torch_runner import TorchRunner
+from card.target import TargetRequest, TargetWorker
+from card.transport.inline import InlineLink
+from card.transport.link import DrafterLink
+from card.transport.thread import ThreadLink
+from card.writers.beam import BeamWriter
+
+_MOST_SESSIONS = 4  # kept between calls, one per target model
+_MOST_RETAINED_BYTES = 256 << 20  # of the target's KV, kept between calls
+_LEAST_MODEL_LEN = 4096  # an engine is made for at least so long a text, so that a longer prompt finds it fitting
+_SPARE_ROWS = 64
+_MOST_SEQUENCES = 64  # rows of a batch that run at once
+
+
+class Session:
+    """An engine over a pair of models, which serves one call after another as long as the models stay as they are."""
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        draft: PreTrainedModel | None,
+        settings: DraftSettings,
+        *,
+        max_len: int,
+        num_rows: int,
+    ) -> None:
+        self.settings = settings
+        self.draft_ref = None if draft is None else weakref.ref(draft)
+        self.max_model_len = min(max(max_len, _LEAST_MODEL_LEN), context_limit(model))
+        self._request_ids = itertools.count()
+        # A walk past the modules would leave out what hooks do.
+        fused = False if _has_hooks(model) else None
+        target_rows = settings.budget + _SPARE_ROWS
+        target = TorchRunner(model, max_model_len=self.max_model_len, max_tree_rows=target_rows, fused=fused)
+        self._runners = [target]
+        self.link: DrafterLink | None = None
+        try:
+            if draft is not None:
+                self.link = self._make_link(draft, max_len, num_rows)
+        except BaseException:
+            target.release()
+            raise
+        self._finalizer = weakref.finalize(self, self.link.close) if self.link else None
+        self.max_rows_held = num_rows * (max_len + target_rows)
+        self.is_lasting = all(runner.is_fused for runner in self._runners)
+        self.fingerprints = self._fingerprints(model, draft) if self.is_lasting else ()
+        worker = TargetWorker(
+            target, clock=time.perf_counter, max_kv_bytes=self.max_rows_held * target.row_bytes + (1 << 20)
+        )
+        limits = Limits(max_num_seqs=_MOST_SEQUENCES)
+        self._engine = Engine(worker, self.link, find_method("card" if self.link else "vanilla"), limits=limits)
+        if self.link:
+            self.link.start()
+
+    def fits(
+        self,
+        model: PreTrainedModel,
+        draft: PreTrainedModel | None,
+        settings: DraftSettings,
+        *,
+        max_len: int,
+        num_rows: int,
+    ) -> bool:
+        """Return whether the session can serve this call: the same models with the same weights, and room enough."""
+        same_draft = (self.draft_ref() if self.draft_ref else None) is draft
+        needed = num_rows * (max_len + settings.budget + _SPARE_ROWS)
+        has_room = self.max_model_len >= max_len and self.max_rows_held >= needed
+        is_up = self.link is None or self.link.status.state == "up"
+        return (
+            same_draft
+            and settings == self.settings
+            and has_room
+            and is_up
+            and not _has_hooks(model)
+            and self.fingerprints == self._fingerprints(model, draft)
+        )
+
+    def run(self, requests: Sequence[TargetRequest], batch: Batch) -> list[RequestStats]:
+        """Run the requests, one for each row, until the batch has what it wants; return their counters."""
+        stats = [RequestStats() for _ in requests]
+        row_of: dict[int, int] = {}
+        try:
+            for row, request in enumerate(requests):
+                request_id = next(self._request_ids)
+                self._engine.add(
+                    replace(request, request_id=request_id, draft=self.settings, uses_drafter=self.link is not None)
+                )
+                row_of[request_id] = row
+            while batch.is_running:
+                for update in self._engine.step():
+                    row = row_of[update.request_id]
+                    if update.error is not None:
+                        raise update.error
+                    if update.finish_reason is not None:
+                        del row_of[update.request_id]
+                    stats[row] = update.stats
+                    batch.take(row, update.token_ids, has_ended=update.finish_reason is not None)
+                batch.advance()
+                for request_id, row in list(row_of.items()):
+                    if not batch.is_wanted[row]:
+                        self._engine.abort(request_id)
+                        del row_of[request_id]
+        finally:
+            for request_id in row_of:
+                self._engine.abort(request_id)
+        if self._engine.stats().kv_retained_bytes > _MOST_RETAINED_BYTES:
+            self._engine.forget_prefixes()
+        return stats
+
+    def close(self) -> None:
+        """End the drafter and give the models back to other uses."""
+        if self._finalizer:
+            self._finalizer()
+        for runner in self._runners:
+            runner.release()
+
+    def _make_link(self, draft: PreTrainedModel, max_len: int, num_rows: int) -> DrafterLink:
+        settings = self.settings
+        tree_rows = min(2 * settings.lead * settings.beam_width, settings.max_nodes) + _SPARE_ROWS
+        max_model_len = min(self.max_model_len, context_limit(draft))
+        runner = TorchRunner(draft, max_model_len=max_model_len, max_tree_rows=tree_rows)
+        self._runners.append(runner)
+        kv_bytes = num_rows * (max_len + tree_rows) * runner.row_bytes + (1 << 20)
+        worker = DrafterWorker(BeamWriter(runner, kv_bytes), clock=time.perf_counter, max_requests=_MOST_SEQUENCES)
+        return ThreadLink(worker) if runner.device.type == "cuda" else InlineLink(worker)
+
+    @staticmethod
+    def _fingerprints(model: PreTrainedModel, draft: PreTrainedModel | None) -> tuple[object, ...]:
+        return tuple(_fingerprint(one) for one in (model, draft) if one is not None)
+
+
+# No strong reference leads from a session that lasts back to its models, so it goes when the target goes.
+_sessions: weakref.WeakKeyDictionary[PreTrainedModel, Session] = weakref.WeakKeyDictionary()
+
+
+def release(model: PreTrainedModel) -> None:
+    """Free what was kept for a target model: engine, KV and reordered weights. A later call makes them anew."""
+    session = _sessions.pop(model, None)
+    if session is not None:
+        session.close()
+
+
+@contextlib.contextmanager
+def borrowed_session(
+    model: PreTrainedModel, draft: PreTrainedModel | None, settings: DraftSettings, requests: Sequence[TargetRequest]
+) -> Iterator[Session]:
+    """Lend the session of these models, made anew where the kept one does not fit; nobody else has it meanwhile."""
+    max_len = max(len(request.prompt_ids) + request.params.max_tokens for request in requests)
+    num_rows = min(len(requests), _MOST_SEQUENCES)
+    session = _sessions.pop(model, None)
+    if session is not None and not session.fits(model, draft, settings, max_len=max_len, num_rows=num_rows):
+        session.close()
+        session = None
+    if session is None:
+        session = Session(model, draft, settings, max_len=max_len, num_rows=num_rows)
+    try:
+        yield session
+    except BaseException:
+        session.close()
+        raise
+    if not session.is_lasting:  # its runners hold the models' attention
+        session.close()
+        return
+    while len(_sessions) >= _MOST_SESSIONS:
+        release(next(iter(_sessions)))
+    _sessions[model] = session
+
+
+@contextlib.contextmanager
+def evaluating(*models: PreTrainedModel | None) -> Iterator[None]:
+    """Have the models in evaluation mode inside the block; afterwards each module is in the mode it was in."""
+    training = [module for model in models if model is not None for module in model.modules() if module.training]
+    for module in training:
+        module.training = False
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
+
+
+def _has_hooks(model: PreTrainedModel) -> bool:
+    """Return whether something was put around the model's modules that must run with them."""
+    return any(m._forward_hooks or m._forward_pre_hooks or "forward" in vars(m) for m in model.modules())
+
+
+def _fingerprint(model: PreTrainedModel) -> tuple[object, ...]:
+    """Return what changes when weights change in any way; costs about one reading of the weights."""
+    tensors = [tensor.detach() for tensor in itertools.chain(model.parameters(), model.buffers()) if tensor.numel()]
+    hashes = [torch.hash_tensor(tensor).reshape(()) for tensor in tensors] if hasattr(torch, "hash_tensor") else []
+    sums = [tensor.sum(dtype=torch.float32) for tensor in tensors]  # beside the hash, which pairs of changes can cancel
+    values = [torch.stack(of).tolist() for of in (hashes, sums) if of]
+    return (*((tensor.device, tensor.dtype, tensor.shape) for tensor in tensors), *map(tuple, values))
