@@ -1,0 +1,245 @@
+"""`card check-pair`: whether a draft model is worth its while beside a target on this machine, and if not, why."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from card.cli.options import given, parse_cores, resolve_models
+from card.cli.pair_facts import (
+    Agreement,
+    Latency,
+    ModelMemory,
+    PairReport,
+    Speeds,
+    latencies,
+    measure_agreement,
+    measure_speeds,
+    memory_of,
+    verdict,
+)
+from card.config import DraftSettings
+from card.engine.switch import Arm
+from card.engine.tuned import TunedPolicy
+from card.errors import PromptError, VocabularyError
+from card.host import Host
+from card.models.demo import DEMO_PROBLEMS
+from card.models.inflation import inflate, parse_parameter_count
+from card.models.loading import check_pair as check_tokenizers
+from card.models.loading import context_limit, load_model, load_tokenizer
+from card.models.torch_runner import TorchRunner
+
+_NUM_SAMPLE_PROMPTS = 4
+_LEAST_TOKENS = 8  # per prompt: fewer give no rate worth the name
+_SCHEDULES: dict[Arm, str] = {"beside": "drafter beside the target", "turns": "turns", "off": "plain decoding"}
+
+
+@click.command("check-pair", short_help="Measure whether a draft model is worth its while.")
+@click.argument("target", required=False)
+@click.argument("draft", required=False)
+@click.option(
+    "--prompts",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="UTF-8 file of sample prompts, one per line.  [default: a few word problems]",
+)
+@click.option(
+    "--max-tokens",
+    type=click.IntRange(_LEAST_TOKENS),
+    default=64,
+    show_default=True,
+    help="Most new tokens per prompt.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the tables.")
+@click.option("--target-cost", help="Inflate the target to the price of so many parameters, such as 300M.")
+@click.option(
+    "--dtype", default="auto", show_default=True, help="auto (as stored), float32, bfloat16, float16, float64."
+)
+@click.option("--device", default="cpu", show_default=True, help="Device of the target: cpu, cuda, cuda:1.")
+@click.option("--draft-device", help="Device of the draft model.  [default: the target's]")
+@click.option(
+    "--max-model-len", type=int, help="Most tokens of prompt and answer.  [default: the model's, at most 4096]"
+)
+@click.option("--threads", type=int, help="CPU threads of the target.  [default: as many as make it faster]")
+@click.option("--draft-threads", type=int, help="CPU threads of the drafter.  [default: 1]")
+@click.option("--cores", callback=parse_cores, help="CPU cores of the target, such as 0 or 0,1.")
+@click.option("--draft-cores", callback=parse_cores, help="CPU cores of the drafter.")
+def check_pair(prompts: Path | None, max_tokens: int, as_json: bool, **options: Any) -> int:
+    """Measure whether DRAFT makes TARGET faster here; both are a folder or a hub name, the built-in pair if left out.
+
+    Exit status 0 for yes, 1 for no, 2 for an error.
+    """
+    target, draft = resolve_models(options, needs_draft=True)
+    assert draft is not None
+    sample = DEMO_PROBLEMS[:_NUM_SAMPLE_PROMPTS] if prompts is None else _read_prompts(prompts)
+    progress = Console(stderr=True)
+    with progress.status("loading the models") as status:
+        report = _examine(target, draft, sample, max_tokens, options, status.update)
+    if as_json:
+        click.echo(json.dumps(asdict(report), ensure_ascii=False))
+    else:
+        _print(Console(), report)
+    return 0 if report.is_worth_it else 1
+
+
+def _examine(
+    target: str,
+    draft: str,
+    prompts: tuple[str, ...],
+    max_tokens: int,
+    options: dict[str, Any],
+    tell: Callable[[str], None],
+) -> PairReport:
+    """Take every measurement; stop early where tokenizers differ. Raises: CardError of any kind."""
+    tokenizer = load_tokenizer(target)
+    model = load_model(target, dtype=options["dtype"], device=options["device"])
+    try:
+        check_tokenizers(tokenizer, model, draft)
+    except VocabularyError as error:
+        return PairReport(target, draft, False, f"tokenizers differ: {error}")
+    cost = options.pop("target_cost")
+    if cost is not None:
+        model = inflate(model, parse_parameter_count(cost))
+    settings = given(options) | {"max_num_seqs": 1}
+
+    @contextmanager
+    def host(method: str) -> Iterator[Host]:
+        built = Host(
+            model, None if method == "vanilla" else draft, tokenizer=tokenizer, method=method, settings=settings
+        )
+        try:
+            yield built
+        finally:
+            built.close()
+
+    tell("comparing what the two models write")
+    with host("sps") as sps:
+        agreement = measure_agreement(sps, prompts, max_tokens)
+    tell("measuring passes and bringing the drafter up")
+    with host("vanilla") as plain, host("card") as tuned:
+        policy = tuned.policy
+        assert isinstance(policy, TunedPolicy)
+        stations = policy.stations
+        draft_model = load_model(draft, dtype=options["dtype"], device=options["draft_device"] or options["device"])
+        num_drafts = sum(station.drafter is not None for station in stations.values())
+        draft_runner = TorchRunner(draft_model, max_model_len=min(tuned.max_model_len, context_limit(draft_model)))
+        memory = memory_of(model, plain.runner, 1), memory_of(draft_model, draft_runner, num_drafts)
+        del draft_model, draft_runner
+        predicted = {arm: policy.predicted(arm, 1, agreement.share) for arm in stations}
+        tell("decoding the sample prompts, plainly and with card, in turns")
+        speeds = measure_speeds(plain, tuned, prompts, max_tokens, predicted)
+    is_worth_it, reason = verdict(stations, agreement.share, speeds.speed_up, DraftSettings())
+    return PairReport(
+        target, draft, is_worth_it, reason, plain.target_cost, memory, latencies(stations), agreement, speeds
+    )
+
+
+def _read_prompts(path: Path) -> tuple[str, ...]:
+    """Return the lines that are not blank. Raises: PromptError if there are none, or they are not UTF-8."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except UnicodeDecodeError:
+        raise PromptError(f"{path} is not valid UTF-8; convert it first") from None
+    prompts = tuple(line for line in lines if line.strip())
+    if not prompts:
+        raise PromptError(f"{path} holds no prompts; put one on each line")
+    return prompts
+
+
+# ---- how it reads ---------------------------------------------------------------------------------------------------
+
+
+def _print(console: Console, report: PairReport) -> None:
+    cost = f" at {report.target_cost}" if report.target_cost else ""
+    console.print(Text(f"target {report.target}{cost}, draft {report.draft}"))
+    if report.memory and report.latencies and report.agreement and report.speeds:
+        console.print("tokenizers fit: each token id means the same to both models")
+        for title, table in (
+            ("memory", _memory_table(*report.memory)),
+            ("milliseconds a pass, by its tokens", _latency_table(report.latencies)),
+            (_agreement_title(report.agreement), _agreement_table(report.agreement)),
+            ("tokens/s, one request at a time", _speed_table(report.speeds)),
+        ):
+            console.print(Text(f"\n{title}", style="bold"))
+            console.print(table)
+        console.print(Text(_speed_note(report.speeds)))
+        console.print()
+    answer = Text("yes: " if report.is_worth_it else "no: ", style="bold green" if report.is_worth_it else "bold red")
+    console.print(answer.append(report.reason, style="default"))
+
+
+def _table(*columns: str) -> Table:
+    table = Table(*columns, box=None, padding=(0, 0, 0, 2))
+    for column in table.columns[1:]:
+        column.justify = "right"
+    return table
+
+
+def _memory_table(target: ModelMemory, draft: ModelMemory) -> Table:
+    table = _table("", "target", "draft")
+    rows: dict[str, Callable[[ModelMemory], str]] = {
+        "parameters": lambda memory: f"{memory.num_parameters / 1e6:,.1f}M",
+        "weights": lambda memory: _megabytes(memory.weight_bytes),
+        "weights again, packed for the CPU": lambda memory: _megabytes(memory.packed_bytes),
+        "KV of one token": lambda memory: f"{memory.kv_bytes_per_token / 1e3:,.1f} kB",
+        f"KV of a request of {target.max_model_len} tokens": lambda memory: _megabytes(memory.kv_bytes_per_request),
+        "copies held": lambda memory: f"{memory.num_copies}",
+        "in all, for one request": lambda memory: _megabytes(memory.total_bytes),
+    }
+    for name, read in rows.items():
+        table.add_row(name, read(target), read(draft))
+    return table
+
+
+def _megabytes(num_bytes: int) -> str:
+    return f"{num_bytes / 1e6:,.1f} MB"
+
+
+def _latency_table(measured: tuple[Latency, ...]) -> Table:
+    table = _table("", *(str(size) for size in measured[0].pass_ms))
+    where: dict[Arm, str] = {"beside": "beside each other", "turns": "in turns", "off": "alone"}
+    for one in measured:
+        threads = f", {one.threads} thread{'s' * (one.threads > 1)}" if one.threads is not None else ""
+        name = f"{one.model} {where[one.schedule]}{threads}"
+        table.add_row(name, *(f"{ms:.2f}" for ms in one.pass_ms.values()))
+    return table
+
+
+def _agreement_title(agreement: Agreement) -> str:
+    return (
+        f"agreement: {agreement.share:.0%} of the drafted tokens that could follow were taken; "
+        f"{agreement.tokens_per_pass:.2f} tokens a pass"
+    )
+
+
+def _agreement_table(agreement: Agreement) -> Table:
+    table = _table("drafted token", *(str(depth) for depth in range(1, len(agreement.taken_by_depth) + 1)))
+    table.add_row("taken", *(f"{share:.0%}" for share in agreement.taken_by_depth))
+    return table
+
+
+def _speed_table(speeds: Speeds) -> Table:
+    table = _table("", "predicted", "measured")
+    predicted = speeds.predicted_tokens_per_s
+    for arm, rate in predicted.items():
+        table.add_row(_SCHEDULES[arm], f"{rate:.1f}", f"{speeds.plain_tokens_per_s:.1f}" if arm == "off" else "")
+    table.add_row("card", f"{max(predicted.values()):.1f}", f"{speeds.card_tokens_per_s:.1f}")
+    table.add_row("speed-up", f"{max(predicted.values()) / predicted['off']:.2f}x", f"{speeds.speed_up:.2f}x")
+    return table
+
+
+def _speed_note(speeds: Speeds) -> str:
+    runs = speeds.speed_up_of_runs
+    chosen = "to rest the drafter" if speeds.schedule == "off" else _SCHEDULES[speeds.schedule]
+    note = f"card chose: {chosen}. Speed-up in {len(runs)} alternating runs: {min(runs):.2f}x to {max(runs):.2f}x."
+    if speeds.is_same_text:
+        return f"{note} The texts are the same."
+    return f"{note} The texts differ: in 16-bit arithmetic two tokens may tie."

@@ -1,0 +1,303 @@
+"""What `card check-pair` measures of a pair of models, and what follows from it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+
+from torch import nn
+from transformers import PreTrainedModel
+
+from card.config import DraftSettings, SamplingParams
+from card.engine.latency import PassCost
+from card.engine.switch import Arm
+from card.engine.tuned import Station, TunedPolicy
+from card.errors import PromptError
+from card.host import Host
+from card.metrics import RequestStats
+from card.models.fused import can_pack
+from card.models.loading import parameter_count
+from card.models.torch_runner import TorchRunner
+
+LEAST_SPEED_UP = 1.05  # below it, noise and speed are hard to tell apart
+_TIMED_RUNS = 3  # after one in which the policy finds its feet
+_SHOWN_TOKENS = (1, 2, 4, 8, 16)
+_GOOD_AGREEMENT, _GOOD_DRAFTER_SHARE = 0.9, 0.05  # what the reason for a no compares with
+_VERIFIED_TOKENS = 8  # of the pass whose price tells how dear verification is
+
+
+@dataclass(frozen=True, slots=True)
+class ModelMemory:
+    """What one model takes, in bytes; a token is one KV row."""
+
+    num_parameters: int
+    weight_bytes: int
+    packed_bytes: int  # a second copy of the weights, in the order that the CPU computes fastest with
+    kv_bytes_per_token: int
+    max_model_len: int
+    kv_bytes_per_request: int  # of max_model_len tokens
+    num_copies: int  # a drafter beside the target and one that takes turns with it hold a copy each
+    total_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Latency:
+    """Milliseconds of one model's passes under one schedule, by the number of tokens."""
+
+    model: str  # target or draft
+    schedule: Arm
+    threads: int | None  # of the target; None: as torch has them
+    pass_ms: dict[int, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Agreement:
+    """How far the target follows the draft model's own greedy tokens; speed decides nothing here."""
+
+    num_prompts: int
+    num_tokens: int
+    share: float  # in [0, 1], of drafted tokens that the target takes where it took those before them
+    tokens_per_pass: float
+    taken_by_depth: tuple[float, ...]  # [d] share of the chains offered whose token d + 1 was taken
+
+
+@dataclass(frozen=True, slots=True)
+class Speeds:
+    """Decoding rates of one request at a time: tokens after the first one, per second."""
+
+    predicted_tokens_per_s: dict[Arm, float]
+    plain_tokens_per_s: float  # median of the timed runs
+    card_tokens_per_s: float
+    speed_up: float  # median over the pairs of runs
+    speed_up_of_runs: tuple[float, ...]
+    schedule: Arm  # at the end
+    schedule_reason: str
+    is_same_text: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PairReport:
+    """All there is to say about a pair; no measurements where the tokenizers differ."""
+
+    target: str
+    draft: str
+    is_worth_it: bool
+    reason: str  # the measured speed-up; for a no, what stands in the way
+    target_cost: str | None = None  # for an inflated target
+    memory: tuple[ModelMemory, ModelMemory] | None = None  # target, draft
+    latencies: tuple[Latency, ...] | None = None
+    agreement: Agreement | None = None
+    speeds: Speeds | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Chain:
+    """What one pass verified of a chain of candidates, and how much of it was taken."""
+
+    offered: int
+    taken: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    token_ids: tuple[int, ...]
+    chains: tuple[_Chain, ...]
+    stats: RequestStats
+
+
+def memory_of(model: PreTrainedModel, runner: TorchRunner, num_copies: int) -> ModelMemory:
+    """Return what a model takes under its runner."""
+    weight_bytes = sum(weight.numel() * weight.element_size() for weight in model.parameters())
+    linears = [module.weight for module in model.modules() if isinstance(module, nn.Linear)]
+    is_packed = runner.is_fused and can_pack(linears[0], weight_bytes)
+    packed_bytes = sum(weight.numel() * weight.element_size() for weight in linears) if is_packed else 0
+    kv_bytes = runner.max_model_len * runner.row_bytes
+    total = num_copies * (weight_bytes + packed_bytes + kv_bytes)
+    return ModelMemory(
+        parameter_count(model),
+        weight_bytes,
+        packed_bytes,
+        runner.row_bytes,
+        runner.max_model_len,
+        kv_bytes,
+        num_copies,
+        total,
+    )
+
+
+def latencies(stations: Mapping[Arm, Station]) -> tuple[Latency, ...]:
+    """Return what passes cost under each schedule: the target's first, by tokens, then the drafter's, by width.
+
+    A target that runs alike with and without a drafter in turns is listed once.
+    """
+
+    def pass_ms(cost: PassCost) -> dict[int, float]:
+        return {size: 1e3 * cost.seconds(size) for size in _SHOWN_TOKENS}
+
+    alone = stations["off"]
+    distinct = [(arm, one) for arm, one in stations.items() if arm == "off" or one.target != alone.target]
+    targets = [Latency("target", arm, one.home.threads, pass_ms(one.target)) for arm, one in distinct]
+    drafters = [(arm, one.drafter) for arm, one in stations.items() if one.drafter is not None]
+    return (*targets, *(Latency("draft", arm, None, pass_ms(cost)) for arm, cost in drafters))
+
+
+def measure_agreement(host: Host, prompts: Sequence[str], max_tokens: int) -> Agreement:
+    """Decode the prompts with a chain drafted before each verification, so that time and tuning decide nothing.
+
+    Args:
+        host: of the method sps, whose request ids from 0 on were not in use before.
+    Raises: PromptError if the answers are too short to compare anything.
+    """
+    answers = [_decode(host, prompt, max_tokens, i) for i, prompt in enumerate(prompts)]
+    chains = [chain for answer in answers for chain in answer.chains if chain.offered]
+    if not chains:
+        raise _too_short()
+    depths = range(max(chain.offered for chain in chains))
+    num_taken = sum(chain.taken for chain in chains)
+    return Agreement(
+        num_prompts=len(prompts),
+        num_tokens=sum(len(answer.token_ids) for answer in answers),
+        share=num_taken / sum(min(chain.offered, chain.taken + 1) for chain in chains),
+        tokens_per_pass=1 + num_taken / len(chains),
+        taken_by_depth=tuple(
+            sum(chain.taken > depth for chain in chains) / sum(chain.offered > depth for chain in chains)
+            for depth in depths
+        ),
+    )
+
+
+def measure_speeds(
+    plain: Host, tuned: Host, prompts: Sequence[str], max_tokens: int, predicted: dict[Arm, float]
+) -> Speeds:
+    """Decode the prompts plainly and with card in alternation; the first round of the two is not timed.
+
+    Raises: PromptError if the answers are too short to time anything.
+    """
+    rates: dict[Host, list[float]] = {plain: [], tuned: []}
+    texts: dict[Host, list[tuple[int, ...]]] = {plain: [], tuned: []}
+    for run in range(1 + _TIMED_RUNS):
+        for host in (plain, tuned):
+            answers = [_decode(host, prompt, max_tokens, run * len(prompts) + i) for i, prompt in enumerate(prompts)]
+            texts[host] += [answer.token_ids for answer in answers]
+            num_tokens = sum(len(answer.token_ids) - 1 for answer in answers)
+            if not num_tokens:
+                raise _too_short()
+            if run:
+                rates[host].append(num_tokens / sum(answer.stats.decode_s for answer in answers))
+    speed_ups = tuple(fast / slow for fast, slow in zip(rates[tuned], rates[plain], strict=True))
+    stats = tuned.engine.stats()
+    return Speeds(
+        predicted_tokens_per_s=predicted,
+        plain_tokens_per_s=median(rates[plain]),
+        card_tokens_per_s=median(rates[tuned]),
+        speed_up=median(speed_ups),
+        speed_up_of_runs=speed_ups,
+        schedule=tuned.policy.arm,
+        schedule_reason=stats.schedule_reason,
+        is_same_text=texts[plain] == texts[tuned],
+    )
+
+
+def verdict(
+    stations: Mapping[Arm, Station], agreement: float, speed_up: float, draft: DraftSettings
+) -> tuple[bool, str]:
+    """Return whether the pair is worth it, and the reason in words.
+
+    Args:
+        stations: the schedules as measured, "off" among them.
+        agreement: share in [0, 1] of `Agreement`.
+        speed_up: measured.
+    """
+    longest = 1 / (1 - agreement) if agreement < 1 else float("inf")  # tokens a pass that the pair can reach
+    if speed_up >= LEAST_SPEED_UP and longest >= LEAST_SPEED_UP:
+        return True, f"{speed_up:.2f}x the speed of plain decoding"
+    if speed_up < LEAST_SPEED_UP <= _predicted_speed_up(stations, agreement, draft) and longest >= LEAST_SPEED_UP:
+        return False, (
+            f"{speed_up:.2f}x, though {_predicted_speed_up(stations, agreement, draft):.2f}x was predicted from each "
+            "model's own passes: together, or beside what else this machine does, they take longer; run it again on "
+            "an idle machine"
+        )
+    return False, f"{speed_up:.2f}x: {_obstacle(stations, agreement, draft)}"
+
+
+def _obstacle(stations: Mapping[Arm, Station], agreement: float, draft: DraftSettings) -> str:
+    """Return what stands in the way: that without which the prediction would be best."""
+    fastest = min((one for one in stations.values() if one.drafter is not None), key=_drafter_share)
+    share, dearness = _drafter_share(fastest), _dearness(fastest.target)
+    words_and_rates = [
+        (
+            f"agreement is too low: the target takes {agreement:.0%} of the drafted tokens; at {_GOOD_AGREEMENT:.0%}",
+            _predicted_speed_up(stations, max(agreement, _GOOD_AGREEMENT), draft),
+        ),
+        (
+            f"the drafter is too slow: its pass takes {share:.0%} of the target's; at {_GOOD_DRAFTER_SHARE:.0%}",
+            _predicted_speed_up({arm: _with_good_drafter(one) for arm, one in stations.items()}, agreement, draft),
+        ),
+        (
+            f"tokens of verification are too dear: a target pass of {_VERIFIED_TOKENS} takes {dearness:.1f} times as "
+            "long as one of 1; at the same time",
+            _predicted_speed_up({arm: _with_flat_target(one) for arm, one in stations.items()}, agreement, draft),
+        ),
+    ]
+    words, best = max(words_and_rates, key=lambda pair: pair[1])
+    if best >= LEAST_SPEED_UP:
+        return f"{words}, {best:.1f}x would be expected"
+    return (
+        f"no single thing stands in the way: the target takes {agreement:.0%} of the drafted tokens, a drafter pass "
+        f"takes {share:.0%} of the target's, and a target pass of {_VERIFIED_TOKENS} tokens {dearness:.1f} times as "
+        "long as one of 1"
+    )
+
+
+def _predicted_speed_up(stations: Mapping[Arm, Station], agreement: float, draft: DraftSettings) -> float:
+    policy = TunedPolicy(stations, draft)
+    return max(policy.predicted(arm, 1, agreement) for arm in stations if arm != "off") / policy.predicted("off")
+
+
+def _drafter_share(station: Station) -> float:
+    assert station.drafter is not None
+    return station.drafter.seconds(1) / station.target.seconds(1)
+
+
+def _dearness(target: PassCost) -> float:
+    return target.seconds(_VERIFIED_TOKENS) / target.seconds(1)
+
+
+def _with_good_drafter(station: Station) -> Station:
+    if station.drafter is None:
+        return station
+    return replace(station, drafter=station.drafter.scaled(min(1.0, _GOOD_DRAFTER_SHARE / _drafter_share(station))))
+
+
+def _with_flat_target(station: Station) -> Station:
+    seconds = station.target.seconds(1)
+    return replace(station, target=PassCost(((1, seconds), (2, seconds))))
+
+
+def _decode(host: Host, prompt: str, max_tokens: int, request_id: int) -> _Answer:
+    """Answer a prompt greedily: as a chat turn where the model has a template, else as text to be continued."""
+    params = SamplingParams(temperature=0.0, max_tokens=max_tokens, seed=0)
+    messages = [{"role": "user", "content": prompt}]
+    prepared = host.make_request(messages if host.tokenizer.chat_template else prompt, params, request_id)
+    host.engine.add(prepared.request)
+    token_ids: list[int] = []
+    chains: list[_Chain] = []
+    verified = accepted = 0
+    while True:
+        for update in host.engine.step():
+            if update.error is not None:
+                raise update.error
+            token_ids += update.token_ids
+            taken = update.stats.accepted_tokens - accepted
+            is_cut = len(update.token_ids) == taken  # the text ended within the chain: nobody knows of the rest
+            chains.append(_Chain(taken if is_cut else update.stats.verified_tokens - verified, taken))
+            verified, accepted = update.stats.verified_tokens, update.stats.accepted_tokens
+            if update.finish_reason is not None:
+                return _Answer(tuple(token_ids), tuple(chains), update.stats)
+
+
+def _too_short() -> PromptError:
+    return PromptError(
+        "the answers to the sample prompts are too short to measure anything; give other prompts with --prompts"
+    )

@@ -1,0 +1,246 @@
+"""`card check-pair`: what it says of a pair, why it says no, and its exit status. Never how fast a machine is."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from card.cli import main
+from card.cli.pair_facts import latencies, measure_agreement, verdict
+from card.config import DraftSettings
+from card.engine.cores import Home
+from card.engine.latency import PassCost
+from card.engine.switch import Arm
+from card.engine.tuned import Station
+from card.errors import PromptError
+from card.host import Host
+from card.models.loading import load_model, load_tokenizer
+from tests.pair import Pair, make_model
+
+NUM_TOKENS = 24
+PROMPTS = ("the cat sat on", "one two three", "and the other mat")
+
+pytestmark = pytest.mark.timeout(240)
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """What one run of the command gave."""
+
+    status: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Callable[..., Ran]:
+    """Run the command inside this process."""
+
+    def run_here(*args: str) -> Ran:
+        monkeypatch.setattr(sys, "argv", ["card", "check-pair", *args])
+        monkeypatch.setenv("COLUMNS", "100")
+        capfd.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            main()
+        captured = capfd.readouterr()
+        return Ran(int(ended.value.code or 0), captured.out, captured.err)
+
+    return run_here
+
+
+@pytest.fixture(scope="module")
+def useless_draft(pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A draft of the target's tokenizer that agrees with it by chance only."""
+    folder = tmp_path_factory.mktemp("useless")
+    tokenizer = load_tokenizer(pair.target)
+    make_model(len(tokenizer), noise=20.0).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.fixture
+def prompts_file(tmp_path: Path) -> str:
+    path = tmp_path / "prompts.txt"
+    path.write_text("\n".join([PROMPTS[0], "", *PROMPTS[1:]]) + "\n", encoding="utf-8")
+    return str(path)
+
+
+# ---- the command ----------------------------------------------------------------------------------------------------
+
+
+def test_the_demo_pair_gets_a_verdict_that_the_exit_status_repeats(run):
+    ran = run("--dtype", "float32", "--max-tokens", "8", "--max-model-len", "256")
+    assert ran.err == ""
+    lines = ran.out.splitlines()
+    assert lines[0] == "target demo-target, draft demo-draft"
+    assert ran.status == (0 if lines[-1].startswith("yes: ") else 1)
+    assert ran.status == 0 or "no: " in ran.out
+    for part in ("tokenizers fit", "memory", "milliseconds a pass", "agreement", "predicted", "measured", "speed-up"):
+        assert part in ran.out
+    assert "The texts are the same." in " ".join(ran.out.split())
+    assert max(map(len, lines)) <= 100
+
+
+def test_a_useless_draft_is_a_no_for_its_agreement_and_json_tells_everything(run, pair, useless_draft, prompts_file):
+    args = ("--prompts", prompts_file, "--max-tokens", "24", "--dtype", "float32", "--max-model-len", "128", "--json")
+    ran = run(pair.target, useless_draft, *args)
+    assert (ran.status, ran.err) == (1, "")
+    report = json.loads(ran.out)
+    assert not report["is_worth_it"]
+    assert "of the drafted tokens" in report["reason"]
+    assert report["agreement"]["share"] < 0.04
+    assert report["agreement"]["num_prompts"] == len(PROMPTS)
+    target, draft = report["memory"]
+    assert target["weight_bytes"] == 4 * target["num_parameters"]
+    assert target["kv_bytes_per_token"] == 2 * 2 * 16 * 4  # keys and values, 2 heads of 16 float32, 1 layer
+    assert target["kv_bytes_per_request"] == 128 * target["kv_bytes_per_token"]
+    one_copy = draft["weight_bytes"] + draft["packed_bytes"] + draft["kv_bytes_per_request"]
+    assert draft["total_bytes"] == draft["num_copies"] * one_copy
+    assert {one["model"] for one in report["latencies"]} == {"target", "draft"}
+    assert report["speeds"]["is_same_text"]
+    assert set(report["speeds"]["predicted_tokens_per_s"]) > {"off"}
+    assert len(report["speeds"]["speed_up_of_runs"]) == 3
+
+
+def test_tokenizers_that_differ_are_a_no_that_names_the_first_difference(run, pair):
+    ran = run(pair.target, pair.foreign_draft)
+    assert (ran.status, ran.err) == (1, "")
+    said = " ".join(ran.out.split())
+    assert "no: tokenizers differ: " in said
+    assert "only the target's has token 270" in said
+    report = json.loads(run(pair.target, pair.foreign_draft, "--json").out)
+    assert (report["is_worth_it"], report["speeds"]) == (False, None)
+    assert "token 270" in report["reason"]
+
+
+@pytest.mark.parametrize(
+    ("content", "said"), [(b"\n \n", "holds no prompts"), (b"\xff", "not valid UTF-8"), (None, "does not exist")]
+)
+def test_prompts_that_cannot_be_read_are_one_line_and_status_2(run, pair, tmp_path, content, said):
+    path = tmp_path / "prompts.txt"
+    if content is not None:
+        path.write_bytes(content)
+    ran = run(pair.target, pair.draft, "--prompts", str(path))
+    assert (ran.status, ran.out, ran.err.count("\n")) == (2, "", 1)
+    assert said in ran.err
+
+
+def test_a_target_without_a_draft_is_an_error(run, pair):
+    ran = run(pair.target)
+    assert ran.status == 2
+    assert "needs a draft model" in ran.err
+
+
+# ---- what it measures -----------------------------------------------------------------------------------------------
+
+
+def sps_host(target: str, draft: str) -> Host:
+    return Host(target, draft, tokenizer=None, method="sps", settings={"dtype": "float32", "max_model_len": 256})
+
+
+def test_a_model_agrees_with_itself_entirely(pair):
+    agreement = measure_agreement(sps_host(pair.target, pair.target), PROMPTS, 24)
+    assert agreement.share == 1.0
+    assert set(agreement.taken_by_depth) == {1.0}
+    assert agreement.tokens_per_pass > 3
+
+
+def next_ids(model: PreTrainedModel, ids: list[int], count: int) -> list[int]:
+    """Return the greedy continuation, past end tokens."""
+    for _ in range(count):
+        ids = [*ids, int(model(torch.tensor([ids])).logits[0, -1].argmax())]
+    return ids[len(ids) - count :]
+
+
+def test_agreement_counts_each_drafted_token_up_to_the_first_that_is_not_taken(pair):
+    host = sps_host(pair.target, pair.draft)
+    target, draft = load_model(pair.target, dtype="float32"), load_model(pair.draft, dtype="float32")
+    messages = [{"role": "user", "content": PROMPTS[0]}]
+    prompt_ids = list(host.encode(messages))
+    text = next_ids(target, prompt_ids, NUM_TOKENS)
+    assert not set(target.config.eos_token_id) & set(text), "choose another prompt"
+    chain_lengths: list[tuple[int, int]] = []  # offered, taken
+    done = 1
+    while done < NUM_TOKENS:
+        chain = next_ids(
+            draft, prompt_ids + text[:done], min(6, NUM_TOKENS - done - 1)
+        )  # the last token is never drafted
+        num_taken = next((i for i, token_id in enumerate(chain) if token_id != text[done + i]), len(chain))
+        chain_lengths.append((len(chain), num_taken))
+        done += num_taken + 1
+    agreement = measure_agreement(host, PROMPTS[:1], NUM_TOKENS)
+    num_compared = sum(min(offered, taken + 1) for offered, taken in chain_lengths)
+    num_taken = sum(taken for _, taken in chain_lengths)
+    assert agreement.share == pytest.approx(num_taken / num_compared)
+    assert agreement.tokens_per_pass == pytest.approx(1 + num_taken / sum(offered > 0 for offered, _ in chain_lengths))
+    first = sum(taken > 0 for _, taken in chain_lengths) / sum(offered > 0 for offered, _ in chain_lengths)
+    assert agreement.taken_by_depth[0] == pytest.approx(first)
+    assert len(agreement.taken_by_depth) == 6
+    assert (agreement.num_prompts, agreement.num_tokens) == (1, NUM_TOKENS)
+
+
+def test_answers_too_short_to_compare_anything_are_an_error(pair):
+    with pytest.raises(PromptError, match="too short"):
+        measure_agreement(sps_host(pair.target, pair.draft), PROMPTS, 1)
+
+
+# ---- what follows from it -------------------------------------------------------------------------------------------
+
+
+def stations(*, drafter_ms: float = 0.5, more_ms: float = 0.1) -> dict[Arm, Station]:
+    """Return a target of 10 ms a pass, ``more_ms`` for each further token, and a drafter of so many ms a pass."""
+    target = PassCost(((1, 0.010), (17, 0.010 + 16e-3 * more_ms)))
+    drafter = PassCost(((1, 1e-3 * drafter_ms), (16, 1.2e-3 * drafter_ms)))
+    one, two = Home((), 1), Home((), 2)
+    slower = target.scaled(1.1)
+    return {
+        "beside": Station(one, slower, drafter),
+        "turns": Station(two, target, drafter),
+        "off": Station(two, target),
+    }
+
+
+def test_a_good_pair_that_was_faster_is_a_yes_with_its_speed_up():
+    assert verdict(stations(), 0.85, 2.41, DraftSettings()) == (True, "2.41x the speed of plain decoding")
+
+
+@pytest.mark.parametrize(
+    ("given", "agreement", "said"),
+    [
+        ({}, 0.02, "agreement is too low: the target takes 2% of the drafted tokens"),
+        ({"drafter_ms": 15.0}, 0.8, "the drafter is too slow: its pass takes 136% of the target's"),
+        ({"more_ms": 10.0}, 0.8, "tokens of verification are too dear: a target pass of 8 takes 8.0 times"),
+        ({"drafter_ms": 15.0, "more_ms": 10.0}, 0.05, "no single thing stands in the way"),
+    ],
+)
+def test_the_reason_for_a_no_is_what_would_help_most_were_it_otherwise(given, agreement, said):
+    is_worth_it, reason = verdict(stations(**given), agreement, 0.97, DraftSettings())
+    assert not is_worth_it
+    assert reason.startswith("0.97x: ")
+    assert said in reason
+    assert ("would be expected" in reason) == ("no single" not in said)
+
+
+def test_a_speed_up_that_agreement_cannot_give_is_noise_and_a_no():
+    is_worth_it, reason = verdict(stations(), 0.02, 1.6, DraftSettings())
+    assert not is_worth_it
+    assert "agreement is too low" in reason
+
+
+def test_a_prediction_that_was_not_reached_says_so():
+    is_worth_it, reason = verdict(stations(), 0.85, 0.9, DraftSettings())
+    assert not is_worth_it
+    assert "was predicted" in reason and "idle machine" in reason
+
+
+def test_a_target_that_runs_alike_with_and_without_turns_is_listed_once():
+    listed = [(one.model, one.schedule) for one in latencies(stations())]
+    assert listed == [("target", "beside"), ("target", "off"), ("draft", "beside"), ("draft", "turns")]
+    assert latencies(stations())[1].pass_ms[1] == pytest.approx(10.0)
