@@ -44,6 +44,7 @@ class TextJudge:
         self._target = target
         self._temperature = params.temperature
         self._seed = params.seed or 0
+        self._gaps: dict[tuple[tuple[int, ...], int, int], tuple[float, bool]] = {}  # each difference is looked at once
 
     def first_differences(
         self, prompts: Sequence[Sequence[int]], pairs: Sequence[tuple[int, TokenIds, TokenIds]]
@@ -73,6 +74,12 @@ class TextJudge:
 
     def _gap(self, text_ids: list[int], own: int, other: int) -> tuple[float, bool]:
         """Return the gap between two tokens after a text, and whether rounding may bridge it."""
+        key = tuple(text_ids), own, other
+        if key not in self._gaps:
+            self._gaps[key] = self._measured_gap(text_ids, own, other)
+        return self._gaps[key]
+
+    def _measured_gap(self, text_ids: list[int], own: int, other: int) -> tuple[float, bool]:
         with torch.inference_mode():
             logits: Tensor = self._target(input_ids=torch.tensor([text_ids])).logits[0, -1]
         scores = logits.double()

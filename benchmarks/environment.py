@@ -16,13 +16,14 @@ from typing import Any
 
 import torch
 import transformers
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 import card
 from card.config import EngineSettings
 from card.errors import PromptError, SettingsError
 from card.models.inflation import inflate, parse_parameter_count
 from card.models.loading import load_model
+from card.models.text import encode_chat
 
 START_TIMEOUT_S = 600.0  # longest time for a drafter to load: other programs may keep the machine busy then
 _REPOSITORY = Path(__file__).parents[1]
@@ -83,6 +84,26 @@ def choose_cores(text: str | None) -> tuple[int, int]:
     return chosen[0], chosen[1]
 
 
+def all_cores(text: str | None) -> tuple[int, ...]:
+    """Return the cores that all methods share: "0,1" as asked for, or all that may be used.
+
+    Raises: SettingsError if these are not two cores of this process or more.
+    """
+    allowed = sorted(os.sched_getaffinity(0))
+    try:
+        chosen = sorted({int(part) for part in text.split(",")}) if text else allowed
+    except ValueError:
+        chosen = []
+    if len(chosen) < 2 or not set(chosen) <= set(allowed):
+        raise SettingsError(f"cores must be two or more of {allowed}, such as 0,1, got {text or chosen}")
+    return tuple(chosen)
+
+
+def encode_questions(path: Path, limit: int, tokenizer: PreTrainedTokenizerBase) -> list[list[int]]:
+    """Return the first ``limit`` questions as token ids, each in the chat template. Raises: PromptError."""
+    return [encode_chat(tokenizer, [{"role": "user", "content": text}]) for text in read_questions(path, limit)]
+
+
 def load_target(name: str, dtype: str, cost: str | None) -> PreTrainedModel:
     """Return the target, inflated to the price of so many parameters if ``cost`` says so. Raises: CardError."""
     model = load_model(name, dtype=dtype)
@@ -90,17 +111,22 @@ def load_target(name: str, dtype: str, cost: str | None) -> PreTrainedModel:
 
 
 def add_common_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options that say on what a benchmark runs."""
+    """Add the options that say on what a benchmark of single requests runs."""
+    parser.add_argument("--limit", type=int, default=8, help="how many prompts (default: %(default)s)")
+    parser.add_argument("--out", type=Path, required=True, help="JSON lines are appended to this file")
+    parser.add_argument("--target-cost", help="inflate the target to the price of so many parameters, such as 300M")
+    parser.add_argument("--cores", help="the target's core and the drafter's, such as 0,1 (default: first and last)")
+    add_model_options(parser)
+
+
+def add_model_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options that every benchmark has: prompts, how much text, and the pair of models."""
     defaults = EngineSettings()
     parser.add_argument("--prompts", type=Path, required=True, help="JSON lines with a 'question' each, as in GSM8K")
-    parser.add_argument("--limit", type=int, default=8, help="how many prompts (default: %(default)s)")
     parser.add_argument("--max-tokens", type=int, default=128, help="most new tokens a prompt (default: %(default)s)")
-    parser.add_argument("--out", type=Path, required=True, help="JSON lines are appended to this file")
     parser.add_argument("--target", default=defaults.target, help="folder or name (default: %(default)s)")
     parser.add_argument("--draft", default="demo-draft", help="folder or name (default: %(default)s)")
     parser.add_argument("--dtype", default=defaults.dtype, help="auto, float32, bfloat16, ... (default: %(default)s)")
-    parser.add_argument("--target-cost", help="inflate the target to the price of so many parameters, such as 300M")
-    parser.add_argument("--cores", help="the target's core and the drafter's, such as 0,1 (default: first and last)")
 
 
 def numbers(text: str) -> list[int]:

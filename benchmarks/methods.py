@@ -28,11 +28,20 @@ from transformers.utils import logging as transformers_logging
 
 from card import LLM, SamplingParams
 from card.config import DraftSettings
+from card.engine.cores import Home, pinned
 from card.errors import CardError, SettingsError
 from card.models.loading import end_token_ids, load_model, load_tokenizer
-from card.models.text import encode_chat
 
-OURS = ("vanilla", "vanilla-all-cores", "sps", "sps-all-cores", "card-chain", "card-tree", "card-turns-all-cores")
+OURS = (
+    "vanilla",
+    "vanilla-all-cores",
+    "sps",
+    "sps-all-cores",
+    "card-chain",
+    "card-tree",
+    "card-turns-all-cores",
+    "card",
+)
 THEIRS = (
     "transformers",
     "transformers-all-cores",
@@ -63,7 +72,7 @@ class Bench:
         self._args = args
         self._console = console
         self._stack = contextlib.ExitStack()
-        self._llms: dict[tuple[str, bool], LLM] = {}
+        self._llms: dict[tuple[str, str, bool], LLM] = {}
         self.cores = environment.choose_cores(args.cores)
         self.tokenizer = load_tokenizer(args.target)
         self.target = environment.load_target(args.target, args.dtype, args.target_cost)
@@ -99,50 +108,52 @@ class Bench:
                 return [make(name, on_all_cores, None)]
             settings = [AssistantSettings(), *(AssistantSettings(num_assistant_tokens=n) for n in lengths)]
             return [make(name, on_all_cores, one) for one in settings]
+        if name == "card":
+            return [CardRow(name, self._llm("card", "auto", True), self.cores, None)]
+        cores = self.cores if on_all_cores else self.cores[:1]
         is_coupled = not name.endswith("-uncoupled")
         if name.startswith("sps"):
-            llm = self._llm("sps", on_all_cores)
+            llm = self._llm("sps", "inline", on_all_cores)
             if twin is not None and not is_coupled:
                 lengths = [twin.settings["num_speculative_tokens"]]
             drafts = [DraftSettings(num_speculative_tokens=n, coupled_noise=is_coupled) for n in lengths]
-            return [CardRow(name, llm, draft) for draft in drafts]
-        if name.startswith("card-turns"):
-            llm = self._llm("card", on_all_cores)
-            turns = [self._draft_settings(verify="tree", num_speculative_tokens=n) for n in lengths]
-            return [CardRow(name, llm, draft) for draft in turns]
-        if name.startswith("card"):
-            draft = self._draft_settings(verify="chain" if "chain" in name else "tree", coupled_noise=is_coupled)
-            return [CardRow(name, self._llm("card", on_all_cores), draft)]
-        return [CardRow(name, self._llm("vanilla", on_all_cores), DraftSettings())]
+        elif name.startswith("card-turns"):
+            llm = self._llm("card", "inline", on_all_cores)
+            drafts = [self._draft_settings(verify="tree", num_speculative_tokens=n) for n in lengths]
+        elif name.startswith("card"):
+            llm = self._llm("card", "process", on_all_cores)
+            drafts = [self._draft_settings(verify="chain" if "chain" in name else "tree", coupled_noise=is_coupled)]
+        else:
+            llm, drafts = self._llm("vanilla", "inline", on_all_cores), [DraftSettings()]
+        return [CardRow(name, llm, cores, draft) for draft in drafts]
 
     def _draft_settings(self, **changes: Any) -> DraftSettings:
         asked = {name: getattr(self._args, name) for name in report.DRAFT_OPTIONS}
         return DraftSettings(**{name: value for name, value in asked.items() if value is not None}, **changes)
 
-    def _llm(self, method: str, on_all_cores: bool) -> LLM:
-        """Return the LLM that runs ``method`` there; rows share it."""
-        if (method, on_all_cores) not in self._llms:
-            cores = self.cores if on_all_cores else self.cores[:1]
-            settings: dict[str, Any] = {
-                "method": method,
-                "cores": cores,
-                "threads": len(cores),
-                "dtype": self._args.dtype,
-            }
+    def _llm(self, method: str, placement: str, on_all_cores: bool) -> LLM:
+        """Return the LLM that runs ``method`` there, loaded once; placement "auto" leaves all to the tuned policy."""
+        key = method, placement, on_all_cores
+        if key not in self._llms:
+            settings: dict[str, Any] = {"dtype": self._args.dtype, "start_timeout_s": environment.START_TIMEOUT_S}
             draft: Any = None
+            if placement != "auto":
+                cores = self.cores if on_all_cores else self.cores[:1]
+                settings |= {"policy": "fixed", "placement": placement, "cores": cores, "threads": len(cores)}
             if method == "sps":  # in the target's own thread, so it may be the very object that transformers uses
                 draft, settings["num_speculative_tokens"] = self.draft, max(self._args.sps_lengths)
             elif method == "card":
-                if on_all_cores:
-                    draft, settings["placement"] = self.draft, "inline"
-                else:
-                    draft, settings["draft_cores"] = self._args.draft, self.cores[1:]
+                draft = self.draft if placement == "inline" else self._args.draft
+            if method == "card" and placement != "auto":
                 largest = self._draft_settings()
                 settings |= {n: getattr(largest, n) for n in report.DRAFT_OPTIONS}
-            llm = LLM(self.target, draft, tokenizer=self.tokenizer, **settings)
-            self._llms[method, on_all_cores] = self._stack.enter_context(llm)
+            if placement == "process":
+                settings["draft_cores"] = self.cores[1:]
+            with pinned(Home(self.cores)):  # who chooses cores by itself has these
+                llm = LLM(self.target, draft, tokenizer=self.tokenizer, method=method, **settings)
+            self._llms[key] = self._stack.enter_context(llm)
             self.target_cost = llm.target_cost
-        return self._llms[method, on_all_cores]
+        return self._llms[key]
 
     def _transformers_row(self, name: str, on_all_cores: bool, assistant: AssistantSettings | None) -> Row:
         return TransformersRow(
@@ -172,7 +183,9 @@ def fastest(options: list[Row], prompts: PromptIds, params: SamplingParams) -> R
     return best
 
 
-def measure(rows: list[Row], prompts: PromptIds, params: SamplingParams, repeats: int, console: Console) -> list[Cell]:
+def measure(
+    rows: Sequence[Row], prompts: PromptIds, params: SamplingParams, repeats: int, console: Console
+) -> list[Cell]:
     """Return the finished cells: repeat by repeat, prompt by prompt, all rows in turn. Ctrl-C keeps what is done."""
     cells: list[Cell] = []
     jobs = list(itertools.product(range(repeats), range(len(prompts))))
@@ -198,7 +211,7 @@ def whole_repeats(cells: list[Cell], num_prompts: int) -> list[Cell]:
     return [cell for cell in cells if cell.repeat < num_whole] if num_whole else cells
 
 
-def make_lines(rows: list[Row], cells: list[Cell], prompts: PromptIds, judge: TextJudge) -> list[dict[str, Any]]:
+def make_lines(rows: Sequence[Row], cells: list[Cell], prompts: PromptIds, judge: TextJudge) -> list[dict[str, Any]]:
     """Return one result per row. Texts are compared before any figure is made of the times."""
     differences = {}
     for row in rows:
@@ -216,7 +229,7 @@ def make_lines(rows: list[Row], cells: list[Cell], prompts: PromptIds, judge: Te
             **report.speed_fields(runs),
             "speedup_same_core": ratio(runs, by_repeat(cells, BASELINE)),
             "speedup_all_cores": None,
-            **report.cost_fields(list(itertools.chain(*runs)), takes_turns=row.settings.get("placement") == "inline"),
+            **report.cost_fields(list(itertools.chain(*runs))),
             "settings": dict(row.settings),
         }
         if any(other.name == BASELINE_ALL_CORES for other in rows):
@@ -245,8 +258,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     with contextlib.ExitStack() as stack:
         bench = Bench(args, console)
         stack.callback(bench.close)
-        questions = environment.read_questions(args.prompts, args.limit)
-        prompts = [encode_chat(bench.tokenizer, [{"role": "user", "content": question}]) for question in questions]
+        prompts = environment.encode_questions(args.prompts, args.limit, bench.tokenizer)
         rows = bench.make_rows(args.methods, prompts)
         cells = measure(rows, prompts, bench.params, args.repeats, console)
         if not cells:
@@ -286,7 +298,7 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         "--sps-lengths", type=environment.numbers, default=[2, 3, 4, 5, 6, 8, 10, 12], help="to choose from"
     )
     for name, kind in report.DRAFT_OPTIONS.items():
-        parser.add_argument("--" + name.replace("_", "-"), type=kind, help="of card (default: the library's)")
+        parser.add_argument("--" + name.replace("_", "-"), type=kind, help="of card, fixed (default: the library's)")
     parser.add_argument(
         "--methods", type=lambda text: text.split(","), help=f"some of {','.join(known)} (default: all)"
     )

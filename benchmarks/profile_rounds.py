@@ -32,11 +32,11 @@ from card import LLM, SamplingParams
 from card.candidates import CandidateCache, NewNodes
 from card.config import DraftSettings, VerifyShape
 from card.drafter import DrafterWorker
-from card.engine.cores import pinned
+from card.engine.cores import Home, pinned
 from card.errors import CardError
 from card.messages import Close, Correction, DrafterMessage, DraftSpec, Layer, Open, decode, encode
 from card.models.loading import context_limit, load_model, load_tokenizer
-from card.models.text import Detokenizer, encode_chat
+from card.models.text import Detokenizer
 from card.models.torch_runner import TorchRunner
 from card.sampling import CandidateScorer, Sampler
 from card.target import draft_spec
@@ -56,7 +56,8 @@ ROUND_PARTS: tuple[Target, ...] = (
     (TorchRunner, "forward", FORWARD),
     (ProcessLink, "receive", "receive: socket, decoding, watching the child"),
     (card.target.TargetWorker, "receive", "receive: extend the replica"),
-    (card.target.TargetWorker, "_query", "query"),
+    (card.target.TargetWorker, "best_path", "best path, for the policy"),
+    (card.target.TargetWorker, "query", "query"),
     (card.target, "_extension", "build the extension"),
     (Sampler, "choose", "choose tokens"),
     (card.target, "match", "match"),
@@ -152,8 +153,9 @@ def _median_us(seconds: Sequence[float]) -> float:
 def profile_rounds(llm: LLM, prompts: Sequence[Sequence[int]], params: SamplingParams, what: str) -> dict[str, Any]:
     """Profile the target's rounds from chunk to chunk; prefill and the first rounds of each prompt are left out."""
     watch = Stopwatch()
-    with pinned(llm.settings.cores or (), llm.settings.threads), watch.watching(ROUND_PARTS):
+    with pinned(Home(llm.settings.cores or (), llm.settings.threads)), watch.watching(ROUND_PARTS):
         for prompt_ids in prompts:
+            llm.reset_prefix_cache()
             before = time.perf_counter()
             for idx, _ in enumerate(llm.stream(list(prompt_ids), params)):
                 now = time.perf_counter()
@@ -187,7 +189,8 @@ class DrafterProfile:
                 _take(replica, self._step(counts=idx >= _WARM_UP))
             chain = replica.query(_TOKENS_PER_CORRECTION, "chain").tokens
             replica.advance(chain)
-            _take(replica, self._commit(Correction(request_id, idx, known_len, chain, False), counts=idx >= _WARM_UP))
+            correction = Correction(request_id, idx, known_len, chain, wants_snapshot=False, beam_width=0, lead=0)
+            _take(replica, self._commit(correction, counts=idx >= _WARM_UP))
             known_len += len(chain)
         self._worker.receive(Close(request_id))
 
@@ -246,9 +249,9 @@ def profile_drafter(
         draft = DraftSettings(beam_width=width)
         rows = min(2 * draft.lead * width, draft.max_nodes) + _SPARE_ROWS
         runner = TorchRunner(model, max_model_len=min(_LONGEST_TEXT, context_limit(model)), max_tree_rows=rows)
-        profile = DrafterProfile(runner, draft_spec(draft, params))
+        profile = DrafterProfile(runner, draft_spec(draft, params, max_len=runner.max_model_len))
         try:
-            with pinned((core,), 1):
+            with pinned(Home((core,), 1)):
                 for request_id, prompt_ids in enumerate(prompts):
                     profile.run(request_id, prompt_ids, params.max_tokens)
         finally:
@@ -265,7 +268,8 @@ def profile_target(
     """Profile rounds of plain decoding and of CARD with each shape; the drafter is in a process of its own."""
     tokenizer = load_tokenizer(args.target)
     model = environment.load_target(args.target, args.dtype, args.target_cost)
-    settings: dict[str, Any] = {"tokenizer": tokenizer, "cores": cores[:1], "dtype": args.dtype}
+    settings: dict[str, Any] = {"tokenizer": tokenizer, "policy": "fixed", "cores": cores[:1], "threads": 1}
+    settings["dtype"] = args.dtype
     with LLM(model, method="vanilla", **settings) as llm:
         lines = [profile_rounds(llm, prompts, params, "plain round")]
     timeout_s = environment.START_TIMEOUT_S
@@ -301,10 +305,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     run = environment.describe_run()
     params = SamplingParams(temperature=0.0, seed=0, max_tokens=args.max_tokens, ignore_eos=True)
     tokenizer = load_tokenizer(args.target)
-    prompts = [
-        encode_chat(tokenizer, [{"role": "user", "content": question}])
-        for question in environment.read_questions(args.prompts, args.limit)
-    ]
+    prompts = environment.encode_questions(args.prompts, args.limit, tokenizer)
     lines = profile_target(args, cores, prompts, params)
     lines += profile_drafter(args, cores[1], prompts, params)
     facts = {"target": args.target, "draft": args.draft, **run}

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
@@ -34,6 +35,7 @@ _OWN_FIELDS = (  # only our own methods count these
     "between_passes_ms",
     "waited_ms",
     "round_overhead_ms",
+    "schedules",
     "verified_per_emitted",
     "acceptance_rate",
     "drafter_restarts",
@@ -70,12 +72,8 @@ def comparison_fields(differences: Sequence[Difference] | None) -> dict[str, Any
     }
 
 
-def cost_fields(runs: Sequence[Decoded], *, takes_turns: bool) -> dict[str, Any]:
-    """Return what the speed was made of, over all runs; None for what a method does not have or say.
-
-    Args:
-        takes_turns: the drafter works while the target does not, so that what is between passes is mostly drafting.
-    """
+def cost_fields(runs: Sequence[Decoded]) -> dict[str, Any]:
+    """Return what the speed was made of, over all runs; None for what a method does not have or say."""
     passes = sum(run.target_passes for run in runs)
     tokens, total_s = sum(run.decode_tokens for run in runs), sum(run.total_s for run in runs)
     fields: dict[str, Any] = {
@@ -92,7 +90,9 @@ def cost_fields(runs: Sequence[Decoded], *, takes_turns: bool) -> dict[str, Any]
     own["target_pass_ms"] = round(1e3 * busy_s / passes, 3)
     own["waited_ms"] = round(1e3 * waited_s / passes, 3)  # a drafter that takes turns drafts in it
     own["between_passes_ms"] = round(1e3 * (decode_s - busy_s) / passes, 3)
-    if not takes_turns:
+    schedules = Counter(s.speculation.partition(":")[0] for s in stats)  # that each text ended with
+    own["schedules"] = dict(schedules)
+    if not schedules["turns"]:  # a drafter that takes turns drafts between the passes, which is no overhead
         own["round_overhead_ms"] = round(1e3 * (decode_s - busy_s - waited_s) / passes, 3)
     layers, layers_s = sum(s.drafter_passes for s in stats), sum(s.drafter_busy_s for s in stats)
     if layers and layers_s:
@@ -153,8 +153,24 @@ def cells(line: dict[str, Any]) -> dict[str, str]:
     }
 
 
-def rich_table(lines: Sequence[dict[str, Any]]) -> Table:
-    """Return the rows of one run as a table for the terminal."""
+def server_cells(line: dict[str, Any]) -> dict[str, str]:
+    """Return what a table shows of a row of `draft_server.py`, by column."""
+    low, high = line["range"]
+    return {
+        "drafter": line["method"],
+        "tokens/s": f"{line['decode_tokens_per_s']:.1f}",
+        "range": f"{low:.1f}–{high:.1f}",
+        "vs process": shown(line["speedup_process"], ".2f"),
+        "vs vanilla": shown(line["speedup_same_core"], ".2f"),
+        "tokens a pass": shown(line["mean_acceptance_length"], ".2f"),
+        "hit rate": shown(line["hit_rate"], ".0%"),
+        "waited, ms": shown(line["waited_ms"], ".2f"),
+        "same text": same_text(line),
+    }
+
+
+def rich_table(lines: Sequence[dict[str, Any]], cells: Callable[[dict[str, Any]], dict[str, str]] = cells) -> Table:
+    """Return the rows of one run as a table for the terminal; ``cells`` says what is shown of one."""
     first = lines[0]
     title = (
         f"{first['num_prompts']} prompts, {first['repeats']} repeats, {first['dtype']}, T = {first['temperature']:g}"

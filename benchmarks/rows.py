@@ -17,11 +17,11 @@ from transformers.generation.streamers import BaseStreamer
 
 from card import LLM
 from card.config import DraftSettings, SamplingParams
-from card.engine.cores import pinned
+from card.engine.cores import Home, pinned
 from card.metrics import RequestStats
 
-_SETTLE_S = 0.03  # torch's idle threads spin for about 10 ms, on a core that the next row may use
-_SHOWN_DRAFT_SETTINGS = (
+SETTLE_S = 0.03  # torch's idle threads spin for about 10 ms, on a core that the next row may use
+SHOWN_DRAFT_SETTINGS = (
     "verify",
     "beam_width",
     "branch",
@@ -64,35 +64,43 @@ class CardRow:
 
     is_comparable = True
 
-    def __init__(self, name: str, llm: LLM, draft: DraftSettings) -> None:
-        """Take ``draft`` as the user's settings; the method shapes them."""
+    def __init__(self, name: str, llm: LLM, cores: tuple[int, ...], draft: DraftSettings | None) -> None:
+        """Take ``draft`` as the user's settings, which the method shapes; None leaves them to the tuned policy.
+
+        Args:
+            cores: where this thread decodes; with the tuned policy, all that it may choose from.
+        """
         self.name = name
         self._llm = llm
-        self._draft = llm.method.shape(draft)
-        engine = llm.settings
-        self.settings: Mapping[str, Any] = {
-            "method": llm.method.name,
-            "cores": list(engine.cores or ()),
-            "threads": engine.threads,
-        }
-        if llm.method.needs_draft:
+        self._draft = None if draft is None else llm.method.shape(draft)
+        engine, method = llm.settings, llm.method
+        self._home = Home(cores, engine.threads)
+        self.settings: Mapping[str, Any] = {"method": method.name, "cores": list(cores), "threads": engine.threads}
+        if self._draft is None:
+            self.settings = {**self.settings, "policy": engine.policy}
+        elif method.needs_draft:
+            placement = "server" if engine.draft_address else engine.placement or method.placement
             self.settings = {
                 **self.settings,
-                "placement": engine.placement,
+                "policy": engine.policy,
+                "placement": placement,
                 "draft_cores": list(engine.draft_cores or ()),
-                **{name: getattr(self._draft, name) for name in _SHOWN_DRAFT_SETTINGS},
+                **{name: getattr(self._draft, name) for name in SHOWN_DRAFT_SETTINGS},
             }
-        if llm.method.needs_draft and engine.placement == "inline":
-            self.settings = {**self.settings, "num_speculative_tokens": self._draft.num_speculative_tokens}
+            if placement == "inline":
+                self.settings = {**self.settings, "num_speculative_tokens": self._draft.num_speculative_tokens}
 
     def decode(self, prompt_ids: Sequence[int], params: SamplingParams) -> Decoded:
-        self._llm.draft_settings = self._draft
-        engine = self._llm.settings
-        with pinned(engine.cores or (), engine.threads):  # between rounds too, where the library leaves us free
-            time.sleep(_SETTLE_S)
+        if self._draft is not None:
+            self._llm.draft_settings = self._draft
+        self._llm.reset_prefix_cache()  # each prompt comes back in every repeat
+        with pinned(self._home):  # between rounds too, where the library leaves us free
+            time.sleep(SETTLE_S)
             cpu_before, started = time.process_time(), time.perf_counter()
             output = self._llm.generate([list(prompt_ids)], params)[0]
             total_s, cpu_s = time.perf_counter() - started, time.process_time() - cpu_before
+        if output.error is not None:
+            raise output.error
         stats, token_ids = output.stats, output.outputs[0].token_ids
         return Decoded(token_ids, len(token_ids) - 1, stats.decode_s, total_s, cpu_s, stats.target_passes, stats)
 
@@ -170,8 +178,8 @@ class TransformersRow:
             self._assistant.generation_config = config
         generate: Any = self._model.generate
         torch.manual_seed(params.seed or 0)
-        with pinned(self._cores, len(self._cores)):
-            time.sleep(_SETTLE_S)
+        with pinned(Home(self._cores, len(self._cores))):
+            time.sleep(SETTLE_S)
             cpu_before, started = time.process_time(), time.perf_counter()
             output = generate(
                 inputs,

@@ -1,4 +1,4 @@
-"""Make the README's Markdown tables from the JSON lines of `methods.py` and `profile_rounds.py`.
+"""Make the README's Markdown tables from the JSON lines of the benchmarks.
 
 python benchmarks/table.py benchmarks/results/methods.jsonl
 """
@@ -9,10 +9,11 @@ import argparse
 import itertools
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import load_report
 import report
 
 
@@ -27,12 +28,20 @@ def methods_table(lines: Sequence[dict[str, Any]], columns: Sequence[str] = ()) 
     rows = [report.cells(line) for line in lines]
     fastest = max(range(len(lines)), key=lambda i: lines[i]["decode_tokens_per_s"])
     rows[fastest] = {column: f"**{text}**" if column == "method" else text for column, text in rows[fastest].items()}
-    shown = [column for column in rows[0] if not columns or column in columns]
-    return markdown(shown, [[row[column] for column in shown] for row in rows])
+    return _dict_table(rows, columns)
 
 
-def profile_tables(lines: Sequence[dict[str, Any]]) -> str:
-    """Return one run of `profile_rounds.py` as tables, one per kind."""
+def gpu_tables(lines: Sequence[dict[str, Any]], columns: Sequence[str] = ()) -> str:
+    """Return one run of `gpu.py` as tables, one per price of the target."""
+    tables = []
+    for target_cost, same in itertools.groupby(lines, lambda line: line["target_cost"]):
+        tables += [f"Target {target_cost}:", methods_table(list(same), columns)]
+    return "\n\n".join(tables)
+
+
+def profile_tables(lines: Sequence[dict[str, Any]], columns: Sequence[str] = ()) -> str:
+    """Return one run of `profile_rounds.py` as tables, one per kind; ``columns`` are not chosen here."""
+    del columns
     return "\n\n".join(_profile_table(list(same)) for _, same in itertools.groupby(lines, lambda line: line["kind"]))
 
 
@@ -44,16 +53,41 @@ def _profile_table(lines: Sequence[dict[str, Any]]) -> str:
     return markdown(["median, µs", *(line["what"] for line in lines)], rows)
 
 
-def provenance(line: dict[str, Any]) -> str:
+def concurrency_tables(lines: Sequence[dict[str, Any]], columns: Sequence[str] = ()) -> str:
+    """Return one run of `concurrency.py`: the summary, then the rows of each concurrency."""
+    tables = [_dict_table([load_report.summary_cells(line) for line in lines if line["kind"] == "summary"], ())]
+    for concurrency, same in itertools.groupby(lines, lambda line: line["concurrency"]):
+        rows = [line for line in same if line["kind"] == "row"]
+        tables.append(f"{concurrency} at once, {rows[0]['num_prompts']} requests:")
+        tables.append(_dict_table([load_report.row_cells(line) for line in rows], columns))
+    return "\n\n".join(tables)
+
+
+def draft_server_table(lines: Sequence[dict[str, Any]], columns: Sequence[str] = ()) -> str:
+    """Return one run of `draft_server.py` as a table."""
+    return _dict_table([report.server_cells(line) for line in lines], columns)
+
+
+def _dict_table(rows: Sequence[dict[str, str]], columns: Sequence[str]) -> str:
+    shown = [column for column in rows[0] if not columns or column in columns]
+    return markdown(shown, [[row[column] for column in shown] for row in rows])
+
+
+def provenance(lines: Sequence[dict[str, Any]]) -> str:
     """Return where the figures of a run come from, in a few lines."""
+    line = lines[0]
     machine, versions = line["machine"], line["versions"]
-    facts = [f"{machine['cpu']}, {machine['cores']} cores, load {machine['load_average']} at the start", line["dtype"]]
+    facts = [f"{machine['cpu']}, {machine['cores']} cores, load {machine['load_average']} at the start"]
+    facts += [f"{gpu['name']}, {gpu['memory_gb']:.0f} GB" for gpu in machine.get("gpus", [])]
+    facts.append(line["dtype"])
     if line["target_cost"]:
         facts.append(f"target costs {line['target_cost']}")
+    if line.get("draft_cost"):
+        facts.append(f"draft costs {line['draft_cost']}")
     if "num_prompts" in line:
-        facts.append(
-            f"{line['num_prompts']} prompts, {line['repeats']} repeats, at most {line['max_tokens']} tokens each"
-        )
+        prompts = sorted({one["num_prompts"] for one in lines if "num_prompts" in one})
+        shown = f"{prompts[0]} to {prompts[-1]}" if len(prompts) > 1 else f"{prompts[0]}"
+        facts.append(f"{shown} prompts, {line['repeats']} repeats, at most {line['max_tokens']} tokens each")
         facts.append(f"T = {line['temperature']:g}, seed {line['seed']}")
     facts.append(f"torch {versions['torch']}, transformers {versions['transformers']}")
     commit, *dirty = line["commit"].split("-")
@@ -67,24 +101,35 @@ def markdown(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join("| " + " | ".join(row) + " |" for row in [columns, rule, *rows])
 
 
+TABLES: dict[str, Callable[[Sequence[dict[str, Any]], Sequence[str]], str]] = {
+    "methods": methods_table,
+    "gpu": gpu_tables,
+    "concurrency": concurrency_tables,
+    "draft_server": draft_server_table,
+    "profile_rounds": profile_tables,
+}
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the tables of the last run in each file, or of all runs. Returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("files", type=Path, nargs="+", help="JSON lines of methods.py or profile_rounds.py")
-    parser.add_argument("--columns", default="", help="columns of the methods' table, with commas; default all")
+    parser.add_argument("files", type=Path, nargs="+", help=f"JSON lines of {', '.join(TABLES)}")
+    parser.add_argument("--columns", default="", help="columns of tables with a row per method, with commas")
     parser.add_argument("--all-runs", action="store_true", help="every run of a file, not just the last one")
     args = parser.parse_args(argv)
     for path in args.files:
         try:
             runs = read_runs(path)
+            unknown = {run[0]["benchmark"] for run in runs} - TABLES.keys()
         except (OSError, ValueError, KeyError) as error:
             print(f"table.py: error: {path} holds no benchmark lines: {error!r}", file=sys.stderr)
             return 2
+        if unknown:
+            print(f"table.py: error: {path} holds lines of {min(unknown)}; known: {', '.join(TABLES)}", file=sys.stderr)
+            return 2
+        columns = [column for column in args.columns.split(",") if column]
         for lines in runs if args.all_runs else runs[-1:]:
-            is_methods = lines[0]["benchmark"] == "methods"
-            columns = [column for column in args.columns.split(",") if column]
-            table = methods_table(lines, columns) if is_methods else profile_tables(lines)
-            print(f"{table}\n\n{provenance(lines[0])}\n")
+            print(f"{TABLES[lines[0]['benchmark']](lines, columns)}\n\n{provenance(lines)}\n")
     return 0
 
 

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
 import json
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import pytest
 import torch
@@ -17,9 +13,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from card.config import SamplingParams
+from tests.benchmarks.scripts import BENCHMARKS, MODULES, lines_of  # noqa: F401
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-MODULES = ("compare", "environment", "methods", "profile_rounds", "report", "rows", "table")
 END, USER, ASSISTANT = "<|end|>", "<|user|>", "<|assistant|>"
 TEMPLATE = "{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}<|end|>{% endfor %}<|assistant|>"
 
@@ -59,29 +54,12 @@ def make_pair(folder: Path) -> tuple[Path, Path]:
 
 
 @pytest.fixture(scope="module")
-def bench() -> Iterator[dict[str, ModuleType]]:
-    """The benchmark scripts as modules, importing one another as they do when run."""
-    before = set(sys.modules)
-    sys.path.insert(0, str(BENCHMARKS))
-    try:
-        yield {name: importlib.import_module(name) for name in MODULES}
-    finally:
-        sys.path.remove(str(BENCHMARKS))
-        for name in set(MODULES) - before:
-            sys.modules.pop(name, None)
-
-
-@pytest.fixture(scope="module")
 def common(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """Options of every script."""
     folder = tmp_path_factory.mktemp("pair")
     target, draft = make_pair(folder)
     (folder / "prompts.jsonl").write_text(json.dumps({"question": "How many?", "answer": "2"}) + "\n" * 2)
     return ["--prompts", str(folder / "prompts.jsonl"), "--limit", "1", "--target", str(target), "--draft", str(draft)]
-
-
-def lines_of(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 @pytest.fixture(scope="module")
@@ -107,8 +85,9 @@ def test_every_method_writes_the_text_of_plain_decoding(greedy: Path, bench: dic
 def test_one_core_rows_have_one_core_and_the_fastest_draft_length_is_named(greedy: Path) -> None:
     lines = {line["method"]: line for line in lines_of(greedy)}
     for name, line in lines.items():
-        on_all = name.endswith("all-cores")
-        assert len(line["settings"]["cores"]) == line["settings"]["threads"] == 1 + on_all
+        on_all = name.endswith("all-cores") or name == "card"
+        assert len(line["settings"]["cores"]) == 1 + on_all
+        assert line["settings"]["threads"] == (None if name == "card" else 1 + on_all)
     tried = lines["sps"]["settings"]["chosen_among"]
     assert tried[str(lines["sps"]["settings"]["num_speculative_tokens"])] == max(tried.values())
     assert set(lines["transformers-assisted"]["settings"]["chosen_among"]) == {"defaults", "constant 2", "constant 3"}

@@ -1,0 +1,27 @@
+"""The benchmark scripts as modules, and what they write."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+MODULES = (
+    "closed_loop",
+    "compare",
+    "concurrency",
+    "draft_server",
+    "environment",
+    "load_report",
+    "methods",
+    "profile_rounds",
+    "report",
+    "rows",
+    "table",
+)
+
+
+def lines_of(path: Path) -> list[dict[str, Any]]:
+    """Return the result lines of a file."""
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]

@@ -1,0 +1,47 @@
+"""A draft server, next door and at a distance, leaves the text as it is; what it costs makes a table."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from card.errors import WorkerError
+from tests.benchmarks.scripts import lines_of
+from tests.pair import Pair
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
+def test_a_draft_server_changes_the_speed_and_no_text(
+    bench: dict[str, ModuleType],
+    pair: Pair,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    prompts, out = tmp_path / "prompts.jsonl", tmp_path / "draft_server.jsonl"
+    prompts.write_text(json.dumps({"question": "how many cats sat?"}) + "\n")
+    options = ["--prompts", str(prompts), "--limit", "1", "--target", pair.target, "--draft", pair.draft]
+    options += ["--dtype", "float32", "--max-tokens", "30", "--repeats", "2", "--delays-ms", "5", "--out", str(out)]
+    assert bench["draft_server"].main(options) == 0
+    lines = {line["method"]: line for line in lines_of(out)}
+    assert list(lines) == ["vanilla", "process", "server", "server, 5 ms away"]
+    for name, line in lines.items():
+        assert line["outputs_equal"] is True and line["decode_tokens_per_s"] > 0
+        if name != "vanilla":
+            assert line["drafter_layers_per_s"] > 0 and line["drafter_restarts"] == 0
+            assert line["settings"]["placement"] == ("process" if name == "process" else "server")
+    assert lines["process"]["speedup_process"] == lines["vanilla"]["speedup_same_core"] == 1.0
+    capsys.readouterr()
+    assert bench["table"].main([str(out)]) == 0
+    assert "| server, 5 ms away |" in capsys.readouterr().out
+
+
+def test_a_server_that_does_not_come_up_is_an_error_and_not_a_hang(bench: dict[str, ModuleType]) -> None:
+    with (
+        pytest.raises(WorkerError, match="process with one did not come up"),
+        bench["draft_server"].serving("import sys; sys.exit(3)", ["one"], min(os.sched_getaffinity(0))),
+    ):
+        pass
