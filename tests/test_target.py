@@ -99,6 +99,10 @@ GARBAGE: dict[str, dict[str, Any]] = {
     "probability above 1": {"logprobs": (-1.0, 0.5)},
     "probability 0": {"logprobs": (-math.inf, -1.0)},
     "unequal lengths": {"logprobs": (-1.0,)},
+    "negative passes": {"num_passes": -1},
+    "endless passes": {"num_passes": 2**62},
+    "time that is no number": {"busy_s": math.nan},
+    "more reused than there is": {"num_reused": 99},
 }
 
 

@@ -26,6 +26,7 @@ from card.outputs import StreamChunk
 from card.target import FinishReason
 
 logger = logging.getLogger(__name__)
+_IDLE_LOOK_S = 1.0  # an idle engine listens so often: its drafter must not take it for gone, nor die unnoticed
 
 _JOIN_TIMEOUT_S = 60.0  # for the engine's thread to finish its round and to end the drafter
 
@@ -342,10 +343,10 @@ class _Driver:
             self._host.close()
 
     def _next_commands(self) -> list[_Add | _Abort] | None:
-        """Wait until there is something to do; return the commands, or None to end."""
+        """Wait until there is something to do or the drafter wants looking after; return the commands, None to end."""
         with self._changed:
-            while not (self._inbox or self._is_closing or self._host.engine.has_work):
-                self._changed.wait()
+            if not (self._inbox or self._is_closing or self._host.engine.has_work):
+                self._changed.wait(_IDLE_LOOK_S)
             if self._is_closing:
                 return None
             return self._take_inbox()

@@ -6,6 +6,7 @@ for the requests given and returns the new tokens and what is to be sent to the 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from card.candidates import CandidateCache, Candidates, NewNodes
 from card.config import DraftSettings, SamplingParams, VerifyShape
-from card.errors import ProtocolError
+from card.errors import ProtocolError, TargetError
 from card.messages import Close, Correction, DrafterMessage, DraftSpec, Layer, Open, Resync, TargetMessage
 from card.metrics import RequestStats
 from card.models.pool import SequencePool
@@ -239,7 +240,7 @@ class TargetWorker:
         return self._running[request_id].num_rows
 
     def tune(self, beam_width: int, lead: int) -> None:
-        """Let the drafter make so wide and so many layers for all requests, running ones from their next correction on."""
+        """Let the drafter make so wide and so many layers for all requests, running ones from the next correction on."""
         self._beam = (beam_width, lead)
         for generation in self._running.values():
             generation.beam_width, generation.lead = self._beam
@@ -387,6 +388,11 @@ class TargetWorker:
                 f"layer of request {layer.request_id} has token {max(layer.token_ids)}; the target has tokens 0 to "
                 f"{self.model.vocab_size - 1}"
             )
+        if not (0 <= layer.num_passes < 1 << 40 and 0 <= layer.busy_s < math.inf and 0 <= layer.num_reused <= text_len):
+            raise ProtocolError(
+                f"layer of request {layer.request_id} reports {layer.num_passes} passes in {layer.busy_s} s and "
+                f"{layer.num_reused} reused tokens; none may be negative or without end"
+            )
         nodes = NewNodes(layer.ids, layer.parents, layer.token_ids, layer.logprobs)
         stats = generation.stats
         if layer.is_reset:
@@ -449,6 +455,9 @@ def _choose(generation: _Generation, offer: Candidates, logits: Tensor) -> list[
         for token, parent in zip(offer.tokens, offer.parents, strict=True):
             paths.append([*(generation.token_ids if parent == ROOT else paths[parent]), token])
         rows = zip([generation.token_ids, *paths], torch.split(logits, 1), strict=True)
-        processed = [processor(torch.tensor([ids], device=logits.device), row.clone()) for ids, row in rows]
+        try:
+            processed = [processor(torch.tensor([ids], device=logits.device), row.clone()) for ids, row in rows]
+        except Exception as error:  # it is the caller's code
+            raise TargetError(f"the logits processor failed with {type(error).__name__}: {error}") from error
         logits = torch.cat(processed)
     return generation.sampler.choose(logits, positions)

@@ -265,6 +265,26 @@ def test_a_target_that_fails_at_every_pass_ends_the_engine_cleanly_and_never_han
         engine.step()
 
 
+def test_a_logits_processor_that_raises_fails_its_own_request_only():
+    def broken(prefix_ids, logits):
+        raise ValueError("no such rule")
+
+    engine = make_engine(toy_target(), inline(toy_draft(toy_target(), 0.9)))
+    request = make_request(1)
+    fields = {name: getattr(request, name) for name in request.__slots__} | {"logits_processor": broken}
+    engine.add(TargetRequest(**fields))
+    engine.add(make_request(2))
+    token_ids: list[int] = []
+    failures = []
+    while engine.has_work:
+        for update in engine.step():
+            failures += [(update.request_id, str(update.error))] if update.error else []
+            token_ids += update.token_ids if update.request_id == 2 else ()
+    assert [request_id for request_id, _ in failures] == [1]
+    assert "no such rule" in failures[0][1]
+    assert token_ids == plain(toy_target())[0]
+
+
 def test_a_request_that_the_device_has_no_memory_for_fails_and_does_not_hang_the_queue():
     class Full(TableModel):
         def open(self, max_rows=None):

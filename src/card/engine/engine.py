@@ -143,7 +143,8 @@ class Engine:
         self._listen()
         if not self.has_work:
             return []
-        self._policy.begin(max(1, self._num_decoding()), self._available())
+        num_requests = min(len(self._running) + len(self._waiting), self._limits.max_num_seqs)
+        self._policy.begin(num_requests, self._available())
         with pinned(self._policy.home):
             return self._round()
 
@@ -195,14 +196,11 @@ class Engine:
             updates.append(Update(progress.request_id, progress.token_ids, progress.finish_reason, stats))
         self._totals.count_round(result.num_tokens, sum(len(u.token_ids) for u in updates), ended - started)
         busy_s, passes = self._drafter_work(decoding)
-        if decoding and not errors:
+        if not errors:
             decoding_ids = {request.request_id for request in view.requests}
             num_committed = sum(len(u.token_ids) for u in updates if u.request_id in decoding_ids)
             self._policy.observe(Outcome(view, result, ended - started, num_committed, passes, busy_s))
         return updates
-
-    def _num_decoding(self) -> int:
-        return sum(not self._worker.prompt_tokens_left(i) for i in self._running)
 
     def _admit(self, now: float) -> list[Update]:
         """Take up waiting requests, first come first served, while there is room and prompts do not pile up.

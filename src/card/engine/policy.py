@@ -51,7 +51,7 @@ class RoundView:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of a round in which requests decoded."""
+    """What came of a round."""
 
     view: RoundView
     result: StepResult
@@ -76,8 +76,8 @@ class Policy(Protocol):
     def reason(self) -> str:
         """Why this schedule, in a few words for the statistics."""
 
-    def begin(self, num_decoding: int, available: frozenset[Arm]) -> None:
-        """Start a round of so many decoding requests: now the schedule may change to another available one."""
+    def begin(self, num_requests: int, available: frozenset[Arm]) -> None:
+        """Start a round of so many requests, prompts included: now the schedule may change to another available one."""
 
     def beam(self) -> tuple[int, int]:
         """Return the width and the lead for the drafter; zeros leave them as the settings say."""
@@ -100,7 +100,7 @@ class FixedPolicy:
         self.arm: Arm = "off" if not method.needs_draft else "turns" if takes_turns else "beside"
         self.reason = f"{method.name} as set" if method.needs_draft else f"{method.name} has no drafter"
 
-    def begin(self, num_decoding: int, available: frozenset[Arm]) -> None:
+    def begin(self, num_requests: int, available: frozenset[Arm]) -> None:
         """Nothing changes."""
 
     def beam(self) -> tuple[int, int]:

@@ -33,14 +33,16 @@ _DEEPEST = 12  # candidates of one request that predictions of a schedule consid
 _KEPT = 0.99  # of a rate's tokens and seconds after each round
 _MEASURED_AFTER = 12  # rounds after which a rate counts as measured
 _BIAS_WEIGHT = 0.3  # of the newest measured / predicted rate
-_LEAST_SHARE = 0.2  # of a round's seconds that count for its committed tokens, whatever prompts it read
 _SETTLING = 4  # rounds after a switch that say nothing
 _REVIEW_EVERY = 16  # rounds
+_DWELL = 8  # rounds of another batch size before the schedule is reviewed for it: it may pass
 _FIRST_TRIAL, _LAST_TRIAL = 32, 4096  # rounds until another schedule is tried: four times as many each time in vain
 _TRIAL_ROUNDS, _LONG_TRIAL_ROUNDS = 16, 48
 _CLOSE = 0.8  # of the present rate: a rival as good as this gets a long trial, which costs little then
 _KEPT_FOR_TRIAL = 0.25  # of what was measured of it before
-_WORTH_A_TRIAL = 0.4  # of the present rate; to rest is left for a trial whatever was measured
+# Of the present rate, that a schedule must promise to be tried, if it never was anywhere, and if it was at some batch
+# size. To rest is left for a trial whatever was measured.
+_WORTH_A_FIRST_TRIAL, _WORTH_A_TRIAL = 0.4, 0.85
 _MARGIN = 1.04  # another schedule must be better by this
 _MOST_WAITED_LAYERS = 3
 _WAIT_LATENCY_S = 3e-4  # from the target's correction to the drafter's next pass and back
@@ -117,7 +119,7 @@ class TunedPolicy:
         self._agreement = [_FIRST_AGREEMENT * _AGREEMENT_PRIOR, _AGREEMENT_PRIOR]  # accepted, could have been
         costs = [station.target for station in stations.values()]
         self._prompt_token_s = min((cost.seconds(64) - cost.seconds(32)) / 32 for cost in costs)
-        self._num_decoding = 1
+        self._num_requests = 1
         self._rounds_here = 0  # since the last switch
         self._until_review = 0
         self._rounds_undrafted = 0
@@ -154,23 +156,23 @@ class TunedPolicy:
 
     @property
     def _patience(self) -> _Patience:
-        return self._patiences.setdefault(_bucket(self._num_decoding), _Patience())
+        return self._patiences.setdefault(_bucket(self._num_requests), _Patience())
 
     # ---- between rounds ---------------------------------------------------------------------------------------------
 
-    def begin(self, num_decoding: int, available: frozenset[Arm]) -> None:
+    def begin(self, num_requests: int, available: frozenset[Arm]) -> None:
         """Review the schedule where the batch has changed, now and then, and when its drafter is gone."""
-        has_new_bucket = _bucket(num_decoding) != _bucket(self._num_decoding)
-        self._num_decoding = num_decoding
+        has_new_bucket = _bucket(num_requests) != _bucket(self._num_requests)
+        self._num_requests = num_requests
         self._depth_before_draft = -1
-        self._until_review -= 1
+        self._until_review = min(self._until_review - 1, _DWELL if has_new_bucket else _REVIEW_EVERY)
         possible = [arm for arm in self._stations if arm in available]
         is_gone = self.arm not in possible
-        if (has_new_bucket or self._until_review <= 0 or is_gone) and (possible or len(self._stations) > 1):
+        if (self._until_review <= 0 or is_gone) and (possible or len(self._stations) > 1):
             self._until_review = _REVIEW_EVERY
             self._review(possible, is_gone)
         if has_new_bucket or self._rounds_here == 0:
-            self._width, self._lead = self._beam_for(self.arm, num_decoding)
+            self._width, self._lead = self._beam_for(self.arm, num_requests)
 
     def beam(self) -> tuple[int, int]:
         """Return the beam's width and lead for this batch; what was set stays as it is."""
@@ -193,17 +195,20 @@ class TunedPolicy:
         elif self._patience.is_over and len(possible) > 1:
             self._patience.rounds = 0
             rivals = [arm for arm in possible if arm != self.arm]
-            rivals = [arm for arm in rivals if self.arm == "off" or scores[arm] > _WORTH_A_TRIAL * here]
+            rivals = [arm for arm in rivals if self.arm == "off" or scores[arm] > self._worth_a_trial(arm) * here]
             if rivals:
                 rival = min(rivals, key=lambda arm: self._learnt[arm].trials)
                 self._begin_trial(rival, _LONG_TRIAL_ROUNDS if scores[rival] > _CLOSE * here else _TRIAL_ROUNDS)
         self.reason = self._explain(scores)
 
+    def _worth_a_trial(self, arm: Arm) -> float:
+        return _WORTH_A_FIRST_TRIAL if self._learnt[arm].bias is None else _WORTH_A_TRIAL
+
     def _begin_trial(self, arm: Arm, num_rounds: int) -> None:
         """Run another schedule for some rounds; what was measured of it before counts little then."""
         learnt = self._learnt[arm]
         learnt.trials += 1
-        if rate := learnt.rates.get(_bucket(self._num_decoding)):
+        if rate := learnt.rates.get(_bucket(self._num_requests)):
             rate.tokens *= _KEPT_FOR_TRIAL
             rate.seconds *= _KEPT_FOR_TRIAL
         self._switch(arm)
@@ -225,8 +230,8 @@ class TunedPolicy:
     def _score(self, arm: Arm) -> float:
         """Return the tokens/s of a schedule: predicted, and the more it has been tried the more as measured."""
         learnt = self._learnt[arm]
-        rate = learnt.rates.get(_bucket(self._num_decoding), _Rate())
-        predicted = self._predicted(arm, self._num_decoding)
+        rate = learnt.rates.get(_bucket(self._num_requests), _Rate())
+        predicted = self._predicted(arm, self._num_requests)
         if rate.rounds >= _MEASURED_AFTER:
             now = rate.value / predicted
             learnt.bias = now if learnt.bias is None else learnt.bias + _BIAS_WEIGHT * (now - learnt.bias)
@@ -289,7 +294,7 @@ class TunedPolicy:
 
     def _explain(self, scores: Mapping[Arm, float]) -> str:
         parts = [f"{score:.0f} tokens/s {'in ' if arm == 'turns' else ''}{arm}" for arm, score in scores.items()]
-        return f"expected of {self._num_decoding} at once: {', '.join(parts)}"
+        return f"expected of {self._num_requests} at once: {', '.join(parts)}"
 
     # ---- within a round ---------------------------------------------------------------------------------------------
 
@@ -325,29 +330,35 @@ class TunedPolicy:
 
     def observe(self, outcome: Outcome) -> None:
         """Learn acceptance, latencies and the rate from a round."""
-        station, learnt = self._stations[self.arm], self._learnt[self.arm]
+        learnt = self._learnt[self.arm]
         for one in outcome.result.verified:
             if one.offer:
                 self._calibrations[one.is_greedy].observe_tree(one.offer, one.accepted)
             if one.num_compared:  # the first candidate alone: that there are deeper ones shows that it was likely
                 self._agreement[0] = self._agreement[0] * _AGREEMENT_KEPT + (one.num_agreed > 0)
                 self._agreement[1] = self._agreement[1] * _AGREEMENT_KEPT + 1
+        if outcome.view.requests:
+            self._learn_latencies(outcome)
+        self._rounds_here += 1
+        self._patience.rounds += 1
+        self._rounds_undrafted = 0 if outcome.view.num_passes else self._rounds_undrafted + 1
+        if self._rounds_here > _SETTLING:
+            rate = learnt.rates.setdefault(_bucket(self._num_requests), _Rate())
+            prompts_s = outcome.view.num_prompt_tokens * self._prompt_token_s  # in which all cores would read these
+            rate.add(outcome.num_committed, max(outcome.seconds - prompts_s, 0.0))
+
+    def _learn_latencies(self, outcome: Outcome) -> None:
+        station, learnt = self._stations[self.arm], self._learnt[self.arm]
         view, num_requests = outcome.view, len(outcome.view.requests)
         predicted_s = station.target.seconds(outcome.result.num_tokens, num_requests, view.num_context_rows)
         learnt.target.observe(predicted_s, outcome.result.busy_s)
-        if station.drafter is not None:
-            predicted_s = station.drafter.seconds(num_requests * self._width, num_requests)
-            if view.num_passes and not view.num_unread:
-                learnt.drafter.observe(predicted_s, view.waited_s / view.num_passes)
-            elif outcome.drafter_passes and not view.takes_turns:
-                learnt.drafter.observe(predicted_s, outcome.drafter_busy_s * num_requests / outcome.drafter_passes)
-        self._rounds_here += 1
-        self._patience.rounds += 1
-        self._rounds_undrafted = 0 if view.num_passes else self._rounds_undrafted + 1
-        if self._rounds_here > _SETTLING:
-            rate = learnt.rates.setdefault(_bucket(num_requests), _Rate())
-            prompts_s = view.num_prompt_tokens * self._prompt_token_s  # in which these would be read on all cores
-            rate.add(outcome.num_committed, max(outcome.seconds - prompts_s, _LEAST_SHARE * outcome.seconds))
+        if station.drafter is None:
+            return
+        predicted_s = station.drafter.seconds(num_requests * self._width, num_requests)
+        if view.num_passes and not view.num_unread:
+            learnt.drafter.observe(predicted_s, view.waited_s / view.num_passes)
+        elif outcome.drafter_passes and not view.takes_turns:
+            learnt.drafter.observe(predicted_s, outcome.drafter_busy_s * num_requests / outcome.drafter_passes)
 
     def _prepare_turn(self, view: RoundView) -> Draft | None:
         depth = sum(depth for depth, _ in view.best_paths)
@@ -408,8 +419,8 @@ class TunedPolicy:
         return self._calibrations[request.params.temperature == 0.0]
 
     def _rate(self) -> float:
-        rate = self._learnt[self.arm].rates.get(_bucket(self._num_decoding), _Rate())
-        return rate.value if rate.rounds >= _SETTLING else self._predicted(self.arm, self._num_decoding)
+        rate = self._learnt[self.arm].rates.get(_bucket(self._num_requests), _Rate())
+        return rate.value if rate.rounds >= _SETTLING else self._predicted(self.arm, self._num_requests)
 
     def _draft_s(self, num_requests: int) -> float:
         cost, learnt = self._stations[self.arm].drafter, self._learnt[self.arm]

@@ -27,7 +27,6 @@ from card.messages import (
 )
 from card.transport.keys import ClientKeys, check_address, load_client_keys
 from card.transport.link import LinkStatus
-from card.transport.server import HEARTBEAT_MS, HEARTBEAT_TIMEOUT_MS
 from card.transport.watch import Watch
 
 logger = logging.getLogger(__name__)
@@ -162,8 +161,7 @@ class RemoteLink:
             zmq.MAXMSGSIZE: MAX_FRAME_BYTES,
             zmq.SNDHWM: _QUEUED_FRAMES,
             zmq.RCVHWM: _ARRIVED_FRAMES,
-            zmq.HEARTBEAT_IVL: HEARTBEAT_MS,
-            zmq.HEARTBEAT_TIMEOUT: HEARTBEAT_TIMEOUT_MS,
+            zmq.TCP_KEEPALIVE: 1,
             zmq.RECONNECT_IVL: _RECONNECT_MS[0],
             zmq.RECONNECT_IVL_MAX: _RECONNECT_MS[1],
             zmq.IPV6: 1 if "[" in self._address else 0,

@@ -22,8 +22,6 @@ _IDLE_POLL_MS = 200
 _FRAMES_PER_LOOP = 256  # then a pass is made, whoever still has something to say
 _QUEUED_FRAMES = 128  # per client and direction; more are dropped on the way out, and wait on the way in
 _FAILURES = (CardError, RuntimeError, MemoryError)  # out of memory is a RuntimeError in torch
-HEARTBEAT_MS = 5000
-HEARTBEAT_TIMEOUT_MS = 15000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,8 +96,7 @@ class DraftServer:
             zmq.MAXMSGSIZE: MAX_REQUEST_BYTES,
             zmq.SNDHWM: _QUEUED_FRAMES,
             zmq.RCVHWM: _QUEUED_FRAMES,
-            zmq.HEARTBEAT_IVL: HEARTBEAT_MS,
-            zmq.HEARTBEAT_TIMEOUT: HEARTBEAT_TIMEOUT_MS,
+            zmq.TCP_KEEPALIVE: 1,  # ZeroMQ's own heartbeats abort the process when a peer leaves a full queue behind
             zmq.IPV6: 1 if "[" in address else 0,
         }
         if keys is not None:
