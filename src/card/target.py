@@ -240,7 +240,7 @@ class TargetWorker:
         return self._running[request_id].num_rows
 
     def tune(self, beam_width: int, lead: int) -> None:
-        """Let the drafter make so wide and so many layers for all requests, running ones from the next correction on."""
+        """Let the drafter make so wide and so many layers for all requests; running ones hear it with a correction."""
         self._beam = (beam_width, lead)
         for generation in self._running.values():
             generation.beam_width, generation.lead = self._beam

@@ -206,7 +206,7 @@ def test_the_prompt_may_come_from_standard_input(run, models):
 
 
 def test_stats_go_to_standard_error(run, models):
-    args = ["generate", *models, "--max-tokens", "16", "--ignore-eos", PROMPT]
+    args = ["generate", *models, "--policy", "fixed", "--max-tokens", "16", "--ignore-eos", PROMPT]
     ran = run(*args, "--stats")
     assert ran.out == run(*args).out
     assert ran.err.startswith("card: 16 tokens, ")

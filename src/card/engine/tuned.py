@@ -59,13 +59,13 @@ class Station:
 
 @dataclass(slots=True)
 class _Rate:
-    """Committed tokens per second of one schedule at one batch size, fading."""
+    """Something per something else, fading; committed tokens per second above all."""
 
     tokens: float = 0.0
     seconds: float = 0.0
     rounds: int = 0
 
-    def add(self, tokens: int, seconds: float) -> None:
+    def add(self, tokens: float, seconds: float) -> None:
         self.tokens = self.tokens * _KEPT + tokens
         self.seconds = self.seconds * _KEPT + seconds
         self.rounds += 1
@@ -117,8 +117,7 @@ class TunedPolicy:
         self._learnt: dict[Arm, _Learnt] = {arm: _Learnt() for arm in stations}
         self._calibrations = {True: Calibration(), False: Calibration()}  # greedy, sampled
         self._agreement = [_FIRST_AGREEMENT * _AGREEMENT_PRIOR, _AGREEMENT_PRIOR]  # accepted, could have been
-        costs = [station.target for station in stations.values()]
-        self._prompt_token_s = min((cost.seconds(64) - cost.seconds(32)) / 32 for cost in costs)
+        self._prompt_share = _Rate()  # prompt tokens read for each committed one
         self._num_requests = 1
         self._rounds_here = 0  # since the last switch
         self._until_review = 0
@@ -228,7 +227,20 @@ class TunedPolicy:
         self._trial_rounds = 0
 
     def _score(self, arm: Arm) -> float:
-        """Return the tokens/s of a schedule: predicted, and the more it has been tried the more as measured."""
+        """Return the tokens/s of a schedule with the reading of prompts, which takes longer on fewer cores.
+
+        All schedules read the share of prompts that was seen under any: how many prompts fall into the short time of a
+        trial does not decide.
+        """
+        rate = self._decoding_rate(arm)
+        return rate / (1 + rate * self._prompt_share.value * self._prompt_token_s(arm))
+
+    def _prompt_token_s(self, arm: Arm) -> float:
+        cost = self._stations[arm].target
+        return (cost.seconds(64) - cost.seconds(32)) / 32
+
+    def _decoding_rate(self, arm: Arm) -> float:
+        """Return the tokens/s of decoding: predicted, and the more it has been tried the more as measured."""
         learnt = self._learnt[arm]
         rate = learnt.rates.get(_bucket(self._num_requests), _Rate())
         predicted = self._predicted(arm, self._num_requests)
@@ -342,9 +354,10 @@ class TunedPolicy:
         self._rounds_here += 1
         self._patience.rounds += 1
         self._rounds_undrafted = 0 if outcome.view.num_passes else self._rounds_undrafted + 1
+        self._prompt_share.add(outcome.view.num_prompt_tokens, outcome.num_committed)
         if self._rounds_here > _SETTLING:
             rate = learnt.rates.setdefault(_bucket(self._num_requests), _Rate())
-            prompts_s = outcome.view.num_prompt_tokens * self._prompt_token_s  # in which all cores would read these
+            prompts_s = outcome.view.num_prompt_tokens * self._prompt_token_s(self.arm)
             rate.add(outcome.num_committed, max(outcome.seconds - prompts_s, 0.0))
 
     def _learn_latencies(self, outcome: Outcome) -> None:
