@@ -36,13 +36,14 @@ _BIAS_WEIGHT = 0.3  # of the newest measured / predicted rate
 _SETTLING = 4  # rounds after a switch that say nothing
 _REVIEW_EVERY = 16  # rounds
 _DWELL = 8  # rounds of another batch size before the schedule is reviewed for it: it may pass
-_FIRST_TRIAL, _LAST_TRIAL = 32, 4096  # rounds until another schedule is tried: four times as many each time in vain
+_FIRST_TRIAL, _LAST_TRIAL = 96, 4096  # rounds until another schedule is tried: four times as many each time in vain
 _TRIAL_ROUNDS, _LONG_TRIAL_ROUNDS = 16, 48
+_LOOK_AFTER, _HOPELESS = 12, 0.85  # rounds of a trial after which it ends if it is so much slower
 _CLOSE = 0.8  # of the present rate: a rival as good as this gets a long trial, which costs little then
 _KEPT_FOR_TRIAL = 0.25  # of what was measured of it before
 # Of the present rate, that a schedule must promise to be tried, if it never was anywhere, and if it was at some batch
 # size. To rest is left for a trial whatever was measured.
-_WORTH_A_FIRST_TRIAL, _WORTH_A_TRIAL = 0.4, 0.85
+_WORTH_A_FIRST_TRIAL, _WORTH_A_TRIAL = 0.6, 0.85
 _MARGIN = 1.04  # another schedule must be better by this
 _MOST_WAITED_LAYERS = 3
 _WAIT_LATENCY_S = 3e-4  # from the target's correction to the drafter's next pass and back
@@ -187,7 +188,8 @@ class TunedPolicy:
         if is_gone:
             self._switch(best)
         elif self._trial_rounds:
-            if self._rounds_here >= self._trial_rounds:
+            is_hopeless = self._rounds_here >= _LOOK_AFTER and here < _HOPELESS * scores[best]
+            if self._rounds_here >= self._trial_rounds or is_hopeless:
                 self._end_trial(best)
         elif scores[best] > _MARGIN * here and self._rounds_here >= _SETTLING:
             self._switch(best)
@@ -211,7 +213,7 @@ class TunedPolicy:
             rate.tokens *= _KEPT_FOR_TRIAL
             rate.seconds *= _KEPT_FOR_TRIAL
         self._switch(arm)
-        self._trial_rounds = num_rounds
+        self._trial_rounds, self._until_review = num_rounds, _LOOK_AFTER
 
     def _end_trial(self, best: Arm) -> None:
         if best == self.arm:
