@@ -93,6 +93,8 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
     num_parameters: int
     pass_s: tuple[tuple[int, float], ...] = ()  # (tokens, seconds) of drafter passes; () if not measured
     tokenizer: str = ""  # fingerprint of the draft model's tokenizer; empty if unknown
+    per_sequence_s: float = 0.0  # seconds that each further sequence adds to a pass of as many tokens
+    per_context_row_s: float = 0.0  # and each row of its text
 
 
 class Layer(msgspec.Struct, frozen=True, tag=True):

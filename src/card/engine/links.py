@@ -72,7 +72,9 @@ class Drafter:
     def reported(self) -> PassCost | None:
         """Return what the started drafter elsewhere says its passes cost; None if it says nothing."""
         ready = self.link.ready
-        return PassCost(ready.pass_s) if ready is not None and len(ready.pass_s) > 1 else None
+        if ready is None or len(ready.pass_s) < 2:
+            return None
+        return PassCost(ready.pass_s, ready.per_sequence_s, ready.per_context_row_s)
 
 
 def make_drafter(plan: DrafterPlan) -> Drafter:

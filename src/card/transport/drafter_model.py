@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import statistics
 import time
 from dataclasses import dataclass
 
+from card.engine.latency import measure_pass_cost
 from card.messages import Ready
 from card.models.fingerprint import tokenizer_fingerprint
 from card.models.loading import context_limit, load_model, load_tokenizer, parameter_count
-from card.models.protocol import Extension, LanguageModel
 from card.models.torch_runner import TorchRunner
 from card.writers.beam import BeamWriter
 
-_MEASURED_TOKENS = (1, 4, 8, 16, 32)
-_RUNS = 3
-_MOST_MEASURING_S = 0.3
+_MEASURING_S = 0.4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,32 +39,14 @@ def load_drafter(draft: DraftModel) -> tuple[BeamWriter, Ready]:
     max_model_len = min(draft.max_model_len, context_limit(model))
     runner = TorchRunner(model, max_model_len=max_model_len, max_tree_rows=draft.max_tree_rows)
     runner.warm_up(draft.warm_up_tokens)
+    cost = measure_pass_cost(runner, clock=time.perf_counter, time_limit_s=_MEASURING_S)
     ready = Ready(
         vocab_size=runner.vocab_size,
         max_model_len=runner.max_model_len,
         num_parameters=num_parameters,
-        pass_s=measure_passes(runner),
+        pass_s=cost.points,
+        per_sequence_s=cost.per_sequence_s,
+        per_context_row_s=cost.per_context_row_s,
         tokenizer=tokenizer_fingerprint(load_tokenizer(draft.name)) if draft.has_unknown_target else "",
     )
     return BeamWriter(runner, draft.kv_cache_bytes), ready
-
-
-def measure_passes(model: LanguageModel) -> tuple[tuple[int, float], ...]:
-    """Return (tokens, median seconds) of passes of a few sizes, the smallest first; fewer sizes if it takes long."""
-    started = time.perf_counter()
-    slot = model.open()
-    measured = []
-    for num_tokens in (n for n in _MEASURED_TOKENS if n <= model.max_model_len):
-        if time.perf_counter() - started > _MOST_MEASURING_S:
-            break
-        measured.append((num_tokens, statistics.median(_pass_s(model, slot, num_tokens) for _ in range(_RUNS))))
-    model.close(slot)
-    return tuple(measured)
-
-
-def _pass_s(model: LanguageModel, slot: int, num_tokens: int) -> float:
-    started = time.perf_counter()
-    (logits,) = model.forward([Extension(slot, [0] * num_tokens, range(-1, num_tokens - 1))])
-    float(logits[-1, 0])  # waits for the device
-    model.keep(slot, 0)
-    return time.perf_counter() - started
