@@ -38,7 +38,7 @@ Prompt = str | Sequence[int] | Sequence[Mapping[str, str]]
 
 _DEFAULT_MAX_MODEL_LEN = 4096
 _SPARE_ROWS = 64
-_MEASURING_S = 0.6  # for the target's latencies, under each schedule
+_MEASURING_S = 1.0  # for the target's latencies, under each schedule
 _RAM_SHARE = 0.25  # of the free memory, that KV may take if nothing is said
 
 

@@ -169,7 +169,17 @@ def test_a_model_of_short_context_is_measured_within_it(max_model_len: int) -> N
 def test_more_tokens_are_timed_on_request() -> None:
     model = TimedModel(bent, max_model_len=600)
     cost = measure_pass_cost(model, clock=model.clock, max_tokens=300, time_limit_s=100.0)
-    assert [num_tokens for num_tokens, _ in cost.points] == [1, 2, 4, 8, 16, 32, 64, 128, 256, 300]
+    assert (cost.points[0][0], cost.points[-1][0]) == (1, 300)
+    assert cost.seconds(256) == pytest.approx(bent(256, 1, 0), rel=1e-3)
+
+
+def test_a_disturbed_pass_does_not_make_later_tokens_seem_free() -> None:
+    def disturbed(num_tokens: int, num_sequences: int, num_rows: int) -> float:
+        return bent(num_tokens, num_sequences, num_rows) * (30.0 if num_tokens == 32 else 1.0)
+
+    model = TimedModel(disturbed, max_model_len=200)
+    cost = measure_pass_cost(model, clock=model.clock, max_tokens=64, time_limit_s=0.2)
+    assert all(cost.marginal_s(num_tokens) > 0 for num_tokens in (16, 32, 63, 64, 100))
 
 
 def test_all_sequences_are_closed_after_measuring() -> None:

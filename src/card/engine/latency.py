@@ -118,7 +118,7 @@ def measure_pass_cost(
         slot = bench.open(num_prefix_rows + most)
         bench.prefill([slot], num_prefix_rows)
         found = bench.fastest([_Pass((slot,), size) for size in _sizes(most)], until_points, num_needed=2)
-        cost = PassCost(tuple(sorted((timed.num_tokens, seconds) for timed, seconds in found.items())))
+        cost = PassCost(_hull(sorted((timed.num_tokens, seconds) for timed, seconds in found.items())))
         per_sequence_s = _per_sequence_s(bench, cost, slot, max_sequences, until_sequences)
         per_row_s = _per_context_row_s(bench, cost, most, until_prefill, until)
         return PassCost(cost.points, per_sequence_s, per_row_s)
@@ -245,6 +245,25 @@ class _Bench:
     def _chain(self, slot: int, num_tokens: int, first_logits_idx: int = 0) -> Extension:
         last_row = self.model.num_rows(slot) - 1  # NO_PARENT in an empty sequence
         return Extension(slot, [0] * num_tokens, range(last_row, last_row + num_tokens), first_logits_idx)
+
+
+def _hull(points: Sequence[tuple[int, float]]) -> tuple[tuple[int, float], ...]:
+    """Return the points on the lower convex hull, with rising numbers of tokens as given.
+
+    Passes are bound by reading weights at first and by arithmetic later, so their seconds bend upwards; a point above the
+    line between its neighbours was disturbed, and the flat line behind it would make tokens seem free.
+    """
+    hull: list[tuple[int, float]] = []
+    for x, y in points:
+        while len(hull) > 1:
+            (x0, y0), (x1, y1) = hull[-2:]
+            if (y1 - y0) * (x - x0) < (y - y0) * (x1 - x0):
+                break
+            hull.pop()
+        if len(hull) == 1 and hull[0][1] > y:
+            hull = [(hull[0][0], y)]  # a first pass slower than a later one was disturbed as well
+        hull.append((x, y))
+    return tuple(hull)
 
 
 def _sizes(most: int) -> list[int]:

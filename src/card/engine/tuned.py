@@ -29,6 +29,8 @@ _DRAFTER_YIELD = 0.75  # layers beside the target of which a committed token can
 _MISSED = 0.4  # of the tokens that end a path, how many are in no other path
 _MOST_WIDENING = 1.45  # a beam is as wide as makes a drafter pass at most so many times as long
 _PATHS_IN_TURNS = 4  # drafted side by side in turns, where target and drafter never agree
+_FIRST_CONTEXT_ROWS = 100.0  # of one request, until they have been counted
+_ROWS_WEIGHT = 0.05  # of the newest round in their mean
 _DEEPEST = 12  # candidates of one request that predictions of a schedule consider
 _KEPT = 0.99  # of a rate's tokens and seconds after each round
 _MEASURED_AFTER = 12  # rounds after which a rate counts as measured
@@ -119,6 +121,7 @@ class TunedPolicy:
         self._calibrations = {True: Calibration(), False: Calibration()}  # greedy, sampled
         self._agreement = [_FIRST_AGREEMENT * _AGREEMENT_PRIOR, _AGREEMENT_PRIOR]  # accepted, could have been
         self._prompt_share = _Rate()  # prompt tokens read for each committed one
+        self._rows_per_request = _FIRST_CONTEXT_ROWS
         self._num_requests = 1
         self._rounds_here = 0  # since the last switch
         self._until_review = 0
@@ -238,8 +241,8 @@ class TunedPolicy:
         return rate / (1 + rate * self._prompt_share.value * self._prompt_token_s(arm))
 
     def _prompt_token_s(self, arm: Arm) -> float:
-        cost = self._stations[arm].target
-        return (cost.seconds(64) - cost.seconds(32)) / 32
+        cost, fit = self._stations[arm].target, self._learnt[arm].target
+        return fit.slope * (cost.seconds(64) - cost.seconds(16)) / 48
 
     def _decoding_rate(self, arm: Arm) -> float:
         """Return the tokens/s of decoding: predicted, and the more it has been tried the more as measured."""
@@ -264,10 +267,10 @@ class TunedPolicy:
         draft_s = 0.0
         if station.drafter is not None:
             width, _ = self._beam_for(arm, num_requests)
-            draft_s = learnt.drafter.seconds(station.drafter.seconds(num_requests * width, num_requests))
+            draft_s = learnt.drafter.seconds(self._pass_s(station.drafter, num_requests * width, num_requests))
 
         def round_s(depth: int) -> float:
-            predicted_s = station.target.seconds(num_requests * (1 + depth), num_requests)
+            predicted_s = self._pass_s(station.target, num_requests * (1 + depth), num_requests)
             return learnt.target.seconds(predicted_s) + overhead_s
 
         best, expected = 0.0, 0.0
@@ -283,6 +286,10 @@ class TunedPolicy:
             best = max(best, num_requests * length / seconds)
         return best
 
+    def _pass_s(self, cost: PassCost, num_tokens: int, num_requests: int) -> float:
+        """Return what a pass of so many tokens for so many requests of the present length was measured to cost."""
+        return cost.seconds(num_tokens, num_requests, round(num_requests * self._rows_per_request))
+
     def _beam_for(self, arm: Arm, num_requests: int) -> tuple[int, int]:
         """Return the width that lengthens a drafter pass little, and a lead of a few target passes.
 
@@ -294,15 +301,16 @@ class TunedPolicy:
         if cost is None:
             return width, lead
         if "beam_width" not in self._pinned:
-            narrow_s = cost.seconds(num_requests, num_requests)
+            narrow_s = self._pass_s(cost, num_requests, num_requests)
             widths = range(1, draft.beam_width + 1)
-            fits = [w for w in widths if cost.seconds(num_requests * w, num_requests) <= _MOST_WIDENING * narrow_s]
+            most_s = _MOST_WIDENING * narrow_s
+            fits = [w for w in widths if self._pass_s(cost, num_requests * w, num_requests) <= most_s]
             width = max(fits, default=1)
             if arm == "turns":
                 width = min(width, 1 + round(_PATHS_IN_TURNS * (1 - self._agreement[0] / self._agreement[1])))
         if "lead" not in self._pinned:
-            target_s = station.target.seconds(num_requests * 6, num_requests)
-            layers = target_s / max(cost.seconds(num_requests * width, num_requests), 1e-9)
+            target_s = self._pass_s(station.target, num_requests * 6, num_requests)
+            layers = target_s / max(self._pass_s(cost, num_requests * width, num_requests), 1e-9)
             lead = max(min(6, lead), min(lead, math.ceil(2.5 * layers)))
         return width, lead
 
@@ -357,7 +365,8 @@ class TunedPolicy:
         self._patience.rounds += 1
         self._rounds_undrafted = 0 if outcome.view.num_passes else self._rounds_undrafted + 1
         self._prompt_share.add(outcome.view.num_prompt_tokens, outcome.num_committed)
-        if self._rounds_here > _SETTLING:
+        is_mostly_prompts = 2 * outcome.view.num_prompt_tokens > outcome.result.num_tokens
+        if self._rounds_here > _SETTLING and not is_mostly_prompts:
             rate = learnt.rates.setdefault(_bucket(self._num_requests), _Rate())
             prompts_s = outcome.view.num_prompt_tokens * self._prompt_token_s(self.arm)
             rate.add(outcome.num_committed, max(outcome.seconds - prompts_s, 0.0))
@@ -367,9 +376,11 @@ class TunedPolicy:
         view, num_requests = outcome.view, len(outcome.view.requests)
         predicted_s = station.target.seconds(outcome.result.num_tokens, num_requests, view.num_context_rows)
         learnt.target.observe(predicted_s, outcome.result.busy_s)
+        rows = view.num_context_rows / num_requests
+        self._rows_per_request += _ROWS_WEIGHT * (rows - self._rows_per_request)
         if station.drafter is None:
             return
-        predicted_s = station.drafter.seconds(num_requests * self._width, num_requests)
+        predicted_s = self._pass_s(station.drafter, num_requests * self._width, num_requests)
         if view.num_passes and not view.num_unread:
             learnt.drafter.observe(predicted_s, view.waited_s / view.num_passes)
         elif outcome.drafter_passes and not view.takes_turns:
@@ -441,7 +452,7 @@ class TunedPolicy:
         cost, learnt = self._stations[self.arm].drafter, self._learnt[self.arm]
         if cost is None:
             return 0.0
-        return learnt.drafter.seconds(cost.seconds(num_requests * self._width, num_requests))
+        return learnt.drafter.seconds(self._pass_s(cost, num_requests * self._width, num_requests))
 
     def _seconds(self, view: RoundView) -> Callable[[int], float]:
         """Return what a pass of so many tokens takes in this round."""
