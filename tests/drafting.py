@@ -24,6 +24,10 @@ _SPEC = DraftSpec(
     max_nodes=1000,
     min_path_logprob=-1e9,
     max_len=1000,
+    growth="layer",
+    branch_below=0.4,
+    fan_out=(2,),
+    num_speculative_tokens=3,
 )
 
 

@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from card.candidates import CandidateCache, NewNodes
+from card.candidates import CandidateCache
 from card.errors import ProtocolError, SettingsError
+from card.nodes import NewNodes
 
 NO_FLOOR = -1e9
 Row = list[tuple[int, float]]  # (token, logprob) of each child
@@ -192,7 +193,7 @@ def test_query_offers_nothing_below_max_depth_and_nothing_for_no_budget(shape: A
 
 
 def test_query_refuses_an_unknown_shape() -> None:
-    with pytest.raises(SettingsError, match="'chain' or 'tree', got 'forest'"):
+    with pytest.raises(SettingsError, match="one of chain, tree, trunk, got 'forest'"):
         make_cache().query(1, "forest")  # type: ignore[arg-type]
 
 
@@ -214,6 +215,8 @@ def test_frontier_lists_the_best_unexpanded_nodes_by_path_score() -> None:
     assert cache.frontier(1) == [3]
     assert cache.frontier(0) == []
     assert cache.frontier(9, min_path_logprob=-2.5) == [3, 4]
+    assert cache.frontier(9, num_layers=2) == []
+    assert cache.frontier(9, num_layers=3) == [3, 4, 5]
     grow(cache, {3: [(6, -2.0)]})
     assert cache.frontier(9) == [4, 6, 5]
 
@@ -301,6 +304,40 @@ def test_refill_gives_the_top_children_when_pruning_has_emptied_the_frontier() -
     assert cache.frontier(2) == []
     assert cache.refill(2, NO_FLOOR) == nodes((5, 2, 7, -2.0), (6, 2, 6, -2.5))
     assert cache.frontier(2) == [5, 6]
+
+
+def test_refill_below_one_node_takes_its_best_entries_and_those_of_no_other() -> None:
+    cache = make_cache()
+    grow(cache, {0: [(1, -0.25), (2, -4.0)]})
+    grow(cache, {1: [(3, -1.0), (4, -2.0)], 2: [(5, -1.5), (6, -0.5), (7, -3.0)]}, width=0)
+    assert cache.refill_below(2, 2, NO_FLOOR) == nodes((3, 2, 6, -0.5), (4, 2, 5, -1.5))
+    assert cache.refill_below(2, 9, -6.9) == NewNodes.none(), "the path below it is less likely"
+    assert cache.refill_below(2, 0, NO_FLOOR) == cache.refill_below(2, -1, NO_FLOOR) == NewNodes.none()
+    assert cache.refill_below(2, 9, NO_FLOOR).tokens == (7,)
+    assert cache.refill_below(3, 9, NO_FLOOR) == NewNodes.none(), "it was not expanded"
+    assert cache.refill(9, NO_FLOOR).tokens == (3, 4)
+    with pytest.raises(KeyError):
+        cache.refill_below(77, 1, NO_FLOOR)
+
+
+def test_the_likeliest_continuation_is_that_of_both_tiers() -> None:
+    cache = make_cache()
+    assert cache.likeliest(0) == -math.inf
+    grow(cache, {0: [(1, -0.5), (2, -1.0)]}, width=0)
+    assert cache.likeliest(0) == -0.5
+    cache.extend(0, nodes((4, 0, 9, -0.75)))
+    assert cache.likeliest(0) == -0.5
+    cache.refill(1, NO_FLOOR)
+    assert cache.likeliest(0) == -0.5
+    assert cache.likeliest(4) == -math.inf
+
+
+def test_the_best_path_follows_the_most_probable_child_from_any_node() -> None:
+    cache = two_layers()
+    assert cache.best_path(0, 9) == [1, 3]
+    assert cache.best_path(0, 1) == [1]
+    assert cache.best_path(2, 9) == [5]
+    assert cache.best_path(5, 9) == cache.best_path(0, 0) == []
 
 
 def test_refill_forgets_entries_of_dead_nodes() -> None:
@@ -427,6 +464,13 @@ def test_dead_nodes_cannot_be_asked_about() -> None:
             ask(2)
 
 
+def test_nodes_of_several_parts_are_joined_in_order() -> None:
+    one, two = nodes((1, 0, 5, -1.0)), nodes((2, 1, 6, -2.0), (3, 1, 7, -3.0))
+    none = NewNodes.none()
+    assert NewNodes.joined([one, none, two]) == nodes((1, 0, 5, -1.0), (2, 1, 6, -2.0), (3, 1, 7, -3.0))
+    assert NewNodes.joined([none, none]) == NewNodes.joined([]) == none
+
+
 # ---- against a slow model -------------------------------------------------------------------------------------------
 
 
@@ -546,6 +590,19 @@ class ModelCache:
                 self.next_id += 1
         return made
 
+    def refill_below(self, node_id: int, count: int, floor: float) -> list[tuple[int, int, int, float]]:
+        made: list[tuple[int, int, int, float]] = []
+        while len(made) < count and not self.is_full() and (found := self.find(node_id)):
+            node, path = found
+            entries = [(-logprob, i) for i, (logprob, _) in enumerate(node.spare) if score(path) + logprob >= floor]
+            if not entries or len(path) >= self.lead:
+                break
+            logprob, token = node.spare.pop(min(entries)[1])
+            if self.add(self.next_id, node_id, token, logprob):
+                made.append((self.next_id, node_id, token, logprob))
+                self.next_id += 1
+        return made
+
     def state(self) -> dict[str, Any]:
         """Return the same as `state` above, and the queries as lists of (id, parent id, token, score, depth)."""
         everything = sorted(self.walk(), key=lambda entry: entry[0].id)
@@ -645,6 +702,11 @@ class CacheAgainstModel(RuleBasedStateMachine):
     def refill(self, count: int, floor: float) -> None:
         assert self.cache.refill(count, floor) == nodes(*self.model.refill(count, floor))
 
+    @rule(seed=seeds_st, count=st.integers(0, 3), floor=floors_st)
+    def refill_below_a_node(self, seed: int, count: int, floor: float) -> None:
+        node_id = random.Random(seed).choice([node.id for node, _ in self.model.walk()])
+        assert self.cache.refill_below(node_id, count, floor) == nodes(*self.model.refill_below(node_id, count, floor))
+
     @precondition(lambda self: self.model.root.kids)
     @rule(seed=seeds_st, more=st.lists(tokens_st, max_size=1))
     def advance_along_a_path(self, seed: int, more: list[int]) -> None:
@@ -703,6 +765,11 @@ class CacheAgainstModel(RuleBasedStateMachine):
         seen = state(self.cache)
         del seen["chain"], seen["tree"]
         assert seen == self.model.state()
+        for node, _ in self.model.walk():
+            assert self.cache.is_expanded(node.id) == node.is_expanded
+            if not self.model.pending:  # what a pending token rules out need not be forgotten at once
+                known = [logprob for logprob, _ in node.spare] + [kid.logprob for kid in node.kids]
+                assert self.cache.likeliest(node.id) == max(known, default=-math.inf)
         assert self.cache.num_nodes <= self.cache.max_nodes
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterable
+from typing import Any
 
 import pytest
 import torch
@@ -11,14 +13,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from card.candidates import CandidateCache, NewNodes
+from card.candidates import CandidateCache
 from card.drafter import DrafterWorker, step_together
 from card.errors import ProtocolError
 from card.messages import Close, Correction, DrafterMessage, DraftSpec, Layer, Open, Ping, Pong, Resync, Shutdown
 from card.models.protocol import NO_PARENT, Extension
 from card.models.torch_runner import TorchRunner
 from card.models.toy import TableModel
+from card.nodes import NewNodes
 from card.writers.beam import BeamSequence, BeamWriter
+from card.writers.growth import RULES
 from tests.drafting import assert_rows_fit_the_tree, assert_scores_are_those_of_the_model, draft_spec
 
 TEXT = (3, 1, 4, 1, 5)
@@ -85,8 +89,9 @@ def beam_of(worker: DrafterWorker, request_id: int = 7) -> BeamSequence:
     return worker._open[request_id].beam
 
 
-def correction(start: int, ids: Iterable[int], *, wants_snapshot: bool = False, request_id: int = 7) -> Correction:
-    return Correction(request_id, 0, start, tuple(ids), wants_snapshot, beam_width=0, lead=0)
+def correction(start: int, ids: Iterable[int], **changes: Any) -> Correction:
+    unchanged = {"request_id": 7, "wants_snapshot": False, "beam_width": 0, "lead": 0, "branch_below": -1.0}
+    return Correction(round_idx=0, start=start, token_ids=tuple(ids), **unchanged | changes)
 
 
 def layers_of(messages: list[DrafterMessage]) -> list[Layer]:
@@ -109,6 +114,10 @@ specs = st.builds(
     lead=st.integers(1, 6),
     max_nodes=st.sampled_from([6, 15, 1000]),
     min_path_logprob=st.sampled_from([-5.0, -1e9]),
+    growth=st.sampled_from(sorted(RULES)),
+    branch_below=st.sampled_from([0.0, 0.3, 1.0]),
+    fan_out=st.lists(st.integers(0, 3), min_size=1, max_size=3).map(tuple),
+    num_speculative_tokens=st.integers(1, 3),
 )
 
 
@@ -561,31 +570,53 @@ def test_the_end_of_the_context_makes_it_idle_and_raises_nothing() -> None:
     assert too_long.step() == []
 
 
+@pytest.mark.parametrize("growth", sorted(RULES))
+def test_layers_count_the_nodes_that_corrections_have_ruled_out(growth: str) -> None:
+    worker = opened(toy(), growth=growth, beam_width=3, branch=4, branch_below=1.0)
+    for _ in range(4):
+        worker.step()
+    beam, num_dropped = beam_of(worker), 0
+    for tokens in ([beam.cache.query(1, "chain").tokens[0]], [V - 1, V - 1]):  # a hit, a miss
+        alive, on_path = beam.cache.num_nodes, len(beam.cache.walk(tokens))
+        below = [node for node in beam.cache.alive_ids() if beam.cache.path_tokens(node)[: len(tokens)] == tokens]
+        num_dropped += alive - max(len(below), on_path)
+        (layer, *_) = layers_of(worker.receive(correction(len(beam.token_ids), tokens))) or layers_of(worker.step())
+        assert layer.num_dropped == num_dropped > 0
+    beam_again = worker.receive(Open(7, (*beam.token_ids, 1), beam.spec))
+    assert layers_of(beam_again)[0].num_dropped == num_dropped, "those of a beam that was replaced count on"
+
+
 # ---- protocol -------------------------------------------------------------------------------------------------------
 
 
-def test_a_correction_changes_width_and_lead() -> None:
+def test_a_correction_changes_width_lead_and_what_is_unsure() -> None:
     worker = opened(toy(), beam_width=2, lead=2)
     for _ in range(4):
         worker.step()
     assert worker.is_idle
-    worker.receive(Correction(7, 1, 5, (), False, beam_width=3, lead=4))
+    worker.receive(correction(5, [], beam_width=3, lead=4))
     while not worker.is_idle:
         worker.step()
     assert beam_of(worker).cache.depth == 4
     assert beam_of(worker).spec.beam_width == 3
-    worker.receive(Correction(7, 1, 5, (), False, beam_width=0, lead=0))
-    assert (beam_of(worker).spec.beam_width, beam_of(worker).spec.lead) == (3, 4)
+    worker.receive(correction(5, [], branch_below=0.75))
+    spec = beam_of(worker).spec
+    assert (spec.beam_width, spec.lead, spec.branch_below) == (3, 4, 0.75)
+    worker.receive(correction(5, []))
+    assert beam_of(worker).spec == spec
 
 
 @pytest.mark.parametrize(
     ("message", "reason"),
     [
         (Open(8, TEXT, draft_spec(branch=0)), "branch of a draft spec must be from 1"),
-        (Correction(7, 0, 5, (1,), False, beam_width=257, lead=0), "beam_width of a correction must be from 0 to 256"),
-        (Correction(7, 0, 5, (1,), False, beam_width=0, lead=-1), "lead of a correction must be from 0 to 4096"),
-        (Correction(7, 0, -2, (1,), False, beam_width=0, lead=0), "start of a correction must be from 0 to any number"),
-        (Correction(7, 0, 5, (1, 1, 1), False, beam_width=0, lead=0), "has 8 tokens; .* it gets 7 at most"),
+        (correction(5, [1], beam_width=257), "beam_width of a correction must be from 0 to 256"),
+        (correction(5, [1], lead=-1), "lead of a correction must be from 0 to 4096"),
+        (correction(5, [1], branch_below=-0.5), "branch_below of a correction must be -1 or from 0 to 1"),
+        (correction(5, [1], branch_below=1.5), "branch_below of a correction must be -1 or from 0 to 1"),
+        (correction(5, [1], branch_below=math.nan), "branch_below of a correction must be -1 or from 0 to 1"),
+        (correction(-2, [1]), "start of a correction must be from 0 to any number"),
+        (correction(5, [1, 1, 1]), "has 8 tokens; .* it gets 7 at most"),
     ],
 )
 def test_what_is_out_of_bounds_is_refused_and_changes_nothing(message: Open | Correction, reason: str) -> None:

@@ -9,51 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from heapq import heapify, heappop, heappush, heapreplace
 from operator import itemgetter
+from typing import get_args
 
 from card.config import VerifyShape
-from card.errors import ProtocolError, SettingsError
-
-_MAX_LOGPROB = 1e-6  # a log-probability may exceed 0 by rounding only
-
-
-@dataclass(frozen=True, slots=True)
-class NewNodes:
-    """Nodes added in one step, ids increasing: what the drafter sends to a replica. All four have the same length."""
-
-    ids: tuple[int, ...]
-    parents: tuple[int, ...]  # node ids, each below the node's own
-    tokens: tuple[int, ...]
-    logprobs: tuple[float, ...]  # of the token given its parent's text, natural log
-
-    @classmethod
-    def none(cls) -> NewNodes:
-        """Return no nodes."""
-        return cls((), (), (), ())
-
-    def __len__(self) -> int:
-        return len(self.ids)
-
-
-@dataclass(frozen=True, slots=True)
-class Candidates:
-    """Answer of a query, best path score first for a tree, from the root down for a chain."""
-
-    ids: tuple[int, ...]
-    tokens: tuple[int, ...]
-    parents: tuple[int, ...]  # index into this answer, below the own index; -1 for the root
-    path_logprobs: tuple[float, ...]  # sum of log-probabilities from the root
-    depths: tuple[int, ...]  # below the root, whose children have depth 1
-
-    @classmethod
-    def none(cls) -> Candidates:
-        """Return no candidates."""
-        return cls((), (), (), (), ())
-
-    def __len__(self) -> int:
-        return len(self.ids)
+from card.errors import SettingsError
+from card.nodes import Candidates, NewNodes, check_nodes, check_rows
 
 
 class _Node:
@@ -166,16 +128,17 @@ class CandidateCache:
 
         Args:
             budget: most nodes returned.
-            shape: ``chain`` follows the most probable child; ``tree`` takes the nodes with the best path scores, which
-                is closed under parents as a child's score is never above its parent's.
+            shape: ``chain`` follows the most probable child; ``trunk`` does so as long as it is the only one; ``tree``
+                takes the nodes with the best path scores, which is closed under parents as a child's score is never
+                above its parent's.
             max_depth: deepest layer below the root that is offered; None sets no limit.
         Raises: SettingsError for another shape.
         """
-        if shape not in ("chain", "tree"):
-            raise SettingsError(f"shape of a query must be 'chain' or 'tree', got {shape!r}")
+        if shape not in get_args(VerifyShape):
+            raise SettingsError(f"shape of a query must be one of {', '.join(get_args(VerifyShape))}, got {shape!r}")
         num_layers = self.depth if max_depth is None else min(max_depth, self.depth)
-        if shape == "chain":
-            return self._best_chain(min(budget, num_layers))
+        if shape != "tree":
+            return self._best_chain(min(budget, num_layers), stops_at_branch=shape == "trunk")
         return self._best_tree(budget, num_layers)
 
     def is_alive(self, node_id: int) -> bool:
@@ -216,6 +179,31 @@ class CandidateCache:
             node = self._nodes[node.parent_id]
         return tokens[::-1]
 
+    def is_expanded(self, node_id: int) -> bool:
+        """Return whether an alive node was run through the draft model. Raises: KeyError if the node is not alive."""
+        return self._nodes[node_id].is_expanded
+
+    def likeliest(self, node_id: int) -> float:
+        """Return the log-probability of an alive node's likeliest continuation in either tier; -inf if there is none.
+
+        Raises: KeyError if the node is not alive.
+        """
+        node = self._nodes[node_id]
+        best = node.best.logprob if node.best is not None else -math.inf
+        return max(best, node.spare[-1][0]) if node.spare else best
+
+    def best_path(self, node_id: int, length: int) -> list[int]:
+        """Return the ids of at most ``length`` nodes below an alive one, following the most probable child.
+
+        Raises: KeyError if the node is not alive.
+        """
+        path: list[int] = []
+        node = self._nodes[node_id].best
+        while node is not None and len(path) < length:
+            path.append(node.id)
+            node = node.best
+        return path
+
     # ---- replica ----------------------------------------------------------------------------------------------------
 
     def extend(self, epoch: int, nodes: NewNodes) -> int:
@@ -227,7 +215,7 @@ class CandidateCache:
         Returns: how many nodes were kept, those included that settled a pending token.
         Raises: ProtocolError if the message is malformed; nothing has changed then.
         """
-        _check_nodes(nodes)
+        check_nodes(nodes)
         if epoch != self.epoch:
             return 0
         num_kept = 0
@@ -243,15 +231,16 @@ class CandidateCache:
 
     # ---- drafter ----------------------------------------------------------------------------------------------------
 
-    def frontier(self, width: int, *, min_path_logprob: float = -math.inf) -> list[int]:
+    def frontier(self, width: int, *, min_path_logprob: float = -math.inf, num_layers: int | None = None) -> list[int]:
         """Return the ids of the best nodes to expand next, best path score first, hence parents before children.
 
         Args:
             width: most ids returned.
             min_path_logprob: nodes with a lower path score are left out. `grow` and `refill` never make such nodes, so
                 it only matters if the floor has risen since.
+            num_layers: nodes so deep below the root, or deeper, are left out; None: only those as deep as the lead.
         """
-        end = self._root.depth + self.lead
+        end = self._root.depth + (self.lead if num_layers is None else min(self.lead, num_layers))
         ranked = [
             (-node.score, node.id)
             for node in self._nodes.values()
@@ -283,7 +272,7 @@ class CandidateCache:
         Returns: the new nodes, best path score first.
         Raises: ProtocolError if lengths differ or a log-probability is NaN or above 0; nothing has changed then.
         """
-        _check_rows(parent_ids, tokens, logprobs)
+        check_rows(parent_ids, tokens, logprobs)
         scored: list[tuple[float, _Node, float, int]] = []
         for parent_id, row_tokens, row_logprobs in zip(parent_ids, tokens, logprobs, strict=True):
             node = self._nodes.get(parent_id)
@@ -325,6 +314,22 @@ class CandidateCache:
                 heapreplace(heap, (-(node.score + node.spare[-1][0]), parent_id))
             else:
                 heappop(heap)
+            self._make(made, node, token, logprob)
+        return _new_nodes(made)
+
+    def refill_below(self, parent_id: int, count: int, min_path_logprob: float) -> NewNodes:
+        """Make nodes of the best secondary-tier entries of one alive node; bounds as of `refill`.
+
+        Returns: the new nodes, most probable first.
+        Raises: KeyError if the node is not alive.
+        """
+        node = self._nodes[parent_id]
+        made: list[_Node] = []
+        is_deepest = node.depth >= self._root.depth + self.lead
+        while node.spare and not is_deepest and len(made) < count and len(self._nodes) <= self.max_nodes:
+            if node.score + node.spare[-1][0] < min_path_logprob:
+                break
+            logprob, token = node.spare.pop()
             self._make(made, node, token, logprob)
         return _new_nodes(made)
 
@@ -418,16 +423,16 @@ class CandidateCache:
             parent.spare.append((logprob, token))
         return _new_nodes(made)
 
-    def _best_chain(self, length: int) -> Candidates:
+    def _best_chain(self, length: int, *, stops_at_branch: bool) -> Candidates:
         ids: list[int] = []
         tokens: list[int] = []
         scores: list[float] = []
-        node = self._root.best
-        while node is not None and len(ids) < length:
+        above, node = self._root, self._root.best
+        while node is not None and len(ids) < length and not (stops_at_branch and len(above.kids) > 1):
             ids.append(node.id)
             tokens.append(node.token)
             scores.append(node.score)
-            node = node.best
+            above, node = node, node.best
         end = len(ids)
         return Candidates(tuple(ids), tuple(tokens), tuple(range(-1, end - 1)), tuple(scores), tuple(range(1, end + 1)))
 
@@ -461,37 +466,3 @@ def _new_nodes(nodes: Sequence[_Node]) -> NewNodes:
         tuple([node.token for node in nodes]),
         tuple([node.logprob for node in nodes]),
     )
-
-
-def _check_nodes(nodes: NewNodes) -> None:
-    """Raise ProtocolError unless a drafter can have sent these nodes."""
-    lengths = [len(nodes.ids), len(nodes.parents), len(nodes.tokens), len(nodes.logprobs)]
-    if len(set(lengths)) > 1:
-        raise ProtocolError(f"ids, parents, tokens and logprobs of new nodes must be equally many, got {lengths}")
-    last_id = -1
-    for node_id, parent_id, token, logprob in zip(nodes.ids, nodes.parents, nodes.tokens, nodes.logprobs, strict=True):
-        if not (node_id > last_id and 0 <= parent_id < node_id and token >= 0 and -math.inf < logprob <= _MAX_LOGPROB):
-            raise ProtocolError(
-                f"new node {node_id} (after {last_id}) has parent {parent_id}, token {token}, logprob {logprob}; ids "
-                "must increase, parents be from 0 to below the own id, tokens 0 or more, logprobs finite and at most 0"
-            )
-        last_id = node_id
-
-
-def _check_rows(
-    parent_ids: Sequence[int], tokens: Sequence[Sequence[int]], logprobs: Sequence[Sequence[float]]
-) -> None:
-    """Raise ProtocolError unless there is one row per parent, and one log-probability per token."""
-    if not len(parent_ids) == len(tokens) == len(logprobs):
-        raise ProtocolError(
-            f"tokens and logprobs need {len(parent_ids)} rows, one per parent, got {len(tokens)} and {len(logprobs)}"
-        )
-    for row_tokens, row_logprobs in zip(tokens, logprobs, strict=True):
-        if len(row_tokens) != len(row_logprobs):
-            raise ProtocolError(
-                f"a row has {len(row_tokens)} tokens but {len(row_logprobs)} logprobs; they must be equal"
-            )
-        if math.isnan(sum(row_logprobs)) or max(row_logprobs, default=0.0) > _MAX_LOGPROB:  # a NaN makes the sum NaN
-            raise ProtocolError(
-                f"logprobs must be numbers of at most 0, got {list(row_logprobs)}; check the draft model"
-            )

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from card.candidates import NewNodes
 from card.errors import CapacityError, ProtocolError
 from card.messages import (
     MAX_BEAM_WIDTH,
@@ -29,6 +28,7 @@ from card.messages import (
     TargetMessage,
     check_spec,
 )
+from card.nodes import NewNodes
 from card.writers.beam import BeamSequence, BeamWriter, text_limit
 
 V = TypeVar("V")
@@ -47,6 +47,7 @@ class _Account:
     next_epoch: int = 0
     num_passes: int = 0
     busy_s: float = 0.0
+    num_dropped: int = 0  # by earlier beams
 
 
 class _Drafting:
@@ -63,6 +64,7 @@ class _Drafting:
         self.beam.close()
         self.account.next_epoch = self.beam.cache.epoch + 1
         self.account.spec = self.beam.spec
+        self.account.num_dropped += self.beam.num_dropped
         return self.account
 
     def layer(self, request_id: int, nodes: NewNodes, *, is_reset: bool) -> Layer:
@@ -83,6 +85,7 @@ class _Drafting:
             num_passes=account.num_passes,
             busy_s=account.busy_s,
             num_reused=self.beam.num_reused,
+            num_dropped=account.num_dropped + self.beam.num_dropped,
         )
 
 
@@ -260,6 +263,8 @@ class DrafterWorker:
             value = getattr(message, name)
             if value < 0 or (most is not None and value > most):
                 raise ProtocolError(f"{name} of a correction must be from 0 to {most or 'any number'}, got {value}")
+        if not (message.branch_below == -1.0 or 0.0 <= message.branch_below <= 1.0):
+            raise ProtocolError(f"branch_below of a correction must be -1 or from 0 to 1, got {message.branch_below}")
         self._num_messages += 1
         request_id, known = message.request_id, self._open.get(message.request_id)
         if known is None:
@@ -268,7 +273,7 @@ class DrafterWorker:
         known_len = len(known.beam.token_ids)
         if message.start > known_len:
             return [Resync(request_id, known_len)]
-        known.beam.reshape(beam_width=message.beam_width, lead=message.lead)
+        known.beam.reshape(beam_width=message.beam_width, lead=message.lead, branch_below=message.branch_below)
         new_ids = message.token_ids[known_len - message.start :]
         if known_len + len(new_ids) > known.beam.spec.max_len:
             raise ProtocolError(

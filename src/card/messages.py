@@ -7,12 +7,14 @@ harm: corrections carry absolute positions, layers are numbered, and each side c
 from __future__ import annotations
 
 import math
+from typing import get_args
 
 import msgspec
 
+from card.config import Growth
 from card.errors import ProtocolError
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 MAX_FRAME_BYTES = 16 * 1024 * 1024
 # What a drafter grants one request at most: far above any use, and too little to exhaust it.
 MAX_BEAM_WIDTH = 256
@@ -20,6 +22,7 @@ MAX_BRANCH = 256
 MAX_LEAD = 4096
 MAX_NODES = 1 << 16
 MAX_LEN = 1 << 20
+MAX_FAN_OUTS = 64
 
 
 class DraftSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,6 +40,10 @@ class DraftSpec(msgspec.Struct, frozen=True, kw_only=True):
     max_nodes: int
     min_path_logprob: float
     max_len: int  # most tokens that the text can get, prompt included
+    growth: str  # which rule the tree grows by: one of `card.config.Growth`
+    branch_below: float  # branch: a token less likely than this ends the trunk
+    fan_out: tuple[int, ...]  # fan-out: branches at each position of the chain; the last number goes on
+    num_speculative_tokens: int  # branch, fan-out: tokens of each branch beyond its first
 
 
 class Hello(msgspec.Struct, frozen=True, tag=True):
@@ -61,6 +68,7 @@ class Correction(msgspec.Struct, frozen=True, tag=True):
     wants_snapshot: bool  # a layer was lost: send the whole tree once
     beam_width: int  # from now on; 0: as before
     lead: int  # from now on; 0: as before
+    branch_below: float  # from now on; -1: as before
 
 
 class Close(msgspec.Struct, frozen=True, tag=True):
@@ -114,6 +122,7 @@ class Layer(msgspec.Struct, frozen=True, tag=True):
     num_passes: int  # drafter passes for this request so far
     busy_s: float  # time spent in them, seconds
     num_reused: int  # tokens of the text whose KV rows were there already when this request was opened
+    num_dropped: int  # nodes that corrections have ruled out so far: rolled back
 
 
 class Resync(msgspec.Struct, frozen=True, tag=True):
@@ -188,10 +197,18 @@ def check_spec(spec: DraftSpec) -> None:
         ("max_nodes", 1 <= spec.max_nodes <= MAX_NODES, f"from 1 to {MAX_NODES}"),
         ("min_path_logprob", spec.min_path_logprob <= 0.0, "0 or less"),
         ("max_len", 1 <= spec.max_len <= MAX_LEN, f"from 1 to {MAX_LEN}"),
+        ("growth", spec.growth in get_args(Growth), "one of " + ", ".join(get_args(Growth))),
+        ("branch_below", 0.0 <= spec.branch_below <= 1.0, "from 0 to 1"),
+        ("fan_out", _are_fan_outs(spec.fan_out), f"1 to {MAX_FAN_OUTS} numbers from 0 to {MAX_BRANCH}"),
+        ("num_speculative_tokens", 1 <= spec.num_speculative_tokens <= MAX_LEAD, f"from 1 to {MAX_LEAD}"),
     )
     for name, holds, allowed in rules:
         if not holds:
             raise ProtocolError(f"{name} of a draft spec must be {allowed}, got {getattr(spec, name)}")
+
+
+def _are_fan_outs(counts: tuple[int, ...]) -> bool:
+    return 1 <= len(counts) <= MAX_FAN_OUTS and 0 <= min(counts) <= max(counts) <= MAX_BRANCH
 
 
 def _version_of(frame: bytes) -> int:

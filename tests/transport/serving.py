@@ -159,4 +159,4 @@ class RawClient:
 
 def correction(request_id: int, start: int, *token_ids: int) -> Correction:
     """Return a correction that changes no setting."""
-    return Correction(request_id, 0, start, token_ids, wants_snapshot=False, beam_width=0, lead=0)
+    return Correction(request_id, 0, start, token_ids, wants_snapshot=False, beam_width=0, lead=0, branch_below=-1.0)

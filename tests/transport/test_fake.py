@@ -126,6 +126,7 @@ def layers(draw: st.DrawFn) -> Layer:
         num_passes=draw(numbers),
         busy_s=draw(floats),
         num_reused=draw(numbers),
+        num_dropped=draw(numbers),
     )
 
 

@@ -19,6 +19,7 @@ import pytest
 from card.config import SamplingParams
 from card.errors import WorkerError
 from card.llm import LLM, StreamChunk
+from card.messages import PROTOCOL_VERSION
 from card.transport import process, watch
 from card.transport.drafter_process import DrafterConfig
 from card.transport.process import ProcessLink
@@ -87,7 +88,7 @@ def stub_link(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Process
     [
         ("noise", "is not a message"),
         ("huge frame", "at most 16777216 are allowed"),
-        ("other version", "protocol version 3, this side speaks 2"),
+        ("other version", f"protocol version {PROTOCOL_VERSION + 1}, this side speaks {PROTOCOL_VERSION}"),
         ("lies", "root position 500"),
         ("fault", "out of memory"),
         ("exit", "exit status 7"),

@@ -302,7 +302,7 @@ def test_a_client_that_does_not_read_loses_messages_and_holds_up_nobody(monkeypa
         (session,) = server._sessions.values()
         until(lambda: session.worker.num_requests == 1 and session.worker.is_idle)
         for _ in range(num_snapshots):
-            deaf.say(Correction(1, 0, 3, (), wants_snapshot=True, beam_width=0, lead=0))
+            deaf.say(Correction(1, 0, 3, (), wants_snapshot=True, beam_width=0, lead=0, branch_below=-1.0))
         deaf.say(Close(1))
         with connected(server.address) as link:
             decode_until_accepted(TARGET, link)

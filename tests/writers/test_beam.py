@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from card.candidates import NewNodes
 from card.errors import CapacityError, ProtocolError
 from card.models.toy import TableModel
+from card.nodes import NewNodes
 from card.sampling import Sampler, SamplingRule
 from card.writers.beam import BeamSequence, BeamWriter
 from tests.drafting import assert_rows_fit_the_tree, assert_scores_are_those_of_the_model, draft_spec

@@ -12,7 +12,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from card.candidates import NewNodes
 from card.config import DraftSettings, SamplingParams
 from card.drafter import DrafterWorker
 from card.errors import ProtocolError
@@ -20,6 +19,7 @@ from card.messages import DraftSpec
 from card.models import graphs
 from card.models.graphs import Lane
 from card.models.protocol import Extension
+from card.nodes import NewNodes
 from card.transport.inline import InlineLink
 from card.transport.thread import ThreadLink
 from card.writers.beam import BeamSequence, BeamWriter
@@ -183,6 +183,20 @@ def test_hits_along_the_best_path_and_misses_leave_both_with_the_same_tree(devic
         path = [pair.plain.cache.token(node) for node in pair.plain.cache.query(2 + i % 3, "chain").ids]
         num_hits += pair.commit(path if i % 4 else [*path, 60])
     assert 6 <= num_hits < 12, "both kinds"
+
+
+@pytest.mark.parametrize("growth", ["best-first", "branch", "fan-out"])
+def test_trees_that_grow_by_another_rule_are_those_of_the_beam_writer_and_no_step_is_recorded(
+    device: str, launches: list[BeamStep], growth: str
+) -> None:
+    pair = twins(device, growth=growth, beam_width=4, branch=5, lead=9, branch_below=0.5)
+    pair.writer.warm_up(pair.beam.spec, 64)
+    for i in range(6):
+        for _ in range(4):
+            pair.step()
+        pair.commit([pair.likely_token(i % 3)])
+    assert not launches
+    assert not pair.writer._steps
 
 
 def test_the_device_is_one_step_ahead_and_no_step_is_in_vain(device: str, launches: list[BeamStep]) -> None:

@@ -1,4 +1,4 @@
-"""CARD's drafter: beams of a draft model, one layer a pass, several requests in one call."""
+"""CARD's drafter: trees of a draft model's candidates, grown pass by pass, several requests in one call."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ from collections.abc import Sequence
 import msgspec
 from torch import Tensor
 
-from card.candidates import CandidateCache, NewNodes
+from card.candidates import CandidateCache
 from card.errors import ProtocolError
 from card.messages import DraftSpec
 from card.models.pool import SequencePool
 from card.models.protocol import NO_PARENT, Extension, LanguageModel
+from card.nodes import NewNodes
 from card.sampling import CandidateScorer, SamplingRule
+from card.writers.growth import RULES
 
 _DEFAULT_NUM_SEQUENCES = 16  # of full length, in the memory that a writer takes if not told how much
 
@@ -29,12 +31,15 @@ class BeamSequence:
     """KV rows that it has room for."""
     num_reused: int
     """Tokens of the text whose rows the pool had already: they are not run again."""
+    num_dropped: int
+    """Nodes that commits have ruled out so far."""
 
     def __init__(
         self, model: LanguageModel, pool: SequencePool, token_ids: Sequence[int], spec: DraftSpec, *, epoch: int
     ) -> None:
         """Take a sequence of the model's pool. Raises: CapacityError if it has no room."""
         self.spec = spec
+        self.num_dropped = 0
         self.token_ids = list(token_ids)
         self.cache = CandidateCache(max_nodes=spec.max_nodes, lead=spec.lead)
         self.cache.restart(epoch)
@@ -42,6 +47,7 @@ class BeamSequence:
         self._model = model
         rule = SamplingRule(spec.temperature, spec.top_k, spec.top_p, spec.min_p, spec.seed)
         self._scorer = CandidateScorer(rule, self._model.vocab_size, coupled=spec.coupled_noise)
+        self._growth = RULES[spec.growth]
         self.num_rows = rows_of(spec, model)
         opened = pool.open(self.token_ids, self.num_rows)
         self._slot, self.num_reused = opened.slot, opened.num_reused
@@ -55,27 +61,37 @@ class BeamSequence:
         """Absolute position of the root's token."""
         return len(self.token_ids) - 1
 
+    @property
+    def _num_layers(self) -> int:
+        """Depth below the root from which on nodes are not expanded: lead, or they have no successor position."""
+        return min(self.cache.lead, text_limit(self.spec, self._model) - 1 - self.root_position)
+
     def close(self) -> None:
         """Give the sequence back; the rows of the text stay in the pool for a text that begins with it."""
         self._pool.close(self._slot, self.token_ids[: self._num_committed_rows])
 
-    def reshape(self, *, beam_width: int, lead: int) -> None:
-        """Change width and lead from now on; 0 leaves one as it is."""
+    def reshape(self, *, beam_width: int, lead: int, branch_below: float = -1.0) -> None:
+        """Change width, lead and what counts as unsure; 0 leaves one of the former as it is, -1 the last."""
         self.spec = msgspec.structs.replace(
-            self.spec, beam_width=beam_width or self.spec.beam_width, lead=lead or self.spec.lead
+            self.spec,
+            beam_width=beam_width or self.spec.beam_width,
+            lead=lead or self.spec.lead,
+            branch_below=branch_below if branch_below >= 0.0 else self.spec.branch_below,
         )
         self.cache.lead = self.spec.lead
         self._frontier = None
 
     def commit(self, token_ids: Sequence[int]) -> NewNodes | None:
-        """Append committed tokens, re-root there, drop what died and widen the beam from the secondary tier.
+        """Append committed tokens, re-root there, drop what died and widen the tree from the secondary tier.
 
         Returns: the nodes that came from the secondary tier; None for a miss, after which a new epoch has begun.
         """
         self._frontier = None
         path = self.cache.walk(token_ids)
         path_rows = [self._row_of[node] for node in path if node in self._row_of]
+        num_left = self.cache.num_nodes - len(path)
         self.cache.advance(token_ids)
+        self.num_dropped += num_left - self.cache.num_nodes
         revived = (
             self.cache.refill(1, -math.inf) if self.cache.pending else NewNodes.none()
         )  # was it left out of the beam?
@@ -93,20 +109,17 @@ class BeamSequence:
         self._row_of = {node: self._num_committed_rows + i for i, (_, node) in enumerate(survivors)}
         if not is_hit:
             return None
-        return revived if revived.ids else self._widen()
-
-    def _widen(self) -> NewNodes:
-        missing = self.spec.beam_width - len(self.cache.frontier(self.spec.beam_width))
-        return self.cache.refill(missing, self.spec.min_path_logprob) if missing > 0 else NewNodes.none()
+        return revived if revived.ids else self._growth.widen(self.cache, self.spec, self._num_layers)
 
     def frontier(self) -> list[int]:
         """Return the nodes that the next pass would expand; empty if there is nothing worth doing or no room."""
         if self._frontier is None:
-            end = text_limit(self.spec, self._model)
-            depth_left = end - 1 - self.root_position  # nodes so deep have no successor position
-            nodes = [n for n in self.cache.frontier(self.spec.beam_width) if self.cache.depth_of(n) < depth_left]
-            has_room = self._model.num_rows(self._slot) + self.num_tokens(nodes) <= self._model.capacity(self._slot)
-            self._frontier = nodes if has_room else []
+            nodes = self._growth.frontier(self.cache, self.spec, self._num_layers)
+            room = self._model.capacity(self._slot) - self._model.num_rows(self._slot)
+            if self.num_tokens(nodes) > room:
+                is_whole = self._growth.is_run_whole or self.cache.root_id in nodes
+                nodes = [] if is_whole else nodes[:room]
+            self._frontier = nodes
         return self._frontier
 
     def num_tokens(self, frontier: Sequence[int]) -> int:
@@ -129,7 +142,7 @@ class BeamSequence:
         return Extension(self._slot, [self.cache.token(node) for node in nodes], parent_rows)
 
     def grow(self, frontier: Sequence[int], logits: Tensor) -> NewNodes:
-        """Take the logits of one pass over the first nodes of ``frontier`` and make the next layer.
+        """Take the logits of one pass over the first nodes of ``frontier`` and make nodes of what they say.
 
         Returns: the new nodes; none if text is left to be run.
         Raises: ProtocolError if the model's scores are no numbers under this spec.
@@ -149,13 +162,7 @@ class BeamSequence:
             self._row_of.update((node, first_row + i) for i, node in enumerate(frontier))
         positions = [self.root_position + self.cache.depth_of(node) + 1 for node in frontier]
         tokens, logprobs = self._scorer.top(logits, positions, self.spec.branch)
-        return self.cache.grow(
-            frontier,
-            tokens.tolist(),
-            logprobs.tolist(),
-            width=self.spec.beam_width,
-            min_path_logprob=self.spec.min_path_logprob,
-        )
+        return self._growth.grow(self.cache, self.spec, self._num_layers, frontier, tokens.tolist(), logprobs.tolist())
 
 
 class BeamWriter:
@@ -184,7 +191,7 @@ class BeamWriter:
     def step(
         self, beams: Sequence[tuple[BeamSequence, Sequence[int]]], max_tokens: Sequence[int] | None = None
     ) -> list[NewNodes | ProtocolError]:
-        """Grow each beam by one layer below its frontier, in one pass.
+        """Grow each beam below its frontier, in one pass.
 
         Args:
             beams: each with its frontier, which is not empty.

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from card.candidates import NewNodes
 from card.errors import ProtocolError
 from card.messages import DraftSpec
 from card.models.bucketed import BucketedRunner
@@ -22,6 +21,7 @@ from card.models.graphs import FetchedTensor, bucket_of
 from card.models.pool import SequencePool
 from card.models.protocol import LanguageModel
 from card.models.static_cache import TOKEN_BUCKETS, StaticDecoder
+from card.nodes import NewNodes
 from card.sampling import GumbelNoise, SamplingRule
 from card.writers.beam import BeamSequence, BeamWriter, text_limit
 from card.writers.device_step import BeamStep, NewestLayer, StepResult, StepShape
@@ -70,12 +70,7 @@ class DeviceBeamSequence(BeamSequence):
         refilled = super().commit(token_ids)
         if refilled is None:
             return None
-        return NewNodes(
-            drafted.ids + refilled.ids,
-            drafted.parents + refilled.parents,
-            drafted.tokens + refilled.tokens,
-            drafted.logprobs + refilled.logprobs,
-        )
+        return NewNodes.joined((drafted, refilled))
 
     @property
     def num_held_rows(self) -> int:
@@ -126,8 +121,8 @@ class DeviceBeamSequence(BeamSequence):
 class DeviceBeamWriter(BeamWriter):
     """Runs the steps of a beam that is alone on the device, those of several beams as a `BeamWriter` does.
 
-    The first pass of a text, models that have no static passes and layers of more nodes than a recorded step takes run
-    as in a `BeamWriter` too.
+    The first pass of a text, models that have no static passes, layers of more nodes than a recorded step takes and
+    trees that grow by another rule than ``layer`` run as in a `BeamWriter` too.
     """
 
     model: BucketedRunner
@@ -151,7 +146,7 @@ class DeviceBeamWriter(BeamWriter):
     def warm_up(self, spec: DraftSpec, num_rows: int) -> None:
         """Record the steps of this spec for sequences of up to ``num_rows`` rows: on CUDA it takes a moment each."""
         static = self.model.static
-        if static is not None and spec.beam_width <= TOKEN_BUCKETS[-1]:
+        if static is not None and _has_steps(spec):
             with torch.inference_mode():
                 for span in sorted({static.span_of(rows) for rows in range(1, min(num_rows, self.model.max_rows) + 1)}):
                     self._step_for(static, spec, span)
@@ -199,7 +194,7 @@ class DeviceBeamWriter(BeamWriter):
     def _launch(self, beam: BeamSequence, frontier: Sequence[int]) -> _Launch | None:
         """Start a step on the frontier of the host's tree; None if it must run the ordinary way."""
         static, spec = self.model.static, beam.spec
-        if static is None or spec.beam_width > TOKEN_BUCKETS[-1] or beam.cache.root_id in frontier:
+        if static is None or not _has_steps(spec) or beam.cache.root_id in frontier:
             return None
         assert isinstance(beam, DeviceBeamSequence)
         num_places = _places(spec)
@@ -247,6 +242,11 @@ class DeviceBeamWriter(BeamWriter):
             step = BeamStep(static, shape)
         self._steps[shape] = step
         return step
+
+
+def _has_steps(spec: DraftSpec) -> bool:
+    """Return whether recorded steps can grow a tree of this spec."""
+    return spec.growth == "layer" and spec.beam_width <= TOKEN_BUCKETS[-1]
 
 
 def _places(spec: DraftSpec) -> int:
