@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 
-from card.config import DraftSettings, SamplingParams
+from card.config import DraftSettings, EngineSettings, SamplingParams
 from card.drafter import DrafterWorker
-from card.engine.engine import Engine
+from card.engine.engine import Engine, Limits
 from card.methods import find_method
 from card.metrics import RequestStats
 from card.models.protocol import LanguageModel
@@ -17,6 +17,7 @@ from card.transport.fake import FakeLink, Faults
 from card.transport.inline import InlineLink
 from card.transport.link import DrafterLink
 from card.writers.beam import BeamWriter
+from card.writers.local import find_writer
 
 PROMPT = (3, 1, 4, 1, 5)
 GREEDY = SamplingParams(temperature=0.0, seed=0, max_tokens=40)
@@ -49,10 +50,10 @@ def decode(
     prompt: tuple[int, ...] = PROMPT,
     end_ids: frozenset[int] = frozenset(),
     request_id: int = 7,
+    writers: tuple[str, ...] = (),
 ) -> tuple[list[int], str, RequestStats]:
     """Return the new tokens, the finish reason and the counters."""
-    chosen = find_method(method)
-    engine = Engine(TargetWorker(target, clock=time.perf_counter), link, chosen)
+    engine = make_engine(target, link, method, writers=writers)
     request = make_request(
         request_id,
         method=method,
@@ -71,6 +72,24 @@ def decode(
             token_ids += update.token_ids
     assert update.finish_reason is not None
     return token_ids, update.finish_reason, update.stats
+
+
+def make_engine(
+    target: LanguageModel,
+    link: DrafterLink | None,
+    method: str = "card",
+    *,
+    writers: tuple[str, ...] = (),
+    limits: Limits | None = None,
+) -> Engine:
+    """Return an engine with the method's own writers and those named besides."""
+    chosen = find_method(method)
+    names = dict.fromkeys((*chosen.writers, *writers))
+    local = {name: find_writer(name)(EngineSettings(), target.vocab_size) for name in names}
+    openers = {name: (lambda request, writer=writer: writer.open(request.prompt_ids)) for name, writer in local.items()}
+    top_k = max((writer.top_k for writer in local.values()), default=0)
+    worker = TargetWorker(target, clock=time.perf_counter, writers=openers, top_k=top_k)
+    return Engine(worker, link, chosen, limits=limits)
 
 
 def make_request(
@@ -132,6 +151,7 @@ __all__ = [
     "drafter_for",
     "fake",
     "inline",
+    "make_engine",
     "make_request",
     "plain",
     "replace",

@@ -24,10 +24,13 @@ BAD: list[tuple[Kind, str, list[Any], str]] = [
     (SamplingParams, "max_tokens", [0, -3], "1 or more"),
     (SamplingParams, "stop", [("",), ("a", "")], "a list of strings that are not empty"),
     (SamplingParams, "stop_token_ids", [(-1,), (4, -2)], "a list of ids of 0 or more"),
-    (DraftSettings, "verify", ["forest", None], "one of chain, tree"),
+    (DraftSettings, "verify", ["forest", None], "one of chain, tree, trunk"),
     (DraftSettings, "min_path_logprob", [0.0, 1.0, NAN], "below 0"),
     (DraftSettings, "min_verify_prob", [-0.1, 1.0, NAN], "at least 0 and below 1"),
     (DraftSettings, "max_wait_s", [-1e-9, NAN], "0 or more seconds"),
+    (DraftSettings, "growth", ["deep", None], "one of layer, best-first, branch, fan-out"),
+    (DraftSettings, "branch_below", [-0.1, 1.1, NAN], "from 0 to 1"),
+    (DraftSettings, "fan_out", [(), (3,) * 65, (-1,), (2.0,), (True,), 2.5, "3"], "1 to 64 whole numbers of 0 or more"),
     (DraftSettings, "max_nodes", [5], "at least beam_width (6)"),
     *(
         (DraftSettings, name, [0, -1], "1 or more")
@@ -35,6 +38,8 @@ BAD: list[tuple[Kind, str, list[Any], str]] = [
     ),
     (EngineSettings, "placement", ["moon"], "one of inline, thread, process"),
     (EngineSettings, "threads", [0], "1 or more"),
+    (EngineSettings, "writers", [(), (1,)], "a list of names"),
+    (EngineSettings, "suffix_store_tokens", [0], "1 or more"),
     (EngineSettings, "draft_threads", [0], "1 or more"),
     (EngineSettings, "start_timeout_s", [0.0, -1.0, NAN], "above 0 seconds"),
     (EngineSettings, "drafter_timeout_s", [0.0, NAN], "above 0 seconds"),
@@ -44,6 +49,9 @@ GOOD: list[tuple[Kind, dict[str, Any]]] = [
     (SamplingParams, {"temperature": 0.0, "top_p": 1.0, "min_p": 0.0, "seed": 2**63 - 1, "max_tokens": 1}),
     (SamplingParams, {"temperature": 9.0, "top_k": 10**9, "top_p": 1e-9, "min_p": 0.999, "seed": 0}),
     (DraftSettings, {"verify": "tree", "beam_width": 1, "branch": 1, "budget": 1, "lead": 1, "max_nodes": 1}),
+    (DraftSettings, {"growth": "branch", "branch_below": 0.0, "fan_out": (0,) * 64}),
+    (DraftSettings, {"growth": "fan-out", "branch_below": 1, "fan_out": (0, 256)}),
+    (EngineSettings, {"writers": ("beam",), "suffix_store_tokens": 1}),
     (EngineSettings, {"placement": "inline", "threads": 1, "max_model_len": 2}),
 ]
 
@@ -96,6 +104,13 @@ def test_stop_may_be_one_string_or_a_list() -> None:
     assert SamplingParams(stop="ab").stop == ("ab",)  # type: ignore[arg-type]
     assert SamplingParams(stop=["a", "b"]).stop == ("a", "b")  # type: ignore[arg-type]
     assert SamplingParams(stop_token_ids=[1, 2]).stop_token_ids == (1, 2)  # type: ignore[arg-type]
+
+
+def test_fan_out_and_writers_may_be_one_or_a_list() -> None:
+    assert DraftSettings(fan_out=3).fan_out == (3,)  # type: ignore[arg-type]
+    assert DraftSettings(fan_out=[3, 1]).fan_out == (3, 1)  # type: ignore[arg-type]
+    assert EngineSettings(writers="beam").writers == ("beam",)  # type: ignore[arg-type]
+    assert EngineSettings(writers=["beam", "lookup"]).writers == ("beam", "lookup")  # type: ignore[arg-type]
 
 
 def test_settings_errors_can_be_caught_as_card_errors_and_as_value_errors() -> None:

@@ -21,10 +21,10 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 LINES: tuple[tuple[str, ...], ...] = (
     ("errors", "config"),
     ("sampling", "verify"),
-    ("candidates", "messages", "metrics"),
+    ("nodes", "candidates", "messages", "metrics"),
     ("models",),
     ("writers",),
-    ("drafter", "target"),
+    ("offers", "replica", "drafter", "target"),
     ("methods",),
     ("transport", "engine"),
     ("outputs", "host", "llm", "async_llm", "hf"),

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from dataclasses import replace
 
 import pytest
 
 from card.metrics import RequestStats
+from card.nodes import Candidates
 
 # 21 tokens: one from the prompt's pass, then 8 verifications that committed 12 accepted tokens and 8 of the target.
 EXAMPLE = RequestStats(
@@ -59,25 +61,40 @@ def test_hit_rate_counts_hits_at_once_and_late_ones() -> None:
     assert RequestStats(target_passes=8, hits=3, late_hits=2).hit_rate == 5 / 8
 
 
+def offer(*depths: int) -> Candidates:
+    """Return candidates that lie so deep; nothing else of them is looked at."""
+    count = len(depths)
+    return Candidates((0,) * count, (0,) * count, (-1,) * count, (-1.0,) * count, depths)
+
+
+def test_candidates_are_counted_by_who_proposed_them() -> None:
+    stats = RequestStats()
+    writers = ("suffix", "beam+suffix", "beam", "suffix")
+    stats.count_verification(replace(offer(1, 1, 2, 2), writers=writers), (1, 3))
+    stats.count_verification(replace(offer(1), writers=("beam",)), (0,))
+    assert stats.verified_by_writer == {"suffix": 2, "beam+suffix": 1, "beam": 2}
+    assert stats.accepted_by_writer == {"suffix": 1, "beam+suffix": 1, "beam": 1}
+
+
 def test_verifications_are_counted_per_depth() -> None:
     stats = RequestStats()
-    stats.count_verification(3, 7, 2)  # a tree three deep with 7 nodes, of which 2 were kept
-    stats.count_verification(0, 0, 0)
-    stats.count_verification(5, 5, 5)
-    stats.count_verification(1, 2, 0)
+    stats.count_verification(offer(1, 1, 1, 2, 2, 2, 3), (0, 3))
+    stats.count_verification(Candidates.none(), ())
+    stats.count_verification(offer(1, 2, 3, 4, 5), (0, 1, 2, 3, 4))
+    stats.count_verification(offer(1, 1), ())
     assert (stats.target_passes, stats.verified_tokens, stats.accepted_tokens) == (4, 14, 7)
     assert stats.offered_per_depth == [3, 2, 2, 1, 1]
     assert stats.accepted_per_depth == [2, 2, 1, 1, 1]
 
 
 def test_counters_of_two_requests_are_apart() -> None:
-    RequestStats().count_verification(2, 2, 2)
+    RequestStats().count_verification(offer(1, 2), (0, 1))
     assert RequestStats().offered_per_depth == []
 
 
 def test_all_counters_and_figures_are_written_as_plain_json() -> None:
     stats = dataclasses.replace(EXAMPLE, drafter_state="down: no such file", seed=2**63 - 1)
-    stats.count_verification(2, 2, 1)
+    stats.count_verification(replace(offer(1, 2), writers=("beam", "beam+suffix")), (0,))
     written = stats.as_dict()
     assert json.loads(json.dumps(written, allow_nan=False)) == written
     assert set(written) == {field.name for field in dataclasses.fields(RequestStats)} | set(DERIVED)

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from card.config import DraftSettings, SamplingParams
-from card.engine.policy import leading, num_likely
+from card.engine.policy import likely
 from card.errors import ProtocolError
 from card.messages import Close, Correction, Layer, Open, Pong, Resync, TargetMessage
 from card.models.toy import TableModel
@@ -42,7 +42,7 @@ def run_round(worker: TargetWorker, request_ids: list[int]) -> StepResult:
     for request_id in request_ids:
         draft = worker._running[request_id].request.draft
         offer = worker.query(request_id, draft.budget, draft.verify)
-        offer = leading(offer, num_likely(offer, draft.min_verify_prob))
+        offer = likely(offer, draft.min_verify_prob, draft.budget)
         work.append(Work(request_id, num_prompt_tokens=worker.prompt_tokens_left(request_id), offer=offer))
     return worker.step(work)
 
@@ -69,7 +69,9 @@ def layer(*entries: tuple[int, int, int, float], **changes: Any) -> Layer:
     columns = [tuple(column) for column in zip(*entries, strict=True)] or [()] * 4
     values: dict[str, Any] = dict(zip(("ids", "parents", "token_ids", "logprobs"), columns, strict=True))
     values |= {"request_id": 7, "seq": 0, "epoch": 0, "is_reset": True, "root_id": 0, "root_position": 5}
-    return Layer(**values | {"known_len": 6, "num_passes": 1, "busy_s": 0.5, "num_reused": 0} | changes)
+    return Layer(
+        **values | {"known_len": 6, "num_passes": 1, "busy_s": 0.5, "num_reused": 0, "num_dropped": 0} | changes
+    )
 
 
 def chain_layer(tokens: list[int], **changes: Any) -> Layer:
@@ -101,6 +103,8 @@ GARBAGE: dict[str, dict[str, Any]] = {
     "unequal lengths": {"logprobs": (-1.0,)},
     "negative passes": {"num_passes": -1},
     "endless passes": {"num_passes": 2**62},
+    "negative drops": {"num_dropped": -1},
+    "endless drops": {"num_dropped": 2**62},
     "time that is no number": {"busy_s": math.nan},
     "more reused than there is": {"num_reused": 99},
 }
@@ -115,13 +119,13 @@ def test_a_garbage_layer_raises_and_changes_neither_text_nor_candidates(
     candidates = upcoming(3)
     worker.receive(chain_layer(candidates))
     generation = worker._running[7]
-    text, stats, nodes = list(text_of(worker)), generation.stats.as_dict(), generation.replica.snapshot()
+    text, stats, nodes = list(text_of(worker)), generation.stats.as_dict(), generation.replica.tree.snapshot()
     bad = {"ids": (9, 10), "parents": (0, 0), "token_ids": (1, 2), "logprobs": (-1.0, -2.0), "seq": 1} | garbage
     with pytest.raises(ProtocolError):
         worker.receive(layer(is_reset=is_reset, epoch=int(is_reset), **bad))
     assert (text_of(worker), generation.stats.as_dict()) == (text, stats)
-    assert (generation.replica.epoch, generation.replica.snapshot()) == (0, nodes)
-    assert not generation.lost_a_layer
+    assert (generation.replica.tree.epoch, generation.replica.tree.snapshot()) == (0, nodes)
+    assert not generation.replica._lost_a_layer
     assert run_round(worker, [7]).progress[0].token_ids == tuple(upcoming(4)), "the candidates still serve"
 
 
@@ -130,7 +134,7 @@ def test_a_lost_layer_makes_the_next_corrections_ask_for_a_snapshot_until_it_com
     tokens = upcoming(9)
     worker.receive(chain_layer(tokens[:1]))
     worker.receive(layer((3, 1, tokens[1], -0.5), seq=2, is_reset=False))
-    assert worker._running[7].replica.num_nodes == 1, "a layer after a gap is not believed"
+    assert worker._running[7].replica.tree.num_nodes == 1, "a layer after a gap is not believed"
     first, second = (correction_of(run_round(worker, [7])) for _ in range(2))
     assert first.wants_snapshot
     assert second.wants_snapshot
@@ -145,11 +149,11 @@ def test_a_lost_layer_makes_the_next_corrections_ask_for_a_snapshot_until_it_com
 def test_repeated_and_overtaken_layers_are_ignored_whatever_they_hold() -> None:
     worker = started()
     worker.receive(chain_layer(upcoming(2), seq=4))  # a reset may skip numbers
-    before = worker._running[7].replica.snapshot()
+    before = worker._running[7].replica.tree.snapshot()
     worker.receive(layer((5, 0, 11, -0.1), seq=4, is_reset=False))
     worker.receive(layer((5, 0, 11, -0.1), seq=3, is_reset=True, epoch=9))
     worker.receive(layer(seq=2, root_position=-5, token_ids=(99,)))
-    assert worker._running[7].replica.snapshot() == before
+    assert worker._running[7].replica.tree.snapshot() == before
     assert not correction_of(run_round(worker, [7])).wants_snapshot
 
 
@@ -157,8 +161,8 @@ def test_a_layer_of_an_old_epoch_adds_nothing() -> None:
     worker = started()
     worker.receive(chain_layer([], epoch=3))
     worker.receive(chain_layer(upcoming(2), seq=1, epoch=2, is_reset=False))
-    assert worker._running[7].replica.num_nodes == 0
-    assert not worker._running[7].lost_a_layer
+    assert worker._running[7].replica.tree.num_nodes == 0
+    assert not worker._running[7].replica._lost_a_layer
 
 
 def test_layers_about_an_older_text_are_settled_against_the_text_of_now() -> None:
@@ -221,31 +225,34 @@ def test_a_drafter_that_asks_gets_the_text_from_where_it_is_or_a_new_opening() -
     worker = started()
     worker.receive(layer())
     (message,) = worker.receive(Resync(7, 3))
-    assert message == Correction(7, 1, 3, tuple(text_of(worker)[3:]), False, 0, 0)
+    assert message == Correction(7, 1, 3, tuple(text_of(worker)[3:]), False, 0, 0, -1.0)
     (message,) = worker.receive(Resync(7, 0))
     assert isinstance(message, Open)
     assert message.token_ids == tuple(text_of(worker))
     (message,) = worker.receive(Resync(7, 10**9))
-    assert message == Correction(7, 1, 6, (), False, 0, 0), "it cannot know more than there is"
+    assert message == Correction(7, 1, 6, (), False, 0, 0, -1.0), "it cannot know more than there is"
     (message,) = worker.receive(Resync(7, -4))
     assert isinstance(message, Open)
 
 
 def test_the_spec_of_an_opening_is_what_the_request_asks_for() -> None:
     params = SamplingParams(temperature=0.5, top_k=3, top_p=0.75, min_p=0.125, seed=2**62)
-    draft = DraftSettings(beam_width=3, branch=2, lead=9, max_nodes=77, min_path_logprob=-3.0, coupled_noise=False)
+    tree = DraftSettings(beam_width=3, branch=2, lead=9, max_nodes=77, min_path_logprob=-3.0, coupled_noise=False)
+    draft = tree.replace(growth="fan-out", branch_below=0.125, fan_out=(4, 2, 0), num_speculative_tokens=5)
     (opening,) = TargetWorker(toy_target(), clock=Clock()).add(request(params=params, draft=draft))
     assert isinstance(opening, Open)
     for name in ("temperature", "top_k", "top_p", "min_p", "seed"):
         assert getattr(opening.spec, name) == getattr(params, name)
     for name in ("beam_width", "branch", "lead", "max_nodes", "min_path_logprob", "coupled_noise"):
         assert getattr(opening.spec, name) == getattr(draft, name)
+    for name in ("growth", "branch_below", "fan_out", "num_speculative_tokens"):
+        assert getattr(opening.spec, name) == getattr(draft, name)
 
 
 def test_a_new_incarnation_is_told_everything_and_the_old_ones_candidates_are_dropped() -> None:
     target = toy_target()
     worker = started(target)
-    worker.receive(chain_layer(upcoming(3), seq=5, num_passes=4, busy_s=2.0))
+    worker.receive(chain_layer(upcoming(3), seq=5, num_passes=4, busy_s=2.0, num_dropped=30))
     worker.add(request(8, uses_drafter=False))
     (opening,) = worker.reopen()
     assert isinstance(opening, Open)
@@ -254,9 +261,10 @@ def test_a_new_incarnation_is_told_everything_and_the_old_ones_candidates_are_dr
     assert len(result.progress[0].token_ids) == 1
     assert correction_of(result).start == 0
     length = len(text_of(worker))
-    worker.receive(layer(seq=0, root_position=length - 1, known_len=length, num_passes=3, busy_s=1.0))
+    worker.receive(layer(seq=0, root_position=length - 1, known_len=length, num_passes=3, busy_s=1.0, num_dropped=5))
     stats = worker.stats(7)
     assert (stats.drafter_passes, stats.drafter_busy_s) == (7, 3.0), "passes of both incarnations count"
+    assert stats.drafter_dropped_nodes == 35
 
 
 def test_removing_a_request_frees_its_rows_and_closes_it_at_the_drafter() -> None:
@@ -316,7 +324,7 @@ def test_a_hit_is_counted_when_the_last_token_was_a_candidate_too() -> None:
     worker.receive(chain_layer(upcoming(4)))
     run_round(worker, [7])
     assert worker.stats(7).hits == 1
-    assert worker._running[7].replica.num_nodes == 1
+    assert worker._running[7].replica.tree.num_nodes == 1
     assert run_round(worker, [7]).progress[0].token_ids == tuple(upcoming(5)[3:])
 
 

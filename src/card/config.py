@@ -9,7 +9,8 @@ from typing import Any, Literal, Self, get_args
 
 from card.errors import SettingsError
 
-VerifyShape = Literal["chain", "tree"]
+VerifyShape = Literal["chain", "tree", "trunk"]
+Growth = Literal["layer", "best-first", "branch", "fan-out"]
 Placement = Literal["inline", "thread", "process"]
 Schedule = Literal["auto", "beside", "turns"]
 PolicyName = Literal["auto", "fixed"]
@@ -107,21 +108,34 @@ class DraftSettings(_Replaceable):
     lead: int = 24  # most layers held beyond the last committed token
     max_nodes: int = 4096  # most nodes held at once
     min_path_logprob: float = -12.0  # a path less likely than this is not expanded
-    num_speculative_tokens: int = 6  # sps: tokens drafted before each verification
+    growth: Growth = "layer"  # which candidates the drafter expands and which of their children it keeps
+    branch_below: float = 0.4  # branch: the trunk ends at the first token less likely than this
+    fan_out: tuple[int, ...] = (3,)  # fan-out: branches at each position of the chain; the last number goes on
+    num_speculative_tokens: int = 6  # sps: tokens drafted before each verification; branch, fan-out: of each branch
     coupled_noise: bool = True  # at temperature > 0, rank candidates with the target's own sampling noise
     max_wait_s: float = 0.0  # longest time the target waits when the cache holds less than min_depth
     min_depth: int = 1  # candidates on the best path below which the target waits, if it may
+    waits_after_miss: bool = True  # if not, a round after a miss runs the last token alone, at once
 
     def __post_init__(self) -> None:
+        if isinstance(self.fan_out, int | list):
+            object.__setattr__(
+                self, "fan_out", (self.fan_out,) if isinstance(self.fan_out, int) else tuple(self.fan_out)
+            )
         _require_choice("verify", self.verify, get_args(VerifyShape))
+        _require_choice("growth", self.growth, get_args(Growth))
         counts = ("beam_width", "branch", "budget", "lead", "max_nodes", "num_speculative_tokens", "min_depth")
-        numbers = ("min_verify_prob", "min_path_logprob", "max_wait_s")
-        _require_kinds(self, {int: counts, float: numbers, bool: ("coupled_noise",)})
+        numbers = ("min_verify_prob", "min_path_logprob", "max_wait_s", "branch_below")
+        _require_kinds(self, {int: counts, float: numbers, bool: ("coupled_noise", "waits_after_miss")})
         for name in counts:
             _require(getattr(self, name) >= 1, name, "1 or more", getattr(self, name))
         _require(self.min_path_logprob < 0, "min_path_logprob", "below 0", self.min_path_logprob)
         _require(0 <= self.min_verify_prob < 1, "min_verify_prob", "at least 0 and below 1", self.min_verify_prob)
         _require(self.max_wait_s >= 0, "max_wait_s", "0 or more seconds", self.max_wait_s)
+        _require(0 <= self.branch_below <= 1, "branch_below", "from 0 to 1", self.branch_below)
+        is_listed = isinstance(self.fan_out, tuple) and 1 <= len(self.fan_out) <= 64
+        has_counts = is_listed and all(type(num) is int and num >= 0 for num in self.fan_out)
+        _require(has_counts, "fan_out", "1 to 64 whole numbers of 0 or more", self.fan_out)
         _require(
             self.max_nodes >= self.beam_width, "max_nodes", f"at least beam_width ({self.beam_width})", self.max_nodes
         )
@@ -133,6 +147,7 @@ class EngineSettings(_Replaceable):
 
     target: str = "demo-target"  # folder, hub name, or demo-target
     draft: str | None = None  # folder, hub name, or demo-draft; None decodes without a drafter
+    second_draft: str | None = None  # another draft model, whose candidates join those of the first
     method: str = "card"
     placement: Placement | None = None  # of the drafter: own process, own thread, or in the target's; None: by method
     schedule: Schedule = "auto"  # drafter beside the target, turns taken on all cores, or whichever is faster
@@ -157,14 +172,20 @@ class EngineSettings(_Replaceable):
     draft_cores: tuple[int, ...] | None = None
     start_timeout_s: float = 120.0  # longest time for a drafter to load
     drafter_timeout_s: float = 3.0  # silence after which a drafter counts as hung and is replaced
+    hrad: str = "auto"  # predictor of rejections for specbranch: a file, off, or auto: the one of the demo pair for it
+    writers: tuple[str, ...] | None = None  # candidate writers, beam is the draft model; None: by method
+    suffix_store: str | None = None  # file that keeps the texts of the suffix writer; None: in memory only
+    suffix_store_key: str = "default"  # texts under another key are neither read nor counted
+    suffix_store_tokens: int = 1_000_000  # most tokens that the suffix writer remembers; the oldest texts go first
 
     def __post_init__(self) -> None:
         if self.placement is not None:
             _require_choice("placement", self.placement, get_args(Placement))
         _require_choice("schedule", self.schedule, get_args(Schedule))
         _require_choice("policy", self.policy, get_args(PolicyName))
-        _require_kinds(self, {int: ("draft_threads", "max_num_seqs", "prefill_chunk")})
-        for name in ("draft_threads", "max_num_seqs", "prefill_chunk"):
+        counts = ("draft_threads", "max_num_seqs", "prefill_chunk", "suffix_store_tokens")
+        _require_kinds(self, {int: counts})
+        for name in counts:
             _require(getattr(self, name) >= 1, name, "1 or more", getattr(self, name))
         _require(self.threads is None or self.threads >= 1, "threads", "1 or more", self.threads)
         for name in ("start_timeout_s", "drafter_timeout_s"):
@@ -172,6 +193,10 @@ class EngineSettings(_Replaceable):
         _require(
             self.max_model_len is None or self.max_model_len >= 2, "max_model_len", "2 or more", self.max_model_len
         )
+        if self.writers is not None:
+            names = (self.writers,) if isinstance(self.writers, str) else tuple(self.writers)
+            _require(bool(names) and all(isinstance(n, str) for n in names), "writers", "a list of names", self.writers)
+            object.__setattr__(self, "writers", names)
         if self.kv_cache_memory is not None:
             parse_size(self.kv_cache_memory)
         _require(

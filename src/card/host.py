@@ -10,7 +10,7 @@ import secrets
 import time
 import weakref
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from numbers import Integral
 from typing import Any
 
@@ -20,6 +20,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from card.config import DraftSettings, EngineSettings, SamplingParams, parse_size
 from card.engine.cores import Home, pinned, plan_cores
 from card.engine.engine import Engine, Limits
+from card.engine.further import FURTHER, FurtherDrafter
 from card.engine.latency import PassCost, measure_pass_cost, with_useful_threads
 from card.engine.links import Drafter, DrafterPlan, Where, make_drafter
 from card.engine.policy import FixedPolicy, Policy
@@ -28,17 +29,24 @@ from card.engine.tuned import Station, TunedPolicy
 from card.errors import PromptError, SettingsError
 from card.methods import Method, find_method
 from card.models.bucketed import make_runner
+from card.models.demo import DEMO_NAMES
+from card.models.hrad import ALL_ACCEPTED, ALL_REJECTED, DEMO_HRAD, UNDECIDED, load_hrad
 from card.models.inflation import inflate, inflated_from, parse_parameter_count
 from card.models.loading import check_pair, context_limit, end_token_ids, load_model, load_tokenizer, parameter_count
 from card.models.text import Detokenizer, StopStrings, encode_chat, encode_prompt
-from card.target import TargetRequest, TargetWorker
+from card.offers import DRAFTER
+from card.target import Foresight, OpenWriter, TargetRequest, TargetWorker
 from card.transport.link import DrafterLink
+from card.writers.local import find_writer
+from card.writers.local.protocol import LocalWriter
 
 Prompt = str | Sequence[int] | Sequence[Mapping[str, str]]
 
 _DEFAULT_MAX_MODEL_LEN = 4096
 _SPARE_ROWS = 64
 _MEASURING_S = 1.0  # for the target's latencies, under each schedule
+_TYPICAL_TOKENS = 4  # of a verification, for the ratio of target and drafter passes
+_LONGEST_ROUND = 16  # drafter passes beside one of the target's, at most
 _RAM_SHARE = 0.25  # of the free memory, that KV may take if nothing is said
 
 
@@ -93,6 +101,7 @@ class Host:
         engine_changes, draft_changes = split_settings(settings)
         has_drafter = draft is not None or engine_changes.get("draft_address") is not None
         self.method: Method = find_method(method or ("card" if has_drafter else "vanilla"))
+        drafts, writer_names = self._share_out(engine_changes.get("writers"))
         self.settings = EngineSettings(
             target=_name(target),
             draft=None if draft is None else _name(draft),
@@ -100,31 +109,43 @@ class Host:
             **engine_changes,
         )
         self.draft_settings = self.method.shape(DraftSettings(**draft_changes))
-        self._refuse_contradictions(draft, has_drafter=has_drafter)
+        self._refuse_contradictions(draft, drafts=drafts, has_drafter=has_drafter)
         self.tokenizer = tokenizer or load_tokenizer(self.settings.target)
-        model = self._load_target(target, draft)
+        model = self._load_target(target, draft if drafts else None)
         self.max_model_len = self._context(model)
         self._end_ids = end_token_ids(model, self.tokenizer)
         self.runner = make_runner(
             model, max_model_len=self.max_model_len, max_tree_rows=self.draft_settings.budget + _SPARE_ROWS
         )
-        self._where = self._choose_where(draft) if self.method.needs_draft else None
+        self._where = self._choose_where(draft) if drafts else None
         self.cores = plan_cores(self.settings, own_drafter_core=self._where in ("process", "switch"))
-        most_tokens = 1 + self.draft_settings.budget if self.method.needs_draft else 1
+        most_tokens = 1 + self.draft_settings.budget if drafts or writer_names else 1
         if self.settings.threads is None and self.runner.device.type == "cpu":
             self.cores = with_useful_threads(self.cores, self.runner)
         with pinned(self.cores.alone):
             self.runner.warm_up(most_tokens)
         self.link: DrafterLink | None = None
-        self.policy: Policy = FixedPolicy(self.method, self.cores.alone)
+        drafter, plan = None, None
         if self._where is not None:
             plan = self._drafter_plan(draft, self._where)
             drafter = make_drafter(plan)
             self.link = drafter.link
             self._finalizer = weakref.finalize(self, self.link.close)
             self.link.start()
-            self.policy = self._make_policy(drafter, plan, frozenset(draft_changes))
-        worker = TargetWorker(self.runner, clock=time.perf_counter, max_kv_bytes=self._kv_bytes())
+        pinned_names = frozenset(draft_changes)
+        self.policy: Policy = self._make_policy(drafter, plan, pinned_names, has_writers=bool(writer_names))
+        if drafter is not None and plan is not None and "num_speculative_tokens" not in pinned_names:
+            self._adapt_length(drafter, plan, draft_changes)
+        self._writers = {name: find_writer(name)(self.settings, self.runner.vocab_size) for name in writer_names}
+        self._further = self._make_further(plan)
+        worker = TargetWorker(
+            self.runner,
+            clock=time.perf_counter,
+            max_kv_bytes=self._kv_bytes(),
+            writers=self._openers(),
+            top_k=max((writer.top_k for writer in self._writers.values()), default=0),
+            foresee=self._foresight(),
+        )
         limits = Limits(max_num_seqs=self.settings.max_num_seqs, prefill_chunk=self.settings.prefill_chunk)
         self.engine = Engine(worker, self.link, self.method, limits=limits, policy=self.policy)
 
@@ -132,6 +153,10 @@ class Host:
         """End the drafter. May be called twice."""
         if self.link is not None:
             self._finalizer()
+        if self._further is not None:
+            self._further.close()
+        for writer in self._writers.values():
+            writer.close()
 
     def make_request(
         self,
@@ -176,9 +201,25 @@ class Host:
 
     # ---- inside -----------------------------------------------------------------------------------------------------
 
-    def _refuse_contradictions(self, draft: str | PreTrainedModel | None, *, has_drafter: bool) -> None:
+    def _share_out(self, names: tuple[str, ...] | None) -> tuple[bool, tuple[str, ...]]:
+        """Return whether the draft model writes, and which local writers do. Raises: SettingsError."""
+        method = self.method
+        if names is None:
+            return method.needs_draft, method.writers
+        if DRAFTER in names and not method.needs_draft:
+            raise SettingsError(f"method {method.name} has no draft model: leave {DRAFTER} out of the writers")
+        if DRAFTER not in names and method.needs_draft and not method.is_tuned:
+            raise SettingsError(
+                f"method {method.name} is defined by its draft model: add {DRAFTER} to the writers, or use method card"
+            )
+        local = [*method.writers, *(name for name in names if name != DRAFTER)]
+        for name in local:
+            find_writer(name)
+        return DRAFTER in names, tuple(dict.fromkeys(local))
+
+    def _refuse_contradictions(self, draft: str | PreTrainedModel | None, *, drafts: bool, has_drafter: bool) -> None:
         settings = self.settings
-        if self.method.needs_draft and not has_drafter:
+        if drafts and not has_drafter:
             raise SettingsError(f"method {self.method.name} needs a draft model; give one, or use method vanilla")
         if isinstance(draft, PreTrainedModel) and settings.placement == "process":
             raise SettingsError(
@@ -186,7 +227,7 @@ class Host:
             )
         if settings.schedule != "auto":
             where = settings.placement or ("remote" if settings.draft_address else None)
-            if self.method.schedule != "parallel":
+            if not self.method.is_tuned or not drafts:
                 raise SettingsError(f"schedule is for method card; {self.method.name} has its own, so leave it out")
             if where is not None and (settings.schedule == "turns") != (where == "inline"):
                 raise SettingsError(
@@ -201,7 +242,7 @@ class Host:
         settings = self.settings
         if settings.draft_address is not None:
             return "remote"
-        if settings.placement is not None or self.method.schedule != "parallel":
+        if settings.placement is not None or not self.method.is_tuned:
             return settings.placement or self.method.placement
         devices = {settings.device, settings.draft_device or settings.device}
         if settings.schedule == "turns":
@@ -219,8 +260,9 @@ class Host:
         model = target
         if not isinstance(model, PreTrainedModel):
             model = load_model(model, dtype=self.settings.dtype, device=self.settings.device)
-        if self.method.needs_draft and draft is not None:
-            check_pair(self.tokenizer, model, draft)
+        for one in (draft, self.settings.second_draft) if self.method.needs_draft else ():
+            if one is not None:
+                check_pair(self.tokenizer, model, one)
         if self.settings.target_cost is not None:
             model = inflate(model, parse_parameter_count(self.settings.target_cost))
         original = inflated_from(model)
@@ -253,13 +295,17 @@ class Host:
             )
         return given
 
-    def _make_policy(self, drafter: Drafter, plan: DrafterPlan, pinned_names: frozenset[str]) -> Policy:
+    def _make_policy(
+        self, drafter: Drafter | None, plan: DrafterPlan | None, pinned_names: frozenset[str], *, has_writers: bool
+    ) -> Policy:
         """Return the policy: what was set, and for a tuned method the rest by measurement."""
-        settings, takes_turns = self.settings, plan.where == "inline"
-        home = self.cores.beside if plan.where in ("process", "switch") else self.cores.alone
-        if self.method.schedule != "parallel" or settings.policy == "fixed":
-            return FixedPolicy(self.method, home, takes_turns=takes_turns)
+        settings, takes_turns = self.settings, plan is not None and plan.where == "inline"
+        home = self.cores.beside if plan is not None and plan.where in ("process", "switch") else self.cores.alone
+        if not (self.method.is_tuned and (drafter or has_writers)) or settings.policy == "fixed":
+            return FixedPolicy(self.method, home, takes_turns=takes_turns, has_drafter=drafter is not None)
         alone = beside = self._measured(self.cores.alone)
+        if drafter is None or plan is None:
+            return TunedPolicy({"off": Station(home, alone)}, self.draft_settings, pinned=pinned_names)
         if home != self.cores.alone:
             beside = self._measured(home)
         own, reported = drafter.measured(plan), drafter.reported()
@@ -271,6 +317,55 @@ class Host:
         if settings.schedule == "auto":
             stations["off"] = Station(self.cores.alone, alone)
         return TunedPolicy(stations, self.draft_settings, pinned=pinned_names)
+
+    def _make_further(self, plan: DrafterPlan | None) -> FurtherDrafter | None:
+        """Bring up the second draft model, in a process of its own, if there is one."""
+        name = self.settings.second_draft
+        if name is None:
+            return None
+        if plan is None:
+            raise SettingsError("second_draft joins a first one: give draft, and a method that uses it")
+        link = make_drafter(replace(plan, model=name, where="process")).link
+        weakref.finalize(self, link.close)
+        link.start()
+        vocab_size, max_model_len = self.runner.vocab_size, self.max_model_len
+        return FurtherDrafter(link, self.draft_settings, vocab_size=vocab_size, max_model_len=max_model_len)
+
+    def _openers(self) -> dict[str, OpenWriter]:
+        """Return how each writer besides the first draft model begins a request."""
+
+        def beginner(writer: LocalWriter) -> OpenWriter:
+            return lambda request: writer.open(request.prompt_ids)
+
+        openers = {name: beginner(writer) for name, writer in self._writers.items()}
+        if (further := self._further) is not None:
+            return {FURTHER: lambda request: further.open(request.prompt_ids, request.params), **openers}
+        return openers
+
+    def _foresight(self) -> Foresight | None:
+        """Return where to branch by what a predictor of rejections says, if the method uses one and there is one."""
+        settings, runner = self.settings, self.runner
+        roles = [DEMO_NAMES.get(name) for name in (settings.target, settings.draft or "")]
+        is_demo = roles == ["target", "draft"]
+        if not self.method.uses_predictor or settings.hrad == "off" or (settings.hrad == "auto" and not is_demo):
+            return None
+        hrad = load_hrad(DEMO_HRAD if settings.hrad == "auto" else settings.hrad, runner)
+        branch_below = {ALL_REJECTED: 1.0, UNDECIDED: self.draft_settings.branch_below, ALL_ACCEPTED: 0.0}
+
+        def foresee(extension_idx: int, logits_idx: int, new_id: int) -> float:
+            return branch_below[hrad.classify(runner.features(extension_idx)[logits_idx], new_id)]
+
+        return foresee
+
+    def _adapt_length(self, drafter: Drafter, plan: DrafterPlan, draft_changes: Mapping[str, Any]) -> None:
+        """Let a method that is defined by rounds draft as much as fits into one of the target's passes."""
+        cost = (drafter.reported() or drafter.measured(plan)) if self.method.length_from_latencies else None
+        if cost is None:
+            return
+        target_s = self._measured(self.policy.home).seconds(_TYPICAL_TOKENS)
+        length = max(2, round(target_s / max(cost.seconds(1), 1e-6)))
+        length = min(length, _LONGEST_ROUND, self.max_model_len)
+        self.draft_settings = self.method.shape(DraftSettings(**draft_changes).replace(num_speculative_tokens=length))
 
     def _measured(self, home: Home) -> PassCost:
         with pinned(home):

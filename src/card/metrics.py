@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
+
+from card.nodes import Candidates
 
 
 @dataclass(slots=True)
@@ -24,11 +27,14 @@ class RequestStats:
     accepted_tokens: int = 0  # candidates kept
     accepted_per_depth: list[int] = field(default_factory=list)  # [d] candidates kept at depth d + 1
     offered_per_depth: list[int] = field(default_factory=list)  # [d] rounds that offered a candidate at depth d + 1
+    verified_by_writer: dict[str, int] = field(default_factory=dict)  # who proposed alike joined by "+"
+    accepted_by_writer: dict[str, int] = field(default_factory=dict)
     hits: int = 0  # rounds whose next token was in the target's replica at once
     late_hits: int = 0  # rounds whose next token turned up in the replica afterwards
     misses: int = 0  # epochs that the drafter had to begin anew
     drafter_passes: int = 0
     drafter_busy_s: float = 0.0
+    drafter_dropped_nodes: int = 0  # drafted, and ruled out by what was committed: rolled back
     drafter_restarts: int = 0
     drafter_state: str = "none"  # none, up, degraded or down, with the reason
     speculation: str = "off: no drafter"  # schedule of the last round, with the reason
@@ -81,15 +87,21 @@ class RequestStats:
             return 0.0
         return 1e3 * (self.decode_s - self.target_busy_s - self.waited_s) / self.target_passes
 
-    def count_verification(self, offered_depth: int, verified: int, accepted: int) -> None:
-        """Add one verification of a tree ``offered_depth`` deep."""
+    def count_verification(self, offer: Candidates, accepted: Sequence[int]) -> None:
+        """Add one verification of these candidates, of which the ``accepted`` ones were kept."""
         self.target_passes += 1
-        self.verified_tokens += verified
-        self.accepted_tokens += accepted
-        for counts, depth in ((self.offered_per_depth, offered_depth), (self.accepted_per_depth, accepted)):
+        self.verified_tokens += len(offer)
+        self.accepted_tokens += len(accepted)
+        depths = (max(offer.depths, default=0), len(accepted))
+        for counts, depth in zip((self.offered_per_depth, self.accepted_per_depth), depths, strict=True):
             counts.extend([0] * (depth - len(counts)))
             for d in range(depth):
                 counts[d] += 1
+        for name in offer.writers:
+            self.verified_by_writer[name] = self.verified_by_writer.get(name, 0) + 1
+        for idx in accepted if offer.writers else ():
+            name = offer.writers[idx]
+            self.accepted_by_writer[name] = self.accepted_by_writer.get(name, 0) + 1
 
     def as_dict(self) -> dict[str, Any]:
         """Return counters and derived figures as plain values for JSON."""

@@ -6,26 +6,30 @@ for the requests given and returns the new tokens and what is to be sent to the 
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
 
-from card.candidates import CandidateCache, Candidates, NewNodes
 from card.config import DraftSettings, SamplingParams, VerifyShape
-from card.errors import ProtocolError, TargetError
-from card.messages import Close, Correction, DrafterMessage, DraftSpec, Layer, Open, Resync, TargetMessage
+from card.errors import TargetError
+from card.messages import Close, DrafterMessage, Layer, Resync, TargetMessage
 from card.metrics import RequestStats
 from card.models.pool import SequencePool
 from card.models.protocol import NO_PARENT, Extension, LanguageModel
+from card.nodes import Candidates
+from card.offers import Offers
+from card.replica import Replica
 from card.sampling import Sampler, SamplingRule
-from card.verify import ROOT, match
+from card.verify import ROOT, Verdict, match
+from card.writers.local.protocol import Observation, WriterSequence
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 LogitsProcessor = Callable[[Tensor, Tensor], Tensor]
+Foresight = Callable[[int, int, int], float]
+"""(index of the extension in the pass, index of the logits that gave the new token, that token) -> branch_below."""
 
 
 class StopCheck(Protocol):
@@ -47,6 +51,10 @@ class TargetRequest:
     stop_check: StopCheck | None = None
     uses_drafter: bool = True
     logits_processor: LogitsProcessor | None = None  # (ids [1, S] int64 before it, logits [1, V]) -> [1, V]
+
+
+OpenWriter = Callable[[TargetRequest], WriterSequence]
+"""Begins a writer's part of a request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,52 +109,32 @@ class StepResult:
         self.busy_s += other.busy_s
 
 
-def draft_spec(draft: DraftSettings, params: SamplingParams, max_len: int) -> DraftSpec:
-    """Return what the drafter is told about a request whose seed is fixed.
-
-    Args:
-        max_len: most tokens that its text can get.
-    """
-    return DraftSpec(
-        temperature=params.temperature,
-        top_k=params.top_k,
-        top_p=params.top_p,
-        min_p=params.min_p,
-        seed=params.seed or 0,
-        coupled_noise=draft.coupled_noise,
-        beam_width=draft.beam_width,
-        branch=draft.branch,
-        lead=draft.lead,
-        max_nodes=draft.max_nodes,
-        min_path_logprob=draft.min_path_logprob,
-        max_len=max_len,
-    )
-
-
 class _Generation:
-    """State of one running request: the text, its KV rows, and the target's replica of the candidate tree."""
+    """State of one running request: the text, its KV rows, and what is proposed to go on with."""
 
-    def __init__(self, request: TargetRequest, slot: int, num_reused: int, max_len: int, vocab_size: int) -> None:
+    def __init__(
+        self, request: TargetRequest, slot: int, num_reused: int, max_len: int, vocab_size: int, offers: Offers
+    ) -> None:
         self.request = request
         self.slot = slot
-        self.max_len = max_len
+        self.offers = offers
         self.token_ids = list(request.prompt_ids)
         self.num_rows = num_reused  # KV rows of committed tokens; the last one never has a row between rounds
         self.sampler = Sampler(SamplingRule.of(request.params), vocab_size)
-        self.replica = self.empty_replica()
         self.stats = RequestStats(
             num_prompt_tokens=len(request.prompt_ids),
             seed=request.params.seed or 0,
             reused_prompt_tokens=num_reused,
         )
-        self.round_idx = 0
-        self.beam_width, self.lead = 0, 0  # 0: as the request's settings say
-        self.drafter_len = 0  # committed tokens that the drafter is known to hold
-        self.next_seq = 0
-        self.lost_a_layer = False
-        self.epochs_seen = 0
-        self.passes_before = 0  # drafter passes of earlier incarnations
-        self.busy_before_s = 0.0
+        self.replica = Replica(
+            request.request_id,
+            self.token_ids,
+            request.draft,
+            request.params,
+            max_len=max_len,
+            vocab_size=vocab_size,
+            stats=self.stats,
+        )
 
     @property
     def num_new_tokens(self) -> int:
@@ -156,46 +144,33 @@ class _Generation:
     def is_prefilling(self) -> bool:
         return self.num_new_tokens == 0
 
-    def empty_replica(self) -> CandidateCache:
-        draft = self.request.draft
-        return CandidateCache(max_nodes=draft.max_nodes, lead=draft.lead + draft.budget)
-
-    def open_message(self) -> Open:
-        draft = self.request.draft
-        draft = draft.replace(beam_width=self.beam_width or draft.beam_width, lead=self.lead or draft.lead)
-        spec = draft_spec(draft, self.request.params, self.max_len)
-        return Open(self.request.request_id, tuple(self.token_ids), spec)
-
-    def correction(self) -> Correction:
-        start = min(self.drafter_len, len(self.token_ids))
-        return Correction(
-            request_id=self.request.request_id,
-            round_idx=self.round_idx,
-            start=start,
-            token_ids=tuple(self.token_ids[start:]),
-            wants_snapshot=self.lost_a_layer,
-            beam_width=self.beam_width,
-            lead=self.lead,
-        )
-
-    def forget_drafter(self) -> None:
-        """Start over with a new incarnation of the drafter: nothing of the old one counts."""
-        self.passes_before, self.busy_before_s = self.stats.drafter_passes, self.stats.drafter_busy_s
-        self.drafter_len, self.next_seq, self.lost_a_layer, self.epochs_seen = 0, 0, False, 0
-        self.replica.restart(0)
-
 
 class TargetWorker:
     """Runs the target model for its requests; owns the truth about each text."""
 
-    def __init__(self, model: LanguageModel, *, clock: Callable[[], float], max_kv_bytes: int | None = None) -> None:
+    def __init__(
+        self,
+        model: LanguageModel,
+        *,
+        clock: Callable[[], float],
+        max_kv_bytes: int | None = None,
+        writers: Mapping[str, OpenWriter] | None = None,
+        top_k: int = 0,
+        foresee: Foresight | None = None,
+    ) -> None:
         """Take over ``model``.
 
         Args:
             clock: seconds; only to report how long passes took.
             max_kv_bytes: most memory of all sequences, those kept for reuse included; None for no limit.
+            writers: by name, in the order in which they are asked for candidates; called when a request begins.
+            top_k: likeliest tokens that the writers are shown at every token that is run.
+            foresee: says after each pass where the drafter's trunk is to branch; None leaves it at the settings.
         """
         self.model = model
+        self._foresee = foresee
+        self._writers = dict(writers or {})
+        self._top_k = top_k
         self.pool = SequencePool(model, max_kv_bytes if max_kv_bytes is not None else 1 << 62)
         self._clock = clock
         self._running: dict[int, _Generation] = {}
@@ -203,7 +178,7 @@ class TargetWorker:
 
     def rows_needed(self, request: TargetRequest) -> int:
         """Return the KV rows that the request may come to need: its longest text and the largest tree."""
-        tree = request.draft.budget if request.uses_drafter else 0
+        tree = request.draft.budget if request.uses_drafter or self._writers else 0
         return min(self._max_len(request) + tree, self.model.max_rows)
 
     def add(self, request: TargetRequest) -> list[TargetMessage]:
@@ -212,10 +187,12 @@ class TargetWorker:
         Raises: CapacityError if `pool` has no room for it now.
         """
         opened = self.pool.open(request.prompt_ids, self.rows_needed(request))
-        generation = _Generation(request, opened.slot, opened.num_reused, self._max_len(request), self.model.vocab_size)
-        generation.beam_width, generation.lead = self._beam
+        offers = Offers({name: begin(request) for name, begin in self._writers.items()})
+        max_len, vocab_size = self._max_len(request), self.model.vocab_size
+        generation = _Generation(request, opened.slot, opened.num_reused, max_len, vocab_size, offers)
+        generation.replica.tune(*self._beam)
         self._running[request.request_id] = generation
-        return [generation.open_message()] if request.uses_drafter else []
+        return [generation.replica.open_message()] if request.uses_drafter else []
 
     def remove(self, request_id: int) -> list[TargetMessage]:
         """Drop a request, finished or not; its rows stay for texts that begin alike. Unknown ids are ignored."""
@@ -224,6 +201,7 @@ class TargetWorker:
             return []
         self.model.keep(generation.slot, generation.num_rows)
         self.pool.close(generation.slot, generation.token_ids[: generation.num_rows])
+        generation.offers.close()
         return [Close(request_id)] if generation.request.uses_drafter else []
 
     def stats(self, request_id: int) -> RequestStats:
@@ -243,62 +221,65 @@ class TargetWorker:
         """Let the drafter make so wide and so many layers for all requests; running ones hear it with a correction."""
         self._beam = (beam_width, lead)
         for generation in self._running.values():
-            generation.beam_width, generation.lead = self._beam
+            generation.replica.tune(*self._beam)
 
     def reopen(self) -> list[TargetMessage]:
         """Tell a new incarnation of the drafter about every running request."""
         messages: list[TargetMessage] = []
         for generation in self._running.values():
             if generation.request.uses_drafter:
-                generation.forget_drafter()
-                messages.append(generation.open_message())
+                generation.replica.forget_drafter()
+                messages.append(generation.replica.open_message())
         return messages
 
     def catch_up(self) -> list[TargetMessage]:
         """Return a correction for every running request: what a drafter missed that was not spoken to for a while."""
         drafted = [g for g in self._running.values() if g.request.uses_drafter and not g.is_prefilling]
-        return [generation.correction() for generation in drafted]
+        return [generation.replica.correction() for generation in drafted]
 
     def receive(self, message: DrafterMessage) -> list[TargetMessage]:
         """Take a drafter's message and return the replies.
 
         Raises: ProtocolError if it is malformed; the request's candidates are as before then.
         """
-        match message:
-            case Layer():
-                generation = self._running.get(message.request_id)
-                if generation and generation.request.uses_drafter:
-                    self._receive_layer(generation, message)
-            case Resync(request_id=request_id, known_len=known_len):
-                generation = self._running.get(request_id)
-                if generation and generation.request.uses_drafter:
-                    generation.drafter_len = max(0, min(known_len, len(generation.token_ids)))
-                    return [generation.correction()] if generation.drafter_len else [generation.open_message()]
-        return []
+        generation = self._running.get(message.request_id) if isinstance(message, Layer | Resync) else None
+        if generation is None or not generation.request.uses_drafter:
+            return []
+        assert isinstance(message, Layer | Resync)
+        return generation.replica.receive(message)
 
     def is_short_of_candidates(self, request_id: int) -> bool:
         """True if the best path in the replica is shorter than the request wants before it verifies."""
         generation = self._running[request_id]
-        if not generation.request.uses_drafter:
-            return False
-        return generation.replica.depth < generation.request.draft.min_depth or bool(generation.replica.pending)
+        return generation.request.uses_drafter and generation.replica.is_short(generation.request.draft)
 
     def best_path(self, request_id: int) -> tuple[int, float]:
         """Return the depth and the path score of the end of the best path in the replica; (0, 0.0) if it is empty."""
-        path = self._running[request_id].replica.query(self.model.max_model_len, "chain", self.model.max_model_len)
+        path = self._running[request_id].replica.tree.query(self.model.max_model_len, "chain", self.model.max_model_len)
         return (path.depths[-1], path.path_logprobs[-1]) if path else (0, 0.0)
 
-    def query(self, request_id: int, budget: int, shape: VerifyShape) -> Candidates:
-        """Return up to ``budget`` candidates to verify, no deeper than the request may still grow."""
+    def query(self, request_id: int, budget: int, shape: VerifyShape, *, asks_drafter: bool = True) -> Candidates:
+        """Return candidates to verify, no deeper than the request may still grow, up to ``budget`` of each writer.
+
+        Args:
+            asks_drafter: False leaves the drafter's candidates out.
+        """
         generation = self._running[request_id]
         request = generation.request
         tokens_left = request.params.max_tokens - generation.num_new_tokens
         positions_left = self.model.max_model_len - len(generation.token_ids)
-        rows_left = self.model.capacity(generation.slot) - len(generation.token_ids)
-        budget = min(budget, rows_left)
-        if not request.uses_drafter or generation.is_prefilling or tokens_left < 2 or budget < 1:
+        budget = min(budget, self.rows_left(request_id))
+        if generation.is_prefilling or tokens_left < 2 or budget < 1:
             return Candidates.none()
-        return generation.replica.query(budget, shape, min(tokens_left - 1, positions_left))
+        max_depth = min(tokens_left - 1, positions_left)
+        uses_drafter = asks_drafter and request.uses_drafter
+        drafted = generation.replica.tree.query(budget, shape, max_depth) if uses_drafter else Candidates.none()
+        return generation.offers.merge(drafted, budget, max_depth)
+
+    def rows_left(self, request_id: int) -> int:
+        """Return how many candidates of the request one pass has KV rows for."""
+        generation = self._running[request_id]
+        return self.model.capacity(generation.slot) - len(generation.token_ids)
 
     def step(self, work: Sequence[Work]) -> StepResult:
         """Run one round for these requests in one target pass. Nothing has changed if it raises."""
@@ -311,17 +292,24 @@ class TargetWorker:
                 _choose(generation, one.offer, logits)
                 for generation, one, logits in zip(generations, work, all_logits, strict=True)
             ]
+            top_ids = [logits.topk(self._top_k).indices.tolist() if self._top_k else [] for logits in all_logits]
         except BaseException:
             for generation in generations:
                 self.model.keep(generation.slot, generation.num_rows)
             raise
         result = StepResult(num_tokens=sum(len(e.token_ids) for e in extensions), busy_s=self._clock() - started)
-        for generation, one, extension, chosen in zip(generations, work, extensions, choices, strict=True):
+        rows = zip(generations, work, extensions, choices, top_ids, strict=True)
+        for extension_idx, (generation, one, extension, chosen, top) in enumerate(rows):
             was_prefilling = generation.is_prefilling
             if chosen:
                 if not was_prefilling:
                     generation.stats.target_busy_s += result.busy_s
-                self._commit(generation, one.offer, chosen, result)
+                verdict = match(one.offer.tokens, one.offer.parents, chosen)
+                if self._foresee is not None and generation.request.uses_drafter:
+                    logits_idx = 1 + verdict.accepted[-1] if verdict.accepted else 0
+                    generation.replica.branch_below(self._foresee(extension_idx, logits_idx, verdict.next_id))
+                self._tell_writers(generation, one.offer, chosen, top, verdict)
+                self._commit(generation, one.offer, verdict, result)
             else:
                 generation.num_rows += len(extension.token_ids)
             if was_prefilling:
@@ -331,9 +319,16 @@ class TargetWorker:
     def _max_len(self, request: TargetRequest) -> int:
         return min(len(request.prompt_ids) + request.params.max_tokens, self.model.max_model_len)
 
-    def _commit(self, generation: _Generation, offer: Candidates, choices: list[int], result: StepResult) -> None:
+    @staticmethod
+    def _tell_writers(
+        generation: _Generation, offer: Candidates, choices: list[int], top_ids: list[list[int]], verdict: Verdict
+    ) -> None:
+        new_ids = (*(offer.tokens[i] for i in verdict.accepted), verdict.next_id)
+        seen = (new_ids, offer.tokens, offer.parents, tuple(choices), verdict.accepted, top_ids)
+        generation.offers.observe(Observation(*seen))
+
+    def _commit(self, generation: _Generation, offer: Candidates, verdict: Verdict, result: StepResult) -> None:
         """Accept, cut at the end of the text, roll the KV back, and tell the drafter."""
-        verdict = match(offer.tokens, offer.parents, choices)
         root_rows = len(generation.token_ids)
         was_prefilling = generation.is_prefilling
         new_ids = [offer.tokens[i] for i in verdict.accepted] + [verdict.next_id]
@@ -342,20 +337,18 @@ class TargetWorker:
         self.model.keep(generation.slot, root_rows, kept_rows)
         generation.num_rows = root_rows + len(kept_rows)
         generation.token_ids += kept_ids
-        generation.round_idx += 1
         stats, request_id = generation.stats, generation.request.request_id
         stats.num_new_tokens = generation.num_new_tokens
         if not was_prefilling:
-            stats.count_verification(max(offer.depths, default=0), len(offer.tokens), len(kept_rows))
+            stats.count_verification(offer, verdict.accepted[: len(kept_rows)])
             is_greedy = generation.sampler.rule.is_greedy
-            compared, agreed = _compare(generation.replica, new_ids)
+            compared, agreed = generation.replica.compare(new_ids)
             result.verified.append(Verified(request_id, offer, tuple(verdict.accepted), is_greedy, compared, agreed))
         result.progress.append(Progress(request_id, tuple(kept_ids), reason))
         if reason is None and generation.request.uses_drafter:
-            matched = generation.replica.advance(new_ids)
-            if matched == len(new_ids) and not was_prefilling:
-                stats.hits += 1
-            result.messages.append(generation.correction())
+            was_hit = generation.replica.advance(new_ids)
+            stats.hits += was_hit and not was_prefilling
+            result.messages.append(generation.replica.correction())
 
     def _cut(self, generation: _Generation, new_ids: list[int]) -> tuple[list[int], FinishReason | None]:
         """Return the new tokens up to the one that ends the text, and why it ends, if it does."""
@@ -370,59 +363,6 @@ class TargetWorker:
             if num_new >= request.params.max_tokens or len(request.prompt_ids) + num_new >= self.model.max_model_len:
                 return new_ids[: i + 1], "length"
         return new_ids, None
-
-    def _receive_layer(self, generation: _Generation, layer: Layer) -> None:
-        if layer.seq < generation.next_seq:
-            return  # repeated, or overtaken by a snapshot
-        if layer.seq > generation.next_seq and not layer.is_reset:
-            generation.lost_a_layer = True
-            return
-        text_len = len(generation.token_ids)
-        if not 0 <= layer.root_position < layer.known_len <= text_len:
-            raise ProtocolError(
-                f"layer of request {layer.request_id} has root position {layer.root_position} and {layer.known_len} "
-                f"known tokens, but the text has {text_len}"
-            )
-        if max(layer.token_ids, default=0) >= self.model.vocab_size:
-            raise ProtocolError(
-                f"layer of request {layer.request_id} has token {max(layer.token_ids)}; the target has tokens 0 to "
-                f"{self.model.vocab_size - 1}"
-            )
-        if not (0 <= layer.num_passes < 1 << 40 and 0 <= layer.busy_s < math.inf and 0 <= layer.num_reused <= text_len):
-            raise ProtocolError(
-                f"layer of request {layer.request_id} reports {layer.num_passes} passes in {layer.busy_s} s and "
-                f"{layer.num_reused} reused tokens; none may be negative or without end"
-            )
-        nodes = NewNodes(layer.ids, layer.parents, layer.token_ids, layer.logprobs)
-        stats = generation.stats
-        if layer.is_reset:
-            fresh = generation.empty_replica()  # a malformed layer raises here and leaves the old one alone
-            fresh.restart(layer.epoch, layer.root_id, generation.token_ids[layer.root_position + 1 :])
-            fresh.extend(layer.epoch, nodes)
-            generation.replica = fresh
-            generation.lost_a_layer = False
-            if layer.epoch != generation.epochs_seen and generation.num_rows:
-                stats.misses += 1
-            generation.epochs_seen = layer.epoch
-        else:
-            replica = generation.replica
-            late_before, first_awaited = replica.num_late_hits, text_len - len(replica.pending)
-            replica.extend(layer.epoch, nodes)
-            num_settled = replica.num_late_hits - late_before
-            is_of_prefill = first_awaited == stats.num_prompt_tokens  # the prefill's token: it is no verification
-            stats.late_hits += num_settled - (num_settled > 0 and is_of_prefill)
-        generation.next_seq = layer.seq + 1
-        stats.drafter_reused_tokens = layer.num_reused
-        generation.drafter_len = max(generation.drafter_len, layer.known_len)
-        stats.drafter_passes = generation.passes_before + layer.num_passes
-        stats.drafter_busy_s = generation.busy_before_s + layer.busy_s
-
-
-def _compare(replica: CandidateCache, new_ids: Sequence[int]) -> tuple[int, int]:
-    """Return with how many tokens of the best path the committed ones can be compared, and how many of them agree."""
-    best = replica.query(len(new_ids), "chain", len(new_ids)).tokens
-    num_agreed = next((i for i, pair in enumerate(zip(best, new_ids, strict=False)) if pair[0] != pair[1]), None)
-    return (len(best), len(best)) if num_agreed is None else (num_agreed + 1, num_agreed)
 
 
 def _extension(generation: _Generation, work: Work) -> Extension:

@@ -70,8 +70,8 @@ class Forger:
         tree = self._tree(vocab_size)
         believable = Layer(
             request_id=generation.request.request_id,
-            seq=generation.next_seq,
-            epoch=generation.epochs_seen + 1,
+            seq=generation.replica._next_seq,
+            epoch=generation.replica._epochs_seen + 1,
             is_reset=True,
             root_id=0,
             root_position=text_len - 1,
@@ -79,6 +79,7 @@ class Forger:
             num_passes=3,
             busy_s=0.001,
             num_reused=0,
+            num_dropped=0,
             **tree,
         )
         return self._spoil(believable, kind, vocab_size)
@@ -108,6 +109,7 @@ class Forger:
                 "busy_s": pick([math.nan, math.inf, -1e300]),
                 "num_passes": pick([-_FAR, _FAR]),
                 "num_reused": -_FAR,
+                "num_dropped": pick([-_FAR, _FAR]),
             },
             "token outside the vocabulary": {"token_ids": (*one_less, pick([vocab_size, _FAR]))},
             "negative token": {"token_ids": (*one_less, -1)},
@@ -150,7 +152,7 @@ def noise(rng: random.Random, incarnation: int) -> bytes:
 
 def forged_order(rng: random.Random) -> TargetMessage:
     """Return a message that no target sends."""
-    correction = Correction(1, 0, 0, (0, 1), wants_snapshot=False, beam_width=0, lead=0)
+    correction = Correction(1, 0, 0, (0, 1), wants_snapshot=False, beam_width=0, lead=0, branch_below=-1.0)
     return rng.choice(
         [
             Open(_FAR, (0, _FAR), draft_spec()),
@@ -160,6 +162,7 @@ def forged_order(rng: random.Random) -> TargetMessage:
             msgspec.structs.replace(correction, token_ids=(_FAR,)),
             msgspec.structs.replace(correction, start=-1),
             msgspec.structs.replace(correction, lead=_FAR),
+            msgspec.structs.replace(correction, branch_below=math.nan),
         ]
     )
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from card.candidates import Candidates
 from card.engine.calibration import _BIN_STARTS, Calibration
+from card.nodes import Candidates
 
 probs = st.floats(1e-4, 1.0)
 depths = st.integers(1, 20)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
+from typing import get_args
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from card.config import DraftSettings, SamplingParams
+from card.config import DraftSettings, Growth, SamplingParams, VerifyShape
 from card.engine.engine import Engine
 from card.methods import find_method
 from card.target import TargetWorker
@@ -42,6 +43,9 @@ shapes = st.builds(
     budget=st.integers(1, 12),
     lead=st.integers(1, 8),
     num_speculative_tokens=st.integers(1, 6),
+    growth=st.sampled_from(get_args(Growth)),
+    branch_below=st.sampled_from([0.0, 0.3, 0.6, 1.0]),
+    fan_out=st.lists(st.integers(0, 4), min_size=1, max_size=4).map(tuple),
     coupled_noise=st.booleans(),
 )
 faults = st.builds(
@@ -81,6 +85,20 @@ def test_text_is_that_of_plain_decoding_when_taking_turns(seed, agreement, param
         target, inline(toy_draft(target, agreement)), method=method, params=params, draft=shape
     )
     assert (token_ids, reason) == plain(target, params=params)
+
+
+@pytest.mark.parametrize("growth", get_args(Growth))
+@pytest.mark.parametrize("make_link", [inline, fake])
+@pytest.mark.parametrize("verify", get_args(VerifyShape))
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_text_is_that_of_plain_decoding_by_whatever_rule_the_tree_grows(growth, make_link, verify, temperature):
+    target = toy_target()
+    params = SamplingParams(temperature=temperature, seed=5, max_tokens=60)
+    shape = DraftSettings(growth=growth, verify=verify, lead=16, num_speculative_tokens=3, budget=8)
+    token_ids, reason, stats = decode(target, make_link(toy_draft(target, 0.8)), params=params, draft=shape)
+    assert (token_ids, reason) == plain(target, params=params)
+    assert stats.accepted_tokens > 0 or (verify == "trunk" and growth != "branch"), "other rules branch at once"
+    assert stats.drafter_dropped_nodes > 0, "what the target did not choose"
 
 
 @settings(max_examples=60)

@@ -7,7 +7,8 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from card.candidates import Candidates
+from card.nodes import Candidates
+from card.offers import DRAFTER
 from card.verify import ROOT
 
 # Finer near 1, where most of what is verified lies and where a small difference decides about a long chain.
@@ -74,6 +75,13 @@ class Calibration:
         self._total_accepted[bucket] += was_accepted
         self._total_predicted[bucket] += math.exp(min(path_logprob, 0.0))
 
+    def observe_branches(self, candidates: Candidates, accepted: Sequence[int]) -> None:
+        """Count how far the target followed the candidates of one verification; arguments as for `observe_tree`."""
+        parents = set(candidates.parents)
+        for depth, idx in enumerate((ROOT, *accepted)):
+            if idx in parents:  # had it none, nothing could have followed
+                self._branches[self._bucket(depth + 1)].observe(depth < len(accepted))
+
     def observe_tree(self, candidates: Candidates, accepted: Sequence[int]) -> None:
         """Count all candidates of one verification, and how far the target followed them.
 
@@ -84,10 +92,7 @@ class Calibration:
         on_path = set(accepted)
         for idx, (depth, path_logprob) in enumerate(zip(candidates.depths, candidates.path_logprobs, strict=True)):
             self.observe(depth, path_logprob, idx in on_path)
-        parents = set(candidates.parents)
-        for depth, idx in enumerate((ROOT, *accepted)):
-            if idx in parents:  # had it none, nothing could have followed
-                self._branches[self._bucket(depth + 1)].observe(depth < len(accepted))
+        self.observe_branches(candidates, accepted)
 
     def probability(self, depth: int, path_logprob: float) -> float:
         """Return the chance that such a candidate is accepted, in [0, 1]; arguments as for `observe`.
@@ -132,6 +137,39 @@ class Calibration:
     @staticmethod
     def _bucket(depth: int) -> int:
         return _BUCKET_OF_DEPTH[depth] if depth < _FIRST_DEPTHS[-1] else _LAST_BUCKET
+
+
+class Calibrations:
+    """A calibration for each kind of candidate: by who proposed it, and for greedy and sampled text apart."""
+
+    def __init__(self) -> None:
+        self._of: dict[tuple[bool, str], Calibration] = {}
+
+    def of(self, is_greedy: bool, writers: str = DRAFTER) -> Calibration:
+        """Return the calibration of candidates that these writers propose, named as in `Candidates.writers`."""
+        return self._of.setdefault((is_greedy, writers), Calibration())
+
+    def observe(self, is_greedy: bool, candidates: Candidates, accepted: Sequence[int]) -> None:
+        """Count the candidates of one verification; arguments as for `Calibration.observe_tree`."""
+        drafter = self.of(is_greedy)
+        if not candidates.writers:
+            drafter.observe_tree(candidates, accepted)
+            return
+        on_path = set(accepted)
+        rows = zip(candidates.writers, candidates.depths, candidates.path_logprobs, strict=True)
+        for idx, (writers, depth, path_logprob) in enumerate(rows):
+            self.of(is_greedy, writers).observe(depth, path_logprob, idx in on_path)
+        drafter.observe_branches(candidates, accepted)
+
+    def probabilities(self, is_greedy: bool, candidates: Candidates) -> list[float]:
+        """Return the chance of each candidate to be accepted, in [0, 1], never above its parent's."""
+        probs: list[float] = []
+        names = candidates.writers or (DRAFTER,) * len(candidates)
+        rows = zip(names, candidates.depths, candidates.path_logprobs, candidates.parents, strict=True)
+        for writers, depth, path_logprob, parent in rows:
+            own = self.of(is_greedy, writers).probability(depth, path_logprob)
+            probs.append(min(own, probs[parent]) if parent != ROOT else own)
+        return probs
 
 
 class _Share:

@@ -11,14 +11,15 @@ import time
 from collections import deque
 from dataclasses import dataclass, field
 
-from card.candidates import Candidates
 from card.engine.cores import pinned
-from card.engine.policy import Draft, FixedPolicy, Outcome, Policy, RoundView, leading
+from card.engine.policy import Draft, FixedPolicy, Outcome, Policy, RoundView
 from card.engine.switch import Arm, SwitchLink
 from card.errors import CapacityError, CardError, PromptError, ProtocolError, TargetError, WorkerError
 from card.messages import Ready, TargetMessage
 from card.methods import Method
 from card.metrics import EngineStats, RequestStats
+from card.nodes import Candidates
+from card.offers import leading
 from card.target import FinishReason, StepResult, TargetRequest, TargetWorker, Work
 from card.transport.link import DrafterLink
 
@@ -275,12 +276,15 @@ class Engine:
 
     def _offers(self, view: RoundView) -> list[Candidates]:
         """Return what each decoding request verifies."""
-        if self._policy.arm == "off":
-            return [Candidates.none()] * len(view.requests)
-        requests = view.requests
-        offers = [self._worker.query(r.request_id, r.draft.budget, r.draft.verify) for r in requests]
-        counts = self._policy.choose(view, offers)
-        return [leading(offer, count) for offer, count in zip(offers, counts, strict=True)]
+        asks_drafter = self._policy.arm != "off"
+        offers = [
+            self._worker.query(r.request_id, r.draft.budget, r.draft.verify, asks_drafter=asks_drafter)
+            for r in view.requests
+        ]
+        if not any(offers):
+            return offers
+        chosen = self._policy.choose(view, offers)
+        return [leading(o, self._worker.rows_left(r.request_id)) for r, o in zip(view.requests, chosen, strict=True)]
 
     def _is_waited_for(self, entry: _Entry) -> bool:
         request_id = entry.request.request_id

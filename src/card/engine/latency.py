@@ -250,8 +250,8 @@ class _Bench:
 def _hull(points: Sequence[tuple[int, float]]) -> tuple[tuple[int, float], ...]:
     """Return the points on the lower convex hull, with rising numbers of tokens as given.
 
-    Passes are bound by reading weights at first and by arithmetic later, so their seconds bend upwards; a point above the
-    line between its neighbours was disturbed, and the flat line behind it would make tokens seem free.
+    Passes are bound by reading weights at first and by arithmetic later, so their seconds bend upwards; a point above
+    the line between its neighbours was disturbed, and the flat line behind it would make tokens seem free.
     """
     hull: list[tuple[int, float]] = []
     for x, y in points:

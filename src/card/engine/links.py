@@ -19,7 +19,7 @@ from card.models.fingerprint import tokenizer_fingerprint
 from card.models.graphs import Lane
 from card.models.loading import context_limit, load_model
 from card.models.torch_runner import TorchRunner
-from card.target import draft_spec
+from card.replica import draft_spec
 from card.transport.drafter_process import DrafterConfig
 from card.transport.inline import InlineLink
 from card.transport.link import DrafterLink
@@ -51,7 +51,11 @@ class DrafterPlan:
     @property
     def max_tree_rows(self) -> int:
         """KV rows that the tree of one request may take."""
-        return min(2 * self.draft.lead * self.draft.beam_width, self.draft.max_nodes) + _SPARE_ROWS
+        draft = self.draft
+        width = draft.beam_width
+        if draft.growth == "fan-out":
+            width = max(width, max(draft.fan_out) * (draft.num_speculative_tokens + 1))
+        return min(2 * draft.lead * width, draft.max_nodes) + _SPARE_ROWS
 
 
 @dataclass(frozen=True, slots=True)

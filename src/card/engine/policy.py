@@ -12,10 +12,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from card.candidates import Candidates
 from card.engine.cores import Home
 from card.engine.switch import Arm
 from card.methods import Method
+from card.nodes import Candidates
+from card.offers import leading
 from card.target import StepResult, TargetRequest
 
 
@@ -85,8 +86,8 @@ class Policy(Protocol):
     def prepare(self, view: RoundView) -> Draft | Wait | None:
         """Return what to do before the pass; None to verify what there is."""
 
-    def choose(self, view: RoundView, offers: Sequence[Candidates]) -> Sequence[int]:
-        """Return how many leading candidates of each offer to verify."""
+    def choose(self, view: RoundView, offers: Sequence[Candidates]) -> Sequence[Candidates]:
+        """Return what to verify of each offer: all its probes, and at most the budget of its request."""
 
     def observe(self, outcome: Outcome) -> None:
         """Learn from a finished round."""
@@ -95,10 +96,19 @@ class Policy(Protocol):
 class FixedPolicy:
     """Does what the settings say in every round; for methods that are defined by their settings."""
 
-    def __init__(self, method: Method, home: Home = Home(), *, takes_turns: bool = False) -> None:  # noqa: B008
+    def __init__(
+        self,
+        method: Method,
+        home: Home = Home(),  # noqa: B008
+        *,
+        takes_turns: bool = False,
+        has_drafter: bool | None = None,
+    ) -> None:
+        """Make the policy. ``has_drafter`` None: as the method is by itself."""
+        drafts = method.needs_draft if has_drafter is None else has_drafter
         self.home = home
-        self.arm: Arm = "off" if not method.needs_draft else "turns" if takes_turns else "beside"
-        self.reason = f"{method.name} as set" if method.needs_draft else f"{method.name} has no drafter"
+        self.arm: Arm = "off" if not drafts else "turns" if takes_turns else "beside"
+        self.reason = f"{method.name} as set" if drafts else f"{method.name} without a drafter"
 
     def begin(self, num_requests: int, available: frozenset[Arm]) -> None:
         """Nothing changes."""
@@ -121,31 +131,21 @@ class FixedPolicy:
                 return Wait(longest - view.waited_s)
         return None
 
-    def choose(self, view: RoundView, offers: Sequence[Candidates]) -> Sequence[int]:
-        """Return how many candidates are as likely as the settings want."""
+    def choose(self, view: RoundView, offers: Sequence[Candidates]) -> Sequence[Candidates]:
+        """Return the candidates that are as likely as the settings want."""
         pairs = zip(view.requests, offers, strict=True)
-        return [num_likely(offer, request.draft.min_verify_prob) for request, offer in pairs]
+        return [likely(offer, request.draft.min_verify_prob, request.draft.budget) for request, offer in pairs]
 
     def observe(self, outcome: Outcome) -> None:
         """Nothing is learnt."""
 
 
-def num_likely(offer: Candidates, min_prob: float) -> int:
-    """Return how many leading candidates have a path of at least this probability; scores do not increase."""
-    if min_prob <= 0:
-        return len(offer)
-    floor = math.log(min_prob)
-    return next((i for i, score in enumerate(offer.path_logprobs) if score < floor), len(offer))
+def likely(offer: Candidates, min_prob: float, budget: int) -> Candidates:
+    """Return the leading candidates whose path has at least this probability, ``budget`` of them at most.
 
-
-def leading(offer: Candidates, count: int) -> Candidates:
-    """Return the first ``count`` candidates: parents come before children, so any number of them is a tree."""
-    if count >= len(offer):
-        return offer
-    return Candidates(
-        offer.ids[:count],
-        offer.tokens[:count],
-        offer.parents[:count],
-        offer.path_logprobs[:count],
-        offer.depths[:count],
-    )
+    Scores behind the probes must not increase.
+    """
+    floor = math.log(min_prob) if min_prob > 0 else -math.inf
+    scores = offer.path_logprobs[offer.num_probes :]
+    count = next((i for i, score in enumerate(scores) if score < floor), len(scores))
+    return leading(offer, min(offer.num_probes + count, budget))

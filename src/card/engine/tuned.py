@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from card.candidates import Candidates
 from card.config import DraftSettings
-from card.engine.calibration import Calibration, DepthReport
+from card.engine.calibration import Calibration, Calibrations, DepthReport
 from card.engine.choice import choose, is_worth_drafting
 from card.engine.cores import Home
 from card.engine.latency import LatencyFit, PassCost
-from card.engine.policy import Draft, Outcome, RoundView, Wait, num_likely
+from card.engine.policy import Draft, Outcome, RoundView, Wait, likely
 from card.engine.switch import Arm
+from card.nodes import Candidates
+from card.offers import leading, select
 from card.target import TargetRequest
 
 _ROUND_S, _REQUEST_S = 3e-4, 1e-4  # a round beyond its passes, and each request in it, until it has been measured
@@ -118,7 +119,7 @@ class TunedPolicy:
         self._draft = draft
         self._pinned = pinned
         self._learnt: dict[Arm, _Learnt] = {arm: _Learnt() for arm in stations}
-        self._calibrations = {True: Calibration(), False: Calibration()}  # greedy, sampled
+        self._calibrations = Calibrations()
         self._agreement = [_FIRST_AGREEMENT * _AGREEMENT_PRIOR, _AGREEMENT_PRIOR]  # accepted, could have been
         self._prompt_share = _Rate()  # prompt tokens read for each committed one
         self._rows_per_request = _FIRST_CONTEXT_ROWS
@@ -155,7 +156,7 @@ class TunedPolicy:
 
     def calibration(self) -> tuple[DepthReport, ...]:
         """Return how often greedy candidates were accepted, by depth."""
-        return self._calibrations[True].report()
+        return self._calibrations.of(True).report()
 
     @property
     def _patience(self) -> _Patience:
@@ -333,29 +334,39 @@ class TunedPolicy:
             return Wait(longest - view.waited_s) if view.num_short and longest > view.waited_s else None
         return self._prepare_wait(view)
 
-    def choose(self, view: RoundView, offers: Sequence[Candidates]) -> Sequence[int]:
+    def choose(self, view: RoundView, offers: Sequence[Candidates]) -> Sequence[Candidates]:
         """Verify what promises more tokens than its seconds are worth at the present rate."""
+        pairs = list(zip(view.requests, offers, strict=True))
         if "min_verify_prob" in self._pinned:
-            return [num_likely(offer, self._draft.min_verify_prob) for offer in offers]
-        probs = []
-        for request, offer in zip(view.requests, offers, strict=True):
-            probability = self._calibration(request).probability
-            pairs = zip(offer.depths, offer.path_logprobs, strict=True)
-            probs.append([probability(depth, path_logprob) for depth, path_logprob in pairs])
+            floor, budget = self._draft.min_verify_prob, self._draft.budget
+            return [likely(offer, floor, budget) for offer in offers]
+        ranked = [self._ranked(request, offer) for request, offer in pairs]
+        num_probes = sum(offer.num_probes for offer in offers)
         choice = choose(
-            probs,
+            [probs for _, probs in ranked],
             seconds=self._seconds(view),
             rate=self._rate(),
-            num_prefill_tokens=view.num_prompt_tokens,
+            num_prefill_tokens=view.num_prompt_tokens + num_probes,
+            max_per_request=self._draft.budget,
         )
-        return choice.counts
+        return [leading(offer, offer.num_probes + n) for (offer, _), n in zip(ranked, choice.counts, strict=True)]
+
+    def _ranked(self, request: TargetRequest, offer: Candidates) -> tuple[Candidates, list[float]]:
+        """Return the offer with the likeliest candidates first behind its probes, and the chances of these."""
+        probs = self._calibrations.probabilities(request.params.temperature == 0.0, offer)
+        if not offer.writers:
+            return offer, probs  # those of one drafter are in a good order: `choose` sees to the rest
+        num_probes = offer.num_probes
+        order = sorted(range(num_probes, len(offer)), key=lambda idx: (-probs[idx], idx))
+        ranked = replace(select(offer, [*range(num_probes), *order]), num_probes=num_probes)
+        return ranked, [probs[idx] for idx in order]
 
     def observe(self, outcome: Outcome) -> None:
         """Learn acceptance, latencies and the rate from a round."""
         learnt = self._learnt[self.arm]
         for one in outcome.result.verified:
             if one.offer:
-                self._calibrations[one.is_greedy].observe_tree(one.offer, one.accepted)
+                self._calibrations.observe(one.is_greedy, one.offer, one.accepted)
             if one.num_compared:  # the first candidate alone: that there are deeper ones shows that it was likely
                 self._agreement[0] = self._agreement[0] * _AGREEMENT_KEPT + (one.num_agreed > 0)
                 self._agreement[1] = self._agreement[1] * _AGREEMENT_KEPT + 1
@@ -442,7 +453,7 @@ class TunedPolicy:
         return Wait(longest - view.waited_s) if best_layers and is_short and view.waited_s < longest else None
 
     def _calibration(self, request: TargetRequest) -> Calibration:
-        return self._calibrations[request.params.temperature == 0.0]
+        return self._calibrations.of(request.params.temperature == 0.0)
 
     def _rate(self) -> float:
         rate = self._learnt[self.arm].rates.get(_bucket(self._num_requests), _Rate())

@@ -41,6 +41,7 @@ class BucketedRunner(TorchRunner):
                 self.static = StaticDecoder(self._decoder, self.max_rows)
                 logits_shape = (MAX_STATIC_TOKENS, self.vocab_size)
                 self._logits = torch.zeros(logits_shape, dtype=self.dtype, device=self.device)
+        self._bucket_features: Tensor | None = None  # [MAX_STATIC_TOKENS, num_features]: recorded passes write there
         self._passes: dict[tuple[int, int], _BucketPass] = {}  # by tokens and span
 
     def close(self, slot: int) -> None:
@@ -80,6 +81,17 @@ class BucketedRunner(TorchRunner):
         with torch.inference_mode():
             self.static.give_back(slot, sequence.kv, len(parents))
 
+    def keep_features(self, num_layers: int) -> None:
+        """Let every pass from now on keep features, recorded ones too. Arguments and errors as of `TorchRunner`."""
+        super().keep_features(num_layers)
+        if self.static:
+            assert self._decoder.kept is not None
+            self.static.recorder.wait()
+            self._passes.clear()  # they were recorded without
+            with torch.inference_mode():
+                shape = (MAX_STATIC_TOKENS, self._decoder.kept.num_features)
+                self._bucket_features = torch.zeros(shape, dtype=self.dtype, device=self.device)
+
     def _forward(self, extensions: Sequence[Extension]) -> list[Tensor]:
         if self.static is None or len(extensions) > 1 or len(extensions[0].token_ids) > MAX_STATIC_TOKENS:
             return super()._forward(extensions)
@@ -91,23 +103,30 @@ class BucketedRunner(TorchRunner):
         self.static.bring(slot, sequence.kv, start)
         bucket_pass.run(token_ids, tree.positions(start), start, tree.bias(start))
         self.static.give_back(slot, sequence.kv, num_new)
-        return [self._logits[extensions[0].first_logits_idx : num_new].clone()]  # the next pass writes there
+        first = extensions[0].first_logits_idx
+        if self._bucket_features is not None:
+            self._pass_features = self._bucket_features[first:num_new].clone()
+        return [self._logits[first:num_new].clone()]  # the next pass writes there
 
     def _pass_for(self, static: StaticDecoder, num_new: int, start: int) -> _BucketPass:
         num_tokens = bucket_of(num_new, TOKEN_BUCKETS)
         assert num_tokens is not None
         shape = num_tokens, static.span_of(start + num_tokens)
         if shape not in self._passes:
-            self._passes[shape] = _BucketPass(static, *shape, self._logits[:num_tokens])
+            features = None if self._bucket_features is None else self._bucket_features[:num_tokens]
+            self._passes[shape] = _BucketPass(static, *shape, self._logits[:num_tokens], features)
         return self._passes[shape]
 
 
 class _BucketPass:
     """A recorded pass of one shape."""
 
-    def __init__(self, static: StaticDecoder, num_tokens: int, span: int, logits: Tensor) -> None:
+    def __init__(
+        self, static: StaticDecoder, num_tokens: int, span: int, logits: Tensor, features: Tensor | None
+    ) -> None:
         self._static = static
         self._logits = logits
+        self._features = features
         self._inputs = StagedTensor((3, num_tokens), torch.int64, static.device)  # tokens, positions, places
         self._visible = StagedTensor((num_tokens, span), torch.bool, static.device)
         self._fill(np.zeros(0, np.int64), np.zeros(0, np.int64), 0, np.zeros((0, 0), np.bool_))
@@ -135,6 +154,9 @@ class _BucketPass:
     def _compute(self) -> None:
         token_ids, positions, row_idx = self._inputs.tensor.unbind(0)
         self._logits.copy_(self._static.forward(token_ids, positions, row_idx, self._visible.tensor))
+        if self._features is not None:
+            assert self._static.features is not None
+            self._features.copy_(self._static.features)
 
 
 def _visible(bias: FloatArray | None, num_new: int, num_rows: int) -> BoolArray:

@@ -19,6 +19,7 @@ from transformers import (
 )
 
 from card.models.attention import SequencePass, attend
+from card.models.features import KeptStates
 from card.models.generic import layer_windows
 from card.models.kv_cache import KVLayout
 
@@ -184,6 +185,10 @@ def _mirrored_rms_norm(x: Tensor, doubled_weight: Tensor, eps: float) -> Tensor:
     return functional.layer_norm(both, doubled_weight.shape, doubled_weight, None, eps)[:, : x.shape[1]]
 
 
+def _chosen(hidden: Tensor, rows: Tensor | slice) -> Tensor:
+    return hidden.index_select(0, rows) if isinstance(rows, Tensor) else hidden[rows]
+
+
 class FusedDecoder:
     """Runs Llama, Mistral, Qwen2 and Qwen3 decoders; `reason_not_fusable` must have returned None."""
 
@@ -211,6 +216,8 @@ class FusedDecoder:
             self._layers = [self._layer(layer, window) for layer, window in zip(layers, windows, strict=True)]
             self._norm = self._norm_weight(inner.norm.weight)
             self._head = self._linear([model.lm_head])
+        self.kept: KeptStates | None = None  # set it to have each pass leave `features`
+        self.features: Tensor | None = None  # [rows, kept.num_features] of the rows with logits in the last pass
         self.windows = windows
         self.group = self._num_heads // self._num_kv_heads
         self.needs_bias = False
@@ -262,7 +269,10 @@ class FusedDecoder:
     def forward(
         self, token_ids: Tensor, positions: Tensor, steps: Sequence[SequencePass], logits_rows: Tensor | slice
     ) -> Tensor:
-        """Return logits [rows, V] of the chosen rows of the pass; token_ids and positions are [sum T] int64."""
+        """Return logits [rows, V] of the chosen rows of the pass; token_ids and positions are [sum T] int64.
+
+        With `kept` set it leaves their `features` too.
+        """
         kernels, num_rows = self._kernels, len(token_ids)
         cos, sin = self._cos.index_select(0, positions), self._sin.index_select(0, positions)
         hidden = functional.embedding(token_ids, self.embedding)
@@ -272,16 +282,23 @@ class FusedDecoder:
             attended.narrow(0, step.offset, step.num_new).view(step.num_new, num_kv_heads, -1, head_size)
             for step in steps
         ]
+        kept_layers = self.kept.layers if self.kept else ()
+        states: list[Tensor] = []
         for index, layer in enumerate(self._layers):
             qkv = kernels.linear(self._rms_norm(hidden, layer.input_norm), layer.qkv)
             self._attention(qkv, index, layer, (cos, sin), steps, outs)
             hidden = kernels.linear_add(attended, layer.output, hidden)
             gated = kernels.gated(self._rms_norm(hidden, layer.mlp_norm), layer.gate_up)
             hidden = kernels.linear_add(gated, layer.down, hidden)
-        hidden = hidden.index_select(0, logits_rows) if isinstance(logits_rows, Tensor) else hidden[logits_rows]
+            if index in kept_layers:
+                states.append(_chosen(hidden, logits_rows))
+        hidden = _chosen(hidden, logits_rows)
+        normed = self._rms_norm(hidden, self._norm) if len(hidden) else hidden
+        if self.kept:
+            self.features = self.kept.join([*states, normed])
         if not len(hidden):
             return hidden.new_empty((0, self.vocab_size))
-        return kernels.linear(self._rms_norm(hidden, self._norm), self._head)
+        return kernels.linear(normed, self._head)
 
     def _attention(
         self,

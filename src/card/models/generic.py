@@ -12,6 +12,7 @@ from transformers import AttentionInterface, PreTrainedModel
 
 from card.errors import ModelError
 from card.models.attention import SequencePass, attend
+from card.models.features import KeptStates
 from card.models.kv_cache import KVLayout
 
 ATTENTION_NAME = "card_rows"  # under which transformers' attention interface knows `_attention`
@@ -148,6 +149,8 @@ class GenericDecoder:
         self.model = model
         config = model.config.get_text_config()
         self.windows = layer_windows(config, max_model_len)
+        self.kept: KeptStates | None = None  # set it to have each pass leave `features`
+        self.features: Tensor | None = None  # [rows, kept.num_features] of the rows with logits in the last pass
         self._selects_rows = "logits_to_keep" in inspect.signature(model.forward).parameters
         AttentionInterface.register(ATTENTION_NAME, _attention)
         used: dict[int, Any] = {id(m.config): m.config for m in model.modules() if hasattr(m, "config")}
@@ -179,8 +182,14 @@ class GenericDecoder:
     def forward(
         self, token_ids: Tensor, positions: Tensor, steps: Sequence[SequencePass], logits_rows: Tensor | slice
     ) -> Tensor:
-        """Return logits [rows, V] of the chosen rows of the pass; token_ids and positions are [sum T] int64."""
+        """Return logits [rows, V] of the chosen rows of the pass; token_ids and positions are [sum T] int64.
+
+        With `kept` set it leaves their `features` too. Raises: ModelError if the model does not give its hidden states.
+        """
         extra: dict[str, Any] = {"card_pass": _Pass(steps, self.windows)}
+        if self.kept:
+            extra["output_hidden_states"] = True
+        chosen_rows = logits_rows
         if isinstance(logits_rows, Tensor):
             if self._selects_rows:
                 extra["logits_to_keep"] = logits_rows
@@ -190,5 +199,18 @@ class GenericDecoder:
             extra["logits_to_keep"] = max(num_kept, 1)  # 0 would mean all
             logits_rows = slice(1 if num_kept == 0 else 0, None)
         out = self.model(input_ids=token_ids[None], position_ids=positions[None], use_cache=False, **extra)
+        if self.kept:
+            self.features = self.kept.join([state[0, chosen_rows] for state in self._states(out, self.kept)])
         logits: Tensor = out.logits[0]
         return logits[logits_rows]
+
+    def _states(self, out: Any, kept: KeptStates) -> list[Tensor]:
+        """Return the kept hidden states of a pass, [1, sum T, D or more] each."""
+        states = out.hidden_states
+        num_layers = self.model.config.get_text_config().num_hidden_layers
+        if states is None or len(states) != num_layers + 1:
+            raise ModelError(
+                f"{type(self.model).__name__} gives {len(states or ())} hidden states where transformers' models give"
+                f" {num_layers + 1}; features of it cannot be kept"
+            )
+        return [*(states[layer + 1] for layer in kept.layers), states[-1]]

@@ -44,6 +44,15 @@ class InflatedShape:
     mlp_width: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OriginalSize:
+    """How large a model is; an inflated one: how large the model was that it was made from."""
+
+    num_parameters: int
+    num_layers: int
+    hidden_size: int
+
+
 def parse_parameter_count(text: str | int) -> int:
     """Return the number of parameters that ``text`` names: "300M", "1.5B", "90_000_000", an int.
 
@@ -59,6 +68,23 @@ def parse_parameter_count(text: str | int) -> int:
 def inflated_from(model: PreTrainedModel) -> int | None:
     """Return how many parameters the model had before it was inflated; None for a model that was not."""
     return getattr(model.config, "inflated_from", None)
+
+
+def original_size(model: PreTrainedModel) -> OriginalSize:
+    """Return the size of the model that this one was inflated from; its own if it was not."""
+    config = model.config.get_text_config()
+    num_parameters = inflated_from(model)
+    if num_parameters is None:
+        return OriginalSize(
+            num_parameters=parameter_count(model),
+            num_layers=int(config.num_hidden_layers),
+            hidden_size=int(config.hidden_size),
+        )
+    return OriginalSize(
+        num_parameters=num_parameters,
+        num_layers=int(config.inflated_from_layers),
+        hidden_size=int(config.inflated_from_hidden_size),
+    )
 
 
 def inflate(model: PreTrainedModel, num_parameters: int, *, seed: int = 0) -> LlamaForCausalLM:
@@ -185,7 +211,10 @@ def _inflated_config(model: LlamaForCausalLM, shape: InflatedShape) -> LlamaConf
     config.intermediate_size = shape.mlp_width
     config.num_hidden_layers = shape.layers
     config.tie_word_embeddings = _is_tied(model.config, shape)
-    config.inflated_from = inflated_from(model) or parameter_count(model)
+    original = original_size(model)
+    config.inflated_from = original.num_parameters
+    config.inflated_from_layers = original.num_layers
+    config.inflated_from_hidden_size = original.hidden_size
     return config
 
 

@@ -51,6 +51,11 @@ class StaticDecoder:
         """V of the logits."""
         return self._decoder.vocab_size
 
+    @property
+    def features(self) -> Tensor | None:
+        """What the last `forward` left of the features that the decoder keeps, [T, num_features]."""
+        return self._decoder.features
+
     def span_of(self, num_rows: int) -> int:
         """Return how many rows a pass looks at that must see the first ``num_rows``; there are that many."""
         span = bucket_of(num_rows, self._spans)

@@ -12,8 +12,10 @@ from transformers import PreTrainedModel
 
 from card.errors import CapacityError, ModelError
 from card.models.attention import SequencePass, sequence_pass
+from card.models.features import kept_states
 from card.models.fused import FusedDecoder, reason_not_fusable
 from card.models.generic import GenericDecoder, require_rollback
+from card.models.inflation import original_size
 from card.models.kv_cache import IntArray, KVCache
 from card.models.protocol import Extension
 
@@ -57,8 +59,10 @@ class TorchRunner:
         with torch.inference_mode():
             self._decoder = (GenericDecoder if reason else FusedDecoder)(model, max_model_len)
         self._max_model_len = max_model_len
-        embeddings = cast(Tensor, model.get_input_embeddings().weight)
-        self._num_embeddings = embeddings.shape[0]
+        self.original = original_size(model)  # of the model, or of the one that it was inflated from
+        self._embeddings = cast(Tensor, model.get_input_embeddings().weight).detach()
+        self._pass_features: Tensor | None = None  # of the rows with logits in the last pass, if they are kept
+        self._features: Sequence[Tensor] = ()  # the same per extension
         self._windows = sorted(set(self._decoder.windows), key=lambda window: window or 0)  # None first
         self._cache = KVCache(self._decoder.layout, max_model_len + max_tree_rows)
 
@@ -149,6 +153,34 @@ class TorchRunner:
         with torch.inference_mode():
             self._cache.keep(slot, num_prefix_rows, rows)
 
+    def keep_features(self, num_layers: int) -> None:
+        """Let every pass from now on keep the hidden states of the last ``num_layers`` layers for `features`.
+
+        Raises: ModelError if the model has fewer layers, or its original where it is an inflated one.
+        """
+        self._decoder.kept = kept_states(self.original, num_layers)
+        self._features = ()
+
+    def features(self, extension_idx: int) -> Tensor:
+        """Return the features of the rows of the last pass whose logits were returned.
+
+        They are the last ones of transformers' ``output_hidden_states``, in its order: the very last one is taken after
+        the final norm. Those of an inflated model are its original's.
+
+        Returns: [T - first_logits_idx, num_layers * D] in the model's dtype, on its device; an inference tensor.
+        Raises: ModelError if no pass has kept features for such an extension.
+        """
+        if not 0 <= extension_idx < len(self._features):
+            raise ModelError(
+                f"the last pass kept features of {len(self._features)} extensions, not of extension {extension_idx};"
+                " call keep_features before the pass"
+            )
+        return self._features[extension_idx]
+
+    def embedding(self, token_id: int) -> Tensor:
+        """Return the row of a token in the input embeddings, [D], D as of `features`."""
+        return self._embeddings[token_id, : self.original.hidden_size]
+
     def forward(self, extensions: Sequence[Extension]) -> list[Tensor]:
         """Run the new tokens of several sequences in one pass and append their rows.
 
@@ -161,8 +193,12 @@ class TorchRunner:
         held = [self.num_rows(extension.slot) for extension in extensions]
         try:
             with torch.inference_mode():
-                return self._forward(extensions)
+                logits = self._forward(extensions)
+                if self._pass_features is not None:
+                    self._features = torch.split(self._pass_features, [len(one) for one in logits])
+                return logits
         except BaseException:
+            self._features = ()
             for extension, num_rows in zip(extensions, held, strict=True):
                 self._cache[extension.slot].tree.truncate(num_rows)
             raise
@@ -193,6 +229,7 @@ class TorchRunner:
             steps,
             self._logits_rows(extensions),
         )
+        self._pass_features = self._decoder.features
         if len(extensions) == 1:
             return [logits]
         return list(torch.split(logits, [len(e.token_ids) - e.first_logits_idx for e in extensions]))
@@ -218,10 +255,10 @@ class TorchRunner:
                     f" ({self._max_model_len}); end the sequence, or set a larger max_model_len"
                 )
         token_ids = np.concatenate([np.asarray(extension.token_ids, np.int64) for extension in extensions])
-        if int(token_ids.min()) < 0 or int(token_ids.max()) >= self._num_embeddings:
-            wrong = token_ids[(token_ids < 0) | (token_ids >= self._num_embeddings)]
+        if int(token_ids.min()) < 0 or int(token_ids.max()) >= len(self._embeddings):
+            wrong = token_ids[(token_ids < 0) | (token_ids >= len(self._embeddings))]
             raise ModelError(
-                f"token ids {wrong[:5].tolist()} are outside the model's vocabulary of {self._num_embeddings};"
+                f"token ids {wrong[:5].tolist()} are outside the model's vocabulary of {len(self._embeddings)};"
                 " use the tokenizer that belongs to the model"
             )
         return token_ids

@@ -1,0 +1,251 @@
+"""`card train`: small models that help one pair of models."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+from transformers import PreTrainedTokenizerBase
+
+from card.cli.options import resolve_models
+from card.errors import PromptError, SettingsError
+from card.models.bucketed import make_runner
+from card.models.demo import DEMO_PROBLEMS
+from card.models.hrad import target_facts
+from card.models.hrad_rounds import RoundCollector, Rounds
+from card.models.hrad_training import Trained, TrainSettings, train_hrad
+from card.models.loading import LoadedPair, context_limit, load_pair
+from card.models.text import encode_chat, encode_prompt
+
+_MOST_CONTEXT = 4096
+_CLASS_NAMES = ("all rejected", "undecided", "all accepted")
+_PROMPTS_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+
+
+@click.group(short_help="Train a small model that helps a pair.")
+def train() -> None:
+    """Train a small model that helps one pair of models."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Job:
+    """What `card train hrad` was asked for, beside models and files."""
+
+    num_layers: int
+    num_speculative_tokens: int
+    max_tokens: int
+    epochs: int
+    seed: int
+    max_prompts: int | None
+
+
+@train.command("hrad", short_help="Train H-RAD, which foresees rejections for method specbranch.")
+@click.option("--target", help="Target model: a folder, a hub name, or demo-target.  [default: demo-target]")
+@click.option("--draft", help="Draft model: a folder, a hub name, or demo-draft, the default beside demo-target.")
+@click.option(
+    "--prompts",
+    type=_PROMPTS_FILE,
+    help='UTF-8 file: one prompt per line, or a JSON object with "question".  [default: a few word problems]',
+)
+@click.option(
+    "--test-prompts",
+    type=_PROMPTS_FILE,
+    help="File of prompts to judge the result by.  [default: a tenth of the prompts, not learnt from]",
+)
+@click.option("--max-prompts", type=click.IntRange(1), help="Use so many of the prompts, the first ones.")
+@click.option(
+    "--out",
+    required=True,
+    type=click.Path(dir_okay=False, writable=True, path_type=Path),
+    help="File to write, such as hrad.safetensors.",
+)
+@click.option(
+    "--num-speculative-tokens",
+    "--gamma",
+    type=click.IntRange(1),
+    default=4,
+    show_default=True,
+    help="Tokens drafted in a round; the class says how many of them are accepted.",
+)
+@click.option(
+    "--layers",
+    "num_layers",
+    type=click.IntRange(1),
+    default=4,
+    show_default=True,
+    help="Last layers of the target to look at.",
+)
+@click.option(
+    "--max-tokens", type=click.IntRange(1), default=256, show_default=True, help="Most new tokens of an answer."
+)
+@click.option("--epochs", type=click.IntRange(1), default=20, show_default=True, help="Most passes over the data.")
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Same seed, same predictor.")
+@click.option(
+    "--dtype", default="auto", show_default=True, help="auto (as stored), float32, bfloat16, float16, float64."
+)
+@click.option("--device", default="cpu", show_default=True, help="Device of both models: cpu, cuda, cuda:1.")
+@click.option("--threads", type=click.IntRange(1), help="CPU threads.  [default: torch's choice]")
+def hrad(
+    prompts: Path | None,
+    test_prompts: Path | None,
+    out: Path,
+    dtype: str,
+    device: str,
+    threads: int | None,
+    target: str | None,
+    draft: str | None,
+    **job: Any,
+) -> None:
+    """Train H-RAD: from the target's hidden states it foresees how much of a drafted chain will be accepted.
+
+    The pair answers the prompts greedily by sequential speculation; every round is an example. The rounds of a tenth of
+    the prompts say when to stop.
+    """
+    todo = _Job(**job)
+    target_name, draft_name = resolve_models({"target": target, "draft": draft}, needs_draft=True)
+    assert draft_name is not None
+    if not out.absolute().parent.is_dir():
+        raise SettingsError(f"there is no folder {out.absolute().parent} to write {out.name} into; make it first")
+    questions = (DEMO_PROBLEMS if prompts is None else _read_prompts(prompts))[: todo.max_prompts]
+    test_questions = () if test_prompts is None else _read_prompts(test_prompts)
+    with _thread_count(threads):
+        console = Console(stderr=True)
+        with console.status("loading the models"):
+            pair = load_pair(target_name, draft_name, dtype=dtype, target_device=device, draft_device=device)
+        trained = _train(pair, _short_name(draft_name), questions, test_questions, todo, console)
+        trained.hrad.save(out)
+    _print(Console(), trained, out)
+
+
+def _train(
+    pair: LoadedPair,
+    draft_name: str,
+    questions: Sequence[str],
+    test_questions: Sequence[str],
+    job: _Job,
+    console: Console,
+) -> Trained:
+    """Collect rounds and train on them. Raises: CardError of any kind."""
+    assert pair.draft is not None
+    max_model_len = min(_MOST_CONTEXT, context_limit(pair.target), context_limit(pair.draft))
+    target, draft = (make_runner(model, max_model_len=max_model_len) for model in (pair.target, pair.draft))
+    collector = RoundCollector(
+        target,
+        draft,
+        num_layers=job.num_layers,
+        num_speculative_tokens=job.num_speculative_tokens,
+        max_tokens=job.max_tokens,
+        end_ids=pair.end_token_ids,
+    )
+    facts = target_facts(
+        target,
+        num_layers=job.num_layers,
+        draft=draft_name,
+        num_speculative_tokens=job.num_speculative_tokens,
+    )
+    prompt_ids = _encode(pair.tokenizer, questions, collector.max_prompt_tokens)
+    test_ids = _encode(pair.tokenizer, test_questions, collector.max_prompt_tokens)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+
+        def collect(what: str, ids: Sequence[Sequence[int]]) -> Rounds:
+            task = progress.add_task(what, total=len(ids))
+            return collector.collect(ids, lambda: progress.advance(task))
+
+        rounds = collect("answering prompts", prompt_ids)
+        test_rounds = collect("answering test prompts", test_ids) if test_ids else None
+        task = progress.add_task("training", total=job.epochs)
+        return train_hrad(
+            rounds,
+            facts,
+            TrainSettings(epochs=job.epochs, seed=job.seed),
+            test_rounds=test_rounds,
+            on_epoch=lambda: progress.advance(task),
+        )
+
+
+def _encode(tokenizer: PreTrainedTokenizerBase, questions: Sequence[str], most: int) -> list[list[int]]:
+    """Return the token ids of each question, as a chat turn where the model has a template. Raises: PromptError."""
+    encoded = []
+    for question in questions:
+        if tokenizer.chat_template:
+            ids = encode_chat(tokenizer, [{"role": "user", "content": question}])
+        else:
+            ids = encode_prompt(tokenizer, question)
+        if len(ids) > most:
+            raise PromptError(
+                f"the prompt that begins {question[:40]!r} has {len(ids)} tokens, and the models' context leaves room"
+                f" for {most}; leave it out"
+            )
+        encoded.append(ids)
+    return encoded
+
+
+def _read_prompts(path: Path) -> tuple[str, ...]:
+    """Return the prompts of a file: its lines, or the "question" of each if the first is a JSON object.
+
+    Raises: PromptError if there are none, or they cannot be read.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except UnicodeDecodeError:
+        raise PromptError(f"{path} is not valid UTF-8; convert it first") from None
+    numbered = [(number, line.strip()) for number, line in enumerate(lines, 1) if line.strip()]
+    if not numbered:
+        raise PromptError(f"{path} holds no prompts; put one on each line")
+    if not numbered[0][1].startswith("{"):
+        return tuple(line for _, line in numbered)
+    return tuple(_question(path, number, line) for number, line in numbered)
+
+
+def _question(path: Path, number: int, line: str) -> str:
+    try:
+        row = json.loads(line)
+        question = row["question"]
+    except (json.JSONDecodeError, KeyError, TypeError):
+        question = None
+    if not isinstance(question, str) or not question.strip():
+        raise PromptError(f'line {number} of {path} must be a JSON object with "question", a text; got {line[:60]!r}')
+    return question
+
+
+def _short_name(model: str) -> str:
+    """Return how a model is called, without the folders that it lies in here."""
+    return Path(model).resolve().name if Path(model).is_dir() else model
+
+
+@contextmanager
+def _thread_count(threads: int | None) -> Iterator[None]:
+    """Let torch use so many threads meanwhile; None leaves its choice."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads or before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _print(console: Console, trained: Trained, out: Path) -> None:
+    table = Table("rounds that were", *(f"foreseen {name}" for name in _CLASS_NAMES), box=None, padding=(0, 0, 0, 2))
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for name, row in zip(_CLASS_NAMES, trained.confusion, strict=True):
+        table.add_row(name, *(f"{count:,}" for count in row))
+    console.print(table)
+    console.print(
+        f"accuracy {trained.accuracy:.1%} of {trained.num_test_rounds:,} rounds that it never saw; always naming the"
+        f" commonest class: {trained.majority_share:.1%}. Mean over the classes: {trained.balanced_accuracy:.1%}."
+    )
+    console.print(
+        f"trained on {trained.num_train_rounds:,} rounds for {trained.num_epochs} epochs; written to {out}",
+        soft_wrap=True,
+    )

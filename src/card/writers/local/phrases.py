@@ -1,0 +1,150 @@
+"""Phrases: what the target wrote, or would have written, after a token lengthens any drafter's best path for free."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from card.config import EngineSettings
+from card.errors import SettingsError
+from card.verify import ROOT
+from card.writers.guesses import Guesses, GuessTree, NgramPool, RankRates, children_of, guess_rates, merged, nodes_along
+from card.writers.local.protocol import LocalWriter, Observation, Proposal, WriterSequence
+
+_PATH_PRIOR = 0.8  # chance that the next token of the best path is right if all before it are
+_PATH_PRIOR_WEIGHT = 6.0
+
+
+class PhraseSequence:
+    """The phrases of one request, and those of its latest proposal until it is known how they fared."""
+
+    pool: NgramPool
+    """The phrases, by the token that they follow."""
+
+    def __init__(self, prompt_ids: Sequence[int], *, ngram: int, per_key: int, num_phrases: int) -> None:
+        """Begin with the phrases of the prompt. See `PhraseWriter` for the arguments."""
+        self.pool = NgramPool(ngram, per_key)
+        self.pool.learn_text(prompt_ids)
+        self._ngram = ngram
+        self._num_phrases = num_phrases
+        self._tail = list(prompt_ids[1 - ngram :])
+        self._path_rate = RankRates([_PATH_PRIOR], _PATH_PRIOR_WEIGHT)
+        self._phrase_rates = guess_rates(num_phrases)
+        self._path: tuple[int, ...] = ()
+        self._phrases: list[tuple[int, ...]] = []
+
+    def propose(self, best_path: Sequence[int], budget: int) -> Proposal:
+        """Return the best path, whose end the newest phrases follow as branches; nothing if no phrase finds room."""
+        self._path = tuple(best_path)
+        key = best_path[-1] if best_path else self._tail[-1]
+        self._phrases = self.pool.newest(key, self._num_phrases) if len(best_path) < budget else []
+        if not self._phrases:
+            return Proposal.none()
+        tree = GuessTree()
+        (step,) = self._path_rate.costs()
+        end, path_logprob = ROOT, 0.0
+        for token in best_path:
+            path_logprob -= step
+            end = tree.add(end, token, path_logprob)
+        self._phrase_rates.add(tree, end, merged(self._phrases), path_logprob, budget)
+        return tree.proposal()
+
+    def observe(self, seen: Observation) -> None:
+        """Take phrases from branches of candidates, from the proposed phrases and from the text, the best ones last."""
+        self._learn_rates(seen.new_ids)
+        self._learn_branches(seen)
+        self._correct(seen)
+        text = [*self._tail, *seen.new_ids]
+        self.pool.learn_text(text)
+        self._tail = text[1 - self._ngram :]
+        self._path, self._phrases = (), []
+
+    def close(self) -> None:
+        """Nothing is held beyond the object."""
+
+    def _learn_rates(self, new_ids: Sequence[int]) -> None:
+        for guess, token in zip(self._path, new_ids, strict=False):
+            self._path_rate.learn((guess,), token)
+            if guess != token:
+                return
+        guesses: Guesses = merged(self._phrases)
+        self._phrase_rates.learn(guesses, new_ids[len(self._path) :])
+
+    def _learn_branches(self, seen: Observation) -> None:
+        """Take whole phrases behind candidates below which the target agrees with the next candidates, rejected or not.
+
+        Where they were accepted the phrase is the text's own, which is taken once more with the rest of the text.
+        """
+        goes_on: dict[int, int] = {}  # from a candidate to the one below it that is the target's choice there
+        for idx, (token, parent) in enumerate(zip(seen.tokens, seen.parents, strict=True)):
+            if token == seen.choices[parent + 1]:
+                goes_on[parent] = idx
+        for start, key in enumerate(seen.tokens):
+            phrase = [seen.choices[start + 1]]
+            node = goes_on.get(start)
+            while node is not None and len(phrase) < self._ngram - 1:
+                phrase.append(seen.choices[node + 1])
+                node = goes_on.get(node)
+            if len(phrase) == self._ngram - 1:
+                self.pool.insert(key, tuple(phrase))
+
+    def _correct(self, seen: Observation) -> None:
+        """Replace each proposed phrase that was run by the target's choices along it, whether it was reached or not."""
+        if not self._phrases:
+            return
+        key = self._path[-1] if self._path else self._tail[-1]
+        child_of = children_of(seen)
+        path_nodes = nodes_along(child_of, ROOT, self._path)
+        if len(path_nodes) <= len(self._path):
+            return
+        for phrase in reversed(self._phrases):  # so that the newest stays the newest
+            nodes = nodes_along(child_of, path_nodes[-1], phrase[:-1])
+            if len(nodes) == len(phrase):
+                self.pool.replace(key, phrase, tuple([seen.choices[node + 1] for node in nodes]))
+
+
+class PhraseWriter:
+    """Lengthens the best path of all writers before it by phrases that followed its last token.
+
+    Phrases come from the text, from candidates that were rejected but that the target would have gone along with from
+    some token on, and from proposed phrases, which the target corrects. The published method also drafts with phrases
+    and keeps them from request to request; here the drafter is any other writer, and a request sees its own text only.
+
+    Source: Ouroboros, arXiv:2402.13720.
+    """
+
+    top_k: ClassVar[int] = 0
+
+    def __init__(
+        self,
+        settings: EngineSettings,
+        vocab_size: int,
+        *,
+        ngram: int = 6,
+        per_key: int = 8,
+        num_phrases: int = 3,
+    ) -> None:
+        """Make the writer.
+
+        Args:
+            ngram: tokens of a phrase and of the one that it follows, together.
+            per_key: most phrases kept for one token.
+            num_phrases: most phrases proposed at once (K).
+        Raises: SettingsError for phrases of no token, or none kept or proposed.
+        """
+        for name, value, least in (("ngram", ngram, 2), ("per_key", per_key, 1), ("num_phrases", num_phrases, 1)):
+            if value < least:
+                raise SettingsError(f"{name} of phrases must be {least} or more, got {value}")
+        self._ngram = ngram
+        self._per_key = per_key
+        self._num_phrases = num_phrases
+
+    def open(self, prompt_ids: Sequence[int]) -> WriterSequence:
+        """Begin a request."""
+        return PhraseSequence(prompt_ids, ngram=self._ngram, per_key=self._per_key, num_phrases=self._num_phrases)
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+WRITER: type[LocalWriter] = PhraseWriter

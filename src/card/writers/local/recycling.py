@@ -1,0 +1,123 @@
+"""Token recycling: what the target thought likely after a token the last time is what may follow it the next time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from heapq import heappop, heappush
+from itertools import pairwise
+from typing import ClassVar
+
+from card.config import EngineSettings
+from card.verify import ROOT
+from card.writers.guesses import RankRates
+from card.writers.local.protocol import LocalWriter, Observation, Proposal, WriterSequence
+
+_NUM_SUCCESSORS = 8  # kept of each token
+_PRIOR = (0.45, 0.12, 0.07, 0.05, 0.04, 0.03, 0.02, 0.02)  # of each rank, before the text tells
+_PRIOR_WEIGHT = 8.0
+
+_Waiting = tuple[float, int, int, float, Sequence[int]]
+"""The best candidate not made yet below one node: its cost, that node, its place, the node's cost and successors."""
+
+
+class RecyclingSequence:
+    """The likeliest successors of each token of one request, as of the last time that the target ran the token."""
+
+    def __init__(self, prompt_ids: Sequence[int]) -> None:
+        self._last = prompt_ids[-1]
+        self._successors: dict[int, Sequence[int]] = {}  # best first, and distinct
+        self._rates = RankRates(_PRIOR, _PRIOR_WEIGHT)
+        for token, successor in pairwise(prompt_ids):
+            self._put_first(token, successor)
+
+    def successors(self, token: int) -> tuple[int, ...]:
+        """Return what may follow a token, best first."""
+        return tuple(self._successors.get(token, ()))
+
+    def propose(self, best_path: Sequence[int], budget: int) -> Proposal:
+        """Return the likeliest paths of successors, best first.
+
+        The chance of a path is the product of how often successors of such ranks were right: the tree has the shape
+        that accepted most so far, for any budget. ``best_path`` is not looked at.
+        """
+        ranks = sorted((cost, rank) for rank, cost in enumerate(self._rates.costs()))
+        tokens: list[int] = []
+        parents: list[int] = []
+        path_logprobs: list[float] = []
+        waiting: list[_Waiting] = []
+        _wait(waiting, ranks, 0, ROOT, 0.0, self._successors.get(self._last, ()))
+        while waiting and len(tokens) < budget:
+            path_cost, parent, place, cost_above, row = heappop(waiting)
+            token = row[ranks[place][1]]
+            _wait(waiting, ranks, place + 1, parent, cost_above, row)
+            _wait(waiting, ranks, 0, len(tokens), path_cost, self._successors.get(token, ()))
+            tokens.append(token)
+            parents.append(parent)
+            path_logprobs.append(-path_cost)
+        return Proposal(tuple(tokens), tuple(parents), tuple(path_logprobs))
+
+    def observe(self, seen: Observation) -> None:
+        """Count which ranks were right, then take the successors that the pass showed."""
+        inputs = (self._last, *seen.tokens)
+        for token, successor in pairwise((self._last, *seen.new_ids)):
+            row = self._successors.get(token)
+            if row:
+                self._rates.learn(row, successor)
+        on_text = (ROOT, *seen.accepted)  # told last: of a token that was run twice, the text's own case counts
+        for idx in (*range(len(seen.tokens)), *on_text):
+            if seen.top_ids:
+                self._successors[inputs[idx + 1]] = seen.top_ids[idx + 1][:_NUM_SUCCESSORS]
+            else:
+                self._put_first(inputs[idx + 1], seen.choices[idx + 1])
+        self._last = seen.new_ids[-1]
+
+    def close(self) -> None:
+        """Nothing is held beyond the object."""
+
+    def _put_first(self, token: int, successor: int) -> None:
+        others = [other for other in self._successors.get(token, ()) if other != successor]
+        self._successors[token] = (successor, *others[: _NUM_SUCCESSORS - 1])
+
+
+def _wait(
+    waiting: list[_Waiting],
+    ranks: Sequence[tuple[float, int]],
+    place: int,
+    node: int,
+    node_cost: float,
+    row: Sequence[int],
+) -> None:
+    """Let one child of ``node`` wait for its turn: that of the rank at ``place``, or of the next one that ``row`` has.
+
+    Only one child of each node waits at a time, so that most of the tree is never looked at.
+    """
+    for at in range(place, len(ranks) if row else 0):
+        cost, rank = ranks[at]
+        if rank < len(row):
+            heappush(waiting, (node_cost + cost, node, at, node_cost, row))
+            return
+
+
+class RecyclingWriter:
+    """Proposes a tree from the tokens that the target held likely before and that came to nothing then.
+
+    Unlike the published method it has no fixed template: the tree is drawn best first with the acceptance of each rank
+    as measured in this request, so that 8 candidates are used as well as 80. Prompts give successors to begin with.
+
+    Source: Token Recycling, arXiv:2408.08696.
+    """
+
+    top_k: ClassVar[int] = _NUM_SUCCESSORS
+
+    def __init__(self, settings: EngineSettings, vocab_size: int) -> None:
+        """Make the writer; it has no settings of its own."""
+
+    def open(self, prompt_ids: Sequence[int]) -> WriterSequence:
+        """Begin a request with the successors that its prompt shows."""
+        return RecyclingSequence(prompt_ids)
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+WRITER: type[LocalWriter] = RecyclingWriter

@@ -1,0 +1,467 @@
+"""H-RAD: its inputs are transformers' own hidden states, its data are true, and it learns what can be learnt."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, PreTrainedModel
+
+from card.errors import ModelError, PromptError
+from card.models import hrad_rounds
+from card.models.bucketed import BucketedRunner
+from card.models.demo import DEMO_PROBLEMS
+from card.models.hrad import ALL_ACCEPTED, ALL_REJECTED, UNDECIDED, HRad, HRadFacts, load_hrad, target_facts
+from card.models.hrad_rounds import RoundCollector, Rounds
+from card.models.hrad_training import TrainSettings, train_hrad
+from card.models.inflation import InflatedShape, inflate_to_shape
+from card.models.loading import load_pair
+from card.models.protocol import Extension
+from card.models.text import encode_chat
+from card.models.torch_runner import TorchRunner
+
+VOCAB_SIZE = 61
+HIDDEN = 32
+MAX_MODEL_LEN = 64
+NUM_LAYERS = 3
+END_ID = 7
+CHAIN = (3, 14, 15, 9, 26, 5, 35, 8, 9, 7, 9, 32)
+INFLATED = InflatedShape(copies=2, layers=6, mlp_width=96)
+
+
+def make_model(*, seed: int = 0, noise: float = 0.0) -> LlamaForCausalLM:
+    """Return a small random Llama of four layers; ``noise`` moves its weights by so many times their spread."""
+    config = LlamaConfig(
+        vocab_size=VOCAB_SIZE,
+        hidden_size=HIDDEN,
+        intermediate_size=48,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=MAX_MODEL_LEN,
+        initializer_range=0.3,
+        bos_token_id=None,
+        eos_token_id=None,
+    )
+    torch.manual_seed(seed)
+    model = LlamaForCausalLM(config)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.add_(noise * weight.std() * torch.randn_like(weight))
+        model.model.norm.weight.normal_(1.0, 0.3)  # so that a state before the final norm is not one after it
+    return model.train(False)
+
+
+def make_runner(kind: str) -> TorchRunner:
+    """Return one of the ways in which the same model can be run."""
+    model: PreTrainedModel = make_model()
+    if "inflated" in kind:
+        model = inflate_to_shape(model, INFLATED)
+    if "twice" in kind:
+        model = inflate_to_shape(model, InflatedShape(copies=3, layers=7, mlp_width=100))
+    if "bucketed" in kind:
+        return BucketedRunner(model, max_model_len=MAX_MODEL_LEN)
+    return TorchRunner(model, max_model_len=MAX_MODEL_LEN, fused="generic" not in kind)
+
+
+KINDS = ("fused", "generic", "bucketed", "inflated", "inflated generic", "inflated twice", "inflated bucketed")
+
+
+def own_features(ids: Sequence[int], num_layers: int, model: PreTrainedModel | None = None) -> Tensor:
+    """Return [T, num_layers * D]: the last hidden states that transformers itself gives for a chain."""
+    with torch.no_grad():
+        states = (model or make_model())(torch.tensor([list(ids)]), output_hidden_states=True).hidden_states
+    return torch.cat([state[0] for state in states[-num_layers:]], -1)
+
+
+def assert_same(got: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(got.clone(), expected, atol=2e-4, rtol=2e-4)
+
+
+def chain(slot: int, ids: Sequence[int], start: int = 0, first: int = 0) -> Extension:
+    return Extension(slot, ids, range(start - 1, start - 1 + len(ids)), first)
+
+
+# ---- features -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("num_layers", [1, 2, 4])
+def test_features_are_the_last_hidden_states_of_transformers(kind: str, num_layers: int) -> None:
+    runner = make_runner(kind)
+    runner.keep_features(num_layers)
+    slot = runner.open()
+    expected = own_features(CHAIN, num_layers)
+    for start, end in ((0, 5), (5, 6), (6, 12)):
+        logits = runner.forward([chain(slot, CHAIN[start:end], start)])
+        assert runner.features(0).shape == (len(logits[0]), num_layers * HIDDEN)
+        assert_same(runner.features(0), expected[start:end])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_features_belong_to_the_rows_whose_logits_are_returned(kind: str) -> None:
+    runner = make_runner(kind)
+    runner.keep_features(2)
+    slots = [runner.open() for _ in range(3)]
+    texts = [CHAIN, CHAIN[3:9], CHAIN[::-1]]
+    firsts = [4, 6, 11]  # the second extension asks for no row
+    extensions = [chain(slot, ids, first=first) for slot, ids, first in zip(slots, texts, firsts, strict=True)]
+    for batch in (extensions, [replace(extensions[0], slot=runner.open())]):
+        runner.forward(batch)
+        for i, (ids, first) in enumerate(zip(texts[: len(batch)], firsts, strict=False)):
+            assert_same(runner.features(i), own_features(ids, 2)[first:])
+    slot = runner.open()
+    runner.forward([chain(slot, CHAIN, first=len(CHAIN))])
+    assert runner.features(0).shape == (0, 2 * HIDDEN)
+
+
+@pytest.mark.parametrize("kind", ["fused", "generic", "bucketed"])
+def test_features_of_a_tree_are_those_of_each_path(kind: str) -> None:
+    runner = make_runner(kind)
+    runner.keep_features(3)
+    slot = runner.open()
+    runner.forward([chain(slot, CHAIN[:4])])
+    runner.forward([Extension(slot, [20, 21, 22], [3, 3, 4])])
+    for row, path in enumerate(([20], [21], [20, 22])):
+        assert_same(runner.features(0)[row], own_features([*CHAIN[:4], *path], 3)[-1])
+
+
+@pytest.mark.parametrize("kind", ["fused", "generic", "bucketed"])
+def test_keeping_features_changes_no_logits_and_costs_nothing_until_it_is_asked_for(kind: str) -> None:
+    plain, keeping = make_runner(kind), make_runner(kind)
+    keeping.keep_features(4)
+    (one,), (other,) = (runner.forward([chain(runner.open(), CHAIN)]) for runner in (plain, keeping))
+    assert torch.equal(one, other)
+    assert plain._decoder.features is None
+    with pytest.raises(ModelError, match="kept features of 0 extensions, not of extension 0; call keep_features"):
+        plain.features(0)
+    with pytest.raises(ModelError, match="kept features of 1 extensions, not of extension 1"):
+        keeping.features(1)
+
+
+@pytest.mark.parametrize("kind", ["fused", "bucketed"])
+def test_keeping_begins_and_changes_at_any_time(kind: str) -> None:
+    runner = make_runner(kind)
+    slot = runner.open()
+    runner.forward([chain(slot, CHAIN[:4])])
+    for num_layers, start in ((1, 4), (3, 6), (2, 8)):
+        runner.keep_features(num_layers)
+        with pytest.raises(ModelError, match="call keep_features before the pass"):
+            runner.features(0)
+        runner.forward([chain(slot, CHAIN[start : start + 2], start)])
+        assert_same(runner.features(0), own_features(CHAIN, num_layers)[start : start + 2])
+
+
+def test_features_of_a_failed_pass_are_not_those_of_the_one_before() -> None:
+    runner = make_runner("fused")
+    runner.keep_features(1)
+    runner.forward([chain(runner.open(), CHAIN)])
+    with pytest.raises(ModelError, match="outside the model's vocabulary"):
+        runner.forward([chain(runner.open(), [VOCAB_SIZE])])
+    with pytest.raises(ModelError, match="kept features of 0 extensions"):
+        runner.features(0)
+
+
+def test_a_model_of_another_architecture_gives_its_own_states() -> None:
+    torch.manual_seed(0)
+    config = GPT2Config(vocab_size=VOCAB_SIZE, n_embd=24, n_layer=3, n_head=2, n_positions=MAX_MODEL_LEN)
+    model = GPT2LMHeadModel(config).train(False)
+    expected = own_features(CHAIN, 2, model)
+    runner = TorchRunner(copy.deepcopy(model), max_model_len=MAX_MODEL_LEN)
+    assert not runner.is_fused
+    runner.keep_features(2)
+    runner.forward([chain(runner.open(), CHAIN)])
+    assert_same(runner.features(0), expected)
+
+
+@pytest.mark.parametrize("kind", ["fused", "inflated"])
+@pytest.mark.parametrize("num_layers", [0, 5])
+def test_more_layers_than_the_original_has_are_refused(kind: str, num_layers: int) -> None:
+    with pytest.raises(ModelError, match=f"the last 1 to 4 layers of this model, got {num_layers}"):
+        make_runner(kind).keep_features(num_layers)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_embeddings_are_the_originals(kind: str) -> None:
+    expected = make_model().get_input_embeddings().weight[5]
+    assert torch.equal(make_runner(kind).embedding(5), expected)
+
+
+# ---- the predictor --------------------------------------------------------------------------------------------------
+
+
+def facts_of(runner: TorchRunner) -> HRadFacts:
+    return target_facts(runner, num_layers=NUM_LAYERS, draft="tiny", num_speculative_tokens=4)
+
+
+def random_hrad(facts: HRadFacts, seed: int = 0) -> HRad:
+    generator = torch.Generator().manual_seed(seed)
+    widths = (facts.num_inputs, 16, 8, 3)
+    layers = [
+        (2 * torch.randn((out, into), generator=generator) / into**0.5, torch.zeros(out))
+        for into, out in itertools.pairwise(widths)
+    ]
+    mean = 0.1 * torch.randn(facts.num_inputs, generator=generator)
+    return HRad(facts, layers, mean, 0.5 + torch.rand(facts.num_inputs, generator=generator))
+
+
+def test_inputs_are_standardised_and_the_largest_score_decides() -> None:
+    facts = replace(facts_of(make_runner("fused")), num_layers=1, hidden_size=2)
+    mean, std = torch.tensor([10.0, 0.0, 0.0, -5.0]), torch.tensor([2.0, 1.0, 1.0, 0.5])
+    weight = torch.zeros(3, 4)
+    weight[0, 0], weight[2, 3] = 1.0, 1.0  # scores: (x0 - 10) / 2, a half, 2 (x3 + 5)
+    hrad = HRad(facts, [(weight, torch.tensor([0.0, 0.5, 0.0]))], mean, std)
+    assert hrad.predict(torch.tensor([12.0, 9.0, 9.0, -5.0])) == ALL_REJECTED
+    assert hrad.predict(torch.tensor([10.5, 9.0, 9.0, -4.9])) == UNDECIDED
+    assert hrad.predict(torch.tensor([12.0, 9.0, 9.0, -4.0], dtype=torch.bfloat16)) == ALL_ACCEPTED
+
+
+def test_a_saved_predictor_is_the_same_one(tmp_path: Path) -> None:
+    hrad = random_hrad(facts_of(make_runner("fused")))
+    hrad.save(tmp_path / "one.safetensors")
+    loaded = HRad.load(tmp_path / "one.safetensors")
+    assert loaded.facts == hrad.facts
+    inputs = torch.randn((200, hrad.facts.num_inputs), generator=torch.Generator().manual_seed(1))
+    predicted = hrad.predict_all(inputs)
+    assert len(set(predicted.tolist())) == 3
+    assert torch.equal(loaded.predict_all(inputs), predicted)
+    assert all(
+        torch.equal(*pair)
+        for layers in zip(loaded._folded, hrad._folded, strict=True)
+        for pair in zip(*layers, strict=True)
+    )
+    assert [loaded.predict(row) for row in inputs[:20]] == predicted[:20].tolist()
+    assert load_file(tmp_path / "one.safetensors")["0.weight"].dtype == torch.float16
+
+
+@pytest.mark.parametrize("kind", ["fused", "generic", "inflated", "inflated twice"])
+def test_a_predictor_of_the_plain_target_fits_the_inflated_one(kind: str, tmp_path: Path) -> None:
+    plain = make_runner("fused")
+    random_hrad(facts_of(plain)).save(tmp_path / "hrad.safetensors")
+    runner = make_runner(kind)
+    hrad = load_hrad(tmp_path / "hrad.safetensors", runner)
+    runner.forward([chain(runner.open(), CHAIN)])
+    found, expected = [], []
+    for row, own in zip(runner.features(0), own_features(CHAIN, NUM_LAYERS), strict=True):
+        for token_id in range(5):
+            found.append(hrad.classify(row, token_id))
+            expected.append(hrad.predict(torch.cat((own, plain.embedding(token_id)))))
+    assert found == expected
+    assert len(set(found)) > 1
+
+
+def test_a_predictor_of_another_target_is_refused(tmp_path: Path) -> None:
+    runner = make_runner("fused")
+    facts = facts_of(runner)
+    changes = {"num_parameters": 5, "vocab_size": 60, "hidden_size": 31}
+    for name, value in changes.items():
+        path = tmp_path / f"{name}.safetensors"
+        random_hrad(replace(facts, **{name: value})).save(path)
+        with pytest.raises(ModelError, match=r"trained for a target of .*, not for this one.*card train hrad"):
+            load_hrad(path, runner)
+    random_hrad(replace(facts, num_layers=5)).save(tmp_path / "deep.safetensors")
+    with pytest.raises(ModelError, match="the last 1 to 4 layers of this model, got 5"):
+        load_hrad(tmp_path / "deep.safetensors", runner)
+
+
+def test_what_is_no_predictor_is_refused_in_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "file.safetensors"
+    with pytest.raises(ModelError, match=r"there is no file .*train a predictor with card train hrad, or name demo"):
+        HRad.load(path)
+    path.write_bytes(b"not a tensor in sight")
+    with pytest.raises(ModelError, match="cannot be read as safetensors"):
+        HRad.load(path)
+    save_file({"weight": torch.zeros(2)}, path)
+    with pytest.raises(ModelError, match="is no H-RAD predictor"):
+        HRad.load(path)
+    random_hrad(facts_of(make_runner("fused"))).save(path)
+    tensors = load_file(path)
+    metadata = {"format": "card-hrad-1", "num_layers": "3", "hidden_size": "32", "vocab_size": "61"}
+    save_file(tensors, path, metadata)
+    with pytest.raises(ModelError, match="is damaged"):
+        HRad.load(path)
+    with pytest.raises(ModelError, match="cannot be written to"):
+        random_hrad(facts_of(make_runner("fused"))).save(tmp_path / "nowhere" / "file.safetensors")
+
+
+def test_layers_that_do_not_fit_are_refused() -> None:
+    facts = facts_of(make_runner("fused"))
+    ones = torch.ones(facts.num_inputs)
+    with pytest.raises(ModelError, match="no network from 128 inputs to 3 scores"):
+        HRad(facts, [(torch.zeros(3, 127), torch.zeros(3))], ones, ones)
+    with pytest.raises(ModelError, match="no network from 128 inputs to 3 scores"):
+        HRad(facts, [(torch.zeros(4, 128), torch.zeros(4))], ones, ones)
+
+
+# ---- rounds ---------------------------------------------------------------------------------------------------------
+
+
+def next_id(model: PreTrainedModel, ids: Sequence[int]) -> int:
+    with torch.no_grad():
+        return int(model(torch.tensor([list(ids)])).logits[0, -1].argmax())
+
+
+def plain_rounds(
+    target: PreTrainedModel, draft: PreTrainedModel, prompt: Sequence[int], count: int, max_tokens: int, longest: int
+) -> list[tuple[Tensor, int, int]]:
+    """Return features, newest token and class of each round, by transformers' own passes over whole texts."""
+    text = [*prompt, next_id(target, prompt)]
+    rounds = []
+    while len(text) - len(prompt) < max_tokens and END_ID not in text[len(prompt) :] and len(text) <= longest:
+        drafted: list[int] = []
+        for _ in range(count):
+            drafted.append(next_id(draft, [*text, *drafted]))
+        accepted: list[int] = []
+        while len(accepted) < count and next_id(target, [*text, *accepted]) == drafted[len(accepted)]:
+            accepted.append(drafted[len(accepted)])
+        if END_ID not in accepted:
+            label = ALL_REJECTED if not accepted else ALL_ACCEPTED if len(accepted) == count else UNDECIDED
+            rounds.append((own_features(text[:-1], NUM_LAYERS, target)[-1], text[-1], label))
+        text += [*accepted, next_id(target, [*text, *accepted])]
+    return rounds
+
+
+@settings(max_examples=5)
+@given(seed=st.integers(0, 2**31), num_prompts=st.integers(1, 4), count=st.integers(1, 4))
+def test_rounds_are_those_of_plain_speculation_whatever_shares_their_batch(
+    seed: int, num_prompts: int, count: int
+) -> None:
+    chance = random.Random(seed)
+    target, draft = make_model(seed=seed % 5), make_model(seed=seed % 5, noise=0.15)
+    prompts = [[chance.randrange(8, VOCAB_SIZE) for _ in range(chance.randint(1, 9))] for _ in range(num_prompts)]
+    runners = [TorchRunner(copy.deepcopy(model), max_model_len=32) for model in (target, draft)]
+    collector = RoundCollector(
+        runners[0],
+        runners[1],
+        num_layers=NUM_LAYERS,
+        num_speculative_tokens=count,
+        max_tokens=14,
+        end_ids=frozenset({END_ID}),
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(hrad_rounds, "BATCH", 2)  # so that texts join others that run already
+        answers: list[int] = []
+        rounds = collector.collect(prompts, lambda: answers.append(1))
+    assert len(answers) == num_prompts
+    for i, prompt in enumerate(prompts):
+        expected = plain_rounds(target, draft, prompt, count, 14, collector.max_prompt_tokens)
+        got = rounds.of_prompts(torch.tensor([i]))
+        assert got.labels.tolist() == [label for _, _, label in expected]
+        embeddings = target.get_input_embeddings().weight
+        for row, (features, token_id, _) in zip(got.inputs, expected, strict=True):
+            assert_same(row, torch.cat((features, embeddings[token_id])))
+
+
+# ---- training -------------------------------------------------------------------------------------------------------
+
+TOY_FACTS = HRadFacts(
+    num_layers=2, hidden_size=8, vocab_size=9, num_parameters=1, draft="toy", num_speculative_tokens=4
+)
+
+
+def separable_rounds(num_prompts: int, seed: int) -> Rounds:
+    """Return rounds whose class shows in the sign of two inputs, on scales that differ by orders of magnitude."""
+    generator = torch.Generator().manual_seed(seed)
+    count = 20 * num_prompts
+    labels = torch.randint(0, 4, (count,), generator=generator).clamp_max(2)  # the last class is the commonest
+    inputs = torch.randn((count, TOY_FACTS.num_inputs), generator=generator)
+    inputs[:, 0] = torch.where(labels == 0, -1.0, 1.0) + 0.1 * inputs[:, 0]
+    inputs[:, 1] = torch.where(labels == 2, 1.0, -1.0) + 0.1 * inputs[:, 1]
+    inputs[:, 0] = 1000 + 200 * inputs[:, 0]
+    inputs[:, 1] = 0.02 * inputs[:, 1]
+    return Rounds(inputs, labels, torch.arange(count) // 20)
+
+
+def test_it_learns_a_separable_problem_better_than_always_naming_the_commonest_class() -> None:
+    epochs: list[int] = []
+    settings = TrainSettings(epochs=20, batch_size=32)
+    trained = train_hrad(separable_rounds(60, 0), TOY_FACTS, settings, on_epoch=lambda: epochs.append(1))
+    assert trained.num_test_rounds == 120
+    assert trained.num_train_rounds == 960
+    assert trained.majority_share < 0.65
+    assert trained.accuracy > 0.95
+    assert trained.balanced_accuracy > 0.95
+    assert 1 <= trained.num_epochs <= len(epochs) <= 20
+    fresh = separable_rounds(10, 1)
+    assert (trained.hrad.predict_all(fresh.inputs) == fresh.labels).float().mean() > 0.95
+
+
+def test_training_is_a_function_of_its_seed_and_leaves_the_global_one_alone() -> None:
+    rounds = separable_rounds(20, 0)
+    before = torch.get_rng_state()
+    inputs = torch.randn((50, TOY_FACTS.num_inputs), generator=torch.Generator().manual_seed(2))
+    results = [train_hrad(rounds, TOY_FACTS, TrainSettings(epochs=3, seed=seed)) for seed in (4, 4, 5)]
+    weights = [one.hrad._layers[0][0] for one in results]
+    assert torch.equal(weights[0], weights[1])
+    assert not torch.equal(weights[0], weights[2])
+    assert torch.equal(results[0].hrad.predict_all(inputs), results[1].hrad.predict_all(inputs))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_noise_is_given_up_on_early() -> None:
+    rounds = separable_rounds(30, 0)
+    shuffled = rounds.labels[torch.randperm(len(rounds), generator=torch.Generator().manual_seed(0))]
+    epochs: list[int] = []
+    settings = TrainSettings(epochs=50, patience=3, batch_size=32)
+    trained = train_hrad(replace(rounds, labels=shuffled), TOY_FACTS, settings, on_epoch=lambda: epochs.append(1))
+    assert len(epochs) == trained.num_epochs + 3 < 50
+
+
+def test_balance_trades_accuracy_for_the_rare_classes() -> None:
+    generator = torch.Generator().manual_seed(0)
+    labels = (torch.rand(3000, generator=generator) < 0.8).long() * 2  # hardly to be told apart
+    inputs = torch.randn((3000, TOY_FACTS.num_inputs), generator=generator)
+    inputs[:, 0] += 0.4 * labels
+    rounds = Rounds(inputs, labels, torch.arange(3000) // 20)
+    found = [train_hrad(rounds, TOY_FACTS, TrainSettings(epochs=3, balance=balance)) for balance in (0.0, 1.0)]
+    rejected_recall = [one.confusion[0][0] / sum(one.confusion[0]) for one in found]
+    assert rejected_recall[0] + 0.2 < rejected_recall[1]
+    assert found[0].accuracy > found[1].accuracy
+
+
+def test_rounds_to_judge_by_may_be_given_and_too_few_prompts_are_refused() -> None:
+    rounds, test_rounds = separable_rounds(10, 0), separable_rounds(3, 1)
+    trained = train_hrad(rounds, TOY_FACTS, TrainSettings(epochs=1), test_rounds=test_rounds)
+    assert (trained.num_test_rounds, trained.num_train_rounds) == (60, 180)
+    two = rounds.of_prompts(torch.tensor([0, 1]))
+    train_hrad(two, TOY_FACTS, TrainSettings(epochs=1), test_rounds=test_rounds)
+    with pytest.raises(PromptError, match="2 prompts have answers long enough to learn from; give at least 3"):
+        train_hrad(two, TOY_FACTS, TrainSettings(epochs=1))
+    empty = test_rounds.of_prompts(torch.tensor([99]))
+    with pytest.raises(PromptError, match="and 0 rounds to judge by"):
+        train_hrad(rounds, TOY_FACTS, TrainSettings(epochs=1), test_rounds=empty)
+
+
+# ---- the one that is shipped ----------------------------------------------------------------------------------------
+
+
+def test_the_shipped_predictor_foresees_the_demo_pairs_rounds() -> None:
+    pair = load_pair("demo-target", "demo-draft", dtype="float32")
+    assert pair.draft is not None
+    target, draft = (TorchRunner(model, max_model_len=512) for model in (pair.target, pair.draft))
+    hrad = load_hrad("demo", target)
+    assert hrad.facts.draft == "demo-draft"
+    collector = RoundCollector(
+        target,
+        draft,
+        num_layers=hrad.facts.num_layers,
+        num_speculative_tokens=hrad.facts.num_speculative_tokens,
+        max_tokens=128,
+        end_ids=pair.end_token_ids,
+    )
+    prompts = [encode_chat(pair.tokenizer, [{"role": "user", "content": problem}]) for problem in DEMO_PROBLEMS]
+    rounds = collector.collect(prompts)
+    predicted = hrad.predict_all(rounds.inputs.float())
+    share = torch.bincount(rounds.labels).max() / len(rounds)
+    assert (predicted == rounds.labels).float().mean() > share + 0.02
+    assert len(set(predicted.tolist())) == 3

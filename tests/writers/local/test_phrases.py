@@ -1,0 +1,245 @@
+"""Phrases: what is proposed, what a pass teaches, against a search through the tree, and what it is all worth."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from card.config import EngineSettings
+from card.errors import SettingsError
+from card.writers.local.phrases import WRITER, PhraseSequence, PhraseWriter
+from card.writers.local.protocol import Observation, Proposal
+from tests.local_observing import paths_of, plain, play_shaken, random_target, run, scores_of, shaken, tree
+from tests.local_writing import Target, play
+
+VOCAB_SIZE = 6
+texts = st.lists(st.integers(0, VOCAB_SIZE - 1), min_size=1, max_size=30)
+
+
+def opened(prompt: Sequence[int], **changes: int) -> PhraseSequence:
+    return PhraseSequence(prompt, **({"ngram": 4, "per_key": 100, "num_phrases": 3} | changes))
+
+
+def phrases_of(sequence: PhraseSequence) -> set[tuple[int, ...]]:
+    """Return each phrase with the token before it."""
+    return {(key, *rest) for key in sequence.pool.first_tokens() for rest in sequence.pool.newest(key)}
+
+
+def drafter_of(target: Target, *, length: int, error_rate: float) -> Callable[[Sequence[int]], list[int]]:
+    """Return a drafter of paths that follow the target, each token wrong with a chance of ``error_rate``."""
+
+    def best_path(text: Sequence[int]) -> list[int]:
+        rng = random.Random(len(text))
+        path: list[int] = []
+        for _ in range(length):
+            path.append(rng.randrange(VOCAB_SIZE) if rng.random() < error_rate else target([*text, *path]))
+        return path
+
+    return best_path
+
+
+def ngrams(text: Sequence[int], length: int) -> set[tuple[int, ...]]:
+    return {tuple(text[start : start + length]) for start in range(len(text) - length + 1)}
+
+
+@given(
+    prompt=texts,
+    seed=st.integers(0, 99),
+    budget=st.integers(1, 24),
+    ngram=st.integers(2, 5),
+    error_rate=st.sampled_from((0.0, 0.2, 1.0)),
+)
+def test_proposals_are_well_formed_and_the_text_is_that_of_plain_decoding(
+    prompt: list[int], seed: int, budget: int, ngram: int, error_rate: float
+) -> None:
+    target = random_target(seed, VOCAB_SIZE, 2)
+    sequence = PhraseWriter(EngineSettings(), VOCAB_SIZE, ngram=ngram).open(prompt)
+    drafter = drafter_of(target, length=seed % 6, error_rate=error_rate)
+    played = play(sequence, prompt, target, num_new=20, budget=budget, best_path=drafter)
+    assert played.token_ids == plain(prompt, target, len(played.token_ids) - len(prompt))
+
+
+@settings(max_examples=50)
+@given(prompt=texts, seed=st.integers(0, 999), budget=st.integers(1, 24))
+def test_passes_over_other_trees_than_the_proposed_do_no_harm(prompt: list[int], seed: int, budget: int) -> None:
+    target = random_target(seed, VOCAB_SIZE, 2)
+    sequence = WRITER(EngineSettings(), VOCAB_SIZE).open(prompt)
+    text = play_shaken(sequence, prompt, target, seed=seed, vocab_size=VOCAB_SIZE, budget=budget)
+    assert text == plain(prompt, target, len(text) - len(prompt))
+
+
+# ---- what is proposed -----------------------------------------------------------------------------------------------
+
+
+def test_the_best_path_is_proposed_with_the_newest_phrases_below_its_end() -> None:
+    sequence = opened([5, 0, 0, 0, 5, 1, 2, 3, 5, 1, 2, 4, 5, 3, 3, 3, 9, 9, 9, 9])
+    proposal = sequence.propose([7, 5], 30)
+    assert (proposal.tokens[:2], proposal.parents[:2], proposal.num_probes) == ((7, 5), (-1, 0), 0)
+    below = {path[2:] for path in paths_of(proposal)[2:]}
+    assert below == {(3,), (3, 3), (3, 3, 3), (1,), (1, 2), (1, 2, 4), (1, 2, 3)}, "the oldest of the four is left out"
+
+
+def test_without_a_path_the_phrases_follow_the_last_committed_token() -> None:
+    sequence = opened([5, 1, 2, 3, 8, 8, 8])
+    assert sequence.propose((), 9) == Proposal.none()
+    sequence.observe(Observation((5,), (), (), (5,), ()))
+    assert paths_of(sequence.propose((), 9)) == [(1,), (1, 2), (1, 2, 3)]
+
+
+def test_nothing_is_proposed_if_no_phrase_is_known_or_none_finds_room() -> None:
+    sequence = opened([5, 1, 2, 3, 8])
+    assert sequence.propose([5, 7], 9) == Proposal.none()
+    assert sequence.propose([7, 5], 2) == Proposal.none()
+    assert paths_of(sequence.propose([7, 5], 3)) == [(7,), (7, 5), (7, 5, 1)]
+
+
+def test_the_scores_of_the_path_follow_from_how_often_such_paths_were_right() -> None:
+    sequence = opened([5, 1, 2, 3, 8])
+
+    def score() -> float:
+        return scores_of(sequence.propose([7, 5], 9))[7, 5]
+
+    first = score()
+    assert first == pytest.approx(2 * math.log(0.8))
+    for _ in range(20):
+        sequence.propose([7, 5], 9)
+        sequence.observe(Observation((4,), (), (), (4,), ()))
+    low = score()
+    for _ in range(80):
+        sequence.propose([7, 5], 9)
+        sequence.observe(Observation((7, 5), (7,), (-1,), (7, 5), (0,)))
+    assert low < first - 1.0
+    assert score() > low + 1.0
+
+
+def test_the_scores_of_phrases_follow_from_how_often_they_were_right_behind_a_right_path() -> None:
+    def score(*new_ids: int) -> float:
+        sequence = opened([5, 1, 2, 3, 8])
+        for _ in range(5):
+            sequence.pool.insert(5, (1, 2, 3))
+            sequence.propose([5], 9)
+            sequence.observe(Observation(new_ids, (), (), (new_ids[0],), ()))
+        sequence.pool.insert(5, (1, 2, 3))
+        scores = scores_of(sequence.propose([5], 9))
+        return scores[5, 1] - scores[5,]
+
+    untold = score(4)  # the path was wrong, which tells nothing about the phrase
+    assert untold == pytest.approx(math.log(0.35))
+    assert score(5, 1) > untold > score(5, 9)
+
+
+# ---- what a pass teaches --------------------------------------------------------------------------------------------
+
+
+def test_the_text_gives_its_phrases_and_the_newest_comes_first() -> None:
+    sequence = opened([1, 2, 3, 4, 1])
+    sequence.observe(Observation((2, 9), (2,), (-1,), (2, 9), (0,)))
+    sequence.observe(Observation((8,), (), (), (8,), ()))
+    assert phrases_of(sequence) == ngrams([1, 2, 3, 4, 1, 2, 9, 8], 4)
+    assert sequence.pool.newest(1) == [(2, 9, 8), (2, 3, 4)]
+
+
+def test_a_rejected_branch_teaches_where_the_target_agrees_with_it_again() -> None:
+    sequence = opened([0])
+    # 0 -> 5 -> 6 -> 7, with the target saying 1 after 0, 6 after 5, 7 after 6, 8 after 7.
+    sequence.observe(Observation((1,), (5, 6, 7), (-1, 0, 1), (1, 6, 7, 8), ()))
+    assert phrases_of(sequence) == {(5, 6, 7, 8)}
+
+
+def test_a_rejected_branch_teaches_nothing_where_the_target_disagrees_with_it_again() -> None:
+    sequence = opened([0])
+    sequence.observe(Observation((1,), (5, 6, 7), (-1, 0, 1), (1, 6, 9, 8), ()))
+    assert phrases_of(sequence) == set()
+
+
+def rejected_phrases(seen: Observation, length: int) -> set[tuple[int, ...]]:
+    """Return what the target says along all downward stretches of rejected candidates that it agrees with."""
+    stretches = [[idx] for idx in range(len(seen.tokens)) if idx not in seen.accepted]
+    for _ in range(length - 2):
+        stretches = [
+            [*stretch, idx]
+            for stretch in stretches
+            for idx, (token, parent) in enumerate(zip(seen.tokens, seen.parents, strict=True))
+            if parent == stretch[-1] and token == seen.choices[parent + 1]
+        ]
+    return {(seen.tokens[stretch[0]], *(seen.choices[idx + 1] for idx in stretch)) for stretch in stretches}
+
+
+@settings(max_examples=200)
+@given(prompt=texts, seed=st.integers(0, 9999), ngram=st.integers(2, 4), num_nodes=st.integers(0, 30))
+def test_passes_teach_the_text_and_every_rejected_branch_that_the_target_goes_along_with(
+    prompt: list[int], seed: int, ngram: int, num_nodes: int
+) -> None:
+    vocab_size = 3  # so that chance makes the target agree often
+    rng, target = random.Random(seed), random_target(seed, vocab_size, 2)
+    sequence, text = opened(prompt, ngram=ngram), list(prompt)
+    expected = ngrams(prompt, ngram)
+    for _ in range(3):
+        seen = run(shaken(Proposal.none(), rng, vocab_size=vocab_size, num_foreign=num_nodes), text, target)
+        sequence.observe(seen)
+        text += seen.new_ids
+        expected |= ngrams(text, ngram) | rejected_phrases(seen, ngram)
+        assert phrases_of(sequence) == expected
+
+
+def test_a_proposed_phrase_is_replaced_by_the_targets_choices_along_it_even_behind_a_wrong_path() -> None:
+    sequence = opened([5, 1, 2, 3, 8])
+    proposal = sequence.propose([5], 9)
+    assert proposal.tokens == (5, 1, 2, 3)
+    sequence.observe(Observation((7,), proposal.tokens, proposal.parents, (7, 1, 6, 4, 0), ()))
+    assert sequence.pool.newest(5) == [(1, 6, 4)]
+
+
+def test_phrases_are_found_by_their_tokens_wherever_the_pass_had_them() -> None:
+    sequence = opened([5, 1, 2, 3, 5, 4, 4, 4, 8])
+    sequence.propose([5], 20)
+    # Another's 9 first; then path and phrases, the older phrase first.
+    mixed = tree((-1, 9), (-1, 5), (1, 1), (2, 2), (1, 4), (4, 4), (0, 1))
+    choices = (7, 0, 3, 30, 31, 32, 33, 0)
+    sequence.observe(Observation((7,), mixed.tokens, mixed.parents, choices, ()))
+    assert sequence.pool.newest(5) == [(3, 32, 33), (3, 30, 31)], "the newest stays the newest"
+
+
+@pytest.mark.parametrize("run_part", [(), ((-1, 5),), ((-1, 5), (0, 1)), ((-1, 1), (0, 2), (1, 3))])
+def test_a_phrase_that_was_not_run_whole_stays(run_part: tuple[tuple[int, int], ...]) -> None:
+    sequence = opened([5, 1, 2, 3, 8])
+    sequence.propose([5], 9)
+    part = tree(*run_part)
+    sequence.observe(Observation((7,), part.tokens, part.parents, (7, 0, 0, 0)[: len(part) + 1], ()))
+    assert sequence.pool.newest(5) == [(1, 2, 3)]
+
+
+def test_requests_do_not_share_their_phrases() -> None:
+    writer = WRITER(EngineSettings(), VOCAB_SIZE)
+    writer.open([1, 2, 3, 4, 5, 0] * 4)
+    assert writer.open([1]).propose((), 16) == Proposal.none()
+
+
+# ---- what it is worth -----------------------------------------------------------------------------------------------
+
+
+def test_phrases_lengthen_what_a_drafter_gets_accepted() -> None:
+    verse = random.Random(3).sample(range(100), 40)
+
+    def target(text: Sequence[int]) -> int:
+        return verse[(verse.index(text[-1]) + 1) % 40]
+
+    def accepted_per_pass(prompt: list[int]) -> float:
+        sequence = WRITER(EngineSettings(), 100).open(prompt)
+        drafter = drafter_of(target, length=3, error_rate=0.0)
+        played = play(sequence, prompt, target, num_new=35, best_path=drafter)
+        return sum(accepted for _, accepted in played.rounds) / len(played.rounds)
+
+    assert accepted_per_pass([verse[0]]) == 0, "nothing is known, so not even the path is proposed"
+    assert accepted_per_pass(verse) == 3 + 5, "three of the drafter, then a whole phrase"
+
+
+@pytest.mark.parametrize(("name", "value"), [("ngram", 1), ("per_key", 0), ("num_phrases", 0)])
+def test_sizes_that_make_no_phrase_are_refused(name: str, value: int) -> None:
+    with pytest.raises(SettingsError, match=f"{name} of phrases must be {value + 1} or more, got {value}"):
+        PhraseWriter(EngineSettings(), VOCAB_SIZE, **{name: value})
