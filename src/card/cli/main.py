@@ -14,6 +14,7 @@ from card.cli.demo import demo
 from card.cli.draft_server import draft_server
 from card.cli.generate import generate
 from card.cli.keys import keys
+from card.cli.train import train
 from card.errors import CardError
 
 _INTERRUPTED = 130  # 128 + SIGINT, what shells expect
@@ -27,7 +28,7 @@ def cli(verbose: bool) -> None:
     logging.basicConfig(level=logging.INFO if verbose else logging.ERROR, format="card: %(message)s")
 
 
-for command in (generate, chat, demo, check_pair, draft_server, keys):
+for command in (generate, chat, demo, check_pair, draft_server, keys, train):
     cli.add_command(command)
 
 

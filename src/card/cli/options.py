@@ -7,13 +7,24 @@ from typing import Any, TypeVar, get_args
 
 import click
 
-from card.config import Placement, SamplingParams, VerifyShape
+from card.config import Growth, Placement, SamplingParams, VerifyShape
 from card.errors import SettingsError
 from card.llm import LLM
 from card.methods import METHODS, find_method
+from card.writers.local import writer_names
 
 F = TypeVar("F", bound=Callable[..., Any])
 DEMO_TARGET, DEMO_DRAFT = "demo-target", "demo-draft"
+
+
+def parse_numbers(_: click.Context, __: click.Parameter, value: str | None) -> tuple[int, ...] | None:
+    """Return numbers from "4,3,2"; raises click's BadParameter."""
+    if value is None:
+        return None
+    try:
+        return tuple(int(part) for part in value.split(","))
+    except ValueError:
+        raise click.BadParameter(f"must be whole numbers such as 3 or 4,3,2, got {value!r}") from None
 
 
 def parse_cores(_: click.Context, __: click.Parameter, value: str | None) -> tuple[int, ...] | None:
@@ -51,6 +62,13 @@ _MODEL_OPTIONS = [
     click.option("--draft-cores", callback=parse_cores, help="CPU cores of the drafter."),
     click.option("--drafter-timeout-s", type=float, help="Silence after which the drafter is replaced, in seconds."),
 ]
+
+
+def parse_names(_: click.Context, __: click.Parameter, value: str | None) -> tuple[str, ...] | None:
+    """Return the names in "a,b"."""
+    return None if value is None else tuple(part.strip() for part in value.split(",") if part.strip())
+
+
 _METHOD_OPTIONS = [
     click.option("--method", default="card", show_default=True, help=f"One of {', '.join(METHODS)}."),
     click.option(
@@ -63,6 +81,17 @@ _METHOD_OPTIONS = [
     click.option(
         "--policy", help="Tune what you did not set, by measurement (auto), or nothing (fixed).  [default: auto]"
     ),
+    click.option(
+        "--writers",
+        callback=parse_names,
+        help=f"Who proposes candidates, such as beam,suffix: beam (the draft model), {', '.join(writer_names())}.  "
+        "[default: by method]",
+    ),
+    click.option("--second-draft", help="Another draft model, whose candidates join those of the first."),
+    click.option("--hrad", help="Predictor for specbranch: a file of card train hrad, off, or auto.  [default: auto]"),
+    click.option("--suffix-store", help="File of the writer store: texts that later requests may continue alike."),
+    click.option("--suffix-store-key", help="Texts under another key are neither read nor counted."),
+    click.option("--suffix-store-tokens", type=int, help="Most tokens kept under a key; the oldest texts go first."),
     click.option("--draft-address", help="Use the draft server at tcp://host:port instead of a drafter of one's own."),
     click.option("--draft-keys", help="Folder with the keys for a draft server, as made by card keys."),
 ]
@@ -81,6 +110,18 @@ _DRAFT_OPTIONS = [
     ),
     click.option("--max-wait-s", type=float, help="Longest wait for candidates when there are fewer than --min-depth."),
     click.option("--min-depth", type=int, help="Length of the best path below which the target waits, if it may."),
+    click.option(
+        "--waits-after-miss/--no-waits-after-miss",
+        default=None,
+        help="Whether a round after a miss waits like others, or runs the last token at once.",
+    ),
+    click.option("--growth", help=f"How the tree of candidates grows: {', '.join(get_args(Growth))}."),
+    click.option("--branch-below", type=float, help="Probability below which growth branch takes alternatives."),
+    click.option(
+        "--fan-out",
+        callback=parse_numbers,
+        help="Outcomes that growth fan-out prepares at each position, such as 4,3,2; the last one repeats.",
+    ),
 ]
 _SAMPLING_OPTIONS = [
     click.option("--max-tokens", type=int, default=256, show_default=True, help="Most new tokens."),

@@ -12,13 +12,17 @@ def stats_line(method: str, stats: RequestStats, target_cost: str | None) -> str
         f"prefill {stats.prefill_s:.2f} s",
         f"{stats.target_passes} target passes",
     ]
+    if stats.verified_tokens:
+        parts.append(f"{stats.mean_acceptance_length:.2f} tokens a pass")
     if stats.drafter_passes:
         parts += [
-            f"{stats.mean_acceptance_length:.2f} tokens a pass",
             f"hit rate {stats.hit_rate:.0%}",
             f"{stats.drafter_passes} drafter passes at {stats.drafter_layers_per_s:.0f}/s",
             f"{stats.ceiling_share:.0%} of the ceiling",
         ]
+    if stats.verified_by_writer:
+        earned = sorted(stats.accepted_by_writer.items(), key=lambda pair: -pair[1])
+        parts.append("accepted from " + (", ".join(f"{name} {count}" for name, count in earned) or "no writer"))
     schedule, _, reason = stats.speculation.partition(": ")
     if stats.drafter_state != "none":
         parts.append(f"speculation off ({reason})" if schedule == "off" else f"schedule {schedule}")

@@ -20,6 +20,10 @@ class Method:
     schedule: Schedule  # no drafter / drafter and target take turns / the drafter never stops
     placement: Placement  # the default one
     shape: Callable[[DraftSettings], DraftSettings]  # the settings that define the method, imposed on the user's
+    writers: tuple[str, ...] = ()  # local writers that belong to it
+    is_tuned: bool = False  # what was not set is chosen by measurement, the schedule included
+    uses_predictor: bool = False  # of rejections, from the target's hidden states, if there is one for the pair
+    length_from_latencies: bool = False  # num_speculative_tokens, unless set, is target pass / drafter pass
     is_exact: bool = True  # the text is that of plain decoding
 
     @property

@@ -27,7 +27,7 @@ def chain_in_turns(draft: DraftSettings) -> DraftSettings:
     )
 
 
-SPS = Method(
+METHOD = Method(
     name="sps",
     summary="draft a chain, then verify it, in turns",
     schedule="sequential",

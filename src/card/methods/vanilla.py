@@ -2,7 +2,7 @@
 
 from card.methods.method import Method
 
-VANILLA = Method(
+METHOD = Method(
     name="vanilla",
     summary="plain decoding, one token per target pass",
     schedule="alone",

@@ -1,0 +1,13 @@
+"""Token recycling: a tree from the likeliest successors seen so far (arXiv:2408.08696)."""
+
+from card.methods.method import Method
+
+METHOD = Method(
+    name="recycling",
+    summary="a tree of the successors that the target thought likely before; no draft model",
+    schedule="alone",
+    placement="inline",
+    shape=lambda draft: draft,
+    writers=("recycling",),
+    is_tuned=True,
+)

@@ -1,0 +1,40 @@
+"""SpecBranch: branch where the drafter is unsure, draft all branches while the rest is verified (arXiv:2506.01979).
+
+The drafter stops at the first token that it gives less than ``branch_below``; the target verifies the tokens before it,
+and the drafter extends several alternatives of that token meanwhile. The one that the target chooses lives on. A small
+predictor on the target's hidden states (H-RAD) moves the branch point: to the first token where it expects a rejection,
+behind the block where it expects none. Without one the drafter's confidence decides alone.
+"""
+
+from __future__ import annotations
+
+from card.config import DraftSettings
+from card.methods.method import Method
+
+_LONGEST_WAIT_S = 1.0
+
+
+def trunk_and_branches(draft: DraftSettings) -> DraftSettings:
+    """Return settings under which a trunk of num_speculative_tokens at most is verified while its branches grow."""
+    length = draft.num_speculative_tokens
+    return draft.replace(
+        verify="trunk",
+        growth="branch",
+        budget=length,
+        lead=2 * length,
+        min_depth=length,
+        max_wait_s=_LONGEST_WAIT_S,
+        min_verify_prob=0.0,
+        min_path_logprob=-1e9,
+    )
+
+
+METHOD = Method(
+    name="specbranch",
+    summary="branches at the first unsure token grow while the target verifies what is before it",
+    schedule="parallel",
+    placement="process",
+    shape=trunk_and_branches,
+    length_from_latencies=True,
+    uses_predictor=True,
+)

@@ -1,0 +1,40 @@
+"""SSD, speculative speculative decoding: drafts for each likely outcome of the running pass (arXiv:2603.03251).
+
+While the target verifies a chain of K drafts the drafter takes, at each of its K + 1 positions, the likeliest tokens
+that the chain does not have, as outcomes of the verification, and drafts the next K tokens for each. If the outcome is
+among them, the next chain is there at once. Otherwise the target waits for a new one; with ``waits_after_miss`` off it
+goes on with what other writers propose, as those of ``--writers beam,lookup``.
+"""
+
+from __future__ import annotations
+
+from card.config import DraftSettings
+from card.methods.method import Method
+
+_LONGEST_WAIT_S = 1.0
+_SPARE_LAYERS = 2
+
+
+def outcomes_of_one_chain(draft: DraftSettings) -> DraftSettings:
+    """Return settings under which all outcomes of a chain of num_speculative_tokens get a chain of their own."""
+    length = draft.num_speculative_tokens
+    return draft.replace(
+        verify="chain",
+        growth="fan-out",
+        budget=length,
+        lead=2 * length + _SPARE_LAYERS,
+        min_depth=length,
+        max_wait_s=_LONGEST_WAIT_S,
+        min_verify_prob=0.0,
+        min_path_logprob=-1e9,
+    )
+
+
+METHOD = Method(
+    name="ssd",
+    summary="while a chain is verified, chains are drafted for each likely outcome of that verification",
+    schedule="parallel",
+    placement="process",
+    shape=outcomes_of_one_chain,
+    length_from_latencies=True,
+)
