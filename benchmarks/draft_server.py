@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 import environment
+import lineup
 import methods
 import report
 from compare import TextJudge
@@ -92,7 +93,7 @@ class Bench:
         server = serving(_SERVER, ["draft-server", *options, "--cores", str(draft_core)], draft_core)
         address = self._stack.enter_context(server)
         rows = [
-            self._row(methods.BASELINE, None, method="vanilla"),
+            self._row(lineup.BASELINE, None, method="vanilla"),
             self._row(PROCESS, args.draft, placement="process", draft_cores=(draft_core,)),
             self._row("server", None, draft_address=address),
         ]
@@ -107,7 +108,7 @@ class Bench:
 
     def _row(self, name: str, draft: str | None, **settings: Any) -> CardRow:
         args, cores = self._args, self._cores[:1]
-        is_fixed = args.policy == "fixed" or name == methods.BASELINE
+        is_fixed = args.policy == "fixed" or name == lineup.BASELINE
         common: dict[str, Any] = {"dtype": args.dtype, "start_timeout_s": environment.START_TIMEOUT_S}
         common |= {"policy": "fixed" if is_fixed else "auto", "cores": cores, "threads": 1}
         llm = self._stack.enter_context(LLM(self.target, draft, tokenizer=self.tokenizer, **common, **settings))

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from card.config import EngineSettings
 from card.errors import PromptError, SettingsError
 from card.models.inflation import inflate, parse_parameter_count
 from card.models.loading import load_model
-from card.models.text import encode_chat
+from card.models.text import encode_chat, encode_prompt
 
 START_TIMEOUT_S = 600.0  # longest time for a drafter to load: other programs may keep the machine busy then
 _REPOSITORY = Path(__file__).parents[1]
@@ -49,12 +50,29 @@ def describe_run() -> dict[str, Any]:
     }
 
 
-def read_questions(path: Path, limit: int) -> list[str]:
-    """Return the first ``limit`` questions of a file in GSM8K's format. Raises: PromptError if it holds none."""
+@dataclass(frozen=True, slots=True)
+class Question:
+    """One prompt as text."""
+
+    text: str
+    is_raw: bool = False  # continued as it is, without the chat template
+
+    def encode(self, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+        """Return the token ids. Raises: PromptError for a text that is no prompt."""
+        if self.is_raw:
+            return encode_prompt(tokenizer, self.text)
+        return encode_chat(tokenizer, [{"role": "user", "content": self.text}])
+
+
+def read_questions(path: Path, limit: int) -> list[Question]:
+    """Return the first ``limit`` questions of a file in GSM8K's format; ``"raw": true`` means no chat template.
+
+    Raises: PromptError if it holds none.
+    """
     try:
         rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
-        questions = [str(row["question"]) for row in rows[:limit]]
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError, KeyError, TypeError) as error:
+        questions = [Question(str(row["question"]), row.get("raw", False) is True) for row in rows[:limit]]
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError, AttributeError, KeyError, TypeError) as error:
         raise PromptError(f"{path} cannot be read as JSON lines with a 'question' each: {error!r}") from error
     if not questions:
         raise PromptError(f"{path} gives no question (limit {limit}); give a file with one JSON object a line")
@@ -100,8 +118,8 @@ def all_cores(text: str | None) -> tuple[int, ...]:
 
 
 def encode_questions(path: Path, limit: int, tokenizer: PreTrainedTokenizerBase) -> list[list[int]]:
-    """Return the first ``limit`` questions as token ids, each in the chat template. Raises: PromptError."""
-    return [encode_chat(tokenizer, [{"role": "user", "content": text}]) for text in read_questions(path, limit)]
+    """Return the first ``limit`` questions of a file as token ids. Raises: PromptError."""
+    return [question.encode(tokenizer) for question in read_questions(path, limit)]
 
 
 def load_target(name: str, dtype: str, cost: str | None) -> PreTrainedModel:
@@ -110,19 +128,26 @@ def load_target(name: str, dtype: str, cost: str | None) -> PreTrainedModel:
     return inflate(model, parse_parameter_count(cost)) if cost else model
 
 
-def add_common_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options that say on what a benchmark of single requests runs."""
+def add_common_options(parser: argparse.ArgumentParser, *, has_prompts: bool = True) -> None:
+    """Add the options that say on what a benchmark of single requests runs; see `add_model_options`."""
     parser.add_argument("--limit", type=int, default=8, help="how many prompts (default: %(default)s)")
     parser.add_argument("--out", type=Path, required=True, help="JSON lines are appended to this file")
     parser.add_argument("--target-cost", help="inflate the target to the price of so many parameters, such as 300M")
     parser.add_argument("--cores", help="the target's core and the drafter's, such as 0,1 (default: first and last)")
-    add_model_options(parser)
+    add_model_options(parser, has_prompts=has_prompts)
 
 
-def add_model_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options that every benchmark has: prompts, how much text, and the pair of models."""
+def add_model_options(parser: argparse.ArgumentParser, *, has_prompts: bool = True) -> None:
+    """Add the options that every benchmark has: prompts, how much text, and the pair of models.
+
+    Args:
+        has_prompts: False for a benchmark with `workloads`, which take their place.
+    """
     defaults = EngineSettings()
-    parser.add_argument("--prompts", type=Path, required=True, help="JSON lines with a 'question' each, as in GSM8K")
+    if has_prompts:
+        parser.add_argument(
+            "--prompts", type=Path, required=True, help="JSON lines with a 'question' each, as in GSM8K"
+        )
     parser.add_argument("--max-tokens", type=int, default=128, help="most new tokens a prompt (default: %(default)s)")
     parser.add_argument("--target", default=defaults.target, help="folder or name (default: %(default)s)")
     parser.add_argument("--draft", default="demo-draft", help="folder or name (default: %(default)s)")

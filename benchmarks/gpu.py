@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import environment
+import lineup
 import methods
 import report
 import torch
@@ -76,7 +77,7 @@ class Bench:
             options = self._options(name)
             for option in options:
                 option.decode(prompts[0], self.params.replace(max_tokens=_WARM_UP_TOKENS))
-            rows.append(methods.fastest(options, prompts[:_CHOOSING_PROMPTS], self.params))
+            rows.append(lineup.fastest(options, prompts[:_CHOOSING_PROMPTS], self.params))
         return rows
 
     def _options(self, name: str) -> list[Row]:
@@ -236,7 +237,7 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         raise SettingsError(f"--dtype must be bfloat16, float16 or float32, got {args.dtype}")
     if min(args.repeats, args.limit, args.max_tokens - 1, *args.sps_lengths) < 1:
         raise SettingsError("--repeats, --limit and --sps-lengths must be 1 or more, --max-tokens 2 or more")
-    args.methods = [name for name in ROWS if name in wanted or name == methods.BASELINE]  # plain always
+    args.methods = [name for name in ROWS if name in wanted or name == lineup.BASELINE]  # plain always
     return args
 
 

@@ -1,7 +1,7 @@
 """How fast is each decoding method on the same weights, dtype and prompts, in one run?
 
-    python benchmarks/methods.py --prompts gsm8k_test.jsonl --limit 20 --max-tokens 128 --target-cost 90M \
-        --out benchmarks/results/methods.jsonl
+    python benchmarks/methods.py --prompts gsm8k=gsm8k_test.jsonl --workload all --limit 12 --max-tokens 128 \
+        --target-cost 90M --out benchmarks/results/methods.jsonl
 
 Every method decodes every prompt, one method after the other, before the next prompt comes: what drifts on the machine
 hits all alike. Texts are compared with plain decoding before any time is shown. See benchmarks/README.md.
@@ -14,46 +14,34 @@ import contextlib
 import itertools
 import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import environment
 import report
+import workloads
 from compare import TextJudge, TokenIds
+from lineup import (
+    BASELINE,
+    BASELINE_ALL_CORES,
+    COUPLED,
+    KNOWN,
+    PRESETS,
+    SEVERAL_WRITERS,
+    SINGLE_WRITERS,
+    UNCOUPLED,
+    Lineup,
+    PromptIds,
+    names_of,
+)
 from rich.console import Console
 from rich.progress import Progress
-from rows import AssistantSettings, CardRow, Decoded, Row, TransformersRow
+from rows import Decoded, Row
 from transformers.utils import logging as transformers_logging
 
-from card import LLM, SamplingParams
-from card.config import DraftSettings
-from card.engine.cores import Home, pinned
+from card import SamplingParams
 from card.errors import CardError, SettingsError
-from card.models.loading import end_token_ids, load_model, load_tokenizer
-
-OURS = (
-    "vanilla",
-    "vanilla-all-cores",
-    "sps",
-    "sps-all-cores",
-    "card-chain",
-    "card-tree",
-    "card-turns-all-cores",
-    "card",
-)
-THEIRS = (
-    "transformers",
-    "transformers-all-cores",
-    "transformers-assisted",
-    "transformers-assisted-all-cores",
-)
-UNCOUPLED = ("sps-uncoupled", "card-chain-uncoupled", "card-tree-uncoupled")
-BASELINE, BASELINE_ALL_CORES = OURS[:2]
-_WARM_UP_TOKENS = 16
-_CHOOSING_PROMPTS = 2  # draft lengths are chosen on the first prompts
-
-PromptIds = list[list[int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,124 +51,6 @@ class Cell:
     repeat: int
     prompt_idx: int
     decoded: dict[str, Decoded]  # by row
-
-
-class Bench:
-    """The models, loaded once, and the rows made of them."""
-
-    def __init__(self, args: argparse.Namespace, console: Console) -> None:
-        self._args = args
-        self._console = console
-        self._stack = contextlib.ExitStack()
-        self._llms: dict[tuple[str, str, bool], LLM] = {}
-        self.cores = environment.choose_cores(args.cores)
-        self.tokenizer = load_tokenizer(args.target)
-        self.target = environment.load_target(args.target, args.dtype, args.target_cost)
-        self.draft = load_model(args.draft, dtype=args.dtype)
-        self.target_cost: str | None = None
-        self.params = SamplingParams(temperature=args.temperature, seed=args.seed, max_tokens=args.max_tokens)
-
-    def close(self) -> None:
-        """End the drafters."""
-        self._stack.close()
-
-    def make_rows(self, names: Sequence[str], prompts: PromptIds) -> list[Row]:
-        """Return the rows, each warmed up; where a draft length is to be chosen, the fastest on the first prompts."""
-        rows: list[Row] = []
-        chosen: dict[str, Row] = {}  # uncoupled rows take the draft length of their coupled twin
-        for name in names:
-            self._console.print(f"preparing {name}")
-            twin = chosen.get(name.removesuffix("-uncoupled"))
-            options = self._options(name, twin)
-            for option in options:
-                option.decode(prompts[0], self.params.replace(max_tokens=_WARM_UP_TOKENS))
-            chosen[name] = fastest(options, prompts[:_CHOOSING_PROMPTS], self.params)
-            rows.append(chosen[name])
-        return rows
-
-    def _options(self, name: str, twin: Row | None) -> list[Row]:
-        """Return the row of this name, or one for each draft length to choose from."""
-        on_all_cores = name.endswith("all-cores")
-        lengths: list[int] = self._args.sps_lengths
-        if name.startswith("transformers"):
-            make = self._transformers_row
-            if "assisted" not in name:
-                return [make(name, on_all_cores, None)]
-            settings = [AssistantSettings(), *(AssistantSettings(num_assistant_tokens=n) for n in lengths)]
-            return [make(name, on_all_cores, one) for one in settings]
-        if name == "card":
-            return [CardRow(name, self._llm("card", "auto", True), self.cores, None)]
-        cores = self.cores if on_all_cores else self.cores[:1]
-        is_coupled = not name.endswith("-uncoupled")
-        if name.startswith("sps"):
-            llm = self._llm("sps", "inline", on_all_cores)
-            if twin is not None and not is_coupled:
-                lengths = [twin.settings["num_speculative_tokens"]]
-            drafts = [DraftSettings(num_speculative_tokens=n, coupled_noise=is_coupled) for n in lengths]
-        elif name.startswith("card-turns"):
-            llm = self._llm("card", "inline", on_all_cores)
-            drafts = [self._draft_settings(verify="tree", num_speculative_tokens=n) for n in lengths]
-        elif name.startswith("card"):
-            llm = self._llm("card", "process", on_all_cores)
-            drafts = [self._draft_settings(verify="chain" if "chain" in name else "tree", coupled_noise=is_coupled)]
-        else:
-            llm, drafts = self._llm("vanilla", "inline", on_all_cores), [DraftSettings()]
-        return [CardRow(name, llm, cores, draft) for draft in drafts]
-
-    def _draft_settings(self, **changes: Any) -> DraftSettings:
-        asked = {name: getattr(self._args, name) for name in report.DRAFT_OPTIONS}
-        return DraftSettings(**{name: value for name, value in asked.items() if value is not None}, **changes)
-
-    def _llm(self, method: str, placement: str, on_all_cores: bool) -> LLM:
-        """Return the LLM that runs ``method`` there, loaded once; placement "auto" leaves all to the tuned policy."""
-        key = method, placement, on_all_cores
-        if key not in self._llms:
-            settings: dict[str, Any] = {"dtype": self._args.dtype, "start_timeout_s": environment.START_TIMEOUT_S}
-            draft: Any = None
-            if placement != "auto":
-                cores = self.cores if on_all_cores else self.cores[:1]
-                settings |= {"policy": "fixed", "placement": placement, "cores": cores, "threads": len(cores)}
-            if method == "sps":  # in the target's own thread, so it may be the very object that transformers uses
-                draft, settings["num_speculative_tokens"] = self.draft, max(self._args.sps_lengths)
-            elif method == "card":
-                draft = self.draft if placement == "inline" else self._args.draft
-            if method == "card" and placement != "auto":
-                largest = self._draft_settings()
-                settings |= {n: getattr(largest, n) for n in report.DRAFT_OPTIONS}
-            if placement == "process":
-                settings["draft_cores"] = self.cores[1:]
-            with pinned(Home(self.cores)):  # who chooses cores by itself has these
-                llm = LLM(self.target, draft, tokenizer=self.tokenizer, method=method, **settings)
-            self._llms[key] = self._stack.enter_context(llm)
-            self.target_cost = llm.target_cost
-        return self._llms[key]
-
-    def _transformers_row(self, name: str, on_all_cores: bool, assistant: AssistantSettings | None) -> Row:
-        return TransformersRow(
-            name,
-            self.target,
-            end_token_ids(self.target, self.tokenizer),
-            self.cores if on_all_cores else self.cores[:1],
-            is_comparable=self.params.temperature == 0.0,
-            assistant=self.draft if assistant else None,
-            assistant_settings=assistant,
-        )
-
-
-def fastest(options: list[Row], prompts: PromptIds, params: SamplingParams) -> Row:
-    """Return the option that decodes the prompts fastest; prompts are the outer loop."""
-    if len(options) == 1:
-        return options[0]
-    runs: list[list[Decoded]] = [[] for _ in options]
-    for prompt_ids in prompts:
-        for option, done in zip(options, runs, strict=True):
-            done.append(option.decode(prompt_ids, params))
-    rates = [report.tokens_per_s(done) for done in runs]
-    best = options[rates.index(max(rates))]
-    varying = "num_speculative_tokens" if "num_speculative_tokens" in best.settings else "assistant"
-    tried = {str(option.settings[varying]): round(rate, 2) for option, rate in zip(options, rates, strict=True)}
-    best.settings = {**best.settings, "chosen_among": tried}  # tokens/s of each on those prompts
-    return best
 
 
 def measure(
@@ -219,23 +89,30 @@ def make_lines(rows: Sequence[Row], cells: list[Cell], prompts: PromptIds, judge
             (c.prompt_idx, c.decoded[row.name].token_ids, c.decoded[BASELINE].token_ids) for c in cells
         ]
         differences[row.name] = judge.first_differences(prompts, pairs) if row.is_comparable else None
-    lines = []
-    for row in rows:
-        runs = by_repeat(cells, row.name)
-        line = {
+    runs = {row.name: by_repeat(cells, row.name) for row in rows}
+    return [
+        {
             "benchmark": "methods",
             "method": row.name,
             **report.comparison_fields(differences[row.name]),
-            **report.speed_fields(runs),
-            "speedup_same_core": ratio(runs, by_repeat(cells, BASELINE)),
-            "speedup_all_cores": None,
-            **report.cost_fields(list(itertools.chain(*runs))),
+            **report.speed_fields(runs[row.name]),
+            "speedup_same_core": ratio(runs[row.name], runs[BASELINE]),
+            "speedup_all_cores": _ratio_if_run(runs, row.name, BASELINE_ALL_CORES),
+            "vs_single_writers": _vs_single_writers(runs) if row.name == SEVERAL_WRITERS else None,
+            **report.cost_fields(list(itertools.chain(*runs[row.name]))),
             "settings": dict(row.settings),
         }
-        if any(other.name == BASELINE_ALL_CORES for other in rows):
-            line["speedup_all_cores"] = ratio(runs, by_repeat(cells, BASELINE_ALL_CORES))
-        lines.append(line)
-    return lines
+        for row in rows
+    ]
+
+
+def _ratio_if_run(runs: Mapping[str, list[list[Decoded]]], name: str, baseline: str) -> float | None:
+    return ratio(runs[name], runs[baseline]) if baseline in runs else None
+
+
+def _vs_single_writers(runs: Mapping[str, list[list[Decoded]]]) -> dict[str, float]:
+    """Return how fast several writers together are against each of them alone: below 1 they are in each other's way."""
+    return {name: ratio(runs[SEVERAL_WRITERS], runs[name]) for name in SINGLE_WRITERS if name in runs}
 
 
 def by_repeat(cells: list[Cell], name: str) -> list[list[Decoded]]:
@@ -249,48 +126,62 @@ def ratio(runs: list[list[Decoded]], baseline: list[list[Decoded]]) -> float:
     return round(statistics.median(own / plain if plain else 0.0 for own, plain in rates), 3)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the benchmark. Returns: 0, or 1 if a text differs from plain decoding other than at a near-tie."""
-    args = parse_arguments(argv)
-    console = Console(stderr=True)
-    transformers_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
-    run = environment.describe_run()
-    with contextlib.ExitStack() as stack:
-        bench = Bench(args, console)
-        stack.callback(bench.close)
-        prompts = environment.encode_questions(args.prompts, args.limit, bench.tokenizer)
-        rows = bench.make_rows(args.methods, prompts)
-        cells = measure(rows, prompts, bench.params, args.repeats, console)
-        if not cells:
-            return 1
-        judge = TextJudge(bench.target, bench.params)
-        lines = [
-            {
-                **line,
-                "dtype": str(bench.target.dtype).removeprefix("torch."),
+def decode_all(
+    args: argparse.Namespace, lineup: Lineup, prompts_of: Mapping[str, PromptIds], console: Console
+) -> Iterator[list[dict[str, Any]]]:
+    """Yield the results of each workload, one after the other; Ctrl-C ends with what is done of the present one."""
+    judge = TextJudge(lineup.target, lineup.params)
+    for name, prompts in prompts_of.items():
+        console.print(f"workload {name}: {len(prompts)} prompts")
+        rows = lineup.make_rows(args.methods, prompts)
+        cells = measure(rows, prompts, lineup.params, args.repeats, console)
+        if cells:
+            facts = {
+                "workload": name,
+                "dtype": str(lineup.target.dtype).removeprefix("torch."),
                 "target": args.target,
                 "draft": args.draft,
-                "target_cost": bench.target_cost,
+                "target_cost": lineup.target_cost,
                 "temperature": args.temperature,
                 "seed": args.seed,
                 "num_prompts": len({cell.prompt_idx for cell in cells}),
                 "repeats": len({cell.repeat for cell in cells}),
                 "max_tokens": args.max_tokens,
                 "stop": "an end token, or max_tokens",
-                **run,
             }
-            for line in make_lines(rows, cells, prompts, judge)
-        ]
-    environment.append_lines(args.out, lines)
-    Console().print(report.rich_table(lines))
-    return int(any(line["differences_are_near_ties"] is False for line in lines))
+            yield [{**line, **facts} for line in make_lines(rows, cells, prompts, judge)]
+        if len(cells) < args.repeats * len(prompts):
+            return
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the benchmark. Returns: 0, or 1 if a text differs from plain decoding other than at a near-tie."""
+    args = parse_arguments(argv)
+    console = Console(stderr=True)
+    transformers_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    run = environment.describe_run()
+    results: list[list[dict[str, Any]]] = []
+    with contextlib.ExitStack() as stack:
+        lineup = Lineup(args, console)
+        stack.callback(lineup.close)
+        prompts_of = {
+            name: environment.encode_questions(file, args.limit, lineup.tokenizer)
+            for name, file in args.workloads.items()
+        }
+        for lines in decode_all(args, lineup, prompts_of, console):
+            results.append([{**line, **run} for line in lines])
+            environment.append_lines(args.out, results[-1])
+    for lines in results:
+        Console().print(report.rich_table(lines))
+    is_sound = all(line["differences_are_near_ties"] is not False for lines in results for line in lines)
+    return int(not results or not is_sound)
 
 
 def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     """Return the options. Raises: SettingsError for a value that makes no sense."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    environment.add_common_options(parser)
-    known = OURS + THEIRS + UNCOUPLED
+    workloads.add_workload_options(parser)
+    environment.add_common_options(parser, has_prompts=False)
     parser.add_argument("--temperature", type=float, default=0.0, help="0 takes the most likely token")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--repeats", type=int, default=5, help="runs of each prompt and method (default: %(default)s)")
@@ -300,20 +191,21 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     for name, kind in report.DRAFT_OPTIONS.items():
         parser.add_argument("--" + name.replace("_", "-"), type=kind, help="of card, fixed (default: the library's)")
     parser.add_argument(
-        "--methods", type=lambda text: text.split(","), help=f"some of {','.join(known)} (default: all)"
+        "--hrad", default="auto", help="predictor of specbranch: a file, off, or auto: the demo pair's for that pair"
+    )
+    parser.add_argument(
+        "--methods", default="all", help=f"presets ({','.join(PRESETS)}) or rows ({','.join(KNOWN)}) (default: all)"
     )
     parser.add_argument("--coupling-report", action="store_true", help="add rows without coupled noise")
     args = parser.parse_args(argv)
-    wanted = args.methods or [*OURS, *THEIRS]
+    args.workloads = workloads.find_workloads(args)
+    args.methods = names_of(args.methods.split(","))
     if args.coupling_report:
         if args.temperature == 0:
             raise SettingsError("--coupling-report needs a temperature above 0, got 0; add --temperature 1")
-        wanted = [*wanted, *(name for name in UNCOUPLED if name.removesuffix("-uncoupled") in wanted)]
-    if unknown := [name for name in wanted if name not in known]:
-        raise SettingsError(f"unknown method {unknown[0]!r}; known: {', '.join(known)}")
+        args.methods = names_of([*args.methods, *(name + UNCOUPLED for name in COUPLED if name in args.methods)])
     if min(args.repeats, args.limit, args.max_tokens - 1, *args.sps_lengths) < 1:
         raise SettingsError("--repeats, --limit and --sps-lengths must be 1 or more, --max-tokens 2 or more")
-    args.methods = [name for name in known if name in wanted or name == BASELINE]  # in our order; plain always
     return args
 
 

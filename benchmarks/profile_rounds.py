@@ -19,7 +19,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, get_args
+from typing import Any
 
 import environment
 import zmq
@@ -29,7 +29,7 @@ from rich.table import Table
 import card.drafter
 import card.target
 from card import LLM, SamplingParams
-from card.candidates import CandidateCache, NewNodes
+from card.candidates import CandidateCache
 from card.config import DraftSettings, VerifyShape
 from card.drafter import DrafterWorker
 from card.engine.cores import Home, pinned
@@ -38,14 +38,16 @@ from card.messages import Close, Correction, DrafterMessage, DraftSpec, Layer, O
 from card.models.loading import context_limit, load_model, load_tokenizer
 from card.models.text import Detokenizer
 from card.models.torch_runner import TorchRunner
+from card.nodes import NewNodes
+from card.replica import Replica, draft_spec
 from card.sampling import CandidateScorer, Sampler
-from card.target import draft_spec
 from card.transport.process import ProcessLink
 from card.writers.beam import BeamSequence, BeamWriter
 
 FORWARD = "forward"
 _STEPS_PER_CORRECTION = 4  # about what a target pass takes
 _TOKENS_PER_CORRECTION = 3
+SHAPES: tuple[VerifyShape, ...] = ("chain", "tree")  # of CARD
 _WARM_UP = 3  # rounds left out at the start of a prompt
 _LONGEST_TEXT = 4096  # tokens
 _SPARE_ROWS = 64
@@ -63,7 +65,7 @@ ROUND_PARTS: tuple[Target, ...] = (
     (card.target, "match", "match"),
     (TorchRunner, "keep", "keep: compact the KV rows"),
     (CandidateCache, "advance", "advance the replica"),
-    (card.target._Generation, "correction", "make the correction"),
+    (Replica, "correction", "make the correction"),
     (ProcessLink, "send", "send: encoding, socket"),
     (Detokenizer, "push", "tokens to text"),
 )
@@ -189,7 +191,9 @@ class DrafterProfile:
                 _take(replica, self._step(counts=idx >= _WARM_UP))
             chain = replica.query(_TOKENS_PER_CORRECTION, "chain").tokens
             replica.advance(chain)
-            correction = Correction(request_id, idx, known_len, chain, wants_snapshot=False, beam_width=0, lead=0)
+            correction = Correction(
+                request_id, idx, known_len, chain, wants_snapshot=False, beam_width=0, lead=0, branch_below=-1.0
+            )
             _take(replica, self._commit(correction, counts=idx >= _WARM_UP))
             known_len += len(chain)
         self._worker.receive(Close(request_id))
@@ -274,7 +278,7 @@ def profile_target(
         lines = [profile_rounds(llm, prompts, params, "plain round")]
     timeout_s = environment.START_TIMEOUT_S
     with LLM(model, args.draft, method="card", draft_cores=cores[1:], start_timeout_s=timeout_s, **settings) as llm:
-        for shape in get_args(VerifyShape):
+        for shape in SHAPES:
             llm.draft_settings = llm.draft_settings.replace(verify=shape)
             lines.append(profile_rounds(llm, prompts, params, f"card round, {shape}"))
     facts = {"dtype": str(model.dtype).removeprefix("torch."), "target_cost": llm.target_cost}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections import Counter
 from collections.abc import Callable, Sequence
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
@@ -12,6 +13,8 @@ from rich.table import Table
 if TYPE_CHECKING:  # so that making a table needs no torch
     from compare import Difference
     from rows import Decoded
+
+    from card.metrics import RequestStats
 
 # The draft settings that may be given on the command line, with their types; they are those of `card.config`.
 DRAFT_OPTIONS: dict[str, type] = {
@@ -24,7 +27,12 @@ DRAFT_OPTIONS: dict[str, type] = {
     "min_depth": int,
 }
 
+_DRAFTER = "beam"  # the draft model's name among the writers
+_SHOWN_SHARE = 0.05  # of a writer, in tables
+_LONG_COLUMNS = ("range", "layers/s", "of ceiling", "overhead, ms", "rolled back per token", "accepted from")
+
 _OWN_FIELDS = (  # only our own methods count these
+    "drafter_passes",
     "hit_rate",
     "hits",
     "late_hits",
@@ -37,7 +45,10 @@ _OWN_FIELDS = (  # only our own methods count these
     "round_overhead_ms",
     "schedules",
     "verified_per_emitted",
+    "rolled_back_per_emitted",
     "acceptance_rate",
+    "acceptance_per_depth",
+    "accepted_by_writer",
     "drafter_restarts",
 )
 
@@ -80,33 +91,79 @@ def cost_fields(runs: Sequence[Decoded]) -> dict[str, Any]:
         "target_passes": passes,
         "mean_acceptance_length": round(tokens / passes, 3) if passes else None,
         "cores_used": round(sum(run.cpu_s for run in runs) / total_s, 2),  # by the target's process, prefill included
+        **dict.fromkeys(_OWN_FIELDS),
     }
-    own: dict[str, Any] = dict.fromkeys(_OWN_FIELDS)
     stats = [run.stats for run in runs if run.stats is not None]
     if not stats or not passes:
-        return {**fields, **own}
+        return fields
+    fields |= _time_fields(stats, passes)
+    if any(s.verified_tokens for s in stats):
+        fields |= _candidate_fields(stats, passes, tokens)
+    if any(s.drafter_passes for s in stats):
+        fields |= _drafter_fields(stats, passes, tokens, tokens_per_s(runs))
+    return fields
+
+
+def _time_fields(stats: Sequence[RequestStats], passes: int) -> dict[str, Any]:
+    """Return where the time between two target passes went."""
     busy_s, waited_s = sum(s.target_busy_s for s in stats), sum(s.waited_s for s in stats)
-    decode_s, verified = sum(s.decode_s for s in stats), sum(s.verified_tokens for s in stats)
-    own["target_pass_ms"] = round(1e3 * busy_s / passes, 3)
-    own["waited_ms"] = round(1e3 * waited_s / passes, 3)  # a drafter that takes turns drafts in it
-    own["between_passes_ms"] = round(1e3 * (decode_s - busy_s) / passes, 3)
+    decode_s = sum(s.decode_s for s in stats)
     schedules = Counter(s.speculation.partition(":")[0] for s in stats)  # that each text ended with
-    own["schedules"] = dict(schedules)
+    fields: dict[str, Any] = {
+        "target_pass_ms": round(1e3 * busy_s / passes, 3),
+        "waited_ms": round(1e3 * waited_s / passes, 3),  # a drafter that takes turns drafts in it
+        "between_passes_ms": round(1e3 * (decode_s - busy_s) / passes, 3),
+        "schedules": dict(schedules),
+    }
     if not schedules["turns"]:  # a drafter that takes turns drafts between the passes, which is no overhead
-        own["round_overhead_ms"] = round(1e3 * (decode_s - busy_s - waited_s) / passes, 3)
+        fields["round_overhead_ms"] = round(1e3 * (decode_s - busy_s - waited_s) / passes, 3)
+    return fields
+
+
+def _candidate_fields(stats: Sequence[RequestStats], passes: int, tokens: int) -> dict[str, Any]:
+    """Return how the candidates fared, whoever proposed them."""
+    accepted, verified = sum(s.accepted_tokens for s in stats), sum(s.verified_tokens for s in stats)
+    kept, offered = (
+        [sum(counts) for counts in zip_longest(*(getattr(s, name) for s in stats), fillvalue=0)]
+        for name in ("accepted_per_depth", "offered_per_depth")
+    )
+    by_writer: Counter[str] = Counter()
+    for s in stats:
+        by_writer.update(s.accepted_by_writer)
+    if alone := accepted - by_writer.total():  # nobody is named where the draft model alone could propose
+        by_writer[_DRAFTER] += alone
+    return {
+        "mean_acceptance_length": round(1 + accepted / passes, 3),
+        "verified_per_emitted": round(verified / tokens, 3) if tokens else None,
+        "acceptance_rate": round(accepted / verified, 4),
+        "acceptance_per_depth": [round(a / o, 4) for a, o in zip_longest(kept, offered, fillvalue=0)],
+        "accepted_by_writer": {name: round(count / accepted, 4) for name, count in by_writer.most_common()},
+    }
+
+
+def _drafter_fields(stats: Sequence[RequestStats], passes: int, tokens: int, rate: float) -> dict[str, Any]:
+    """Return what the draft model did; ``rate`` is the speed reached, in tokens/s."""
     layers, layers_s = sum(s.drafter_passes for s in stats), sum(s.drafter_busy_s for s in stats)
-    if layers and layers_s:
-        accepted = sum(s.accepted_tokens for s in stats)
-        fields["mean_acceptance_length"] = round(1 + accepted / passes, 3)
-        for name in ("hits", "late_hits", "misses"):
-            own[name] = sum(getattr(s, name) for s in stats)
-        own["hit_rate"] = round(min(1.0, (own["hits"] + own["late_hits"]) / passes), 4)
-        own["drafter_layers_per_s"] = round(layers / layers_s, 2)
-        own["ceiling_share"] = round(tokens_per_s(runs) / (layers / layers_s), 4)
-        own["verified_per_emitted"] = round(verified / tokens, 3) if tokens else None
-        own["acceptance_rate"] = round(accepted / verified, 4) if verified else None
-        own["drafter_restarts"] = sum(s.drafter_restarts for s in stats)
-    return {**fields, **own}
+    fields: dict[str, Any] = {name: sum(getattr(s, name) for s in stats) for name in ("hits", "late_hits", "misses")}
+    dropped = sum(s.drafter_dropped_nodes for s in stats)
+    fields |= {
+        "drafter_passes": layers,
+        "hit_rate": round(min(1.0, (fields["hits"] + fields["late_hits"]) / passes), 4),
+        "rolled_back_per_emitted": round(dropped / tokens, 3) if tokens else None,
+        "drafter_restarts": sum(s.drafter_restarts for s in stats),
+    }
+    if layers_s:
+        fields["drafter_layers_per_s"] = round(layers / layers_s, 2)
+        fields["ceiling_share"] = round(rate / (layers / layers_s), 4)
+    return fields
+
+
+def by_workload(lines: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+    """Return the rows of one run, workload by workload in their order; older lines have no workload's name."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for line in lines:
+        found.setdefault(line.get("workload", ""), []).append(line)
+    return found
 
 
 def same_text(line: dict[str, Any]) -> str:
@@ -133,6 +190,12 @@ def choice(settings: dict[str, Any]) -> str:
     return f" (length {settings['num_speculative_tokens']})" if "num_speculative_tokens" in settings else ""
 
 
+def by_writer(shares: dict[str, float] | None) -> str:
+    """Return who proposed what was accepted, the largest shares first."""
+    named = [f"{name} {share:.0%}" for name, share in (shares or {}).items() if share >= _SHOWN_SHARE]
+    return ", ".join(named) or "–"
+
+
 def cells(line: dict[str, Any]) -> dict[str, str]:
     """Return what a table shows of a row, by column."""
     low, high = line["range"]
@@ -149,8 +212,15 @@ def cells(line: dict[str, Any]) -> dict[str, str]:
         "pass, ms": shown(line["target_pass_ms"], ".2f"),
         "overhead, ms": shown(line["round_overhead_ms"], ".2f"),
         "verified per token": shown(line["verified_per_emitted"], ".2f"),
+        "rolled back per token": shown(line.get("rolled_back_per_emitted"), ".2f"),
+        "accepted from": by_writer(line.get("accepted_by_writer")),
         "same text": same_text(line),
     }
+
+
+def brief_cells(line: dict[str, Any]) -> dict[str, str]:
+    """Return the part of `cells` that fits into a terminal."""
+    return {column: text for column, text in cells(line).items() if column not in _LONG_COLUMNS}
 
 
 def server_cells(line: dict[str, Any]) -> dict[str, str]:
@@ -169,12 +239,16 @@ def server_cells(line: dict[str, Any]) -> dict[str, str]:
     }
 
 
-def rich_table(lines: Sequence[dict[str, Any]], cells: Callable[[dict[str, Any]], dict[str, str]] = cells) -> Table:
+def rich_table(
+    lines: Sequence[dict[str, Any]], cells: Callable[[dict[str, Any]], dict[str, str]] = brief_cells
+) -> Table:
     """Return the rows of one run as a table for the terminal; ``cells`` says what is shown of one."""
     first = lines[0]
     title = (
         f"{first['num_prompts']} prompts, {first['repeats']} repeats, {first['dtype']}, T = {first['temperature']:g}"
     )
+    if "workload" in first:
+        title = f"{first['workload']}: {title}"
     table = Table(title=title, caption=f"target costs {first['target_cost']}" if first["target_cost"] else None)
     for i, column in enumerate(cells(first)):
         table.add_column(column, justify="left" if i == 0 else "right", overflow="fold")

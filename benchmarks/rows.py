@@ -23,6 +23,7 @@ from card.metrics import RequestStats
 SETTLE_S = 0.03  # torch's idle threads spin for about 10 ms, on a core that the next row may use
 SHOWN_DRAFT_SETTINGS = (
     "verify",
+    "growth",
     "beam_width",
     "branch",
     "budget",
@@ -30,9 +31,11 @@ SHOWN_DRAFT_SETTINGS = (
     "lead",
     "max_wait_s",
     "min_depth",
+    "waits_after_miss",
     "min_path_logprob",
     "coupled_noise",
 )
+_OF_GROWTH = {"branch": "branch_below", "fan-out": "fan_out"}  # settings that one growth alone reads
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +68,7 @@ class CardRow:
     is_comparable = True
 
     def __init__(self, name: str, llm: LLM, cores: tuple[int, ...], draft: DraftSettings | None) -> None:
-        """Take ``draft`` as the user's settings, which the method shapes; None leaves them to the tuned policy.
+        """Take ``draft`` as the user's settings, which the method shapes; None leaves them as the LLM made them.
 
         Args:
             cores: where this thread decodes; with the tuned policy, all that it may choose from.
@@ -73,22 +76,32 @@ class CardRow:
         self.name = name
         self._llm = llm
         self._draft = None if draft is None else llm.method.shape(draft)
-        engine, method = llm.settings, llm.method
-        self._home = Home(cores, engine.threads)
-        self.settings: Mapping[str, Any] = {"method": method.name, "cores": list(cores), "threads": engine.threads}
-        if self._draft is None:
-            self.settings = {**self.settings, "policy": engine.policy}
-        elif method.needs_draft:
-            placement = "server" if engine.draft_address else engine.placement or method.placement
-            self.settings = {
-                **self.settings,
-                "policy": engine.policy,
-                "placement": placement,
-                "draft_cores": list(engine.draft_cores or ()),
-                **{name: getattr(self._draft, name) for name in SHOWN_DRAFT_SETTINGS},
-            }
-            if placement == "inline":
-                self.settings = {**self.settings, "num_speculative_tokens": self._draft.num_speculative_tokens}
+        self._home = Home(cores, llm.settings.threads)
+        self.settings: Mapping[str, Any] = self._describe(cores)
+
+    def _describe(self, cores: tuple[int, ...]) -> dict[str, Any]:
+        """Return what is set; what the tuned policy chooses while it runs is not."""
+        engine, method = self._llm.settings, self._llm.method
+        settings: dict[str, Any] = {"method": method.name, "cores": list(cores), "threads": engine.threads}
+        if writers := [*(engine.writers or ()), *method.writers]:
+            settings["writers"] = list(dict.fromkeys(writers))
+        if method.is_tuned and engine.policy == "auto" and self._draft is None:
+            return {**settings, "policy": engine.policy}
+        if not method.needs_draft:
+            return settings
+        draft = self._draft or self._llm.draft_settings
+        placement = "server" if engine.draft_address else engine.placement or method.placement
+        settings |= {"policy": engine.policy, "placement": placement, "draft_cores": list(engine.draft_cores or ())}
+        settings |= {name: getattr(draft, name) for name in SHOWN_DRAFT_SETTINGS}
+        if draft.growth in _OF_GROWTH:
+            settings[_OF_GROWTH[draft.growth]] = getattr(draft, _OF_GROWTH[draft.growth])
+        if placement == "inline" or method.length_from_latencies:
+            settings["num_speculative_tokens"] = draft.num_speculative_tokens
+        if method.length_from_latencies and self._draft is None:
+            settings["length_from"] = "latencies"  # target pass / drafter pass, measured when the row was brought up
+        if method.uses_predictor:
+            settings["hrad"] = engine.hrad
+        return settings
 
     def decode(self, prompt_ids: Sequence[int], params: SamplingParams) -> Decoded:
         if self._draft is not None:

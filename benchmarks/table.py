@@ -23,12 +23,51 @@ def read_runs(path: Path) -> list[list[dict[str, Any]]]:
     return [list(run) for _, run in itertools.groupby(lines, lambda line: (line["started"], line["command"]))]
 
 
+def methods_tables(lines: Sequence[dict[str, Any]], columns: Sequence[str] = ()) -> str:
+    """Return one run of `methods.py` as a table per workload; several are compared in one more, before them."""
+    by_workload = report.by_workload(lines)
+    if len(by_workload) == 1:
+        return methods_table(lines, columns)
+    tables = ["Against plain decoding on all cores:", _ratios_table(by_workload)]
+    if writers := _writers_table(by_workload):
+        tables += ["Several writers at once, against each of them alone:", writers]
+    for name, same in by_workload.items():
+        tables += [f"Workload {name}, {same[0]['num_prompts']} prompts:", methods_table(same, columns)]
+    return "\n\n".join(tables)
+
+
 def methods_table(lines: Sequence[dict[str, Any]], columns: Sequence[str] = ()) -> str:
-    """Return one run of `methods.py` as a table, its fastest row in bold; no ``columns`` means all."""
+    """Return rows of one workload as a table, the fastest one in bold; no ``columns`` means all."""
     rows = [report.cells(line) for line in lines]
     fastest = max(range(len(lines)), key=lambda i: lines[i]["decode_tokens_per_s"])
     rows[fastest] = {column: f"**{text}**" if column == "method" else text for column, text in rows[fastest].items()}
     return _dict_table(rows, columns)
+
+
+def _ratios_table(by_workload: dict[str, Sequence[dict[str, Any]]]) -> str:
+    """Return a row per method and a column per workload, the fastest of each workload in bold."""
+    ratios = {w: {line["method"]: line["speedup_all_cores"] for line in same} for w, same in by_workload.items()}
+    methods = list(dict.fromkeys(line["method"] for same in by_workload.values() for line in same))
+    rows = [[method, *(_ratio(ratios[w], method) for w in ratios)] for method in methods]
+    return markdown(["method", *ratios], rows)
+
+
+def _ratio(ratios: dict[str, float | None], method: str) -> str:
+    best = max((ratio for ratio in ratios.values() if ratio is not None), default=None)
+    text = report.shown(ratios.get(method), ".2f")
+    return f"**{text}**" if best is not None and ratios.get(method) == best else text
+
+
+def _writers_table(by_workload: dict[str, Sequence[dict[str, Any]]]) -> str:
+    """Return how several writers at once compare with each alone, by workload; "" if no row has several."""
+    lines = [(w, line) for w, same in by_workload.items() for line in same]
+    ratios = {w: line["vs_single_writers"] for w, line in lines if line.get("vs_single_writers")}
+    singles = list(dict.fromkeys(name for of_workload in ratios.values() for name in of_workload))
+    rows = [
+        [w, *(report.shown(found.get(name), ".2f") for name in singles), f"{min(found.values()):.2f}"]
+        for w, found in ratios.items()
+    ]
+    return markdown(["workload", *(f"/ {name}" for name in singles), "/ the best of them"], rows) if rows else ""
 
 
 def gpu_tables(lines: Sequence[dict[str, Any]], columns: Sequence[str] = ()) -> str:
@@ -102,7 +141,7 @@ def markdown(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 TABLES: dict[str, Callable[[Sequence[dict[str, Any]], Sequence[str]], str]] = {
-    "methods": methods_table,
+    "methods": methods_tables,
     "gpu": gpu_tables,
     "concurrency": concurrency_tables,
     "draft_server": draft_server_table,

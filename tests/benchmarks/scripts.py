@@ -13,12 +13,15 @@ MODULES = (
     "concurrency",
     "draft_server",
     "environment",
+    "lineup",
     "load_report",
     "methods",
+    "plot",
     "profile_rounds",
     "report",
     "rows",
     "table",
+    "workloads",
 )
 
 

@@ -1,0 +1,149 @@
+"""Draw how fast each method is against plain decoding on the same cores, from the JSON lines of `methods.py`.
+
+    python benchmarks/plot.py benchmarks/results/methods_90M.jsonl --out docs/images/methods.png
+
+Takes the last run of the file. Needs matplotlib: pip install 'card-decoding[bench]'. No display is needed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import report
+import table
+
+BASELINE = "vanilla-all-cores"
+# Colours that differ for colour-blind readers too (Okabe & Ito 2008), each with a marker of its own.
+_STYLES = (("#0072B2", "o"), ("#D55E00", "s"), ("#009E73", "^"), ("#CC79A7", "D"), ("#E69F00", "v"), ("#56B4E9", "P"))
+_WIDTH_IN, _ROW_IN, _MARGIN_IN = 6.4, 0.42, 1.8  # a phone shows it at about half this width
+_NOTE_IN = 0.45  # for the two lines below
+_DOTS_PER_INCH = 200
+_LONGEST_LABEL = 20  # characters in a line
+_LABEL_PT, _NOTE_PT = 13, 9
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One method on one workload: its tokens/s over the baseline's, repeat by repeat."""
+
+    median: float
+    least: float
+    most: float
+
+
+def points(lines: Sequence[dict[str, Any]]) -> dict[str, dict[str, Point]]:
+    """Return the points of one run by workload and method; workloads without the baseline are left out."""
+    found: dict[str, dict[str, Point]] = {}
+    for workload, same in report.by_workload(lines).items():
+        rates = {line["method"]: line["decode_tokens_per_s_runs"] for line in same}
+        for method, own in rates.items() if BASELINE in rates else ():
+            if method != BASELINE:
+                ratios = [rate / plain for rate, plain in zip(own, rates[BASELINE], strict=True)]
+                point = Point(statistics.median(ratios), min(ratios), max(ratios))
+                found.setdefault(workload or "prompts", {})[method] = point
+    return found
+
+
+def by_speed(found: Mapping[str, Mapping[str, Point]]) -> list[str]:
+    """Return the methods, slowest first, by the geometric mean of what they have over workloads."""
+    methods = dict.fromkeys(method for of_workload in found.values() for method in of_workload)
+
+    def mean(method: str) -> float:
+        medians = [of_workload[method].median for of_workload in found.values() if method in of_workload]
+        return statistics.geometric_mean(medians) if min(medians) > 0 else 0.0
+
+    return sorted(methods, key=mean)
+
+
+def draw(found: Mapping[str, Mapping[str, Point]], note: str, path: Path) -> None:
+    """Write a PNG with a line per method and a mark per workload; the folder is made if it does not exist."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    methods = by_speed(found)
+    figure = Figure(figsize=(_WIDTH_IN, _MARGIN_IN + _ROW_IN * len(methods)), layout="constrained")
+    axes = figure.subplots()
+    axes.axvspan(0, 1, color="#F3E3E3", zorder=0)
+    axes.axvline(1, color="#444444", linewidth=1.5, zorder=1)
+    offsets = [0.18 * (i - (len(found) - 1) / 2) for i in range(len(found))]
+    for (workload, of_workload), (colour, marker), offset in zip(
+        found.items(), _styles(len(found)), offsets, strict=True
+    ):
+        heights = [methods.index(method) - offset for method in of_workload]
+        all_points = list(of_workload.values())
+        medians = [point.median for point in all_points]
+        spans = ([p.median - p.least for p in all_points], [p.most - p.median for p in all_points])
+        axes.errorbar(
+            medians, heights, xerr=spans, fmt=marker, color=colour, markersize=8, elinewidth=1.2, label=workload
+        )
+    axes.set_yticks(range(len(methods)), map(_label, methods), fontsize=_LABEL_PT)
+    axes.set_ylim(-0.6, len(methods) - 0.4)
+    axes.set_xlim(left=0)
+    axes.tick_params(axis="x", labelsize=_LABEL_PT)
+    axes.grid(axis="both", color="#DDDDDD", linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.set_xlabel("tokens/s, as a multiple of\nplain decoding's on all cores", fontsize=_LABEL_PT)
+    axes.text(0.97, len(methods) - 0.55, "slower ", ha="right", va="top", fontsize=_NOTE_PT + 1, color="#8A3A3A")
+    figure.legend(loc="outside upper center", ncols=min(3, len(found)), fontsize=_LABEL_PT, frameon=False)
+    figure.text(0.02, 0.0, note, fontsize=_NOTE_PT, color="#555555", va="bottom")
+    note_share = _NOTE_IN / figure.get_figheight()
+    figure.get_layout_engine().set(rect=(0, note_share, 1, 1 - note_share))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    FigureCanvasAgg(figure).print_figure(path, dpi=_DOTS_PER_INCH, format="png", metadata={"Software": None})
+
+
+def _label(method: str) -> str:
+    """Return the method's name, a long one in two lines."""
+    cut = method.removesuffix("-all-cores")
+    return method if len(method) <= _LONGEST_LABEL or cut == method else f"{cut}\n-all-cores"
+
+
+def _styles(count: int) -> list[tuple[str, str]]:
+    return [_STYLES[i % len(_STYLES)] for i in range(count)]
+
+
+def note_of(lines: Sequence[dict[str, Any]]) -> str:
+    """Return in two short lines what was measured where."""
+    line = lines[0]
+    prompts = sorted({one["num_prompts"] for one in lines})
+    counts = f"{prompts[0]}–{prompts[-1]}" if len(prompts) > 1 else f"{prompts[0]}"
+    cost = f", target at the cost of {line['target_cost'].partition(' ')[0]} parameters" if line["target_cost"] else ""
+    return (
+        f"{line['machine']['cpu']}, {line['machine']['cores']} cores, {line['dtype']}{cost}\n"
+        f"{counts} prompts a workload, median and range of {line['repeats']} runs, T = {line['temperature']:g}, "
+        f"commit {line['commit'][:12]}"
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Draw the last run of a file. Returns the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("file", type=Path, help="JSON lines of methods.py")
+    parser.add_argument("--out", type=Path, default=Path("docs/images/methods.png"), help="default: %(default)s")
+    parser.add_argument("--methods", default="", help="rows to show, with commas (default: all)")
+    args = parser.parse_args(argv)
+    try:
+        lines = table.read_runs(args.file)[-1]
+        found = points(lines)
+    except (OSError, ValueError, KeyError, IndexError) as error:
+        print(f"plot.py: error: {args.file} holds no lines of methods.py: {error!r}", file=sys.stderr)
+        return 2
+    wanted = [name for name in args.methods.split(",") if name]
+    if wanted:
+        found = {w: {m: of[m] for m in of if m in wanted} for w, of in found.items()}
+    if not any(found.values()):
+        print(f"plot.py: error: no row to show; the lines need {BASELINE} and another method", file=sys.stderr)
+        return 2
+    draw(found, note_of(lines), args.out)
+    print(f"wrote {args.out}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
