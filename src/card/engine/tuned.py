@@ -40,6 +40,9 @@ _SETTLING = 4  # rounds after a switch that say nothing
 _REVIEW_EVERY = 16  # rounds
 _DWELL = 8  # rounds of another batch size before the schedule is reviewed for it: it may pass
 _FIRST_TRIAL, _LAST_TRIAL = 96, 4096  # rounds until another schedule is tried: four times as many each time in vain
+_UNTRIED_TRIAL = (
+    32  # rounds until a schedule is tried that never was: predictions are only as good as start-up was quiet
+)
 _TRIAL_ROUNDS, _LONG_TRIAL_ROUNDS = 16, 48
 _LOOK_AFTER, _HOPELESS = 12, 0.85  # rounds of a trial after which it ends if it is so much slower
 _CLOSE = 0.8  # of the present rate: a rival as good as this gets a long trial, which costs little then
@@ -86,10 +89,6 @@ class _Patience:
     rounds: int = 0  # since the last trial
     until_trial: int = _FIRST_TRIAL
 
-    @property
-    def is_over(self) -> bool:
-        return self.rounds >= self.until_trial
-
 
 @dataclass(slots=True)
 class _Learnt:
@@ -130,6 +129,7 @@ class TunedPolicy:
         self._survival = _FIRST_AGREEMENT  # chance that a path is accepted one layer deeper, in turns
         self._chances_before: list[float] = []
         self._trial_rounds = 0
+        self._is_first_trial = False
         self._patiences: dict[int, _Patience] = {}  # by batch bucket
         self._depth_before_draft = -1
         self.arm: Arm = max(stations, key=lambda arm: self._predicted(arm, 1))
@@ -197,11 +197,13 @@ class TunedPolicy:
                 self._end_trial(best)
         elif scores[best] > _MARGIN * here and self._rounds_here >= _SETTLING:
             self._switch(best)
-        elif self._patience.is_over and len(possible) > 1:
-            self._patience.rounds = 0
+        else:
             rivals = [arm for arm in possible if arm != self.arm]
             rivals = [arm for arm in rivals if self.arm == "off" or scores[arm] > self._worth_a_trial(arm) * here]
-            if rivals:
+            untried = [arm for arm in rivals if self._learnt[arm].bias is None]
+            rivals = untried or rivals
+            if rivals and self._patience.rounds >= (_UNTRIED_TRIAL if untried else self._patience.until_trial):
+                self._patience.rounds = 0
                 rival = min(rivals, key=lambda arm: self._learnt[arm].trials)
                 self._begin_trial(rival, _LONG_TRIAL_ROUNDS if scores[rival] > _CLOSE * here else _TRIAL_ROUNDS)
         self.reason = self._explain(scores)
@@ -213,6 +215,7 @@ class TunedPolicy:
         """Run another schedule for some rounds; what was measured of it before counts little then."""
         learnt = self._learnt[arm]
         learnt.trials += 1
+        self._is_first_trial = learnt.bias is None
         if rate := learnt.rates.get(_bucket(self._num_requests)):
             rate.tokens *= _KEPT_FOR_TRIAL
             rate.seconds *= _KEPT_FOR_TRIAL
@@ -224,7 +227,8 @@ class TunedPolicy:
             self._trial_rounds, self._patience.until_trial = 0, _FIRST_TRIAL
             return
         self._switch(best)
-        self._patience.until_trial = min(4 * self._patience.until_trial, _LAST_TRIAL)
+        if not self._is_first_trial:
+            self._patience.until_trial = min(4 * self._patience.until_trial, _LAST_TRIAL)
 
     def _switch(self, arm: Arm) -> None:
         if arm != self.arm:

@@ -83,11 +83,12 @@ class TextDatabase:
             self._path, timeout=busy_timeout_s, isolation_level="IMMEDIATE", check_same_thread=False
         )  # opened by the thread that makes the writer, then used by the writer's own
         try:
-            db.execute("PRAGMA journal_mode=WAL")
-            db.execute("PRAGMA synchronous=NORMAL")  # a crash of the machine may cost the last texts, not the file
             db.execute("BEGIN IMMEDIATE")  # asks for the right to write, and lets only one process make the table
             with db:
                 self._make_table(db)
+                self._evict(db)  # the bound may have been larger last time
+            db.execute("PRAGMA journal_mode=WAL")  # only now that the file is known to be one's own
+            db.execute("PRAGMA synchronous=NORMAL")  # a crash of the machine may cost the last texts, not the file
         except BaseException:
             db.close()
             raise
@@ -116,13 +117,16 @@ class TextDatabase:
                 "INSERT INTO texts (key, vocab_size, num_tokens, token_ids) VALUES (?, ?, ?, ?)",
                 [(*self._owner, len(text), text.astype("<u4").tobytes()) for text in kept],
             )
-            # The newest text that no longer fits under the bound together with those after it, and all before it.
-            self._db.execute(
-                "DELETE FROM texts WHERE key = :key AND vocab_size = :vocab_size AND id <= (SELECT max(id) FROM ("
-                "SELECT id, sum(num_tokens) OVER (ORDER BY id DESC) AS num_from_here FROM texts "
-                "WHERE key = :key AND vocab_size = :vocab_size) WHERE num_from_here > :max_tokens)",
-                {"key": self._owner[0], "vocab_size": self._owner[1], "max_tokens": self._max_tokens},
-            )
+            self._evict(self._db)
+
+    def _evict(self, db: sqlite3.Connection) -> None:
+        """Delete the newest text that no longer fits under the bound with all that came after it, and all before it."""
+        db.execute(
+            "DELETE FROM texts WHERE key = :key AND vocab_size = :vocab_size AND id <= (SELECT max(id) FROM ("
+            "SELECT id, sum(num_tokens) OVER (ORDER BY id DESC) AS num_from_here FROM texts "
+            "WHERE key = :key AND vocab_size = :vocab_size) WHERE num_from_here > :max_tokens)",
+            {"key": self._owner[0], "vocab_size": self._owner[1], "max_tokens": self._max_tokens},
+        )
 
     def texts(self) -> list[Tokens]:
         """Return the texts of this key, oldest first. Raises: sqlite3.Error, also for texts that make no sense."""
