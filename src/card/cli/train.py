@@ -44,6 +44,7 @@ class _Job:
     num_speculative_tokens: int
     max_tokens: int
     epochs: int
+    balance: float
     seed: int
     max_prompts: int | None
 
@@ -88,6 +89,13 @@ class _Job:
     "--max-tokens", type=click.IntRange(1), default=256, show_default=True, help="Most new tokens of an answer."
 )
 @click.option("--epochs", type=click.IntRange(1), default=20, show_default=True, help="Most passes over the data.")
+@click.option(
+    "--balance",
+    type=click.FloatRange(0, 1),
+    default=0.25,
+    show_default=True,
+    help="How much rare outcomes count: 0 as often as they are, 1 as much as the common ones.",
+)
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Same seed, same predictor.")
 @click.option(
     "--dtype", default="auto", show_default=True, help="auto (as stored), float32, bfloat16, float16, float64."
@@ -167,7 +175,7 @@ def _train(
         return train_hrad(
             rounds,
             facts,
-            TrainSettings(epochs=job.epochs, seed=job.seed),
+            TrainSettings(epochs=job.epochs, balance=job.balance, seed=job.seed),
             test_rounds=test_rounds,
             on_epoch=lambda: progress.advance(task),
         )

@@ -46,6 +46,7 @@ _UNTRIED_TRIAL = (
 _TRIAL_ROUNDS, _LONG_TRIAL_ROUNDS = 16, 48
 _LOOK_AFTER, _HOPELESS = 12, 0.85  # rounds of a trial after which it ends if it is so much slower
 _CLOSE = 0.8  # of the present rate: a rival as good as this gets a long trial, which costs little then
+_REMEMBERED = 0.93  # of the rounds that a rate was measured in, at each review of another schedule
 _KEPT_FOR_TRIAL = 0.25  # of what was measured of it before
 # Of the present rate, that a schedule must promise to be tried, if it never was anywhere, and if it was at some batch
 # size. To rest is left for a trial whatever was measured.
@@ -70,7 +71,7 @@ class _Rate:
 
     tokens: float = 0.0
     seconds: float = 0.0
-    rounds: int = 0
+    rounds: float = 0.0  # that it was measured in; fading while others are
 
     def add(self, tokens: float, seconds: float) -> None:
         self.tokens = self.tokens * _KEPT + tokens
@@ -186,6 +187,9 @@ class TunedPolicy:
         if not possible:
             self.reason = "no drafter is up"
             return
+        for arm, learnt in self._learnt.items():
+            if arm != self.arm and (rate := learnt.rates.get(_bucket(self._num_requests))):
+                rate.rounds *= _REMEMBERED
         scores = {arm: self._score(arm) for arm in possible}
         best = max(scores, key=lambda arm: scores[arm])
         here = scores.get(self.arm, 0.0)

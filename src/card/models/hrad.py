@@ -96,7 +96,7 @@ class HRad:
             num_layers = sum(name.endswith(".weight") for name in tensors)
             layers = [(tensors[f"{i}.weight"], tensors[f"{i}.bias"]) for i in range(num_layers)]
             return cls(facts, layers, tensors["mean"], tensors["std"])
-        except (KeyError, ValueError, ModelError) as error:
+        except (KeyError, TypeError, ValueError, ModelError) as error:
             raise ModelError(f"{path} is damaged: {error}; train it again") from error
 
     def save(self, path: str | Path) -> None:
