@@ -174,9 +174,9 @@ class EngineSettings(_Replaceable):
     drafter_timeout_s: float = 3.0  # silence after which a drafter counts as hung and is replaced
     hrad: str = "auto"  # predictor of rejections for specbranch: a file, off, or auto: the one of the demo pair for it
     writers: tuple[str, ...] | None = None  # candidate writers, beam is the draft model; None: by method
-    suffix_store: str | None = None  # file that keeps the texts of the suffix writer; None: in memory only
+    suffix_store: str | None = None  # file that the writer `store` keeps finished texts in; it needs one
     suffix_store_key: str = "default"  # texts under another key are neither read nor counted
-    suffix_store_tokens: int = 1_000_000  # most tokens that the suffix writer remembers; the oldest texts go first
+    suffix_store_tokens: int = 1_000_000  # most tokens kept under a key; the oldest texts go first
 
     def __post_init__(self) -> None:
         if self.placement is not None:

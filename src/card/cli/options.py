@@ -89,7 +89,7 @@ _METHOD_OPTIONS = [
     ),
     click.option("--second-draft", help="Another draft model, whose candidates join those of the first."),
     click.option("--hrad", help="Predictor for specbranch: a file of card train hrad, off, or auto.  [default: auto]"),
-    click.option("--suffix-store", help="File of the writer store: texts that later requests may continue alike."),
+    click.option("--suffix-store", help="File in which the writer store keeps finished texts for later requests."),
     click.option("--suffix-store-key", help="Texts under another key are neither read nor counted."),
     click.option("--suffix-store-tokens", type=int, help="Most tokens kept under a key; the oldest texts go first."),
     click.option("--draft-address", help="Use the draft server at tcp://host:port instead of a drafter of one's own."),
