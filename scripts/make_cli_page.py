@@ -5,7 +5,10 @@ python scripts/make_cli_page.py
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
+
+import click
 
 from card.cli.main import cli
 
@@ -14,16 +17,20 @@ PAGE = Path(__file__).parents[1] / "docs" / "cli.md"
 
 
 def cli_page() -> str:
-    """Return the page: the group's help, then each command's."""
+    """Return the page: each group's help, then those of its commands."""
     parts = ["# The command `card`", "Made from `--help` by `scripts/make_cli_page.py`."]
-    group = cli.make_context("card", [], resilient_parsing=True, terminal_width=WIDTH)
-    texts = [("card", group.get_help())]
-    for name, command in sorted(cli.commands.items()):
-        context = command.make_context(name, [], parent=group, resilient_parsing=True, terminal_width=WIDTH)
-        texts.append((f"card {name}", command.get_help(context)))
-    for title, text in texts:
+    for title, text in _help_texts(cli, "card", None):
         parts += [f"## `{title}`", f"```text\n{text}\n```"]
     return "\n\n".join(parts) + "\n"
+
+
+def _help_texts(command: click.Command, name: str, parent: click.Context | None) -> Iterator[tuple[str, str]]:
+    """Yield how a command is called and its help, and the same of the commands below it."""
+    context = command.make_context(name, [], parent=parent, resilient_parsing=True, terminal_width=WIDTH)
+    yield context.command_path, command.get_help(context)
+    if isinstance(command, click.Group):
+        for below, one in sorted(command.commands.items()):
+            yield from _help_texts(one, below, context)
 
 
 if __name__ == "__main__":

@@ -131,16 +131,21 @@ class Replica:
         self._known_len, self._next_seq, self._lost_a_layer, self._epochs_seen = 0, 0, False, 0
         self.tree.restart(0)
 
-    def is_short(self, settings: DraftSettings) -> bool:
-        """Return whether the best path is shorter than ``settings`` want before the target verifies."""
-        if self.is_after_miss and not settings.waits_after_miss:
+    def is_short(self, settings: DraftSettings, deepest: int) -> bool:
+        """Return whether the best path is shorter than ``settings`` want before the target verifies.
+
+        Args:
+            deepest: layers below the last token that the text still has room for: no more are waited for.
+        """
+        wanted = min(settings.min_depth, deepest)
+        if deepest < 1 or (self.is_after_miss and not settings.waits_after_miss):
             return False
         if self.tree.pending:
             return True
         if settings.verify != "trunk":
-            return self.tree.depth < settings.min_depth
+            return self.tree.depth < wanted
         trunk = self.tree.query(settings.budget, "trunk")
-        return self.tree.depth == len(trunk) < settings.min_depth  # it neither branches yet nor is it long enough
+        return self.tree.depth == len(trunk) < wanted  # it neither branches yet nor is it long enough
 
     def compare(self, new_ids: Sequence[int]) -> tuple[int, int]:
         """Return with how many tokens of the best path the committed ones can be compared, and how many agree."""

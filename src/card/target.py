@@ -251,7 +251,8 @@ class TargetWorker:
     def is_short_of_candidates(self, request_id: int) -> bool:
         """True if the best path in the replica is shorter than the request wants before it verifies."""
         generation = self._running[request_id]
-        return generation.request.uses_drafter and generation.replica.is_short(generation.request.draft)
+        draft, deepest = generation.request.draft, self._deepest(generation)
+        return generation.request.uses_drafter and generation.replica.is_short(draft, deepest)
 
     def best_path(self, request_id: int) -> tuple[int, float]:
         """Return the depth and the path score of the end of the best path in the replica; (0, 0.0) if it is empty."""
@@ -266,15 +267,18 @@ class TargetWorker:
         """
         generation = self._running[request_id]
         request = generation.request
-        tokens_left = request.params.max_tokens - generation.num_new_tokens
-        positions_left = self.model.max_model_len - len(generation.token_ids)
+        max_depth = self._deepest(generation)
         budget = min(budget, self.rows_left(request_id))
-        if generation.is_prefilling or tokens_left < 2 or budget < 1:
+        if generation.is_prefilling or max_depth < 1 or budget < 1:
             return Candidates.none()
-        max_depth = min(tokens_left - 1, positions_left)
         uses_drafter = asks_drafter and request.uses_drafter
         drafted = generation.replica.tree.query(budget, shape, max_depth) if uses_drafter else Candidates.none()
         return generation.offers.merge(drafted, budget, max_depth)
+
+    def _deepest(self, generation: _Generation) -> int:
+        """Return how many layers of candidates can become text: the last token of all is the target's own."""
+        tokens_left = generation.request.params.max_tokens - generation.num_new_tokens
+        return min(tokens_left - 1, self.model.max_model_len - len(generation.token_ids))
 
     def rows_left(self, request_id: int) -> int:
         """Return how many candidates of the request one pass has KV rows for."""

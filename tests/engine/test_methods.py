@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -9,6 +11,7 @@ from hypothesis import strategies as st
 from card.config import DraftSettings, SamplingParams
 from card.engine.engine import Limits
 from card.methods import METHODS
+from card.target import TargetWorker, Work
 from card.transport.fake import Faults
 from card.writers.local import writer_names
 from tests.decoding import decode, fake, inline, make_engine, make_request, plain, run_all, toy_draft, toy_target
@@ -161,3 +164,16 @@ def test_a_parallel_method_goes_on_plainly_when_its_drafter_says_nothing(method)
     token_ids, _, stats = decode(target, link, method=method, params=params, draft=shape)
     assert token_ids == plain(target, params=params)[0]
     assert stats.accepted_tokens == 0
+
+
+@pytest.mark.parametrize("method", DRAFTING)
+def test_no_candidates_are_waited_for_that_the_text_has_no_room_for(method):
+    target = toy_target()
+    params = SamplingParams(temperature=0.0, seed=0, max_tokens=12)
+    shape = DraftSettings(num_speculative_tokens=8)
+    worker = TargetWorker(target, clock=time.perf_counter)
+    worker.add(make_request(7, method=method, params=params, draft=shape))
+    worker.step([Work(7, num_prompt_tokens=100)])
+    for _ in range(10):
+        worker.step([Work(7)])  # plainly: eleven of twelve tokens are there
+    assert not worker.is_short_of_candidates(7)

@@ -1,0 +1,38 @@
+"""Features of recorded passes, with graphs that are really captured."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from card.models.protocol import Extension
+from tests.static import bucketed, ordinary
+
+TEXT = [3, 14, 15, 9, 26, 5, 35, 8, 9, 7, 9, 32]
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device"),
+]
+
+
+@pytest.fixture(scope="module")
+def device() -> str:
+    return "cuda"
+
+
+def test_recorded_passes_leave_the_features_of_ordinary_ones(device: str) -> None:
+    recorded, plain = bucketed(device), ordinary(device)
+    slots = [runner.open() for runner in (recorded, plain)]
+    recorded.forward([Extension(slots[0], TEXT[:4], range(-1, 3))])  # without features: to be recorded anew
+    plain.forward([Extension(slots[1], TEXT[:4], range(-1, 3))])
+    start = 4
+    for num_layers, sizes in ((2, (4, 1, 1)), (1, (1, 1))):
+        for runner in (recorded, plain):
+            runner.keep_features(num_layers)
+        for num_new in sizes:
+            ids, parents = TEXT[start : start + num_new], range(start - 1, start - 1 + num_new)
+            for runner, slot in zip((recorded, plain), slots, strict=True):
+                runner.forward([Extension(slot, ids, parents)])
+            torch.testing.assert_close(recorded.features(0), plain.features(0), atol=1e-4, rtol=1e-4)
+            start += num_new
