@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 from hypothesis import given, settings
@@ -98,6 +98,17 @@ def test_speculation_comes_back_when_it_pays_again():
     World({"beside": 300.0, "turns": 200.0, "off": 140.0}, agreement=0.95).run(policy, 600)
     used = World({"beside": 300.0, "turns": 200.0, "off": 140.0}, agreement=0.95).run(policy, 600)
     assert used["beside"] > 500
+
+
+@pytest.mark.parametrize("has_writers", [True, False])
+def test_to_rest_the_drafter_is_tried_however_bad_it_looks_if_other_writers_go_on(has_writers):
+    policy = TunedPolicy(stations(), DraftSettings())
+    world = World({"beside": 300.0, "turns": 300.0, "off": 500.0})
+    offer = replace(chain(-0.1), writers=("beam+suffix",)) if has_writers else chain(-0.1)
+    for _ in range(100):
+        policy.observe(Outcome(view(), StepResult(verified=[Verified(0, offer, (0,), True, 1, 1)]), 0.01, 2, 0, 0.0))
+    used = world.run(policy, 600)
+    assert (used["off"] > 400) == has_writers
 
 
 def test_each_batch_size_has_its_own_best_schedule():

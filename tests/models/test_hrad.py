@@ -462,6 +462,8 @@ def test_the_shipped_predictor_foresees_the_demo_pairs_rounds() -> None:
     prompts = [encode_chat(pair.tokenizer, [{"role": "user", "content": problem}]) for problem in DEMO_PROBLEMS]
     rounds = collector.collect(prompts)
     predicted = hrad.predict_all(rounds.inputs.float())
-    share = torch.bincount(rounds.labels).max() / len(rounds)
-    assert (predicted == rounds.labels).float().mean() > share + 0.02
-    assert len(set(predicted.tolist())) == 3
+    assert len(rounds) > 200
+    for outcome, least in ((ALL_REJECTED, 1.5), (UNDECIDED, 1.2), (ALL_ACCEPTED, 1.03)):
+        was, foreseen = rounds.labels == outcome, predicted == outcome
+        share_where_foreseen = was[foreseen].float().mean()
+        assert share_where_foreseen > least * was.float().mean(), f"foreseeing {outcome} says something"

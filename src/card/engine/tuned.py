@@ -131,6 +131,7 @@ class TunedPolicy:
         self._chances_before: list[float] = []
         self._trial_rounds = 0
         self._is_first_trial = False
+        self._has_writers = False  # others than the drafter propose candidates
         self._patiences: dict[int, _Patience] = {}  # by batch bucket
         self._depth_before_draft = -1
         self.arm: Arm = max(stations, key=lambda arm: self._predicted(arm, 1))
@@ -213,7 +214,9 @@ class TunedPolicy:
         self.reason = self._explain(scores)
 
     def _worth_a_trial(self, arm: Arm) -> float:
-        return _WORTH_A_FIRST_TRIAL if self._learnt[arm].bias is None else _WORTH_A_TRIAL
+        if self._learnt[arm].bias is not None:
+            return _WORTH_A_TRIAL
+        return 0.0 if arm == "off" and self._has_writers else _WORTH_A_FIRST_TRIAL  # they write on while it rests
 
     def _begin_trial(self, arm: Arm, num_rounds: int) -> None:
         """Run another schedule for some rounds; what was measured of it before counts little then."""
@@ -374,6 +377,7 @@ class TunedPolicy:
         learnt = self._learnt[self.arm]
         for one in outcome.result.verified:
             if one.offer:
+                self._has_writers = self._has_writers or bool(one.offer.writers)
                 self._calibrations.observe(one.is_greedy, one.offer, one.accepted)
             if one.num_compared:  # the first candidate alone: that there are deeper ones shows that it was likely
                 self._agreement[0] = self._agreement[0] * _AGREEMENT_KEPT + (one.num_agreed > 0)
