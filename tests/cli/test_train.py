@@ -66,7 +66,7 @@ def test_a_tiny_pair_gets_a_predictor_that_loads_and_classifies(run, pair, model
     out = tmp_path / "hrad.safetensors"
     ran = run(*models, "--prompts", prompts_file, "--out", str(out), "--gamma", "3", *FEW)
     assert (ran.status, ran.err) == (0, "")
-    for said in ("foreseen all accepted", "undecided", "accuracy", "always naming the commonest class", str(out)):
+    for said in ("by what was foreseen", "undecided", "accuracy", "always naming the commonest class", str(out)):
         assert said in " ".join(ran.out.split())
     target = load_model(pair.target, dtype="float32")
     num_parameters = parameter_count(target)

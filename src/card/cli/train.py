@@ -243,7 +243,7 @@ def _thread_count(threads: int | None) -> Iterator[None]:
 
 
 def _print(console: Console, trained: Trained, out: Path) -> None:
-    table = Table("rounds that were", *(f"foreseen {name}" for name in _CLASS_NAMES), box=None, padding=(0, 0, 0, 2))
+    table = Table("rounds, by what was foreseen", *_CLASS_NAMES, box=None, padding=(0, 0, 0, 2))
     for column in table.columns[1:]:
         column.justify = "right"
     for name, row in zip(_CLASS_NAMES, trained.confusion, strict=True):
