@@ -297,9 +297,10 @@ def test_an_interrupt_ends_with_status_130_and_no_drafter_is_left(pair):
         start_new_session=True,
     )
     assert running.stdout is not None
+    while not (children := psutil.Process(running.pid).children()):
+        assert running.poll() is None, "it ended before its drafter came up"
+        time.sleep(0.01)
     assert running.stdout.read(1)
-    children = psutil.Process(running.pid).children()
-    assert len(children) == 1
     os.killpg(running.pid, signal.SIGINT)
     _, err = running.communicate(timeout=PATIENCE_S)
     assert running.returncode == 130, err

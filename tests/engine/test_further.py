@@ -104,10 +104,17 @@ def test_the_second_drafter_is_told_when_a_request_is_over():
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_two_draft_models_in_processes_of_their_own_write_for_one_target(pair: Pair, temperature: float) -> None:
     params = SamplingParams(temperature=temperature, seed=4, max_tokens=40, ignore_eos=True)
+    cost = "20M"  # a target that takes longer than a drafter needs to begin
     with (
-        LLM(pair.target, dtype="float32") as alone,
+        LLM(pair.target, dtype="float32", target_cost=cost) as alone,
         LLM(
-            pair.target, pair.draft, second_draft=pair.target, dtype="float32", policy="fixed", min_verify_prob=0.0
+            pair.target,
+            pair.draft,
+            second_draft=pair.target,
+            dtype="float32",
+            target_cost=cost,
+            policy="fixed",
+            min_verify_prob=0.0,
         ) as both,
     ):
         (expected,) = alone.generate("a b c", params)
