@@ -122,6 +122,7 @@ class Host:
         most_tokens = 1 + self.draft_settings.budget if drafts or writer_names else 1
         if self.settings.threads is None and self.runner.device.type == "cpu":
             self.cores = with_useful_threads(self.cores, self.runner)
+        foresee = self._foresight()  # before the passes are warmed up: it decides what they keep
         with pinned(self.cores.alone):
             self.runner.warm_up(most_tokens)
         self.link: DrafterLink | None = None
@@ -144,7 +145,7 @@ class Host:
             max_kv_bytes=self._kv_bytes(),
             writers=self._openers(),
             top_k=max((writer.top_k for writer in self._writers.values()), default=0),
-            foresee=self._foresight(),
+            foresee=foresee,
         )
         limits = Limits(max_num_seqs=self.settings.max_num_seqs, prefill_chunk=self.settings.prefill_chunk)
         self.engine = Engine(worker, self.link, self.method, limits=limits, policy=self.policy)
