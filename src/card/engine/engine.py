@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from card.engine.cores import pinned
@@ -73,9 +74,12 @@ class Engine:
         *,
         limits: Limits | None = None,
         policy: Policy | None = None,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
+        """Make an engine without requests. ``clock`` gives seconds; all times in the statistics are its own."""
         self._worker = worker
         self._link = link
+        self._clock = clock
         self._limits = limits or Limits()
         takes_turns = link is not None and not link.runs_by_itself
         self._policy: Policy = policy or FixedPolicy(method, takes_turns=takes_turns)
@@ -121,7 +125,7 @@ class Engine:
         if self._death is not None:
             raise WorkerError(f"the engine is down: {self._death}; start it anew")
         self.check(request)
-        self._waiting.append(_Entry(request, time.perf_counter()))
+        self._waiting.append(_Entry(request, self._clock()))
 
     def abort(self, request_id: int) -> bool:
         """Drop a request at once, with its KV rows and its tree; no update follows. Returns False for an unknown id."""
@@ -170,7 +174,7 @@ class Engine:
     # ---- one round --------------------------------------------------------------------------------------------------
 
     def _round(self) -> list[Update]:
-        started = time.perf_counter()
+        started = self._clock()
         refused = self._admit(started)
         self._tell_drafter_the_schedule()
         work = self._plan_prefill()
@@ -187,7 +191,7 @@ class Engine:
         result, errors = self._run(work)
         if self._policy.arm != "off":
             self._send(result.messages)
-        ended = time.perf_counter()
+        ended = self._clock()
         updates = refused + [self._fail(request_id, error) for request_id, error in errors.items()]
         for progress in result.progress:
             stats = self._refresh(progress.request_id, ended)
@@ -250,7 +254,7 @@ class Engine:
 
     def _prepare(self, view: RoundView, decoding: list[_Entry]) -> None:
         """Let the drafter draft, or wait for it, as the policy says."""
-        link, started = self._link, time.perf_counter()
+        link, started = self._link, self._clock()
         if link is None or self._policy.arm == "off":
             return
         view.num_unread = sum(entry.stats.drafter_passes == 0 for entry in self._running.values())
@@ -267,7 +271,7 @@ class Engine:
             else:
                 link.wait(action.seconds)
             self._listen()
-            view.waited_s = time.perf_counter() - started
+            view.waited_s = self._clock() - started
         for entry in decoding if view.waited_s else ():
             stats = entry.stats
             stats.waited_s += view.waited_s
@@ -356,7 +360,7 @@ class Engine:
         return new_busy_s, new_passes
 
     def _fail(self, request_id: int, error: TargetError) -> Update:
-        stats = self._refresh(request_id, time.perf_counter())
+        stats = self._refresh(request_id, self._clock())
         self._leave(request_id)
         self._totals.num_failed += 1
         return Update(request_id, (), "error", stats, error)
