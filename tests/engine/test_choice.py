@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from card.engine.choice import choose, is_worth_drafting
+from card.engine.choice import best_by_depth, choose, is_worth_drafting
 from card.engine.latency import PassCost
+from card.nodes import Candidates
 
 Offers = list[list[float]]
 Seconds = Callable[[int], float]
@@ -110,7 +111,18 @@ def test_prefill_tokens_can_make_candidates_too_dear() -> None:
 
 
 def test_another_draft_pass_is_made_only_if_it_brings_more_than_its_seconds_are_worth() -> None:
-    assert is_worth_drafting([0.5, 0.3], draft_s=0.02, verify_s=0.01, rate=20.0)
-    assert not is_worth_drafting([0.5], draft_s=0.02, verify_s=0.01, rate=20.0)
-    assert not is_worth_drafting([0.6], draft_s=0.02, verify_s=0.01, rate=20.0)  # 0.6 for 0.6: not more
-    assert not is_worth_drafting([], draft_s=0.0, verify_s=0.0, rate=20.0)
+    assert is_worth_drafting([0.8], seconds=0.03, rate=20.0)
+    assert not is_worth_drafting([0.5], seconds=0.03, rate=20.0)
+    assert not is_worth_drafting([0.6], seconds=0.03, rate=20.0)  # 0.6 for 0.6: not more
+    assert not is_worth_drafting([], seconds=0.0, rate=20.0)
+
+
+def test_a_layer_that_brings_nothing_is_drafted_only_for_what_the_next_ones_bring() -> None:
+    assert is_worth_drafting([0.0, 0.9, 0.9], seconds=0.5, rate=1.0)
+    assert not is_worth_drafting([0.0, 0.9], seconds=0.5, rate=1.0)
+
+
+def test_the_best_chance_at_each_depth_is_that_of_any_branch() -> None:
+    tree = Candidates((0, 1, 2, 3), (5, 6, 7, 8), (-1, -1, 0, 1), (0.0,) * 4, (1, 1, 2, 2))
+    assert best_by_depth(tree, [0.5, 0.7, 0.4, 0.1]) == [0.7, 0.4]
+    assert best_by_depth(Candidates.none(), []) == []

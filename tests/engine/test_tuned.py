@@ -13,14 +13,16 @@ from hypothesis import strategies as st
 from card.config import DraftSettings, SamplingParams
 from card.engine.cores import Home
 from card.engine.engine import Engine, Limits
+from card.engine.forecast import Station
 from card.engine.latency import PassCost
 from card.engine.policy import Draft, Outcome, RoundView, Wait
 from card.engine.switch import Arm, SwitchLink
-from card.engine.tuned import Station, TunedPolicy
+from card.engine.tuned import TunedPolicy
 from card.methods import find_method
 from card.nodes import Candidates
 from card.target import StepResult, TargetWorker, Verified
 from card.transport.fake import Faults
+from card.writers.local.protocol import Proposal
 from tests.decoding import fake, inline, make_request, plain, run_all, toy_draft, toy_target
 
 ALL: frozenset[Arm] = frozenset({"beside", "turns", "off"})
@@ -86,7 +88,7 @@ def test_whatever_was_predicted_the_measured_best_schedule_is_used(best, num_req
     world = World({arm: 400.0 * num_requests if arm == best else 300.0 * num_requests for arm in ALL})
     world.run(policy, 2000, num_requests)
     used = world.run(policy, 1000, num_requests)
-    assert used[best] >= 900, "the others are only tried again now and then"
+    assert used[best] >= 850, "the others are only tried again now and then"
     assert f"{best}" in policy.reason
     assert "tokens/s" in policy.reason
 
@@ -295,4 +297,58 @@ class Restless:
     def begin(self, num_decoding: int, available: frozenset[Arm]) -> None:
         self._policy.begin(num_decoding, available)
         if self._rng.random() < 0.3:
-            self._policy.arm = self._rng.choice(sorted(available))
+            self._policy._schedules.arm = self._rng.choice(sorted(available))
+
+
+def test_in_turns_nothing_is_drafted_that_other_writers_have_as_surely():
+    policy = TunedPolicy({"turns": stations()["turns"]}, DraftSettings())
+    fresh = replace(view(), takes_turns=True, best_paths=[(0, 0.0)])
+    assert policy.prepare(fresh) == Draft(1)
+    sure = replace(chain(*[-0.001 * i for i in range(1, 13)]), writers=("suffix",) * 12)
+    for _ in range(60):
+        verified = [Verified(0, sure, tuple(range(12)), True, 0, 0)]
+        policy.observe(Outcome(replace(view(), num_passes=1), StepResult(verified=verified), 0.05, 5, 1, 0.0))
+    assert policy.prepare(replace(fresh, undrafted=[sure])) is None
+    unsure = replace(sure, path_logprobs=tuple(-2.0 * i for i in range(1, 13)))
+    assert policy.prepare(replace(fresh, undrafted=[unsure])) == Draft(1)
+
+
+def test_in_turns_the_engine_shows_what_the_writers_have_before_anything_is_drafted():
+    class Repeats:
+        def propose(self, best_path, budget):
+            return Proposal.chain((3, 4), (-0.1, -0.2))
+
+        def observe(self, seen):
+            pass
+
+        def close(self):
+            pass
+
+    seen: list[RoundView] = []
+    policy = TunedPolicy({"turns": stations()["turns"]}, DraftSettings())
+    prepare = policy.prepare
+    policy.prepare = lambda view: (seen.append(view), prepare(view))[1]
+    target = toy_target(1)
+    worker = TargetWorker(target, clock=time.perf_counter, writers={"repeats": lambda request: Repeats()})
+    engine = Engine(worker, inline(toy_draft(target, 0.8)), find_method("card"), policy=policy)
+    request = make_request(0, params=SamplingParams(temperature=0.0, seed=0, max_tokens=6))
+    texts = run_all(engine, {0: [request]})
+    assert texts[0] == plain(toy_target(1), params=request.params, prompt=request.prompt_ids)
+    assert next(offer.tokens for v in seen for offer in v.undrafted) == (3, 4)
+
+
+def test_nothing_is_drafted_nor_waited_for_on_behalf_of_requests_that_want_no_speculation():
+    params = SamplingParams(temperature=0.0, seed=0, speculates=False)
+    requests = [make_request(i, params=params) for i in range(2)]
+    turns = TunedPolicy({"turns": stations()["turns"]}, DraftSettings())
+    turns.begin(2, frozenset({"turns"}))
+    best_paths = [(0, 0.0), (0, 0.0)]
+    alone = replace(view(best_paths=best_paths), requests=requests, takes_turns=True)
+    assert turns.prepare(alone) is None
+    beside = TunedPolicy({"beside": Station(Home(), cost(1.0, 1e-3), cost(1e-3, 5e-5))}, DraftSettings())
+    beside.begin(2, frozenset({"beside"}))
+    drafted = make_request(7)
+    mixed = replace(view(best_paths=best_paths, num_short=1), requests=[requests[0], drafted])
+    assert isinstance(beside.prepare(mixed), Wait), "one that has missed is worth waiting for"
+    heard = replace(mixed, best_paths=[(0, 0.0), (9, -0.1)], waited_s=1e-4)
+    assert beside.prepare(heard) is None, "it has its candidates; the other never gets any"

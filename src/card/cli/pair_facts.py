@@ -10,9 +10,10 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from card.config import DraftSettings, SamplingParams
+from card.engine.forecast import Station
 from card.engine.latency import PassCost
 from card.engine.switch import Arm
-from card.engine.tuned import Station, TunedPolicy
+from card.engine.tuned import TunedPolicy
 from card.errors import PromptError
 from card.host import Host
 from card.metrics import RequestStats

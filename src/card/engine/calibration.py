@@ -22,6 +22,7 @@ _KEPT = 1.0 - 1.0 / 300.0  # of a bin's counts when it gets another: it remember
 _PRIOR_COUNT = 10.0  # observations that the candidate's own path probability counts for
 _FADING = math.log(2.0) / 5000.0  # per observation in any bin: a bin that gets none halves its counts in 5000
 _BRANCH_PRIOR_COUNT = 10.0
+_ANY_OF_DRAFTER = ""  # the label of all that the drafter proposes
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,12 +141,16 @@ class Calibration:
 
 
 class Calibrations:
-    """A calibration for each kind of candidate: by who proposed it, and for greedy and sampled text apart."""
+    """A calibration for each kind of candidate: by who proposed it, and for greedy and sampled text apart.
+
+    The drafter's own counts all its candidates, whoever else proposed them: it tells what a path will be worth before
+    the others were asked.
+    """
 
     def __init__(self) -> None:
         self._of: dict[tuple[bool, str], Calibration] = {}
 
-    def of(self, is_greedy: bool, writers: str = DRAFTER) -> Calibration:
+    def of(self, is_greedy: bool, writers: str = _ANY_OF_DRAFTER) -> Calibration:
         """Return the calibration of candidates that these writers propose, named as in `Candidates.writers`."""
         return self._of.setdefault((is_greedy, writers), Calibration())
 
@@ -159,12 +164,14 @@ class Calibrations:
         rows = zip(candidates.writers, candidates.depths, candidates.path_logprobs, strict=True)
         for idx, (writers, depth, path_logprob) in enumerate(rows):
             self.of(is_greedy, writers).observe(depth, path_logprob, idx in on_path)
+            if DRAFTER in writers.split("+"):
+                drafter.observe(depth, path_logprob, idx in on_path)
         drafter.observe_branches(candidates, accepted)
 
     def probabilities(self, is_greedy: bool, candidates: Candidates) -> list[float]:
         """Return the chance of each candidate to be accepted, in [0, 1], never above its parent's."""
         probs: list[float] = []
-        names = candidates.writers or (DRAFTER,) * len(candidates)
+        names = candidates.writers or (_ANY_OF_DRAFTER,) * len(candidates)
         rows = zip(names, candidates.depths, candidates.path_logprobs, candidates.parents, strict=True)
         for writers, depth, path_logprob, parent in rows:
             own = self.of(is_greedy, writers).probability(depth, path_logprob)

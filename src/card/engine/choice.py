@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
+from card.nodes import Candidates
+
 
 @dataclass(frozen=True, slots=True)
 class Choice:
@@ -67,14 +69,24 @@ def choose(
     return Choice(tuple(counts), best_expected_tokens, best_seconds)
 
 
-def is_worth_drafting(gains: Sequence[float], *, draft_s: float, verify_s: float, rate: float) -> bool:
-    """Return whether one more draft pass, made while the target waits, brings more tokens than its time is worth.
+def best_by_depth(offer: Candidates, probs: Sequence[float]) -> list[float]:
+    """Return the highest acceptance probability at each depth, from depth 1 on; parents come before children."""
+    best: list[float] = []
+    for depth, probability in zip(offer.depths, probs, strict=True):
+        if depth > len(best):
+            best.append(0.0)
+        best[depth - 1] = max(best[depth - 1], probability)
+    return best
+
+
+def is_worth_drafting(gains: Sequence[float], *, seconds: float, rate: float) -> bool:
+    """Return whether draft passes, made while the target waits, bring more tokens than their time is worth.
+
+    The first layers may bring nothing, because there are candidates as deep already, and later ones pay for them.
 
     Args:
-        gains: for each request, the chance that a candidate of the layer to be made is accepted: what
-            `Calibration.next_probability` says of its most probable node in the deepest layer.
-        draft_s: seconds of the draft pass.
-        verify_s: seconds by which the new layer's tokens lengthen the target's pass.
+        gains: tokens that the next layer, the one after it and so on are expected to bring, over all requests.
+        seconds: by which each layer lengthens the round: its draft pass and its share of the verification.
         rate: tokens per second to be matched.
     """
-    return sum(gains) > rate * (draft_s + verify_s)
+    return max(accumulate(gain - rate * seconds for gain in gains), default=0.0) > 0.0

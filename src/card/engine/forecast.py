@@ -1,0 +1,196 @@
+"""What each schedule promises: tokens per second from measured latencies and from the acceptance seen on the way."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from card.config import DraftSettings
+from card.engine.cores import Home
+from card.engine.latency import LatencyFit, PassCost
+from card.engine.policy import Outcome, RoundView
+from card.engine.switch import Arm
+from card.nodes import Candidates
+from card.offers import DRAFTER
+from card.target import Verified
+
+_ROUND_S, _REQUEST_S = 3e-4, 1e-4  # a round beyond its passes, and each request in it, until it has been measured
+_FIRST_AGREEMENT = 0.75  # chance that a candidate below an accepted one is accepted, until it has been measured
+_AGREEMENT_PRIOR = 20.0  # candidates that this counts for
+_KEPT = 0.98  # of what was seen of acceptance, after each verification
+_UNDRAFTED_PRIOR = 4.0  # verifications that the first guess, no candidates without the drafter, counts for
+_DRAFTER_YIELD = 0.75  # layers beside the target of which a committed token can come
+_MISSED = 0.4  # of the tokens that end a path, how many are in no other path
+_MOST_WIDENING = 1.45  # a beam is as wide as makes a drafter pass at most so many times as long
+_PATHS_IN_TURNS = 4  # drafted side by side in turns, where target and drafter never agree
+_FIRST_CONTEXT_ROWS = 100.0  # of one request, until they have been counted
+_ROWS_WEIGHT = 0.05  # of the newest round in their mean
+_DEEPEST = 12  # candidates of one request that predictions of a schedule consider
+
+
+@dataclass(frozen=True, slots=True)
+class Station:
+    """One schedule: where the target computes, and what passes cost there."""
+
+    home: Home
+    target: PassCost
+    drafter: PassCost | None = None  # None: no drafter runs
+
+
+@dataclass(slots=True)
+class _Fits:
+    """How the latencies of one schedule differ from those measured at start."""
+
+    target: LatencyFit = field(default_factory=LatencyFit)
+    drafter: LatencyFit = field(default_factory=LatencyFit)
+
+
+class Forecast:
+    """Latencies and acceptance of all schedules, and the speed that follows from them."""
+
+    def __init__(self, stations: Mapping[Arm, Station], draft: DraftSettings, pinned: frozenset[str]) -> None:
+        """Start from the latencies of ``stations``; ``draft`` bounds the beams, of which ``pinned`` ones stay."""
+        self.stations = dict(stations)
+        self._draft = draft
+        self._pinned = pinned
+        self._fits: dict[Arm, _Fits] = {arm: _Fits() for arm in stations}
+        self._agreed = [_FIRST_AGREEMENT * _AGREEMENT_PRIOR, _AGREEMENT_PRIOR]  # accepted, could have been
+        self._rows_per_request = _FIRST_CONTEXT_ROWS
+        self._undrafted = [0.0] * _DEEPEST  # [d] share of rounds that kept d + 1 candidates without the drafter's help
+        self._num_undrafted = 0  # verifications that were looked at for this
+        self._undrafted_rows = 0.0  # candidates of such writers in one verification
+        self.has_writers = False  # others than the drafter propose candidates
+
+    @property
+    def agreement(self) -> float:
+        """Chance in [0, 1] that the drafter's candidate below an accepted one is accepted."""
+        return self._agreed[0] / self._agreed[1]
+
+    # ---- what is expected -------------------------------------------------------------------------------------------
+
+    def tokens_per_s(self, arm: Arm, num_requests: int, agreement: float | None = None) -> float:
+        """Return the expected speed of a schedule at this batch size, at its best number of candidates.
+
+        Args:
+            agreement: as the property; None: as learnt so far.
+        """
+        station, fits = self.stations[arm], self._fits[arm]
+        agreement = self.agreement if agreement is None else agreement
+        overhead_s = _ROUND_S + _REQUEST_S * num_requests
+        draft_s = self.draft_s(arm, num_requests, self.beam(arm, num_requests)[0])
+
+        def round_s(depth: float) -> float:
+            num_tokens = round(num_requests * (1 + depth))
+            return fits.target.seconds(self._pass_s(station.target, num_tokens, num_requests)) + overhead_s
+
+        best = 0.0
+        alone = 1 + sum(self._undrafted)
+        for depth in range(1 if station.drafter is None else _DEEPEST):
+            drafted = [max(agreement**d, self._undrafted[d - 1]) for d in range(1, depth + 1)]
+            length = 1 + sum(drafted) + sum(self._undrafted[depth:])
+            seconds = round_s(max(depth, self._undrafted_rows))
+            if arm == "turns":  # who has candidates already does not wait for more
+                seconds += max(depth, 1) * draft_s * (1 - self._undrafted[0])
+            elif arm == "beside":
+                length = min(length, max(alone, _DRAFTER_YIELD * seconds / max(draft_s, 1e-9)))
+                missed = (1 - max(agreement**depth, self._undrafted[0])) * _MISSED  # the next round has no candidates
+                length, seconds = length + missed, seconds + missed * round_s(0)
+            best = max(best, num_requests * length / seconds)
+        return best
+
+    def beam(self, arm: Arm, num_requests: int) -> tuple[int, int]:
+        """Return the width that lengthens a drafter pass little, and a lead of a few target passes.
+
+        In turns the target waits for every node: a second path is drafted only for a pair that agrees little.
+        """
+        draft, station = self._draft, self.stations[arm]
+        width, lead = draft.beam_width, draft.lead
+        cost = station.drafter
+        if cost is None:
+            return width, lead
+        if "beam_width" not in self._pinned:
+            most_s = _MOST_WIDENING * self._pass_s(cost, num_requests, num_requests)
+            widths = range(1, draft.beam_width + 1)
+            fits = [w for w in widths if self._pass_s(cost, num_requests * w, num_requests) <= most_s]
+            width = max(fits, default=1)
+            if arm == "turns":
+                width = min(width, 1 + round(_PATHS_IN_TURNS * (1 - self.agreement)))
+        if "lead" not in self._pinned:
+            target_s = self._pass_s(station.target, num_requests * 6, num_requests)
+            layers = target_s / max(self._pass_s(cost, num_requests * width, num_requests), 1e-9)
+            lead = max(min(6, lead), min(lead, math.ceil(2.5 * layers)))
+        return width, lead
+
+    def draft_s(self, arm: Arm, num_requests: int, width: int) -> float:
+        """Return the seconds of a drafter pass for so many beams of this width; 0 where no drafter runs."""
+        cost = self.stations[arm].drafter
+        if cost is None:
+            return 0.0
+        return self._fits[arm].drafter.seconds(self._pass_s(cost, num_requests * width, num_requests))
+
+    def seconds(self, arm: Arm, view: RoundView) -> Callable[[int], float]:
+        """Return what a target pass of so many tokens takes in this round."""
+        cost, fit = self.stations[arm].target, self._fits[arm].target
+        num_requests, num_rows = len(view.requests), view.num_context_rows
+        return lambda num_tokens: fit.seconds(cost.seconds(num_tokens, num_requests, num_rows))
+
+    def prompt_token_s(self, arm: Arm) -> float:
+        """Return the seconds that each token of a prompt adds to a pass."""
+        cost = self.stations[arm].target
+        return self._fits[arm].target.slope * (cost.seconds(64) - cost.seconds(16)) / 48
+
+    def _pass_s(self, cost: PassCost, num_tokens: int, num_requests: int) -> float:
+        """Return what a pass of so many tokens for so many requests of the present length was measured to cost."""
+        return cost.seconds(num_tokens, num_requests, round(num_requests * self._rows_per_request))
+
+    # ---- what was seen ----------------------------------------------------------------------------------------------
+
+    def observe(self, arm: Arm, width: int, outcome: Outcome) -> None:
+        """Learn acceptance and latencies from a round under this schedule, with beams of this width."""
+        for one in outcome.result.verified:
+            self._observe_undrafted(one)
+            if one.num_compared:  # the first candidate alone: that there are deeper ones shows that it was likely
+                self._agreed[0] = self._agreed[0] * _KEPT + (one.num_agreed > 0)
+                self._agreed[1] = self._agreed[1] * _KEPT + 1
+        if outcome.view.requests:
+            self._observe_latencies(arm, width, outcome)
+
+    def _observe_undrafted(self, one: Verified) -> None:
+        offer = one.offer
+        self.has_writers = self.has_writers or bool(offer.writers)
+        if not self.has_writers:
+            return
+        num_kept = num_undrafted(offer, one.accepted)
+        num_rows = sum(name != DRAFTER for name in offer.writers)
+        self._num_undrafted += 1
+        weight = max(1 - _KEPT, 1 / (_UNDRAFTED_PRIOR + self._num_undrafted))
+        self._undrafted_rows += weight * (num_rows - self._undrafted_rows)
+        for d, share in enumerate(self._undrafted):
+            self._undrafted[d] = share + weight * ((d < num_kept) - share)
+
+    def _observe_latencies(self, arm: Arm, width: int, outcome: Outcome) -> None:
+        station, fits = self.stations[arm], self._fits[arm]
+        view, num_requests = outcome.view, len(outcome.view.requests)
+        predicted_s = station.target.seconds(outcome.result.num_tokens, num_requests, view.num_context_rows)
+        fits.target.observe(predicted_s, outcome.result.busy_s)
+        rows = view.num_context_rows / num_requests
+        self._rows_per_request += _ROWS_WEIGHT * (rows - self._rows_per_request)
+        if station.drafter is None:
+            return
+        predicted_s = self._pass_s(station.drafter, num_requests * width, num_requests)
+        if view.num_passes and not view.num_unread:
+            fits.drafter.observe(predicted_s, view.waited_s / view.num_passes)
+        elif outcome.drafter_passes and not view.takes_turns:
+            fits.drafter.observe(predicted_s, outcome.drafter_busy_s * num_requests / outcome.drafter_passes)
+
+
+def num_undrafted(offer: Candidates, accepted: Sequence[int]) -> int:
+    """Return how many candidates would have been accepted had the first drafter proposed nothing.
+
+    Args:
+        accepted: indices of the accepted path into the offer, from the root down.
+    """
+    if not offer.writers:
+        return 0
+    return next((d for d, idx in enumerate(accepted) if offer.writers[idx] == DRAFTER), len(accepted))

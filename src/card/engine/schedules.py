@@ -1,0 +1,257 @@
+"""Which schedule to use: as predicted, once it was tried as measured, and now and then another one on trial."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from card.engine.forecast import Forecast
+from card.engine.switch import Arm
+
+_KEPT = 0.995  # of a schedule's tokens, promised and committed, after each of its rounds
+_REMEMBERED = 0.98  # of those of all schedules at each review: what was measured long ago counts less
+_RECENT = 0.97  # of the present rate's tokens and seconds after each round
+_PRIOR_ROUNDS = 24.0  # rounds that the bias of the other schedules counts for; one round gives 4 tokens, or 1, or 12
+SETTLING = 4  # rounds after a switch that say nothing
+REVIEW_EVERY = 16  # rounds
+_DWELL = 8  # rounds of another batch size before the schedule is reviewed for it: it may pass
+_FIRST_TRIAL, _LAST_TRIAL = 96, 4096  # rounds until another schedule is tried: four times as many each time in vain
+_UNTRIED_TRIAL = 32  # the same for one that never was tried: predictions are only as good as start-up was quiet
+_TRIAL_ROUNDS, _LONG_TRIAL_ROUNDS = 16, 48
+_LOOK_AFTER, _HOPELESS = 12, 0.85  # rounds of a trial after which it ends if it is so much slower
+_CLOSE = 0.8  # of the present rate: a rival as good as this gets a long trial, which costs little then
+# Of the present rate, that a schedule must promise to be tried, if it never was anywhere, and if it was at some batch
+# size. To rest is left for a trial whatever was measured.
+_WORTH_A_FIRST_TRIAL, _WORTH_A_TRIAL = 0.6, 0.85
+_MARGIN = 1.04  # another schedule must be better by this
+
+
+@dataclass(slots=True)
+class _Rate:
+    """Something per something else, fading; committed tokens per second above all."""
+
+    kept: float
+    tokens: float = 0.0
+    seconds: float = 0.0
+
+    def add(self, tokens: float, seconds: float) -> None:
+        self.tokens = self.tokens * self.kept + tokens
+        self.seconds = self.seconds * self.kept + seconds
+
+    @property
+    def value(self) -> float:
+        return self.tokens / self.seconds if self.seconds > 0 else 0.0
+
+
+@dataclass(slots=True)
+class _Account:
+    """What one schedule promised at one batch size, and what it kept of it."""
+
+    promised: float = 0.0  # tokens, fading
+    committed: float = 0.0  # in the same seconds
+    rounds: float = 0.0  # fading likewise
+
+    def add(self, promised: float, committed: float, rounds: int) -> None:
+        kept = _KEPT**rounds
+        self.promised = self.promised * kept + promised
+        self.committed = self.committed * kept + committed
+        self.rounds = self.rounds * kept + rounds
+
+    def fade(self) -> None:
+        self.promised *= _REMEMBERED
+        self.committed *= _REMEMBERED
+        self.rounds *= _REMEMBERED
+
+    def bias(self, prior: float) -> float:
+        """Return committed / promised, as if `_PRIOR_ROUNDS` more rounds had had the prior bias."""
+        if self.promised <= 0:
+            return prior
+        more = _PRIOR_ROUNDS * self.promised / self.rounds
+        return (self.committed + prior * more) / (self.promised + more)
+
+
+@dataclass(slots=True)
+class _Patience:
+    """How long one batch size goes on with its schedule before another one is tried."""
+
+    rounds: int = 0  # since the last trial
+    until_trial: int = _FIRST_TRIAL
+
+
+@dataclass(slots=True)
+class _Learnt:
+    """What was learnt about one schedule."""
+
+    trials: int = 0
+    was_used: bool = False
+    everywhere: _Account = field(default_factory=_Account)
+    accounts: dict[int, _Account] = field(default_factory=dict)  # by batch bucket
+
+
+class Schedules:
+    """Chooses the schedule of each round.
+
+    What is measured of a schedule is kept as its ratio to what was predicted then, its bias. Predictions follow the
+    text, so a bias still tells something when other text is written; and they know more than a few rounds can show.
+    """
+
+    def __init__(self, forecast: Forecast) -> None:
+        """Begin with the schedule that is predicted to be the fastest for one request."""
+        self._forecast = forecast
+        self._learnt: dict[Arm, _Learnt] = {arm: _Learnt() for arm in forecast.stations}
+        self._prompt_share = _Rate(_KEPT)  # prompt tokens read for each committed one
+        self._recent = _Rate(_RECENT)  # of the present schedule at this batch size
+        self._unaccounted = _Rate(1.0)  # what was committed since the last review
+        self._unaccounted_rounds = 0
+        self._num_requests = 1
+        self.rounds_here = 0  # since the last switch
+        self._until_review = 0
+        self._trial_rounds = 0
+        self._is_first_trial = False
+        self._patiences: dict[int, _Patience] = {}  # by batch bucket
+        self.arm: Arm = max(forecast.stations, key=lambda arm: forecast.tokens_per_s(arm, 1))
+        self.reason = "predicted"
+
+    @property
+    def _patience(self) -> _Patience:
+        return self._patiences.setdefault(bucket(self._num_requests), _Patience())
+
+    def begin(self, num_requests: int, available: frozenset[Arm]) -> None:
+        """Review the schedule where the batch has changed, now and then, and when its drafter is gone."""
+        has_new_bucket = bucket(num_requests) != bucket(self._num_requests)
+        if has_new_bucket:
+            self._close_account()
+            self._recent = _Rate(_RECENT)
+        self._num_requests = num_requests
+        self._until_review = min(self._until_review - 1, _DWELL if has_new_bucket else REVIEW_EVERY)
+        possible = [arm for arm in self._learnt if arm in available]
+        is_gone = self.arm not in possible
+        if (self._until_review <= 0 or is_gone) and (possible or len(self._learnt) > 1):
+            self._until_review = REVIEW_EVERY
+            self._review(possible, is_gone)
+
+    def rate(self) -> float:
+        """Return the tokens/s of the present schedule: as measured, or as predicted until it was."""
+        is_known = self.rounds_here >= 2 * SETTLING and self._recent.seconds > 0
+        return self._recent.value if is_known else self._forecast.tokens_per_s(self.arm, self._num_requests)
+
+    def observe(self, num_committed: int, num_tokens: int, num_prompt_tokens: int, seconds: float) -> None:
+        """Count a round of the present schedule.
+
+        Args:
+            num_committed: tokens of the decoding requests.
+            num_tokens: of the pass, with those of prompts.
+            num_prompt_tokens: of the pass.
+            seconds: of the round.
+        """
+        self.rounds_here += 1
+        self._patience.rounds += 1
+        self._prompt_share.add(num_prompt_tokens, num_committed)
+        is_mostly_prompts = 2 * num_prompt_tokens > num_tokens
+        if self.rounds_here > SETTLING and not is_mostly_prompts:
+            decoding_s = max(seconds - num_prompt_tokens * self._forecast.prompt_token_s(self.arm), 0.0)
+            self._recent.add(num_committed, decoding_s)
+            self._unaccounted.add(num_committed, decoding_s)
+            self._unaccounted_rounds += 1
+
+    def _review(self, possible: Sequence[Arm], is_gone: bool) -> None:
+        if not possible:
+            self.reason = "no drafter is up"
+            return
+        self._close_account()
+        for learnt in self._learnt.values():
+            for account in (learnt.everywhere, *learnt.accounts.values()):
+                account.fade()
+        scores = {arm: self._score(arm) for arm in possible}
+        best = max(scores, key=lambda arm: scores[arm])
+        here = scores.get(self.arm, 0.0)
+        if is_gone:
+            self._switch(best)
+        elif self._trial_rounds:
+            is_hopeless = self.rounds_here >= _LOOK_AFTER and here < _HOPELESS * scores[best]
+            if self.rounds_here >= self._trial_rounds or is_hopeless:
+                self._end_trial(best)
+        elif scores[best] > _MARGIN * here and self.rounds_here >= SETTLING:
+            self._switch(best)
+        else:
+            self._consider_trial(possible, scores)
+        self.reason = self._explain(scores)
+
+    def _consider_trial(self, possible: Sequence[Arm], scores: Mapping[Arm, float]) -> None:
+        here = scores[self.arm]
+        rivals = [arm for arm in possible if arm != self.arm]
+        rivals = [arm for arm in rivals if self.arm == "off" or scores[arm] > self._worth_a_trial(arm) * here]
+        untried = [arm for arm in rivals if not self._learnt[arm].was_used]
+        rivals = untried or rivals
+        if rivals and self._patience.rounds >= (_UNTRIED_TRIAL if untried else self._patience.until_trial):
+            self._patience.rounds = 0
+            rival = min(rivals, key=lambda arm: self._learnt[arm].trials)
+            self._begin_trial(rival, _LONG_TRIAL_ROUNDS if scores[rival] > _CLOSE * here else _TRIAL_ROUNDS)
+
+    def _worth_a_trial(self, arm: Arm) -> float:
+        if self._learnt[arm].was_used:
+            return _WORTH_A_TRIAL
+        return 0.0 if arm == "off" and self._forecast.has_writers else _WORTH_A_FIRST_TRIAL  # they write on meanwhile
+
+    def _begin_trial(self, arm: Arm, num_rounds: int) -> None:
+        """Run another schedule for some rounds."""
+        learnt = self._learnt[arm]
+        learnt.trials += 1
+        self._is_first_trial = not learnt.was_used
+        self._switch(arm)
+        self._trial_rounds, self._until_review = num_rounds, _LOOK_AFTER
+
+    def _end_trial(self, best: Arm) -> None:
+        if best == self.arm:
+            self._trial_rounds, self._patience.until_trial = 0, _FIRST_TRIAL
+            return
+        self._switch(best)
+        if not self._is_first_trial:
+            self._patience.until_trial = min(4 * self._patience.until_trial, _LAST_TRIAL)
+
+    def _switch(self, arm: Arm) -> None:
+        if arm != self.arm:
+            self.arm = arm
+            self.rounds_here = 0
+            self._recent = _Rate(_RECENT)
+        self._trial_rounds = 0
+
+    def _close_account(self) -> None:
+        """Compare what the present schedule gave since the last time with what is predicted of it."""
+        learnt, given, rounds = self._learnt[self.arm], self._unaccounted, self._unaccounted_rounds
+        self._unaccounted, self._unaccounted_rounds = _Rate(1.0), 0
+        if not rounds:
+            return
+        learnt.was_used = True
+        promised = given.seconds * self._forecast.tokens_per_s(self.arm, self._num_requests)
+        for account in (learnt.everywhere, learnt.accounts.setdefault(bucket(self._num_requests), _Account())):
+            account.add(promised, given.tokens, rounds)
+
+    def _score(self, arm: Arm) -> float:
+        """Return the tokens/s of a schedule with the reading of prompts, which takes longer on fewer cores.
+
+        All schedules read the share of prompts that was seen under any: how many prompts fall into the short time of a
+        trial does not decide.
+        """
+        rate = self._decoding_rate(arm)
+        return rate / (1 + rate * self._prompt_share.value * self._forecast.prompt_token_s(arm))
+
+    def _decoding_rate(self, arm: Arm) -> float:
+        """Return the tokens/s of decoding: as predicted, corrected by the schedule's bias."""
+        here = bucket(self._num_requests)
+        accounts = [learnt.accounts[here] for learnt in self._learnt.values() if here in learnt.accounts]
+        promised = sum(account.promised for account in accounts)
+        prior = sum(account.committed for account in accounts) / promised if promised else 1.0
+        learnt = self._learnt[arm]
+        prior = learnt.everywhere.bias(prior)  # what delays one schedule delays another, too
+        bias = learnt.accounts[here].bias(prior) if here in learnt.accounts else prior
+        return self._forecast.tokens_per_s(arm, self._num_requests) * bias
+
+    def _explain(self, scores: Mapping[Arm, float]) -> str:
+        parts = [f"{score:.0f} tokens/s {'in ' if arm == 'turns' else ''}{arm}" for arm, score in scores.items()]
+        return f"expected of {self._num_requests} at once: {', '.join(parts)}"
+
+
+def bucket(num_requests: int) -> int:
+    """Return the class of batch sizes: 1, 2, 3-4, 5-8, 9-16, ..."""
+    return max(num_requests - 1, 0).bit_length()

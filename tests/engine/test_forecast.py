@@ -1,0 +1,116 @@
+"""What the schedules promise: by latencies, by the drafter's agreement, and by what other writers get accepted."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from card.config import DraftSettings
+from card.engine.cores import Home
+from card.engine.forecast import Forecast, Station, num_undrafted
+from card.engine.latency import PassCost
+from card.engine.policy import Outcome, RoundView
+from card.engine.switch import Arm
+from card.nodes import Candidates
+from card.target import StepResult, Verified
+from tests.decoding import make_request
+
+
+def cost(first_s: float, each_s: float) -> PassCost:
+    return PassCost(((1, first_s), (64, first_s + 63 * each_s)))
+
+
+def forecast(drafter: PassCost | None = None) -> Forecast:
+    home, beside, alone = Home(), cost(1e-2, 1e-4), cost(7e-3, 1e-4)
+    drafter = drafter or cost(1e-3, 5e-5)
+    stations: dict[Arm, Station] = {
+        "beside": Station(home, beside, drafter),
+        "turns": Station(home, alone, drafter),
+        "off": Station(home, alone),
+    }
+    return Forecast(stations, DraftSettings(), frozenset())
+
+
+def chain(*writers: str) -> Candidates:
+    ids = tuple(range(len(writers)))
+    return Candidates(ids, ids, tuple(i - 1 for i in ids), (-0.1,) * len(ids), tuple(i + 1 for i in ids), writers)
+
+
+def see(told: Forecast, offer: Candidates, num_accepted: int, num_rounds: int, num_agreed: int | None = None) -> None:
+    accepted = tuple(range(num_accepted))
+    compared = (0, 0) if num_agreed is None else (1, num_agreed)
+    verified = [Verified(0, offer, accepted, True, *compared)]
+    result = StepResult(verified=verified, num_tokens=1 + len(offer), busy_s=7e-3 + 1e-4 * len(offer))
+    view = RoundView([make_request(0)], num_prompt_tokens=0, num_context_rows=100, takes_turns=False)
+    for _ in range(num_rounds):
+        told.observe("off", 1, Outcome(view, result, 0.01, 1 + num_accepted, 0, 0.0))
+
+
+@pytest.mark.parametrize(
+    ("writers", "num_accepted", "expected"),
+    [
+        ((), 0, 0),
+        (("suffix", "beam+suffix", "beam", "suffix"), 4, 2),
+        (("suffix", "beam+suffix", "beam", "suffix"), 1, 1),
+        (("beam", "suffix"), 2, 0),
+        (("beam2", "beam2+suffix"), 2, 2),
+    ],
+)
+def test_what_is_accepted_without_the_drafter_ends_where_only_the_drafter_went_on(writers, num_accepted, expected):
+    assert num_undrafted(chain(*writers), tuple(range(num_accepted))) == expected
+
+
+def test_a_drafter_at_rest_promises_what_the_other_writers_get_accepted():
+    told = forecast()
+    before = {arm: told.tokens_per_s(arm, 1) for arm in told.stations}
+    assert before["off"] == max(before["off"], 1 / (7e-3 + 4e-4)), "plain decoding, before anything was seen"
+    see(told, chain(*["beam+suffix"] * 6), 6, 200)
+    assert told.has_writers
+    assert told.tokens_per_s("off", 1) > 5 * before["off"], "seven tokens a pass that is a little longer"
+    assert told.tokens_per_s("turns", 1) > before["turns"], "who has candidates does not wait for the drafter"
+
+
+def test_candidates_of_the_drafter_alone_promise_nothing_while_it_rests():
+    told = forecast()
+    before = told.tokens_per_s("off", 1)
+    see(told, chain(*["beam"] * 6), 6, 200)
+    assert told.tokens_per_s("off", 1) == pytest.approx(before, rel=0.02)
+
+
+def test_what_other_writers_got_accepted_is_forgotten_when_they_fail():
+    told = forecast()
+    see(told, chain(*["suffix"] * 4), 4, 200)
+    good = told.tokens_per_s("off", 1)
+    see(told, chain(*["suffix"] * 4), 0, 200)
+    assert told.tokens_per_s("off", 1) < 0.4 * good
+
+
+def test_a_drafter_that_agrees_more_promises_more():
+    told = forecast()
+    see(told, Candidates.none(), 0, 200, num_agreed=0)
+    low = told.tokens_per_s("beside", 1)
+    assert told.agreement < 0.1
+    see(told, Candidates.none(), 0, 300, num_agreed=1)
+    assert told.agreement > 0.9
+    assert told.tokens_per_s("beside", 1) > 2 * low
+    assert told.tokens_per_s("beside", 1, agreement=0.0) < low * 1.2
+
+
+def test_beside_the_target_no_drafter_gives_more_tokens_than_it_makes_layers():
+    quick, slow = forecast(cost(1e-3, 0.0)), forecast(cost(9e-3, 0.0))
+    for told in (quick, slow):
+        see(told, Candidates.none(), 0, 300, num_agreed=1)
+    assert slow.tokens_per_s("beside", 1) < 1.3 / 9e-3
+    assert quick.tokens_per_s("beside", 1) > 3 * slow.tokens_per_s("beside", 1)
+
+
+def test_a_drafter_that_costs_nothing_is_no_division_by_zero():
+    assert forecast(PassCost(((1, 0.0), (2, 0.0)))).tokens_per_s("beside", 1) > 0
+
+
+def test_stations_given_later_than_the_forecast_do_not_change_it():
+    stations = dict(forecast().stations)
+    told = Forecast(stations, DraftSettings(), frozenset())
+    stations["off"] = replace(stations["off"], target=cost(1.0, 1.0))
+    assert told.tokens_per_s("off", 1) > 100

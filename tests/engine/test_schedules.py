@@ -1,0 +1,90 @@
+"""Which schedule is used: luck does not decide, evidence does, and what is known survives a change of text."""
+
+from __future__ import annotations
+
+import random
+from itertools import pairwise
+
+from card.engine.schedules import Schedules
+from card.engine.switch import Arm
+
+ALL: frozenset[Arm] = frozenset({"beside", "off"})
+
+
+class Told:
+    """A forecast that says what the test wants."""
+
+    has_writers = False
+
+    def __init__(self, **tokens_per_s: float) -> None:
+        self.now = tokens_per_s
+        self.stations = dict.fromkeys(tokens_per_s)
+
+    def tokens_per_s(self, arm: Arm, num_requests: int) -> float:
+        return self.now[arm]
+
+    def prompt_token_s(self, arm: Arm) -> float:
+        return 0.0
+
+
+def run(schedules: Schedules, speed: dict[str, float], num_rounds: int, *, seconds: float = 0.02) -> list[Arm]:
+    used: list[Arm] = []
+    for _ in range(num_rounds):
+        schedules.begin(1, ALL)
+        used.append(schedules.arm)
+        schedules.observe(seconds * speed[schedules.arm], 4, 0, seconds)
+    return used
+
+
+def test_it_begins_with_the_schedule_that_promises_most():
+    assert Schedules(Told(beside=200.0, off=100.0)).arm == "beside"
+    assert Schedules(Told(beside=100.0, off=200.0)).arm == "off"
+
+
+def test_a_few_unlucky_rounds_do_not_change_the_schedule():
+    schedules = Schedules(Told(beside=200.0, off=150.0))
+    run(schedules, {"beside": 200.0, "off": 150.0}, 100)
+    used = run(schedules, {"beside": 130.0, "off": 97.0}, 12)
+    assert set(used) == {"beside"}
+
+
+def test_tokens_that_come_in_lumps_are_no_reason_to_go_to_and_fro():
+    rng, schedules = random.Random(3), Schedules(Told(beside=200.0, off=160.0))
+    used: list[Arm] = []
+    for _ in range(800):
+        lump = rng.choice([0.2, 0.5, 1.0, 2.3])  # of the mean
+        used += run(schedules, {"beside": 200.0 * lump, "off": 160.0 * lump}, 1)
+    switches = sum(a != b for a, b in pairwise(used))
+    assert used.count("beside") > 650
+    assert switches <= 16
+
+
+def test_a_promise_that_is_not_kept_is_found_out():
+    schedules = Schedules(Told(beside=300.0, off=200.0))
+    used = run(schedules, {"beside": 150.0, "off": 200.0}, 400)
+    assert used[-100:].count("off") >= 80
+
+
+def test_what_was_learnt_of_one_text_holds_for_another_that_is_easier_for_both():
+    told = Told(beside=300.0, off=200.0)
+    schedules = Schedules(told)
+    run(schedules, {"beside": 150.0, "off": 200.0}, 600)
+    told.now = {"beside": 450.0, "off": 300.0}  # half of what is promised beside is kept, as before
+    used = run(schedules, {"beside": 225.0, "off": 300.0}, 64)
+    assert used.count("off") >= 48
+
+
+def test_the_promises_for_a_new_kind_of_text_are_believed_without_a_trial():
+    told = Told(beside=300.0, off=100.0)
+    schedules = Schedules(told)
+    run(schedules, {"beside": 300.0, "off": 100.0}, 60)
+    told.now = {"beside": 300.0, "off": 900.0}  # other writers get much accepted now
+    used = run(schedules, {"beside": 300.0, "off": 900.0}, 40)
+    assert used.count("off") >= 12
+
+
+def test_the_rate_is_that_of_the_present_schedule_as_it_was_measured_lately():
+    schedules = Schedules(Told(beside=300.0, off=100.0))
+    assert schedules.rate() == 300.0
+    run(schedules, {"beside": 250.0, "off": 100.0}, 30)
+    assert 249.0 < schedules.rate() < 251.0
