@@ -19,17 +19,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import environment
 import load_report
-import report
+import options
 from closed_loop import ClosedLoop, Load
-from compare import TextJudge, TokenIds
 from rich.console import Console
 from rich.progress import Progress
-from rows import SETTLE_S
 from transformers.utils import logging as transformers_logging
 
 from card import SamplingParams
+from card.bench.compare import TextJudge
+from card.bench.environment import START_TIMEOUT_S
+from card.bench.rows import SETTLE_S
 from card.config import DraftSettings
 from card.engine.cores import Home, pinned
 from card.errors import CardError, SettingsError
@@ -113,7 +113,7 @@ class Bench:
         self._loops: dict[str, ClosedLoop] = {}
         self.cores = cores
         self.tokenizer = load_tokenizer(args.target)
-        self.target = environment.load_target(args.target, args.dtype, args.target_cost)
+        self.target = options.load_target(args.target, args.dtype, args.target_cost)
         self._draft = load_model(args.draft, dtype=args.dtype)
         self.target_cost: str | None = None
         self.params = SamplingParams(temperature=0.0, seed=0, max_tokens=args.max_tokens)
@@ -138,7 +138,7 @@ class Bench:
             settings: dict[str, Any] = {
                 "dtype": args.dtype,
                 "max_num_seqs": max(args.concurrency),
-                "start_timeout_s": environment.START_TIMEOUT_S,
+                "start_timeout_s": START_TIMEOUT_S,
             }
             if family in _PLACEMENTS:
                 settings |= {"policy": "fixed", "placement": _PLACEMENTS[family]}
@@ -189,13 +189,18 @@ def measure(
 
 
 def make_lines(
-    rows: list[Row], runs: Runs, plain: list[TokenIds], prompts: PromptIds, concurrency: int, judge: TextJudge
+    rows: list[Row],
+    runs: Runs,
+    plain: list[load_report.TokenIds],
+    prompts: PromptIds,
+    concurrency: int,
+    judge: TextJudge,
 ) -> list[dict[str, Any]]:
     """Return one result per row and their summary. Texts are compared before any figure is made of the times."""
     differences = {}
     for row in rows:
         pairs = [(i, one.token_ids, plain[i]) for load in runs[row.name] for i, one in enumerate(load.served)]
-        differences[row.name] = judge.first_differences(prompts, pairs)
+        differences[row.name] = load_report.first_differences(judge, prompts, pairs)
     lines = [
         {
             "benchmark": "concurrency",
@@ -204,7 +209,7 @@ def make_lines(
             "family": row.family,
             "concurrency": concurrency,
             "num_prompts": len(load_report.counting(runs[row.name])[0].served),
-            **report.comparison_fields(differences[row.name]),
+            **load_report.comparison_fields(differences[row.name]),
             **load_report.load_fields(runs[row.name]),
             "speedup_vanilla": load_report.ratio(runs[row.name], runs["vanilla"]),
             "settings": row.settings,
@@ -228,7 +233,7 @@ def run_all(bench: Bench, rows: list[Row], prompts: PromptIds, facts: dict[str, 
         if runs:
             lines = make_lines(rows, runs, plain, prompts[:count], concurrency, judge)
             lines = [{**line, **facts} for line in lines]
-            environment.append_lines(args.out, lines)
+            options.append_lines(args.out, lines)
             all_lines += lines
             Console().print(load_report.rich_table(lines))
         if is_interrupted:
@@ -242,12 +247,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parse_arguments(argv)
     specs = row_specs(args)
     transformers_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
-    run = environment.describe_run()
-    cores = environment.all_cores(args.cores)
+    run = options.describe_run()
+    cores = options.all_cores(args.cores)
     with pinned(Home(cores)), contextlib.ExitStack() as stack:  # drafters and torch's threads stay there too
         bench = Bench(args, cores, Console(stderr=True))
         stack.callback(bench.close)
-        prompts = environment.encode_questions(args.prompts, args.limit, bench.tokenizer)
+        prompts = options.encode_prompts(args.prompts, args.limit, bench.tokenizer)
         if len(prompts) < max(args.concurrency):
             raise SettingsError(
                 f"concurrency {max(args.concurrency)} needs as many prompts, got {len(prompts)}; raise --limit, or "
@@ -275,8 +280,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     """Return the options. Raises: SettingsError for a value that makes no sense."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    environment.add_model_options(parser)
-    numbers = environment.numbers
+    options.add_model_options(parser)
+    numbers = options.numbers
     parser.add_argument("--target-cost", default="90M", help="price of the target; 0: as it is (default: %(default)s)")
     parser.add_argument("--cores", help="cores that all methods share, such as 0,1 (default: all)")
     parser.add_argument("--concurrency", type=numbers, default=[1, 2, 4, 8, 16], help="requests in flight, such as 1,4")

@@ -4,7 +4,7 @@
         --out benchmarks/results/draft_server.jsonl
 
 The target has one core, the drafter the other, whoever runs it. Distance is a proxy on the drafter's core that hands
-bytes on after a delay. Order, times and the comparison of texts are those of `methods.py`.
+bytes on after a delay. Order, times, the comparison of texts and the file are those of `card bench`.
 """
 
 from __future__ import annotations
@@ -13,26 +13,30 @@ import argparse
 import contextlib
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
-import environment
-import lineup
-import methods
-import report
-from compare import TextJudge
+import options
 from rich.console import Console
-from rows import CardRow
 from transformers.utils import logging as transformers_logging
 
 from card import LLM, SamplingParams
+from card.bench.compare import TextJudge
+from card.bench.environment import START_TIMEOUT_S, describe_run, weights_fingerprint
+from card.bench.records import Pair, RowFacts
+from card.bench.rows import CardRow, PromptIds
+from card.bench.runner import Plan, run_bench
+from card.bench.tables import rich_tables
 from card.config import DraftSettings, PolicyName, VerifyShape
 from card.engine.cores import Home, pinned
 from card.errors import CardError, SettingsError, WorkerError
-from card.models.loading import load_tokenizer
+from card.models.inflation import inflated_from
+from card.models.loading import context_limit, load_model, load_tokenizer, parameter_count
 
-PROCESS = "process"
+BASELINE = "vanilla"
+PROCESS, SERVER = "process", "server"
 _SERVER = "from card.cli import main; main()"  # as the command `card` does
 _PROXY = """
 import sys
@@ -44,6 +48,8 @@ with DelayProxy(int(sys.argv[2]), one_way_s=float(sys.argv[3])) as proxy:
 """  # in a process of its own: a busy thread in this one would hold the target up in every round
 _END_TIMEOUT_S = 10.0
 _WARM_UP_TOKENS = 16
+_MAX_MODEL_LEN = 4096
+_INTERRUPTED = 130
 
 
 @contextlib.contextmanager
@@ -70,99 +76,128 @@ def serving(program: str, options: Sequence[str], core: int) -> Iterator[str]:
                 server.kill()
 
 
-class Bench:
+class Places:
     """The target, loaded once, and a row for each place that the drafter can be in."""
 
-    def __init__(self, args: argparse.Namespace) -> None:
-        self._args = args
+    def __init__(self, args: argparse.Namespace, say: Callable[[str], None]) -> None:
+        self._args, self._say = args, say
         self._stack = contextlib.ExitStack()
-        self._cores = environment.choose_cores(args.cores)
+        self._cores = options.two_cores(args.cores)
+        self._rows: list[CardRow] = []
         self.tokenizer = load_tokenizer(args.target)
-        self.target = environment.load_target(args.target, args.dtype, args.target_cost)
-        self.params = SamplingParams(temperature=0.0, seed=0, max_tokens=args.max_tokens)
-        self.target_cost: str | None = None
+        self._target = options.load_target(args.target, args.dtype, args.target_cost)
+        self.dtype = str(self._target.dtype).removeprefix("torch.")
+        self.max_model_len = min(context_limit(self._target), _MAX_MODEL_LEN)
+        self.judge = TextJudge(self._target, params_of(args))
 
     def close(self) -> None:
         """End drafters, proxies and the server."""
         self._stack.close()
 
-    def make_rows(self, prompt_ids: list[int]) -> list[CardRow]:
-        """Return the rows, each warmed up on a prompt."""
+    def pair_facts(self) -> Pair:
+        """Return what the run says of the pair."""
+        draft = load_model(self._args.draft, dtype=self._args.dtype)
+        original = inflated_from(self._target)
+        cost = f"{parameter_count(self._target) / 1e6:.0f}M (inflated from {(original or 0) / 1e6:.1f}M, same outputs)"
+        return Pair(
+            name=pair_name(self._args),
+            target=self._args.target,
+            draft=self._args.draft,
+            target_cost=cost if original else None,
+            target_parameters=parameter_count(self._target),
+            draft_parameters=parameter_count(draft),
+            fingerprint=weights_fingerprint(self._target, draft),
+        )
+
+    def make_rows(self, prompts: PromptIds, chosen: Mapping[str, Mapping[str, Any]]) -> list[CardRow]:
+        """Return the rows, each warmed up on a prompt; nothing is chosen here."""
+        del chosen
         args, draft_core = self._args, self._cores[1]
-        options = ["--listen", "tcp://127.0.0.1:0", "--draft", args.draft, "--dtype", args.dtype]
-        server = serving(_SERVER, ["draft-server", *options, "--cores", str(draft_core)], draft_core)
+        server_options = ["--listen", "tcp://127.0.0.1:0", "--draft", args.draft, "--dtype", args.dtype]
+        server = serving(_SERVER, ["draft-server", *server_options, "--cores", str(draft_core)], draft_core)
         address = self._stack.enter_context(server)
         rows = [
-            self._row(lineup.BASELINE, None, method="vanilla"),
+            self._row(BASELINE, None, method="vanilla"),
             self._row(PROCESS, args.draft, placement="process", draft_cores=(draft_core,)),
-            self._row("server", None, draft_address=address),
+            self._row(SERVER, None, draft_address=address),
         ]
         port = address.rpartition(":")[2]
         for delay_ms in args.delays_ms:
             proxy = serving(_PROXY, [str(Path(__file__).parent), port, str(1e-3 * delay_ms)], draft_core)
             distant = self._stack.enter_context(proxy)
-            rows.append(self._row(f"server, {delay_ms} ms away", None, draft_address=distant))
+            rows.append(self._row(distant_name(delay_ms), None, draft_address=distant))
         for row in rows:
-            row.decode(prompt_ids, self.params.replace(max_tokens=_WARM_UP_TOKENS))
+            row.decode(prompts[0], params_of(args).replace(max_tokens=_WARM_UP_TOKENS))
         return rows
 
     def _row(self, name: str, draft: str | None, **settings: Any) -> CardRow:
+        self._say(f"preparing {name}")
         args, cores = self._args, self._cores[:1]
-        is_fixed = args.policy == "fixed" or name == lineup.BASELINE
-        common: dict[str, Any] = {"dtype": args.dtype, "start_timeout_s": environment.START_TIMEOUT_S}
+        is_fixed = args.policy == "fixed" or name == BASELINE
+        common: dict[str, Any] = {"dtype": args.dtype, "start_timeout_s": START_TIMEOUT_S}
         common |= {"policy": "fixed" if is_fixed else "auto", "cores": cores, "threads": 1}
-        llm = self._stack.enter_context(LLM(self.target, draft, tokenizer=self.tokenizer, **common, **settings))
-        self.target_cost = llm.target_cost
+        llm = self._stack.enter_context(LLM(self._target, draft, tokenizer=self.tokenizer, **common, **settings))
         return CardRow(name, llm, cores, DraftSettings(verify=args.verify) if is_fixed else None)
 
 
+def params_of(args: argparse.Namespace) -> SamplingParams:
+    """Return how everything is decoded: greedily."""
+    return SamplingParams(temperature=0.0, seed=0, max_tokens=args.max_tokens)
+
+
+def distant_name(delay_ms: int) -> str:
+    """Return the name of the row whose server is so far away."""
+    return f"{SERVER}, {delay_ms} ms away"
+
+
+def pair_name(args: argparse.Namespace) -> str:
+    """Return the name of the pair, its price included."""
+    name = f"{Path(args.target).name}+{Path(args.draft).name}"
+    return f"{name}@{args.target_cost}" if args.target_cost else name
+
+
+def row_facts(args: argparse.Namespace) -> tuple[RowFacts, ...]:
+    """Return what the run promises of its rows."""
+    cores = options.two_cores(args.cores)
+    names = [BASELINE, PROCESS, SERVER, *(distant_name(delay_ms) for delay_ms in args.delays_ms)]
+    return tuple(
+        RowFacts(
+            name=name,
+            method="vanilla" if name == BASELINE else "card",
+            cores=cores[:1] if name == BASELINE else cores,
+            threads=1,
+            is_exact=True,
+            is_comparable=True,
+            settings={"policy": args.policy, "verify": args.verify},
+        )
+        for name in names
+    )
+
+
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the benchmark. Returns: 0, or 1 if a text differs from plain decoding other than at a near-tie."""
+    """Run the benchmark. Returns: 0, or 130 if it was interrupted."""
     args = parse_arguments(argv)
     transformers_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
-    run = environment.describe_run()
-    with contextlib.ExitStack() as stack:
-        bench = Bench(args)
-        stack.callback(bench.close)
-        prompts = environment.encode_questions(args.prompts, args.limit, bench.tokenizer)
-        rows = bench.make_rows(prompts[0])
-        cells = methods.measure(rows, prompts, bench.params, args.repeats, Console(stderr=True))
-        if not cells:
-            return 1
-        facts = {
-            "benchmark": "draft_server",
-            "dtype": str(bench.target.dtype).removeprefix("torch."),
-            "target": args.target,
-            "draft": args.draft,
-            "target_cost": bench.target_cost,
-            "temperature": 0.0,
-            "seed": 0,
-            "num_prompts": len({cell.prompt_idx for cell in cells}),
-            "repeats": len({cell.repeat for cell in cells}),
-            "max_tokens": args.max_tokens,
-            "stop": "an end token, or max_tokens",
-        }
-        process_runs = methods.by_repeat(cells, PROCESS)
-        lines = [
-            {
-                **line,
-                "speedup_process": methods.ratio(methods.by_repeat(cells, line["method"]), process_runs),
-                **facts,
-                **run,
-            }
-            for line in methods.make_lines(rows, cells, prompts, TextJudge(bench.target, bench.params))
-        ]
-    environment.append_lines(args.out, lines)
-    Console().print(report.rich_table(lines, report.server_cells))
-    return int(any(line["differences_are_near_ties"] is False for line in lines))
+    plan = Plan(
+        rows=row_facts(args),
+        baseline=BASELINE,
+        pairs={pair_name(args): partial(Places, args)},
+        datasets=(options.prompt_set(args.prompts, args.limit),),
+        params=params_of(args),
+        repeats=args.repeats,
+    )
+    run = run_bench(plan, describe_run(), args.out, Console(stderr=True))
+    for table in rich_tables(run):
+        Console().print(table)
+    return 0 if run.status == "complete" else _INTERRUPTED
 
 
 def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     """Return the options. Raises: SettingsError for a value that makes no sense."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    environment.add_common_options(parser)
+    options.add_common_options(parser)
     parser.add_argument("--repeats", type=int, default=5, help="runs of each prompt and row (default: %(default)s)")
-    parser.add_argument("--delays-ms", type=environment.numbers, default=[5, 20, 50], help="one way, such as 5,20,50")
+    parser.add_argument("--delays-ms", type=options.numbers, default=[5, 20, 50], help="one way, such as 5,20,50")
     parser.add_argument(
         "--policy", choices=get_args(PolicyName), default="fixed", help="how candidates are used (default: %(default)s)"
     )

@@ -4,7 +4,7 @@
         --draft-cost 1B --target-costs 8B,30B --out benchmarks/results/gpu.jsonl
 
 The built-in pair, inflated on the device: the outputs of a trained pair at the price of large models. All rows run on
-the same weights in one process, greedily. Rows, order, times and the comparison of texts are those of `methods.py`.
+the same weights in one process, greedily. Order, times, the comparison of texts and the file are those of `card bench`.
 """
 
 from __future__ import annotations
@@ -13,71 +13,92 @@ import argparse
 import contextlib
 import gc
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import environment
-import lineup
-import methods
-import report
+import options
 import torch
-from compare import TextJudge
 from rich.console import Console
-from rows import AssistantSettings, CardRow, Row, TransformersRow
 from transformers import PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from card import LLM, SamplingParams
+from card.bench.compare import TextJudge
+from card.bench.environment import Environment, allowed_cores, describe_run, weights_fingerprint
+from card.bench.lineup import fastest
+from card.bench.records import Pair, RowFacts, Run
+from card.bench.rows import AssistantSettings, CardRow, PromptIds, Row, TransformersRow
+from card.bench.runner import Plan, run_bench
+from card.bench.tables import rich_tables
 from card.config import DraftSettings
 from card.errors import CardError, SettingsError
 from card.models.inflation import inflate, inflated_from, parse_parameter_count
-from card.models.loading import end_token_ids, load_model, load_tokenizer, parameter_count
+from card.models.loading import context_limit, end_token_ids, load_model, load_tokenizer, parameter_count
 
-ROWS = ("vanilla", "sps", "card-chain", "card-tree", "transformers", "transformers-assisted")
+BASELINE = "vanilla"
+ROWS = (BASELINE, "sps", "card-chain", "card-tree", "transformers", "transformers-assisted")
 _WARM_UP_TOKENS = 32  # long enough that the shapes of all passes are recorded
 _CHOOSING_PROMPTS = 2
+_MAX_MODEL_LEN = 4096
+_INTERRUPTED = 130
 _SPARE = 1.2  # memory asked for over that of the weights: KV rows, recorded passes, workspace
 _PLACEMENTS = {"vanilla": None, "sps": "inline", "card-chain": "thread", "card-tree": "thread"}
 
 
-class Bench:
+class InflatedPair:
     """One target, one draft, and the rows made of them."""
 
-    def __init__(self, args: argparse.Namespace, target_cost: str, console: Console) -> None:
+    def __init__(self, args: argparse.Namespace, target_cost: str, say: Callable[[str], None]) -> None:
         """Load and inflate both. Raises: CardError; SettingsError if the device has no room for them."""
-        self._args = args
-        self._console = console
+        self._args, self._target_cost, self._say = args, target_cost, say
         self._stack = contextlib.ExitStack()
         self._llms: dict[str, LLM] = {}
-        self.params = SamplingParams(temperature=0.0, seed=0, max_tokens=args.max_tokens)
         self.tokenizer = load_tokenizer(args.target)
         draft_device = args.draft_device or args.device
         costs: dict[str, list[str]] = {args.device: [target_cost]}
         costs.setdefault(draft_device, []).append(args.draft_cost)
         for device, asked in costs.items():
             check_memory(device, args.dtype, asked)
-        self.target = load_inflated(args.target, target_cost, args.dtype, args.device)
-        self.draft = load_inflated(args.draft, args.draft_cost, args.dtype, draft_device)
+        self._target = load_inflated(args.target, target_cost, args.dtype, args.device)
+        self._draft = load_inflated(args.draft, args.draft_cost, args.dtype, draft_device)
+        self.dtype = str(self._target.dtype).removeprefix("torch.")
+        self.max_model_len = min(context_limit(self._target), _MAX_MODEL_LEN)
+        self.judge = TextJudge(self._target, params_of(args))
 
     def close(self) -> None:
         """End the drafters and free the models."""
         self._stack.close()
         self._llms.clear()
-        del self.target, self.draft
+        del self._target, self._draft, self.judge
         gc.collect()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
 
-    def make_rows(self, names: Sequence[str], prompts: list[list[int]]) -> list[Row]:
+    def pair_facts(self) -> Pair:
+        """Return what the run says of the pair."""
+        return Pair(
+            name=pair_name(self._args, self._target_cost),
+            target=self._args.target,
+            draft=f"{self._args.draft}, {price(self._draft)}",
+            target_cost=price(self._target),
+            target_parameters=parameter_count(self._target),
+            draft_parameters=parameter_count(self._draft),
+            fingerprint=weights_fingerprint(self._target, self._draft),
+        )
+
+    def make_rows(self, prompts: PromptIds, chosen: Mapping[str, Mapping[str, Any]]) -> list[Row]:
         """Return the rows, each warmed up; where a draft length is to be chosen, the fastest on the first prompts."""
-        rows = []
-        for name in names:
-            self._console.print(f"preparing {name}")
-            options = self._options(name)
-            for option in options:
-                option.decode(prompts[0], self.params.replace(max_tokens=_WARM_UP_TOKENS))
-            rows.append(lineup.fastest(options, prompts[:_CHOOSING_PROMPTS], self.params))
+        del chosen  # this script goes on with no run
+        rows, params = [], params_of(self._args)
+        for name in self._args.methods:
+            self._say(f"preparing {name}")
+            candidates = self._options(name)
+            for option in candidates:
+                option.decode(prompts[0], params.replace(max_tokens=_WARM_UP_TOKENS))
+            rows.append(fastest(candidates, prompts[:_CHOOSING_PROMPTS], params))
         return rows
 
     def _options(self, name: str) -> list[Row]:
@@ -103,22 +124,21 @@ class Bench:
             settings: dict[str, Any] = {"method": method, "policy": "fixed"}
             draft = None
             if _PLACEMENTS[name] is not None:
-                draft, settings["placement"] = self.draft, _PLACEMENTS[name]
+                draft, settings["placement"] = self._draft, _PLACEMENTS[name]
                 settings |= {"num_speculative_tokens": max(self._args.sps_lengths)} if method == "sps" else {}
             if method == "card":
                 settings |= {"budget": self._args.budget, "beam_width": self._args.beam_width}
-            llm = LLM(self.target, draft, tokenizer=self.tokenizer, **settings)
+            llm = LLM(self._target, draft, tokenizer=self.tokenizer, **settings)
             self._llms[method] = self._stack.enter_context(llm)
         return self._llms[method]
 
     def _transformers_row(self, name: str, assistant: AssistantSettings | None) -> Row:
         return TransformersRow(
             name,
-            self.target,
-            end_token_ids(self.target, self.tokenizer),
-            tuple(environment.all_cores(None)),
-            is_comparable=True,
-            assistant=self.draft if assistant else None,
+            self._target,
+            end_token_ids(self._target, self.tokenizer),
+            allowed_cores(),
+            assistant=self._draft if assistant else None,
             assistant_settings=assistant,
         )
 
@@ -146,34 +166,44 @@ def price(model: PreTrainedModel) -> str:
     return f"{parameter_count(model) / 1e9:.2f}B (inflated from {(inflated_from(model) or 0) / 1e6:.1f}M, same outputs)"
 
 
-def run_target(args: argparse.Namespace, target_cost: str, run: dict[str, Any], console: Console) -> list[Any]:
-    """Return one line per row for a target of this price."""
-    with contextlib.ExitStack() as stack:
-        bench = Bench(args, target_cost, console)
-        stack.callback(bench.close)
-        prompts = environment.encode_questions(args.prompts, args.limit, bench.tokenizer)
-        rows = bench.make_rows(args.methods, prompts)
-        cells = methods.measure(rows, prompts, bench.params, args.repeats, console)
-        if not cells:
-            return []
-        with torch.device(bench.target.device):  # the judge makes its inputs there
-            lines = methods.make_lines(rows, cells, prompts, TextJudge(bench.target, bench.params))
-        same = {
-            "benchmark": "gpu",
-            "dtype": args.dtype,
-            "target": args.target,
-            "draft": args.draft,
-            "target_cost": price(bench.target),
-            "draft_cost": price(bench.draft),
-            "temperature": 0.0,
-            "seed": 0,
-            "num_prompts": len({cell.prompt_idx for cell in cells}),
-            "repeats": len({cell.repeat for cell in cells}),
-            "max_tokens": args.max_tokens,
-            "stop": "an end token, or max_tokens",
-            "devices": {"target": str(bench.target.device), "draft": str(bench.draft.device)},
-        }
-        return [{**line, **same, **run} for line in lines]
+def params_of(args: argparse.Namespace) -> SamplingParams:
+    """Return how everything is decoded: greedily."""
+    return SamplingParams(temperature=0.0, seed=0, max_tokens=args.max_tokens)
+
+
+def pair_name(args: argparse.Namespace, target_cost: str) -> str:
+    """Return the name of a pair, its prices included."""
+    return f"{Path(args.target).name}@{target_cost}+{Path(args.draft).name}@{args.draft_cost}"
+
+
+def row_facts(args: argparse.Namespace) -> tuple[RowFacts, ...]:
+    """Return what the run promises of its rows."""
+    devices = {"device": args.device, "draft_device": args.draft_device or args.device}
+    return tuple(
+        RowFacts(
+            name=name,
+            method=name if name.startswith("transformers") else name.partition("-")[0],
+            cores=allowed_cores(),
+            threads=None,
+            is_exact=True,
+            is_comparable=True,
+            settings={**devices, "placement": _PLACEMENTS.get(name)},
+        )
+        for name in args.methods
+    )
+
+
+def run_pairs(args: argparse.Namespace, environment: Environment, console: Console) -> Run:
+    """Measure all prices of the target; return the run."""
+    plan = Plan(
+        rows=row_facts(args),
+        baseline=BASELINE,
+        pairs={pair_name(args, cost): partial(InflatedPair, args, cost) for cost in args.target_costs},
+        datasets=(options.prompt_set(args.prompts, args.limit),),
+        params=params_of(args),
+        repeats=args.repeats,
+    )
+    return run_bench(plan, environment, args.out, console)
 
 
 def describe_gpus() -> list[dict[str, Any]]:
@@ -186,31 +216,26 @@ def describe_gpus() -> list[dict[str, Any]]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the benchmark. Returns: 0, or 1 if a text differs from plain decoding other than at a near-tie."""
+    """Run the benchmark. Returns: 0, or 130 if it was interrupted."""
     args = parse_arguments(argv)
     if not torch.cuda.is_available():
         raise SettingsError(
             f"this benchmark needs a CUDA device, and torch {torch.__version__} sees none; run it where there is one, "
-            "with a CUDA build of torch, or run benchmarks/methods.py on this machine"
+            "with a CUDA build of torch, or run card bench on this machine"
         )
     transformers_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
-    console = Console(stderr=True)
-    run = environment.describe_run()
-    run["machine"] = {**run["machine"], "gpus": describe_gpus(), "cuda": torch.version.cuda}
-    is_sound = True
-    for target_cost in args.target_costs:
-        lines = run_target(args, target_cost, run, console)
-        environment.append_lines(args.out, lines)
-        if lines:
-            Console().print(report.rich_table(lines))
-        is_sound = is_sound and bool(lines) and not any(line["differences_are_near_ties"] is False for line in lines)
-    return int(not is_sound)
+    facts = describe_run()
+    facts = replace(facts, machine={**facts.machine, "gpus": describe_gpus(), "cuda": torch.version.cuda})
+    run = run_pairs(args, facts, Console(stderr=True))
+    for table in rich_tables(run):
+        Console().print(table)
+    return 0 if run.status == "complete" else _INTERRUPTED
 
 
 def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     """Return the options. Raises: SettingsError for a value that makes no sense."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    environment.add_model_options(parser)
+    options.add_model_options(parser)
     parser.set_defaults(dtype="bfloat16")
     parser.add_argument("--out", type=Path, required=True, help="JSON lines are appended to this file")
     parser.add_argument("--limit", type=int, default=8, help="how many prompts (default: %(default)s)")
@@ -219,7 +244,7 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--target-costs", default="8B,30B", help="of the inflated targets (default: %(default)s)")
     parser.add_argument("--device", default="cuda:0", help="of the target (default: %(default)s)")
     parser.add_argument("--draft-device", help="of the drafter (default: the target's, on a stream of its own)")
-    parser.add_argument("--sps-lengths", type=environment.numbers, default=[2, 3, 4, 6, 8, 12], help="to choose from")
+    parser.add_argument("--sps-lengths", type=options.numbers, default=[2, 3, 4, 6, 8, 12], help="to choose from")
     parser.add_argument("--budget", type=int, default=31, help="most candidates a verification (default: %(default)s)")
     parser.add_argument("--beam-width", type=int, default=8, help="nodes of a draft step (default: %(default)s)")
     parser.add_argument(
@@ -237,7 +262,7 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         raise SettingsError(f"--dtype must be bfloat16, float16 or float32, got {args.dtype}")
     if min(args.repeats, args.limit, args.max_tokens - 1, *args.sps_lengths) < 1:
         raise SettingsError("--repeats, --limit and --sps-lengths must be 1 or more, --max-tokens 2 or more")
-    args.methods = [name for name in ROWS if name in wanted or name == lineup.BASELINE]  # plain always
+    args.methods = [name for name in ROWS if name in wanted or name == BASELINE]  # plain always
     return args
 
 

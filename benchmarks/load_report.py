@@ -7,11 +7,15 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import report
 from rich.table import Table
 
-if TYPE_CHECKING:  # so that making a table needs no torch
+from card.bench.records import first_difference
+from card.bench.tables import shown
+
+if TYPE_CHECKING:
     from closed_loop import Load
+
+    from card.bench.compare import TextJudge
 
 FIXED = "card, fixed settings"
 _KINDS = {"beside": FIXED, "turns": FIXED}
@@ -26,6 +30,54 @@ _ON_TERMINAL = (
     "schedule",
     "text",
 )
+
+
+TokenIds = tuple[int, ...]
+
+
+def first_differences(
+    judge: TextJudge, prompts: Sequence[Sequence[int]], pairs: Sequence[tuple[int, TokenIds, TokenIds]]
+) -> list[dict[str, Any]]:
+    """Return each distinct first difference once, with the logit gap between the two tokens.
+
+    Args:
+        prompts: token ids of all prompts.
+        pairs: index of the prompt, the text in question, and plain decoding's.
+    """
+    found: dict[tuple[int, int, int | None, int | None], dict[str, Any]] = {}
+    for prompt_idx, ids, plain in pairs:
+        position = first_difference(ids, plain)
+        if position is None:
+            continue
+        own, other = (text[position] if position < len(text) else None for text in (ids, plain))
+        gap = judge.gap(prompts[prompt_idx], ids, plain, position)
+        found[prompt_idx, position, own, other] = {
+            "prompt": prompt_idx,
+            "position": position,
+            "token_id": own,
+            "plain_token_id": other,
+            "logit_gap": gap.logits,
+            "is_near_tie": gap.is_near_tie,
+        }
+    return list(found.values())
+
+
+def comparison_fields(differences: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return how the texts compare with plain decoding's."""
+    return {
+        "outputs_equal": not differences,
+        "differences_are_near_ties": all(difference["is_near_tie"] for difference in differences),
+        "first_differences": list(differences),
+    }
+
+
+def same_text(line: dict[str, Any]) -> str:
+    """Return in a word or two how a row's texts compare with plain decoding's."""
+    if line["outputs_equal"]:
+        return "yes"
+    prompts = len({difference["prompt"] for difference in line["first_differences"]})
+    kind = "near-ties" if line["differences_are_near_ties"] else "NO,"
+    return f"{kind} in {prompts} of {line['num_prompts']}"
 
 
 def kind_of(family: str) -> str:
@@ -149,10 +201,10 @@ def row_cells(line: dict[str, Any]) -> dict[str, str]:
         "p50, s": f"{line['latency_p50_s']:.2f}",
         "p90, s": f"{line['latency_p90_s']:.2f}",
         "first, ms": f"{1e3 * line['first_token_p50_s']:.0f}",
-        "tokens a pass": report.shown(line["mean_acceptance_length"], ".2f"),
-        "verified per token": report.shown(line["verified_per_emitted"], ".2f"),
+        "tokens a pass": shown(line["mean_acceptance_length"], ".2f"),
+        "verified per token": shown(line["verified_per_emitted"], ".2f"),
         "schedule": shown_shares(line["schedules"]),
-        "text": report.same_text(line),
+        "text": same_text(line),
     }
 
 
@@ -168,12 +220,12 @@ def summary_cells(line: dict[str, Any]) -> dict[str, str]:
         "vanilla": f"{line['vanilla']['tokens_per_s']:.0f}",
         "best sps": rival("best_sps"),
         "best fixed": rival("best_fixed"),
-        "card": report.shown(line["card_tokens_per_s"], ".0f"),
+        "card": shown(line["card_tokens_per_s"], ".0f"),
         "schedule": shown_shares(line["schedules"] or {}),
-        "/ vanilla": report.shown(line["card_vs_vanilla"], ".2f"),
-        "/ sps": report.shown(line["card_vs_best_sps"], ".2f"),
-        "/ fixed": report.shown(line["card_vs_best_fixed"], ".2f"),
-        "/ best": report.shown(line["card_vs_best_other"], ".2f"),
+        "/ vanilla": shown(line["card_vs_vanilla"], ".2f"),
+        "/ sps": shown(line["card_vs_best_sps"], ".2f"),
+        "/ fixed": shown(line["card_vs_best_fixed"], ".2f"),
+        "/ best": shown(line["card_vs_best_other"], ".2f"),
     }
 
 

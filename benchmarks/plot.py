@@ -1,6 +1,6 @@
-"""Draw how fast each method is against plain decoding on the same cores, from the JSON lines of `methods.py`.
+"""Draw how fast each method is against plain decoding on the same cores, from a file of `card bench`.
 
-    python benchmarks/plot.py benchmarks/results/methods_90M.jsonl --out docs/images/methods.png
+    python benchmarks/plot.py benchmarks/results/methods.jsonl --out docs/images/methods.png
 
 Takes the last run of the file. Needs matplotlib: pip install 'card-decoding[bench]'. No display is needed.
 """
@@ -11,14 +11,13 @@ import argparse
 import statistics
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import report
-import table
+from card.bench.records import Run
+from card.bench.results import load
+from card.bench.summary import Spread, summarise
+from card.errors import BenchError
 
-BASELINE = "vanilla-all-cores"
 # Colours that differ for colour-blind readers too (Okabe & Ito 2008), each with a marker of its own.
 _STYLES = (("#0072B2", "o"), ("#D55E00", "s"), ("#009E73", "^"), ("#CC79A7", "D"), ("#E69F00", "v"), ("#56B4E9", "P"))
 _WIDTH_IN, _ROW_IN, _MARGIN_IN = 6.4, 0.42, 1.8  # a phone shows it at about half this width
@@ -28,29 +27,17 @@ _LONGEST_LABEL = 20  # characters in a line
 _LABEL_PT, _NOTE_PT = 13, 9
 
 
-@dataclass(frozen=True, slots=True)
-class Point:
-    """One method on one workload: its tokens/s over the baseline's, repeat by repeat."""
-
-    median: float
-    least: float
-    most: float
-
-
-def points(lines: Sequence[dict[str, Any]]) -> dict[str, dict[str, Point]]:
-    """Return the points of one run by workload and method; workloads without the baseline are left out."""
-    found: dict[str, dict[str, Point]] = {}
-    for workload, same in report.by_workload(lines).items():
-        rates = {line["method"]: line["decode_tokens_per_s_runs"] for line in same}
-        for method, own in rates.items() if BASELINE in rates else ():
-            if method != BASELINE:
-                ratios = [rate / plain for rate, plain in zip(own, rates[BASELINE], strict=True)]
-                point = Point(statistics.median(ratios), min(ratios), max(ratios))
-                found.setdefault(workload or "prompts", {})[method] = point
+def points(run: Run) -> dict[str, dict[str, Spread]]:
+    """Return each method's tokens/s over the baseline's, repeat by repeat, by pair and workload."""
+    found: dict[str, dict[str, Spread]] = {}
+    for summary in summarise(run):
+        if summary.speedup is not None and summary.row != run.baseline:
+            name = summary.workload if len(run.pairs) == 1 else f"{summary.pair}, {summary.workload}"
+            found.setdefault(name, {})[summary.row] = summary.speedup
     return found
 
 
-def by_speed(found: Mapping[str, Mapping[str, Point]]) -> list[str]:
+def by_speed(found: Mapping[str, Mapping[str, Spread]]) -> list[str]:
     """Return the methods, slowest first, by the geometric mean of what they have over workloads."""
     methods = dict.fromkeys(method for of_workload in found.values() for method in of_workload)
 
@@ -61,7 +48,7 @@ def by_speed(found: Mapping[str, Mapping[str, Point]]) -> list[str]:
     return sorted(methods, key=mean)
 
 
-def draw(found: Mapping[str, Mapping[str, Point]], note: str, path: Path) -> None:
+def draw(found: Mapping[str, Mapping[str, Spread]], note: str, path: Path) -> None:
     """Write a PNG with a line per method and a mark per workload; the folder is made if it does not exist."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -108,39 +95,39 @@ def _styles(count: int) -> list[tuple[str, str]]:
     return [_STYLES[i % len(_STYLES)] for i in range(count)]
 
 
-def note_of(lines: Sequence[dict[str, Any]]) -> str:
+def note_of(run: Run) -> str:
     """Return in two short lines what was measured where."""
-    line = lines[0]
-    prompts = sorted({one["num_prompts"] for one in lines})
+    prompts = sorted({workload.num_prompts for workload in run.workloads})
     counts = f"{prompts[0]}–{prompts[-1]}" if len(prompts) > 1 else f"{prompts[0]}"
-    cost = f", target at the cost of {line['target_cost'].partition(' ')[0]} parameters" if line["target_cost"] else ""
+    costs = [pair.target_cost.partition(" ")[0] for pair in run.pairs if pair.target_cost]
+    cost = f", target at the cost of {' and '.join(costs)} parameters" if costs else ""
     return (
-        f"{line['machine']['cpu']}, {line['machine']['cores']} cores, {line['dtype']}{cost}\n"
-        f"{counts} prompts a workload, median and range of {line['repeats']} runs, T = {line['temperature']:g}, "
-        f"commit {line['commit'][:12]}"
+        f"{run.machine['cpu']}, {run.machine['cores']} cores, {run.dtype}{cost}\n"
+        f"{counts} prompts a workload, median and range of {run.repeats} runs, T = {run.sampling.temperature:g}, "
+        f"commit {run.commit[:12]}"
     )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Draw the last run of a file. Returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("file", type=Path, help="JSON lines of methods.py")
+    parser.add_argument("file", type=Path, help="file of card bench")
     parser.add_argument("--out", type=Path, default=Path("docs/images/methods.png"), help="default: %(default)s")
     parser.add_argument("--methods", default="", help="rows to show, with commas (default: all)")
     args = parser.parse_args(argv)
     try:
-        lines = table.read_runs(args.file)[-1]
-        found = points(lines)
-    except (OSError, ValueError, KeyError, IndexError) as error:
-        print(f"plot.py: error: {args.file} holds no lines of methods.py: {error!r}", file=sys.stderr)
+        run = load(args.file)[-1]
+    except BenchError as error:
+        print(f"plot.py: error: {error}", file=sys.stderr)
         return 2
+    found = points(run)
     wanted = [name for name in args.methods.split(",") if name]
     if wanted:
         found = {w: {m: of[m] for m in of if m in wanted} for w, of in found.items()}
     if not any(found.values()):
-        print(f"plot.py: error: no row to show; the lines need {BASELINE} and another method", file=sys.stderr)
+        print(f"plot.py: error: no row to show; the run needs {run.baseline} and another method", file=sys.stderr)
         return 2
-    draw(found, note_of(lines), args.out)
+    draw(found, note_of(run), args.out)
     print(f"wrote {args.out}")
     return 0
 

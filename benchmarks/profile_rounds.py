@@ -21,7 +21,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import environment
+import options
 import zmq
 from rich.console import Console
 from rich.table import Table
@@ -29,6 +29,7 @@ from rich.table import Table
 import card.drafter
 import card.target
 from card import LLM, SamplingParams
+from card.bench.environment import START_TIMEOUT_S
 from card.candidates import CandidateCache
 from card.config import DraftSettings, VerifyShape
 from card.drafter import DrafterWorker
@@ -271,12 +272,12 @@ def profile_target(
 ) -> list[dict[str, Any]]:
     """Profile rounds of plain decoding and of CARD with each shape; the drafter is in a process of its own."""
     tokenizer = load_tokenizer(args.target)
-    model = environment.load_target(args.target, args.dtype, args.target_cost)
+    model = options.load_target(args.target, args.dtype, args.target_cost)
     settings: dict[str, Any] = {"tokenizer": tokenizer, "policy": "fixed", "cores": cores[:1], "threads": 1}
     settings["dtype"] = args.dtype
     with LLM(model, method="vanilla", **settings) as llm:
         lines = [profile_rounds(llm, prompts, params, "plain round")]
-    timeout_s = environment.START_TIMEOUT_S
+    timeout_s = START_TIMEOUT_S
     with LLM(model, args.draft, method="card", draft_cores=cores[1:], start_timeout_s=timeout_s, **settings) as llm:
         for shape in SHAPES:
             llm.draft_settings = llm.draft_settings.replace(verify=shape)
@@ -301,19 +302,19 @@ def print_table(console: Console, lines: Sequence[dict[str, Any]]) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the profiles. Returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    environment.add_common_options(parser)
-    parser.add_argument("--beam-widths", type=environment.numbers, default=[1, 8, 16], help="such as 1,8,16")
+    options.add_common_options(parser)
+    parser.add_argument("--beam-widths", type=options.numbers, default=[1, 8, 16], help="such as 1,8,16")
     parser.set_defaults(limit=4)
     args = parser.parse_args(argv)
-    cores = environment.choose_cores(args.cores)
-    run = environment.describe_run()
+    cores = options.two_cores(args.cores)
+    run = options.describe_run()
     params = SamplingParams(temperature=0.0, seed=0, max_tokens=args.max_tokens, ignore_eos=True)
     tokenizer = load_tokenizer(args.target)
-    prompts = environment.encode_questions(args.prompts, args.limit, tokenizer)
+    prompts = options.encode_prompts(args.prompts, args.limit, tokenizer)
     lines = profile_target(args, cores, prompts, params)
     lines += profile_drafter(args, cores[1], prompts, params)
     facts = {"target": args.target, "draft": args.draft, **run}
-    environment.append_lines(args.out, [{**line, **facts} for line in lines])
+    options.append_lines(args.out, [{**line, **facts} for line in lines])
     print_table(Console(), lines)
     return 0
 

@@ -14,68 +14,92 @@ from pathlib import Path
 from typing import Any
 
 import load_report
-import report
+
+from card.bench.lineup import SEVERAL_WRITERS, SINGLE_WRITERS
+from card.bench.records import Run
+from card.bench.results import load
+from card.bench.summary import RowSummary, ratio
+from card.bench.tables import cells, groups, shown
+from card.errors import BenchError
+
+
+def is_bench_file(path: Path) -> bool:
+    """Return whether `card bench` wrote a file, or a script here that measures as it does."""
+    with path.open(encoding="utf-8") as file:
+        return json.loads(file.readline()).get("kind") == "run"
 
 
 def read_runs(path: Path) -> list[list[dict[str, Any]]]:
-    """Return the lines of a file, run by run, in their order."""
+    """Return the lines of a script's own file, run by run, in their order."""
     lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
     return [list(run) for _, run in itertools.groupby(lines, lambda line: (line["started"], line["command"]))]
 
 
-def methods_tables(lines: Sequence[dict[str, Any]], columns: Sequence[str] = ()) -> str:
-    """Return one run of `methods.py` as a table per workload; several are compared in one more, before them."""
-    by_workload = report.by_workload(lines)
-    if len(by_workload) == 1:
-        return methods_table(lines, columns)
-    tables = ["Against plain decoding on all cores:", _ratios_table(by_workload)]
-    if writers := _writers_table(by_workload):
+def bench_tables(run: Run, columns: Sequence[str] = ()) -> str:
+    """Return a run as a table for each pair and workload; several are compared in one more, before them."""
+    found = groups(run)
+    if len(found) == 1:
+        return bench_table(run, found[0], columns)
+    tables = [f"Against {run.baseline}:", _ratios_table(found)]
+    if writers := _writers_table(run, found):
         tables += ["Several writers at once, against each of them alone:", writers]
-    for name, same in by_workload.items():
-        tables += [f"Workload {name}, {same[0]['num_prompts']} prompts:", methods_table(same, columns)]
+    for rows in found:
+        tables += [
+            f"{rows[0].pair}, {rows[0].workload}, {rows[0].num_prompts} prompts:",
+            bench_table(run, rows, columns),
+        ]
     return "\n\n".join(tables)
 
 
-def methods_table(lines: Sequence[dict[str, Any]], columns: Sequence[str] = ()) -> str:
+def bench_table(run: Run, rows: Sequence[RowSummary], columns: Sequence[str] = ()) -> str:
     """Return rows of one workload as a table, the fastest one in bold; no ``columns`` means all."""
-    rows = [report.cells(line) for line in lines]
-    fastest = max(range(len(lines)), key=lambda i: lines[i]["decode_tokens_per_s"])
-    rows[fastest] = {column: f"**{text}**" if column == "method" else text for column, text in rows[fastest].items()}
-    return _dict_table(rows, columns)
+    fastest = max(rows, key=lambda row: row.tokens_per_s.median)
+    lines = [cells(run, row) for row in rows]
+    for row, line in zip(rows, lines, strict=True):
+        if row is fastest:
+            line["method"] = f"**{line['method']}**"
+    return _dict_table(lines, columns)
 
 
-def _ratios_table(by_workload: dict[str, Sequence[dict[str, Any]]]) -> str:
-    """Return a row per method and a column per workload, the fastest of each workload in bold."""
-    ratios = {w: {line["method"]: line["speedup_all_cores"] for line in same} for w, same in by_workload.items()}
-    methods = list(dict.fromkeys(line["method"] for same in by_workload.values() for line in same))
-    rows = [[method, *(_ratio(ratios[w], method) for w in ratios)] for method in methods]
-    return markdown(["method", *ratios], rows)
+def _ratios_table(found: Sequence[Sequence[RowSummary]]) -> str:
+    """Return a row per method and a column per pair and workload, the fastest of each in bold."""
+    ratios = {
+        f"{rows[0].pair}, {rows[0].workload}": {row.row: row.speedup.median if row.speedup else None for row in rows}
+        for rows in found
+    }
+    methods = list(dict.fromkeys(row.row for rows in found for row in rows))
+    return markdown(["method", *ratios], [[name, *(_ratio(ratios[w], name) for w in ratios)] for name in methods])
 
 
 def _ratio(ratios: dict[str, float | None], method: str) -> str:
     best = max((ratio for ratio in ratios.values() if ratio is not None), default=None)
-    text = report.shown(ratios.get(method), ".2f")
+    text = shown(ratios.get(method), ".2f")
     return f"**{text}**" if best is not None and ratios.get(method) == best else text
 
 
-def _writers_table(by_workload: dict[str, Sequence[dict[str, Any]]]) -> str:
-    """Return how several writers at once compare with each alone, by workload; "" if no row has several."""
-    lines = [(w, line) for w, same in by_workload.items() for line in same]
-    ratios = {w: line["vs_single_writers"] for w, line in lines if line.get("vs_single_writers")}
-    singles = list(dict.fromkeys(name for of_workload in ratios.values() for name in of_workload))
-    rows = [
-        [w, *(report.shown(found.get(name), ".2f") for name in singles), f"{min(found.values()):.2f}"]
-        for w, found in ratios.items()
-    ]
-    return markdown(["workload", *(f"/ {name}" for name in singles), "/ the best of them"], rows) if rows else ""
+def _writers_table(run: Run, found: Sequence[Sequence[RowSummary]]) -> str:
+    """Return how several writers at once compare with each alone; "" if no row has several."""
+    lines = []
+    for rows in found:
+        pair, workload = rows[0].pair, rows[0].workload
+        spreads = [ratio(run, SEVERAL_WRITERS, name, pair=pair, workload=workload) for name in SINGLE_WRITERS]
+        if medians := [spread.median for spread in spreads if spread]:
+            each = [shown(spread.median if spread else None, ".2f") for spread in spreads]
+            lines.append([f"{pair}, {workload}", *each, f"{min(medians):.2f}"])
+    heads = ["pair, workload", *(f"/ {name}" for name in SINGLE_WRITERS), "/ the best of them"]
+    return markdown(heads, lines) if lines else ""
 
 
-def gpu_tables(lines: Sequence[dict[str, Any]], columns: Sequence[str] = ()) -> str:
-    """Return one run of `gpu.py` as tables, one per price of the target."""
-    tables = []
-    for target_cost, same in itertools.groupby(lines, lambda line: line["target_cost"]):
-        tables += [f"Target {target_cost}:", methods_table(list(same), columns)]
-    return "\n\n".join(tables)
+def bench_provenance(run: Run) -> str:
+    """Return where the figures of a run come from, in a few lines."""
+    facts = [*_places(run.machine), run.dtype]
+    facts += [f"{pair.name}: target costs {pair.target_cost}" for pair in run.pairs if pair.target_cost]
+    prompts = ", ".join(f"{workload.num_prompts} of {workload.name}" for workload in run.workloads)
+    facts.append(f"prompts: {prompts}; {run.repeats} repeats, at most {run.max_tokens} tokens each")
+    facts.append(f"T = {run.sampling.temperature:g}, seed {run.sampling.seed}")
+    if run.status != "complete":
+        facts.append("interrupted: what is complete is shown")
+    return _signed(facts, run.versions, run.command, run.commit, run.date)
 
 
 def profile_tables(lines: Sequence[dict[str, Any]], columns: Sequence[str] = ()) -> str:
@@ -87,7 +111,7 @@ def profile_tables(lines: Sequence[dict[str, Any]], columns: Sequence[str] = ())
 def _profile_table(lines: Sequence[dict[str, Any]]) -> str:
     """Return one row per part and one column per thing profiled."""
     parts = list(dict.fromkeys(part for line in lines for part in line["parts"]))
-    rows = [[part, *(report.shown(line["parts"].get(part), ".0f") for line in lines)] for part in parts]
+    rows = [[part, *(shown(line["parts"].get(part), ".0f") for line in lines)] for part in parts]
     rows += [[f"**{t}**", *(f"{line[f'{t}_us']:.0f}" for line in lines)] for t in ("overhead", "total")]
     return markdown(["median, µs", *(line["what"] for line in lines)], rows)
 
@@ -102,36 +126,35 @@ def concurrency_tables(lines: Sequence[dict[str, Any]], columns: Sequence[str] =
     return "\n\n".join(tables)
 
 
-def draft_server_table(lines: Sequence[dict[str, Any]], columns: Sequence[str] = ()) -> str:
-    """Return one run of `draft_server.py` as a table."""
-    return _dict_table([report.server_cells(line) for line in lines], columns)
-
-
 def _dict_table(rows: Sequence[dict[str, str]], columns: Sequence[str]) -> str:
     shown = [column for column in rows[0] if not columns or column in columns]
     return markdown(shown, [[row[column] for column in shown] for row in rows])
 
 
 def provenance(lines: Sequence[dict[str, Any]]) -> str:
-    """Return where the figures of a run come from, in a few lines."""
+    """Return where the figures of a script's own lines come from, in a few lines."""
     line = lines[0]
-    machine, versions = line["machine"], line["versions"]
-    facts = [f"{machine['cpu']}, {machine['cores']} cores, load {machine['load_average']} at the start"]
-    facts += [f"{gpu['name']}, {gpu['memory_gb']:.0f} GB" for gpu in machine.get("gpus", [])]
-    facts.append(line["dtype"])
+    facts = [*_places(line["machine"]), line["dtype"]]
     if line["target_cost"]:
         facts.append(f"target costs {line['target_cost']}")
-    if line.get("draft_cost"):
-        facts.append(f"draft costs {line['draft_cost']}")
     if "num_prompts" in line:
         prompts = sorted({one["num_prompts"] for one in lines if "num_prompts" in one})
-        shown = f"{prompts[0]} to {prompts[-1]}" if len(prompts) > 1 else f"{prompts[0]}"
-        facts.append(f"{shown} prompts, {line['repeats']} repeats, at most {line['max_tokens']} tokens each")
+        counted = f"{prompts[0]} to {prompts[-1]}" if len(prompts) > 1 else f"{prompts[0]}"
+        facts.append(f"{counted} prompts, {line['repeats']} repeats, at most {line['max_tokens']} tokens each")
         facts.append(f"T = {line['temperature']:g}, seed {line['seed']}")
-    facts.append(f"torch {versions['torch']}, transformers {versions['transformers']}")
-    commit, *dirty = line["commit"].split("-")
-    commit = "-".join([commit[:12], *dirty])
-    return f"{'; '.join(facts)}.\n`{line['command']}` at commit `{commit}`, {line['started'][:10]}."
+    return _signed(facts, line["versions"], line["command"], line["commit"], line["started"])
+
+
+def _places(machine: dict[str, Any]) -> list[str]:
+    facts = [f"{machine['cpu']}, {machine['cores']} cores, load {machine['load_average']} at the start"]
+    return facts + [f"{gpu['name']}, {gpu['memory_gb']:.0f} GB" for gpu in machine.get("gpus", [])]
+
+
+def _signed(facts: Sequence[str], versions: dict[str, str], command: str, commit: str, date: str) -> str:
+    known, *dirty = commit.split("-")
+    shown_commit = "-".join([known[:12], *dirty])
+    packages = ", ".join(f"{name} {versions[name]}" for name in ("torch", "transformers") if name in versions)
+    return f"{'; '.join([*facts, packages])}.\n`{command}` at commit `{shown_commit}`, {date[:10]}."
 
 
 def markdown(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -141,34 +164,41 @@ def markdown(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 TABLES: dict[str, Callable[[Sequence[dict[str, Any]], Sequence[str]], str]] = {
-    "methods": methods_tables,
-    "gpu": gpu_tables,
     "concurrency": concurrency_tables,
-    "draft_server": draft_server_table,
     "profile_rounds": profile_tables,
 }
+
+
+def texts_of(path: Path, columns: Sequence[str]) -> list[str]:
+    """Return the tables of each run of a file. Raises: BenchError for a file that is not what it should be."""
+    try:
+        if is_bench_file(path):
+            return [f"{bench_tables(run, columns)}\n\n{bench_provenance(run)}\n" for run in load(path)]
+        runs = read_runs(path)
+        if unknown := {run[0]["benchmark"] for run in runs} - TABLES.keys():
+            known = ", ".join(TABLES)
+            raise BenchError(f"{path} holds lines of {min(unknown)}; known: card bench, {known}; measure it anew")
+    except (OSError, ValueError, KeyError, AttributeError) as error:
+        raise BenchError(f"{path} holds no benchmark lines: {error!r}") from error
+    return [f"{TABLES[lines[0]['benchmark']](lines, columns)}\n\n{provenance(lines)}\n" for lines in runs]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the tables of the last run in each file, or of all runs. Returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("files", type=Path, nargs="+", help=f"JSON lines of {', '.join(TABLES)}")
+    parser.add_argument("files", type=Path, nargs="+", help=f"files of card bench, or lines of {', '.join(TABLES)}")
     parser.add_argument("--columns", default="", help="columns of tables with a row per method, with commas")
     parser.add_argument("--all-runs", action="store_true", help="every run of a file, not just the last one")
     args = parser.parse_args(argv)
+    columns = [column for column in args.columns.split(",") if column]
     for path in args.files:
         try:
-            runs = read_runs(path)
-            unknown = {run[0]["benchmark"] for run in runs} - TABLES.keys()
-        except (OSError, ValueError, KeyError) as error:
-            print(f"table.py: error: {path} holds no benchmark lines: {error!r}", file=sys.stderr)
+            texts = texts_of(path, columns)
+        except BenchError as error:
+            print(f"table.py: error: {error}", file=sys.stderr)
             return 2
-        if unknown:
-            print(f"table.py: error: {path} holds lines of {min(unknown)}; known: {', '.join(TABLES)}", file=sys.stderr)
-            return 2
-        columns = [column for column in args.columns.split(",") if column]
-        for lines in runs if args.all_runs else runs[-1:]:
-            print(f"{TABLES[lines[0]['benchmark']](lines, columns)}\n\n{provenance(lines)}\n")
+        for text in texts if args.all_runs else texts[-1:]:
+            print(text)
     return 0
 
 

@@ -9,19 +9,15 @@ from typing import Any
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 MODULES = (
     "closed_loop",
-    "compare",
     "concurrency",
     "draft_server",
-    "environment",
-    "lineup",
+    "gpu",
     "load_report",
-    "methods",
+    "options",
     "plot",
     "profile_rounds",
-    "report",
-    "rows",
+    "rollback",
     "table",
-    "workloads",
 )
 
 

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
 import json
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -13,34 +10,27 @@ import pytest
 import torch
 from rich.console import Console
 
+from card.bench.environment import describe_run
 from card.errors import SettingsError
-from tests.benchmarks.test_methods import BENCHMARKS, MODULES, make_pair
+from tests.pair import Pair
 
 
 @pytest.fixture(scope="module")
-def gpu() -> Iterator[ModuleType]:
-    before = set(sys.modules)
-    sys.path.insert(0, str(BENCHMARKS))
-    try:
-        yield importlib.import_module("gpu")
-    finally:
-        sys.path.remove(str(BENCHMARKS))
-        for name in {"gpu", *MODULES} - before:
-            sys.modules.pop(name, None)
+def gpu(bench: dict[str, ModuleType]) -> ModuleType:
+    return bench["gpu"]
 
 
 @pytest.fixture(scope="module")
-def options(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    folder = tmp_path_factory.mktemp("pair")
-    target, draft = make_pair(folder)
-    (folder / "prompts.jsonl").write_text(json.dumps({"question": "How many?", "answer": "2"}) + "\n")
-    models = ["--target", str(target), "--draft", str(draft), "--draft-cost", "60K", "--target-costs", "100K"]
+def options(pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    folder = tmp_path_factory.mktemp("gpu")
+    (folder / "prompts.jsonl").write_text(json.dumps({"question": "How many?"}) + "\n")
+    models = ["--target", pair.target, "--draft", pair.draft, "--draft-cost", "60K", "--target-costs", "100K"]
     return ["--prompts", str(folder / "prompts.jsonl"), "--limit", "1", "--out", str(folder / "out.jsonl"), *models]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device here")
 def test_it_refuses_to_run_without_a_gpu_and_says_what_to_do(gpu: ModuleType, options: list[str]) -> None:
-    with pytest.raises(SettingsError, match=r"needs a CUDA device.*benchmarks/methods\.py"):
+    with pytest.raises(SettingsError, match=r"needs a CUDA device.*card bench"):
         gpu.main(options)
     assert not Path(options[options.index("--out") + 1]).exists()
 
@@ -48,16 +38,15 @@ def test_it_refuses_to_run_without_a_gpu_and_says_what_to_do(gpu: ModuleType, op
 def test_every_row_writes_the_text_of_plain_decoding(gpu: ModuleType, options: list[str]) -> None:
     settings = ["--device", "cpu", "--dtype", "float32", "--max-tokens", "12", "--repeats", "1", "--sps-lengths", "2,3"]
     args = gpu.parse_arguments([*options, *settings])
-    lines = gpu.run_target(args, args.target_costs[0], {}, Console(quiet=True))
-    assert [line["method"] for line in lines] == list(gpu.ROWS)
-    for line in lines:
-        assert line["outputs_equal"] is True
-        assert line["decode_tokens_per_s"] > 0
-        assert "inflated" in line["target_cost"] and "inflated" in line["draft_cost"]
-        assert line["devices"] == {"target": "cpu", "draft": "cpu"}
-    by_name = {line["method"]: line for line in lines}
-    assert by_name["card-tree"]["settings"]["placement"] == "thread"
-    assert by_name["card-tree"]["settings"]["verify"] == "tree"
+    run = gpu.run_pairs(args, describe_run(), Console(quiet=True))
+    assert [row.name for row in run.rows] == list(gpu.ROWS) and run.status == "complete"
+    assert {(check.row, check.num_equal) for check in run.checks} == {(name, 1) for name in gpu.ROWS}
+    (pair,) = run.pairs
+    assert pair.name == "target@100K+draft@60K"
+    assert pair.target_cost is not None and "inflated" in pair.target_cost and "inflated" in str(pair.draft)
+    settings = {one.row: one.settings for one in run.chosen}
+    assert settings["card-tree"]["placement"] == "thread" and settings["card-tree"]["verify"] == "tree"
+    assert set(settings["sps"]["chosen_among"]) == {"2", "3"}
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,14 @@
-"""The rows of the comparison: each decodes one prompt with one method on stated cores and says what it cost.
+"""The rows of a comparison: each decodes one prompt with one method on stated cores and notes when its tokens came.
 
-Ours run through `card.LLM`, those of transformers through its own ``generate`` on the same model objects.
+Ours run through `card.LLM`, those of transformers through its own ``generate`` on the same model objects. All are timed
+by the same clock, from outside.
 """
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -15,9 +17,9 @@ from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel
 from transformers.generation.streamers import BaseStreamer
 
-from card import LLM
 from card.config import DraftSettings, SamplingParams
 from card.engine.cores import Home, pinned
+from card.llm import LLM
 from card.metrics import RequestStats
 
 SETTLE_S = 0.03  # torch's idle threads spin for about 10 ms, on a core that the next row may use
@@ -37,18 +39,34 @@ SHOWN_DRAFT_SETTINGS = (
 )
 _OF_GROWTH = {"branch": "branch_below", "fan-out": "fan_out"}  # settings that one growth alone reads
 
+PromptIds = Sequence[Sequence[int]]
+TokenTimes = tuple[tuple[float, int], ...]
+
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
-    """One prompt decoded once. "Decoding" is what comes after the first target pass, which reads the prompt."""
+    """One prompt decoded once. Times are seconds."""
 
-    token_ids: tuple[int, ...]
-    decode_tokens: int  # tokens that decoding gave: those of the first pass are left out
-    decode_s: float
-    total_s: float
+    token_ids: tuple[int, ...]  # up to and with the stop token
+    token_times: TokenTimes  # since the start, tokens so far: one entry per target pass
+    wall_s: float
     cpu_s: float  # processor time of this process, all its threads; a drafter's own process is not in it
-    target_passes: int  # while decoding
     stats: RequestStats | None  # only our own methods have it
+
+    @property
+    def prefill_s(self) -> float:
+        """Seconds to the first token."""
+        return self.token_times[0][0]
+
+    @property
+    def decode_s(self) -> float:
+        """Seconds from the first token to the last."""
+        return self.token_times[-1][0] - self.token_times[0][0]
+
+    @property
+    def decode_tokens(self) -> int:
+        """Tokens that decoding gave: those of the first pass, which reads the prompt, are left out."""
+        return len(self.token_ids) - self.token_times[0][1]
 
 
 class Row(Protocol):
@@ -56,7 +74,6 @@ class Row(Protocol):
 
     name: str
     settings: Mapping[str, Any]
-    is_comparable: bool  # False: it draws other random numbers, so that its text differs from plain decoding's
 
     def decode(self, prompt_ids: Sequence[int], params: SamplingParams) -> Decoded:
         """Decode one prompt."""
@@ -64,8 +81,6 @@ class Row(Protocol):
 
 class CardRow:
     """One of our methods. Rows that differ in draft settings alone share an LLM, hence one drafter process."""
-
-    is_comparable = True
 
     def __init__(self, name: str, llm: LLM, cores: tuple[int, ...], draft: DraftSettings | None) -> None:
         """Take ``draft`` as the user's settings, which the method shapes; None leaves them as the LLM made them.
@@ -76,7 +91,7 @@ class CardRow:
         self.name = name
         self._llm = llm
         self._draft = None if draft is None else llm.method.shape(draft)
-        self._home = Home(cores, llm.settings.threads)
+        self._home = home(cores, llm.settings.threads)
         self.settings: Mapping[str, Any] = self._describe(cores)
 
     def _describe(self, cores: tuple[int, ...]) -> dict[str, Any]:
@@ -104,18 +119,23 @@ class CardRow:
         return settings
 
     def decode(self, prompt_ids: Sequence[int], params: SamplingParams) -> Decoded:
+        """Decode one prompt. Raises: CardError, as the request failed."""
         if self._draft is not None:
             self._llm.draft_settings = self._draft
         self._llm.reset_prefix_cache()  # each prompt comes back in every repeat
+        token_ids: list[int] = []
+        times: list[tuple[float, int]] = []
+        stats: RequestStats | None = None
         with pinned(self._home):  # between rounds too, where the library leaves us free
             time.sleep(SETTLE_S)
             cpu_before, started = time.process_time(), time.perf_counter()
-            output = self._llm.generate([list(prompt_ids)], params)[0]
-            total_s, cpu_s = time.perf_counter() - started, time.process_time() - cpu_before
-        if output.error is not None:
-            raise output.error
-        stats, token_ids = output.stats, output.outputs[0].token_ids
-        return Decoded(token_ids, len(token_ids) - 1, stats.decode_s, total_s, cpu_s, stats.target_passes, stats)
+            for chunk in self._llm.stream(list(prompt_ids), params):
+                token_ids += chunk.token_ids
+                if chunk.token_ids:
+                    times.append((time.perf_counter() - started, len(token_ids)))
+                stats = chunk.stats
+            wall_s, cpu_s = time.perf_counter() - started, time.process_time() - cpu_before
+        return Decoded(tuple(token_ids), tuple(times), wall_s, cpu_s, stats)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,11 +166,20 @@ class _Clock(BaseStreamer):
     counts: list[int] = field(default_factory=list)
 
     def put(self, value: Tensor) -> None:
+        """Take what a pass gave."""
         self.times_s.append(time.perf_counter())
         self.counts.append(value.numel())
 
     def end(self) -> None:
         """Nothing is held back."""
+
+    def token_times(self, started: float) -> TokenTimes:
+        """Return seconds since the start and tokens so far, pass by pass; the prompt is none."""
+        total, found = 0, []
+        for at_s, count in zip(self.times_s[1:], self.counts[1:], strict=True):
+            total += count
+            found.append((at_s - started, total))
+        return tuple(found)
 
 
 class TransformersRow:
@@ -163,15 +192,13 @@ class TransformersRow:
         end_ids: frozenset[int],
         cores: tuple[int, ...],
         *,
-        is_comparable: bool,
         assistant: PreTrainedModel | None = None,
         assistant_settings: AssistantSettings | None = None,
     ) -> None:
         self.name = name
-        self.is_comparable = is_comparable
         self._model = model
         self._end_ids = sorted(end_ids)
-        self._cores = cores
+        self._home = home(cores, len(cores))
         self._assistant = assistant
         self._changes = assistant_settings.changes() if assistant_settings else {}
         self._own_config = assistant.generation_config if assistant else None
@@ -184,14 +211,15 @@ class TransformersRow:
             self.settings = {**self.settings, "assistant": str(assistant_settings)}
 
     def decode(self, prompt_ids: Sequence[int], params: SamplingParams) -> Decoded:
+        """Decode one prompt."""
         clock = _Clock()
-        inputs = torch.tensor([list(prompt_ids)])
+        inputs = torch.tensor([list(prompt_ids)], device=self._model.device)
         if self._assistant is not None and self._own_config is not None:
             config = GenerationConfig.from_dict({**self._own_config.to_dict(), **self._changes})
             self._assistant.generation_config = config
         generate: Any = self._model.generate
         torch.manual_seed(params.seed or 0)
-        with pinned(Home(self._cores, len(self._cores))):
+        with pinned(self._home):
             time.sleep(SETTLE_S)
             cpu_before, started = time.process_time(), time.perf_counter()
             output = generate(
@@ -204,14 +232,32 @@ class TransformersRow:
                 pad_token_id=self._end_ids[0] if self._end_ids else 0,
                 **_sampling_options(params),
             )
-            total_s, cpu_s = time.perf_counter() - started, time.process_time() - cpu_before
-        _, first, *later = clock.times_s
-        decode_s = later[-1] - first if later else 0.0
-        token_ids = tuple(output[0, len(prompt_ids) :].tolist())
-        return Decoded(token_ids, sum(clock.counts[2:]), decode_s, total_s, cpu_s, len(later), None)
+            wall_s, cpu_s = time.perf_counter() - started, time.process_time() - cpu_before
+        token_ids = output[0, len(prompt_ids) :].tolist()
+        ids, times = up_to_stop(token_ids, clock.token_times(started), self._end_ids)
+        return Decoded(ids, times, wall_s, cpu_s, None)
+
+
+def up_to_stop(
+    token_ids: Sequence[int], token_times: TokenTimes, end_ids: Collection[int]
+) -> tuple[tuple[int, ...], TokenTimes]:
+    """Return tokens and their times up to and with the first end token: what a pass made beyond it does not count."""
+    length = next((i + 1 for i, token_id in enumerate(token_ids) if token_id in end_ids), len(token_ids))
+    times: list[tuple[float, int]] = []
+    for at_s, count in token_times:
+        times.append((at_s, min(count, length)))
+        if count >= length:
+            break
+    return tuple(token_ids[:length]), tuple(times)
+
+
+def home(cores: tuple[int, ...], threads: int | None) -> Home:
+    """Return a place on these cores; on a system that cannot pin threads, one with their number of threads."""
+    return Home(cores if hasattr(os, "sched_getaffinity") else (), threads)
 
 
 def _sampling_options(params: SamplingParams) -> dict[str, Any]:
     if params.temperature == 0.0:
         return {"do_sample": False}
-    return {"do_sample": True, "temperature": params.temperature, "top_k": 0, "top_p": 1.0}
+    options = {"do_sample": True, "temperature": params.temperature, "top_k": params.top_k, "top_p": params.top_p}
+    return {**options, "min_p": params.min_p} if params.min_p else options

@@ -1,0 +1,97 @@
+"""What the scripts here have in common: options, prompts, and the lines of those that write no bench file."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from card.bench import environment
+from card.bench.datasets import Dataset, read_prompts
+from card.config import EngineSettings
+from card.errors import SettingsError
+from card.models.inflation import inflate, parse_parameter_count
+from card.models.loading import load_model
+
+
+def describe_run() -> dict[str, Any]:
+    """Return the facts of this run for a line of its results."""
+    facts = environment.describe_run()
+    return {
+        "started": facts.date,
+        "command": facts.command,
+        "commit": facts.commit,
+        "versions": facts.versions,
+        "machine": facts.machine,
+    }
+
+
+def append_lines(path: Path, lines: Iterable[dict[str, Any]]) -> None:
+    """Append one line of JSON per result; the folder is made if it does not exist."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a", encoding="utf-8") as out:
+        for line in lines:
+            out.write(json.dumps(line, ensure_ascii=False) + "\n")
+
+
+def two_cores(text: str | None) -> tuple[int, int]:
+    """Return the target's core and the drafter's: "0,1" as asked for, or the first and last that may be used.
+
+    Raises: SettingsError if these are not two cores of this process.
+    """
+    cores = environment.choose_cores(tuple(numbers(text)) if text else None)
+    if len(cores) != 2:
+        raise SettingsError(f"cores must be two, the target's and the drafter's, such as 0,1, got {text}")
+    return cores[0], cores[1]
+
+
+def all_cores(text: str | None) -> tuple[int, ...]:
+    """Return the cores that all methods share: "0,1" as asked for, or all that may be used. Raises: SettingsError."""
+    return environment.choose_cores(tuple(sorted(set(numbers(text)))) if text else environment.allowed_cores())
+
+
+def prompt_set(path: Path, limit: int) -> Dataset:
+    """Return the first prompts of a file as a data set named after it. Raises: BenchError."""
+    return Dataset(path.stem, str(path), tuple(read_prompts(path, limit)))
+
+
+def encode_prompts(path: Path, limit: int, tokenizer: PreTrainedTokenizerBase) -> list[list[int]]:
+    """Return the first prompts of a file as token ids. Raises: BenchError, PromptError."""
+    return [question.encode(tokenizer) for question in read_prompts(path, limit)]
+
+
+def load_target(name: str, dtype: str, cost: str | None) -> PreTrainedModel:
+    """Return the target, inflated to the price of so many parameters if ``cost`` says so. Raises: CardError."""
+    model = load_model(name, dtype=dtype)
+    return inflate(model, parse_parameter_count(cost)) if cost else model
+
+
+def add_common_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options that say on what a benchmark of single requests runs; see `add_model_options`."""
+    parser.add_argument("--limit", type=int, default=8, help="how many prompts (default: %(default)s)")
+    parser.add_argument("--out", type=Path, required=True, help="JSON lines are appended to this file")
+    parser.add_argument("--target-cost", help="inflate the target to the price of so many parameters, such as 300M")
+    parser.add_argument("--cores", help="the target's core and the drafter's, such as 0,1 (default: first and last)")
+    add_model_options(parser)
+
+
+def add_model_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options that every benchmark has: prompts, how much text, and the pair of models."""
+    defaults = EngineSettings()
+    parser.add_argument("--prompts", type=Path, required=True, help="JSON lines with a 'question' each, as in GSM8K")
+    parser.add_argument("--max-tokens", type=int, default=128, help="most new tokens a prompt (default: %(default)s)")
+    parser.add_argument("--target", default=defaults.target, help="folder or name (default: %(default)s)")
+    parser.add_argument("--draft", default="demo-draft", help="folder or name (default: %(default)s)")
+    parser.add_argument("--dtype", default=defaults.dtype, help="auto, float32, bfloat16, ... (default: %(default)s)")
+
+
+def numbers(text: str) -> list[int]:
+    """Return "2,3,4" as whole numbers. Raises: SettingsError if it is none."""
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise SettingsError(f"expected whole numbers such as 2 or 2,3,4, got {text!r}") from None

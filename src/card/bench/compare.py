@@ -1,0 +1,104 @@
+"""Are two texts the same, token for token, and if not, was the first difference a near-tie?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from card.bench.records import Check, Compared, Difference, Run, Sample, compared_texts
+from card.config import SamplingParams
+from card.sampling import GumbelNoise
+
+# In 16-bit dtypes a first difference is a near-tie if the gap is at most so many spacings of the larger logit: the
+# distance by which two orders of summation may part.
+_NEAR_TIE_SPACINGS = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """How far apart the target holds two tokens."""
+
+    logits: float | None  # None: one of the two texts ends there
+    is_near_tie: bool  # rounding may bridge it
+
+
+class TextJudge:
+    """Looks at the target's logits where two texts part."""
+
+    def __init__(self, target: PreTrainedModel, params: SamplingParams) -> None:
+        """Take the target and what the texts were decoded with."""
+        self._target = target
+        self._temperature = params.temperature
+        self._seed = params.seed or 0
+        self._gaps: dict[tuple[tuple[int, ...], int, int], Gap] = {}  # each difference is looked at once
+
+    def gap(self, prompt_ids: Sequence[int], ids: Sequence[int], plain: Sequence[int], position: int) -> Gap:
+        """Return the gap where a text leaves plain decoding's, of the target run plainly on the common text."""
+        if position >= min(len(ids), len(plain)):
+            return Gap(None, is_near_tie=False)
+        key = (*prompt_ids, *plain[:position]), ids[position], plain[position]
+        if key not in self._gaps:
+            self._gaps[key] = self._measured(*key)
+        return self._gaps[key]
+
+    def _measured(self, text_ids: tuple[int, ...], own: int, other: int) -> Gap:
+        with torch.inference_mode():
+            inputs = torch.tensor([text_ids], device=self._target.device)
+            logits: Tensor = self._target(input_ids=inputs).logits[0, -1].cpu()
+        scores = logits.double()
+        if self._temperature > 0:  # what is compared there: logits and noise, in units of logits
+            noise = GumbelNoise(self._seed, len(scores)).row(len(text_ids))
+            scores = scores + self._temperature * noise.double()
+        gap = abs(float(scores[own] - scores[other]))
+        info = torch.finfo(logits.dtype)
+        largest = max(abs(float(logits[own])), abs(float(logits[other])))
+        return Gap(gap, info.bits == 16 and gap <= _NEAR_TIE_SPACINGS * info.eps * largest)
+
+
+def checks_of(
+    run: Run, samples: Iterable[Sample], prompt_of: Callable[[Sample], Sequence[int]], judge: TextJudge
+) -> list[Check]:
+    """Return how the texts of each row compare with the baseline's.
+
+    Args:
+        samples: of one pair, the one whose target the judge has.
+        prompt_of: the token ids that a sample continues.
+    """
+    found = compared_texts(run, samples)
+    groups = [
+        (pair.name, row.name, workload.name) for pair in run.pairs for workload in run.workloads for row in run.rows
+    ]
+    return [_check(group, found[group], prompt_of, judge) for group in groups if group in found]
+
+
+def _check(
+    group: tuple[str, str, str], found: Compared, prompt_of: Callable[[Sample], Sequence[int]], judge: TextJudge
+) -> Check:
+    near_ties: dict[Difference, None] = {}  # a set that keeps the order: repeats part in the same place
+    faults: dict[Difference, None] = {}
+    for sample, plain, position in found.parted:
+        gap = judge.gap(prompt_of(sample), sample.token_ids, plain.token_ids, position)
+        difference = Difference(
+            prompt=sample.prompt,
+            turn=sample.turn,
+            position=position,
+            gap=gap.logits,
+            token_id=sample.token_ids[position] if position < len(sample.token_ids) else None,
+            plain_token_id=plain.token_ids[position] if position < len(plain.token_ids) else None,
+        )
+        (near_ties if gap.is_near_tie else faults)[difference] = None
+    pair, row, workload = group
+    return Check(
+        pair=pair,
+        row=row,
+        workload=workload,
+        num_texts=found.num_texts,
+        num_equal=found.num_equal,
+        near_ties=tuple(near_ties),
+        is_same=not faults,
+        differences=tuple(faults),
+    )

@@ -1,0 +1,450 @@
+"""The rows of a run: which method runs on which cores, with which settings, and the models behind them."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Literal
+
+from transformers import PreTrainedModel
+
+from card.bench.compare import TextJudge
+from card.bench.datasets import Dataset
+from card.bench.environment import START_TIMEOUT_S, weights_fingerprint
+from card.bench.records import Pair, RowFacts
+from card.bench.rows import AssistantSettings, CardRow, Decoded, PromptIds, Row, TransformersRow, home
+from card.bench.runner import OpenPair, Plan
+from card.config import DraftSettings, SamplingParams
+from card.engine.cores import pinned
+from card.errors import SettingsError
+from card.llm import LLM
+from card.methods import find_method
+from card.models.demo import DEMO_NAMES
+from card.models.hrad import DEMO_HRAD
+from card.models.inflation import inflate, parse_parameter_count
+from card.models.loading import context_limit, end_token_ids, load_model, load_tokenizer, parameter_count
+from card.writers.local import writer_names
+
+BASELINE, ONE_CORE = "vanilla-all-cores", "vanilla"
+SEVERAL_WRITERS = "card-writers"
+SINGLE_WRITERS = ("card", "suffix", "recycling")  # each of its writers alone
+ALL_CORES, UNCOUPLED = "-all-cores", "-uncoupled"
+DRAFTER = "beam"  # the draft model among the writers
+_OWN_WRITERS = "card+"
+DEFAULT_MAX_MODEL_LEN = 4096
+_WARM_UP_TOKENS = 16
+_CHOOSING_PROMPTS = 2  # draft lengths are chosen on the first prompts
+
+# The draft settings that may be given for the rows that take them, with their types; they are those of `card.config`.
+DRAFT_OPTIONS: Mapping[str, type] = MappingProxyType(
+    {
+        "beam_width": int,
+        "branch": int,
+        "budget": int,
+        "min_verify_prob": float,
+        "lead": int,
+        "max_wait_s": float,
+        "min_depth": int,
+    }
+)
+
+Drafter = Literal["none", "turns", "beside", "own"]  # no model, in turns, on a core of its own, or the policy's choice
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spec:
+    """One of our rows. What runs beside a drafter has the target's cores, all else the cores that its name says."""
+
+    method: str
+    drafter: Drafter = "none"
+    is_tuned: bool = False  # policy auto, and nothing set
+    has_lengths: bool = False  # the draft length is the fastest of those to choose from
+    is_as_shipped: bool = False  # drafts as the method says for the pair: lengths from latencies, if it has any
+    takes_options: bool = False  # the draft settings that the user gives
+    draft: Mapping[str, Any] = field(default_factory=dict)
+    engine: Mapping[str, Any] = field(default_factory=dict)
+
+
+def _tuned(method: str, drafter: Drafter = "none", **engine: Any) -> Spec:
+    return Spec(method=method, drafter=drafter, is_tuned=True, engine=engine)
+
+
+def _card(verify: str, **draft: Any) -> Spec:
+    return Spec(method="card", drafter="beside", takes_options=True, draft={"verify": verify, **draft})
+
+
+def _rounds(method: str) -> Spec:
+    return Spec(method=method, drafter="beside", is_as_shipped=True)
+
+
+_TURNS = Spec(method="card", drafter="turns", has_lengths=True, takes_options=True, draft={"verify": "tree"})
+_SPS = Spec(method="sps", drafter="turns", has_lengths=True)
+
+OURS: Mapping[str, Spec] = MappingProxyType(
+    {
+        ONE_CORE: Spec(method="vanilla"),
+        BASELINE: Spec(method="vanilla"),
+        "sps": _SPS,
+        "sps-all-cores": _SPS,
+        "ouroboros-all-cores": Spec(method="ouroboros", drafter="turns", has_lengths=True),
+        "lookup": _tuned("lookup"),
+        "suffix": _tuned("suffix"),
+        "recycling": _tuned("recycling"),
+        "lookahead": _tuned("lookahead"),
+        "pearl": _rounds("pearl"),
+        "ssd": _rounds("ssd"),
+        "specbranch": _rounds("specbranch"),
+        "card-chain": _card("chain"),
+        "card-tree": _card("tree"),
+        "card-best-first": _card("tree", growth="best-first"),
+        "card-turns-all-cores": _TURNS,
+        "card": _tuned("card", "own"),
+        SEVERAL_WRITERS: _tuned("card", "own", writers=(DRAFTER, "suffix", "recycling")),
+    }
+)
+THEIRS = (
+    "transformers",
+    "transformers-all-cores",
+    "transformers-assisted",
+    "transformers-assisted-all-cores",
+)
+COUPLED = ("sps", "sps-all-cores", "card-chain", "card-tree")  # these may run without coupled noise, too
+KNOWN = (*OURS, *THEIRS, *(name + UNCOUPLED for name in COUPLED))
+PRESETS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "all": (*OURS, *THEIRS),
+        "ours": tuple(OURS),
+        "schedules": tuple(name for name, spec in OURS.items() if spec.method in ("vanilla", "sps", "card")),
+        "rivals": tuple(
+            name for name in OURS if name not in ("sps", "card-chain", "card-turns-all-cores")
+        ),  # each method once, at its best
+        "writers": (ONE_CORE, BASELINE, *SINGLE_WRITERS, SEVERAL_WRITERS),
+        "transformers": THEIRS,
+    }
+)
+
+
+def names_of(asked: Sequence[str]) -> list[str]:
+    """Return the rows that names and presets mean, in our order.
+
+    Plain decoding on all cores, the baseline, is always among them, and so is the twin on all cores of a row that has
+    one: what the parallel methods get, they get. ``card+beam,suffix`` is CARD with these writers; names of writers
+    that follow it, after a comma or a plus, belong to it.
+    Raises: SettingsError for an unknown name.
+    """
+    wanted, own = {BASELINE}, list[str]()
+    for name in _joined(asked):
+        if name.startswith(_OWN_WRITERS):
+            _check_writers(name)
+            own.append(name)
+        elif name in KNOWN or name in PRESETS:
+            wanted.update(PRESETS.get(name, (name,)))
+        else:
+            known = ", ".join((*PRESETS, *KNOWN))
+            raise SettingsError(f"unknown method {name!r}; known: {known}, and {_OWN_WRITERS}WRITERS")
+    wanted.update(name + ALL_CORES for name in tuple(wanted) if name + ALL_CORES in KNOWN)
+    return [*(name for name in KNOWN if name in wanted), *dict.fromkeys(own)]
+
+
+def uncoupled(names: Sequence[str]) -> list[str]:
+    """Return the rows with their twins that rank candidates without the target's sampling noise."""
+    return names_of([*names, *(name + UNCOUPLED for name in COUPLED if name in names)])
+
+
+def _joined(asked: Sequence[str]) -> list[str]:
+    """Return names, with the writers of ``card+a`` that follow it put to it."""
+    found: list[str] = []
+    for name in asked:
+        if found and found[-1].startswith(_OWN_WRITERS) and name in (DRAFTER, *writer_names()):
+            found[-1] += f"+{name}"
+        else:
+            found.append(name)
+    return found
+
+
+def _check_writers(name: str) -> None:
+    known = (DRAFTER, *writer_names())
+    for writer in _writers(name):
+        if writer not in known:
+            raise SettingsError(f"unknown writer {writer!r} in row {name!r}; known: {', '.join(known)}")
+
+
+def _writers(name: str) -> tuple[str, ...]:
+    return tuple(name.removeprefix(_OWN_WRITERS).split("+"))
+
+
+def spec_of(name: str) -> Spec:
+    """Return what a row of ours is."""
+    if name.startswith(_OWN_WRITERS):
+        writers = _writers(name)
+        return _tuned("card", "own" if DRAFTER in writers else "none", writers=writers)
+    return OURS[name.removesuffix(UNCOUPLED)]
+
+
+def needs_draft(name: str) -> bool:
+    """Return whether a row cannot run without a draft model."""
+    return "assisted" in name if name in THEIRS else spec_of(name).drafter != "none"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PairSpec:
+    """A target, perhaps a draft model, and the price of the target, as they were asked for."""
+
+    target: str
+    draft: str | None
+    target_cost: str | None = None  # the price of so many parameters, such as 90M; None: as it is
+
+    @property
+    def name(self) -> str:
+        """A short name."""
+        models = "+".join(Path(one).name for one in (self.target, self.draft) if one is not None)
+        return f"{models}@{self.target_cost}" if self.target_cost else models
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LineupSettings:
+    """What all rows have in common."""
+
+    params: SamplingParams
+    cores: tuple[int, ...]  # the last one is the drafter's; "all cores" are all of them
+    dtype: str = "auto"
+    lengths: tuple[int, ...] = (2, 3, 4, 5, 6, 8, 10, 12)  # for rows that take the fastest draft length
+    max_model_len: int | None = None  # most tokens of a prompt and its answer; None: the model's limit, at most 4096
+    hrad: str = "auto"  # predictor of specbranch: a file, off, or auto: the demo pair's for that pair
+    draft: Mapping[str, Any] = field(default_factory=dict)  # those of `DRAFT_OPTIONS` that were given
+
+    def cores_of(self, name: str) -> tuple[int, ...]:
+        """Return the cores on which a row's target decodes, or may."""
+        is_tuned = name not in THEIRS and spec_of(name).is_tuned
+        return self.cores if is_tuned or ALL_CORES in name else self.cores[:-1]
+
+    def facts_of(self, name: str) -> RowFacts:
+        """Return what a run promises of a row, before any model is loaded."""
+        cores = self.cores_of(name)
+        if name in THEIRS:
+            facts: dict[str, Any] = {"lengths": list(self.lengths)} if needs_draft(name) else {}
+            is_comparable = self.params.temperature == 0.0  # it draws its own random numbers
+            return RowFacts(
+                name=name,
+                method=name.removesuffix(ALL_CORES),
+                cores=cores,
+                threads=len(cores),
+                is_exact=True,
+                is_comparable=is_comparable,
+                settings=facts,
+            )
+        spec = spec_of(name)
+        settings = {"drafter": spec.drafter, "policy": "auto" if spec.is_tuned else "fixed", **spec.engine}
+        settings |= {"lengths": list(self.lengths)} if spec.has_lengths else {}
+        settings |= {**self.draft, **spec.draft} if spec.takes_options else dict(spec.draft)
+        return RowFacts(
+            name=name,
+            method=spec.method,
+            cores=self.cores if spec.drafter == "beside" else cores,
+            threads=None if spec.is_tuned else len(cores),
+            is_exact=find_method(spec.method).is_exact,
+            is_comparable=True,
+            settings={key: list(value) if isinstance(value, tuple) else value for key, value in settings.items()},
+        )
+
+
+def make_plan(
+    names: Sequence[str], pairs: Sequence[PairSpec], settings: LineupSettings, datasets: Sequence[Dataset], **how: Any
+) -> Plan:
+    """Return the plan of a run of these rows and pairs.
+
+    Args:
+        how: further fields of `Plan`.
+    Raises: SettingsError for pairs of one name, or rows that a pair cannot run.
+    """
+    opened: dict[str, Callable[[Callable[[str], None]], OpenPair]] = {}
+    for pair in pairs:
+        if pair.name in opened:
+            raise SettingsError(f"two pairs are named {pair.name}; name different models or prices")
+        if pair.draft is None and (needing := [name for name in names if needs_draft(name)]):
+            raise SettingsError(f"row {needing[0]} needs a draft model, and pair {pair.name} has none: give --draft")
+        opened[pair.name] = partial(_open, names, pair, settings)
+    rows = tuple(settings.facts_of(name) for name in names)
+    return Plan(rows=rows, baseline=BASELINE, pairs=opened, datasets=tuple(datasets), params=settings.params, **how)
+
+
+def _open(names: Sequence[str], pair: PairSpec, settings: LineupSettings, say: Callable[[str], None]) -> OpenPair:
+    return Lineup(names, pair, settings, say)
+
+
+class Lineup:
+    """The models of one pair, loaded once, and the rows made of them."""
+
+    def __init__(
+        self, names: Sequence[str], pair: PairSpec, settings: LineupSettings, say: Callable[[str], None]
+    ) -> None:
+        """Load the models.
+
+        Args:
+            say: gets a line about what is being prepared.
+        Raises: CardError.
+        """
+        self._names, self._pair, self._settings, self._say = names, pair, settings, say
+        self._stack = contextlib.ExitStack()
+        self._llms: dict[str, LLM] = {}
+        self.tokenizer = load_tokenizer(pair.target)
+        self._draft = None if pair.draft is None else load_model(pair.draft, dtype=settings.dtype)
+        model = load_model(pair.target, dtype=settings.dtype)
+        self._target: PreTrainedModel = model
+        self._cost: str | None = None
+        if pair.target_cost:
+            self._target = inflate(model, parse_parameter_count(pair.target_cost))
+            self._cost = f"{_millions(self._target, 0)}M (inflated from {_millions(model, 1)}M, same outputs)"
+        self.dtype = str(self._target.dtype).removeprefix("torch.")
+        self.judge = TextJudge(self._target, settings.params)
+        self.end_ids = end_token_ids(self._target, self.tokenizer)
+
+    @property
+    def max_model_len(self) -> int:
+        """Most tokens of a prompt and its answer."""
+        limit = context_limit(self._target)
+        return min(limit, self._settings.max_model_len or DEFAULT_MAX_MODEL_LEN)
+
+    def close(self) -> None:
+        """End the drafters and let the models go."""
+        self._stack.close()
+        self._llms.clear()
+        gc.collect()
+
+    def pair_facts(self) -> Pair:
+        """Return what a run says of its pair."""
+        return Pair(
+            name=self._pair.name,
+            target=self._pair.target,
+            draft=self._pair.draft,
+            target_cost=self._cost,
+            target_parameters=parameter_count(self._target),
+            draft_parameters=None if self._draft is None else parameter_count(self._draft),
+            fingerprint=weights_fingerprint(self._target, self._draft),
+        )
+
+    def make_rows(self, prompts: PromptIds, chosen: Mapping[str, Mapping[str, Any]]) -> list[Row]:
+        """Return the rows, each warmed up; where a draft length is to be chosen, the fastest on the first prompts.
+
+        Args:
+            chosen: settings by row from an earlier part of the same run, whose draft lengths are kept.
+        """
+        rows: dict[str, Row] = {}
+        for name in self._names:
+            self._say(f"preparing {name}")
+            twin = rows.get(name.removesuffix(UNCOUPLED))  # whose draft length an uncoupled row takes
+            known = chosen.get(name) or (twin.settings if twin else {})
+            options = self._options(name, known)
+            for option in options:
+                option.decode(prompts[0], self._settings.params.replace(max_tokens=_WARM_UP_TOKENS))
+            rows[name] = fastest(options, prompts[:_CHOOSING_PROMPTS], self._settings.params)
+            if name in chosen:  # how it was chosen stays known
+                rows[name].settings = {**rows[name].settings, **chosen[name]}
+        return list(rows.values())
+
+    def _options(self, name: str, known: Mapping[str, Any]) -> Sequence[Row]:
+        """Return the row of this name, or one for each draft length to choose from."""
+        if name in THEIRS:
+            return self._transformers_rows(name, known)
+        spec, cores = spec_of(name), self._settings.cores_of(name)
+        llm = self._llm(name, spec, known)
+        if spec.is_tuned or spec.is_as_shipped:
+            return [CardRow(name, llm, cores, None)]
+        settings = {**spec.draft, "coupled_noise": not name.endswith(UNCOUPLED)}
+        if spec.takes_options:
+            settings = {**self._settings.draft, **settings}
+        if not spec.has_lengths:
+            return [CardRow(name, llm, cores, DraftSettings(**settings))]
+        lengths = [known["num_speculative_tokens"]] if known else self._settings.lengths
+        return [CardRow(name, llm, cores, DraftSettings(num_speculative_tokens=n, **settings)) for n in lengths]
+
+    def _llm(self, name: str, spec: Spec, known: Mapping[str, Any]) -> LLM:
+        """Return the LLM of a row, brought up once; rows that differ in draft settings alone share one."""
+        cores = self._settings.cores_of(name)
+        key = f"{spec.method} {spec.drafter} {spec.engine} {cores}"
+        if key not in self._llms:
+            common: dict[str, Any] = {"dtype": self._settings.dtype, "start_timeout_s": START_TIMEOUT_S}
+            common["max_model_len"] = self.max_model_len
+            settings = {**common, **self._policy(spec, cores, known), **spec.engine}
+            draft: Any = {"none": None, "turns": self._draft}.get(spec.drafter, self._pair.draft)
+            with pinned(home(self._settings.cores, None)):  # who chooses cores by itself has these
+                llm = LLM(self._target, draft, tokenizer=self.tokenizer, method=spec.method, **settings)
+            self._llms[key] = self._stack.enter_context(llm)
+        return self._llms[key]
+
+    def _policy(self, spec: Spec, cores: tuple[int, ...], known: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the settings that place a row; none for one that tunes itself."""
+        if spec.is_tuned:
+            return {}
+        settings: dict[str, Any] = {"policy": "fixed", "cores": cores, "threads": len(cores)}
+        if spec.drafter == "turns":  # in the target's thread, so it may be the very object that transformers uses
+            settings |= {"placement": "inline"}
+        if spec.drafter == "beside":
+            settings |= {"placement": "process", "draft_cores": self._settings.cores[-1:]}
+        if spec.has_lengths:
+            settings["num_speculative_tokens"] = max(self._settings.lengths)
+        if spec.is_as_shipped and "num_speculative_tokens" in known:  # measured when the run began
+            settings["num_speculative_tokens"] = known["num_speculative_tokens"]
+        if spec.takes_options:
+            largest = DraftSettings(**self._settings.draft)
+            settings |= {name: getattr(largest, name) for name in DRAFT_OPTIONS}
+        if find_method(spec.method).uses_predictor:
+            settings["hrad"] = self._hrad()
+        return settings
+
+    def _hrad(self) -> str:
+        """Return the predictor as the library would choose it, which here gets loaded models and no names."""
+        named = (self._pair.target, self._pair.draft or "")
+        is_demo = [DEMO_NAMES.get(name) for name in named] == ["target", "draft"]
+        if self._settings.hrad == "auto":
+            return DEMO_HRAD if is_demo else "off"
+        return self._settings.hrad
+
+    def _transformers_rows(self, name: str, known: Mapping[str, Any]) -> list[Row]:
+        options: list[AssistantSettings | None] = [None]
+        if needs_draft(name):
+            constant = [AssistantSettings(num_assistant_tokens=n) for n in self._settings.lengths]
+            every = [AssistantSettings(), *constant]
+            options = [one for one in every if not known or str(one) == known["assistant"]]
+        cores = self._settings.cores_of(name)
+        return [
+            TransformersRow(
+                name,
+                self._target,
+                self.end_ids,
+                cores,
+                assistant=self._draft if option else None,
+                assistant_settings=option,
+            )
+            for option in options
+        ]
+
+
+def fastest(options: Sequence[Row], prompts: PromptIds, params: SamplingParams) -> Row:
+    """Return the option that decodes the prompts fastest; prompts are the outer loop."""
+    if len(options) == 1:
+        return options[0]
+    runs: list[list[Decoded]] = [[] for _ in options]
+    for prompt_ids in prompts:
+        for option, done in zip(options, runs, strict=True):
+            done.append(option.decode(prompt_ids, params))
+    rates = [_rate(done) for done in runs]
+    best = options[rates.index(max(rates))]
+    varying = "num_speculative_tokens" if "num_speculative_tokens" in best.settings else "assistant"
+    tried = {str(option.settings[varying]): round(rate, 2) for option, rate in zip(options, rates, strict=True)}
+    best.settings = {**best.settings, "chosen_among": tried}  # tokens/s of each on those prompts
+    return best
+
+
+def _rate(runs: Sequence[Decoded]) -> float:
+    seconds = sum(one.decode_s for one in runs)
+    return sum(one.decode_tokens for one in runs) / seconds if seconds > 0 else 0.0
+
+
+def _millions(model: PreTrainedModel, digits: int) -> str:
+    return f"{parameter_count(model) / 1e6:.{digits}f}"

@@ -1,0 +1,257 @@
+"""What a bench file is made of: the facts of a run, and what it found out, one typed record per line."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from card.metrics import RequestStats
+
+Status = Literal["complete", "interrupted"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pair:
+    """A target and the draft model beside it."""
+
+    name: str
+    target: str  # as the user named it
+    draft: str | None
+    target_cost: str | None  # set if the target was inflated: what it costs and what it is
+    target_parameters: int
+    draft_parameters: int | None
+    fingerprint: str = ""  # of both models' weights, so that a resumed run can tell other ones
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """How logits became tokens, in every row alike."""
+
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    seed: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowFacts:
+    """One method on stated cores, as it was asked for; `Chosen` holds what a pair made of it."""
+
+    name: str
+    method: str
+    cores: tuple[int, ...]  # all that it may use, its drafter's included
+    threads: int | None  # of the target; None: the method chooses
+    is_exact: bool  # its text is that of plain decoding
+    is_comparable: bool  # False: it draws other random numbers, so that its text is another one
+    settings: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """The prompts of one data set."""
+
+    name: str
+    source: str
+    num_prompts: int
+    turns: tuple[int, ...]  # of each prompt
+    prompts_sha256: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chosen:
+    """The full settings of a row for one pair and workload, the draft length that was chosen for them included."""
+
+    pair: str
+    row: str
+    workload: str
+    settings: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class SampleKey:
+    """Which decode of a run."""
+
+    pair: str
+    row: str
+    workload: str
+    prompt: int
+    turn: int
+    repeat: int
+
+    def __str__(self) -> str:
+        return (
+            f"pair {self.pair}, workload {self.workload}, prompt {self.prompt}, turn {self.turn}, "
+            f"repeat {self.repeat}, row {self.row}"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """One decode. Times are seconds; the request starts when it is handed over, its prompt encoded already."""
+
+    pair: str
+    row: str
+    workload: str
+    prompt: int
+    turn: int
+    repeat: int
+    new_tokens: int  # up to and with the stop token
+    token_ids: tuple[int, ...]
+    prefill_s: float  # to the first token
+    decode_s: float  # from the first token to the last
+    wall_s: float
+    token_times: tuple[tuple[float, int], ...]  # seconds since the start, tokens so far: one entry per target pass
+    stats: RequestStats | None  # only our own methods count
+    cpu_s: float = 0.0  # processor time of the target's process; a drafter's own process is not in it
+
+    @property
+    def key(self) -> SampleKey:
+        """Which decode this is."""
+        return SampleKey(self.pair, self.row, self.workload, self.prompt, self.turn, self.repeat)
+
+    @property
+    def decode_tokens(self) -> int:
+        """Tokens that decoding gave: those of the first pass, which reads the prompt, are left out."""
+        return self.new_tokens - self.token_times[0][1]
+
+    @property
+    def target_passes(self) -> int:
+        """Target passes while decoding."""
+        return len(self.token_times) - 1 if self.stats is None else self.stats.target_passes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """Where a text leaves the baseline's for the first time; ``gap`` is between the two tokens' logits."""
+
+    prompt: int
+    turn: int
+    position: int  # counted from the first new token
+    gap: float | None  # None: one of the texts ends there
+    token_id: int | None = None
+    plain_token_id: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """How the texts of a row compare with the baseline's; written before any time is shown."""
+
+    pair: str
+    row: str
+    workload: str
+    num_texts: int
+    num_equal: int
+    near_ties: tuple[Difference, ...]
+    is_same: bool  # all texts are equal, or part at near-ties only
+    differences: tuple[Difference, ...] = ()  # those that are no near-ties
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """One run: what it was to measure, and what it did."""
+
+    run_id: str
+    version: int
+    command: str
+    commit: str
+    date: str  # ISO 8601, UTC
+    versions: dict[str, str]
+    machine: dict[str, Any]
+    pairs: tuple[Pair, ...]
+    dtype: str
+    sampling: Sampling
+    max_tokens: int
+    repeats: int
+    rows: tuple[RowFacts, ...]
+    workloads: tuple[Workload, ...]
+    baseline: str
+    options: dict[str, Any] = field(default_factory=dict)  # of the command, so that it can be resumed
+    resumed: bool = False
+    status: Status = "interrupted"
+    chosen: tuple[Chosen, ...] = ()
+    samples: tuple[Sample, ...] = ()
+    checks: tuple[Check, ...] = ()
+
+    def samples_of(self, *, pair: str, row: str, workload: str) -> list[Sample]:
+        """Return the samples of a row on one workload, in the order they were taken."""
+        return [s for s in self.samples if (s.pair, s.row, s.workload) == (pair, row, workload)]
+
+    def check_of(self, *, pair: str, row: str, workload: str) -> Check | None:
+        """Return how a row's texts compared; None if it has not been compared."""
+        return next((c for c in self.checks if (c.pair, c.row, c.workload) == (pair, row, workload)), None)
+
+    def settings_of(self, *, pair: str, row: str, workload: str) -> dict[str, Any]:
+        """Return a row's settings for a pair and workload; as asked for where none were chosen yet."""
+        for one in self.chosen:
+            if (one.pair, one.row, one.workload) == (pair, row, workload):
+                return one.settings
+        return next(one.settings for one in self.rows if one.name == row)
+
+
+def row_order(num_rows: int, round_idx: int) -> list[int]:
+    """Return the order of the rows on a prompt: rotated from prompt to prompt, so that none is always first."""
+    return [(round_idx + i) % num_rows for i in range(num_rows)]
+
+
+def planned(run: Run) -> Iterator[SampleKey]:
+    """Yield every decode that a run promises, in its order.
+
+    Pair by pair, as only one pair is in memory; then repeat by repeat, workload by workload, prompt by prompt, turn by
+    turn, and all rows in turn.
+    """
+    names = [row.name for row in run.rows]
+    num_prompts = sum(workload.num_prompts for workload in run.workloads)
+    for pair in run.pairs:
+        for repeat in range(run.repeats):
+            round_idx = repeat * (num_prompts + 1)  # a prompt meets another first row in the next repeat
+            for workload in run.workloads:
+                for prompt, num_turns in enumerate(workload.turns):
+                    order = row_order(len(names), round_idx)
+                    for turn in range(num_turns):
+                        for i in order:
+                            yield SampleKey(pair.name, names[i], workload.name, prompt, turn, repeat)
+                    round_idx += 1
+
+
+def first_difference(ids: Sequence[int], plain: Sequence[int]) -> int | None:
+    """Return the first position at which two texts differ, which is where the shorter one ends if it is the first part
+    of the other; None for equal ones."""
+    if tuple(ids) == tuple(plain):
+        return None
+    both = zip(ids, plain, strict=False)
+    return next((i for i, (a, b) in enumerate(both) if a != b), min(len(ids), len(plain)))
+
+
+@dataclass(slots=True)
+class Compared:
+    """How the texts of one row on one workload compare with the baseline's."""
+
+    num_texts: int = 0
+    num_equal: int = 0
+    parted: list[tuple[Sample, Sample, int]] = field(default_factory=list)  # text, baseline's text, first difference
+
+
+def compared_texts(run: Run, samples: Iterable[Sample]) -> dict[tuple[str, str, str], Compared]:
+    """Compare texts with those of the run's baseline, by pair, row and workload; rows that cannot be compared left out.
+
+    Once a conversation has parted, its later turns answer other texts: they count, but are no further difference.
+    """
+    comparable = {row.name for row in run.rows if row.is_exact and row.is_comparable}
+    by_key = {sample.key: sample for sample in samples}
+    found: dict[tuple[str, str, str], Compared] = {}
+    has_parted: set[SampleKey] = set()
+    for key, sample in by_key.items():
+        plain = by_key.get(replace(key, row=run.baseline))
+        if sample.row not in comparable or plain is None:  # None: the run was cut off before the baseline's turn
+            continue
+        group = found.setdefault((sample.pair, sample.row, sample.workload), Compared())
+        group.num_texts += 1
+        position = first_difference(sample.token_ids, plain.token_ids)
+        if position is None:
+            group.num_equal += 1
+        elif replace(key, turn=0) not in has_parted:
+            has_parted.add(replace(key, turn=0))
+            group.parted.append((sample, plain, position))
+    return found

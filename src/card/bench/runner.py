@@ -1,0 +1,388 @@
+"""One run: what it promises, its decodes in an order that lets drift hit all rows alike, and the comparison of texts.
+
+Everything is appended to the file at once, so that a run that is cut off, by Ctrl-C or by force, can go on with exactly
+the decodes that are missing. No time is shown before all texts of a pair were compared.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from transformers import PreTrainedTokenizerBase
+
+from card.bench.compare import TextJudge, checks_of
+from card.bench.datasets import Dataset, Question
+from card.bench.environment import Environment
+from card.bench.records import Chosen, Pair, RowFacts, Run, Sample, SampleKey, Sampling, Status, Workload, planned
+from card.bench.results import VERSION, Writer, load, read_unchecked
+from card.bench.rows import PromptIds, Row
+from card.config import SamplingParams
+from card.errors import BenchError, PromptError, SettingsError
+from card.models.text import decode
+
+_SPEED_PERIOD_S = 3600.0  # over which the time left is foreseen: rows differ, whole rounds over them do not
+
+
+class OpenPair(Protocol):
+    """A pair of models that is loaded, and what makes rows of it."""
+
+    tokenizer: PreTrainedTokenizerBase
+    judge: TextJudge
+
+    @property
+    def dtype(self) -> str:
+        """Of the target."""
+
+    @property
+    def max_model_len(self) -> int:
+        """Most tokens of a prompt and its answer."""
+
+    def pair_facts(self) -> Pair:
+        """Return what a run says of the pair."""
+
+    def make_rows(self, prompts: PromptIds, chosen: Mapping[str, Mapping[str, Any]]) -> Sequence[Row]:
+        """Return the plan's rows, warmed up on these prompts of a workload.
+
+        Args:
+            chosen: settings by row from an earlier part of the same run, to be kept.
+        """
+
+    def close(self) -> None:
+        """End drafters and let the models go."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """Everything that a run is to do."""
+
+    rows: tuple[RowFacts, ...]
+    baseline: str
+    pairs: Mapping[str, Callable[[Callable[[str], None]], OpenPair]]  # by name; called with what shows a line
+    datasets: tuple[Dataset, ...]  # with all their prompts
+    params: SamplingParams
+    repeats: int = 5
+    limit: int | None = None  # prompts of each data set
+    skips_long: bool = False  # leave prompts out that do not fit, instead of refusing them
+    options: Mapping[str, Any] = field(default_factory=dict)  # of the command, for going on with the run
+
+    def __post_init__(self) -> None:
+        if self.repeats < 1 or (self.limit is not None and self.limit < 1):
+            raise SettingsError(f"repeats and limit must be 1 or more, got {self.repeats} and {self.limit}")
+        if self.params.max_tokens < 2:
+            raise SettingsError(f"max_tokens must be 2 or more, got {self.params.max_tokens}")
+
+
+@dataclass(frozen=True, slots=True)
+class PairJob:
+    """What it takes to decode and compare everything for one pair."""
+
+    name: str
+    tokenizer: PreTrainedTokenizerBase
+    datasets: Mapping[str, Dataset]
+    params: SamplingParams
+    judge: TextJudge
+
+    def prompt_ids(self, key: SampleKey, done: Mapping[SampleKey, Sample]) -> list[int]:
+        """Return what a decode continues: a later turn stands behind the row's own answers to the earlier ones."""
+        answers = [decode(self.tokenizer, done[replace(key, turn=turn)].token_ids) for turn in range(key.turn)]
+        return self.datasets[key.workload].questions[key.prompt].encode(self.tokenizer, answers)
+
+    def first_prompts(self, workload: str) -> list[list[int]]:
+        """Return the first turns of a workload's prompts as token ids."""
+        return [question.encode(self.tokenizer) for question in self.datasets[workload].questions]
+
+
+def run_bench(plan: Plan, environment: Environment, path: Path, console: Console, resumed: Run | None = None) -> Run:
+    """Measure everything and return the run as its file says, checked. Ctrl-C ends it early and keeps what is done.
+
+    Args:
+        path: the file that lines are appended to.
+        resumed: the unfinished run in that file to go on with.
+    Raises: SettingsError, PromptError, ModelError, WorkerError; BenchError if texts differ that must not, or if what is
+        asked for is not what the resumed run was.
+    """
+    if resumed is not None:
+        _refuse_elsewhere(resumed, environment)
+    elif path.exists() and path.stat().st_size:
+        load(path)  # a file that cannot be read later is better refused now
+    run, datasets = _promise(plan, environment, console)
+    if resumed is not None:
+        refuse_changes(resumed, run)
+        run = replace(run, run_id=resumed.run_id, resumed=True)
+    with Writer(path, run.run_id) as writer:
+        writer.run(run)
+        writer.end(_measure(plan, run, datasets, path, writer, console))
+    return next(one for one in load(path) if one.run_id == run.run_id)
+
+
+def refuse_changes(old: Run, new: Run) -> None:
+    """Raise BenchError if going on with ``old`` would mix it with something else."""
+    _refuse(
+        {
+            name: (getattr(old, name), getattr(new, name))
+            for name in ("pairs", "dtype", "sampling", "max_tokens", "repeats", "rows", "workloads", "baseline")
+        }
+    )
+
+
+def _refuse_elsewhere(old: Run, environment: Environment) -> None:
+    """Raise BenchError if the code or the machine is another one."""
+    now = environment.versions
+    same: dict[str, tuple[Any, Any]] = {
+        f"versions.{name}": (old.versions.get(name), now.get(name)) for name in old.versions | now
+    }
+    for name in ("cpu", "cores"):
+        same[f"machine.{name}"] = old.machine.get(name), environment.machine.get(name)
+    _refuse(same)
+
+
+def _refuse(same: Mapping[str, tuple[Any, Any]]) -> None:
+    for name, (before, now) in same.items():
+        if before != now:
+            raise BenchError(
+                f"the run cannot go on: {name} was {_short(before, now)} and is {_short(now, before)} now; run it anew "
+                "into another file"
+            )
+
+
+def _short(value: Any, other: Any) -> str:
+    """Return a value in a few words; of two lists, the first item that differs."""
+    if isinstance(value, tuple) and isinstance(other, tuple) and value and len(value) == len(other):
+        value = next(own for own, theirs in zip(value, other, strict=True) if own != theirs)
+    return f"{value!s:.200}"
+
+
+# ---- what is promised ------------------------------------------------------------------------------------------------
+
+
+def _promise(plan: Plan, environment: Environment, console: Console) -> tuple[Run, list[Dataset]]:
+    """Return the facts of the run, and the data sets cut to the prompts that all pairs can take."""
+    pairs: list[Pair] = []
+    fits: list[Callable[[Dataset, int], bool]] = []
+    dtypes: list[str] = []
+    for name, open_pair in plan.pairs.items():
+        console.print(f"reading {name}", highlight=False, soft_wrap=True)
+        with closing(open_pair(lambda _: None)) as pair:
+            pairs.append(pair.pair_facts())
+            dtypes.append(pair.dtype)
+            fits.append(_fit(pair, plan))
+    if len(set(dtypes)) > 1:
+        raise SettingsError(f"targets are stored in different dtypes ({', '.join(dtypes)}); give one with --dtype")
+    datasets = [_cut(dataset, fits, plan, console) for dataset in plan.datasets]
+    params = plan.params
+    return Run(
+        run_id=secrets.token_hex(6),
+        version=VERSION,
+        command=environment.command,
+        commit=environment.commit,
+        date=environment.date,
+        versions=environment.versions,
+        machine=environment.machine,
+        pairs=tuple(pairs),
+        dtype=dtypes[0],
+        sampling=Sampling(
+            temperature=params.temperature,
+            top_k=params.top_k,
+            top_p=params.top_p,
+            min_p=params.min_p,
+            seed=params.seed or 0,
+        ),
+        max_tokens=params.max_tokens,
+        repeats=plan.repeats,
+        rows=plan.rows,
+        workloads=tuple(_workload(dataset) for dataset in datasets),
+        baseline=plan.baseline,
+        options=dict(plan.options),
+    ), datasets
+
+
+def _workload(dataset: Dataset) -> Workload:
+    return Workload(
+        name=dataset.name,
+        source=dataset.source,
+        num_prompts=len(dataset.questions),
+        turns=tuple(len(question.turns) for question in dataset.questions),
+        prompts_sha256=dataset.sha256,
+    )
+
+
+def _fit(pair: OpenPair, plan: Plan) -> Callable[[Dataset, int], bool]:
+    """Return what tells whether a prompt and its longest answers fit into the context of a pair's target."""
+    most, tokenizer, max_tokens = pair.max_model_len, pair.tokenizer, plan.params.max_tokens
+
+    def fits(dataset: Dataset, prompt: int) -> bool:
+        question = dataset.questions[prompt]
+        num_turns = len(question.turns)
+        needed = len(question.encode(tokenizer, ["."] * (num_turns - 1))) + num_turns * max_tokens
+        if needed > most and not plan.skips_long:
+            raise PromptError(
+                f"prompt {prompt} of {dataset.name} and its answers may take {needed} tokens, the target takes {most}; "
+                "lower --max-tokens, leave long prompts out with --skip-long, or use another target"
+            )
+        return needed <= most
+
+    return fits
+
+
+def _cut(dataset: Dataset, fits: Sequence[Callable[[Dataset, int], bool]], plan: Plan, console: Console) -> Dataset:
+    """Return the first prompts that fit, as many as asked for."""
+    taken: list[Question] = []
+    num_skipped = 0
+    for prompt, question in enumerate(dataset.questions):
+        if len(taken) == plan.limit:
+            break
+        if all(fit(dataset, prompt) for fit in fits):
+            taken.append(question)
+        else:
+            num_skipped += 1
+    if not taken:
+        raise PromptError(f"no prompt of {dataset.name} fits; lower --max-tokens, or use another target")
+    if num_skipped:
+        console.print(
+            f"{dataset.name}: {num_skipped} prompts left out, as they do not fit", highlight=False, soft_wrap=True
+        )
+    return replace(dataset, questions=tuple(taken))
+
+
+# ---- what is done ----------------------------------------------------------------------------------------------------
+
+
+def _measure(plan: Plan, run: Run, datasets: Sequence[Dataset], path: Path, writer: Writer, console: Console) -> Status:
+    """Decode and compare pair by pair what is missing; return how it ended."""
+    keys = list(planned(run))
+    before = read_unchecked(path, run.run_id)
+    by_name = {dataset.name: dataset for dataset in datasets}
+    with _progress(console, len(keys), len(before.samples)) as step:
+        try:
+            for name, open_pair in plan.pairs.items():
+                own = [key for key in keys if key.pair == name]
+                done = {sample.key: sample for sample in before.samples if sample.pair == name}
+                if len(done) == len(own) and _is_compared(before, name):
+                    continue
+                with closing(open_pair(step.say)) as pair:
+                    job = PairJob(name, pair.tokenizer, by_name, plan.params, pair.judge)
+                    try:
+                        if len(done) < len(own):
+                            rows = _bring_up(pair, job, before, writer)
+                            decode_missing(own, rows, job, done, writer, step)
+                    finally:  # also what was done until Ctrl-C
+                        step.say("comparing texts")
+                        compare(job, path, writer, run.run_id)
+        except KeyboardInterrupt:
+            return "interrupted"
+    return "complete"
+
+
+def _is_compared(run: Run, pair: str) -> bool:
+    comparable = [row.name for row in run.rows if row.is_exact and row.is_comparable]
+    wanted = {(row, workload.name): sum(workload.turns) for row in comparable for workload in run.workloads}
+    found = {(check.row, check.workload): check.num_texts for check in run.checks if check.pair == pair}
+    return all(found.get(key) == count * run.repeats for key, count in wanted.items())
+
+
+def _bring_up(pair: OpenPair, job: PairJob, before: Run, writer: Writer) -> dict[str, Sequence[Row]]:
+    """Return the rows of each workload, warmed up; what was chosen for them is written down."""
+    rows: dict[str, Sequence[Row]] = {}
+    for workload in job.datasets:
+        known = {one.row: one.settings for one in before.chosen if (one.pair, one.workload) == (job.name, workload)}
+        rows[workload] = pair.make_rows(job.first_prompts(workload), known)
+        for row in rows[workload]:
+            if row.name not in known:
+                writer.add(Chosen(pair=job.name, row=row.name, workload=workload, settings=dict(row.settings)))
+    return rows
+
+
+def decode_missing(
+    keys: Sequence[SampleKey],
+    rows: Mapping[str, Sequence[Row]],
+    job: PairJob,
+    done: dict[SampleKey, Sample],
+    writer: Writer,
+    step: Step,
+) -> None:
+    """Decode what is not done yet, in the order of ``keys``.
+
+    Args:
+        rows: by workload.
+        done: gets each sample as it is written.
+    Raises: WorkerError or TargetError if a row fails.
+    """
+    by_name = {workload: {row.name: row for row in those} for workload, those in rows.items()}
+    for key in keys:
+        if key in done:
+            continue
+        step.show(key)
+        prompt_ids = job.prompt_ids(key, done)
+        decoded = by_name[key.workload][key.row].decode(prompt_ids, job.params)
+        done[key] = Sample(
+            pair=key.pair,
+            row=key.row,
+            workload=key.workload,
+            prompt=key.prompt,
+            turn=key.turn,
+            repeat=key.repeat,
+            new_tokens=len(decoded.token_ids),
+            token_ids=decoded.token_ids,
+            prefill_s=decoded.prefill_s,
+            decode_s=decoded.decode_s,
+            wall_s=decoded.wall_s,
+            token_times=decoded.token_times,
+            stats=decoded.stats,
+            cpu_s=decoded.cpu_s,
+        )
+        writer.add(done[key])
+        step.advance()
+
+
+def compare(job: PairJob, path: Path, writer: Writer, run_id: str) -> None:
+    """Write how the texts of a pair compare, those of an earlier part of the run included."""
+    run = read_unchecked(path, run_id)  # the file, as an interrupted decode may be in it or not
+    own = {sample.key: sample for sample in run.samples if sample.pair == job.name}
+    for check in checks_of(run, own.values(), lambda sample: job.prompt_ids(sample.key, own), job.judge):
+        writer.add(check)
+
+
+# ---- what is shown meanwhile -----------------------------------------------------------------------------------------
+
+
+class Step:
+    """The progress bar, and what is being done."""
+
+    def __init__(self, progress: Progress, total: int, done: int) -> None:
+        self._progress = progress
+        self._task = progress.add_task("preparing", total=total, completed=done)
+
+    def say(self, what: str) -> None:
+        """Show what is being done."""
+        self._progress.update(self._task, description=what, refresh=True)
+
+    def show(self, key: SampleKey) -> None:
+        """Show what is being decoded."""
+        self.say(f"{key.pair}, repeat {key.repeat + 1}, {key.workload} {key.prompt + 1}, {key.row}")
+
+    def advance(self) -> None:
+        """Count one decode."""
+        self._progress.advance(self._task)
+
+
+@contextmanager
+def _progress(console: Console, total: int, done: int) -> Iterator[Step]:
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+    )
+    with Progress(  # drawn between decodes only: no thread beside them
+        *columns, console=console, transient=True, auto_refresh=False, speed_estimate_period=_SPEED_PERIOD_S
+    ) as progress:
+        yield Step(progress, total, done)

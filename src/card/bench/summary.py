@@ -1,0 +1,278 @@
+"""Figures of a run, all computed from its samples: speeds and their ranges, speed-ups, latencies, what candidates cost.
+
+Medians and ranges are over repeats. A row's speed in a repeat is all its tokens over all its seconds. Of a run that was
+cut off, whole repeats count, or what all rows have answered of the first one.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise, zip_longest
+
+from card.bench.records import Run, Sample
+from card.metrics import RequestStats
+
+DRAFTER = "beam"  # the draft model's name among the writers
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """A figure over repeats."""
+
+    median: float
+    least: float
+    most: float
+    runs: tuple[float, ...]  # one per repeat
+
+    @classmethod
+    def of(cls, runs: Iterable[float]) -> Spread:
+        """Return the spread of these figures, of which there is one at least."""
+        values = tuple(runs)
+        return cls(statistics.median(values), min(values), max(values), values)
+
+
+@dataclass(frozen=True, slots=True)
+class Percentiles:
+    """Seconds that half, nine tenths and 99 hundredths of the values stay within (nearest rank)."""
+
+    p50: float
+    p90: float
+    p99: float
+
+    @classmethod
+    def of(cls, values: Iterable[float]) -> Percentiles | None:
+        """Return the percentiles; None of no value at all."""
+        ordered = sorted(values)
+        if not ordered:
+            return None
+        p50, p90, p99 = (ordered[max(0, -(-len(ordered) * share // 100) - 1)] for share in (50, 90, 99))
+        return cls(p50, p90, p99)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Costs:
+    """What the speed was made of, over all samples; None for what a method does not have or say."""
+
+    target_passes: int
+    mean_acceptance_length: float | None
+    cores_used: float | None  # processor time over wall time of the target's process, prefill included
+    target_pass_ms: float | None = None
+    between_passes_ms: float | None = None
+    waited_ms: float | None = None  # a drafter that takes turns drafts in it
+    round_overhead_ms: float | None = None
+    schedules: Mapping[str, int] | None = None  # that texts ended with
+    verified_per_emitted: float | None = None
+    rolled_back_per_emitted: float | None = None  # drafted on the likeliest path, and ruled out
+    dropped_per_emitted: float | None = None  # side branches included
+    acceptance_rate: float | None = None
+    acceptance_per_depth: tuple[float, ...] | None = None
+    accepted_by_writer: Mapping[str, float] | None = None  # shares, the largest first
+    drafter_passes: int | None = None
+    hits: int | None = None
+    late_hits: int | None = None
+    misses: int | None = None
+    hit_rate: float | None = None
+    drafter_layers_per_s: float | None = None
+    ceiling_share: float | None = None
+    drafter_restarts: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowSummary:
+    """One row on one workload of one pair."""
+
+    pair: str
+    row: str
+    workload: str
+    num_prompts: int
+    num_repeats: int
+    num_tokens: int  # of the first repeat
+    tokens_per_s: Spread  # decoding alone: from the first token to the last
+    wall_tokens_per_s: Spread  # reading the prompt included
+    speedup: Spread | None  # of tokens_per_s over the baseline's in the same repeat; None without one
+    first_token: Percentiles | None  # seconds from a request's start to its first token
+    inter_token: Percentiles | None  # seconds from token to token; those of one pass have arrived at once
+    costs: Costs
+
+
+def summarise(run: Run) -> list[RowSummary]:
+    """Return the figures of each pair, workload and row, in the run's order; what nobody completed is left out."""
+    found: list[RowSummary] = []
+    complete = _by_repeat(run)
+    for pair in run.pairs:
+        for workload in run.workloads:
+            baseline = complete.get((pair.name, run.baseline, workload.name), [])
+            for row in run.rows:
+                repeats = complete.get((pair.name, row.name, workload.name))
+                if repeats:
+                    key = (pair.name, row.name, workload.name)
+                    found.append(_summary(key, repeats, _ratio(repeats, baseline)))
+    return found
+
+
+def complete_samples(run: Run) -> list[Sample]:
+    """Return the samples that figures are made of: of each pair and workload the repeats that every row has done.
+
+    Where there is no whole repeat, the prompts of the first one that every row has answered, all turns.
+    """
+    turns = {workload.name: workload.turns for workload in run.workloads}
+    answers: Counter[tuple[str, str, int, int]] = Counter(_cell(sample) for sample in run.samples)
+    done = {cell for cell, count in answers.items() if count == len(run.rows) * turns[cell[1]][cell[3]]}
+    prompts = Counter((pair, workload, repeat) for pair, workload, repeat, _ in done)
+    whole = {key for key, count in prompts.items() if count == len(turns[key[1]])}
+    with_whole = {key[:2] for key in whole}
+    return [
+        sample
+        for sample in run.samples
+        if (sample.pair, sample.workload, sample.repeat) in whole
+        or ((sample.pair, sample.workload) not in with_whole and _cell(sample) in done)
+    ]
+
+
+def ratio(run: Run, row: str, baseline: str, *, pair: str, workload: str) -> Spread | None:
+    """Return a row's tokens/s over another one's in the same repeat; None if one of them has no samples."""
+    complete = _by_repeat(run)
+    return _ratio(complete.get((pair, row, workload), []), complete.get((pair, baseline, workload), []))
+
+
+def decode_rate(samples: Iterable[Sample]) -> float:
+    """Return the tokens of decoding per second of decoding, over all these samples together."""
+    counted = [(sample.decode_tokens, sample.decode_s) for sample in samples]
+    seconds = sum(one for _, one in counted)
+    return sum(tokens for tokens, _ in counted) / seconds if seconds > 0 else 0.0
+
+
+def costs_of(samples: Sequence[Sample]) -> Costs:
+    """Return what these samples of one row cost."""
+    passes, tokens = sum(s.target_passes for s in samples), sum(s.decode_tokens for s in samples)
+    wall_s = sum(sample.wall_s for sample in samples)
+    costs = Costs(
+        target_passes=passes,
+        mean_acceptance_length=tokens / passes if passes else None,
+        cores_used=sum(sample.cpu_s for sample in samples) / wall_s if wall_s else None,
+    )
+    stats = [sample.stats for sample in samples if sample.stats is not None]
+    if not stats or not passes:
+        return costs
+    costs = _with_times(costs, stats)
+    if any(one.verified_tokens for one in stats):
+        costs = _with_candidates(costs, stats, tokens)
+    if any(one.drafter_passes for one in stats):
+        costs = _with_drafter(costs, stats, tokens, decode_rate(samples))
+    return costs
+
+
+# ---- inside ----------------------------------------------------------------------------------------------------------
+
+_Repeats = list[list[Sample]]
+
+
+def _cell(sample: Sample) -> tuple[str, str, int, int]:
+    return sample.pair, sample.workload, sample.repeat, sample.prompt
+
+
+def _by_repeat(run: Run) -> dict[tuple[str, str, str], _Repeats]:
+    """Return the complete samples by pair, row and workload, in one list per repeat."""
+    found: dict[tuple[str, str, str], dict[int, list[Sample]]] = {}
+    for sample in complete_samples(run):
+        repeats = found.setdefault((sample.pair, sample.row, sample.workload), {})
+        repeats.setdefault(sample.repeat, []).append(sample)
+    return {key: list(repeats.values()) for key, repeats in found.items()}
+
+
+def _summary(key: tuple[str, str, str], repeats: _Repeats, speedup: Spread | None) -> RowSummary:
+    samples = [sample for repeat in repeats for sample in repeat]
+    gaps = [gap for sample in samples for gap in _gaps(sample)]
+    walls = [sum(s.new_tokens for s in repeat) / sum(s.wall_s for s in repeat) for repeat in repeats]
+    return RowSummary(
+        pair=key[0],
+        row=key[1],
+        workload=key[2],
+        num_prompts=len({sample.prompt for sample in samples}),
+        num_repeats=len(repeats),
+        num_tokens=sum(sample.new_tokens for sample in repeats[0]),
+        tokens_per_s=Spread.of(map(decode_rate, repeats)),
+        wall_tokens_per_s=Spread.of(walls),
+        speedup=speedup,
+        first_token=Percentiles.of(sample.prefill_s for sample in samples),
+        inter_token=Percentiles.of(gaps),
+        costs=costs_of(samples),
+    )
+
+
+def _ratio(repeats: _Repeats, baseline: _Repeats) -> Spread | None:
+    rates = [(decode_rate(own), decode_rate(plain)) for own, plain in zip(repeats, baseline, strict=False)]
+    ratios = [own / plain for own, plain in rates if plain > 0]
+    return Spread.of(ratios) if ratios else None
+
+
+def _gaps(sample: Sample) -> list[float]:
+    """Return the seconds before each token but those of the first pass."""
+    gaps: list[float] = []
+    for (before_s, before), (at_s, count) in pairwise(sample.token_times):
+        gaps += [at_s - before_s, *[0.0] * (count - before - 1)] if count > before else []
+    return gaps
+
+
+def _with_times(costs: Costs, stats: Sequence[RequestStats]) -> Costs:
+    """Add where the time between two target passes went."""
+    per_pass_ms = 1e3 / costs.target_passes
+    busy_s, waited_s = sum(s.target_busy_s for s in stats), sum(s.waited_s for s in stats)
+    decode_s = sum(s.decode_s for s in stats)
+    schedules = Counter(s.speculation.partition(":")[0] for s in stats)
+    overhead_ms = None  # a drafter that takes turns drafts between the passes, which is no overhead
+    if not schedules["turns"]:
+        overhead_ms = per_pass_ms * (decode_s - busy_s - waited_s)
+    return replace(
+        costs,
+        target_pass_ms=per_pass_ms * busy_s,
+        between_passes_ms=per_pass_ms * (decode_s - busy_s),
+        waited_ms=per_pass_ms * waited_s,
+        round_overhead_ms=overhead_ms,
+        schedules=dict(schedules),
+    )
+
+
+def _with_candidates(costs: Costs, stats: Sequence[RequestStats], tokens: int) -> Costs:
+    """Add how the candidates fared, whoever proposed them."""
+    accepted, verified = sum(s.accepted_tokens for s in stats), sum(s.verified_tokens for s in stats)
+    kept, offered = (
+        [sum(counts) for counts in zip_longest(*(getattr(s, name) for s in stats), fillvalue=0)]
+        for name in ("accepted_per_depth", "offered_per_depth")
+    )
+    by_writer: Counter[str] = Counter()
+    for s in stats:
+        by_writer.update(s.accepted_by_writer)
+    if alone := accepted - by_writer.total():  # nobody is named where the draft model alone could propose
+        by_writer[DRAFTER] += alone
+    return replace(
+        costs,
+        mean_acceptance_length=1 + accepted / costs.target_passes,
+        verified_per_emitted=verified / tokens if tokens else None,
+        acceptance_rate=accepted / verified,
+        acceptance_per_depth=tuple(a / o for a, o in zip_longest(kept, offered, fillvalue=0)),
+        accepted_by_writer={name: count / accepted for name, count in by_writer.most_common()},
+    )
+
+
+def _with_drafter(costs: Costs, stats: Sequence[RequestStats], tokens: int, rate: float) -> Costs:
+    """Add what the draft model did; ``rate`` is the speed reached, in tokens/s."""
+    passes, busy_s = sum(s.drafter_passes for s in stats), sum(s.drafter_busy_s for s in stats)
+    hits, late_hits = sum(s.hits for s in stats), sum(s.late_hits for s in stats)
+    dropped, rolled_back = sum(s.drafter_dropped_nodes for s in stats), sum(s.rolled_back_tokens for s in stats)
+    return replace(
+        costs,
+        drafter_passes=passes,
+        hits=hits,
+        late_hits=late_hits,
+        misses=sum(s.misses for s in stats),
+        hit_rate=min(1.0, (hits + late_hits) / costs.target_passes),
+        rolled_back_per_emitted=rolled_back / tokens if tokens else None,
+        dropped_per_emitted=dropped / tokens if tokens else None,
+        drafter_restarts=sum(s.drafter_restarts for s in stats),
+        drafter_layers_per_s=passes / busy_s if busy_s else None,
+        ceiling_share=rate * busy_s / passes if busy_s else None,
+    )
