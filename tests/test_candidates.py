@@ -86,6 +86,38 @@ def test_walk_names_the_nodes_that_advance_moves_along_and_changes_nothing() -> 
     assert cache.root_id == 4
 
 
+@pytest.mark.parametrize(
+    ("tokens", "num_rolled_back"),
+    [
+        ([], 0),
+        ([10], 0),
+        ([10, 11], 0),
+        ([10, 11, 13], 0),
+        ([10, 11, 13, 99], 0),  # the path was right as far as it went
+        ([10, 11, 99], 1),
+        ([10, 12], 2),  # a side branch lives on; what was thought likelier does not
+        ([10, 99], 2),
+        ([20], 3),
+        ([99, 11], 3),
+    ],
+)
+def test_rolled_back_is_what_the_likeliest_path_holds_below_the_place_where_the_text_left_it(
+    tokens: list[int], num_rolled_back: int
+) -> None:
+    cache = two_layers()
+    grow(cache, {3: [(13, -4.0), (14, -5.0)], 5: [(22, -0.1)]})  # the likeliest path is 10, 11, 13
+    before = state(cache)
+    assert cache.num_rolled_back(tokens) == num_rolled_back
+    assert state(cache) == before
+
+
+def test_nothing_is_rolled_back_twice_while_tokens_are_pending() -> None:
+    cache = two_layers()
+    assert cache.num_rolled_back([99]) == 2
+    cache.advance([99])
+    assert cache.num_rolled_back([10, 11]) == 0
+
+
 def test_path_scores_count_from_the_current_root() -> None:
     cache = two_layers()
     assert cache.path_logprob(4) == -2.5

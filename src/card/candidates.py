@@ -123,6 +123,17 @@ class CandidateCache:
         """Return the ids of the nodes that `advance` would move the root along; nothing changes."""
         return tuple(node.id for node in self._match(tokens))
 
+    def num_rolled_back(self, tokens: Sequence[int]) -> int:
+        """Return how many nodes of the most probable path these committed tokens rule out; nothing changes.
+
+        They are what was drafted in vain on the one path that seemed right. Nodes beside it, kept for the case that it
+        is wrong, do not count.
+        """
+        best = self.best_path(self.root_id, self.depth)
+        pairs = enumerate(zip(best, tokens, strict=False))
+        num_right = next((i for i, (node, token) in pairs if self.token(node) != token), len(best))
+        return len(best) - num_right
+
     def query(self, budget: int, shape: VerifyShape, max_depth: int | None = None) -> Candidates:
         """Return the best candidates below the root, none while tokens are pending. Never waits.
 

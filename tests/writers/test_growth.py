@@ -84,7 +84,7 @@ class SlowTree:
 
     def __init__(self, model: TableModel, spec: DraftSpec, text: list[int]) -> None:
         self.model, self.spec, self.text = model, spec, list(text)
-        self.num_dropped = 0
+        self.num_dropped = self.num_rolled_back = 0
         self.nodes: set[Path] = set()
         self.told: dict[Path, list[tuple[int, float]]] = {}
 
@@ -109,12 +109,16 @@ class SlowTree:
         while matched < len(tokens) and tokens[: matched + 1] in self.nodes:
             matched += 1
         before = len(self.nodes) - matched
+        num_in_vain = sum(path != tokens[: len(path)] for path in self.likeliest_path() if len(path) <= len(tokens))
+        if num_in_vain:
+            num_in_vain += sum(len(path) > len(tokens) for path in self.likeliest_path())
         left = tokens[matched:]
         is_known = len(left) == 1 and left[0] in [token for token, _ in self.told.get(tokens[:matched], [])]
         survives = not left
         self.nodes = {path[matched:] for path in self.nodes if survives and path[:matched] == tokens} - {()}
         self.told = {path[matched:]: told for path, told in self.told.items() if survives and path[:matched] == tokens}
         self.num_dropped += before - len(self.nodes)
+        self.num_rolled_back += num_in_vain
         self.text += tokens
         self.settle()
         return survives or is_known
@@ -134,6 +138,15 @@ class SlowTree:
         ends = getattr(self, "ends_" + self.spec.growth.replace("-", "_"))()
         ends = [path for path in ends if len(path) < self.num_layers and path not in self.told]
         return sorted(ends, key=self.score, reverse=True)
+
+    def likeliest_path(self) -> list[Path]:
+        """Return the nodes from the root down that are the likeliest child of the one before."""
+        found: list[Path] = []
+        path: Path = ()
+        while children := [child for child in self.nodes if child[:-1] == path]:
+            path = max(children, key=self.score)
+            found.append(path)
+        return found
 
     def below(self, path: Path) -> list[Path]:
         """Return the children of a path that was run, nodes or not, best first."""
@@ -162,7 +175,7 @@ class SlowTree:
         while trunk in self.told and len(trunk) < self.num_layers:
             prob = math.exp(self.told[trunk][0][1])
             if self.spec.branch_below == 1.0 or prob < self.spec.branch_below:
-                count = max(1, int(self.spec.beam_width * (1 - prob)))
+                count = min(self.spec.beam_width, max(1 + (prob < 1), int(self.spec.beam_width * (1 - prob))))
                 return trunk, self.below(trunk)[:count]
             if self.below(trunk)[0] not in self.nodes:
                 break
@@ -262,6 +275,7 @@ def test_tree_and_frontier_are_those_of_a_slow_model_after_any_passes_and_commit
         assert beam.cache.epoch == epoch + (not is_hit)
         assert paths(beam) == slow.nodes
         assert beam.num_dropped == slow.num_dropped
+        assert beam.num_rolled_back == slow.num_rolled_back
         assert_rows_fit_the_tree(model, beam)
         assert_scores_are_those_of_the_model(model, beam)
 
@@ -360,9 +374,12 @@ def probabilities(model: TableModel, text: list[int], length: int) -> list[float
 
 
 @pytest.mark.parametrize(
-    ("prob", "most", "count"), [(0.0, 6, 6), (0.39, 6, 3), (0.5, 6, 3), (0.51, 6, 2), (0.9, 6, 1), (1.0, 6, 1)]
+    ("prob", "most", "count"),
+    [(0.0, 6, 6), (0.39, 6, 3), (0.5, 6, 3), (0.51, 6, 2), (0.9, 6, 2), (1.0, 6, 1), (0.0, 1, 1)],
 )
-def test_the_less_likely_the_token_the_more_branches(prob: float, most: int, count: int) -> None:
+def test_the_less_likely_the_token_the_more_branches_and_one_that_is_unsure_is_never_alone(
+    prob: float, most: int, count: int
+) -> None:
     assert num_branches(prob, most) == count
 
 
@@ -376,7 +393,7 @@ def test_branches_begin_at_the_first_unsure_token_and_all_grow_in_each_pass(seed
     trunk = likeliest(model, TEXT, depth)
     for i in range(depth):
         assert grow(writer, beam) == [trunk[: i + 1]], "one sure token a pass"
-    count = max(1, math.floor(5 * (1 - probs[depth])))
+    count = max(2, math.floor(5 * (1 - probs[depth])))
     heads = [(*trunk, token) for token, _ in top(model, [*TEXT, *trunk], count)]
     assert grow(writer, beam) == heads
     for i in range(3):
@@ -420,7 +437,7 @@ def test_the_branch_that_is_hit_is_the_trunk_and_branches_anew_without_a_pass() 
     text = [*TEXT, *hit]
     chain, probs = likeliest(model, text, 4), probabilities(model, text, 4)
     depth = next(i for i, prob in enumerate(probs) if prob < 0.6)
-    count = max(1, math.floor(5 * (1 - probs[depth])))
+    count = max(2, math.floor(5 * (1 - probs[depth])))
     assert count > 1
     heads = [(*chain[:depth], token) for token, _ in top(model, [*text, *chain[:depth]], count)]
     assert paths(beam) == {chain[: i + 1] for i in range(4)} | set(heads)
@@ -526,7 +543,7 @@ def test_where_rows_are_short_the_likeliest_ends_are_run(growth: str) -> None:
     beam = writer.open([i % V for i in range(50)], spec, epoch=0)
     num_cut = 0
     while frontier := beam.frontier():
-        whole = RULES[growth].frontier(beam.cache, beam.spec, beam._num_layers)
+        whole = RULES[growth].frontier(beam._growing)
         assert frontier == whole[: len(frontier)]
         num_cut += len(frontier) < len(whole)
         grow(writer, beam)

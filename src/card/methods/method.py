@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -23,8 +23,15 @@ class Method:
     writers: tuple[str, ...] = ()  # local writers that belong to it
     is_tuned: bool = False  # what was not set is chosen by measurement, the schedule included
     uses_predictor: bool = False  # of rejections, from the target's hidden states, if there is one for the pair
-    length_from_latencies: bool = False  # num_speculative_tokens, unless set, is target pass / drafter pass
+    passes_of_round: Callable[[DraftSettings], Sequence[int]] | None = (
+        None  # tokens in each of them, for `round_length`
+    )
     is_exact: bool = True  # the text is that of plain decoding
+
+    @property
+    def length_from_latencies(self) -> bool:
+        """True if num_speculative_tokens, unless set, is what the drafter makes while the target runs once."""
+        return self.passes_of_round is not None
 
     @property
     def needs_draft(self) -> bool:

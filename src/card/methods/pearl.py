@@ -37,5 +37,5 @@ METHOD = Method(
     schedule="parallel",
     placement="process",
     shape=rounds_of_one_chain,
-    length_from_latencies=True,
+    passes_of_round=lambda draft: [1] * draft.num_speculative_tokens,
 )

@@ -29,12 +29,18 @@ def trunk_and_branches(draft: DraftSettings) -> DraftSettings:
     )
 
 
+def passes_for_trunk_and_branches(draft: DraftSettings) -> list[int]:
+    """Return the tokens of the drafter passes of a round: half of them on a trunk, for it ends anywhere in a block."""
+    num_trunk = draft.num_speculative_tokens // 2
+    return [1] * num_trunk + [draft.beam_width] * (draft.num_speculative_tokens - num_trunk)
+
+
 METHOD = Method(
     name="specbranch",
     summary="branches at the first unsure token grow while the target verifies what is before it",
     schedule="parallel",
     placement="process",
     shape=trunk_and_branches,
-    length_from_latencies=True,
+    passes_of_round=passes_for_trunk_and_branches,
     uses_predictor=True,
 )

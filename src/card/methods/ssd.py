@@ -30,11 +30,18 @@ def outcomes_of_one_chain(draft: DraftSettings) -> DraftSettings:
     )
 
 
+def passes_for_all_outcomes(draft: DraftSettings) -> list[int]:
+    """Return the tokens of the drafter passes of a round: each lengthens the chain of every outcome by one."""
+    fan_out, length = draft.fan_out, draft.num_speculative_tokens
+    num_outcomes = sum(fan_out[min(position, len(fan_out) - 1)] for position in range(length + 1))
+    return [max(num_outcomes, 1)] * length
+
+
 METHOD = Method(
     name="ssd",
     summary="while a chain is verified, chains are drafted for each likely outcome of that verification",
     schedule="parallel",
     placement="process",
     shape=outcomes_of_one_chain,
-    length_from_latencies=True,
+    passes_of_round=passes_for_all_outcomes,
 )

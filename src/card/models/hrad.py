@@ -2,12 +2,15 @@
 
 A small network looks at the target's hidden states where it chose its newest token, and at that token's embedding.
 Source: Shen et al. 2025, "Speculative Decoding via Hybrid Drafting and Rollback-Aware Branch Parallelism",
-arXiv:2506.01979 (hidden states of the last 4 layers; a network of widths 256 and 64).
+arXiv:2506.01979 (hidden states of the last 4 layers; a network of widths 256 and 64). Ours: the likeliest outcome does
+not decide alone where the drafter branches. The chances of all outcomes are evidence beside the drafter's own
+confidence, as heavy as it proved on rounds that the network had not learnt from.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -27,8 +30,9 @@ ALL_REJECTED, UNDECIDED, ALL_ACCEPTED = CLASSES = (0, 1, 2)  # of a chain: none 
 DEMO_HRAD = "demo"  # name of the predictor for the demo pair
 HIDDEN_WIDTHS = (256, 64)
 
-_FORMAT = "card-hrad-1"
+_FORMAT = "card-hrad-2"
 _STORED_DTYPE = torch.float16  # inputs are standardised, so no weight is far from 1
+_LEAST_PROBABILITY = 1e-4  # an outcome is never ruled out
 
 Layer = tuple[Tensor, Tensor]  # weight [out, in] and bias [out] of a linear layer, float32
 
@@ -50,16 +54,27 @@ class HRadFacts:
         return (self.num_layers + 1) * self.hidden_size
 
 
-class HRad:
-    """Predicts how far a chain of drafted tokens will be accepted: ALL_REJECTED, UNDECIDED or ALL_ACCEPTED."""
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What the log odds of ALL_ACCEPTED against ALL_REJECTED tell of a drafted token beyond its own probability."""
 
-    def __init__(self, facts: HRadFacts, layers: Sequence[Layer], mean: Tensor, std: Tensor) -> None:
+    weight: float = 0.0  # 0: nothing; 1: as much as if the drafter had known nothing of it
+    mean: float = 0.0  # of these log odds over many rounds: nothing special is foreseen
+
+
+class HRad:
+    """Says how likely it is that a chain of drafted tokens will be accepted: none of it, some of it, all of it."""
+
+    def __init__(
+        self, facts: HRadFacts, layers: Sequence[Layer], mean: Tensor, std: Tensor, evidence: Evidence = Evidence()
+    ) -> None:
         """Take over the network.
 
         Args:
             layers: linear layers with ReLU between them, from facts.num_inputs to three scores; float32, on the CPU.
                 Weights are rounded to what a file holds, so that a saved predictor is the same one.
             mean, std: [facts.num_inputs] float32; inputs are standardised with them.
+            evidence: how its outcomes move the drafter's branch point.
         Raises: ModelError if the shapes do not fit.
         """
         widths = [facts.num_inputs, *(len(bias) for _, bias in layers)]
@@ -71,12 +86,18 @@ class HRad:
                 f" {widths[0]} inputs to {len(CLASSES)} scores"
             )
         self.facts = facts
+        self.evidence = evidence
         self._layers = [(weight.to(_STORED_DTYPE).float(), bias) for weight, bias in layers]
         self._mean, self._std = mean, std
         (weight, bias), *deeper = self._layers
         scaled = weight / std  # the inputs' mean and spread are part of the first layer from here on
         self._folded = [(scaled, bias - scaled @ mean), *deeper]
         self._runner: TorchRunner | None = None
+
+    @property
+    def is_heard(self) -> bool:
+        """True if what it says ever moves a branch point: if not, nobody need ask."""
+        return self.evidence.weight > 0.0
 
     @classmethod
     def load(cls, path: str | Path) -> HRad:
@@ -95,23 +116,31 @@ class HRad:
             facts = HRadFacts(**{f.name: _parse(f.name, metadata[f.name]) for f in fields(HRadFacts)})
             num_layers = sum(name.endswith(".weight") for name in tensors)
             layers = [(tensors[f"{i}.weight"], tensors[f"{i}.bias"]) for i in range(num_layers)]
-            return cls(facts, layers, tensors["mean"], tensors["std"])
+            evidence = Evidence(float(metadata["evidence_weight"]), float(metadata["evidence_mean"]))
+            return cls(facts, layers, tensors["mean"], tensors["std"], evidence)
         except (KeyError, TypeError, ValueError, ModelError) as error:
             raise ModelError(f"{path} is damaged: {error}; train it again") from error
 
-    def save(self, path: str | Path) -> None:
-        """Write the predictor as safetensors; weights in float16. Raises: ModelError if it cannot be written."""
+    def save(self, path: str | Path, figures: Mapping[str, str] | None = None) -> None:
+        """Write the predictor as safetensors, weights in float16.
+
+        Args:
+            figures: how well it does, by name; for people who look into the file's metadata.
+        Raises: ModelError if it cannot be written.
+        """
         tensors = {"mean": self._mean, "std": self._std}
         for i, (weight, bias) in enumerate(self._layers):
             tensors[f"{i}.weight"], tensors[f"{i}.bias"] = weight.to(_STORED_DTYPE), bias
-        metadata = {"format": _FORMAT, **{name: str(value) for name, value in asdict(self.facts).items()}}
+        facts = {name: str(value) for name, value in asdict(self.facts).items()}
+        learnt = {f"evidence_{name}": repr(value) for name, value in asdict(self.evidence).items()}
+        metadata = {**(figures or {}), "format": _FORMAT, **facts, **learnt}
         try:
             save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, str(path), metadata)
         except (SafetensorError, OSError) as error:
             raise ModelError(f"the predictor cannot be written to {path}: {error}") from error
 
     def attach(self, runner: TorchRunner) -> None:
-        """Let ``runner`` keep the features that `classify` needs, and take embeddings from it.
+        """Let ``runner`` keep the features that `branch_below` needs, and take embeddings from it.
 
         Raises: ModelError if the predictor was trained for another target.
         """
@@ -123,36 +152,48 @@ class HRad:
                 f"the predictor was trained for {_describe(*trained)}, not for this one, {_describe(*given)};"
                 " train one for it with card train hrad"
             )
-        runner.keep_features(facts.num_layers)
+        if self.is_heard:
+            runner.keep_features(facts.num_layers)
         self._runner = runner
 
-    def classify(self, features_row: Tensor, new_token_id: int) -> int:
-        """Return the class of the chain that will be drafted after a new token.
+    def branch_below(self, features_row: Tensor, new_token_id: int, usual: float) -> float:
+        """Return the probability below which drafted tokens are unsure after a new token, in [0, 1].
+
+        The more likely a rejection is foreseen, the surer the drafter must be of a token not to branch there. In log
+        odds: those of ``usual``, moved by the foreseen ones as far as they differ from their mean.
 
         Args:
             features_row: [num_layers * D] floating, one row of `TorchRunner.features`: the one whose logits gave the
                 token.
+            usual: what holds where nothing special is foreseen; 0 and 1 hold whatever is foreseen.
         """
         assert self._runner is not None, "attach the predictor to the target first"
-        return self.predict(torch.cat((features_row, self._runner.embedding(new_token_id))))
+        if not 0.0 < usual < 1.0:
+            return usual
+        values = torch.cat((features_row, self._runner.embedding(new_token_id))).to(device="cpu", dtype=torch.float32)
+        probabilities = self.probabilities(values)
+        foreseen = float(log_odds(probabilities)) - self.evidence.mean
+        odds = math.log(usual / (1.0 - usual)) - self.evidence.weight * foreseen
+        return 1.0 / (1.0 + math.exp(-odds))
 
-    def predict(self, features: Tensor) -> int:
-        """Return the class for hidden states and embedding, [facts.num_inputs] floating, any device."""
-        with torch.inference_mode():
-            values = features.to(device="cpu", dtype=torch.float32)
-            *hidden, (weight, bias) = self._folded
-            for hidden_weight, hidden_bias in hidden:  # matrix times vector is faster than a batch of one
-                values = torch.addmv(hidden_bias, hidden_weight, values).relu_()
-            return int(torch.addmv(bias, weight, values).argmax())
+    def probabilities(self, features: Tensor) -> Tensor:
+        """Return the chance of each of CLASSES, [..., 3] float32.
 
-    def predict_all(self, features: Tensor) -> Tensor:
-        """Return the classes, [N] int64, for many rows at once, [N, facts.num_inputs] float32 on the CPU."""
+        Args:
+            features: [..., facts.num_inputs] float32 on the CPU: hidden states and embedding.
+        """
         with torch.inference_mode():
             values = features
             *hidden, (weight, bias) = self._folded
             for hidden_weight, hidden_bias in hidden:
                 values = functional.linear(values, hidden_weight, hidden_bias).relu_()
-            return functional.linear(values, weight, bias).argmax(-1)
+            return functional.linear(values, weight, bias).softmax(-1)
+
+
+def log_odds(probabilities: Tensor) -> Tensor:
+    """Return the log odds of ALL_ACCEPTED against ALL_REJECTED, [...], for the chances of the classes, [..., 3]."""
+    logprobs = probabilities.clamp_min(_LEAST_PROBABILITY).log()
+    return logprobs[..., ALL_ACCEPTED] - logprobs[..., ALL_REJECTED]
 
 
 def load_hrad(path: str | Path, runner: TorchRunner) -> HRad:

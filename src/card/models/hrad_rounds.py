@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -11,6 +11,7 @@ from torch import Tensor
 from card.models.hrad import ALL_ACCEPTED, ALL_REJECTED, UNDECIDED
 from card.models.protocol import Extension
 from card.models.torch_runner import TorchRunner
+from card.sampling import CandidateScorer, SamplingRule
 
 BATCH = 32  # texts that are written side by side
 
@@ -20,16 +21,27 @@ class Rounds:
     """N rounds: what was known before each, and its outcome; on the CPU."""
 
     inputs: Tensor  # [N, (num_layers + 1) * D] in the target's dtype: features and embedding as `HRad` takes them
-    labels: Tensor  # [N] int64: one of CLASSES
+    num_accepted: Tensor  # [N] int64: from 0 to K
+    confidences: Tensor  # [N, K] float32: the drafter's own probability of each token that it drafted
     prompt_idx: Tensor  # [N] int64: which prompt it came from
 
     def __len__(self) -> int:
-        return len(self.labels)
+        return len(self.num_accepted)
+
+    @property
+    def labels(self) -> Tensor:
+        """Outcomes, [N] int64: one of CLASSES each."""
+        return outcomes(self.num_accepted, self.num_drafted)
+
+    @property
+    def num_drafted(self) -> int:
+        """K, length of the chains."""
+        return self.confidences.shape[-1]
 
     def of_prompts(self, prompts: Tensor) -> Rounds:
         """Return the rounds of some prompts."""
         rows = torch.isin(self.prompt_idx, prompts)
-        return Rounds(self.inputs[rows], self.labels[rows], self.prompt_idx[rows])
+        return Rounds(self.inputs[rows], self.num_accepted[rows], self.confidences[rows], self.prompt_idx[rows])
 
 
 @dataclass(slots=True)
@@ -48,9 +60,27 @@ class _Text:
 class _Found:
     """Rounds as they come in."""
 
-    inputs: list[Tensor]
-    labels: list[int]
-    prompt_idx: list[int]
+    inputs: list[Tensor] = field(default_factory=list)
+    num_accepted: list[int] = field(default_factory=list)
+    confidences: list[list[float]] = field(default_factory=list)
+    prompt_idx: list[int] = field(default_factory=list)
+
+    def rounds(self, num_drafted: int) -> Rounds:
+        """Return them all."""
+        return Rounds(
+            torch.stack(self.inputs) if self.inputs else torch.zeros((0, 0)),
+            torch.tensor(self.num_accepted, dtype=torch.int64),
+            torch.tensor(self.confidences, dtype=torch.float32).view(-1, num_drafted),
+            torch.tensor(self.prompt_idx, dtype=torch.int64),
+        )
+
+
+@dataclass(slots=True)
+class _Drafted:
+    """A chain as it is drafted."""
+
+    token_ids: list[int] = field(default_factory=list)
+    confidences: list[float] = field(default_factory=list)
 
 
 class RoundCollector:
@@ -79,6 +109,8 @@ class RoundCollector:
         target.keep_features(num_layers)
         self._target, self._draft = target, draft
         self._num_drafted, self._max_tokens, self._end_ids = num_speculative_tokens, max_tokens, end_ids
+        greedy = SamplingRule(temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, seed=0)
+        self._scorer = CandidateScorer(greedy, draft.vocab_size, coupled=False)
 
     @property
     def max_prompt_tokens(self) -> int:
@@ -94,7 +126,7 @@ class RoundCollector:
             prompts: token ids, 1 to `max_prompt_tokens` each.
             on_answer: called after each answer.
         """
-        found = _Found([], [], [])
+        found = _Found()
         waiting = list(enumerate(prompts))[::-1]
         running: list[_Text] = []
         while waiting or running:
@@ -108,9 +140,7 @@ class RoundCollector:
                 self._target.close(text.target_slot)
                 self._draft.close(text.draft_slot)
                 on_answer()
-        inputs = torch.stack(found.inputs) if found.inputs else torch.zeros((0, 0))
-        labels, prompt_idx = (torch.tensor(one, dtype=torch.int64) for one in (found.labels, found.prompt_idx))
-        return Rounds(inputs, labels, prompt_idx)
+        return found.rounds(self._num_drafted)
 
     def _begin(self, prompt_idx: int, prompt: Sequence[int]) -> _Text:
         """Run a prompt and take its first token."""
@@ -125,12 +155,14 @@ class RoundCollector:
     def _round(self, texts: Sequence[_Text], found: _Found) -> None:
         """Draft for every text, verify, and commit what was accepted and the target's next token."""
         for text, drafted, (choices, features) in zip(texts, *self._drafted_and_verified(texts), strict=True):
-            num_accepted = next((i for i, one in enumerate(drafted) if one != choices[i]), len(drafted))
-            accepted = drafted[:num_accepted]
+            chain = drafted.token_ids
+            num_accepted = next((i for i, one in enumerate(chain) if one != choices[i]), len(chain))
+            accepted = chain[:num_accepted]
             if not self._end_ids.intersection(accepted):
                 embedding = self._target.embedding(text.token_ids[-1]).cpu()
                 found.inputs.append(torch.cat((text.features, embedding)))
-                found.labels.append(_label(num_accepted, len(drafted)))
+                found.num_accepted.append(num_accepted)
+                found.confidences.append(drafted.confidences)
                 found.prompt_idx.append(text.prompt_idx)
             num_rows = len(text.token_ids) + num_accepted
             self._target.keep(text.target_slot, num_rows)
@@ -138,20 +170,22 @@ class RoundCollector:
             text.features = features[num_accepted].clone()
             text.token_ids += [*accepted, choices[num_accepted]]
 
-    def _drafted_and_verified(self, texts: Sequence[_Text]) -> tuple[list[list[int]], list[tuple[list[int], Tensor]]]:
+    def _drafted_and_verified(self, texts: Sequence[_Text]) -> tuple[list[_Drafted], list[tuple[list[int], Tensor]]]:
         """Return the chain drafted for each text; and the target's token after the text and after each of the chain,
         with the features of these rows, [1 + K, num_layers * D]."""
-        drafted: list[list[int]] = [[] for _ in texts]
+        drafted = [_Drafted() for _ in texts]
         for _ in range(self._num_drafted):
             extensions = [
-                _newest(self._draft, text.draft_slot, [*text.token_ids, *chain])
+                _newest(self._draft, text.draft_slot, [*text.token_ids, *chain.token_ids])
                 for text, chain in zip(texts, drafted, strict=True)
             ]
-            best = torch.cat(self._draft.forward(extensions)).argmax(-1).tolist()
-            for chain, token_id in zip(drafted, best, strict=True):
-                chain.append(token_id)
+            logits = torch.cat(self._draft.forward(extensions))
+            best, logprobs = self._scorer.top(logits, [0] * len(texts), 1)
+            for chain, token_id, prob in zip(drafted, best[:, 0].tolist(), logprobs[:, 0].exp().tolist(), strict=True):
+                chain.token_ids.append(token_id)
+                chain.confidences.append(prob)
         extensions = [
-            _newest(self._target, text.target_slot, [*text.token_ids, *chain], len(chain))
+            _newest(self._target, text.target_slot, [*text.token_ids, *chain.token_ids], self._num_drafted)
             for text, chain in zip(texts, drafted, strict=True)
         ]
         choices = [logits.argmax(-1).tolist() for logits in self._target.forward(extensions)]
@@ -171,7 +205,9 @@ def _newest(model: TorchRunner, slot: int, token_ids: Sequence[int], num_below: 
     return Extension(slot, token_ids[start:], range(start - 1, start - 1 + num_new), num_new - 1 - num_below)
 
 
-def _label(num_accepted: int, num_drafted: int) -> int:
-    if num_accepted == 0:
-        return ALL_REJECTED
-    return ALL_ACCEPTED if num_accepted == num_drafted else UNDECIDED
+def outcomes(num_accepted: Tensor, num_drafted: int) -> Tensor:
+    """Return the class of each round, [N] int64, by how many of its ``num_drafted`` tokens were accepted, [N]."""
+    classes = torch.full_like(num_accepted, UNDECIDED)
+    classes[num_accepted == num_drafted] = ALL_ACCEPTED
+    classes[num_accepted == 0] = ALL_REJECTED
+    return classes

@@ -12,12 +12,14 @@ from torch import Tensor
 from torch.nn import functional
 
 from card.errors import PromptError
-from card.models.hrad import CLASSES, HIDDEN_WIDTHS, HRad, HRadFacts, Layer
-from card.models.hrad_rounds import Rounds
+from card.models.hrad import CLASSES, HIDDEN_WIDTHS, HRad, HRadFacts, Layer, log_odds
+from card.models.hrad_evidence import TokenOutcomes, calibrated, evidence_of
+from card.models.hrad_rounds import Rounds, outcomes
 
 LEAST_PROMPTS = 3  # one each to learn from, to stop by and to judge by
 _HELD_OUT_SHARE = 0.1
 _EVALUATED_ROWS = 4096  # at a time
+_LEAST_PROBABILITY = 1e-9  # before calibration
 _SMALLEST_STD = 1e-3  # an input that hardly varies is not blown up
 
 
@@ -31,7 +33,7 @@ class TrainSettings:
     learning_rate: float = 3e-4
     weight_decay: float = 0.5
     dropout: float = 0.2  # of inputs and hidden values
-    balance: float = 0.5  # a class weighs as its share to the power of minus this: 0 all rounds, 1 all classes alike
+    balance: float = 0.25  # a class weighs as its share to the power of minus this: 0 all rounds, 1 all classes alike
     seed: int = 0
 
 
@@ -40,7 +42,9 @@ class Trained:
     """A predictor and how it does on rounds of prompts that it never saw."""
 
     hrad: HRad
-    confusion: tuple[tuple[int, ...], ...]  # [class that it was][class that was predicted], rounds
+    confusion: tuple[tuple[int, ...], ...]  # [class that it was][class that seemed likeliest], rounds
+    confidence_loss: float  # log loss, nats a drafted token, of its acceptance as the drafter's own probability has it
+    foreseen_loss: float  # the same with what the predictor says besides
     num_train_rounds: int
     num_epochs: int  # that the predictor was trained for; later ones did not help
 
@@ -55,6 +59,17 @@ class Trained:
         return sum(row[i] for i, row in enumerate(self.confusion)) / self.num_test_rounds
 
     @property
+    def recalls(self) -> tuple[float, ...]:
+        """For each class, the share of its rounds for which it seemed likeliest; 0 if it has none."""
+        return tuple(row[i] / max(sum(row), 1) for i, row in enumerate(self.confusion))
+
+    @property
+    def precisions(self) -> tuple[float, ...]:
+        """For each class, the share that was right of the rounds for which it seemed likeliest; 0 if there are none."""
+        columns = zip(*self.confusion, strict=True)
+        return tuple(column[i] / max(sum(column), 1) for i, column in enumerate(columns))
+
+    @property
     def majority_share(self) -> float:
         """Accuracy of always naming the commonest class."""
         return max(map(sum, self.confusion)) / self.num_test_rounds
@@ -62,8 +77,20 @@ class Trained:
     @property
     def balanced_accuracy(self) -> float:
         """Mean over the classes that occur of the share predicted right; always naming one class gives 1 / classes."""
-        shares = [row[i] / sum(row) for i, row in enumerate(self.confusion) if sum(row)]
-        return sum(shares) / len(shares)
+        occurring = [recall for recall, row in zip(self.recalls, self.confusion, strict=True) if sum(row)]
+        return sum(occurring) / len(occurring)
+
+    def figures(self) -> dict[str, str]:
+        """Return what is worth keeping with the predictor, by name."""
+        return {
+            "test_rounds": str(self.num_test_rounds),
+            "test_accuracy": f"{self.accuracy:.4f}",
+            "test_majority_share": f"{self.majority_share:.4f}",
+            "test_recalls": " ".join(f"{share:.4f}" for share in self.recalls),
+            "test_precisions": " ".join(f"{share:.4f}" for share in self.precisions),
+            "test_confidence_loss": f"{self.confidence_loss:.5f}",
+            "test_foreseen_loss": f"{self.foreseen_loss:.5f}",
+        }
 
 
 def train_hrad(
@@ -75,6 +102,8 @@ def train_hrad(
     on_epoch: Callable[[], None] = lambda: None,
 ) -> Trained:
     """Train a predictor; the rounds of one prompt are all learnt from, all used to stop by, or all judged by.
+
+    Those to stop by also say how true its chances are, and how heavy they are beside the drafter's own confidence.
 
     Args:
         test_rounds: rounds to judge by; None judges by those of a tenth of the prompts.
@@ -98,19 +127,37 @@ def train_hrad(
     test = rounds.of_prompts(judged_by) if test_rounds is None else test_rounds
     mean, std = _spread(train)
     layers, num_epochs = _Training(train, stop, mean, std, settings, generator).run(on_epoch)
-    hrad = HRad(facts, layers, mean, std)
-    return Trained(hrad, _confusion(hrad, test), len(train), num_epochs)
+    scores = _probabilities(HRad(facts, layers, mean, std), stop).clamp_min(_LEAST_PROBABILITY).log()
+    layers = calibrated(layers, scores, stop.labels)
+    foreseen = log_odds(_probabilities(HRad(facts, layers, mean, std), stop))
+    tokens = TokenOutcomes(stop, foreseen)
+    hrad = HRad(facts, layers, mean, std, evidence_of(tokens, float(foreseen.mean())))
+    return _judged(hrad, tokens, test, num_train_rounds=len(train), num_epochs=num_epochs)
 
 
-def _confusion(hrad: HRad, part: Rounds) -> tuple[tuple[int, ...], ...]:
+def _judged(hrad: HRad, tokens: TokenOutcomes, test: Rounds, *, num_train_rounds: int, num_epochs: int) -> Trained:
+    """Return the predictor with how it does on ``test``; what counts how much is learnt from ``tokens``."""
+    probabilities = _probabilities(hrad, test)
+    test_tokens = TokenOutcomes(test, log_odds(probabilities))
+    return Trained(
+        hrad,
+        _confusion(test.labels, probabilities.argmax(-1)),
+        confidence_loss=test_tokens.loss(tokens.fit(uses_foreseen=False)),
+        foreseen_loss=test_tokens.loss(tokens.fit(uses_foreseen=True)),
+        num_train_rounds=num_train_rounds,
+        num_epochs=num_epochs,
+    )
+
+
+def _probabilities(hrad: HRad, part: Rounds) -> Tensor:
+    """Return the chances of the classes for all rounds, [N, 3] float32."""
+    return torch.cat([hrad.probabilities(part.inputs[piece].float()) for piece in _pieces(part)])
+
+
+def _confusion(labels: Tensor, predicted: Tensor) -> tuple[tuple[int, ...], ...]:
     """Return how many rounds of each class, by row, were taken for each class, by column."""
-    counts = torch.zeros((len(CLASSES), len(CLASSES)), dtype=torch.int64)
-    for piece in _pieces(part):
-        predicted = hrad.predict_all(part.inputs[piece].float())
-        counts += torch.bincount(part.labels[piece] * len(CLASSES) + predicted, minlength=counts.numel()).view_as(
-            counts
-        )
-    return tuple(tuple(row) for row in counts.tolist())
+    counts = torch.bincount(labels * len(CLASSES) + predicted, minlength=len(CLASSES) ** 2)
+    return tuple(tuple(row) for row in counts.view(len(CLASSES), len(CLASSES)).tolist())
 
 
 def _pieces(part: Rounds) -> list[slice]:
@@ -170,7 +217,7 @@ class _Training:
         """Keep the layers if they do better than all before on the rounds to stop by."""
         pieces = _pieces(self._stop)
         with torch.no_grad():
-            losses = [self._loss(self._stop, piece) * len(self._stop.labels[piece]) for piece in pieces]
+            losses = [self._loss(self._stop, piece) * len(self._stop.inputs[piece]) for piece in pieces]
         loss = float(torch.stack(losses).sum())
         if loss < self._best_loss:
             self._best_loss, self._best_layers, self._best_epoch = loss, self._copied(), epoch
@@ -181,8 +228,9 @@ class _Training:
         for weight, bias in self._layers[:-1]:
             values = functional.linear(self._thinned(values, dropout), weight, bias).relu()
         scores = functional.linear(self._thinned(values, dropout), *self._layers[-1])
-        losses = functional.cross_entropy(scores, part.labels[rows], reduction="none")
-        return (losses * self._class_weights[part.labels[rows]]).mean()
+        labels = outcomes(part.num_accepted[rows], part.num_drafted)
+        losses = functional.cross_entropy(scores, labels, reduction="none")
+        return (losses * self._class_weights[labels]).mean()
 
     def _thinned(self, values: Tensor, dropout: float) -> Tensor:
         """Return ``values`` with a random share of them set to 0 and the others raised to make up for it."""

@@ -15,7 +15,8 @@ from card.models.pool import SequencePool
 from card.models.protocol import NO_PARENT, Extension, LanguageModel
 from card.nodes import NewNodes
 from card.sampling import CandidateScorer, SamplingRule
-from card.writers.growth import RULES
+from card.writers.growth import RULES, Found, GrowingTree
+from card.writers.shaping import DraftShaping, FindGrammar
 
 _DEFAULT_NUM_SEQUENCES = 16  # of full length, in the memory that a writer takes if not told how much
 
@@ -33,13 +34,22 @@ class BeamSequence:
     """Tokens of the text whose rows the pool had already: they are not run again."""
     num_dropped: int
     """Nodes that commits have ruled out so far."""
+    num_rolled_back: int
+    """Of these, those that lay on the most probable path of their tree."""
 
     def __init__(
-        self, model: LanguageModel, pool: SequencePool, token_ids: Sequence[int], spec: DraftSpec, *, epoch: int
+        self,
+        model: LanguageModel,
+        pool: SequencePool,
+        token_ids: Sequence[int],
+        spec: DraftSpec,
+        *,
+        epoch: int,
+        find_grammar: FindGrammar | None = None,
     ) -> None:
         """Take a sequence of the model's pool. Raises: CapacityError if it has no room."""
         self.spec = spec
-        self.num_dropped = 0
+        self.num_dropped = self.num_rolled_back = 0
         self.token_ids = list(token_ids)
         self.cache = CandidateCache(max_nodes=spec.max_nodes, lead=spec.lead)
         self.cache.restart(epoch)
@@ -47,6 +57,9 @@ class BeamSequence:
         self._model = model
         rule = SamplingRule(spec.temperature, spec.top_k, spec.top_p, spec.min_p, spec.seed)
         self._scorer = CandidateScorer(rule, self._model.vocab_size, coupled=spec.coupled_noise)
+        self._shaping: DraftShaping | None = None
+        if spec.shaping is not None:
+            self._shaping = DraftShaping(spec.shaping, self.token_ids, model.vocab_size, find_grammar)
         self._growth = RULES[spec.growth]
         self.num_rows = rows_of(spec, model)
         opened = pool.open(self.token_ids, self.num_rows)
@@ -66,12 +79,20 @@ class BeamSequence:
         """Depth below the root from which on nodes are not expanded: lead, or they have no successor position."""
         return min(self.cache.lead, text_limit(self.spec, self._model) - 1 - self.root_position)
 
+    @property
+    def _growing(self) -> GrowingTree:
+        return GrowingTree(self.cache, self.spec, self._num_layers)
+
     def close(self) -> None:
         """Give the sequence back; the rows of the text stay in the pool for a text that begins with it."""
         self._pool.close(self._slot, self.token_ids[: self._num_committed_rows])
 
     def reshape(self, *, beam_width: int, lead: int, branch_below: float = -1.0) -> None:
-        """Change width, lead and what counts as unsure; 0 leaves one of the former as it is, -1 the last."""
+        """Change width, lead and what counts as unsure; 0 leaves one of the former as it is, -1 the last.
+
+        Frontiers obey at once. Nodes that the new shape wants of what is known already are made by the next commit or
+        pass: whoever changes the shape commits tokens with it, and the tree below them is made anew anyway.
+        """
         self.spec = msgspec.structs.replace(
             self.spec,
             beam_width=beam_width or self.spec.beam_width,
@@ -90,6 +111,7 @@ class BeamSequence:
         path = self.cache.walk(token_ids)
         path_rows = [self._row_of[node] for node in path if node in self._row_of]
         num_left = self.cache.num_nodes - len(path)
+        self.num_rolled_back += self.cache.num_rolled_back(token_ids)
         self.cache.advance(token_ids)
         self.num_dropped += num_left - self.cache.num_nodes
         revived = (
@@ -99,6 +121,8 @@ class BeamSequence:
         if not is_hit:
             self.cache.restart(self.cache.epoch + 1)
         self.token_ids += token_ids
+        if self._shaping is not None:
+            self._shaping.commit(token_ids)
         survivors = sorted(
             (row, node)
             for node, row in self._row_of.items()
@@ -109,12 +133,12 @@ class BeamSequence:
         self._row_of = {node: self._num_committed_rows + i for i, (_, node) in enumerate(survivors)}
         if not is_hit:
             return None
-        return revived if revived.ids else self._growth.widen(self.cache, self.spec, self._num_layers)
+        return revived if revived.ids else self._growth.widen(self._growing)
 
     def frontier(self) -> list[int]:
         """Return the nodes that the next pass would expand; empty if there is nothing worth doing or no room."""
         if self._frontier is None:
-            nodes = self._growth.frontier(self.cache, self.spec, self._num_layers)
+            nodes = self._growth.frontier(self._growing)
             room = self._model.capacity(self._slot) - self._model.num_rows(self._slot)
             if self.num_tokens(nodes) > room:
                 is_whole = self._growth.is_run_whole or self.cache.root_id in nodes
@@ -161,19 +185,26 @@ class BeamSequence:
             first_row = num_rows - len(frontier)
             self._row_of.update((node, first_row + i) for i, node in enumerate(frontier))
         positions = [self.root_position + self.cache.depth_of(node) + 1 for node in frontier]
+        if self._shaping is not None:
+            logits = self._shaping.apply(logits, [self.cache.path_tokens(node) for node in frontier])
         tokens, logprobs = self._scorer.top(logits, positions, self.spec.branch)
-        return self._growth.grow(self.cache, self.spec, self._num_layers, frontier, tokens.tolist(), logprobs.tolist())
+        return self._growth.grow(self._growing, Found(frontier, tokens.tolist(), logprobs.tolist()))
 
 
 class BeamWriter:
     """Runs one pass of the draft model for the beams of several requests."""
 
-    def __init__(self, model: LanguageModel, kv_cache_bytes: int | None = None) -> None:
+    def __init__(
+        self, model: LanguageModel, kv_cache_bytes: int | None = None, *, find_grammar: FindGrammar | None = None
+    ) -> None:
         """Take ``model``; its KV rows get at most ``kv_cache_bytes``, None: what a few sequences of full length take.
 
+        Args:
+            find_grammar: None drafts without regard to grammars.
         Raises: SettingsError if the memory is too small for any sequence.
         """
         self.model = model
+        self._find_grammar = find_grammar
         self._pool = SequencePool(model, kv_cache_bytes or _DEFAULT_NUM_SEQUENCES * model.max_rows * model.row_bytes)
 
     def has_room(self, spec: DraftSpec) -> bool:
@@ -186,7 +217,7 @@ class BeamWriter:
 
     def open(self, token_ids: Sequence[int], spec: DraftSpec, *, epoch: int) -> BeamSequence:
         """Start the beam of a request behind its text. Raises: CapacityError if there is no room."""
-        return BeamSequence(self.model, self._pool, token_ids, spec, epoch=epoch)
+        return BeamSequence(self.model, self._pool, token_ids, spec, epoch=epoch, find_grammar=self._find_grammar)
 
     def step(
         self, beams: Sequence[tuple[BeamSequence, Sequence[int]]], max_tokens: Sequence[int] | None = None

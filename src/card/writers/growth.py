@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
 from card.candidates import CandidateCache
@@ -17,27 +18,37 @@ from card.nodes import NewNodes
 Demands = Generator[tuple[int, int], None, None]  # (node, children that it should have)
 
 
+@dataclass(frozen=True, slots=True)
+class GrowingTree:
+    """A tree, the shape that it is to get, and how deep it may become now."""
+
+    cache: CandidateCache
+    spec: DraftSpec
+    num_layers: int  # nodes so deep below the root, or deeper, are not to be expanded
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a pass over F nodes found, b children of each; as `CandidateCache.grow` takes it."""
+
+    parents: Sequence[int]  # [F]
+    tokens: Sequence[Sequence[int]]  # [F][b]
+    logprobs: Sequence[Sequence[float]]  # [F][b]
+
+
 class GrowthRule(Protocol):
-    """One way to grow a tree. Nodes at depth ``num_layers`` below the root or deeper are not to be expanded."""
+    """One way to grow a tree."""
 
     is_run_whole: ClassVar[bool]
     """A frontier that finds no room is not run in part."""
 
-    def frontier(self, tree: CandidateCache, spec: DraftSpec, num_layers: int) -> list[int]:
+    def frontier(self, tree: GrowingTree) -> list[int]:
         """Return the nodes to expand next, best path score first; empty if there is nothing worth doing."""
 
-    def grow(
-        self,
-        tree: CandidateCache,
-        spec: DraftSpec,
-        num_layers: int,
-        parents: Sequence[int],
-        tokens: Sequence[Sequence[int]],
-        logprobs: Sequence[Sequence[float]],
-    ) -> NewNodes:
-        """Make nodes of what a pass found; arguments as of `CandidateCache.grow`, which says what it raises."""
+    def grow(self, tree: GrowingTree, found: Found) -> NewNodes:
+        """Make nodes of what a pass found. Raises: ProtocolError if that is malformed, see `CandidateCache.grow`."""
 
-    def widen(self, tree: CandidateCache, spec: DraftSpec, num_layers: int) -> NewNodes:
+    def widen(self, tree: GrowingTree) -> NewNodes:
         """Make the nodes that a tree with a new root lacks, from the secondary tier."""
 
 
@@ -49,27 +60,19 @@ class LayerRule:
 
     is_run_whole: ClassVar[bool] = True
 
-    def frontier(self, tree: CandidateCache, spec: DraftSpec, num_layers: int) -> list[int]:
+    def frontier(self, tree: GrowingTree) -> list[int]:
         """Return the ``beam_width`` best nodes."""
-        return [node for node in tree.frontier(spec.beam_width) if tree.depth_of(node) < num_layers]
+        best = tree.cache.frontier(tree.spec.beam_width)
+        return [node for node in best if tree.cache.depth_of(node) < tree.num_layers]
 
-    def grow(
-        self,
-        tree: CandidateCache,
-        spec: DraftSpec,
-        num_layers: int,
-        parents: Sequence[int],
-        tokens: Sequence[Sequence[int]],
-        logprobs: Sequence[Sequence[float]],
-    ) -> NewNodes:
+    def grow(self, tree: GrowingTree, found: Found) -> NewNodes:
         """Make the ``beam_width`` best children."""
-        floor = spec.min_path_logprob
-        return tree.grow(parents, tokens, logprobs, width=spec.beam_width, min_path_logprob=floor)
+        return _grow(tree, found, width=tree.spec.beam_width)
 
-    def widen(self, tree: CandidateCache, spec: DraftSpec, num_layers: int) -> NewNodes:
+    def widen(self, tree: GrowingTree) -> NewNodes:
         """Make up for nodes that a full beam lacks."""
-        missing = spec.beam_width - len(tree.frontier(spec.beam_width))
-        return tree.refill(missing, spec.min_path_logprob) if missing > 0 else NewNodes.none()
+        missing = tree.spec.beam_width - len(tree.cache.frontier(tree.spec.beam_width))
+        return tree.cache.refill(missing, tree.spec.min_path_logprob) if missing > 0 else NewNodes.none()
 
 
 class BestFirstRule:
@@ -82,27 +85,18 @@ class BestFirstRule:
 
     is_run_whole: ClassVar[bool] = False
 
-    def frontier(self, tree: CandidateCache, spec: DraftSpec, num_layers: int) -> list[int]:
+    def frontier(self, tree: GrowingTree) -> list[int]:
         """Return the ``beam_width`` best nodes that may be expanded."""
-        is_full = tree.num_nodes >= tree.max_nodes
-        return [] if is_full else tree.frontier(spec.beam_width, num_layers=num_layers)
+        is_full = tree.cache.num_nodes >= tree.cache.max_nodes
+        return [] if is_full else tree.cache.frontier(tree.spec.beam_width, num_layers=tree.num_layers)
 
-    def grow(
-        self,
-        tree: CandidateCache,
-        spec: DraftSpec,
-        num_layers: int,
-        parents: Sequence[int],
-        tokens: Sequence[Sequence[int]],
-        logprobs: Sequence[Sequence[float]],
-    ) -> NewNodes:
+    def grow(self, tree: GrowingTree, found: Found) -> NewNodes:
         """Make all children."""
-        floor = spec.min_path_logprob
-        return tree.grow(parents, tokens, logprobs, width=tree.max_nodes, min_path_logprob=floor)
+        return _grow(tree, found, width=tree.cache.max_nodes)
 
-    def widen(self, tree: CandidateCache, spec: DraftSpec, num_layers: int) -> NewNodes:
+    def widen(self, tree: GrowingTree) -> NewNodes:
         """Make the children that were too unlikely from the old root, or found no room."""
-        return tree.refill(tree.max_nodes, spec.min_path_logprob)
+        return tree.cache.refill(tree.cache.max_nodes, tree.spec.min_path_logprob)
 
 
 class _PathRule:
@@ -113,35 +107,28 @@ class _PathRule:
 
     is_run_whole: ClassVar[bool] = False
 
-    def frontier(self, tree: CandidateCache, spec: DraftSpec, num_layers: int) -> list[int]:
+    def frontier(self, tree: GrowingTree) -> list[int]:
         """Return the ends of all paths."""
-        demands = self._demands(tree, spec, num_layers)
-        ends = [node for node, count in demands if count > 0 and not tree.is_expanded(node)]
-        return sorted(ends, key=lambda node: (-tree.path_logprob(node), node))
+        cache = tree.cache
+        ends = [node for node, count in self._demands(tree) if count > 0 and not cache.is_expanded(node)]
+        return sorted(ends, key=lambda node: (-cache.path_logprob(node), node))
 
-    def grow(
-        self,
-        tree: CandidateCache,
-        spec: DraftSpec,
-        num_layers: int,
-        parents: Sequence[int],
-        tokens: Sequence[Sequence[int]],
-        logprobs: Sequence[Sequence[float]],
-    ) -> NewNodes:
+    def grow(self, tree: GrowingTree, found: Found) -> NewNodes:
         """Put all children into the secondary tier, then make those that are wanted now."""
-        tree.grow(parents, tokens, logprobs, width=0, min_path_logprob=spec.min_path_logprob)
-        return self.widen(tree, spec, num_layers)
+        _grow(tree, found, width=0)
+        return self.widen(tree)
 
-    def widen(self, tree: CandidateCache, spec: DraftSpec, num_layers: int) -> NewNodes:
+    def widen(self, tree: GrowingTree) -> NewNodes:
         """Make all children that are wanted and known."""
+        cache, floor = tree.cache, tree.spec.min_path_logprob
         made = [
-            tree.refill_below(node, count - len(tree.children(node)), spec.min_path_logprob)
-            for node, count in self._demands(tree, spec, num_layers)
-            if tree.is_expanded(node)
+            cache.refill_below(node, count - len(cache.children(node)), floor)
+            for node, count in self._demands(tree)
+            if cache.is_expanded(node)
         ]
         return NewNodes.joined(made)
 
-    def _demands(self, tree: CandidateCache, spec: DraftSpec, num_layers: int) -> Demands:
+    def _demands(self, tree: GrowingTree) -> Demands:
         """Yield each node that should have children, from the root down."""
         raise NotImplementedError
 
@@ -156,19 +143,20 @@ class BranchRule(_PathRule):
     Source: SpecBranch, arXiv:2506.01979.
     """
 
-    def _demands(self, tree: CandidateCache, spec: DraftSpec, num_layers: int) -> Demands:
-        node: int | None = tree.root_id
-        while node is not None and tree.depth_of(node) < num_layers:
-            prob = math.exp(tree.likeliest(node))
+    def _demands(self, tree: GrowingTree) -> Demands:
+        cache, spec = tree.cache, tree.spec
+        node: int | None = cache.root_id
+        while node is not None and cache.depth_of(node) < tree.num_layers:
+            prob = math.exp(cache.likeliest(node))
             is_sure = spec.branch_below < 1.0 and prob >= spec.branch_below
             count = 1 if is_sure else num_branches(prob, spec.beam_width)
             yield node, count
-            if not tree.is_expanded(node):
+            if not cache.is_expanded(node):
                 return
-            heads = tree.children(node)[:count]
+            heads = cache.children(node)[:count]
             if not is_sure:
                 for head in heads:
-                    yield from _path(tree, head, spec.num_speculative_tokens, num_layers)
+                    yield from _path(tree, head)
                 return
             node = heads[0] if heads else None
 
@@ -183,35 +171,43 @@ class FanOutRule(_PathRule):
     Source: SSD (Saguaro), arXiv:2603.03251; that the branch hit is kept and not drafted anew is our change.
     """
 
-    def _demands(self, tree: CandidateCache, spec: DraftSpec, num_layers: int) -> Demands:
-        length, root = spec.num_speculative_tokens, tree.root_id
-        yield from _path(tree, root, length, num_layers)
-        chain = [root, *tree.best_path(root, length)]
-        is_open = len(chain) <= length and tree.depth_of(chain[-1]) < num_layers
-        if is_open and not tree.is_expanded(chain[-1]):
+    def _demands(self, tree: GrowingTree) -> Demands:
+        cache, fan_out, length = tree.cache, tree.spec.fan_out, tree.spec.num_speculative_tokens
+        yield from _path(tree, cache.root_id)
+        chain = [cache.root_id, *cache.best_path(cache.root_id, length)]
+        is_open = len(chain) <= length and cache.depth_of(chain[-1]) < tree.num_layers
+        if is_open and not cache.is_expanded(chain[-1]):
             return
         for idx, node in enumerate(chain):
-            if tree.depth_of(node) >= num_layers:
+            if cache.depth_of(node) >= tree.num_layers:
                 return
             own = chain[idx + 1 : idx + 2]
-            yield node, len(own) + spec.fan_out[min(idx, len(spec.fan_out) - 1)]
-            for head in tree.children(node):
+            yield node, len(own) + fan_out[min(idx, len(fan_out) - 1)]
+            for head in cache.children(node):
                 if head not in own:
-                    yield from _path(tree, head, length, num_layers)
+                    yield from _path(tree, head)
 
 
 def num_branches(prob: float, most: int) -> int:
-    """Return how many alternatives to a token of this probability are prepared, itself counted: 1 to ``most``.
+    """Return how many alternatives to an unsure token of this probability are prepared, itself counted: 1 to ``most``.
 
-    Source: SpecBranch, arXiv:2506.01979.
+    Source: SpecBranch, arXiv:2506.01979; that an unsure token has another one beside it, unless it is certain, is our
+    change: a branch point of one branch ends the trunk for nothing.
     """
-    return max(1, math.floor(most * (1.0 - prob)))
+    least = 2 if prob < 1.0 else 1
+    return min(most, max(least, math.floor(most * (1.0 - prob))))
 
 
-def _path(tree: CandidateCache, head: int, length: int, num_layers: int) -> Demands:
-    """Demand a child at the end of the path of likeliest tokens below ``head``, unless it has ``length`` already."""
-    path = [head, *tree.best_path(head, length)]
-    if len(path) <= length and tree.depth_of(path[-1]) < num_layers:
+def _grow(tree: GrowingTree, found: Found, *, width: int) -> NewNodes:
+    floor = tree.spec.min_path_logprob
+    return tree.cache.grow(found.parents, found.tokens, found.logprobs, width=width, min_path_logprob=floor)
+
+
+def _path(tree: GrowingTree, head: int) -> Demands:
+    """Demand a child at the end of the path of likeliest tokens below ``head``, unless it is long enough already."""
+    cache, length = tree.cache, tree.spec.num_speculative_tokens
+    path = [head, *cache.best_path(head, length)]
+    if len(path) <= length and cache.depth_of(path[-1]) < tree.num_layers:
         yield path[-1], 1
 
 
