@@ -1,0 +1,108 @@
+"""How plans read on a terminal."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from card.planner.plan import MethodPlan, PlanReport
+from card.planner.pool_study import PoolStudy
+
+_SHOWN_SIZES = (1, 4, 16, 64, 256, 1024)
+
+
+def print_plan(console: Console, report: PlanReport) -> None:
+    """Print what to expect of every method."""
+    kind = "measured" if report.is_measured else "typed-in"
+    pair = f"target {report.target}" + (f", draft {report.draft}" if report.draft else "")
+    console.print(Text(f"{pair}; {kind} profiles"))
+    network = "" if report.network_s is None else f", draft server {1e3 * report.network_s:g} ms away"
+    cores = "" if report.cores is None else f", {report.cores} cores"
+    console.print(
+        Text(
+            f"{report.num_texts} texts of {report.num_tokens} tokens ({report.recording}); first choice right at "
+            f"{report.agreement:.0%}; {report.concurrency} at once{cores}{network}"
+        )
+    )
+    console.print()
+    console.print(_speed_table(report))
+    console.print(Text("\nwhere the time goes, as shipped: shares of it", style="bold"))
+    console.print(_time_table(report))
+    if any(plan.sensitivity for plan in report.methods):
+        console.print(Text("\nwhat half and twice of a setting do to the speed", style="bold"))
+        console.print(_knob_table(report))
+    for name, reason in report.left_out.items():
+        console.print(Text(f"{name}: {reason}"))
+
+
+def _speed_table(report: PlanReport) -> Table:
+    table = _table("method", numbers=("tokens/s", "speed-up", "best"), words=("with",))
+    for plan in report.methods:
+        best = ", ".join(f"{name} {value}" for name, value in plan.best_settings.items())
+        speeds = (f"{plan.tokens_per_s:.1f}", f"{plan.speed_up:.2f}x", f"{plan.best_speed_up:.2f}x")
+        table.add_row(plan.method, *speeds, best or "as shipped")
+    return table
+
+
+def _time_table(report: PlanReport) -> Table:
+    table = _table("method", "drafter", numbers=("tokens a pass", "hits", "target", "waits", "overhead", "drafter"))
+    for plan in report.methods:
+        shares, has_drafter = plan.shares, plan.where != "none"
+        times = (shares.target, shares.waiting, shares.overhead)
+        table.add_row(
+            plan.method,
+            _drafter(plan),
+            f"{plan.tokens_per_pass:.2f}",
+            f"{plan.hit_rate:.0%}" if has_drafter else "-",
+            *(f"{share:.0%}" for share in times),
+            f"{shares.drafter:.0%}" if has_drafter else "-",
+        )
+    return table
+
+
+def _drafter(plan: MethodPlan) -> str:
+    """Return where the drafter is, and for one that can be switched the schedule that most texts ended with."""
+    if plan.where != "switch":
+        return plan.where
+    return max(plan.schedules, key=lambda name: plan.schedules[name])
+
+
+def _knob_table(report: PlanReport) -> Table:
+    table = _table("method", "setting", numbers=("value", "half", "twice"))
+    for plan in report.methods:
+        for one in plan.sensitivity:
+            changes = ("-" if ratio is None else f"{100 * (ratio - 1):+.1f} %" for ratio in (one.halved, one.doubled))
+            table.add_row(plan.method, one.knob, str(one.value), *changes)
+    return table
+
+
+def print_pool(console: Console, study: PoolStudy) -> None:
+    """Print how many targets a drafter serves, and their speeds."""
+    console.print(
+        Text(f"{study.method} with one draft server; plain decoding: {study.plain_tokens_per_s:.1f} tokens/s")
+    )
+    console.print()
+    sizes = [size for size in _SHOWN_SIZES if size <= study.max_targets]
+    table = _table(numbers=("ms away", "load", "wanted", "served", *map(str, sizes)))
+    for point in study.points:
+        speeds = {run.num_targets: run.speed_up for run in point.runs}
+        most = f"{point.most_targets}{'+' if point.most_targets >= study.max_targets else ''}"
+        table.add_row(
+            f"{1e3 * point.delay_s:g}",
+            f"{point.load:g}",
+            f"{point.least_tokens_per_s / study.plain_tokens_per_s:.2f}x",
+            most,
+            *(f"{speeds[size]:.2f}x" for size in sizes),
+        )
+    console.print(table)
+    console.print(Text("served: targets for which the mean speed-up is as wanted; right of it: speed-ups by targets"))
+
+
+def _table(*words_first: str, numbers: tuple[str, ...] = (), words: tuple[str, ...] = ()) -> Table:
+    table = Table(*words_first, box=None, padding=(0, 2, 0, 0))
+    for number in numbers:
+        table.add_column(number, justify="right")
+    for word in words:
+        table.add_column(word)
+    return table

@@ -1,0 +1,317 @@
+"""How many targets one drafter can serve: a light model of a pool, whose figures come from virtual runs of the workers.
+
+A drafter makes one pass for the beams of all targets that have something to expand. So with more targets each pass
+takes longer, and each target sees a slower drafter. How fast a target is beside a drafter that is so many times slower
+is found by running the real workers (`measure_service`). How much slower the drafter is for so many busy targets
+follows from the cost of its passes (`PoolModel`). Requests come and go in `simulate_pool`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from heapq import heappop, heappush
+from typing import Any
+
+import numpy as np
+
+from card.errors import PlanError
+from card.planner.profile import Overheads, TrueCost
+from card.planner.scene import Scene, plan_method
+from card.planner.simulate import Simulator, VirtualRun, sample_texts
+
+DEFAULT_SLOWDOWNS = (1.0, 1.5, 2.0, 3.0, 5.0, 8.0, 16.0, 64.0)
+_MAX_TOKENS_PER_PASS = 256  # of a draft server, as it is by default
+_SETTLED = 1e-6  # relative change of the slow-down at which it counts as found
+_MOST_STEPS = 500
+_FEWEST_REQUESTS, _MOST_REQUESTS, _ENOUGH_REQUESTS = 4, 20, 20_000  # of a target, and of a pool
+_EXACT_BITS = 6  # of a number of busy targets: up to 64 of them each number counts
+_MOST_COMMIT_SHARE = 0.95  # of a drafter's time, that corrections can take
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """One target beside a drafter that is slower by a factor: a value for each factor."""
+
+    method: str
+    slowdowns: tuple[float, ...]  # rising, from 1 on
+    tokens_per_s: tuple[float, ...]
+    busy_share: tuple[float, ...]  # of the time, that the drafter has something to expand for it
+    rounds_per_s: tuple[float, ...]
+    nodes_per_pass: float
+    context_rows: float
+    plain_tokens_per_s: float
+
+    def at(self, values: Sequence[float], slowdown: float) -> float:
+        """Return one of the above between the measured factors, on a logarithmic scale."""
+        return float(np.interp(np.log(max(slowdown, 1.0)), np.log(self.slowdowns), values))
+
+
+@dataclass(frozen=True, slots=True)
+class PoolRun:
+    """What a pool did under a load."""
+
+    num_targets: int
+    load: float
+    tokens_per_s: float  # of one request while it is decoded: mean over requests
+    slow_tokens_per_s: float  # nine of ten requests are faster
+    speed_up: float  # of the mean, over plain decoding
+    busy_targets: float  # on average
+    wait_s: float  # of a request before its target is free, mean
+    num_requests: int
+
+
+def measure_service(
+    scene: Scene,
+    method: str = "card",
+    settings: Mapping[str, Any] | None = None,
+    slowdowns: Sequence[float] = DEFAULT_SLOWDOWNS,
+) -> Service:
+    """Run one target beside slower and slower drafters.
+
+    Args:
+        scene: with the delay of the network.
+        slowdowns: rising, from 1 on.
+    Raises: PlanError for a scene without a network or a drafter.
+    """
+    if scene.network_s is None or scene.draft is None:
+        raise PlanError("a pool needs a draft model and the delay of a network, 0 or more")
+    if slowdowns[0] != 1.0 or list(slowdowns) != sorted(set(slowdowns)):
+        raise PlanError(f"slow-downs of the drafter must rise from 1 on, got {tuple(slowdowns)}")
+    idxs = sample_texts(scene)
+    runs = [Simulator(replace(scene, draft_factor=by)).run(method, settings, text_idxs=idxs) for by in slowdowns]
+    plain = Simulator(scene).run("vanilla", text_idxs=idxs)
+    cost = _pass_cost(scene, method, settings)
+    mean_len = sum(len(t.prompt_ids) + len(t.token_ids) / 2 for t in scene.recording.texts) / len(scene.recording.texts)
+    return Service(
+        method=method,
+        slowdowns=tuple(slowdowns),
+        tokens_per_s=tuple(run.tokens_per_s for run in runs),
+        busy_share=tuple(min(1.0, run.drafter_busy_s / run.decode_s) for run in runs),
+        rounds_per_s=tuple(run.target_passes / run.decode_s for run in runs),
+        nodes_per_pass=_nodes_per_pass(runs[0], cost, mean_len),
+        context_rows=mean_len,
+        plain_tokens_per_s=plain.tokens_per_s,
+    )
+
+
+def _pass_cost(scene: Scene, method: str, settings: Mapping[str, Any] | None) -> _Pass:
+    assert scene.draft is not None
+    setup = plan_method(scene, method, dict(settings or {})).far_draft
+    assert setup is not None
+    return _Pass(TrueCost(setup), scene.draft.overheads or Overheads())
+
+
+@dataclass(frozen=True, slots=True)
+class _Pass:
+    """What a drafter pass takes for some beams of equal size."""
+
+    cost: TrueCost
+    overheads: Overheads
+
+    def seconds(self, num_beams: float, nodes: float, rows: float) -> float:
+        """Return the seconds, linear between whole numbers of beams."""
+        low = int(num_beams)
+        share = num_beams - low
+        return (1 - share) * self._whole(low, nodes, rows) + (share and share * self._whole(low + 1, nodes, rows))
+
+    def _whole(self, num_beams: int, nodes: float, rows: float) -> float:
+        num_tokens = max(num_beams, round(num_beams * nodes))
+        pass_s = self.cost.seconds(num_tokens, num_beams, round(num_beams * rows))
+        return pass_s + self.overheads.step_s + self.overheads.node_s * num_tokens
+
+
+def _nodes_per_pass(run: VirtualRun, cost: _Pass, rows: float) -> float:
+    """Return the size of the passes that take as long on average as those of a run did."""
+    mean_s = run.drafter_busy_s / max(run.drafter_passes, 1)
+    sizes = np.arange(1, 65)
+    seconds = np.maximum.accumulate([cost.seconds(1, int(size), rows) for size in sizes])
+    return float(np.interp(mean_s, seconds, sizes))
+
+
+class PoolModel:
+    """The speed of each of so many busy targets that share a drafter."""
+
+    def __init__(self, scene: Scene, service: Service, settings: Mapping[str, Any] | None = None) -> None:
+        self._service = service
+        self._pass = _pass_cost(scene, service.method, settings)
+        self._speeds: dict[int, float] = {}
+
+    @property
+    def service(self) -> Service:
+        """What one target is worth."""
+        return self._service
+
+    def slowdown(self, num_busy: int) -> float:
+        """Return how many times slower the drafter is for each of ``num_busy`` targets than for one alone.
+
+        The others have something to expand in a share of their time, which grows as the drafter gets slower.
+        Corrections take of the drafter's time, too. The answer agrees with both.
+        """
+        found = 1.0
+        for _ in range(_MOST_STEPS):
+            wanted = self._slowdown_given(num_busy, found)
+            step = found**0.7 * wanted**0.3  # halfway, so that it settles
+            if abs(step / found - 1.0) < _SETTLED:
+                break
+            found = step
+        return found
+
+    def tokens_per_s(self, num_busy: int) -> float:
+        """Return the speed of each of ``num_busy`` targets."""
+        shift = max(0, num_busy.bit_length() - _EXACT_BITS)
+        num_busy = num_busy >> shift << shift  # in large pools one more makes no odds
+        speed = self._speeds.get(num_busy)
+        if speed is None:
+            service = self._service
+            speed = self._speeds[num_busy] = service.at(service.tokens_per_s, self.slowdown(num_busy))
+        return speed
+
+    def _slowdown_given(self, num_busy: int, slowdown: float) -> float:
+        service = self._service
+        nodes, rows = service.nodes_per_pass, service.context_rows
+        num_beams = 1.0 + (num_busy - 1) * service.at(service.busy_share, slowdown)
+        most_beams = max(1.0, _MAX_TOKENS_PER_PASS / nodes)  # in one pass; more take turns
+        pass_s = self._pass.seconds(min(num_beams, most_beams), nodes, rows) * max(1.0, num_beams / most_beams)
+        commits = self._pass.overheads.commit_s * service.at(service.rounds_per_s, slowdown)
+        left = 1.0 - min(_MOST_COMMIT_SHARE, num_busy * commits)
+        alone_left = 1.0 - min(_MOST_COMMIT_SHARE, commits)
+        return max(1.0, pass_s / self._pass.seconds(1.0, nodes, rows) * alone_left / left)
+
+
+def simulate_pool(
+    model: PoolModel,
+    lengths: Sequence[int],
+    *,
+    num_targets: int,
+    load: float,
+    num_requests: int | None = None,
+    seed: int = 0,
+) -> PoolRun:
+    """Let requests come to each target at random moments, and return how fast they were decoded.
+
+    Each target answers one request after the other, in the order of their arrival; each has as many tokens as a
+    recorded text drawn at random. All busy targets are equally fast at any moment.
+
+    Args:
+        lengths: of the texts, in tokens.
+        load: share of the time that a target would be busy with a drafter of its own, above 0; 1 or more: always.
+        num_requests: of each target on average; those of the first quarter do not count. None takes 4 to 20, fewer in
+            large pools.
+    Raises: PlanError for numbers out of range.
+    """
+    if num_requests is None:
+        num_requests = max(_FEWEST_REQUESTS, min(_MOST_REQUESTS, _ENOUGH_REQUESTS // max(num_targets, 1)))
+    if num_targets < 1 or num_requests < 1 or not lengths or not load > 0:
+        raise PlanError(f"a pool needs targets, requests and a load above 0, got {num_targets}, {num_requests}, {load}")
+    rng = np.random.default_rng(seed)
+    total = num_targets * num_requests
+    each_s = float(np.mean(lengths)) / model.tokens_per_s(1)
+    gaps = np.zeros(total) if load >= 1.0 else rng.exponential(each_s / (load * num_targets), total)
+    arrivals = np.cumsum(gaps)
+    owners = np.arange(total) % num_targets if load >= 1.0 else rng.integers(0, num_targets, total)
+    sizes = rng.choice(np.asarray(lengths), total)
+    return _Events(model, num_targets, arrivals, owners, sizes).run(load)
+
+
+class _Events:
+    """The moments of a pool's life. Progress counts the tokens that any busy target has made so far."""
+
+    def __init__(
+        self,
+        model: PoolModel,
+        num_targets: int,
+        arrivals: np.ndarray[Any, Any],
+        owners: np.ndarray[Any, Any],
+        sizes: np.ndarray[Any, Any],
+    ) -> None:
+        self._model = model
+        self._arrivals, self._owners, self._sizes = arrivals.tolist(), owners.tolist(), sizes.tolist()
+        self._queues: list[list[int]] = [[] for _ in range(num_targets)]
+        self._is_busy = [False] * num_targets
+        self._running: list[tuple[float, int]] = []  # (progress at its end, request)
+        self._begun: dict[int, float] = {}
+        self._now = self._progress = 0.0
+        self._speeds: list[float] = [0.0] * len(self._sizes)
+        self._waits: list[float] = [0.0] * len(self._sizes)
+        self._busy_s = 0.0
+
+    def run(self, load: float) -> PoolRun:
+        """Let everything happen."""
+        next_idx, total = 0, len(self._arrivals)
+        while next_idx < total or self._running:
+            speed = self._model.tokens_per_s(len(self._running)) if self._running else 0.0
+            end_at = self._now + (self._running[0][0] - self._progress) / speed if self._running else float("inf")
+            if next_idx < total and self._arrivals[next_idx] <= end_at:
+                self._pass_time(self._arrivals[next_idx], speed)
+                self._arrive(next_idx)
+                next_idx += 1
+            else:
+                self._pass_time(end_at, speed)
+                self._finish()
+        first = total // 4
+        speeds = np.array(self._speeds[first:])
+        mean = float(speeds.mean())
+        return PoolRun(
+            num_targets=len(self._queues),
+            load=load,
+            tokens_per_s=mean,
+            slow_tokens_per_s=float(np.quantile(speeds, 0.1)),
+            speed_up=mean / self._model.service.plain_tokens_per_s,
+            busy_targets=self._busy_s / self._now if self._now else 0.0,
+            wait_s=float(np.mean(self._waits[first:])),
+            num_requests=total,
+        )
+
+    def _pass_time(self, until: float, speed: float) -> None:
+        seconds = max(0.0, until - self._now)
+        self._busy_s += seconds * len(self._running)
+        self._progress += seconds * speed
+        self._now = max(self._now, until)
+
+    def _arrive(self, request: int) -> None:
+        owner = self._owners[request]
+        if self._is_busy[owner]:
+            self._queues[owner].append(request)
+        else:
+            self._begin(request)
+
+    def _begin(self, request: int) -> None:
+        self._is_busy[self._owners[request]] = True
+        self._begun[request] = self._now
+        self._waits[request] = self._now - self._arrivals[request]
+        heappush(self._running, (self._progress + self._sizes[request], request))
+
+    def _finish(self) -> None:
+        self._progress, request = heappop(self._running)
+        owner = self._owners[request]
+        self._speeds[request] = self._sizes[request] / max(self._now - self._begun.pop(request), 1e-12)
+        self._is_busy[owner] = False
+        if self._queues[owner]:
+            self._begin(self._queues[owner].pop(0))
+
+
+def most_targets(
+    model: PoolModel, lengths: Sequence[int], *, load: float, least_tokens_per_s: float, limit: int, seed: int = 0
+) -> tuple[int, tuple[PoolRun, ...]]:
+    """Return the most targets, ``limit`` at most, that are decoded for at this mean speed; 0 if not even one.
+
+    Returns: that number, and the runs on the way, by number of targets.
+    """
+    runs: dict[int, PoolRun] = {}
+
+    def is_enough(num_targets: int) -> bool:
+        runs[num_targets] = simulate_pool(model, lengths, num_targets=num_targets, load=load, seed=seed)
+        return runs[num_targets].tokens_per_s >= least_tokens_per_s
+
+    good, bad = 0, 1
+    while bad <= limit and is_enough(bad):
+        good, bad = bad, 2 * bad
+    bad = min(bad, limit + 1)
+    while bad - good > max(1, good // 64):
+        middle = (good + bad) // 2
+        if is_enough(middle):
+            good = middle
+        else:
+            bad = middle
+    return good, tuple(runs[num] for num in sorted(runs))

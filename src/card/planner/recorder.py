@@ -1,0 +1,179 @@
+"""Make a recording of a pair: the target writes, then both models are asked at each position of what it wrote."""
+
+from __future__ import annotations
+
+import platform
+import secrets
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+import card
+from card.config import SamplingParams
+from card.errors import PlanError
+from card.llm import LLM
+from card.models.bucketed import make_runner
+from card.models.fingerprint import tokenizer_fingerprint
+from card.models.loading import check_pair, context_limit, load_model, load_tokenizer
+from card.models.protocol import Extension, LanguageModel
+from card.planner.recording import RecordedText, Recording, Rows, pack_text
+from card.sampling import CandidateScorer, SamplingRule
+
+NUM_CANDIDATES = 32
+NUM_TARGET_IDS = 8  # as many as token recycling keeps
+_RULED_OUT_LOGPROB = -100.0  # of a candidate that top-k, top-p or min-p leave out
+_CHUNK = 64  # positions whose logits are held at once
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What the target wrote behind a prompt."""
+
+    prompt_ids: tuple[int, ...]
+    token_ids: tuple[int, ...]
+    finish_reason: Literal["stop", "length"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordRequest:
+    """What to record."""
+
+    target: str
+    draft: str
+    prompts: Sequence[tuple[int, ...]]  # token ids
+    params: SamplingParams
+    dtype: str = "auto"
+    device: str = "cpu"
+    coupled_noise: bool = True
+    command: str = ""
+
+
+def record(request: RecordRequest, tell: Callable[[str], None] = lambda _: None) -> Recording:
+    """Let the target answer all prompts and record the pair; a prompt that comes again is left out.
+
+    Raises: ModelError if a model cannot be loaded; VocabularyError if they do not share a tokenizer; PromptError.
+    """
+    params = request.params
+    if params.seed is None:
+        params = params.replace(seed=secrets.randbelow(2**31))
+    prompts = list(dict.fromkeys(request.prompts))
+    if not prompts:
+        raise PlanError("there are no prompts to record")
+    tell("loading the models")
+    tokenizer = load_tokenizer(request.target)
+    model = load_model(request.target, dtype=request.dtype, device=request.device)
+    check_pair(tokenizer, model, request.draft)
+    draft_model = load_model(request.draft, dtype=request.dtype, device=request.device)
+    answers = []
+    with LLM(model, tokenizer=tokenizer, method="vanilla", device=request.device, max_num_seqs=1) as llm:
+        for idx, prompt_ids in enumerate(prompts):
+            tell(f"the target answers prompt {idx + 1} of {len(prompts)}")
+            output = llm.generate([list(prompt_ids)], params)[0]
+            if output.error is not None:
+                raise output.error
+            completion = output.outputs[0]
+            reason: Literal["stop", "length"] = "stop" if completion.finish_reason == "stop" else "length"
+            answers.append(Answer(prompt_ids, completion.token_ids, reason))
+    tell("asking both models at each position")
+    longest = max(len(answer.prompt_ids) + len(answer.token_ids) for answer in answers)
+    target, draft = (make_runner(m, max_model_len=min(longest, context_limit(m))) for m in (model, draft_model))
+    texts = record_texts(target, draft, answers, params, coupled_noise=request.coupled_noise)
+    return Recording(
+        target=request.target,
+        draft=request.draft,
+        source=request.command or "card record",
+        tokenizer=tokenizer_fingerprint(tokenizer),
+        vocab_size=target.vocab_size,
+        temperature=params.temperature,
+        top_k=params.top_k,
+        top_p=params.top_p,
+        min_p=params.min_p,
+        seed=params.seed or 0,
+        coupled_noise=request.coupled_noise,
+        max_tokens=params.max_tokens,
+        num_candidates=min(NUM_CANDIDATES, draft.vocab_size),
+        num_target_ids=min(NUM_TARGET_IDS, target.vocab_size),
+        dtype=str(target.dtype).removeprefix("torch."),
+        date=datetime.now(UTC).isoformat(timespec="seconds"),
+        versions={"python": platform.python_version(), "torch": str(torch.__version__), "card": card.__version__},
+        texts=texts,
+    )
+
+
+def record_texts(
+    target: LanguageModel,
+    draft: LanguageModel,
+    answers: Sequence[Answer],
+    params: SamplingParams,
+    *,
+    coupled_noise: bool = True,
+) -> tuple[RecordedText, ...]:
+    """Return what both models say at each position of the answers.
+
+    Args:
+        params: those that the answers were written with, the seed fixed.
+        coupled_noise: whether the drafter knows the target's sampling noise.
+    Raises: SettingsError if the seed is not fixed; CapacityError if a text does not fit into a model's context.
+    """
+    scorer = CandidateScorer(SamplingRule.of(params), draft.vocab_size, coupled=coupled_noise)
+    num_candidates = min(NUM_CANDIDATES, draft.vocab_size)
+    num_target_ids = min(NUM_TARGET_IDS, target.vocab_size)
+    texts = []
+    for answer in answers:
+        ids, logprobs, ranks, truths = [], [], [], []
+        start = len(answer.prompt_ids)
+        for first, logits in _logits(draft, answer):
+            positions = range(start + first, start + first + len(logits))
+            wanted = answer.token_ids[first : first + len(logits)]
+            found = _score(scorer, logits, positions, wanted, num_candidates)
+            ids.append(found[0])
+            logprobs.append(found[1])
+            ranks += found[2]
+            truths += found[3]
+        top = [logits.topk(num_target_ids, dim=-1).indices.cpu().numpy() for _, logits in _logits(target, answer)]
+        rows = Rows(np.concatenate(ids), np.concatenate(logprobs), np.concatenate(top).astype(np.int32))
+        texts.append(pack_text(answer.prompt_ids, answer.token_ids, answer.finish_reason, rows, ranks, truths))
+    return tuple(texts)
+
+
+def _logits(model: LanguageModel, answer: Answer) -> Iterator[tuple[int, Tensor]]:
+    """Yield (index of an answer token, [T, V] logits that predict it and the next ones), in chunks."""
+    text = [*answer.prompt_ids, *answer.token_ids[:-1]]
+    first = len(answer.prompt_ids) - 1  # the row that predicts the first token
+    slot = model.open(len(text))
+    try:
+        if first:
+            model.forward([Extension(slot, text[:first], range(-1, first - 1), first)])
+        for begin in range(first, len(text), _CHUNK):
+            chunk = text[begin : begin + _CHUNK]
+            (logits,) = model.forward([Extension(slot, chunk, range(begin - 1, begin - 1 + len(chunk)))])
+            yield begin - first, logits
+    finally:
+        model.close(slot)
+
+
+def _score(
+    scorer: CandidateScorer, logits: Tensor, positions: Sequence[int], wanted: Sequence[int], count: int
+) -> tuple[np.ndarray, np.ndarray, list[int], list[float]]:
+    """Return candidates [T, count], their log-probabilities, and place and log-probability of each wanted token."""
+    found_ids, found_logprobs = scorer.top(logits, positions, count)
+    ids = found_ids.numpy().astype(np.int32)
+    logprobs = np.maximum(found_logprobs.float().numpy(), _RULED_OUT_LOGPROB)
+    ranks: list[int] = []
+    truths: list[float] = []
+    for row, token_id in enumerate(wanted):
+        places = np.flatnonzero(ids[row] == token_id)
+        if len(places):
+            ranks.append(int(places[0]))
+            truths.append(float(logprobs[row, places[0]]))
+            continue
+        all_ids, all_logprobs = scorer.top(logits[row : row + 1], positions[row : row + 1], logits.shape[-1])
+        rank = int((all_ids[0] == token_id).nonzero()[0, 0])
+        ranks.append(rank)
+        truths.append(max(float(all_logprobs[0, rank]), _RULED_OUT_LOGPROB))
+    return ids, logprobs, ranks, truths

@@ -1,0 +1,152 @@
+"""What a pair did on some prompts: the target's texts, and at each position what both models held likely.
+
+With a recording the engine runs without any model (`card.planner.replay`). Scores of the draft model are as its drafter
+reports them: under the sampling rule, with coupled noise where it was on, sharpened. So a recording replays one seed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from card.errors import PlanError
+from card.planner.files import read_msgpack, write_bytes
+
+KIND, VERSION = "recording", 1
+IntArray = npt.NDArray[np.int32]
+FloatArray = npt.NDArray[np.float32]
+
+
+class RecordedText(msgspec.Struct, frozen=True, kw_only=True):
+    """One prompt and the target's answer of n tokens. Arrays are little-endian bytes, row by row."""
+
+    prompt_ids: tuple[int, ...]
+    token_ids: tuple[int, ...]  # [n]
+    finish_reason: Literal["stop", "length"]
+    draft_ids: bytes  # int32 [n, K]: the drafter's candidates for each position, best first
+    draft_logprobs: bytes  # float32 [n, K]
+    ranks: tuple[int, ...]  # [n] place of the text's own token among all of the drafter's, 0 for the first
+    logprobs: tuple[float, ...]  # [n] what the drafter gave it
+    target_ids: bytes  # int32 [n, T]: the target's likeliest tokens, best first
+
+
+class Recording(msgspec.Struct, frozen=True, kw_only=True):
+    """A pair's behaviour on a set of prompts."""
+
+    kind: str = KIND
+    version: int = VERSION
+    target: str
+    draft: str
+    source: str  # command, or how it was made up
+    tokenizer: str  # fingerprint that target and draft share; empty if made up
+    vocab_size: int
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    seed: int
+    coupled_noise: bool  # whether the draft's scores hold the target's noise; without temperature it makes no odds
+    max_tokens: int
+    num_candidates: int  # K
+    num_target_ids: int  # T
+    dtype: str = ""
+    date: str = ""
+    versions: dict[str, str] = {}
+    texts: tuple[RecordedText, ...]
+
+    @property
+    def num_tokens(self) -> int:
+        """New tokens of all texts."""
+        return sum(len(text.token_ids) for text in self.texts)
+
+    def agreement(self) -> float:
+        """Return the share of positions, in [0, 1], whose token is the drafter's first choice."""
+        ranks = [rank for text in self.texts for rank in text.ranks]
+        return sum(rank == 0 for rank in ranks) / max(len(ranks), 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """The arrays of one text."""
+
+    draft_ids: IntArray  # [n, K]
+    draft_logprobs: FloatArray  # [n, K]
+    target_ids: IntArray  # [n, T]
+
+
+def rows_of(recording: Recording, text: RecordedText) -> Rows:
+    """Return the arrays of one text of a recording. Raises: PlanError if their sizes are not what it says."""
+    n, k, t = len(text.token_ids), recording.num_candidates, recording.num_target_ids
+    try:
+        return Rows(
+            np.frombuffer(text.draft_ids, "<i4").reshape(n, k),
+            np.frombuffer(text.draft_logprobs, "<f4").reshape(n, k),
+            np.frombuffer(text.target_ids, "<i4").reshape(n, t),
+        )
+    except ValueError as error:
+        raise PlanError(f"a text of {n} tokens has arrays of other sizes ({error}); record it again") from error
+
+
+def pack_text(
+    prompt_ids: Sequence[int],
+    token_ids: Sequence[int],
+    finish_reason: Literal["stop", "length"],
+    rows: Rows,
+    ranks: Sequence[int],
+    logprobs: Sequence[float],
+) -> RecordedText:
+    """Return one text for a recording; arguments as of the fields."""
+    return RecordedText(
+        prompt_ids=tuple(prompt_ids),
+        token_ids=tuple(token_ids),
+        finish_reason=finish_reason,
+        draft_ids=rows.draft_ids.astype("<i4").tobytes(),
+        draft_logprobs=rows.draft_logprobs.astype("<f4").tobytes(),
+        ranks=tuple(ranks),
+        logprobs=tuple(logprobs),
+        target_ids=rows.target_ids.astype("<i4").tobytes(),
+    )
+
+
+def load_recording(path: Path) -> Recording:
+    """Read a recording. Raises: PlanError if it cannot be read, is none, of another version, or contradicts itself."""
+    recording = read_msgpack(path, Recording, KIND, VERSION)
+    try:
+        check_recording(recording)
+    except PlanError as error:
+        raise PlanError(f"{path} is a broken recording: {error}") from error
+    return recording
+
+
+def save_recording(recording: Recording, path: Path) -> None:
+    """Write a recording. Raises: PlanError."""
+    check_recording(recording)
+    write_bytes(path, msgspec.msgpack.encode(recording))
+
+
+def check_recording(recording: Recording) -> None:
+    """Raise PlanError if the recording contradicts itself."""
+    if not recording.texts:
+        raise PlanError("it has no texts")
+    if recording.num_candidates < 1 or recording.num_target_ids < 1 or recording.vocab_size < 2:
+        raise PlanError("it has no candidates, or fewer than two tokens")
+    seen: set[tuple[int, ...]] = set()
+    for idx, text in enumerate(recording.texts):
+        n = len(text.token_ids)
+        if not text.prompt_ids or not n or len(text.ranks) != n or len(text.logprobs) != n:
+            raise PlanError(f"text {idx} has no prompt, no tokens, or not one rank and logprob for each token")
+        if text.prompt_ids in seen:
+            raise PlanError(f"text {idx} has the prompt of an earlier one; record each prompt once")
+        seen.add(text.prompt_ids)
+        rows = rows_of(recording, text)
+        ids = (np.array(text.prompt_ids + text.token_ids), rows.draft_ids, rows.target_ids)
+        if min(int(a.min()) for a in ids) < 0 or max(int(a.max()) for a in ids) >= recording.vocab_size:
+            raise PlanError(f"text {idx} has tokens that are not from 0 to {recording.vocab_size - 1}")
+        if not np.isfinite(rows.draft_logprobs).all() or rows.draft_logprobs.max() > 1e-3:
+            raise PlanError(f"text {idx} has log-probabilities that are no numbers or above 0")

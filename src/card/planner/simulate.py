@@ -1,0 +1,180 @@
+"""Run a method in virtual time over the texts of a recording, and say how fast it was and where its time went."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from card.errors import PlanError
+from card.metrics import RequestStats
+from card.planner.replay import ReplayedTexts
+from card.planner.scene import Plan, Scene, Stage, build_stage, make_drafter, make_request, plan_method, replayed_texts
+from card.planner.virtual import SharedWorld, VirtualClock
+
+_SAMPLE_TOKENS = 600
+_NUM_WARM_UPS = 1  # texts decoded before, so that what a policy learns at first does not count
+
+
+@dataclass(frozen=True, slots=True)
+class VirtualRun:
+    """What one method did. Times are virtual seconds of decoding, the reading of prompts left out."""
+
+    method: str
+    where: str  # of the drafter; none
+    settings: Mapping[str, Any]  # those asked for
+    num_speculative_tokens: int
+    schedules: Mapping[str, int]  # texts by the schedule at their end
+    num_tokens: int  # after each first one
+    decode_s: float  # of all texts; with several at once, from the first round to the last
+    tokens_per_s: float
+    target_passes: int
+    target_busy_s: float
+    drafter_passes: int
+    drafter_busy_s: float
+    waited_s: float  # the target, for candidates or for its turn
+    tokens_per_pass: float
+    acceptance_rate: float
+    hit_rate: float
+    stats: tuple[RequestStats, ...]
+
+    @property
+    def overhead_s(self) -> float:
+        """Seconds of rounds beyond passes and waiting."""
+        return max(0.0, self.decode_s - self.target_busy_s - self.waited_s)
+
+
+class Simulator:
+    """Runs methods in one scene; what was computed of the recording serves all of them."""
+
+    def __init__(self, scene: Scene) -> None:
+        self.scene = scene
+        self._texts: dict[int, ReplayedTexts] = {}
+
+    def run(
+        self, method: str, settings: Mapping[str, Any] | None = None, *, text_idxs: Sequence[int] = ()
+    ) -> VirtualRun:
+        """Run one method over the texts, ``concurrency`` of them at once.
+
+        Args:
+            settings: as of `card.host.Host`, as far as a plan knows of them.
+            text_idxs: which texts; all if empty.
+        Raises: SettingsError, PlanError for settings that cannot be followed; PlanError if a text came out otherwise
+            than it was recorded.
+        """
+        scene, changes = self.scene, dict(settings or {})
+        plan = plan_method(scene, method, changes)
+        texts = self.texts(plan)
+        stage = build_stage(scene, plan, texts)
+        chosen = list(text_idxs) or list(range(len(texts.prompts)))
+        try:
+            decode(stage, scene, texts, chosen[:_NUM_WARM_UPS], first_id=0)
+            started = stage.clock.now
+            stats = decode(stage, scene, texts, chosen, first_id=len(chosen))
+        finally:
+            stage.close()
+        return _summary(plan, changes, stats, stage.clock.now - started, is_batch=scene.concurrency > 1)
+
+    def run_shared(
+        self, method: str, settings: Mapping[str, Any] | None = None, *, num_targets: int
+    ) -> tuple[VirtualRun, ...]:
+        """Run one method on several targets that share one draft server, each busy with one text after the other.
+
+        Each target begins with another text. Raises: as `run`; PlanError for a method without a drafter.
+        """
+        scene, changes = self.scene, dict(settings or {})
+        plan = plan_method(scene, method, changes)
+        if plan.where != "remote":
+            raise PlanError("only a draft server serves several targets; give the delay of a network, 0 or more")
+        texts = self.texts(plan)
+        clocks = [VirtualClock() for _ in range(num_targets)]
+        world = SharedWorld(make_drafter(scene, plan, texts, num_targets), clocks)
+        stages = [build_stage(scene, plan, texts, clock=clocks[i], shared=(world, i)) for i in range(num_targets)]
+        found: list[list[RequestStats]] = [[] for _ in stages]
+
+        def job(idx: int) -> None:
+            order = [(idx + step) % len(texts.prompts) for step in range(len(texts.prompts))]
+            decode(stages[idx], scene, texts, order[:_NUM_WARM_UPS], first_id=0)
+            found[idx] = decode(stages[idx], scene, texts, order, first_id=len(order))
+
+        world.run([partial(job, idx) for idx in range(num_targets)])
+        return tuple(_summary(plan, changes, stats, 0.0, is_batch=False) for stats in found)
+
+    def texts(self, plan: Plan) -> ReplayedTexts:
+        """Return the texts with as many candidates as the plan looks at."""
+        made = self._texts.get(plan.draft.branch)
+        if made is None:
+            made = self._texts[plan.draft.branch] = replayed_texts(self.scene, plan)
+        return made
+
+
+def sample_texts(scene: Scene) -> tuple[int, ...]:
+    """Return the first texts, enough to compare settings on."""
+    idxs: list[int] = []
+    num_tokens = 0
+    for idx, text in enumerate(scene.recording.texts):
+        if num_tokens >= _SAMPLE_TOKENS and len(idxs) >= scene.concurrency:
+            break
+        idxs.append(idx)
+        num_tokens += len(text.token_ids)
+    return tuple(idxs)
+
+
+def decode(
+    stage: Stage, scene: Scene, texts: ReplayedTexts, text_idxs: Sequence[int], *, first_id: int
+) -> list[RequestStats]:
+    """Decode these texts and return their counters. Raises: PlanError if one came out otherwise than recorded."""
+    waiting = list(enumerate(text_idxs, first_id))[::-1]
+    answers: dict[int, list[int]] = {}
+    wanted: dict[int, tuple[int, ...]] = {}
+    stats: dict[int, RequestStats] = {}
+    num_open = 0
+    while waiting or num_open:
+        while waiting and num_open < scene.concurrency:
+            request_id, text_idx = waiting.pop()
+            stage.engine.forget_prefixes()
+            stage.engine.add(make_request(stage, scene, texts, text_idx, request_id))
+            answers[request_id], wanted[request_id] = [], texts.answers[text_idx]
+            num_open += 1
+        for update in stage.engine.step():
+            if update.error is not None:
+                raise update.error
+            answers[update.request_id] += update.token_ids
+            if update.finish_reason is not None:
+                num_open -= 1
+                stats[update.request_id] = update.stats
+                if tuple(answers[update.request_id]) != wanted[update.request_id]:
+                    raise PlanError(f"text {update.request_id} came out otherwise than it was recorded: a bug in card")
+    return [stats[request_id] for request_id in sorted(stats)]
+
+
+def _summary(
+    plan: Plan, changes: Mapping[str, Any], stats: Sequence[RequestStats], elapsed_s: float, *, is_batch: bool
+) -> VirtualRun:
+    num_tokens = sum(s.num_new_tokens - 1 for s in stats)
+    decode_s = elapsed_s if is_batch else sum(s.decode_s for s in stats)
+    passes = sum(s.target_passes for s in stats)
+    schedules: dict[str, int] = {}
+    for one in stats:
+        schedule = one.speculation.partition(":")[0]
+        schedules[schedule] = schedules.get(schedule, 0) + 1
+    return VirtualRun(
+        method=plan.method.name,
+        where=plan.where or "none",
+        settings=changes,
+        num_speculative_tokens=plan.draft.num_speculative_tokens,
+        schedules=schedules,
+        num_tokens=num_tokens,
+        decode_s=decode_s,
+        tokens_per_s=num_tokens / decode_s if decode_s > 0 else 0.0,
+        target_passes=passes,
+        target_busy_s=sum(s.target_busy_s for s in stats),
+        drafter_passes=sum(s.drafter_passes for s in stats),
+        drafter_busy_s=sum(s.drafter_busy_s for s in stats),
+        waited_s=sum(s.waited_s for s in stats),
+        tokens_per_pass=1.0 + sum(s.accepted_tokens for s in stats) / max(passes, 1),
+        acceptance_rate=sum(s.accepted_tokens for s in stats) / max(sum(s.verified_tokens for s in stats), 1),
+        hit_rate=sum(s.hits + s.late_hits for s in stats) / max(passes, 1),
+        stats=tuple(stats),
+    )

@@ -1,0 +1,79 @@
+"""A recording made up from one number, for who has no pair yet: how often the drafter's first choice is right."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from card.errors import PlanError
+from card.planner.recording import RecordedText, Recording, Rows, pack_text
+
+_VOCAB_SIZE = 2048
+_NUM_CANDIDATES, _NUM_TARGET_IDS = 16, 8
+_PROMPT_TOKENS = 64
+_SPREAD = 1.5  # of how sure the drafter is, from place to place: parameters of the beta distribution sum to this
+_NEXT_SHARE = 0.55  # of what is left of the probability, that each further candidate takes
+_LEAST_FIRST, _SUREST = 0.08, 1.0 - 1e-6  # probability of a first choice
+
+
+def make_synthetic(agreement: float, *, num_texts: int = 8, num_tokens: int = 128, seed: int = 0) -> Recording:
+    """Return a recording whose drafter is right with its first choice in a share ``agreement`` of all places.
+
+    The drafter is sure at some places and not at others, and its probabilities are what they say: a candidate of
+    probability p is right in a share p of its places. Tokens are drawn evenly and hardly repeat: writers without a
+    model find nothing in such texts.
+
+    Raises: PlanError for an agreement outside [0, 1], or for no texts or tokens.
+    """
+    if not 0.0 <= agreement <= 1.0:
+        raise PlanError(f"the agreement of a synthetic recording must be from 0 to 1, got {agreement}")
+    if num_texts < 1 or num_tokens < 2:
+        raise PlanError(f"a synthetic recording needs 1 text and 2 tokens or more, got {num_texts} and {num_tokens}")
+    rng = np.random.default_rng(seed)
+    return Recording(
+        target="synthetic",
+        draft="synthetic",
+        source=f"made up: agreement {agreement:g}, seed {seed}",
+        tokenizer="",
+        vocab_size=_VOCAB_SIZE,
+        temperature=0.0,
+        top_k=0,
+        top_p=1.0,
+        min_p=0.0,
+        seed=seed,
+        coupled_noise=True,
+        max_tokens=num_tokens,
+        num_candidates=_NUM_CANDIDATES,
+        num_target_ids=_NUM_TARGET_IDS,
+        texts=tuple(_text(rng, agreement, num_tokens) for _ in range(num_texts)),
+    )
+
+
+def _text(rng: np.random.Generator, agreement: float, num_tokens: int) -> RecordedText:
+    draft_ids = np.zeros((num_tokens, _NUM_CANDIDATES), np.int32)
+    logprobs = np.zeros((num_tokens, _NUM_CANDIDATES), np.float32)
+    target_ids = np.zeros((num_tokens, _NUM_TARGET_IDS), np.int32)
+    further = _NEXT_SHARE * (1.0 - _NEXT_SHARE) ** np.arange(_NUM_CANDIDATES - 1)
+    ranks: list[int] = []
+    for place, first in enumerate(_first_probs(rng, agreement, num_tokens)):
+        ids = rng.choice(_VOCAB_SIZE, _NUM_CANDIDATES + _NUM_TARGET_IDS, replace=False)
+        is_first = rng.random() < (first if _LEAST_FIRST < agreement < 1.0 else agreement)
+        rank = 0 if is_first else 1 + int(rng.choice(len(further), p=further / further.sum()))
+        probs = [first, *np.minimum((1.0 - first) * further, 0.999 * first)]
+        logprobs[place] = np.log(np.maximum(probs, 1e-12))
+        draft_ids[place] = ids[:_NUM_CANDIDATES]
+        target_ids[place] = [ids[rank], *ids[_NUM_CANDIDATES : _NUM_CANDIDATES + _NUM_TARGET_IDS - 1]]
+        ranks.append(rank)
+    token_ids = [int(draft_ids[place, rank]) for place, rank in enumerate(ranks)]
+    truths = [float(logprobs[place, rank]) for place, rank in enumerate(ranks)]
+    prompt_ids = rng.choice(_VOCAB_SIZE, _PROMPT_TOKENS, replace=False).tolist()
+    return pack_text(prompt_ids, token_ids, "length", Rows(draft_ids, logprobs, target_ids), ranks, truths)
+
+
+def _first_probs(rng: np.random.Generator, agreement: float, count: int) -> npt.NDArray[np.float64]:
+    """Return [count] probabilities of the first choice, of which ``agreement`` is the mean unless it is very low."""
+    if agreement <= _LEAST_FIRST or agreement == 1.0:
+        return np.full(count, min(max(agreement, _LEAST_FIRST), _SUREST))
+    mean = (agreement - _LEAST_FIRST) / (1.0 - _LEAST_FIRST)
+    drawn = rng.beta(mean * _SPREAD, (1.0 - mean) * _SPREAD, count)
+    return np.minimum(_LEAST_FIRST + (1.0 - _LEAST_FIRST) * drawn, _SUREST)
