@@ -11,6 +11,9 @@ last checkpoint, a finished one is skipped:
 ``draft``      a small Llama learns the target's distribution on the problems and on the sampled text
 ``export``     bfloat16 safetensors, tokenizer, model card and figures into ``--out``
 
+``draft-small``, which ``all`` leaves out, makes a second draft of some layers of the first. With ``--pair FOLDER`` the
+steps from ``sample`` on learn from an exported pair instead of the checkpoints of the steps before.
+
 On a GPU pass ``--device cuda``. Everything is seeded by ``--seed``; floating-point order still depends on the machine.
 """
 
@@ -20,10 +23,10 @@ import argparse
 import json
 import math
 import random
-import shutil
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -46,6 +49,7 @@ CHAT_TEMPLATE = (
 MAX_POSITIONS = 1024
 PACKED_ROW_TOKENS = 768  # rows of the packed phase, so that later positions and several turns are trained too
 IGNORED = -100  # label of padding
+LOSS_ROWS = 256  # whose distributions are compared at once: small blocks stay in a CPU's caches
 SAMPLE_BATCH = 64
 NUM_HELDOUT_WRITTEN = 100  # held-out questions that the target answers, to measure agreement on
 
@@ -67,6 +71,7 @@ class Phase:
 
 TARGET_PHASE = Phase(name="target", epochs=6, packed_epochs=1, tokens_per_step=6144, muon_lr=0.02, adam_lr=2e-3)
 DRAFT_PHASE = Phase(name="draft", epochs=2, packed_epochs=1, tokens_per_step=6144, muon_lr=0.02, adam_lr=2e-3)
+DRAFT_SMALL_PHASE = replace(DRAFT_PHASE, name="draft-small", epochs=1, tokens_per_step=1536)
 
 
 def model_config(*, hidden: int, layers: int, heads: int, kv_heads: int, mlp: int) -> LlamaConfig:
@@ -88,6 +93,9 @@ def model_config(*, hidden: int, layers: int, heads: int, kv_heads: int, mlp: in
 
 TARGET_CONFIG = model_config(hidden=384, layers=8, heads=6, kv_heads=2, mlp=1152)
 DRAFT_CONFIG = model_config(hidden=256, layers=4, heads=4, kv_heads=2, mlp=768)
+DRAFT_SMALL_CONFIG = model_config(hidden=256, layers=2, heads=4, kv_heads=2, mlp=768)
+DRAFT_SMALL_LAYERS = (0, 3)  # of the draft, where its training begins
+CONFIGS = {"target": TARGET_CONFIG, "draft": DRAFT_CONFIG, "draft-small": DRAFT_SMALL_CONFIG}
 
 
 # --- tokenizer and data -------------------------------------------------------------------------
@@ -167,6 +175,15 @@ def to_tensors(batch: list[list[int]], device: torch.device) -> tuple[Tensor, Te
         ids[i, : len(row)] = torch.tensor(row)
         labels[i, : len(row) - 1] = torch.tensor(row[1:])
     return ids.to(device), labels.to(device)
+
+
+def layers_of(model: LlamaForCausalLM, layers: Sequence[int]) -> dict[str, Tensor]:
+    """Return the weights of a model that has only these layers of another one."""
+    weights = {name: weight for name, weight in model.state_dict().items() if ".layers." not in name}
+    for to, layer in enumerate(layers):
+        own = model.model.layers[layer].state_dict()
+        weights |= {f"model.layers.{to}.{name}": weight for name, weight in own.items()}
+    return weights
 
 
 # --- training loop ------------------------------------------------------------------------------
@@ -264,14 +281,19 @@ def distillation_loss(teacher: LlamaForCausalLM) -> Callable[[LlamaForCausalLM, 
     The sharpened part (temperature 0.25) weighs the teacher's first choice, which is what greedy acceptance counts.
     """
 
+    def summed(model: LlamaForCausalLM, hidden: Tensor, teacher_hidden: Tensor) -> Tensor:
+        with torch.no_grad():
+            teacher_logits = teacher.lm_head(teacher_hidden).float()
+            wanted = 0.9 * teacher_logits.softmax(-1) + 0.1 * (4.0 * teacher_logits).softmax(-1)
+        return -(wanted * model.lm_head(hidden).float().log_softmax(-1)).sum()
+
     def loss_of(model: LlamaForCausalLM, ids: Tensor, labels: Tensor) -> Tensor:
         kept = labels != IGNORED
         with torch.no_grad():
             teacher_hidden = teacher.model(input_ids=ids, use_cache=False).last_hidden_state[kept]
-            teacher_logits = teacher.lm_head(teacher_hidden).float()
-            wanted = 0.9 * teacher_logits.softmax(-1) + 0.1 * (4.0 * teacher_logits).softmax(-1)
-        logits = model.lm_head(model.model(input_ids=ids, use_cache=False).last_hidden_state[kept]).float()
-        return -(wanted * logits.log_softmax(-1)).sum(-1).mean()
+        hidden = model.model(input_ids=ids, use_cache=False).last_hidden_state[kept]
+        parts = zip(hidden.split(LOSS_ROWS), teacher_hidden.split(LOSS_ROWS), strict=True)
+        return torch.stack([summed(model, *part) for part in parts]).sum() / len(hidden)
 
     return loss_of
 
@@ -365,16 +387,23 @@ class Step:
         return torch.device(self.args.device)
 
     def tokenizer(self) -> PreTrainedTokenizerFast:
-        return PreTrainedTokenizerFast.from_pretrained(self.work / "tokenizer")
+        folder = self.args.pair / "target" if self.args.pair else self.work / "tokenizer"
+        return PreTrainedTokenizerFast.from_pretrained(folder)
 
     def documents(self, path: Path, limit: int | None = None) -> list[list[int]]:
         return encode_problems(self.tokenizer(), read_problems(path)[:limit])
 
-    def model(self, name: str, config: LlamaConfig) -> LlamaForCausalLM:
-        model = LlamaForCausalLM(config)
+    def model(self, name: str) -> LlamaForCausalLM:
+        model = LlamaForCausalLM(CONFIGS[name])
         state = torch.load(self.work / f"{name}.pt", map_location="cpu", weights_only=True)["model"]
         model.load_state_dict(state)
         return model.to(self.device).eval()
+
+    def learnt(self, name: str) -> LlamaForCausalLM:
+        """Return a model that others learn from, in bfloat16."""
+        if not self.args.pair:
+            return self.model(name).to(torch.bfloat16)
+        return LlamaForCausalLM.from_pretrained(self.args.pair / name, dtype=torch.bfloat16).to(self.device).eval()
 
 
 def run_tokenizer(step: Step) -> None:
@@ -397,7 +426,7 @@ def run_sample(step: Step) -> None:
     if path.exists():
         return
     generator = torch.Generator().manual_seed(step.args.seed)
-    target = step.model("target", TARGET_CONFIG).to(torch.bfloat16)
+    target = step.learnt("target")
     own = [([USER_ID], (0.0, 1.0)[i % 2]) for i in range(step.args.own_problems)]  # half are answered greedily
     heldout = [d[: d.index(ASSISTANT_ID) + 1] for d in step.documents(step.args.heldout, NUM_HELDOUT_WRITTEN)]
     for file, jobs in (("sampled_heldout.jsonl", [(prompt, 0.0) for prompt in heldout]), ("sampled.jsonl", own)):
@@ -409,12 +438,14 @@ def read_rows(path: Path) -> list[list[int]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def run_draft(step: Step) -> None:
-    if (step.work / "draft.json").exists():
+def run_draft(step: Step, phase: Phase = DRAFT_PHASE) -> None:
+    if (step.work / f"{phase.name}.json").exists():
         return
     torch.manual_seed(step.args.seed + 1)
-    target = step.model("target", TARGET_CONFIG).to(torch.bfloat16)
-    model = LlamaForCausalLM(DRAFT_CONFIG).to(step.device)
+    target = step.learnt("target")
+    model = LlamaForCausalLM(CONFIGS[phase.name]).to(step.device)
+    if phase is DRAFT_SMALL_PHASE:
+        model.load_state_dict(layers_of(step.learnt("draft"), DRAFT_SMALL_LAYERS))
     documents = step.documents(step.args.data) + read_rows(step.work / "sampled.jsonl")
     heldout_written = read_rows(step.work / "sampled_heldout.jsonl")
     heldout = step.documents(step.args.heldout, 200)
@@ -422,19 +453,18 @@ def run_draft(step: Step) -> None:
     def evaluate() -> dict[str, float]:
         return {"heldout_loss": mean_loss(model, heldout), **agreement(model, target, heldout_written)}
 
-    steps = plan_steps(documents, DRAFT_PHASE, step.args.seed)
-    train(model, steps, DRAFT_PHASE, distillation_loss(target), evaluate, step.work)
+    steps = plan_steps(documents, phase, step.args.seed)
+    train(model, steps, phase, distillation_loss(target), evaluate, step.work)
 
 
 def run_export(step: Step) -> None:
     out = Path(step.args.out)
-    for name, config in (("target", TARGET_CONFIG), ("draft", DRAFT_CONFIG)):
-        model = step.model(name, config).to(torch.bfloat16)
+    for name in [name for name in CONFIGS if (step.work / f"{name}.json").exists()]:
+        model = step.model(name).to(torch.bfloat16)
         model.generation_config.eos_token_id = [END_ID, EOS_ID]
         model.generation_config.pad_token_id = EOS_ID
         model.save_pretrained(out / name)
-        for file in (step.work / "tokenizer").iterdir():
-            shutil.copy(file, out / name / file.name)
+        step.tokenizer().save_pretrained(out / name)
         parameters = sum(p.numel() for p in model.parameters())
         figures = json.loads((step.work / f"{name}.json").read_text())
         (out / name / "training.json").write_text(json.dumps({"parameters": parameters, **figures}, indent=1) + "\n")
@@ -446,6 +476,7 @@ STEPS = {
     "sample": run_sample,
     "draft": run_draft,
     "export": run_export,
+    "draft-small": partial(run_draft, phase=DRAFT_SMALL_PHASE),
 }
 
 
@@ -456,6 +487,7 @@ def main() -> None:
     parser.add_argument("--heldout", type=Path, required=True, help="GSM8K test file, only for the figures")
     parser.add_argument("--work", type=Path, required=True, help="folder for checkpoints")
     parser.add_argument("--out", type=Path, default=Path("src/card/models/demo_pair"), help="where export writes")
+    parser.add_argument("--pair", type=Path, help="exported pair whose target and tokenizer the steps use")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--threads", type=int, default=0, help="CPU threads; 0 keeps torch's choice")
     parser.add_argument("--seed", type=int, default=20261120)
@@ -464,7 +496,7 @@ def main() -> None:
     args.work.mkdir(parents=True, exist_ok=True)
     if args.threads:
         torch.set_num_threads(args.threads)
-    for name in STEPS if args.step == "all" else [args.step]:
+    for name in [name for name in STEPS if name != "draft-small"] if args.step == "all" else [args.step]:
         started = time.monotonic()
         STEPS[name](Step(args))
         print(f"{name}: done in {math.ceil(time.monotonic() - started)} s")

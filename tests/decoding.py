@@ -12,6 +12,7 @@ from card.methods import find_method
 from card.metrics import RequestStats
 from card.models.protocol import LanguageModel
 from card.models.toy import TableModel
+from card.shaping import GrammarState
 from card.target import TargetRequest, TargetWorker
 from card.transport.fake import FakeLink, Faults
 from card.transport.inline import InlineLink
@@ -51,6 +52,7 @@ def decode(
     end_ids: frozenset[int] = frozenset(),
     request_id: int = 7,
     writers: tuple[str, ...] = (),
+    grammar: GrammarState | None = None,
 ) -> tuple[list[int], str, RequestStats]:
     """Return the new tokens, the finish reason and the counters."""
     engine = make_engine(target, link, method, writers=writers)
@@ -62,6 +64,7 @@ def decode(
         prompt=prompt,
         end_ids=end_ids,
         uses_drafter=link is not None,
+        grammar=grammar,
     )
     engine.add(request)
     token_ids: list[int] = []
@@ -101,6 +104,7 @@ def make_request(
     prompt: tuple[int, ...] = PROMPT,
     end_ids: frozenset[int] = frozenset(),
     uses_drafter: bool = True,
+    grammar: GrammarState | None = None,
 ) -> TargetRequest:
     """Return a request as the engine takes it."""
     return TargetRequest(
@@ -110,6 +114,7 @@ def make_request(
         draft=find_method(method).shape(draft or DraftSettings()),
         end_ids=end_ids,
         uses_drafter=uses_drafter,
+        grammar=grammar,
     )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from card.verify import match
 from card.writers.local.protocol import Observation, Proposal, WriterSequence
-from tests.local_writing import Target, TopTokens, assert_well_formed
+from tests.local_writing import Target, TopTokens, assert_well_formed, hung
 
 
 def random_target(seed: int, vocab_size: int, order: int) -> Target:
@@ -112,4 +112,5 @@ def play_shaken(
             best_path = [rng.randrange(vocab_size) for _ in range(rng.randrange(5))]
             proposal = sequence.propose(best_path, budget)
             assert_well_formed(proposal, budget)
+            proposal = hung(proposal, best_path)
     return text

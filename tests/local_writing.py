@@ -26,11 +26,22 @@ def assert_well_formed(proposal: Proposal, budget: int) -> None:
     """Check what every proposal must be: a tree of at most ``budget`` candidates, distinct below each parent."""
     count = len(proposal)
     assert count == len(proposal.parents) == len(proposal.path_logprobs) <= budget
-    assert 0 <= proposal.num_probes <= count
+    assert 0 <= proposal.num_probes <= (0 if proposal.path_length else count)
     assert len(set(zip(proposal.parents, proposal.tokens, strict=True))) == count
     for idx, (parent, path_logprob) in enumerate(zip(proposal.parents, proposal.path_logprobs, strict=True)):
         assert -1 <= parent < idx
         assert path_logprob <= (proposal.path_logprobs[parent] if parent >= 0 else 0.0)
+
+
+def hung(proposal: Proposal, best_path: Sequence[int]) -> Proposal:
+    """Return the proposal with the path that it hangs below, as far as it does, as certain candidates."""
+    length = proposal.path_length
+    return Proposal(
+        (*best_path[:length], *proposal.tokens),
+        (*range(-1, length - 1), *(parent + length for parent in proposal.parents)),
+        (*(0.0,) * length, *proposal.path_logprobs),
+        proposal.num_probes,
+    )
 
 
 def play(
@@ -63,7 +74,9 @@ def play(
 
     observe(Proposal.none())  # the end of the prompt
     while len(played.token_ids) < len(prompt_ids) + num_new:
-        proposal = sequence.propose(best_path(played.token_ids), budget)
+        path = best_path(played.token_ids)
+        proposal = sequence.propose(path, budget)
         assert_well_formed(proposal, budget)
+        proposal = hung(proposal, path)
         played.rounds.append((proposal, observe(proposal)))
     return played

@@ -342,6 +342,22 @@ def test_an_unread_stream_holds_nobody_up_and_comes_in_one_piece(llm: AsyncLLM) 
     run(main())
 
 
+def test_what_is_told_of_tokens_is_not_lost_by_a_slow_reader(llm: AsyncLLM) -> None:
+    async def main() -> tuple[StreamChunk, list[StreamChunk]]:
+        params = GREEDY.replace(logprobs=2, shows_tree=True, presence_penalty=0.5)
+        slow = llm.generate("the cat", params)
+        await until(llm, lambda stats: stats.num_running == 1)
+        await until(llm, lambda stats: stats.num_running == 0)
+        whole = await anext(slow)
+        return whole, [chunk async for chunk in llm.generate("the cat", params)]
+
+    whole, chunks = run(main())
+    assert [one.token_id for one in whole.logprobs] == list(whole.token_ids)
+    assert len(whole.origins) == len(whole.alternatives) == len(whole.token_ids)
+    for one, other in zip(whole.logprobs, [one for chunk in chunks for one in chunk.logprobs], strict=True):
+        assert (one.token_id, one.logprob) == (other.token_id, pytest.approx(other.logprob, abs=1e-4))
+
+
 def test_two_readers_of_one_stream_are_refused_and_the_first_goes_on(make: Make) -> None:
     llm = make(placement="inline", max_num_seqs=1)
 

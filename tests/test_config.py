@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import math
+import pickle
+import re
 from typing import Any
 
 import pytest
 
-from card.config import DraftSettings, EngineSettings, SamplingParams
+from card.config import DraftSettings, EngineSettings, Grammar, SamplingParams
 from card.errors import CardError, SettingsError
 
 Kind = type[SamplingParams] | type[DraftSettings] | type[EngineSettings]
@@ -24,6 +27,14 @@ BAD: list[tuple[Kind, str, list[Any], str]] = [
     (SamplingParams, "max_tokens", [0, -3], "1 or more"),
     (SamplingParams, "stop", [("",), ("a", "")], "a list of strings that are not empty"),
     (SamplingParams, "stop_token_ids", [(-1,), (4, -2)], "a list of ids of 0 or more"),
+    (SamplingParams, "presence_penalty", [-2.1, 2.1, NAN], "from -2 to 2"),
+    (SamplingParams, "frequency_penalty", [-2.1, 2.1, NAN], "from -2 to 2"),
+    (SamplingParams, "repetition_penalty", [0.0, -1.0, INF, NAN], "above 0, 1 changes nothing"),
+    (SamplingParams, "min_tokens", [-1, 257], "from 0 to max_tokens (256)"),
+    (SamplingParams, "logprobs", [-1, 21, 2.0, True], "None or a number of alternatives from 0 to 20"),
+    (SamplingParams, "logit_bias", [[(1, 2.0)], "5"], "a mapping of token ids to numbers"),
+    (SamplingParams, "grammar", ["json_object", {}], "a card.config.Grammar or None"),
+    (SamplingParams, "speculates", [1, None], "True or False"),
     (DraftSettings, "verify", ["forest", None], "one of chain, tree, trunk"),
     (DraftSettings, "min_path_logprob", [0.0, 1.0, NAN], "below 0"),
     (DraftSettings, "min_verify_prob", [-0.1, 1.0, NAN], "at least 0 and below 1"),
@@ -48,6 +59,8 @@ BAD: list[tuple[Kind, str, list[Any], str]] = [
 GOOD: list[tuple[Kind, dict[str, Any]]] = [
     (SamplingParams, {"temperature": 0.0, "top_p": 1.0, "min_p": 0.0, "seed": 2**63 - 1, "max_tokens": 1}),
     (SamplingParams, {"temperature": 9.0, "top_k": 10**9, "top_p": 1e-9, "min_p": 0.999, "seed": 0}),
+    (SamplingParams, {"presence_penalty": -2.0, "frequency_penalty": 2.0, "repetition_penalty": 1e-9, "logprobs": 20}),
+    (SamplingParams, {"min_tokens": 7, "max_tokens": 7, "logit_bias": {0: -100.0, 10**6: 100.0}, "logprobs": 0}),
     (DraftSettings, {"verify": "tree", "beam_width": 1, "branch": 1, "budget": 1, "lead": 1, "max_nodes": 1}),
     (DraftSettings, {"growth": "branch", "branch_below": 0.0, "fan_out": (0,) * 64}),
     (DraftSettings, {"growth": "fan-out", "branch_below": 1, "fan_out": (0, 256)}),
@@ -116,3 +129,53 @@ def test_fan_out_and_writers_may_be_one_or_a_list() -> None:
 def test_settings_errors_can_be_caught_as_card_errors_and_as_value_errors() -> None:
     assert issubclass(SettingsError, CardError)
     assert issubclass(SettingsError, ValueError)
+
+
+@pytest.mark.parametrize(
+    ("biases", "said"),
+    [
+        ({-1: 1.0}, "a token of logit_bias must be an id of 0 or more, got -1"),
+        ({"5": 1.0}, "a token of logit_bias must be an id of 0 or more, got '5'"),
+        ({True: 1.0}, "a token of logit_bias must be an id of 0 or more, got True"),
+        ({5: 100.1}, "the logit_bias of token 5 must be a number from -100 to 100, got 100.1"),
+        ({5: NAN}, "the logit_bias of token 5 must be a number from -100 to 100, got nan"),
+        ({5: "1"}, "the logit_bias of token 5 must be a number from -100 to 100, got '1'"),
+    ],
+)
+def test_a_bias_that_is_none_is_refused_by_its_token(biases: Any, said: str) -> None:
+    with pytest.raises(SettingsError, match=re.escape(said)):
+        SamplingParams(logit_bias=biases)
+
+
+def test_parameters_with_biases_and_a_grammar_can_be_compared_hashed_and_copied() -> None:
+    given = {7: 1.5, 3: -2}
+    params = SamplingParams(logit_bias=given, grammar=Grammar("regex", "a+"))
+    given[7] = 99.0
+    assert params.logit_bias == {3: -2.0, 7: 1.5}, "what the caller does afterwards changes nothing"
+    same = SamplingParams(logit_bias={3: -2.0, 7: 1.5}, grammar=Grammar("regex", "a+"))
+    assert params == same
+    assert hash(params) == hash(same)
+    assert pickle.loads(pickle.dumps(params)) == copy.deepcopy(params) == params.replace(seed=None) == params
+    assert params != params.replace(logit_bias={})
+    with pytest.raises(TypeError):
+        params.logit_bias[3] = 0.0  # type: ignore[index]
+
+
+@pytest.mark.parametrize(
+    ("kind", "source", "said"),
+    [
+        ("xml", "a", "kind of a grammar must be one of json_object, json_schema, regex, lark, got 'xml'"),
+        ("regex", " ", "source of a grammar must be a regex that is not empty, got ' '"),
+        ("json_schema", "", "source of a grammar must be a json_schema that is not empty"),
+        ("json_schema", {"type": "object"}, "source of a grammar must be a string, got {'type': 'object'}"),
+        ("json_object", "{}", "source of a grammar must be empty for json_object"),
+    ],
+)
+def test_a_grammar_that_cannot_be_meant_is_refused(kind: Any, source: Any, said: str) -> None:
+    with pytest.raises(SettingsError, match=re.escape(said)):
+        Grammar(kind, source)
+
+
+def test_a_grammar_ends_the_text_itself() -> None:
+    with pytest.raises(SettingsError, match="ignore_eos does not go with a grammar"):
+        SamplingParams(ignore_eos=True, grammar=Grammar("json_object"))

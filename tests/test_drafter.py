@@ -575,15 +575,19 @@ def test_layers_count_the_nodes_that_corrections_have_ruled_out(growth: str) -> 
     worker = opened(toy(), growth=growth, beam_width=3, branch=4, branch_below=1.0)
     for _ in range(4):
         worker.step()
-    beam, num_dropped = beam_of(worker), 0
+    beam, num_dropped, num_rolled_back = beam_of(worker), 0, 0
     for tokens in ([beam.cache.query(1, "chain").tokens[0]], [V - 1, V - 1]):  # a hit, a miss
+        num_rolled_back += beam.cache.num_rolled_back(tokens)
         alive, on_path = beam.cache.num_nodes, len(beam.cache.walk(tokens))
         below = [node for node in beam.cache.alive_ids() if beam.cache.path_tokens(node)[: len(tokens)] == tokens]
         num_dropped += alive - max(len(below), on_path)
         (layer, *_) = layers_of(worker.receive(correction(len(beam.token_ids), tokens))) or layers_of(worker.step())
-        assert layer.num_dropped == num_dropped > 0
+        assert (layer.num_dropped, layer.num_rolled_back) == (num_dropped, num_rolled_back)
+    assert num_dropped > num_rolled_back > 0
     beam_again = worker.receive(Open(7, (*beam.token_ids, 1), beam.spec))
-    assert layers_of(beam_again)[0].num_dropped == num_dropped, "those of a beam that was replaced count on"
+    (layer,) = layers_of(beam_again)
+    counts = (layer.num_dropped, layer.num_rolled_back)
+    assert counts == (num_dropped, num_rolled_back), "those of a beam that was replaced count on"
 
 
 # ---- protocol -------------------------------------------------------------------------------------------------------
@@ -604,6 +608,28 @@ def test_a_correction_changes_width_lead_and_what_is_unsure() -> None:
     assert (spec.beam_width, spec.lead, spec.branch_below) == (3, 4, 0.75)
     worker.receive(correction(5, []))
     assert beam_of(worker).spec == spec
+
+
+def test_a_correction_that_a_newer_one_overtook_changes_nothing() -> None:
+    worker = opened(toy(), growth="branch", branch_below=0.5)
+    worker.step()
+    older, newer = correction(5, [1], branch_below=1.0), correction(5, [1, 2], branch_below=0.25)
+    worker.receive(newer)
+    worker.receive(older)
+    assert beam_of(worker).spec.branch_below == 0.25
+    assert beam_of(worker).token_ids[5:] == [1, 2]
+
+
+@pytest.mark.parametrize(("branch_below", "num_heads"), [(0.0, 1), (1.0, 2)])
+def test_what_is_unsure_is_that_of_the_tokens_that_it_comes_with(branch_below: float, num_heads: int) -> None:
+    unsure = TableModel(0, V, 3, spread=0.1, num_tree_rows=512)
+    worker = opened(unsure, growth="branch", beam_width=3, branch=4, branch_below=0.5)
+    for _ in range(4):
+        worker.step()
+    beam = beam_of(worker)
+    head = beam.cache.query(1, "chain").tokens[0]
+    worker.receive(correction(5, [head], branch_below=branch_below))
+    assert len(beam.cache.children(beam.cache.root_id)) == num_heads, "no pass was needed"
 
 
 @pytest.mark.parametrize(

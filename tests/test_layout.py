@@ -20,11 +20,11 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 # Lowest first; a part is a module or a package of src/card. Each line imports only from itself and from lines above.
 LINES: tuple[tuple[str, ...], ...] = (
     ("errors", "config"),
-    ("sampling", "verify"),
-    ("nodes", "candidates", "messages", "metrics"),
+    ("sampling", "verify", "shaping"),
+    ("nodes", "candidates", "messages", "metrics", "trace"),
     ("models",),
     ("writers",),
-    ("offers", "replica", "drafter", "target"),
+    ("offers", "replica", "details", "drafter", "target"),
     ("methods",),
     ("transport", "engine"),
     ("outputs", "host", "llm", "async_llm", "hf"),
@@ -33,7 +33,10 @@ LINES: tuple[tuple[str, ...], ...] = (
 LINE_OF = {part: line_idx for line_idx, parts in enumerate(LINES) for part in parts}
 
 # Imported where they are used, because `pip install card-decoding` does not bring them.
-OPTIONAL_PACKAGES = frozenset({"accelerate", "bitsandbytes", "datasets", "matplotlib", "triton", "uvicorn"})
+OPTIONAL_PACKAGES = frozenset(
+    {"accelerate", "bitsandbytes", "datasets", "fastapi", "llguidance", "matplotlib", "prometheus_client", "triton"}
+    | {"uvicorn", "yaml"}
+)
 
 MAX_MODULE_LINES = 500
 MAX_MODEL_MODULE_LINES = 700

@@ -18,7 +18,9 @@ from card.errors import ModelError, PromptError, SettingsError, VocabularyError
 from card.llm import LLM, RequestOutput
 from card.models.loading import load_model, load_tokenizer
 from card.models.text import decode
+from card.sampling import Sampler, SamplingRule
 from tests.pair import MAX_POSITIONS, Pair, make_model, make_tokenizer
+from tests.shaping import slowly_shaped
 
 PROMPT = "the cat sat"
 PROMPTS = ["one two three", "the mat", "six"]
@@ -337,6 +339,105 @@ def test_a_seed_is_drawn_reported_and_repeats_the_text(make):
     assert first.stats.seed != second.stats.seed
     assert first.outputs[0].token_ids != second.outputs[0].token_ids
     assert llm.generate(PROMPT, params.replace(seed=first.stats.seed))[0].outputs == first.outputs
+
+
+# ---- what shapes a text, and what is told of it ----------------------------------------------------------------------
+
+SHAPED = {
+    "penalties": {"presence_penalty": 0.8, "frequency_penalty": 0.5, "repetition_penalty": 1.3},
+    "rewards": {"presence_penalty": -1.0, "frequency_penalty": -0.2, "repetition_penalty": 0.8},
+    "bias": {"logit_bias": {0: -100.0, 70: 4.0, 71: 4.0}},
+    "least length": {"min_tokens": 50, "logit_bias": {0: 6.0, 1: 6.0}, "ignore_eos": False},
+}
+
+
+@pytest.mark.parametrize("changes", SHAPED.values(), ids=SHAPED)
+@pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+def test_shaped_text_is_that_of_a_plain_loop_over_the_model(make, tokenizer, pair, params, changes):
+    params = params.replace(**changes)
+    wanted = plainly_shaped(load_model(pair.target, dtype="float32"), tokenizer(PROMPT)["input_ids"], params)
+    assert (
+        make().generate(PROMPT, params.replace(ignore_eos=True))[0].outputs
+        != make().generate(PROMPT, GREEDY if params.temperature == 0.0 else SAMPLED)[0].outputs
+    ), "the parameters change something"
+    tree = {"verify": "tree", "min_verify_prob": 0.0, "writers": ("beam", "suffix")}
+    for llm in (make(), make("card", placement="inline", **tree), make("card", placement="thread")):
+        outputs = [result.outputs[0] for result in llm.generate([PROMPT, *PROMPTS], params)]
+        assert outputs[0].token_ids == tuple(wanted)
+        assert outputs[1:] == [llm.generate(prompt, params)[0].outputs[0] for prompt in PROMPTS]
+
+
+def plainly_shaped(model, prompt_ids: list[int], params: SamplingParams) -> list[int]:
+    """Return the new tokens of a loop that runs each text afresh."""
+    sampler, ends = Sampler(SamplingRule.of(params), model.config.vocab_size), frozenset({0, 1})
+    new_ids: list[int] = []
+    while len(new_ids) < params.max_tokens and (params.ignore_eos or not ends & set(new_ids[-1:])):
+        with torch.inference_mode():
+            row = model(torch.tensor([[*prompt_ids, *new_ids]])).logits[0, -1]
+        held_back = frozenset() if params.ignore_eos else ends
+        shaped = torch.tensor([slowly_shaped(row.tolist(), params, prompt_ids, new_ids, held_back)])
+        new_ids += sampler.choose(shaped, [len(prompt_ids) + len(new_ids)])
+    return new_ids
+
+
+def test_a_stop_string_counts_only_behind_the_least_length(make, plain):
+    text, stop, num_tokens = crossing(make, SAMPLED.replace(max_tokens=200))
+    params = SAMPLED.replace(max_tokens=200, stop=(stop,))
+    for llm in (make(), make("card", placement="inline")):
+        outputs = [llm.generate(PROMPT, params.replace(min_tokens=num_tokens - i))[0].outputs[0] for i in (1, 0)]
+        assert outputs[0].text == text[: text.index(stop)], (
+            "its last character comes in the token after the least length"
+        )
+        assert len(outputs[1].token_ids) > num_tokens
+        assert outputs[1].text.startswith(text[: text.index(stop) + 2])
+    assert outputs == [plain(params.replace(min_tokens=num_tokens - i)).outputs[0] for i in (1, 0)]
+
+
+@pytest.mark.parametrize(("method", "placement"), [("vanilla", "inline"), ("card", "inline"), ("card", "thread")])
+def test_logprobs_are_those_of_one_pass_over_the_whole_text(make, pair, method, placement):
+    params = SAMPLED.replace(logprobs=4, presence_penalty=1.0)
+    llm = make(method, placement=placement)
+    output = llm.generate(PROMPT, params)[0]
+    with torch.inference_mode():
+        ids = [*output.prompt_token_ids, *output.outputs[0].token_ids]
+        logits = load_model(pair.target, dtype="float32")(torch.tensor([ids])).logits[0].double()
+    expected = logits.log_softmax(-1)[len(output.prompt_token_ids) - 1 : -1]
+    for row, one in zip(expected, output.outputs[0].logprobs, strict=True):
+        assert one.logprob == pytest.approx(float(row[one.token_id]), abs=1e-3)
+        assert [value for _, value in one.top] == pytest.approx(row.topk(4).values.tolist(), abs=1e-3)
+        assert [value for _, value in one.top] == pytest.approx([float(row[token]) for token, _ in one.top], abs=1e-3)
+    chunks = list(llm.stream(PROMPT, params))
+    assert [one.token_id for chunk in chunks for one in chunk.logprobs] == list(output.outputs[0].token_ids)
+    assert all(len(chunk.origins) == len(chunk.token_ids) == len(chunk.logprobs) for chunk in chunks)
+
+
+def test_a_token_is_told_with_its_origin_and_the_tree_beside_it(make):
+    output = (
+        make("card", placement="inline", verify="tree").generate(PROMPT, SAMPLED.replace(shows_tree=True))[0].outputs[0]
+    )
+    assert {"beam", "", "plain"} >= set(output.origins) > {"plain"}
+    assert len(output.origins) == len(output.alternatives) == len(output.token_ids)
+    assert any(output.alternatives)
+    bare = make().generate(PROMPT, SAMPLED)[0].outputs[0]
+    assert (set(bare.origins), bare.alternatives, bare.logprobs) == ({"plain"}, (), ())
+
+
+def test_a_request_that_wants_no_speculation_gets_none_beside_others_that_do(make, plain):
+    llm = make("card", placement="inline", writers=("beam", "suffix"))
+    alone, helped = llm.generate([PROMPT, PROMPT], [SAMPLED.replace(speculates=False), SAMPLED])
+    assert alone.outputs == helped.outputs == plain(SAMPLED).outputs
+    assert (alone.stats.verified_tokens, alone.stats.drafter_passes) == (0, 0)
+    assert alone.stats.speculation == "off: the request wants none"
+    assert helped.stats.accepted_tokens > 0
+
+
+def test_parameters_that_this_model_cannot_follow_are_refused_at_once(make, tokenizer):
+    size = len(tokenizer)
+    said = f"logit_bias has token {size}, but the target has tokens 0 to {size - 1}"
+    for llm in (make(), make("card", placement="inline")):
+        with pytest.raises(SettingsError, match=said):
+            llm.stream(PROMPT, GREEDY.replace(logit_bias={3: 1.0, size: 1.0}))
+        assert not llm.stats().num_running
 
 
 # ---- models and settings --------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from card.config import Grammar, ShapingRule
 from card.errors import ProtocolError
 from card.messages import (
     MAX_FRAME_BYTES,
@@ -47,6 +48,16 @@ specs = st.builds(
     fan_out=id_lists,
     num_speculative_tokens=integers,
     coupled_noise=st.booleans(),
+    shaping=st.none()
+    | st.builds(
+        ShapingRule,
+        num_prompt_tokens=integers,
+        min_tokens=integers,
+        end_ids=id_lists,
+        **dict.fromkeys(("presence_penalty", "frequency_penalty", "repetition_penalty"), floats),
+        logit_bias=st.lists(st.tuples(integers, floats), max_size=3).map(tuple),
+        grammar=st.sampled_from([None, Grammar("json_object"), Grammar("regex", "a*")]),
+    ),
 )
 MESSAGES: dict[type, st.SearchStrategy[Message]] = {
     Hello: st.builds(Hello),
@@ -73,6 +84,9 @@ MESSAGES: dict[type, st.SearchStrategy[Message]] = {
             integers,
         ),
         num_dropped=integers,
+        num_rolled_back=integers,
+        pass_began_at=floats,
+        pass_ended_at=floats,
         **dict.fromkeys(("ids", "parents", "token_ids"), id_lists),
         is_reset=st.booleans(),
         logprobs=st.lists(floats, max_size=6).map(tuple),
@@ -161,6 +175,12 @@ VALID = {
     "num_speculative_tokens": 6,
 }
 NAN, INFINITY = float("nan"), float("inf")
+
+
+def shaping(**changes: typing.Any) -> ShapingRule:
+    return ShapingRule(**{"num_prompt_tokens": 4} | changes)
+
+
 BOUNDS: dict[str, tuple[list[typing.Any], list[typing.Any]]] = {  # allowed and refused values
     "temperature": ([0.0, 5.0], [-0.1, NAN, INFINITY]),
     "top_k": ([0, 10**9], [-1]),
@@ -177,6 +197,24 @@ BOUNDS: dict[str, tuple[list[typing.Any], list[typing.Any]]] = {  # allowed and 
     "branch_below": ([0.0, 1.0], [-0.1, 1.1, NAN]),
     "fan_out": ([(0,), (256,) * 64], [(), (3,) * 65, (257,), (3, -1)]),
     "num_speculative_tokens": ([1, 4096], [0, 4097]),
+    "shaping": (
+        [
+            None,
+            shaping(),
+            shaping(presence_penalty=-2.0, frequency_penalty=2.0, repetition_penalty=9.0),
+            shaping(logit_bias=((3, -100.0),), min_tokens=10**9, end_ids=(5, 10**9), grammar=Grammar("regex", "a*")),
+        ],
+        [
+            shaping(num_prompt_tokens=-1),
+            shaping(presence_penalty=NAN),
+            shaping(frequency_penalty=2.1),
+            shaping(repetition_penalty=0.0),
+            shaping(repetition_penalty=INFINITY),
+            shaping(logit_bias=((-1, 0.0),)),
+            shaping(logit_bias=((3, NAN),)),
+            shaping(end_ids=(-1,)),
+        ],
+    ),
 }
 
 

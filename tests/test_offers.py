@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from card.candidates import CandidateCache
 from card.nodes import Candidates, NewNodes
-from card.offers import DRAFTER, Offers, leading, select
+from card.offers import DRAFTER, Offers, kept, leading, select
 from card.verify import ROOT
-from card.writers.local.protocol import Observation, Proposal
+from card.writers.local.protocol import Observation, Proposal, WriterSequence
 
 
 class Fixed:
@@ -48,6 +50,21 @@ def proposals(draw) -> Proposal:
     return Proposal(tuple(tokens), tuple(parents), tuple(scores), draw(st.integers(0, len(tokens))))
 
 
+def offers_of(writers: Mapping[str, WriterSequence]) -> Offers:
+    """Return offers of writers that are there already."""
+    return Offers({name: lambda writer=writer: writer for name, writer in writers.items()}, vocab_size=100)
+
+
+def best_path_of(cached: Candidates) -> list[int]:
+    """Return the tokens of the best path: of equal children the one that was made first goes on."""
+    path, node = [], ROOT
+    while node in cached.parents:
+        kids = [idx for idx, parent in enumerate(cached.parents) if parent == node]
+        node = max(kids, key=lambda idx: (cached.path_logprobs[idx], -idx))
+        path.append(cached.tokens[node])
+    return path
+
+
 def paths(tokens: Sequence[int], parents: Sequence[int]) -> list[tuple[int, ...]]:
     """Return each candidate's tokens from below the root down to it."""
     found: list[tuple[int, ...]] = []
@@ -72,7 +89,7 @@ def drafted_from(proposal: Proposal) -> Candidates:
 def test_a_merged_tree_holds_every_path_once_with_its_best_score_and_all_who_proposed_it(drafted, written, max_depth):
     cached = drafted_from(drafted)
     writers = {f"w{i}": Fixed(proposal) for i, proposal in enumerate(written)}
-    merged = Offers(writers).merge(cached, 100, max_depth)
+    merged = offers_of(writers).merge(cached, 100, max_depth)
     by: dict[tuple[int, ...], dict[str, float]] = {}
     sources = [(DRAFTER, cached.tokens, cached.parents, cached.path_logprobs)]
     sources += [(f"w{i}", p.tokens, p.parents, p.path_logprobs) for i, p in enumerate(written)]
@@ -93,7 +110,7 @@ def test_a_merged_tree_holds_every_path_once_with_its_best_score_and_all_who_pro
 
 @given(drafted=proposals(), written=proposals(), count=st.integers(0, 20))
 def test_probes_come_first_and_any_leading_part_is_a_tree(drafted, written, count):
-    merged = Offers({"w": Fixed(written)}).merge(drafted_from(drafted), 100, 100)
+    merged = offers_of({"w": Fixed(written)}).merge(drafted_from(drafted), 100, 100)
     probes = set(paths(written.tokens, written.parents)[: written.num_probes])
     assert set(paths(merged.tokens, merged.parents)[: merged.num_probes]) == probes
     rest = merged.path_logprobs[merged.num_probes :]
@@ -118,11 +135,125 @@ def test_a_selection_in_another_order_is_the_same_tree(drafted, data):
 
 def test_without_local_writers_the_drafters_answer_is_passed_on_as_it_is():
     cached = drafted_from(Proposal.chain((1, 2), (-0.1, -0.3)))
-    assert Offers({}).merge(cached, 8, 8) is cached
+    assert offers_of({}).merge(cached, 8, 8) is cached
 
 
 def test_a_writer_is_shown_the_best_path_of_those_before_it():
     first, second = Fixed(Proposal.chain((3, 4), (-0.1, -0.2))), Fixed(Proposal.none())
-    Offers({"first": first, "second": second}).merge(drafted_from(Proposal.chain((1, 2), (-0.5, -0.6))), 8, 8)
+    offers_of({"first": first, "second": second}).merge(drafted_from(Proposal.chain((1, 2), (-0.5, -0.6))), 8, 8)
     assert first.best_paths == [[1, 2]]
     assert second.best_paths == [[3, 4]]
+
+
+@given(drafted=proposals(), written=proposals(), data=st.data())
+def test_what_hangs_below_the_best_path_is_scored_from_there_on_and_leaves_the_path_alone(drafted, written, data):
+    cached = drafted_from(drafted)
+    path = best_path_of(cached)
+    length = data.draw(st.integers(0, len(path)))
+    below = Proposal(written.tokens, written.parents, written.path_logprobs, path_length=length)
+    merged = offers_of({"w": Fixed(below)}).merge(cached, 100, 100)
+    drafted_scores = dict(zip(paths(cached.tokens, cached.parents), cached.path_logprobs, strict=True))
+    above = drafted_scores[tuple(path[:length])] if length else 0.0
+    hung = paths(written.tokens, written.parents)
+    expected = {(*path[:length], *end): above + score for end, score in zip(hung, written.path_logprobs, strict=True)}
+    found = paths(merged.tokens, merged.parents)
+    assert set(found) == drafted_scores.keys() | expected.keys()
+    rows = zip(found, merged.path_logprobs, merged.writers, strict=True)
+    for one, score, names in rows:
+        assert score == max(scores[one] for scores in (drafted_scores, expected) if one in scores)
+        assert ("w" in names.split("+")) == (one in expected)
+
+
+# ---- writers that fail ----------------------------------------------------------------------------------------------
+
+
+class Failing(Fixed):
+    """A writer that raises at one of its calls."""
+
+    def __init__(self, fails_at: str) -> None:
+        super().__init__(Proposal.chain((4,), (-0.1,)))
+        self._fails_at = fails_at
+        self.calls: list[str] = []
+
+    def _call(self, name: str) -> None:
+        self.calls.append(name)
+        if name == self._fails_at:
+            raise ZeroDivisionError("a bug")
+
+    def open(self) -> Failing:
+        self._call("open")
+        return self
+
+    def propose(self, best_path: Sequence[int], budget: int) -> Proposal:
+        self._call("propose")
+        return super().propose(best_path, budget)
+
+    def observe(self, seen: Observation) -> None:
+        self._call("observe")
+
+    def close(self) -> None:
+        self._call("close")
+
+
+@pytest.mark.parametrize(
+    ("fails_at", "calls"),
+    [
+        ("open", ["open"]),
+        ("propose", ["open", "propose", "close"]),
+        ("observe", ["open", "propose", "observe", "close"]),
+        ("close", ["open", *["propose", "observe"] * 2, "close"]),
+    ],
+)
+def test_a_writer_that_raises_is_logged_once_and_heard_no_longer_while_others_go_on(fails_at, calls, caplog):
+    failing, fixed = Failing(fails_at), Fixed(Proposal.chain((3,), (-0.3,)))
+    cached = drafted_from(Proposal.chain((1, 2), (-0.5, -0.6)))
+    offers = Offers({"failing": failing.open, "fixed": lambda: fixed}, vocab_size=5)
+    for _ in range(2):
+        merged = offers.merge(cached, 8, 8)
+        assert {"fixed", "beam"} <= set(merged.writers)
+        offers.observe(Observation((1,), (), (), (1,), ()))
+    offers.close()
+    assert failing.calls == calls
+    assert [record.getMessage() for record in caplog.records] == [
+        "the writer failing failed and is left out of this request: ZeroDivisionError: a bug"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("nonsense", "complaint"),
+    [
+        (Proposal((1, 2), (-1,), (-0.1, -0.2)), "equally many, got [2, 1, 2]"),
+        (Proposal((5,), (-1,), (-0.1,)), "tokens must be from 0 to 4"),
+        (Proposal((-1,), (-1,), (-0.1,)), "has token -1"),
+        (Proposal((1, 2), (-1, 1), (-0.1, -0.2)), "parent 1"),
+        (Proposal((1,), (-2,), (-0.1,)), "parent -2"),
+        (Proposal((1,), (-1,), (0.1,)), "score 0.1"),
+        (Proposal((1, 2), (-1, 0), (-0.2, -0.1)), "at most 0 and the parent's"),
+        (Proposal((1,), (-1,), (math.nan,)), "score nan"),
+        (Proposal((1,), (-1,), (-math.inf,)), "score -inf"),
+        (Proposal((1,), (-1,), (-0.1,), num_probes=2), "2 probes"),
+        (Proposal((1,), (-1,), (-0.1,), num_probes=1, path_length=1), "below no path"),
+        (Proposal((1,), (-1,), (-0.1,), path_length=3), "below 3 tokens of a path of 2"),
+        (Proposal((1,), (-1,), (-0.1,), path_length=-1), "below -1 tokens"),
+    ],
+)
+def test_a_proposal_that_is_no_tree_of_the_targets_tokens_is_not_used(nonsense, complaint, caplog):
+    cached = drafted_from(Proposal.chain((1, 2), (-0.5, -0.6)))
+    merged = Offers({"w": lambda: Fixed(nonsense)}, vocab_size=5).merge(cached, 8, 8)
+    assert (merged.tokens, merged.parents, merged.path_logprobs) == (cached.tokens, cached.parents, (-0.5, -0.6))
+    assert set(merged.writers) == {DRAFTER}
+    assert complaint in caplog.text
+
+
+@given(proposal=proposals(), data=st.data())
+def test_what_is_kept_is_the_tree_of_the_flagged_candidates_in_their_order_with_their_probes(proposal, data):
+    offer = offers_of({"fixed": Fixed(proposal)}).merge(Candidates.none(), budget=9, max_depth=9)
+    flags: list[bool] = []
+    for parent in offer.parents:
+        flags.append(data.draw(st.booleans()) and (parent == ROOT or flags[parent]))
+    found = kept(offer, flags)
+    old = [idx for idx, flag in enumerate(flags) if flag]
+    assert found.tokens == tuple(offer.tokens[idx] for idx in old)
+    assert [old[parent] if parent != ROOT else ROOT for parent in found.parents] == [offer.parents[idx] for idx in old]
+    assert found.num_probes == sum(idx < offer.num_probes for idx in old)
+    assert kept(offer, [True] * len(offer)) is offer

@@ -70,7 +70,10 @@ def layer(*entries: tuple[int, int, int, float], **changes: Any) -> Layer:
     values: dict[str, Any] = dict(zip(("ids", "parents", "token_ids", "logprobs"), columns, strict=True))
     values |= {"request_id": 7, "seq": 0, "epoch": 0, "is_reset": True, "root_id": 0, "root_position": 5}
     return Layer(
-        **values | {"known_len": 6, "num_passes": 1, "busy_s": 0.5, "num_reused": 0, "num_dropped": 0} | changes
+        **values
+        | {"known_len": 6, "num_passes": 1, "busy_s": 0.5, "num_reused": 0, "num_dropped": 0}
+        | {"num_rolled_back": 0}
+        | changes
     )
 
 
@@ -105,7 +108,11 @@ GARBAGE: dict[str, dict[str, Any]] = {
     "endless passes": {"num_passes": 2**62},
     "negative drops": {"num_dropped": -1},
     "endless drops": {"num_dropped": 2**62},
+    "negative rollback": {"num_rolled_back": -1},
     "time that is no number": {"busy_s": math.nan},
+    "pass that ends before it begins": {"pass_began_at": 2.0, "pass_ended_at": 1.0},
+    "pass without an end": {"pass_ended_at": math.inf},
+    "pass at no time": {"pass_began_at": math.nan},
     "more reused than there is": {"num_reused": 99},
 }
 
@@ -252,7 +259,7 @@ def test_the_spec_of_an_opening_is_what_the_request_asks_for() -> None:
 def test_a_new_incarnation_is_told_everything_and_the_old_ones_candidates_are_dropped() -> None:
     target = toy_target()
     worker = started(target)
-    worker.receive(chain_layer(upcoming(3), seq=5, num_passes=4, busy_s=2.0, num_dropped=30))
+    worker.receive(chain_layer(upcoming(3), seq=5, num_passes=4, busy_s=2.0, num_dropped=30, num_rolled_back=4))
     worker.add(request(8, uses_drafter=False))
     (opening,) = worker.reopen()
     assert isinstance(opening, Open)
@@ -261,10 +268,11 @@ def test_a_new_incarnation_is_told_everything_and_the_old_ones_candidates_are_dr
     assert len(result.progress[0].token_ids) == 1
     assert correction_of(result).start == 0
     length = len(text_of(worker))
-    worker.receive(layer(seq=0, root_position=length - 1, known_len=length, num_passes=3, busy_s=1.0, num_dropped=5))
+    counts = {"num_passes": 3, "busy_s": 1.0, "num_dropped": 5, "num_rolled_back": 2}
+    worker.receive(layer(seq=0, root_position=length - 1, known_len=length, **counts))
     stats = worker.stats(7)
     assert (stats.drafter_passes, stats.drafter_busy_s) == (7, 3.0), "passes of both incarnations count"
-    assert stats.drafter_dropped_nodes == 35
+    assert (stats.drafter_dropped_nodes, stats.rolled_back_tokens) == (35, 6)
 
 
 def test_removing_a_request_frees_its_rows_and_closes_it_at_the_drafter() -> None:
@@ -500,3 +508,25 @@ def test_several_requests_in_one_pass_equal_each_alone(seed: int, agreement: flo
     assert run_together(target, requests, agreement, joins_at=lambda i: 3 * i) == {
         r.request_id: plain(toy_target(seed), params=r.params, prompt=r.prompt_ids, end_ids=r.end_ids) for r in requests
     }
+
+
+def test_a_predictor_that_raises_leaves_every_request_of_the_round_as_it_was() -> None:
+    target, foretold = toy_target(), itertools.count(1)
+
+    def foresee(extension_idx: int, logits_idx: int, new_id: int) -> float:
+        if next(foretold) == 4:  # of the second round, after the first request's
+            raise RuntimeError("a bug")
+        return 0.5
+
+    worker = TargetWorker(target, clock=Clock(), foresee=foresee)
+    for request_id in (7, 8):
+        worker.add(request(request_id))
+    run_round(worker, [7, 8])
+    before = [list(worker._running[i].token_ids) for i in (7, 8)]
+    with pytest.raises(RuntimeError, match="a bug"):
+        run_round(worker, [7, 8])
+    assert [worker._running[i].token_ids for i in (7, 8)] == before
+    for _ in range(10):
+        run_round(worker, [7, 8])
+    expected = plain(target)[0][:11]
+    assert [worker._running[i].token_ids[len(PROMPT) :] for i in (7, 8)] == [expected, expected]

@@ -7,6 +7,7 @@ import contextlib
 import itertools
 import logging
 import threading
+import time
 import weakref
 from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import Future
@@ -17,13 +18,16 @@ from typing import Any, Self
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from card.config import SamplingParams
+from card.details import TokenDetails
 from card.engine.engine import Update
+from card.engine.scoring import Scores, ScoringJob
 from card.errors import CardError, PromptError, SettingsError, WorkerError
 from card.host import Host, PreparedRequest, Prompt, TextStream
 from card.methods import Method
 from card.metrics import EngineStats, RequestStats
-from card.outputs import StreamChunk
+from card.outputs import StreamChunk, stream_chunk
 from card.target import FinishReason
+from card.trace import Trace
 
 logger = logging.getLogger(__name__)
 _IDLE_LOOK_S = 1.0  # an idle engine listens so often: its drafter must not take it for gone, nor die unnoticed
@@ -77,6 +81,16 @@ class AsyncLLM:
         """Most tokens of a request, prompt and answer together."""
         return self._host.max_model_len
 
+    @property
+    def host(self) -> Host:
+        """The models, the tokenizer and the settings, to look at."""
+        return self._host
+
+    @property
+    def stalled_s(self) -> float:
+        """Seconds since the engine last got on, or had nothing to do; grows while it hangs."""
+        return time.monotonic() - self._driver.last_progress
+
     def generate(
         self, prompt: Prompt, sampling_params: SamplingParams | None = None, request_id: str | None = None
     ) -> RequestStream:
@@ -109,9 +123,25 @@ class AsyncLLM:
         done = self._driver.abort(request_id)
         return await asyncio.wrap_future(done) if done else False
 
+    async def score(self, prompt: Prompt, num_top: int = 0) -> Scores:
+        """Return how likely the target finds each token of a text but the first, and the ``num_top`` likeliest there.
+
+        Raises: PromptError for a prompt that is empty or does not fit; TargetError if the model fails; WorkerError if
+            the engine is down.
+        """
+        token_ids = self._host.encode(prompt)
+        self._host.scorer.check(token_ids)
+        job = ScoringJob(token_ids, num_top)
+        self._driver.score(job)
+        return await asyncio.wrap_future(job.done)
+
     def stats(self) -> EngineStats:
         """Return gauges and totals of the engine as of its last round. Raises: WorkerError if it is down."""
         return self._driver.stats()
+
+    def trace(self) -> contextlib.AbstractContextManager[Trace]:
+        """Record what the engine does while the block runs, other tasks' requests included; one recording at a time."""
+        return self._host.trace()
 
     async def shutdown(self) -> None:
         """End engine and drafter; open streams raise WorkerError. May be called twice.
@@ -186,6 +216,7 @@ class _Mailbox:
         self._lock = threading.Lock()
         self._text: list[str] = []
         self._token_ids: list[int] = []
+        self._details: list[TokenDetails] = []
         self._stats: RequestStats | None = None  # set: there is something to read
         self._finish_reason: FinishReason | None = None
         self._error: CardError | None = None
@@ -199,6 +230,7 @@ class _Mailbox:
             else:
                 self._text.append(text)
                 self._token_ids += update.token_ids
+                self._details.append(update.details)
                 self._stats, self._finish_reason = update.stats, update.finish_reason
             return self._waiter
 
@@ -217,8 +249,9 @@ class _Mailbox:
                 if self._waiter is not None:
                     raise SettingsError("a stream is read by one task at a time; another one waits for it")
                 if self._stats is not None:
-                    chunk = StreamChunk("".join(self._text), tuple(self._token_ids), self._finish_reason, self._stats)
-                    self._text, self._token_ids, self._stats = [], [], None
+                    ids, told = tuple(self._token_ids), TokenDetails.joined(self._details)
+                    chunk = stream_chunk("".join(self._text), ids, self._finish_reason, self._stats, told)
+                    self._text, self._token_ids, self._details, self._stats = [], [], [], None
                     return chunk
                 if self._error is not None:
                     raise self._error
@@ -253,13 +286,16 @@ class _Abort:
     done: Future[bool] | None = None  # gets whether the request was running
 
 
+Command = _Add | _Abort | ScoringJob
+
+
 class _Driver:
     """The engine's thread: obeys commands between rounds, runs rounds while there is work, fills the mailboxes."""
 
     def __init__(self, host: Host) -> None:
         self._host = host
         self._changed = threading.Condition()  # reentrant: a stream may be collected while its own thread holds it
-        self._inbox: list[_Add | _Abort] = []
+        self._inbox: list[Command] = []
         self._num_unseen = 0  # requests that the published figures do not count yet
         self._num_seen = 0  # of these, how many the next figures will count
         self._obeyed: list[tuple[Future[bool], bool]] = []  # to be resolved once the statistics tell of it
@@ -267,6 +303,7 @@ class _Driver:
         self._is_closing = False
         self._death: WorkerError | None = None
         self._latest = host.engine.stats()
+        self.last_progress = time.monotonic()
         self._live: dict[int, _Live] = {}  # the engine's thread only
         self._thread = threading.Thread(target=self._run, name="card-engine", daemon=True)
         self._thread.start()
@@ -292,6 +329,12 @@ class _Driver:
             done: Future[bool] = Future()
             self._post(_Abort(self._number_of[name], done))
             return done
+
+    def score(self, job: ScoringJob) -> None:
+        """Queue a text to be scored. Raises: WorkerError."""
+        with self._changed:
+            self._check_alive()
+            self._post(job)
 
     def forget(self, number: int) -> None:
         """Drop a request that nobody reads any more."""
@@ -320,7 +363,7 @@ class _Driver:
         if self._death is not None:
             raise _again(self._death)
 
-    def _post(self, command: _Add | _Abort) -> None:
+    def _post(self, command: Command) -> None:
         self._inbox.append(command)
         self._changed.notify_all()
 
@@ -333,6 +376,9 @@ class _Driver:
                 for command in commands:
                     self._obey(command)
                 self._publish()
+                if self._host.scorer.has_work:
+                    self._host.scorer.step(is_alone=not self._host.engine.has_work)
+                    self.last_progress = time.monotonic()
                 self._deliver(self._host.engine.step())
         except BaseException as error:  # whatever it is, nobody may wait for ever
             logger.exception("the engine's thread ends")
@@ -342,23 +388,25 @@ class _Driver:
             self._die(death)
             self._host.close()
 
-    def _next_commands(self) -> list[_Add | _Abort] | None:
+    def _next_commands(self) -> list[Command] | None:
         """Wait until there is something to do or the drafter wants looking after; return the commands, None to end."""
         with self._changed:
-            if not (self._inbox or self._is_closing or self._host.engine.has_work):
+            if not (self._inbox or self._is_closing or self._host.engine.has_work or self._host.scorer.has_work):
                 self._changed.wait(_IDLE_LOOK_S)
             if self._is_closing:
                 return None
             return self._take_inbox()
 
-    def _take_inbox(self) -> list[_Add | _Abort]:
+    def _take_inbox(self) -> list[Command]:
         commands, self._inbox = self._inbox, []  # collecting a stream may append at any allocation
         return commands
 
     def _publish(self) -> None:
         """Make the engine's figures known, then answer those who wait for what was obeyed."""
         with self._changed:
-            self._latest = self._host.engine.stats()
+            target_tokens, self._latest = self._latest.target_tokens, self._host.engine.stats()
+            if self._latest.target_tokens != target_tokens or not self._host.engine.has_work:
+                self.last_progress = time.monotonic()
             self._num_unseen -= self._num_seen
             self._num_seen = 0
         obeyed, self._obeyed = self._obeyed, []
@@ -366,9 +414,12 @@ class _Driver:
             if done.set_running_or_notify_cancel():
                 done.set_result(was_running)
 
-    def _obey(self, command: _Add | _Abort) -> None:
+    def _obey(self, command: Command) -> None:
         """Carry out a command between two rounds."""
         engine = self._host.engine
+        if isinstance(command, ScoringJob):
+            self._host.scorer.add(command)
+            return
         if isinstance(command, _Add):
             self._num_seen += 1
             request = command.prepared.request
@@ -410,6 +461,10 @@ class _Driver:
         mailboxes = [live.mailbox for live in self._live.values()]
         mailboxes += [command.mailbox for command in commands if isinstance(command, _Add)]
         self._live.clear()
+        for command in commands:
+            if isinstance(command, ScoringJob):
+                self._host.scorer.add(command)
+        self._host.scorer.fail(death)
         _wake([(mailbox.loop, mailbox.fail(_again(death))) for mailbox in mailboxes])
         unanswered = [done for done, _ in self._obeyed]
         unanswered += [command.done for command in commands if isinstance(command, _Abort) and command.done]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Self, get_args
 
@@ -14,6 +16,9 @@ Growth = Literal["layer", "best-first", "branch", "fan-out"]
 Placement = Literal["inline", "thread", "process"]
 Schedule = Literal["auto", "beside", "turns"]
 PolicyName = Literal["auto", "fixed"]
+GrammarKind = Literal["json_object", "json_schema", "regex", "lark"]
+
+MAX_LOGPROBS = 20  # alternatives to a token that a request can be told of
 
 _SIZE_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
@@ -46,6 +51,19 @@ def parse_size(text: str) -> int:
     return size
 
 
+def _checked_bias(given: object) -> LogitBias:
+    """Return a bias that cannot be changed. Raises: SettingsError."""
+    given = {} if given is None else given
+    _require(isinstance(given, Mapping), "logit_bias", "a mapping of token ids to numbers", given)
+    assert isinstance(given, Mapping)
+    for token_id, value in given.items():
+        is_id = isinstance(token_id, int) and not isinstance(token_id, bool) and token_id >= 0
+        _require(is_id, "a token of logit_bias", "an id of 0 or more", token_id)
+        is_number = isinstance(value, int | float) and not isinstance(value, bool) and -100.0 <= value <= 100.0
+        _require(is_number, f"the logit_bias of token {token_id}", "a number from -100 to 100", value)
+    return LogitBias({int(token_id): float(value) for token_id, value in sorted(given.items())})
+
+
 class _Replaceable:
     """Lets a frozen settings object be copied with some values changed; unknown names raise."""
 
@@ -56,6 +74,47 @@ class _Replaceable:
             if name not in known:
                 raise SettingsError(f"unknown setting {name!r}; known: {', '.join(sorted(known))}")
         return dataclasses.replace(self, **changes)  # type: ignore[type-var]
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """What a text must look like from its first new token to its end."""
+
+    kind: GrammarKind
+    source: str = ""  # JSON of a schema, a regular expression of the whole text, or a grammar in Lark's notation
+
+    def __post_init__(self) -> None:
+        _require_choice("kind of a grammar", self.kind, get_args(GrammarKind))
+        _require(isinstance(self.source, str), "source of a grammar", "a string", self.source)
+        has_source = bool(self.source.strip())
+        if self.kind == "json_object":
+            _require(not has_source, "source of a grammar", "empty for json_object: any object will do", self.source)
+        else:
+            _require(has_source, "source of a grammar", f"a {self.kind} that is not empty", self.source)
+
+
+class LogitBias(Mapping[int, float]):
+    """What is added to the logits of some tokens: a mapping that cannot be changed, so that it can be hashed."""
+
+    __slots__ = ("_values",)
+
+    def __init__(self, values: Mapping[int, float]) -> None:
+        self._values = dict(values)
+
+    def __getitem__(self, token_id: int) -> float:
+        return self._values[token_id]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __hash__(self) -> int:
+        return hash(frozenset(self._values.items()))
+
+    def __repr__(self) -> str:
+        return repr(self._values)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +130,15 @@ class SamplingParams(_Replaceable):
     stop: tuple[str, ...] = ()  # the text ends before the first of these
     stop_token_ids: tuple[int, ...] = ()  # end tokens besides the model's own
     ignore_eos: bool = False  # go on past the model's own end tokens
+    presence_penalty: float = 0.0  # taken off the logit of every token that the answer has already
+    frequency_penalty: float = 0.0  # the same, as often as the answer has it
+    repetition_penalty: float = 1.0  # above 1 makes every token less likely that prompt or answer have already
+    logit_bias: Mapping[int, float] = LogitBias({})  # added to the logits of these tokens, before any penalty
+    min_tokens: int = 0  # so many new tokens come before any that ends the text, and before stop strings count
+    grammar: Grammar | None = None  # the text keeps to it; it ends the text where nothing more can follow
+    logprobs: int | None = None  # report each token's log-probability, and those of so many of the likeliest ones
+    speculates: bool = True  # if not, nothing is proposed for this request: plain decoding beside others
+    shows_tree: bool = False  # report the candidates that lay beside each token
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "stop", (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ()))
@@ -94,6 +162,65 @@ class SamplingParams(_Replaceable):
             "a list of ids of 0 or more",
             self.stop_token_ids,
         )
+        self._check_shaping()
+
+    def _check_shaping(self) -> None:
+        penalties = ("presence_penalty", "frequency_penalty")
+        flags = ("ignore_eos", "speculates", "shows_tree")
+        _require_kinds(self, {int: ("min_tokens",), float: (*penalties, "repetition_penalty"), bool: flags})
+        for name in penalties:
+            _require(-2.0 <= getattr(self, name) <= 2.0, name, "from -2 to 2", getattr(self, name))
+        is_factor = 0.0 < self.repetition_penalty < math.inf
+        _require(is_factor, "repetition_penalty", "above 0, 1 changes nothing", self.repetition_penalty)
+        are_within = 0 <= self.min_tokens <= self.max_tokens
+        _require(are_within, "min_tokens", f"from 0 to max_tokens ({self.max_tokens})", self.min_tokens)
+        _require(
+            self.logprobs is None or (type(self.logprobs) is int and 0 <= self.logprobs <= MAX_LOGPROBS),
+            "logprobs",
+            f"None or a number of alternatives from 0 to {MAX_LOGPROBS}",
+            self.logprobs,
+        )
+        is_grammar = self.grammar is None or isinstance(self.grammar, Grammar)
+        _require(is_grammar, "grammar", "a card.config.Grammar or None", self.grammar)
+        if self.grammar is not None and self.ignore_eos:
+            raise SettingsError(
+                "ignore_eos does not go with a grammar, whose end is the end of the text; leave one out"
+            )
+        object.__setattr__(self, "logit_bias", _checked_bias(self.logit_bias))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShapingRule:
+    """The part of the sampling parameters that looks at the text before a position."""
+
+    num_prompt_tokens: int
+    end_ids: tuple[int, ...] = ()  # tokens that end the text, held back until there are min_tokens new ones
+    min_tokens: int = 0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    grammar: Grammar | None = None
+
+    @classmethod
+    def of(cls, params: SamplingParams, *, num_prompt_tokens: int, end_ids: frozenset[int]) -> ShapingRule | None:
+        """Return the rule of these parameters; None if they leave the logits as they are."""
+        rule = cls(
+            num_prompt_tokens=num_prompt_tokens,
+            end_ids=tuple(sorted(end_ids)) if params.min_tokens else (),
+            min_tokens=params.min_tokens if end_ids else 0,
+            presence_penalty=params.presence_penalty,
+            frequency_penalty=params.frequency_penalty,
+            repetition_penalty=params.repetition_penalty,
+            logit_bias=tuple(params.logit_bias.items()),
+            grammar=params.grammar,
+        )
+        return None if rule == cls(num_prompt_tokens=num_prompt_tokens) else rule
+
+    @property
+    def has_penalties(self) -> bool:
+        """Whether it matters which tokens the text has."""
+        return self.presence_penalty != 0.0 or self.frequency_penalty != 0.0 or self.repetition_penalty != 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +236,7 @@ class DraftSettings(_Replaceable):
     max_nodes: int = 4096  # most nodes held at once
     min_path_logprob: float = -12.0  # a path less likely than this is not expanded
     growth: Growth = "layer"  # which candidates the drafter expands and which of their children it keeps
-    branch_below: float = 0.4  # branch: the trunk ends at the first token less likely than this
+    branch_below: float = 0.7  # branch: the trunk ends at the first token less likely than this
     fan_out: tuple[int, ...] = (3,)  # fan-out: branches at each position of the chain; the last number goes on
     num_speculative_tokens: int = 6  # sps: tokens drafted before each verification; branch, fan-out: of each branch
     coupled_noise: bool = True  # at temperature > 0, rank candidates with the target's own sampling noise

@@ -48,6 +48,7 @@ class _Account:
     num_passes: int = 0
     busy_s: float = 0.0
     num_dropped: int = 0  # by earlier beams
+    num_rolled_back: int = 0  # the same
 
 
 class _Drafting:
@@ -65,9 +66,12 @@ class _Drafting:
         self.account.next_epoch = self.beam.cache.epoch + 1
         self.account.spec = self.beam.spec
         self.account.num_dropped += self.beam.num_dropped
+        self.account.num_rolled_back += self.beam.num_rolled_back
         return self.account
 
-    def layer(self, request_id: int, nodes: NewNodes, *, is_reset: bool) -> Layer:
+    def layer(
+        self, request_id: int, nodes: NewNodes, *, is_reset: bool, began_at: float = 0.0, ended_at: float = 0.0
+    ) -> Layer:
         account, cache = self.account, self.beam.cache
         account.next_seq += 1
         return Layer(
@@ -86,6 +90,9 @@ class _Drafting:
             busy_s=account.busy_s,
             num_reused=self.beam.num_reused,
             num_dropped=account.num_dropped + self.beam.num_dropped,
+            num_rolled_back=account.num_rolled_back + self.beam.num_rolled_back,
+            pass_began_at=began_at,
+            pass_ended_at=ended_at,
         )
 
 
@@ -273,7 +280,8 @@ class DrafterWorker:
         known_len = len(known.beam.token_ids)
         if message.start > known_len:
             return [Resync(request_id, known_len)]
-        known.beam.reshape(beam_width=message.beam_width, lead=message.lead, branch_below=message.branch_below)
+        if message.start + len(message.token_ids) >= known_len:  # not overtaken by a newer one: what it wants holds
+            known.beam.reshape(beam_width=message.beam_width, lead=message.lead, branch_below=message.branch_below)
         new_ids = message.token_ids[known_len - message.start :]
         if known_len + len(new_ids) > known.beam.spec.max_len:
             raise ProtocolError(
@@ -341,7 +349,8 @@ def step_together(
         grown = workers[0]._writer.step(
             [(task.drafting.beam, task.frontier) for task in chosen], [task.num_tokens for task in chosen]
         )
-        busy_s = (clock() - started) / len(chosen)
+        ended = clock()
+        busy_s = (ended - started) / len(chosen)
         for i, (task, nodes) in enumerate(zip(chosen, grown, strict=True)):
             task.worker._served_at = task.drafting.served_at = (started, i)
             task.drafting.account.num_passes += 1
@@ -350,7 +359,8 @@ def step_together(
             if isinstance(nodes, ProtocolError):
                 results[id(task.worker)] = nodes
             elif nodes.ids and not isinstance(said, ProtocolError):
-                said.append(task.drafting.layer(task.request_id, nodes, is_reset=False))
+                layer = task.drafting.layer
+                said.append(layer(task.request_id, nodes, is_reset=False, began_at=started, ended_at=ended))
     return [results[id(worker)] for worker in workers]
 
 

@@ -35,3 +35,11 @@ class TargetError(CardError):
 
 class ProtocolError(CardError):
     """A message between workers is malformed, of an unknown version or out of bounds."""
+
+
+class BenchError(CardError):
+    """A data set or a bench file is not what it should be, or texts differ that must not; the text names the line."""
+
+
+class PlanError(CardError):
+    """A profile or a recording is broken, of another version, or does not fit to the others; or a plan asks for more."""

@@ -9,7 +9,8 @@ import os
 import secrets
 import time
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from numbers import Integral
 from typing import Any
@@ -20,22 +21,26 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from card.config import DraftSettings, EngineSettings, SamplingParams, parse_size
 from card.engine.cores import Home, pinned, plan_cores
 from card.engine.engine import Engine, Limits
+from card.engine.forecast import Station
 from card.engine.further import FURTHER, FurtherDrafter
 from card.engine.latency import PassCost, measure_pass_cost, with_useful_threads
 from card.engine.links import Drafter, DrafterPlan, Where, make_drafter
+from card.engine.placing import choose_where, round_length, share_out, stations_of
 from card.engine.policy import FixedPolicy, Policy
-from card.engine.switch import Arm
-from card.engine.tuned import Station, TunedPolicy
+from card.engine.scoring import Scorer
+from card.engine.tuned import TunedPolicy
 from card.errors import PromptError, SettingsError
 from card.methods import Method, find_method
 from card.models.bucketed import make_runner
 from card.models.demo import DEMO_NAMES
-from card.models.hrad import ALL_ACCEPTED, ALL_REJECTED, DEMO_HRAD, UNDECIDED, load_hrad
+from card.models.fingerprint import tokenizer_fingerprint
+from card.models.grammar import GrammarCompiler
+from card.models.hrad import DEMO_HRAD, load_hrad
 from card.models.inflation import inflate, inflated_from, parse_parameter_count
 from card.models.loading import check_pair, context_limit, end_token_ids, load_model, load_tokenizer, parameter_count
 from card.models.text import Detokenizer, StopStrings, encode_chat, encode_prompt
-from card.offers import DRAFTER
 from card.target import Foresight, OpenWriter, TargetRequest, TargetWorker
+from card.trace import Trace
 from card.transport.link import DrafterLink
 from card.writers.local import find_writer
 from card.writers.local.protocol import LocalWriter
@@ -45,23 +50,25 @@ Prompt = str | Sequence[int] | Sequence[Mapping[str, str]]
 _DEFAULT_MAX_MODEL_LEN = 4096
 _SPARE_ROWS = 64
 _MEASURING_S = 1.0  # for the target's latencies, under each schedule
-_TYPICAL_TOKENS = 4  # of a verification, for the ratio of target and drafter passes
-_LONGEST_ROUND = 16  # drafter passes beside one of the target's, at most
 _RAM_SHARE = 0.25  # of the free memory, that KV may take if nothing is said
 
 
 class TextStream:
     """The text of one request as it grows; tells the target when a stop string is complete."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, stop: tuple[str, ...]) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, stop: tuple[str, ...], min_tokens: int = 0) -> None:
+        """Begin. Stop strings that are complete within the first ``min_tokens`` tokens do not count."""
         self._detokenizer = Detokenizer(tokenizer)
+        self._num_exempt = min_tokens
         self._stops = StopStrings(stop)
         self._is_fed = bool(stop)  # by the target, token by token
         self._piece = ""
 
     def feed(self, token_id: int) -> bool:
         """Take the next token; return True if a stop string is complete now."""
-        self._piece += self._stops.push(self._detokenizer.push([token_id]))
+        may_end = self._num_exempt <= 0
+        self._num_exempt -= 1
+        self._piece += self._stops.push(self._detokenizer.push([token_id]), may_end=may_end)
         return self._stops.found is not None
 
     def take(self, token_ids: Sequence[int], *, is_end: bool) -> str:
@@ -69,7 +76,8 @@ class TextStream:
         if not self._is_fed:
             self._piece += self._detokenizer.push(token_ids)
         if is_end:
-            self._piece += self._stops.push(self._detokenizer.flush()) + self._stops.flush()
+            rest = self._stops.push(self._detokenizer.flush(), may_end=self._num_exempt <= 0)
+            self._piece += rest + self._stops.flush()
         piece, self._piece = self._piece, ""
         return piece
 
@@ -101,7 +109,7 @@ class Host:
         engine_changes, draft_changes = split_settings(settings)
         has_drafter = draft is not None or engine_changes.get("draft_address") is not None
         self.method: Method = find_method(method or ("card" if has_drafter else "vanilla"))
-        drafts, writer_names = self._share_out(engine_changes.get("writers"))
+        drafts, writer_names = share_out(self.method, engine_changes.get("writers"))
         self.settings = EngineSettings(
             target=_name(target),
             draft=None if draft is None else _name(draft),
@@ -114,9 +122,11 @@ class Host:
         model = self._load_target(target, draft if drafts else None)
         self.max_model_len = self._context(model)
         self._end_ids = end_token_ids(model, self.tokenizer)
+        self.generation_config = model.generation_config
         self.runner = make_runner(
             model, max_model_len=self.max_model_len, max_tree_rows=self.draft_settings.budget + _SPARE_ROWS
         )
+        self._grammars = GrammarCompiler(self.tokenizer, self.runner.vocab_size, tuple(self._end_ids))
         self._where = self._choose_where(draft) if drafts else None
         self.cores = plan_cores(self.settings, own_drafter_core=self._where in ("process", "switch"))
         most_tokens = 1 + self.draft_settings.budget if drafts or writer_names else 1
@@ -137,18 +147,20 @@ class Host:
         self.policy: Policy = self._make_policy(drafter, plan, pinned_names, has_writers=bool(writer_names))
         if drafter is not None and plan is not None and "num_speculative_tokens" not in pinned_names:
             self._adapt_length(drafter, plan, draft_changes)
-        self._writers = {name: find_writer(name)(self.settings, self.runner.vocab_size) for name in writer_names}
+        self._writers = self._make_writers(writer_names)
         self._further = self._make_further(plan)
+        self.max_kv_bytes = self._kv_bytes()
         worker = TargetWorker(
             self.runner,
             clock=time.perf_counter,
-            max_kv_bytes=self._kv_bytes(),
+            max_kv_bytes=self.max_kv_bytes,
             writers=self._openers(),
             top_k=max((writer.top_k for writer in self._writers.values()), default=0),
             foresee=foresee,
         )
         limits = Limits(max_num_seqs=self.settings.max_num_seqs, prefill_chunk=self.settings.prefill_chunk)
         self.engine = Engine(worker, self.link, self.method, limits=limits, policy=self.policy)
+        self.scorer = Scorer(self.runner, worker.pool, lambda: self.policy.home, chunk=self.settings.prefill_chunk)
 
     def close(self) -> None:
         """End the drafter. May be called twice."""
@@ -167,11 +179,18 @@ class Host:
     ) -> PreparedRequest:
         """Return the request for a prompt: text, token ids, or a conversation for the model's chat template.
 
-        A seed is drawn if there is none. Raises: PromptError for a prompt that is empty or does not fit.
+        A seed is drawn if there is none. Raises: PromptError for a prompt that is empty or does not fit; SettingsError
+        for parameters that this model cannot follow.
         """
+        unknown = max(params.logit_bias, default=0)
+        if unknown >= self.runner.vocab_size:
+            raise SettingsError(
+                f"logit_bias has token {unknown}, but the target has tokens 0 to {self.runner.vocab_size - 1}; use ids "
+                "of its tokenizer"
+            )
         if params.seed is None:
             params = params.replace(seed=secrets.randbelow(2**31))
-        text = TextStream(self.tokenizer, params.stop)
+        text = TextStream(self.tokenizer, params.stop, params.min_tokens)
         end_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._end_ids)
         request = TargetRequest(
             request_id=request_id,
@@ -181,6 +200,7 @@ class Host:
             end_ids=end_ids,
             stop_check=text if params.stop else None,
             uses_drafter=self.link is not None,
+            grammar=self._grammars.compile(params.grammar) if params.grammar is not None else None,
         )
         self.engine.check(request)
         return PreparedRequest(request, text)
@@ -200,28 +220,23 @@ class Host:
             )
         return tuple(token_ids)
 
-    # ---- inside -----------------------------------------------------------------------------------------------------
+    @contextmanager
+    def trace(self) -> Iterator[Trace]:
+        """Record what the engine does inside the block."""
+        trace = self.engine.trace = Trace(shares_clock=self._where != "remote")
+        try:
+            yield trace
+        finally:
+            self.engine.trace = None
 
-    def _share_out(self, names: tuple[str, ...] | None) -> tuple[bool, tuple[str, ...]]:
-        """Return whether the draft model writes, and which local writers do. Raises: SettingsError."""
-        method = self.method
-        if names is None:
-            return method.needs_draft, method.writers
-        if DRAFTER in names and not method.needs_draft:
-            raise SettingsError(f"method {method.name} has no draft model: leave {DRAFTER} out of the writers")
-        if DRAFTER not in names and method.needs_draft and not method.is_tuned:
-            raise SettingsError(
-                f"method {method.name} is defined by its draft model: add {DRAFTER} to the writers, or use method card"
-            )
-        local = [*method.writers, *(name for name in names if name != DRAFTER)]
-        for name in local:
-            find_writer(name)
-        return DRAFTER in names, tuple(dict.fromkeys(local))
+    # ---- inside -----------------------------------------------------------------------------------------------------
 
     def _refuse_contradictions(self, draft: str | PreTrainedModel | None, *, drafts: bool, has_drafter: bool) -> None:
         settings = self.settings
         if drafts and not has_drafter:
             raise SettingsError(f"method {self.method.name} needs a draft model; give one, or use method vanilla")
+        if settings.second_draft is not None and not drafts:
+            raise SettingsError("second_draft joins a first one: give draft, and a method and writers that use it")
         if isinstance(draft, PreTrainedModel) and settings.placement == "process":
             raise SettingsError(
                 "a loaded draft model cannot move into another process; give its folder, or placement thread"
@@ -239,23 +254,11 @@ class Host:
             raise SettingsError("draft_keys are for a draft server: give its draft_address too")
 
     def _choose_where(self, draft: str | PreTrainedModel | None) -> Where:
-        """Return where the drafter goes: as set, else by the method, and for a tuned one where it can choose."""
         settings = self.settings
-        if settings.draft_address is not None:
-            return "remote"
-        if settings.placement is not None or not self.method.is_tuned:
-            return settings.placement or self.method.placement
-        devices = {settings.device, settings.draft_device or settings.device}
-        if settings.schedule == "turns":
-            return "inline"
-        if devices != {"cpu"}:
-            return "thread"
-        if isinstance(draft, PreTrainedModel):
-            return "thread" if settings.schedule == "beside" else "inline"
-        has_cores = len(os.sched_getaffinity(0)) > settings.draft_threads if hasattr(os, "sched_getaffinity") else True
-        if settings.schedule == "beside" or settings.policy == "fixed":
-            return "process"
-        return "switch" if has_cores else "inline"
+        num_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
+        has_cores = num_cores is None or num_cores > settings.draft_threads
+        is_loaded = isinstance(draft, PreTrainedModel)
+        return choose_where(self.method, settings, is_loaded=is_loaded, has_cores=has_cores)
 
     def _load_target(self, target: str | PreTrainedModel, draft: str | PreTrainedModel | None) -> PreTrainedModel:
         model = target
@@ -310,22 +313,25 @@ class Host:
         if home != self.cores.alone:
             beside = self._measured(home)
         own, reported = drafter.measured(plan), drafter.reported()
-        stations: dict[Arm, Station] = {}
-        if plan.where != "inline":
-            stations["beside"] = Station(home, beside, reported or own)
-        if takes_turns or plan.where == "switch":
-            stations["turns"] = Station(self.cores.alone, alone, own)
-        if settings.schedule == "auto":
-            stations["off"] = Station(self.cores.alone, alone)
+        stations = stations_of(
+            plan.where,
+            settings,
+            alone=Station(self.cores.alone, alone, own),
+            beside=Station(home, beside, reported or own),
+        )
         return TunedPolicy(stations, self.draft_settings, pinned=pinned_names)
+
+    def _make_writers(self, names: Sequence[str]) -> dict[str, LocalWriter]:
+        """Return the local writers. Raises: SettingsError for settings that one of them cannot follow."""
+        vocab_size, tokenizer = self.runner.vocab_size, tokenizer_fingerprint(self.tokenizer) if names else ""
+        return {name: find_writer(name)(self.settings, vocab_size, tokenizer) for name in names}
 
     def _make_further(self, plan: DrafterPlan | None) -> FurtherDrafter | None:
         """Bring up the second draft model, in a process of its own, if there is one."""
         name = self.settings.second_draft
         if name is None:
             return None
-        if plan is None:
-            raise SettingsError("second_draft joins a first one: give draft, and a method that uses it")
+        assert plan is not None
         link = make_drafter(replace(plan, model=name, where="process")).link
         weakref.finalize(self, link.close)
         link.start()
@@ -340,7 +346,7 @@ class Host:
 
         openers = {name: beginner(writer) for name, writer in self._writers.items()}
         if (further := self._further) is not None:
-            return {FURTHER: lambda request: further.open(request.prompt_ids, request.params), **openers}
+            return {FURTHER: further.open, **openers}
         return openers
 
     def _foresight(self) -> Foresight | None:
@@ -351,10 +357,12 @@ class Host:
         if not self.method.uses_predictor or settings.hrad == "off" or (settings.hrad == "auto" and not is_demo):
             return None
         hrad = load_hrad(DEMO_HRAD if settings.hrad == "auto" else settings.hrad, runner)
-        branch_below = {ALL_REJECTED: 1.0, UNDECIDED: self.draft_settings.branch_below, ALL_ACCEPTED: 0.0}
+        if not hrad.is_heard:
+            return None
+        usual = self.draft_settings.branch_below
 
         def foresee(extension_idx: int, logits_idx: int, new_id: int) -> float:
-            return branch_below[hrad.classify(runner.features(extension_idx)[logits_idx], new_id)]
+            return hrad.branch_below(runner.features(extension_idx)[logits_idx], new_id, usual)
 
         return foresee
 
@@ -363,10 +371,9 @@ class Host:
         cost = (drafter.reported() or drafter.measured(plan)) if self.method.length_from_latencies else None
         if cost is None:
             return
-        target_s = self._measured(self.policy.home).seconds(_TYPICAL_TOKENS)
-        length = max(2, round(target_s / max(cost.seconds(1), 1e-6)))
-        length = min(length, _LONGEST_ROUND, self.max_model_len)
-        self.draft_settings = self.method.shape(DraftSettings(**draft_changes).replace(num_speculative_tokens=length))
+        draft, target = DraftSettings(**draft_changes), self._measured(self.policy.home)
+        length = round_length(self.method, draft, target=target, drafter=cost, most=self.max_model_len)
+        self.draft_settings = self.method.shape(draft.replace(num_speculative_tokens=length))
 
     def _measured(self, home: Home) -> PassCost:
         with pinned(home):
@@ -387,6 +394,7 @@ class Host:
             max_model_len=self.max_model_len,
             vocab_size=self.runner.vocab_size,
             tokenizer=self.tokenizer,
+            find_grammar=self._grammars.find,
         )
 
 

@@ -6,17 +6,20 @@ import itertools
 import threading
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Self
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from card.config import DraftSettings, EngineSettings, SamplingParams
+from card.details import TokenDetails
 from card.engine.engine import Engine, Update
 from card.host import Host, PreparedRequest, Prompt
 from card.methods import Method
 from card.metrics import EngineStats
-from card.outputs import CompletionOutput, RequestOutput, StreamChunk
+from card.outputs import CompletionOutput, RequestOutput, StreamChunk, stream_chunk
+from card.trace import Trace
 
 __all__ = ["LLM", "CompletionOutput", "RequestOutput", "StreamChunk"]
 
@@ -136,6 +139,14 @@ class LLM:
         with self._lock:
             self._engine.forget_prefixes()
 
+    def trace(self) -> AbstractContextManager[Trace]:
+        """Record what the engine does inside a block, for `card.trace.write_trace`; one recording at a time.
+
+        with llm.trace() as trace:
+            llm.generate(prompt)
+        """
+        return self._host.trace()
+
     def close(self) -> None:
         """End the drafter. May be called twice."""
         self._host.close()
@@ -181,7 +192,7 @@ class LLM:
                 if update.error is not None:
                     raise update.error
                 piece = prepared.text.take(update.token_ids, is_end=update.finish_reason is not None)
-                yield StreamChunk(piece, update.token_ids, update.finish_reason, update.stats)
+                yield stream_chunk(piece, update.token_ids, update.finish_reason, update.stats, update.details)
                 if update.finish_reason is not None:
                     return
         finally:
@@ -200,18 +211,22 @@ class LLM:
     def _collect(self, live: _Live, prompt: str | None) -> RequestOutput:
         prepared, text = live.prepared, ""
         token_ids: list[int] = []
+        details: list[TokenDetails] = []
         while True:
             update = self._next(live)
             token_ids += update.token_ids
+            details.append(update.details)
             reason = update.finish_reason
             text += prepared.text.take(update.token_ids, is_end=reason is not None)
             if reason is not None:
                 break
+        told = TokenDetails.joined(details)
+        completion = CompletionOutput(0, text, tuple(token_ids), reason, told.logprobs, told.origins, told.alternatives)
         return RequestOutput(
             request_id=prepared.request.request_id,
             prompt=prompt,
             prompt_token_ids=prepared.request.prompt_ids,
-            outputs=(CompletionOutput(0, text, tuple(token_ids), reason),),
+            outputs=(completion,),
             method=self.method.name,
             exact=self.method.is_exact,
             target_cost=self.target_cost,

@@ -11,10 +11,10 @@ from typing import get_args
 
 import msgspec
 
-from card.config import Growth
-from card.errors import ProtocolError
+from card.config import Growth, ShapingRule
+from card.errors import ProtocolError, SettingsError
 
-PROTOCOL_VERSION = 3
+PROTOCOL_VERSION = 5
 MAX_FRAME_BYTES = 16 * 1024 * 1024
 # What a drafter grants one request at most: far above any use, and too little to exhaust it.
 MAX_BEAM_WIDTH = 256
@@ -44,6 +44,7 @@ class DraftSpec(msgspec.Struct, frozen=True, kw_only=True):
     branch_below: float  # branch: a token less likely than this ends the trunk
     fan_out: tuple[int, ...]  # fan-out: branches at each position of the chain; the last number goes on
     num_speculative_tokens: int  # branch, fan-out: tokens of each branch beyond its first
+    shaping: ShapingRule | None = None  # what else changes the logits; None: nothing
 
 
 class Hello(msgspec.Struct, frozen=True, tag=True):
@@ -122,7 +123,10 @@ class Layer(msgspec.Struct, frozen=True, tag=True):
     num_passes: int  # drafter passes for this request so far
     busy_s: float  # time spent in them, seconds
     num_reused: int  # tokens of the text whose KV rows were there already when this request was opened
-    num_dropped: int  # nodes that corrections have ruled out so far: rolled back
+    num_dropped: int  # nodes that corrections have ruled out so far
+    num_rolled_back: int  # of these, those that were drafted on the path thought likeliest
+    pass_began_at: float = 0.0  # the pass that made these nodes, on the drafter's clock, seconds
+    pass_ended_at: float = 0.0  # the same as pass_began_at if no pass made them
 
 
 class Resync(msgspec.Struct, frozen=True, tag=True):
@@ -173,7 +177,7 @@ def decode(frame: bytes) -> tuple[int, TargetMessage | DrafterMessage]:
         raise ProtocolError(f"frame has {len(frame)} bytes; at most {MAX_FRAME_BYTES} are allowed")
     try:
         decoded = _decoder.decode(frame)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except (msgspec.DecodeError, SettingsError, UnicodeDecodeError, RecursionError) as error:
         _check_version(_version_of(frame))  # another version may have other messages
         raise ProtocolError(f"frame of {len(frame)} bytes is not a message: {error}") from error
     _check_version(decoded.version)
@@ -201,6 +205,7 @@ def check_spec(spec: DraftSpec) -> None:
         ("branch_below", 0.0 <= spec.branch_below <= 1.0, "from 0 to 1"),
         ("fan_out", _are_fan_outs(spec.fan_out), f"1 to {MAX_FAN_OUTS} numbers from 0 to {MAX_BRANCH}"),
         ("num_speculative_tokens", 1 <= spec.num_speculative_tokens <= MAX_LEAD, f"from 1 to {MAX_LEAD}"),
+        ("shaping", spec.shaping is None or _is_sound(spec.shaping), "one that sampling parameters stand for"),
     )
     for name, holds, allowed in rules:
         if not holds:
@@ -209,6 +214,18 @@ def check_spec(spec: DraftSpec) -> None:
 
 def _are_fan_outs(counts: tuple[int, ...]) -> bool:
     return 1 <= len(counts) <= MAX_FAN_OUTS and 0 <= min(counts) <= max(counts) <= MAX_BRANCH
+
+
+def _is_sound(rule: ShapingRule) -> bool:
+    ids = (*rule.end_ids, *(token_id for token_id, _ in rule.logit_bias))
+    penalties = (rule.presence_penalty, rule.frequency_penalty)
+    return (
+        rule.num_prompt_tokens >= 0
+        and min(ids, default=0) >= 0
+        and all(abs(value) <= 2.0 for value in penalties)
+        and 0.0 < rule.repetition_penalty < math.inf
+        and all(abs(value) <= 100.0 for _, value in rule.logit_bias)
+    )
 
 
 def _version_of(frame: bytes) -> int:

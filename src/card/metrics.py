@@ -34,7 +34,8 @@ class RequestStats:
     misses: int = 0  # epochs that the drafter had to begin anew
     drafter_passes: int = 0
     drafter_busy_s: float = 0.0
-    drafter_dropped_nodes: int = 0  # drafted, and ruled out by what was committed: rolled back
+    drafter_dropped_nodes: int = 0  # drafted, and ruled out by what was committed
+    rolled_back_tokens: int = 0  # of these, those on the path that was thought likeliest: side branches left out
     drafter_restarts: int = 0
     drafter_state: str = "none"  # none, up, degraded or down, with the reason
     speculation: str = "off: no drafter"  # schedule of the last round, with the reason
@@ -140,6 +141,8 @@ class EngineStats:
     prefix_reused_tokens: int = 0
     drafter_state: str = "none"
     drafter_restarts: int = 0
+    drafter_lead: float = 0.0  # layers of candidates ahead of the text, mean of the requests of the last round
+    tree_nodes: int = 0  # candidates of the drafter's that the target holds for running requests
     schedule: str = "off"
     schedule_reason: str = ""
 

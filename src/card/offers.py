@@ -2,16 +2,23 @@
 
 Candidates with equal tokens below equal parents are one candidate, whoever proposed them; it is labelled with all their
 names, since a token that two writers agree on is accepted more often than one of either alone.
+
+Candidates are a help and no more: a writer that fails or proposes nonsense is heard no longer in that request, and
+nothing else happens.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 
 from card.nodes import Candidates
 from card.verify import ROOT
-from card.writers.local.protocol import Observation, Proposal, WriterSequence
+from card.writers.local.protocol import Observation, Proposal, WriterSequence, check_proposal
+
+logger = logging.getLogger(__name__)
 
 DRAFTER = "beam"  # the name of the draft model among the writers
 _NO_ID = -1  # candidates of local writers are in no tree of a drafter
@@ -20,8 +27,18 @@ _NO_ID = -1  # candidates of local writers are in no tree of a drafter
 class Offers:
     """The local writers of one request, in the order in which they are asked."""
 
-    def __init__(self, writers: Mapping[str, WriterSequence]) -> None:
-        self._writers = dict(writers)
+    def __init__(self, openers: Mapping[str, Callable[[], WriterSequence]], *, vocab_size: int) -> None:
+        """Begin the request with each writer.
+
+        Args:
+            vocab_size: of the target, which can run no other tokens.
+        """
+        self._vocab_size = vocab_size
+        self._begun: dict[str, WriterSequence] = {}
+        self._heard: dict[str, WriterSequence] = {}  # those that have not failed
+        for name, begin in openers.items():
+            with self._sparing_the_request(name):
+                self._begun[name] = self._heard[name] = begin()
 
     def merge(self, drafted: Candidates, budget: int, max_depth: int) -> Candidates:
         """Return the drafter's candidates and those of all writers as one tree: probes first, then by path score.
@@ -30,23 +47,40 @@ class Offers:
             budget: most candidates of each writer.
             max_depth: deepest layer below the last committed token that is offered.
         """
-        if not self._writers or budget < 1:
+        if not self._heard or budget < 1:
             return drafted
         tree = _Tree()
-        tree.add(DRAFTER, Proposal(drafted.tokens, drafted.parents, drafted.path_logprobs), drafted.ids)
-        for name, writer in self._writers.items():
-            tree.add(name, writer.propose(tree.best_path(), budget))
+        tree.add(DRAFTER, Proposal(drafted.tokens, drafted.parents, drafted.path_logprobs), ids=drafted.ids)
+        for name, writer in list(self._heard.items()):
+            path = tree.best_path()
+            with self._sparing_the_request(name):
+                best_path = tree.tokens(path)
+                proposal = writer.propose(best_path, budget)
+                check_proposal(proposal, best_path, self._vocab_size)
+                tree.add(name, proposal, path)
         return tree.candidates(max_depth)
 
     def observe(self, seen: Observation) -> None:
         """Tell every writer what a pass told."""
-        for writer in self._writers.values():
-            writer.observe(seen)
+        for name, writer in list(self._heard.items()):
+            with self._sparing_the_request(name):
+                writer.observe(seen)
 
     def close(self) -> None:
-        """The request is over."""
-        for writer in self._writers.values():
-            writer.close()
+        """The request is over, for those that failed too."""
+        for name, writer in self._begun.items():
+            with self._sparing_the_request(name):
+                writer.close()
+
+    @contextmanager
+    def _sparing_the_request(self, name: str) -> Iterator[None]:
+        """Let a writer that raises fall silent: whatever the reason is, the text does not depend on it."""
+        try:
+            yield
+        except Exception as error:
+            self._heard.pop(name, None)
+            what = f"{type(error).__name__}: {error}"
+            logger.warning("the writer %s failed and is left out of this request: %s", name, what, exc_info=error)
 
 
 class _Tree:
@@ -62,11 +96,14 @@ class _Tree:
         self._writers: list[str] = []
         self._probes: set[int] = set()
 
-    def add(self, name: str, proposal: Proposal, ids: Sequence[int] = ()) -> None:
+    def add(self, name: str, proposal: Proposal, best_path: Sequence[int] = (), *, ids: Sequence[int] = ()) -> None:
+        """Add a proposal, which may hang below some of ``best_path``; ``ids`` are those of a drafter's nodes."""
+        top = best_path[proposal.path_length - 1] if proposal.path_length else ROOT
+        top_logprob = 0.0 if top == ROOT else self._path_logprobs[top]
         idx_of: list[int] = []  # of each of the proposal's candidates in the tree
         rows = zip(proposal.tokens, proposal.parents, proposal.path_logprobs, strict=True)
-        for i, (token, parent, path_logprob) in enumerate(rows):
-            above = ROOT if parent == ROOT else idx_of[parent]
+        for i, (token, parent, logprob) in enumerate(rows):
+            above, path_logprob = top if parent == ROOT else idx_of[parent], top_logprob + logprob
             idx = self._child_of.setdefault((above, token), len(self._tokens))
             if idx == len(self._tokens):
                 self._ids.append(ids[i] if ids else _NO_ID)
@@ -83,18 +120,21 @@ class _Tree:
             idx_of.append(idx)
 
     def best_path(self) -> list[int]:
-        """Return the tokens from below the root down, following the best child."""
+        """Return the candidates from below the root down, following the best child."""
         best: dict[int, int] = {}  # by parent
         for idx, parent in enumerate(self._parents):
             other = best.get(parent)
             if other is None or self._path_logprobs[idx] > self._path_logprobs[other]:
                 best[parent] = idx
-        tokens = []
+        path = []
         node = best.get(ROOT)
         while node is not None:
-            tokens.append(self._tokens[node])
+            path.append(node)
             node = best.get(node)
-        return tokens
+        return path
+
+    def tokens(self, indices: Sequence[int]) -> list[int]:
+        return [self._tokens[idx] for idx in indices]
 
     def candidates(self, max_depth: int) -> Candidates:
         order = [idx for idx, depth in enumerate(self._depths) if depth <= max_depth]
@@ -122,6 +162,14 @@ def select(offer: Candidates, indices: Sequence[int]) -> Candidates:
         tuple([offer.depths[i] for i in indices]),
         tuple([offer.writers[i] for i in indices]) if offer.writers else (),
     )
+
+
+def kept(offer: Candidates, flags: Sequence[bool]) -> Candidates:
+    """Return the candidates that are flagged, probes included; whose parent is not flagged must not be either."""
+    if all(flags):
+        return offer
+    indices = [idx for idx, flag in enumerate(flags) if flag]
+    return replace(select(offer, indices), num_probes=sum(flags[: offer.num_probes]))
 
 
 def leading(offer: Candidates, count: int) -> Candidates:

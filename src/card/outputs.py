@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from card.details import Alternative, TokenDetails
 from card.errors import CardError
 from card.metrics import RequestStats
+from card.sampling import TokenLogprobs
 from card.target import FinishReason
+
+__all__ = ["Alternative", "CompletionOutput", "RequestOutput", "StreamChunk", "TokenLogprobs"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +21,11 @@ class CompletionOutput:
     text: str
     token_ids: tuple[int, ...]  # the end token included
     finish_reason: FinishReason  # stop: an end token or stop string; length: max_tokens or the context is full
+    logprobs: tuple[TokenLogprobs, ...] = ()  # one for each token, if `SamplingParams.logprobs` asked for them
+    # How the text came, not what came, so these do not count when outputs are compared; one for each token, see
+    # `card.details.TokenDetails`.
+    origins: tuple[str, ...] = field(default=(), compare=False)
+    alternatives: tuple[tuple[Alternative, ...], ...] = field(default=(), compare=False)  # if shows_tree
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,3 +51,18 @@ class StreamChunk:
     token_ids: tuple[int, ...]
     finish_reason: FinishReason | None  # None while the request runs
     stats: RequestStats  # live counters
+    logprobs: tuple[TokenLogprobs, ...] = ()  # these three as in `CompletionOutput`, of these tokens
+    origins: tuple[str, ...] = field(default=(), compare=False)
+    alternatives: tuple[tuple[Alternative, ...], ...] = field(default=(), compare=False)
+
+
+def stream_chunk(
+    text: str,
+    token_ids: tuple[int, ...],
+    finish_reason: FinishReason | None,
+    stats: RequestStats,
+    details: TokenDetails,
+) -> StreamChunk:
+    """Return a chunk with what is told of its tokens."""
+    told = (details.logprobs, details.origins, details.alternatives)
+    return StreamChunk(text, token_ids, finish_reason, stats, *told)

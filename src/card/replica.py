@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 
 from card.candidates import CandidateCache
-from card.config import DraftSettings, SamplingParams
+from card.config import DraftSettings, SamplingParams, ShapingRule
 from card.errors import ProtocolError
 from card.messages import Correction, DraftSpec, Layer, Open, Resync, TargetMessage
 from card.metrics import RequestStats
@@ -18,11 +18,14 @@ from card.nodes import NewNodes
 _MOST_COUNTED = 1 << 40  # passes or nodes that a drafter can honestly report
 
 
-def draft_spec(draft: DraftSettings, params: SamplingParams, max_len: int) -> DraftSpec:
+def draft_spec(
+    draft: DraftSettings, params: SamplingParams, max_len: int, shaping: ShapingRule | None = None
+) -> DraftSpec:
     """Return what the drafter is told about a request whose seed is fixed.
 
     Args:
         max_len: most tokens that its text can get.
+        shaping: that of the parameters; None if they have none.
     """
     return DraftSpec(
         temperature=params.temperature,
@@ -41,6 +44,7 @@ def draft_spec(draft: DraftSettings, params: SamplingParams, max_len: int) -> Dr
         fan_out=draft.fan_out,
         num_speculative_tokens=draft.num_speculative_tokens,
         max_len=max_len,
+        shaping=shaping,
     )
 
 
@@ -62,6 +66,7 @@ class Replica:
         max_len: int,
         vocab_size: int,
         stats: RequestStats,
+        shaping: ShapingRule | None = None,
     ) -> None:
         """Begin with an empty tree.
 
@@ -70,6 +75,7 @@ class Replica:
             max_len: most tokens that the text can get.
             vocab_size: of the target.
             stats: takes the counts of the drafter and of its hits and misses.
+            shaping: that of ``params``; None if they have none.
         """
         self._request_id = request_id
         self._token_ids = token_ids
@@ -78,6 +84,7 @@ class Replica:
         self._max_len = max_len
         self._vocab_size = vocab_size
         self._stats = stats
+        self._shaping = shaping
         self.tree = self._empty_tree()
         self.is_after_miss = False
         self._known_len = 0  # committed tokens that the drafter is known to hold
@@ -86,7 +93,7 @@ class Replica:
         self._epochs_seen = 0
         self._passes_before = 0  # drafter passes of earlier incarnations
         self._busy_before_s = 0.0
-        self._dropped_before = 0
+        self._dropped_before = self._rolled_back_before = 0
         self._beam = (0, 0)  # width and lead; 0: as the settings say
         self._branch_below = -1.0  # the same
 
@@ -106,7 +113,7 @@ class Replica:
             lead=lead or draft.lead,
             branch_below=self._branch_below if self._branch_below >= 0.0 else draft.branch_below,
         )
-        spec = draft_spec(draft, self._params, self._max_len)
+        spec = draft_spec(draft, self._params, self._max_len, self._shaping)
         return Open(self._request_id, tuple(self._token_ids), spec)
 
     def correction(self) -> Correction:
@@ -128,6 +135,7 @@ class Replica:
         stats = self._stats
         self._passes_before, self._busy_before_s = stats.drafter_passes, stats.drafter_busy_s
         self._dropped_before = stats.drafter_dropped_nodes
+        self._rolled_back_before = stats.rolled_back_tokens
         self._known_len, self._next_seq, self._lost_a_layer, self._epochs_seen = 0, 0, False, 0
         self.tree.restart(0)
 
@@ -184,6 +192,7 @@ class Replica:
         stats.drafter_passes = self._passes_before + message.num_passes
         stats.drafter_busy_s = self._busy_before_s + message.busy_s
         stats.drafter_dropped_nodes = self._dropped_before + message.num_dropped
+        stats.rolled_back_tokens = self._rolled_back_before + message.num_rolled_back
         return []
 
     def _restart(self, layer: Layer, nodes: NewNodes) -> None:
@@ -219,7 +228,12 @@ class Replica:
                 f"layer of request {layer.request_id} has token {max(layer.token_ids)}; the target has tokens 0 to "
                 f"{self._vocab_size - 1}"
             )
-        counts = (layer.num_passes, layer.num_dropped)
+        if not -math.inf < layer.pass_began_at <= layer.pass_ended_at < math.inf:
+            raise ProtocolError(
+                f"layer of request {layer.request_id} comes of a pass from {layer.pass_began_at} to "
+                f"{layer.pass_ended_at} s; both must be numbers in this order"
+            )
+        counts = (layer.num_passes, layer.num_dropped, layer.num_rolled_back)
         if (
             not all(0 <= count < _MOST_COUNTED for count in counts)
             or not 0 <= layer.busy_s < math.inf
@@ -227,8 +241,8 @@ class Replica:
         ):
             raise ProtocolError(
                 f"layer of request {layer.request_id} reports {layer.num_passes} passes in {layer.busy_s} s, "
-                f"{layer.num_dropped} dropped nodes and {layer.num_reused} reused tokens; none may be negative or "
-                "without end"
+                f"{layer.num_dropped} dropped nodes, {layer.num_rolled_back} of them rolled back, and "
+                f"{layer.num_reused} reused tokens; none may be negative or without end"
             )
 
     def _empty_tree(self) -> CandidateCache:

@@ -142,6 +142,29 @@ class Sampler:
         return chosen
 
 
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """How likely the target found a token: natural logarithms, before temperature, penalties and masks."""
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...]  # (token, its log-probability) of the likeliest ones, best first
+
+
+def token_logprobs(logits: Tensor, token_ids: Sequence[int], num_top: int) -> tuple[TokenLogprobs, ...]:
+    """Return how likely each token was under raw logits.
+
+    Args:
+        logits: [N, V] floating, any device; row i predicts token_ids[i].
+        num_top: how many of the likeliest tokens are told of, all V if there are less.
+    """
+    logprobs = (logits if logits.dtype == torch.float64 else logits.float()).log_softmax(-1)
+    chosen = logprobs.gather(-1, torch.tensor(token_ids, device=logits.device)[:, None])[:, 0].tolist()
+    best = logprobs.topk(min(num_top, logprobs.shape[-1]), dim=-1)
+    tops = [tuple(zip(*row, strict=True)) for row in zip(best.indices.tolist(), best.values.tolist(), strict=True)]
+    return tuple([TokenLogprobs(*of_one) for of_one in zip(token_ids, chosen, tops, strict=True)])
+
+
 class CandidateScorer:
     """Turns draft logits into the log-probability that the target will choose each token.
 

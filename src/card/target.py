@@ -8,21 +8,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
 
-from card.config import DraftSettings, SamplingParams, VerifyShape
-from card.errors import TargetError
+from card.config import DraftSettings, SamplingParams, ShapingRule, VerifyShape
+from card.details import TokenDetails, alternatives_to, origins_of
+from card.errors import SettingsError, TargetError
 from card.messages import Close, DrafterMessage, Layer, Resync, TargetMessage
 from card.metrics import RequestStats
 from card.models.pool import SequencePool
 from card.models.protocol import NO_PARENT, Extension, LanguageModel
 from card.nodes import Candidates
-from card.offers import Offers
+from card.offers import Offers, kept
 from card.replica import Replica
-from card.sampling import Sampler, SamplingRule
+from card.sampling import Sampler, SamplingRule, TokenLogprobs, token_logprobs
+from card.shaping import GrammarState, Shaping
 from card.verify import ROOT, Verdict, match
 from card.writers.local.protocol import Observation, WriterSequence
 
@@ -49,8 +52,15 @@ class TargetRequest:
     draft: DraftSettings
     end_ids: frozenset[int]  # tokens that end the text, several allowed
     stop_check: StopCheck | None = None
-    uses_drafter: bool = True
+    uses_drafter: bool = True  # never, if the parameters want no speculation
     logits_processor: LogitsProcessor | None = None  # (ids [1, S] int64 before it, logits [1, V]) -> [1, V]
+    grammar: GrammarState | None = None  # that of the parameters, at its beginning
+
+    def __post_init__(self) -> None:
+        if not self.params.speculates:
+            object.__setattr__(self, "uses_drafter", False)
+        if (self.grammar is None) != (self.params.grammar is None):
+            raise SettingsError("a request's grammar and that of its parameters go together; give both or neither")
 
 
 OpenWriter = Callable[[TargetRequest], WriterSequence]
@@ -73,6 +83,7 @@ class Progress:
     request_id: int
     token_ids: tuple[int, ...]
     finish_reason: FinishReason | None
+    details: TokenDetails = field(default_factory=TokenDetails, compare=False)  # of these tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +132,9 @@ class _Generation:
         self.token_ids = list(request.prompt_ids)
         self.num_rows = num_reused  # KV rows of committed tokens; the last one never has a row between rounds
         self.sampler = Sampler(SamplingRule.of(request.params), vocab_size)
+        rule = ShapingRule.of(request.params, num_prompt_tokens=len(request.prompt_ids), end_ids=request.end_ids)
+        grammar = request.grammar.fork() if request.grammar is not None else None
+        self.shaping = None if rule is None else Shaping(rule, request.prompt_ids, vocab_size, grammar)
         self.stats = RequestStats(
             num_prompt_tokens=len(request.prompt_ids),
             seed=request.params.seed or 0,
@@ -134,6 +148,7 @@ class _Generation:
             max_len=max_len,
             vocab_size=vocab_size,
             stats=self.stats,
+            shaping=rule,
         )
 
     @property
@@ -176,9 +191,15 @@ class TargetWorker:
         self._running: dict[int, _Generation] = {}
         self._beam = (0, 0)  # width and lead; zeros: as each request's settings say
 
+    @property
+    def has_writers(self) -> bool:
+        """Whether others than the first drafter propose candidates."""
+        return bool(self._writers)
+
     def rows_needed(self, request: TargetRequest) -> int:
         """Return the KV rows that the request may come to need: its longest text and the largest tree."""
-        tree = request.draft.budget if request.uses_drafter or self._writers else 0
+        has_writers = bool(self._writers) and request.params.speculates
+        tree = request.draft.budget if request.uses_drafter or has_writers else 0
         return min(self._max_len(request) + tree, self.model.max_rows)
 
     def add(self, request: TargetRequest) -> list[TargetMessage]:
@@ -187,8 +208,10 @@ class TargetWorker:
         Raises: CapacityError if `pool` has no room for it now.
         """
         opened = self.pool.open(request.prompt_ids, self.rows_needed(request))
-        offers = Offers({name: begin(request) for name, begin in self._writers.items()})
         max_len, vocab_size = self._max_len(request), self.model.vocab_size
+        writers = self._writers if request.params.speculates else {}
+        openers = {name: partial(begin, request) for name, begin in writers.items()}
+        offers = Offers(openers, vocab_size=vocab_size)
         generation = _Generation(request, opened.slot, opened.num_reused, max_len, vocab_size, offers)
         generation.replica.tune(*self._beam)
         self._running[request.request_id] = generation
@@ -259,6 +282,10 @@ class TargetWorker:
         path = self._running[request_id].replica.tree.query(self.model.max_model_len, "chain", self.model.max_model_len)
         return (path.depths[-1], path.path_logprobs[-1]) if path else (0, 0.0)
 
+    def num_candidates(self, request_id: int) -> int:
+        """Return how many candidates of the drafter's the replica holds."""
+        return self._running[request_id].replica.tree.num_nodes
+
     def query(self, request_id: int, budget: int, shape: VerifyShape, *, asks_drafter: bool = True) -> Candidates:
         """Return candidates to verify, no deeper than the request may still grow, up to ``budget`` of each writer.
 
@@ -273,7 +300,8 @@ class TargetWorker:
             return Candidates.none()
         uses_drafter = asks_drafter and request.uses_drafter
         drafted = generation.replica.tree.query(budget, shape, max_depth) if uses_drafter else Candidates.none()
-        return generation.offers.merge(drafted, budget, max_depth)
+        offer = generation.offers.merge(drafted, budget, max_depth)
+        return offer if generation.shaping is None else _permitted(generation.shaping, offer)
 
     def _deepest(self, generation: _Generation) -> int:
         """Return how many layers of candidates can become text: the last token of all is the target's own."""
@@ -297,28 +325,40 @@ class TargetWorker:
                 for generation, one, logits in zip(generations, work, all_logits, strict=True)
             ]
             top_ids = [logits.topk(self._top_k).indices.tolist() if self._top_k else [] for logits in all_logits]
+            verdicts = [
+                match(one.offer.tokens, one.offer.parents, chosen) if chosen else None
+                for one, chosen in zip(work, choices, strict=True)
+            ]
+            branches = [self._foreseen(idx, *pair) for idx, pair in enumerate(zip(generations, verdicts, strict=True))]
+            outcomes = zip(generations, work, verdicts, all_logits, strict=True)
+            details = [_details(g.request.params, one.offer, verdict, logits) for g, one, verdict, logits in outcomes]
         except BaseException:
             for generation in generations:
                 self.model.keep(generation.slot, generation.num_rows)
             raise
         result = StepResult(num_tokens=sum(len(e.token_ids) for e in extensions), busy_s=self._clock() - started)
-        rows = zip(generations, work, extensions, choices, top_ids, strict=True)
-        for extension_idx, (generation, one, extension, chosen, top) in enumerate(rows):
+        rows = zip(generations, work, extensions, choices, top_ids, verdicts, branches, details, strict=True)
+        for generation, one, extension, chosen, top, verdict, branch_below, told in rows:
             was_prefilling = generation.is_prefilling
-            if chosen:
+            if verdict is not None:
                 if not was_prefilling:
                     generation.stats.target_busy_s += result.busy_s
-                verdict = match(one.offer.tokens, one.offer.parents, chosen)
-                if self._foresee is not None and generation.request.uses_drafter:
-                    logits_idx = 1 + verdict.accepted[-1] if verdict.accepted else 0
-                    generation.replica.branch_below(self._foresee(extension_idx, logits_idx, verdict.next_id))
+                if branch_below is not None:
+                    generation.replica.branch_below(branch_below)
                 self._tell_writers(generation, one.offer, chosen, top, verdict)
-                self._commit(generation, one.offer, verdict, result)
+                self._commit(generation, one.offer, verdict, told, result)
             else:
                 generation.num_rows += len(extension.token_ids)
             if was_prefilling:
                 self.pool.note(generation.slot, generation.token_ids[: generation.num_rows])
         return result
+
+    def _foreseen(self, extension_idx: int, generation: _Generation, verdict: Verdict | None) -> float | None:
+        """Return where the drafter's trunk is to branch after this pass; None: where it was told last."""
+        if self._foresee is None or verdict is None or not generation.request.uses_drafter:
+            return None
+        logits_idx = 1 + verdict.accepted[-1] if verdict.accepted else 0
+        return self._foresee(extension_idx, logits_idx, verdict.next_id)
 
     def _max_len(self, request: TargetRequest) -> int:
         return min(len(request.prompt_ids) + request.params.max_tokens, self.model.max_model_len)
@@ -331,7 +371,9 @@ class TargetWorker:
         seen = (new_ids, offer.tokens, offer.parents, tuple(choices), verdict.accepted, top_ids)
         generation.offers.observe(Observation(*seen))
 
-    def _commit(self, generation: _Generation, offer: Candidates, verdict: Verdict, result: StepResult) -> None:
+    def _commit(
+        self, generation: _Generation, offer: Candidates, verdict: Verdict, details: TokenDetails, result: StepResult
+    ) -> None:
         """Accept, cut at the end of the text, roll the KV back, and tell the drafter."""
         root_rows = len(generation.token_ids)
         was_prefilling = generation.is_prefilling
@@ -341,6 +383,8 @@ class TargetWorker:
         self.model.keep(generation.slot, root_rows, kept_rows)
         generation.num_rows = root_rows + len(kept_rows)
         generation.token_ids += kept_ids
+        if generation.shaping is not None:
+            generation.shaping.commit(kept_ids)
         stats, request_id = generation.stats, generation.request.request_id
         stats.num_new_tokens = generation.num_new_tokens
         if not was_prefilling:
@@ -348,7 +392,7 @@ class TargetWorker:
             is_greedy = generation.sampler.rule.is_greedy
             compared, agreed = generation.replica.compare(new_ids)
             result.verified.append(Verified(request_id, offer, tuple(verdict.accepted), is_greedy, compared, agreed))
-        result.progress.append(Progress(request_id, tuple(kept_ids), reason))
+        result.progress.append(Progress(request_id, tuple(kept_ids), reason, details.leading(len(kept_ids))))
         if reason is None and generation.request.uses_drafter:
             was_hit = generation.replica.advance(new_ids)
             stats.hits += was_hit and not was_prefilling
@@ -393,15 +437,42 @@ def _choose(generation: _Generation, offer: Candidates, logits: Tensor) -> list[
         return []
     after_root = len(generation.token_ids)
     positions = [after_root, *(after_root + depth for depth in offer.depths)]  # of the token that each row predicts
-    processor = generation.request.logits_processor
+    processor, shaping = generation.request.logits_processor, generation.shaping
+    paths = [(), *_paths(offer)] if processor is not None or shaping is not None else []
+    if shaping is not None:
+        logits = shaping.apply(logits, paths)
     if processor is not None:
-        paths: list[list[int]] = []
-        for token, parent in zip(offer.tokens, offer.parents, strict=True):
-            paths.append([*(generation.token_ids if parent == ROOT else paths[parent]), token])
-        rows = zip([generation.token_ids, *paths], torch.split(logits, 1), strict=True)
+        texts = [torch.tensor([[*generation.token_ids, *path]], device=logits.device) for path in paths]
         try:
-            processed = [processor(torch.tensor([ids], device=logits.device), row.clone()) for ids, row in rows]
+            processed = [processor(ids, row.clone()) for ids, row in zip(texts, torch.split(logits, 1), strict=True)]
         except Exception as error:  # it is the caller's code
             raise TargetError(f"the logits processor failed with {type(error).__name__}: {error}") from error
         logits = torch.cat(processed)
     return generation.sampler.choose(logits, positions)
+
+
+def _paths(offer: Candidates) -> list[tuple[int, ...]]:
+    """Return the tokens of each candidate's path, its own included."""
+    paths: list[tuple[int, ...]] = []
+    for token, parent in zip(offer.tokens, offer.parents, strict=True):
+        paths.append((token,) if parent == ROOT else (*paths[parent], token))
+    return paths
+
+
+def _permitted(shaping: Shaping, offer: Candidates) -> Candidates:
+    """Return the candidates that the grammar permits, if there is one: no other can be accepted."""
+    permitted = shaping.permitted(_paths(offer)) if offer else None
+    return offer if permitted is None else kept(offer, permitted)
+
+
+def _details(params: SamplingParams, offer: Candidates, verdict: Verdict | None, logits: Tensor) -> TokenDetails:
+    """Return what is told of the tokens of a verdict. ``logits`` are the model's own, [1 + candidates, V]."""
+    if verdict is None:
+        return TokenDetails()
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    if params.logprobs is not None:
+        rows = [0, *(1 + idx for idx in verdict.accepted)]
+        new_ids = [*(offer.tokens[idx] for idx in verdict.accepted), verdict.next_id]
+        logprobs = token_logprobs(logits[rows], new_ids, params.logprobs)
+    alternatives = alternatives_to(offer, verdict) if params.shows_tree else ()
+    return TokenDetails(origins_of(offer, verdict), logprobs, alternatives)

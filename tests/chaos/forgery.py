@@ -80,6 +80,7 @@ class Forger:
             busy_s=0.001,
             num_reused=0,
             num_dropped=0,
+            num_rolled_back=0,
             **tree,
         )
         return self._spoil(believable, kind, vocab_size)
@@ -110,6 +111,8 @@ class Forger:
                 "num_passes": pick([-_FAR, _FAR]),
                 "num_reused": -_FAR,
                 "num_dropped": pick([-_FAR, _FAR]),
+                "num_rolled_back": pick([-_FAR, _FAR]),
+                "pass_ended_at": pick([math.nan, math.inf, -1.0]),
             },
             "token outside the vocabulary": {"token_ids": (*one_less, pick([vocab_size, _FAR]))},
             "negative token": {"token_ids": (*one_less, -1)},

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from card.config import DraftSettings, SamplingParams
-from card.engine.engine import Limits
+from card.engine.engine import Engine, Limits
 from card.methods import METHODS
 from card.target import TargetWorker, Work
 from card.transport.fake import Faults
@@ -146,6 +146,32 @@ def test_pearl_verifies_the_first_draft_of_a_block_by_the_pass_before_it():
     _, _, stats = decode(target, link, method="pearl", params=params, draft=DraftSettings(num_speculative_tokens=5))
     assert len(stats.offered_per_depth) == 4, "of a block of five one is verified before the block is complete"
     assert stats.accepted_tokens == stats.verified_tokens > 0
+
+
+@settings(max_examples=40)
+@given(
+    seed=st.integers(0, 99),
+    agreement=agreements,
+    params=sampling,
+    shape=shapes,
+    faults=faults,
+    hints=st.lists(st.sampled_from([0.0, 0.2, 0.6, 0.9, 1.0]), min_size=1, max_size=5),
+)
+def test_wherever_specbranch_is_told_to_branch_the_text_is_that_of_plain_decoding(
+    seed, agreement, params, shape, faults, hints
+):
+    target = toy_target(seed)
+    told: list[float] = []
+
+    def foresee(extension_idx: int, logits_idx: int, new_id: int) -> float:
+        told.append(hints[len(told) % len(hints)])
+        return told[-1]
+
+    worker = TargetWorker(target, clock=time.perf_counter, foresee=foresee)
+    engine = Engine(worker, fake(toy_draft(target, agreement), faults), METHODS["specbranch"])
+    text = run_all(engine, {0: [make_request(7, method="specbranch", params=params, draft=shape)]})[7]
+    assert text == plain(toy_target(seed), params=params)
+    assert told, "it is asked after each pass"
 
 
 def test_pearl_does_not_wait_for_drafts_after_a_rejection():

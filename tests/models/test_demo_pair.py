@@ -56,7 +56,9 @@ def test_draft_agrees_with_the_target_on_what_the_target_writes() -> None:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize(("method", "settings"), [("sps", {}), ("card", {}), ("card", {"verify": "tree"})])
+@pytest.mark.parametrize(
+    ("method", "settings"), [("sps", {}), ("card", {}), ("card", {"verify": "tree"}), ("specbranch", {"hrad": "demo"})]
+)
 def test_every_method_writes_the_text_of_plain_decoding(method: str, settings: dict, temperature: float) -> None:
     target, draft = load_model("demo-target", dtype="float32"), load_model("demo-draft", dtype="float32")
     tokenizer = AutoTokenizer.from_pretrained(demo_folder("target"))

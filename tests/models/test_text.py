@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 
 import pytest
@@ -178,6 +179,28 @@ def test_no_more_is_held_back_than_may_begin_a_stop_string(stops, text) -> None:
         held = text[len(shown) :]
         assert not held or any(stop.startswith(held) for stop in stops)
         assert not any(stop.startswith(text[i:]) for i in range(len(shown)) for stop in stops)
+
+
+@given(
+    text=st.text(alphabet="ab", max_size=14),
+    cuts=st.lists(st.integers(0, 14), max_size=3),
+    num_exempt=st.integers(0, 4),
+)
+def test_stop_strings_that_end_in_exempt_pieces_pass_and_others_count_also_across_the_border(
+    text: str, cuts: list[int], num_exempt: int
+) -> None:
+    stops = ("ab", "babb", "aaa")
+    borders = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
+    pieces = [text[start:end] for start, end in itertools.pairwise(borders)]
+    num_passed = len("".join(pieces[:num_exempt]))
+    stopper = StopStrings(stops)
+    shown = "".join(stopper.push(piece, may_end=idx >= num_exempt) for idx, piece in enumerate(pieces))
+    found = [
+        (end, -len(stop)) for end in range(num_passed + 1, len(text) + 1) for stop in stops if text[:end].endswith(stop)
+    ]
+    end, length = min(found, default=(len(text), 0))
+    assert shown + stopper.flush() == text[: end + length]
+    assert (stopper.found is not None) == bool(found)
 
 
 def test_nothing_follows_a_stop_string() -> None:

@@ -127,6 +127,9 @@ def layers(draw: st.DrawFn) -> Layer:
         busy_s=draw(floats),
         num_reused=draw(numbers),
         num_dropped=draw(numbers),
+        num_rolled_back=draw(numbers),
+        pass_began_at=draw(floats),
+        pass_ended_at=draw(floats),
     )
 
 

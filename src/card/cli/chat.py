@@ -13,6 +13,7 @@ from card.cli.options import (
     method_options,
     model_options,
     sampling_options,
+    shaping_options,
     take_sampling_params,
 )
 from card.cli.report import stats_line
@@ -23,6 +24,7 @@ from card.errors import PromptError
 @click.option("--stats", is_flag=True, help="Print what each answer cost to standard error.")
 @method_options
 @sampling_options
+@shaping_options
 @draft_options
 @model_options
 def chat(stats: bool, **options: Any) -> None:

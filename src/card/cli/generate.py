@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import Any
+from contextlib import nullcontext
+from typing import Any, TextIO
 
 import click
 
@@ -14,10 +15,12 @@ from card.cli.options import (
     method_options,
     model_options,
     sampling_options,
+    shaping_options,
     take_sampling_params,
 )
 from card.cli.report import stats_line
 from card.errors import PromptError
+from card.trace import write_trace
 
 
 @click.command(short_help="Continue or answer a prompt.")
@@ -25,11 +28,20 @@ from card.errors import PromptError
 @click.option("--raw", is_flag=True, help="Continue the prompt as it is, without the model's chat template.")
 @click.option("--stats", is_flag=True, help="Print what it cost to standard error.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the text.")
+@click.option(
+    "--trace",
+    "trace_file",
+    type=click.File("w", encoding="utf-8", lazy=False),
+    help="Write what happened when, for ui.perfetto.dev or chrome://tracing.",
+)
 @method_options
 @sampling_options
+@shaping_options
 @draft_options
 @model_options
-def generate(prompt: str | None, raw: bool, stats: bool, as_json: bool, **options: Any) -> None:
+def generate(
+    prompt: str | None, raw: bool, stats: bool, as_json: bool, trace_file: TextIO | None, **options: Any
+) -> None:
     """Answer PROMPT, or standard input if there is no PROMPT or it is "-"; the text streams to standard output."""
     prompt = _read_stdin() if prompt in (None, "-") else prompt
     assert prompt is not None
@@ -38,12 +50,16 @@ def generate(prompt: str | None, raw: bool, stats: bool, as_json: bool, **option
         raise PromptError("the prompt is empty; give at least one character")
     with make_llm(options) as llm:
         chunks = []
-        for chunk in llm.stream(prompt if raw else [{"role": "user", "content": prompt}], params):
-            chunks.append(chunk)
-            if not as_json:
-                click.echo(chunk.text, nl=False)
-                sys.stdout.flush()
+        with llm.trace() if trace_file else nullcontext() as trace:
+            for chunk in llm.stream(prompt if raw else [{"role": "user", "content": prompt}], params):
+                chunks.append(chunk)
+                if not as_json:
+                    click.echo(chunk.text, nl=False)
+                    sys.stdout.flush()
         last = chunks[-1]
+        if trace_file and trace:
+            about = {"method": llm.method.name, "target": llm.settings.target, "target_cost": llm.target_cost or ""}
+            write_trace(trace_file, {llm.method.name: trace}, about)
         if as_json:
             result = {
                 "text": "".join(chunk.text for chunk in chunks),

@@ -8,12 +8,18 @@ import sys
 import click
 
 from card import __version__
+from card.cli.bench import bench
+from card.cli.bench_report import report
 from card.cli.chat import chat
 from card.cli.check_pair import check_pair
 from card.cli.demo import demo
 from card.cli.draft_server import draft_server
 from card.cli.generate import generate
 from card.cli.keys import keys
+from card.cli.plan import plan
+from card.cli.profile import profile
+from card.cli.record import record
+from card.cli.serve import serve
 from card.cli.train import train
 from card.errors import CardError
 
@@ -28,7 +34,21 @@ def cli(verbose: bool) -> None:
     logging.basicConfig(level=logging.INFO if verbose else logging.ERROR, format="card: %(message)s")
 
 
-for command in (generate, chat, demo, check_pair, draft_server, keys, train):
+for command in (
+    generate,
+    chat,
+    serve,
+    demo,
+    check_pair,
+    draft_server,
+    keys,
+    train,
+    report,
+    profile,
+    record,
+    plan,
+    bench,
+):
     cli.add_command(command)
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar, get_args
+from typing import Any, TextIO, TypeVar, get_args
 
 import click
 
-from card.config import Growth, Placement, SamplingParams, VerifyShape
+from card.config import Grammar, Growth, Placement, SamplingParams, VerifyShape
 from card.errors import SettingsError
 from card.llm import LLM
 from card.methods import METHODS, find_method
@@ -35,6 +35,18 @@ def parse_cores(_: click.Context, __: click.Parameter, value: str | None) -> tup
         return tuple(int(part) for part in value.split(","))
     except ValueError:
         raise click.BadParameter(f"must be core numbers such as 0 or 0,1, got {value!r}") from None
+
+
+def parse_biases(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -> dict[int, float]:
+    """Return biases by token from "5=-100" and the like; raises click's BadParameter."""
+    biases: dict[int, float] = {}
+    for value in values:
+        token_id, bias = value.partition("=")[::2]
+        try:
+            biases[int(token_id)] = float(bias)
+        except ValueError:
+            raise click.BadParameter(f"must be a token id and a number such as 5=-100, got {value!r}") from None
+    return biases
 
 
 _MODEL_OPTIONS = [
@@ -137,6 +149,41 @@ _SAMPLING_OPTIONS = [
     click.option("--stop", multiple=True, help="End before this string; may be given several times."),
     click.option("--ignore-eos", is_flag=True, help="Go on past the model's end tokens."),
 ]
+_SHAPING_OPTIONS = [
+    click.option(
+        "--min-tokens", type=int, default=0, show_default=True, help="New tokens before the text may end by itself."
+    ),
+    click.option(
+        "--presence-penalty",
+        type=float,
+        default=0.0,
+        show_default=True,
+        help="Off tokens that the answer has, -2 to 2.",
+    ),
+    click.option(
+        "--frequency-penalty", type=float, default=0.0, show_default=True, help="The same, as often as it has them."
+    ),
+    click.option(
+        "--repetition-penalty",
+        type=float,
+        default=1.0,
+        show_default=True,
+        help="Above 1: less of what prompt or answer have already.",
+    ),
+    click.option(
+        "--logit-bias",
+        multiple=True,
+        callback=parse_biases,
+        metavar="ID=VALUE",
+        help="Add VALUE, -100 to 100, to the logit of this token; may be given several times.",
+    ),
+    click.option("--json-object", is_flag=True, help="Answer with a JSON object."),
+    click.option(
+        "--json-schema", type=click.File("r", encoding="utf-8"), help="Answer with JSON of the schema in this file."
+    ),
+    click.option("--regex", help="Answer with a text that this regular expression matches as a whole."),
+    click.option("--speculation/--no-speculation", default=True, help="Whether candidates are verified at all."),
+]
 
 
 def model_options(command: F) -> F:
@@ -159,10 +206,36 @@ def sampling_options(command: F) -> F:
     return _with(_SAMPLING_OPTIONS, command)
 
 
+def shaping_options(command: F) -> F:
+    """Add the options that look at the text so far: penalties, biases, grammars."""
+    return _with(_SHAPING_OPTIONS, command)
+
+
 def take_sampling_params(options: dict[str, Any]) -> SamplingParams:
     """Take the sampling options out of ``options``. Raises: SettingsError for a value out of range."""
     names = ("max_tokens", "temperature", "top_k", "top_p", "min_p", "seed", "stop", "ignore_eos")
-    return SamplingParams(**{name: options.pop(name) for name in names})
+    more = ("min_tokens", "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias")
+    values = {name: options.pop(name) for name in (*names, *more) if name in options}
+    return SamplingParams(**values, grammar=_take_grammar(options), speculates=options.pop("speculation", True))
+
+
+def _take_grammar(options: dict[str, Any]) -> Grammar | None:
+    """Take the options that say what the text must look like. Raises: SettingsError for more than one."""
+    is_object, schema, regex = (options.pop(name, None) for name in ("json_object", "json_schema", "regex"))
+    if bool(is_object) + (schema is not None) + (regex is not None) > 1:
+        raise SettingsError("--json-object, --json-schema and --regex exclude each other; give one of them")
+    if schema is not None:
+        return Grammar("json_schema", _text_of(schema))
+    if regex is not None:
+        return Grammar("regex", regex)
+    return Grammar("json_object") if is_object else None
+
+
+def _text_of(file: TextIO) -> str:
+    try:
+        return file.read()
+    except UnicodeDecodeError as error:
+        raise SettingsError(f"{file.name} is not valid UTF-8: {error}; convert it first") from error
 
 
 def resolve_models(options: dict[str, Any], *, needs_draft: bool) -> tuple[str, str | None]:

@@ -94,7 +94,7 @@ class _Job:
     type=click.FloatRange(0, 1),
     default=0.25,
     show_default=True,
-    help="How much rare outcomes count: 0 as often as they are, 1 as much as the common ones.",
+    help="How much rare outcomes count while it learns: 0 as often as they are, 1 as much as the common ones.",
 )
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Same seed, same predictor.")
 @click.option(
@@ -130,7 +130,7 @@ def hrad(
         with console.status("loading the models"):
             pair = load_pair(target_name, draft_name, dtype=dtype, target_device=device, draft_device=device)
         trained = _train(pair, _short_name(draft_name), questions, test_questions, todo, console)
-        trained.hrad.save(out)
+        trained.hrad.save(out, trained.figures())
     _print(Console(), trained, out)
 
 
@@ -243,15 +243,26 @@ def _thread_count(threads: int | None) -> Iterator[None]:
 
 
 def _print(console: Console, trained: Trained, out: Path) -> None:
-    table = Table("rounds, by what was foreseen", *_CLASS_NAMES, box=None, padding=(0, 0, 0, 2))
+    table = Table("rounds, by what was foreseen", *_CLASS_NAMES, "foreseen", box=None, padding=(0, 0, 0, 2))
     for column in table.columns[1:]:
         column.justify = "right"
-    for name, row in zip(_CLASS_NAMES, trained.confusion, strict=True):
-        table.add_row(name, *(f"{count:,}" for count in row))
+    for name, row, recall in zip(_CLASS_NAMES, trained.confusion, trained.recalls, strict=True):
+        table.add_row(name, *(f"{count:,}" for count in row), f"{recall:.0%}")
+    table.add_row("right", *(f"{precision:.0%}" for precision in trained.precisions), "")
     console.print(table)
     console.print(
         f"accuracy {trained.accuracy:.1%} of {trained.num_test_rounds:,} rounds that it never saw; always naming the"
         f" commonest class: {trained.majority_share:.1%}. Mean over the classes: {trained.balanced_accuracy:.1%}."
+    )
+    evidence = trained.hrad.evidence
+    console.print(
+        f"whether a drafted token is accepted: log loss {trained.confidence_loss:.4f} by the drafter's own confidence,"
+        f" {trained.foreseen_loss:.4f} with what is foreseen besides. "
+        + (
+            f"It moves the branch point, with {evidence.weight:.0%} of the weight of independent evidence."
+            if trained.hrad.is_heard
+            else "That is nothing new: method specbranch will go by the confidence alone."
+        )
     )
     console.print(
         f"trained on {trained.num_train_rounds:,} rounds for {trained.num_epochs} epochs; written to {out}",

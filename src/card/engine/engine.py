@@ -12,16 +12,18 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from card.details import TokenDetails
 from card.engine.cores import pinned
 from card.engine.policy import Draft, FixedPolicy, Outcome, Policy, RoundView
 from card.engine.switch import Arm, SwitchLink
 from card.errors import CapacityError, CardError, PromptError, ProtocolError, TargetError, WorkerError
-from card.messages import Ready, TargetMessage
+from card.messages import DrafterMessage, Layer, Ready, TargetMessage
 from card.methods import Method
 from card.metrics import EngineStats, RequestStats
 from card.nodes import Candidates
 from card.offers import leading
 from card.target import FinishReason, StepResult, TargetRequest, TargetWorker, Work
+from card.trace import MIXED, PREFILL, VERIFY, Trace
 from card.transport.link import DrafterLink
 
 logger = logging.getLogger(__name__)
@@ -39,6 +41,7 @@ class Update:
     finish_reason: FinishReason | None
     stats: RequestStats  # live counters, which go on changing until the request is finished
     error: CardError | None = None  # with finish_reason "error"
+    details: TokenDetails = field(default_factory=TokenDetails)  # of these tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +69,9 @@ class _Entry:
 class Engine:
     """Runs any number of requests with one method; the drafter, if there is one, is reached over ``link``."""
 
+    trace: Trace | None
+    """Is told what happens from now on; may be set and taken away at any time."""
+
     def __init__(
         self,
         worker: TargetWorker,
@@ -75,8 +81,10 @@ class Engine:
         limits: Limits | None = None,
         policy: Policy | None = None,
         clock: Callable[[], float] = time.perf_counter,
+        trace: Trace | None = None,
     ) -> None:
         """Make an engine without requests. ``clock`` gives seconds; all times in the statistics are its own."""
+        self.trace = trace
         self._worker = worker
         self._link = link
         self._clock = clock
@@ -162,6 +170,7 @@ class Engine:
         totals.prefix_queries, totals.prefix_hits = pool.queries, pool.hits
         totals.prefix_reused_tokens = pool.reused_tokens
         totals.schedule, totals.schedule_reason = self._policy.arm, self._policy.reason
+        totals.tree_nodes = sum(map(self._worker.num_candidates, self._running))
         if self._link:
             status = self._link.status
             totals.drafter_state, totals.drafter_restarts = str(status), status.num_restarts
@@ -188,7 +197,8 @@ class Engine:
         self._prepare(view, decoding)
         offers = self._offers(view)
         work += [Work(r.request_id, offer=offer) for r, offer in zip(view.requests, offers, strict=True)]
-        result, errors = self._run(work)
+        trace = self.trace
+        result, errors = self._run(work) if trace is None else self._run_traced(work, trace)
         if self._policy.arm != "off":
             self._send(result.messages)
         ended = self._clock()
@@ -198,7 +208,8 @@ class Engine:
             if progress.finish_reason is not None:
                 self._leave(progress.request_id)
                 self._totals.num_finished += 1
-            updates.append(Update(progress.request_id, progress.token_ids, progress.finish_reason, stats))
+            reason, told = progress.finish_reason, progress.details
+            updates.append(Update(progress.request_id, progress.token_ids, reason, stats, details=told))
         self._totals.count_round(result.num_tokens, sum(len(u.token_ids) for u in updates), ended - started)
         busy_s, passes = self._drafter_work(decoding)
         if not errors:
@@ -236,6 +247,8 @@ class Engine:
             self._running[request_id] = entry
             entry.stats = self._worker.stats(request_id)
             entry.stats.queued_s = now - entry.arrived_at
+            if (trace := self.trace) is not None:
+                trace.begin(request_id, entry.arrived_at, now)
             if self._policy.arm != "off":
                 self._send(messages)
             backlog += self._worker.prompt_tokens_left(request_id)
@@ -256,8 +269,12 @@ class Engine:
         """Let the drafter draft, or wait for it, as the policy says."""
         link, started = self._link, self._clock()
         if link is None or self._policy.arm == "off":
+            self._totals.drafter_lead = 0.0
             return
-        view.num_unread = sum(entry.stats.drafter_passes == 0 for entry in self._running.values())
+        running = self._running.values()
+        view.num_unread = sum(e.stats.drafter_passes == 0 for e in running if e.request.uses_drafter)
+        if view.takes_turns and self._worker.has_writers:
+            view.undrafted = [self._query(request, asks_drafter=False) for request in view.requests]
         while True:
             view.is_up = link.status.state == "up"
             view.best_paths = [self._worker.best_path(entry.request.request_id) for entry in decoding]
@@ -272,6 +289,9 @@ class Engine:
                 link.wait(action.seconds)
             self._listen()
             view.waited_s = self._clock() - started
+        self._totals.drafter_lead = sum(depth for depth, _ in view.best_paths) / max(1, len(view.best_paths))
+        if view.waited_s and (trace := self.trace) is not None:
+            trace.wait(started, started + view.waited_s, takes_turns=view.takes_turns)
         for entry in decoding if view.waited_s else ():
             stats = entry.stats
             stats.waited_s += view.waited_s
@@ -280,15 +300,15 @@ class Engine:
 
     def _offers(self, view: RoundView) -> list[Candidates]:
         """Return what each decoding request verifies."""
-        asks_drafter = self._policy.arm != "off"
-        offers = [
-            self._worker.query(r.request_id, r.draft.budget, r.draft.verify, asks_drafter=asks_drafter)
-            for r in view.requests
-        ]
+        offers = [self._query(request, asks_drafter=self._policy.arm != "off") for request in view.requests]
         if not any(offers):
             return offers
         chosen = self._policy.choose(view, offers)
         return [leading(o, self._worker.rows_left(r.request_id)) for r, o in zip(view.requests, chosen, strict=True)]
+
+    def _query(self, request: TargetRequest, *, asks_drafter: bool) -> Candidates:
+        draft = request.draft
+        return self._worker.query(request.request_id, draft.budget, draft.verify, asks_drafter=asks_drafter)
 
     def _is_waited_for(self, entry: _Entry) -> bool:
         request_id = entry.request.request_id
@@ -311,6 +331,31 @@ class Engine:
                 f"{self._num_failed_rounds} rounds in a row failed, the last with {next(iter(errors.values()))}"
             )
         return result, errors
+
+    def _run_traced(self, work: list[Work], trace: Trace) -> tuple[StepResult, dict[int, TargetError]]:
+        """Run the pass and tell the trace of it."""
+        started = self._clock()
+        result, errors = self._run(work)
+        if work:
+            num_prompts = sum(one.num_prompt_tokens > 0 for one in work)
+            name = VERIFY if not num_prompts else PREFILL if num_prompts == len(work) else MIXED
+            details = {
+                "requests": [one.request_id for one in work],
+                "tokens": result.num_tokens,
+                "candidates": sum(len(one.offer) for one in result.verified),
+                "accepted": sum(len(one.accepted) for one in result.verified),
+                "schedule": self._policy.arm,
+            }
+            trace.target_pass(name, started, started + result.busy_s, details)
+        for one in work:
+            self._follow(one.request_id, trace)
+        return result, errors
+
+    def _follow(self, request_id: int, trace: Trace) -> None:
+        """Tell the trace how a request stands, if it is running."""
+        if (entry := self._running.get(request_id)) is not None:
+            num_candidates = self._worker.num_candidates(request_id)
+            trace.follow(request_id, entry.stats, num_candidates, self._clock())
 
     def _run_apart(self, work: list[Work], error: Exception, errors: dict[int, TargetError]) -> StepResult:
         """Run each half on its own, down to single requests; one that fails even without candidates is given up."""
@@ -338,6 +383,8 @@ class Engine:
             stats.drafter_restarts = status.num_restarts - entry.restarts_before
             stats.drafter_state = str(status)
             stats.speculation = f"{self._policy.arm}: {self._policy.reason}"
+        if not entry.request.params.speculates:
+            stats.speculation = "off: the request wants none"
         return stats
 
     def _available(self) -> frozenset[Arm]:
@@ -367,6 +414,8 @@ class Engine:
 
     def _leave(self, request_id: int) -> None:
         del self._running[request_id]
+        if (trace := self.trace) is not None:
+            trace.end(request_id, self._clock())
         self._send(self._worker.remove(request_id))
 
     # ---- the drafter ------------------------------------------------------------------------------------------------
@@ -390,6 +439,8 @@ class Engine:
             return
         for message in self._link.receive():
             if isinstance(message, Ready):
+                if (trace := self.trace) is not None:
+                    trace.drafter_came()
                 self._send(self._worker.reopen())
                 continue
             try:
@@ -397,8 +448,18 @@ class Engine:
             except ProtocolError as error:
                 self._link.reject(str(error))
                 return
+            if (trace := self.trace) is not None:
+                self._tell(message, trace)
+
+    def _tell(self, message: DrafterMessage, trace: Trace) -> None:
+        """Tell the trace what the drafter has said."""
+        if isinstance(message, Layer):
+            trace.layer(message, self._clock())
+            self._follow(message.request_id, trace)
 
     def _send(self, messages: list[TargetMessage]) -> None:
         if self._link is not None:
             for message in messages:
                 self._link.send(message)
+            if (trace := self.trace) is not None:
+                trace.sent(messages, self._clock())

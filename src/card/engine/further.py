@@ -9,11 +9,12 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
-from card.config import DraftSettings, SamplingParams
+from card.config import DraftSettings, ShapingRule
 from card.errors import ProtocolError
 from card.messages import Close, Layer, Ready, Resync, TargetMessage
 from card.metrics import RequestStats
 from card.replica import Replica
+from card.target import TargetRequest
 from card.transport.link import DrafterLink
 from card.writers.local.protocol import Observation, Proposal
 
@@ -41,10 +42,10 @@ class FurtherDrafter:
         """How the drafter is reached."""
         return self._link
 
-    def open(self, prompt_ids: Sequence[int], params: SamplingParams) -> _Sequence:
+    def open(self, request: TargetRequest) -> _Sequence:
         """Begin a request whose seed is fixed."""
-        request_id = next(self._ids)
-        token_ids = list(prompt_ids)
+        request_id, params = next(self._ids), request.params
+        token_ids = list(request.prompt_ids)
         replica = Replica(
             request_id,
             token_ids,
@@ -53,6 +54,7 @@ class FurtherDrafter:
             max_len=min(len(token_ids) + params.max_tokens, self._max_model_len),
             vocab_size=self._vocab_size,
             stats=RequestStats(num_prompt_tokens=len(token_ids)),
+            shaping=ShapingRule.of(params, num_prompt_tokens=len(token_ids), end_ids=request.end_ids),
         )
         self._open[request_id] = _Sequence(self, request_id, replica, token_ids)
         self._link.send(replica.open_message())

@@ -27,6 +27,7 @@ from card.transport.process import ProcessLink
 from card.transport.remote import RemoteLink
 from card.transport.thread import ThreadLink
 from card.writers.device_beam import DeviceBeamWriter, make_writer
+from card.writers.shaping import FindGrammar
 
 Where = Literal["inline", "thread", "process", "remote", "switch"]
 
@@ -47,15 +48,12 @@ class DrafterPlan:
     max_model_len: int
     vocab_size: int  # of the target
     tokenizer: PreTrainedTokenizerBase  # the target's
+    find_grammar: FindGrammar | None = None  # for a drafter in this process
 
     @property
     def max_tree_rows(self) -> int:
         """KV rows that the tree of one request may take."""
-        draft = self.draft
-        width = draft.beam_width
-        if draft.growth == "fan-out":
-            width = max(width, max(draft.fan_out) * (draft.num_speculative_tokens + 1))
-        return min(2 * draft.lead * width, draft.max_nodes) + _SPARE_ROWS
+        return tree_rows(self.draft)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +79,14 @@ class Drafter:
         return PassCost(ready.pass_s, ready.per_sequence_s, ready.per_context_row_s)
 
 
+def tree_rows(draft: DraftSettings) -> int:
+    """Return the KV rows that the tree of one request may take."""
+    width = draft.beam_width
+    if draft.growth == "fan-out":
+        width = max(width, max(draft.fan_out) * (draft.num_speculative_tokens + 1))
+    return min(2 * draft.lead * width, draft.max_nodes) + _SPARE_ROWS
+
+
 def make_drafter(plan: DrafterPlan) -> Drafter:
     """Return the drafter that the plan asks for. Raises: ModelError if the draft model cannot be loaded."""
     if plan.where == "remote":
@@ -91,7 +97,7 @@ def make_drafter(plan: DrafterPlan) -> Drafter:
     lane = Lane(model.device)
     with pinned(plan.cores.alone), lane.entered():
         runner = _make_runner(plan, model)
-        writer = make_writer(runner, takes_turns=plan.where != "thread")
+        writer = make_writer(runner, takes_turns=plan.where != "thread", find_grammar=plan.find_grammar)
         if isinstance(writer, DeviceBeamWriter):
             spec = draft_spec(plan.draft, SamplingParams(temperature=0.0, seed=0), runner.max_model_len)
             writer.warm_up(spec, runner.max_model_len)

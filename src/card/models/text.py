@@ -139,12 +139,18 @@ class StopStrings:
         """The stop string that ended the text; None while there is none."""
         return self._found
 
-    def push(self, text: str) -> str:
-        """Add text and return what may be shown now; nothing more after a stop string."""
+    def push(self, text: str, *, may_end: bool = True) -> str:
+        """Add text and return what may be shown now; nothing more after a stop string.
+
+        Args:
+            may_end: False lets stop strings pass that are complete with this text.
+        """
         if self._found is not None:
             return ""
+        num_old = len(self._held)
         text = self._held + text
-        matches = [(text.find(stop), stop) for stop in self._stops if stop in text]
+        starts = [(text.find(stop, max(0, num_old - len(stop) + 1)), stop) for stop in self._stops if may_end]
+        matches = [(start, stop) for start, stop in starts if start >= 0]  # what ended in the old text was let pass
         if matches:
             start, self._found = min(matches, key=lambda match: (match[0] + len(match[1]), match[0]))
             self._held = ""

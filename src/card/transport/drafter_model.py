@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from card.engine.latency import measure_pass_cost
 from card.messages import Ready
 from card.models.fingerprint import tokenizer_fingerprint
-from card.models.loading import context_limit, load_model, load_tokenizer, parameter_count
+from card.models.grammar import BackgroundGrammars, GrammarCompiler
+from card.models.loading import context_limit, end_token_ids, load_model, load_tokenizer, parameter_count
 from card.models.torch_runner import TorchRunner
 from card.writers.beam import BeamWriter
 
@@ -49,4 +50,9 @@ def load_drafter(draft: DraftModel) -> tuple[BeamWriter, Ready]:
         per_context_row_s=cost.per_context_row_s,
         tokenizer=tokenizer_fingerprint(load_tokenizer(draft.name)) if draft.has_unknown_target else "",
     )
-    return BeamWriter(runner, draft.kv_cache_bytes), ready
+
+    def make_compiler() -> GrammarCompiler:
+        tokenizer = load_tokenizer(draft.name)
+        return GrammarCompiler(tokenizer, runner.vocab_size, tuple(end_token_ids(model, tokenizer)))
+
+    return BeamWriter(runner, draft.kv_cache_bytes, find_grammar=BackgroundGrammars(make_compiler)), ready

@@ -25,6 +25,7 @@ from card.nodes import NewNodes
 from card.sampling import GumbelNoise, SamplingRule
 from card.writers.beam import BeamSequence, BeamWriter, text_limit
 from card.writers.device_step import BeamStep, NewestLayer, StepResult, StepShape
+from card.writers.shaping import FindGrammar
 
 _MAX_STEPS = 16  # recorded ones; the one not used for longest makes place
 _NOISE_BUCKETS = tuple(2**i for i in range(3, 14))
@@ -48,10 +49,17 @@ class DeviceBeamSequence(BeamSequence):
     """The beam of one request, with what a step on the device needs to know of it."""
 
     def __init__(
-        self, writer: DeviceBeamWriter, pool: SequencePool, token_ids: Sequence[int], spec: DraftSpec, *, epoch: int
+        self,
+        writer: DeviceBeamWriter,
+        pool: SequencePool,
+        token_ids: Sequence[int],
+        spec: DraftSpec,
+        *,
+        epoch: int,
+        find_grammar: FindGrammar | None = None,
     ) -> None:
         """Take a sequence of the model's pool. Raises: CapacityError if it has no room."""
-        super().__init__(writer.model, pool, token_ids, spec, epoch=epoch)
+        super().__init__(writer.model, pool, token_ids, spec, epoch=epoch, find_grammar=find_grammar)
         self._writer = writer
         self._runner = writer.model
         self.noise = GumbelNoise(spec.seed, writer.model.vocab_size)
@@ -121,27 +129,35 @@ class DeviceBeamSequence(BeamSequence):
 class DeviceBeamWriter(BeamWriter):
     """Runs the steps of a beam that is alone on the device, those of several beams as a `BeamWriter` does.
 
-    The first pass of a text, models that have no static passes, layers of more nodes than a recorded step takes and
-    trees that grow by another rule than ``layer`` run as in a `BeamWriter` too.
+    The first pass of a text, models that have no static passes, layers of more nodes than a recorded step takes, trees
+    that grow by another rule than ``layer`` and requests that shape their logits run as in a `BeamWriter` too.
     """
 
     model: BucketedRunner
 
-    def __init__(self, model: BucketedRunner, kv_cache_bytes: int | None = None, *, looks_ahead: bool = True) -> None:
+    def __init__(
+        self,
+        model: BucketedRunner,
+        kv_cache_bytes: int | None = None,
+        *,
+        looks_ahead: bool = True,
+        find_grammar: FindGrammar | None = None,
+    ) -> None:
         """Take ``model`` and at most ``kv_cache_bytes`` of memory for its KV rows; None: by the length of a sequence.
 
         Args:
             looks_ahead: start the next step before the last one is read. Leave it out where drafter and target take
                 turns on one stream: the target would wait for that step.
+            find_grammar: as of `BeamWriter`.
         """
-        super().__init__(model, kv_cache_bytes)
+        super().__init__(model, kv_cache_bytes, find_grammar=find_grammar)
         self._looks_ahead = looks_ahead
         self._steps: dict[StepShape, BeamStep] = {}  # least recently used first
         self._ahead: _Launch | None = None
 
     def open(self, token_ids: Sequence[int], spec: DraftSpec, *, epoch: int) -> DeviceBeamSequence:
         """Start the beam of a request behind its text. Raises: CapacityError if there is no room."""
-        return DeviceBeamSequence(self, self._pool, token_ids, spec, epoch=epoch)
+        return DeviceBeamSequence(self, self._pool, token_ids, spec, epoch=epoch, find_grammar=self._find_grammar)
 
     def warm_up(self, spec: DraftSpec, num_rows: int) -> None:
         """Record the steps of this spec for sequences of up to ``num_rows`` rows: on CUDA it takes a moment each."""
@@ -246,7 +262,7 @@ class DeviceBeamWriter(BeamWriter):
 
 def _has_steps(spec: DraftSpec) -> bool:
     """Return whether recorded steps can grow a tree of this spec."""
-    return spec.growth == "layer" and spec.beam_width <= TOKEN_BUCKETS[-1]
+    return spec.growth == "layer" and spec.beam_width <= TOKEN_BUCKETS[-1] and spec.shaping is None
 
 
 def _places(spec: DraftSpec) -> int:
@@ -255,13 +271,20 @@ def _places(spec: DraftSpec) -> int:
     return num_places
 
 
-def make_writer(model: LanguageModel, kv_cache_bytes: int | None = None, *, takes_turns: bool) -> BeamWriter:
+def make_writer(
+    model: LanguageModel,
+    kv_cache_bytes: int | None = None,
+    *,
+    takes_turns: bool,
+    find_grammar: FindGrammar | None = None,
+) -> BeamWriter:
     """Return the writer that suits ``model``: a `DeviceBeamWriter` for a `BucketedRunner`, else a `BeamWriter`.
 
     Args:
         kv_cache_bytes: most memory for its KV rows; None: by the length of a sequence.
         takes_turns: the drafter works while the target waits, so that it must not work ahead.
+        find_grammar: as of `BeamWriter`.
     """
     if isinstance(model, BucketedRunner):
-        return DeviceBeamWriter(model, kv_cache_bytes, looks_ahead=not takes_turns)
-    return BeamWriter(model, kv_cache_bytes)
+        return DeviceBeamWriter(model, kv_cache_bytes, looks_ahead=not takes_turns, find_grammar=find_grammar)
+    return BeamWriter(model, kv_cache_bytes, find_grammar=find_grammar)

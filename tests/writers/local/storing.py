@@ -16,10 +16,16 @@ VOCAB_SIZE = 1000
 
 @contextmanager
 def opened(
-    path: Path, *, key: str = "default", most: int = 1_000_000, vocab_size: int = VOCAB_SIZE, timeout_s: float = 5.0
+    path: Path,
+    *,
+    key: str = "default",
+    most: int = 1_000_000,
+    vocab_size: int = VOCAB_SIZE,
+    tokenizer: str = "",
+    timeout_s: float = 5.0,
 ) -> Iterator[StoreWriter]:
     settings = EngineSettings(suffix_store=str(path), suffix_store_key=key, suffix_store_tokens=most)
-    writer = StoreWriter(settings, vocab_size, busy_timeout_s=timeout_s)
+    writer = StoreWriter(settings, vocab_size, tokenizer, busy_timeout_s=timeout_s)
     try:
         yield writer
     finally:

@@ -12,10 +12,12 @@ from hypothesis import strategies as st
 
 from card.config import EngineSettings
 from card.errors import SettingsError
+from card.nodes import Candidates
+from card.offers import Offers
 from card.writers.local.phrases import WRITER, PhraseSequence, PhraseWriter
 from card.writers.local.protocol import Observation, Proposal
 from tests.local_observing import paths_of, plain, play_shaken, random_target, run, scores_of, shaken, tree
-from tests.local_writing import Target, play
+from tests.local_writing import Target, hung, play
 
 VOCAB_SIZE = 6
 texts = st.lists(st.integers(0, VOCAB_SIZE - 1), min_size=1, max_size=30)
@@ -76,12 +78,12 @@ def test_passes_over_other_trees_than_the_proposed_do_no_harm(prompt: list[int],
 # ---- what is proposed -----------------------------------------------------------------------------------------------
 
 
-def test_the_best_path_is_proposed_with_the_newest_phrases_below_its_end() -> None:
+def test_the_newest_phrases_are_proposed_below_the_end_of_the_best_path() -> None:
     sequence = opened([5, 0, 0, 0, 5, 1, 2, 3, 5, 1, 2, 4, 5, 3, 3, 3, 9, 9, 9, 9])
     proposal = sequence.propose([7, 5], 30)
-    assert (proposal.tokens[:2], proposal.parents[:2], proposal.num_probes) == ((7, 5), (-1, 0), 0)
-    below = {path[2:] for path in paths_of(proposal)[2:]}
-    assert below == {(3,), (3, 3), (3, 3, 3), (1,), (1, 2), (1, 2, 4), (1, 2, 3)}, "the oldest of the four is left out"
+    assert (proposal.path_length, proposal.num_probes) == (2, 0)
+    expected = {(3,), (3, 3), (3, 3, 3), (1,), (1, 2), (1, 2, 4), (1, 2, 3)}
+    assert set(paths_of(proposal)) == expected, "the oldest of the four is left out"
 
 
 def test_without_a_path_the_phrases_follow_the_last_committed_token() -> None:
@@ -95,26 +97,16 @@ def test_nothing_is_proposed_if_no_phrase_is_known_or_none_finds_room() -> None:
     sequence = opened([5, 1, 2, 3, 8])
     assert sequence.propose([5, 7], 9) == Proposal.none()
     assert sequence.propose([7, 5], 2) == Proposal.none()
-    assert paths_of(sequence.propose([7, 5], 3)) == [(7,), (7, 5), (7, 5, 1)]
+    assert paths_of(sequence.propose([7, 5], 3)) == [(1,)], "the path goes into the budget too"
 
 
-def test_the_scores_of_the_path_follow_from_how_often_such_paths_were_right() -> None:
-    sequence = opened([5, 1, 2, 3, 8])
-
-    def score() -> float:
-        return scores_of(sequence.propose([7, 5], 9))[7, 5]
-
-    first = score()
-    assert first == pytest.approx(2 * math.log(0.8))
-    for _ in range(20):
-        sequence.propose([7, 5], 9)
-        sequence.observe(Observation((4,), (), (), (4,), ()))
-    low = score()
-    for _ in range(80):
-        sequence.propose([7, 5], 9)
-        sequence.observe(Observation((7, 5), (7,), (-1,), (7, 5), (0,)))
-    assert low < first - 1.0
-    assert score() > low + 1.0
+def test_an_unsure_drafters_path_is_no_surer_for_the_phrases_below_it() -> None:
+    drafted = Candidates((1, 2), (7, 5), (-1, 0), (-2.0, -4.0), (1, 2))
+    offers = Offers({"phrases": lambda: opened([5, 1, 2, 3, 8])}, vocab_size=VOCAB_SIZE + 10)
+    merged = offers.merge(drafted, 9, 9)
+    assert merged.tokens == (7, 5, 1, 2, 3)
+    assert merged.writers == ("beam", "beam", "phrases", "phrases", "phrases")
+    assert merged.path_logprobs[:3] == pytest.approx((-2.0, -4.0, -4.0 + math.log(0.35)))
 
 
 def test_the_scores_of_phrases_follow_from_how_often_they_were_right_behind_a_right_path() -> None:
@@ -125,8 +117,7 @@ def test_the_scores_of_phrases_follow_from_how_often_they_were_right_behind_a_ri
             sequence.propose([5], 9)
             sequence.observe(Observation(new_ids, (), (), (new_ids[0],), ()))
         sequence.pool.insert(5, (1, 2, 3))
-        scores = scores_of(sequence.propose([5], 9))
-        return scores[5, 1] - scores[5,]
+        return scores_of(sequence.propose([5], 9))[1,]
 
     untold = score(4)  # the path was wrong, which tells nothing about the phrase
     assert untold == pytest.approx(math.log(0.35))
@@ -190,8 +181,9 @@ def test_passes_teach_the_text_and_every_rejected_branch_that_the_target_goes_al
 def test_a_proposed_phrase_is_replaced_by_the_targets_choices_along_it_even_behind_a_wrong_path() -> None:
     sequence = opened([5, 1, 2, 3, 8])
     proposal = sequence.propose([5], 9)
-    assert proposal.tokens == (5, 1, 2, 3)
-    sequence.observe(Observation((7,), proposal.tokens, proposal.parents, (7, 1, 6, 4, 0), ()))
+    assert proposal.tokens == (1, 2, 3)
+    run_with_path = hung(proposal, [5])
+    sequence.observe(Observation((7,), run_with_path.tokens, run_with_path.parents, (7, 1, 6, 4, 0), ()))
     assert sequence.pool.newest(5) == [(1, 6, 4)]
 
 

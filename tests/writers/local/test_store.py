@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,13 +21,16 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from card.config import EngineSettings
+from card.config import EngineSettings, SamplingParams
 from card.errors import SettingsError
+from card.llm import LLM
+from card.models.fingerprint import tokenizer_fingerprint
 from card.writers.local import find_writer
 from card.writers.local.lookup import chance_per_count
 from card.writers.local.store import ContextIndex, StoreWriter, Tokens
 from card.writers.local.suffix import best_first
 from tests.local_writing import assert_well_formed, play
+from tests.pair import Pair
 from tests.writers.local.storing import VOCAB_SIZE, opened, put_out, store_texts, store_texts_forever
 
 MAX_MATCH = 32
@@ -180,21 +184,38 @@ def test_a_text_too_short_to_be_followed_is_not_stored(tmp_path: Path) -> None:
     assert stored_in(tmp_path / "texts") == []
 
 
-def test_keys_and_vocabularies_do_not_see_each_other(tmp_path: Path) -> None:
-    with opened(tmp_path / "texts", key="a") as writer:
+def test_an_engine_stores_under_the_fingerprint_of_its_tokenizer(pair: Pair, tmp_path: Path) -> None:
+    params = SamplingParams(temperature=0.0, seed=0, max_tokens=9, ignore_eos=True)
+    store: dict[str, Any] = {"writers": ("store",), "suffix_store": str(tmp_path / "texts")}
+    with LLM(pair.target, method="lookup", dtype="float32", policy="fixed", **store) as llm:
+        (output,) = llm.generate("a b c", params)
+        own = tokenizer_fingerprint(llm._host.tokenizer)
+        vocab_size = llm._host.runner.vocab_size
+    text = output.outputs[0].token_ids
+    for tokenizer, num_tokens in ((own, len(text)), ("another", 0)):
+        with opened(tmp_path / "texts", vocab_size=vocab_size, tokenizer=tokenizer) as writer:
+            assert sum(index.num_tokens for index in writer.indexes) == num_tokens
+
+
+OTHER_OWNERS = ({"key": "b"}, {"tokenizer": "of equal size"}, {"vocab_size": VOCAB_SIZE + 1})
+
+
+@pytest.mark.parametrize("changes", OTHER_OWNERS)
+def test_keys_tokenizers_and_vocabularies_do_not_see_each_other(tmp_path: Path, changes: dict[str, Any]) -> None:
+    mine: dict[str, Any] = {"key": "a", "tokenizer": "mine", "vocab_size": VOCAB_SIZE}
+    with opened(tmp_path / "texts", **mine) as writer:
         put_out(writer, [1, 2, 3, 4])
-    with opened(tmp_path / "texts", key="b") as writer:
+    with opened(tmp_path / "texts", **mine | changes) as writer:
         assert followed(writer, [1, 2]) == ()
-    with opened(tmp_path / "texts", key="a", vocab_size=VOCAB_SIZE + 1) as writer:
-        assert followed(writer, [1, 2]) == ()
-    with opened(tmp_path / "texts", key="a") as writer:
+    with opened(tmp_path / "texts", **mine) as writer:
         assert followed(writer, [1, 2]) == (3, 4)
 
 
-def test_one_key_does_not_push_out_the_texts_of_another(tmp_path: Path) -> None:
-    with opened(tmp_path / "texts", key="a") as writer:
+@pytest.mark.parametrize("changes", OTHER_OWNERS)
+def test_one_owner_does_not_push_out_the_texts_of_another(tmp_path: Path, changes: dict[str, Any]) -> None:
+    with opened(tmp_path / "texts") as writer:
         put_out(writer, [1, 2, 3, 4])
-    with opened(tmp_path / "texts", key="b", most=10) as writer:
+    with opened(tmp_path / "texts", most=10, **changes) as writer:
         for start in range(10):
             put_out(writer, range(10 * start, 10 * start + 10))
     assert stored_in(tmp_path / "texts") == [[1, 2, 3, 4], list(range(90, 100))]
@@ -302,6 +323,18 @@ def test_a_database_of_another_program_is_refused_and_left_alone(tmp_path: Path)
     with pytest.raises(SettingsError, match="another program or version"), opened(tmp_path / "other"):
         pass
     assert (tmp_path / "other").read_bytes() == before
+
+
+def test_a_file_from_before_tokenizers_were_told_apart_is_refused_and_left_alone(tmp_path: Path) -> None:
+    db = sqlite3.connect(tmp_path / "old")
+    db.execute(f"PRAGMA application_id={0x43415244}")
+    db.execute("PRAGMA user_version=1")
+    db.execute("CREATE TABLE texts (id, key, vocab_size, num_tokens, token_ids)")
+    db.close()
+    before = (tmp_path / "old").read_bytes()
+    with pytest.raises(SettingsError, match="another program or version; name a file"), opened(tmp_path / "old"):
+        pass
+    assert (tmp_path / "old").read_bytes() == before
 
 
 @pytest.mark.parametrize(

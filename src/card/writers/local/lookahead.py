@@ -121,6 +121,7 @@ class LookaheadWriter:
         self,
         settings: EngineSettings,
         vocab_size: int,
+        tokenizer: str = "",
         *,
         window: int = 5,
         ngram: int = 4,

@@ -87,7 +87,15 @@ class LookupWriter:
 
     top_k: ClassVar[int] = 0
 
-    def __init__(self, settings: EngineSettings, vocab_size: int, *, min_ngram: int = 2, max_ngram: int = 8) -> None:
+    def __init__(
+        self,
+        settings: EngineSettings,
+        vocab_size: int,
+        tokenizer: str = "",
+        *,
+        min_ngram: int = 2,
+        max_ngram: int = 8,
+    ) -> None:
         """Make the writer.
 
         Args:

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import ClassVar
 
 from card.config import EngineSettings
 from card.errors import SettingsError
 from card.verify import ROOT
-from card.writers.guesses import Guesses, GuessTree, NgramPool, RankRates, children_of, guess_rates, merged, nodes_along
+from card.writers.guesses import GuessTree, NgramPool, children_of, guess_rates, merged, nodes_along
 from card.writers.local.protocol import LocalWriter, Observation, Proposal, WriterSequence
-
-_PATH_PRIOR = 0.8  # chance that the next token of the best path is right if all before it are
-_PATH_PRIOR_WEIGHT = 6.0
 
 
 class PhraseSequence:
@@ -28,26 +26,20 @@ class PhraseSequence:
         self._ngram = ngram
         self._num_phrases = num_phrases
         self._tail = list(prompt_ids[1 - ngram :])
-        self._path_rate = RankRates([_PATH_PRIOR], _PATH_PRIOR_WEIGHT)
         self._phrase_rates = guess_rates(num_phrases)
         self._path: tuple[int, ...] = ()
         self._phrases: list[tuple[int, ...]] = []
 
     def propose(self, best_path: Sequence[int], budget: int) -> Proposal:
-        """Return the best path, whose end the newest phrases follow as branches; nothing if no phrase finds room."""
+        """Return the newest phrases as branches below the best path's end, which goes into the budget with them."""
         self._path = tuple(best_path)
         key = best_path[-1] if best_path else self._tail[-1]
         self._phrases = self.pool.newest(key, self._num_phrases) if len(best_path) < budget else []
         if not self._phrases:
             return Proposal.none()
         tree = GuessTree()
-        (step,) = self._path_rate.costs()
-        end, path_logprob = ROOT, 0.0
-        for token in best_path:
-            path_logprob -= step
-            end = tree.add(end, token, path_logprob)
-        self._phrase_rates.add(tree, end, merged(self._phrases), path_logprob, budget)
-        return tree.proposal()
+        self._phrase_rates.add(tree, ROOT, merged(self._phrases), 0.0, budget - len(best_path))
+        return replace(tree.proposal(), path_length=len(best_path))
 
     def observe(self, seen: Observation) -> None:
         """Take phrases from branches of candidates, from the proposed phrases and from the text, the best ones last."""
@@ -63,12 +55,9 @@ class PhraseSequence:
         """Nothing is held beyond the object."""
 
     def _learn_rates(self, new_ids: Sequence[int]) -> None:
-        for guess, token in zip(self._path, new_ids, strict=False):
-            self._path_rate.learn((guess,), token)
-            if guess != token:
-                return
-        guesses: Guesses = merged(self._phrases)
-        self._phrase_rates.learn(guesses, new_ids[len(self._path) :])
+        """Note how the phrases fared where all before them was right."""
+        if tuple(new_ids[: len(self._path)]) == self._path:
+            self._phrase_rates.learn(merged(self._phrases), new_ids[len(self._path) :])
 
     def _learn_branches(self, seen: Observation) -> None:
         """Take whole phrases behind candidates below which the target agrees with the next candidates, rejected or not.
@@ -119,6 +108,7 @@ class PhraseWriter:
         self,
         settings: EngineSettings,
         vocab_size: int,
+        tokenizer: str = "",
         *,
         ngram: int = 6,
         per_key: int = 8,

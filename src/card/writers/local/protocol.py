@@ -6,21 +6,28 @@ target's own choices decide (`card.verify.match`).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
 from card.config import EngineSettings
+from card.errors import ProtocolError
 
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """A tree of candidates below the last committed token, parents before children. All fields are equally long."""
+    """A tree of candidates, parents before children. The tuples are equally long.
+
+    It hangs below the last committed token, or lengthens the best path that its writer was shown, which keeps the
+    chances that others gave it.
+    """
 
     tokens: tuple[int, ...]
-    parents: tuple[int, ...]  # index into this proposal, below the own one; -1 for the last committed token
-    path_logprobs: tuple[float, ...]  # log of the chance that the whole path is accepted: at most 0 and the parent's
+    parents: tuple[int, ...]  # index into this proposal, below the own one; -1 for the token that it hangs below
+    path_logprobs: tuple[float, ...]  # log of the chance of the path from there on: at most 0 and the parent's
     num_probes: int = 0  # the first so many are run whatever they promise, for what their logits teach the writer
+    path_length: int = 0  # leading tokens of the best path that it hangs below the last of; then it has no probes
 
     @classmethod
     def none(cls) -> Proposal:
@@ -36,6 +43,29 @@ class Proposal:
         return len(self.tokens)
 
 
+def check_proposal(proposal: Proposal, best_path: Sequence[int], vocab_size: int) -> None:
+    """Raise ProtocolError unless the proposal is a tree of tokens below the best path that its writer was shown."""
+    counts = [len(proposal.tokens), len(proposal.parents), len(proposal.path_logprobs)]
+    if len(set(counts)) > 1:
+        raise ProtocolError(f"tokens, parents and path_logprobs of a proposal must be equally many, got {counts}")
+    most_probes = 0 if proposal.path_length else len(proposal)
+    if not (0 <= proposal.path_length <= len(best_path) and 0 <= proposal.num_probes <= most_probes):
+        raise ProtocolError(
+            f"a proposal of {len(proposal)} candidates hangs below {proposal.path_length} tokens of a path of "
+            f"{len(best_path)} and has {proposal.num_probes} probes; the path must be that long, and probes be some of "
+            "the candidates and below no path"
+        )
+    scores = proposal.path_logprobs
+    for idx, (token, parent, score) in enumerate(zip(proposal.tokens, proposal.parents, scores, strict=True)):
+        is_placed = 0 <= token < vocab_size and -1 <= parent < idx
+        if not (is_placed and -math.inf < score <= (scores[parent] if parent >= 0 else 0.0)):
+            raise ProtocolError(
+                f"candidate {idx} of a proposal has token {token}, parent {parent}, score {score}; tokens must be from "
+                f"0 to {vocab_size - 1}, parents be from -1 to below the own index, scores finite and at most 0 and "
+                "the parent's"
+            )
+
+
 @dataclass(frozen=True, slots=True)
 class Observation:
     """What one target pass told about one request: n candidates of any writers were run below the last token."""
@@ -49,7 +79,7 @@ class Observation:
 
 
 class WriterSequence(Protocol):
-    """What a writer knows of one request."""
+    """What a writer knows of one request. One that raises falls silent until the request is over."""
 
     def propose(self, best_path: Sequence[int], budget: int) -> Proposal:
         """Return up to ``budget`` candidates for the next pass.
@@ -66,7 +96,7 @@ class WriterSequence(Protocol):
 
 
 class LocalWriter(Protocol):
-    """A writer of one engine. Made with (settings, vocab_size).
+    """A writer of one engine. Made with (settings, vocab_size, tokenizer).
 
     A module of this package holds one of them and names the class WRITER; the module's name is the writer's name.
     """
@@ -74,8 +104,13 @@ class LocalWriter(Protocol):
     top_k: ClassVar[int]
     """How many likeliest tokens it wants to see at every token that the target runs; 0: none."""
 
-    def __init__(self, settings: EngineSettings, vocab_size: int) -> None:
-        """Make the writer. Raises: SettingsError for settings that it cannot follow."""
+    def __init__(self, settings: EngineSettings, vocab_size: int, tokenizer: str = "") -> None:
+        """Make the writer.
+
+        Args:
+            tokenizer: fingerprint of the target's, for what outlives the engine.
+        Raises: SettingsError for settings that it cannot follow.
+        """
 
     def open(self, prompt_ids: Sequence[int]) -> WriterSequence:
         """Begin a request."""

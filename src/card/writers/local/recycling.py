@@ -109,7 +109,7 @@ class RecyclingWriter:
 
     top_k: ClassVar[int] = _NUM_SUCCESSORS
 
-    def __init__(self, settings: EngineSettings, vocab_size: int) -> None:
+    def __init__(self, settings: EngineSettings, vocab_size: int, tokenizer: str = "") -> None:
         """Make the writer; it has no settings of its own."""
 
     def open(self, prompt_ids: Sequence[int]) -> WriterSequence:

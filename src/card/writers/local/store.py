@@ -1,9 +1,9 @@
 """Finished texts on disk, from which later requests get candidates: opt-in, by key, bounded, shared by processes.
 
 The file is an SQLite database with a write-ahead log, so it must not lie on a network file system. A text is what a
-request put out, without its prompt. It belongs to the key and to the size of the vocabulary; two tokenizers of equal
-size need two keys. Whoever may read the file can read the texts: it is made for its owner only, and requests that must
-not learn of each other need different keys.
+request put out, without its prompt. It belongs to the key and to the tokenizer that its token ids are of. Whoever may
+read the file can read the texts: it is made for its owner only, and requests that must not learn of each other need
+different keys.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,7 +36,7 @@ Match = tuple[int, Sequence[int]]
 
 _FILE_NAME = "texts.sqlite3"  # in a folder that the user names
 _APPLICATION_ID = 0x43415244  # "CARD", in the header of the file
-_VERSION = 1
+_VERSION = 2  # 1 knew tokenizers by their size only
 _MIN_MATCH = 2
 _MAX_MATCH = 32  # tokens of the text that are compared
 _MAX_PLACES = 32  # occurrences of a match that are followed
@@ -44,22 +44,32 @@ _NOVELTY = 7.0  # see `chance_per_count`: among many texts, more matches are cha
 _MIN_MERGED_TOKENS = 4096  # indexing so many takes about a millisecond
 _MERGED_SHARE = 16  # new texts are merged when they are more than one part in so many of the others
 _CLOSE_TIMEOUT_S = 30.0
+_IS_OWN = "key = :key AND tokenizer = :tokenizer AND vocab_size = :vocab_size"
+
+
+class Owner(NamedTuple):
+    """Whose texts they are: no other owner gets to see them."""
+
+    key: str
+    tokenizer: str  # fingerprint; the same ids are other words to another tokenizer
+    vocab_size: int
 
 
 class TextDatabase:
-    """The texts of one key in an SQLite file. Other processes may use the file, and end at any moment."""
+    """The texts of one owner in an SQLite file. Other processes may use the file, and end at any moment."""
 
-    def __init__(self, path: Path, key: str, vocab_size: int, max_tokens: int, *, busy_timeout_s: float) -> None:
+    def __init__(self, path: Path, owner: Owner, max_tokens: int, *, busy_timeout_s: float) -> None:
         """Open or make the file.
 
         Args:
             path: the file, or a folder for it.
-            max_tokens: most tokens kept under this key; the oldest texts give way.
+            owner: whose texts are read, stored and counted; those of others in the file stay as they are.
+            max_tokens: most tokens kept of this owner; the oldest texts give way.
             busy_timeout_s: longest wait for another process's write.
         Raises: SettingsError for a file that is no such database or cannot be written.
         """
         self._path = path / _FILE_NAME if path.is_dir() else path
-        self._owner = (key, vocab_size)
+        self._owner = owner
         self._max_tokens = max_tokens
         give_up_s = time.monotonic() + busy_timeout_s
         while True:
@@ -105,16 +115,17 @@ class TextDatabase:
         db.execute(f"PRAGMA user_version={_VERSION}")
         db.execute(
             "CREATE TABLE IF NOT EXISTS texts (id INTEGER PRIMARY KEY AUTOINCREMENT, key TEXT NOT NULL, "
-            "vocab_size INTEGER NOT NULL, num_tokens INTEGER NOT NULL, token_ids BLOB NOT NULL)"  # little-endian uint32
+            "tokenizer TEXT NOT NULL, vocab_size INTEGER NOT NULL, num_tokens INTEGER NOT NULL, "
+            "token_ids BLOB NOT NULL)"  # little-endian uint32
         )
-        db.execute("CREATE INDEX IF NOT EXISTS by_key ON texts (key, vocab_size, id, num_tokens)")
+        db.execute("CREATE INDEX IF NOT EXISTS by_owner ON texts (key, tokenizer, vocab_size, id, num_tokens)")
 
     def add(self, texts: Sequence[Tokens]) -> None:
         """Store texts, all or none, and delete the oldest ones beyond the bound. Raises: sqlite3.Error."""
         kept = [text[-self._max_tokens :] for text in texts]
         with self._db:
             self._db.executemany(
-                "INSERT INTO texts (key, vocab_size, num_tokens, token_ids) VALUES (?, ?, ?, ?)",
+                "INSERT INTO texts (key, tokenizer, vocab_size, num_tokens, token_ids) VALUES (?, ?, ?, ?, ?)",
                 [(*self._owner, len(text), text.astype("<u4").tobytes()) for text in kept],
             )
             self._evict(self._db)
@@ -122,23 +133,23 @@ class TextDatabase:
     def _evict(self, db: sqlite3.Connection) -> None:
         """Delete the newest text that no longer fits under the bound with all that came after it, and all before it."""
         db.execute(
-            "DELETE FROM texts WHERE key = :key AND vocab_size = :vocab_size AND id <= (SELECT max(id) FROM ("
+            f"DELETE FROM texts WHERE {_IS_OWN} AND id <= (SELECT max(id) FROM ("
             "SELECT id, sum(num_tokens) OVER (ORDER BY id DESC) AS num_from_here FROM texts "
-            "WHERE key = :key AND vocab_size = :vocab_size) WHERE num_from_here > :max_tokens)",
-            {"key": self._owner[0], "vocab_size": self._owner[1], "max_tokens": self._max_tokens},
+            f"WHERE {_IS_OWN}) WHERE num_from_here > :max_tokens)",
+            {**self._owner._asdict(), "max_tokens": self._max_tokens},
         )
 
     def texts(self) -> list[Tokens]:
-        """Return the texts of this key, oldest first. Raises: sqlite3.Error, also for texts that make no sense."""
+        """Return the owner's texts, oldest first. Raises: sqlite3.Error, also for texts that make no sense."""
         rows = self._db.execute(
-            "SELECT num_tokens, token_ids FROM texts WHERE key = ? AND vocab_size = ? ORDER BY id", self._owner
+            f"SELECT num_tokens, token_ids FROM texts WHERE {_IS_OWN} ORDER BY id", self._owner._asdict()
         ).fetchall()
         texts = []
         for num_tokens, blob in rows:
             if not isinstance(blob, bytes) or len(blob) != 4 * num_tokens:
                 raise sqlite3.DatabaseError("a text is damaged")
             texts.append(np.frombuffer(blob, "<u4").astype(np.uint32))
-        if any(len(text) and int(text.max()) >= self._owner[1] for text in texts):
+        if any(len(text) and int(text.max()) >= self._owner.vocab_size for text in texts):
             raise sqlite3.DatabaseError("a text has tokens beyond the vocabulary")
         return texts
 
@@ -260,7 +271,7 @@ class StoreSequence:
 
 
 class StoreWriter:
-    """Proposes what earlier requests of the same key put out, in this process and before it.
+    """Proposes what earlier requests of the same key and tokenizer put out, in this process and before it.
 
     A thread of its own stores the texts and indexes them: in a small index of new texts, which is made anew for each
     batch, and in a large one, which is made from the file when the small one has outgrown its share, and so holds by
@@ -269,7 +280,9 @@ class StoreWriter:
 
     top_k: ClassVar[int] = 0
 
-    def __init__(self, settings: EngineSettings, vocab_size: int, *, busy_timeout_s: float = 5.0) -> None:
+    def __init__(
+        self, settings: EngineSettings, vocab_size: int, tokenizer: str = "", *, busy_timeout_s: float = 5.0
+    ) -> None:
         """Open the store and index what it holds: about a second for a million tokens.
 
         Args:
@@ -284,8 +297,7 @@ class StoreWriter:
         self._max_tokens = settings.suffix_store_tokens
         self._database = TextDatabase(
             Path(settings.suffix_store),
-            settings.suffix_store_key,
-            vocab_size,
+            Owner(settings.suffix_store_key, tokenizer, vocab_size),
             self._max_tokens,
             busy_timeout_s=busy_timeout_s,
         )

@@ -173,7 +173,7 @@ class SuffixWriter:
 
     top_k: ClassVar[int] = 0
 
-    def __init__(self, settings: EngineSettings, vocab_size: int) -> None:
+    def __init__(self, settings: EngineSettings, vocab_size: int, tokenizer: str = "") -> None:
         """Make the writer."""
 
     def open(self, prompt_ids: Sequence[int]) -> WriterSequence:

@@ -1,0 +1,237 @@
+"""Grammars over a model's tokens: which tokens may follow a text that must keep to one.
+
+The work is done by llguidance, an optional package. Its matchers go forward and back along paths of candidates, so that
+a whole tree costs one step for each of its nodes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from transformers import PreTrainedTokenizerBase
+
+from card.config import Grammar
+from card.errors import CardError, SettingsError, TargetError
+from card.shaping import GrammarState, Path
+
+logger = logging.getLogger(__name__)
+
+_MOST_KEPT = 32  # compiled grammars; the one not used for longest makes place
+_JSON_OBJECT = '{"type": "object"}'
+# A blank, or a new line with its indentation: a model that likes white space must not go on with it for ever.
+_JSON_OPTIONS = {"whitespace_pattern": r"( |\n[ \t]{0,20})?"}
+
+
+class GrammarCompiler:
+    """Compiles grammars for the tokens of one model. Any thread may call it."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, vocab_size: int, end_ids: Sequence[int]) -> None:
+        """Take the tokenizer; nothing is imported or built until a grammar comes.
+
+        Args:
+            vocab_size: of the model, whose embedding may have rows without a token.
+            end_ids: tokens that end a text.
+        """
+        self._tokenizer = tokenizer
+        self._vocab_size = vocab_size
+        self._end_ids = tuple(sorted(end_ids))
+        self._lock = threading.Lock()
+        self._tokens: Any = None  # llguidance's own tokenizer; it takes about a second to build
+        self._compiled: dict[Grammar, MatcherState] = {}  # least recently used first
+
+    def compile(self, grammar: Grammar) -> GrammarState:
+        """Return the beginning of a grammar.
+
+        Raises: SettingsError if llguidance is missing, or cannot use the grammar, the tokenizer or its end tokens.
+        """
+        with self._lock:
+            found = self._compiled.pop(grammar, None) or self._build(grammar)
+            self._compiled[grammar] = found
+            if len(self._compiled) > _MOST_KEPT:
+                del self._compiled[next(iter(self._compiled))]
+            return found.fork()
+
+    def find(self, grammar: Grammar) -> GrammarState | None:
+        """Return the beginning of a grammar, or None if it cannot be used: a drafter does without."""
+        try:
+            return self.compile(grammar)
+        except SettingsError:
+            return None
+
+    def _build(self, grammar: Grammar) -> MatcherState:
+        library = _library()
+        if self._tokens is None:
+            self._tokens = self._wrapped(library)
+        kinds = library.LLMatcher
+        try:
+            match grammar.kind:
+                case "regex":
+                    source = kinds.grammar_from_regex(grammar.source)
+                case "lark":
+                    source = kinds.grammar_from_lark(grammar.source)
+                case _:
+                    source = kinds.grammar_from_json_schema(grammar.source or _JSON_OBJECT, overrides=_JSON_OPTIONS)
+        except ValueError as error:
+            raise SettingsError(_refusal(grammar, str(error))) from error
+        matcher = library.LLMatcher(self._tokens, source, log_level=0)
+        if matcher.is_error():
+            raise SettingsError(_refusal(grammar, matcher.get_error()))
+        return MatcherState(matcher, frozenset(self._end_ids))
+
+    def _wrapped(self, library: Any) -> Any:
+        if not self._end_ids:
+            raise SettingsError("a grammar needs a model with an end token, and this one has none; leave grammar out")
+        num_ids = max(self._vocab_size, len(self._tokenizer))
+        try:
+            return library.hf.from_tokenizer(self._tokenizer, n_vocab=num_ids, eos_token=list(self._end_ids))
+        except Exception as error:  # whatever the library says to a tokenizer that it does not know
+            raise SettingsError(
+                f"llguidance cannot use the tokenizer {type(self._tokenizer).__name__}: {error}; leave grammar out, or "
+                "use a model with a fast tokenizer"
+            ) from error
+
+
+class BackgroundGrammars:
+    """Compiles grammars in a thread, so that a drafter that is asked for one goes on meanwhile."""
+
+    def __init__(self, make_compiler: Callable[[], GrammarCompiler]) -> None:
+        """Begin without a compiler; it is made, in the thread, when the first grammar comes."""
+        self._make_compiler = make_compiler
+        self._compiler: GrammarCompiler | None = None
+        self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="card-grammar")
+        self._begun: dict[Grammar, Future[GrammarState | None]] = {}  # oldest first
+
+    def __call__(self, grammar: Grammar) -> GrammarState | None:
+        """Return the beginning of a grammar; None while it is being compiled, and if it cannot be."""
+        begun = self._begun.get(grammar)
+        if begun is None:
+            begun = self._begun[grammar] = self._executor.submit(self._compile, grammar)
+            if len(self._begun) > _MOST_KEPT:
+                del self._begun[next(iter(self._begun))]
+        state = begun.result() if begun.done() else None
+        return None if state is None else state.fork()
+
+    def _compile(self, grammar: Grammar) -> GrammarState | None:
+        try:
+            if self._compiler is None:
+                self._compiler = self._make_compiler()
+            return self._compiler.compile(grammar)
+        except CardError as error:
+            logger.warning("drafting goes on without a grammar: %s", error)
+            return None
+
+
+class MatcherState:
+    """A `GrammarState` that walks one matcher along the paths in the order of a walk over their tree.
+
+    The matcher is never given an end token: where the grammar has come to its end it counts as one step too many.
+    """
+
+    def __init__(self, start: Any, end_ids: frozenset[int]) -> None:
+        """Take a matcher at the beginning of its grammar, which is copied and stays as it is."""
+        self._start = start
+        self._end_ids = end_ids
+        self._matcher = start.deep_copy()
+        self._text: list[int] = []
+        self._path: list[int] = []  # beyond the text, that the matcher has gone
+        self._is_lost = False  # the text does not keep to the grammar
+
+    def fork(self) -> MatcherState:
+        """Return a state at the beginning of the same grammar."""
+        return MatcherState(self._start, self._end_ids)
+
+    def advance(self, token_ids: Sequence[int]) -> None:
+        """Take committed tokens, see `GrammarState`."""
+        end = next((idx for idx, token_id in enumerate(token_ids) if token_id in self._end_ids), len(token_ids))
+        try:
+            self._is_lost |= not self._go(token_ids[:end])
+        except TargetError:
+            self._is_lost = True
+        self._text += self._path
+        self._path = []
+
+    def allowed(self, paths: Sequence[Path]) -> npt.NDArray[np.bool_]:
+        """Return which tokens may follow the text and each path, see `GrammarState`."""
+        if self._is_lost:
+            raise TargetError("the text does not keep to its grammar; leave grammar out, or report this")
+        packed: list[npt.NDArray[np.uint8] | None] = [None] * len(paths)
+        for idx in _walk_order(paths):
+            if self._go(paths[idx]):
+                packed[idx] = np.frombuffer(self._checked(self._matcher.compute_bitmask()), np.uint8)
+        self._go(())
+        num_bytes = next((len(row) for row in packed if row is not None), 0)
+        everything = np.full(num_bytes, 0xFF, np.uint8)
+        rows = np.stack([everything if row is None else row for row in packed])
+        return np.unpackbits(rows, axis=1, bitorder="little").view(np.bool_)
+
+    def permits(self, paths: Sequence[Path]) -> list[bool]:
+        """Return of each path whether the text may go on with it; one too costly to follow counts as forbidden."""
+        permitted = [False] * len(paths)
+        for idx in _walk_order(paths):
+            path = paths[idx]
+            is_end = bool(path) and path[-1] in self._end_ids
+            with contextlib.suppress(TargetError):
+                permitted[idx] = self._go(path[:-1] if is_end else path)
+                permitted[idx] &= not is_end or self._checked(self._matcher.is_accepting())
+        self._go(())
+        return permitted
+
+    def _go(self, path: Path) -> bool:
+        """Bring the matcher behind the text and a path, or as far along it as the grammar permits; say which.
+
+        No path goes beyond an end token.
+
+        Raises: TargetError if the library gives up; the matcher is behind the text then.
+        """
+        num_common = 0
+        while num_common < min(len(path), len(self._path)) and path[num_common] == self._path[num_common]:
+            num_common += 1
+        if num_common < len(self._path):
+            self._checked(self._matcher.rollback(len(self._path) - num_common))
+            del self._path[num_common:]
+        rest = list(path[num_common:])
+        if any(token_id in self._end_ids for token_id in rest):
+            return False
+        num_taken = self._checked(self._matcher.try_consume_tokens(rest)) if rest else 0
+        self._path += rest[:num_taken]
+        return bool(num_taken == len(rest))
+
+    def _checked(self, result: Any) -> Any:
+        """Return a result of the matcher, which never leaves an error again: a new one takes its place."""
+        if not self._matcher.is_error():
+            return result
+        reason = _first_line(self._matcher.get_error())
+        self._matcher, self._path = self._start.deep_copy(), []
+        self._matcher.consume_tokens(self._text)
+        raise TargetError(f"the grammar cannot be followed: {reason}; use a simpler one")
+
+
+def _walk_order(paths: Sequence[Path]) -> list[int]:
+    """Return the indices of paths so that each comes next to those that it shares most with."""
+    return sorted(range(len(paths)), key=lambda idx: tuple(paths[idx]))
+
+
+def _library() -> Any:
+    try:
+        import llguidance
+        import llguidance.hf
+    except ImportError as error:
+        raise SettingsError(
+            "a grammar needs the package llguidance, which is not installed; run pip install 'card-decoding[grammar]'"
+        ) from error
+    return llguidance
+
+
+def _refusal(grammar: Grammar, reason: str) -> str:
+    return f"the {grammar.kind} of grammar cannot be used: {_first_line(reason)}; correct it or leave grammar out"
+
+
+def _first_line(text: str) -> str:
+    return " ".join(text.partition("<state>")[0].split())

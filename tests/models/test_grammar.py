@@ -1,0 +1,363 @@
+"""Grammars over real tokens: texts that end parse, speculation changes nothing, and what cannot be used is refused."""
+
+from __future__ import annotations
+
+import builtins
+import json
+import re
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import PreTrainedTokenizerFast
+
+from card.config import Grammar, SamplingParams
+from card.errors import SettingsError, TargetError
+from card.llm import LLM
+from card.models.grammar import BackgroundGrammars, GrammarCompiler, MatcherState
+from card.models.loading import load_model, load_tokenizer
+from card.shaping import GrammarState
+from tests.pair import Pair, make_tokenizer
+
+llguidance = pytest.importorskip("llguidance")
+pytestmark = pytest.mark.timeout(180)
+
+PROMPT = "the cat sat"
+PERSON = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 6},
+        "age": {"type": "integer", "minimum": 0, "maximum": 120},
+        "pets": {"type": "array", "items": {"enum": ["cat", "dog"]}, "maxItems": 2},
+    },
+    "required": ["name", "age", "pets"],
+    "additionalProperties": False,
+}
+SCHEMA = Grammar("json_schema", json.dumps(PERSON))
+GRAMMARS = {
+    "json_schema": SCHEMA,
+    "regex": Grammar("regex", "the (cat|mat|[a-z]{2,5}é)( and (one|two)){1,3}"),
+    "lark": Grammar("lark", 'start: sum\nsum: NUMBER ("+" NUMBER)~1..4 ";"\nNUMBER: /[0-9]{1,3}/'),
+}
+NUM_PADDING = 13  # rows of an embedding without a token
+NUM_IDS = len(make_tokenizer()) + NUM_PADDING
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> PreTrainedTokenizerFast:
+    return make_tokenizer()
+
+
+@pytest.fixture(scope="module")
+def compiler(tokenizer: PreTrainedTokenizerFast) -> GrammarCompiler:
+    return GrammarCompiler(tokenizer, NUM_IDS, (0, 1))
+
+
+def fits(kind: str, text: str) -> bool:
+    """Return whether a whole text is of the grammar of this kind, found by other means."""
+    if kind == "regex":
+        return re.fullmatch(GRAMMARS["regex"].source, text) is not None
+    if kind == "lark":
+        return re.fullmatch(r"[0-9]{1,3}(\+[0-9]{1,3}){1,4};", text) is not None
+    found = json.loads(text)
+    return (
+        set(found) == {"name", "age", "pets"}
+        and len(found["name"]) <= 6
+        and type(found["age"]) is int
+        and 0 <= found["age"] <= 120
+        and len(found["pets"]) <= 2
+        and set(found["pets"]) <= {"cat", "dog"}
+    )
+
+
+# ---- one text -------------------------------------------------------------------------------------------------------
+
+
+def random_walk(state: GrammarState, rng: np.random.Generator, most: int) -> list[int]:
+    """Return tokens of a random text of the grammar, perhaps to its end."""
+    walk: list[int] = []
+    while len(walk) < most and not (walk and walk[-1] in (0, 1)):
+        walk.append(int(rng.choice(np.flatnonzero(state.allowed([walk])[0]))))
+    return walk
+
+
+@settings(max_examples=40)
+@given(kind=st.sampled_from(list(GRAMMARS)), seed=st.integers(0, 9999), num_committed=st.integers(0, 8))
+def test_each_node_of_a_tree_is_as_if_its_path_were_the_text(
+    compiler: GrammarCompiler, kind: str, seed: int, num_committed: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    state = compiler.compile(GRAMMARS[kind])
+    walks = [random_walk(state, rng, 6) for _ in range(3)]
+    committed = [token for token in random_walk(state, rng, num_committed) if token > 1]
+    state.advance(committed)
+    below = [random_walk(state, rng, 5) for _ in range(3)]
+    paths = [walk[:end] for walk in (*walks, *below) for end in range(len(walk) + 1)]
+    paths += [[*path, int(rng.integers(0, NUM_IDS))] for path in paths]
+    rng.shuffle(paths)  # type: ignore[arg-type]
+    permitted, rows = state.permits(paths), state.allowed(paths)
+    for path, is_permitted, row in zip(paths, permitted, rows, strict=True):
+        alone = compiler.compile(GRAMMARS[kind])
+        alone.advance(committed)
+        may_follow = True
+        for idx, token in enumerate(path):
+            may_follow = may_follow and bool(alone.allowed([()])[0][token]) and not {0, 1} & set(path[:idx])
+            if may_follow:
+                alone.advance([token])
+        assert is_permitted == may_follow
+        if may_follow and not {0, 1} & set(path):
+            assert np.array_equal(row, alone.allowed([()])[0])
+        else:
+            assert row.all(), "nobody goes on from there"
+
+
+def test_rows_without_a_token_are_never_allowed_and_every_end_token_is(
+    compiler: GrammarCompiler, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    state = compiler.compile(Grammar("regex", "a?"))
+    first = state.allowed([()])[0]
+    a = tokenizer.convert_tokens_to_ids("a")
+    assert np.flatnonzero(first).tolist() == [0, 1, a]
+    assert np.flatnonzero(state.allowed([[a]])[0]).tolist() == [0, 1]
+    assert not first[len(tokenizer) :].any()
+
+
+def test_a_text_that_does_not_keep_to_the_grammar_is_not_gone_on_with(compiler: GrammarCompiler) -> None:
+    state = compiler.compile(Grammar("regex", "a?"))
+    state.advance([5])
+    with pytest.raises(TargetError, match="does not keep to its grammar"):
+        state.allowed([()])
+
+
+class Fragile:
+    """A matcher that gives up for ever on one token, as a library that meets its limits does."""
+
+    def __init__(self, real: Any, bad: int) -> None:
+        self._real, self._bad, self._has_failed = real, bad, False
+
+    def deep_copy(self) -> Fragile:
+        return Fragile(self._real.deep_copy(), self._bad)
+
+    def is_error(self) -> bool:
+        return self._has_failed or self._real.is_error()
+
+    def get_error(self) -> str:
+        return "too complex\n<state> of thousands of lines"
+
+    def try_consume_tokens(self, tokens: list[int]) -> int:
+        self._has_failed |= self._bad in tokens
+        return 0 if self._has_failed else self._real.try_consume_tokens(tokens)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._real, name)
+
+
+def test_a_candidate_that_is_too_costly_to_follow_does_no_harm_to_the_text(
+    compiler: GrammarCompiler, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    a, b = tokenizer.convert_tokens_to_ids(["a", "b"])
+    real = compiler.compile(Grammar("regex", "[ab]{3,4}"))
+    assert isinstance(real, MatcherState)
+    state = MatcherState(Fragile(real._start, b), frozenset({0, 1}))
+    state.advance([a])
+    assert state.permits([[a], [b], [a, a]]) == [True, False, True]
+    with pytest.raises(TargetError, match=r"cannot be followed: too complex; use a simpler one"):
+        state.allowed([(), [b]])
+    assert np.flatnonzero(state.allowed([()])[0]).tolist() == np.flatnonzero(real.allowed([[a]])[0]).tolist()
+
+
+@pytest.mark.parametrize(
+    ("text", "fits"),
+    [
+        ('{"a":1}', True),
+        ('{"a": [1, 2], "b": {}}', True),
+        ('{\n  "a": 1\n}', True),
+        ('{\n\t"a": 1,\n\t"b": 2\n}', True),
+        ('{  "a": 1}', False),
+        ('{\n\n"a": 1}', False),
+        ("{\n" + " " * 21 + '"a": 1}', False),
+        ("[1]", False),
+        ('{"a":1} ', False),
+    ],
+)
+def test_white_space_in_json_is_a_blank_or_an_indented_line(
+    compiler: GrammarCompiler, tokenizer: PreTrainedTokenizerFast, text: str, fits: bool
+) -> None:
+    path = [*tokenizer(text)["input_ids"], 0]
+    assert compiler.compile(Grammar("json_object")).permits([path]) == [fits]
+
+
+# ---- whole requests -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def llms(pair: Pair) -> Iterator[dict[str, LLM]]:
+    target, draft = load_model(pair.target, dtype="float32"), load_model(pair.draft, dtype="float32")
+    tokenizer = load_tokenizer(pair.target)
+    tree = {"policy": "fixed", "verify": "tree", "min_verify_prob": 0.0, "budget": 8}
+    made = {
+        "vanilla": LLM(target, tokenizer=tokenizer),
+        "inline": LLM(target, draft, tokenizer=tokenizer, placement="inline", writers=("beam", "suffix"), **tree),
+        "thread": LLM(target, draft, tokenizer=tokenizer, placement="thread", **tree),
+        "recycling": LLM(target, tokenizer=tokenizer, method="recycling"),
+    }
+    yield made
+    for llm in made.values():
+        llm.close()
+
+
+@pytest.mark.parametrize("kind", GRAMMARS)
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_texts_that_end_are_of_the_grammar_and_speculation_changes_nothing(
+    llms: dict[str, LLM], kind: str, temperature: float
+) -> None:
+    params = [
+        SamplingParams(temperature=temperature, seed=seed, max_tokens=240, grammar=GRAMMARS[kind])
+        for seed in range(3 if temperature else 1)
+    ]
+    prompts = [PROMPT] * len(params)
+    wanted = [result.outputs[0] for result in llms["vanilla"].generate(prompts, params)]
+    ended = [output.text for output in wanted if output.finish_reason == "stop"]
+    assert all(fits(kind, text) for text in ended)
+    assert len(ended) >= (temperature > 0), "nothing was tested"
+    for name in ("inline", "thread", "recycling"):
+        results = llms[name].generate(prompts, params)
+        assert [result.outputs[0] for result in results] == wanted
+    free = params[-1].replace(grammar=None)
+    assert not fits_at_all(kind, llms["vanilla"].generate(PROMPT, free)[0].outputs[0].text), "the model alone does not"
+
+
+def fits_at_all(kind: str, text: str) -> bool:
+    try:
+        return fits(kind, text)
+    except ValueError:
+        return False
+
+
+def test_any_object_is_an_object(llms: dict[str, LLM]) -> None:
+    found = []
+    for seed in range(12):
+        params = SamplingParams(
+            temperature=1.5, seed=seed, max_tokens=150, grammar=Grammar("json_object"), logit_bias={94: 9.0}
+        )
+        plain, speculated = (llms[name].generate(PROMPT, params)[0].outputs[0] for name in ("vanilla", "inline"))
+        assert speculated == plain
+        if plain.finish_reason == "stop":
+            found.append(json.loads(plain.text))
+    assert found
+    assert all(isinstance(one, dict) for one in found)
+
+
+def test_a_drafter_that_knows_the_grammar_proposes_nothing_that_it_forbids(llms: dict[str, LLM]) -> None:
+    params = SamplingParams(temperature=1.0, seed=1, max_tokens=200, grammar=SCHEMA)
+    llm = llms["inline"]
+    masked = llm.generate(PROMPT, params)[0]
+    writer = llm._host.link._worker._writer  # type: ignore[union-attr]
+    find, writer._find_grammar = writer._find_grammar, None
+    try:
+        unmasked = llm.generate(PROMPT, params)[0]
+    finally:
+        writer._find_grammar = find
+    assert masked.outputs == unmasked.outputs
+    assert masked.stats.mean_acceptance_length > 1.2 * unmasked.stats.mean_acceptance_length
+
+
+def test_a_drafter_in_another_process_compiles_the_grammar_itself(pair: Pair, llms: dict[str, LLM]) -> None:
+    params = SamplingParams(temperature=0.7, seed=2, max_tokens=200, grammar=GRAMMARS["regex"])
+    with LLM(pair.target, pair.draft, dtype="float32", placement="process", policy="fixed", max_wait_s=1.0) as llm:
+        for _ in range(3):
+            result = llm.generate(PROMPT, params)[0]
+            assert result.outputs == llms["vanilla"].generate(PROMPT, params)[0].outputs
+    assert result.stats.drafter_passes > 0
+
+
+# ---- what cannot be used --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("grammar", "said"),
+    [
+        (Grammar("json_schema", '{"type":'), "the json_schema of grammar cannot be used: "),
+        (Grammar("json_schema", "[]"), "Expecting object schema"),
+        (Grammar("json_schema", '{"type": "objekt"}'), "Invalid type: objekt"),
+        (Grammar("json_schema", '{"type": "array", "uniqueItems": true}'), "Unimplemented keys"),
+        (Grammar("regex", "(ab"), "unclosed group"),
+        (Grammar("lark", "start: foo"), 'unknown name: "foo"'),
+    ],
+)
+def test_a_grammar_that_cannot_be_used_is_refused_before_anything_runs(
+    llms: dict[str, LLM], grammar: Grammar, said: str
+) -> None:
+    for name in ("vanilla", "inline"):
+        with pytest.raises(SettingsError, match=re.escape(said)) as caught:
+            llms[name].stream(PROMPT, SamplingParams(grammar=grammar))
+        assert "\n" not in str(caught.value)
+        assert str(caught.value).endswith("; correct it or leave grammar out")
+        assert not llms[name].stats().num_running
+
+
+def test_a_missing_library_is_named_with_how_to_get_it(
+    tokenizer: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = builtins.__import__
+
+    def refuse(name: str, *args: Any, **kwargs: Any) -> Any:
+        if name.startswith("llguidance"):
+            raise ImportError(name)
+        return real(name, *args, **kwargs)
+
+    monkeypatch.setattr(builtins, "__import__", refuse)
+    bare = GrammarCompiler(tokenizer, len(tokenizer), (0,))
+    with pytest.raises(SettingsError, match=r"llguidance, which is not installed; run pip install 'card-decoding"):
+        bare.compile(Grammar("json_object"))
+    assert bare.find(Grammar("json_object")) is None
+
+
+def test_a_tokenizer_or_a_model_that_has_no_grammar_is_refused(tokenizer: PreTrainedTokenizerFast) -> None:
+    with pytest.raises(SettingsError, match="needs a model with an end token"):
+        GrammarCompiler(tokenizer, len(tokenizer), ()).compile(Grammar("json_object"))
+
+    class Slow:
+        def __len__(self) -> int:
+            return 5
+
+    with pytest.raises(SettingsError, match=r"cannot use the tokenizer Slow: .*fast tokenizer"):
+        GrammarCompiler(Slow(), 5, (0,)).compile(Grammar("json_object"))  # type: ignore[arg-type]
+
+
+# ---- in the background ----------------------------------------------------------------------------------------------
+
+
+def test_a_drafter_goes_on_until_its_grammar_is_compiled(compiler: GrammarCompiler) -> None:
+    may_compile = threading.Event()
+
+    class Waiting:
+        def compile(self, grammar: Grammar) -> GrammarState:
+            assert may_compile.wait(30)
+            return compiler.compile(grammar)
+
+    grammars = BackgroundGrammars(Waiting)  # type: ignore[arg-type]
+    assert grammars(SCHEMA) is None
+    may_compile.set()
+    deadline = time.monotonic() + 30
+    while (state := grammars(SCHEMA)) is None:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    state.advance(random_walk(state, np.random.default_rng(0), 3))
+    assert grammars(SCHEMA).allowed([()])[0].any(), "each caller gets a state of its own"  # type: ignore[union-attr]
+
+
+def test_a_grammar_that_cannot_be_compiled_is_done_without(caplog: pytest.LogCaptureFixture) -> None:
+    def make() -> GrammarCompiler:
+        raise SettingsError("no tokenizer here")
+
+    grammars = BackgroundGrammars(make)
+    assert grammars(SCHEMA) is None
+    grammars._executor.shutdown()
+    assert grammars(SCHEMA) is None
+    assert "no tokenizer here" in caplog.text
