@@ -87,13 +87,16 @@ class Overheads(msgspec.Struct, frozen=True, kw_only=True):
     cold_s: float = 0.0  # the first passes behind another model's on the same cores, whose weights took the caches
     message_s: float = 2.5e-5  # of the target's time, for each message to or from a drafter elsewhere
     latency_s: float = 1e-4  # of a message on its way, each way, before any network
+    beside_factor: float = 1.0  # by which passes take longer while the other model runs on the same machine
     source: str = "docs/profile.md"
 
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:
             value = getattr(self, name)
             if name != "source" and not 0.0 <= value < math.inf:
-                raise PlanError(f"{name} of the overheads must be finite and 0 or more seconds, got {value}")
+                raise PlanError(f"{name} of the overheads must be finite and 0 or more, got {value}")
+        if self.beside_factor < 1.0:
+            raise PlanError(f"beside_factor of the overheads must be 1 or more, got {self.beside_factor}")
 
 
 class Profile(msgspec.Struct, frozen=True, kw_only=True):

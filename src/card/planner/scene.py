@@ -276,7 +276,8 @@ def _target_model(
 ) -> ReplayedModel:
     """Return the target; its passes take the time of where the policy lets it run, its rounds what goes beyond."""
     overheads = scene.target.overheads or Overheads()
-    costs = {False: TrueCost(plan.alone), True: TrueCost(plan.beside)}
+    factor = overheads.beside_factor if plan.where in ("process", "switch") else 1.0
+    costs = {False: TrueCost(plan.alone), True: TrueCost(plan.beside, factor)}
     round_s = overheads.round_s + (overheads.tuned_s if plan.writers or isinstance(policy, TunedPolicy) else 0.0)
     unpaid_s = 0.0  # of the present round
 
@@ -316,7 +317,10 @@ def _draft_model(
         caches: those that it shares with the target; None if they run at the same time.
     """
     assert scene.draft is not None
-    overheads, cost = scene.draft.overheads or Overheads(), TrueCost(setup, scene.draft_factor)
+    overheads = scene.draft.overheads or Overheads()
+    shares_machine = caches is None and plan.where in ("process", "switch")
+    factor = scene.draft_factor * (overheads.beside_factor if shares_machine else 1.0)
+    cost = TrueCost(setup, factor)
 
     def on_pass(size: PassSize) -> None:
         pass_s = cost.seconds(size.num_tokens, size.num_sequences, size.num_context_rows)
