@@ -1,0 +1,201 @@
+"""The application: every path, and what happens around each request."""
+
+from __future__ import annotations
+
+import logging
+import re
+import secrets
+import time
+from pathlib import Path
+from typing import Any
+
+import pydantic
+from fastapi import FastAPI
+from pydantic.json_schema import models_json_schema
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.staticfiles import StaticFiles
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from card import __version__
+from card.async_llm import AsyncLLM
+from card.errors import CardError
+from card.server.answers import json_response
+from card.server.auth import KeyRing
+from card.server.catalog import detokenize, list_models, show_model, tokenize
+from card.server.chat import chat_completions
+from card.server.completions import completions
+from card.server.config import ServerSettings
+from card.server.errors import ApiError, as_api_error
+from card.server.health import health, load, metrics, ready, version
+from card.server.logs import tell, where
+from card.server.schemas import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from card.server.service import Service
+
+logger = logging.getLogger(__name__)
+
+_PLAYGROUND = Path(__file__).parent / "playground"
+_REQUEST_ID = re.compile(r"[\w.:-]{1,128}")
+_QUIET_PATHS = ("/health", "/metrics", "/load")  # asked every few seconds
+_BODIES: dict[str, type[pydantic.BaseModel]] = {
+    "/v1/chat/completions": ChatRequest,
+    "/v1/completions": CompletionRequest,
+    "/tokenize": TokenizeRequest,
+    "/detokenize": DetokenizeRequest,
+}
+_HANDLERS = {
+    "/v1/chat/completions": chat_completions,
+    "/v1/completions": completions,
+    "/tokenize": tokenize,
+    "/detokenize": detokenize,
+    "/v1/models": list_models,
+    "/v1/models/{model_name:path}": show_model,
+    "/health": health,
+    "/health/ready": ready,
+    "/metrics": metrics,
+    "/version": version,
+    "/load": load,
+}
+
+
+def make_app(llm: AsyncLLM, settings: ServerSettings) -> FastAPI:
+    """Return the application around a model. Its `state.service` is what all endpoints share."""
+    app = FastAPI(title="CARD", version=__version__, docs_url=None, redoc_url=None)
+    app.state.service = service = Service(llm, settings)
+    for path, handler in _HANDLERS.items():
+        method = "POST" if path in _BODIES else "GET"
+        app.add_api_route(
+            path,
+            handler,
+            methods=[method],
+            response_model=None,
+            response_class=Response,
+            openapi_extra=_body_schema(path),
+            responses=_described_errors() if path in _BODIES else {},
+        )
+    if _PLAYGROUND.is_dir():
+        app.mount("/", StaticFiles(directory=_PLAYGROUND, html=True), name="playground")
+    app.add_exception_handler(HTTPException, _on_http_exception)
+    app.add_exception_handler(CardError, _on_card_error)
+    app.add_middleware(Envelope, service=service, keys=KeyRing(settings.api_keys))
+    _add_schemas(app)
+    return app
+
+
+class Envelope:
+    """Around every request: an id, the key, a line in the log; and an answer even where our code fails."""
+
+    def __init__(self, app: ASGIApp, *, service: Service, keys: KeyRing) -> None:
+        self._app, self._service, self._keys = app, service, keys
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = dict(scope["headers"])
+        given = headers.get(b"x-request-id", b"").decode("latin-1")
+        request_id = given if _REQUEST_ID.fullmatch(given) else f"req-{secrets.token_hex(8)}"
+        state: dict[str, Any] = scope.setdefault("state", {})
+        state["request_id"] = request_id
+        started_at, status = time.perf_counter(), 0
+
+        async def send_named(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message["headers"] = [*message.get("headers", ()), (b"x-request-id", request_id.encode())]
+            await send(message)
+
+        try:
+            self._keys.check(scope["path"], headers.get(b"authorization"))
+            await self._app(scope, receive, send_named)
+        except ApiError as error:
+            await _response(error)(scope, receive, send_named)
+        except Exception as error:  # whatever it is, it is ours: the client gets an answer and the log the place
+            at = where(error.__traceback__)
+            tell(logger, logging.ERROR, "failed", request_id=request_id, exception=type(error).__name__, at=at)
+            if status:
+                raise
+            await _response(as_api_error(error))(scope, receive, send_named)
+        finally:
+            self._log(scope, request_id, status, time.perf_counter() - started_at)
+
+    def _log(self, scope: Scope, request_id: str, status: int, seconds: float) -> None:
+        if status >= 400:
+            errors = self._service.ledger.errors
+            errors[status] = errors.get(status, 0) + 1
+        level = logging.DEBUG if scope["path"].startswith(_QUIET_PATHS) else logging.INFO
+        generation = scope["state"].get("generation")
+        fields: dict[str, object] = {}
+        if generation is not None:
+            records = [choice.record for choice in generation.choices]
+            fields = {
+                "prompt_tokens": sum(record.stats.num_prompt_tokens for record in records),
+                "new_tokens": sum(record.stats.num_new_tokens for record in records),
+                "finish_reasons": [record.finish_reason for record in records],
+            }
+        client = scope.get("client")
+        tell(
+            logger,
+            level,
+            "request",
+            request_id=request_id,
+            method=scope["method"],
+            path=scope["path"][:200],
+            status=status,
+            seconds=round(seconds, 4),
+            client=client[0] if client else "",
+            **fields,
+        )
+
+
+def _response(error: ApiError) -> Response:
+    return json_response(error.body(), error.status, error.headers())
+
+
+async def _on_card_error(request: Request, error: Exception) -> Response:
+    return _response(as_api_error(error))
+
+
+async def _on_http_exception(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    message = f"{request.method} {request.url.path[:200]}: {error.detail}"
+    return _response(ApiError(error.status_code, message, code="no_such_path" if error.status_code == 404 else None))
+
+
+def _body_schema(path: str) -> dict[str, Any]:
+    model = _BODIES.get(path)
+    if model is None:
+        return {}
+    schema = {"$ref": f"#/components/schemas/{model.__name__}"}
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
+
+
+def _described_errors() -> dict[int | str, dict[str, Any]]:
+    told = {
+        400: "The request cannot be done as it is; `param` names the field.",
+        401: "The API key is missing or wrong.",
+        404: "The model is not served here.",
+        413: "The body is too large.",
+        415: "The body is not declared as JSON.",
+        429: "The queue is full; see Retry-After.",
+        503: "The server is shutting down, or the engine is down; see Retry-After.",
+    }
+    return {status: {"description": text} for status, text in told.items()}
+
+
+def _add_schemas(app: FastAPI) -> None:
+    """Put the schemas of the bodies, which the endpoints read by themselves, into `/openapi.json`."""
+    _, found = models_json_schema(
+        [(model, "validation") for model in _BODIES.values()], ref_template="#/components/schemas/{model}"
+    )
+    make = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        schema = make()
+        schema.setdefault("components", {}).setdefault("schemas", {}).update(found["$defs"])
+        return schema
+
+    app.openapi = openapi  # type: ignore[method-assign]

@@ -1,0 +1,73 @@
+"""`GET /v1/models`, `POST /tokenize` and `POST /detokenize`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from card.models.text import decode
+from card.server.answers import json_response
+from card.server.errors import bad_request
+from card.server.limits import read_body
+from card.server.schemas import DetokenizeRequest, TokenizeRequest
+from card.server.service import Service
+
+
+async def list_models(request: Request) -> Response:
+    """List the names under which the model is served."""
+    service: Service = request.app.state.service
+    models = [_model(service, name) for name in service.settings.served_model_names]
+    return json_response({"object": "list", "data": models})
+
+
+async def show_model(request: Request) -> Response:
+    """Describe one model."""
+    service: Service = request.app.state.service
+    return json_response(_model(service, service.check_model(request.path_params["model_name"])))
+
+
+async def tokenize(request: Request) -> Response:
+    """Give the token ids of a prompt, or of a conversation in the model's chat template."""
+    service: Service = request.app.state.service
+    fields = await read_body(request, TokenizeRequest, service.settings.max_request_bytes)
+    service.check_model(fields.model)
+    if fields.messages is not None:
+        messages: list[Mapping[str, str]] = [one.model_dump(exclude_none=True) for one in fields.messages]
+        token_ids = list(await service.encode(messages))
+    elif fields.add_special_tokens and fields.prompt:
+        token_ids = list(await service.encode(fields.prompt))
+    else:
+        token_ids = service.tokenizer.encode(fields.prompt or "", add_special_tokens=fields.add_special_tokens)
+    content: dict[str, Any] = {
+        "count": len(token_ids),
+        "max_model_len": service.llm.max_model_len,
+        "tokens": token_ids,
+        "token_strs": service.tokenizer.convert_ids_to_tokens(token_ids) if fields.return_token_strs else None,
+    }
+    return json_response(content)
+
+
+async def detokenize(request: Request) -> Response:
+    """Give the text of token ids."""
+    service: Service = request.app.state.service
+    fields = await read_body(request, DetokenizeRequest, service.settings.max_request_bytes)
+    service.check_model(fields.model)
+    for token_id in fields.tokens:
+        if not 0 <= token_id < service.vocab_size:
+            raise bad_request(f"token ids must be from 0 to {service.vocab_size - 1}, got {token_id}", "tokens")
+    return json_response({"prompt": decode(service.tokenizer, fields.tokens)})
+
+
+def _model(service: Service, name: str) -> dict[str, Any]:
+    return {
+        "id": name,
+        "object": "model",
+        "created": service.started_at,
+        "owned_by": "card",
+        "root": service.llm.host.settings.target,
+        "parent": None,
+        "max_model_len": service.llm.max_model_len,
+    }

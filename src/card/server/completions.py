@@ -1,0 +1,144 @@
+"""`POST /v1/completions`."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncGenerator, Sequence
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from card.config import SamplingParams
+from card.engine.scoring import Scores
+from card.models.text import decode
+from card.sampling import TokenLogprobs
+from card.server.answers import json_response, metrics, new_head, told_of_tokens, unless_gone, usage
+from card.server.limits import read_body
+from card.server.params import sampling_params
+from card.server.schemas import CompletionRequest, Prompts
+from card.server.service import Choice, Generation, Service
+from card.server.streaming import EventStream, event
+
+Job = tuple[tuple[int, ...], SamplingParams | None]
+
+
+class _Echo:
+    """The prompts of a request as they are repeated in its answer."""
+
+    def __init__(self, texts: Sequence[str], scores: Sequence[Scores]) -> None:
+        self.texts, self.scores = texts, scores  # both empty without echo; no scores without logprobs
+
+    def text(self, prompt_idx: int) -> str:
+        return self.texts[prompt_idx] if self.texts else ""
+
+    def logprobs(self, choice: Choice, prompt_idx: int) -> list[TokenLogprobs | int]:
+        """Return those of the prompt; its first token has none."""
+        return [choice.prompt_ids[0], *self.scores[prompt_idx]] if self.scores else []
+
+
+async def completions(request: Request) -> Response:
+    """Continue one prompt or several."""
+    service: Service = request.app.state.service
+    fields = await read_body(request, CompletionRequest, service.settings.max_request_bytes)
+    model = service.check_model(fields.model)
+    prompts: Prompts = fields.prompt
+    jobs = [await _job(service, fields, prompt) for prompt in prompts]
+    generation = service.start(fields, jobs)
+    request.state.generation = generation
+    try:
+        echo = await unless_gone(request, _echo(service, fields, prompts, jobs, generation))
+        if fields.stream:
+            head = new_head("cmpl", "text_completion", model, service)
+            return EventStream(generation, _events(service, fields, generation, head, echo))
+        await unless_gone(request, generation.collect())
+    except BaseException:
+        await generation.close()
+        raise
+    await generation.close()
+    head = new_head("cmpl", "text_completion", model, service)
+    choices = [_choice(service, fields, choice, echo) for choice in generation.choices]
+    tail = metrics(fields, generation.choices, service)
+    return json_response({**head, "choices": choices, "usage": usage(generation.choices, fields.n), **tail})
+
+
+async def _job(service: Service, fields: CompletionRequest, prompt: str | list[int]) -> Job:
+    prompt_ids = await service.encode(prompt)
+    if fields.max_tokens == 0:
+        service.llm.host.scorer.check(prompt_ids)
+        return prompt_ids, None
+    params = sampling_params(
+        fields,
+        service.defaults,
+        max_tokens=service.num_new_tokens(len(prompt_ids), fields.max_tokens),
+        logprobs=fields.logprobs,
+        vocab_size=service.vocab_size,
+    )
+    return prompt_ids, params
+
+
+async def _echo(
+    service: Service, fields: CompletionRequest, prompts: Prompts, jobs: Sequence[Job], generation: Generation
+) -> _Echo:
+    """Return the prompts as text, and how likely their tokens are if that is asked for."""
+    if not fields.echo:
+        return _Echo((), ())
+    texts = [one if isinstance(one, str) else decode(service.tokenizer, one) for one in prompts]
+    scores: list[Scores] = []
+    if fields.logprobs is not None:
+        async with generation.deadline:
+            for prompt_ids, _ in jobs:
+                scores.append(await service.llm.score(prompt_ids, fields.logprobs))
+    return _Echo(texts, scores)
+
+
+def _choice(service: Service, fields: CompletionRequest, choice: Choice, echo: _Echo) -> dict[str, Any]:
+    prompt_idx = choice.index // fields.n
+    told = [token for chunk in choice.chunks for token in chunk.logprobs]
+    content: dict[str, Any] = {
+        "index": choice.index,
+        "text": echo.text(prompt_idx) + choice.text,
+        "logprobs": None,
+        "finish_reason": choice.finish_reason,
+    }
+    if fields.logprobs is not None:
+        tokens = [*echo.logprobs(choice, prompt_idx), *told]
+        content["logprobs"] = service.names.completion_logprobs(tokens, 0)
+    if fields.shows_tree:
+        content["tokens"] = told_of_tokens(choice.chunks, service.names)
+    return content
+
+
+async def _events(
+    service: Service, fields: CompletionRequest, generation: Generation, head: dict[str, Any], echo: _Echo
+) -> AsyncGenerator[bytes, None]:
+    """Yield the answer as events, those of a prompt that is echoed first."""
+    held_back: dict[int, list[TokenLogprobs]] = {}  # of tokens whose text has not come yet
+    offsets = [0] * len(generation.choices)  # characters that the tokens told of so far have
+
+    def piece(choice: Choice, text: str, told: Sequence[TokenLogprobs | int], reason: str | None) -> dict[str, Any]:
+        content: dict[str, Any] = {"index": choice.index, "text": text, "logprobs": None, "finish_reason": reason}
+        if fields.logprobs is not None:
+            content["logprobs"] = service.names.completion_logprobs(told, offsets[choice.index])
+            offsets[choice.index] += sum(map(len, content["logprobs"]["tokens"]))
+        return content
+
+    for choice in generation.choices if fields.echo else ():
+        prompt_idx = choice.index // fields.n
+        reason = "length" if choice.stream is None else None
+        told = echo.logprobs(choice, prompt_idx)
+        yield event({**head, "choices": [piece(choice, echo.text(prompt_idx), told, reason)]})
+    async with contextlib.aclosing(generation.events()) as pieces:
+        async for choice, chunk in pieces:
+            logprobs = [*held_back.pop(choice.index, ()), *chunk.logprobs]
+            if not chunk.text and chunk.finish_reason is None and not fields.shows_tree:
+                held_back[choice.index] = logprobs
+                continue
+            content = piece(choice, chunk.text, logprobs, chunk.finish_reason)
+            if fields.shows_tree:
+                content["tokens"] = told_of_tokens([chunk], service.names)
+            yield event({**head, "choices": [content]})
+    tail = metrics(fields, generation.choices, service)
+    if fields.includes_usage or tail:
+        counted = {"usage": usage(generation.choices, fields.n)} if fields.includes_usage else {}
+        yield event({**head, "choices": [], **counted, **tail})

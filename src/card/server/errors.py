@@ -1,0 +1,94 @@
+"""Errors as OpenAI's clients expect them: a status, and `{"error": {"message", "type", "param", "code"}}`."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from typing import Any
+
+from card.config import SamplingParams
+from card.errors import CapacityError, CardError, PromptError, SettingsError, TargetError, WorkerError
+
+_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    404: "not_found_error",
+    429: "rate_limit_error",
+    500: "server_error",
+    503: "service_unavailable_error",
+}
+_PARAMS = frozenset(field.name for field in dataclasses.fields(SamplingParams))
+
+
+class ApiError(CardError):
+    """An answer that is an error; its text is for the client."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        retry_after_s: int | None = None,
+        is_worth_retrying: bool | None = None,
+    ) -> None:
+        """Make one.
+
+        Args:
+            param: the field of the request that is wrong.
+            code: what is wrong, for programs.
+            retry_after_s: seconds after which the same request may succeed.
+            is_worth_retrying: said to OpenAI's clients; None leaves it to their own rules.
+        """
+        super().__init__(message)
+        self.status = status
+        self.param = param
+        self.code = code
+        self.retry_after_s = retry_after_s
+        self.is_worth_retrying = is_worth_retrying
+
+    def body(self) -> dict[str, Any]:
+        """Return the body of the answer."""
+        kind = _TYPES.get(self.status, _TYPES[400] if self.status < 500 else _TYPES[500])
+        return {"error": {"message": str(self), "type": kind, "param": self.param, "code": self.code}}
+
+    def headers(self) -> dict[str, str]:
+        """Return the headers that belong to the answer."""
+        headers = {}
+        if self.retry_after_s is not None:
+            headers["Retry-After"] = str(self.retry_after_s)
+        if self.is_worth_retrying is not None:
+            headers["x-should-retry"] = str(self.is_worth_retrying).lower()
+        if self.status == 401:
+            headers["WWW-Authenticate"] = "Bearer"
+        return headers
+
+
+def bad_request(message: str, param: str | None = None, code: str | None = None) -> ApiError:
+    """Return the error of a request that can never succeed."""
+    return ApiError(400, message, param=param, code=code)
+
+
+def shutting_down() -> ApiError:
+    """Return the error of a request that a server which is ending does not take, or does not finish."""
+    return ApiError(503, "the server is shutting down; ask again soon", code="shutting_down", retry_after_s=5)
+
+
+def as_api_error(error: Exception) -> ApiError:
+    """Return what a client is told of ``error``; of one that is nobody's mistake but ours, only that it happened."""
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, PromptError):
+        return bad_request(str(error), param="prompt")
+    if isinstance(error, SettingsError):
+        named = re.findall(r"\w+", str(error))
+        param = next((name for name in named if name in _PARAMS), None)
+        return bad_request(str(error), param="response_format" if param == "grammar" else param)
+    if isinstance(error, WorkerError):
+        return ApiError(503, str(error), code="engine_down", retry_after_s=10)
+    if isinstance(error, CapacityError):
+        return ApiError(503, str(error), code="no_memory", retry_after_s=5)
+    if isinstance(error, TargetError):
+        return ApiError(500, str(error), code="model_failed")
+    return ApiError(500, "the server has failed; its log has the details under this request's id", code="internal")

@@ -1,0 +1,211 @@
+"""How much the server takes on: size of a body, requests that wait, time of a request."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from types import TracebackType
+from typing import Self, TypeVar
+
+import msgspec
+import pydantic
+from starlette.requests import ClientDisconnect, Request
+
+from card.server.errors import ApiError, bad_request, shutting_down
+
+M = TypeVar("M", bound=pydantic.BaseModel)
+
+_BODY_TIMEOUT_S = 60.0  # for a client to send its request
+_MOST_SWALLOWED_BYTES = 64 * 1024 * 1024  # of a body that is too large, so that the client reads why it was refused
+_MOST_RETRY_AFTER_S = 60
+_MOST_QUOTED_CHARS = 40  # of a wrong value in the message about it
+
+
+async def read_body(request: Request, model: type[M], max_bytes: int) -> M:
+    """Return the request's JSON body as a ``model``; a field that is null counts as left out.
+
+    Raises: ApiError 415 for another content type, 413 for a body that is too large, 408 for one that does not come, 400
+        for one that is no JSON or does not fit, with the field's name.
+    """
+    content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if content_type != "application/json" and not content_type.endswith("+json"):
+        raise ApiError(
+            415, f"the content type must be application/json, got {content_type[:80] or 'none'}", code="content_type"
+        )
+    return parse(await _read_bytes(request, max_bytes), model)
+
+
+def parse(data: bytes, model: type[M]) -> M:
+    """Return JSON as a ``model``. Raises: ApiError 400."""
+    try:
+        content = msgspec.json.decode(data)
+    except RecursionError:
+        raise bad_request("the body is nested too deeply") from None
+    except UnicodeDecodeError as error:
+        raise bad_request(f"the body is not valid UTF-8 at byte {error.start}") from None
+    except msgspec.DecodeError as error:
+        raise bad_request(f"the body is not valid JSON: {error}") from None
+    if not isinstance(content, dict):
+        raise bad_request(f"the body must be a JSON object, got {type(content).__name__}")
+    try:
+        return model.model_validate({name: value for name, value in content.items() if value is not None})
+    except pydantic.ValidationError as error:
+        raise _first_of(error) from None
+    except RecursionError:
+        raise bad_request("the body is nested too deeply") from None
+
+
+async def _read_bytes(request: Request, max_bytes: int) -> bytes:
+    stated = request.headers.get("content-length", "")
+    num_stated = int(stated) if stated.isdecimal() else 0
+    too_large = ApiError(413, f"the body may have at most {max_bytes} bytes", code="body_too_large")
+    if num_stated > _MOST_SWALLOWED_BYTES:
+        raise too_large
+    parts: list[bytes] = []
+    num_bytes = 0
+    try:
+        async with asyncio.timeout(_BODY_TIMEOUT_S):
+            async for part in request.stream():
+                num_bytes += len(part)
+                if num_bytes > _MOST_SWALLOWED_BYTES:
+                    raise too_large
+                if num_bytes <= max_bytes and num_stated <= max_bytes:
+                    parts.append(part)
+                else:
+                    parts.clear()
+    except TimeoutError:
+        raise ApiError(408, f"the body did not arrive within {_BODY_TIMEOUT_S:.0f} s", code="body_timeout") from None
+    except ClientDisconnect:
+        raise bad_request("the client has gone") from None
+    if num_bytes > max_bytes or num_stated > max_bytes:
+        raise too_large
+    return b"".join(parts)
+
+
+def _first_of(errors: pydantic.ValidationError) -> ApiError:
+    """Return what is wrong first, in one line."""
+    listed = errors.errors(include_url=False, include_context=False)
+    unknown = [one for one in listed if one["type"] == "extra_forbidden"]
+    error = (unknown or listed)[0]
+    param = ".".join(str(part) for part in error["loc"])
+    if unknown:
+        return bad_request(f"{param} is not supported by this server; leave it out", param, "unsupported_parameter")
+    message = error["msg"].removeprefix("Value error, ")
+    given = error["input"]
+    if isinstance(given, bool | int | float | str) and len(repr(given)) <= _MOST_QUOTED_CHARS:
+        message += f", got {given!r}"
+    return bad_request(f"{param}: {message}" if param else message, param or None)
+
+
+class Gate:
+    """Lets so many sequences in as may run and wait, and none while the server shuts down."""
+
+    def __init__(self, *, max_running: int, max_waiting: int) -> None:
+        self._max_running = max_running
+        self._most = max_running + max_waiting
+        self._num_inside = 0
+        self._num_requests = 0
+        self._is_open = True
+        self._mean_s = 1.0  # of a request
+        self._is_empty = asyncio.Event()
+        self._is_empty.set()
+
+    @property
+    def is_open(self) -> bool:
+        """False once the server shuts down."""
+        return self._is_open
+
+    @property
+    def num_requests(self) -> int:
+        """Requests that are being answered."""
+        return self._num_requests
+
+    def enter(self, num_sequences: int) -> Ticket:
+        """Let a request in. Raises: ApiError 503 while shutting down, 429 if there is no room now, 400 if never."""
+        if not self._is_open:
+            raise shutting_down()
+        if num_sequences > self._most:
+            raise bad_request(f"a request may ask for at most {self._most} texts, got {num_sequences}", "n")
+        if self._num_inside + num_sequences > self._most:
+            raise ApiError(
+                429,
+                f"the queue is full: {self._num_inside} texts are being written or wait, at most {self._most} may",
+                code="queue_full",
+                retry_after_s=self._retry_after_s(),
+            )
+        self._num_inside += num_sequences
+        self._num_requests += 1
+        self._is_empty.clear()
+        return Ticket(self, num_sequences)
+
+    def close(self) -> None:
+        """Let nobody in any more."""
+        self._is_open = False
+
+    async def until_empty(self) -> None:
+        """Wait until the last request has left."""
+        await self._is_empty.wait()
+
+    def _retry_after_s(self) -> int:
+        """Return when a place should come free: those who wait are served at the pace of the last requests."""
+        num_waiting = max(1, self._num_inside - self._max_running)
+        return min(_MOST_RETRY_AFTER_S, max(1, math.ceil(self._mean_s * num_waiting / self._max_running)))
+
+    def _leave(self, num_sequences: int, seconds: float) -> None:
+        self._num_inside -= num_sequences
+        self._num_requests -= 1
+        self._mean_s += 0.1 * (seconds - self._mean_s)
+        if not self._num_requests:
+            self._is_empty.set()
+
+
+class Ticket:
+    """A request's place inside the gate."""
+
+    def __init__(self, gate: Gate, num_sequences: int) -> None:
+        self._gate, self._num_sequences = gate, num_sequences
+        self._entered_at = asyncio.get_running_loop().time()
+        self._is_used = False
+
+    def give_back(self) -> None:
+        """Leave. May be called twice."""
+        if not self._is_used:
+            self._is_used = True
+            self._gate._leave(self._num_sequences, asyncio.get_running_loop().time() - self._entered_at)
+
+
+class Deadline:
+    """Ends what runs under it with an ApiError: when its time is up, or at once when it is cut short."""
+
+    def __init__(self, seconds: float) -> None:
+        self._at = asyncio.get_running_loop().time() + seconds
+        self._reason = ApiError(
+            503,
+            f"the request took longer than the {seconds:g} s that this server allows; ask for less",
+            code="request_timeout",
+            retry_after_s=1,
+            is_worth_retrying=False,
+        )
+        self._timeout: asyncio.Timeout | None = None
+
+    def cut(self, reason: ApiError) -> None:
+        """End it now."""
+        loop = asyncio.get_running_loop()
+        self._reason, self._at = reason, loop.time()
+        if self._timeout is not None and not self._timeout.expired():
+            self._timeout.reschedule(self._at)
+
+    async def __aenter__(self) -> Self:
+        self._timeout = asyncio.timeout_at(self._at)
+        await self._timeout.__aenter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._timeout is not None
+        timeout, self._timeout = self._timeout, None
+        try:
+            await timeout.__aexit__(kind, error, trace)
+        except TimeoutError:
+            raise self._reason from None

@@ -1,0 +1,357 @@
+"""Figures of the server for Prometheus: names of our own, and vLLM's for the dashboards that know those.
+
+A request's counters live in its `RequestStats`, which the engine keeps anyway; a scrape adds up those of running
+requests and what finished ones left behind. Nothing is counted per token.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from card.errors import WorkerError
+from card.metrics import EngineStats, RequestStats
+from card.outputs import StreamChunk
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
+_TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 50000)
+_HISTOGRAMS = {  # name, without prefix -> what it is, its buckets
+    "time_to_first_token_seconds": ("From a request's arrival to its first token.", _SECONDS),
+    "inter_token_latency_seconds": ("Between two pieces of a text, each of one token or more.", _SECONDS),
+    "request_time_per_output_token_seconds": ("Decoding time over tokens, of a finished request.", _SECONDS),
+    "e2e_request_latency_seconds": ("From a request's arrival to its end.", _SECONDS),
+    "request_queue_time_seconds": ("Waiting for a place in the batch.", _SECONDS),
+    "request_prefill_time_seconds": ("From the place in the batch to the first token.", _SECONDS),
+    "request_decode_time_seconds": ("From the first token to the last.", _SECONDS),
+    "request_prompt_tokens": ("Tokens of a prompt.", _TOKENS),
+    "request_generation_tokens": ("Tokens of an answer.", _TOKENS),
+}
+_VLLM_NAMES = {  # ours, without prefix -> vLLM's; histograms have the same name in both
+    "requests_running": ("num_requests_running",),
+    "requests_waiting": ("num_requests_waiting",),
+    "kv_cache_usage": ("kv_cache_usage_perc",),
+    "prompt_tokens": ("prompt_tokens", "prefix_cache_queries"),  # both are counted in tokens
+    "prompt_tokens_reused": ("prefix_cache_hits",),
+    "generation_tokens": ("generation_tokens",),
+    "requests_finished": ("request_success",),
+    "verifications": ("spec_decode_num_drafts",),
+    "candidates_verified": ("spec_decode_num_draft_tokens",),
+    "candidates_accepted": ("spec_decode_num_accepted_tokens",),
+    "candidates_accepted_per_position": ("spec_decode_num_accepted_tokens_per_pos",),
+    **{name: (name,) for name in _HISTOGRAMS},
+}
+_SUMS = (  # counters of RequestStats that are added up over all requests
+    "num_prompt_tokens",
+    "num_new_tokens",
+    "target_passes",
+    "target_busy_s",
+    "waited_s",
+    "verified_tokens",
+    "accepted_tokens",
+    "hits",
+    "late_hits",
+    "misses",
+    "drafter_passes",
+    "drafter_busy_s",
+    "drafter_dropped_nodes",
+    "rolled_back_tokens",
+    "reused_prompt_tokens",
+)
+FALLBACKS = ("request", "policy", "drafter", "no_candidates")
+
+
+class Record:
+    """One text of a request as it is written: its statistics, and when its pieces came."""
+
+    __slots__ = ("_ledger", "_num_plain", "arrived_at", "finish_reason", "last_at", "speculates", "started_at", "stats")
+
+    def __init__(self, ledger: Ledger, num_prompt_tokens: int, *, speculates: bool) -> None:
+        self._ledger = ledger
+        self.stats = RequestStats(num_prompt_tokens=num_prompt_tokens)
+        self.speculates = speculates
+        self.arrived_at = time.perf_counter()
+        self.started_at = 0.0  # first token
+        self.last_at = 0.0
+        self.finish_reason = "abort"  # until it is known to be another one
+        self._num_plain = 0  # rounds without candidates seen so far
+
+    def take(self, chunk: StreamChunk) -> None:
+        """Look at the next piece."""
+        now = time.perf_counter()
+        stats = self.stats = chunk.stats
+        if chunk.token_ids:
+            if self.started_at:
+                self._ledger.observe("inter_token_latency_seconds", now - self.last_at)
+            else:
+                self.started_at = now
+            self.last_at = now
+        if chunk.finish_reason is not None:
+            self.finish_reason = chunk.finish_reason
+        num_plain = stats.target_passes - (stats.offered_per_depth[0] if stats.offered_per_depth else 0)
+        if num_plain > self._num_plain:
+            self._ledger.fallbacks[_cause(stats, speculates=self.speculates)] += num_plain - self._num_plain
+            self._num_plain = num_plain
+
+
+def _cause(stats: RequestStats, *, speculates: bool) -> str:
+    """Return why the last round of a request had no candidates to verify."""
+    if not speculates:
+        return "request"
+    if stats.speculation.startswith("off"):
+        return "policy"
+    return "no_candidates" if stats.drafter_state in ("up", "none") else "drafter"
+
+
+class Ledger:
+    """The books: running texts, and the sums over those that have ended. Used in the event loop only."""
+
+    def __init__(self) -> None:
+        self.fallbacks = dict.fromkeys(FALLBACKS, 0)
+        self.finished: dict[str, int] = {"stop": 0, "length": 0, "abort": 0, "error": 0}
+        self.errors: dict[int, int] = {}  # answers by status of 400 and above
+        self._running: set[Record] = set()
+        self._ended = _Sums()
+        self._registry = CollectorRegistry(auto_describe=False)
+        self._histograms = {
+            name: Histogram(f"card_{name}", what, buckets=buckets, registry=self._registry)
+            for name, (what, buckets) in _HISTOGRAMS.items()
+        }
+
+    def begin(self, num_prompt_tokens: int, *, speculates: bool) -> Record:
+        """Open the record of a text."""
+        record = Record(self, num_prompt_tokens, speculates=speculates)
+        self._running.add(record)
+        return record
+
+    def forget(self, record: Record) -> None:
+        """Strike a text that was never written."""
+        self._running.discard(record)
+
+    def end(self, record: Record) -> None:
+        """Close the record of a text."""
+        if record not in self._running:
+            return
+        self._running.discard(record)
+        stats, now = record.stats, time.perf_counter()
+        self._ended.add(stats)
+        self.finished[record.finish_reason] = self.finished.get(record.finish_reason, 0) + 1
+        self.observe("e2e_request_latency_seconds", now - record.arrived_at)
+        self.observe("request_prompt_tokens", stats.num_prompt_tokens)
+        self.observe("request_generation_tokens", stats.num_new_tokens)
+        if record.started_at:
+            self.observe("time_to_first_token_seconds", record.started_at - record.arrived_at)
+            self.observe("request_queue_time_seconds", stats.queued_s)
+            self.observe("request_prefill_time_seconds", stats.prefill_s)
+            self.observe("request_decode_time_seconds", stats.decode_s)
+            if stats.num_new_tokens > 1:
+                self.observe("request_time_per_output_token_seconds", stats.decode_s / (stats.num_new_tokens - 1))
+
+    def observe(self, name: str, value: float) -> None:
+        """Add a value to one of the histograms."""
+        self._histograms[name].observe(value)
+
+    def sums(self) -> _Sums:
+        """Return the sums over all texts, running ones as far as they have come."""
+        total = self._ended.copy()
+        for record in self._running:
+            total.add(record.stats)
+        return total
+
+    def histograms(self) -> Iterable[Metric]:
+        """Return the histograms as of now."""
+        return self._registry.collect()
+
+
+class _Sums:
+    """Counters of `RequestStats`, added up."""
+
+    def __init__(self) -> None:
+        self.values = dict.fromkeys(_SUMS, 0.0)
+        self.accepted_per_depth: list[int] = []
+        self.by_writer: dict[str, list[int]] = {}  # [verified, accepted]
+
+    def add(self, stats: RequestStats) -> None:
+        for name in _SUMS:
+            self.values[name] += getattr(stats, name)
+        self.accepted_per_depth.extend([0] * (len(stats.accepted_per_depth) - len(self.accepted_per_depth)))
+        for depth, count in enumerate(stats.accepted_per_depth):
+            self.accepted_per_depth[depth] += count
+        for column, counts in enumerate((stats.verified_by_writer, stats.accepted_by_writer)):
+            for writer, count in dict(counts).items():
+                self.by_writer.setdefault(writer, [0, 0])[column] += count
+
+    def copy(self) -> _Sums:
+        other = _Sums()
+        other.values = dict(self.values)
+        other.accepted_per_depth = list(self.accepted_per_depth)
+        other.by_writer = {writer: list(counts) for writer, counts in self.by_writer.items()}
+        return other
+
+
+class Scrape:
+    """Gathers everything for one answer of `/metrics`."""
+
+    def __init__(
+        self, ledger: Ledger, stats: Callable[[], EngineStats], *, model_name: str, kv_bytes: int, num_inside: int
+    ) -> None:
+        """Take the books, the engine's figures and what the server knows itself.
+
+        Args:
+            stats: raises WorkerError if the engine is down; then its gauges are left out.
+            kv_bytes: most memory of the KV cache.
+            num_inside: requests that are being answered.
+        """
+        self._ledger, self._stats = ledger, stats
+        self._labels = {"model_name": model_name, "engine": "0"}
+        self._kv_bytes, self._num_inside = kv_bytes, num_inside
+
+    def text(self) -> bytes:
+        """Return the answer."""
+        registry = CollectorRegistry(auto_describe=False)
+        registry.register(self)
+        return generate_latest(registry)
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield each family under our name, and under vLLM's if it has one."""
+        for family in self._families():
+            yield _relabelled(family, family.name, self._labels)
+            for alias in _VLLM_NAMES.get(family.name.removeprefix("card_"), ()):
+                yield _relabelled(family, f"vllm:{alias}", self._labels)
+
+    def _families(self) -> Iterator[Metric]:
+        yield from self._from_engine()
+        sums = self._ledger.sums()
+        values = sums.values
+        for name, what, key in (
+            ("prompt_tokens", "Tokens of prompts.", "num_prompt_tokens"),
+            ("generation_tokens", "Tokens written.", "num_new_tokens"),
+            ("verifications", "Target passes of a request after its prompt: query, verify, correct.", "target_passes"),
+            ("candidates_verified", "Candidates that went through the target.", "verified_tokens"),
+            ("candidates_accepted", "Candidates that became text.", "accepted_tokens"),
+            ("target_busy_seconds", "Time of requests inside the target's passes.", "target_busy_s"),
+            ("target_stall_seconds", "Time of requests in which the target waited for candidates.", "waited_s"),
+            ("drafter_passes", "Passes of the draft model, for each request that they served.", "drafter_passes"),
+            ("drafter_busy_seconds", "Time of these passes.", "drafter_busy_s"),
+            ("drafter_dropped_nodes", "Candidates ruled out by what was committed.", "drafter_dropped_nodes"),
+            ("drafter_rolled_back_tokens", "Of these, those thought likeliest.", "rolled_back_tokens"),
+            ("prompt_tokens_reused", "Tokens of prompts whose KV was there already.", "reused_prompt_tokens"),
+        ):
+            yield CounterMetricFamily(f"card_{name}", what, value=values[key])
+        yield _counters(
+            "lookup_results",
+            "Whether the target's next token was a candidate already.",
+            "result",
+            {
+                "hit": values["hits"],
+                "late_hit": values["late_hits"],
+                "miss": max(0.0, values["target_passes"] - values["hits"] - values["late_hits"]),
+            },
+        )
+        yield _counters("fallbacks", "Rounds decoded plainly, by cause.", "cause", self._ledger.fallbacks)
+        by_depth = {str(depth): count for depth, count in enumerate(sums.accepted_per_depth)}
+        yield _counters(
+            "candidates_accepted_per_position", "Candidates accepted, by their depth from 0.", "position", by_depth
+        )
+        for idx, column in enumerate(("verified", "accepted")):
+            by_writer = {writer: counts[idx] for writer, counts in sums.by_writer.items()}
+            yield _counters(
+                f"candidates_{column}_by_writer", f"Candidates {column}, by who proposed them.", "writer", by_writer
+            )
+        yield _counters("requests_finished", "Texts that ended, by reason.", "finished_reason", self._ledger.finished)
+        errors = {str(status): count for status, count in self._ledger.errors.items()}
+        yield _counters("http_errors", "Answers that were errors, by status.", "status", errors)
+        yield GaugeMetricFamily("card_requests_inside", "Requests that are being answered.", value=self._num_inside)
+        yield from self._ledger.histograms()
+
+    def _from_engine(self) -> Iterator[Metric]:
+        try:
+            stats = self._stats()
+        except WorkerError:
+            yield GaugeMetricFamily("card_engine_up", "Whether the engine is alive.", value=0)
+            return
+        state = stats.drafter_state.partition(":")[0]
+        yield GaugeMetricFamily("card_engine_up", "Whether the engine is alive.", value=1)
+        busy_share = self._ledger.sums().values["drafter_busy_s"] / stats.round_s if stats.round_s else 0.0
+        for name, what, value in (
+            ("requests_running", "Texts in the batch.", stats.num_running),
+            ("requests_waiting", "Texts that wait for a place in the batch.", stats.num_waiting),
+            ("kv_cache_usage", "Share of the KV memory in use, kept prefixes included.", self._kv_share(stats)),
+            ("drafter_up", "Whether the drafter drafts.", state in ("up", "degraded")),
+            ("drafter_lead", "Layers of candidates ahead of the text, mean of the running texts.", stats.drafter_lead),
+            ("tree_nodes", "Candidates held for the running texts.", stats.tree_nodes),
+            ("drafter_busy_share", "Drafting time over the time of rounds, since the start.", busy_share),
+            ("speculating", "Whether the present schedule speculates.", stats.schedule != "off"),
+        ):
+            yield GaugeMetricFamily(f"card_{name}", what, value=float(value))
+        for name, what, value in (
+            ("rounds", "Rounds of the engine.", stats.rounds),
+            ("round_seconds", "Time of these rounds.", stats.round_s),
+            ("target_tokens", "Rows that went through the target.", stats.target_tokens),
+            ("drafter_restarts", "Times that the drafter was replaced.", stats.drafter_restarts),
+            ("prefix_cache_queries", "Prompts looked up among kept prefixes.", stats.prefix_queries),
+            ("prefix_cache_hits", "Of these, how many were found.", stats.prefix_hits),
+        ):
+            yield CounterMetricFamily(f"card_{name}", what, value=value)
+
+    def _kv_share(self, stats: EngineStats) -> float:
+        return stats.kv_used_bytes / self._kv_bytes if self._kv_bytes else 0.0
+
+
+def _counters(name: str, what: str, label: str, values: dict[str, Any]) -> CounterMetricFamily:
+    family = CounterMetricFamily(f"card_{name}", what, labels=[label])
+    for key, value in values.items():
+        family.add_metric([key], value)
+    return family
+
+
+def _relabelled(family: Metric, name: str, labels: dict[str, str]) -> Metric:
+    """Return a family under another name, its samples with more labels."""
+    other = Metric(name, family.documentation, family.type)
+    other.samples = [
+        sample._replace(name=name + sample.name.removeprefix(family.name), labels={**labels, **sample.labels})
+        for sample in family.samples
+    ]
+    return other
+
+
+def speculative_decoding(stats: RequestStats, most_candidates: int) -> dict[str, Any]:
+    """Return how speculation did for one request, in the shape that vLLM publishes.
+
+    Args:
+        most_candidates: most candidates of one verification.
+    """
+    kept = stats.accepted_per_depth
+    at_least = [stats.target_passes, *kept]
+    histogram = [count - later for count, later in zip(at_least, [*kept, 0], strict=True)]
+    num_spec_tokens = max(most_candidates, len(kept))
+    histogram += [0] * (num_spec_tokens + 1 - len(histogram))
+    return {
+        "mean_acceptance_length": stats.mean_acceptance_length,
+        "draft_acceptance_rate": stats.acceptance_rate,
+        "acceptance_histogram": histogram,
+        "num_spec_steps": stats.target_passes,
+        "num_accepted_draft_tokens": stats.accepted_tokens,
+        "num_draft_tokens": stats.verified_tokens,
+        "num_spec_tokens": num_spec_tokens,
+    }
+
+
+def request_metrics(records: Sequence[Record], most_candidates: int) -> dict[str, Any] | None:
+    """Return the `metrics` of an answer; they describe one text, so there are none for several."""
+    if len(records) != 1:
+        return None
+    stats = records[0].stats
+    return {
+        "time_to_first_token_ms": 1e3 * stats.prefill_s,
+        "generation_time_ms": 1e3 * stats.decode_s,
+        "queue_time_ms": 1e3 * stats.queued_s,
+        "tokens_per_second": stats.decode_tokens_per_s,
+        "speculative_decoding": speculative_decoding(stats, most_candidates),
+        "card": stats.as_dict(),
+    }

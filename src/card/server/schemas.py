@@ -1,0 +1,209 @@
+"""What clients may send. A field that is not here is refused with its name; values are taken as they are typed."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema, field_validator, model_validator
+
+MAX_CHOICES = 128
+_MAX_PROMPTS = 2048  # of one request; the queue's length bounds them further
+_MAX_STOPS = 64
+_MAX_SEED = 2**63 - 1
+
+Prompts = list[str | list[int]]
+"""Prompts, each text or token ids."""
+
+_PROMPT_SCHEMA = {
+    "anyOf": [
+        {"type": "string"},
+        {"type": "array", "items": {"type": "string"}},
+        {"type": "array", "items": {"type": "integer"}},
+        {"type": "array", "items": {"type": "array", "items": {"type": "integer"}}},
+    ]
+}
+_STOP_SCHEMA = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}
+_CONTENT_SCHEMA = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "object"}}]}
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, hide_input_in_errors=True)
+
+
+class StreamOptions(_Strict):
+    """How a stream ends."""
+
+    include_usage: bool = False
+
+
+class JsonSchema(_Strict):
+    """The schema that an answer must fit."""
+
+    name: str
+    schema_: dict[str, Any] = Field(alias="schema")
+    description: str = ""
+    strict: bool = True
+
+
+class ResponseFormat(_Strict):
+    """What an answer must look like."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+    @model_validator(mode="after")
+    def _has_its_schema(self) -> ResponseFormat:
+        if (self.type == "json_schema") != (self.json_schema is not None):
+            raise ValueError("json_schema belongs to the type json_schema, and that type needs it")
+        return self
+
+
+class SamplingFields(_Strict):
+    """The fields that completions and chat completions share. None: as the model's generation config says."""
+
+    model: str = ""
+    n: int = Field(1, ge=1, le=MAX_CHOICES)
+    temperature: float | None = Field(None, ge=0.0, le=100.0)
+    top_p: float | None = Field(None, gt=0.0, le=1.0)
+    top_k: int | None = Field(None, ge=-1, lt=2**31, description="0 and -1 keep all")
+    min_p: float | None = Field(None, ge=0.0, lt=1.0)
+    repetition_penalty: float | None = Field(None, gt=0.0, le=1e6)
+    presence_penalty: float = Field(0.0, ge=-2.0, le=2.0)
+    frequency_penalty: float = Field(0.0, ge=-2.0, le=2.0)
+    logit_bias: dict[str, float] = Field(default_factory=dict, max_length=1024)
+    seed: int | None = Field(None, ge=-(2**63), le=_MAX_SEED)
+    stop: Annotated[list[str], WithJsonSchema(_STOP_SCHEMA)] = Field(default_factory=list, max_length=_MAX_STOPS)
+    stop_token_ids: list[int] = Field(default_factory=list, max_length=1024)
+    ignore_eos: bool = False
+    min_tokens: int = Field(0, ge=0, lt=2**31)
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    response_format: ResponseFormat | None = None
+    user: str = ""
+    speculation: Literal["on", "off"] = "on"
+    shows_tree: bool = Field(False, description="say of each token who proposed it, and what lay beside it")
+    include_metrics: bool = Field(False, description="say in the answer how long it took and how speculation did")
+
+    @field_validator("stop", mode="before")
+    @classmethod
+    def _list_of_stops(cls, value: object) -> object:
+        if isinstance(value, str):
+            return [value]
+        if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
+            raise ValueError("must be a string or a list of strings")
+        return value
+
+    @field_validator("stop")
+    @classmethod
+    def _no_empty_stop(cls, value: list[str]) -> list[str]:
+        if not all(value):
+            raise ValueError("a stop string must not be empty")
+        return value
+
+    @model_validator(mode="after")
+    def _options_of_a_stream(self) -> SamplingFields:
+        if self.stream_options is not None and not self.stream:
+            raise ValueError("stream_options are for stream: true")
+        return self
+
+    @property
+    def includes_usage(self) -> bool:
+        """Whether the stream ends with the number of tokens."""
+        return self.stream_options is not None and self.stream_options.include_usage
+
+
+class Message(_Strict):
+    """One turn of a conversation."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Annotated[str, WithJsonSchema(_CONTENT_SCHEMA)]
+    name: str | None = None
+
+    @field_validator("content", mode="before")
+    @classmethod
+    def _join_text_parts(cls, value: object) -> object:
+        if not isinstance(value, list):
+            return value
+        texts = []
+        for part in value:
+            if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
+                kind = part.get("type") if isinstance(part, dict) else type(part).__name__
+                raise ValueError(f"only parts of type text are supported, got {str(kind)[:40]!r}")
+            texts.append(part["text"])
+        return "\n".join(texts)
+
+
+class ChatRequest(SamplingFields):
+    """Body of `POST /v1/chat/completions`."""
+
+    messages: list[Message] = Field(min_length=1)
+    max_tokens: int | None = Field(None, ge=1, lt=2**31)
+    max_completion_tokens: int | None = Field(None, ge=1, lt=2**31)
+    logprobs: bool = False
+    top_logprobs: int | None = Field(None, ge=0, le=20)
+
+    @model_validator(mode="after")
+    def _top_needs_logprobs(self) -> ChatRequest:
+        if self.top_logprobs is not None and not self.logprobs:
+            raise ValueError("top_logprobs needs logprobs: true")
+        return self
+
+
+def _as_prompts(value: object) -> Prompts:
+    """Return the prompts in any of the four shapes that OpenAI allows."""
+    if isinstance(value, str):
+        return [value]
+    if not isinstance(value, list) or not value:
+        raise ValueError("prompt must be a string, token ids, or a list of either that is not empty")
+    if all(type(one) is int for one in value):
+        return [value]
+    prompts = value
+    if len(prompts) > _MAX_PROMPTS:
+        raise ValueError(f"at most {_MAX_PROMPTS} prompts go into one request, got {len(prompts)}")
+    for one in prompts:
+        if not isinstance(one, str) and not (isinstance(one, list) and all(type(i) is int for i in one)):
+            raise ValueError("each prompt must be a string or a list of token ids")
+    return prompts
+
+
+class CompletionRequest(SamplingFields):
+    """Body of `POST /v1/completions`."""
+
+    prompt: Annotated[Any, WithJsonSchema(_PROMPT_SCHEMA)]
+    max_tokens: int = Field(16, ge=0, lt=2**31)
+    echo: bool = False
+    logprobs: int | None = Field(None, ge=0, le=20)
+
+    @field_validator("prompt")
+    @classmethod
+    def _prompts(cls, value: object) -> Prompts:
+        return _as_prompts(value)
+
+    @model_validator(mode="after")
+    def _writes_or_echoes(self) -> CompletionRequest:
+        if self.max_tokens == 0 and not self.echo:
+            raise ValueError("max_tokens must be 1 or more without echo")
+        return self
+
+
+class TokenizeRequest(_Strict):
+    """Body of `POST /tokenize`: a prompt, or a conversation for the chat template."""
+
+    model: str = ""
+    prompt: str | None = None
+    messages: list[Message] | None = None
+    add_special_tokens: bool = True
+    return_token_strs: bool = False
+
+    @model_validator(mode="after")
+    def _one_of_both(self) -> TokenizeRequest:
+        if (self.prompt is None) == (self.messages is None):
+            raise ValueError("give prompt or messages, one of them")
+        return self
+
+
+class DetokenizeRequest(_Strict):
+    """Body of `POST /detokenize`."""
+
+    model: str = ""
+    tokens: list[int]

@@ -1,0 +1,244 @@
+"""What all endpoints share: the model, the limits, the figures; and one API request's way through the engine."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncGenerator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from card.async_llm import AsyncLLM, RequestStream
+from card.config import SamplingParams
+from card.engine.scoring import Scores
+from card.errors import CardError
+from card.host import Prompt
+from card.outputs import StreamChunk
+from card.server.config import ServerSettings
+from card.server.errors import ApiError, bad_request, shutting_down
+from card.server.limits import Deadline, Gate, Ticket
+from card.server.metrics import Ledger, Record
+from card.server.params import derived_seed, model_defaults
+from card.server.schemas import SamplingFields
+from card.server.tokens import TokenNames
+from card.target import FinishReason
+
+_LARGE_PROMPT_CHARS = 16_384  # a longer one is tokenized beside the event loop: streams must not wait for it
+
+
+@dataclass(slots=True)
+class Choice:
+    """One text of a request: where it comes from, and what came of it."""
+
+    index: int
+    prompt_ids: tuple[int, ...]
+    stream: RequestStream | None  # None: nothing is written, the prompt alone is echoed
+    record: Record
+    chunks: list[StreamChunk] = field(default_factory=list)  # if they are collected
+
+    @property
+    def text(self) -> str:
+        """What was collected."""
+        return "".join(chunk.text for chunk in self.chunks)
+
+    @property
+    def finish_reason(self) -> FinishReason:
+        """Why the collected text ends."""
+        return (self.chunks[-1].finish_reason if self.chunks else None) or "length"
+
+
+class Generation:
+    """All texts of one API request, from its admission until its answer was sent."""
+
+    def __init__(self, service: Service, ticket: Ticket, choices: Sequence[Choice]) -> None:
+        self.choices = choices
+        self.deadline = Deadline(service.settings.request_timeout_s)
+        self._service, self._ticket = service, ticket
+        service.running.add(self)
+
+    async def events(self) -> AsyncGenerator[tuple[Choice, StreamChunk], None]:
+        """Yield what is written, of all choices in the order in which it comes. Raises: CardError."""
+        written = [choice for choice in self.choices if choice.stream is not None]
+        source = _read(written[0]) if len(written) == 1 else _merged(written)
+        async with contextlib.aclosing(source):
+            async for choice, chunk in source:
+                yield choice, chunk
+
+    async def collect(self) -> None:
+        """Wait for all texts; they are in the choices' `chunks`. Raises: CardError."""
+        async with self.deadline, contextlib.aclosing(self.events()) as events:
+            async for choice, chunk in events:
+                choice.chunks.append(chunk)
+
+    async def close(self) -> None:
+        """End what still runs, give the place back and book the figures. May be called twice."""
+        if self not in self._service.running:
+            return
+        self._service.running.discard(self)
+        for choice in self.choices:
+            self._service.ledger.end(choice.record)
+            if choice.stream is not None:
+                await choice.stream.aclose()
+        self._ticket.give_back()
+
+
+class Service:
+    """The model behind the endpoints."""
+
+    def __init__(self, llm: AsyncLLM, settings: ServerSettings) -> None:
+        self.llm, self.settings = llm, settings
+        engine = llm.host.settings
+        self.gate = Gate(max_running=engine.max_num_seqs, max_waiting=settings.max_num_queued_reqs)
+        self.ledger = Ledger()
+        self.names = TokenNames(llm.host.tokenizer)
+        config = llm.host.generation_config if settings.generation_config == "auto" else None
+        self.defaults: dict[str, Any] = model_defaults(config)
+        self.running: set[Generation] = set()
+        self.started_at = int(time.time())
+        self._tokenizing = ThreadPoolExecutor(1, thread_name_prefix="card-tokenizer")
+
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        """The target's tokenizer."""
+        return self.llm.host.tokenizer
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of token ids of the target."""
+        return self.llm.host.runner.vocab_size
+
+    @property
+    def fingerprint(self) -> str:
+        """What answers say of the system that wrote them."""
+        return f"card-{self.llm.method.name}"
+
+    def check_model(self, name: str) -> str:
+        """Return the name that the answer carries. Raises: ApiError 404 for a model that is not served."""
+        names = self.settings.served_model_names
+        if name and name not in names:
+            raise ApiError(
+                404,
+                f"the model {name[:100]!r} is not served here; there is {', '.join(names)}",
+                param="model",
+                code="model_not_found",
+            )
+        return name or names[0]
+
+    async def encode(self, prompt: Prompt) -> tuple[int, ...]:
+        """Return the token ids of a prompt, a long one without holding others up. Raises: PromptError."""
+        num_chars = len(prompt) if isinstance(prompt, str) else 0
+        if not isinstance(prompt, str):
+            num_chars = sum(len(one["content"]) for one in prompt if isinstance(one, dict))
+        if num_chars < _LARGE_PROMPT_CHARS:
+            return self.llm.host.encode(prompt)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._tokenizing, self.llm.host.encode, prompt)
+
+    def num_new_tokens(self, num_prompt_tokens: int, wanted: int | None) -> int:
+        """Return how many tokens a request may write, as many as there is room for if it does not say.
+
+        Raises: ApiError 400 if it asks for more than the context or the server's limit allows.
+        """
+        room, limit = self.llm.max_model_len - num_prompt_tokens, self.settings.max_request_tokens
+        if room < 1 or (wanted or 0) > room:
+            raise bad_request(
+                f"this model's context holds {self.llm.max_model_len} tokens, but the prompt has {num_prompt_tokens} "
+                f"and {wanted or 1} more are wanted; shorten the prompt or lower max_tokens",
+                "max_tokens" if room >= 1 else "prompt",
+                "context_length_exceeded",
+            )
+        if wanted is not None and limit is not None and wanted > limit:
+            raise bad_request(f"max_tokens may be at most {limit} on this server, got {wanted}", "max_tokens")
+        if wanted is not None:
+            return wanted
+        return min(room, limit or room, int(self.defaults.get("max_tokens", room)))
+
+    def start(
+        self, fields: SamplingFields, jobs: Sequence[tuple[tuple[int, ...], SamplingParams | None]]
+    ) -> Generation:
+        """Queue a request's texts: `n` of each job, in this order; a job without parameters writes nothing.
+
+        Raises: ApiError 429 or 503 if they are not taken; PromptError, SettingsError, WorkerError.
+        """
+        ticket = self.gate.enter(len(jobs) * fields.n)
+        choices: list[Choice] = []
+        try:
+            for prompt_ids, params in jobs:
+                for choice_idx in range(fields.n):
+                    stream = None
+                    if params is not None:
+                        own = params if choice_idx == 0 else _nth(params, choice_idx)
+                        stream = self.llm.generate(prompt_ids, own)
+                    record = self.ledger.begin(len(prompt_ids), speculates=fields.speculation == "on")
+                    if stream is None:
+                        record.finish_reason = "length"
+                    choices.append(Choice(len(choices), prompt_ids, stream, record))
+        except BaseException:
+            for choice in choices:
+                self.ledger.forget(choice.record)
+            ticket.give_back()  # the streams end as they are let go of
+            raise
+        return Generation(self, ticket, choices)
+
+    async def score(self, prompt_ids: tuple[int, ...], num_top: int) -> Scores:
+        """Return the log-probabilities of a prompt's tokens but the first. Raises: CardError."""
+        return await self.llm.score(prompt_ids, num_top)
+
+    def cut_off(self) -> None:
+        """End all that runs: its time for shutting down is over."""
+        for generation in list(self.running):
+            generation.deadline.cut(shutting_down())
+
+    def close(self) -> None:
+        """End the tokenizer's thread."""
+        self._tokenizing.shutdown(wait=False, cancel_futures=True)
+
+
+def _nth(params: SamplingParams, choice_idx: int) -> SamplingParams:
+    assert params.seed is not None
+    return params.replace(seed=derived_seed(params.seed, choice_idx))
+
+
+async def _read(choice: Choice) -> AsyncGenerator[tuple[Choice, StreamChunk], None]:
+    assert choice.stream is not None
+    try:
+        async for chunk in choice.stream:
+            choice.record.take(chunk)
+            if chunk.finish_reason == "abort":
+                raise shutting_down()
+            yield choice, chunk
+    except CardError:
+        choice.record.finish_reason = "error"
+        raise
+
+
+async def _merged(choices: Sequence[Choice]) -> AsyncGenerator[tuple[Choice, StreamChunk], None]:
+    """Yield what several choices write, as it comes."""
+    arrived: asyncio.Queue[tuple[Choice, StreamChunk] | CardError | None] = asyncio.Queue()
+
+    async def pump(choice: Choice) -> None:
+        try:
+            async for item in _read(choice):
+                arrived.put_nowait(item)
+            arrived.put_nowait(None)
+        except CardError as error:
+            arrived.put_nowait(error)
+
+    tasks = [asyncio.create_task(pump(choice)) for choice in choices]
+    try:
+        num_left = len(tasks)
+        while num_left:
+            item = await arrived.get()
+            if item is None:
+                num_left -= 1
+            elif isinstance(item, CardError):
+                raise item
+            else:
+                yield item
+    finally:
+        for task in tasks:
+            task.cancel()

@@ -1,0 +1,184 @@
+"""Running the application: its socket, signals, and an end that loses no request and leaves no process behind."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import uvicorn
+
+from card.async_llm import AsyncLLM
+from card.errors import SettingsError, WorkerError
+from card.server.app import make_app
+from card.server.config import ServerSettings
+from card.server.logs import tell
+from card.server.service import Service
+
+logger = logging.getLogger(__name__)
+
+_BACKLOG = 2048  # connections that wait to be accepted
+_CUT_OFF_S = 2.0  # for requests that are cut off to say so to their clients
+_CLOSING_S = 5.0  # for the engine's thread to end its round and the drafter
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+def bind(settings: ServerSettings) -> socket.socket:
+    """Take the address, before models are loaded for nothing. Raises: SettingsError if it cannot be had."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        own = socket.socket(family, kind, protocol)
+        own.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        own.bind(address)
+    except OSError as error:
+        raise SettingsError(
+            f"cannot listen on {settings.host} port {settings.port}: {error.strerror}; choose another --host or --port"
+        ) from error
+    return own
+
+
+def serve(
+    make_llm: Callable[[], AsyncLLM], settings: ServerSettings, *, announce: Callable[[str], None] = lambda _: None
+) -> int:
+    """Load the model and serve it until a signal ends the process's work; return the exit status.
+
+    The first SIGTERM or SIGINT lets what runs go on for `shutdown_timeout_s` and takes nothing new, the second one ends
+    at once. Must be called in the main thread.
+
+    Args:
+        announce: is told the address once requests are answered.
+    Raises: SettingsError, ModelError, VocabularyError, WorkerError while starting.
+    """
+    own = bind(settings)
+    try:
+        llm = make_llm()
+    except BaseException:
+        own.close()
+        raise
+    return _Run(llm, settings, own, announce).run()
+
+
+class _Server(uvicorn.Server):
+    """uvicorn without its own handling of signals."""
+
+    def __init__(self, config: uvicorn.Config, on_start: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._on_start = on_start
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._on_start()
+
+
+class _Run:
+    """One server from its start to its end."""
+
+    def __init__(
+        self, llm: AsyncLLM, settings: ServerSettings, own: socket.socket, announce: Callable[[str], None]
+    ) -> None:
+        self._llm, self._settings, self._socket, self._announce = llm, settings, own, announce
+        app = make_app(llm, settings)
+        self._service: Service = app.state.service
+        self._config = uvicorn.Config(
+            app,
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            lifespan="off",
+            ws="none",
+            backlog=_BACKLOG,
+            timeout_graceful_shutdown=2,
+        )
+        self._server = _Server(self._config, self._started)
+        self._num_signals = 0
+        self._draining: asyncio.Task[None] | None = None
+
+    def run(self) -> int:
+        """Serve, then close everything. Returns: the exit status."""
+        with asyncio.Runner(loop_factory=self._config.get_loop_factory()) as runner:
+            runner.run(self._main())
+        tell(logger, logging.INFO, "stopped")
+        return 0
+
+    async def _main(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in _SIGNALS:
+            loop.add_signal_handler(number, self._on_signal, number)
+        try:
+            await self._server.serve(sockets=[self._socket])
+        finally:
+            self._service.close()
+            await self._close_engine(_CLOSING_S)
+            for number in _SIGNALS:
+                loop.remove_signal_handler(number)
+
+    def _started(self) -> None:
+        host, port = self._socket.getsockname()[:2]
+        address = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        tell(logger, logging.INFO, "ready", address=address, **_shown(self._llm, self._settings))
+        self._announce(address)
+
+    def _on_signal(self, number: int) -> None:
+        self._num_signals += 1
+        tell(logger, logging.WARNING, "signal", name=signal.Signals(number).name, count=self._num_signals)
+        if self._num_signals == 1:
+            self._service.gate.close()
+            self._draining = asyncio.get_running_loop().create_task(self._drain())
+        elif self._num_signals == 2:
+            self._draining = asyncio.get_running_loop().create_task(self._leave(128 + number))
+        else:
+            os._exit(128 + number)
+
+    async def _drain(self) -> None:
+        gate, limit_s = self._service.gate, self._settings.shutdown_timeout_s
+        tell(logger, logging.INFO, "draining", requests=gate.num_requests, limit_s=limit_s)
+        try:
+            await asyncio.wait_for(gate.until_empty(), limit_s)
+        except TimeoutError:
+            tell(logger, logging.WARNING, "cutting off", requests=gate.num_requests)
+            self._service.cut_off()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(gate.until_empty(), _CUT_OFF_S)
+        self._server.should_exit = True
+
+    async def _leave(self, status: int) -> None:
+        """End without regard to requests, but not without the drafter."""
+        await self._close_engine(1.0)
+        os._exit(status)
+
+    async def _close_engine(self, seconds: float) -> None:
+        """End the engine and the drafter. A thread that hangs is left to the process's end, which the drafter sees."""
+        try:
+            await asyncio.wait_for(self._llm.shutdown(), seconds)
+        except (TimeoutError, WorkerError):
+            tell(logger, logging.ERROR, "the engine hangs and is left behind")
+            sys.stderr.flush()
+            os._exit(1)
+
+
+def _shown(llm: AsyncLLM, settings: ServerSettings) -> dict[str, Any]:
+    """Return the settings in effect, keys left out."""
+    engine = llm.host.settings
+    names = ("max_num_queued_reqs", "max_request_bytes", "request_timeout_s", "shutdown_timeout_s", "stall_timeout_s")
+    return {
+        "model": engine.target,
+        "draft_model": engine.draft,
+        "method": llm.method.name,
+        "served_model_names": settings.served_model_names,
+        "max_model_len": llm.max_model_len,
+        "max_num_seqs": engine.max_num_seqs,
+        "num_api_keys": len(settings.api_keys),
+        **{name: getattr(settings, name) for name in names},
+    }

@@ -1,0 +1,56 @@
+"""Server-sent events: the answer as it is written."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncGenerator, Callable
+from typing import Any
+
+import msgspec
+from starlette.responses import StreamingResponse
+from starlette.types import Send
+
+from card.errors import CardError
+from card.server.errors import as_api_error
+from card.server.service import Generation
+
+_encode = msgspec.json.Encoder().encode
+
+DONE = b"data: [DONE]\n\n"
+
+
+def event(content: dict[str, Any]) -> bytes:
+    """Return one event."""
+    return b"data: " + _encode(content) + b"\n\n"
+
+
+class EventStream(StreamingResponse):
+    """Sends what a generation writes; whoever hangs up ends it, and an error on the way becomes the last event."""
+
+    def __init__(
+        self,
+        generation: Generation,
+        events: AsyncGenerator[bytes, None],
+        *,
+        headers: dict[str, str] | None = None,
+        on_error: Callable[[CardError], None] | None = None,
+    ) -> None:
+        """Take over ``generation``, which is closed at the end; ``events`` leave the last one, [DONE], out."""
+        no_buffering = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+        super().__init__(events, media_type="text/event-stream", headers={**no_buffering, **(headers or {})})
+        self._generation, self._events, self._on_error = generation, events, on_error
+
+    async def stream_response(self, send: Send) -> None:
+        """Send the answer."""
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        try:
+            async with self._generation.deadline, contextlib.aclosing(self._events):
+                async for piece in self._events:
+                    await send({"type": "http.response.body", "body": piece, "more_body": True})
+        except CardError as error:
+            if self._on_error is not None:
+                self._on_error(error)
+            await send({"type": "http.response.body", "body": event(as_api_error(error).body()), "more_body": True})
+        finally:
+            await self._generation.close()
+        await send({"type": "http.response.body", "body": DONE, "more_body": False})

@@ -1,0 +1,112 @@
+"""How single tokens are written in answers: their text, their bytes, and lists of log-probabilities."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from card.models.text import REPLACEMENT
+from card.sampling import TokenLogprobs
+
+_LEAST_LOGPROB = -9999.0  # JSON has no minus infinity
+_SPACE_MARK = "\u2581"  # a SentencePiece token that begins a word
+
+
+class TokenNames:
+    """Names the tokens of one tokenizer; remembers them."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        self._tokenizer = tokenizer
+        self._texts: dict[int, str] = {}
+
+    def text(self, token_id: int) -> str:
+        """Return the text of one token, special ones included; broken UTF-8 gives replacement characters."""
+        text = self._texts.get(token_id)
+        if text is None:
+            text = str(self._tokenizer.decode([token_id], clean_up_tokenization_spaces=False))
+            if (self._piece(token_id) or "").startswith(_SPACE_MARK) and not text.startswith(" "):
+                text = " " + text  # a decoder drops the blank that a text begins with
+            self._texts[token_id] = text
+        return text
+
+    def raw_bytes(self, token_id: int) -> list[int]:
+        """Return the bytes of one token, also where they are only a part of a character."""
+        text = self.text(token_id)
+        if REPLACEMENT not in text:
+            return list(text.encode("utf-8", errors="replace"))
+        piece = self._piece(token_id) or ""
+        if piece.startswith("<0x") and piece.endswith(">"):
+            return [int(piece[3:-1], 16)]
+        if all(char in _BYTE_OF for char in piece):
+            return [_BYTE_OF[char] for char in piece]
+        return list(text.encode("utf-8", errors="replace"))
+
+    def _piece(self, token_id: int) -> str | None:
+        piece: Any = self._tokenizer.convert_ids_to_tokens(token_id)
+        return piece if isinstance(piece, str) else None
+
+    # ---- lists in OpenAI's shapes -----------------------------------------------------------------------------------
+
+    def chat_logprobs(self, tokens: Sequence[TokenLogprobs]) -> dict[str, Any]:
+        """Return the `logprobs` of a choice of a chat completion."""
+        return {
+            "content": [
+                {
+                    **self._entry(token.token_id, token.logprob),
+                    "top_logprobs": [self._entry(token_id, logprob) for token_id, logprob in token.top],
+                }
+                for token in tokens
+            ]
+        }
+
+    def completion_logprobs(self, tokens: Sequence[TokenLogprobs | int], first_offset: int) -> dict[str, Any]:
+        """Return the `logprobs` of a choice of a completion.
+
+        Args:
+            tokens: a bare id has no log-probability: the first token of an echoed prompt.
+            first_offset: characters of the text before the first of these tokens.
+        """
+        texts: list[str] = []
+        offsets: list[int] = []
+        logprobs: list[float | None] = []
+        tops: list[dict[str, float] | None] = []
+        for token in tokens:
+            text = self.text(token if isinstance(token, int) else token.token_id)
+            offsets.append(first_offset)
+            first_offset += len(text)
+            texts.append(text)
+            if isinstance(token, int):
+                logprobs.append(None)
+                tops.append(None)
+                continue
+            logprobs.append(_finite(token.logprob))
+            top: dict[str, float] = {}
+            for token_id, logprob in (*token.top, (token.token_id, token.logprob)):
+                top.setdefault(self.text(token_id), _finite(logprob))  # of tokens with one name the likeliest counts
+            tops.append(top)
+        return {"tokens": texts, "token_logprobs": logprobs, "top_logprobs": tops, "text_offset": offsets}
+
+    def _entry(self, token_id: int, logprob: float) -> dict[str, Any]:
+        return {"token": self.text(token_id), "logprob": _finite(logprob), "bytes": self.raw_bytes(token_id)}
+
+
+def _finite(logprob: float) -> float:
+    return max(logprob, _LEAST_LOGPROB)
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """Return which byte each character of a byte-level vocabulary stands for.
+
+    Printable bytes stand for themselves, the others for the characters from U+0100 on, in their order: the alphabet
+    of GPT-2's tokenizer.
+    """
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    alphabet = {chr(byte): byte for byte in printable}
+    alphabet.update({chr(256 + idx): byte for idx, byte in enumerate(others)})
+    return alphabet
+
+
+_BYTE_OF = _byte_alphabet()
