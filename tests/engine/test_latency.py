@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Sequence
 
 import pytest
@@ -251,3 +252,31 @@ def test_passes_of_no_time_are_not_counted() -> None:
     fit.observe(0.0, 1.0)
     fit.observe(1.0, 0.0)
     assert fit.seconds(0.5) == 0.5
+
+
+def test_tokens_that_became_dear_are_noticed_where_the_prediction_is_flat():
+    rng, fit = random.Random(1), LatencyFit()
+    for _ in range(200):
+        num_tokens = rng.randint(2, 16)
+        predicted_s = 0.020 + 1e-4 * num_tokens
+        fit.observe(predicted_s, (0.040 + 2e-3 * num_tokens) * rng.uniform(0.9, 1.1), num_tokens)
+    by_tokens = fit.seconds(0.0216, 16) - fit.seconds(0.0202, 2)
+    assert 0.6 * 28e-3 < by_tokens < 1.2 * 28e-3
+    assert abs(fit.seconds(0.0209, 9) / 0.058 - 1) < 0.1
+
+
+def test_tokens_stay_as_cheap_as_predicted_where_passes_only_have_a_delay():
+    rng, fit = random.Random(2), LatencyFit()
+    for _ in range(200):
+        num_tokens = rng.randint(2, 16)
+        predicted_s = 0.020 + 1e-4 * num_tokens
+        fit.observe(predicted_s, predicted_s + 0.005 + rng.uniform(-5e-4, 5e-4), num_tokens)
+    assert fit.token_s < 5e-5
+
+
+def test_what_others_say_of_tokens_changes_nothing_where_none_are_told():
+    fit = LatencyFit()
+    for _ in range(50):
+        fit.observe(0.02, 0.03)
+    assert fit.token_s == 0.0
+    assert fit.seconds(0.02) == pytest.approx(0.03)

@@ -82,7 +82,7 @@ class Forecast:
 
         def round_s(depth: float) -> float:
             num_tokens = round(num_requests * (1 + depth))
-            return fits.target.seconds(self._pass_s(station.target, num_tokens, num_requests)) + overhead_s
+            return fits.target.seconds(self._pass_s(station.target, num_tokens, num_requests), num_tokens) + overhead_s
 
         best = 0.0
         alone = 1 + sum(self._undrafted)
@@ -133,12 +133,13 @@ class Forecast:
         """Return what a target pass of so many tokens takes in this round."""
         cost, fit = self.stations[arm].target, self._fits[arm].target
         num_requests, num_rows = len(view.requests), view.num_context_rows
-        return lambda num_tokens: fit.seconds(cost.seconds(num_tokens, num_requests, num_rows))
+        return lambda num_tokens: fit.seconds(cost.seconds(num_tokens, num_requests, num_rows), num_tokens)
 
     def prompt_token_s(self, arm: Arm) -> float:
         """Return the seconds that each token of a prompt adds to a pass."""
         cost = self.stations[arm].target
-        return self._fits[arm].target.slope * (cost.seconds(64) - cost.seconds(16)) / 48
+        fit = self._fits[arm].target
+        return fit.slope * (cost.seconds(64) - cost.seconds(16)) / 48 + fit.token_s
 
     def _pass_s(self, cost: PassCost, num_tokens: int, num_requests: int) -> float:
         """Return what a pass of so many tokens for so many requests of the present length was measured to cost."""
@@ -173,7 +174,7 @@ class Forecast:
         station, fits = self.stations[arm], self._fits[arm]
         view, num_requests = outcome.view, len(outcome.view.requests)
         predicted_s = station.target.seconds(outcome.result.num_tokens, num_requests, view.num_context_rows)
-        fits.target.observe(predicted_s, outcome.result.busy_s)
+        fits.target.observe(predicted_s, outcome.result.busy_s, outcome.result.num_tokens)
         rows = view.num_context_rows / num_requests
         self._rows_per_request += _ROWS_WEIGHT * (rows - self._rows_per_request)
         if station.drafter is None:

@@ -25,6 +25,8 @@ _WORTH_THREADS = 0.95  # of the seconds with fewer threads, that more of them mu
 _NEWEST_WEIGHT = 0.05  # of an observation in the means, once there are more than 1 / 0.05 of them
 _SLOPE_PRIOR = 0.02  # weight of slope 1, as a variance relative to the mean's square
 _LEAST_SLOPE, _MOST_SLOPE = 0.3, 3.0
+_NEWEST_TOKENS_WEIGHT = 0.02  # of an observation in what is learnt of the price of tokens
+_TOKEN_PRIOR = 5.0  # tokens squared: weight of a price of 0, as a variance of the tokens of a pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,12 +159,19 @@ class LatencyFit:
     The line goes through the fading means of both. Its slope is learnt from how they vary together, and begins at 1: a
     constant delay of each pass is not taken for a higher price of its tokens. One pass counts as at most twice, at
     least half of what was expected, so that a hiccup is not taken for a slow machine.
+
+    Where further tokens were nearly free at start, predictions vary too little to learn a slope from. So what passes
+    with more tokens take beyond the line is learnt besides, as seconds per token: a core that others load makes
+    tokens dear long before it makes a pass of one of them slow.
     """
 
     def __init__(self) -> None:
         self._num_observed = 0
         self._predicted_s = self._measured_s = 0.0  # means
         self._variance = self._covariance = 0.0  # of predicted; of predicted and measured
+        self._num_counted = 0  # passes whose tokens were told
+        self._num_tokens = 0.0  # mean
+        self._token_variance = self._token_covariance = 0.0  # of tokens; of tokens and seconds beyond the line
 
     @property
     def slope(self) -> float:
@@ -172,16 +181,26 @@ class LatencyFit:
             return 1.0
         return max(_LEAST_SLOPE, min(_MOST_SLOPE, (self._covariance + prior) / (self._variance + prior)))
 
-    def seconds(self, predicted_s: float) -> float:
-        """Return what a pass will take that was predicted to take so long; not negative."""
-        return max(0.0, self._measured_s + self.slope * (predicted_s - self._predicted_s))
+    @property
+    def token_s(self) -> float:
+        """Seconds that each token takes beyond what the line says; 0 or more."""
+        return max(0.0, self._token_covariance / (self._token_variance + _TOKEN_PRIOR))
 
-    def observe(self, predicted_s: float, measured_s: float) -> None:
+    def seconds(self, predicted_s: float, num_tokens: float | None = None) -> float:
+        """Return what a pass will take that was predicted to take so long; not negative.
+
+        Args:
+            num_tokens: of the pass, where those of observed passes were told.
+        """
+        dearer_s = 0.0 if num_tokens is None else self.token_s * (num_tokens - self._num_tokens)
+        return max(0.0, self._line(predicted_s) + dearer_s)
+
+    def observe(self, predicted_s: float, measured_s: float, num_tokens: float | None = None) -> None:
         """Take one pass; ignored if one of the two is not above 0, as with a clock too coarse for the pass."""
         if predicted_s <= 0.0 or measured_s <= 0.0:
             return
         if self._num_observed:
-            expected_s = max(self.seconds(predicted_s), 0.1 * predicted_s)
+            expected_s = max(self.seconds(predicted_s, num_tokens), 0.1 * predicted_s)
             measured_s = max(0.5 * expected_s, min(2.0 * expected_s, measured_s))
         self._num_observed += 1
         weight = max(_NEWEST_WEIGHT, 1.0 / self._num_observed)
@@ -190,6 +209,20 @@ class LatencyFit:
         self._measured_s += weight * (measured_s - self._measured_s)
         self._variance = (1 - weight) * self._variance + weight * from_mean_s * (predicted_s - self._predicted_s)
         self._covariance = (1 - weight) * self._covariance + weight * from_mean_s * (measured_s - self._measured_s)
+        if num_tokens is not None:
+            self._observe_tokens(num_tokens, measured_s - self._line(predicted_s))
+
+    def _line(self, predicted_s: float) -> float:
+        return self._measured_s + self.slope * (predicted_s - self._predicted_s)
+
+    def _observe_tokens(self, num_tokens: float, beyond_s: float) -> None:
+        self._num_counted += 1
+        weight = max(_NEWEST_TOKENS_WEIGHT, 1.0 / self._num_counted)
+        from_mean = num_tokens - self._num_tokens
+        self._num_tokens += weight * from_mean
+        rest = from_mean * (1 - weight)
+        self._token_variance = (1 - weight) * self._token_variance + weight * from_mean * rest
+        self._token_covariance = (1 - weight) * self._token_covariance + weight * rest * beyond_s
 
 
 @dataclass(frozen=True, slots=True)
