@@ -25,8 +25,8 @@ pytestmark = [
     pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores"),
 ]
 
-# Rows of every kind with as few drafter processes as that takes: each costs seconds to start.
-SOME = "vanilla,sps-all-cores,suffix,card-tree,card-best-first,transformers-assisted-all-cores"
+# Few drafter processes, as each costs seconds to start, and few rows of two threads, which crawl on a busy machine.
+SOME = "vanilla,sps-all-cores,suffix,card-tree,card-best-first"
 EVERY = pytest.param("all,card+beam,suffix", marks=[pytest.mark.slow, pytest.mark.timeout(900)])
 
 
@@ -131,7 +131,8 @@ def test_the_fastest_draft_length_is_chosen_and_named(greedy: Run) -> None:
         tried = settings[name]["chosen_among"]
         assert set(tried) == {"2", "3"}
         assert tried[str(settings[name]["num_speculative_tokens"])] == max(tried.values())
-    assert set(settings["transformers-assisted-all-cores"]["chosen_among"]) == {"defaults", "constant 2", "constant 3"}
+    for name in {"transformers-assisted", "transformers-assisted-all-cores"} & settings.keys():
+        assert set(settings[name]["chosen_among"]) == {"defaults", "constant 2", "constant 3"}
 
 
 def test_an_interrupted_run_exits_with_130_and_goes_on_with_what_is_missing(
