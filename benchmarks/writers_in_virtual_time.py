@@ -1,0 +1,66 @@
+"""Are several writers at once ever slower than the best of them alone? On a clock that no neighbour disturbs.
+
+The policy's choices depend on measured times, and machines drift by more than the few percent in question. So each
+recording is replayed by the real workers and the real policy under the planner's clock.
+
+python benchmarks/writers_in_virtual_time.py --target target.json --draft draft.json --recording gsm8k.rec
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from card.bench.environment import describe_run
+from card.planner.profile import load_profile
+from card.planner.recording import load_recording
+from card.planner.scene import Scene
+from card.planner.simulate import Simulator
+
+SINGLE = ("card", "suffix", "recycling")
+TOGETHER = "beam,suffix,recycling"
+
+
+@click.command()
+@click.option("--target", required=True, help="Profile of the target.")
+@click.option("--draft", required=True, help="Profile of the draft model.")
+@click.option("--recording", "recordings", multiple=True, required=True, type=Path, help="What the pair does; several.")
+@click.option("--repeats", default=3, show_default=True, help="How often all texts are gone through.")
+@click.option("--out", type=Path, help="JSON lines are appended to it.")
+def main(target: str, draft: str, recordings: tuple[Path, ...], repeats: int, out: Path | None) -> None:
+    """Print tokens/s of each writer alone and of all together, for each recording."""
+    profiles = load_profile(target), load_profile(draft)
+    table = Table("recording", *SINGLE, "together", "/ best")
+    for path in recordings:
+        recording = load_recording(path)
+        simulator = Simulator(Scene(target=profiles[0], draft=profiles[1], recording=recording))
+        texts = list(range(len(recording.texts))) * repeats
+        alone = {name: simulator.run(name, {}, text_idxs=texts).tokens_per_s for name in SINGLE}
+        together = simulator.run("card", {"writers": tuple(TOGETHER.split(","))}, text_idxs=texts).tokens_per_s
+        ratio = together / max(alone.values())
+        table.add_row(path.stem, *(f"{rate:.1f}" for rate in alone.values()), f"{together:.1f}", f"{ratio:.3f}")
+        if out is not None:
+            environment = describe_run()
+            line = {
+                "recording": path.name,
+                "texts": len(recording.texts),
+                "repeats": repeats,
+                "target": profiles[0].name,
+                "draft": profiles[1].name,
+                "tokens_per_s": {name: round(rate, 2) for name, rate in {**alone, TOGETHER: together}.items()},
+                "together_over_best": round(ratio, 4),
+                "command": environment.command,
+                "commit": environment.commit,
+                "machine": environment.machine,
+            }
+            with out.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(line) + "\n")
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    main()
