@@ -222,6 +222,15 @@ def test_every_number_of_a_spec_has_bounds() -> None:
     assert {*BOUNDS, "coupled_noise"} == set(DraftSpec.__struct_fields__)
 
 
+def test_a_spec_with_a_grammar_that_cannot_be_meant_is_refused() -> None:
+    spec = DraftSpec(**VALID, shaping=shaping(grammar=Grammar("regex", "abcabc")))
+    whole = encode(Open(1, (5,), spec), 0)
+    assert decode(whole) == (0, Open(1, (5,), spec))
+    for broken in (whole.replace(b"abcabc", b" " * 6), whole.replace(b"regex", b"regop")):
+        with pytest.raises(ProtocolError, match="is not a message"):
+            decode(broken)
+
+
 @pytest.mark.parametrize("name", BOUNDS)
 def test_a_spec_out_of_bounds_is_refused_by_the_name_of_the_field(name: str) -> None:
     allowed, refused = BOUNDS[name]

@@ -112,8 +112,7 @@ def test_each_node_of_a_tree_is_as_if_its_path_were_the_text(
         assert is_permitted == may_follow
         if may_follow and not {0, 1} & set(path):
             assert np.array_equal(row, alone.allowed([()])[0])
-        else:
-            assert row.all(), "nobody goes on from there"
+        assert row.any(), "nobody is lost"
 
 
 def test_rows_without_a_token_are_never_allowed_and_every_end_token_is(
@@ -125,6 +124,17 @@ def test_rows_without_a_token_are_never_allowed_and_every_end_token_is(
     assert np.flatnonzero(first).tolist() == [0, 1, a]
     assert np.flatnonzero(state.allowed([[a]])[0]).tolist() == [0, 1]
     assert not first[len(tokenizer) :].any()
+
+
+def test_where_nobody_goes_on_everything_is_allowed_and_unknown_tokens_are_forbidden(
+    compiler: GrammarCompiler, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    state = compiler.compile(Grammar("regex", "a?"))
+    a = tokenizer.convert_tokens_to_ids("a")
+    everything = state.allowed([[0], [a, a], [NUM_IDS + 5]])
+    assert everything.shape == (3, NUM_IDS)
+    assert everything.all()
+    assert state.permits([[a, 0], [0, a], [NUM_IDS + 5], [1]]) == [True, False, False, True]
 
 
 def test_a_text_that_does_not_keep_to_the_grammar_is_not_gone_on_with(compiler: GrammarCompiler) -> None:
@@ -163,9 +173,9 @@ def test_a_candidate_that_is_too_costly_to_follow_does_no_harm_to_the_text(
     a, b = tokenizer.convert_tokens_to_ids(["a", "b"])
     real = compiler.compile(Grammar("regex", "[ab]{3,4}"))
     assert isinstance(real, MatcherState)
-    state = MatcherState(Fragile(real._start, b), frozenset({0, 1}))
+    state = MatcherState(Fragile(real._start, b), NUM_IDS, frozenset({0, 1}))
     state.advance([a])
-    assert state.permits([[a], [b], [a, a]]) == [True, False, True]
+    assert state.permits([[a], [b], [a, a], [b, a]]) == [True, True, True, False]
     with pytest.raises(TargetError, match=r"cannot be followed: too complex; use a simpler one"):
         state.allowed([(), [b]])
     assert np.flatnonzero(state.allowed([()])[0]).tolist() == np.flatnonzero(real.allowed([[a]])[0]).tolist()
@@ -217,7 +227,7 @@ def test_texts_that_end_are_of_the_grammar_and_speculation_changes_nothing(
     llms: dict[str, LLM], kind: str, temperature: float
 ) -> None:
     params = [
-        SamplingParams(temperature=temperature, seed=seed, max_tokens=240, grammar=GRAMMARS[kind])
+        SamplingParams(temperature=temperature, seed=seed, max_tokens=120, grammar=GRAMMARS[kind])
         for seed in range(3 if temperature else 1)
     ]
     prompts = [PROMPT] * len(params)
@@ -269,11 +279,11 @@ def test_a_drafter_that_knows_the_grammar_proposes_nothing_that_it_forbids(llms:
 
 def test_a_drafter_in_another_process_compiles_the_grammar_itself(pair: Pair, llms: dict[str, LLM]) -> None:
     params = SamplingParams(temperature=0.7, seed=2, max_tokens=200, grammar=GRAMMARS["regex"])
-    with LLM(pair.target, pair.draft, dtype="float32", placement="process", policy="fixed", max_wait_s=1.0) as llm:
-        for _ in range(3):
-            result = llm.generate(PROMPT, params)[0]
-            assert result.outputs == llms["vanilla"].generate(PROMPT, params)[0].outputs
-    assert result.stats.drafter_passes > 0
+    with LLM(pair.target, pair.draft, dtype="float32", placement="process", policy="fixed", max_wait_s=20.0) as llm:
+        results = [llm.generate(PROMPT, params)[0] for _ in range(3)]
+    wanted = llms["vanilla"].generate(PROMPT, params)[0].outputs
+    assert [result.outputs for result in results] == [wanted] * 3
+    assert sum(result.stats.drafter_passes for result in results) > 0
 
 
 # ---- what cannot be used --------------------------------------------------------------------------------------------

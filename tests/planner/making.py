@@ -10,7 +10,7 @@ from card.planner.recording import Recording
 from card.planner.scene import Scene
 from card.sampling import Sampler, SamplingRule
 
-NO_OVERHEADS = Overheads(**{name: 0.0 for name in Overheads.__struct_fields__ if name != "source"}, source="none")
+NO_OVERHEADS = Overheads(**{name: 0.0 for name in Overheads.__struct_fields__ if name.endswith("_s")}, source="none")
 
 
 def flat(

@@ -120,6 +120,7 @@ def test_a_profile_survives_a_file(tmp_path):
         ({"setups": [{"threads": 1, "cost": {"points": [[1, 0.1]]}}]}, "two or more"),
         ({"setups": [{"threads": 1, "cost": {"points": [[1, 0.1], [2, -1]]}}]}, "0 or more"),
         ({"overheads": {"round_s": -1.0}}, "round_s of the overheads"),
+        ({"overheads": {"beside_factor": 0.5}}, "1 or more"),
     ],
 )
 def test_a_broken_profile_is_refused(tmp_path, change, complaint):

@@ -158,6 +158,15 @@ def test_requests_at_once_share_the_passes():
     assert three.tokens_per_s > 2 * one.tokens_per_s
 
 
+def test_a_round_of_several_requests_pays_once_and_a_little_for_each_further_one():
+    overheads = replace_overheads(round_s=1e-3, request_s=2e-4)
+    recording = make_synthetic(1.0, num_texts=3, num_tokens=20)
+    scene = toy_scene(target=flat(1e-2, overheads=overheads), recording=recording, concurrency=3)
+    seconds = Simulator(scene).run("vanilla").stats[1].decode_s  # of the one that is never alone
+    least_s, most_s = (19 * (1e-2 + 1e-3 + num_further * 2e-4) for num_further in (1, 2))
+    assert least_s - 1e-9 <= seconds <= most_s + 1e-9
+
+
 def test_one_target_of_many_is_served_as_if_it_had_the_drafter_alone():
     simulator = Simulator(toy_scene(network_s=3e-3))
     for method in ("card", "ssd"):
@@ -205,6 +214,30 @@ def test_the_target_has_fewer_cores_beside_a_drafter():
     assert (plan.where, plan.alone.threads, plan.beside.threads) == ("switch", 2, 1)
     assert plan_method(scene, "vanilla", {}).alone.threads == 2
     assert plan_method(replace(scene, network_s=0.0), "card", {}).beside.threads == 2
+
+
+@pytest.mark.parametrize(
+    ("method", "changes", "pass_s"),
+    [
+        ("vanilla", {}, 5e-3),
+        ("sps", {}, 5e-3),
+        ("pearl", {}, 1.5e-2),
+        ("card", {"schedule": "beside", "policy": "fixed"}, 1.5e-2),
+        ("card", {"schedule": "turns"}, 5e-3),
+    ],
+)
+def test_passes_take_what_they_do_where_the_method_runs_them(method, changes, pass_s):
+    """5 ms with two cores; 10 ms with one, and half as much again while a drafter runs on the other."""
+    overheads = replace_overheads(beside_factor=1.5)
+    scene = toy_scene(
+        target=replace_setups(flat(1e-2, threads=(1, 2), overheads=overheads)),
+        draft=flat(1e-3, threads=(1, 2), overheads=overheads),
+    )
+    run = Simulator(scene).run(method, changes)
+    assert run.target_busy_s == pytest.approx(pass_s * run.target_passes)
+    if run.where != "none":
+        drafter_s = 1.5e-3 if run.where == "process" else 1e-3
+        assert run.drafter_busy_s == pytest.approx(drafter_s * run.drafter_passes)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

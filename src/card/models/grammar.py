@@ -83,7 +83,7 @@ class GrammarCompiler:
         matcher = library.LLMatcher(self._tokens, source, log_level=0)
         if matcher.is_error():
             raise SettingsError(_refusal(grammar, matcher.get_error()))
-        return MatcherState(matcher, frozenset(self._end_ids))
+        return MatcherState(matcher, self._tokens.vocab_size, frozenset(self._end_ids))
 
     def _wrapped(self, library: Any) -> Any:
         if not self._end_ids:
@@ -123,7 +123,7 @@ class BackgroundGrammars:
             if self._compiler is None:
                 self._compiler = self._make_compiler()
             return self._compiler.compile(grammar)
-        except CardError as error:
+        except (CardError, OSError, RuntimeError, ValueError) as error:
             logger.warning("drafting goes on without a grammar: %s", error)
             return None
 
@@ -134,18 +134,26 @@ class MatcherState:
     The matcher is never given an end token: where the grammar has come to its end it counts as one step too many.
     """
 
-    def __init__(self, start: Any, end_ids: frozenset[int]) -> None:
-        """Take a matcher at the beginning of its grammar, which is copied and stays as it is."""
+    def __init__(self, start: Any, num_ids: int, end_ids: frozenset[int]) -> None:
+        """Take a matcher at the beginning of its grammar, which is copied and stays as it is.
+
+        Args:
+            num_ids: tokens that it knows of.
+            end_ids: those that end a text.
+        """
         self._start = start
+        self._num_ids = num_ids
+        self._num_bytes = -(-num_ids // 8)
         self._end_ids = end_ids
         self._matcher = start.deep_copy()
         self._text: list[int] = []
         self._path: list[int] = []  # beyond the text, that the matcher has gone
         self._is_lost = False  # the text does not keep to the grammar
+        self._rows: dict[tuple[int, ...], npt.NDArray[np.uint8] | None] = {}  # by path, until the text goes on
 
     def fork(self) -> MatcherState:
         """Return a state at the beginning of the same grammar."""
-        return MatcherState(self._start, self._end_ids)
+        return MatcherState(self._start, self._num_ids, self._end_ids)
 
     def advance(self, token_ids: Sequence[int]) -> None:
         """Take committed tokens, see `GrammarState`."""
@@ -155,33 +163,42 @@ class MatcherState:
         except TargetError:
             self._is_lost = True
         self._text += self._path
-        self._path = []
+        self._path, self._rows = [], {}
 
     def allowed(self, paths: Sequence[Path]) -> npt.NDArray[np.bool_]:
         """Return which tokens may follow the text and each path, see `GrammarState`."""
         if self._is_lost:
             raise TargetError("the text does not keep to its grammar; leave grammar out, or report this")
-        packed: list[npt.NDArray[np.uint8] | None] = [None] * len(paths)
+        rows = np.full((len(paths), self._num_bytes), 0xFF, np.uint8)
         for idx in _walk_order(paths):
-            if self._go(paths[idx]):
-                packed[idx] = np.frombuffer(self._checked(self._matcher.compute_bitmask()), np.uint8)
+            row = self._row(paths[idx])
+            if row is not None:
+                rows[idx] = row
         self._go(())
-        num_bytes = next((len(row) for row in packed if row is not None), 0)
-        everything = np.full(num_bytes, 0xFF, np.uint8)
-        rows = np.stack([everything if row is None else row for row in packed])
-        return np.unpackbits(rows, axis=1, bitorder="little").view(np.bool_)
+        return np.unpackbits(rows, axis=1, count=self._num_ids, bitorder="little").view(np.bool_)
 
     def permits(self, paths: Sequence[Path]) -> list[bool]:
         """Return of each path whether the text may go on with it; one too costly to follow counts as forbidden."""
-        permitted = [False] * len(paths)
+        permitted: dict[tuple[int, ...], bool] = {(): True}
         for idx in _walk_order(paths):
-            path = paths[idx]
-            is_end = bool(path) and path[-1] in self._end_ids
+            path = tuple(paths[idx])
             with contextlib.suppress(TargetError):
-                permitted[idx] = self._go(path[:-1] if is_end else path)
-                permitted[idx] &= not is_end or self._checked(self._matcher.is_accepting())
+                row = self._row(path[:-1]) if path and permitted.get(path[:-1], True) else None
+                if row is not None and path[-1] < self._num_ids:
+                    permitted[path] = bool(row[path[-1] // 8] >> (path[-1] % 8) & 1)
         self._go(())
-        return permitted
+        return [permitted.get(tuple(path), False) for path in paths]
+
+    def _row(self, path: Path) -> npt.NDArray[np.uint8] | None:
+        """Return a bit for each token that may follow the text and a path; None if the path is forbidden or over.
+
+        It can be narrower than what the matcher would take: text that is forced has its usual tokens and no others.
+        """
+        key = tuple(path)
+        if key not in self._rows:
+            bits = self._checked(self._matcher.compute_bitmask()) if self._go(path) else None
+            self._rows[key] = None if bits is None else np.frombuffer(bits, np.uint8)[: self._num_bytes]
+        return self._rows[key]
 
     def _go(self, path: Path) -> bool:
         """Bring the matcher behind the text and a path, or as far along it as the grammar permits; say which.
@@ -197,7 +214,7 @@ class MatcherState:
             self._checked(self._matcher.rollback(len(self._path) - num_common))
             del self._path[num_common:]
         rest = list(path[num_common:])
-        if any(token_id in self._end_ids for token_id in rest):
+        if any(token_id in self._end_ids or token_id >= self._num_ids for token_id in rest):
             return False
         num_taken = self._checked(self._matcher.try_consume_tokens(rest)) if rest else 0
         self._path += rest[:num_taken]
