@@ -114,3 +114,19 @@ def test_stations_given_later_than_the_forecast_do_not_change_it():
     told = Forecast(stations, DraftSettings(), frozenset())
     stations["off"] = replace(stations["off"], target=cost(1.0, 1.0))
     assert told.tokens_per_s("off", 1) > 100
+
+
+def test_a_new_text_counts_more_than_many_old_ones():
+    def after(num_requests: int) -> float:
+        told = forecast()
+        see(told, chain(*["suffix"] * 4), 4, 100)
+        good = told.tokens_per_s("off", 1)
+        result = StepResult(verified=[Verified(1, chain("suffix"), (), True, 0, 0)], num_tokens=2, busy_s=7.1e-3)
+        requests = [make_request(i) for i in range(2 - num_requests, 2)]
+        view = RoundView(requests, num_prompt_tokens=0, num_context_rows=100, takes_turns=False)
+        for _ in range(4):
+            told.observe("off", 1, Outcome(view, result, 0.01, 1, 0, 0.0))
+        assert told.num_texts == 2
+        return told.tokens_per_s("off", 1) / good
+
+    assert after(1) < after(2) < 1, "alone it replaces them, beside an old one by half"

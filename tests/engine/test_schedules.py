@@ -15,6 +15,7 @@ class Told:
     """A forecast that says what the test wants."""
 
     has_writers = False
+    num_texts = 0
 
     def __init__(self, **tokens_per_s: float) -> None:
         self.now = tokens_per_s
@@ -88,3 +89,12 @@ def test_the_rate_is_that_of_the_present_schedule_as_it_was_measured_lately():
     assert schedules.rate() == 300.0
     run(schedules, {"beside": 250.0, "off": 100.0}, 30)
     assert 249.0 < schedules.rate() < 251.0
+
+
+def test_a_new_text_is_looked_at_early():
+    told = Told(beside=300.0, off=100.0)
+    schedules = Schedules(told)
+    run(schedules, {"beside": 300.0, "off": 100.0}, 50)
+    told.num_texts, told.now = 1, {"beside": 300.0, "off": 900.0}
+    used = run(schedules, {"beside": 300.0, "off": 900.0}, 10)
+    assert used[-1] == "off"

@@ -19,7 +19,9 @@ _ROUND_S, _REQUEST_S = 3e-4, 1e-4  # a round beyond its passes, and each request
 _FIRST_AGREEMENT = 0.75  # chance that a candidate below an accepted one is accepted, until it has been measured
 _AGREEMENT_PRIOR = 20.0  # candidates that this counts for
 _KEPT = 0.98  # of what was seen of acceptance, after each verification
+_NEW_TEXT = 6.0  # verifications that all earlier texts count for when a new one is alone
 _UNDRAFTED_PRIOR = 4.0  # verifications that the first guess, no candidates without the drafter, counts for
+_KEPT_UNDRAFTED = 0.94  # the same of other writers, whose worth changes with the text
 _DRAFTER_YIELD = 0.75  # layers beside the target of which a committed token can come
 _MISSED = 0.4  # of the tokens that end a path, how many are in no other path
 _MOST_WIDENING = 1.45  # a beam is as wide as makes a drafter pass at most so many times as long
@@ -58,7 +60,9 @@ class Forecast:
         self._agreed = [_FIRST_AGREEMENT * _AGREEMENT_PRIOR, _AGREEMENT_PRIOR]  # accepted, could have been
         self._rows_per_request = _FIRST_CONTEXT_ROWS
         self._undrafted = [0.0] * _DEEPEST  # [d] share of rounds that kept d + 1 candidates without the drafter's help
-        self._num_undrafted = 0  # verifications that were looked at for this
+        self._texts: set[int] = set()  # those of the last round
+        self.num_texts = 0  # seen so far
+        self._num_undrafted = 0.0  # verifications that were looked at for this
         self._undrafted_rows = 0.0  # candidates of such writers in one verification
         self.has_writers = False  # others than the drafter propose candidates
 
@@ -149,6 +153,7 @@ class Forecast:
 
     def observe(self, arm: Arm, width: int, outcome: Outcome) -> None:
         """Learn acceptance and latencies from a round under this schedule, with beams of this width."""
+        self._notice_new_texts(outcome)
         for one in outcome.result.verified:
             self._observe_undrafted(one)
             if one.num_compared:  # the first candidate alone: that there are deeper ones shows that it was likely
@@ -156,6 +161,17 @@ class Forecast:
                 self._agreed[1] = self._agreed[1] * _KEPT + 1
         if outcome.view.requests:
             self._observe_latencies(arm, width, outcome)
+
+    def _notice_new_texts(self, outcome: Outcome) -> None:
+        """Let what was seen of other texts count less where new ones make up much of the batch."""
+        texts = {request.request_id for request in outcome.view.requests}
+        if new := texts - self._texts:
+            self.num_texts += len(new)
+            kept = 1 - len(new) / len(texts)
+            self._num_undrafted = max(_NEW_TEXT, kept * self._num_undrafted)
+            count = max(_NEW_TEXT, kept * self._agreed[1])
+            self._agreed = [self.agreement * count, count]
+        self._texts = texts
 
     def _observe_undrafted(self, one: Verified) -> None:
         offer = one.offer
@@ -165,7 +181,7 @@ class Forecast:
         num_kept = num_undrafted(offer, one.accepted)
         num_rows = sum(name != DRAFTER for name in offer.writers)
         self._num_undrafted += 1
-        weight = max(1 - _KEPT, 1 / (_UNDRAFTED_PRIOR + self._num_undrafted))
+        weight = max(1 - _KEPT_UNDRAFTED, 1 / (_UNDRAFTED_PRIOR + self._num_undrafted))
         self._undrafted_rows += weight * (num_rows - self._undrafted_rows)
         for d, share in enumerate(self._undrafted):
             self._undrafted[d] = share + weight * ((d < num_kept) - share)

@@ -14,6 +14,7 @@ _RECENT = 0.97  # of the present rate's tokens and seconds after each round
 _PRIOR_ROUNDS = 24.0  # rounds that the bias of the other schedules counts for; one round gives 4 tokens, or 1, or 12
 SETTLING = 4  # rounds after a switch that say nothing
 REVIEW_EVERY = 16  # rounds
+_NEW_TEXT = 6  # rounds of a new text before the schedule is reviewed for it
 _DWELL = 8  # rounds of another batch size before the schedule is reviewed for it: it may pass
 _FIRST_TRIAL, _LAST_TRIAL = 96, 4096  # rounds until another schedule is tried: four times as many each time in vain
 _UNTRIED_TRIAL = 32  # the same for one that never was tried: predictions are only as good as start-up was quiet
@@ -104,6 +105,7 @@ class Schedules:
         self._unaccounted = _Rate(1.0)  # what was committed since the last review
         self._unaccounted_rounds = 0
         self._num_requests = 1
+        self._num_texts = 0
         self.rounds_here = 0  # since the last switch
         self._until_review = 0
         self._trial_rounds = 0
@@ -124,6 +126,9 @@ class Schedules:
             self._recent = _Rate(_RECENT)
         self._num_requests = num_requests
         self._until_review = min(self._until_review - 1, _DWELL if has_new_bucket else REVIEW_EVERY)
+        if self._forecast.num_texts != self._num_texts:
+            self._num_texts = self._forecast.num_texts
+            self._until_review = min(self._until_review, _NEW_TEXT)
         possible = [arm for arm in self._learnt if arm in available]
         is_gone = self.arm not in possible
         if (self._until_review <= 0 or is_gone) and (possible or len(self._learnt) > 1):
