@@ -42,4 +42,4 @@ class BenchError(CardError):
 
 
 class PlanError(CardError):
-    """A profile or a recording is broken, of another version, or does not fit to the others; or a plan asks for more."""
+    """A profile or a recording is broken, of another version, or does not fit to the others; or too much is asked."""

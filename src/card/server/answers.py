@@ -13,13 +13,15 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from card.outputs import StreamChunk
-from card.server.errors import bad_request
+from card.server.errors import ApiError
 from card.server.metrics import request_metrics
 from card.server.schemas import SamplingFields
 from card.server.service import Choice, Service
 from card.server.tokens import TokenNames
 
 T = TypeVar("T")
+
+_GONE = 499  # status in the log of a request whose client did not wait for the answer, as nginx has it
 
 _encode = msgspec.json.Encoder().encode
 
@@ -86,14 +88,14 @@ def told_of_tokens(chunks: Sequence[StreamChunk], names: TokenNames) -> list[dic
 async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
     """Return what ``work`` gives; give it up if the client hangs up meanwhile.
 
-    Raises: ApiError 400 then, which nobody reads, and whatever ``work`` raises.
+    Raises: ApiError then, which nobody reads, and whatever ``work`` raises.
     """
     task = asyncio.ensure_future(work)
     watch = asyncio.ensure_future(_hung_up(request))
     try:
         await asyncio.wait((task, watch), return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
-            raise bad_request("the client has gone")
+            raise ApiError(_GONE, "the client has hung up", code="client_gone")
         return task.result()
     finally:
         watch.cancel()

@@ -33,6 +33,7 @@ async def chat_completions(request: Request) -> Response:
         logprobs=(fields.top_logprobs or 0) if fields.logprobs else None,
         vocab_size=service.vocab_size,
     )
+    await service.prepare(prompt_ids, params)
     generation = service.start(fields, [(prompt_ids, params)])
     request.state.generation = generation
     if fields.stream:

@@ -74,6 +74,7 @@ async def _job(service: Service, fields: CompletionRequest, prompt: str | list[i
         logprobs=fields.logprobs,
         vocab_size=service.vocab_size,
     )
+    await service.prepare(prompt_ids, params)
     return prompt_ids, params
 
 

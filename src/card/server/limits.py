@@ -76,7 +76,7 @@ async def _read_bytes(request: Request, max_bytes: int) -> bytes:
     except TimeoutError:
         raise ApiError(408, f"the body did not arrive within {_BODY_TIMEOUT_S:.0f} s", code="body_timeout") from None
     except ClientDisconnect:
-        raise bad_request("the client has gone") from None
+        raise bad_request("the client hung up in the middle of its request") from None
     if num_bytes > max_bytes or num_stated > max_bytes:
         raise too_large
     return b"".join(parts)

@@ -12,9 +12,9 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
+from card import __version__
 from card.async_llm import AsyncLLM, RequestStream
 from card.config import SamplingParams
-from card.engine.scoring import Scores
 from card.errors import CardError
 from card.host import Prompt
 from card.outputs import StreamChunk
@@ -114,7 +114,7 @@ class Service:
     @property
     def fingerprint(self) -> str:
         """What answers say of the system that wrote them."""
-        return f"card-{self.llm.method.name}"
+        return f"card-{__version__}-{self.llm.method.name}"
 
     def check_model(self, name: str) -> str:
         """Return the name that the answer carries. Raises: ApiError 404 for a model that is not served."""
@@ -137,6 +137,12 @@ class Service:
             return self.llm.host.encode(prompt)
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._tokenizing, self.llm.host.encode, prompt)
+
+    async def prepare(self, prompt_ids: tuple[int, ...], params: SamplingParams) -> None:
+        """Compile a request's grammar, which is kept, where streams need not wait for it. Raises: SettingsError."""
+        if params.grammar is not None:
+            loop = asyncio.get_running_loop()
+            await loop.run_in_executor(self._tokenizing, self.llm.host.make_request, prompt_ids, params, 0)
 
     def num_new_tokens(self, num_prompt_tokens: int, wanted: int | None) -> int:
         """Return how many tokens a request may write, as many as there is room for if it does not say.
@@ -183,10 +189,6 @@ class Service:
             ticket.give_back()  # the streams end as they are let go of
             raise
         return Generation(self, ticket, choices)
-
-    async def score(self, prompt_ids: tuple[int, ...], num_top: int) -> Scores:
-        """Return the log-probabilities of a prompt's tokens but the first. Raises: CardError."""
-        return await self.llm.score(prompt_ids, num_top)
 
     def cut_off(self) -> None:
         """End all that runs: its time for shutting down is over."""

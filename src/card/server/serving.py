@@ -26,6 +26,7 @@ logger = logging.getLogger(__name__)
 _BACKLOG = 2048  # connections that wait to be accepted
 _CUT_OFF_S = 2.0  # for requests that are cut off to say so to their clients
 _CLOSING_S = 5.0  # for the engine's thread to end its round and the drafter
+_HASTY_CLOSING_S = 1.0  # the same after a second signal
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -120,7 +121,8 @@ class _Run:
             await self._server.serve(sockets=[self._socket])
         finally:
             self._service.close()
-            await self._close_engine(_CLOSING_S)
+            if not await self._close_engine(_CLOSING_S):
+                os._exit(1)
             for number in _SIGNALS:
                 loop.remove_signal_handler(number)
 
@@ -155,17 +157,21 @@ class _Run:
 
     async def _leave(self, status: int) -> None:
         """End without regard to requests, but not without the drafter."""
-        await self._close_engine(1.0)
+        await self._close_engine(_HASTY_CLOSING_S)
         os._exit(status)
 
-    async def _close_engine(self, seconds: float) -> None:
-        """End the engine and the drafter. A thread that hangs is left to the process's end, which the drafter sees."""
+    async def _close_engine(self, seconds: float) -> bool:
+        """End the engine and the drafter; return whether they have ended.
+
+        If the engine hangs, only the end of this process ends its thread; the drafter then notices and ends too.
+        """
         try:
             await asyncio.wait_for(self._llm.shutdown(), seconds)
         except (TimeoutError, WorkerError):
             tell(logger, logging.ERROR, "the engine hangs and is left behind")
             sys.stderr.flush()
-            os._exit(1)
+            return False
+        return True
 
 
 def _shown(llm: AsyncLLM, settings: ServerSettings) -> dict[str, Any]:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import msgspec
 from starlette.responses import StreamingResponse
-from starlette.types import Send
+from starlette.types import Receive, Scope, Send
 
 from card.errors import CardError
 from card.server.errors import as_api_error
@@ -27,18 +27,18 @@ def event(content: dict[str, Any]) -> bytes:
 class EventStream(StreamingResponse):
     """Sends what a generation writes; whoever hangs up ends it, and an error on the way becomes the last event."""
 
-    def __init__(
-        self,
-        generation: Generation,
-        events: AsyncGenerator[bytes, None],
-        *,
-        headers: dict[str, str] | None = None,
-        on_error: Callable[[CardError], None] | None = None,
-    ) -> None:
+    def __init__(self, generation: Generation, events: AsyncGenerator[bytes, None]) -> None:
         """Take over ``generation``, which is closed at the end; ``events`` leave the last one, [DONE], out."""
-        no_buffering = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-        super().__init__(events, media_type="text/event-stream", headers={**no_buffering, **(headers or {})})
-        self._generation, self._events, self._on_error = generation, events, on_error
+        no_buffering = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}  # by caches and by nginx
+        super().__init__(events, media_type="text/event-stream", headers=no_buffering)
+        self._generation, self._events = generation, events
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve the answer. A client may have gone before it begins."""
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            await self._generation.close()
 
     async def stream_response(self, send: Send) -> None:
         """Send the answer."""
@@ -48,9 +48,7 @@ class EventStream(StreamingResponse):
                 async for piece in self._events:
                     await send({"type": "http.response.body", "body": piece, "more_body": True})
         except CardError as error:
-            if self._on_error is not None:
-                self._on_error(error)
+            await self._generation.close()  # before anything is sent: a client that does not read holds no place
             await send({"type": "http.response.body", "body": event(as_api_error(error).body()), "more_body": True})
-        finally:
-            await self._generation.close()
+        await self._generation.close()
         await send({"type": "http.response.body", "body": DONE, "more_body": False})

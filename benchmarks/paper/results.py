@@ -1,0 +1,62 @@
+"""The lines that the scripts here write."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from loop import Counts, LoopSettings
+
+from card.bench.environment import describe_run
+
+
+def run_facts() -> dict[str, Any]:
+    """Return what every line says of its run."""
+    facts = describe_run()
+    return {
+        "started": facts.date,
+        "command": facts.command,
+        "commit": facts.commit,
+        "versions": facts.versions,
+        "machine": facts.machine,
+    }
+
+
+def loop_facts(settings: LoopSettings, counts: Counts) -> dict[str, Any]:
+    """Return what a line says of one run of the loop."""
+    draft = settings.draft
+    return {
+        "variant": settings.variant,
+        "beam_width": settings.beam_width,
+        "layers_per_round": settings.layers_per_round,
+        "branch": draft.branch,
+        "lead": draft.lead,
+        "tokens_per_pass": round(counts.tokens_per_pass, 4),
+        "hit_rate": round(counts.hit_rate, 4),
+        "zero_rate": round(counts.zero_rate, 4),
+        "counts": asdict(counts),
+    }
+
+
+def append_line(path: Path, line: Mapping[str, Any]) -> None:
+    """Append one line of JSON; the folder is made if it does not exist."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a", encoding="utf-8") as out:
+        out.write(json.dumps(line, ensure_ascii=False) + "\n")
+
+
+def add_measuring_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of what the models of this machine decode."""
+    parser.add_argument("--target", default="demo-target", help="folder or name (default: %(default)s)")
+    parser.add_argument("--dtype", default="float32", help="auto, float32, bfloat16, ... (default: %(default)s)")
+    parser.add_argument(
+        "--data", action="append", help="as of `card bench --data`, such as gsm8k=FILE (default: questions, code)"
+    )
+    parser.add_argument("--skip", type=int, default=0, help="leave out the first prompts of each data set")
+    parser.add_argument("--limit", type=int, default=10, help="prompts of each data set (default: %(default)s)")
+    parser.add_argument("--max-tokens", type=int, default=128, help="most new tokens a prompt (default: %(default)s)")
+    parser.add_argument("--threads", type=int, default=1, help="torch threads (default: %(default)s)")

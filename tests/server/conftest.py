@@ -1,0 +1,49 @@
+"""One server for all tests of this folder, on the demo pair in float32 with a drafter process; it must end up idle."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from functools import cache
+
+import pytest
+
+from card.async_llm import AsyncLLM
+from card.config import SamplingParams
+from card.llm import LLM
+from tests.server.running import MAX_QUEUED, Running, Solo, serving, until
+
+
+@pytest.fixture(scope="session")
+def demo_llm() -> Iterator[AsyncLLM]:
+    llm = AsyncLLM(
+        "demo-target", "demo-draft", dtype="float32", placement="process", policy="fixed", drafter_timeout_s=60.0
+    )
+    yield llm
+    asyncio.run(llm.shutdown())
+
+
+@pytest.fixture(scope="session")
+def shared_server(demo_llm: AsyncLLM) -> Iterator[Running]:
+    with serving(demo_llm, served_model_names=("demo-target", "other-name"), max_num_queued_reqs=MAX_QUEUED) as server:
+        yield server
+
+
+@pytest.fixture
+def server(shared_server: Running) -> Iterator[Running]:
+    """The server; whatever a test does to it, nothing of it may be left."""
+    yield shared_server
+    until(shared_server.is_idle)
+
+
+@pytest.fixture(scope="session")
+def solo() -> Iterator[Solo]:
+    """Return what plain decoding writes when nobody else asks."""
+    with LLM("demo-target", dtype="float32", method="vanilla") as llm:
+
+        @cache
+        def text(prompt: str, max_tokens: int, **params: object) -> str:
+            sampling = SamplingParams(**{"temperature": 0.0, "seed": 0, "max_tokens": max_tokens, **params})
+            return llm.generate(prompt, sampling)[0].outputs[0].text
+
+        yield text

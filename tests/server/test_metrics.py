@@ -1,0 +1,122 @@
+"""The figures: their names, that they count what happened, and the published shape of those of one request."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client.parser import text_string_to_metric_families
+
+from card.metrics import RequestStats
+from card.nodes import Candidates
+from card.server.metrics import speculative_decoding
+from tests.server.running import PROMPT, Running, streams
+
+pytestmark = pytest.mark.timeout(240)
+
+OURS = [
+    "card_lookup_results_total",
+    "card_fallbacks_total",
+    "card_drafter_lead",
+    "card_drafter_busy_share",
+    "card_drafter_busy_seconds_total",
+    "card_target_stall_seconds_total",
+    "card_tree_nodes",
+    "card_drafter_up",
+    "card_drafter_restarts_total",
+    "card_engine_up",
+    "card_requests_running",
+    "card_candidates_accepted_total",
+    "card_http_errors_total",
+]
+VLLMS = [
+    "vllm:num_requests_running",
+    "vllm:num_requests_waiting",
+    "vllm:kv_cache_usage_perc",
+    "vllm:prompt_tokens_total",
+    "vllm:generation_tokens_total",
+    "vllm:prefix_cache_queries_total",
+    "vllm:prefix_cache_hits_total",
+    "vllm:request_success_total",
+    "vllm:time_to_first_token_seconds_bucket",
+    "vllm:inter_token_latency_seconds_bucket",
+    "vllm:request_time_per_output_token_seconds_bucket",
+    "vllm:e2e_request_latency_seconds_bucket",
+    "vllm:request_queue_time_seconds_bucket",
+    "vllm:request_prefill_time_seconds_bucket",
+    "vllm:request_decode_time_seconds_bucket",
+    "vllm:request_prompt_tokens_bucket",
+    "vllm:request_generation_tokens_bucket",
+    "vllm:spec_decode_num_drafts_total",
+    "vllm:spec_decode_num_draft_tokens_total",
+    "vllm:spec_decode_num_accepted_tokens_total",
+    "vllm:spec_decode_num_accepted_tokens_per_pos_total",
+]
+
+
+def scrape(server: Running) -> dict[tuple[str, str], float]:
+    """Return the value of each sample by its name and its own label."""
+    response = server.client.get("/metrics")
+    assert response.headers["content-type"].startswith("text/plain")
+    values: dict[tuple[str, str], float] = {}
+    for family in text_string_to_metric_families(response.text):
+        for sample in family.samples:
+            assert sample.labels.pop("model_name") == "demo-target"
+            sample.labels.pop("engine")
+            key = (sample.name, next(iter(sample.labels.values()), ""))
+            assert key not in values, "no sample is told of twice"
+            values[key] = sample.value
+    return values
+
+
+def test_dashboards_find_our_names_and_vllms(server: Running) -> None:
+    server.complete(prompt=PROMPT, max_tokens=12, temperature=0)
+    server.client.get("/nowhere")
+    names = {name for name, _ in scrape(server)}
+    assert set(OURS) <= names
+    assert set(VLLMS) <= names
+
+
+def test_the_counters_count_what_was_asked_and_written(server: Running) -> None:
+    before = scrape(server)
+    asked = {"prompt": PROMPT, "max_tokens": 7, "temperature": 0, "ignore_eos": True}
+    num_prompt = server.complete(**asked)["usage"]["prompt_tokens"]
+    streams(server.url, "/v1/completions", [{**asked, "n": 2}])
+    server.complete(**asked, speculation="off")
+    assert server.post("/v1/completions", {"prompt": 5}).status_code == 400
+    after = scrape(server)
+
+    def grown(name: str, label: str = "") -> float:
+        return after[name, label] - before.get((name, label), 0.0)
+
+    assert grown("card_generation_tokens_total") == grown("vllm:generation_tokens_total") == 4 * 7
+    assert grown("card_prompt_tokens_total") == 4 * num_prompt
+    assert grown("card_requests_finished_total", "length") == grown("vllm:request_success_total", "length") == 4
+    assert grown("vllm:e2e_request_latency_seconds_count") == 4
+    assert grown("card_request_generation_tokens_sum") == 4 * 7
+    assert grown("card_http_errors_total", "400") == 1
+    assert grown("card_fallbacks_total", "request") == 6, "each token after the first had a round of its own"
+    results = sum(grown("card_lookup_results_total", result) for result in ("hit", "late_hit", "miss"))
+    assert results == grown("card_verifications_total") == grown("vllm:spec_decode_num_drafts_total")
+    position = grown("vllm:spec_decode_num_accepted_tokens_per_pos_total", "0")
+    assert position <= grown("vllm:spec_decode_num_drafts_total")
+    assert after["card_drafter_up", ""] in (0.0, 1.0)
+    assert after["card_requests_inside", ""] == 0
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), max_size=30), st.integers(1, 8))
+def test_the_histogram_of_a_request_is_that_of_its_rounds(rounds: list[tuple[int, int]], most: int) -> None:
+    stats = RequestStats()
+    for num_offered, num_kept in rounds:
+        size = max(num_offered, num_kept)
+        chain = tuple(range(size))
+        offer = Candidates(chain, chain, tuple(range(-1, size - 1)), (0.0,) * size, tuple(range(1, size + 1)))
+        stats.count_verification(offer, range(num_kept))
+    told = speculative_decoding(stats, most)
+    kept = [num_kept for _, num_kept in rounds]
+    wanted = [kept.count(count) for count in range(max([most, *kept]) + 1)]
+    assert told["acceptance_histogram"] == wanted
+    assert told["num_spec_tokens"] == len(wanted) - 1
+    assert told["num_accepted_draft_tokens"] == sum(kept)
+    assert told["num_spec_steps"] == len(rounds)
+    assert told["num_draft_tokens"] == sum(max(pair) for pair in rounds)

@@ -1,0 +1,184 @@
+"""Where settings come from: the command line, then the environment, then the file; what is wrong is one clear line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+from transformers import GenerationConfig
+
+from card.async_llm import AsyncLLM
+from card.cli.main import cli
+from card.errors import CardError, SettingsError
+from card.server import serving
+from card.server.config import ServerSettings, is_loopback
+from card.server.params import derived_seed, model_defaults, sampling_params
+from card.server.schemas import CompletionRequest
+
+
+class Started:
+    """What the command would have served."""
+
+    def __init__(self) -> None:
+        self.settings: ServerSettings = ServerSettings()
+        self.model: tuple[Any, ...] = ()
+        self.engine: dict[str, Any] = {}
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> Iterator[Started]:
+    """Let the command stop short of loading models."""
+    found = Started()
+
+    def fake_llm(target: str, draft: str | None, **settings: Any) -> AsyncLLM:
+        found.model, found.engine = (target, draft), settings
+        raise SettingsError("enough")
+
+    def fake_serve(make_llm: Callable[[], AsyncLLM], settings: ServerSettings, **_: Any) -> int:
+        found.settings = settings
+        with pytest.raises(SettingsError, match="enough"):
+            make_llm()
+        return 0
+
+    monkeypatch.setattr("card.cli.serve.AsyncLLM", fake_llm)
+    monkeypatch.setattr(serving, "serve", fake_serve)
+    monkeypatch.setattr("card.server.logs.set_up", lambda level: None)
+    yield found
+
+
+def invoke(*arguments: str, **env: str) -> Result:
+    return CliRunner().invoke(cli, ["serve", *arguments], env=env)
+
+
+def test_the_command_line_comes_before_the_environment_and_that_before_the_file(
+    started: Started, tmp_path: Path
+) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text("port: 1\nmax-num-seqs: 1\nmax_model_len: 100\nserved-model-name: [a, b]\ncores: [0]\n", "utf-8")
+    done = invoke("--config", str(path), "--port", "3", CARD_PORT="2", CARD_MAX_NUM_SEQS="2")
+    assert done.exit_code == 0, (done.output, done.exception)
+    assert started.settings.port == 3
+    assert started.engine["max_num_seqs"] == 2
+    assert started.engine["max_model_len"] == 100
+    assert started.engine["cores"] == (0,)
+    assert started.settings.served_model_names == ("a", "b")
+
+
+def test_keys_come_from_the_environment_or_the_file_as_well(started: Started, tmp_path: Path) -> None:
+    assert invoke(CARD_API_KEY="one two").exit_code == 0
+    assert started.settings.api_keys == ("one", "two")
+    path = tmp_path / "config.yaml"
+    path.write_text("api-key: three\n", "utf-8")
+    assert invoke(CARD_CONFIG=str(path)).exit_code == 0
+    assert started.settings.api_keys == ("three",)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "model"),
+    [
+        ((), ("demo-target", "demo-draft")),
+        (("big", "--draft-model", "small"), ("big", "small")),
+        (("--model", "big", "--draft", "small"), ("big", "small")),
+        (("--target", "big", "--speculative-model", "small"), ("big", "small")),
+        (("big", "--method", "vanilla"), ("big", None)),
+        (("big", "--draft-address", "tcp://127.0.0.1:5"), ("big", None)),
+    ],
+)
+def test_the_models_may_be_named_in_the_usual_ways(
+    started: Started, arguments: tuple[str, ...], model: tuple[str, str | None]
+) -> None:
+    done = invoke(*arguments)
+    assert done.exit_code == 0, (done.output, done.exception)
+    assert started.model == model
+    assert started.settings.served_model_names == (model[0],)
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        ("prot: 1\n", "unknown name 'prot'.*max-num-seqs"),
+        ("- 1\n", "must map names of flags to values"),
+        ("a: [\n", "is not YAML"),
+        ("port: {a: 1}\n", "one value or a list"),
+        ("config: x\n", "unknown name 'config'"),
+    ],
+)
+def test_a_file_that_cannot_be_followed_is_refused(started: Started, tmp_path: Path, content: str, reason: str) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(content, "utf-8")
+    with pytest.raises(SettingsError, match=reason):
+        CliRunner().invoke(cli, ["serve", "--config", str(path)], catch_exceptions=False)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (("--port", "70000"), "port must be below 65536"),
+        (("--request-timeout", "0"), "request_timeout_s must be above 0"),
+        (("--max-request-bytes", "5"), "max_request_bytes must be 1024 or more"),
+        (("--api-key", "ключ"), "ASCII"),
+        (("big", "--target", "other", "--draft", "x"), "target is given twice"),
+        (("big",), "needs a draft model"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(started: Started, arguments: tuple[str, ...], reason: str) -> None:
+    done = invoke(*arguments)
+    assert isinstance(done.exception, CardError), done.output
+    assert reason in str(done.exception)
+
+
+def test_a_server_open_to_the_network_without_a_key_is_warned_about(started: Started) -> None:
+    assert "set --api-key" in invoke("--host", "0.0.0.0").output
+    assert invoke("--host", "0.0.0.0", "--api-key", "k").output == ""
+    assert invoke("--host", "localhost").output == ""
+    assert [is_loopback(host) for host in ("127.0.0.9", "::1", "localhost", "0.0.0.0", "::", "example.org")] == [
+        True,
+        True,
+        True,
+        False,
+        False,
+        False,
+    ]
+
+
+def test_without_the_optional_packages_the_command_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("card.cli.serve.find_spec", lambda name: None if name == "uvicorn" else object())
+    done = invoke()
+    assert isinstance(done.exception, SettingsError)
+    assert "uvicorn; run pip install 'card-decoding[serve]'" in str(done.exception)
+
+
+def test_an_address_that_is_taken_is_refused_before_models_are_loaded() -> None:
+    taken = serving.bind(ServerSettings(port=0))
+    taken.listen()
+    port = taken.getsockname()[1]
+    with pytest.raises(SettingsError, match=f"cannot listen on 127.0.0.1 port {port}"):
+        serving.serve(pytest.fail, ServerSettings(port=port))
+    taken.close()
+
+
+def test_defaults_are_what_the_models_makers_recommend_and_nothing_else() -> None:
+    assert model_defaults(None) == {}
+    assert model_defaults(GenerationConfig(eos_token_id=3)) == {}
+    stated = GenerationConfig(temperature=0.6, top_p=0.9, top_k=20, repetition_penalty=1.1, max_new_tokens=50)
+    wanted = {"temperature": 0.6, "top_p": 0.9, "top_k": 20, "repetition_penalty": 1.1, "max_tokens": 50}
+    assert model_defaults(stated) == wanted
+
+
+def test_a_request_comes_before_the_models_defaults_and_these_before_neutral_values() -> None:
+    defaults = {"temperature": 0.6, "top_k": 20}
+    for given, wanted in (({}, (0.6, 20, 1.0)), ({"temperature": 0.0, "top_k": -1, "top_p": 0.5}, (0.0, 0, 0.5))):
+        fields = CompletionRequest.model_validate({"prompt": "a", **given})
+        params = sampling_params(fields, defaults, max_tokens=5, logprobs=None, vocab_size=10)
+        assert (params.temperature, params.top_k, params.top_p) == wanted
+
+
+def test_choices_have_seeds_of_their_own_and_the_first_one_the_requests() -> None:
+    seeds = {derived_seed(7, idx) for idx in range(128)}
+    assert len(seeds) == 128
+    assert derived_seed(7, 0) == 7
+    assert all(0 <= seed < 2**63 for seed in seeds)
+    assert derived_seed(8, 1) not in seeds

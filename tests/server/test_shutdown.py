@@ -1,0 +1,128 @@
+"""`card serve` as a process: its options, its end by signals under load, and what it leaves behind: nothing."""
+
+from __future__ import annotations
+
+import json
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import psutil
+import pytest
+
+from tests.pair import Pair
+from tests.server.running import PATIENCE_S, Command, command, until
+
+pytestmark = pytest.mark.timeout(240)
+
+KEY = "a-secret-key"
+HEADERS = {"Authorization": f"Bearer {KEY}"}
+SECRET_PROMPT = "the cat knows a secret"
+
+
+def arguments(pair: Pair) -> tuple[str, ...]:
+    return (pair.target, "--draft-model", pair.draft, "--dtype", "float32", "--policy", "fixed", "--alias", "tiny")
+
+
+class Reader(threading.Thread):
+    """Reads one long stream from beginning to end."""
+
+    def __init__(self, server: Command, max_tokens: int) -> None:
+        super().__init__(daemon=True)
+        self._server, self._max_tokens = server, max_tokens
+        self.events: list[Any] = []
+        self.failure: Exception | None = None
+        self.start()
+
+    def run(self) -> None:
+        body = {"prompt": SECRET_PROMPT, "max_tokens": self._max_tokens, "ignore_eos": True, "stream": True}
+        url = f"{self._server.url}/v1/completions"
+        try:
+            with httpx2.stream("POST", url, json=body, headers=HEADERS, timeout=PATIENCE_S) as response:
+                for line in response.iter_lines():
+                    if line:
+                        data = line.removeprefix("data: ")
+                        self.events.append(data if data == "[DONE]" else json.loads(data))
+        except httpx2.HTTPError as error:
+            self.failure = error
+
+
+def drafters_of(server: Command) -> list[psutil.Process]:
+    return [
+        one for one in psutil.Process(server.process.pid).children(recursive=True) if "drafter" in str(one.cmdline())
+    ]
+
+
+def all_are_gone(processes: list[psutil.Process]) -> bool:
+    return not any(one.is_running() and one.status() != psutil.STATUS_ZOMBIE for one in processes)
+
+
+@pytest.mark.parametrize(("num_readers", "num_tokens"), [(3, 1500), pytest.param(16, 1200, marks=pytest.mark.slow)])
+def test_sigterm_under_load_lets_what_runs_finish_refuses_the_rest_and_leaves_nothing(
+    pair: Pair, tmp_path: Path, num_readers: int, num_tokens: int
+) -> None:
+    config = tmp_path / "config.yaml"
+    config.write_text("shutdown-timeout: 150\nmax-num-seqs: 4\n", "utf-8")
+    extra = ("--config", str(config), "--placement", "process")
+    with command(tmp_path, *arguments(pair), *extra, env={"CARD_API_KEY": KEY}) as server:
+        drafters = drafters_of(server)
+        assert len(drafters) == 1
+        readers = [Reader(server, num_tokens) for _ in range(num_readers)]
+        until(lambda: httpx2.get(f"{server.url}/load").json()["server_load"] == num_readers and readers[0].events)
+        server.process.send_signal(signal.SIGTERM)
+        with httpx2.Client(base_url=server.url, headers=HEADERS, timeout=PATIENCE_S) as client:
+            until(lambda: client.get("/health/ready").status_code == 503)
+            assert client.get("/health").status_code == 200
+            refused = client.post("/v1/completions", json={"prompt": "the", "max_tokens": 1})
+        assert refused.status_code == 503
+        assert int(refused.headers["retry-after"]) >= 1
+        assert any(reader.is_alive() for reader in readers), "they still run while the new one was refused"
+        assert server.process.wait(2 * PATIENCE_S) == 0
+        for reader in readers:
+            reader.join(PATIENCE_S)
+            assert reader.failure is None
+            assert reader.events[-1] == "[DONE]"
+            assert reader.events[-2]["choices"][0]["finish_reason"] == "length"
+        until(lambda: all_are_gone(drafters), timeout_s=5)
+        log = server.log.read_text("utf-8")
+        assert KEY not in log and "secret" not in log, "neither keys nor prompts are logged"
+        events = [line["event"] for line in server.logged()]
+        assert events[0] == "ready" and events[-1] == "stopped"
+        told = [line for line in server.logged() if line["event"] == "request" and line["status"] == 200]
+        assert sorted(line["new_tokens"] for line in told if "new_tokens" in line) == [num_tokens] * num_readers
+        assert server.logged()[0]["max_num_seqs"] == 4
+
+
+@pytest.mark.slow
+def test_what_does_not_finish_in_time_is_cut_off_and_told_so(pair: Pair, tmp_path: Path) -> None:
+    extra = ("--shutdown-timeout", "0.2", "--api-key", KEY, "--placement", "inline")
+    with command(tmp_path, *arguments(pair), *extra) as server:
+        reader = Reader(server, 4000)
+        until(lambda: reader.events)
+        started = time.monotonic()
+        server.process.send_signal(signal.SIGINT)
+        assert server.process.wait(PATIENCE_S) == 0
+        assert time.monotonic() - started < 30
+        reader.join(PATIENCE_S)
+        assert reader.failure is None
+        assert reader.events[-1] == "[DONE]"
+        assert reader.events[-2]["error"]["code"] == "shutting_down"
+
+
+def test_a_second_signal_ends_the_server_at_once_and_its_drafter_too(pair: Pair, tmp_path: Path) -> None:
+    extra = ("--shutdown-timeout", "600", "--api-key", KEY, "--placement", "process")
+    with command(tmp_path, *arguments(pair), *extra) as server:
+        drafters = drafters_of(server)
+        reader = Reader(server, 4000)
+        until(lambda: reader.events)
+        server.process.send_signal(signal.SIGTERM)
+        until(lambda: any(line["event"] == "draining" for line in server.logged()))
+        assert server.process.poll() is None
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(PATIENCE_S) == 128 + signal.SIGTERM
+        until(lambda: all_are_gone(drafters), timeout_s=20)
+        reader.join(PATIENCE_S)
+        assert reader.failure is not None or "error" in reader.events[-2]
