@@ -49,7 +49,7 @@ def ablations(width: int, layers: int) -> Mapping[str, LoopSettings]:
 def measure(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Yield a line for each workload and ablation. Raises: CardError."""
     torch.set_num_threads(args.threads)
-    pair = RealPair(args.target, args.draft, dtype=args.dtype)
+    pair = RealPair(args.target, args.draft, dtype=args.dtype, draft_dtype=args.draft_dtype)
     facts = run_facts()
     data = args.data or ["questions", "code"]
     for workload in pair.workloads(data, skip=args.skip, limit=args.limit, max_tokens=args.max_tokens):
@@ -59,9 +59,8 @@ def measure(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
                 "kind": "ablation",
                 "basis": "measured",
                 "ablation": name,
-                "pair": pair.name,
+                **pair.facts(),
                 **workload.facts(),
-                "dtype": pair.dtype,
                 "max_tokens": args.max_tokens,
                 **loop_facts(settings, counts),
                 **facts,

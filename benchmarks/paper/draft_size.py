@@ -39,19 +39,15 @@ def measure(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     facts = run_facts()
     settings = LoopSettings(beam_width=args.width, layers_per_round=args.layers)
     for draft in args.draft or ["demo-draft", "demo-target"]:
-        pair = RealPair(args.target, draft, dtype=args.dtype)
+        pair = RealPair(args.target, draft, dtype=args.dtype, draft_dtype=args.draft_dtype)
         data = args.data or ["questions", "code"]
         for workload in pair.workloads(data, skip=args.skip, limit=args.limit, max_tokens=args.max_tokens):
             counts = pair.count(settings, workload.prompts, args.max_tokens)
             yield {
                 "kind": "draft-size",
                 "basis": "measured",
-                "pair": pair.name,
-                "draft": pair.draft_name,
-                "draft_parameters": pair.draft_parameters,
-                "target_parameters": pair.target_parameters,
+                **pair.facts(),
                 **workload.facts(),
-                "dtype": pair.dtype,
                 "max_tokens": args.max_tokens,
                 **loop_facts(settings, counts),
                 **facts,

@@ -65,26 +65,31 @@ class Workload:
 class RealPair:
     """Two models on this machine."""
 
-    def __init__(self, target: str, draft: str, *, dtype: str) -> None:
+    def __init__(self, target: str, draft: str, *, dtype: str, draft_dtype: str = "auto") -> None:
         """Load both. Raises: CardError."""
         self.draft_name = Path(draft).name
         self.target_name = Path(target).name
         self.tokenizer = load_tokenizer(target)
         target_model = load_model(target, dtype=dtype)
-        self._draft_model = load_model(draft, dtype=dtype)
+        self._draft_model = load_model(draft, dtype=draft_dtype)
         check_pair(self.tokenizer, target_model, self._draft_model)
         self._end_ids = end_token_ids(target_model, self.tokenizer)
         self._max_model_len = min(_MAX_MODEL_LEN, context_limit(target_model), context_limit(self._draft_model))
         self._target = make_runner(target_model, max_model_len=self._max_model_len, max_tree_rows=_SPARE_ROWS * 2)
-        self.dtype = str(self._target.dtype).removeprefix("torch.")
-        self.target_parameters = parameter_count(target_model)
-        self.draft_parameters = parameter_count(self._draft_model)
+        self._dtypes = [str(model.dtype).removeprefix("torch.") for model in (target_model, self._draft_model)]
+        self._num_parameters = [parameter_count(model) for model in (target_model, self._draft_model)]
         self._plain: dict[tuple[tuple[int, ...], int], tuple[int, ...]] = {}  # by prompt and length
 
-    @property
-    def name(self) -> str:
-        """Return draft and target."""
-        return f"{self.draft_name} -> {self.target_name}"
+    def facts(self) -> dict[str, Any]:
+        """Return what a line says of it."""
+        return {
+            "pair": f"{self.draft_name} -> {self.target_name}",
+            "draft": self.draft_name,
+            "target_parameters": self._num_parameters[0],
+            "draft_parameters": self._num_parameters[1],
+            "dtype": self._dtypes[0],  # of the target, which decides the text
+            "draft_dtype": self._dtypes[1],
+        }
 
     def workloads(self, data: Sequence[str], *, skip: int, limit: int, max_tokens: int) -> list[Workload]:
         """Return the first turns of these data sets, those left out that do not fit into the context.

@@ -34,7 +34,7 @@ TARGET, DRAFT = "llama-3.1-70b-4xh100", "llama-3.2-1b-h100"
 def measure(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Yield a line for each workload and width. Raises: CardError."""
     torch.set_num_threads(args.threads)
-    pair = RealPair(args.target, args.draft, dtype=args.dtype)
+    pair = RealPair(args.target, args.draft, dtype=args.dtype, draft_dtype=args.draft_dtype)
     facts = run_facts()
     data = args.data or ["questions", "code"]
     for workload in pair.workloads(data, skip=args.skip, limit=args.limit, max_tokens=args.max_tokens):
@@ -44,9 +44,8 @@ def measure(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
             yield {
                 "kind": "width",
                 "basis": "measured",
-                "pair": pair.name,
+                **pair.facts(),
                 **workload.facts(),
-                "dtype": pair.dtype,
                 "max_tokens": args.max_tokens,
                 **loop_facts(settings, counts),
                 **facts,
