@@ -52,7 +52,9 @@ def append_line(path: Path, line: Mapping[str, Any]) -> None:
 def add_measuring_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of what the models of this machine decode."""
     parser.add_argument("--target", default="demo-target", help="folder or name (default: %(default)s)")
-    parser.add_argument("--dtype", default="float32", help="of the target: float32, bfloat16, ... (default: %(default)s)")
+    parser.add_argument(
+        "--dtype", default="float32", help="of the target: float32, bfloat16, ... (default: %(default)s)"
+    )
     parser.add_argument("--draft-dtype", default="auto", help="auto: as stored (default: %(default)s)")
     parser.add_argument(
         "--data", action="append", help="as of `card bench --data`, such as gsm8k=FILE (default: questions, code)"

@@ -183,19 +183,3 @@ def test_tables_take_the_last_line_of_its_kind(paper: Modules, results: Path, tm
     made = paper["tables"].all_tables(tmp_path)
     assert "| whole | 3.75 |" in made
     assert "1.25" not in made
-
-
-def test_the_readmes_tables_are_those_of_the_committed_lines(paper: Modules) -> None:
-    tables = paper["tables"]
-    readme = tables.README.read_text(encoding="utf-8")
-    assert tables.put_into(readme, tables.all_tables(tables.RESULTS)) == readme
-
-
-def test_the_plot_shows_published_points_beside_ours(paper: Modules, tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    draw, tables = paper["draw"], paper["tables"]
-    found = draw.curves(tables.read_lines(tables.RESULTS), "gsm8k")
-    assert found["published"][5] == pytest.approx((4.43, 0.845))
-    assert found.keys() >= {"measured", "simulated"}
-    assert draw.main(["--out", str(tmp_path / "plot.png")]) == 0
-    assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
