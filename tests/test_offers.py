@@ -223,7 +223,9 @@ def test_a_writer_that_raises_is_logged_once_and_heard_no_longer_while_others_go
     ("nonsense", "complaint"),
     [
         (Proposal((1, 2), (-1,), (-0.1, -0.2)), "equally many, got [2, 1, 2]"),
-        (Proposal((5,), (-1,), (-0.1,)), "tokens must be from 0 to 4"),
+        (Proposal((5,), (-1,), (-0.1,)), "tokens must be ints from 0 to 4"),
+        (Proposal((2.0,), (-1,), (-0.1,)), "has token 2.0"),  # type: ignore[arg-type]
+        (Proposal((2,), (-1.0,), (-0.1,)), "parent -1.0"),  # type: ignore[arg-type]
         (Proposal((-1,), (-1,), (-0.1,)), "has token -1"),
         (Proposal((1, 2), (-1, 1), (-0.1, -0.2)), "parent 1"),
         (Proposal((1,), (-2,), (-0.1,)), "parent -2"),

@@ -57,12 +57,13 @@ def check_proposal(proposal: Proposal, best_path: Sequence[int], vocab_size: int
         )
     scores = proposal.path_logprobs
     for idx, (token, parent, score) in enumerate(zip(proposal.tokens, proposal.parents, scores, strict=True)):
+        is_whole = type(token) is int and type(parent) is int  # 2.0 would pass every comparison and fail the pass
         is_placed = 0 <= token < vocab_size and -1 <= parent < idx
-        if not (is_placed and -math.inf < score <= (scores[parent] if parent >= 0 else 0.0)):
+        if not (is_whole and is_placed and -math.inf < score <= (scores[parent] if parent >= 0 else 0.0)):
             raise ProtocolError(
-                f"candidate {idx} of a proposal has token {token}, parent {parent}, score {score}; tokens must be from "
-                f"0 to {vocab_size - 1}, parents be from -1 to below the own index, scores finite and at most 0 and "
-                "the parent's"
+                f"candidate {idx} of a proposal has token {token}, parent {parent}, score {score}; tokens must be ints "
+                f"from 0 to {vocab_size - 1}, parents be ints from -1 to below the own index, scores finite, at most 0 "
+                "and the parent's"
             )
 
 
