@@ -116,6 +116,34 @@ def test_stations_given_later_than_the_forecast_do_not_change_it():
     assert told.tokens_per_s("off", 1) > 100
 
 
+def test_a_new_text_is_expected_to_agree_as_texts_usually_do():
+    told = forecast()
+    see(told, Candidates.none(), 0, 400, num_agreed=1)
+    see(told, Candidates.none(), 0, 40, num_agreed=0)
+    assert told.agreement < 0.5, "this text is another kind"
+    view = RoundView([make_request(1)], num_prompt_tokens=0, num_context_rows=100, takes_turns=False)
+    told.observe("off", 1, Outcome(view, StepResult(num_tokens=1, busy_s=7e-3), 0.01, 1, 0, 0.0))
+    assert told.agreement > 0.8
+
+
+def test_every_compared_candidate_tells_of_the_drafter():
+    told = forecast()
+    verified = [Verified(0, Candidates.none(), (), True, 5, 4)]
+    view = RoundView([make_request(0)], num_prompt_tokens=0, num_context_rows=100, takes_turns=False)
+    for _ in range(300):
+        told.observe("off", 1, Outcome(view, StepResult(verified=verified, num_tokens=1, busy_s=7e-3), 0.01, 1, 0, 0.0))
+    assert told.agreement == pytest.approx(0.8, abs=0.01)
+
+
+def test_a_layer_that_others_reach_costs_no_turn():
+    def turns(writer: str) -> float:
+        told = forecast()
+        see(told, chain(*[writer] * 4), 4, 100, num_agreed=1)
+        return told.tokens_per_s("turns", 1)
+
+    assert turns("suffix") > 1.2 * turns("beam")
+
+
 def test_a_new_text_counts_more_than_many_old_ones():
     def after(num_requests: int) -> float:
         told = forecast()

@@ -102,15 +102,25 @@ def test_speculation_comes_back_when_it_pays_again():
     assert used["beside"] > 500
 
 
-@pytest.mark.parametrize("has_writers", [True, False])
-def test_to_rest_the_drafter_is_tried_however_bad_it_looks_if_other_writers_go_on(has_writers):
+def seen_writers(offer: Candidates) -> TunedPolicy:
+    """Return a policy that saw rounds with these candidates."""
     policy = TunedPolicy(stations(), DraftSettings())
-    world = World({"beside": 300.0, "turns": 300.0, "off": 500.0})
-    offer = replace(chain(-0.1), writers=("beam+suffix",)) if has_writers else chain(-0.1)
     for _ in range(100):
         policy.observe(Outcome(view(), StepResult(verified=[Verified(0, offer, (0,), True, 1, 1)]), 0.01, 2, 0, 0.0))
-    used = world.run(policy, 600)
+    return policy
+
+
+@pytest.mark.parametrize("has_writers", [True, False])
+def test_to_rest_the_drafter_is_tried_however_bad_it_looks_if_other_writers_go_on(has_writers):
+    policy = seen_writers(replace(chain(-0.1), writers=("beam+suffix",)) if has_writers else chain(-0.1))
+    used = World({"beside": 300.0, "off": 500.0}).run(policy, 600, available=frozenset({"beside", "off"}))
     assert (used["off"] > 250) == has_writers
+
+
+def test_where_other_writers_write_the_drafter_takes_turns_instead_of_resting():
+    policy = seen_writers(replace(chain(-0.1), writers=("beam+suffix",)))
+    used = World({"turns": 300.0, "off": 500.0}).run(policy, 600, available=frozenset({"turns", "off"}))
+    assert used == {"turns": 600, "off": 0}, "in turns it may draft, and need not"
 
 
 def test_each_batch_size_has_its_own_best_schedule():

@@ -19,6 +19,7 @@ _ROUND_S, _REQUEST_S = 3e-4, 1e-4  # a round beyond its passes, and each request
 _FIRST_AGREEMENT = 0.75  # chance that a candidate below an accepted one is accepted, until it has been measured
 _AGREEMENT_PRIOR = 20.0  # candidates that this counts for
 _KEPT = 0.98  # of what was seen of acceptance, after each verification
+_KEPT_USUAL = 0.997  # the same over many texts
 _NEW_TEXT = 6.0  # verifications that all earlier texts count for when a new one is alone
 _UNDRAFTED_PRIOR = 4.0  # verifications that the first guess, no candidates without the drafter, counts for
 _KEPT_UNDRAFTED = 0.94  # the same of other writers, whose worth changes with the text
@@ -58,6 +59,7 @@ class Forecast:
         self._pinned = pinned
         self._fits: dict[Arm, _Fits] = {arm: _Fits() for arm in stations}
         self._agreed = [_FIRST_AGREEMENT * _AGREEMENT_PRIOR, _AGREEMENT_PRIOR]  # accepted, could have been
+        self._usual = list(self._agreed)  # the same over many texts
         self._rows_per_request = _FIRST_CONTEXT_ROWS
         self._undrafted = [0.0] * _DEEPEST  # [d] share of rounds that kept d + 1 candidates without the drafter's help
         self._texts: set[int] = set()  # those of the last round
@@ -94,8 +96,9 @@ class Forecast:
             drafted = [max(agreement**d, self._undrafted[d - 1]) for d in range(1, depth + 1)]
             length = 1 + sum(drafted) + sum(self._undrafted[depth:])
             seconds = round_s(max(depth, self._undrafted_rows))
-            if arm == "turns":  # who has candidates already does not wait for more
-                seconds += max(depth, 1) * draft_s * (1 - self._undrafted[0])
+            if arm == "turns":  # what others reach is not drafted
+                layers = sum(1 - kept for kept in self._undrafted[:depth]) if self.has_writers else max(depth, 1)
+                seconds += layers * draft_s
             elif arm == "beside":
                 length = min(length, max(alone, _DRAFTER_YIELD * seconds / max(draft_s, 1e-9)))
                 missed = (1 - max(agreement**depth, self._undrafted[0])) * _MISSED  # the next round has no candidates
@@ -156,9 +159,10 @@ class Forecast:
         self._notice_new_texts(outcome)
         for one in outcome.result.verified:
             self._observe_undrafted(one)
-            if one.num_compared:  # the first candidate alone: that there are deeper ones shows that it was likely
-                self._agreed[0] = self._agreed[0] * _KEPT + (one.num_agreed > 0)
-                self._agreed[1] = self._agreed[1] * _KEPT + 1
+            if one.num_compared:
+                for kept, seen in ((_KEPT, self._agreed), (_KEPT_USUAL, self._usual)):
+                    seen[0] = seen[0] * kept + one.num_agreed
+                    seen[1] = seen[1] * kept + one.num_compared
         if outcome.view.requests:
             self._observe_latencies(arm, width, outcome)
 
@@ -170,7 +174,8 @@ class Forecast:
             kept = 1 - len(new) / len(texts)
             self._num_undrafted = max(_NEW_TEXT, kept * self._num_undrafted)
             count = max(_NEW_TEXT, kept * self._agreed[1])
-            self._agreed = [self.agreement * count, count]
+            agreement = kept * self.agreement + (1 - kept) * self._usual[0] / self._usual[1]  # it may have rested since
+            self._agreed = [agreement * count, count]
         self._texts = texts
 
     def _observe_undrafted(self, one: Verified) -> None:

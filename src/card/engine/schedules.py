@@ -130,6 +130,8 @@ class Schedules:
             self._num_texts = self._forecast.num_texts
             self._until_review = min(self._until_review, _NEW_TEXT)
         possible = [arm for arm in self._learnt if arm in available]
+        if self._forecast.has_writers and "turns" in possible and "off" in possible:
+            possible.remove("off")  # other writers have candidates in turns, too, and who has some drafts no more
         is_gone = self.arm not in possible
         if (self._until_review <= 0 or is_gone) and (possible or len(self._learnt) > 1):
             self._until_review = REVIEW_EVERY
@@ -196,7 +198,9 @@ class Schedules:
     def _worth_a_trial(self, arm: Arm) -> float:
         if self._learnt[arm].was_used:
             return _WORTH_A_TRIAL
-        return 0.0 if arm == "off" and self._forecast.has_writers else _WORTH_A_FIRST_TRIAL  # they write on meanwhile
+        return (
+            0.0 if arm != "beside" and self._forecast.has_writers else _WORTH_A_FIRST_TRIAL
+        )  # they write on meanwhile
 
     def _begin_trial(self, arm: Arm, num_rounds: int) -> None:
         """Run another schedule for some rounds."""
