@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import pytest
@@ -102,9 +103,9 @@ def test_speculation_comes_back_when_it_pays_again():
     assert used["beside"] > 500
 
 
-def seen_writers(offer: Candidates) -> TunedPolicy:
+def seen_writers(offer: Candidates, among: Mapping[Arm, Station] | None = None) -> TunedPolicy:
     """Return a policy that saw rounds with these candidates."""
-    policy = TunedPolicy(stations(), DraftSettings())
+    policy = TunedPolicy(among or stations(), DraftSettings())
     for _ in range(100):
         policy.observe(Outcome(view(), StepResult(verified=[Verified(0, offer, (0,), True, 1, 1)]), 0.01, 2, 0, 0.0))
     return policy
@@ -115,6 +116,16 @@ def test_to_rest_the_drafter_is_tried_however_bad_it_looks_if_other_writers_go_o
     policy = seen_writers(replace(chain(-0.1), writers=("beam+suffix",)) if has_writers else chain(-0.1))
     used = World({"beside": 300.0, "off": 500.0}).run(policy, 600, available=frozenset({"beside", "off"}))
     assert (used["off"] > 250) == has_writers
+
+
+def test_beside_is_tried_once_where_other_writers_go_on_though_start_up_found_it_slow():
+    slow = {
+        **stations(),
+        "beside": Station(Home(), stations()["beside"].target.scaled(4.0), stations()["beside"].drafter),
+    }
+    policy = seen_writers(replace(chain(-0.1), writers=("beam+suffix",)), slow)
+    used = World({"beside": 500.0, "turns": 300.0, "off": 300.0}).run(policy, 600)
+    assert used["beside"] > 450
 
 
 def test_where_other_writers_write_the_drafter_takes_turns_instead_of_resting():

@@ -22,7 +22,7 @@ _TRIAL_ROUNDS, _LONG_TRIAL_ROUNDS = 16, 48
 _LOOK_AFTER, _HOPELESS = 12, 0.85  # rounds of a trial after which it ends if it is so much slower
 _CLOSE = 0.8  # of the present rate: a rival as good as this gets a long trial, which costs little then
 # Of the present rate, that a schedule must promise to be tried, if it never was anywhere, and if it was at some batch
-# size. To rest is left for a trial whatever was measured.
+# size. With other writers each is tried once whatever it promises; to rest is left for a trial whatever was measured.
 _WORTH_A_FIRST_TRIAL, _WORTH_A_TRIAL = 0.6, 0.85
 _MARGIN = 1.04  # another schedule must be better by this
 
@@ -198,9 +198,7 @@ class Schedules:
     def _worth_a_trial(self, arm: Arm) -> float:
         if self._learnt[arm].was_used:
             return _WORTH_A_TRIAL
-        return (
-            0.0 if arm != "beside" and self._forecast.has_writers else _WORTH_A_FIRST_TRIAL
-        )  # they write on meanwhile
+        return 0.0 if self._forecast.has_writers else _WORTH_A_FIRST_TRIAL  # they write on meanwhile
 
     def _begin_trial(self, arm: Arm, num_rounds: int) -> None:
         """Run another schedule for some rounds."""
