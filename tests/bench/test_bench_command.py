@@ -76,9 +76,18 @@ def common(pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 def greedy(request: pytest.FixtureRequest, common: list[str], tmp_path_factory: pytest.TempPathFactory) -> Run:
     out = tmp_path_factory.mktemp("results") / "new" / "bench.jsonl"
     options = ["--max-tokens", "8", "--repeats", "1", "--target-cost", "100K", "--methods", request.param]
-    assert run_command(*common, *options, "--out", str(out)) == 0
+    assert run_command(*common, *options, "--out", str(out), "--trace", str(out.with_name("trace.json"))) == 0
     (run,) = load(out)
     return run
+
+
+def test_a_trace_shows_each_row_that_can_tell_and_adds_no_sample(greedy: Run) -> None:
+    events = json.loads(Path(greedy.command.split()[-1]).read_text())["traceEvents"]
+    names = {event["args"]["name"] for event in events if event["name"] == "process_name"}
+    ours = [row.name for row in greedy.rows if not row.name.startswith("transformers")]
+    assert {name.split(", ")[2].split()[0].rstrip(":") for name in names} == set(ours)
+    assert any(event["ph"] == "X" for event in events)
+    assert len(greedy.samples) == 2 * len(greedy.rows)
 
 
 def settings_by_row(run: Run) -> dict[str, dict[str, Any]]:

@@ -78,6 +78,9 @@ class FakeRow:
             ids[1] += 1
         return Decoded(tuple(ids), ((0.1, 1), (0.2, 2), (0.4, 3)), 0.5, 0.3, None)
 
+    def traced(self, prompt_ids: Sequence[int], params: SamplingParams) -> None:
+        """It has no rounds to tell of."""
+
 
 class FakePair:
     """What `card.bench.runner` needs of a pair."""

@@ -21,6 +21,7 @@ from card.config import DraftSettings, SamplingParams
 from card.engine.cores import Home, pinned
 from card.llm import LLM
 from card.metrics import RequestStats
+from card.trace import Trace
 
 SETTLE_S = 0.03  # torch's idle threads spin for about 10 ms, on a core that the next row may use
 SHOWN_DRAFT_SETTINGS = (
@@ -77,6 +78,9 @@ class Row(Protocol):
 
     def decode(self, prompt_ids: Sequence[int], params: SamplingParams) -> Decoded:
         """Decode one prompt."""
+
+    def traced(self, prompt_ids: Sequence[int], params: SamplingParams) -> Trace | None:
+        """Decode one prompt once more and return what happened when; None where that cannot be recorded."""
 
 
 class CardRow:
@@ -136,6 +140,12 @@ class CardRow:
                 stats = chunk.stats
             wall_s, cpu_s = time.perf_counter() - started, time.process_time() - cpu_before
         return Decoded(tuple(token_ids), tuple(times), wall_s, cpu_s, stats)
+
+    def traced(self, prompt_ids: Sequence[int], params: SamplingParams) -> Trace:
+        """Decode one prompt with its events recorded. Raises: as `decode`."""
+        with self._llm.trace() as trace:
+            self.decode(prompt_ids, params)
+        return trace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -236,6 +246,9 @@ class TransformersRow:
         token_ids = output[0, len(prompt_ids) :].tolist()
         ids, times = up_to_stop(token_ids, clock.token_times(started), self._end_ids)
         return Decoded(ids, times, wall_s, cpu_s, None)
+
+    def traced(self, prompt_ids: Sequence[int], params: SamplingParams) -> None:
+        """Return None: transformers tells nothing of its rounds."""
 
 
 def up_to_stop(

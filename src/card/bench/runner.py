@@ -26,6 +26,7 @@ from card.bench.rows import PromptIds, Row
 from card.config import SamplingParams
 from card.errors import BenchError, PromptError, SettingsError
 from card.models.text import decode
+from card.trace import Trace
 
 _SPEED_PERIOD_S = 3600.0  # over which the time left is foreseen: rows differ, whole rounds over them do not
 
@@ -99,12 +100,21 @@ class PairJob:
         return [question.encode(self.tokenizer) for question in self.datasets[workload].questions]
 
 
-def run_bench(plan: Plan, environment: Environment, path: Path, console: Console, resumed: Run | None = None) -> Run:
+def run_bench(
+    plan: Plan,
+    environment: Environment,
+    path: Path,
+    console: Console,
+    resumed: Run | None = None,
+    traces: dict[str, Trace] | None = None,
+) -> Run:
     """Measure everything and return the run as its file says, checked. Ctrl-C ends it early and keeps what is done.
 
     Args:
         path: the file that lines are appended to.
         resumed: the unfinished run in that file to go on with.
+        traces: gets one of each row that can tell, for each pair and workload that was decoded: its first prompt, once
+            more. These decodes are none of the samples.
     Raises: SettingsError, PromptError, ModelError, WorkerError; BenchError if texts differ that must not, or if what is
         asked for is not what the resumed run was.
     """
@@ -118,7 +128,7 @@ def run_bench(plan: Plan, environment: Environment, path: Path, console: Console
         run = replace(run, run_id=resumed.run_id, resumed=True)
     with Writer(path, run.run_id) as writer:
         writer.run(run)
-        writer.end(_measure(plan, run, datasets, path, writer, console))
+        writer.end(_measure(plan, run, datasets, path, writer, console, traces))
     return next(one for one in load(path) if one.run_id == run.run_id)
 
 
@@ -254,7 +264,15 @@ def _cut(dataset: Dataset, fits: Sequence[Callable[[Dataset, int], bool]], plan:
 # ---- what is done ----------------------------------------------------------------------------------------------------
 
 
-def _measure(plan: Plan, run: Run, datasets: Sequence[Dataset], path: Path, writer: Writer, console: Console) -> Status:
+def _measure(
+    plan: Plan,
+    run: Run,
+    datasets: Sequence[Dataset],
+    path: Path,
+    writer: Writer,
+    console: Console,
+    traces: dict[str, Trace] | None,
+) -> Status:
     """Decode and compare pair by pair what is missing; return how it ended."""
     keys = list(planned(run))
     before = read_unchecked(path, run.run_id)
@@ -272,6 +290,9 @@ def _measure(plan: Plan, run: Run, datasets: Sequence[Dataset], path: Path, writ
                         if len(done) < len(own):
                             rows = _bring_up(pair, job, before, writer)
                             decode_missing(own, rows, job, done, writer, step)
+                            if traces is not None:
+                                step.say("tracing")
+                                _trace(rows, job, traces)
                     finally:  # also what was done until Ctrl-C
                         step.say("comparing texts")
                         compare(job, path, writer, run.run_id)
@@ -339,6 +360,14 @@ def decode_missing(
         )
         writer.add(done[key])
         step.advance()
+
+
+def _trace(rows: Mapping[str, Sequence[Row]], job: PairJob, traces: dict[str, Trace]) -> None:
+    for workload, those in rows.items():
+        prompt_ids = job.first_prompts(workload)[0]
+        for row in those:
+            if (trace := row.traced(prompt_ids, job.params)) is not None:
+                traces[f"{job.name}, {workload}, {row.name}"] = trace
 
 
 def compare(job: PairJob, path: Path, writer: Writer, run_id: str) -> None:

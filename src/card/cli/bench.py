@@ -23,6 +23,7 @@ from card.bench.tables import rich_tables
 from card.cli.options import DEMO_DRAFT, DEMO_TARGET, given, parse_cores, parse_numbers
 from card.config import SamplingParams
 from card.errors import BenchError, CardError, SettingsError
+from card.trace import Trace, write_trace
 
 _INTERRUPTED = 130
 _BUSY_SHARE = 0.5  # of the cores: a load above it makes poor figures
@@ -89,6 +90,11 @@ def _draft_options(command: F) -> F:
 @click.option("--hrad", default="auto", show_default=True, help="Predictor of specbranch: a file, off, or auto.")
 @_draft_options
 @click.option("--coupling-report", is_flag=True, help="Add rows that rank candidates without the sampling noise.")
+@click.option(
+    "--trace",
+    type=click.File("w", encoding="utf-8", lazy=True),
+    help="Decode the first prompt of each data set once more and write what happened when, for ui.perfetto.dev.",
+)
 @click.option("--out", type=Path, help="JSON lines are appended to it.  [default: bench-DATE-TIME.jsonl]")
 @click.option("--resume", type=Path, help="Go on with the last run of this file: exactly what is missing.")
 @click.pass_context
@@ -98,7 +104,7 @@ def bench(context: click.Context, /, **options: Any) -> int:
     All rows decode a prompt before the next one comes. Texts are compared before any time is shown. Ctrl-C keeps what
     is done.
     """
-    out, resume = options.pop("out"), options.pop("resume")
+    out, resume, trace_file = options.pop("out"), options.pop("resume"), options.pop("trace")
     transformers_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     console = Console(stderr=True)
     environment = describe_run()
@@ -115,7 +121,8 @@ def bench(context: click.Context, /, **options: Any) -> int:
     _warn_if_busy(environment, console)
     size_before = out.stat().st_size if out.exists() else 0
     try:
-        run = run_bench(plan, environment, out, console, old)
+        traces: dict[str, Trace] = {}
+        run = run_bench(plan, environment, out, console, old, None if trace_file is None else traces)
     except CardError:
         if out.exists() and out.stat().st_size > size_before:
             console.print(
@@ -124,6 +131,10 @@ def bench(context: click.Context, /, **options: Any) -> int:
                 soft_wrap=True,
             )
         raise
+    if traces:
+        write_trace(trace_file, traces, {"command": environment.command, "commit": environment.commit})
+    elif trace_file is not None:
+        console.print("nothing was decoded, so there is no trace", highlight=False)
     return _show(run, out, console)
 
 
