@@ -19,7 +19,7 @@ _MOST_RUNS = 15  # of each timed pass; a large model gets fewer within its time
 _POINTS_SHARE, _SEQUENCES_SHARE, _PREFILL_SHARE = 0.6, 0.75, 0.9  # of the time limit, after which each part stops
 
 _TRIED_TOKENS = 4  # of the passes that the number of threads is chosen for
-_TRYING_S = 0.1  # for each number of threads
+_TRYING_S, _TRYING_TURNS = 0.04, 3  # for each number of threads, and how often
 _WORTH_THREADS = 0.95  # of the seconds with fewer threads, that more of them must come down to
 
 _NEWEST_WEIGHT = 0.05  # of an observation in the means, once there are more than 1 / 0.05 of them
@@ -134,23 +134,32 @@ def with_useful_threads(plan: CorePlan, model: LanguageModel) -> CorePlan:
 
 
 def _useful(home: Home, model: LanguageModel) -> Home:
-    best, best_s = Home(home.cores, 1), math.inf
-    threads = 1
-    while threads <= (home.threads or 1):
-        candidate = Home(home.cores, threads)
-        with pinned(candidate):
-            bench = _Bench(model, time.perf_counter)
-            try:
-                slot = bench.open(_TRIED_TOKENS)
-                timed = _Pass((slot,), min(_TRIED_TOKENS, model.max_model_len))
-                seconds = bench.fastest([timed], time.perf_counter() + _TRYING_S, num_needed=1)[timed]
-            finally:
-                bench.close()
+    """Return the home with the fewest threads that are worth it; each count has several turns, so luck decides less."""
+    fastest = dict.fromkeys(_thread_counts(home.threads or 1), math.inf)
+    for _ in range(_TRYING_TURNS):
+        for threads in fastest:
+            fastest[threads] = min(fastest[threads], _tried_s(replace(home, threads=threads), model))
+    best, best_s = 1, math.inf
+    for threads, seconds in fastest.items():
         if seconds < _WORTH_THREADS * best_s:
-            best, best_s = candidate, seconds
-        most = home.threads or 1
-        threads = most if threads < most < 2 * threads else 2 * threads
-    return best
+            best, best_s = threads, seconds
+    return replace(home, threads=best)
+
+
+def _thread_counts(most: int) -> list[int]:
+    """Return 1, 2, 4, ... and ``most``."""
+    return sorted({most, *(1 << power for power in range(most.bit_length()))})
+
+
+def _tried_s(home: Home, model: LanguageModel) -> float:
+    with pinned(home):
+        bench = _Bench(model, time.perf_counter)
+        try:
+            slot = bench.open(_TRIED_TOKENS)
+            timed = _Pass((slot,), min(_TRIED_TOKENS, model.max_model_len))
+            return bench.fastest([timed], time.perf_counter() + _TRYING_S, num_needed=1)[timed]
+        finally:
+            bench.close()
 
 
 class LatencyFit:
