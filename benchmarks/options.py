@@ -13,7 +13,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from card.bench import environment
 from card.bench.datasets import Dataset, read_prompts
 from card.config import EngineSettings
-from card.errors import SettingsError
+from card.errors import BenchError, SettingsError
 from card.models.inflation import inflate, parse_parameter_count
 from card.models.loading import load_model
 
@@ -36,6 +36,18 @@ def append_lines(path: Path, lines: Iterable[dict[str, Any]]) -> None:
     with path.open("a", encoding="utf-8") as out:
         for line in lines:
             out.write(json.dumps(line, ensure_ascii=False) + "\n")
+
+
+def read_lines(path: Path, benchmark: str) -> list[dict[str, Any]]:
+    """Return the lines that a script wrote. Raises: BenchError if they are not there, or another one's."""
+    try:
+        lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+        others = {line["benchmark"] for line in lines} - {benchmark}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise BenchError(f"{path} holds no lines of {benchmark}.py: {error!r}") from error
+    if others or not lines:
+        raise BenchError(f"{path} holds {f'lines of {min(others)}' if others else 'no lines'}, not of {benchmark}.py")
+    return lines
 
 
 def two_cores(text: str | None) -> tuple[int, int]:

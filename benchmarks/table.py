@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import load_report
+import validation_report
 
 from card.bench.lineup import SEVERAL_WRITERS, SINGLE_WRITERS
 from card.bench.records import Run
@@ -126,6 +127,19 @@ def concurrency_tables(lines: Sequence[dict[str, Any]], columns: Sequence[str] =
     return "\n\n".join(tables)
 
 
+def validation_tables(lines: Sequence[dict[str, Any]], columns: Sequence[str] = ()) -> str:
+    """Return the runs of `planner_validation.py`: median errors, then speeds and parts of each price."""
+    rows = validation_report.rows_of(lines)
+    tables = [_dict_table(validation_report.summary_cells(rows), ())]
+    for price in dict.fromkeys(row["price"] for row in rows):
+        same = [row for row in rows if row["price"] == price]
+        tables.append(f"Target at the price of {price}:" if price != "none" else "Target at its own price:")
+        tables.append(_dict_table([validation_report.error_cells(row) for row in same], columns))
+        tables.append("A round of these:")
+        tables.append(_dict_table([validation_report.part_cells(row) for row in same], columns))
+    return "\n\n".join(tables)
+
+
 def _dict_table(rows: Sequence[dict[str, str]], columns: Sequence[str]) -> str:
     shown = [column for column in rows[0] if not columns or column in columns]
     return markdown(shown, [[row[column] for column in shown] for row in rows])
@@ -165,8 +179,10 @@ def markdown(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 TABLES: dict[str, Callable[[Sequence[dict[str, Any]], Sequence[str]], str]] = {
     "concurrency": concurrency_tables,
+    "planner_validation": validation_tables,
     "profile_rounds": profile_tables,
 }
+_OVER_RUNS = frozenset({"planner_validation"})  # a run for each price, and one table for all
 
 
 def texts_of(path: Path, columns: Sequence[str]) -> list[str]:
@@ -180,6 +196,10 @@ def texts_of(path: Path, columns: Sequence[str]) -> list[str]:
             raise BenchError(f"{path} holds lines of {min(unknown)}; known: card bench, {known}; measure it anew")
     except (OSError, ValueError, KeyError, AttributeError) as error:
         raise BenchError(f"{path} holds no benchmark lines: {error!r}") from error
+    if runs[0][0]["benchmark"] in _OVER_RUNS:
+        lines = list(itertools.chain(*runs))
+        sources = "\n\n".join(map(provenance, runs))
+        return [f"{TABLES[lines[0]['benchmark']](lines, columns)}\n\n{sources}\n"]
     return [f"{TABLES[lines[0]['benchmark']](lines, columns)}\n\n{provenance(lines)}\n" for lines in runs]
 
 

@@ -14,10 +14,14 @@ MODULES = (
     "gpu",
     "load_report",
     "options",
+    "pass_samples",
+    "planner_validation",
     "plot",
+    "plot_validation",
     "profile_rounds",
     "rollback",
     "table",
+    "validation_report",
 )
 
 

@@ -13,8 +13,10 @@ from hypothesis import strategies as st
 from card.errors import PlanError, SettingsError
 from card.models.protocol import Extension
 from card.models.toy import TableModel
-from card.planner.measuring import ProfileRequest, measure_grid, measure_overheads
+from card.planner.around import measure_overheads, measure_round_overheads
+from card.planner.measuring import ProfileRequest, measure_grid
 from card.planner.profile import (
+    Overheads,
     PassGrid,
     PassTable,
     Setup,
@@ -102,6 +104,17 @@ def test_the_fastest_setup_that_has_the_cores_is_taken():
         msgspec.structs.replace(profile, setups=setups[1:]).setup(1)
 
 
+def test_who_is_told_how_many_threads_to_take_takes_them_though_fewer_were_faster():
+    fast, slow = flat(1e-2).setups[0].cost, flat(3e-2).setups[0].cost
+    setups = tuple(Setup(threads=num, cost=cost) for num, cost in ((2, fast), (4, slow)))
+    profile = msgspec.structs.replace(flat(1.0), setups=setups)
+    assert [profile.setup_of(num).threads for num in (2, 3, 4, 9)] == [2, 2, 4, 4]
+    assert profile.setup_of(None).threads == profile.setup(None).threads == 2
+    assert flat(1e-2).setup_of(3).threads is None  # a device has none to share out
+    with pytest.raises(PlanError, match="made with 2, 4 threads, and 1 are left"):
+        profile.setup_of(1)
+
+
 def test_a_profile_survives_a_file(tmp_path):
     setup = Setup(threads=2, cost=PassTable(points=((1, 0.1), (8, 0.2))), grid=linear_grid())
     profile = msgspec.structs.replace(flat(1e-2), setups=(setup,), tokenizer="abc")
@@ -121,6 +134,7 @@ def test_a_profile_survives_a_file(tmp_path):
         ({"setups": [{"threads": 1, "cost": {"points": [[1, 0.1], [2, -1]]}}]}, "0 or more"),
         ({"overheads": {"round_s": -1.0}}, "round_s of the overheads"),
         ({"overheads": {"beside_factor": 0.5}}, "1 or more"),
+        ({"overheads": {"by_writer": {"suffix": -1.0}}}, "by_writer.suffix of the overheads"),
     ],
 )
 def test_a_broken_profile_is_refused(tmp_path, change, complaint):
@@ -151,8 +165,36 @@ def test_shipped_profiles_can_be_read_and_say_that_they_are_typed_in(name):
 
 def test_the_workers_own_time_is_found_on_any_model():
     found = measure_overheads(TableModel(1, vocab_size=64, max_model_len=512))
-    for name in ("round_s", "step_s", "commit_s"):
+    for name in ("round_s", "step_s", "commit_s", "drafted_s"):
         assert 0 < getattr(found, name) < 1
+    assert {"suffix", "lookup", "recycling", "lookahead", "phrases"} <= found.by_writer.keys()
+    assert all(0 <= seconds < 1 for seconds in found.by_writer.values())
+
+
+def test_a_round_takes_what_its_policy_its_writers_and_its_candidates_take():
+    around = Overheads(round_s=1.0, tuned_s=0.5, drafted_s=0.25, by_writer={"suffix": 0.1, "lookup": 0.2})
+    assert around.of_round((), is_tuned=False, has_drafter=False) == 1.0
+    assert around.of_round((), is_tuned=True, has_drafter=True) == 1.75
+    assert around.of_round(("suffix", "lookup"), is_tuned=True, has_drafter=False) == pytest.approx(1.8)
+    assert around.of_round(("suffix",), is_tuned=False, has_drafter=False) == pytest.approx(1.1)
+    assert around.of_round(("store",), is_tuned=False, has_drafter=False) == 1.5  # as much as one whose policy tunes
+
+
+def test_a_round_takes_the_longer_for_turning_its_tokens_into_text(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr("card.planner.around.time.perf_counter", lambda: now[0])
+
+    class SlowText:
+        def __init__(self, *_):
+            pass
+
+        def take(self, token_ids, *, is_end):
+            now[0] += 0.25 * len(token_ids)
+
+    monkeypatch.setattr("card.planner.around.TextStream", SlowText)
+    model = TableModel(1, vocab_size=64, max_model_len=512)
+    assert measure_round_overheads(model).round_s == 0.0
+    assert measure_round_overheads(model, tokenizer=object()).round_s == pytest.approx(0.25)
 
 
 def test_a_measurement_refuses_axes_that_do_not_rise():

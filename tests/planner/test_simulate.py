@@ -240,6 +240,30 @@ def test_passes_take_what_they_do_where_the_method_runs_them(method, changes, pa
         assert run.drafter_busy_s == pytest.approx(drafter_s * run.drafter_passes)
 
 
+def test_what_a_drafter_does_around_its_passes_takes_longer_beside_a_target_too():
+    slowed, alone = (
+        Simulator(
+            toy_scene(
+                target=flat(1e-2, threads=(1, 2)),
+                draft=flat(0.0, threads=(1, 2), overheads=replace_overheads(step_s=1e-3, beside_factor=factor)),
+            )
+        ).run("pearl", {"num_speculative_tokens": 5})
+        for factor in (2.0, 1.0)
+    )
+    assert slowed.drafter_busy_s == pytest.approx(2e-3 * slowed.drafter_passes)
+    assert alone.drafter_busy_s == pytest.approx(1e-3 * alone.drafter_passes)
+
+
+def test_the_drafter_takes_as_many_threads_as_the_target_that_it_takes_turns_with():
+    fast_alone = msgspec.structs.replace(flat(1e-3).setups[0], threads=1)
+    draft = msgspec.structs.replace(flat(5e-3, threads=(1, 2)), setups=(fast_alone, flat(5e-3, threads=(2,)).setups[0]))
+    scene = toy_scene(target=replace_setups(flat(1e-2, threads=(1, 2))), draft=draft)
+    assert plan_method(scene, "sps", {}).own_draft.threads == 2
+    assert plan_method(scene, "sps", {"threads": 1}).own_draft.threads == 1
+    assert plan_method(scene, "sps", {"threads": 1}).alone.threads == 1
+    assert plan_method(scene, "pearl", {"threads": 2}).beside.threads == 1
+
+
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("method", ["sps", "suffix", "lookup"])
 def test_what_is_drafted_and_accepted_is_what_the_models_themselves_would(method, temperature):

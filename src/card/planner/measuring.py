@@ -1,4 +1,4 @@
-"""Measure a profile: passes over a grid of sizes, and the time that the workers take around them."""
+"""Measure a profile: passes over a grid of sizes, and what `card.planner.around` finds around them."""
 
 from __future__ import annotations
 
@@ -7,46 +7,26 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import partial
 from os import getloadavg
 from statistics import median
 
 import torch
-from torch import Tensor
 
 import card
-from card.config import DraftSettings, EngineSettings, SamplingParams
-from card.drafter import DrafterWorker
 from card.engine.cores import Home, pinned
-from card.engine.engine import Engine
-from card.engine.forecast import Station
-from card.engine.latency import PassCost, measure_pass_cost
-from card.engine.switch import Arm
-from card.engine.tuned import TunedPolicy
+from card.engine.latency import measure_pass_cost
 from card.errors import PlanError
-from card.messages import Close, DraftSpec, Open
-from card.methods import find_method
 from card.models.bucketed import make_runner
 from card.models.fingerprint import tokenizer_fingerprint
 from card.models.inflation import inflate, parse_parameter_count
 from card.models.loading import context_limit, load_model, load_tokenizer, parameter_count
 from card.models.protocol import Extension, LanguageModel
-from card.planner.profile import Overheads, PassGrid, PassTable, Profile, Setup
-from card.replica import draft_spec
-from card.target import TargetRequest, TargetWorker
-from card.writers.beam import BeamWriter
-from card.writers.local import find_writer
-from card.writers.local.protocol import LocalWriter, WriterSequence
+from card.planner.around import measure_overheads
+from card.planner.profile import PassGrid, PassTable, Profile, Setup
 
 DEFAULT_TOKENS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64)
 DEFAULT_CONTEXTS = (32, 256, 768)
 DEFAULT_BATCHES = (1, 4)
-_WIDTHS = (1, 8)  # of the beams whose steps are timed
-_NUM_STEPS = 60
-_COMMITTED = 3  # tokens of a correction
-_EVICTING_BYTES = 1 << 27  # more than the caches of a core hold
-_NUM_COLD, _NUM_EVICTIONS = 4, 7
-_TEXT_TOKENS = 64
 _MAX_MODEL_LEN = 2048
 _TREE_ROWS = 1024
 
@@ -109,7 +89,8 @@ def measure_profile(request: ProfileRequest, tell: Callable[[str], None] = lambd
             setups.append(Setup(threads=threads if is_cpu else None, cost=table, grid=measure_grid(runner, request)))
     tell("measuring what goes on around the passes")
     with pinned(Home((), min(request.threads, default=1) if is_cpu else None)):
-        overheads = measure_overheads(runner)
+        tokenizer = load_tokenizer(request.model)
+        overheads = measure_overheads(runner, tokenizer)
     cost_of = f"{parameter_count(model) / 1e6:.0f}M (inflated)" if request.target_cost else ""
     return Profile(
         name=request.model,
@@ -120,7 +101,7 @@ def measure_profile(request: ProfileRequest, tell: Callable[[str], None] = lambd
         dtype=str(runner.dtype).removeprefix("torch."),
         num_parameters=own_parameters,
         cost_of=cost_of,
-        tokenizer=tokenizer_fingerprint(load_tokenizer(request.model)),
+        tokenizer=tokenizer_fingerprint(tokenizer),
         date=datetime.now(UTC).isoformat(timespec="seconds"),
         versions={"python": platform.python_version(), "torch": str(torch.__version__), "card": card.__version__},
         load_average=round(load_average, 2),
@@ -172,150 +153,3 @@ def _fill(model: LanguageModel, slot: int, num_rows: int) -> None:
     while (held := model.num_rows(slot)) < num_rows:
         count = min(256, num_rows - held)
         model.forward([Extension(slot, [0] * count, range(held - 1, held + count - 1), count - 1)])
-
-
-# ---- what goes on around the passes ---------------------------------------------------------------------------------
-
-
-class _Timed:
-    """A model that counts the seconds of its passes."""
-
-    def __init__(self, model: LanguageModel) -> None:
-        self._model = model
-        self.forward_s = 0.0
-
-    def __getattr__(self, name: str) -> object:
-        return getattr(self._model, name)
-
-    def forward(self, extensions: Sequence[Extension]) -> list[Tensor]:
-        started = time.perf_counter()
-        logits = self._model.forward(extensions)
-        logits[-1][-1:, :1].tolist()
-        self.forward_s += time.perf_counter() - started
-        return logits
-
-
-def measure_overheads(model: LanguageModel) -> Overheads:
-    """Run the workers on the model for a moment; what is not in its passes is theirs.
-
-    What takes several processes is not measured: it takes as many times what docs/profile.md says as a round does.
-    """
-    defaults = Overheads()
-    narrow_s, wide_s = (_step_overhead_s(model, width) for width in _WIDTHS)
-    node_s = max(0.0, (wide_s - narrow_s) / (_WIDTHS[1] - _WIDTHS[0]))
-    round_s = _round_overhead_s(model, "vanilla")
-    slower = round_s / defaults.round_s
-    return Overheads(
-        round_s=round_s,
-        tuned_s=max(0.0, _round_overhead_s(model, "suffix") - round_s),
-        step_s=max(0.0, narrow_s - node_s),
-        node_s=node_s,
-        commit_s=_commit_s(model),
-        cold_s=_cold_s(model),
-        request_s=slower * defaults.request_s,
-        message_s=slower * defaults.message_s,
-        latency_s=slower * defaults.latency_s,
-        source="card profile; request_s, message_s, latency_s: docs/profile.md, by the ratio of round_s",
-    )
-
-
-def _round_overhead_s(model: LanguageModel, name: str) -> float:
-    """Return the median seconds of a round of a method beyond its pass."""
-    timed, method = _Timed(model), find_method(name)
-    writers = {one: find_writer(one)(EngineSettings(), model.vocab_size) for one in method.writers}
-    openers = {one: partial(_open_writer, writer) for one, writer in writers.items()}
-    worker = TargetWorker(timed, clock=time.perf_counter, writers=openers)  # type: ignore[arg-type]
-    stations: dict[Arm, Station] = {"off": Station(Home(), PassCost(((1, 1e-3), (2, 1e-3))))}
-    policy = TunedPolicy(stations, DraftSettings()) if method.is_tuned else None
-    engine = Engine(worker, None, method, policy=policy)
-    params = SamplingParams(temperature=0.0, seed=0, max_tokens=_NUM_STEPS, ignore_eos=True)
-    request = TargetRequest(
-        request_id=0,
-        prompt_ids=_text(model),
-        params=params,
-        draft=DraftSettings(),
-        end_ids=frozenset(),
-        uses_drafter=False,
-    )
-    engine.add(request)
-    beyond: list[float] = []
-    while engine.has_work:
-        before_s, started = timed.forward_s, time.perf_counter()
-        engine.step()
-        beyond.append(time.perf_counter() - started - (timed.forward_s - before_s))
-    return median(beyond)
-
-
-def _open_writer(writer: LocalWriter, request: TargetRequest) -> WriterSequence:
-    return writer.open(request.prompt_ids)
-
-
-def _step_overhead_s(model: LanguageModel, width: int) -> float:
-    """Return the median seconds of a drafter pass beyond the model's."""
-    timed = _Timed(model)
-    worker = DrafterWorker(BeamWriter(timed), clock=time.perf_counter)  # type: ignore[arg-type]
-    worker.receive(Open(0, _text(model), _spec(width)))
-    worker.step()  # reads the text
-    beyond: list[float] = []
-    while not worker.is_idle and len(beyond) < _NUM_STEPS // 2:
-        before_s, started = timed.forward_s, time.perf_counter()
-        worker.step()
-        beyond.append(time.perf_counter() - started - (timed.forward_s - before_s))
-    worker.receive(Close(0))
-    return median(beyond)
-
-
-def _commit_s(model: LanguageModel) -> float:
-    """Return the median seconds in which a drafter takes in a correction that hits."""
-    writer = BeamWriter(model)
-    beam = writer.open(_text(model), _spec(_WIDTHS[1]), epoch=0)
-    times: list[float] = []
-    for _ in range(_NUM_STEPS // 4):
-        for _ in range(2 * _COMMITTED):
-            if frontier := beam.frontier():
-                writer.step([(beam, frontier)])
-        path = beam.cache.best_path(beam.cache.root_id, _COMMITTED)
-        if not path:
-            break
-        token_ids = [beam.cache.token(node) for node in path]
-        started = time.perf_counter()
-        beam.commit(token_ids)
-        times.append(time.perf_counter() - started)
-    beam.close()
-    return median(times) if times else Overheads().commit_s
-
-
-def _cold_s(model: LanguageModel) -> float:
-    """Return what the first passes take longer after the caches of a CPU were filled with something else."""
-    text = _text(model)
-    slot = model.open(len(text) + 1)
-    others = torch.zeros(_EVICTING_BYTES // 4)
-
-    def passes_s() -> float:
-        started = time.perf_counter()
-        for _ in range(_NUM_COLD):
-            model.forward([Extension(slot, [0], [len(text) - 1])])[0][-1, 0].item()
-            model.keep(slot, len(text))
-        return time.perf_counter() - started
-
-    try:
-        (logits,) = model.forward([Extension(slot, text, range(-1, len(text) - 1), len(text) - 1)])
-        if logits.device.type != "cpu":
-            return 0.0
-        warm_s = median(passes_s() for _ in range(_NUM_EVICTIONS))
-        cold: list[float] = []
-        for _ in range(_NUM_EVICTIONS):
-            others.add_(1.0)
-            cold.append(passes_s())
-        return max(0.0, median(cold) - warm_s)
-    finally:
-        model.close(slot)
-
-
-def _text(model: LanguageModel) -> tuple[int, ...]:
-    return tuple(i % model.vocab_size for i in range(_TEXT_TOKENS))
-
-
-def _spec(width: int) -> DraftSpec:
-    draft = DraftSettings(beam_width=width, lead=_NUM_STEPS, min_path_logprob=-1e9)
-    return draft_spec(draft, SamplingParams(temperature=0.0, seed=0), _TEXT_TOKENS + 2 * _NUM_STEPS)

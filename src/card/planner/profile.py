@@ -80,20 +80,33 @@ class Overheads(msgspec.Struct, frozen=True, kw_only=True):
 
     round_s: float = 1.7e-4  # a round of the target: query, choice of tokens, rows kept, text
     request_s: float = 1e-4  # each further request in a round
-    tuned_s: float = 1.7e-4  # a round whose policy tunes itself, or that has local writers
+    tuned_s: float = 1.7e-4  # a round whose policy tunes itself, or that has local writers of which nothing is known
+    by_writer: dict[str, float] = {}  # seconds of a round with this local writer, by its name
+    drafted_s: float = 0.0  # a round that verifies a drafter's candidates; by default it is in what messages take
     step_s: float = 1e-4  # a drafter pass: top-k, growth of the tree
     node_s: float = 1.2e-5  # each node that it expands
     commit_s: float = 2e-4  # a correction in the drafter: re-root, prune, KV rows moved
     cold_s: float = 0.0  # the first passes behind another model's on the same cores, whose weights took the caches
     message_s: float = 2.5e-5  # of the target's time, for each message to or from a drafter elsewhere
     latency_s: float = 1e-4  # of a message on its way, each way, before any network
-    beside_factor: float = 1.0  # by which passes take longer while the other model runs on the same machine
+    beside_factor: float = 1.0  # by which passes, and a drafter's steps, take longer beside the other model
     source: str = "docs/profile.md"
 
+    def of_round(self, writers: Sequence[str], *, is_tuned: bool, has_drafter: bool) -> float:
+        """Return the seconds of a round with one request beyond its pass, messages left out."""
+        is_unknown = any(name not in self.by_writer for name in writers)
+        return (
+            self.round_s
+            + (self.tuned_s if is_tuned or is_unknown else 0.0)
+            + sum(self.by_writer.get(name, 0.0) for name in writers)
+            + (self.drafted_s if has_drafter else 0.0)
+        )
+
     def __post_init__(self) -> None:
-        for name in self.__struct_fields__:
-            value = getattr(self, name)
-            if name != "source" and not 0.0 <= value < math.inf:
+        values = {name: getattr(self, name) for name in self.__struct_fields__ if name not in ("source", "by_writer")}
+        values |= {f"by_writer.{name}": seconds for name, seconds in self.by_writer.items()}
+        for name, value in values.items():
+            if not 0.0 <= value < math.inf:
                 raise PlanError(f"{name} of the overheads must be finite and 0 or more, got {value}")
         if self.beside_factor < 1.0:
             raise PlanError(f"beside_factor of the overheads must be 1 or more, got {self.beside_factor}")
@@ -132,6 +145,15 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
                 "left for it; make one with fewer (card profile --threads)"
             )
         return min(possible, key=lambda s: s.pass_cost().seconds(4))
+
+    def setup_of(self, threads: int | None) -> Setup:
+        """Return the way to run on just so many threads, as where another model on the same cores wants that many.
+
+        Where that was not measured, the most threads below count. Raises: PlanError if every measured way takes more.
+        """
+        counts = [s.threads for s in self.setups if s.threads is not None and threads is not None]
+        most = max((count for count in counts if count <= (threads or 0)), default=None)
+        return next((s for s in self.setups if s.threads == most), None) or self.setup(threads)
 
     @property
     def max_threads(self) -> int | None:

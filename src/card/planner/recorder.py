@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 import secrets
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Literal
 
@@ -21,6 +21,7 @@ from card.models.bucketed import make_runner
 from card.models.fingerprint import tokenizer_fingerprint
 from card.models.loading import check_pair, context_limit, load_model, load_tokenizer
 from card.models.protocol import Extension, LanguageModel
+from card.models.torch_runner import TorchRunner
 from card.planner.recording import RecordedText, Recording, Rows, pack_text
 from card.sampling import CandidateScorer, SamplingRule
 
@@ -82,12 +83,26 @@ def record(request: RecordRequest, tell: Callable[[str], None] = lambda _: None)
     tell("asking both models at each position")
     longest = max(len(answer.prompt_ids) + len(answer.token_ids) for answer in answers)
     target, draft = (make_runner(m, max_model_len=min(longest, context_limit(m))) for m in (model, draft_model))
+    return make_recording(replace(request, params=params), target, draft, answers, tokenizer_fingerprint(tokenizer))
+
+
+def make_recording(
+    request: RecordRequest, target: TorchRunner, draft: LanguageModel, answers: Sequence[Answer], tokenizer: str
+) -> Recording:
+    """Return the recording of a pair on texts that its target has written.
+
+    Args:
+        request: what was asked for, the seed fixed; its prompts are not looked at.
+        tokenizer: fingerprint of the one that both models share.
+    Raises: as `record_texts`.
+    """
+    params = request.params
     texts = record_texts(target, draft, answers, params, coupled_noise=request.coupled_noise)
     return Recording(
         target=request.target,
         draft=request.draft,
         source=request.command or "card record",
-        tokenizer=tokenizer_fingerprint(tokenizer),
+        tokenizer=tokenizer,
         vocab_size=target.vocab_size,
         temperature=params.temperature,
         top_k=params.top_k,

@@ -31,7 +31,9 @@ from card.writers.beam import BeamWriter
 from card.writers.local import find_writer
 from card.writers.local.protocol import LocalWriter
 
-KNOWN_ENGINE_SETTINGS = frozenset({"placement", "schedule", "policy", "writers", "max_num_seqs", "prefill_chunk"})
+KNOWN_ENGINE_SETTINGS = frozenset(
+    {"placement", "schedule", "policy", "writers", "max_num_seqs", "prefill_chunk", "threads"}
+)
 _LEAST_MODEL_LEN = 4096
 _SPARE_ROWS = 64  # as `card.host` adds
 _TOKENS_PER_PASS = {"inline": 256, "switch": 256, "thread": 256, "process": 512, "remote": 256}
@@ -129,17 +131,17 @@ def plan_method(scene: Scene, name: str, changes: Mapping[str, Any]) -> Plan:
     if drafts and scene.draft is None:
         raise PlanError(f"method {name} needs the profile of a draft model; give --draft")
     threads = scene.num_threads
-    alone = scene.target.setup(threads)
+    alone = _target_setup(scene, threads, settings)
     where = _where(scene, method, settings) if drafts else None
     beside, own_draft, far_draft = alone, None, None
     if scene.draft is not None and where is not None:
         if where in ("process", "switch") and threads is not None:
             if threads <= scene.draft_threads:
                 raise PlanError(f"{threads} cores leave none for the target beside a drafter; set schedule turns")
-            beside = scene.target.setup(threads - scene.draft_threads)
+            beside = _target_setup(scene, threads - scene.draft_threads, settings)
         if where in ("inline", "switch"):
-            own_draft = scene.draft.setup(alone.threads)
-        far_draft = scene.draft.setup(scene.draft_threads) if where != "inline" else None
+            own_draft = scene.draft.setup_of(alone.threads)  # the target's threads, whether it needs them or not
+        far_draft = scene.draft.setup_of(scene.draft_threads) if where != "inline" else None
     asked = DraftSettings(**draft_changes)
     draft = method.shape(asked)
     if method.length_from_latencies and where is not None and "num_speculative_tokens" not in draft_changes:
@@ -151,6 +153,13 @@ def plan_method(scene: Scene, name: str, changes: Mapping[str, Any]) -> Plan:
         draft = method.shape(asked.replace(num_speculative_tokens=length))
     pinned = frozenset(draft_changes)
     return Plan(method, settings, draft, pinned, where, writers, alone, beside, own_draft, far_draft)
+
+
+def _target_setup(scene: Scene, most_threads: int | None, settings: EngineSettings) -> Setup:
+    """Return how the target runs on so many cores: with as many threads as are useful, unless it was told how many."""
+    if settings.threads is None or most_threads is None:
+        return scene.target.setup(most_threads)
+    return scene.target.setup_of(min(settings.threads, most_threads))
 
 
 def _where(scene: Scene, method: Method, settings: EngineSettings) -> Where:
@@ -278,7 +287,8 @@ def _target_model(
     overheads = scene.target.overheads or Overheads()
     factor = overheads.beside_factor if plan.where in ("process", "switch") else 1.0
     costs = {False: TrueCost(plan.alone), True: TrueCost(plan.beside, factor)}
-    round_s = overheads.round_s + (overheads.tuned_s if plan.writers or isinstance(policy, TunedPolicy) else 0.0)
+    is_tuned = isinstance(policy, TunedPolicy)
+    round_s = overheads.of_round(plan.writers, is_tuned=is_tuned, has_drafter=plan.where is not None)
     unpaid_s = 0.0  # of the present round
 
     def on_pass(size: PassSize) -> None:
@@ -324,7 +334,7 @@ def _draft_model(
 
     def on_pass(size: PassSize) -> None:
         pass_s = cost.seconds(size.num_tokens, size.num_sequences, size.num_context_rows)
-        clock.advance(pass_s + scene.draft_factor * (overheads.step_s + overheads.node_s * size.num_logits))
+        clock.advance(pass_s + factor * (overheads.step_s + overheads.node_s * size.num_logits))
         if caches is not None and caches.are_targets:
             caches.are_targets = False
             clock.advance(overheads.cold_s)
@@ -335,7 +345,7 @@ def _draft_model(
         max_model_len=_model_len(scene),
         num_tree_rows=tree_rows(plan.draft),
         on_pass=on_pass,
-        on_keep=lambda: clock.advance(overheads.commit_s),
+        on_keep=lambda: clock.advance(factor * overheads.commit_s),
     )
 
 

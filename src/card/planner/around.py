@@ -1,0 +1,265 @@
+"""Measure the time that the workers take around the passes of a model, which drive all else from the caches.
+
+The workers run for a moment; what is not in their passes is theirs.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from functools import partial
+from statistics import median
+
+import msgspec
+import torch
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from card.config import DraftSettings, EngineSettings, SamplingParams
+from card.drafter import DrafterWorker
+from card.engine.cores import Home
+from card.engine.engine import Engine
+from card.engine.forecast import Station
+from card.engine.latency import PassCost
+from card.engine.switch import Arm
+from card.engine.tuned import TunedPolicy
+from card.errors import SettingsError
+from card.host import TextStream
+from card.messages import Close, DraftSpec, Open, TargetMessage
+from card.methods import find_method
+from card.models.protocol import Extension, LanguageModel
+from card.planner.profile import Overheads
+from card.replica import draft_spec
+from card.target import TargetRequest, TargetWorker
+from card.transport.inline import InlineLink
+from card.writers.beam import BeamWriter
+from card.writers.local import find_writer, writer_names
+from card.writers.local.protocol import LocalWriter, WriterSequence
+
+_WIDTHS = (1, 8)  # of the beams whose steps are timed
+_NUM_STEPS = 60  # layers of a beam
+_NUM_TOKENS = 24  # of the texts in which rounds are timed; twice as many where several come at once
+_NUM_DRAFTED = 6  # candidates in a round that verifies some
+_COMMITTED = 3  # tokens of a correction
+_EVICTING_BYTES = 1 << 27  # more than the caches of a core hold
+_NUM_COLD, _NUM_EVICTIONS = 4, 7
+_TEXT_TOKENS = 64
+
+
+class _Timed:
+    """A model that counts the seconds of its passes."""
+
+    def __init__(self, model: LanguageModel) -> None:
+        self._model = model
+        self.forward_s = 0.0
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._model, name)
+
+    def forward(self, extensions: Sequence[Extension]) -> list[Tensor]:
+        started = time.perf_counter()
+        logits = self._model.forward(extensions)
+        logits[-1][-1:, :1].tolist()
+        self.forward_s += time.perf_counter() - started
+        return logits
+
+
+class _TimedLink(InlineLink):
+    """A drafter in the same thread; counts its seconds, which are not the target's."""
+
+    def __init__(self, worker: DrafterWorker) -> None:
+        super().__init__(worker)
+        self.spent_s = 0.0
+
+    def send(self, message: TargetMessage) -> None:
+        started = time.perf_counter()
+        super().send(message)
+        self.spent_s += time.perf_counter() - started
+
+    def draft(self, num_passes: int) -> None:
+        started = time.perf_counter()
+        super().draft(num_passes)
+        self.spent_s += time.perf_counter() - started
+
+
+def measure_overheads(model: LanguageModel, tokenizer: PreTrainedTokenizerBase | None = None) -> Overheads:
+    """Measure what the model takes around its passes, as a target and as a drafter.
+
+    What takes several processes is not measured: it takes as many times what docs/profile.md says as a round does.
+
+    Args:
+        tokenizer: turns the tokens of a round into text, which takes time too; None leaves that out.
+    """
+    of_rounds, of_steps = measure_round_overheads(model, tokenizer), measure_step_overheads(model)
+    steps = {name: getattr(of_steps, name) for name in ("step_s", "node_s", "commit_s", "cold_s")}
+    return msgspec.structs.replace(of_rounds, **steps)
+
+
+def measure_round_overheads(model: LanguageModel, tokenizer: PreTrainedTokenizerBase | None = None) -> Overheads:
+    """Measure what a target takes around its passes; arguments as of `measure_overheads`."""
+    defaults = Overheads()
+    bench = _RoundBench(model, tokenizer)
+    round_s, tuned_s = bench.round_s(), bench.round_s(is_tuned=True)
+    writers = {name: writer for name in writer_names() if (writer := _writer(name, model)) is not None}
+    slower = round_s / defaults.round_s
+    return Overheads(
+        round_s=round_s,
+        tuned_s=max(0.0, tuned_s - round_s),
+        drafted_s=max(0.0, bench.round_s(is_drafted=True) - round_s),
+        by_writer={
+            name: max(0.0, bench.round_s(is_tuned=True, writers={name: one}) - tuned_s) for name, one in writers.items()
+        },
+        request_s=slower * defaults.request_s,
+        message_s=slower * defaults.message_s,
+        latency_s=slower * defaults.latency_s,
+        source="card profile; request_s, message_s, latency_s: docs/profile.md, by the ratio of round_s",
+    )
+
+
+def measure_step_overheads(model: LanguageModel) -> Overheads:
+    """Measure what a drafter takes around its passes; the rest are defaults."""
+    narrow_s, wide_s = (_step_overhead_s(model, width) for width in _WIDTHS)
+    node_s = max(0.0, (wide_s - narrow_s) / (_WIDTHS[1] - _WIDTHS[0]))
+    return Overheads(
+        step_s=max(0.0, narrow_s - node_s),
+        node_s=node_s,
+        commit_s=_commit_s(model),
+        cold_s=_cold_s(model),
+    )
+
+
+class _RoundBench:
+    """Times rounds of a target beyond its passes."""
+
+    def __init__(self, model: LanguageModel, tokenizer: PreTrainedTokenizerBase | None) -> None:
+        self._model = model
+        self._tokenizer = tokenizer
+
+    def round_s(
+        self, *, is_tuned: bool = False, is_drafted: bool = False, writers: Mapping[str, LocalWriter] | None = None
+    ) -> float:
+        """Return the median seconds of a round beyond its pass.
+
+        Args:
+            is_tuned: the policy tunes itself.
+            is_drafted: a chain of candidates is verified in each; what their drafter does is left out.
+            writers: those that propose candidates.
+        """
+        timed, draft = _Timed(self._model), DraftSettings(num_speculative_tokens=_NUM_DRAFTED)
+        link = None
+        if is_drafted:
+            link = _TimedLink(DrafterWorker(BeamWriter(self._model), clock=time.perf_counter))
+        method = find_method("sps" if is_drafted else "vanilla")
+        named = writers or {}
+        worker = TargetWorker(
+            timed,  # type: ignore[arg-type]
+            clock=time.perf_counter,
+            writers={name: partial(_open_writer, writer) for name, writer in named.items()},
+            top_k=max((writer.top_k for writer in named.values()), default=0),
+        )
+        stations: dict[Arm, Station] = {"off": Station(Home(), PassCost(((1, 1e-3), (2, 1e-3))))}
+        engine = Engine(worker, link, method, policy=TunedPolicy(stations, draft) if is_tuned else None)
+        num_tokens = 2 * _NUM_TOKENS if is_drafted or writers else _NUM_TOKENS
+        params = SamplingParams(temperature=0.0, seed=0, max_tokens=num_tokens, ignore_eos=True)
+        request = TargetRequest(
+            request_id=0,
+            prompt_ids=_text(self._model),
+            params=params,
+            draft=method.shape(draft),
+            end_ids=frozenset(),
+            uses_drafter=is_drafted,
+        )
+        engine.add(request)
+        text = TextStream(self._tokenizer, ()) if self._tokenizer is not None else None
+        beyond: list[float] = []
+        while engine.has_work:
+            before_s, started = timed.forward_s + (link.spent_s if link else 0.0), time.perf_counter()
+            for update in engine.step():
+                if text is not None:
+                    text.take(update.token_ids, is_end=update.finish_reason is not None)
+            others_s = timed.forward_s + (link.spent_s if link else 0.0) - before_s
+            beyond.append(time.perf_counter() - started - others_s)
+        return median(beyond)
+
+
+def _writer(name: str, model: LanguageModel) -> LocalWriter | None:
+    """Return a writer as it is by default; None if it wants settings of its own."""
+    try:
+        return find_writer(name)(EngineSettings(), model.vocab_size)
+    except SettingsError:
+        return None
+
+
+def _open_writer(writer: LocalWriter, request: TargetRequest) -> WriterSequence:
+    return writer.open(request.prompt_ids)
+
+
+def _step_overhead_s(model: LanguageModel, width: int) -> float:
+    """Return the median seconds of a drafter pass beyond the model's."""
+    timed = _Timed(model)
+    worker = DrafterWorker(BeamWriter(timed), clock=time.perf_counter)  # type: ignore[arg-type]
+    worker.receive(Open(0, _text(model), _spec(width)))
+    worker.step()  # reads the text
+    beyond: list[float] = []
+    while not worker.is_idle and len(beyond) < _NUM_STEPS // 2:
+        before_s, started = timed.forward_s, time.perf_counter()
+        worker.step()
+        beyond.append(time.perf_counter() - started - (timed.forward_s - before_s))
+    worker.receive(Close(0))
+    return median(beyond)
+
+
+def _commit_s(model: LanguageModel) -> float:
+    """Return the median seconds in which a drafter takes in a correction that hits."""
+    writer = BeamWriter(model)
+    beam = writer.open(_text(model), _spec(_WIDTHS[1]), epoch=0)
+    times: list[float] = []
+    for _ in range(_NUM_STEPS // 4):
+        for _ in range(2 * _COMMITTED):
+            if frontier := beam.frontier():
+                writer.step([(beam, frontier)])
+        path = beam.cache.best_path(beam.cache.root_id, _COMMITTED)
+        if not path:
+            break
+        token_ids = [beam.cache.token(node) for node in path]
+        started = time.perf_counter()
+        beam.commit(token_ids)
+        times.append(time.perf_counter() - started)
+    beam.close()
+    return median(times) if times else Overheads().commit_s
+
+
+def _cold_s(model: LanguageModel) -> float:
+    """Return what the first passes take longer after the caches of a CPU were filled with something else."""
+    text = _text(model)
+    slot = model.open(len(text) + 1)
+    others = torch.zeros(_EVICTING_BYTES // 4)
+
+    def passes_s() -> float:
+        started = time.perf_counter()
+        for _ in range(_NUM_COLD):
+            model.forward([Extension(slot, [0], [len(text) - 1])])[0][-1, 0].item()
+            model.keep(slot, len(text))
+        return time.perf_counter() - started
+
+    try:
+        (logits,) = model.forward([Extension(slot, text, range(-1, len(text) - 1), len(text) - 1)])
+        if logits.device.type != "cpu":
+            return 0.0
+        warm_s = median(passes_s() for _ in range(_NUM_EVICTIONS))
+        cold: list[float] = []
+        for _ in range(_NUM_EVICTIONS):
+            others.add_(1.0)
+            cold.append(passes_s())
+        return max(0.0, median(cold) - warm_s)
+    finally:
+        model.close(slot)
+
+
+def _text(model: LanguageModel) -> tuple[int, ...]:
+    return tuple(i % model.vocab_size for i in range(_TEXT_TOKENS))
+
+
+def _spec(width: int) -> DraftSpec:
+    draft = DraftSettings(beam_width=width, lead=_NUM_STEPS, min_path_logprob=-1e9)
+    return draft_spec(draft, SamplingParams(temperature=0.0, seed=0), _TEXT_TOKENS + 2 * _NUM_STEPS)

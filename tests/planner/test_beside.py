@@ -1,0 +1,69 @@
+"""A drafter that is kept busy drafts on and on, at the width that it was told, and says when it did."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+import pytest
+
+from card.config import EngineSettings
+from card.engine.cores import CorePlan, Home
+from card.engine.links import DrafterPlan
+from card.models.loading import load_tokenizer
+from card.planner.beside import BUSY_DRAFT, BusyDrafter, Drafted, Span, times_slower
+from tests.pair import Pair
+
+
+@pytest.fixture(scope="module")
+def busy(pair: Pair) -> Iterator[BusyDrafter]:
+    """A drafter in a thread: what it says is what one in a process would."""
+    tokenizer = load_tokenizer(pair.target)
+    home = Home()
+    plan = DrafterPlan(
+        model=pair.draft,
+        settings=EngineSettings(dtype="float32"),
+        draft=BUSY_DRAFT,
+        where="thread",
+        cores=CorePlan(home, home, ()),
+        max_model_len=512,
+        vocab_size=len(tokenizer),
+        tokenizer=tokenizer,
+    )
+    drafter = BusyDrafter(plan, [5, 6, 7, 8])
+    yield drafter
+    drafter.close()
+
+
+@pytest.mark.parametrize("width", [1, 4])
+def test_it_drafts_until_it_is_told_to_rest_again_and_again(busy: BusyDrafter, width: int) -> None:
+    for num_passes in (2, 9):
+        busy.begin(width)
+        drafted = busy.end(num_passes=num_passes)
+        assert drafted.answer_s > 0
+        assert len(drafted.began) >= num_passes
+        assert drafted.began == sorted(drafted.began)
+        assert len(drafted.message_s) > len(drafted.began) and min(drafted.message_s) > 0
+        assert len(drafted.periods()) == len(drafted.began) - 1
+
+
+def test_it_ends_by_itself_where_more_is_asked_for_than_its_lead_allows(
+    busy: BusyDrafter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("card.planner.beside._LONGEST_WAIT_S", 1.0)
+    busy.begin(1)
+    assert 0 < len(busy.end(num_passes=10_000).began) <= BUSY_DRAFT.lead
+
+
+def test_periods_are_those_that_lie_within_a_span_whole() -> None:
+    drafted = Drafted(0.0, began=[1.0, 2.0, 4.0, 7.0])
+    assert drafted.periods() == [1.0, 2.0, 3.0]
+    assert drafted.periods(Span(1.5, 7.0)) == [2.0, 3.0]
+    assert drafted.periods(Span(2.0, 6.9)) == [2.0]
+    assert Drafted(0.0).periods() == []
+
+
+def test_nothing_is_ever_faster_beside_another() -> None:
+    assert times_slower([3.0, 3.0], [1.0, 3.0]) == 1.5
+    for busy_s, alone_s in itertools.product(([], [1.0]), ([], [2.0])):
+        assert times_slower(busy_s, alone_s) == 1.0
