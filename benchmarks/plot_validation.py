@@ -26,7 +26,8 @@ _STYLES = (("#0072B2", "o"), ("#D55E00", "s"), ("#009E73", "^"), ("#CC79A7", "D"
 _SIDE_IN, _NOTE_IN = 6.4, 0.6  # a phone shows it at about half this width
 _DOTS_PER_INCH = 200
 _LABEL_PT, _NAME_PT, _NOTE_PT = 13, 9, 9
-_BAND = 0.1  # error within which no method is named
+_BAND = 0.1  # the band that is drawn
+_NAMED = 0.2  # error from which on a method is named
 _MARGIN = 1.3  # beyond the least and the most
 _FEW, _MANY = 1.6, 20.0  # spans of an axis, as factors, from which on it has fewer marks
 
@@ -75,7 +76,7 @@ def draw(rows: Sequence[dict[str, Any]], scale: Scale, note: str, path: Path) ->
         points = [row[scale.measured] for row in same], [row[scale.planned] for row in same]
         axes.scatter(*points, color=colour, marker=marker, s=45, alpha=0.85, label=name_of(price), zorder=3)
         for row in same:
-            if abs(row[scale.error]) > _BAND:
+            if abs(row[scale.error]) >= _NAMED:
                 is_high = row[scale.error] > 0
                 axes.annotate(
                     row["row"],

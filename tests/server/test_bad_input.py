@@ -130,6 +130,12 @@ def test_a_wrong_field_is_refused_with_its_name(
     assert server.is_idle()
 
 
+@pytest.mark.parametrize("name", ["temperature", "top_p", "min_p", "repetition_penalty"])
+def test_a_factor_next_to_nothing_is_no_failure(server: Running, name: str) -> None:
+    asked = {"prompt": PROMPT, "max_tokens": 4, "temperature": 1.0, name: 5e-324}
+    assert server.complete(**asked)["usage"]["completion_tokens"] == 4
+
+
 def test_the_context_is_full_at_its_limit_and_not_before(server: Running) -> None:
     ids = [5] * (server.llm.max_model_len - 2)
     answer = server.complete(prompt=ids, max_tokens=2, ignore_eos=True)

@@ -6,16 +6,12 @@ import logging
 import re
 import secrets
 import time
-from pathlib import Path
 from typing import Any
 
-import pydantic
 from fastapi import FastAPI
-from pydantic.json_schema import models_json_schema
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from card import __version__
@@ -27,23 +23,17 @@ from card.server.catalog import detokenize, list_models, show_model, tokenize
 from card.server.chat import chat_completions
 from card.server.completions import completions
 from card.server.config import ServerSettings
+from card.server.described import BODIES, answers, describe, operation
 from card.server.errors import ApiError, as_api_error
 from card.server.health import health, load, metrics, ready, version
 from card.server.logs import tell, where
-from card.server.schemas import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from card.server.page import Playground
 from card.server.service import Service
 
 logger = logging.getLogger(__name__)
 
-_PLAYGROUND = Path(__file__).parent / "playground"
 _REQUEST_ID = re.compile(r"[\w.:-]{1,128}")
-_QUIET_PATHS = ("/health", "/metrics", "/load")  # asked every few seconds
-_BODIES: dict[str, type[pydantic.BaseModel]] = {
-    "/v1/chat/completions": ChatRequest,
-    "/v1/completions": CompletionRequest,
-    "/tokenize": TokenizeRequest,
-    "/detokenize": DetokenizeRequest,
-}
+_QUIET_PATHS = ("/health", "/metrics", "/load", "/playground/")  # asked every few seconds, or many at once
 _HANDLERS = {
     "/v1/chat/completions": chat_completions,
     "/v1/completions": completions,
@@ -64,22 +54,23 @@ def make_app(llm: AsyncLLM, settings: ServerSettings) -> FastAPI:
     app = FastAPI(title="CARD", version=__version__, docs_url=None, redoc_url=None)
     app.state.service = service = Service(llm, settings)
     for path, handler in _HANDLERS.items():
-        method = "POST" if path in _BODIES else "GET"
+        method = "POST" if path in BODIES else "GET"
         app.add_api_route(
             path,
             handler,
             methods=[method],
             response_model=None,
             response_class=Response,
-            openapi_extra=_body_schema(path),
-            responses=_described_errors() if path in _BODIES else {},
+            openapi_extra=operation(path, has_keys=bool(settings.api_keys)),
+            responses=answers(path),
         )
-    if _PLAYGROUND.is_dir():
-        app.mount("/", StaticFiles(directory=_PLAYGROUND, html=True), name="playground")
+    playground = Playground()
+    for path, handler in (("/", playground.index), ("/playground/{name}", playground.asset)):
+        app.add_api_route(path, handler, methods=["GET", "HEAD"], response_model=None, include_in_schema=False)
     app.add_exception_handler(HTTPException, _on_http_exception)
     app.add_exception_handler(CardError, _on_card_error)
     app.add_middleware(Envelope, service=service, keys=KeyRing(settings.api_keys))
-    _add_schemas(app)
+    describe(app, service.limits, has_keys=bool(settings.api_keys))
     return app
 
 
@@ -162,40 +153,5 @@ async def _on_card_error(request: Request, error: Exception) -> Response:
 async def _on_http_exception(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     message = f"{request.method} {request.url.path[:200]}: {error.detail}"
-    return _response(ApiError(error.status_code, message, code="no_such_path" if error.status_code == 404 else None))
-
-
-def _body_schema(path: str) -> dict[str, Any]:
-    model = _BODIES.get(path)
-    if model is None:
-        return {}
-    schema = {"$ref": f"#/components/schemas/{model.__name__}"}
-    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
-
-
-def _described_errors() -> dict[int | str, dict[str, Any]]:
-    told = {
-        400: "The request cannot be done as it is; `param` names the field.",
-        401: "The API key is missing or wrong.",
-        404: "The model is not served here.",
-        413: "The body is too large.",
-        415: "The body is not declared as JSON.",
-        429: "The queue is full; see Retry-After.",
-        503: "The server is shutting down, or the engine is down; see Retry-After.",
-    }
-    return {status: {"description": text} for status, text in told.items()}
-
-
-def _add_schemas(app: FastAPI) -> None:
-    """Put the schemas of the bodies, which the endpoints read by themselves, into `/openapi.json`."""
-    _, found = models_json_schema(
-        [(model, "validation") for model in _BODIES.values()], ref_template="#/components/schemas/{model}"
-    )
-    make = app.openapi
-
-    def openapi() -> dict[str, Any]:
-        schema = make()
-        schema.setdefault("components", {}).setdefault("schemas", {}).update(found["$defs"])
-        return schema
-
-    app.openapi = openapi  # type: ignore[method-assign]
+    answer = ApiError(error.status_code, message, code="no_such_path" if error.status_code == 404 else None)
+    return json_response(answer.body(), answer.status, {**answer.headers(), **(error.headers or {})})  # such as Allow

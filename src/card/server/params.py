@@ -14,6 +14,7 @@ from card.config import Grammar, SamplingParams
 from card.server.errors import bad_request
 from card.server.schemas import ResponseFormat, SamplingFields
 
+_LEAST = 1e-6  # float32 rounds much smaller factors to 0, or what is divided by them to infinity
 _DEFAULTED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
@@ -35,6 +36,9 @@ def sampling_params(
     """
     chosen = {name: defaults[name] for name in _DEFAULTED if name in defaults}
     chosen |= {name: value for name in _DEFAULTED if (value := getattr(fields, name)) is not None}
+    for name in ("temperature", "top_p", "repetition_penalty"):
+        if 0.0 < chosen.get(name, 0.0) < _LEAST:
+            chosen[name] = _LEAST
     if "top_k" in chosen:
         chosen["top_k"] = max(0, chosen["top_k"])
     for name in ("stop_token_ids",):

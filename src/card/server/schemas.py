@@ -9,21 +9,44 @@ from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema, field_validat
 MAX_CHOICES = 128
 _MAX_PROMPTS = 2048  # of one request; the queue's length bounds them further
 _MAX_STOPS = 64
+_MAX_BIASES = 1024
 _MAX_SEED = 2**63 - 1
 
 Prompts = list[str | list[int]]
 """Prompts, each text or token ids."""
 
+TOKEN_ID = "TokenId"  # component of `/openapi.json`: the ids of the model that is served
+_TOKEN_ID_SCHEMA = {"$ref": f"#/components/schemas/{TOKEN_ID}"}
+_TOKEN_IDS_SCHEMA = {"type": "array", "items": _TOKEN_ID_SCHEMA, "minItems": 1}
+_TEXT_SCHEMA = {"type": "string", "minLength": 1}
 _PROMPT_SCHEMA = {
     "anyOf": [
-        {"type": "string"},
-        {"type": "array", "items": {"type": "string"}},
-        {"type": "array", "items": {"type": "integer"}},
-        {"type": "array", "items": {"type": "array", "items": {"type": "integer"}}},
+        _TEXT_SCHEMA,
+        _TOKEN_IDS_SCHEMA,
+        {
+            "type": "array",
+            "items": {"anyOf": [_TEXT_SCHEMA, _TOKEN_IDS_SCHEMA]},
+            "minItems": 1,
+            "maxItems": _MAX_PROMPTS,
+        },
     ]
 }
-_STOP_SCHEMA = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}
-_CONTENT_SCHEMA = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "object"}}]}
+_STOP_SCHEMA = {"anyOf": [_TEXT_SCHEMA, {"type": "array", "items": _TEXT_SCHEMA, "maxItems": _MAX_STOPS}]}
+_BIAS_SCHEMA = {
+    "type": "object",
+    "propertyNames": {"pattern": "^[0-9]{1,10}$"},
+    "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
+    "maxProperties": _MAX_BIASES,
+}
+_PART_SCHEMA = {
+    "type": "object",
+    "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
+    "required": ["type", "text"],
+}
+_CONTENT_SCHEMA = {"anyOf": [{"type": "string"}, {"type": "array", "items": _PART_SCHEMA}]}
+
+
+TokenId = Annotated[int, WithJsonSchema(_TOKEN_ID_SCHEMA)]
 
 
 class _Strict(BaseModel):
@@ -70,10 +93,12 @@ class SamplingFields(_Strict):
     repetition_penalty: float | None = Field(None, gt=0.0, le=1e6)
     presence_penalty: float = Field(0.0, ge=-2.0, le=2.0)
     frequency_penalty: float = Field(0.0, ge=-2.0, le=2.0)
-    logit_bias: dict[str, float] = Field(default_factory=dict, max_length=1024)
+    logit_bias: Annotated[dict[str, float], WithJsonSchema(_BIAS_SCHEMA)] = Field(
+        default_factory=dict, max_length=_MAX_BIASES
+    )
     seed: int | None = Field(None, ge=-(2**63), le=_MAX_SEED)
     stop: Annotated[list[str], WithJsonSchema(_STOP_SCHEMA)] = Field(default_factory=list, max_length=_MAX_STOPS)
-    stop_token_ids: list[int] = Field(default_factory=list, max_length=1024)
+    stop_token_ids: list[TokenId] = Field(default_factory=list, max_length=1024)
     ignore_eos: bool = False
     min_tokens: int = Field(0, ge=0, lt=2**31)
     stream: bool = False
@@ -206,4 +231,4 @@ class DetokenizeRequest(_Strict):
     """Body of `POST /detokenize`."""
 
     model: str = ""
-    tokens: list[int]
+    tokens: list[TokenId]

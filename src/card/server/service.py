@@ -19,11 +19,12 @@ from card.errors import CardError
 from card.host import Prompt
 from card.outputs import StreamChunk
 from card.server.config import ServerSettings
+from card.server.described import Limits
 from card.server.errors import ApiError, bad_request, shutting_down
 from card.server.limits import Deadline, Gate, Ticket
 from card.server.metrics import Ledger, Record
 from card.server.params import derived_seed, model_defaults
-from card.server.schemas import SamplingFields
+from card.server.schemas import MAX_CHOICES, SamplingFields
 from card.server.tokens import TokenNames
 from card.target import FinishReason
 
@@ -110,6 +111,17 @@ class Service:
     def vocab_size(self) -> int:
         """Number of token ids of the target."""
         return self.llm.host.runner.vocab_size
+
+    @property
+    def limits(self) -> Limits:
+        """What a request may ask for at most."""
+        room = self.llm.max_model_len - 1  # a prompt has a token at least
+        return Limits(
+            model_names=self.settings.served_model_names,
+            vocab_size=self.vocab_size,
+            num_choices=min(MAX_CHOICES, self.llm.host.settings.max_num_seqs + self.settings.max_num_queued_reqs),
+            num_new_tokens=min(room, self.settings.max_request_tokens or room),
+        )
 
     @property
     def fingerprint(self) -> str:

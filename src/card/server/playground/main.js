@@ -1,0 +1,242 @@
+// @ts-check
+// The playground: a conversation with the model behind this server.
+
+import { Answer } from "./answer.js";
+import { ask, RequestError } from "./api.js";
+import { byId, make } from "./dom.js";
+import { showLegend } from "./origins.js";
+import { Peek } from "./peek.js";
+import { verdict } from "./race.js";
+import { Settings } from "./settings.js";
+import { Status } from "./status.js";
+import { Scale } from "./strip.js";
+
+/** @typedef {import("./api.js").Message} Message */
+/** @typedef {{question: string, answer: string}} Turn */
+
+const PAINT_EVERY_MS = 60; // drawing takes time from a model on the same machine
+const NEAR_PX = 40; // of the end of the page: whoever is there wants to see the newest
+const EXAMPLES = [
+  "Tom has 3 apples and buys 4 more. How many apples has he?",
+  "Omar buys 3 notebooks for $4 each and 5 pens for $2 each. How much does he pay?",
+  "There are 5 shelves in a library with 32 books each. How many books are there in all?",
+];
+
+const talk = byId("talk", HTMLElement);
+const intro = byId("intro", HTMLElement);
+const question = byId("question", HTMLTextAreaElement);
+const races = byId("races", HTMLInputElement);
+const said = byId("said", HTMLElement);
+const peek = new Peek(byId("peek", HTMLElement));
+const settings = new Settings();
+const status = new Status();
+let method = "CARD";
+/** @type {Turn[]} */
+let turns = [];
+/** @type {AbortController | null} */
+let running = null;
+let isFollowing = true; // the newest, by scrolling along
+
+/** @param {string} text */
+async function submit(text) {
+  if (running || !text.trim()) return;
+  const controller = (running = new AbortController());
+  document.body.dataset.busy = "true";
+  intro.hidden = true;
+  const panes = make("div", { class: "panes" });
+  const outcome = make("div", { class: "outcome" });
+  const turn = make("section", { class: "turn" }, make("h2", { class: "question" }, text), panes, outcome);
+  talk.append(turn);
+  isFollowing = true;
+  try {
+    await (races.checked ? race(text, panes, outcome, controller.signal) : single(text, panes, controller.signal));
+  } catch (error) {
+    if (!panes.children.length) panes.remove();
+    showError(error, text, outcome);
+  } finally {
+    running = null;
+    delete document.body.dataset.busy;
+    status.refresh();
+  }
+}
+
+/**
+ * @param {string} text
+ * @param {HTMLElement} panes
+ * @param {AbortSignal} signal
+ */
+async function single(text, panes, signal) {
+  const fields = requestFor(text);
+  const conversation = turns; // another one begins if this is cleared meanwhile
+  const answer = new Answer(new Scale(), peek, { lane: "card", title: method });
+  panes.append(answer.element);
+  await run(answer, fields, signal);
+  if (answer.content) conversation.push({ question: text, answer: answer.content });
+  said.textContent = `${answer.state === "done" ? "The answer" : "Stopped"}: ${answer.content}`;
+}
+
+/**
+ * @param {string} text
+ * @param {HTMLElement} panes
+ * @param {HTMLElement} outcome
+ * @param {AbortSignal} signal
+ */
+async function race(text, panes, outcome, signal) {
+  const fields = requestFor(text);
+  const conversation = turns;
+  const scale = new Scale();
+  const card = new Answer(scale, peek, { lane: "card", title: method });
+  const plain = new Answer(scale, peek, { lane: "plain", title: "Plain decoding" });
+  plain.wait("runs next, so that neither slows the other");
+  panes.append(card.element, plain.element);
+  await run(card, fields, signal);
+  if (card.content) conversation.push({ question: text, answer: card.content });
+  if (!signal.aborted) await run(plain, { ...fields, speculation: "off" }, signal);
+  else plain.wait("was not run");
+  card.paint();
+  const told = verdict(card, plain);
+  said.textContent = told.textContent;
+  follow(() => outcome.append(told));
+}
+
+/** @param {string} text @returns {Record<string, unknown>} @throws {RequestError} for settings that cannot be sent */
+function requestFor(text) {
+  if (settings.fault) throw new RequestError(`${settings.fault} Mend it in the settings.`);
+  /** @type {Message[]} */
+  const messages = settings.system ? [{ role: "system", content: settings.system }] : [];
+  for (const turn of settings.sendsEarlier ? turns : []) {
+    messages.push({ role: "user", content: turn.question }, { role: "assistant", content: turn.answer });
+  }
+  messages.push({ role: "user", content: text });
+  const told = { stream: true, stream_options: { include_usage: true }, shows_tree: true, include_metrics: true };
+  return { messages, ...settings.sampling, ...told };
+}
+
+/**
+ * Let the model write one answer. A stop by the user is an end like others.
+ * @param {Answer} answer
+ * @param {Record<string, unknown>} fields
+ * @param {AbortSignal} signal
+ * @throws {RequestError}
+ */
+async function run(answer, fields, signal) {
+  answer.start();
+  const painting = setInterval(() => paint(answer), PAINT_EVERY_MS);
+  try {
+    for await (const pieces of ask(fields, settings.key, signal)) answer.take(pieces);
+    answer.end("done");
+  } catch (error) {
+    answer.end(signal.aborted ? "stopped" : "failed");
+    if (!signal.aborted) throw error;
+  } finally {
+    clearInterval(painting);
+    follow(() => {});
+  }
+}
+
+/** @param {Answer} answer */
+function paint(answer) {
+  follow(() => answer.paint());
+}
+
+/**
+ * Change the page; whoever is at its end stays there, unless they look at a token.
+ * @param {() => void} change
+ */
+function follow(change) {
+  change();
+  if (isFollowing && peek.element.hidden) scrollTo({ top: document.documentElement.scrollHeight });
+}
+
+/**
+ * @param {unknown} error
+ * @param {string} text the question
+ * @param {HTMLElement} outcome
+ */
+function showError(error, text, outcome) {
+  const message = error instanceof RequestError ? error.message : `The page itself has failed: ${error}`;
+  const buttons = [makeButton("Ask again", () => submit(text))];
+  if (error instanceof RequestError && error.status === 401) {
+    buttons.unshift(makeButton("To the key", () => settings.askForKey()));
+  }
+  outcome.append(make("div", { class: "error", role: "alert" }, make("p", {}, message), ...buttons));
+  follow(() => {});
+}
+
+function onScroll() {
+  const { scrollHeight, clientHeight, scrollTop } = document.documentElement;
+  isFollowing = scrollHeight - clientHeight - scrollTop < NEAR_PX;
+}
+
+function stop() {
+  running?.abort();
+}
+
+function clear() {
+  stop();
+  turns = [];
+  for (const turn of talk.querySelectorAll(".turn")) turn.remove();
+  peek.hide();
+  intro.hidden = false;
+  question.focus();
+}
+
+function send() {
+  const text = question.value;
+  if (running || !text.trim()) return;
+  question.value = "";
+  submit(text);
+}
+
+/** @param {KeyboardEvent} event */
+function onKey(event) {
+  if (event.key !== "Escape" || event.isComposing) return;
+  peek.hide();
+  stop();
+  if (settings.isOpen) settings.open(false);
+}
+
+/** @param {KeyboardEvent} event */
+function onQuestionKey(event) {
+  if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+  event.preventDefault();
+  send();
+}
+
+/** @param {string} text @param {() => void} press */
+function makeButton(text, press) {
+  const button = make("button", { type: "button" }, text);
+  button.addEventListener("click", press);
+  return button;
+}
+
+function showExamples() {
+  const buttons = EXAMPLES.map((text) => make("li", {}, makeButton(text, () => submit(text))));
+  byId("examples", HTMLElement).append(...buttons);
+}
+
+async function begin() {
+  showLegend(byId("legend", HTMLElement));
+  showExamples();
+  byId("ask", HTMLFormElement).addEventListener("submit", (event) => {
+    event.preventDefault();
+    send();
+  });
+  question.addEventListener("keydown", onQuestionKey);
+  byId("stop", HTMLButtonElement).addEventListener("click", stop);
+  byId("clear", HTMLButtonElement).addEventListener("click", clear);
+  document.addEventListener("keydown", onKey);
+  addEventListener("scroll", onScroll, { passive: true });
+  if (matchMedia("(hover: hover)").matches) question.focus(); // elsewhere a keyboard would cover half of the page
+  const served = await status.served();
+  if (served) method = served.method === "card" ? "CARD" : served.method;
+  const isDemo = served?.model === "demo-target";
+  byId("about-demo", HTMLElement).hidden = !isDemo;
+  if (isDemo) {
+    settings.sendsEarlier = false;
+    question.placeholder = "A word problem, for example";
+  }
+  await status.refresh();
+}
+
+begin();

@@ -1,0 +1,118 @@
+"""`/openapi.json` says what is so: answers have the shape that is described, and bodies may be what is described."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+
+from card.server.described import (
+    ChatAnswer,
+    CompletionAnswer,
+    DetokenizeAnswer,
+    ErrorAnswer,
+    HealthAnswer,
+    LoadAnswer,
+    ModelAnswer,
+    ModelsAnswer,
+    TokenizeAnswer,
+    VersionAnswer,
+)
+from tests.server.running import PROMPT, Running, serving
+
+pytestmark = pytest.mark.timeout(240)
+
+MESSAGES = [{"role": "user", "content": PROMPT}]
+SHORT: dict[str, Any] = {"max_tokens": 6, "temperature": 0, "shows_tree": True, "include_metrics": True}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "shape"),
+    [
+        ("/v1/chat/completions", {"messages": MESSAGES, **SHORT, "logprobs": True, "top_logprobs": 2}, ChatAnswer),
+        ("/v1/chat/completions", {"messages": MESSAGES, "max_tokens": 2, "n": 2}, ChatAnswer),
+        ("/v1/completions", {"prompt": PROMPT, **SHORT, "echo": True, "logprobs": 1}, CompletionAnswer),
+        ("/v1/completions", {"prompt": PROMPT, "max_tokens": 0, "echo": True}, CompletionAnswer),
+        ("/tokenize", {"prompt": PROMPT, "return_token_strs": True}, TokenizeAnswer),
+        ("/tokenize", {"prompt": ""}, TokenizeAnswer),
+        ("/detokenize", {"tokens": [5, 6]}, DetokenizeAnswer),
+        ("/v1/models", None, ModelsAnswer),
+        ("/v1/models/demo-target", None, ModelAnswer),
+        ("/health", None, HealthAnswer),
+        ("/health/ready", None, HealthAnswer),
+        ("/version", None, VersionAnswer),
+        ("/load", None, LoadAnswer),
+    ],
+    ids=str,
+)
+def test_an_answer_has_the_shape_that_is_described(
+    server: Running, path: str, body: dict[str, Any] | None, shape: type[BaseModel]
+) -> None:
+    response = server.client.get(path) if body is None else server.post(path, body)
+    assert response.status_code == 200, response.text
+    shape.model_validate_json(response.content, strict=True)
+    told = _operation(server.client.get("/openapi.json").json(), path)["responses"]["200"]["content"]
+    assert told["application/json"]["schema"]["$ref"] == f"#/components/schemas/{shape.__name__}"
+
+
+def test_an_error_has_the_shape_that_is_described(server: Running) -> None:
+    for path, status in (("/v1/completions", 400), ("/v1/models/nobody", 404)):
+        response = server.post(path, {}) if status == 400 else server.client.get(path)
+        assert response.status_code == status
+        ErrorAnswer.model_validate_json(response.content, strict=True)
+        assert str(status) in _operation(server.client.get("/openapi.json").json(), path)["responses"]
+
+
+def test_null_counts_as_left_out_and_is_described_so(server: Running) -> None:
+    described = server.client.get("/openapi.json").json()["components"]["schemas"]["CompletionRequest"]
+    optional = [name for name in described["properties"] if name not in described["required"]]
+    assert "prompt" not in optional and "n" in optional
+    assert all({"type": "null"} in described["properties"][name]["anyOf"] for name in optional)
+    assert described["additionalProperties"] == {"type": "null"}
+    nulls = dict.fromkeys([*optional, "unknown"])
+    answer = server.complete(**{**nulls, "prompt": PROMPT, "max_tokens": 4, "temperature": 0})
+    assert answer["choices"][0]["text"] == server.text(prompt=PROMPT, max_tokens=4, temperature=0)
+    assert server.post("/v1/completions", {"prompt": None}).status_code == 400
+
+
+def test_the_limits_that_are_described_are_those_of_this_server(server: Running) -> None:
+    with serving(server.llm, served_model_names=("one", "two"), max_request_tokens=7, max_num_queued_reqs=0) as small:
+        schemas = small.client.get("/openapi.json").json()["components"]["schemas"]
+        most_ids = schemas["TokenId"]["maximum"]
+        fields = schemas["CompletionRequest"]["properties"]
+        most_texts = fields["n"]["anyOf"][0]["maximum"]
+        assert fields["model"]["anyOf"][0]["enum"] == ["one", "two", ""]
+        assert fields["max_tokens"]["anyOf"][0]["maximum"] == 7
+        assert schemas["ChatRequest"]["properties"]["max_completion_tokens"]["anyOf"][0]["maximum"] == 7
+        fitting = {"prompt": [most_ids], "max_tokens": 1, "n": most_texts}
+        assert small.post("/v1/completions", fitting).status_code == 200
+        for change in ({"prompt": [most_ids + 1]}, {"n": most_texts + 1}, {"max_tokens": 8}):
+            assert small.post("/v1/completions", {**fitting, **change}).status_code == 400, change
+    fields = server.client.get("/openapi.json").json()["components"]["schemas"]["CompletionRequest"]["properties"]
+    assert fields["max_tokens"]["anyOf"][0]["maximum"] == server.llm.max_model_len - 1
+
+
+def test_a_key_is_described_where_one_is_needed(server: Running) -> None:
+    assert "securitySchemes" not in server.client.get("/openapi.json").json()["components"]
+    with serving(server.llm, api_keys=("secret",)) as guarded:
+        told = guarded.client.get("/openapi.json").json()
+        assert told["components"]["securitySchemes"] == {"key": {"type": "http", "scheme": "bearer"}}
+        for path, methods in told["paths"].items():
+            (operation,) = methods.values()
+            is_guarded = path.startswith("/v1/") or path in ("/tokenize", "/detokenize")
+            assert ("security" in operation) == is_guarded, path
+
+
+def test_a_method_that_a_path_does_not_have_is_refused_with_those_that_it_has(server: Running) -> None:
+    for method, path, allowed in (("GET", "/v1/completions", "POST"), ("DELETE", "/v1/models", "GET")):
+        response = server.client.request(method, path)
+        assert response.status_code == 405
+        assert response.headers["allow"] == allowed
+        ErrorAnswer.model_validate_json(response.content, strict=True)
+
+
+def _operation(described: dict[str, Any], path: str) -> dict[str, Any]:
+    name = "/v1/models/{model_name}" if path.startswith("/v1/models/") else path
+    (operation,) = described["paths"][name].values()
+    return dict(operation)

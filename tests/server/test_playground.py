@@ -1,0 +1,470 @@
+"""The playground in a real browser: what it shows is what the server wrote, and it loads and runs nothing else."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, ConsoleMessage, Page, Request, expect, sync_playwright
+
+from card.async_llm import AsyncLLM
+from tests.server.running import PROMPT, Running, serving, until
+
+pytestmark = pytest.mark.timeout(240)
+
+_PATIENCE_MS = 60_000.0
+_CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
+_ARGUMENTS = (
+    *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"),
+    *("--disable-component-update", "--disable-sync"),
+)
+_FED_BY_THE_TEST = """
+const real = window.fetch;
+window.fetch = async (url, options) => {
+  if (!String(url).endsWith("chat/completions")) return real(url, options);
+  const body = new ReadableStream({ start(controller) { window.feed = controller; } });
+  return new Response(body, { headers: { "Content-Type": "text/event-stream" } });
+};
+"""
+_REFUSED = re.compile("Failed to load resource: the server responded with a status of (4|503)")
+
+TOKENS: list[dict[str, Any]] = [
+    {"token_id": 7, "text": "Six", "origin": "plain", "alternatives": []},
+    {"token_id": 8, "text": " eggs", "origin": "beam", "alternatives": []},
+    {"token_id": 9, "text": "\ufffd", "origin": "suffix", "alternatives": []},
+    {"token_id": 10, "text": "\ufffd", "origin": "beam+suffix", "alternatives": []},
+    {
+        "token_id": 11,
+        "text": ".",
+        "origin": "",
+        "alternatives": [
+            {"token_id": 12, "text": " and", "path_logprob": -0.6931, "writer": "beam"},
+            {"token_id": 13, "text": "<b>", "path_logprob": -2.3026, "writer": "suffix"},
+        ],
+    },
+    {"token_id": 3, "text": "<|end|>", "origin": "plain", "alternatives": []},
+]
+ANSWER = "Six eggs\u00e9."
+CLASSES = [
+    *("token plain", "token accepted by-beam", "token accepted by-local-1"),
+    *("token accepted by-several", "token corrected", "token plain"),
+]
+
+
+def sse(*pieces: tuple[str, list[dict[str, Any]], str | None]) -> bytes:
+    """Return events of a stream, in the lines and with the line ends that the page must bear as well."""
+    events = [
+        {"choices": [{"delta": {"content": text}, "tokens": tokens, "finish_reason": reason}]}
+        for text, tokens, reason in pieces
+    ]
+    lines = [json.dumps(one, ensure_ascii=False).replace(": ", ":\r\ndata: ", 1) for one in events]
+    return "".join(f": a comment\r\ndata: {line}\r\n\r\n" for line in [*lines, "[DONE]"]).encode()
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    found = next(filter(None, map(shutil.which, _CHROMIUM)), None)
+    if found is None:
+        message = "there is no Chromium to drive; install one, on Debian with: apt install chromium"
+        if os.environ.get("CARD_REQUIRE_BROWSER"):
+            pytest.fail(message)
+        pytest.skip(message)
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=found, args=list(_ARGUMENTS))
+        yield browser
+        browser.close()
+
+
+@dataclass
+class Tab:
+    """The page in a browser of its own, and what it did."""
+
+    page: Page
+    requests: list[dict[str, Any]] = field(default_factory=list)  # bodies of chat requests
+    urls: list[str] = field(default_factory=list)  # of all requests
+    faults: list[str] = field(default_factory=list)  # errors on the console, and uncaught ones
+
+    def __post_init__(self) -> None:
+        self.page.on("pageerror", lambda error: self.faults.append(str(error)))
+        self.page.on("console", self._note_message)
+        self.page.on("request", self._note_request)
+
+    def _note_message(self, message: ConsoleMessage) -> None:
+        if message.type == "error":
+            self.faults.append(message.text)
+
+    def _note_request(self, request: Request) -> None:
+        self.urls.append(request.url)
+        if request.post_data:
+            self.requests.append(dict(request.post_data_json or {}))
+
+    def ask(self, text: str) -> None:
+        self.page.fill("#question", text)
+        self.page.press("#question", "Enter")
+
+    def set(self, **values: object) -> None:
+        """Change settings, by id with underscores."""
+        for name, value in values.items():
+            self.page.fill(f"#{name.replace('_', '-')}", str(value))
+
+    def wait_for(self, state: str, answer_idx: int = 0) -> None:
+        expect(self.page.locator(".answer").nth(answer_idx)).to_have_attribute("data-state", state)
+
+    def text(self, answer_idx: int = 0) -> str:
+        return self.page.locator(".answer .text").nth(answer_idx).text_content() or ""
+
+    def feed(self, data: bytes) -> None:
+        self.page.evaluate("bytes => window.feed.enqueue(new Uint8Array(bytes))", list(data))
+
+    def close_feed(self) -> None:
+        self.page.evaluate("window.feed.close()")
+
+    def answer(self, data: bytes) -> None:
+        """Ask something and let this be the answer."""
+        self.ask("How many?")
+        self.wait_for("writing")
+        self.feed(data)
+        self.close_feed()
+        self.wait_for("done")
+
+    def has_no_side_scroll(self) -> bool:
+        return bool(self.page.evaluate("document.documentElement.scrollWidth <= document.documentElement.clientWidth"))
+
+
+Opener = Callable[..., contextlib.AbstractContextManager[Tab]]
+
+
+@pytest.fixture
+def opened(browser: Browser) -> Opener:
+    """Open the page of a server; at the end it must have asked nobody else, and found no fault with itself."""
+
+    @contextlib.contextmanager
+    def open_page(server: Running, *, is_fed: bool = False, is_refused: bool = False, **options: Any) -> Iterator[Tab]:
+        context = browser.new_context(viewport=options.pop("viewport", {"width": 1200, "height": 800}), **options)
+        context.set_default_timeout(_PATIENCE_MS)
+        expect.set_options(timeout=_PATIENCE_MS)
+        tab = Tab(context.new_page())
+        if is_fed:
+            tab.page.add_init_script(_FED_BY_THE_TEST)
+        tab.page.goto(server.url)
+        expect(tab.page.locator("#state")).not_to_be_empty()
+        yield tab
+        context.close()
+        assert not [fault for fault in tab.faults if not (is_refused and _REFUSED.match(fault))]
+        assert tab.urls and all(url.startswith(server.url) for url in tab.urls)
+
+    return open_page
+
+
+# ---- what is sent ---------------------------------------------------------------------------------------------------
+
+
+def test_the_page_needs_no_key_and_may_load_and_run_nothing_from_elsewhere(demo_llm: AsyncLLM) -> None:
+    with serving(demo_llm, api_keys=("sesame",)) as server:
+        page = server.client.get("/")
+        assert page.status_code == 200
+        assert page.headers["content-type"] == "text/html; charset=utf-8"
+        policy = page.headers["content-security-policy"]
+        assert "default-src 'none'" in policy and "unsafe" not in policy and "http" not in policy
+        assert not re.search(r"<style|<script>|\sstyle=|\son\w+=|https?:", page.text)
+        links = re.findall(r'(?:src|href)="(playground/[^"]+)"', page.text)
+        types = {"css": "text/css; charset=utf-8", "js": "text/javascript; charset=utf-8", "svg": "image/svg+xml"}
+        assert {link.rpartition(".")[2] for link in links} == set(types)
+        for link in links:
+            got = server.client.get(f"/{link}")
+            assert got.headers["content-type"] == types[link.rpartition(".")[2]]
+            assert got.headers["x-content-type-options"] == "nosniff"
+            assert got.headers["content-security-policy"] == policy
+        for missing in ("playground/nothing.js", "playground/..%2fapp.py", "playground/__init__.py"):
+            assert server.client.get(f"/{missing}").status_code == 404
+        assert server.client.get("/v1/models").status_code == 401
+
+
+def test_a_kept_copy_of_the_page_is_asked_about_each_time(shared_server: Running) -> None:
+    page = shared_server.client.get("/")
+    assert page.headers["cache-control"] == "no-cache"
+    known = {"If-None-Match": f'"other", W/{page.headers["etag"]}'}
+    again = shared_server.client.get("/", headers=known)
+    assert (again.status_code, again.content) == (304, b"")
+    assert shared_server.client.get("/", headers={"If-None-Match": '"other"'}).status_code == 200
+    assert shared_server.client.get("/playground/main.js", headers=known).status_code == 200
+
+
+# ---- an answer ------------------------------------------------------------------------------------------------------
+
+
+def test_an_answer_is_the_apis_own_and_each_token_has_the_tint_of_its_origin(opened: Opener, server: Running) -> None:
+    asked = {"messages": [{"role": "user", "content": PROMPT}], "max_tokens": 40, "temperature": 0, "seed": 0}
+    wanted = server.post("/v1/chat/completions", asked).json()["choices"][0]["message"]["content"]
+    with opened(server) as tab:
+        tab.set(max_tokens=40)
+        with tab.page.expect_response("**/v1/chat/completions") as answered:
+            tab.ask(PROMPT)
+        tab.wait_for("done")
+        assert tab.text() == wanted
+        assert {**asked, **tab.requests[0]} == tab.requests[0]
+        lines = answered.value.text().splitlines()
+        events = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: {")]
+        origins = [token["origin"] for event in events for c in event["choices"] for token in c.get("tokens", ())]
+        kinds = {"": "corrected", "plain": "plain"}
+        shown = tab.page.locator(".text .token").evaluate_all("all => all.map(one => one.classList[1])")
+        assert shown == [kinds.get(origin, "accepted") for origin in origins]
+        assert len(shown) == 40
+        assert "40 tokens in" in (tab.page.locator(".figures").text_content() or "")
+        label = tab.page.locator(".strip svg").get_attribute("aria-label") or ""
+        assert label.startswith(f"Timeline: 40 tokens in {tab.page.locator('.strip g').count()} passes")
+
+
+def test_text_is_shown_while_it_comes_however_the_events_are_cut(opened: Opener, server: Running) -> None:
+    first, *others = TOKENS
+    data = sse(("Six", [first], None), (ANSWER[3:], others, "stop"))
+    with opened(server, is_fed=True) as tab:
+        tab.ask("How many?")
+        tab.wait_for("writing")
+        cut = data.index(b"\r\n\r\n") + 3
+        tab.feed(data[:cut])
+        tab.feed(data[cut : cut + 1])
+        expect(tab.page.locator(".answer .text")).to_have_text("Six")
+        tab.wait_for("writing")
+        each_alone = "bytes => bytes.forEach((byte) => window.feed.enqueue(new Uint8Array([byte])))"
+        tab.page.evaluate(each_alone, list(data[cut + 1 :]))
+        tab.close_feed()
+        tab.wait_for("done")
+        assert tab.text() == ANSWER
+        assert tab.page.locator(".text .token").evaluate_all("all => all.map(one => one.className)") == CLASSES
+        assert "suffix" in (tab.page.locator("#legend").text_content() or "")
+
+
+def test_a_token_tells_of_its_alternatives_to_pointer_and_keyboard(opened: Opener, server: Running) -> None:
+    with opened(server, is_fed=True) as tab:
+        tab.answer(sse((ANSWER, TOKENS, "stop")))
+        peek, tokens = tab.page.locator("#peek"), tab.page.locator(".text .token")
+        tokens.nth(4).hover()
+        expect(peek).to_be_visible()
+        told = peek.inner_text()
+        assert "token 11" in told
+        assert re.search(r"␣and\s+50 %\s+beam\s+<b>\s+10 %\s+suffix", told)
+        tab.page.mouse.move(2, 2)
+        expect(peek).to_be_hidden()
+        tab.page.focus("#question")
+        for _ in range(20):
+            tab.page.keyboard.press("Shift+Tab")
+            if tokens.first.evaluate("token => token === document.activeElement"):
+                break
+        expect(peek).to_contain_text("Plain")
+        tab.page.keyboard.press("ArrowRight")
+        expect(peek).to_contain_text("the draft model had proposed it")
+        tab.page.keyboard.press("End")
+        tab.page.keyboard.press("ArrowLeft")
+        expect(tokens.nth(4)).to_be_focused()
+        expect(peek).to_contain_text("50 %")
+        expect(tokens.nth(4)).to_have_attribute("aria-describedby", "peek")
+        assert tab.page.locator('.text .token[tabindex="0"]').count() == 1
+        tab.page.keyboard.press("Escape")
+        expect(peek).to_be_hidden()
+
+
+def test_html_in_questions_answers_and_candidates_is_text(opened: Opener, server: Running) -> None:
+    html = "<img src=x onerror=window.hit=1>"
+    beside = {"token_id": 2, "text": html, "path_logprob": -1.0, "writer": html}
+    token = {"token_id": 1, "text": html, "origin": html, "alternatives": [beside]}
+    with opened(server, is_fed=True) as tab:
+        tab.ask(html)
+        tab.wait_for("writing")
+        tab.feed(sse((html, [token], "stop")))
+        tab.close_feed()
+        tab.wait_for("done")
+        tab.page.locator(".text .token").hover()
+        expect(tab.page.locator("#peek")).to_contain_text("onerror")
+        assert tab.page.locator(".question").text_content() == tab.text() == html
+        assert tab.page.locator("main img, #peek img").count() == 0
+        assert tab.page.evaluate("window.hit") is None
+
+
+# ---- racing, stopping, failing --------------------------------------------------------------------------------------
+
+
+def test_a_race_runs_both_after_each_other_and_compares_speed_and_text(opened: Opener, server: Running) -> None:
+    with opened(server) as tab:
+        tab.set(max_tokens=32, temperature=1, seed="")
+        tab.page.check("#races")
+        tab.ask(PROMPT)
+        verdict = tab.page.locator(".verdict")
+        expect(verdict).to_contain_text("Same text: yes, all 32 tokens.")
+        assert re.match(r"[\d.]+ times as fast\. CARD: [\d.]+ m?s\. Plain decoding: ", verdict.inner_text())
+        assert tab.text(0) == tab.text(1) != ""
+        ours, theirs = tab.requests
+        assert theirs == {**ours, "speculation": "off"} and isinstance(ours["seed"], int)
+        assert tab.page.locator('[data-lane="plain"] .token:not(.plain)').count() == 0
+
+
+def test_a_race_marks_where_the_texts_part(opened: Opener, server: Running) -> None:
+    with opened(server, is_fed=True) as tab:
+        tab.page.check("#races")
+        tab.ask("How many?")
+        for answer_idx, (text, token_id) in enumerate((("a", 1), ("b", 2))):
+            tab.wait_for("writing", answer_idx)
+            told = [TOKENS[0], {"token_id": token_id, "text": text, "origin": "plain", "alternatives": []}]
+            tab.feed(sse((f"Six{text}", told, "stop")))
+            tab.close_feed()
+        expect(tab.page.locator(".verdict")).to_contain_text("no, they part at token 2")
+        assert tab.page.locator(".parts").all_text_contents() == ["a", "b"]
+
+
+def test_a_stop_frees_the_place_on_the_server_and_keeps_what_was_written(opened: Opener, server: Running) -> None:
+    with opened(server) as tab:
+        tab.set(temperature=20, max_tokens=900)
+        for stops_by_key in (True, False):
+            num_before = server.service.ledger.finished["abort"]
+            tab.page.click("#clear")
+            tab.ask(PROMPT)
+            expect(tab.page.locator(".text .token").first).to_be_attached()
+            if stops_by_key:
+                tab.page.keyboard.press("Escape")
+            else:
+                tab.page.click("#stop")
+            tab.wait_for("stopped")
+            until(server.is_idle)
+            assert server.service.ledger.finished["abort"] == num_before + 1
+            assert tab.text()
+
+
+def test_errors_are_told_and_the_next_question_works(opened: Opener, server: Running) -> None:
+    with opened(server, is_refused=True) as tab:
+        tab.set(max_tokens=4)
+        error = tab.page.locator(".error")
+        tab.ask("too long " * 2000)
+        expect(error).to_contain_text("This model's context holds")
+        busy = {"error": {"message": "full", "type": "rate_limit_error", "param": None, "code": "queue_full"}}
+        tab.page.route(
+            "**/v1/chat/completions",
+            lambda route: route.fulfill(status=429, headers={"Retry-After": "7"}, json=busy),
+            times=1,
+        )
+        tab.ask(PROMPT)
+        expect(error.nth(1)).to_contain_text("its queue is full. Ask again in 7 s.")
+        error.nth(1).get_by_text("Ask again", exact=True).click()
+        tab.wait_for("done", 2)
+        assert tab.text(2)
+
+
+def test_an_answer_that_breaks_off_says_so(opened: Opener, server: Running) -> None:
+    begun = sse(("Six", TOKENS[:1], None)).removesuffix(b": a comment\r\ndata: [DONE]\r\n\r\n")
+    failed = {"error": {"message": "the target has failed", "type": "server_error", "param": None, "code": "x"}}
+    tails = {"The target has failed.": f"data: {json.dumps(failed)}\n\n".encode(), "The connection broke off": b""}
+    with opened(server, is_fed=True) as tab:
+        for answer_idx, (told, tail) in enumerate(tails.items()):
+            tab.ask("How many?")
+            tab.wait_for("writing", answer_idx)
+            tab.feed(begun + tail)
+            if not tail:
+                tab.close_feed()
+            tab.wait_for("failed", answer_idx)
+            expect(tab.page.locator(".error").nth(answer_idx)).to_contain_text(told)
+            assert tab.text(answer_idx) == "Six"
+
+
+def test_a_key_is_typed_once_and_kept_in_the_tab_only(opened: Opener, demo_llm: AsyncLLM) -> None:
+    with serving(demo_llm, api_keys=("sesame",)) as server, opened(server, is_refused=True) as tab:
+        tab.set(max_tokens=4, key="wrong")
+        tab.ask(PROMPT)
+        expect(tab.page.locator(".error")).to_contain_text("wants an API key")
+        tab.page.get_by_text("To the key").click()
+        expect(tab.page.locator("#key")).to_be_focused()
+        tab.set(key="sesame")
+        tab.page.get_by_text("Ask again", exact=True).click()
+        tab.wait_for("done", 1)
+        assert "sesame" not in tab.page.evaluate("JSON.stringify(localStorage)")
+        tab.page.reload()
+        tab.set(max_tokens=4)
+        tab.ask(PROMPT)
+        tab.wait_for("done")
+
+
+def test_the_page_says_how_the_server_and_its_drafter_do(opened: Opener, server: Running) -> None:
+    with opened(server, is_refused=True) as tab:
+        state = tab.page.locator("#state")
+        expect(state).to_have_text("drafter up")
+        down = 'card_drafter_up{model_name="demo-target"} 0.0\n'
+        stuck = {"status": "unavailable", "error": {"message": "the engine is stuck", "code": "stuck"}}
+        tab.page.route("**/metrics", lambda route: route.fulfill(body=down))
+        tab.page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
+        expect(state).to_have_text("drafter down: same text, plain speed")
+        tab.page.route("**/health/ready", lambda route: route.fulfill(status=503, json=stuck))
+        tab.page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
+        expect(state).to_have_text("the engine is stuck")
+
+
+# ---- looks ----------------------------------------------------------------------------------------------------------
+
+
+def test_every_tint_can_be_read_in_both_themes_and_a_chosen_theme_stays(opened: Opener, server: Running) -> None:
+    with opened(server, is_fed=True, color_scheme="light") as tab:
+        tab.answer(sse((ANSWER, TOKENS, "stop")))
+        pages = {"light": _colours(tab)}
+        tab.page.emulate_media(color_scheme="dark")
+        pages["dark"] = _colours(tab)
+        tab.page.check('input[value="light"]')
+        assert _colours(tab) == pages["light"] != pages["dark"]
+        for colours in pages.values():
+            assert len({tint for _, tint in colours}) >= 5
+            assert min(_contrast(ink, tint) for ink, tint in colours) >= 4.5
+        tab.page.reload()
+        assert tab.page.evaluate("document.documentElement.dataset.theme") == "light"
+
+
+def test_nothing_is_wider_than_a_phone(opened: Opener, server: Running) -> None:
+    phone = {"viewport": {"width": 375, "height": 700}, "has_touch": True, "is_mobile": True}
+    long: dict[str, Any] = {"token_id": 1, "text": "w" * 300, "origin": "plain", "alternatives": []}
+    with opened(server, is_fed=True, **phone) as tab:
+        assert tab.has_no_side_scroll()
+        tab.page.check("#races")
+        tab.ask("x" * 300)
+        for answer_idx in range(2):
+            tab.wait_for("writing", answer_idx)
+            tab.feed(sse((ANSWER + long["text"], [*TOKENS[:-1], long], "length")))
+            tab.close_feed()
+        expect(tab.page.locator(".verdict")).to_be_visible()
+        assert tab.has_no_side_scroll()
+        tab.page.locator(".text .token").nth(4).tap()
+        expect(tab.page.locator("#peek")).to_be_in_viewport(ratio=1)
+        tab.page.tap("#toggle-settings")
+        expect(tab.page.locator("#temperature")).to_be_in_viewport()
+        assert tab.has_no_side_scroll()
+        tab.page.tap("#toggle-settings")
+        expect(tab.page.locator("#question")).to_be_in_viewport()
+
+
+def _colours(tab: Tab) -> list[tuple[tuple[float, ...], tuple[float, ...]]]:
+    """Return ink and ground of the tokens and of quiet text, in 0 to 255."""
+    found = tab.page.evaluate(
+        """[...document.querySelectorAll(".text .token, .state, .figures dt, #legend li, .hint, #send")].map((one) => {
+          let ground = one;
+          while (getComputedStyle(ground).backgroundColor === "rgba(0, 0, 0, 0)") ground = ground.parentElement;
+          return [getComputedStyle(one).color, getComputedStyle(ground).backgroundColor];
+        })"""
+    )
+    return [(_rgb(ink), _rgb(ground)) for ink, ground in found]
+
+
+def _rgb(colour: str) -> tuple[float, ...]:
+    return tuple(map(float, re.findall(r"[\d.]+", colour)[:3]))
+
+
+def _contrast(one: tuple[float, ...], other: tuple[float, ...]) -> float:
+    """Return the ratio of two colours' luminances, from 1 to 21. Source: WCAG 2.2, contrast ratio."""
+    low, high = sorted(map(_luminance, (one, other)))
+    return (high + 0.05) / (low + 0.05)
+
+
+def _luminance(colour: tuple[float, ...]) -> float:
+    parts = [part / 255 for part in colour]
+    red, green, blue = (p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
