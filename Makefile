@@ -4,6 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+CLIENTS := .venv-clients
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
@@ -22,13 +23,16 @@ test: lint ## set up, then check format, lint, types and run the tests
 test-gpu: $(STAMP) ## set up, then run the tests that need a CUDA device
 	$(BIN)/python -m pytest -m gpu -rs tests/gpu
 
+test-clients: $(CLIENTS)/.installed tests/clients/node_modules/.installed ## set up apart, then run other people's clients against card serve (needs Node.js)
+	$(CLIENTS)/bin/python -m pytest -m clients tests/clients
+
 lint: $(STAMP) ## set up, then check format, lint and types
 	$(BIN)/python -m ruff format --check .
 	$(BIN)/python -m ruff check .
 	$(BIN)/python -m mypy
 
 clean: ## remove .venv, dist and the tools' caches; build/ (training runs) stays
-	rm -rf $(VENV) dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(CLIENTS) tests/clients/node_modules dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # One pip call, so that every version is resolved under the constraints.
@@ -36,3 +40,11 @@ $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q -c constraints.txt -e '.[dev]'
 	touch $@
+
+$(CLIENTS)/.installed: pyproject.toml constraints.txt tests/clients/constraints.txt tests/clients/requirements.txt
+	test -x $(CLIENTS)/bin/python || $(PYTHON) -m venv $(CLIENTS)
+	$(CLIENTS)/bin/python -m pip install -q -c constraints.txt -c tests/clients/constraints.txt -r tests/clients/requirements.txt -e '.[grammar,serve]'
+	touch $@
+
+tests/clients/node_modules/.installed: tests/clients/package.json tests/clients/package-lock.json
+	if command -v npm > /dev/null; then cd tests/clients && npm ci && touch node_modules/.installed; fi

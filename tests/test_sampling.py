@@ -325,3 +325,9 @@ def test_logprobs_keep_the_precision_of_float64(rule: SamplingRule, coupled: boo
     assert logprobs.dtype == torch.float64
     _, of_half = CandidateScorer(rule, 2, coupled=coupled).top(logits.bfloat16(), [0], 2)
     assert of_half.dtype == torch.float32
+
+
+def test_a_top_p_that_float32_rounds_to_0_keeps_the_likeliest_token():
+    logits = torch.tensor([[0.1, 2.0, 0.3]])
+    kept = filter_logits(logits, replace(PLAIN, top_p=5e-324))[0].isfinite().tolist()
+    assert kept == [False, True, False]

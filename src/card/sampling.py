@@ -92,6 +92,7 @@ def filter_logits(logits: Tensor, rule: SamplingRule) -> Tensor:
         ordered, order = scaled.sort(dim=-1, descending=True)
         probs = ordered.softmax(-1)
         beyond = (probs.cumsum(-1) - probs) >= rule.top_p  # the mass before a token already suffices
+        beyond[..., 0] = False  # though float32 may round top_p to 0
         scaled = scaled.masked_fill(torch.zeros_like(beyond).scatter(-1, order, beyond), _NEGATIVE_INFINITY)
     if rule.min_p > 0.0:
         floor = scaled.max(-1, keepdim=True).values + float(np.log(rule.min_p))
