@@ -86,12 +86,12 @@ def own_pair_table(lines: Iterable[Line]) -> str:
     flat = _by_width(line for line in chosen if not line["bookkeeping"])
     busy = _by_width(line for line in chosen if line["bookkeeping"])
     rows = []
-    for width in WIDTHS:
+    for width in (width for width in WIDTHS if width in busy):
         row = [str(width), *_cells(busy.get(width), ("drafter_pass_ms", 1), ("tokens_per_pass", 2), ("hit_rate", 3))]
         rows.append([*row, *_cells(flat.get(width), ("speed_up", 2)), *_cells(busy.get(width), ("speed_up", 2))])
     _embolden(rows, column=-1)
     head = ["K", "drafter pass, ms", "tokens", "hits", "simulated: speed-up", "with our bookkeeping"]
-    return f"{chosen[0]['pair']}, {chosen[0]['workload']}:\n\n{_table(head, rows)}"
+    return f"{chosen[0]['pair']}, {_TITLES.get(chosen[0]['workload'], chosen[0]['workload'])}:\n\n{_table(head, rows)}"
 
 
 def ablation_table(lines: Iterable[Line]) -> str:
@@ -107,7 +107,7 @@ def ablation_table(lines: Iterable[Line]) -> str:
         wanted = [("tokens_per_pass", 2), ("hit_rate", 3)] + ([("speed_up", 2)] if basis == "simulated" else [])
         words = {"tokens_per_pass": "tokens", "hit_rate": "hits", "speed_up": "speed-up"}
         head += [f"{basis}, {_TITLES.get(workload, workload)}: {words[name]}" for name, _ in wanted]
-        rows = [[*row, *_cells(of.get(row[0]), *wanted)] for row in rows]
+        rows = [[*row, *_cells(_without_idle_hits(of.get(row[0])), *wanted)] for row in rows]
     return f"Parts of the method, K = {chosen[0]['beam_width']}:\n\n{_table(head, rows)}"
 
 
@@ -170,6 +170,13 @@ def put_into(text: str, tables: str) -> str:
     if not has_begin or not has_end:
         raise ValueError(f"the README needs the lines {BEGIN} and {END}")
     return f"{before}{BEGIN}\n\n{tables}\n\n{END}{after}"
+
+
+def _without_idle_hits(line: Line | None) -> Line | None:
+    """Leave out the hits of a tree that no correction ever re-roots: they lead nowhere."""
+    if line is None or not line["variant"].startswith("no-re-rooting"):
+        return line
+    return {name: value for name, value in line.items() if name != "hit_rate"}
 
 
 def _by_width(lines: Iterable[Line]) -> dict[int, Line]:

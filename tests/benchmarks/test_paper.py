@@ -183,3 +183,44 @@ def test_tables_take_the_last_line_of_its_kind(paper: Modules, results: Path, tm
     made = paper["tables"].all_tables(tmp_path)
     assert "| whole | 3.75 |" in made
     assert "1.25" not in made
+
+
+def test_hits_of_a_tree_that_is_never_re_rooted_are_not_told(paper: Modules, results: Path, tmp_path: Path) -> None:
+    lines = [line for line in lines_of(results / "paper_ablation.jsonl") if line["workload"] == "questions"]
+    (tmp_path / "paper_ablation.jsonl").write_text("\n".join(map(json.dumps, lines)) + "\n", encoding="utf-8")
+    rows = paper["tables"].all_tables(tmp_path).splitlines()
+    cells = {row.split("|")[1].strip(): [cell.strip() for cell in row.split("|")[2:-1]] for row in rows if "|" in row}
+    assert cells["no re-rooting"] == ["1.00", "–"]
+    assert cells["whole"][1] != "–"
+
+
+def test_the_readmes_tables_are_those_of_the_committed_lines(paper: Modules) -> None:
+    tables = paper["tables"]
+    readme = tables.README.read_text(encoding="utf-8")
+    made = tables.all_tables(tables.RESULTS)
+    assert all(f"| {name} |" in made for name in ("K", "whole", "agreement")) and "Our draft models, counted" in made
+    assert tables.put_into(readme, made) == readme
+
+
+def test_the_readme_names_the_commands_of_the_committed_lines(paper: Modules) -> None:
+    tables = paper["tables"]
+    readme = " ".join(tables.README.read_text(encoding="utf-8").replace("\\\n", " ").split())
+    assert all(line["command"] in readme for line in tables.read_lines(tables.RESULTS))
+
+
+def test_the_plot_shows_published_points_beside_ours(paper: Modules, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    draw, tables = paper["draw"], paper["tables"]
+    lines = tables.read_lines(tables.RESULTS)
+    axes = draw.draw(lines, ("gsm8k", "mt-bench")).axes
+    for i, workload in enumerate(("gsm8k", "mt-bench")):
+        found, speeds = draw.curves(lines, workload), draw.speeds(lines, workload)
+        assert found.keys() == {"published", "measured", "simulated"} and speeds.keys() >= {"flat", "busy"}
+        drawn = [dict(zip(*one.get_data(), strict=True)) for one in axes[i].get_lines()]
+        assert drawn == [{width: tokens for width, (tokens, _) in curve.items()} for curve in found.values()]
+        fastest = {f"{max(curve.values()):.2f}" for curve in speeds.values()}
+        assert fastest <= {text.get_text() for text in axes[4 + i].texts}
+        assert all(one.get_ylabel() for one in (axes[0], axes[2], axes[4])) and axes[4 + i].get_xlabel()
+    assert draw.curves(lines, "gsm8k")["published"][5] == pytest.approx((4.43, 0.845))
+    assert draw.main(["--out", str(tmp_path / "plot.png")]) == 0
+    assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
