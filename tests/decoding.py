@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from dataclasses import replace
 
@@ -22,6 +23,7 @@ from card.writers.local import find_writer
 
 PROMPT = (3, 1, 4, 1, 5)
 GREEDY = SamplingParams(temperature=0.0, seed=0, max_tokens=40)
+_FRESH_IDS = itertools.count(100)
 
 
 def toy_target(seed: int = 0, **settings: int) -> TableModel:
@@ -50,14 +52,17 @@ def decode(
     draft: DraftSettings | None = None,
     prompt: tuple[int, ...] = PROMPT,
     end_ids: frozenset[int] = frozenset(),
-    request_id: int = 7,
+    request_id: int | None = None,
     writers: tuple[str, ...] = (),
     grammar: GrammarState | None = None,
 ) -> tuple[list[int], str, RequestStats]:
-    """Return the new tokens, the finish reason and the counters."""
+    """Return the new tokens, the finish reason and the counters.
+
+    A request whose id is not said gets one of its own, as a drafter that served another may still send layers for it.
+    """
     engine = make_engine(target, link, method, writers=writers)
     request = make_request(
-        request_id,
+        next(_FRESH_IDS) if request_id is None else request_id,
         method=method,
         params=params,
         draft=draft,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -38,7 +37,6 @@ from tests.drafting import draft_spec
 
 M = TypeVar("M")
 PATIENCE_S = 20.0
-_REQUEST_IDS = itertools.count()
 WAITING = DraftSettings(max_wait_s=PATIENCE_S / 4)
 LOOPBACK = "tcp://127.0.0.1:0"
 
@@ -65,7 +63,7 @@ def make_server(
 
 
 def decode_until_accepted(target: TableModel, link: DrafterLink, **request: Any) -> None:
-    """Decode under new ids, always with the text of plain decoding, until candidates were accepted.
+    """Decode again and again, always with the text of plain decoding, until candidates were accepted.
 
     The target waits for candidates while the drafter is up: on a busy machine it would be through before they come.
     """
@@ -73,7 +71,7 @@ def decode_until_accepted(target: TableModel, link: DrafterLink, **request: Any)
     accepted: list[int] = []
 
     def is_accepted() -> bool:
-        token_ids, reason, stats = decode_text(target, link, request_id=next(_REQUEST_IDS), draft=WAITING, **request)
+        token_ids, reason, stats = decode_text(target, link, draft=WAITING, **request)
         assert (token_ids, reason) == expected
         accepted.append(stats.accepted_tokens)
         return accepted[-1] > 0

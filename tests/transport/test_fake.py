@@ -152,7 +152,7 @@ nonsense = st.one_of(
 def test_valid_frames_of_nonsense_change_no_text_and_raise_nothing(said, verify, temperature):
     params = SamplingParams(temperature=temperature, seed=4, max_tokens=20)
     link = BabblingLink(iter(said))
-    token_ids, reason, _ = run(TARGET, link, params=params, draft=DraftSettings(verify=verify, budget=4))
+    token_ids, reason, _ = run(TARGET, link, request_id=7, params=params, draft=DraftSettings(verify=verify, budget=4))
     assert (token_ids, reason) == plain(TARGET, params=params)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import threading
 import time
 
@@ -19,7 +18,6 @@ from tests.decoding import decode as decode_as
 
 TARGET = toy_target()
 SAMPLED = SamplingParams(temperature=1.0, seed=5, max_tokens=60)
-REQUEST_IDS = itertools.count()
 
 
 class TroubledWorker(DrafterWorker):
@@ -40,8 +38,7 @@ class TroubledWorker(DrafterWorker):
 
 
 def decode(link: ThreadLink, **request: object):
-    """Decode as a request that the worker has not seen before."""
-    return decode_as(TARGET, link, request_id=next(REQUEST_IDS), **request)
+    return decode_as(TARGET, link, **request)
 
 
 def until(condition, timeout_s: float = 10.0) -> None:
