@@ -1,6 +1,7 @@
-"""Settings for all tests: no network, one thread per process, property tests without a deadline."""
+"""Settings for all tests: no network, one thread per process, interrupts heard, property tests without a deadline."""
 
 import os
+import signal
 
 # Set before any test imports torch or transformers, and inherited by the processes that tests start.
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -8,6 +9,10 @@ os.environ["TRANSFORMERS_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["MKL_NUM_THREADS"] = "1"
+
+# A shell that starts the suite in the background has it ignore interrupts, and so would the commands that tests start.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 import pytest
 import torch

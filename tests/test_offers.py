@@ -20,12 +20,12 @@ class Fixed:
     """A writer that always proposes the same."""
 
     def __init__(self, proposal: Proposal) -> None:
-        self._proposal = proposal
+        self.proposal = proposal
         self.best_paths: list[list[int]] = []
 
     def propose(self, best_path: Sequence[int], budget: int) -> Proposal:
         self.best_paths.append(list(best_path))
-        return self._proposal
+        return self.proposal
 
     def observe(self, seen: Observation) -> None:
         pass
@@ -143,6 +143,20 @@ def test_a_writer_is_shown_the_best_path_of_those_before_it():
     offers_of({"first": first, "second": second}).merge(drafted_from(Proposal.chain((1, 2), (-0.5, -0.6))), 8, 8)
     assert first.best_paths == [[1, 2]]
     assert second.best_paths == [[3, 4]]
+
+
+def test_writers_are_asked_once_between_two_passes_unless_the_drafter_has_made_more():
+    writer = Fixed(Proposal.chain((3, 4), (-0.1, -0.2)))
+    offers = offers_of({"w": writer})
+    drafted = drafted_from(Proposal.chain((1,), (-0.5,)))
+    merged = offers.merge(Candidates.none(), 8, 8)
+    assert offers.merge(Candidates.none(), 8, 8) is merged
+    assert len(writer.best_paths) == 1
+    assert 1 in offers.merge(drafted, 8, 8).tokens
+    assert offers.merge(drafted, 8, 1).depths == (1, 1), "another depth is another question"
+    offers.observe(Observation((3,), (), (), (3,), ()))
+    writer.proposal = Proposal.chain((5,), (-0.1,))
+    assert offers.merge(Candidates.none(), 8, 8).tokens == (5,)
 
 
 @given(drafted=proposals(), written=proposals(), data=st.data())

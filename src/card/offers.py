@@ -36,6 +36,8 @@ class Offers:
         self._vocab_size = vocab_size
         self._begun: dict[str, WriterSequence] = {}
         self._heard: dict[str, WriterSequence] = {}  # those that have not failed
+        self._asked: tuple[Candidates, int, int] | None = None  # the arguments of the last merge since a pass
+        self._merged = Candidates.none()  # and its result
         for name, begin in openers.items():
             with self._sparing_the_request(name):
                 self._begun[name] = self._heard[name] = begin()
@@ -43,12 +45,20 @@ class Offers:
     def merge(self, drafted: Candidates, budget: int, max_depth: int) -> Candidates:
         """Return the drafter's candidates and those of all writers as one tree: probes first, then by path score.
 
+        Asked for the same once more before the next pass it returns the same object.
+
         Args:
             budget: most candidates of each writer.
             max_depth: deepest layer below the last committed token that is offered.
         """
         if not self._heard or budget < 1:
             return drafted
+        asked = (drafted, budget, max_depth)
+        if asked != self._asked:
+            self._asked, self._merged = asked, self._merge(drafted, budget, max_depth)
+        return self._merged
+
+    def _merge(self, drafted: Candidates, budget: int, max_depth: int) -> Candidates:
         tree = _Tree()
         tree.add(DRAFTER, Proposal(drafted.tokens, drafted.parents, drafted.path_logprobs), ids=drafted.ids)
         for name, writer in list(self._heard.items()):
@@ -62,6 +72,7 @@ class Offers:
 
     def observe(self, seen: Observation) -> None:
         """Tell every writer what a pass told."""
+        self._asked = None
         for name, writer in list(self._heard.items()):
             with self._sparing_the_request(name):
                 writer.observe(seen)

@@ -23,6 +23,7 @@ _PRIOR_COUNT = 10.0  # observations that the candidate's own path probability co
 _FADING = math.log(2.0) / 5000.0  # per observation in any bin: a bin that gets none halves its counts in 5000
 _BRANCH_PRIOR_COUNT = 10.0
 _ANY_OF_DRAFTER = ""  # the label of all that the drafter proposes
+_AND_OTHERS = f"{DRAFTER}+"
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +153,10 @@ class Calibrations:
 
     def of(self, is_greedy: bool, writers: str = _ANY_OF_DRAFTER) -> Calibration:
         """Return the calibration of candidates that these writers propose, named as in `Candidates.writers`."""
-        return self._of.setdefault((is_greedy, writers), Calibration())
+        found = self._of.get((is_greedy, writers))
+        if found is None:
+            found = self._of[is_greedy, writers] = Calibration()
+        return found
 
     def observe(self, is_greedy: bool, candidates: Candidates, accepted: Sequence[int]) -> None:
         """Count the candidates of one verification; arguments as for `Calibration.observe_tree`."""
@@ -164,7 +168,7 @@ class Calibrations:
         rows = zip(candidates.writers, candidates.depths, candidates.path_logprobs, strict=True)
         for idx, (writers, depth, path_logprob) in enumerate(rows):
             self.of(is_greedy, writers).observe(depth, path_logprob, idx in on_path)
-            if DRAFTER in writers.split("+"):
+            if writers == DRAFTER or writers.startswith(_AND_OTHERS):  # it is asked first
                 drafter.observe(depth, path_logprob, idx in on_path)
         drafter.observe_branches(candidates, accepted)
 

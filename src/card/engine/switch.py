@@ -11,6 +11,7 @@ from card.transport.link import DrafterLink, LinkStatus
 
 Arm = Literal["beside", "turns", "off"]  # the drafter runs beside the target / takes turns with it / rests
 
+_LOOK_AFTER_EVERY = 16  # calls of `receive`: how often the drafter that rests is looked after
 _TERMS = 1 << 16  # request ids carry the number of the term that they were opened in, modulo this
 
 
@@ -28,6 +29,7 @@ class SwitchLink:
         self._term = 0
         self._open: set[int] = set()  # request ids of the target, opened in this term
         self._pending: list[DrafterMessage] = []
+        self._num_receives = 0
 
     @property
     def available(self) -> frozenset[Arm]:
@@ -81,10 +83,13 @@ class SwitchLink:
     def receive(self) -> list[DrafterMessage]:
         """Return what the present drafter has said; the other one is only looked after."""
         received, self._pending = self._pending, []
+        self._num_receives += 1
         for link in self._links.values():
+            if link is not self._active:
+                if self._num_receives % _LOOK_AFTER_EVERY == 0:
+                    link.receive()
+                continue
             for message in link.receive():
-                if link is not self._active:
-                    continue
                 if isinstance(message, Layer | Resync):
                     request_id, term = divmod(message.request_id, _TERMS)
                     if term != self._term:

@@ -262,7 +262,7 @@ class FusedDecoder:
     def _rms_norm(self, x: Tensor, weight: Tensor) -> Tensor:
         if not self._is_cpu:
             return functional.rms_norm(x, weight.shape, weight, self._eps)
-        if len(x) <= MAX_MIRRORED_ROWS:
+        if x.shape[0] <= MAX_MIRRORED_ROWS:
             return _mirrored_rms_norm(x, weight, self._eps)
         return functional.rms_norm(x, x.shape[1:], weight[: x.shape[1]], self._eps)
 
@@ -312,7 +312,7 @@ class FusedDecoder:
         """Write a layer's new keys and values, and its attention into ``outs``; qkv is [sum T, (H + 2 Hkv) D]."""
         width, size, num_kv_heads = qkv.shape[1], self.layout.head_size, self._num_kv_heads
         group, num_heads = self.group, self._num_heads
-        rotated = qkv.as_strided((len(qkv), num_heads + num_kv_heads, size), (width, size, 1))  # queries and keys
+        rotated = qkv.as_strided((qkv.shape[0], num_heads + num_kv_heads, size), (width, size, 1))  # queries and keys
         if layer.head_norm is not None:
             torch.mul(functional.rms_norm(rotated, (size,), None, self._eps), layer.head_norm, out=rotated)
         swapped = torch.roll(rotated, size // 2, -1)
