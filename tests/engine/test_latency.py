@@ -224,6 +224,15 @@ def test_the_line_becomes_that_of_the_machine(slope: float, delay_s: float) -> N
         assert fit.seconds(predicted_s) == pytest.approx(slope * predicted_s + delay_s, rel=0.1, abs=0.002)
 
 
+def test_its_curve_is_what_it_says_now() -> None:
+    fit = LatencyFit()
+    for i in range(200):
+        fit.observe((0.01, 0.04)[i % 2], (0.03, 0.05)[i % 2] + 1e-3 * (i % 5), 1 + i % 5)
+    curve = fit.curve()
+    for predicted_s, num_tokens in ((0.01, 1), (0.02, 7), (0.08, 3), (-1.0, 1)):
+        assert curve(predicted_s, num_tokens) == pytest.approx(fit.seconds(predicted_s, num_tokens))
+
+
 def test_a_constant_delay_is_not_taken_for_dearer_tokens() -> None:
     fit = LatencyFit()
     for _ in range(200):

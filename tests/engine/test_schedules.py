@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 from itertools import pairwise
 
+import pytest
+
 from card.engine.schedules import Schedules
 from card.engine.switch import Arm
 
@@ -28,10 +30,17 @@ class Told:
         return 0.0
 
 
-def run(schedules: Schedules, speed: dict[str, float], num_rounds: int, *, seconds: float = 0.02) -> list[Arm]:
+def run(
+    schedules: Schedules,
+    speed: dict[str, float],
+    num_rounds: int,
+    *,
+    seconds: float = 0.02,
+    available: frozenset[Arm] = ALL,
+) -> list[Arm]:
     used: list[Arm] = []
     for _ in range(num_rounds):
-        schedules.begin(1, ALL)
+        schedules.begin(1, available)
         used.append(schedules.arm)
         schedules.observe(seconds * speed[schedules.arm], 4, 0, seconds)
     return used
@@ -89,6 +98,27 @@ def test_the_rate_is_that_of_the_present_schedule_as_it_was_measured_lately():
     assert schedules.rate() == 300.0
     run(schedules, {"beside": 250.0, "off": 100.0}, 30)
     assert 249.0 < schedules.rate() < 251.0
+
+
+@pytest.mark.parametrize("beside, is_used", [(320.0, False), (400.0, True)])
+def test_beside_must_be_clearly_faster_than_turns_where_other_writers_write(beside, is_used):
+    speed = {"beside": beside, "turns": 300.0}
+    told = Told(**speed)
+    told.has_writers = True
+    schedules = Schedules(told)
+    run(schedules, speed, 300, available=frozenset(speed))
+    used = run(schedules, speed, 300, available=frozenset(speed))
+    assert used.count("beside") == (300 if is_used else 0)
+    assert f"{beside:.0f} tokens/s beside" in schedules.reason
+
+
+def test_the_rate_is_soon_that_of_a_new_text():
+    told = Told(beside=200.0, off=100.0)
+    schedules = Schedules(told)
+    run(schedules, {"beside": 400.0, "off": 100.0}, 200)
+    told.num_texts += 1
+    run(schedules, {"beside": 100.0, "off": 100.0}, 12)
+    assert schedules.rate() < 250
 
 
 def test_a_new_text_is_looked_at_early():

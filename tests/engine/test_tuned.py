@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 import random
 import time
 from collections.abc import Mapping
@@ -16,13 +18,14 @@ from card.engine.cores import Home
 from card.engine.engine import Engine, Limits
 from card.engine.forecast import Station
 from card.engine.latency import PassCost
-from card.engine.policy import Draft, Outcome, RoundView, Wait
+from card.engine.policy import Draft, FixedPolicy, Outcome, RoundView, Wait
 from card.engine.switch import Arm, SwitchLink
 from card.engine.tuned import TunedPolicy
 from card.methods import find_method
 from card.nodes import Candidates
 from card.target import StepResult, TargetWorker, Verified
 from card.transport.fake import Faults
+from card.transport.link import LinkStatus
 from card.writers.local.protocol import Proposal
 from tests.decoding import fake, inline, make_request, plain, run_all, toy_draft, toy_target
 
@@ -214,6 +217,82 @@ def test_in_turns_it_stops_when_the_drafter_makes_nothing_deeper():
     assert action is None
 
 
+def rounds_that_draft(policy: TunedPolicy, num_rounds: int, *, reads_prompt_every: int = 0) -> list[int]:
+    """Return in which rounds in turns the policy drafts, where nothing that is drafted is likely."""
+    found = []
+    for idx in range(num_rounds):
+        policy.begin(1, ALL)
+        if reads_prompt_every and idx % reads_prompt_every == 0:
+            reading = replace(view(0), takes_turns=True, num_prompt_tokens=8, num_passes=1)
+            policy.observe(Outcome(reading, StepResult(num_tokens=8, busy_s=0.01), 0.01, 0, 1, 1e-3))
+        now = replace(view(), takes_turns=True, best_paths=[(0, 0.0)])
+        while policy.prepare(now) is not None:
+            now.num_passes += 1
+            now.best_paths = [(now.num_passes, -9.0 * now.num_passes)]
+        if now.num_passes:
+            found.append(idx)
+        policy.observe(Outcome(now, StepResult(num_tokens=1, busy_s=0.007), 0.007, 1, now.num_passes, 0.0))
+    return found
+
+
+@pytest.mark.parametrize("reads_prompt_every", [0, 20])
+def test_in_turns_drafting_that_does_not_pay_is_tried_less_and_less_often(reads_prompt_every):
+    dear = {"turns": Station(Home(), cost(7e-3, 5e-4), cost(0.1, 1e-3))}
+    policy = TunedPolicy(dear, DraftSettings())
+    tried = rounds_that_draft(policy, 2000, reads_prompt_every=reads_prompt_every)
+    gaps = [after - before for before, after in itertools.pairwise([-1, *tried])]
+    assert gaps[:5] == [17, 33, 65, 129, 257]
+    assert set(gaps[5:]) == {257}
+
+
+def test_a_drafter_that_is_not_asked_to_draft_is_told_nothing_and_catches_up_before_it_is():
+    class Sometimes(FixedPolicy):
+        def prepare(self, view):
+            num_new = view.num_context_rows - 2
+            return Draft(3) if num_new > 9 and view.num_passes == 0 else None
+
+    target = toy_target(1)
+    link = inline(toy_draft(target, 1.0))
+    told: list[tuple[int, object]] = []
+    send, draft = link.send, link.draft
+    link.send = lambda message: (told.append(message), send(message))
+    link.draft = lambda num_passes: (told.append("draft"), draft(num_passes))
+    worker = TargetWorker(target, clock=time.perf_counter)
+    policy = Sometimes(find_method("card"), takes_turns=True)
+    engine = Engine(worker, link, find_method("card"), policy=policy)
+    request = make_request(0, params=SamplingParams(temperature=0.0, seed=0, max_tokens=40))
+    texts = run_all(engine, {0: [request]})
+    assert texts[0] == plain(toy_target(1), params=request.params, prompt=request.prompt_ids)
+    kinds = ["draft" if message == "draft" else type(message).__name__ for message in told]
+    assert kinds[:3] == ["Open", "Correction", "draft"], "one correction tells all that was missed"
+    assert len(told[1].token_ids) > 5
+    assert engine.stats().tree_nodes == 0
+
+
+class Resting:
+    """A link that counts how often it is looked after."""
+
+    runs_by_itself = True
+    ready = None
+    status = LinkStatus("up")
+
+    def __init__(self) -> None:
+        self.num_receives = 0
+
+    def receive(self):
+        self.num_receives += 1
+        return []
+
+
+def test_the_drafter_that_rests_is_looked_after_now_and_then_and_the_present_one_always():
+    beside, turns = Resting(), Resting()
+    link = SwitchLink(beside, turns)
+    for _ in range(160):
+        link.receive()
+    assert beside.num_receives == 160
+    assert 5 <= turns.num_receives <= 20
+
+
 def test_it_waits_on_a_miss_only_if_no_request_has_candidates_and_the_target_is_dear():
     slow = TunedPolicy({"beside": stations(beside=cost(0.1, 1e-3))["beside"]}, DraftSettings())
     action = slow.prepare(view(2, best_paths=[(0, 0.0), (0, 0.0)], num_short=2))
@@ -334,6 +413,31 @@ def test_in_turns_nothing_is_drafted_that_other_writers_have_as_surely():
     assert policy.prepare(replace(fresh, undrafted=[unsure])) == Draft(1)
 
 
+def in_turns(drafter_s: float, token_s: float, *, num_compared: int, num_agreed: int) -> TunedPolicy:
+    """Return a policy in turns that saw so many of the drafter's candidates agree in each verification."""
+    policy = TunedPolicy({"turns": Station(Home(), cost(7e-3, token_s), cost(drafter_s, 5e-5))}, DraftSettings())
+    verified = [Verified(0, Candidates.none(), (), True, num_compared, num_agreed)]
+    for _ in range(100):
+        policy.observe(Outcome(view(0), StepResult(verified=verified), 0.01, 2, 0, 0.0))
+    policy.begin(1, frozenset({"turns"}))
+    return policy
+
+
+def test_in_turns_a_drafter_that_agrees_is_let_draft_and_one_that_does_not_is_not():
+    fresh = replace(view(), takes_turns=True, best_paths=[(0, 0.0)])
+    assert in_turns(3e-3, 5e-4, num_compared=5, num_agreed=5).prepare(fresh) == Draft(1)
+    assert in_turns(3e-3, 5e-4, num_compared=2, num_agreed=1).prepare(fresh) is None
+
+
+def test_in_turns_layers_that_take_the_place_of_other_candidates_cost_no_verification():
+    for probability, action in ((0.25, Draft(1)), (0.001, None)):
+        scores = (math.log(probability),) * 8
+        siblings = Candidates((-1,) * 8, tuple(range(8)), (-1,) * 8, scores, (1,) * 8, ("suffix",) * 8)
+        policy = in_turns(4.2e-3, 1e-3, num_compared=5, num_agreed=5)
+        fresh = replace(view(), takes_turns=True, best_paths=[(0, 0.0)], undrafted=[siblings])
+        assert policy.prepare(fresh) == action
+
+
 def test_in_turns_the_engine_shows_what_the_writers_have_before_anything_is_drafted():
     class Repeats:
         def propose(self, best_path, budget):
@@ -366,6 +470,11 @@ def test_nothing_is_drafted_nor_waited_for_on_behalf_of_requests_that_want_no_sp
     best_paths = [(0, 0.0), (0, 0.0)]
     alone = replace(view(best_paths=best_paths), requests=requests, takes_turns=True)
     assert turns.prepare(alone) is None
+    many = [make_request(0), *(make_request(i, params=params) for i in range(1, 6))]
+    among = replace(view(6, best_paths=[(0, 0.0)] * 6), requests=many, takes_turns=True)
+    crowd = TunedPolicy({"turns": Station(Home(), cost(7e-3, 1e-4), cost(1e-4, 0.0))}, DraftSettings())
+    crowd.begin(6, frozenset({"turns"}))
+    assert crowd.prepare(among) == Draft(1), "they are not charged for layers that they do not get"
     beside = TunedPolicy({"beside": Station(Home(), cost(1.0, 1e-3), cost(1e-3, 5e-5))}, DraftSettings())
     beside.begin(2, frozenset({"beside"}))
     drafted = make_request(7)

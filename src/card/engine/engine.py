@@ -93,7 +93,7 @@ class Engine:
         self._policy: Policy = policy or FixedPolicy(method, takes_turns=takes_turns)
         self._waiting: deque[_Entry] = deque()
         self._running: dict[int, _Entry] = {}
-        self._was_off = False
+        self._is_behind = False  # the drafter was not told of what the last passes committed
         self._beam = (0, 0)
         self._num_failed_rounds = 0
         self._death: str | None = None
@@ -199,7 +199,8 @@ class Engine:
         work += [Work(r.request_id, offer=offer) for r, offer in zip(view.requests, offers, strict=True)]
         trace = self.trace
         result, errors = self._run(work) if trace is None else self._run_traced(work, trace)
-        if self._policy.arm != "off":
+        self._is_behind = self._policy.arm == "off" or (view.takes_turns and not view.num_passes)
+        if not self._is_behind:
             self._send(result.messages)
         ended = self._clock()
         updates = refused + [self._fail(request_id, error) for request_id, error in errors.items()]
@@ -283,6 +284,7 @@ class Engine:
             if action is None or view.num_passes >= _MOST_DRAFT_PASSES:
                 break
             if isinstance(action, Draft):
+                self._let_catch_up()
                 link.draft(action.num_passes)
                 view.num_passes += action.num_passes
             else:
@@ -421,17 +423,21 @@ class Engine:
     # ---- the drafter ------------------------------------------------------------------------------------------------
 
     def _tell_drafter_the_schedule(self) -> None:
-        """Let a drafter that rested catch up, and tune its beams."""
-        is_off = self._policy.arm == "off"
+        """Let a drafter that rested catch up if it runs by itself, and tune its beams."""
         if isinstance(self._link, SwitchLink):
             self._link.use(self._policy.arm)
-        if self._was_off and not is_off:
-            self._send(self._worker.catch_up())
-        self._was_off = is_off
+        if self._policy.arm == "beside":
+            self._let_catch_up()
         beam = self._policy.beam()
         if beam != self._beam:
             self._beam = beam
             self._worker.tune(*beam)
+
+    def _let_catch_up(self) -> None:
+        """Tell the drafter what it missed while nobody wanted to hear it."""
+        if self._is_behind:
+            self._is_behind = False
+            self._send(self._worker.catch_up())
 
     def _listen(self) -> None:
         """Give the worker everything that the drafter has said."""

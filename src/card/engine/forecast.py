@@ -85,10 +85,11 @@ class Forecast:
         agreement = self.agreement if agreement is None else agreement
         overhead_s = _ROUND_S + _REQUEST_S * num_requests
         draft_s = self.draft_s(arm, num_requests, self.beam(arm, num_requests)[0])
+        target_s = fits.target.curve()
 
         def round_s(depth: float) -> float:
             num_tokens = round(num_requests * (1 + depth))
-            return fits.target.seconds(self._pass_s(station.target, num_tokens, num_requests), num_tokens) + overhead_s
+            return target_s(self._pass_s(station.target, num_tokens, num_requests), num_tokens) + overhead_s
 
         best = 0.0
         alone = 1 + sum(self._undrafted)
@@ -138,9 +139,9 @@ class Forecast:
 
     def seconds(self, arm: Arm, view: RoundView) -> Callable[[int], float]:
         """Return what a target pass of so many tokens takes in this round."""
-        cost, fit = self.stations[arm].target, self._fits[arm].target
+        cost, seconds = self.stations[arm].target, self._fits[arm].target.curve()
         num_requests, num_rows = len(view.requests), view.num_context_rows
-        return lambda num_tokens: fit.seconds(cost.seconds(num_tokens, num_requests, num_rows), num_tokens)
+        return lambda num_tokens: seconds(cost.seconds(num_tokens, num_requests, num_rows), num_tokens)
 
     def prompt_token_s(self, arm: Arm) -> float:
         """Return the seconds that each token of a prompt adds to a pass."""

@@ -19,8 +19,8 @@ _MOST_RUNS = 15  # of each timed pass; a large model gets fewer within its time
 _POINTS_SHARE, _SEQUENCES_SHARE, _PREFILL_SHARE = 0.6, 0.75, 0.9  # of the time limit, after which each part stops
 
 _TRIED_TOKENS = 4  # of the passes that the number of threads is chosen for
-_TRYING_S, _TRYING_TURNS = 0.04, 3  # for each number of threads, and how often
-_WORTH_THREADS = 0.95  # of the seconds with fewer threads, that more of them must come down to
+_TRYING_S, _TRYING_TURNS = 0.04, 6  # for each number of threads, and how often
+_WORTH_THREADS = 0.98  # of the seconds with fewer threads, that more of them must come down to
 
 _NEWEST_WEIGHT = 0.05  # of an observation in the means, once there are more than 1 / 0.05 of them
 _SLOPE_PRIOR = 0.02  # weight of slope 1, as a variance relative to the mean's square
@@ -136,7 +136,7 @@ def with_useful_threads(plan: CorePlan, model: LanguageModel) -> CorePlan:
 def _useful(home: Home, model: LanguageModel) -> Home:
     """Return the home with the fewest threads that are worth it; each count has several turns, so luck decides less."""
     fastest = dict.fromkeys(_thread_counts(home.threads or 1), math.inf)
-    for _ in range(_TRYING_TURNS):
+    for _ in range(_TRYING_TURNS if len(fastest) > 1 else 0):
         for threads in fastest:
             fastest[threads] = min(fastest[threads], _tried_s(replace(home, threads=threads), model))
     best, best_s = 1, math.inf
@@ -203,6 +203,12 @@ class LatencyFit:
         """
         dearer_s = 0.0 if num_tokens is None else self.token_s * (num_tokens - self._num_tokens)
         return max(0.0, self._line(predicted_s) + dearer_s)
+
+    def curve(self) -> Callable[[float, float], float]:
+        """Return `seconds` as it is now, for many calls."""
+        slope, token_s = self.slope, self.token_s
+        base_s = self._measured_s - slope * self._predicted_s - token_s * self._num_tokens
+        return lambda predicted_s, num_tokens: max(0.0, base_s + slope * predicted_s + token_s * num_tokens)
 
     def observe(self, predicted_s: float, measured_s: float, num_tokens: float | None = None) -> None:
         """Take one pass; ignored if one of the two is not above 0, as with a clock too coarse for the pass."""

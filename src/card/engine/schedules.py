@@ -11,6 +11,7 @@ from card.engine.switch import Arm
 _KEPT = 0.995  # of a schedule's tokens, promised and committed, after each of its rounds
 _REMEMBERED = 0.98  # of those of all schedules at each review: what was measured long ago counts less
 _RECENT = 0.97  # of the present rate's tokens and seconds after each round
+_KEPT_OF_OTHER_TEXTS = 0.25  # of the present rate, where a new text is alone
 _PRIOR_ROUNDS = 24.0  # rounds that the bias of the other schedules counts for; one round gives 4 tokens, or 1, or 12
 SETTLING = 4  # rounds after a switch that say nothing
 REVIEW_EVERY = 16  # rounds
@@ -22,9 +23,11 @@ _TRIAL_ROUNDS, _LONG_TRIAL_ROUNDS = 16, 48
 _LOOK_AFTER, _HOPELESS = 12, 0.85  # rounds of a trial after which it ends if it is so much slower
 _CLOSE = 0.8  # of the present rate: a rival as good as this gets a long trial, which costs little then
 # Of the present rate, that a schedule must promise to be tried, if it never was anywhere, and if it was at some batch
-# size. With other writers each is tried once whatever it promises; to rest is left for a trial whatever was measured.
+# size. With other writers, who write on meanwhile, each is tried once whatever it promises, and later on a better
+# promise: there schedules are closer than a trial can tell. To rest is left for a trial whatever was measured.
 _WORTH_A_FIRST_TRIAL, _WORTH_A_TRIAL = 0.6, 0.85
 _MARGIN = 1.04  # another schedule must be better by this
+_SURE_OF_BESIDE = 0.93  # of what is expected beside counts where other writers write: in turns they are never held back
 
 
 @dataclass(slots=True)
@@ -38,6 +41,10 @@ class _Rate:
     def add(self, tokens: float, seconds: float) -> None:
         self.tokens = self.tokens * self.kept + tokens
         self.seconds = self.seconds * self.kept + seconds
+
+    def fade(self, kept: float) -> None:
+        self.tokens *= kept
+        self.seconds *= kept
 
     @property
     def value(self) -> float:
@@ -126,9 +133,10 @@ class Schedules:
             self._recent = _Rate(_RECENT)
         self._num_requests = num_requests
         self._until_review = min(self._until_review - 1, _DWELL if has_new_bucket else REVIEW_EVERY)
-        if self._forecast.num_texts != self._num_texts:
+        if num_new := self._forecast.num_texts - self._num_texts:
             self._num_texts = self._forecast.num_texts
             self._until_review = min(self._until_review, _NEW_TEXT)
+            self._recent.fade(1 - (1 - _KEPT_OF_OTHER_TEXTS) * min(1.0, num_new / num_requests))
         possible = [arm for arm in self._learnt if arm in available]
         if self._forecast.has_writers and "turns" in possible and "off" in possible:
             possible.remove("off")  # other writers have candidates in turns, too, and who has some drafts no more
@@ -169,7 +177,10 @@ class Schedules:
         for learnt in self._learnt.values():
             for account in (learnt.everywhere, *learnt.accounts.values()):
                 account.fade()
-        scores = {arm: self._score(arm) for arm in possible}
+        expected = {arm: self._score(arm) for arm in possible}
+        scores = dict(expected)
+        if self._forecast.has_writers and "beside" in scores:
+            scores["beside"] *= _SURE_OF_BESIDE
         best = max(scores, key=lambda arm: scores[arm])
         here = scores.get(self.arm, 0.0)
         if is_gone:
@@ -182,7 +193,7 @@ class Schedules:
             self._switch(best)
         else:
             self._consider_trial(possible, scores)
-        self.reason = self._explain(scores)
+        self.reason = self._explain(expected)
 
     def _consider_trial(self, possible: Sequence[Arm], scores: Mapping[Arm, float]) -> None:
         here = scores[self.arm]
@@ -196,9 +207,10 @@ class Schedules:
             self._begin_trial(rival, _LONG_TRIAL_ROUNDS if scores[rival] > _CLOSE * here else _TRIAL_ROUNDS)
 
     def _worth_a_trial(self, arm: Arm) -> float:
-        if self._learnt[arm].was_used:
-            return _WORTH_A_TRIAL
-        return 0.0 if self._forecast.has_writers else _WORTH_A_FIRST_TRIAL  # they write on meanwhile
+        learnt = self._learnt[arm]
+        if self._forecast.has_writers:
+            return 1.0 if learnt.trials else 0.0
+        return _WORTH_A_TRIAL if learnt.was_used else _WORTH_A_FIRST_TRIAL
 
     def _begin_trial(self, arm: Arm, num_rounds: int) -> None:
         """Run another schedule for some rounds."""

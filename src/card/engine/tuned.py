@@ -16,14 +16,14 @@ from card.engine.choice import best_by_depth, choose, is_worth_drafting
 from card.engine.cores import Home
 from card.engine.forecast import Forecast, Station
 from card.engine.policy import Draft, Outcome, RoundView, Wait, likely
-from card.engine.schedules import REVIEW_EVERY, Schedules, bucket
+from card.engine.schedules import Schedules, bucket
 from card.engine.switch import Arm
 from card.nodes import Candidates
 from card.offers import leading, select
 from card.target import TargetRequest
 
-_FIRST_SURVIVAL = 0.75  # chance that a path is accepted one layer deeper, in turns, until it has been measured
-_SURVIVAL_WEIGHT = 0.02
+_FIRST_TRY, _LAST_TRY = 16, 256  # rounds without drafting, in turns, until it is tried; twice as many each time in vain
+_TRY_PASSES = 2
 _MOST_WAITED_LAYERS = 3
 _MOST_FORESEEN_LAYERS = 8  # of which drafting in turns must pay
 _WAIT_LATENCY_S = 3e-4  # from the target's correction to the drafter's next pass and back
@@ -47,10 +47,11 @@ class TunedPolicy:
         self._forecast = Forecast(stations, draft, pinned)
         self._schedules = Schedules(self._forecast)
         self._calibrations = Calibrations()
+        self._known: dict[int, tuple[Candidates, list[float]]] = {}  # by id, what was calibrated in this round
         self._num_requests = 1
         self._rounds_undrafted = 0
-        self._survival = _FIRST_SURVIVAL
-        self._chances_before: list[float] = []
+        self._try_after = _FIRST_TRY
+        self._is_try = False
         self._depth_before_draft = -1
         self._width, self._lead = self._forecast.beam(self.arm, 1)
 
@@ -90,6 +91,8 @@ class TunedPolicy:
         """Choose the schedule of a round and, where it or the batch has changed, the beam."""
         has_new_bucket = bucket(num_requests) != bucket(self._num_requests)
         self._num_requests = num_requests
+        self._known.clear()
+        self._is_try = False
         self._depth_before_draft = -1
         self._schedules.begin(num_requests, available)
         if has_new_bucket or self._schedules.rounds_here == 0:
@@ -127,17 +130,16 @@ class TunedPolicy:
             num_prefill_tokens=view.num_prompt_tokens + num_probes,
             max_per_request=self._draft.budget,
         )
-        return [leading(offer, offer.num_probes + n) for (offer, _), n in zip(ranked, choice.counts, strict=True)]
+        chosen = zip(offers, ranked, choice.counts, strict=True)
+        return [_taken(offer, order[: offer.num_probes + n]) for offer, (order, _), n in chosen]
 
-    def _ranked(self, request: TargetRequest, offer: Candidates) -> tuple[Candidates, list[float]]:
-        """Return the offer with the likeliest candidates first behind its probes, and the chances of these."""
-        probs = self._calibrations.probabilities(request.params.temperature == 0.0, offer)
+    def _ranked(self, request: TargetRequest, offer: Candidates) -> tuple[Sequence[int], list[float]]:
+        """Return the offer's indices, the likeliest candidates first behind its probes, and the chances of these."""
+        probs, num_probes = self._probabilities(request, offer), offer.num_probes
         if not offer.writers:
-            return offer, probs  # those of one drafter are in a good order: `choose` sees to the rest
-        num_probes = offer.num_probes
+            return range(len(offer)), probs  # those of one drafter are in a good order: `choose` sees to the rest
         order = sorted(range(num_probes, len(offer)), key=lambda idx: (-probs[idx], idx))
-        ranked = replace(select(offer, [*range(num_probes), *order]), num_probes=num_probes)
-        return ranked, [probs[idx] for idx in order]
+        return [*range(num_probes), *order], [probs[idx] for idx in order]
 
     def observe(self, outcome: Outcome) -> None:
         """Learn acceptance, latencies and the rate from a round."""
@@ -145,7 +147,8 @@ class TunedPolicy:
             if one.offer:
                 self._calibrations.observe(one.is_greedy, one.offer, one.accepted)
         self._forecast.observe(self.arm, self._width, outcome)
-        self._rounds_undrafted = 0 if outcome.view.num_passes else self._rounds_undrafted + 1
+        if outcome.view.requests:
+            self._count_drafting(outcome.view.num_passes)
         num_prompt_tokens = outcome.view.num_prompt_tokens
         self._schedules.observe(outcome.num_committed, outcome.result.num_tokens, num_prompt_tokens, outcome.seconds)
 
@@ -154,47 +157,48 @@ class TunedPolicy:
         if depth == self._depth_before_draft and view.num_passes > 1:
             return None  # the last pass made nothing deeper
         self._depth_before_draft = depth
-        chances = self._path_chances(view)
-        if self._rounds_undrafted >= REVIEW_EVERY and view.num_passes < 2:
+        self._is_try = self._rounds_undrafted >= self._try_after and view.num_passes <= _TRY_PASSES
+        if self._is_try and view.num_passes < _TRY_PASSES:
             return Draft(1)  # to learn whether it has become worth while
-        num_requests = len(view.requests)
-        seconds = self._seconds(view)
+        num_requests, rate, seconds = len(view.requests), self._schedules.rate(), self._seconds(view)
         num_tokens = num_requests + depth + view.num_prompt_tokens
-        verify_s = seconds(num_tokens + num_requests) - seconds(num_tokens)
-        is_worth = is_worth_drafting(
-            self._gains(view, chances), seconds=self._draft_s(num_requests) + verify_s, rate=self._schedules.rate()
-        )
-        return Draft(1) if is_worth else None
+        verify_s = (seconds(num_tokens + num_requests) - seconds(num_tokens)) / num_requests
+        gains = self._gains(view, rate * verify_s)
+        return Draft(1) if is_worth_drafting(gains, seconds=self._draft_s(num_requests), rate=rate) else None
 
-    def _gains(self, view: RoundView, chances: Sequence[float]) -> list[float]:
-        """Return the tokens that each of the next layers brings over all requests, where other writers bring less."""
-        gains = [0.0] * _MOST_FORESEEN_LAYERS
+    def _count_drafting(self, num_passes: int) -> None:
+        """Note whether a round drafted in turns, and how long to go without if that was a try in vain."""
+        self._rounds_undrafted = 0 if num_passes else self._rounds_undrafted + 1
+        if num_passes:
+            self._try_after = min(2 * self._try_after, _LAST_TRY) if self._is_try else _FIRST_TRY
+
+    def _gains(self, view: RoundView, price: float) -> list[float]:
+        """Return the tokens that each of the next layers brings over all requests, where other writers bring less.
+
+        Args:
+            price: tokens that verifying a candidate must bring. It is paid for layers that come on top of what would be
+                verified without them: likelier candidates take the place of others.
+        """
+        gains, agreement = [0.0] * _MOST_FORESEEN_LAYERS, self._forecast.agreement
+        chances = self._path_chances(view)
         undrafted = view.undrafted or [Candidates.none()] * len(chances)
         for request, offer, chance, (depth, _) in zip(view.requests, undrafted, chances, view.best_paths, strict=True):
-            others = best_by_depth(offer, self._calibrations.probabilities(request.params.temperature == 0.0, offer))
+            if not request.uses_drafter:
+                continue
+            probs = self._probabilities(request, offer)
+            others, num_verified = best_by_depth(offer, probs), sum(prob > price for prob in probs)
             for layer in range(_MOST_FORESEEN_LAYERS):
-                reached = chance * self._survival ** (layer + 1)
+                reached = chance * agreement ** (layer + 1)
                 there = others[depth + layer] if depth + layer < len(others) else 0.0
-                gains[layer] += max(0.0, reached - there)
+                gains[layer] += max(0.0, reached - there) - price * (depth + layer >= num_verified)
         return gains
 
     def _path_chances(self, view: RoundView) -> list[float]:
-        """Return the chance that each best path is accepted to its end; learn by how much a layer lowers it."""
-        chances = [
+        """Return the chance that each best path is accepted to its end."""
+        return [
             self._calibration(request).probability(depth, path_logprob) if depth else float(request.uses_drafter)
             for request, (depth, path_logprob) in zip(view.requests, view.best_paths, strict=True)
         ]
-        if view.num_passes and len(self._chances_before) == len(chances):
-            grown = [
-                (before, after)
-                for (before, after) in zip(self._chances_before, chances, strict=True)
-                if before != after
-            ]
-            if total_before := sum(before for before, _ in grown):
-                now = min(1.0, sum(after for _, after in grown) / total_before)
-                self._survival += _SURVIVAL_WEIGHT * (now - self._survival)
-        self._chances_before = chances
-        return chances
 
     def _prepare_wait(self, view: RoundView) -> Wait | None:
         """Wait for up to a few layers when no request has any candidate; others never wait for one that missed."""
@@ -219,6 +223,14 @@ class TunedPolicy:
         is_short = min(depth for request, (depth, _) in pairs if request.uses_drafter) < best_layers
         return Wait(longest - view.waited_s) if best_layers and is_short and view.waited_s < longest else None
 
+    def _probabilities(self, request: TargetRequest, offer: Candidates) -> list[float]:
+        """Return the chance of each candidate; in turns the same offer is often looked at twice in a round."""
+        known = self._known.get(id(offer))
+        if known is None:
+            known = offer, self._calibrations.probabilities(request.params.temperature == 0.0, offer)
+            self._known[id(offer)] = known
+        return known[1]
+
     def _calibration(self, request: TargetRequest) -> Calibration:
         return self._calibrations.of(request.params.temperature == 0.0)
 
@@ -227,3 +239,10 @@ class TunedPolicy:
 
     def _seconds(self, view: RoundView) -> Callable[[int], float]:
         return self._forecast.seconds(self.arm, view)
+
+
+def _taken(offer: Candidates, indices: Sequence[int]) -> Candidates:
+    """Return these candidates in this order; they begin with the probes."""
+    if not offer.writers:
+        return leading(offer, len(indices))
+    return replace(select(offer, indices), num_probes=offer.num_probes)
