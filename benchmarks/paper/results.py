@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -47,19 +46,3 @@ def append_line(path: Path, line: Mapping[str, Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a", encoding="utf-8") as out:
         out.write(json.dumps(line, ensure_ascii=False) + "\n")
-
-
-def add_measuring_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options of what the models of this machine decode."""
-    parser.add_argument("--target", default="demo-target", help="folder or name (default: %(default)s)")
-    parser.add_argument(
-        "--dtype", default="float32", help="of the target: float32, bfloat16, ... (default: %(default)s)"
-    )
-    parser.add_argument("--draft-dtype", default="auto", help="auto: as stored (default: %(default)s)")
-    parser.add_argument(
-        "--data", action="append", help="as of `card bench --data`, such as gsm8k=FILE (default: questions, code)"
-    )
-    parser.add_argument("--skip", type=int, default=0, help="leave out the first prompts of each data set")
-    parser.add_argument("--limit", type=int, default=10, help="prompts of each data set (default: %(default)s)")
-    parser.add_argument("--max-tokens", type=int, default=128, help="most new tokens a prompt (default: %(default)s)")
-    parser.add_argument("--threads", type=int, default=1, help="torch threads (default: %(default)s)")
