@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 import random
 from bisect import bisect_right
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from card.engine.calibration import _BIN_STARTS, Calibration
+from card.engine.calibration import _BIN_STARTS, Calibration, Calibrations
 from card.nodes import Candidates
 
 probs = st.floats(1e-4, 1.0)
@@ -160,3 +161,36 @@ def test_a_depth_never_seen_takes_the_share_of_the_other_depths() -> None:
     for _ in range(300):
         calibration.observe_tree(chain(1), ())
     assert calibration.next_probability(10, 0.0) < 0.05
+
+
+# ---- several writers ------------------------------------------------------------------------------------------------
+
+
+@given(seen=st.lists(st.tuples(st.sampled_from("ab"), probs, st.booleans()), max_size=40), rows=st.data())
+@settings(max_examples=80)
+def test_siblings_are_together_never_likelier_than_their_parent(seen, rows) -> None:
+    calibrations = Calibrations()
+    for writer, prob, was_accepted in seen:
+        calibrations.of(True, writer).observe(1, math.log(prob), was_accepted)
+    nodes = rows.draw(st.lists(st.tuples(st.integers(-1, 9), probs), min_size=1, max_size=10))
+    offer = tree(*[(min(parent, idx - 1), prob) for idx, (parent, prob) in enumerate(nodes)])
+    names = tuple(rows.draw(st.sampled_from(("a", "b", "a+b"))) for _ in nodes)
+    chances = calibrations.probabilities(True, replace(offer, writers=names))
+    assert all(0.0 <= chance <= 1.0 for chance in chances)
+    for parent in {-1, *range(len(nodes))}:
+        below = [chance for chance, above in zip(chances, offer.parents, strict=True) if above == parent]
+        assert sum(below) <= (1.0 if parent < 0 else chances[parent]) + 1e-9
+
+
+def test_what_one_writer_is_sure_of_leaves_little_to_what_another_says_instead() -> None:
+    calibrations = Calibrations()
+    for writer, share in (("suffix", 0.95), ("recycling", 0.6)):
+        for i in range(1000):
+            calibrations.of(True, writer).observe(1, math.log(0.7), i * 37 % 100 < 100 * share)
+    said = replace(tree((-1, 0.7), (-1, 0.7), (1, 0.7)), writers=("recycling", "suffix", "recycling"))
+    other, sure, below = calibrations.probabilities(True, said)
+    assert sure == pytest.approx(0.95, abs=0.02)
+    assert other == pytest.approx(1 - sure)
+    assert below <= sure
+    alone = replace(tree((-1, 0.7)), writers=("recycling",))
+    assert calibrations.probabilities(True, alone) == [pytest.approx(0.6, abs=0.02)]

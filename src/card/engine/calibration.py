@@ -173,13 +173,25 @@ class Calibrations:
         drafter.observe_branches(candidates, accepted)
 
     def probabilities(self, is_greedy: bool, candidates: Candidates) -> list[float]:
-        """Return the chance of each candidate to be accepted, in [0, 1], never above its parent's."""
-        probs: list[float] = []
+        """Return the chance of each candidate to be accepted, in [0, 1].
+
+        Of siblings one at most is accepted: together they are never likelier than their parent. Each writer is
+        calibrated apart and knows nothing of that, so the likeliest sibling keeps its chance and each other one gets
+        at most what the likelier ones leave.
+        """
         names = candidates.writers or (_ANY_OF_DRAFTER,) * len(candidates)
-        rows = zip(names, candidates.depths, candidates.path_logprobs, candidates.parents, strict=True)
-        for writers, depth, path_logprob, parent in rows:
-            own = self.of(is_greedy, writers).probability(depth, path_logprob)
-            probs.append(min(own, probs[parent]) if parent != ROOT else own)
+        rows = zip(names, candidates.depths, candidates.path_logprobs, strict=True)
+        probs = [self.of(is_greedy, writers).probability(depth, logprob) for writers, depth, logprob in rows]
+        children: dict[int, list[int]] = {}
+        for idx, parent in enumerate(candidates.parents):
+            children.setdefault(parent, []).append(idx)
+        for parent, siblings in children.items():  # parents come before children, so the parent's is settled
+            left = 1.0 if parent == ROOT else probs[parent]
+            if len(siblings) > 1:
+                siblings.sort(key=lambda idx: -probs[idx])
+            for idx in siblings:
+                probs[idx] = min(probs[idx], left)
+                left -= probs[idx]
         return probs
 
 
