@@ -140,7 +140,19 @@ def test_a_slow_model_is_timed_with_1_and_8_tokens_only() -> None:
     model = TimedModel(lambda tokens, sequences, rows: 1.0 + 0.125 * tokens)
     cost = measure_pass_cost(model, clock=model.clock, time_limit_s=1.5)
     assert cost == PassCost(((1, 1.125), (8, 2.0)))
-    assert model.num_forward_passes == 5  # the prefix, and two of each
+    assert model.num_forward_passes == 6  # the prefix, a first untimed one, and two of each
+
+
+def test_passes_of_every_size_that_a_round_may_have_run_before_any_counts() -> None:
+    sizes: list[int] = []
+
+    def noted(num_tokens: int, num_sequences: int, num_rows: int) -> float:
+        sizes.append(num_tokens)
+        return 0.01
+
+    model = TimedModel(noted, max_model_len=100)
+    measure_pass_cost(model, clock=model.clock, time_limit_s=100.0)
+    assert set(sizes[1:18]) == set(range(1, 18))
 
 
 @given(pass_s=st.floats(0.001, 0.5), time_limit_s=st.floats(0.1, 5.0))
@@ -148,7 +160,7 @@ def test_a_slow_model_is_timed_with_1_and_8_tokens_only() -> None:
 def test_measuring_ends_soon_after_its_time_limit(pass_s: float, time_limit_s: float) -> None:
     model = TimedModel(lambda tokens, sequences, rows: pass_s)
     measure_pass_cost(model, clock=model.clock, time_limit_s=time_limit_s)
-    assert model.now_s <= max(time_limit_s, 5 * pass_s) + 4 * pass_s
+    assert model.now_s <= time_limit_s / 2 + max(time_limit_s, 5 * pass_s) + 5 * pass_s
 
 
 @pytest.mark.parametrize("max_slots", [1, 2, 5])
@@ -237,7 +249,7 @@ def test_a_constant_delay_is_not_taken_for_dearer_tokens() -> None:
     fit = LatencyFit()
     for _ in range(200):
         fit.observe(0.01, 0.03)
-    assert fit.seconds(0.01) == pytest.approx(0.03)
+    assert fit.seconds(0.01) == pytest.approx(0.03, rel=1e-4)
     assert fit.seconds(0.012) - fit.seconds(0.01) == pytest.approx(0.002)
 
 
@@ -246,6 +258,15 @@ def test_it_follows_a_machine_that_becomes_slower() -> None:
     for seconds in [0.01] * 1000 + [0.015] * 60:
         fit.observe(0.01, seconds)
     assert 0.014 < fit.seconds(0.01) < 0.015
+
+
+def test_a_first_pass_that_is_a_hiccup_is_soon_forgotten() -> None:
+    fit = LatencyFit()
+    assert fit.ratio is None
+    for seconds in (1.0, 0.01, 0.01, 0.01):
+        fit.observe(0.01, seconds)
+    assert 0.01 < fit.seconds(0.01) < 0.013
+    assert fit.ratio == pytest.approx(fit.seconds(0.01) / 0.01)
 
 
 def test_a_hiccup_moves_it_by_a_few_percent_only() -> None:

@@ -7,6 +7,7 @@ from itertools import pairwise
 
 import pytest
 
+from card.engine.forecast import Acceptance
 from card.engine.schedules import Schedules
 from card.engine.switch import Arm
 
@@ -23,8 +24,11 @@ class Told:
         self.now = tokens_per_s
         self.stations = dict.fromkeys(tokens_per_s)
 
-    def tokens_per_s(self, arm: Arm, num_requests: int) -> float:
+    def tokens_per_s(self, arm: Arm, num_requests: int, *, seen: Acceptance | None = None) -> float:
         return self.now[arm]
+
+    def take_lately(self) -> Acceptance:
+        return Acceptance()
 
     def prompt_token_s(self, arm: Arm) -> float:
         return 0.0
@@ -82,6 +86,18 @@ def test_what_was_learnt_of_one_text_holds_for_another_that_is_easier_for_both()
     told.now = {"beside": 450.0, "off": 300.0}  # half of what is promised beside is kept, as before
     used = run(schedules, {"beside": 225.0, "off": 300.0}, 64)
     assert used.count("off") >= 48
+
+
+def test_hard_rounds_of_a_text_are_no_broken_promise_of_the_schedule_that_had_them():
+    class Heard(Told):
+        """What the rounds of each review showed is hard text."""
+
+        def tokens_per_s(self, arm: Arm, num_requests: int, *, seen: Acceptance | None = None) -> float:
+            return self.now[arm] * (1.0 if seen is None else 0.5)
+
+    schedules = Schedules(Heard(beside=200.0, off=150.0))
+    used = run(schedules, {"beside": 100.0, "off": 75.0}, 400)
+    assert used.count("off") <= 60, "trials only"
 
 
 def test_the_promises_for_a_new_kind_of_text_are_believed_without_a_trial():

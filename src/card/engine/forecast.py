@@ -19,8 +19,9 @@ _ROUND_S, _REQUEST_S = 3e-4, 1e-4  # a round beyond its passes, and each request
 _FIRST_AGREEMENT = 0.75  # chance that a candidate below an accepted one is accepted, until it has been measured
 _AGREEMENT_PRIOR = 20.0  # candidates that this counts for
 _KEPT = 0.98  # of what was seen of acceptance, after each verification
-_KEPT_USUAL = 0.997  # the same over many texts
+_KEPT_USUAL = 0.995  # the same over many texts
 _NEW_TEXT = 6.0  # verifications that all earlier texts count for when a new one is alone
+_NEW_TEXT_COMPARED = 30.0  # candidates that what texts usually showed counts for: answers begin harder than they go on
 _UNDRAFTED_PRIOR = 4.0  # verifications that the first guess, no candidates without the drafter, counts for
 _KEPT_UNDRAFTED = 0.94  # the same of other writers, whose worth changes with the text
 _DRAFTER_YIELD = 0.75  # layers beside the target of which a committed token can come
@@ -29,6 +30,7 @@ _MOST_WIDENING = 1.45  # a beam is as wide as makes a drafter pass at most so ma
 _PATHS_IN_TURNS = 4  # drafted side by side in turns, where target and drafter never agree
 _FIRST_CONTEXT_ROWS = 100.0  # of one request, until they have been counted
 _ROWS_WEIGHT = 0.05  # of the newest round in their mean
+_SEEN_PRIOR = 4.0  # compared candidates that the agreement learnt so far counts for among those of a few rounds
 _DEEPEST = 12  # candidates of one request that predictions of a schedule consider
 
 
@@ -49,6 +51,26 @@ class _Fits:
     drafter: LatencyFit = field(default_factory=LatencyFit)
 
 
+@dataclass(slots=True)
+class Acceptance:
+    """What some verifications showed of the text: how often the drafter was right, and what others got accepted."""
+
+    num_agreed: int = 0  # candidates of the drafter that were accepted, of those below an accepted one
+    num_compared: int = 0
+    num_verified: int = 0  # verifications
+    num_undrafted: list[int] = field(default_factory=lambda: [0] * _DEEPEST)  # [d] kept d + 1 without the drafter
+    num_undrafted_rows: int = 0  # candidates of others than the drafter
+
+    def observe(self, one: Verified) -> None:
+        """Count a verification."""
+        self.num_agreed += one.num_agreed
+        self.num_compared += one.num_compared
+        self.num_verified += 1
+        self.num_undrafted_rows += sum(name != DRAFTER for name in one.offer.writers)
+        for d in range(min(num_undrafted(one.offer, one.accepted), _DEEPEST)):
+            self.num_undrafted[d] += 1
+
+
 class Forecast:
     """Latencies and acceptance of all schedules, and the speed that follows from them."""
 
@@ -67,6 +89,7 @@ class Forecast:
         self._num_undrafted = 0.0  # verifications that were looked at for this
         self._undrafted_rows = 0.0  # candidates of such writers in one verification
         self.has_writers = False  # others than the drafter propose candidates
+        self._lately = Acceptance()  # since it was taken last
 
     @property
     def agreement(self) -> float:
@@ -75,14 +98,22 @@ class Forecast:
 
     # ---- what is expected -------------------------------------------------------------------------------------------
 
-    def tokens_per_s(self, arm: Arm, num_requests: int, agreement: float | None = None) -> float:
+    def tokens_per_s(
+        self, arm: Arm, num_requests: int, agreement: float | None = None, seen: Acceptance | None = None
+    ) -> float:
         """Return the expected speed of a schedule at this batch size, at its best number of candidates.
 
         Args:
             agreement: as the property; None: as learnt so far.
+            seen: expect the text that these verifications showed; None: as learnt so far.
         """
         station, fits = self.stations[arm], self._fits[arm]
         agreement = self.agreement if agreement is None else agreement
+        undrafted, undrafted_rows = self._undrafted, self._undrafted_rows
+        if seen is not None and seen.num_verified:
+            agreement = (seen.num_agreed + _SEEN_PRIOR * agreement) / (seen.num_compared + _SEEN_PRIOR)
+            undrafted = [count / seen.num_verified for count in seen.num_undrafted]
+            undrafted_rows = seen.num_undrafted_rows / seen.num_verified
         overhead_s = _ROUND_S + _REQUEST_S * num_requests
         draft_s = self.draft_s(arm, num_requests, self.beam(arm, num_requests)[0])
         target_s = fits.target.curve()
@@ -92,17 +123,17 @@ class Forecast:
             return target_s(self._pass_s(station.target, num_tokens, num_requests), num_tokens) + overhead_s
 
         best = 0.0
-        alone = 1 + sum(self._undrafted)
+        alone = 1 + sum(undrafted)
         for depth in range(1 if station.drafter is None else _DEEPEST):
-            drafted = [max(agreement**d, self._undrafted[d - 1]) for d in range(1, depth + 1)]
-            length = 1 + sum(drafted) + sum(self._undrafted[depth:])
-            seconds = round_s(max(depth, self._undrafted_rows))
+            drafted = [max(agreement**d, undrafted[d - 1]) for d in range(1, depth + 1)]
+            length = 1 + sum(drafted) + sum(undrafted[depth:])
+            seconds = round_s(max(depth, undrafted_rows))
             if arm == "turns":  # what others reach is not drafted
-                layers = sum(1 - kept for kept in self._undrafted[:depth]) if self.has_writers else max(depth, 1)
+                layers = sum(1 - kept for kept in undrafted[:depth]) if self.has_writers else max(depth, 1)
                 seconds += layers * draft_s
             elif arm == "beside":
                 length = min(length, max(alone, _DRAFTER_YIELD * seconds / max(draft_s, 1e-9)))
-                missed = (1 - max(agreement**depth, self._undrafted[0])) * _MISSED  # the next round has no candidates
+                missed = (1 - max(agreement**depth, undrafted[0])) * _MISSED  # the next round has no candidates
                 length, seconds = length + missed, seconds + missed * round_s(0)
             best = max(best, num_requests * length / seconds)
         return best
@@ -135,7 +166,11 @@ class Forecast:
         cost = self.stations[arm].drafter
         if cost is None:
             return 0.0
-        return self._fits[arm].drafter.seconds(self._pass_s(cost, num_requests * width, num_requests))
+        predicted_s = self._pass_s(cost, num_requests * width, num_requests)
+        fit = self._fits[arm].drafter
+        if fit.ratio is None:  # not used yet: what made passes dearer than at start elsewhere will do so here
+            return predicted_s * max((fits.drafter.ratio or 1.0 for fits in self._fits.values()), default=1.0)
+        return fit.seconds(predicted_s)
 
     def seconds(self, arm: Arm, view: RoundView) -> Callable[[int], float]:
         """Return what a target pass of so many tokens takes in this round."""
@@ -159,6 +194,7 @@ class Forecast:
         """Learn acceptance and latencies from a round under this schedule, with beams of this width."""
         self._notice_new_texts(outcome)
         for one in outcome.result.verified:
+            self._lately.observe(one)
             self._observe_undrafted(one)
             if one.num_compared:
                 for kept, seen in ((_KEPT, self._agreed), (_KEPT_USUAL, self._usual)):
@@ -167,6 +203,11 @@ class Forecast:
         if outcome.view.requests:
             self._observe_latencies(arm, width, outcome)
 
+    def take_lately(self) -> Acceptance:
+        """Return what was seen since this was called last."""
+        lately, self._lately = self._lately, Acceptance()
+        return lately
+
     def _notice_new_texts(self, outcome: Outcome) -> None:
         """Let what was seen of other texts count less where new ones make up much of the batch."""
         texts = {request.request_id for request in outcome.view.requests}
@@ -174,7 +215,7 @@ class Forecast:
             self.num_texts += len(new)
             kept = 1 - len(new) / len(texts)
             self._num_undrafted = max(_NEW_TEXT, kept * self._num_undrafted)
-            count = max(_NEW_TEXT, kept * self._agreed[1])
+            count = max(_NEW_TEXT_COMPARED, kept * self._agreed[1])
             agreement = kept * self.agreement + (1 - kept) * self._usual[0] / self._usual[1]  # it may have rested since
             self._agreed = [agreement * count, count]
         self._texts = texts

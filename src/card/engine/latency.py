@@ -15,6 +15,7 @@ from card.models.protocol import Extension, LanguageModel
 
 _PREFIX_ROWS = 8  # context under which the points are measured; counted as none
 _LONG_CONTEXT_ROWS = 512
+_WARMED_TOKENS = 17  # passes of up to so many tokens run once before any is timed: rounds have those of every size
 _MOST_RUNS = 15  # of each timed pass; a large model gets fewer within its time
 _POINTS_SHARE, _SEQUENCES_SHARE, _PREFILL_SHARE = 0.6, 0.75, 0.9  # of the time limit, after which each part stops
 
@@ -98,27 +99,32 @@ def measure_pass_cost(
 
     Of each pass the shortest of up to 15 runs counts, after one untimed run: whatever else the machine does only
     adds time, so the shortest is nearest to what the pass itself takes. The runs of the different passes alternate, so
-    that a slow moment hits them alike.
+    that a slow moment hits them alike. Before, passes of all sizes that rounds often have run once: on a CPU the first
+    one of its size, on so many threads, was measured to take up to twice as long.
 
     Args:
         model: no sequence needs to be open; those that the model has no room for are left out.
         clock: seconds; rises steadily.
         max_tokens: most new tokens of a timed pass, 2 or more.
         max_sequences: most sequences in a timed pass.
-        time_limit_s: no new pass begins after so long, once those of 1 and of 8 tokens have been timed. Sequences and
-            context cost nothing in the result if time was up before their turn.
+        time_limit_s: no untimed pass of any size begins after half of it, and from then on no new pass after so long,
+            once those of 1 and of 8 tokens have been timed. Sequences and context cost nothing in the result if time
+            was up before their turn.
     Raises: CapacityError if the model has no room for a single sequence; SettingsError if it allows one token only.
     """
-    started = clock()
-    until_points, until_sequences, until_prefill, until = (
-        started + share * time_limit_s for share in (_POINTS_SHARE, _SEQUENCES_SHARE, _PREFILL_SHARE, 1.0)
-    )
     bench = _Bench(model, clock)
     try:
         num_prefix_rows = max(1, min(_PREFIX_ROWS, model.max_model_len // 2))
         most = min(max_tokens, model.max_model_len - num_prefix_rows)
         slot = bench.open(num_prefix_rows + most)
         bench.prefill([slot], num_prefix_rows)
+        bench.warm(
+            [_Pass((slot,), size) for size in range(1, min(most, _WARMED_TOKENS) + 1)], clock() + time_limit_s / 2
+        )
+        started = clock()
+        until_points, until_sequences, until_prefill, until = (
+            started + share * time_limit_s for share in (_POINTS_SHARE, _SEQUENCES_SHARE, _PREFILL_SHARE, 1.0)
+        )
         found = bench.fastest([_Pass((slot,), size) for size in _sizes(most)], until_points, num_needed=2)
         cost = PassCost(_hull(sorted((timed.num_tokens, seconds) for timed, seconds in found.items())))
         per_sequence_s = _per_sequence_s(bench, cost, slot, max_sequences, until_sequences)
@@ -183,6 +189,11 @@ class LatencyFit:
         self._token_variance = self._token_covariance = 0.0  # of tokens; of tokens and seconds beyond the line
 
     @property
+    def ratio(self) -> float | None:
+        """Measured seconds for each predicted one over all; None until a pass was taken."""
+        return self._measured_s / self._predicted_s if self._num_observed else None
+
+    @property
     def slope(self) -> float:
         """Measured seconds for each predicted second that a pass is longer."""
         prior = _SLOPE_PRIOR * self._predicted_s**2
@@ -214,9 +225,8 @@ class LatencyFit:
         """Take one pass; ignored if one of the two is not above 0, as with a clock too coarse for the pass."""
         if predicted_s <= 0.0 or measured_s <= 0.0:
             return
-        if self._num_observed:
-            expected_s = max(self.seconds(predicted_s, num_tokens), 0.1 * predicted_s)
-            measured_s = max(0.5 * expected_s, min(2.0 * expected_s, measured_s))
+        expected_s = max(self.seconds(predicted_s, num_tokens), 0.1 * predicted_s)
+        measured_s = max(0.5 * expected_s, min(2.0 * expected_s, measured_s))
         self._num_observed += 1
         weight = max(_NEWEST_WEIGHT, 1.0 / self._num_observed)
         from_mean_s = predicted_s - self._predicted_s
@@ -266,6 +276,13 @@ class _Bench:
 
     def prefill(self, slots: Iterable[int], num_tokens: int) -> None:
         self.model.forward([self._chain(slot, num_tokens, first_logits_idx=num_tokens - 1) for slot in slots])
+
+    def warm(self, passes: Sequence[_Pass], until: float) -> None:
+        """Run passes once, the longest first, as far as time allows."""
+        for untimed in reversed(passes):
+            if self.clock() >= until:
+                return
+            self._run_s(untimed)
 
     def fastest(self, passes: Sequence[_Pass], until: float, num_needed: int = 0) -> dict[_Pass, float]:
         """Return the shortest seconds of each pass reached before ``until``; the first ones are timed in any case."""

@@ -236,13 +236,14 @@ class Schedules:
         self._trial_rounds = 0
 
     def _close_account(self) -> None:
-        """Compare what the present schedule gave since the last time with what is predicted of it."""
+        """Compare what the present schedule gave since the last time with what is predicted of it on such text."""
+        seen = self._forecast.take_lately()
         learnt, given, rounds = self._learnt[self.arm], self._unaccounted, self._unaccounted_rounds
         self._unaccounted, self._unaccounted_rounds = _Rate(1.0), 0
         if not rounds:
             return
         learnt.was_used = True
-        promised = given.seconds * self._forecast.tokens_per_s(self.arm, self._num_requests)
+        promised = given.seconds * self._forecast.tokens_per_s(self.arm, self._num_requests, seen=seen)
         for account in (learnt.everywhere, learnt.accounts.setdefault(bucket(self._num_requests), _Account())):
             account.add(promised, given.tokens, rounds)
 
