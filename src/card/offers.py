@@ -60,7 +60,8 @@ class Offers:
 
     def _merge(self, drafted: Candidates, budget: int, max_depth: int) -> Candidates:
         tree = _Tree()
-        tree.add(DRAFTER, Proposal(drafted.tokens, drafted.parents, drafted.path_logprobs), ids=drafted.ids)
+        if drafted:
+            tree.add(DRAFTER, Proposal(drafted.tokens, drafted.parents, drafted.path_logprobs), ids=drafted.ids)
         for name, writer in list(self._heard.items()):
             path = tree.best_path()
             with self._sparing_the_request(name):

@@ -27,7 +27,7 @@ _CLOSE = 0.8  # of the present rate: a rival as good as this gets a long trial, 
 # promise: there schedules are closer than a trial can tell. To rest is left for a trial whatever was measured.
 _WORTH_A_FIRST_TRIAL, _WORTH_A_TRIAL = 0.6, 0.85
 _MARGIN = 1.04  # another schedule must be better by this
-_SURE_OF_BESIDE = 0.93  # of what is expected beside counts where other writers write: in turns they are never held back
+_SURE_OF_BESIDE = 0.95  # of what is expected beside counts where other writers write: in turns they are never held back
 
 
 @dataclass(slots=True)

@@ -160,11 +160,14 @@ class TunedPolicy:
         self._is_try = self._rounds_undrafted >= self._try_after and view.num_passes <= _TRY_PASSES
         if self._is_try and view.num_passes < _TRY_PASSES:
             return Draft(1)  # to learn whether it has become worth while
-        num_requests, rate, seconds = len(view.requests), self._schedules.rate(), self._seconds(view)
-        num_tokens = num_requests + depth + view.num_prompt_tokens
+        num_requests, rate = len(view.requests), self._schedules.rate()
+        draft_s, agreement = self._draft_s(num_requests), self._forecast.agreement
+        most = [num_requests * agreement ** (layer + 1) for layer in range(_MOST_FORESEEN_LAYERS)]
+        if not is_worth_drafting(most, seconds=draft_s, rate=rate):
+            return None  # not even if nobody else had a candidate and verifying were free
+        seconds, num_tokens = self._seconds(view), num_requests + depth + view.num_prompt_tokens
         verify_s = (seconds(num_tokens + num_requests) - seconds(num_tokens)) / num_requests
-        gains = self._gains(view, rate * verify_s)
-        return Draft(1) if is_worth_drafting(gains, seconds=self._draft_s(num_requests), rate=rate) else None
+        return Draft(1) if is_worth_drafting(self._gains(view, rate * verify_s), seconds=draft_s, rate=rate) else None
 
     def _count_drafting(self, num_passes: int) -> None:
         """Note whether a round drafted in turns, and how long to go without if that was a try in vain."""
