@@ -27,7 +27,7 @@ _CLOSE = 0.8  # of the present rate: a rival as good as this gets a long trial, 
 # promise: there schedules are closer than a trial can tell. To rest is left for a trial whatever was measured.
 _WORTH_A_FIRST_TRIAL, _WORTH_A_TRIAL = 0.6, 0.85
 _MARGIN = 1.04  # another schedule must be better by this
-_BESIDE_COUNTS = 1.05  # times what is expected beside where other writers write: rounds in turns show too little of it
+_SURE_OF_BESIDE = 0.95  # of what is expected beside counts where other writers write: in turns they are never held back
 
 
 @dataclass(slots=True)
@@ -140,9 +140,6 @@ class Schedules:
         possible = [arm for arm in self._learnt if arm in available]
         if self._forecast.has_writers and "turns" in possible and "off" in possible:
             possible.remove("off")  # other writers have candidates in turns, too, and who has some drafts no more
-            if num_new and num_requests == 1 and self.arm == "beside" and not self._trial_rounds:
-                self._close_account()
-                self._switch("turns")  # nothing is known of a new text, and turns are never slower than those writers
         is_gone = self.arm not in possible
         if (self._until_review <= 0 or is_gone) and (possible or len(self._learnt) > 1):
             self._until_review = REVIEW_EVERY
@@ -183,7 +180,7 @@ class Schedules:
         expected = {arm: self._score(arm) for arm in possible}
         scores = dict(expected)
         if self._forecast.has_writers and "beside" in scores:
-            scores["beside"] *= _BESIDE_COUNTS
+            scores["beside"] *= _SURE_OF_BESIDE
         best = max(scores, key=lambda arm: scores[arm])
         here = scores.get(self.arm, 0.0)
         if is_gone:
