@@ -169,7 +169,7 @@ class Forecast:
         predicted_s = self._pass_s(cost, num_requests * width, num_requests)
         fit = self._fits[arm].drafter
         if fit.ratio is None:  # not used yet: what made passes dearer than at start elsewhere will do so here
-            return predicted_s * max((fits.drafter.ratio or 1.0 for fits in self._fits.values()), default=1.0)
+            return predicted_s * max(fits.drafter.ratio or 1.0 for fits in self._fits.values())
         return fit.seconds(predicted_s)
 
     def seconds(self, arm: Arm, view: RoundView) -> Callable[[int], float]:
