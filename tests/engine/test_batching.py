@@ -10,7 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from card.config import DraftSettings, SamplingParams
+from card.engine.cores import Home
 from card.engine.engine import Engine, Limits
+from card.engine.policy import FixedPolicy
 from card.errors import CapacityError, PromptError, TargetError, WorkerError
 from card.methods import find_method
 from card.models.toy import TableModel
@@ -109,6 +111,25 @@ def test_a_long_prompt_is_read_in_chunks_while_others_get_a_token_each_round():
         assert ids == {1}, "the one that runs goes on streaming"
         rounds_before_it_speaks += 1
     assert rounds_before_it_speaks == 9, "95 tokens, 10 a round; the last chunk brings the first token"
+
+
+@pytest.mark.parametrize("length, is_long", [(255, False), (256, True), (300, True)])
+def test_a_long_prompt_is_read_on_the_cores_for_reading_and_nothing_else_is(length, is_long):
+    target = toy_target(0, max_model_len=400)
+    passes: list[tuple[int, int]] = []
+    forward = target.forward
+    target.forward = lambda parts: (
+        passes.append((torch.get_num_threads(), sum(len(part.token_ids) for part in parts))),
+        forward(parts),
+    )[1]
+    policy = FixedPolicy(find_method("vanilla"), Home(threads=2))
+    policy.reading_home = Home(threads=3)
+    engine = Engine(TargetWorker(target, clock=time.perf_counter), None, find_method("vanilla"), policy=policy)
+    first = make_request(0, prompt=prompt_of(0, length), params=GREEDY.replace(max_tokens=4))
+    late = make_request(1, prompt=prompt_of(1, 300), params=GREEDY.replace(max_tokens=4))
+    run_all(engine, {0: [first], 2: [late]})
+    assert passes[0] == (3 if is_long else 2, length)
+    assert {threads for threads, _ in passes[1:]} == {2}, "a token is waited for"
 
 
 def test_requests_beyond_the_limit_wait_and_are_taken_first_come_first_served():

@@ -269,6 +269,17 @@ def test_a_drafter_that_is_not_asked_to_draft_is_told_nothing_and_catches_up_bef
     assert engine.stats().tree_nodes == 0
 
 
+def test_long_prompts_are_read_on_all_cores_though_a_drafter_runs_beside():
+    beside, alone = Home((0,), 1), Home((), 2)
+    slow, fast = cost(0.1, 1e-3), cost(1e-3, 5e-5)
+    places = {"beside": Station(beside, fast, fast), "off": Station(alone, slow)}
+    policy = TunedPolicy(places, DraftSettings())
+    policy.begin(1, frozenset(places))
+    assert (policy.arm, policy.home, policy.reading_home) == ("beside", beside, alone)
+    kept = TunedPolicy({"beside": places["beside"]}, DraftSettings())
+    assert kept.reading_home == beside, "the schedule was set, and with it the cores"
+
+
 class Resting:
     """A link that counts how often it is looked after."""
 

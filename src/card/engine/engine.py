@@ -28,6 +28,9 @@ from card.transport.link import DrafterLink
 
 logger = logging.getLogger(__name__)
 _IDLE_PREFILL_CHUNK = 512  # prompt tokens in one pass while no request is waiting for its next token
+_LONG_PROMPT = (
+    256  # tokens from which a prompt is read where `Policy.reading_home` says: shorter ones take longer there
+)
 _MOST_FAILED_ROUNDS = 3  # rounds in a row in which no request succeeded; then the target counts as broken
 _MOST_DRAFT_PASSES = 64  # in one round, whatever the policy wants
 
@@ -158,8 +161,10 @@ class Engine:
             return []
         num_requests = min(len(self._running) + len(self._waiting), self._limits.max_num_seqs)
         self._policy.begin(num_requests, self._available())
-        with pinned(self._policy.home):
-            return self._round()
+        started = self._clock()
+        refused = self._admit(started)
+        with pinned(self._policy.reading_home if self._only_reads() else self._policy.home):
+            return self._round(started, refused)
 
     def stats(self) -> EngineStats:
         """Return gauges and totals as of now."""
@@ -182,9 +187,12 @@ class Engine:
 
     # ---- one round --------------------------------------------------------------------------------------------------
 
-    def _round(self) -> list[Update]:
-        started = self._clock()
-        refused = self._admit(started)
+    def _only_reads(self) -> bool:
+        """Return whether much of prompts is left to read, and nobody waits for a next token."""
+        left = [self._worker.prompt_tokens_left(request_id) for request_id in self._running]
+        return 0 not in left and sum(left) >= _LONG_PROMPT
+
+    def _round(self, started: float, updates: list[Update]) -> list[Update]:
         self._tell_drafter_the_schedule()
         work = self._plan_prefill()
         decoding = [entry for i, entry in self._running.items() if not self._worker.prompt_tokens_left(i)]
@@ -203,7 +211,7 @@ class Engine:
         if not self._is_behind:
             self._send(result.messages)
         ended = self._clock()
-        updates = refused + [self._fail(request_id, error) for request_id, error in errors.items()]
+        updates += [self._fail(request_id, error) for request_id, error in errors.items()]
         for progress in result.progress:
             stats = self._refresh(progress.request_id, ended)
             if progress.finish_reason is not None:

@@ -75,6 +75,10 @@ class Policy(Protocol):
         """Where the target computes in the present round."""
 
     @property
+    def reading_home(self) -> Home:
+        """Where the target computes in a round that only reads a long prompt."""
+
+    @property
     def reason(self) -> str:
         """Why this schedule, in a few words for the statistics."""
 
@@ -107,7 +111,7 @@ class FixedPolicy:
     ) -> None:
         """Make the policy. ``has_drafter`` None: as the method is by itself."""
         drafts = method.needs_draft if has_drafter is None else has_drafter
-        self.home = home
+        self.home = self.reading_home = home
         self.arm: Arm = "off" if not drafts else "turns" if takes_turns else "beside"
         self.reason = f"{method.name} as set" if drafts else f"{method.name} without a drafter"
 

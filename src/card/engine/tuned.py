@@ -66,6 +66,12 @@ class TunedPolicy:
         return self._forecast.stations[self.arm].home
 
     @property
+    def reading_home(self) -> Home:
+        """Where the target reads long prompts: with all its cores, though a drafter beside it has one of them."""
+        stations = self._forecast.stations
+        return stations.get("off", stations[self.arm]).home
+
+    @property
     def reason(self) -> str:
         """Why this schedule."""
         return self._schedules.reason
