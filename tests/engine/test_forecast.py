@@ -175,13 +175,14 @@ def test_what_made_drafting_dearer_under_one_schedule_is_expected_under_another_
     assert told.draft_s("turns", 1, 2) == pytest.approx(before_s, rel=0.02)
 
 
-def test_a_layer_that_others_reach_costs_no_turn():
-    def turns(writer: str) -> float:
-        told = forecast()
-        see(told, chain(*[writer] * 4), 4, 100, num_agreed=1)
+def test_a_layer_that_others_reach_half_of_the_time_costs_a_turn_all_the_same():
+    def turns(offer: Candidates) -> float:
+        told = forecast(cost(1e-3, 5e-5))
+        for idx in range(400):  # the drafter is right 9 times in 10, others reach 4 candidates every second time
+            see(told, offer, len(offer) * (idx % 2), 1, num_agreed=idx % 10 > 0)
         return told.tokens_per_s("turns", 1)
 
-    assert turns("suffix") > 1.2 * turns("beam")
+    assert turns(chain(*["suffix"] * 4)) == pytest.approx(turns(chain(*["beam"] * 4)), rel=0.04)
 
 
 def test_a_new_text_counts_more_than_many_old_ones():

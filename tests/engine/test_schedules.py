@@ -119,16 +119,19 @@ def test_the_rate_is_that_of_the_present_schedule_as_it_was_measured_lately():
     assert 249.0 < schedules.rate() < 251.0
 
 
-@pytest.mark.parametrize("beside, is_used", [(312.0, False), (400.0, True)])
-def test_beside_must_be_clearly_faster_than_turns_where_other_writers_write(beside, is_used):
-    speed = {"beside": beside, "turns": 300.0}
-    told = Told(**speed)
-    told.has_writers = True
-    schedules = Schedules(told)
-    run(schedules, speed, 300, available=frozenset(speed))
-    used = run(schedules, speed, 300, available=frozenset(speed))
-    assert used.count("beside") == (300 if is_used else 0)
-    assert f"{beside:.0f} tokens/s beside" in schedules.reason
+@pytest.mark.parametrize("num_tokens, is_used", [(16, True), (17, False)])
+def test_prompts_that_are_read_while_others_decode_count_against_fewer_cores(num_tokens, is_used):
+    class Reading(Told):
+        def prompt_token_s(self, arm: Arm) -> float:
+            return 1e-3 if arm == "beside" else 1e-4
+
+    speed = {"beside": 300.0, "off": 200.0}
+    schedules = Schedules(Reading(**speed))
+    used: list[Arm] = []
+    for _ in range(100):
+        used += run(schedules, speed, 1)
+        schedules.observe(1, num_tokens, 16, 0.02)
+    assert (used[-1] == "beside") is is_used
 
 
 def test_the_rate_is_soon_that_of_a_new_text():

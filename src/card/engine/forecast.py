@@ -128,9 +128,8 @@ class Forecast:
             drafted = [max(agreement**d, undrafted[d - 1]) for d in range(1, depth + 1)]
             length = 1 + sum(drafted) + sum(undrafted[depth:])
             seconds = round_s(max(depth, undrafted_rows))
-            if arm == "turns":  # what others reach is not drafted
-                layers = sum(1 - kept for kept in undrafted[:depth]) if self.has_writers else max(depth, 1)
-                seconds += layers * draft_s
+            if arm == "turns":  # what others reach is drafted, too: nobody knows before that it will be right
+                seconds += (depth if self.has_writers else max(depth, 1)) * draft_s
             elif arm == "beside":
                 length = min(length, max(alone, _DRAFTER_YIELD * seconds / max(draft_s, 1e-9)))
                 missed = (1 - max(agreement**depth, undrafted[0])) * _MISSED  # the next round has no candidates
@@ -181,8 +180,7 @@ class Forecast:
     def prompt_token_s(self, arm: Arm) -> float:
         """Return the seconds that each token of a prompt adds to a pass."""
         cost = self.stations[arm].target
-        fit = self._fits[arm].target
-        return fit.slope * (cost.seconds(64) - cost.seconds(16)) / 48 + fit.token_s
+        return (self._fits[arm].target.ratio or 1.0) * (cost.seconds(64) - cost.seconds(16)) / 48
 
     def _pass_s(self, cost: PassCost, num_tokens: int, num_requests: int) -> float:
         """Return what a pass of so many tokens for so many requests of the present length was measured to cost."""

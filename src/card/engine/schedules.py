@@ -27,7 +27,6 @@ _CLOSE = 0.8  # of the present rate: a rival as good as this gets a long trial, 
 # promise: there schedules are closer than a trial can tell. To rest is left for a trial whatever was measured.
 _WORTH_A_FIRST_TRIAL, _WORTH_A_TRIAL = 0.6, 0.85
 _MARGIN = 1.04  # another schedule must be better by this
-_SURE_OF_BESIDE = 0.95  # of what is expected beside counts where other writers write: in turns they are never held back
 
 
 @dataclass(slots=True)
@@ -107,7 +106,7 @@ class Schedules:
         """Begin with the schedule that is predicted to be the fastest for one request."""
         self._forecast = forecast
         self._learnt: dict[Arm, _Learnt] = {arm: _Learnt() for arm in forecast.stations}
-        self._prompt_share = _Rate(_KEPT)  # prompt tokens read for each committed one
+        self._prompt_share = _Rate(_KEPT)  # prompt tokens read, in rounds that decode, for each committed one
         self._recent = _Rate(_RECENT)  # of the present schedule at this batch size
         self._unaccounted = _Rate(1.0)  # what was committed since the last review
         self._unaccounted_rounds = 0
@@ -161,7 +160,8 @@ class Schedules:
         """
         self.rounds_here += 1
         self._patience.rounds += 1
-        self._prompt_share.add(num_prompt_tokens, num_committed)
+        if num_prompt_tokens < num_tokens:  # alone, long prompts are read on all cores under any schedule
+            self._prompt_share.add(num_prompt_tokens, num_committed)
         is_mostly_prompts = 2 * num_prompt_tokens > num_tokens
         if self.rounds_here > SETTLING and not is_mostly_prompts:
             decoding_s = max(seconds - num_prompt_tokens * self._forecast.prompt_token_s(self.arm), 0.0)
@@ -177,10 +177,7 @@ class Schedules:
         for learnt in self._learnt.values():
             for account in (learnt.everywhere, *learnt.accounts.values()):
                 account.fade()
-        expected = {arm: self._score(arm) for arm in possible}
-        scores = dict(expected)
-        if self._forecast.has_writers and "beside" in scores:
-            scores["beside"] *= _SURE_OF_BESIDE
+        scores = {arm: self._score(arm) for arm in possible}
         best = max(scores, key=lambda arm: scores[arm])
         here = scores.get(self.arm, 0.0)
         if is_gone:
@@ -193,7 +190,7 @@ class Schedules:
             self._switch(best)
         else:
             self._consider_trial(possible, scores)
-        self.reason = self._explain(expected)
+        self.reason = self._explain(scores)
 
     def _consider_trial(self, possible: Sequence[Arm], scores: Mapping[Arm, float]) -> None:
         here = scores[self.arm]
