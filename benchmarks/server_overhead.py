@@ -149,7 +149,7 @@ def _line(args: argparse.Namespace, runs: dict[str, list[Run]], target_cost: str
         "num_texts_differing": sum(
             any(run.texts[idx] != first[idx] for each in runs.values() for run in each) for idx in range(count)
         ),
-        "wall_s": {name: [round(run.wall_s, 3) for run in each] for name, each in counted.items()},
+        "wall_s": {name: [round(run.wall_s, 6) for run in each] for name, each in counted.items()},
         "client_cpu_s": [round(run.client_cpu_s, 3) for run in counted["http"]],
         "overhead": median["http"] / median["direct"] - 1,
         "overhead_range": [min(ratios) - 1, max(ratios) - 1],
