@@ -185,6 +185,18 @@ def test_a_layer_that_others_reach_half_of_the_time_costs_a_turn_all_the_same():
     assert turns(chain(*["suffix"] * 4)) == pytest.approx(turns(chain(*["beam"] * 4)), rel=0.04)
 
 
+def test_a_prompt_token_costs_what_passes_have_cost_lately():
+    told = forecast()
+    at_start = told.prompt_token_s("off")
+    assert at_start == pytest.approx(1e-4)
+    result = StepResult(num_tokens=1, busy_s=2 * 7e-3)  # twice as long as measured at start
+    view = RoundView([make_request(0)], num_prompt_tokens=0, num_context_rows=0, takes_turns=False)
+    for _ in range(200):
+        told.observe("off", 1, Outcome(view, result, 0.02, 1, 0, 0.0))
+    assert told.prompt_token_s("off") == pytest.approx(2 * at_start, rel=0.05)
+    assert told.prompt_token_s("beside") == pytest.approx(1e-4), "that schedule was not used"
+
+
 def test_a_new_text_counts_more_than_many_old_ones():
     def after(num_requests: int) -> float:
         told = forecast()

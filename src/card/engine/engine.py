@@ -28,9 +28,7 @@ from card.transport.link import DrafterLink
 
 logger = logging.getLogger(__name__)
 _IDLE_PREFILL_CHUNK = 512  # prompt tokens in one pass while no request is waiting for its next token
-_LONG_PROMPT = (
-    256  # tokens from which a prompt is read where `Policy.reading_home` says: shorter ones take longer there
-)
+_LONG_PROMPT = 256  # tokens from which prompts are read where `Policy.reading_home` says: shorter ones are slower there
 _MOST_FAILED_ROUNDS = 3  # rounds in a row in which no request succeeded; then the target counts as broken
 _MOST_DRAFT_PASSES = 64  # in one round, whatever the policy wants
 

@@ -160,7 +160,7 @@ class Schedules:
         """
         self.rounds_here += 1
         self._patience.rounds += 1
-        if num_prompt_tokens < num_tokens:  # alone, long prompts are read on all cores under any schedule
+        if num_prompt_tokens < num_tokens:  # read alone, long ones cost the same under any schedule, short ones little
             self._prompt_share.add(num_prompt_tokens, num_committed)
         is_mostly_prompts = 2 * num_prompt_tokens > num_tokens
         if self.rounds_here > SETTLING and not is_mostly_prompts:
