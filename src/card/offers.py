@@ -21,6 +21,7 @@ from card.writers.local.protocol import Observation, Proposal, WriterSequence, c
 logger = logging.getLogger(__name__)
 
 DRAFTER = "beam"  # the name of the draft model among the writers
+AND_OTHERS = f"{DRAFTER}+"  # how candidates begin to be labelled that others propose besides: it is asked first
 _NO_ID = -1  # candidates of local writers are in no tree of a drafter
 
 

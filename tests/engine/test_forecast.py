@@ -8,7 +8,7 @@ import pytest
 
 from card.config import DraftSettings
 from card.engine.cores import Home
-from card.engine.forecast import Acceptance, Forecast, Station, num_undrafted
+from card.engine.forecast import Acceptance, Forecast, Guess, Station
 from card.engine.latency import PassCost
 from card.engine.policy import Outcome, RoundView
 from card.engine.switch import Arm
@@ -37,35 +37,38 @@ def chain(*writers: str) -> Candidates:
     return Candidates(ids, ids, tuple(i - 1 for i in ids), (-0.1,) * len(ids), tuple(i + 1 for i in ids), writers)
 
 
-def see(told: Forecast, offer: Candidates, num_accepted: int, num_rounds: int, num_agreed: int | None = None) -> None:
-    accepted = tuple(range(num_accepted))
+def see(told: Forecast, offer: Candidates, chance: float, num_rounds: int, num_agreed: int | None = None) -> None:
+    """Let a forecast see rounds in which each candidate had this chance."""
     compared = (0, 0) if num_agreed is None else (1, num_agreed)
-    verified = [Verified(0, offer, accepted, True, *compared)]
+    verified = [Verified(0, offer, (), True, *compared)]
     result = StepResult(verified=verified, num_tokens=1 + len(offer), busy_s=7e-3 + 1e-4 * len(offer))
     view = RoundView([make_request(0)], num_prompt_tokens=0, num_context_rows=100, takes_turns=False)
     for _ in range(num_rounds):
-        told.observe("off", 1, Outcome(view, result, 0.01, 1 + num_accepted, 0, 0.0))
+        told.observe("off", 1, Outcome(view, result, 0.01, 1, 0, 0.0), [Guess.of(offer, [chance] * len(offer))])
 
 
-@pytest.mark.parametrize(
-    ("writers", "num_accepted", "expected"),
-    [
-        ((), 0, 0),
-        (("suffix", "beam+suffix", "beam", "suffix"), 4, 2),
-        (("suffix", "beam+suffix", "beam", "suffix"), 1, 1),
-        (("beam", "suffix"), 2, 0),
-        (("beam2", "beam2+suffix"), 2, 2),
-    ],
-)
-def test_what_is_accepted_without_the_drafter_ends_where_only_the_drafter_went_on(writers, num_accepted, expected):
-    assert num_undrafted(chain(*writers), tuple(range(num_accepted))) == expected
+def test_a_guess_is_the_best_chance_of_others_at_each_depth():
+    offer = Candidates(
+        ids=tuple(range(6)),
+        tokens=tuple(range(6)),
+        parents=(-1, -1, 0, 1, 2, 4),
+        path_logprobs=(-0.1,) * 6,
+        depths=(1, 1, 2, 2, 3, 4),
+        writers=("beam", "suffix", "beam+suffix", "recycling", "beam", "beam2+suffix"),
+    )
+    guess = Guess.of(offer, [0.9, 0.3, 0.8, 0.2, 0.7, 0.6])
+    assert guess.chances[:5] == (0.3, 0.8, 0.0, 0.6, 0.0), "what the drafter alone proposed is no guess of others"
+    assert guess.num_rows == 3, "those that the drafter proposes too cost nothing more"
+    assert Guess.of(chain(), []) == Guess.of(replace(offer, writers=()), [0.9] * 6) == Guess()
+    deep = chain(*["suffix"] * 40)
+    assert len(Guess.of(deep, [0.9] * 40).chances) == len(Guess().chances), "deeper ones are not considered"
 
 
 def test_a_drafter_at_rest_promises_what_the_other_writers_get_accepted():
     told = forecast()
     before = {arm: told.tokens_per_s(arm, 1) for arm in told.stations}
     assert before["off"] == max(before["off"], 1 / (7e-3 + 4e-4)), "plain decoding, before anything was seen"
-    see(told, chain(*["beam+suffix"] * 6), 6, 200)
+    see(told, chain(*["beam+suffix"] * 6), 1.0, 200)
     assert told.has_writers
     assert told.tokens_per_s("off", 1) > 5 * before["off"], "seven tokens a pass that is a little longer"
     assert told.tokens_per_s("turns", 1) > before["turns"], "who has candidates does not wait for the drafter"
@@ -74,24 +77,24 @@ def test_a_drafter_at_rest_promises_what_the_other_writers_get_accepted():
 def test_candidates_of_the_drafter_alone_promise_nothing_while_it_rests():
     told = forecast()
     before = told.tokens_per_s("off", 1)
-    see(told, chain(*["beam"] * 6), 6, 200)
+    see(told, chain(*["beam"] * 6), 1.0, 200)
     assert told.tokens_per_s("off", 1) == pytest.approx(before, rel=0.02)
 
 
-def test_what_other_writers_got_accepted_is_forgotten_when_they_fail():
+def test_what_other_writers_promised_is_forgotten_when_they_promise_less():
     told = forecast()
-    see(told, chain(*["suffix"] * 4), 4, 200)
+    see(told, chain(*["suffix"] * 4), 1.0, 200)
     good = told.tokens_per_s("off", 1)
-    see(told, chain(*["suffix"] * 4), 0, 200)
+    see(told, chain(*["suffix"] * 4), 0.0, 30)
     assert told.tokens_per_s("off", 1) < 0.4 * good
 
 
 def test_a_drafter_that_agrees_more_promises_more():
     told = forecast()
-    see(told, Candidates.none(), 0, 200, num_agreed=0)
+    see(told, Candidates.none(), 0.0, 200, num_agreed=0)
     low = told.tokens_per_s("beside", 1)
     assert told.agreement < 0.1
-    see(told, Candidates.none(), 0, 300, num_agreed=1)
+    see(told, Candidates.none(), 0.0, 300, num_agreed=1)
     assert told.agreement > 0.9
     assert told.tokens_per_s("beside", 1) > 2 * low
     assert told.tokens_per_s("beside", 1, agreement=0.0) < low * 1.2
@@ -100,7 +103,7 @@ def test_a_drafter_that_agrees_more_promises_more():
 def test_beside_the_target_no_drafter_gives_more_tokens_than_it_makes_layers():
     quick, slow = forecast(cost(1e-3, 0.0)), forecast(cost(9e-3, 0.0))
     for told in (quick, slow):
-        see(told, Candidates.none(), 0, 300, num_agreed=1)
+        see(told, Candidates.none(), 0.0, 300, num_agreed=1)
     assert slow.tokens_per_s("beside", 1) < 1.3 / 9e-3
     assert quick.tokens_per_s("beside", 1) > 3 * slow.tokens_per_s("beside", 1)
 
@@ -118,17 +121,17 @@ def test_stations_given_later_than_the_forecast_do_not_change_it():
 
 def test_a_new_text_is_expected_to_agree_as_texts_usually_do():
     told = forecast()
-    see(told, Candidates.none(), 0, 400, num_agreed=1)
-    see(told, Candidates.none(), 0, 40, num_agreed=0)
+    see(told, Candidates.none(), 0.0, 400, num_agreed=1)
+    see(told, Candidates.none(), 0.0, 40, num_agreed=0)
     assert told.agreement < 0.5, "this text is another kind"
     view = RoundView([make_request(1)], num_prompt_tokens=0, num_context_rows=100, takes_turns=False)
-    told.observe("off", 1, Outcome(view, StepResult(num_tokens=1, busy_s=7e-3), 0.01, 1, 0, 0.0))
+    told.observe("off", 1, Outcome(view, StepResult(num_tokens=1, busy_s=7e-3), 0.01, 1, 0, 0.0), [])
     usual = told.agreement
     assert usual > 0.75
     for _ in range(5):
         view = RoundView([make_request(1)], num_prompt_tokens=0, num_context_rows=100, takes_turns=False)
         missed = StepResult(verified=[Verified(1, Candidates.none(), (), True, 1, 0)], num_tokens=1, busy_s=7e-3)
-        told.observe("off", 1, Outcome(view, missed, 0.01, 1, 0, 0.0))
+        told.observe("off", 1, Outcome(view, missed, 0.01, 1, 0, 0.0), [Guess()])
     assert told.agreement > 0.75 * usual, "answers begin harder than they go on"
 
 
@@ -137,26 +140,23 @@ def test_every_compared_candidate_tells_of_the_drafter():
     verified = [Verified(0, Candidates.none(), (), True, 5, 4)]
     view = RoundView([make_request(0)], num_prompt_tokens=0, num_context_rows=100, takes_turns=False)
     for _ in range(300):
-        told.observe("off", 1, Outcome(view, StepResult(verified=verified, num_tokens=1, busy_s=7e-3), 0.01, 1, 0, 0.0))
+        result = StepResult(verified=verified, num_tokens=1, busy_s=7e-3)
+        told.observe("off", 1, Outcome(view, result, 0.01, 1, 0, 0.0), [Guess()])
     assert told.agreement == pytest.approx(0.8, abs=0.01)
 
 
 def test_what_a_few_rounds_showed_is_told_once_and_says_what_they_promised():
     told = forecast()
-    see(told, chain(*["suffix"] * 4), 0, 300, num_agreed=0)
+    see(told, chain(*["suffix"] * 4), 0.0, 300, num_agreed=0)
     told.take_lately()
     usual = {arm: told.tokens_per_s(arm, 1) for arm in told.stations}
-    see(told, chain(*["suffix"] * 4), 4, 10, num_agreed=1)
+    see(told, chain(*["suffix"] * 4), 1.0, 10, num_agreed=1)
     seen = told.take_lately()
-    assert (seen.num_verified, seen.num_agreed, seen.num_compared, seen.num_undrafted[:5]) == (
-        10,
-        10,
-        10,
-        [10] * 4 + [0],
-    )
+    assert (seen.num_agreed, seen.num_compared) == (10, 10)
+    assert seen.guesses == [Guess.of(chain(*["suffix"] * 4), [1.0] * 4)] * 10
     assert told.tokens_per_s("off", 1, seen=seen) > 3 * usual["off"], "five tokens a pass in these rounds"
     assert told.tokens_per_s("beside", 1, seen=seen) > 1.5 * usual["beside"]
-    agreeing, missing = Acceptance(30, 30, 10), Acceptance(0, 30, 10)
+    agreeing, missing = Acceptance(30, 30, [Guess()] * 10), Acceptance(0, 30, [Guess()] * 10)
     assert told.tokens_per_s("beside", 1, seen=agreeing) > 1.5 * told.tokens_per_s("beside", 1, seen=missing)
     assert told.take_lately() == Acceptance()
     assert told.tokens_per_s("off", 1, seen=Acceptance()) == told.tokens_per_s("off", 1), "no round, no news"
@@ -167,22 +167,53 @@ def test_what_made_drafting_dearer_under_one_schedule_is_expected_under_another_
     before_s = told.draft_s("turns", 1, 2)
     view = RoundView([make_request(0)], num_prompt_tokens=0, num_context_rows=100, takes_turns=False)
     for _ in range(50):
-        told.observe("beside", 2, Outcome(view, StepResult(num_tokens=1, busy_s=1e-2), 0.01, 1, 4, 4 * 1.8 * before_s))
+        told.observe(
+            "beside", 2, Outcome(view, StepResult(num_tokens=1, busy_s=1e-2), 0.01, 1, 4, 4 * 1.8 * before_s), []
+        )
     assert told.draft_s("beside", 1, 2) == pytest.approx(1.8 * before_s, rel=0.02)
     assert told.draft_s("turns", 1, 2) == pytest.approx(1.8 * before_s, rel=0.02)
     turns = replace(view, takes_turns=True, num_passes=2, waited_s=2 * before_s)
-    told.observe("turns", 2, Outcome(turns, StepResult(num_tokens=1, busy_s=7e-3), 0.01, 1, 0, 0.0))
+    told.observe("turns", 2, Outcome(turns, StepResult(num_tokens=1, busy_s=7e-3), 0.01, 1, 0, 0.0), [])
     assert told.draft_s("turns", 1, 2) == pytest.approx(before_s, rel=0.02)
 
 
-def test_a_layer_that_others_reach_half_of_the_time_costs_a_turn_all_the_same():
+def test_a_layer_that_others_reach_with_half_a_chance_costs_a_turn_all_the_same():
     def turns(offer: Candidates) -> float:
         told = forecast(cost(1e-3, 5e-5))
-        for idx in range(400):  # the drafter is right 9 times in 10, others reach 4 candidates every second time
-            see(told, offer, len(offer) * (idx % 2), 1, num_agreed=idx % 10 > 0)
+        for idx in range(400):  # the drafter is right 9 times in 10
+            see(told, offer, 0.5, 1, num_agreed=idx % 10 > 0)
         return told.tokens_per_s("turns", 1)
 
     assert turns(chain(*["suffix"] * 4)) == pytest.approx(turns(chain(*["beam"] * 4)), rel=0.04)
+
+
+def test_a_turn_drafts_only_in_rounds_in_which_others_promise_little():
+    def turns(chances: tuple[float, ...]) -> float:
+        told = forecast(cost(1e-3, 5e-5))
+        for idx in range(400):
+            see(told, chain(*["suffix"] * 4), chances[idx % len(chances)], 1, num_agreed=idx % 10 > 0)
+        return told.tokens_per_s("turns", 1)
+
+    assert turns((1.0, 0.0)) > 1.15 * turns((0.5, 0.5)), "the same on average, but known before each round"
+
+
+def test_a_batch_shares_the_pass_of_its_round():
+    def off(num_requests: int) -> float:
+        told = forecast()
+        for idx in range(64):  # in each round one of two requests has candidates
+            see(told, chain(*["suffix"] * 8), float(idx % 2), 1)
+        return told.tokens_per_s("off", num_requests)
+
+    assert off(2) == pytest.approx(2 * (1 + 4) / (7e-3 + 17 * 1e-4 + 3e-4 + 2e-4), rel=0.02)
+
+
+def test_an_unsure_drafter_loses_its_tree_more_often():
+    def beside(agreement: float, others: float) -> float:
+        told = forecast(cost(1e-3, 0.0))
+        see(told, chain(*["suffix"] * 8), others, 50)
+        return told.tokens_per_s("beside", 1, agreement=agreement) / told.tokens_per_s("turns", 1, agreement=agreement)
+
+    assert beside(0.6, 0.0) < 0.8 * beside(0.95, 0.0), "in turns every round has candidates"
 
 
 def test_a_prompt_token_costs_what_passes_have_cost_lately():
@@ -192,7 +223,7 @@ def test_a_prompt_token_costs_what_passes_have_cost_lately():
     result = StepResult(num_tokens=1, busy_s=2 * 7e-3)  # twice as long as measured at start
     view = RoundView([make_request(0)], num_prompt_tokens=0, num_context_rows=0, takes_turns=False)
     for _ in range(200):
-        told.observe("off", 1, Outcome(view, result, 0.02, 1, 0, 0.0))
+        told.observe("off", 1, Outcome(view, result, 0.02, 1, 0, 0.0), [])
     assert told.prompt_token_s("off") == pytest.approx(2 * at_start, rel=0.05)
     assert told.prompt_token_s("beside") == pytest.approx(1e-4), "that schedule was not used"
 
@@ -200,13 +231,13 @@ def test_a_prompt_token_costs_what_passes_have_cost_lately():
 def test_a_new_text_counts_more_than_many_old_ones():
     def after(num_requests: int) -> float:
         told = forecast()
-        see(told, chain(*["suffix"] * 4), 4, 100)
+        see(told, chain(*["suffix"] * 4), 1.0, 100)
         good = told.tokens_per_s("off", 1)
         result = StepResult(verified=[Verified(1, chain("suffix"), (), True, 0, 0)], num_tokens=2, busy_s=7.1e-3)
         requests = [make_request(i) for i in range(2 - num_requests, 2)]
         view = RoundView(requests, num_prompt_tokens=0, num_context_rows=100, takes_turns=False)
         for _ in range(4):
-            told.observe("off", 1, Outcome(view, result, 0.01, 1, 0, 0.0))
+            told.observe("off", 1, Outcome(view, result, 0.01, 1, 0, 0.0), [Guess()])
         assert told.num_texts == 2
         return told.tokens_per_s("off", 1) / good
 

@@ -7,7 +7,7 @@ import math
 import random
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import pytest
 from hypothesis import given, settings
@@ -64,6 +64,7 @@ class World:
     speed: dict[Arm, float]
     agreement: float = 0.8
     seed: int = 0
+    offer: Candidates = field(default_factory=Candidates.none)  # of other writers in each round; its first is right
 
     def run(
         self, policy: TunedPolicy, num_rounds: int, num_requests: int = 1, available: frozenset[Arm] = ALL
@@ -75,11 +76,10 @@ class World:
             used[policy.arm] += 1
             seconds = 0.02 * rng.uniform(0.95, 1.05)
             committed = seconds * self.speed[policy.arm]
-            verified = []
-            if policy.arm != "off":
-                agreed = [rng.random() < self.agreement for _ in range(3)]
-                num_agreed = agreed.index(False) if False in agreed else 3
-                verified = [Verified(1, Candidates.none(), (), True, min(num_agreed + 1, 3), num_agreed)]
+            agreed = [rng.random() < self.agreement for _ in range(3)]
+            num_agreed = agreed.index(False) if False in agreed else 3
+            compared = (0, 0) if policy.arm == "off" else (min(num_agreed + 1, 3), num_agreed)
+            verified = [Verified(1, self.offer, (0,) if self.offer else (), True, *compared)]
             result = StepResult(verified=verified, num_tokens=4, busy_s=0.01)
             policy.observe(Outcome(view(num_requests), result, seconds, committed, 0, 0.0))
         return used
@@ -116,8 +116,9 @@ def seen_writers(offer: Candidates, among: Mapping[Arm, Station] | None = None) 
 
 @pytest.mark.parametrize("has_writers", [True, False])
 def test_to_rest_the_drafter_is_tried_however_bad_it_looks_if_other_writers_go_on(has_writers):
-    policy = seen_writers(replace(chain(-0.1), writers=("beam+suffix",)) if has_writers else chain(-0.1))
-    used = World({"beside": 300.0, "off": 500.0}).run(policy, 600, available=frozenset({"beside", "off"}))
+    offer = replace(chain(-0.1), writers=("beam+suffix",)) if has_writers else chain(-0.1)
+    policy = seen_writers(offer)
+    used = World({"beside": 300.0, "off": 500.0}, offer=offer).run(policy, 600, available=frozenset({"beside", "off"}))
     assert (used["off"] > 250) == has_writers
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from card.nodes import Candidates
-from card.offers import DRAFTER
+from card.offers import AND_OTHERS, DRAFTER
 from card.verify import ROOT
 
 # Finer near 1, where most of what is verified lies and where a small difference decides about a long chain.
@@ -23,7 +23,6 @@ _PRIOR_COUNT = 10.0  # observations that the candidate's own path probability co
 _FADING = math.log(2.0) / 5000.0  # per observation in any bin: a bin that gets none halves its counts in 5000
 _BRANCH_PRIOR_COUNT = 10.0
 _ANY_OF_DRAFTER = ""  # the label of all that the drafter proposes
-_AND_OTHERS = f"{DRAFTER}+"
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +167,7 @@ class Calibrations:
         rows = zip(candidates.writers, candidates.depths, candidates.path_logprobs, strict=True)
         for idx, (writers, depth, path_logprob) in enumerate(rows):
             self.of(is_greedy, writers).observe(depth, path_logprob, idx in on_path)
-            if writers == DRAFTER or writers.startswith(_AND_OTHERS):  # it is asked first
+            if writers == DRAFTER or writers.startswith(AND_OTHERS):
                 drafter.observe(depth, path_logprob, idx in on_path)
         drafter.observe_branches(candidates, accepted)
 

@@ -6,13 +6,16 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+import numpy.typing as npt
+
 from card.config import DraftSettings
 from card.engine.cores import Home
 from card.engine.latency import LatencyFit, PassCost
 from card.engine.policy import Outcome, RoundView
 from card.engine.switch import Arm
 from card.nodes import Candidates
-from card.offers import DRAFTER
+from card.offers import AND_OTHERS, DRAFTER
 from card.target import Verified
 
 _ROUND_S, _REQUEST_S = 3e-4, 1e-4  # a round beyond its passes, and each request in it, until it has been measured
@@ -20,18 +23,18 @@ _FIRST_AGREEMENT = 0.75  # chance that a candidate below an accepted one is acce
 _AGREEMENT_PRIOR = 20.0  # candidates that this counts for
 _KEPT = 0.98  # of what was seen of acceptance, after each verification
 _KEPT_USUAL = 0.995  # the same over many texts
-_NEW_TEXT = 6.0  # verifications that all earlier texts count for when a new one is alone
 _NEW_TEXT_COMPARED = 30.0  # candidates that what texts usually showed counts for: answers begin harder than they go on
-_UNDRAFTED_PRIOR = 4.0  # verifications that the first guess, no candidates without the drafter, counts for
-_KEPT_UNDRAFTED = 0.94  # the same of other writers, whose worth changes with the text
+_GUESSED_ROUNDS = 16  # whose other writers' candidates are remembered
+_NEW_TEXT_ROUNDS = 2  # of these, that are still remembered when a new text is alone
 _DRAFTER_YIELD = 0.75  # layers beside the target of which a committed token can come
-_MISSED = 0.4  # of the tokens that end a path, how many are in no other path
+_MISSED = 3.2  # times the disagreement: of the tokens that end a path, how many are in no other path of a beam
 _MOST_WIDENING = 1.45  # a beam is as wide as makes a drafter pass at most so many times as long
 _PATHS_IN_TURNS = 4  # drafted side by side in turns, where target and drafter never agree
 _FIRST_CONTEXT_ROWS = 100.0  # of one request, until they have been counted
 _ROWS_WEIGHT = 0.05  # of the newest round in their mean
 _SEEN_PRIOR = 4.0  # compared candidates that the agreement learnt so far counts for among those of a few rounds
-_DEEPEST = 12  # candidates of one request that predictions of a schedule consider
+_DINKELBACH_STEPS = 3  # which choose for each round the depth that is best at the rate of all (`card.engine.choice`)
+_DEEPEST = 16  # candidates of one request that predictions of a schedule consider
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,24 +54,49 @@ class _Fits:
     drafter: LatencyFit = field(default_factory=LatencyFit)
 
 
+@dataclass(frozen=True, slots=True)
+class Guess:
+    """What other writers than the drafter promised in one verification."""
+
+    chances: tuple[float, ...] = (0.0,) * _DEEPEST  # [d] that their candidate at depth d + 1 is accepted, in [0, 1]
+    num_rows: int = 0  # candidates that nobody but them proposed
+
+    @classmethod
+    def of(cls, offer: Candidates, probs: Sequence[float]) -> Guess:
+        """Return the guess in an offer whose candidates have these chances."""
+        best = [0.0] * _DEEPEST
+        num_rows = 0
+        for writers, depth, prob in zip(
+            offer.writers, offer.depths, probs, strict=False
+        ):  # without, only the drafter's
+            if writers != DRAFTER:
+                num_rows += not writers.startswith(AND_OTHERS)
+                if depth <= _DEEPEST:
+                    best[depth - 1] = max(best[depth - 1], prob)
+        return cls(tuple(best), num_rows)
+
+
+@dataclass(frozen=True, slots=True)
+class _Options:
+    """What N rounds can give by how deep they draft: D depths, from 0 on."""
+
+    tokens: npt.NDArray[np.float64]  # [N, D] expected
+    seconds: npt.NDArray[np.float64]  # [N, D]
+
+
 @dataclass(slots=True)
 class Acceptance:
-    """What some verifications showed of the text: how often the drafter was right, and what others got accepted."""
+    """What some verifications showed of the text: how often the drafter was right, and what others promised."""
 
     num_agreed: int = 0  # candidates of the drafter that were accepted, of those below an accepted one
     num_compared: int = 0
-    num_verified: int = 0  # verifications
-    num_undrafted: list[int] = field(default_factory=lambda: [0] * _DEEPEST)  # [d] kept d + 1 without the drafter
-    num_undrafted_rows: int = 0  # candidates of others than the drafter
+    guesses: list[Guess] = field(default_factory=list)  # one for each verification
 
-    def observe(self, one: Verified) -> None:
+    def observe(self, one: Verified, guess: Guess) -> None:
         """Count a verification."""
         self.num_agreed += one.num_agreed
         self.num_compared += one.num_compared
-        self.num_verified += 1
-        self.num_undrafted_rows += sum(name != DRAFTER for name in one.offer.writers)
-        for d in range(min(num_undrafted(one.offer, one.accepted), _DEEPEST)):
-            self.num_undrafted[d] += 1
+        self.guesses.append(guess)
 
 
 class Forecast:
@@ -83,11 +111,9 @@ class Forecast:
         self._agreed = [_FIRST_AGREEMENT * _AGREEMENT_PRIOR, _AGREEMENT_PRIOR]  # accepted, could have been
         self._usual = list(self._agreed)  # the same over many texts
         self._rows_per_request = _FIRST_CONTEXT_ROWS
-        self._undrafted = [0.0] * _DEEPEST  # [d] share of rounds that kept d + 1 candidates without the drafter's help
+        self._guesses: list[Guess] = []  # of other writers, in the last rounds
         self._texts: set[int] = set()  # those of the last round
         self.num_texts = 0  # seen so far
-        self._num_undrafted = 0.0  # verifications that were looked at for this
-        self._undrafted_rows = 0.0  # candidates of such writers in one verification
         self.has_writers = False  # others than the drafter propose candidates
         self._lately = Acceptance()  # since it was taken last
 
@@ -107,35 +133,41 @@ class Forecast:
             agreement: as the property; None: as learnt so far.
             seen: expect the text that these verifications showed; None: as learnt so far.
         """
-        station, fits = self.stations[arm], self._fits[arm]
-        agreement = self.agreement if agreement is None else agreement
-        undrafted, undrafted_rows = self._undrafted, self._undrafted_rows
-        if seen is not None and seen.num_verified:
+        agreement, guesses = self.agreement if agreement is None else agreement, self._guesses
+        if seen is not None and seen.guesses:
             agreement = (seen.num_agreed + _SEEN_PRIOR * agreement) / (seen.num_compared + _SEEN_PRIOR)
-            undrafted = [count / seen.num_verified for count in seen.num_undrafted]
-            undrafted_rows = seen.num_undrafted_rows / seen.num_verified
+            guesses = seen.guesses
+        options = self._options(arm, num_requests, agreement, guesses or [Guess()])
+        every, rate = np.arange(len(options.tokens)), 0.0
+        for _ in range(_DINKELBACH_STEPS):
+            best = (options.tokens - rate * options.seconds).argmax(axis=1)
+            rate = float(options.tokens[every, best].sum() / options.seconds[every, best].sum())
+        return rate
+
+    def _options(self, arm: Arm, num_requests: int, agreement: float, guesses: Sequence[Guess]) -> _Options:
+        """Return what rounds can give, by how deep they draft, where others promise these guesses."""
+        station, target_s = self.stations[arm], self._fits[arm].target.curve()
         overhead_s = _ROUND_S + _REQUEST_S * num_requests
         draft_s = self.draft_s(arm, num_requests, self.beam(arm, num_requests)[0])
-        target_s = fits.target.curve()
-
-        def round_s(depth: float) -> float:
-            num_tokens = round(num_requests * (1 + depth))
-            return target_s(self._pass_s(station.target, num_tokens, num_requests), num_tokens) + overhead_s
-
-        best = 0.0
-        alone = 1 + sum(undrafted)
-        for depth in range(1 if station.drafter is None else _DEEPEST):
-            drafted = [max(agreement**d, undrafted[d - 1]) for d in range(1, depth + 1)]
-            length = 1 + sum(drafted) + sum(undrafted[depth:])
-            seconds = round_s(max(depth, undrafted_rows))
-            if arm == "turns":  # what others reach is drafted, too: nobody knows before that it will be right
-                seconds += (depth if self.has_writers else max(depth, 1)) * draft_s
-            elif arm == "beside":
-                length = min(length, max(alone, _DRAFTER_YIELD * seconds / max(draft_s, 1e-9)))
-                missed = (1 - max(agreement**depth, undrafted[0])) * _MISSED  # the next round has no candidates
-                length, seconds = length + missed, seconds + missed * round_s(0)
-            best = max(best, num_requests * length / seconds)
-        return best
+        rounds = [_mean(guesses[i : i + num_requests]) for i in range(0, len(guesses), num_requests)]
+        depths = np.arange(1 if station.drafter is None else _DEEPEST + 1)
+        chances = np.array([guess.chances for guess in rounds])
+        num_rows = np.maximum(depths, [[guess.num_rows] for guess in rounds])
+        counts = [num_requests * (1 + n) for n in range(int(num_rows.max()) + 1)]
+        pass_s = [target_s(self._pass_s(station.target, count, num_requests), count) for count in counts]
+        rounds_s = np.array(pass_s) + overhead_s  # by candidates of each request
+        by_drafter = agreement ** np.arange(1, len(depths))
+        alone = 1 + chances.sum(axis=1, keepdims=True)
+        tokens = alone + np.cumsum(np.maximum(by_drafter - chances[:, : len(by_drafter)], 0.0), axis=1)
+        tokens, seconds = np.hstack([alone, tokens]), rounds_s[num_rows]
+        if arm == "turns":  # what others reach is drafted, too: nobody knows before that it will be right
+            seconds = seconds + (depths if self.has_writers else np.maximum(depths, 1)) * draft_s
+        elif arm == "beside":
+            tokens = np.minimum(tokens, np.maximum(alone, _DRAFTER_YIELD * seconds / max(draft_s, 1e-9)))
+            is_right = np.maximum(agreement**depths, chances[:, :1])
+            missed = (1 - is_right) * min(1.0, _MISSED * (1 - agreement))  # the next round has no candidates
+            tokens, seconds = tokens + missed, seconds + missed * rounds_s[0]
+        return _Options(num_requests * tokens, seconds)
 
     def beam(self, arm: Arm, num_requests: int) -> tuple[int, int]:
         """Return the width that lengthens a drafter pass little, and a lead of a few target passes.
@@ -188,16 +220,22 @@ class Forecast:
 
     # ---- what was seen ----------------------------------------------------------------------------------------------
 
-    def observe(self, arm: Arm, width: int, outcome: Outcome) -> None:
-        """Learn acceptance and latencies from a round under this schedule, with beams of this width."""
+    def observe(self, arm: Arm, width: int, outcome: Outcome, guesses: Sequence[Guess]) -> None:
+        """Learn acceptance and latencies from a round under this schedule, with beams of this width.
+
+        Args:
+            guesses: one for each verification.
+        """
         self._notice_new_texts(outcome)
-        for one in outcome.result.verified:
-            self._lately.observe(one)
-            self._observe_undrafted(one)
+        for one, guess in zip(outcome.result.verified, guesses, strict=True):
+            self._lately.observe(one, guess)
+            self.has_writers = self.has_writers or bool(one.offer.writers)
             if one.num_compared:
                 for kept, seen in ((_KEPT, self._agreed), (_KEPT_USUAL, self._usual)):
                     seen[0] = seen[0] * kept + one.num_agreed
                     seen[1] = seen[1] * kept + one.num_compared
+        if self.has_writers:
+            self._guesses = [*self._guesses, *guesses][-_GUESSED_ROUNDS * max(1, len(guesses)) :]
         if outcome.view.requests:
             self._observe_latencies(arm, width, outcome)
 
@@ -212,24 +250,12 @@ class Forecast:
         if new := texts - self._texts:
             self.num_texts += len(new)
             kept = 1 - len(new) / len(texts)
-            self._num_undrafted = max(_NEW_TEXT, kept * self._num_undrafted)
+            num_kept = max(_NEW_TEXT_ROUNDS, round(kept * len(self._guesses)))
+            self._guesses = self._guesses[-num_kept:]
             count = max(_NEW_TEXT_COMPARED, kept * self._agreed[1])
             agreement = kept * self.agreement + (1 - kept) * self._usual[0] / self._usual[1]  # it may have rested since
             self._agreed = [agreement * count, count]
         self._texts = texts
-
-    def _observe_undrafted(self, one: Verified) -> None:
-        offer = one.offer
-        self.has_writers = self.has_writers or bool(offer.writers)
-        if not self.has_writers:
-            return
-        num_kept = num_undrafted(offer, one.accepted)
-        num_rows = sum(name != DRAFTER for name in offer.writers)
-        self._num_undrafted += 1
-        weight = max(1 - _KEPT_UNDRAFTED, 1 / (_UNDRAFTED_PRIOR + self._num_undrafted))
-        self._undrafted_rows += weight * (num_rows - self._undrafted_rows)
-        for d, share in enumerate(self._undrafted):
-            self._undrafted[d] = share + weight * ((d < num_kept) - share)
 
     def _observe_latencies(self, arm: Arm, width: int, outcome: Outcome) -> None:
         station, fits = self.stations[arm], self._fits[arm]
@@ -247,12 +273,10 @@ class Forecast:
             fits.drafter.observe(predicted_s, outcome.drafter_busy_s * num_requests / outcome.drafter_passes)
 
 
-def num_undrafted(offer: Candidates, accepted: Sequence[int]) -> int:
-    """Return how many candidates would have been accepted had the first drafter proposed nothing.
-
-    Args:
-        accepted: indices of the accepted path into the offer, from the root down.
-    """
-    if not offer.writers:
-        return 0
-    return next((d for d, idx in enumerate(accepted) if offer.writers[idx] == DRAFTER), len(accepted))
+def _mean(guesses: Sequence[Guess]) -> Guess:
+    """Return what one of these guesses promises on average."""
+    if len(guesses) == 1:
+        return guesses[0]
+    count = len(guesses)
+    chances = tuple(sum(column) / count for column in zip(*(guess.chances for guess in guesses), strict=True))
+    return Guess(chances, round(sum(guess.num_rows for guess in guesses) / count))

@@ -11,7 +11,7 @@ from card.engine.switch import Arm
 _KEPT = 0.995  # of a schedule's tokens, promised and committed, after each of its rounds
 _REMEMBERED = 0.98  # of those of all schedules at each review: what was measured long ago counts less
 _RECENT = 0.97  # of the present rate's tokens and seconds after each round
-_KEPT_OF_OTHER_TEXTS = 0.25  # of the present rate, where a new text is alone
+_KNOWN_ROUNDS = 7.0  # of the present texts and schedule, fading likewise, from which the present rate is measured
 _PRIOR_ROUNDS = 24.0  # rounds that the bias of the other schedules counts for; one round gives 4 tokens, or 1, or 12
 SETTLING = 4  # rounds after a switch that say nothing
 REVIEW_EVERY = 16  # rounds
@@ -36,14 +36,18 @@ class _Rate:
     kept: float
     tokens: float = 0.0
     seconds: float = 0.0
+    count: float = 0.0  # of what was added
 
     def add(self, tokens: float, seconds: float) -> None:
-        self.tokens = self.tokens * self.kept + tokens
-        self.seconds = self.seconds * self.kept + seconds
+        self.fade(self.kept)
+        self.tokens += tokens
+        self.seconds += seconds
+        self.count += 1
 
     def fade(self, kept: float) -> None:
         self.tokens *= kept
         self.seconds *= kept
+        self.count *= kept
 
     @property
     def value(self) -> float:
@@ -58,7 +62,7 @@ class _Account:
     committed: float = 0.0  # in the same seconds
     rounds: float = 0.0  # fading likewise
 
-    def add(self, promised: float, committed: float, rounds: int) -> None:
+    def add(self, promised: float, committed: float, rounds: float) -> None:
         kept = _KEPT**rounds
         self.promised = self.promised * kept + promised
         self.committed = self.committed * kept + committed
@@ -109,7 +113,7 @@ class Schedules:
         self._prompt_share = _Rate(_KEPT)  # prompt tokens read, in rounds that decode, for each committed one
         self._recent = _Rate(_RECENT)  # of the present schedule at this batch size
         self._unaccounted = _Rate(1.0)  # what was committed since the last review
-        self._unaccounted_rounds = 0
+        self._predicted: float | None = None  # rate of the present round, once it was asked for
         self._num_requests = 1
         self._num_texts = 0
         self.rounds_here = 0  # since the last switch
@@ -126,6 +130,7 @@ class Schedules:
 
     def begin(self, num_requests: int, available: frozenset[Arm]) -> None:
         """Review the schedule where the batch has changed, now and then, and when its drafter is gone."""
+        self._predicted = None
         has_new_bucket = bucket(num_requests) != bucket(self._num_requests)
         if has_new_bucket:
             self._close_account()
@@ -135,7 +140,7 @@ class Schedules:
         if num_new := self._forecast.num_texts - self._num_texts:
             self._num_texts = self._forecast.num_texts
             self._until_review = min(self._until_review, _NEW_TEXT)
-            self._recent.fade(1 - (1 - _KEPT_OF_OTHER_TEXTS) * min(1.0, num_new / num_requests))
+            self._recent.fade(max(0.0, 1 - num_new / num_requests))
         possible = [arm for arm in self._learnt if arm in available]
         if self._forecast.has_writers and "turns" in possible and "off" in possible:
             possible.remove("off")  # other writers have candidates in turns, too, and who has some drafts no more
@@ -146,8 +151,11 @@ class Schedules:
 
     def rate(self) -> float:
         """Return the tokens/s of the present schedule: as measured, or as predicted until it was."""
-        is_known = self.rounds_here >= 2 * SETTLING and self._recent.seconds > 0
-        return self._recent.value if is_known else self._forecast.tokens_per_s(self.arm, self._num_requests)
+        if self._recent.count >= _KNOWN_ROUNDS and self._recent.seconds > 0:
+            return self._recent.value
+        if self._predicted is None:
+            self._predicted = self._decoding_rate(self.arm)
+        return self._predicted
 
     def observe(self, num_committed: int, num_tokens: int, num_prompt_tokens: int, seconds: float) -> None:
         """Count a round of the present schedule.
@@ -167,7 +175,6 @@ class Schedules:
             decoding_s = max(seconds - num_prompt_tokens * self._forecast.prompt_token_s(self.arm), 0.0)
             self._recent.add(num_committed, decoding_s)
             self._unaccounted.add(num_committed, decoding_s)
-            self._unaccounted_rounds += 1
 
     def _review(self, possible: Sequence[Arm], is_gone: bool) -> None:
         if not possible:
@@ -235,14 +242,14 @@ class Schedules:
     def _close_account(self) -> None:
         """Compare what the present schedule gave since the last time with what is predicted of it on such text."""
         seen = self._forecast.take_lately()
-        learnt, given, rounds = self._learnt[self.arm], self._unaccounted, self._unaccounted_rounds
-        self._unaccounted, self._unaccounted_rounds = _Rate(1.0), 0
-        if not rounds:
+        learnt, given = self._learnt[self.arm], self._unaccounted
+        self._unaccounted = _Rate(1.0)
+        if not given.count:
             return
         learnt.was_used = True
         promised = given.seconds * self._forecast.tokens_per_s(self.arm, self._num_requests, seen=seen)
         for account in (learnt.everywhere, learnt.accounts.setdefault(bucket(self._num_requests), _Account())):
-            account.add(promised, given.tokens, rounds)
+            account.add(promised, given.tokens, given.count)
 
     def _score(self, arm: Arm) -> float:
         """Return the tokens/s of a schedule with the reading of prompts, which takes longer on fewer cores.

@@ -14,7 +14,7 @@ from card.config import DraftSettings
 from card.engine.calibration import Calibration, Calibrations, DepthReport
 from card.engine.choice import best_by_depth, choose, is_worth_drafting
 from card.engine.cores import Home
-from card.engine.forecast import Forecast, Station
+from card.engine.forecast import Forecast, Guess, Station
 from card.engine.policy import Draft, Outcome, RoundView, Wait, likely
 from card.engine.schedules import Schedules, bucket
 from card.engine.switch import Arm
@@ -149,10 +149,12 @@ class TunedPolicy:
 
     def observe(self, outcome: Outcome) -> None:
         """Learn acceptance, latencies and the rate from a round."""
-        for one in outcome.result.verified:
+        verified = outcome.result.verified
+        guesses = [Guess.of(one.offer, self._calibrations.probabilities(one.is_greedy, one.offer)) for one in verified]
+        for one in verified:
             if one.offer:
                 self._calibrations.observe(one.is_greedy, one.offer, one.accepted)
-        self._forecast.observe(self.arm, self._width, outcome)
+        self._forecast.observe(self.arm, self._width, outcome, guesses)
         if outcome.view.requests:
             self._count_drafting(outcome.view.num_passes)
         num_prompt_tokens = outcome.view.num_prompt_tokens
