@@ -41,10 +41,11 @@ def run(
     *,
     seconds: float = 0.02,
     available: frozenset[Arm] = ALL,
+    num_requests: int = 1,
 ) -> list[Arm]:
     used: list[Arm] = []
     for _ in range(num_rounds):
-        schedules.begin(1, available)
+        schedules.begin(num_requests, available)
         used.append(schedules.arm)
         schedules.observe(seconds * speed[schedules.arm], 4, 0, seconds)
     return used
@@ -132,6 +133,28 @@ def test_prompts_that_are_read_while_others_decode_count_against_fewer_cores(num
         used += run(schedules, speed, 1)
         schedules.observe(1, num_tokens, 16, 0.02)
     assert (used[-1] == "beside") is is_used
+
+
+def test_the_rate_of_a_new_text_is_as_predicted_until_some_rounds_measured_it():
+    told = Told(beside=200.0, off=100.0)
+    schedules = Schedules(told)
+    run(schedules, {"beside": 220.0, "off": 100.0}, 600)
+    told.num_texts += 1
+    told.now = {"beside": 100.0, "off": 50.0}  # as expected of the new text
+    run(schedules, {"beside": 900.0, "off": 50.0}, 2)  # it begins with luck
+    assert schedules.rate() == pytest.approx(110.0, rel=0.05), "corrected by what was committed of earlier promises"
+    run(schedules, {"beside": 130.0, "off": 50.0}, 30)
+    assert schedules.rate() == pytest.approx(170.0, rel=0.15), "measured, luck included"
+
+
+def test_one_new_text_in_a_batch_leaves_the_rate_measured():
+    told = Told(beside=200.0, off=100.0)
+    schedules = Schedules(told)
+    run(schedules, {"beside": 260.0, "off": 100.0}, 100, num_requests=4)
+    told.num_texts += 1
+    told.now = {"beside": 100.0, "off": 50.0}
+    run(schedules, {"beside": 260.0, "off": 50.0}, 1, num_requests=4)
+    assert schedules.rate() == pytest.approx(260.0)
 
 
 def test_the_rate_is_soon_that_of_a_new_text():

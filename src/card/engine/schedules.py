@@ -23,9 +23,10 @@ _TRIAL_ROUNDS, _LONG_TRIAL_ROUNDS = 16, 48
 _LOOK_AFTER, _HOPELESS = 12, 0.85  # rounds of a trial after which it ends if it is so much slower
 _CLOSE = 0.8  # of the present rate: a rival as good as this gets a long trial, which costs little then
 # Of the present rate, that a schedule must promise to be tried, if it never was anywhere, and if it was at some batch
-# size. With other writers, who write on meanwhile, each is tried once whatever it promises, and later on a better
-# promise: there schedules are closer than a trial can tell. To rest is left for a trial whatever was measured.
-_WORTH_A_FIRST_TRIAL, _WORTH_A_TRIAL = 0.6, 0.85
+# size. With other writers, who write on meanwhile, each is tried once whatever it promises, and later if it promises as
+# much as the last: a slow moment in its first trial is not the end of it. To rest is left for a trial whatever was
+# measured.
+_WORTH_A_FIRST_TRIAL, _WORTH_A_TRIAL, _WORTH_ANOTHER_TRIAL = 0.6, 0.85, 0.75
 _MARGIN = 1.04  # another schedule must be better by this
 
 
@@ -213,7 +214,7 @@ class Schedules:
     def _worth_a_trial(self, arm: Arm) -> float:
         learnt = self._learnt[arm]
         if self._forecast.has_writers:
-            return 1.0 if learnt.trials else 0.0
+            return _WORTH_ANOTHER_TRIAL if learnt.trials else 0.0
         return _WORTH_A_TRIAL if learnt.was_used else _WORTH_A_FIRST_TRIAL
 
     def _begin_trial(self, arm: Arm, num_rounds: int) -> None:
