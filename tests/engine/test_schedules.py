@@ -113,6 +113,18 @@ def test_the_promises_for_a_new_kind_of_text_are_believed_without_a_trial():
     assert used.count("off") >= 12
 
 
+def test_among_several_writers_a_schedule_that_met_a_slow_moment_when_it_was_tried_is_tried_again():
+    class Several(Told):
+        has_writers = True
+
+    both: frozenset[Arm] = frozenset({"beside", "turns"})
+    schedules = Schedules(Several(beside=300.0, turns=310.0))
+    slow = run(schedules, {"beside": 200.0, "turns": 310.0}, 80, available=both)
+    assert 0 < slow.count("beside") < 20
+    used = run(schedules, {"beside": 400.0, "turns": 310.0}, 600, available=both)
+    assert used.count("beside") > 400
+
+
 def test_the_rate_is_that_of_the_present_schedule_as_it_was_measured_lately():
     schedules = Schedules(Told(beside=300.0, off=100.0))
     assert schedules.rate() == 300.0
@@ -145,6 +157,16 @@ def test_the_rate_of_a_new_text_is_as_predicted_until_some_rounds_measured_it():
     assert schedules.rate() == pytest.approx(110.0, rel=0.05), "corrected by what was committed of earlier promises"
     run(schedules, {"beside": 130.0, "off": 50.0}, 30)
     assert schedules.rate() == pytest.approx(170.0, rel=0.15), "measured, luck included"
+
+
+def test_the_rate_follows_the_prediction_as_long_as_it_is_not_measured():
+    told = Told(beside=200.0, off=100.0)
+    schedules = Schedules(told)
+    run(schedules, {"beside": 200.0, "off": 100.0}, 2)
+    assert schedules.rate() == 200.0
+    told.now = {"beside": 150.0, "off": 100.0}
+    run(schedules, {"beside": 200.0, "off": 100.0}, 4)
+    assert schedules.rate() == 150.0
 
 
 def test_one_new_text_in_a_batch_leaves_the_rate_measured():

@@ -11,6 +11,7 @@ from card.engine.switch import Arm
 _KEPT = 0.995  # of a schedule's tokens, promised and committed, after each of its rounds
 _REMEMBERED = 0.98  # of those of all schedules at each review: what was measured long ago counts less
 _RECENT = 0.97  # of the present rate's tokens and seconds after each round
+_PREDICTED_EVERY = 4  # rounds, as long as it is not measured
 _KNOWN_ROUNDS = 7.0  # of the present texts and schedule, fading likewise, from which the present rate is measured
 _PRIOR_ROUNDS = 24.0  # rounds that the bias of the other schedules counts for; one round gives 4 tokens, or 1, or 12
 SETTLING = 4  # rounds after a switch that say nothing
@@ -114,7 +115,7 @@ class Schedules:
         self._prompt_share = _Rate(_KEPT)  # prompt tokens read, in rounds that decode, for each committed one
         self._recent = _Rate(_RECENT)  # of the present schedule at this batch size
         self._unaccounted = _Rate(1.0)  # what was committed since the last review
-        self._predicted: float | None = None  # rate of the present round, once it was asked for
+        self._predicted: float | None = None  # rate of the present schedule, once it was asked for
         self._num_requests = 1
         self._num_texts = 0
         self.rounds_here = 0  # since the last switch
@@ -131,7 +132,8 @@ class Schedules:
 
     def begin(self, num_requests: int, available: frozenset[Arm]) -> None:
         """Review the schedule where the batch has changed, now and then, and when its drafter is gone."""
-        self._predicted = None
+        if self.rounds_here % _PREDICTED_EVERY == 0:
+            self._predicted = None
         has_new_bucket = bucket(num_requests) != bucket(self._num_requests)
         if has_new_bucket:
             self._close_account()
@@ -142,6 +144,7 @@ class Schedules:
             self._num_texts = self._forecast.num_texts
             self._until_review = min(self._until_review, _NEW_TEXT)
             self._recent.fade(max(0.0, 1 - num_new / num_requests))
+            self._predicted = None
         possible = [arm for arm in self._learnt if arm in available]
         if self._forecast.has_writers and "turns" in possible and "off" in possible:
             possible.remove("off")  # other writers have candidates in turns, too, and who has some drafts no more
@@ -237,6 +240,7 @@ class Schedules:
         if arm != self.arm:
             self.arm = arm
             self.rounds_here = 0
+            self._predicted = None
             self._recent = _Rate(_RECENT)
         self._trial_rounds = 0
 
