@@ -162,6 +162,14 @@ def test_what_a_few_rounds_showed_is_told_once_and_says_what_they_promised():
     assert told.tokens_per_s("off", 1, seen=Acceptance()) == told.tokens_per_s("off", 1), "no round, no news"
 
 
+def test_what_nobody_takes_does_not_pile_up():
+    told = forecast()
+    see(told, Candidates.none(), 0.0, 3000, num_agreed=1)
+    seen = told.take_lately()
+    assert len(seen.guesses) == 1024
+    assert seen.num_compared == 3000
+
+
 def test_what_made_drafting_dearer_under_one_schedule_is_expected_under_another_until_it_was_used():
     told = forecast()
     before_s = told.draft_s("turns", 1, 2)

@@ -25,6 +25,7 @@ _KEPT = 0.98  # of what was seen of acceptance, after each verification
 _KEPT_USUAL = 0.995  # the same over many texts
 _NEW_TEXT_COMPARED = 30.0  # candidates that what texts usually showed counts for: answers begin harder than they go on
 _GUESSED_ROUNDS = 16  # whose other writers' candidates are remembered
+_MOST_GUESSES = 1024  # that are remembered for a review
 _NEW_TEXT_ROUNDS = 2  # of these, that are still remembered when a new text is alone
 _DRAFTER_YIELD = 0.75  # layers beside the target of which a committed token can come
 _MISSED = 3.2  # times the disagreement: of the tokens that end a path, how many are in no other path of a beam
@@ -64,11 +65,11 @@ class Guess:
     @classmethod
     def of(cls, offer: Candidates, probs: Sequence[float]) -> Guess:
         """Return the guess in an offer whose candidates have these chances."""
+        if not offer.writers:
+            return cls()
         best = [0.0] * _DEEPEST
         num_rows = 0
-        for writers, depth, prob in zip(
-            offer.writers, offer.depths, probs, strict=False
-        ):  # without, only the drafter's
+        for writers, depth, prob in zip(offer.writers, offer.depths, probs, strict=True):
             if writers != DRAFTER:
                 num_rows += not writers.startswith(AND_OTHERS)
                 if depth <= _DEEPEST:
@@ -90,13 +91,14 @@ class Acceptance:
 
     num_agreed: int = 0  # candidates of the drafter that were accepted, of those below an accepted one
     num_compared: int = 0
-    guesses: list[Guess] = field(default_factory=list)  # one for each verification
+    guesses: list[Guess] = field(default_factory=list)  # one for each of the last verifications
 
     def observe(self, one: Verified, guess: Guess) -> None:
         """Count a verification."""
         self.num_agreed += one.num_agreed
         self.num_compared += one.num_compared
         self.guesses.append(guess)
+        del self.guesses[:-_MOST_GUESSES]  # without its drafter an only schedule is never reviewed
 
 
 class Forecast:
