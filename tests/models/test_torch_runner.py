@@ -18,6 +18,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from card.errors import CapacityError, ModelError
+from card.models.fused import Linear, PackedKernels, can_pack
 from card.models.kv_cache import RowTree
 from card.models.protocol import NO_PARENT, Extension
 from card.models.torch_runner import TorchRunner
@@ -340,6 +341,37 @@ def test_a_long_prompt_runs_at_once_and_in_chunks(max_packed_rows: int, monkeypa
         runner.forward([Extension(chunked, ids[:20], list(range(-1, 19)), 20)])
         rest = runner.forward([Extension(chunked, ids[20:], list(range(19, 63)))])[0]
         assert_same(rest, expected[20:])
+
+
+def test_passes_of_many_lengths_need_kernels_of_few_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**{**SIZES, "max_position_embeddings": 256})).eval()
+    runner = TorchRunner(model, max_model_len=200, max_tree_rows=0, fused=True)
+    if not can_pack(runner.embedding(0), 0):
+        pytest.skip("this machine does not compute with packed weights")
+    sizes: set[int] = set()
+    linear = PackedKernels.linear
+
+    def noted(kernels: PackedKernels, x: Tensor, layer: Linear) -> Tensor:
+        sizes.add(len(x))
+        return linear(kernels, x, layer)
+
+    monkeypatch.setattr(PackedKernels, "linear", noted)
+    ids = tokens_of(range(151), 3)
+    with torch.no_grad():
+        expected = model(torch.tensor([ids]), use_cache=False).logits[0]
+    for length in (17, *range(18, 150, 3)):
+        first, second = runner.open(), runner.open()
+        prompt = Extension(first, ids[:length], list(range(-1, length - 1)), length - 1)
+        assert_same(runner.forward([prompt])[0], expected[length - 1 : length])
+        next_one = Extension(first, ids[length : length + 1], [length - 1])
+        part = Extension(second, ids[: length - 1], list(range(-1, length - 2)), length - 2)
+        got = runner.forward([next_one, part])  # as many rows, of two sequences
+        assert_same(got[0], expected[length : length + 1])
+        assert_same(got[1], expected[length - 2 : length - 1])
+        runner.close(first)
+        runner.close(second)
+    assert sizes == {1, 2, 17, 24, 32, 40, 48, 56, 64, 96, 128, 160}  # 1 and 2 are those with logits
 
 
 def test_weights_that_are_not_packed_stay_the_models_own(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,7 +28,9 @@ PROJECTIONS = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self
 MLP_PROJECTIONS = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
 MAX_PACKED_BYTES = 4 << 30  # weights up to this are held a second time, in the order that oneDNN computes fastest with
 PACKED_BATCH = 16  # rows that the packed order is chosen for; others run as fast
-MAX_MIRRORED_ROWS = 16  # up to here `_mirrored_rms_norm` is faster on CPU
+EXACT_ROWS, FINE_ROWS = 17, 64  # rows of a packed pass up to which all sizes have kernels, and those of every 8th size
+FINE_STEP, COARSE_STEP = 8, 32  # beyond: oneDNN makes the kernels of a size at its first pass, in up to 20 ms
+MAX_MIRRORED_ROWS = 64  # up to here `_mirrored_rms_norm` is faster on CPU
 
 Linear = tuple[Tensor, Tensor | None]  # weight in the form of its kernels, bias [out]
 
@@ -266,6 +268,12 @@ class FusedDecoder:
             return _mirrored_rms_norm(x, weight, self._eps)
         return functional.rms_norm(x, x.shape[1:], weight[: x.shape[1]], self._eps)
 
+    def _num_pads(self, num_rows: int) -> int:
+        """Return how many rows to put behind so many: prompts have every length, and kernels are made for each size."""
+        if not self._is_packed or num_rows <= EXACT_ROWS:
+            return 0
+        return -num_rows % (FINE_STEP if num_rows <= FINE_ROWS else COARSE_STEP)
+
     def forward(
         self, token_ids: Tensor, positions: Tensor, steps: Sequence[SequencePass], logits_rows: Tensor | slice
     ) -> Tensor:
@@ -274,10 +282,13 @@ class FusedDecoder:
         With `kept` set it leaves their `features` too.
         """
         kernels, num_rows = self._kernels, len(token_ids)
+        if num_pads := self._num_pads(num_rows):
+            token_ids, positions = functional.pad(token_ids, (0, num_pads)), functional.pad(positions, (0, num_pads))
         cos, sin = self._cos.index_select(0, positions), self._sin.index_select(0, positions)
         hidden = functional.embedding(token_ids, self.embedding)
         num_heads, num_kv_heads, head_size = self._num_heads, self._num_kv_heads, self.layout.head_size
-        attended = hidden.new_empty((num_rows, num_heads * head_size))
+        attended = hidden.new_empty((num_rows + num_pads, num_heads * head_size))
+        attended[num_rows:] = 0
         outs = [  # reused by every layer: the next layer writes after this one has read
             attended.narrow(0, step.offset, step.num_new).view(step.num_new, num_kv_heads, -1, head_size)
             for step in steps
@@ -291,8 +302,8 @@ class FusedDecoder:
             gated = kernels.gated(self._rms_norm(hidden, layer.mlp_norm), layer.gate_up)
             hidden = kernels.linear_add(gated, layer.down, hidden)
             if index in kept_layers:
-                states.append(_chosen(hidden, logits_rows))
-        hidden = _chosen(hidden, logits_rows)
+                states.append(_chosen(hidden[:num_rows], logits_rows))
+        hidden = _chosen(hidden[:num_rows], logits_rows)
         normed = self._rms_norm(hidden, self._norm) if len(hidden) else hidden
         if self.kept:
             self.features = self.kept.join([*states, normed])
