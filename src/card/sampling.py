@@ -7,6 +7,7 @@ seed can rank its candidates with the very noise that the target will use (coupl
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -127,15 +128,12 @@ class Sampler:
         """
         if scores.device.type == "cpu":  # NumPy is several times faster here
             array = _as_float(scores).numpy()
-            best = array.argmax(-1)  # a NaN counts as largest
-            values = array[np.arange(len(array)), best]
-            is_sound = bool(np.isfinite(values).all())
-            chosen = [int(i) for i in best]
+            chosen: list[int] = array.argmax(-1).tolist()  # a NaN counts as largest
+            values = [array.item(row, best) for row, best in enumerate(chosen)]
         else:
             found = scores.max(-1)
-            is_sound = bool(found.values.isfinite().all())
-            chosen = [int(i) for i in found.indices.tolist()]
-        if not is_sound:
+            chosen, values = found.indices.tolist(), found.values.tolist()
+        if not all(map(math.isfinite, values)):
             raise ModelError(
                 "the target's logits hold NaN or infinity, or rule every token out; check the model, its dtype and any "
                 "logits processor"

@@ -180,9 +180,33 @@ def test_what_made_drafting_dearer_under_one_schedule_is_expected_under_another_
         )
     assert told.draft_s("beside", 1, 2) == pytest.approx(1.8 * before_s, rel=0.02)
     assert told.draft_s("turns", 1, 2) == pytest.approx(1.8 * before_s, rel=0.02)
-    turns = replace(view, takes_turns=True, num_passes=2, waited_s=2 * before_s)
-    told.observe("turns", 2, Outcome(turns, StepResult(num_tokens=1, busy_s=7e-3), 0.01, 1, 0, 0.0), [])
+    for _ in range(2):
+        turn(told, before_s)
     assert told.draft_s("turns", 1, 2) == pytest.approx(before_s, rel=0.02)
+
+
+def turn(told: Forecast, draft_s: float, *, arm: Arm = "turns", num_passes: int = 2, num_unread: int = 0) -> None:
+    """Observe a round in turns whose drafter passes took so long."""
+    view = RoundView([make_request(0)], num_prompt_tokens=0, num_context_rows=100, takes_turns=True)
+    drafted = replace(view, num_passes=num_passes, waited_s=num_passes * draft_s, num_unread=num_unread)
+    told.observe(arm, 2, Outcome(drafted, StepResult(num_tokens=1, busy_s=7e-3), 0.01, 1, 0, 0.0), [])
+
+
+def test_a_drafter_that_reads_what_it_has_missed_is_not_taken_for_slow():
+    told = forecast()
+    before_s = told.draft_s("turns", 1, 2)
+    turn(told, 9 * before_s)  # it reads the text
+    turn(told, before_s)
+    turn(told, before_s, num_passes=0)  # it rests
+    turn(told, 9 * before_s)
+    turn(told, 9 * before_s, num_unread=1)
+    turn(told, before_s, arm="beside", num_passes=0)
+    turn(told, 9 * before_s)
+    turn(told, before_s)
+    assert told.draft_s("turns", 1, 2) == pytest.approx(before_s, rel=0.01)
+    for _ in range(99):
+        turn(told, 1.5 * before_s)
+    assert told.draft_s("turns", 1, 2) == pytest.approx(1.5 * before_s, rel=0.05)
 
 
 def test_a_layer_that_others_reach_with_half_a_chance_costs_a_turn_all_the_same():

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from card.config import DraftSettings, SamplingParams
 from card.engine.cores import Home
 from card.engine.engine import Engine, Limits
-from card.engine.forecast import Station
+from card.engine.forecast import Forecast, Station
 from card.engine.latency import PassCost
 from card.engine.policy import Draft, FixedPolicy, Outcome, RoundView, Wait
 from card.engine.switch import Arm, SwitchLink
@@ -216,6 +216,35 @@ def test_in_turns_it_stops_when_the_drafter_makes_nothing_deeper():
         drafted.num_passes = num_passes
         action = policy.prepare(drafted)
     assert action is None
+
+
+def test_what_is_verified_counts_with_the_chances_that_it_was_chosen_for(monkeypatch):
+    told = []
+    observe = Forecast.observe
+    monkeypatch.setattr(Forecast, "observe", lambda *args: told.append(args[-1]) or observe(*args))
+    policy, now = TunedPolicy(stations(), DraftSettings()), view()
+    siblings, scores = (-1, -1, 0), tuple(map(math.log, (0.1, 0.8, 0.01)))
+    offer = Candidates((-1,) * 3, (1, 2, 3), siblings, scores, (1, 1, 2), ("suffix", "recycling", "suffix"))
+    policy.begin(1, ALL)
+    (chosen,) = policy.choose(now, [offer])
+    assert chosen.tokens[0] == 2
+    result = StepResult(verified=[Verified(0, chosen, (0,), True, 0, 0)], num_tokens=1 + len(chosen), busy_s=1e-2)
+    policy.observe(Outcome(now, result, 1e-2, 2, 0, 0.0))
+    assert told[0][0].chances[0] == pytest.approx(0.8)
+    assert told[0][0].num_rows == len(chosen)
+
+
+def test_a_prompt_is_read_ahead_only_by_a_drafter_that_was_of_use_lately():
+    policy = TunedPolicy({"turns": stations()["turns"]}, DraftSettings())
+    prompt = replace(view(0), takes_turns=True, num_prompt_tokens=8)
+    for num_undrafted in range(20):
+        policy.begin(1, ALL)
+        assert policy.prepare(prompt) == (Draft(1) if num_undrafted < 16 else None)
+        policy.observe(Outcome(replace(view(), takes_turns=True), StepResult(num_tokens=1, busy_s=7e-3), 8e-3, 1, 0, 0))
+    drafted = replace(view(), takes_turns=True, num_passes=2, waited_s=1e-3)
+    policy.observe(Outcome(drafted, StepResult(num_tokens=1, busy_s=7e-3), 8e-3, 1, 0, 0.0))
+    assert policy.prepare(prompt) == Draft(1)
+    assert policy.prepare(replace(prompt, num_passes=1)) is None
 
 
 def rounds_that_draft(policy: TunedPolicy, num_rounds: int, *, reads_prompt_every: int = 0) -> list[int]:

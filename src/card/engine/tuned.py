@@ -111,7 +111,8 @@ class TunedPolicy:
     def prepare(self, view: RoundView) -> Draft | Wait | None:
         """Draft one more layer, or wait for the first ones, where that brings more than its time is worth."""
         if not view.requests:
-            return Draft(1) if view.takes_turns and view.num_prompt_tokens and view.num_passes == 0 else None
+            is_to_read = view.takes_turns and view.num_prompt_tokens and view.num_passes == 0
+            return Draft(1) if is_to_read and self._rounds_undrafted < _FIRST_TRY else None
         if view.takes_turns:
             return self._prepare_turn(view)
         if not view.is_up:
@@ -137,20 +138,28 @@ class TunedPolicy:
             max_per_request=self._draft.budget,
         )
         chosen = zip(offers, ranked, choice.counts, strict=True)
-        return [_taken(offer, order[: offer.num_probes + n]) for offer, (order, _), n in chosen]
+        return [self._taken(offer, order[: offer.num_probes + n]) for offer, (order, _), n in chosen]
 
     def _ranked(self, request: TargetRequest, offer: Candidates) -> tuple[Sequence[int], list[float]]:
         """Return the offer's indices, the likeliest candidates first behind its probes, and the chances of these."""
-        probs, num_probes = self._probabilities(request, offer), offer.num_probes
+        probs, num_probes = self._probabilities(request.params.temperature == 0.0, offer), offer.num_probes
         if not offer.writers:
             return range(len(offer)), probs  # those of one drafter are in a good order: `choose` sees to the rest
         order = sorted(range(num_probes, len(offer)), key=lambda idx: (-probs[idx], idx))
         return [*range(num_probes), *order], [probs[idx] for idx in order]
 
+    def _taken(self, offer: Candidates, indices: Sequence[int]) -> Candidates:
+        """Return these candidates in this order, probes first, and remember their chances."""
+        if not offer.writers:
+            return leading(offer, len(indices))
+        taken, (_, probs) = replace(select(offer, indices), num_probes=offer.num_probes), self._known[id(offer)]
+        self._known[id(taken)] = taken, [probs[idx] for idx in indices]
+        return taken
+
     def observe(self, outcome: Outcome) -> None:
         """Learn acceptance, latencies and the rate from a round."""
         verified = outcome.result.verified
-        guesses = [Guess.of(one.offer, self._calibrations.probabilities(one.is_greedy, one.offer)) for one in verified]
+        guesses = [Guess.of(one.offer, self._probabilities(one.is_greedy, one.offer)) for one in verified]
         for one in verified:
             if one.offer:
                 self._calibrations.observe(one.is_greedy, one.offer, one.accepted)
@@ -196,7 +205,7 @@ class TunedPolicy:
         for request, offer, chance, (depth, _) in zip(view.requests, undrafted, chances, view.best_paths, strict=True):
             if not request.uses_drafter:
                 continue
-            probs = self._probabilities(request, offer)
+            probs = self._probabilities(request.params.temperature == 0.0, offer)
             others, num_verified = best_by_depth(offer, probs), sum(prob > price for prob in probs)
             for layer in range(_MOST_FORESEEN_LAYERS):
                 reached = chance * agreement ** (layer + 1)
@@ -234,11 +243,11 @@ class TunedPolicy:
         is_short = min(depth for request, (depth, _) in pairs if request.uses_drafter) < best_layers
         return Wait(longest - view.waited_s) if best_layers and is_short and view.waited_s < longest else None
 
-    def _probabilities(self, request: TargetRequest, offer: Candidates) -> list[float]:
-        """Return the chance of each candidate; in turns the same offer is often looked at twice in a round."""
+    def _probabilities(self, is_greedy: bool, offer: Candidates) -> list[float]:
+        """Return the chance of each candidate; the same offer is often looked at two or three times in a round."""
         known = self._known.get(id(offer))
         if known is None:
-            known = offer, self._calibrations.probabilities(request.params.temperature == 0.0, offer)
+            known = offer, self._calibrations.probabilities(is_greedy, offer)
             self._known[id(offer)] = known
         return known[1]
 
@@ -250,10 +259,3 @@ class TunedPolicy:
 
     def _seconds(self, view: RoundView) -> Callable[[int], float]:
         return self._forecast.seconds(self.arm, view)
-
-
-def _taken(offer: Candidates, indices: Sequence[int]) -> Candidates:
-    """Return these candidates in this order; they begin with the probes."""
-    if not offer.writers:
-        return leading(offer, len(indices))
-    return replace(select(offer, indices), num_probes=offer.num_probes)
