@@ -195,3 +195,22 @@ def test_a_new_text_is_looked_at_early():
     told.num_texts, told.now = 1, {"beside": 300.0, "off": 900.0}
     used = run(schedules, {"beside": 300.0, "off": 900.0}, 10)
     assert used[-1] == "off"
+
+
+@pytest.mark.parametrize(("off", "first_used"), [(900.0, 2), (320.0, 6)])  # twice as fast is plain at once
+def test_a_schedule_that_is_plainly_better_for_a_new_text_is_taken_at_the_first_look(off, first_used):
+    told = Told(beside=300.0, off=100.0)
+    schedules = Schedules(told)
+    run(schedules, {"beside": 300.0, "off": 100.0}, 50)
+    told.num_texts, told.now = 1, {"beside": 300.0, "off": off}
+    used = run(schedules, {"beside": 300.0, "off": off}, 10)
+    assert used.index("off") == first_used
+
+
+def test_a_look_at_a_new_text_does_not_end_a_first_trial():
+    told = Told(beside=300.0, off=200.0)
+    schedules = Schedules(told)
+    while run(schedules, {"beside": 300.0, "off": 400.0}, 1) == ["beside"]:
+        pass
+    told.num_texts = 1
+    assert set(run(schedules, {"beside": 300.0, "off": 400.0}, 10)) == {"off"}

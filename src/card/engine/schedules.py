@@ -17,6 +17,7 @@ _PRIOR_ROUNDS = 24.0  # rounds that the bias of the other schedules counts for; 
 SETTLING = 4  # rounds after a switch that say nothing
 REVIEW_EVERY = 16  # rounds
 _NEW_TEXT = 6  # rounds of a new text before the schedule is reviewed for it
+_FIRST_LOOK, _PLAIN_TO_SEE = 3, 1.25  # rounds of it after which a schedule that promises so much more is taken at once
 _DWELL = 8  # rounds of another batch size before the schedule is reviewed for it: it may pass
 _FIRST_TRIAL, _LAST_TRIAL = 96, 4096  # rounds until another schedule is tried: four times as many each time in vain
 _UNTRIED_TRIAL = 32  # the same for one that never was tried: predictions are only as good as start-up was quiet
@@ -120,6 +121,7 @@ class Schedules:
         self._num_texts = 0
         self.rounds_here = 0  # since the last switch
         self._until_review = 0
+        self._until_look = 0  # at a new text; below 0: it was looked at
         self._trial_rounds = 0
         self._is_first_trial = False
         self._patiences: dict[int, _Patience] = {}  # by batch bucket
@@ -143,15 +145,18 @@ class Schedules:
         if num_new := self._forecast.num_texts - self._num_texts:
             self._num_texts = self._forecast.num_texts
             self._until_review = min(self._until_review, _NEW_TEXT)
+            self._until_look = _FIRST_LOOK
             self._recent.fade(max(0.0, 1 - num_new / num_requests))
             self._predicted = None
         possible = [arm for arm in self._learnt if arm in available]
         if self._forecast.has_writers and "turns" in possible and "off" in possible:
             possible.remove("off")  # other writers have candidates in turns, too, and who has some drafts no more
         is_gone = self.arm not in possible
-        if (self._until_review <= 0 or is_gone) and (possible or len(self._learnt) > 1):
+        self._until_look -= 1
+        is_worse = self._until_look == 0 and not is_gone and self._is_plainly_worse(possible)
+        if (self._until_review <= 0 or is_gone or is_worse) and (possible or len(self._learnt) > 1):
             self._until_review = REVIEW_EVERY
-            self._review(possible, is_gone)
+            self._review(possible, is_gone or is_worse)
 
     def rate(self) -> float:
         """Return the tokens/s of the present schedule: as measured, or as predicted until it was."""
@@ -180,7 +185,17 @@ class Schedules:
             self._recent.add(num_committed, decoding_s)
             self._unaccounted.add(num_committed, decoding_s)
 
-    def _review(self, possible: Sequence[Arm], is_gone: bool) -> None:
+    def _is_plainly_worse(self, possible: Sequence[Arm]) -> bool:
+        """Return whether another schedule promises so much more that few rounds of a text suffice to see it.
+
+        On its first trial a schedule stays: that is to show how much the promises are worth.
+        """
+        if self._trial_rounds and self._is_first_trial:
+            return False
+        rivals = [arm for arm in possible if arm != self.arm]
+        return bool(rivals) and max(map(self._score, rivals)) > _PLAIN_TO_SEE * self._score(self.arm)
+
+    def _review(self, possible: Sequence[Arm], is_over: bool) -> None:
         if not possible:
             self.reason = "no drafter is up"
             return
@@ -191,7 +206,7 @@ class Schedules:
         scores = {arm: self._score(arm) for arm in possible}
         best = max(scores, key=lambda arm: scores[arm])
         here = scores.get(self.arm, 0.0)
-        if is_gone:
+        if is_over:
             self._switch(best)
         elif self._trial_rounds:
             is_hopeless = self.rounds_here >= _LOOK_AFTER and here < _HOPELESS * scores[best]
