@@ -191,8 +191,8 @@ class CandidateScorer:
             scores = filter_logits(scores, self._rule)
             if self._noise is not None:
                 scores = (scores + self._noise.rows(positions)) * CHOICE_SHARPNESS
-        best = scores.topk(min(count, scores.shape[-1]), dim=-1)
-        return best.indices, (best.values - scores.logsumexp(-1, keepdim=True)).clamp_max(0)
+        best = scores.log_softmax(-1).topk(min(count, scores.shape[-1]), dim=-1)
+        return best.indices, best.values
 
 
 def _as_float(logits: Tensor) -> Tensor:
