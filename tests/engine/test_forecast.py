@@ -192,19 +192,25 @@ def turn(told: Forecast, draft_s: float, *, arm: Arm = "turns", num_passes: int 
     told.observe(arm, 2, Outcome(drafted, StepResult(num_tokens=1, busy_s=7e-3), 0.01, 1, 0, 0.0), [])
 
 
-def test_a_drafter_that_reads_what_it_has_missed_is_not_taken_for_slow():
+def test_a_drafter_that_takes_over_and_reads_the_text_is_not_taken_for_slow():
     told = forecast()
     before_s = told.draft_s("turns", 1, 2)
+    turn(told, before_s, num_passes=0)
     turn(told, 9 * before_s)  # it reads the text
     turn(told, before_s)
-    turn(told, before_s, num_passes=0)  # it rests
-    turn(told, 9 * before_s)
     turn(told, 9 * before_s, num_unread=1)
     turn(told, before_s, arm="beside", num_passes=0)
+    turn(told, before_s, num_passes=0)
     turn(told, 9 * before_s)
     turn(told, before_s)
     assert told.draft_s("turns", 1, 2) == pytest.approx(before_s, rel=0.01)
+
+
+def test_what_a_drafter_has_missed_while_it_rested_is_part_of_its_price():
+    told = forecast()
+    before_s = told.draft_s("turns", 1, 2)
     for _ in range(99):
+        turn(told, before_s, num_passes=0)
         turn(told, 1.5 * before_s)
     assert told.draft_s("turns", 1, 2) == pytest.approx(1.5 * before_s, rel=0.05)
 

@@ -117,7 +117,7 @@ class Forecast:
         self._texts: set[int] = set()  # those of the last round
         self.num_texts = 0  # seen so far
         self.has_writers = False  # others than the drafter propose candidates
-        self._drafted_in: Arm | None = None  # the schedule of the last round, if the target waited for drafts
+        self._read_in: Arm | None = None  # the schedule in turns whose drafter has read the texts
         self._lately = Acceptance()  # since it was taken last
 
     @property
@@ -267,12 +267,13 @@ class Forecast:
         fits.target.observe(predicted_s, outcome.result.busy_s, outcome.result.num_tokens)
         rows = view.num_context_rows / num_requests
         self._rows_per_request += _ROWS_WEIGHT * (rows - self._rows_per_request)
-        is_up_to_date = self._drafted_in == arm and not view.num_unread  # else its first pass reads what it has missed
-        self._drafted_in = arm if view.num_passes else None
+        has_read = self._read_in == arm and not view.num_unread  # a drafter that takes over reads all texts at first
+        if view.num_passes or arm != self._read_in:
+            self._read_in = arm if view.num_passes else None
         if station.drafter is None:
             return
         predicted_s = self._pass_s(station.drafter, num_requests * width, num_requests)
-        if view.num_passes and is_up_to_date:
+        if view.num_passes and has_read:
             fits.drafter.observe(predicted_s, view.waited_s / view.num_passes)
         elif outcome.drafter_passes and not view.takes_turns:
             fits.drafter.observe(predicted_s, outcome.drafter_busy_s * num_requests / outcome.drafter_passes)
