@@ -37,14 +37,22 @@ def chain(*writers: str) -> Candidates:
     return Candidates(ids, ids, tuple(i - 1 for i in ids), (-0.1,) * len(ids), tuple(i + 1 for i in ids), writers)
 
 
-def see(told: Forecast, offer: Candidates, chance: float, num_rounds: int, num_agreed: int | None = None) -> None:
-    """Let a forecast see rounds in which each candidate had this chance."""
-    compared = (0, 0) if num_agreed is None else (1, num_agreed)
-    verified = [Verified(0, offer, (), True, *compared)]
+def see(
+    told: Forecast,
+    offer: Candidates,
+    chance: float,
+    num_rounds: int,
+    num_agreed: int | None = None,
+    num_accepted: int = 0,
+) -> None:
+    """Let a forecast see rounds in which each candidate of a chain had this chance, and the first so many came true."""
+    compared, accepted = (0, 0) if num_agreed is None else (1, num_agreed), tuple(range(num_accepted))
+    verified = [Verified(0, offer, accepted, True, *compared)]
     result = StepResult(verified=verified, num_tokens=1 + len(offer), busy_s=7e-3 + 1e-4 * len(offer))
     view = RoundView([make_request(0)], num_prompt_tokens=0, num_context_rows=100, takes_turns=False)
     for _ in range(num_rounds):
-        told.observe("off", 1, Outcome(view, result, 0.01, 1, 0, 0.0), [Guess.of(offer, [chance] * len(offer))])
+        guess = Guess.of(offer, [chance] * len(offer), accepted)
+        told.observe("off", 1, Outcome(view, result, 0.01, 1, 0, 0.0), [guess])
 
 
 def test_a_guess_is_the_best_chance_of_others_at_each_depth():
@@ -56,12 +64,13 @@ def test_a_guess_is_the_best_chance_of_others_at_each_depth():
         depths=(1, 1, 2, 2, 3, 4),
         writers=("beam", "suffix", "beam+suffix", "recycling", "beam", "beam2+suffix"),
     )
-    guess = Guess.of(offer, [0.9, 0.3, 0.8, 0.2, 0.7, 0.6])
+    guess = Guess.of(offer, [0.9, 0.3, 0.8, 0.2, 0.7, 0.6], (0, 2, 4, 5))
     assert guess.chances[:5] == (0.3, 0.8, 0.0, 0.6, 0.0), "what the drafter alone proposed is no guess of others"
+    assert guess.came_true[:5] == (0.0, 1.0, 0.0, 1.0, 0.0)
     assert guess.num_rows == 3, "those that the drafter proposes too cost nothing more"
-    assert Guess.of(chain(), []) == Guess.of(replace(offer, writers=()), [0.9] * 6) == Guess()
+    assert Guess.of(chain(), [], ()) == Guess.of(replace(offer, writers=()), [0.9] * 6, (0,)) == Guess()
     deep = chain(*["suffix"] * 40)
-    assert len(Guess.of(deep, [0.9] * 40).chances) == len(Guess().chances), "deeper ones are not considered"
+    assert len(Guess.of(deep, [0.9] * 40, range(40)).chances) == len(Guess().chances), "deeper ones are not considered"
 
 
 def test_a_drafter_at_rest_promises_what_the_other_writers_get_accepted():
@@ -150,16 +159,39 @@ def test_what_a_few_rounds_showed_is_told_once_and_says_what_they_promised():
     see(told, chain(*["suffix"] * 4), 0.0, 300, num_agreed=0)
     told.take_lately()
     usual = {arm: told.tokens_per_s(arm, 1) for arm in told.stations}
-    see(told, chain(*["suffix"] * 4), 1.0, 10, num_agreed=1)
+    see(told, chain(*["suffix"] * 4), 1.0, 10, num_agreed=1, num_accepted=4)
     seen = told.take_lately()
     assert (seen.num_agreed, seen.num_compared) == (10, 10)
-    assert seen.guesses == [Guess.of(chain(*["suffix"] * 4), [1.0] * 4)] * 10
+    assert seen.guesses == [Guess.of(chain(*["suffix"] * 4), [1.0] * 4, range(4))] * 10
     assert told.tokens_per_s("off", 1, seen=seen) > 3 * usual["off"], "five tokens a pass in these rounds"
     assert told.tokens_per_s("beside", 1, seen=seen) > 1.5 * usual["beside"]
     agreeing, missing = Acceptance(30, 30, [Guess()] * 10), Acceptance(0, 30, [Guess()] * 10)
     assert told.tokens_per_s("beside", 1, seen=agreeing) > 1.5 * told.tokens_per_s("beside", 1, seen=missing)
     assert told.take_lately() == Acceptance()
     assert told.tokens_per_s("off", 1, seen=Acceptance()) == told.tokens_per_s("off", 1), "no round, no news"
+
+
+@pytest.mark.parametrize("arm", ["beside", "turns", "off"])
+def test_rounds_are_judged_by_what_came_of_others_candidates_and_not_by_what_they_promised(arm):
+    told = forecast(cost(2e-3, 5e-5))
+    see(told, chain(*["suffix"] * 4), 0.8, 300)
+    promised = told.tokens_per_s(arm, 1)
+    told.take_lately()
+    see(told, chain(*["suffix"] * 4), 0.8, 10)
+    unlucky = told.tokens_per_s(arm, 1, seen=told.take_lately())
+    see(told, chain(*["suffix"] * 4), 0.8, 10, num_accepted=4)
+    lucky = told.tokens_per_s(arm, 1, seen=told.take_lately())
+    assert unlucky < 0.8 * promised < 1.1 * promised < lucky
+
+
+def test_a_turn_that_did_not_draft_where_others_promised_much_is_not_judged_as_if_it_had():
+    told = forecast(cost(2e-3, 5e-5))
+    for _ in range(100):  # the drafter agrees
+        see(told, chain(*["suffix"] * 4), 0.95, 1, num_agreed=1)
+    told.take_lately()
+    see(told, chain(*["suffix"] * 4), 0.95, 10)
+    seen = told.take_lately()
+    assert told.tokens_per_s("turns", 1, seen=seen) == pytest.approx(told.tokens_per_s("off", 1, seen=seen), rel=0.25)
 
 
 def test_what_nobody_takes_does_not_pile_up():

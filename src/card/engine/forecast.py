@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -61,10 +61,15 @@ class Guess:
 
     chances: tuple[float, ...] = (0.0,) * _DEEPEST  # [d] that their candidate at depth d + 1 is accepted, in [0, 1]
     num_rows: int = 0  # candidates that nobody but them proposed
+    came_true: tuple[float, ...] = (0.0,) * _DEEPEST  # [d] 1 if their candidate at depth d + 1 was accepted, else 0
 
     @classmethod
-    def of(cls, offer: Candidates, probs: Sequence[float]) -> Guess:
-        """Return the guess in an offer whose candidates have these chances."""
+    def of(cls, offer: Candidates, probs: Sequence[float], accepted: Sequence[int]) -> Guess:
+        """Return the guess in an offer whose candidates have these chances, and what came of it.
+
+        Args:
+            accepted: indices into the offer.
+        """
         if not offer.writers:
             return cls()
         best = [0.0] * _DEEPEST
@@ -74,7 +79,8 @@ class Guess:
                 num_rows += not writers.startswith(AND_OTHERS)
                 if depth <= _DEEPEST:
                     best[depth - 1] = max(best[depth - 1], prob)
-        return cls(tuple(best), num_rows)
+        others = {offer.depths[idx] for idx in accepted if offer.writers[idx] != DRAFTER}
+        return cls(tuple(best), num_rows, tuple([float(depth in others) for depth in range(1, _DEEPEST + 1)]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +140,8 @@ class Forecast:
 
         Args:
             agreement: as the property; None: as learnt so far.
-            seen: expect the text that these verifications showed; None: as learnt so far.
+            seen: judge these verifications in hindsight: they draft as was right to expect, and get what came of it;
+                None: as learnt so far.
         """
         agreement, guesses = self.agreement if agreement is None else agreement, self._guesses
         if seen is not None and seen.guesses:
@@ -144,6 +151,10 @@ class Forecast:
         every, rate = np.arange(len(options.tokens)), 0.0
         for _ in range(_DINKELBACH_STEPS):
             best = (options.tokens - rate * options.seconds).argmax(axis=1)
+            rate = float(options.tokens[every, best].sum() / options.seconds[every, best].sum())
+        if seen is not None and seen.guesses and self.has_writers:
+            came_true = [replace(guess, chances=guess.came_true) for guess in guesses]
+            options = self._options(arm, num_requests, agreement, came_true)
             rate = float(options.tokens[every, best].sum() / options.seconds[every, best].sum())
         return rate
 

@@ -159,7 +159,8 @@ class TunedPolicy:
     def observe(self, outcome: Outcome) -> None:
         """Learn acceptance, latencies and the rate from a round."""
         verified = outcome.result.verified
-        guesses = [Guess.of(one.offer, self._probabilities(one.is_greedy, one.offer)) for one in verified]
+        probs = [self._probabilities(one.is_greedy, one.offer) for one in verified]
+        guesses = [Guess.of(one.offer, of_one, one.accepted) for one, of_one in zip(verified, probs, strict=True)]
         for one in verified:
             if one.offer:
                 self._calibrations.observe(one.is_greedy, one.offer, one.accepted)
