@@ -282,13 +282,14 @@ class FusedDecoder:
         With `kept` set it leaves their `features` too.
         """
         kernels, num_rows = self._kernels, len(token_ids)
-        if num_pads := self._num_pads(num_rows):
+        if num_pads := self._num_pads(num_rows):  # rows that see nothing and that nobody looks at
             token_ids, positions = functional.pad(token_ids, (0, num_pads)), functional.pad(positions, (0, num_pads))
         cos, sin = self._cos.index_select(0, positions), self._sin.index_select(0, positions)
         hidden = functional.embedding(token_ids, self.embedding)
         num_heads, num_kv_heads, head_size = self._num_heads, self._num_kv_heads, self.layout.head_size
         attended = hidden.new_empty((num_rows + num_pads, num_heads * head_size))
-        attended[num_rows:] = 0
+        if num_pads:
+            attended[num_rows:] = 0
         outs = [  # reused by every layer: the next layer writes after this one has read
             attended.narrow(0, step.offset, step.num_new).view(step.num_new, num_kv_heads, -1, head_size)
             for step in steps
