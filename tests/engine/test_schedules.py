@@ -214,3 +214,15 @@ def test_a_look_at_a_new_text_does_not_end_a_first_trial():
         pass
     told.num_texts = 1
     assert set(run(schedules, {"beside": 300.0, "off": 400.0}, 10)) == {"off"}
+
+
+def test_a_later_trial_ends_where_a_new_text_is_plainly_worse_for_it():
+    told, speed = Told(beside=300.0, off=290.0), {"beside": 300.0, "off": 290.0}
+    schedules = Schedules(told)
+    for arm in ("beside", "off", "beside"):  # the first trial, in vain
+        while schedules.arm == arm:
+            run(schedules, speed, 1)
+    run(schedules, speed, 6)
+    told.num_texts, told.now = 1, {"beside": 600.0, "off": 290.0}
+    used = run(schedules, told.now, 10)
+    assert used.index("beside") == 2
