@@ -51,6 +51,11 @@ def run(
     return used
 
 
+def run_until(schedules: Schedules, arm: Arm, speed: dict[str, float]) -> None:
+    """Run until this schedule is used, for one round."""
+    assert any(run(schedules, speed, 1) == [arm] for _ in range(1000))
+
+
 def test_it_begins_with_the_schedule_that_promises_most():
     assert Schedules(Told(beside=200.0, off=100.0)).arm == "beside"
     assert Schedules(Told(beside=100.0, off=200.0)).arm == "off"
@@ -210,8 +215,7 @@ def test_a_schedule_that_is_plainly_better_for_a_new_text_is_taken_at_the_first_
 def test_a_look_at_a_new_text_does_not_end_a_first_trial():
     told = Told(beside=300.0, off=200.0)
     schedules = Schedules(told)
-    while run(schedules, {"beside": 300.0, "off": 400.0}, 1) == ["beside"]:
-        pass
+    run_until(schedules, "off", {"beside": 300.0, "off": 400.0})
     told.num_texts = 1
     assert set(run(schedules, {"beside": 300.0, "off": 400.0}, 10)) == {"off"}
 
@@ -219,9 +223,8 @@ def test_a_look_at_a_new_text_does_not_end_a_first_trial():
 def test_a_later_trial_ends_where_a_new_text_is_plainly_worse_for_it():
     told, speed = Told(beside=300.0, off=290.0), {"beside": 300.0, "off": 290.0}
     schedules = Schedules(told)
-    for arm in ("beside", "off", "beside"):  # the first trial, in vain
-        while schedules.arm == arm:
-            run(schedules, speed, 1)
+    for arm in ("off", "beside", "off"):  # the first trial, in vain, and the next one
+        run_until(schedules, arm, speed)
     run(schedules, speed, 6)
     told.num_texts, told.now = 1, {"beside": 600.0, "off": 290.0}
     used = run(schedules, told.now, 10)
