@@ -10,9 +10,7 @@ nothing else happens.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
 
 from card.nodes import Candidates
 from card.verify import ROOT
@@ -40,8 +38,10 @@ class Offers:
         self._asked: tuple[Candidates, int, int] | None = None  # the arguments of the last merge since a pass
         self._merged = Candidates.none()  # and its result
         for name, begin in openers.items():
-            with self._sparing_the_request(name):
+            try:
                 self._begun[name] = self._heard[name] = begin()
+            except Exception as error:
+                self._silence(name, error)
 
     def merge(self, drafted: Candidates, budget: int, max_depth: int) -> Candidates:
         """Return the drafter's candidates and those of all writers as one tree: probes first, then by path score.
@@ -65,35 +65,37 @@ class Offers:
             tree.add(DRAFTER, Proposal(drafted.tokens, drafted.parents, drafted.path_logprobs), ids=drafted.ids)
         for name, writer in list(self._heard.items()):
             path = tree.best_path()
-            with self._sparing_the_request(name):
+            try:
                 best_path = tree.tokens(path)
                 proposal = writer.propose(best_path, budget)
                 check_proposal(proposal, best_path, self._vocab_size)
                 tree.add(name, proposal, path)
+            except Exception as error:
+                self._silence(name, error)
         return tree.candidates(max_depth)
 
     def observe(self, seen: Observation) -> None:
         """Tell every writer what a pass told."""
         self._asked = None
         for name, writer in list(self._heard.items()):
-            with self._sparing_the_request(name):
+            try:
                 writer.observe(seen)
+            except Exception as error:
+                self._silence(name, error)
 
     def close(self) -> None:
         """The request is over, for those that failed too."""
         for name, writer in self._begun.items():
-            with self._sparing_the_request(name):
+            try:
                 writer.close()
+            except Exception as error:
+                self._silence(name, error)
 
-    @contextmanager
-    def _sparing_the_request(self, name: str) -> Iterator[None]:
-        """Let a writer that raises fall silent: whatever the reason is, the text does not depend on it."""
-        try:
-            yield
-        except Exception as error:
-            self._heard.pop(name, None)
-            what = f"{type(error).__name__}: {error}"
-            logger.warning("the writer %s failed and is left out of this request: %s", name, what, exc_info=error)
+    def _silence(self, name: str, error: Exception) -> None:
+        """Hear a writer no longer that raised: whatever the reason is, the text does not depend on it."""
+        self._heard.pop(name, None)
+        what = f"{type(error).__name__}: {error}"
+        logger.warning("the writer %s failed and is left out of this request: %s", name, what, exc_info=error)
 
 
 class _Tree:
@@ -160,12 +162,15 @@ class _Tree:
             tuple(self._depths),
             tuple(self._writers),
         )
-        num_probes = sum(idx in self._probes for idx in order)
-        return replace(select(everything, order), num_probes=num_probes)
+        return select(everything, order, num_probes=sum(idx in self._probes for idx in order))
 
 
-def select(offer: Candidates, indices: Sequence[int]) -> Candidates:
-    """Return these candidates in this order; each one's parent is the root or stands before it. None is a probe."""
+def select(offer: Candidates, indices: Sequence[int], *, num_probes: int = 0) -> Candidates:
+    """Return these candidates in this order; each one's parent is the root or stands before it.
+
+    Args:
+        num_probes: how many of the first ones are probes.
+    """
     place = {ROOT: ROOT} | {idx: i for i, idx in enumerate(indices)}
     return Candidates(
         tuple([offer.ids[i] for i in indices]),
@@ -174,6 +179,7 @@ def select(offer: Candidates, indices: Sequence[int]) -> Candidates:
         tuple([offer.path_logprobs[i] for i in indices]),
         tuple([offer.depths[i] for i in indices]),
         tuple([offer.writers[i] for i in indices]) if offer.writers else (),
+        num_probes,
     )
 
 
@@ -182,7 +188,7 @@ def kept(offer: Candidates, flags: Sequence[bool]) -> Candidates:
     if all(flags):
         return offer
     indices = [idx for idx, flag in enumerate(flags) if flag]
-    return replace(select(offer, indices), num_probes=sum(flags[: offer.num_probes]))
+    return select(offer, indices, num_probes=sum(flags[: offer.num_probes]))
 
 
 def leading(offer: Candidates, count: int) -> Candidates:
