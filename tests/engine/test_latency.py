@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -65,6 +66,13 @@ def test_a_pass_below_the_first_point_takes_as_long_as_there_and_one_without_tok
 def test_further_sequences_and_rows_of_context_add_their_price() -> None:
     cost = PassCost(((1, 1.0), (2, 2.0)), per_sequence_s=0.25, per_context_row_s=0.01)
     assert cost.seconds(2, num_sequences=3, num_context_rows=50) == pytest.approx(2.0 + 0.5 + 0.5)
+
+
+@given(cost=costs(), first=st.integers(1, 100), num_sequences=st.integers(1, 9), num_rows=st.integers(0, 5000))
+def test_many_passes_cost_what_each_one_does(cost: PassCost, first: int, num_sequences: int, num_rows: int) -> None:
+    counts = np.array([first, first + 1, 7 * first])
+    each = [cost.seconds(int(count), num_sequences, num_rows) for count in counts]
+    assert cost.each(counts, num_sequences, num_rows) == pytest.approx(each, rel=1e-6)
 
 
 @given(cost=costs(), num_tokens=st.integers(0, 200))
@@ -236,13 +244,14 @@ def test_the_line_becomes_that_of_the_machine(slope: float, delay_s: float) -> N
         assert fit.seconds(predicted_s) == pytest.approx(slope * predicted_s + delay_s, rel=0.1, abs=0.002)
 
 
-def test_its_curve_is_what_it_says_now() -> None:
+def test_its_plane_is_what_it_says_now() -> None:
     fit = LatencyFit()
     for i in range(200):
         fit.observe((0.01, 0.04)[i % 2], (0.03, 0.05)[i % 2] + 1e-3 * (i % 5), 1 + i % 5)
-    curve = fit.curve()
-    for predicted_s, num_tokens in ((0.01, 1), (0.02, 7), (0.08, 3), (-1.0, 1)):
-        assert curve(predicted_s, num_tokens) == pytest.approx(fit.seconds(predicted_s, num_tokens))
+    base_s, slope, token_s = fit.plane()
+    for predicted_s, num_tokens in ((0.01, 1), (0.02, 7), (0.08, 3)):
+        seconds = base_s + slope * predicted_s + token_s * num_tokens
+        assert seconds == pytest.approx(fit.seconds(predicted_s, num_tokens))
 
 
 def test_a_constant_delay_is_not_taken_for_dearer_tokens() -> None:

@@ -160,16 +160,13 @@ class Forecast:
 
     def _options(self, arm: Arm, num_requests: int, agreement: float, guesses: Sequence[Guess]) -> _Options:
         """Return what rounds can give, by how deep they draft, where others promise these guesses."""
-        station, target_s = self.stations[arm], self._fits[arm].target.curve()
-        overhead_s = _ROUND_S + _REQUEST_S * num_requests
-        draft_s = self.draft_s(arm, num_requests, self.beam(arm, num_requests)[0])
+        station = self.stations[arm]
+        draft_s = self.draft_s(arm, num_requests, self._width(arm, num_requests))
         rounds = [_mean(guesses[i : i + num_requests]) for i in range(0, len(guesses), num_requests)]
         depths = np.arange(1 if station.drafter is None else _DEEPEST + 1)
         chances = np.array([guess.chances for guess in rounds])
         num_rows = np.maximum(depths, [[guess.num_rows] for guess in rounds])
-        counts = [num_requests * (1 + n) for n in range(int(num_rows.max()) + 1)]
-        pass_s = [target_s(self._pass_s(station.target, count, num_requests), count) for count in counts]
-        rounds_s = np.array(pass_s) + overhead_s  # by candidates of each request
+        rounds_s = self._rounds_s(arm, num_requests, int(num_rows.max()))
         by_drafter = agreement ** np.arange(1, len(depths))
         alone = 1 + chances.sum(axis=1, keepdims=True)
         tokens = alone + np.cumsum(np.maximum(by_drafter - chances[:, : len(by_drafter)], 0.0), axis=1)
@@ -183,28 +180,37 @@ class Forecast:
             tokens, seconds = tokens + missed, seconds + missed * rounds_s[0]
         return _Options(num_requests * tokens, seconds)
 
+    def _rounds_s(self, arm: Arm, num_requests: int, most: int) -> npt.NDArray[np.float64]:
+        """Return the seconds of rounds with 0, 1, ... ``most`` candidates of each request: [1 + most]."""
+        counts = num_requests * np.arange(1, most + 2)
+        num_rows = round(num_requests * self._rows_per_request)
+        base_s, slope, token_s = self._fits[arm].target.plane()
+        pass_s = base_s + slope * self.stations[arm].target.each(counts, num_requests, num_rows) + token_s * counts
+        rounds_s: npt.NDArray[np.float64] = np.maximum(pass_s, 0.0) + (_ROUND_S + _REQUEST_S * num_requests)
+        return rounds_s
+
     def beam(self, arm: Arm, num_requests: int) -> tuple[int, int]:
-        """Return the width that lengthens a drafter pass little, and a lead of a few target passes.
+        """Return the width that lengthens a drafter pass little, and a lead of a few target passes."""
+        station, width, lead = self.stations[arm], self._width(arm, num_requests), self._draft.lead
+        if station.drafter is not None and "lead" not in self._pinned:
+            target_s = self._pass_s(station.target, num_requests * 6, num_requests)
+            layers = target_s / max(self._pass_s(station.drafter, num_requests * width, num_requests), 1e-9)
+            lead = max(min(6, lead), min(lead, math.ceil(2.5 * layers)))
+        return width, lead
+
+    def _width(self, arm: Arm, num_requests: int) -> int:
+        """Return the width of a beam.
 
         In turns the target waits for every node: a second path is drafted only for a pair that agrees little.
         """
-        draft, station = self._draft, self.stations[arm]
-        width, lead = draft.beam_width, draft.lead
-        cost = station.drafter
-        if cost is None:
-            return width, lead
-        if "beam_width" not in self._pinned:
-            most_s = _MOST_WIDENING * self._pass_s(cost, num_requests, num_requests)
-            widths = range(1, draft.beam_width + 1)
-            fits = [w for w in widths if self._pass_s(cost, num_requests * w, num_requests) <= most_s]
-            width = max(fits, default=1)
-            if arm == "turns":
-                width = min(width, 1 + round(_PATHS_IN_TURNS * (1 - self.agreement)))
-        if "lead" not in self._pinned:
-            target_s = self._pass_s(station.target, num_requests * 6, num_requests)
-            layers = target_s / max(self._pass_s(cost, num_requests * width, num_requests), 1e-9)
-            lead = max(min(6, lead), min(lead, math.ceil(2.5 * layers)))
-        return width, lead
+        cost, widest = self.stations[arm].drafter, self._draft.beam_width
+        if cost is None or "beam_width" in self._pinned:
+            return widest
+        if arm == "turns":
+            widest = min(widest, 1 + round(_PATHS_IN_TURNS * (1 - self.agreement)))
+        most_s = _MOST_WIDENING * self._pass_s(cost, num_requests, num_requests)
+        widths = range(widest, 1, -1)
+        return next((w for w in widths if self._pass_s(cost, num_requests * w, num_requests) <= most_s), 1)
 
     def draft_s(self, arm: Arm, num_requests: int, width: int) -> float:
         """Return the seconds of a drafter pass for so many beams of this width; 0 where no drafter runs."""
@@ -219,9 +225,14 @@ class Forecast:
 
     def seconds(self, arm: Arm, view: RoundView) -> Callable[[int], float]:
         """Return what a target pass of so many tokens takes in this round."""
-        cost, seconds = self.stations[arm].target, self._fits[arm].target.curve()
+        cost, (base_s, slope, token_s) = self.stations[arm].target, self._fits[arm].target.plane()
         num_requests, num_rows = len(view.requests), view.num_context_rows
-        return lambda num_tokens: seconds(cost.seconds(num_tokens, num_requests, num_rows), num_tokens)
+
+        def seconds(num_tokens: int) -> float:
+            predicted_s = cost.seconds(num_tokens, num_requests, num_rows)
+            return max(0.0, base_s + slope * predicted_s + token_s * num_tokens)
+
+        return seconds
 
     def prompt_token_s(self, arm: Arm) -> float:
         """Return the seconds that each token of a prompt adds to a pass."""

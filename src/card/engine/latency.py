@@ -9,12 +9,16 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
 
+import numpy as np
+import numpy.typing as npt
+
 from card.engine.cores import CorePlan, Home, pinned
 from card.errors import CapacityError, SettingsError
 from card.models.protocol import Extension, LanguageModel
 
 _PREFIX_ROWS = 8  # context under which the points are measured; counted as none
 _LONG_CONTEXT_ROWS = 512
+_FAR_TOKENS = 1 << 24  # more than any pass has
 _WARMED_TOKENS = 17  # passes of up to so many tokens run once before any is timed: rounds have those of every size
 _MOST_RUNS = 15  # of each timed pass; a large model gets fewer within its time
 _POINTS_SHARE, _SEQUENCES_SHARE, _PREFILL_SHARE = 0.6, 0.75, 0.9  # of the time limit, after which each part stops
@@ -45,6 +49,7 @@ class PassCost:
     per_context_row_s: float = 0.0  # for each row held before the pass, summed over the sequences
     _starts: tuple[int, ...] = field(init=False, repr=False, compare=False)
     _lines: tuple[tuple[int, float, float], ...] = field(init=False, repr=False, compare=False)
+    _corners: tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         starts = tuple(num_tokens for num_tokens, _ in self.points)
@@ -59,6 +64,8 @@ class PassCost:
         points = tuple(zip(starts, accumulate((seconds for _, seconds in self.points), max), strict=True))
         lines = [(x, y, (next_y - y) / (next_x - x)) for (x, y), (next_x, next_y) in pairwise(points)]
         below, last_slope = (starts[0], points[0][1], 0.0), lines[-1][2]
+        far = (_FAR_TOKENS, points[-1][1] + last_slope * (_FAR_TOKENS - starts[-1]))
+        object.__setattr__(self, "_corners", tuple(np.array([*points, far], dtype=np.float64).T))
         object.__setattr__(self, "points", points)
         object.__setattr__(self, "_starts", starts)
         object.__setattr__(self, "_lines", (below, *lines, (*points[-1], last_slope)))
@@ -76,6 +83,13 @@ class PassCost:
         x, y, slope = self._lines[bisect_right(self._starts, num_tokens)]
         shared_s = (num_sequences - 1) * self.per_sequence_s + num_context_rows * self.per_context_row_s
         return y + slope * (num_tokens - x) + shared_s
+
+    def each(
+        self, num_tokens: npt.NDArray[np.int64], num_sequences: int = 1, num_context_rows: int = 0
+    ) -> npt.NDArray[np.float64]:
+        """Return `seconds` of passes of these numbers of tokens, 1 or more each."""
+        shared_s = (num_sequences - 1) * self.per_sequence_s + num_context_rows * self.per_context_row_s
+        return np.interp(num_tokens, *self._corners) + shared_s
 
     def marginal_s(self, num_tokens: int) -> float:
         """Return the seconds that one more token adds to a pass of ``num_tokens``; context changes nothing."""
@@ -215,11 +229,13 @@ class LatencyFit:
         dearer_s = 0.0 if num_tokens is None else self.token_s * (num_tokens - self._num_tokens)
         return max(0.0, self._line(predicted_s) + dearer_s)
 
-    def curve(self) -> Callable[[float, float], float]:
-        """Return `seconds` as it is now, for many calls."""
+    def plane(self) -> tuple[float, float, float]:
+        """Return `seconds` as it is now, without its lower bound of 0.
+
+        Returns: seconds in any case, seconds for each predicted second, and seconds for each token.
+        """
         slope, token_s = self.slope, self.token_s
-        base_s = self._measured_s - slope * self._predicted_s - token_s * self._num_tokens
-        return lambda predicted_s, num_tokens: max(0.0, base_s + slope * predicted_s + token_s * num_tokens)
+        return self._measured_s - slope * self._predicted_s - token_s * self._num_tokens, slope, token_s
 
     def observe(self, predicted_s: float, measured_s: float, num_tokens: float | None = None) -> None:
         """Take one pass; ignored if one of the two is not above 0, as with a clock too coarse for the pass."""
