@@ -79,6 +79,42 @@ def test_tokens_that_come_in_lumps_are_no_reason_to_go_to_and_fro():
     assert switches <= 16
 
 
+def tried_in_vain(told: Told) -> Schedules:
+    """Return schedules that use ``beside``, so soon after a trial of ``off`` that none is due for long."""
+    schedules = Schedules(told)
+    for arm in ("off", "beside"):
+        run_until(schedules, arm, told.now)
+    return schedules
+
+
+@pytest.mark.parametrize(("off", "first", "last"), [(345.0, 0, 15), (318.0, 32, 47)])
+def test_a_schedule_is_taken_once_it_would_have_saved_what_a_switch_takes(off, first, last):
+    told = Told(beside=300.0, off=250.0)
+    schedules = tried_in_vain(told)
+    told.now = {"beside": 300.0, "off": off}
+    used = run(schedules, told.now, 64)
+    assert first <= used.index("off") <= last
+
+
+def test_a_schedule_that_is_better_and_worse_by_turns_is_not_taken():
+    told = Told(beside=300.0, off=250.0)
+    schedules = tried_in_vain(told)
+    used: list[Arm] = []
+    for off in (320.0, 280.0) * 2:
+        told.now = {"beside": 300.0, "off": off}
+        used += run(schedules, told.now, 16)
+    assert set(used) == {"beside"}
+
+
+def test_what_was_regretted_before_a_switch_does_not_lead_back():
+    told = Told(beside=300.0, off=250.0)
+    schedules = tried_in_vain(told)
+    told.now = {"beside": 300.0, "off": 345.0}
+    run_until(schedules, "off", told.now)
+    told.now = {"beside": 306.0, "off": 300.0}
+    assert set(run(schedules, told.now, 48)) == {"off"}
+
+
 def test_a_promise_that_is_not_kept_is_found_out():
     schedules = Schedules(Told(beside=300.0, off=200.0))
     used = run(schedules, {"beside": 150.0, "off": 200.0}, 400)
@@ -146,10 +182,10 @@ def test_prompts_that_are_read_while_others_decode_count_against_fewer_cores(num
     speed = {"beside": 300.0, "off": 200.0}
     schedules = Schedules(Reading(**speed))
     used: list[Arm] = []
-    for _ in range(100):
+    for _ in range(200):
         used += run(schedules, speed, 1)
         schedules.observe(1, num_tokens, 16, 0.02)
-    assert (used[-1] == "beside") is is_used
+    assert used.count("beside") > 140 if is_used else used.count("off") > 100
 
 
 def test_the_rate_of_a_new_text_is_as_predicted_until_some_rounds_measured_it():
@@ -159,7 +195,7 @@ def test_the_rate_of_a_new_text_is_as_predicted_until_some_rounds_measured_it():
     told.num_texts += 1
     told.now = {"beside": 100.0, "off": 50.0}  # as expected of the new text
     run(schedules, {"beside": 900.0, "off": 50.0}, 2)  # it begins with luck
-    assert schedules.rate() == pytest.approx(110.0, rel=0.05), "corrected by what was committed of earlier promises"
+    assert schedules.rate() == pytest.approx(110.0, rel=0.15), "corrected by what was committed of earlier promises"
     run(schedules, {"beside": 130.0, "off": 50.0}, 30)
     assert schedules.rate() == pytest.approx(170.0, rel=0.15), "measured, luck included"
 
@@ -171,7 +207,55 @@ def test_the_rate_follows_the_prediction_as_long_as_it_is_not_measured():
     assert schedules.rate() == 200.0
     told.now = {"beside": 150.0, "off": 100.0}
     run(schedules, {"beside": 200.0, "off": 100.0}, 4)
-    assert schedules.rate() == 150.0
+    assert schedules.rate() == pytest.approx(150.0, rel=0.05)
+
+
+class Kept(Told):
+    """A forecast by which no schedule ever breaks its promise."""
+
+    speed = 200.0  # reached
+
+    def tokens_per_s(self, arm: Arm, num_requests: int, *, seen: Acceptance | None = None) -> float:
+        return self.now[arm] if seen is None else self.speed
+
+    def write(self, schedules: Schedules, *stretches: tuple[float, int]) -> None:
+        """Write a text of stretches with so many tokens/s and rounds each."""
+        self.num_texts += 1
+        for self.speed, num_rounds in stretches:
+            run(schedules, {"beside": self.speed, "off": 50.0}, num_rounds)
+
+
+def test_the_rate_counts_on_a_text_to_go_on_as_others_did_that_began_like_it():
+    told = Kept(beside=200.0, off=50.0)
+    schedules = Schedules(told)
+    assert schedules.rate() == 200.0
+    for _ in range(12):
+        told.write(schedules, (200.0, 12), (400.0, 24))
+    told.write(schedules, (200.0, 1))
+    assert 260.0 < schedules.rate() < 400.0
+    for _ in range(12):
+        told.write(schedules, (200.0, 36))
+    assert schedules.rate() == pytest.approx(200.0, rel=0.1), "as those went on that came last"
+
+
+def test_what_was_believed_of_one_text_is_not_held_against_another():
+    told = Kept(beside=200.0, off=50.0)
+    schedules = Schedules(told)
+    for _ in range(12):
+        told.now = {"beside": 800.0, "off": 50.0}
+        told.write(schedules, (800.0, 10))
+        told.now = {"beside": 200.0, "off": 50.0}
+        told.write(schedules, (200.0, 40))
+    told.write(schedules, (200.0, 1))
+    assert schedules.rate() == pytest.approx(200.0, rel=0.05)
+
+
+def test_what_a_text_gives_much_later_says_nothing_of_its_beginning():
+    told = Kept(beside=200.0, off=50.0)
+    schedules = Schedules(told)
+    told.write(schedules, (200.0, 60), (800.0, 600))
+    told.write(schedules, (200.0, 1))
+    assert schedules.rate() < 400.0
 
 
 def test_one_new_text_in_a_batch_leaves_the_rate_measured():
@@ -202,7 +286,7 @@ def test_a_new_text_is_looked_at_early():
     assert used[-1] == "off"
 
 
-@pytest.mark.parametrize(("off", "first_used"), [(900.0, 2), (320.0, 6)])  # twice as fast is plain at once
+@pytest.mark.parametrize(("off", "first_used"), [(900.0, 2), (345.0, 6)])  # twice as fast is plain at once
 def test_a_schedule_that_is_plainly_better_for_a_new_text_is_taken_at_the_first_look(off, first_used):
     told = Told(beside=300.0, off=100.0)
     schedules = Schedules(told)

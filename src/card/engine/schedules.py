@@ -29,7 +29,7 @@ _CLOSE = 0.8  # of the present rate: a rival as good as this gets a long trial, 
 # much as the last: a slow moment in its first trial is not the end of it. To rest is left for a trial whatever was
 # measured.
 _WORTH_A_FIRST_TRIAL, _WORTH_A_TRIAL, _WORTH_ANOTHER_TRIAL = 0.6, 0.85, 0.75
-_MARGIN = 1.04  # another schedule must be better by this
+_SWITCH_ROUNDS = 2.0  # that a switch costs: the drafter that takes over reads the texts first, and is behind
 
 
 @dataclass(slots=True)
@@ -85,6 +85,23 @@ class _Account:
 
 
 @dataclass(slots=True)
+class _Belief:
+    """What was believed of the rate of texts, and what they gave from then on.
+
+    Writers learn from a text, and one that begins slowly seldom stays as slow.
+    """
+
+    held: _Rate = field(default_factory=lambda: _Rate(1.0))  # of beliefs about the present texts, each for a second
+    account: _Account = field(default_factory=_Account)
+
+    def compare(self, tokens: float, seconds: float) -> None:
+        """Take a round of these texts that came later than the beliefs."""
+        if self.held.count >= 1:  # else they are too old
+            self.account.add(seconds * self.held.value, tokens, 1)
+        self.held.fade(_RECENT)
+
+
+@dataclass(slots=True)
 class _Patience:
     """How long one batch size goes on with its schedule before another one is tried."""
 
@@ -117,11 +134,14 @@ class Schedules:
         self._recent = _Rate(_RECENT)  # of the present schedule at this batch size
         self._unaccounted = _Rate(1.0)  # what was committed since the last review
         self._predicted: float | None = None  # rate of the present schedule, once it was asked for
+        self._predicted_at = 0  # rounds here
+        self._beliefs = (_Belief(), _Belief())  # predicted and measured ones
         self._num_requests = 1
         self._num_texts = 0
         self.rounds_here = 0  # since the last switch
         self._until_review = 0
         self._until_look = 0  # at a new text; below 0: it was looked at
+        self._regret = 0.0  # rounds that the best other schedule would have saved, as reviews saw it
         self._trial_rounds = 0
         self._is_first_trial = False
         self._patiences: dict[int, _Patience] = {}  # by batch bucket
@@ -134,7 +154,7 @@ class Schedules:
 
     def begin(self, num_requests: int, available: frozenset[Arm]) -> None:
         """Review the schedule where the batch has changed, now and then, and when its drafter is gone."""
-        if self.rounds_here % _PREDICTED_EVERY == 0:
+        if self.rounds_here - self._predicted_at >= _PREDICTED_EVERY:
             self._predicted = None
         has_new_bucket = bucket(num_requests) != bucket(self._num_requests)
         if has_new_bucket:
@@ -146,7 +166,8 @@ class Schedules:
             self._num_texts = self._forecast.num_texts
             self._until_review = min(self._until_review, _NEW_TEXT)
             self._until_look = _FIRST_LOOK
-            self._recent.fade(max(0.0, 1 - num_new / num_requests))
+            for of_present_texts in (self._recent, *(belief.held for belief in self._beliefs)):
+                of_present_texts.fade(max(0.0, 1 - num_new / num_requests))
             self._predicted = None
         possible = [arm for arm in self._learnt if arm in available]
         if self._forecast.has_writers and "turns" in possible and "off" in possible:
@@ -159,12 +180,18 @@ class Schedules:
             self._review(possible, is_gone or is_worse)
 
     def rate(self) -> float:
-        """Return the tokens/s of the present schedule: as measured, or as predicted until it was."""
+        """Return the tokens/s that the present texts will go on with.
+
+        As measured, or as predicted until it was, and corrected by what texts gave after such beliefs.
+        """
+        is_measured, rate = self._believed()
+        return rate * self._beliefs[is_measured].account.bias(1.0)
+
+    def _believed(self) -> tuple[bool, float]:
+        """Return the tokens/s of the present schedule, and whether they were measured."""
         if self._recent.count >= _KNOWN_ROUNDS and self._recent.seconds > 0:
-            return self._recent.value
-        if self._predicted is None:
-            self._predicted = self._decoding_rate(self.arm)
-        return self._predicted
+            return True, self._recent.value
+        return False, self._decoding_rate(self.arm) if self._predicted is None else self._predicted
 
     def observe(self, num_committed: int, num_tokens: int, num_prompt_tokens: int, seconds: float) -> None:
         """Count a round of the present schedule.
@@ -182,6 +209,10 @@ class Schedules:
         is_mostly_prompts = 2 * num_prompt_tokens > num_tokens
         if self.rounds_here > SETTLING and not is_mostly_prompts:
             decoding_s = max(seconds - num_prompt_tokens * self._forecast.prompt_token_s(self.arm), 0.0)
+            is_measured, rate = self._believed()
+            for belief in self._beliefs:
+                belief.compare(num_committed, decoding_s)
+            self._beliefs[is_measured].held.add(rate, 1.0)
             self._recent.add(num_committed, decoding_s)
             self._unaccounted.add(num_committed, decoding_s)
 
@@ -212,11 +243,19 @@ class Schedules:
             is_hopeless = self.rounds_here >= _LOOK_AFTER and here < _HOPELESS * scores[best]
             if self.rounds_here >= self._trial_rounds or is_hopeless:
                 self._end_trial(best)
-        elif scores[best] > _MARGIN * here and self.rounds_here >= SETTLING:
-            self._switch(best)
         else:
-            self._consider_trial(possible, scores)
+            self._count_regret(scores)
+            if self._regret > _SWITCH_ROUNDS and self.rounds_here >= SETTLING:
+                self._switch(best)
+            else:
+                self._consider_trial(possible, scores)
         self.reason = self._explain(scores)
+
+    def _count_regret(self, scores: Mapping[Arm, float]) -> None:
+        """Add what the best other schedule promises to save until the next review, or to lose."""
+        here = max(scores[self.arm], 1e-9)
+        rival = max((score for arm, score in scores.items() if arm != self.arm), default=0.0)
+        self._regret = max(0.0, self._regret + REVIEW_EVERY * (rival - here) / here)
 
     def _consider_trial(self, possible: Sequence[Arm], scores: Mapping[Arm, float]) -> None:
         here = scores[self.arm]
@@ -258,6 +297,7 @@ class Schedules:
             self._predicted = None
             self._recent = _Rate(_RECENT)
         self._trial_rounds = 0
+        self._regret = 0.0
 
     def _close_account(self) -> None:
         """Compare what the present schedule gave since the last time with what is predicted of it on such text."""
@@ -289,7 +329,10 @@ class Schedules:
         learnt = self._learnt[arm]
         prior = learnt.everywhere.bias(prior)  # what delays one schedule delays another, too
         bias = learnt.accounts[here].bias(prior) if here in learnt.accounts else prior
-        return self._forecast.tokens_per_s(arm, self._num_requests) * bias
+        rate = self._forecast.tokens_per_s(arm, self._num_requests) * bias
+        if arm == self.arm:
+            self._predicted, self._predicted_at = rate, self.rounds_here
+        return rate
 
     def _explain(self, scores: Mapping[Arm, float]) -> str:
         parts = [f"{score:.0f} tokens/s {'in ' if arm == 'turns' else ''}{arm}" for arm, score in scores.items()]
