@@ -269,10 +269,23 @@ def rounds_that_draft(policy: TunedPolicy, num_rounds: int, *, reads_prompt_ever
 def test_in_turns_drafting_that_does_not_pay_is_tried_less_and_less_often(reads_prompt_every):
     dear = {"turns": Station(Home(), cost(7e-3, 5e-4), cost(0.1, 1e-3))}
     policy = TunedPolicy(dear, DraftSettings())
-    tried = rounds_that_draft(policy, 2000, reads_prompt_every=reads_prompt_every)
+    tried = rounds_that_draft(policy, 3000, reads_prompt_every=reads_prompt_every)
     gaps = [after - before for before, after in itertools.pairwise([-1, *tried])]
-    assert gaps[:5] == [17, 33, 65, 129, 257]
-    assert set(gaps[5:]) == {257}
+    assert gaps[:3] == [129, 257, 513]
+    assert set(gaps[3:]) == {513}
+
+
+def test_a_drafter_that_wrote_beside_the_target_is_not_tried_at_once_in_turns():
+    dear = Station(Home(), cost(7e-3, 5e-4), cost(0.1, 1e-3))
+    policy = TunedPolicy({"beside": stations()["beside"], "turns": dear}, DraftSettings())
+    offer = Candidates((-1,), (1,), (-1,), (-1.0,), (1,), ("suffix",))
+    result = StepResult(verified=[Verified(0, offer, (), True, 0, 0)], num_tokens=2, busy_s=7e-3)
+    for _ in range(200):
+        policy.begin(1, frozenset({"beside"}))
+        policy.observe(Outcome(view(), result, 8e-3, 1, 0, 0.0))
+    policy.begin(1, frozenset({"turns"}))
+    assert policy.arm == "turns"
+    assert policy.prepare(replace(view(), takes_turns=True, best_paths=[(0, 0.0)])) is None
 
 
 def test_a_drafter_that_is_not_asked_to_draft_is_told_nothing_and_catches_up_before_it_is():
@@ -347,6 +360,13 @@ def test_it_waits_on_a_miss_only_if_no_request_has_candidates_and_the_target_is_
 def test_a_wait_ends_when_its_time_is_over():
     policy = TunedPolicy({"beside": stations(beside=cost(0.1, 1e-3))["beside"]}, DraftSettings())
     assert policy.prepare(view(best_paths=[(0, 0.0)], num_short=1, waited_s=1.0)) is None
+
+
+@pytest.mark.parametrize(("each_s", "width"), [(0.0, 6), (1.1e-4, 5), (1.4e-4, 4), (2e-4, 3), (4e-4, 2), (5e-4, 1)])
+def test_a_beam_is_as_wide_as_lengthens_a_drafter_pass_little(each_s, width):
+    beside = replace(stations()["beside"], drafter=cost(1e-3, each_s))
+    policy = TunedPolicy({"beside": beside}, DraftSettings(beam_width=6))
+    assert policy.beam()[0] == width
 
 
 def test_beams_become_narrower_in_a_bigger_batch():

@@ -8,7 +8,6 @@ rounds it chooses the schedule: as predicted from the latencies measured at star
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 
 from card.config import DraftSettings
 from card.engine.calibration import Calibration, Calibrations, DepthReport
@@ -22,7 +21,8 @@ from card.nodes import Candidates
 from card.offers import leading, select
 from card.target import TargetRequest
 
-_FIRST_TRY, _LAST_TRY = 16, 256  # rounds without drafting, in turns, until it is tried; twice as many each time in vain
+_AT_REST = 16  # rounds without drafting, in turns, after which the drafter reads no prompt ahead
+_FIRST_TRY, _LAST_TRY = 128, 512  # the same until drafting is tried; twice as many each time in vain
 _TRY_PASSES = 2
 _MOST_WAITED_LAYERS = 3
 _MOST_FORESEEN_LAYERS = 8  # of which drafting in turns must pay
@@ -112,7 +112,7 @@ class TunedPolicy:
         """Draft one more layer, or wait for the first ones, where that brings more than its time is worth."""
         if not view.requests:
             is_to_read = view.takes_turns and view.num_prompt_tokens and view.num_passes == 0
-            return Draft(1) if is_to_read and self._rounds_undrafted < _FIRST_TRY else None
+            return Draft(1) if is_to_read and self._rounds_undrafted < _AT_REST else None
         if view.takes_turns:
             return self._prepare_turn(view)
         if not view.is_up:
@@ -152,7 +152,7 @@ class TunedPolicy:
         """Return these candidates in this order, probes first, and remember their chances."""
         if not offer.writers:
             return leading(offer, len(indices))
-        taken, (_, probs) = replace(select(offer, indices), num_probes=offer.num_probes), self._known[id(offer)]
+        taken, (_, probs) = select(offer, indices, num_probes=offer.num_probes), self._known[id(offer)]
         self._known[id(taken)] = taken, [probs[idx] for idx in indices]
         return taken
 
@@ -189,7 +189,7 @@ class TunedPolicy:
 
     def _count_drafting(self, num_passes: int) -> None:
         """Note whether a round drafted in turns, and how long to go without if that was a try in vain."""
-        self._rounds_undrafted = 0 if num_passes else self._rounds_undrafted + 1
+        self._rounds_undrafted = 0 if num_passes or self.arm == "beside" else self._rounds_undrafted + 1
         if num_passes:
             self._try_after = min(2 * self._try_after, _LAST_TRY) if self._is_try else _FIRST_TRY
 
