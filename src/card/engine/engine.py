@@ -308,7 +308,10 @@ class Engine:
 
     def _offers(self, view: RoundView) -> list[Candidates]:
         """Return what each decoding request verifies."""
-        offers = [self._query(request, asks_drafter=self._policy.arm != "off") for request in view.requests]
+        if view.undrafted and not any(depth for depth, _ in view.best_paths):
+            offers = list(view.undrafted)  # the drafter has nothing to add
+        else:
+            offers = [self._query(request, asks_drafter=self._policy.arm != "off") for request in view.requests]
         if not any(offers):
             return offers
         chosen = self._policy.choose(view, offers)
