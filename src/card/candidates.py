@@ -17,6 +17,8 @@ from card.config import VerifyShape
 from card.errors import SettingsError
 from card.nodes import Candidates, NewNodes, check_nodes, check_rows
 
+_SHAPES: tuple[VerifyShape, ...] = get_args(VerifyShape)
+
 
 class _Node:
     """One node. It knows its parent by id only: without reference cycles a pruned branch is freed at once."""
@@ -145,9 +147,11 @@ class CandidateCache:
             max_depth: deepest layer below the root that is offered; None sets no limit.
         Raises: SettingsError for another shape.
         """
-        if shape not in get_args(VerifyShape):
-            raise SettingsError(f"shape of a query must be one of {', '.join(get_args(VerifyShape))}, got {shape!r}")
+        if shape not in _SHAPES:
+            raise SettingsError(f"shape of a query must be one of {', '.join(_SHAPES)}, got {shape!r}")
         num_layers = self.depth if max_depth is None else min(max_depth, self.depth)
+        if num_layers <= 0:
+            return Candidates.none()
         if shape != "tree":
             return self._best_chain(min(budget, num_layers), stops_at_branch=shape == "trunk")
         return self._best_tree(budget, num_layers)
@@ -449,7 +453,7 @@ class CandidateCache:
 
     def _best_tree(self, budget: int, num_layers: int) -> Candidates:
         """Walk best first from the root: the same nodes in the same order as sorting all, at the price of a few."""
-        heap = [(-kid.score, kid.id, -1, 1, kid) for kid in self._root.kids.values()] if num_layers > 0 else []
+        heap = [(-kid.score, kid.id, -1, 1, kid) for kid in self._root.kids.values()]
         heapify(heap)
         ids: list[int] = []
         tokens: list[int] = []
