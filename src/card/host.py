@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import functools
+import logging
 import os
 import secrets
 import time
@@ -37,13 +39,23 @@ from card.models.fingerprint import tokenizer_fingerprint
 from card.models.grammar import GrammarCompiler
 from card.models.hrad import DEMO_HRAD, load_hrad
 from card.models.inflation import inflate, inflated_from, parse_parameter_count
-from card.models.loading import check_pair, context_limit, end_token_ids, load_model, load_tokenizer, parameter_count
+from card.models.loading import (
+    check_pair,
+    computes_bfloat16,
+    context_limit,
+    end_token_ids,
+    load_model,
+    load_tokenizer,
+    parameter_count,
+)
 from card.models.text import Detokenizer, StopStrings, encode_chat, encode_prompt
 from card.target import Foresight, OpenWriter, TargetRequest, TargetWorker
 from card.trace import Trace
 from card.transport.link import DrafterLink
 from card.writers.local import find_writer
 from card.writers.local.protocol import LocalWriter
+
+logger = logging.getLogger(__name__)
 
 Prompt = str | Sequence[int] | Sequence[Mapping[str, str]]
 
@@ -269,6 +281,8 @@ class Host:
                 check_pair(self.tokenizer, model, one)
         if self.settings.target_cost is not None:
             model = inflate(model, parse_parameter_count(self.settings.target_cost))
+        if self.method.name != "vanilla" and model.dtype == torch.bfloat16 and not computes_bfloat16(model.device):
+            _advise_float32()
         original = inflated_from(model)
         self.target_cost: str | None = None
         if original is not None:
@@ -406,6 +420,15 @@ def split_settings(settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[st
             raise SettingsError(f"unknown setting {name!r}; known: {', '.join(sorted(engine_names | draft_names))}")
     engine = {name: value for name, value in settings.items() if name in engine_names}
     return engine, {name: value for name, value in settings.items() if name in draft_names}
+
+
+@functools.cache
+def _advise_float32() -> None:
+    """Say once that candidates may cost more than they save as things are."""
+    logger.warning(
+        "this CPU has no bfloat16 instructions, so that checking candidates in bfloat16 may cost more than it saves; "
+        "dtype float32 (--dtype float32) is faster, in twice the memory"
+    )
 
 
 def _name(model: str | PreTrainedModel) -> str:

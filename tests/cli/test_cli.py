@@ -15,11 +15,14 @@ from pathlib import Path
 
 import psutil
 import pytest
+import torch
 
 import card
-from card.cli import main
+from card import host
+from card.cli import demo, main
 from card.config import SamplingParams
 from card.llm import LLM
+from card.models.loading import load_model, load_tokenizer
 from tests.pair import Pair
 
 PROMPT = "the cat sat"
@@ -39,6 +42,9 @@ STATS_KEYS = {
 }
 
 pytestmark = pytest.mark.timeout(240)
+needs_onednn = pytest.mark.skipif(
+    not torch.backends.mkldnn.is_available(), reason="only oneDNN knows the CPU's instructions"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,6 +188,41 @@ def test_help_and_version_go_to_standard_output(run):
         assert (ran.status, ran.err) == (0, "")
     assert ran.out == f"card, version {card.__version__}\n"
     assert "generate" in run().out
+
+
+# ---- a CPU without bfloat16 instructions ----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def in_bfloat16(pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Options of a pair stored in bfloat16, on a CPU that has no instructions for it."""
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: False)
+    host._advise_float32.cache_clear()
+    for name in ("target", "draft"):
+        folder = getattr(pair, name)
+        load_model(folder, dtype="bfloat16").save_pretrained(tmp_path / name)
+        load_tokenizer(folder).save_pretrained(tmp_path / name)
+    return ["--target", str(tmp_path / "target"), "--draft", str(tmp_path / "draft"), "--max-tokens", "8"]
+
+
+@needs_onednn
+def test_the_demo_runs_in_float32_where_bfloat16_is_slow(run, in_bfloat16, monkeypatch):
+    dtypes = []
+    monkeypatch.setattr(demo, "inflate", lambda model, _: dtypes.append(model.dtype) or model)
+    args = ["demo", "--problems", "1", "--target-cost", "1M", *in_bfloat16]
+    said = ", in float32: this CPU has no bfloat16 instructions"
+    assert said in run(*args).out.replace("\n", "")
+    assert said not in run(*args, "--dtype", "bfloat16").out.replace("\n", "")
+    assert dtypes == [torch.float32, torch.bfloat16]
+
+
+@needs_onednn
+def test_drafting_in_slow_bfloat16_is_advised_against_once(run, in_bfloat16, caplog):
+    args = ["generate", *in_bfloat16, "--placement", "inline", PROMPT]
+    for wanted, changes in [(0, ["--dtype", "float32"]), (0, ["--method", "vanilla"]), (1, []), (0, [])]:
+        caplog.clear()
+        assert run(*args, *changes).status == 0
+        assert caplog.text.count("--dtype float32") == wanted, changes
 
 
 # ---- what it prints -------------------------------------------------------------------------------------------------

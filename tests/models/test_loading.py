@@ -29,7 +29,15 @@ from transformers.utils import logging as transformers_logging
 from card.errors import ModelError, VocabularyError
 from card.models import demo
 from card.models.demo import DEMO_NAMES, DEMO_PROBLEMS, demo_folder
-from card.models.loading import end_token_ids, load_model, load_pair, load_tokenizer, parameter_count, vocab_size
+from card.models.loading import (
+    computes_bfloat16,
+    end_token_ids,
+    load_model,
+    load_pair,
+    load_tokenizer,
+    parameter_count,
+    vocab_size,
+)
 
 V = 32
 
@@ -107,6 +115,17 @@ def test_a_folder_loads_as_stored_ready_for_inference_and_without_network(saved:
 )
 def test_the_dtype_is_the_one_asked_for(saved: Path, dtype: str | torch.dtype, wanted: torch.dtype) -> None:
     assert load_model(saved, dtype=dtype).dtype == wanted
+
+
+@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="only oneDNN knows the CPU's instructions")
+def test_only_a_cpu_can_lack_bfloat16_instructions(monkeypatch: pytest.MonkeyPatch) -> None:
+    for has_them in (True, False):
+        monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda has_them=has_them: has_them)
+        assert [computes_bfloat16(device) for device in ("cpu", torch.device("cpu"), "cuda:0")] == [
+            has_them,
+            has_them,
+            True,
+        ]
 
 
 def test_loading_is_silent_and_leaves_the_settings_as_they_were(saved: Path, capfd: pytest.CaptureFixture[str]) -> None:

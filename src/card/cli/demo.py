@@ -22,7 +22,7 @@ from card.methods import METHODS
 from card.metrics import RequestStats
 from card.models.demo import DEMO_PROBLEMS
 from card.models.inflation import inflate, parse_parameter_count
-from card.models.loading import load_model, load_tokenizer
+from card.models.loading import computes_bfloat16, load_model, load_tokenizer
 
 _METHODS = ("vanilla", "sps", "card")
 _FRAMES_PER_S = 5.0  # drawing takes time from the target; the same for every method
@@ -81,6 +81,9 @@ def _load(options: dict[str, Any], console: Console) -> list[_Lane]:
     """Load the target once and every method on it."""
     target, draft = resolve_models(options, needs_draft=True)
     cost = options.pop("target_cost") or (_DEFAULT_COST if target == "demo-target" else None)
+    widens = options["dtype"] == "auto" and not computes_bfloat16(options["device"])
+    if widens:
+        options["dtype"] = "float32"
     with console.status("loading the models"):
         tokenizer = load_tokenizer(target)
         model = load_model(target, dtype=options["dtype"], device=options["device"])
@@ -96,7 +99,7 @@ def _load(options: dict[str, Any], console: Console) -> list[_Lane]:
                 **given(options),
             )
             lanes.append(_Lane(method, llm))
-    console.print(f"target {target}, draft {draft}")
+    console.print(f"target {target}, draft {draft}" + ", in float32: this CPU has no bfloat16 instructions" * widens)
     if lanes[0].llm.target_cost:
         console.print(f"target costs {lanes[0].llm.target_cost}: so that its price is that of a larger model")
     return lanes

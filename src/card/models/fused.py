@@ -22,6 +22,7 @@ from card.models.attention import SequencePass, attend
 from card.models.features import KeptStates
 from card.models.generic import layer_windows
 from card.models.kv_cache import KVLayout
+from card.models.loading import computes_bfloat16
 
 MODEL_CLASSES = (LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM)
 PROJECTIONS = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj")
@@ -146,7 +147,7 @@ def can_pack(weight: Tensor, num_bytes: int) -> bool:
     if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return False
     if weight.dtype == torch.bfloat16:
-        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+        return computes_bfloat16(weight.device)
     return weight.dtype == torch.float32
 
 

@@ -136,6 +136,17 @@ def load_pair(
     return LoadedPair(target_model, draft_model, tokenizer, end_token_ids(target_model, tokenizer))
 
 
+def computes_bfloat16(device: str | torch.device) -> bool:
+    """Return False for a CPU that is known to have no bfloat16 instructions.
+
+    There a bfloat16 pass over several tokens costs almost as much as several passes, so that candidates cost what they
+    save; in float32 they do not.
+    """
+    if not str(device).startswith("cpu") or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+        return True
+    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
 def parameter_count(model: torch.nn.Module) -> int:
     """Return the number of parameters; a tensor used twice (tied embeddings) counts once."""
     return sum(parameter.numel() for parameter in model.parameters())
