@@ -68,9 +68,29 @@ def test_a_guess_is_the_best_chance_of_others_at_each_depth():
     assert guess.chances[:5] == (0.3, 0.8, 0.0, 0.6, 0.0), "what the drafter alone proposed is no guess of others"
     assert guess.came_true[:5] == (0.0, 1.0, 0.0, 1.0, 0.0)
     assert guess.num_rows == 3, "those that the drafter proposes too cost nothing more"
-    assert Guess.of(chain(), [], ()) == Guess.of(replace(offer, writers=()), [0.9] * 6, (0,)) == Guess()
+    assert guess.num_given == 5.0, "with the target's own token"
+    assert Guess.of(chain(), [], ()) == Guess()
+    assert Guess.of(replace(offer, writers=()), [0.9] * 6, (0,)) == Guess(num_given=2.0)
     deep = chain(*["suffix"] * 40)
     assert len(Guess.of(deep, [0.9] * 40, range(40)).chances) == len(Guess().chances), "deeper ones are not considered"
+
+
+def test_a_round_counts_as_often_as_a_schedule_needs_for_the_text_that_it_covered():
+    """Beside, every round gave six tokens; at rest, half of this text takes several times as many rounds."""
+
+    def told_of(*given: float) -> Forecast:
+        told = forecast()
+        rich, poor = Guess((0.9,) * 6 + (0.0,) * 10, 6), Guess()
+        told._guesses = [replace(guess, num_given=n) for guess, n in zip((rich, poor) * 4, given * 4, strict=True)]
+        told.has_writers = True
+        return told
+
+    expected, covered, alone = told_of(6.4, 1.0), told_of(6.0, 6.0), told_of(1.0, 1.0)
+    assert covered.tokens_per_s("off", 1) < 0.85 * expected.tokens_per_s("off", 1)
+    assert alone.tokens_per_s("off", 1) < expected.tokens_per_s("off", 1), "the rich ones gave less, so they are fewer"
+    for together in (1, 2, 4):
+        rates = [told.tokens_per_s("off", together) for told in (expected, covered)]
+        assert (rates[0] > rates[1]) == (together == 1), "rounds of several requests are alike here"
 
 
 def test_a_drafter_at_rest_promises_what_the_other_writers_get_accepted():

@@ -35,6 +35,7 @@ _FIRST_CONTEXT_ROWS = 100.0  # of one request, until they have been counted
 _ROWS_WEIGHT = 0.05  # of the newest round in their mean
 _SEEN_PRIOR = 4.0  # compared candidates that the agreement learnt so far counts for among those of a few rounds
 _DINKELBACH_STEPS = 3  # which choose for each round the depth that is best at the rate of all (`card.engine.choice`)
+_MOST_REPEATED = 2.0  # times that one seen round may stand for in a prediction; as often as its inverse at least
 _DEEPEST = 16  # candidates of one request that predictions of a schedule consider
 
 
@@ -57,11 +58,12 @@ class _Fits:
 
 @dataclass(frozen=True, slots=True)
 class Guess:
-    """What other writers than the drafter promised in one verification."""
+    """What other writers than the drafter promised in one verification, and what it gave."""
 
     chances: tuple[float, ...] = (0.0,) * _DEEPEST  # [d] that their candidate at depth d + 1 is accepted, in [0, 1]
     num_rows: int = 0  # candidates that nobody but them proposed
     came_true: tuple[float, ...] = (0.0,) * _DEEPEST  # [d] 1 if their candidate at depth d + 1 was accepted, else 0
+    num_given: float = 1.0  # tokens that the verification gave, whoever proposed them
 
     @classmethod
     def of(cls, offer: Candidates, probs: Sequence[float], accepted: Sequence[int]) -> Guess:
@@ -70,8 +72,9 @@ class Guess:
         Args:
             accepted: indices into the offer.
         """
+        num_given = 1.0 + len(accepted)
         if not offer.writers:
-            return cls()
+            return cls(num_given=num_given)
         best = [0.0] * _DEEPEST
         num_rows = 0
         for writers, depth, prob in zip(offer.writers, offer.depths, probs, strict=True):
@@ -80,7 +83,8 @@ class Guess:
                 if depth <= _DEEPEST:
                     best[depth - 1] = max(best[depth - 1], prob)
         others = {offer.depths[idx] for idx in accepted if offer.writers[idx] != DRAFTER}
-        return cls(tuple(best), num_rows, tuple([float(depth in others) for depth in range(1, _DEEPEST + 1)]))
+        came_true = tuple([float(depth in others) for depth in range(1, _DEEPEST + 1)])
+        return cls(tuple(best), num_rows, came_true, num_given)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +93,22 @@ class _Options:
 
     tokens: npt.NDArray[np.float64]  # [N, D] expected
     seconds: npt.NDArray[np.float64]  # [N, D]
+    given: npt.NDArray[np.float64]  # [N] tokens that these rounds gave, under whatever schedule
+
+    def best(self, rate: float) -> npt.NDArray[np.intp]:
+        """Return for each round the depth that is best where a second is worth ``rate`` tokens: [N]."""
+        best: npt.NDArray[np.intp] = (self.tokens - rate * self.seconds).argmax(axis=1)
+        return best
+
+    def rate(self, depths: npt.NDArray[np.intp]) -> float:
+        """Return the tokens/s over the text that these rounds covered, with so many layers drafted in each.
+
+        Where a round gives less than it gave, more of its kind are needed for the same piece of text.
+        """
+        every = np.arange(len(depths))
+        tokens, seconds = self.tokens[every, depths], self.seconds[every, depths]
+        times = np.clip(self.given / tokens, 1 / _MOST_REPEATED, _MOST_REPEATED)
+        return float((times * tokens).sum() / (times * seconds).sum())
 
 
 @dataclass(slots=True)
@@ -148,14 +168,13 @@ class Forecast:
             agreement = (seen.num_agreed + _SEEN_PRIOR * agreement) / (seen.num_compared + _SEEN_PRIOR)
             guesses = seen.guesses
         options = self._options(arm, num_requests, agreement, guesses or [Guess()])
-        every, rate = np.arange(len(options.tokens)), 0.0
+        rate = 0.0
         for _ in range(_DINKELBACH_STEPS):
-            best = (options.tokens - rate * options.seconds).argmax(axis=1)
-            rate = float(options.tokens[every, best].sum() / options.seconds[every, best].sum())
+            depths = options.best(rate)
+            rate = options.rate(depths)
         if seen is not None and seen.guesses and self.has_writers:
             came_true = [replace(guess, chances=guess.came_true) for guess in guesses]
-            options = self._options(arm, num_requests, agreement, came_true)
-            rate = float(options.tokens[every, best].sum() / options.seconds[every, best].sum())
+            rate = self._options(arm, num_requests, agreement, came_true).rate(depths)
         return rate
 
     def _options(self, arm: Arm, num_requests: int, agreement: float, guesses: Sequence[Guess]) -> _Options:
@@ -178,7 +197,8 @@ class Forecast:
             is_right = np.maximum(agreement**depths, chances[:, :1])
             missed = (1 - is_right) * min(1.0, _MISSED * (1 - agreement))  # the next round has no candidates
             tokens, seconds = tokens + missed, seconds + missed * rounds_s[0]
-        return _Options(num_requests * tokens, seconds)
+        given = np.array([guess.num_given for guess in rounds])
+        return _Options(num_requests * tokens, seconds, num_requests * given)
 
     def _rounds_s(self, arm: Arm, num_requests: int, most: int) -> npt.NDArray[np.float64]:
         """Return the seconds of rounds with 0, 1, ... ``most`` candidates of each request: [1 + most]."""
@@ -286,7 +306,12 @@ class Forecast:
         station, fits = self.stations[arm], self._fits[arm]
         view, num_requests = outcome.view, len(outcome.view.requests)
         predicted_s = station.target.seconds(outcome.result.num_tokens, num_requests, view.num_context_rows)
+        ratio_before = fits.target.ratio
         fits.target.observe(predicted_s, outcome.result.busy_s, outcome.result.num_tokens)
+        if ratio_before and fits.target.ratio and fits.target.is_settled:
+            for other in self._fits.values():  # were last seen when the machine was as fast as it was then
+                if other is not fits:
+                    other.target.scale(fits.target.ratio / ratio_before)
         rows = view.num_context_rows / num_requests
         self._rows_per_request += _ROWS_WEIGHT * (rows - self._rows_per_request)
         has_read = self._read_in == arm and not view.num_unread  # a drafter that takes over reads all texts at first
@@ -307,4 +332,7 @@ def _mean(guesses: Sequence[Guess]) -> Guess:
         return guesses[0]
     count = len(guesses)
     chances = tuple(sum(column) / count for column in zip(*(guess.chances for guess in guesses), strict=True))
-    return Guess(chances, round(sum(guess.num_rows for guess in guesses) / count))
+    num_rows, num_given = (
+        sum(column) / count for column in zip(*((g.num_rows, g.num_given) for g in guesses), strict=True)
+    )
+    return Guess(chances, round(num_rows), num_given=num_given)

@@ -208,6 +208,11 @@ class LatencyFit:
         return self._measured_s / self._predicted_s if self._num_observed else None
 
     @property
+    def is_settled(self) -> bool:
+        """Whether enough passes were taken for changes of `ratio` to be the machine's."""
+        return self._num_observed * _NEWEST_WEIGHT > 1
+
+    @property
     def slope(self) -> float:
         """Measured seconds for each predicted second that a pass is longer."""
         prior = _SLOPE_PRIOR * self._predicted_s**2
@@ -252,6 +257,10 @@ class LatencyFit:
         self._covariance = (1 - weight) * self._covariance + weight * from_mean_s * (measured_s - self._measured_s)
         if num_tokens is not None:
             self._observe_tokens(num_tokens, measured_s - self._line(predicted_s))
+
+    def scale(self, factor: float) -> None:
+        """Expect all passes to take so many times as long: the whole machine's speed has changed meanwhile."""
+        self._measured_s *= factor
 
     def _line(self, predicted_s: float) -> float:
         return self._measured_s + self.slope * (predicted_s - self._predicted_s)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -13,7 +14,8 @@ _REMEMBERED = 0.98  # of those of all schedules at each review: what was measure
 _RECENT = 0.97  # of the present rate's tokens and seconds after each round
 _PREDICTED_EVERY = 4  # rounds, as long as it is not measured
 _KNOWN_ROUNDS = 7.0  # of the present texts and schedule, fading likewise, from which the present rate is measured
-_PRIOR_ROUNDS = 24.0  # rounds that the bias of the other schedules counts for; one round gives 4 tokens, or 1, or 12
+_PRIOR_ROUNDS = 80.0  # rounds that the bias of the other schedules counts for, against one that may be chance
+_ROUND_NOISE = 0.7  # of the tokens of one round, relative to what is promised: it gives 4 tokens, or 1, or 12
 SETTLING = 4  # rounds after a switch that say nothing
 REVIEW_EVERY = 16  # rounds
 _NEW_TEXT = 6  # rounds of a new text before the schedule is reviewed for it
@@ -77,10 +79,15 @@ class _Account:
         self.rounds *= _REMEMBERED
 
     def bias(self, prior: float) -> float:
-        """Return committed / promised, as if `_PRIOR_ROUNDS` more rounds had had the prior bias."""
+        """Return committed / promised, as if more rounds had had the prior bias; fewer of them the less chance explains.
+
+        They are `_PRIOR_ROUNDS` for a bias that is the prior one, half as many for one that is a standard error away.
+        """
         if self.promised <= 0:
             return prior
-        more = _PRIOR_ROUNDS * self.promised / self.rounds
+        ratio = max(self.committed / self.promised, 1e-9)
+        standard_errors = math.log(ratio / prior) * math.sqrt(self.rounds) / _ROUND_NOISE
+        more = _PRIOR_ROUNDS / (1 + standard_errors**2) * self.promised / self.rounds
         return (self.committed + prior * more) / (self.promised + more)
 
 
