@@ -93,6 +93,34 @@ def test_a_round_counts_as_often_as_a_schedule_needs_for_the_text_that_it_covere
         assert (rates[0] > rates[1]) == (together == 1), "rounds of several requests are alike here"
 
 
+def see_passes(told: Forecast, arm: Arm, factor: float, num_rounds: int) -> None:
+    """Let a forecast see passes that take so many times as long as was measured at start."""
+    view = RoundView([make_request(0)], num_prompt_tokens=0, num_context_rows=100, takes_turns=arm == "turns")
+    busy_s = factor * told.stations[arm].target.seconds(4, 1, 100)
+    for _ in range(num_rounds):
+        told.observe(arm, 1, Outcome(view, StepResult(num_tokens=4, busy_s=busy_s), busy_s, 1, 0, 0.0), [])
+
+
+def test_a_machine_that_recovers_is_as_fast_for_the_schedule_that_met_its_slow_moment():
+    told = forecast()
+    at_start = told.tokens_per_s("turns", 1)
+    see_passes(told, "turns", 2.0, 40)
+    slow = told.tokens_per_s("turns", 1)
+    see_passes(told, "beside", 2.0, 40)
+    assert told.tokens_per_s("turns", 1) == pytest.approx(slow, rel=0.05), "the machine is as slow as before"
+    see_passes(told, "beside", 1.0, 100)
+    assert slow < 0.7 * at_start
+    assert told.tokens_per_s("turns", 1) == pytest.approx(at_start, rel=0.1)
+
+
+def test_what_makes_one_schedule_slow_from_its_first_pass_on_is_not_the_machine():
+    told = forecast()
+    see_passes(told, "turns", 1.0, 40)
+    before = told.tokens_per_s("turns", 1)
+    see_passes(told, "beside", 2.0, 200)
+    assert told.tokens_per_s("turns", 1) == pytest.approx(before, rel=0.1)
+
+
 def test_a_drafter_at_rest_promises_what_the_other_writers_get_accepted():
     told = forecast()
     before = {arm: told.tokens_per_s(arm, 1) for arm in told.stations}

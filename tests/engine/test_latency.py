@@ -286,6 +286,21 @@ def test_a_hiccup_moves_it_by_a_few_percent_only() -> None:
     assert 0.01 < fit.seconds(0.01) < 0.0106
 
 
+def test_it_is_settled_after_some_passes_and_scales_what_all_of_them_take() -> None:
+    fit = LatencyFit()
+    settled = []
+    for i in range(40):
+        fit.observe(0.01 + 0.001 * (i % 3), 0.02 + 0.002 * (i % 3))
+        settled.append(fit.is_settled)
+    assert settled == sorted(settled)
+    assert (settled[5], settled[-1]) == (False, True)
+    ratio, before = fit.ratio, fit.seconds(0.011)
+    fit.scale(0.5)
+    assert ratio is not None
+    assert fit.ratio == pytest.approx(0.5 * ratio)
+    assert fit.seconds(0.011) == pytest.approx(0.5 * before, rel=0.02)
+
+
 def test_passes_of_no_time_are_not_counted() -> None:
     fit = LatencyFit()
     fit.observe(0.0, 1.0)

@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 
 from card.engine.forecast import Acceptance
-from card.engine.schedules import Schedules
+from card.engine.schedules import Schedules, _Account
 from card.engine.switch import Arm
 
 ALL: frozenset[Arm] = frozenset({"beside", "off"})
@@ -66,6 +66,23 @@ def test_a_few_unlucky_rounds_do_not_change_the_schedule():
     run(schedules, {"beside": 200.0, "off": 150.0}, 100)
     used = run(schedules, {"beside": 130.0, "off": 97.0}, 12)
     assert set(used) == {"beside"}
+
+
+@pytest.mark.parametrize(
+    ("ratio", "num_rounds", "least", "most"),
+    [
+        (0.9, 14, 0.97, 1.0),  # a dozen rounds of a few tokens: chance
+        (0.9, 1400, 0.90, 0.91),
+        (0.5, 14, 0.6, 0.9),  # rather not
+        (0.5, 100, 0.5, 0.55),
+        (2.0, 100, 1.8, 2.0),
+    ],
+)
+def test_a_promise_that_was_not_kept_counts_the_more_the_less_it_may_be_chance(ratio, num_rounds, least, most):
+    account = _Account(promised=100.0, committed=100.0 * ratio, rounds=num_rounds)
+    assert least <= account.bias(1.0) <= most
+    assert account.bias(ratio) == pytest.approx(ratio)
+    assert _Account(promised=100.0, committed=0.0, rounds=5.0).bias(0.0) == pytest.approx(0.0)
 
 
 def test_tokens_that_come_in_lumps_are_no_reason_to_go_to_and_fro():

@@ -309,9 +309,10 @@ class Forecast:
         ratio_before = fits.target.ratio
         fits.target.observe(predicted_s, outcome.result.busy_s, outcome.result.num_tokens)
         if ratio_before and fits.target.ratio and fits.target.is_settled:
-            for other in self._fits.values():  # were last seen when the machine was as fast as it was then
+            for other in self._fits.values():  # were seen last when the machine was as fast as it was before
                 if other is not fits:
                     other.target.scale(fits.target.ratio / ratio_before)
+                    other.drafter.scale(fits.target.ratio / ratio_before)
         rows = view.num_context_rows / num_requests
         self._rows_per_request += _ROWS_WEIGHT * (rows - self._rows_per_request)
         has_read = self._read_in == arm and not view.num_unread  # a drafter that takes over reads all texts at first

@@ -79,14 +79,14 @@ class _Account:
         self.rounds *= _REMEMBERED
 
     def bias(self, prior: float) -> float:
-        """Return committed / promised, as if more rounds had had the prior bias; fewer of them the less chance explains.
+        """Return committed / promised, as if more rounds had had the prior bias: fewer where chance explains less.
 
         They are `_PRIOR_ROUNDS` for a bias that is the prior one, half as many for one that is a standard error away.
         """
         if self.promised <= 0:
             return prior
         ratio = max(self.committed / self.promised, 1e-9)
-        standard_errors = math.log(ratio / prior) * math.sqrt(self.rounds) / _ROUND_NOISE
+        standard_errors = math.log(ratio / max(prior, 1e-9)) * math.sqrt(self.rounds) / _ROUND_NOISE
         more = _PRIOR_ROUNDS / (1 + standard_errors**2) * self.promised / self.rounds
         return (self.committed + prior * more) / (self.promised + more)
 
