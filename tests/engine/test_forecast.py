@@ -78,19 +78,26 @@ def test_a_guess_is_the_best_chance_of_others_at_each_depth():
 def test_a_round_counts_as_often_as_a_schedule_needs_for_the_text_that_it_covered():
     """Beside, every round gave six tokens; at rest, half of this text takes several times as many rounds."""
 
-    def told_of(*given: float) -> Forecast:
+    def told_of(*given: float, together: int = 1) -> Forecast:
         told = forecast()
         rich, poor = Guess((0.9,) * 6 + (0.0,) * 10, 6), Guess()
-        told._guesses = [replace(guess, num_given=n) for guess, n in zip((rich, poor) * 4, given * 4, strict=True)]
+        kinds = [rich] * together + [poor] * together
+        amounts = [amount for amount in given for _ in range(together)]
+        told._guesses = [replace(guess, num_given=n) for guess, n in zip(kinds * 2, amounts * 2, strict=True)]
         told.has_writers = True
         return told
 
-    expected, covered, alone = told_of(6.4, 1.0), told_of(6.0, 6.0), told_of(1.0, 1.0)
-    assert covered.tokens_per_s("off", 1) < 0.85 * expected.tokens_per_s("off", 1)
-    assert alone.tokens_per_s("off", 1) < expected.tokens_per_s("off", 1), "the rich ones gave less, so they are fewer"
-    for together in (1, 2, 4):
-        rates = [told.tokens_per_s("off", together) for told in (expected, covered)]
-        assert (rates[0] > rates[1]) == (together == 1), "rounds of several requests are alike here"
+    expected, covered, alone = (
+        told_of(*given).tokens_per_s("off", 1) for given in ((6.4, 1.0), (6.4, 2.0), (1.0, 1.0))
+    )
+    assert covered < 0.85 * expected
+    assert alone < expected, "the rich ones gave less, so they are fewer"
+    assert told_of(6.4, 200.0).tokens_per_s("off", 1) == covered, "twice at most: one lucky round is not the text"
+    slow = told_of(3.2, 2.0).tokens_per_s("off", 1)
+    pairs = [told_of(*given, together=2).tokens_per_s("off", 2) for given in ((6.4, 1.0), (3.2, 2.0))]
+    assert pairs[1] / pairs[0] == pytest.approx(slow / expected, rel=0.05)
+    mixed = [told_of(*given).tokens_per_s("off", 2) for given in ((6.4, 1.0), (6.4, 2.0))]
+    assert mixed[0] == pytest.approx(mixed[1]), "rounds of one rich and one poor text are alike"
 
 
 def see_passes(told: Forecast, arm: Arm, factor: float, num_rounds: int) -> None:
@@ -113,10 +120,24 @@ def test_a_machine_that_recovers_is_as_fast_for_the_schedule_that_met_its_slow_m
     assert told.tokens_per_s("turns", 1) == pytest.approx(at_start, rel=0.1)
 
 
+def test_its_drafter_is_as_fast_as_before_too():
+    told, view = forecast(), RoundView([make_request(0)], num_prompt_tokens=0, num_context_rows=100, takes_turns=False)
+    at_start = told.draft_s("beside", 1, 1)
+    busy_s = 2 * told.stations["beside"].target.seconds(4, 1, 100)
+    for _ in range(40):
+        result = StepResult(num_tokens=4, busy_s=busy_s)
+        told.observe("beside", 1, Outcome(view, result, busy_s, 1, 5, 5 * 2 * at_start), [])
+    assert told.draft_s("beside", 1, 1) == pytest.approx(2 * at_start, rel=0.1)
+    see_passes(told, "turns", 2.0, 40)
+    see_passes(told, "turns", 1.0, 100)
+    assert told.draft_s("beside", 1, 1) == pytest.approx(at_start, rel=0.1)
+
+
 def test_what_makes_one_schedule_slow_from_its_first_pass_on_is_not_the_machine():
     told = forecast()
     see_passes(told, "turns", 1.0, 40)
     before = told.tokens_per_s("turns", 1)
+    see_passes(told, "beside", 1.0, 2)
     see_passes(told, "beside", 2.0, 200)
     assert told.tokens_per_s("turns", 1) == pytest.approx(before, rel=0.1)
 
