@@ -25,11 +25,11 @@ def test_a_draft_server_changes_the_speed_and_no_text(
     prompts, out = tmp_path / "prompts.jsonl", tmp_path / "draft_server.jsonl"
     prompts.write_text(json.dumps({"question": "how many cats sat?"}) + "\n")
     options = ["--prompts", str(prompts), "--limit", "1", "--target", pair.target, "--draft", pair.draft]
-    options += ["--dtype", "float32", "--max-tokens", "30", "--repeats", "2", "--delays-ms", "5", "--out", str(out)]
+    options += ["--dtype", "float32", "--max-tokens", "120", "--repeats", "2", "--delays-ms", "1", "--out", str(out)]
     assert bench["draft_server"].main(options) == 0
     (run,) = load(out)
     rows = {summary.row: summary for summary in summarise(run)}
-    assert list(rows) == ["vanilla", "process", "server", "server, 5 ms away"]
+    assert list(rows) == ["vanilla", "process", "server", "server, 1 ms away"]
     settings = {one.row: one.settings for one in run.chosen}
     for name, row in rows.items():
         check = run.check_of(pair=row.pair, row=name, workload="prompts")
@@ -39,7 +39,7 @@ def test_a_draft_server_changes_the_speed_and_no_text(
             assert settings[name]["placement"] == ("process" if name == "process" else "server")
     capsys.readouterr()
     assert bench["table"].main([str(out)]) == 0
-    assert "| server, 5 ms away |" in capsys.readouterr().out.replace("**", "")
+    assert "| server, 1 ms away |" in capsys.readouterr().out.replace("**", "")
 
 
 def test_a_server_that_does_not_come_up_is_an_error_and_not_a_hang(bench: dict[str, ModuleType]) -> None:
