@@ -427,7 +427,7 @@ def _advise_float32() -> None:
     """Say once that candidates may cost more than they save as things are."""
     logger.warning(
         "this CPU has no bfloat16 instructions, so that checking candidates in bfloat16 may cost more than it saves; "
-        "dtype float32 (--dtype float32) is faster, in twice the memory"
+        "dtype float32 (--dtype float32) may be faster, in twice the memory"
     )
 
 
