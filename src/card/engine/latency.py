@@ -23,9 +23,10 @@ _WARMED_TOKENS = 17  # passes of up to so many tokens run once before any is tim
 _MOST_RUNS = 15  # of each timed pass; a large model gets fewer within its time
 _POINTS_SHARE, _SEQUENCES_SHARE, _PREFILL_SHARE = 0.6, 0.75, 0.9  # of the time limit, after which each part stops
 
-_TRIED_TOKENS = 4  # of the passes that the number of threads is chosen for
-_TRYING_S, _TRYING_TURNS = 0.04, 6  # for each number of threads, and how often
-_WORTH_THREADS = 0.98  # of the seconds with fewer threads, that more of them must come down to
+_TRIED_TOKENS = (4, 16)  # of the passes that the number of threads is chosen for: more tokens gain more by them
+_TRYING_S, _TRYING_TURNS = 0.04, 10  # for each number of threads, and how often
+_TRYING_LIMIT_S = 3.0  # after which no further turn begins: passes of large models are long, and scatter less
+_AS_FAST = 1.03  # times the seconds of the fastest number of threads: more of them may take so long
 
 _NEWEST_WEIGHT = 0.05  # of an observation in the means, once there are more than 1 / 0.05 of them
 _SLOPE_PRIOR = 0.02  # weight of slope 1, as a variance relative to the mean's square
@@ -148,22 +149,33 @@ def measure_pass_cost(
         bench.close()
 
 
-def with_useful_threads(plan: CorePlan, model: LanguageModel) -> CorePlan:
-    """Return the plan with no more threads for the target than make its passes faster: small models want few."""
-    return replace(plan, beside=_useful(plan.beside, model), alone=_useful(plan.alone, model))
+def with_useful_threads(
+    plan: CorePlan, model: LanguageModel, *, clock: Callable[[], float] = time.perf_counter
+) -> CorePlan:
+    """Return the plan with as many threads for the target as do not slow its passes down: small models want few."""
+    alone = _useful(plan.alone, model, clock)
+    beside = alone if plan.beside == plan.alone else _useful(plan.beside, model, clock)
+    return replace(plan, beside=beside, alone=alone)
 
 
-def _useful(home: Home, model: LanguageModel) -> Home:
-    """Return the home with the fewest threads that are worth it; each count has several turns, so luck decides less."""
-    fastest = dict.fromkeys(_thread_counts(home.threads or 1), math.inf)
-    for _ in range(_TRYING_TURNS if len(fastest) > 1 else 0):
-        for threads in fastest:
-            fastest[threads] = min(fastest[threads], _tried_s(replace(home, threads=threads), model))
-    best, best_s = 1, math.inf
-    for threads, seconds in fastest.items():
-        if seconds < _WORTH_THREADS * best_s:
-            best, best_s = threads, seconds
-    return replace(home, threads=best)
+def _useful(home: Home, model: LanguageModel, clock: Callable[[], float]) -> Home:
+    """Return the home with the fastest number of threads, or more that take as long.
+
+    Each count has several turns, of which each pass's shortest time counts: whatever else the machine does must last
+    through all of them to decide. Something may: two virtual cores can be one real core for seconds, and where further
+    threads then cost nothing they gain later. So they win ties: threads that are missing are missed in every round.
+    """
+    counts, started = _thread_counts(home.threads or 1), clock()
+    fastest = {threads: dict.fromkeys(_TRIED_TOKENS, math.inf) for threads in counts}
+    for turn in range(_TRYING_TURNS if len(counts) > 1 else 0):
+        if turn and clock() - started > _TRYING_LIMIT_S:
+            break
+        for threads, best in fastest.items():
+            for num_tokens, seconds in _tried_s(replace(home, threads=threads), model, clock).items():
+                best[num_tokens] = min(best[num_tokens], seconds)
+    sums_s = {threads: sum(best.values()) for threads, best in fastest.items()}
+    longest_s = _AS_FAST * min(sums_s.values())
+    return replace(home, threads=max(threads for threads in counts if sums_s[threads] <= longest_s))
 
 
 def _thread_counts(most: int) -> list[int]:
@@ -171,13 +183,15 @@ def _thread_counts(most: int) -> list[int]:
     return sorted({most, *(1 << power for power in range(most.bit_length()))})
 
 
-def _tried_s(home: Home, model: LanguageModel) -> float:
+def _tried_s(home: Home, model: LanguageModel, clock: Callable[[], float]) -> dict[int, float]:
+    """Return the shortest seconds of a pass of each of the tried numbers of tokens, or of as many as fit."""
     with pinned(home):
-        bench = _Bench(model, time.perf_counter)
+        bench = _Bench(model, clock)
         try:
-            slot = bench.open(_TRIED_TOKENS)
-            timed = _Pass((slot,), min(_TRIED_TOKENS, model.max_model_len))
-            return bench.fastest([timed], time.perf_counter() + _TRYING_S, num_needed=1)[timed]
+            slot = bench.open(min(max(_TRIED_TOKENS), model.max_model_len))
+            passes = [_Pass((slot,), min(num_tokens, model.max_model_len)) for num_tokens in _TRIED_TOKENS]
+            found = bench.fastest(passes, clock() + _TRYING_S, num_needed=len(passes))
+            return {num_tokens: found[timed] for num_tokens, timed in zip(_TRIED_TOKENS, passes, strict=True)}
         finally:
             bench.close()
 
