@@ -68,7 +68,7 @@ _SCHEDULES: dict[Arm, str] = {"beside": "drafter beside the target", "turns": "t
 @click.option(
     "--max-model-len", type=int, help="Most tokens of prompt and answer.  [default: the model's, at most 4096]"
 )
-@click.option("--threads", type=int, help="CPU threads of the target.  [default: as many as make it faster]")
+@click.option("--threads", type=int, help="CPU threads of the target.  [default: as many as do not slow it down]")
 @click.option("--draft-threads", type=int, help="CPU threads of the drafter.  [default: 1]")
 @click.option("--cores", callback=parse_cores, help="CPU cores of the target, such as 0 or 0,1.")
 @click.option("--draft-cores", callback=parse_cores, help="CPU cores of the drafter.")
