@@ -293,7 +293,7 @@ class EngineSettings(_Replaceable):
         None  # most memory of the target's KV, such as 2GiB; None: by max_num_seqs and the RAM
     )
     prefill_chunk: int = 64  # most prompt tokens run in one pass while other requests are being answered
-    threads: int | None = None  # torch threads of the target; None: as many as it has cores
+    threads: int | None = None  # torch threads of the target; None: as many of its cores as do not slow it down
     draft_threads: int = 1
     cores: tuple[int, ...] | None = None  # CPU cores of the target; None shares out what the process may use
     draft_cores: tuple[int, ...] | None = None

@@ -68,7 +68,7 @@ _MODEL_OPTIONS = [
     click.option("--max-num-seqs", type=int, help="Most requests that run at once; others wait.  [default: 16]"),
     click.option("--kv-cache-memory", help="Most memory for the target's KV, such as 2GiB.  [default: by the RAM]"),
     click.option("--prefill-chunk", type=int, help="Most prompt tokens in a pass that also decodes.  [default: 64]"),
-    click.option("--threads", type=int, help="CPU threads of the target.  [default: one for each of its cores]"),
+    click.option("--threads", type=int, help="CPU threads of the target.  [default: as many as do not slow it down]"),
     click.option("--draft-threads", type=int, default=1, show_default=True, help="CPU threads of the drafter."),
     click.option("--cores", callback=parse_cores, help="CPU cores of the target, such as 0 or 0,1."),
     click.option("--draft-cores", callback=parse_cores, help="CPU cores of the drafter."),
