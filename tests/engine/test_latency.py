@@ -283,7 +283,7 @@ def test_threads_of_a_slow_model_are_tried_in_one_turn() -> None:
 
 
 def test_threads_can_be_chosen_for_a_model_of_very_short_context() -> None:
-    model = TimedModel(lambda num_tokens, _, __: 0.004 / torch.get_num_threads(), max_model_len=3)
+    model = TimedModel(lambda num_tokens, _, __: 0.004 / torch.get_num_threads(), max_model_len=3, num_tree_rows=0)
     plan = with_useful_threads(CorePlan(Home((), 2), Home((), 2), ()), model, clock=model.clock)
     assert plan.alone.threads == 2
 
