@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import random
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
@@ -21,10 +20,9 @@ class Crowd:
 
     llm: AsyncLLM
     jobs: Jobs
-    rng: random.Random
     pause_s: Callable[[], float] = lambda: 0.0  # of a reader between two requests
     outcomes: list[Outcome] = field(default_factory=list)
-    manners: list[str] = field(default_factory=list)  # in which readers left
+    manners: list[str] = field(default_factory=list)  # in which readers left: each in its turn
     _num_left: int = 0
 
     async def run(self, num_requests: int, harm: Callable[[], Awaitable[None]] | None = None) -> None:
@@ -64,7 +62,7 @@ class Crowd:
             await _listen(stream, outcome)
             self.jobs.remember(outcome)
             return
-        manner = self.rng.choice(MANNERS)
+        manner = MANNERS[len(self.manners) % len(MANNERS)]
         self.manners.append(manner)
         if manner == "cancel":
             reader = asyncio.ensure_future(_listen(stream, outcome))

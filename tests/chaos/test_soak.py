@@ -192,16 +192,18 @@ async def answer_a_crowd(
 ) -> None:
     """Do as `weather` does, with readers that come and go; end what they read from."""
     started = time.monotonic()
-    await crowd.run(num_requests // 5)
-    await crowd.is_idle()
-    warm = Resources.now()
-    await crowd.run(num_requests - num_requests // 5, harm)
-    await crowd.is_idle()
-    after = Resources.now()
-    tell(started, crowd.outcomes, troubles, manners=Counter(crowd.manners), warm=warm, after=after)
-    assert set(crowd.manners) == set(MANNERS)
-    check_flat(warm, after, spare_trees=CONCURRENCY, spare_tensors=SPARE_TENSORS)
-    await crowd.llm.shutdown()
+    try:
+        await crowd.run(num_requests // 5)
+        await crowd.is_idle()
+        warm = Resources.now()
+        await crowd.run(num_requests - num_requests // 5, harm)
+        await crowd.is_idle()
+        after = Resources.now()
+        tell(started, crowd.outcomes, troubles, manners=Counter(crowd.manners), warm=warm, after=after)
+        assert set(crowd.manners) == set(MANNERS)
+        check_flat(warm, after, spare_trees=CONCURRENCY, spare_tensors=SPARE_TENSORS)
+    finally:
+        await crowd.llm.shutdown()
 
 
 @sizes(100)
@@ -226,7 +228,7 @@ def test_readers_who_come_and_go_while_the_draft_server_does_too_get_the_same_te
 
     try:
         llm = AsyncLLM(pair.target, None, **host_settings(draft_address=server.address, policy="fixed"))
-        crowd = Crowd(llm, Jobs(rng, alone.vocab_size, first_token=FIRST_TOKEN), rng, pause_s=lambda: 0.005)
+        crowd = Crowd(llm, Jobs(rng, alone.vocab_size, first_token=FIRST_TOKEN), pause_s=lambda: 0.005)
         asyncio.run(answer_a_crowd(crowd, harm, num_requests, troubles))
         until(lambda: server.num_requests == 0)
     finally:
@@ -258,7 +260,7 @@ def test_readers_who_come_and_go_while_drafter_processes_die_get_the_same_text(p
     def pause_s() -> float:
         return 0.02 if link.status.state == "up" else 0.5
 
-    crowd = Crowd(llm, Jobs(rng, alone.vocab_size, first_token=FIRST_TOKEN), rng, pause_s)
+    crowd = Crowd(llm, Jobs(rng, alone.vocab_size, first_token=FIRST_TOKEN), pause_s)
     asyncio.run(answer_a_crowd(crowd, harm, 2000, troubles))
     alone.judge(crowd.outcomes)
 
