@@ -142,6 +142,18 @@ def test_what_makes_one_schedule_slow_from_its_first_pass_on_is_not_the_machine(
     assert told.tokens_per_s("turns", 1) == pytest.approx(before, rel=0.1)
 
 
+def test_what_a_schedule_costs_beside_another_is_learnt_again_whenever_it_is_used():
+    told = forecast()
+    for arm in ("turns", "beside"):
+        see_passes(told, arm, 1.0, 40)
+    beside = told.tokens_per_s("beside", 1)
+    see_passes(told, "turns", 1.4, 40)
+    assert told.tokens_per_s("beside", 1) == pytest.approx(beside, rel=0.1), "the machine passed for slower"
+    turns = told.tokens_per_s("turns", 1)
+    see_passes(told, "beside", 1.0, 40)
+    assert told.tokens_per_s("turns", 1) == pytest.approx(turns, rel=0.1), "the machine passed for faster again"
+
+
 def test_a_drafter_at_rest_promises_what_the_other_writers_get_accepted():
     told = forecast()
     before = {arm: told.tokens_per_s(arm, 1) for arm in told.stations}
@@ -356,6 +368,15 @@ def test_an_unsure_drafter_loses_its_tree_more_often():
     for agreement, lost in ((0.95, 0.16), (0.85, 0.48), (0.6, 1.0)):  # 3.2 times the disagreement, at most all
         best = max(rate(agreement, lost, depth) for depth in range(17))
         assert told.tokens_per_s("beside", 1, agreement=agreement) == pytest.approx(best, rel=0.005)
+
+
+@pytest.mark.parametrize(("agreement", "lost"), [(0.95, 0.16), (0.85, 0.48), (0.7, 0.96)])
+def test_what_a_drafter_drafts_while_its_tree_is_lost_is_in_vain(agreement, lost):
+    told = forecast(cost(5e-3, 0.0))  # too slow to fill the target's time
+    token_s = 5e-3 + (1 - agreement) * lost * 1.05e-2  # a layer, and a target pass for each tree
+    assert told.tokens_per_s("beside", 1, agreement=agreement) == pytest.approx(1 / token_s, rel=0.03)
+    quick = forecast(cost(1e-5, 0.0))  # is soon as far ahead as it may be
+    assert quick.tokens_per_s("beside", 1, agreement=0.7) > 1.4 * told.tokens_per_s("beside", 1, agreement=0.7)
 
 
 def test_a_prompt_token_costs_what_passes_have_cost_lately():

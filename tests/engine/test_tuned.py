@@ -145,8 +145,8 @@ def test_each_batch_size_has_its_own_best_schedule():
     for _ in range(6):
         alone.run(policy, 200, 1)
         crowded.run(policy, 200, 16)
-    assert alone.run(policy, 100, 1)["beside"] >= 80
-    assert crowded.run(policy, 100, 16)["off"] >= 80
+    assert alone.run(policy, 300, 1)["beside"] >= 240
+    assert crowded.run(policy, 300, 16)["off"] >= 240
 
 
 def test_a_schedule_whose_drafter_is_down_is_left_at_once_and_taken_up_again():

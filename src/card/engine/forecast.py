@@ -27,7 +27,7 @@ _NEW_TEXT_COMPARED = 30.0  # candidates that what texts usually showed counts fo
 _GUESSED_ROUNDS = 16  # whose other writers' candidates are remembered
 _MOST_GUESSES = 1024  # that are remembered for a review
 _NEW_TEXT_ROUNDS = 2  # of these, that are still remembered when a new text is alone
-_DRAFTER_YIELD = 0.75  # layers beside the target of which a committed token can come
+_WASTED = 1.0  # target passes for which a drafter beside it has drafted in vain when its tree is lost
 _MISSED = 3.2  # times the disagreement: of the tokens that end a path, how many are in no other path of a beam
 _MOST_WIDENING = 1.45  # a beam is as wide as makes a drafter pass at most so many times as long
 _PATHS_IN_TURNS = 4  # drafted side by side in turns, where target and drafter never agree
@@ -143,6 +143,7 @@ class Forecast:
         self._texts: set[int] = set()  # those of the last round
         self.num_texts = 0  # seen so far
         self.has_writers = False  # others than the drafter propose candidates
+        self._in_use: Arm | None = None  # the schedule of the last round
         self._read_in: Arm | None = None  # the schedule in turns whose drafter has read the texts
         self._lately = Acceptance()  # since it was taken last
 
@@ -193,10 +194,13 @@ class Forecast:
         if arm == "turns":  # what others reach is drafted, too: nobody knows before that it will be right
             seconds = seconds + (depths if self.has_writers else np.maximum(depths, 1)) * draft_s
         elif arm == "beside":
-            tokens = np.minimum(tokens, np.maximum(alone, _DRAFTER_YIELD * seconds / max(draft_s, 1e-9)))
+            share_missed = min(1.0, _MISSED * (1 - agreement))
+            wasted_s = np.minimum(_WASTED * seconds, self._draft.lead * draft_s)
+            token_s = draft_s + (1 - agreement) * share_missed * wasted_s  # of drafting
             is_right = np.maximum(agreement**depths, chances[:, :1])
-            missed = (1 - is_right) * min(1.0, _MISSED * (1 - agreement))  # the next round has no candidates
+            missed = (1 - is_right) * share_missed  # the next round has no candidates
             tokens, seconds = tokens + missed, seconds + missed * rounds_s[0]
+            tokens = np.minimum(tokens, np.maximum(alone, seconds / np.maximum(token_s, 1e-9)))
         given = np.array([guess.num_given for guess in rounds])
         return _Options(num_requests * tokens, seconds, num_requests * given)
 
@@ -305,6 +309,10 @@ class Forecast:
     def _observe_latencies(self, arm: Arm, width: int, outcome: Outcome) -> None:
         station, fits = self.stations[arm], self._fits[arm]
         view, num_requests = outcome.view, len(outcome.view.requests)
+        if arm != self._in_use:  # what differs from expectation now is this schedule's own, and not the machine's speed
+            self._in_use = arm
+            fits.target.resume()
+            fits.drafter.resume()
         predicted_s = station.target.seconds(outcome.result.num_tokens, num_requests, view.num_context_rows)
         ratio_before = fits.target.ratio
         fits.target.observe(predicted_s, outcome.result.busy_s, outcome.result.num_tokens)

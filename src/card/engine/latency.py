@@ -29,6 +29,7 @@ _TRYING_LIMIT_S = 3.0  # after which no further turn begins: passes of large mod
 _AS_FAST = 1.03  # times the seconds of the fastest number of threads: more of them may take so long
 
 _NEWEST_WEIGHT = 0.05  # of an observation in the means, once there are more than 1 / 0.05 of them
+_RESUMED = 5  # observations that all count for which were made before a pause
 _SLOPE_PRIOR = 0.02  # weight of slope 1, as a variance relative to the mean's square
 _LEAST_SLOPE, _MOST_SLOPE = 0.3, 3.0
 _NEWEST_TOKENS_WEIGHT = 0.02  # of an observation in what is learnt of the price of tokens
@@ -271,6 +272,10 @@ class LatencyFit:
         self._covariance = (1 - weight) * self._covariance + weight * from_mean_s * (measured_s - self._measured_s)
         if num_tokens is not None:
             self._observe_tokens(num_tokens, measured_s - self._line(predicted_s))
+
+    def resume(self) -> None:
+        """Let the next passes count for more: none was taken for a while, and others told of the machine meanwhile."""
+        self._num_observed = min(self._num_observed, _RESUMED)
 
     def scale(self, factor: float) -> None:
         """Expect all passes to take so many times as long: the whole machine's speed has changed meanwhile."""

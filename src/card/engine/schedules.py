@@ -19,7 +19,7 @@ _ROUND_NOISE = 0.7  # of the tokens of one round, relative to what is promised: 
 SETTLING = 4  # rounds after a switch that say nothing
 REVIEW_EVERY = 16  # rounds
 _NEW_TEXT = 6  # rounds of a new text before the schedule is reviewed for it
-_FIRST_LOOK, _PLAIN_TO_SEE = 3, 1.25  # rounds of it after which a schedule that promises so much more is taken at once
+_LOOK_EVERY, _PLAIN_TO_SEE = 4, 1.15  # rounds of a text after which a schedule that promises so much more is taken
 _DWELL = 8  # rounds of another batch size before the schedule is reviewed for it: it may pass
 _FIRST_TRIAL, _LAST_TRIAL = 96, 4096  # rounds until another schedule is tried: four times as many each time in vain
 _UNTRIED_TRIAL = 32  # the same for one that never was tried: predictions are only as good as start-up was quiet
@@ -147,7 +147,7 @@ class Schedules:
         self._num_texts = 0
         self.rounds_here = 0  # since the last switch
         self._until_review = 0
-        self._until_look = 0  # at a new text; below 0: it was looked at
+        self._until_look = _LOOK_EVERY
         self._regret = 0.0  # rounds that the best other schedule would have saved, as reviews saw it
         self._trial_rounds = 0
         self._is_first_trial = False
@@ -172,7 +172,7 @@ class Schedules:
         if num_new := self._forecast.num_texts - self._num_texts:
             self._num_texts = self._forecast.num_texts
             self._until_review = min(self._until_review, _NEW_TEXT)
-            self._until_look = _FIRST_LOOK
+            self._until_look = _LOOK_EVERY
             for of_present_texts in (self._recent, *(belief.held for belief in self._beliefs)):
                 of_present_texts.fade(max(0.0, 1 - num_new / num_requests))
             self._predicted = None
@@ -181,7 +181,7 @@ class Schedules:
             possible.remove("off")  # other writers have candidates in turns, too, and who has some drafts no more
         is_gone = self.arm not in possible
         self._until_look -= 1
-        is_worse = self._until_look == 0 and not is_gone and self._is_plainly_worse(possible)
+        is_worse = self._until_look <= 0 and not is_gone and self._is_plainly_worse(possible)
         if (self._until_review <= 0 or is_gone or is_worse) and (possible or len(self._learnt) > 1):
             self._until_review = REVIEW_EVERY
             self._review(possible, is_gone or is_worse)
@@ -228,6 +228,7 @@ class Schedules:
 
         On its first trial a schedule stays: that is to show how much the promises are worth.
         """
+        self._until_look = _LOOK_EVERY
         if self._trial_rounds and self._is_first_trial:
             return False
         rivals = [arm for arm in possible if arm != self.arm]
@@ -288,6 +289,7 @@ class Schedules:
         self._is_first_trial = not learnt.was_used
         self._switch(arm)
         self._trial_rounds, self._until_review = num_rounds, _LOOK_AFTER
+        self._until_look = num_rounds  # unless a new text begins
 
     def _end_trial(self, best: Arm) -> None:
         if best == self.arm:
