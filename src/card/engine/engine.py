@@ -280,11 +280,12 @@ class Engine:
             return
         running = self._running.values()
         view.num_unread = sum(e.stats.drafter_passes == 0 for e in running if e.request.uses_drafter)
-        if view.takes_turns and self._worker.has_writers:
-            view.undrafted = [self._query(request, asks_drafter=False) for request in view.requests]
         while True:
             view.is_up = link.status.state == "up"
             view.best_paths = [self._worker.best_path(entry.request.request_id) for entry in decoding]
+            has_drafted = any(depth for depth, _ in view.best_paths)
+            if self._worker.has_writers and not view.undrafted and (view.takes_turns or not has_drafted):
+                view.undrafted = [self._query(request, asks_drafter=False) for request in view.requests]
             view.num_short = sum(self._is_waited_for(entry) for entry in decoding) if view.is_up else 0
             action = self._policy.prepare(view)
             if action is None or view.num_passes >= _MOST_DRAFT_PASSES:

@@ -187,9 +187,9 @@ class Forecast:
         chances = np.array([guess.chances for guess in rounds])
         num_rows = np.maximum(depths, [[guess.num_rows] for guess in rounds])
         rounds_s = self._rounds_s(arm, num_requests, int(num_rows.max()))
-        by_drafter = agreement ** np.arange(1, len(depths))
+        by_drafter = agreement**depths
         alone = 1 + chances.sum(axis=1, keepdims=True)
-        tokens = alone + np.cumsum(np.maximum(by_drafter - chances[:, : len(by_drafter)], 0.0), axis=1)
+        tokens = alone + np.cumsum(np.maximum(by_drafter[1:] - chances[:, : len(depths) - 1], 0.0), axis=1)
         tokens, seconds = np.hstack([alone, tokens]), rounds_s[num_rows]
         if arm == "turns":  # what others reach is drafted, too: nobody knows before that it will be right
             seconds = seconds + (depths if self.has_writers else np.maximum(depths, 1)) * draft_s
@@ -197,7 +197,7 @@ class Forecast:
             share_missed = min(1.0, _MISSED * (1 - agreement))
             wasted_s = np.minimum(_WASTED * seconds, self._draft.lead * draft_s)
             token_s = draft_s + (1 - agreement) * share_missed * wasted_s  # of drafting
-            is_right = np.maximum(agreement**depths, chances[:, :1])
+            is_right = np.maximum(by_drafter, chances[:, :1])
             missed = (1 - is_right) * share_missed  # the next round has no candidates
             tokens, seconds = tokens + missed, seconds + missed * rounds_s[0]
             tokens = np.minimum(tokens, np.maximum(alone, seconds / np.maximum(token_s, 1e-9)))

@@ -44,7 +44,7 @@ class RoundView:
     takes_turns: bool  # the drafter only drafts when it is told to
     is_up: bool = False  # the drafter can be spoken to
     best_paths: Sequence[tuple[int, float]] = ()  # R; (depth, path score) of the end of each best path
-    undrafted: Sequence[Candidates] = ()  # R or none; in turns, what other writers offer without the drafter
+    undrafted: Sequence[Candidates] = ()  # R or none; what other writers offer alone, in turns or if nothing is drafted
     num_short: int = 0  # requests that want to wait: less than min_depth candidates, and heard of since the last wait
     num_unread: int = 0  # requests whose text the drafter has yet to read: its next pass takes longer
     num_passes: int = 0  # passes that the drafter was told to make in this round

@@ -20,6 +20,7 @@ SETTLING = 4  # rounds after a switch that say nothing
 REVIEW_EVERY = 16  # rounds
 _NEW_TEXT = 6  # rounds of a new text before the schedule is reviewed for it
 _LOOK_EVERY, _PLAIN_TO_SEE = 4, 1.15  # rounds of a text after which a schedule that promises so much more is taken
+_FAR, _LOOK_LATER = 0.85, 12  # of what the schedule in use promises; rounds until the next look where no other has more
 _DWELL = 8  # rounds of another batch size before the schedule is reviewed for it: it may pass
 _FIRST_TRIAL, _LAST_TRIAL = 96, 4096  # rounds until another schedule is tried: four times as many each time in vain
 _UNTRIED_TRIAL = 32  # the same for one that never was tried: predictions are only as good as start-up was quiet
@@ -66,6 +67,7 @@ class _Account:
     promised: float = 0.0  # tokens, fading
     committed: float = 0.0  # in the same seconds
     rounds: float = 0.0  # fading likewise
+    used_at: int = 0  # round in which it was closed last
 
     def add(self, promised: float, committed: float, rounds: float) -> None:
         kept = _KEPT**rounds
@@ -145,6 +147,7 @@ class Schedules:
         self._beliefs = (_Belief(), _Belief())  # predicted and measured ones
         self._num_requests = 1
         self._num_texts = 0
+        self._num_rounds = 0
         self.rounds_here = 0  # since the last switch
         self._until_review = 0
         self._until_look = _LOOK_EVERY
@@ -209,6 +212,7 @@ class Schedules:
             num_prompt_tokens: of the pass.
             seconds: of the round.
         """
+        self._num_rounds += 1
         self.rounds_here += 1
         self._patience.rounds += 1
         if num_prompt_tokens < num_tokens:  # read alone, long ones cost the same under any schedule, short ones little
@@ -229,10 +233,13 @@ class Schedules:
         On its first trial a schedule stays: that is to show how much the promises are worth.
         """
         self._until_look = _LOOK_EVERY
-        if self._trial_rounds and self._is_first_trial:
-            return False
         rivals = [arm for arm in possible if arm != self.arm]
-        return bool(rivals) and max(map(self._score, rivals)) > _PLAIN_TO_SEE * self._score(self.arm)
+        if not rivals or (self._trial_rounds and self._is_first_trial):
+            return False
+        best, here = max(map(self._score, rivals)), self._score(self.arm)
+        if best < _FAR * here:
+            self._until_look = _LOOK_LATER
+        return best > _PLAIN_TO_SEE * here
 
     def _review(self, possible: Sequence[Arm], is_over: bool) -> None:
         if not possible:
@@ -267,7 +274,7 @@ class Schedules:
 
     def _consider_trial(self, possible: Sequence[Arm], scores: Mapping[Arm, float]) -> None:
         here = scores[self.arm]
-        rivals = [arm for arm in possible if arm != self.arm]
+        rivals = [arm for arm in possible if arm != self.arm and not self._is_known(arm)]
         rivals = [arm for arm in rivals if self.arm == "off" or scores[arm] > self._worth_a_trial(arm) * here]
         untried = [arm for arm in rivals if not self._learnt[arm].was_used]
         rivals = untried or rivals
@@ -275,6 +282,11 @@ class Schedules:
             self._patience.rounds = 0
             rival = min(rivals, key=lambda arm: self._learnt[arm].trials)
             self._begin_trial(rival, _LONG_TRIAL_ROUNDS if scores[rival] > _CLOSE * here else _TRIAL_ROUNDS)
+
+    def _is_known(self, arm: Arm) -> bool:
+        """Return whether a schedule was in use at this batch size not long ago: a trial would tell nothing more."""
+        account = self._learnt[arm].accounts.get(bucket(self._num_requests))
+        return account is not None and self._num_rounds - account.used_at < self._patience.until_trial
 
     def _worth_a_trial(self, arm: Arm) -> float:
         learnt = self._learnt[arm]
@@ -319,6 +331,7 @@ class Schedules:
         promised = given.seconds * self._forecast.tokens_per_s(self.arm, self._num_requests, seen=seen)
         for account in (learnt.everywhere, learnt.accounts.setdefault(bucket(self._num_requests), _Account())):
             account.add(promised, given.tokens, given.count)
+            account.used_at = self._num_rounds
 
     def _score(self, arm: Arm) -> float:
         """Return the tokens/s of a schedule with the reading of prompts, which takes longer on fewer cores.

@@ -229,12 +229,17 @@ class TunedPolicy:
         if view.waited_s == 0 and any(depth for depth, _ in view.best_paths):
             return None
         seconds, rate = self._seconds(view), self._schedules.rate()
-        drafted = [request for request in view.requests if request.uses_drafter]
-        gains = [self._calibration(request).next_probability(0, 0.0) for request in drafted]
-        agreement = self._forecast.agreement
+        agreement, gains = self._forecast.agreement, [0.0] * _MOST_WAITED_LAYERS
+        for request, offer in zip(view.requests, view.undrafted or [Candidates.none()] * num_requests, strict=True):
+            if request.uses_drafter:
+                others = best_by_depth(offer, self._probabilities(request.params.temperature == 0.0, offer))
+                first = self._calibration(request).next_probability(0, 0.0)
+                for layer in range(_MOST_WAITED_LAYERS):
+                    there = others[layer] if layer < len(others) else 0.0
+                    gains[layer] += max(0.0, first * agreement**layer - there)
         best_layers, best_value, expected = 0, 0.0, 0.0
         for layers in range(1, _MOST_WAITED_LAYERS + 1):
-            expected += sum(gains) * agreement ** (layers - 1)
+            expected += gains[layers - 1]
             verify_s = seconds(num_requests * (1 + layers)) - seconds(num_requests)
             value = expected - rate * (_WAIT_LATENCY_S + layers * layer_s + verify_s)
             if value > best_value:
