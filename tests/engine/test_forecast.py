@@ -120,13 +120,20 @@ def test_a_machine_that_recovers_is_as_fast_for_the_schedule_that_met_its_slow_m
     assert told.tokens_per_s("turns", 1) == pytest.approx(at_start, rel=0.1)
 
 
+def see_drafts_beside(told: Forecast, factor: float, drafter_factor: float, num_rounds: int) -> None:
+    """Let a forecast see rounds whose passes take so many times as long as was measured at start."""
+    view = RoundView([make_request(0)], num_prompt_tokens=0, num_context_rows=100, takes_turns=False)
+    station = told.stations["beside"]
+    assert station.drafter is not None
+    busy_s, draft_s = factor * station.target.seconds(4, 1, 100), drafter_factor * station.drafter.seconds(1, 1, 100)
+    for _ in range(num_rounds):
+        told.observe("beside", 1, Outcome(view, StepResult(num_tokens=4, busy_s=busy_s), busy_s, 1, 5, 5 * draft_s), [])
+
+
 def test_its_drafter_is_as_fast_as_before_too():
-    told, view = forecast(), RoundView([make_request(0)], num_prompt_tokens=0, num_context_rows=100, takes_turns=False)
+    told = forecast()
     at_start = told.draft_s("beside", 1, 1)
-    busy_s = 2 * told.stations["beside"].target.seconds(4, 1, 100)
-    for _ in range(40):
-        result = StepResult(num_tokens=4, busy_s=busy_s)
-        told.observe("beside", 1, Outcome(view, result, busy_s, 1, 5, 5 * 2 * at_start), [])
+    see_drafts_beside(told, 2.0, 2.0, 40)
     assert told.draft_s("beside", 1, 1) == pytest.approx(2 * at_start, rel=0.1)
     see_passes(told, "turns", 2.0, 40)
     see_passes(told, "turns", 1.0, 100)
@@ -152,6 +159,15 @@ def test_what_a_schedule_costs_beside_another_is_learnt_again_whenever_it_is_use
     turns = told.tokens_per_s("turns", 1)
     see_passes(told, "beside", 1.0, 40)
     assert told.tokens_per_s("turns", 1) == pytest.approx(turns, rel=0.1), "the machine passed for faster again"
+
+
+def test_what_a_draft_costs_is_learnt_again_soon_by_a_drafter_that_is_back():
+    told = forecast()
+    at_start = told.draft_s("beside", 1, 1)
+    see_drafts_beside(told, 1.0, 1.0, 40)
+    see_passes(told, "turns", 1.0, 40)
+    see_drafts_beside(told, 1.0, 2.0, 4)
+    assert 1.35 * at_start < told.draft_s("beside", 1, 1) < 2 * at_start
 
 
 def test_a_drafter_at_rest_promises_what_the_other_writers_get_accepted():
@@ -375,7 +391,7 @@ def test_what_a_drafter_drafts_while_its_tree_is_lost_is_in_vain(agreement, lost
     told = forecast(cost(5e-3, 0.0))  # too slow to fill the target's time
     token_s = 5e-3 + (1 - agreement) * lost * 1.05e-2  # a layer, and a target pass for each tree
     assert told.tokens_per_s("beside", 1, agreement=agreement) == pytest.approx(1 / token_s, rel=0.03)
-    quick = forecast(cost(1e-5, 0.0))  # is soon as far ahead as it may be
+    quick = forecast(cost(1e-5, 0.0))  # has a new tree at once
     assert quick.tokens_per_s("beside", 1, agreement=0.7) > 1.4 * told.tokens_per_s("beside", 1, agreement=0.7)
 
 

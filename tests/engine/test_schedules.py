@@ -330,3 +330,36 @@ def test_a_later_trial_ends_where_a_new_text_is_plainly_worse_for_it():
     told.num_texts, told.now = 1, {"beside": 600.0, "off": 290.0}
     used = run(schedules, told.now, 10)
     assert used.index("beside") == 3
+
+
+@pytest.mark.parametrize(("off", "within"), [(280.0, 4), (200.0, 12)])
+def test_what_becomes_plainly_better_in_the_midst_of_a_text_is_taken_soon(off, within):
+    told = Told(beside=300.0, off=off)
+    schedules = tried_in_vain(told)
+    run(schedules, told.now, 40)
+    told.now = {"beside": 300.0, "off": 400.0}
+    assert run(schedules, told.now, 20).index("off") <= within
+
+
+def test_where_no_schedule_comes_near_it_is_seldom_looked():
+    def num_predictions(off: float) -> int:
+        told = Told(beside=300.0, off=off)
+        schedules, asked = tried_in_vain(told), []
+        run(schedules, told.now, 40)
+        told.tokens_per_s = lambda *args, **more: asked.append(args) or told.now[args[0]]
+        run(schedules, told.now, 48)
+        return len(asked)
+
+    assert num_predictions(200.0) < 0.7 * num_predictions(280.0)
+
+
+def test_what_texts_of_another_kind_keep_in_use_is_not_tried():
+    kinds = ({"beside": 300.0, "off": 240.0}, {"beside": 300.0, "off": 500.0})
+    told = Told(**kinds[0])
+    schedules = Schedules(told)
+    trials = []
+    for idx in range(40):
+        told.num_texts, told.now = told.num_texts + 1, kinds[idx % 2]
+        run(schedules, told.now, 40)
+        trials.append(schedules._learnt["off"].trials + schedules._learnt["beside"].trials)
+    assert trials[-1] == trials[9], "each is in use in every second text"

@@ -357,6 +357,14 @@ def test_it_waits_on_a_miss_only_if_no_request_has_candidates_and_the_target_is_
     assert fast.prepare(view(best_paths=[(0, 0.0)], num_short=1)) is None
 
 
+def test_it_waits_for_no_drafter_while_other_writers_are_as_sure():
+    policy = TunedPolicy({"beside": stations(beside=cost(0.1, 1e-3))["beside"]}, DraftSettings())
+    missed = view(best_paths=[(0, 0.0)], num_short=1)
+    others = [replace(chain(*scores), writers=("suffix",) * 4) for scores in ((-0.001,) * 4, (-6.0,) * 4)]
+    assert policy.prepare(replace(missed, undrafted=[others[0]])) is None
+    assert isinstance(policy.prepare(replace(missed, undrafted=[others[1]])), Wait)
+
+
 def test_a_wait_ends_when_its_time_is_over():
     policy = TunedPolicy({"beside": stations(beside=cost(0.1, 1e-3))["beside"]}, DraftSettings())
     assert policy.prepare(view(best_paths=[(0, 0.0)], num_short=1, waited_s=1.0)) is None
@@ -499,7 +507,8 @@ def test_in_turns_layers_that_take_the_place_of_other_candidates_cost_no_verific
         assert policy.prepare(fresh) == action
 
 
-def test_in_turns_the_engine_shows_what_the_writers_have_before_anything_is_drafted():
+@pytest.mark.parametrize("arm", ["turns", "beside"])
+def test_the_engine_shows_what_the_writers_have_where_nothing_is_drafted(arm):
     class Repeats:
         def propose(self, best_path, budget):
             return Proposal.chain((3, 4), (-0.1, -0.2))
@@ -511,15 +520,18 @@ def test_in_turns_the_engine_shows_what_the_writers_have_before_anything_is_draf
             pass
 
     seen: list[RoundView] = []
-    policy = TunedPolicy({"turns": stations()["turns"]}, DraftSettings())
+    policy = TunedPolicy({arm: stations()[arm]}, DraftSettings())
     prepare = policy.prepare
     policy.prepare = lambda view: (seen.append(view), prepare(view))[1]
     target = toy_target(1)
     worker = TargetWorker(target, clock=time.perf_counter, writers={"repeats": lambda request: Repeats()})
-    engine = Engine(worker, inline(toy_draft(target, 0.8)), find_method("card"), policy=policy)
+    link = fake(toy_draft(target, 0.8))
+    link.runs_by_itself = arm == "beside"
+    engine = Engine(worker, link, find_method("card"), policy=policy)
     request = make_request(0, params=SamplingParams(temperature=0.0, seed=0, max_tokens=6))
     texts = run_all(engine, {0: [request]})
     assert texts[0] == plain(toy_target(1), params=request.params, prompt=request.prompt_ids)
+    assert all(v.takes_turns == (arm == "turns") for v in seen)
     assert next(offer.tokens for v in seen for offer in v.undrafted) == (3, 4)
 
 

@@ -27,7 +27,6 @@ _NEW_TEXT_COMPARED = 30.0  # candidates that what texts usually showed counts fo
 _GUESSED_ROUNDS = 16  # whose other writers' candidates are remembered
 _MOST_GUESSES = 1024  # that are remembered for a review
 _NEW_TEXT_ROUNDS = 2  # of these, that are still remembered when a new text is alone
-_WASTED = 1.0  # target passes for which a drafter beside it has drafted in vain when its tree is lost
 _MISSED = 3.2  # times the disagreement: of the tokens that end a path, how many are in no other path of a beam
 _MOST_WIDENING = 1.45  # a beam is as wide as makes a drafter pass at most so many times as long
 _PATHS_IN_TURNS = 4  # drafted side by side in turns, where target and drafter never agree
@@ -195,8 +194,7 @@ class Forecast:
             seconds = seconds + (depths if self.has_writers else np.maximum(depths, 1)) * draft_s
         elif arm == "beside":
             share_missed = min(1.0, _MISSED * (1 - agreement))
-            wasted_s = np.minimum(_WASTED * seconds, self._draft.lead * draft_s)
-            token_s = draft_s + (1 - agreement) * share_missed * wasted_s  # of drafting
+            token_s = draft_s + (1 - agreement) * share_missed * seconds  # of drafting, in vain when a tree is lost
             is_right = np.maximum(by_drafter, chances[:, :1])
             missed = (1 - is_right) * share_missed  # the next round has no candidates
             tokens, seconds = tokens + missed, seconds + missed * rounds_s[0]
