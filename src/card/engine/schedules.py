@@ -19,7 +19,8 @@ _ROUND_NOISE = 0.7  # of the tokens of one round, relative to what is promised: 
 SETTLING = 4  # rounds after a switch that say nothing
 REVIEW_EVERY = 16  # rounds
 _NEW_TEXT = 6  # rounds of a new text before the schedule is reviewed for it
-_LOOK_EVERY, _PLAIN_TO_SEE = 4, 1.15  # rounds of a text after which a schedule that promises so much more is taken
+_FIRST_LOOK, _PLAIN_AT_ONCE = 2, 1.22  # rounds of a new text after which a schedule that promises so much more is taken
+_LOOK_EVERY, _PLAIN_TO_SEE = 4, 1.15  # the same, from the fourth round on
 _FAR, _LOOK_LATER = 0.85, 12  # of what the schedule in use promises; rounds until the next look where no other has more
 _DWELL = 8  # rounds of another batch size before the schedule is reviewed for it: it may pass
 _FIRST_TRIAL, _LAST_TRIAL = 96, 4096  # rounds until another schedule is tried: four times as many each time in vain
@@ -150,7 +151,7 @@ class Schedules:
         self._num_rounds = 0
         self.rounds_here = 0  # since the last switch
         self._until_review = 0
-        self._until_look = _LOOK_EVERY
+        self._until_look, self._is_first_look = _LOOK_EVERY, False
         self._regret = 0.0  # rounds that the best other schedule would have saved, as reviews saw it
         self._trial_rounds = 0
         self._is_first_trial = False
@@ -175,7 +176,7 @@ class Schedules:
         if num_new := self._forecast.num_texts - self._num_texts:
             self._num_texts = self._forecast.num_texts
             self._until_review = min(self._until_review, _NEW_TEXT)
-            self._until_look = _LOOK_EVERY
+            self._until_look, self._is_first_look = _FIRST_LOOK, True
             for of_present_texts in (self._recent, *(belief.held for belief in self._beliefs)):
                 of_present_texts.fade(max(0.0, 1 - num_new / num_requests))
             self._predicted = None
@@ -232,14 +233,15 @@ class Schedules:
 
         On its first trial a schedule stays: that is to show how much the promises are worth.
         """
-        self._until_look = _LOOK_EVERY
+        is_first, self._is_first_look = self._is_first_look, False
+        self._until_look = _LOOK_EVERY - _FIRST_LOOK if is_first else _LOOK_EVERY
         rivals = [arm for arm in possible if arm != self.arm]
         if not rivals or (self._trial_rounds and self._is_first_trial):
             return False
         best, here = max(map(self._score, rivals)), self._score(self.arm)
-        if best < _FAR * here:
+        if best < _FAR * here and not is_first:
             self._until_look = _LOOK_LATER
-        return best > _PLAIN_TO_SEE * here
+        return best > (_PLAIN_AT_ONCE if is_first else _PLAIN_TO_SEE) * here
 
     def _review(self, possible: Sequence[Arm], is_over: bool) -> None:
         if not possible:
