@@ -20,7 +20,7 @@ SETTLING = 4  # rounds after a switch that say nothing
 REVIEW_EVERY = 16  # rounds
 _NEW_TEXT = 6  # rounds of a new text before the schedule is reviewed for it
 _FIRST_LOOK, _PLAIN_AT_ONCE = 2, 1.22  # rounds of a new text after which a schedule that promises so much more is taken
-_LOOK_EVERY, _PLAIN_TO_SEE = 4, 1.15  # the same, from the fourth round on
+_LOOK_EVERY, _PLAIN_TO_SEE = 4, 1.15  # the same from the fourth round on, again and again
 _FAR, _LOOK_LATER = 0.85, 12  # of what the schedule in use promises; rounds until the next look where no other has more
 _DWELL = 8  # rounds of another batch size before the schedule is reviewed for it: it may pass
 _FIRST_TRIAL, _LAST_TRIAL = 96, 4096  # rounds until another schedule is tried: four times as many each time in vain
@@ -185,7 +185,7 @@ class Schedules:
             possible.remove("off")  # other writers have candidates in turns, too, and who has some drafts no more
         is_gone = self.arm not in possible
         self._until_look -= 1
-        is_worse = self._until_look <= 0 and not is_gone and self._is_plainly_worse(possible)
+        is_worse = self._until_look <= 0 and not is_gone and self._look(possible)
         if (self._until_review <= 0 or is_gone or is_worse) and (possible or len(self._learnt) > 1):
             self._until_review = REVIEW_EVERY
             self._review(possible, is_gone or is_worse)
@@ -228,8 +228,8 @@ class Schedules:
             self._recent.add(num_committed, decoding_s)
             self._unaccounted.add(num_committed, decoding_s)
 
-    def _is_plainly_worse(self, possible: Sequence[Arm]) -> bool:
-        """Return whether another schedule promises so much more that few rounds of a text suffice to see it.
+    def _look(self, possible: Sequence[Arm]) -> bool:
+        """Return whether another schedule promises so much more that few rounds suffice to see it; say when to look next.
 
         On its first trial a schedule stays: that is to show how much the promises are worth.
         """
