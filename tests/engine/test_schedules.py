@@ -341,6 +341,16 @@ def test_what_becomes_plainly_better_in_the_midst_of_a_text_is_taken_soon(off, w
     assert run(schedules, told.now, 20).index("off") <= within
 
 
+def test_the_first_look_at_a_text_puts_off_none():
+    told = Told(beside=300.0, off=200.0)
+    schedules = tried_in_vain(told)
+    run(schedules, told.now, 40)
+    told.num_texts += 1
+    run(schedules, told.now, 2)  # it begins like the text before
+    told.now = {"beside": 300.0, "off": 400.0}
+    assert run(schedules, told.now, 10).index("off") <= 2
+
+
 def test_where_no_schedule_comes_near_it_is_seldom_looked():
     def num_predictions(off: float) -> int:
         told = Told(beside=300.0, off=off)

@@ -229,7 +229,7 @@ class Schedules:
             self._unaccounted.add(num_committed, decoding_s)
 
     def _look(self, possible: Sequence[Arm]) -> bool:
-        """Return whether another schedule promises so much more that few rounds suffice to see it; say when to look next.
+        """Return whether another schedule promises plainly more, and say when to look next.
 
         On its first trial a schedule stays: that is to show how much the promises are worth.
         """
