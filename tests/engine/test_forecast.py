@@ -374,6 +374,22 @@ def test_a_batch_shares_the_pass_of_its_round():
     assert off(2) == pytest.approx(2 * (1 + 4) / (7e-3 + 17 * 1e-4 + 3e-4 + 2e-4), rel=0.02)
 
 
+def test_a_batch_is_judged_by_what_came_true_in_each_of_its_requests():
+    told = forecast()
+    for idx in range(64):  # in each round the candidates of one of two requests come true
+        see(told, chain(*["suffix"] * 8), 0.5, 1, num_accepted=8 * (idx % 2))
+    judged = told.tokens_per_s("off", 2, seen=told.take_lately())
+    assert judged == pytest.approx(2 * (1 + 4) / (7e-3 + 17 * 1e-4 + 3e-4 + 2e-4), rel=0.02)
+
+
+@pytest.mark.parametrize("num_rounds", [4, 5])
+def test_a_round_that_lost_some_of_its_requests_counts_for_those_that_it_has(num_rounds):
+    told = forecast()
+    see(told, chain(*["suffix"] * 8), 0.5, num_rounds, num_accepted=4)
+    judged = told.tokens_per_s("off", 2, seen=told.take_lately())
+    assert judged == pytest.approx(2 * (1 + 4) / (7e-3 + 17 * 1e-4 + 3e-4 + 2e-4), rel=0.02)
+
+
 def test_an_unsure_drafter_loses_its_tree_more_often():
     def rate(agreement: float, lost: float, depth: int) -> float:
         missed = lost * (1 - agreement**depth)

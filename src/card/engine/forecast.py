@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from copy import copy
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -33,9 +34,12 @@ _PATHS_IN_TURNS = 4  # drafted side by side in turns, where target and drafter n
 _FIRST_CONTEXT_ROWS = 100.0  # of one request, until they have been counted
 _ROWS_WEIGHT = 0.05  # of the newest round in their mean
 _SEEN_PRIOR = 4.0  # compared candidates that the agreement learnt so far counts for among those of a few rounds
-_DINKELBACH_STEPS = 3  # which choose for each round the depth that is best at the rate of all (`card.engine.choice`)
+_DINKELBACH_STEPS = 2  # which choose for each round the depth that is best at the rate of all (`card.engine.choice`)
 _MOST_REPEATED = 2.0  # times that one seen round may stand for in a prediction; as often as its inverse at least
 _DEEPEST = 16  # candidates of one request that predictions of a schedule consider
+_DEPTHS = np.arange(_DEEPEST + 1)
+
+_Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,28 +90,61 @@ class Guess:
         return cls(tuple(best), num_rows, came_true, num_given)
 
 
-@dataclass(frozen=True, slots=True)
+class _Rounds:
+    """What N rounds were promised by other writers, and what they gave; of several requests the mean."""
+
+    def __init__(self, guesses: Sequence[Guess], num_requests: int) -> None:
+        """Take the guesses of these rounds, those of one round after those of another."""
+        self._guesses, self._num_requests = guesses, num_requests
+        self.chances = self._means([guess.chances for guess in guesses])  # [N, _DEEPEST]
+        num_rows = self._means([[guess.num_rows] for guess in guesses])
+        self.num_rows = num_rows.round().astype(int)  # [N, 1]
+        self.given = num_requests * self._means([[guess.num_given] for guess in guesses])  # [N, 1]
+
+    def in_hindsight(self) -> _Rounds:
+        """Return the same rounds as if it had been known what comes true of other writers' candidates."""
+        known = copy(self)
+        known.chances = self._means([guess.came_true for guess in self._guesses])
+        return known
+
+    def _means(self, values: Sequence[Sequence[float]]) -> _Floats:
+        """Return the means over the requests of each round."""
+        each = np.array(values, dtype=np.float64)
+        if self._num_requests == 1:
+            return each
+        starts = np.arange(0, len(each), self._num_requests)
+        counts = np.diff(starts, append=len(each))[:, None]  # the last round may have lost some
+        means: _Floats = np.add.reduceat(each, starts) / counts
+        return means
+
+
 class _Options:
     """What N rounds can give by how deep they draft: D depths, from 0 on."""
 
-    tokens: npt.NDArray[np.float64]  # [N, D] expected
-    seconds: npt.NDArray[np.float64]  # [N, D]
-    given: npt.NDArray[np.float64]  # [N] tokens that these rounds gave, under whatever schedule
+    def __init__(self, tokens: _Floats, seconds: _Floats, given: _Floats) -> None:
+        """Weigh the rounds by the text that they covered.
+
+        Where a round gives less than it gave, more of its kind are needed for the same piece of text.
+
+        Args:
+            tokens: [N, D], expected.
+            seconds: [N, D].
+            given: [N, 1], tokens that these rounds gave, under whatever schedule.
+        """
+        self._tokens, self._seconds = tokens, seconds
+        self._times = np.minimum(np.maximum(given / tokens, 1 / _MOST_REPEATED), _MOST_REPEATED)
+        self._first = np.arange(0, tokens.size, tokens.shape[1])  # [N] places of depth 0
 
     def best(self, rate: float) -> npt.NDArray[np.intp]:
         """Return for each round the depth that is best where a second is worth ``rate`` tokens: [N]."""
-        best: npt.NDArray[np.intp] = (self.tokens - rate * self.seconds).argmax(axis=1)
+        best: npt.NDArray[np.intp] = (self._tokens - rate * self._seconds).argmax(axis=1)
         return best
 
-    def rate(self, depths: npt.NDArray[np.intp]) -> float:
-        """Return the tokens/s over the text that these rounds covered, with so many layers drafted in each.
-
-        Where a round gives less than it gave, more of its kind are needed for the same piece of text.
-        """
-        every = np.arange(len(depths))
-        tokens, seconds = self.tokens[every, depths], self.seconds[every, depths]
-        times = np.clip(self.given / tokens, 1 / _MOST_REPEATED, _MOST_REPEATED)
-        return float((times * tokens).sum() / (times * seconds).sum())
+    def rate(self, depths: npt.NDArray[np.intp] | int) -> float:
+        """Return the tokens/s over the text that these rounds covered, with so many layers drafted in each."""
+        places = self._first + depths
+        times = self._times.take(places)
+        return float(times.dot(self._tokens.take(places)) / times.dot(self._seconds.take(places)))
 
 
 @dataclass(slots=True)
@@ -138,7 +175,8 @@ class Forecast:
         self._agreed = [_FIRST_AGREEMENT * _AGREEMENT_PRIOR, _AGREEMENT_PRIOR]  # accepted, could have been
         self._usual = list(self._agreed)  # the same over many texts
         self._rows_per_request = _FIRST_CONTEXT_ROWS
-        self._guesses: list[Guess] = []  # of other writers, in the last rounds
+        self._guesses: list[Guess] = []  # of other writers, in the last rounds; replaced and never changed
+        self._compared: tuple[list[Guess], int, _Rounds] = [], 0, _Rounds([Guess()], 1)  # of so many requests
         self._texts: set[int] = set()  # those of the last round
         self.num_texts = 0  # seen so far
         self.has_writers = False  # others than the drafter propose candidates
@@ -167,40 +205,47 @@ class Forecast:
         if seen is not None and seen.guesses:
             agreement = (seen.num_agreed + _SEEN_PRIOR * agreement) / (seen.num_compared + _SEEN_PRIOR)
             guesses = seen.guesses
-        options = self._options(arm, num_requests, agreement, guesses or [Guess()])
-        rate = 0.0
+        rounds = self._last_rounds(num_requests) if guesses is self._guesses else _Rounds(guesses, num_requests)
+        options = self._options(arm, num_requests, agreement, rounds)
+        rate = options.rate(0)
         for _ in range(_DINKELBACH_STEPS):
             depths = options.best(rate)
             rate = options.rate(depths)
         if seen is not None and seen.guesses and self.has_writers:
-            came_true = [replace(guess, chances=guess.came_true) for guess in guesses]
-            rate = self._options(arm, num_requests, agreement, came_true).rate(depths)
+            rate = self._options(arm, num_requests, agreement, rounds.in_hindsight()).rate(depths)
         return rate
 
-    def _options(self, arm: Arm, num_requests: int, agreement: float, guesses: Sequence[Guess]) -> _Options:
-        """Return what rounds can give, by how deep they draft, where others promise these guesses."""
-        station = self.stations[arm]
+    def _last_rounds(self, num_requests: int) -> _Rounds:
+        """Return the rounds that are remembered, made once for all schedules that are compared by them."""
+        guesses, of_requests, rounds = self._compared
+        if guesses is not self._guesses or of_requests != num_requests:
+            rounds = _Rounds(self._guesses or [Guess()], num_requests)
+            self._compared = self._guesses, num_requests, rounds
+        return rounds
+
+    def _options(self, arm: Arm, num_requests: int, agreement: float, rounds: _Rounds) -> _Options:
+        """Return what these rounds can give, by how deep they draft."""
+        drafts, chances = self.stations[arm].drafter is not None, rounds.chances
         draft_s = self.draft_s(arm, num_requests, self._width(arm, num_requests))
-        rounds = [_mean(guesses[i : i + num_requests]) for i in range(0, len(guesses), num_requests)]
-        depths = np.arange(1 if station.drafter is None else _DEEPEST + 1)
-        chances = np.array([guess.chances for guess in rounds])
-        num_rows = np.maximum(depths, [[guess.num_rows] for guess in rounds])
+        depths = _DEPTHS if drafts else _DEPTHS[:1]
+        num_rows = np.maximum(depths, rounds.num_rows)
         rounds_s = self._rounds_s(arm, num_requests, int(num_rows.max()))
-        by_drafter = agreement**depths
-        alone = 1 + chances.sum(axis=1, keepdims=True)
-        tokens = alone + np.cumsum(np.maximum(by_drafter[1:] - chances[:, : len(depths) - 1], 0.0), axis=1)
-        tokens, seconds = np.hstack([alone, tokens]), rounds_s[num_rows]
+        alone, by_drafter = 1 + chances.sum(axis=1, keepdims=True), agreement**depths
+        tokens, seconds = np.empty(num_rows.shape), rounds_s[num_rows]
+        tokens[:] = alone
+        if drafts:
+            tokens[:, 1:] += np.maximum(by_drafter[1:] - chances, 0.0).cumsum(axis=1)
         if arm == "turns":  # what others reach is drafted, too: nobody knows before that it will be right
-            seconds = seconds + (depths if self.has_writers else np.maximum(depths, 1)) * draft_s
+            seconds += (depths if self.has_writers else np.maximum(depths, 1)) * draft_s
         elif arm == "beside":
             share_missed = min(1.0, _MISSED * (1 - agreement))
             token_s = draft_s + (1 - agreement) * share_missed * seconds  # of drafting, in vain when a tree is lost
             is_right = np.maximum(by_drafter, chances[:, :1])
             missed = (1 - is_right) * share_missed  # the next round has no candidates
-            tokens, seconds = tokens + missed, seconds + missed * rounds_s[0]
+            tokens += missed
+            seconds += missed * rounds_s[0]
             tokens = np.minimum(tokens, np.maximum(alone, seconds / np.maximum(token_s, 1e-9)))
-        given = np.array([guess.num_given for guess in rounds])
-        return _Options(num_requests * tokens, seconds, num_requests * given)
+        return _Options(num_requests * tokens, seconds, rounds.given)
 
     def _rounds_s(self, arm: Arm, num_requests: int, most: int) -> npt.NDArray[np.float64]:
         """Return the seconds of rounds with 0, 1, ... ``most`` candidates of each request: [1 + most]."""
@@ -331,15 +376,3 @@ class Forecast:
             fits.drafter.observe(predicted_s, view.waited_s / view.num_passes)
         elif outcome.drafter_passes and not view.takes_turns:
             fits.drafter.observe(predicted_s, outcome.drafter_busy_s * num_requests / outcome.drafter_passes)
-
-
-def _mean(guesses: Sequence[Guess]) -> Guess:
-    """Return what one of these guesses promises on average."""
-    if len(guesses) == 1:
-        return guesses[0]
-    count = len(guesses)
-    chances = tuple(sum(column) / count for column in zip(*(guess.chances for guess in guesses), strict=True))
-    num_rows, num_given = (
-        sum(column) / count for column in zip(*((g.num_rows, g.num_given) for g in guesses), strict=True)
-    )
-    return Guess(chances, round(num_rows), num_given=num_given)
