@@ -22,9 +22,11 @@ class Fixed:
     def __init__(self, proposal: Proposal) -> None:
         self.proposal = proposal
         self.best_paths: list[list[int]] = []
+        self.budgets: list[int] = []
 
     def propose(self, best_path: Sequence[int], budget: int) -> Proposal:
         self.best_paths.append(list(best_path))
+        self.budgets.append(budget)
         return self.proposal
 
     def observe(self, seen: Observation) -> None:
@@ -143,6 +145,22 @@ def test_a_writer_is_shown_the_best_path_of_those_before_it():
     offers_of({"first": first, "second": second}).merge(drafted_from(Proposal.chain((1, 2), (-0.5, -0.6))), 8, 8)
     assert first.best_paths == [[1, 2]]
     assert second.best_paths == [[3, 4]]
+
+
+def test_a_writer_is_asked_for_what_the_likely_candidates_before_it_leave_of_the_budget():
+    def asked(chances: Sequence[float], budget: int) -> list[int]:
+        first, second = (
+            Fixed(Proposal.chain([1] * len(chances), [math.log(p) for p in chances])),
+            Fixed(Proposal.none()),
+        )
+        offers_of({"first": first, "second": second}).merge(Candidates.none(), budget, 9)
+        assert first.budgets == [budget]
+        return second.budgets
+
+    assert asked([], 4) == [4]
+    assert asked([0.9, 0.6, 0.4, 0.1], 4) == [2]
+    assert asked([0.9, 0.8, 0.7], 4) == [1]
+    assert asked([0.9, 0.8, 0.7, 0.6], 4) == [], "there is no room"
 
 
 def test_writers_are_asked_once_between_two_passes_unless_the_drafter_has_made_more():

@@ -10,6 +10,7 @@ nothing else happens.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Mapping, Sequence
 
 from card.nodes import Candidates
@@ -20,6 +21,7 @@ logger = logging.getLogger(__name__)
 
 DRAFTER = "beam"  # the name of the draft model among the writers
 AND_OTHERS = f"{DRAFTER}+"  # how candidates begin to be labelled that others propose besides: it is asked first
+_LIKELY = math.log(0.5)
 _NO_ID = -1  # candidates of local writers are in no tree of a drafter
 
 
@@ -49,7 +51,7 @@ class Offers:
         Asked for the same once more before the next pass it returns the same object.
 
         Args:
-            budget: most candidates of each writer.
+            budget: most candidates of each writer, less those likely ones that the writers before it propose.
             max_depth: deepest layer below the last committed token that is offered.
         """
         if not self._heard or budget < 1:
@@ -64,10 +66,13 @@ class Offers:
         if drafted:
             tree.add(DRAFTER, Proposal(drafted.tokens, drafted.parents, drafted.path_logprobs), ids=drafted.ids)
         for name, writer in list(self._heard.items()):
+            room = budget - tree.num_likely()
+            if room < 1:
+                break
             path = tree.best_path()
             try:
                 best_path = tree.tokens(path)
-                proposal = writer.propose(best_path, budget)
+                proposal = writer.propose(best_path, room)
                 check_proposal(proposal, best_path, self._vocab_size)
                 tree.add(name, proposal, path)
             except Exception as error:
@@ -147,6 +152,10 @@ class _Tree:
             path.append(node)
             node = best.get(node)
         return path
+
+    def num_likely(self) -> int:
+        """Return how many candidates are so likely that hardly any of further writers will be verified before them."""
+        return sum(path_logprob > _LIKELY for path_logprob in self._path_logprobs)
 
     def tokens(self, indices: Sequence[int]) -> list[int]:
         return [self._tokens[idx] for idx in indices]
