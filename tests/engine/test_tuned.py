@@ -269,10 +269,23 @@ def rounds_that_draft(policy: TunedPolicy, num_rounds: int, *, reads_prompt_ever
 def test_in_turns_drafting_that_does_not_pay_is_tried_less_and_less_often(reads_prompt_every):
     dear = {"turns": Station(Home(), cost(7e-3, 5e-4), cost(0.1, 1e-3))}
     policy = TunedPolicy(dear, DraftSettings())
-    tried = rounds_that_draft(policy, 3000, reads_prompt_every=reads_prompt_every)
+    tried = rounds_that_draft(policy, 5000, reads_prompt_every=reads_prompt_every)
     gaps = [after - before for before, after in itertools.pairwise([-1, *tried])]
-    assert gaps[:3] == [129, 257, 513]
-    assert set(gaps[3:]) == {513}
+    assert gaps[:3] == [257, 513, 1025]
+    assert set(gaps[3:]) == {1025}
+
+
+def test_in_turns_drafting_is_tried_where_nobody_else_knows_what_comes_next():
+    policy = TunedPolicy({"turns": Station(Home(), cost(7e-3, 5e-4), cost(0.1, 1e-3))}, DraftSettings())
+    assert not rounds_that_draft(policy, 256)
+    sure, unsure = (Candidates((-1,), (1,), (-1,), (math.log(chance),), (1,), ("suffix",)) for chance in (0.9, 0.2))
+    now = replace(view(2), takes_turns=True, best_paths=[(0, 0.0)] * 2)
+    policy.begin(2, ALL)
+    assert policy.prepare(replace(now, undrafted=[sure, sure])) is None
+    assert policy.prepare(replace(now, undrafted=[sure, unsure])) == Draft(1), "it is still due"
+    assert policy.prepare(replace(now, undrafted=[sure, Candidates.none()])) == Draft(1)
+    requests = [now.requests[0], replace(make_request(1), params=SamplingParams(speculates=False))]
+    assert policy.prepare(replace(now, requests=requests, undrafted=[sure, Candidates.none()])) is None
 
 
 def test_a_drafter_that_wrote_beside_the_target_is_not_tried_at_once_in_turns():

@@ -22,8 +22,9 @@ from card.offers import leading, select
 from card.target import TargetRequest
 
 _AT_REST = 16  # rounds without drafting, in turns, after which the drafter reads no prompt ahead
-_FIRST_TRY, _LAST_TRY = 128, 512  # the same until drafting is tried; twice as many each time in vain
+_FIRST_TRY, _LAST_TRY = 256, 1024  # the same until drafting is tried; twice as many each time in vain
 _TRY_PASSES = 2
+_UNLIKELY = 0.5  # chance of others' likeliest next token below which a try may be worth something in itself
 _MOST_WAITED_LAYERS = 3
 _MOST_FORESEEN_LAYERS = 8  # of which drafting in turns must pay
 _WAIT_LATENCY_S = 3e-4  # from the target's correction to the drafter's next pass and back
@@ -175,17 +176,28 @@ class TunedPolicy:
         if depth == self._depth_before_draft and view.num_passes > 1:
             return None  # the last pass made nothing deeper
         self._depth_before_draft = depth
-        self._is_try = self._rounds_undrafted >= self._try_after and view.num_passes <= _TRY_PASSES
+        self._is_try = self._is_due(view)
         if self._is_try and view.num_passes < _TRY_PASSES:
             return Draft(1)  # to learn whether it has become worth while
         num_requests, rate = len(view.requests), self._schedules.rate()
         draft_s, agreement = self._draft_s(num_requests), self._forecast.agreement
-        most = [num_requests * agreement ** (layer + 1) for layer in range(_MOST_FORESEEN_LAYERS)]
-        if not is_worth_drafting(most, seconds=draft_s, rate=rate):
-            return None  # not even if nobody else had a candidate and verifying were free
+        if num_requests * agreement <= rate * draft_s:
+            return None  # not even if nobody else had a candidate and verifying were free; deeper layers bring less
         seconds, num_tokens = self._seconds(view), num_requests + depth + view.num_prompt_tokens
         verify_s = (seconds(num_tokens + num_requests) - seconds(num_tokens)) / num_requests
         return Draft(1) if is_worth_drafting(self._gains(view, rate * verify_s), seconds=draft_s, rate=rate) else None
+
+    def _is_due(self, view: RoundView) -> bool:
+        """Return whether drafting is to be tried: after a while without it, where nobody else knows what comes next."""
+        if self._rounds_undrafted < self._try_after or view.num_passes > _TRY_PASSES:
+            return False
+        if not view.undrafted:
+            return True
+        pairs = [pair for pair in zip(view.requests, view.undrafted, strict=True) if pair[0].uses_drafter]
+        return any(
+            max(self._probabilities(request.params.temperature == 0.0, offer), default=0.0) < _UNLIKELY
+            for request, offer in pairs
+        )
 
     def _count_drafting(self, num_passes: int) -> None:
         """Note whether a round drafted in turns, and how long to go without if that was a try in vain."""
