@@ -279,7 +279,10 @@ class TargetWorker:
 
     def best_path(self, request_id: int) -> tuple[int, float]:
         """Return the depth and the path score of the end of the best path in the replica; (0, 0.0) if it is empty."""
-        path = self._running[request_id].replica.tree.query(self.model.max_model_len, "chain", self.model.max_model_len)
+        tree = self._running[request_id].replica.tree
+        if not tree.num_nodes:
+            return 0, 0.0
+        path = tree.query(self.model.max_model_len, "chain", self.model.max_model_len)
         return (path.depths[-1], path.path_logprobs[-1]) if path else (0, 0.0)
 
     def num_candidates(self, request_id: int) -> int:

@@ -286,7 +286,8 @@ class Engine:
             has_drafted = any(depth for depth, _ in view.best_paths)
             if self._worker.has_writers and not view.undrafted and (view.takes_turns or not has_drafted):
                 view.undrafted = [self._query(request, asks_drafter=False) for request in view.requests]
-            view.num_short = sum(self._is_waited_for(entry) for entry in decoding) if view.is_up else 0
+            if view.is_up and not view.takes_turns:
+                view.num_short = sum(self._is_waited_for(entry) for entry in decoding)
             action = self._policy.prepare(view)
             if action is None or view.num_passes >= _MOST_DRAFT_PASSES:
                 break
