@@ -374,6 +374,15 @@ def test_a_batch_shares_the_pass_of_its_round():
     assert off(2) == pytest.approx(2 * (1 + 4) / (7e-3 + 17 * 1e-4 + 3e-4 + 2e-4), rel=0.02)
 
 
+def test_what_was_predicted_for_one_batch_size_does_not_change_what_is_predicted_for_another():
+    told, asked_before = forecast(), forecast()
+    for idx in range(64):
+        for one in (told, asked_before):
+            see(one, chain(*["suffix"] * 8), float(idx % 2), 1, num_accepted=8 * (idx % 2))
+    asked_before.tokens_per_s("turns", 1)
+    assert asked_before.tokens_per_s("turns", 2) == told.tokens_per_s("turns", 2)
+
+
 def test_a_batch_is_judged_by_what_came_true_in_each_of_its_requests():
     told = forecast()
     for idx in range(64):  # in each round the candidates of one of two requests come true
