@@ -83,10 +83,11 @@ class WriterSequence(Protocol):
     """What a writer knows of one request. One that raises falls silent until the request is over."""
 
     def propose(self, best_path: Sequence[int], budget: int) -> Proposal:
-        """Return up to ``budget`` candidates for the next pass.
+        """Return up to ``budget`` candidates for the next pass. A pass whose budget others have filled asks for none.
 
         Args:
             best_path: tokens of the best path that the drafter and the writers before this one propose; may be empty.
+            budget: what the likely candidates among theirs leave of the request's own, 1 or more.
         """
 
     def observe(self, seen: Observation) -> None:
