@@ -67,7 +67,7 @@ def test_a_guess_is_the_best_chance_of_others_at_each_depth():
     guess = Guess.of(offer, [0.9, 0.3, 0.8, 0.2, 0.7, 0.6], (0, 2, 4, 5))
     assert guess.chances[:5] == (0.3, 0.8, 0.0, 0.6, 0.0), "what the drafter alone proposed is no guess of others"
     assert guess.came_true[:5] == (0.0, 1.0, 0.0, 1.0, 0.0)
-    assert guess.num_rows == 3, "those that the drafter proposes too cost nothing more"
+    assert guess.num_rows == 4, "without the drafter they would be verified all the same"
     assert guess.num_given == 5.0, "with the target's own token"
     assert Guess.of(chain(), [], ()) == Guess()
     assert Guess.of(replace(offer, writers=()), [0.9] * 6, (0,)) == Guess(num_given=2.0)
@@ -409,6 +409,42 @@ def test_an_unsure_drafter_loses_its_tree_more_often():
     for agreement, lost in ((0.95, 0.16), (0.85, 0.48), (0.6, 1.0)):  # 3.2 times the disagreement, at most all
         best = max(rate(agreement, lost, depth) for depth in range(17))
         assert told.tokens_per_s("beside", 1, agreement=agreement) == pytest.approx(best, rel=0.005)
+
+
+@pytest.mark.parametrize("writers", ["suffix", "beam+suffix"])
+def test_what_others_have_verified_is_part_of_the_price_whoever_proposed_it_too(writers):
+    told = forecast()
+    see(told, chain(*(["beam"] * 12)), 0.0, 40)
+    nothing = told.tokens_per_s("off", 1)
+    see(told, chain(*([writers] * 12)), 0.0, 40)
+    rows_s = 12e-4 / 1.1e-3  # of a pass of one token, 7 ms and a round's own time
+    assert told.tokens_per_s("off", 1) / nothing == pytest.approx(1 / (1 + rows_s / 7), rel=0.03)
+
+
+def test_a_layer_that_others_are_sure_of_is_no_further_row():
+    def worth_of_drafting(chance: float) -> float:
+        told = forecast(cost(1e-9, 0.0))
+        told.stations["beside"] = Station(Home(), cost(1e-2, 5e-3), cost(1e-9, 0.0))  # where every row is dear
+        see(told, chain("suffix"), chance, 40, num_agreed=1)
+        return told.tokens_per_s("beside", 1)
+
+    assert worth_of_drafting(1.0) > 1.1 * worth_of_drafting(0.0)
+
+
+def test_a_drafter_that_lost_its_tree_leaves_a_round_to_the_others():
+    told = forecast()
+    see(told, chain(*(["suffix"] * 6)), 0.5, 40)
+    assert told.tokens_per_s("beside", 1, 0.85) > 1.2 * told.tokens_per_s("beside", 1, 0.0)
+
+
+def test_a_drafter_that_others_leave_behind_has_nothing_for_the_next_round():
+    def rate(draft_s: float) -> float:
+        told = forecast(cost(draft_s, 5e-5))
+        for num_sure in (13, 0):
+            see(told, chain(*(["suffix"] * num_sure)), 1.0, 8)
+        return told.tokens_per_s("beside", 1, 0.95)
+
+    assert rate(5e-4) > 1.25 * rate(1e-3), "rounds of 11 ms: it makes 9 layers, or 15"
 
 
 @pytest.mark.parametrize(("agreement", "lost"), [(0.95, 0.16), (0.85, 0.48), (0.7, 0.96)])

@@ -332,13 +332,12 @@ def test_a_later_trial_ends_where_a_new_text_is_plainly_worse_for_it():
     assert used.index("beside") == 1
 
 
-@pytest.mark.parametrize(("off", "within"), [(280.0, 4), (200.0, 12)])
-def test_what_becomes_plainly_better_in_the_midst_of_a_text_is_taken_soon(off, within):
-    told = Told(beside=300.0, off=off)
+def test_what_becomes_plainly_better_in_the_midst_of_a_text_is_taken_soon():
+    told = Told(beside=300.0, off=280.0)
     schedules = tried_in_vain(told)
     run(schedules, told.now, 40)
     told.now = {"beside": 300.0, "off": 400.0}
-    assert run(schedules, told.now, 20).index("off") <= within
+    assert run(schedules, told.now, 20).index("off") <= 8
 
 
 def test_the_first_look_at_a_text_puts_off_none():
@@ -349,18 +348,6 @@ def test_the_first_look_at_a_text_puts_off_none():
     run(schedules, told.now, 2)  # it begins like the text before
     told.now = {"beside": 300.0, "off": 400.0}
     assert run(schedules, told.now, 10).index("off") <= 2
-
-
-def test_where_no_schedule_comes_near_it_is_seldom_looked():
-    def num_predictions(off: float) -> int:
-        told = Told(beside=300.0, off=off)
-        schedules, asked = tried_in_vain(told), []
-        run(schedules, told.now, 40)
-        told.tokens_per_s = lambda *args, **more: asked.append(args) or told.now[args[0]]
-        run(schedules, told.now, 48)
-        return len(asked)
-
-    assert num_predictions(200.0) < 0.7 * num_predictions(280.0)
 
 
 def test_what_texts_of_another_kind_keep_in_use_is_not_tried():

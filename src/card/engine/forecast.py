@@ -16,7 +16,7 @@ from card.engine.latency import LatencyFit, PassCost
 from card.engine.policy import Outcome, RoundView
 from card.engine.switch import Arm
 from card.nodes import Candidates
-from card.offers import AND_OTHERS, DRAFTER
+from card.offers import DRAFTER
 from card.target import Verified
 
 _ROUND_S, _REQUEST_S = 3e-4, 1e-4  # a round beyond its passes, and each request in it, until it has been measured
@@ -34,10 +34,14 @@ _PATHS_IN_TURNS = 4  # drafted side by side in turns, where target and drafter n
 _FIRST_CONTEXT_ROWS = 100.0  # of one request, until they have been counted
 _ROWS_WEIGHT = 0.05  # of the newest round in their mean
 _SEEN_PRIOR = 4.0  # compared candidates that the agreement learnt so far counts for among those of a few rounds
-_DINKELBACH_STEPS = 2  # which choose for each round the depth that is best at the rate of all (`card.engine.choice`)
+# Steps, at most, that choose for each round the depth which is best at the rate of all (`card.engine.choice`), and the
+# relative change of that rate by which a step is the last.
+_DINKELBACH_STEPS, _SAME_RATE = 3, 0.03
 _MOST_REPEATED = 2.0  # times that one seen round may stand for in a prediction; as often as its inverse at least
 _DEEPEST = 16  # candidates of one request that predictions of a schedule consider
 _DEPTHS = np.arange(_DEEPEST + 1)
+
+_ROWS_AHEAD = 32  # beyond the candidates asked for, that seconds of passes are looked up for at once
 
 _Floats = npt.NDArray[np.float64]
 
@@ -64,7 +68,7 @@ class Guess:
     """What other writers than the drafter promised in one verification, and what it gave."""
 
     chances: tuple[float, ...] = (0.0,) * _DEEPEST  # [d] that their candidate at depth d + 1 is accepted, in [0, 1]
-    num_rows: int = 0  # candidates that nobody but them proposed
+    num_rows: int = 0  # candidates of theirs, whoever else proposed them
     came_true: tuple[float, ...] = (0.0,) * _DEEPEST  # [d] 1 if their candidate at depth d + 1 was accepted, else 0
     num_given: float = 1.0  # tokens that the verification gave, whoever proposed them
 
@@ -82,7 +86,7 @@ class Guess:
         num_rows = 0
         for writers, depth, prob in zip(offer.writers, offer.depths, probs, strict=True):
             if writers != DRAFTER:
-                num_rows += not writers.startswith(AND_OTHERS)
+                num_rows += 1
                 if depth <= _DEEPEST:
                     best[depth - 1] = max(best[depth - 1], prob)
         others = {offer.depths[idx] for idx in accepted if offer.writers[idx] != DRAFTER}
@@ -97,8 +101,11 @@ class _Rounds:
         """Take the guesses of these rounds, those of one round after those of another."""
         self._guesses, self._num_requests = guesses, num_requests
         self.chances = self._means([guess.chances for guess in guesses])  # [N, _DEEPEST]
-        num_rows = self._means([[guess.num_rows] for guess in guesses])
-        self.num_rows = num_rows.round().astype(int)  # [N, 1]
+        num_more = np.zeros((len(self.chances), len(_DEPTHS)))
+        num_more[:, 1:] = (1 - self.chances).cumsum(axis=1)  # of the drafter: where both are right they are the same
+        num_rows = num_more + self._means([[guess.num_rows] for guess in guesses])
+        self.num_rows = np.rint(num_rows).astype(int)  # [N, D] candidates, by how many layers are drafted
+        self.most_rows = int(self.num_rows.max())
         self.given = num_requests * self._means([[guess.num_given] for guess in guesses])  # [N, 1]
 
     def in_hindsight(self) -> _Rounds:
@@ -177,6 +184,8 @@ class Forecast:
         self._rows_per_request = _FIRST_CONTEXT_ROWS
         self._guesses: list[Guess] = []  # of other writers, in the last rounds; replaced and never changed
         self._compared: tuple[list[Guess], int, _Rounds] = [], 0, _Rounds([Guess()], 1)  # of so many requests
+        self._tables: dict[tuple[Arm, int], tuple[npt.NDArray[np.int64], _Floats]] = {}  # tokens, seconds at start
+        self._foreseen: dict[Arm, float] = {}  # tokens/s by the last prediction, from which the next one begins
         self._texts: set[int] = set()  # those of the last round
         self.num_texts = 0  # seen so far
         self.has_writers = False  # others than the drafter propose candidates
@@ -207,10 +216,13 @@ class Forecast:
             guesses = seen.guesses
         rounds = self._last_rounds(num_requests) if guesses is self._guesses else _Rounds(guesses, num_requests)
         options = self._options(arm, num_requests, agreement, rounds)
-        rate = options.rate(0)
+        rate = self._foreseen.get(arm) or options.rate(0)
         for _ in range(_DINKELBACH_STEPS):
-            depths = options.best(rate)
+            rate_before, depths = rate, options.best(rate)
             rate = options.rate(depths)
+            if abs(rate - rate_before) < _SAME_RATE * rate:
+                break
+        self._foreseen[arm] = rate
         if seen is not None and seen.guesses and self.has_writers:
             rate = self._options(arm, num_requests, agreement, rounds.in_hindsight()).rate(depths)
         return rate
@@ -228,32 +240,39 @@ class Forecast:
         drafts, chances = self.stations[arm].drafter is not None, rounds.chances
         draft_s = self.draft_s(arm, num_requests, self._width(arm, num_requests))
         depths = _DEPTHS if drafts else _DEPTHS[:1]
-        num_rows = np.maximum(depths, rounds.num_rows)
-        rounds_s = self._rounds_s(arm, num_requests, int(num_rows.max()))
+        num_rows = rounds.num_rows[:, : len(depths)]
+        rounds_s = self._rounds_s(arm, num_requests, rounds.most_rows)
         alone, by_drafter = 1 + chances.sum(axis=1, keepdims=True), agreement**depths
         tokens, seconds = np.empty(num_rows.shape), rounds_s[num_rows]
         tokens[:] = alone
         if drafts:
-            tokens[:, 1:] += np.maximum(by_drafter[1:] - chances, 0.0).cumsum(axis=1)
+            more = np.maximum(by_drafter[1:] - chances, 0.0).cumsum(axis=1)
+            if arm == "beside":
+                more *= 1 - _share_overtaken(chances, float(rounds_s[num_rows[:, 0]].mean()), draft_s)
+            tokens[:, 1:] += more
         if arm == "turns":  # what others reach is drafted, too: nobody knows before that it will be right
             seconds += (depths if self.has_writers else np.maximum(depths, 1)) * draft_s
         elif arm == "beside":
             share_missed = min(1.0, _MISSED * (1 - agreement))
             token_s = draft_s + (1 - agreement) * share_missed * seconds  # of drafting, in vain when a tree is lost
-            is_right = np.maximum(by_drafter, chances[:, :1])
-            missed = (1 - is_right) * share_missed  # the next round has no candidates
-            tokens += missed
-            seconds += missed * rounds_s[0]
+            missed = (1 - by_drafter) * share_missed  # the next round has no candidates but others'
+            tokens += missed * alone
+            seconds += missed * rounds_s[num_rows[:, :1]]
             tokens = np.minimum(tokens, np.maximum(alone, seconds / np.maximum(token_s, 1e-9)))
         return _Options(num_requests * tokens, seconds, rounds.given)
 
     def _rounds_s(self, arm: Arm, num_requests: int, most: int) -> npt.NDArray[np.float64]:
         """Return the seconds of rounds with 0, 1, ... ``most`` candidates of each request: [1 + most]."""
-        counts = num_requests * np.arange(1, most + 2)
-        num_rows = round(num_requests * self._rows_per_request)
+        table = self._tables.get((arm, num_requests))
+        if table is None or len(table[0]) <= most:
+            counts = num_requests * np.arange(1, most + _ROWS_AHEAD)
+            table = self._tables[arm, num_requests] = counts, self.stations[arm].target.each(counts, num_requests)
+        counts, predicted_s = table[0][: most + 1], table[1][: most + 1]
         base_s, slope, token_s = self._fits[arm].target.plane()
-        pass_s = base_s + slope * self.stations[arm].target.each(counts, num_requests, num_rows) + token_s * counts
-        rounds_s: npt.NDArray[np.float64] = np.maximum(pass_s, 0.0) + (_ROUND_S + _REQUEST_S * num_requests)
+        num_rows = round(num_requests * self._rows_per_request)
+        base_s += slope * self.stations[arm].target.per_context_row_s * num_rows
+        pass_s = slope * predicted_s + token_s * counts + base_s
+        rounds_s: _Floats = np.maximum(pass_s, 0.0) + (_ROUND_S + _REQUEST_S * num_requests)
         return rounds_s
 
     def beam(self, arm: Arm, num_requests: int) -> tuple[int, int]:
@@ -376,3 +395,13 @@ class Forecast:
             fits.drafter.observe(predicted_s, view.waited_s / view.num_passes)
         elif outcome.drafter_passes and not view.takes_turns:
             fits.drafter.observe(predicted_s, outcome.drafter_busy_s * num_requests / outcome.drafter_passes)
+
+
+def _share_overtaken(chances: _Floats, round_s: float, draft_s: float) -> float:
+    """Return in how many rounds others reach beyond what a drafter makes meanwhile: it has no tree in the next one.
+
+    Args:
+        chances: [N, _DEEPEST], of others at each depth.
+    """
+    num_layers = int(min(round_s / max(draft_s, 1e-9), _DEEPEST - 1))
+    return float(chances[:, num_layers].mean())

@@ -20,8 +20,7 @@ SETTLING = 4  # rounds after a switch that say nothing
 REVIEW_EVERY = 16  # rounds
 _NEW_TEXT = 6  # rounds of a new text before the schedule is reviewed for it
 _FIRST_LOOK, _PLAIN_AT_ONCE = 2, 1.22  # rounds of a new text after which a schedule that promises so much more is taken
-_LOOK_EVERY, _PLAIN_TO_SEE = 4, 1.15  # the same from the fourth round on, again and again
-_FAR, _LOOK_LATER = 0.85, 12  # of what the schedule in use promises; rounds until the next look where no other has more
+_SECOND_LOOK, _LOOK_EVERY, _PLAIN_TO_SEE = 2, 8, 1.15  # the same once more so many rounds later, then now and then
 _DWELL = 8  # rounds of another batch size before the schedule is reviewed for it: it may pass
 _FIRST_TRIAL, _LAST_TRIAL = 96, 4096  # rounds until another schedule is tried: four times as many each time in vain
 _UNTRIED_TRIAL = 32  # the same for one that never was tried: predictions are only as good as start-up was quiet
@@ -187,7 +186,7 @@ class Schedules:
         self._until_look -= 1
         is_worse = self._until_look <= 0 and not is_gone and self._look(possible)
         if (self._until_review <= 0 or is_gone or is_worse) and (possible or len(self._learnt) > 1):
-            self._until_review = REVIEW_EVERY
+            self._until_review, self._until_look = REVIEW_EVERY, _LOOK_EVERY
             self._review(possible, is_gone or is_worse)
 
     def rate(self) -> float:
@@ -234,13 +233,11 @@ class Schedules:
         On its first trial a schedule stays: that is to show how much the promises are worth.
         """
         is_first, self._is_first_look = self._is_first_look, False
-        self._until_look = _LOOK_EVERY - _FIRST_LOOK if is_first else _LOOK_EVERY
+        self._until_look = _SECOND_LOOK if is_first else _LOOK_EVERY
         rivals = [arm for arm in possible if arm != self.arm]
         if not rivals or (self._trial_rounds and self._is_first_trial):
             return False
         best, here = max(map(self._score, rivals)), self._score(self.arm)
-        if best < _FAR * here and not is_first:
-            self._until_look = _LOOK_LATER
         return best > (_PLAIN_AT_ONCE if is_first else _PLAIN_TO_SEE) * here
 
     def _review(self, possible: Sequence[Arm], is_over: bool) -> None:
