@@ -303,7 +303,7 @@ def test_a_new_text_is_looked_at_early():
     assert used[-1] == "off"
 
 
-@pytest.mark.parametrize(("off", "first_used"), [(900.0, 1), (355.0, 3), (330.0, 6)])
+@pytest.mark.parametrize(("off", "first_used"), [(900.0, 1), (330.0, 3), (318.0, 6)])
 def test_the_plainer_a_schedule_is_better_for_a_new_text_the_sooner_it_is_taken(off, first_used):
     told = Told(beside=300.0, off=100.0)
     schedules = Schedules(told)
