@@ -402,7 +402,8 @@ def test_a_round_that_lost_some_of_its_requests_counts_for_those_that_it_has(num
 def test_an_unsure_drafter_loses_its_tree_more_often():
     def rate(agreement: float, lost: float, depth: int) -> float:
         missed = lost * (1 - agreement**depth)
-        seconds = 1e-2 + depth * 1e-4 + 4e-4 + missed * (1e-2 + 4e-4)
+        around_s = 4e-4 + 3.5e-4  # of any round, and of one with a drafter beside
+        seconds = 1e-2 + depth * 1e-4 + around_s + missed * (1e-2 + around_s)
         return (sum(agreement**d for d in range(depth + 1)) + missed) / seconds
 
     told = forecast(cost(1e-6, 0.0))  # drafts as deep as one likes

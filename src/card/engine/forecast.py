@@ -20,6 +20,7 @@ from card.offers import DRAFTER
 from card.target import Verified
 
 _ROUND_S, _REQUEST_S = 3e-4, 1e-4  # a round beyond its passes, and each request in it, until it has been measured
+_BESIDE_S = 3.5e-4  # of such a round, for what a drafter beside the target says and is told
 _FIRST_AGREEMENT = 0.75  # chance that a candidate below an accepted one is accepted, until it has been measured
 _AGREEMENT_PRIOR = 20.0  # candidates that this counts for
 _KEPT = 0.98  # of what was seen of acceptance, after each verification
@@ -272,7 +273,8 @@ class Forecast:
         num_rows = round(num_requests * self._rows_per_request)
         base_s += slope * self.stations[arm].target.per_context_row_s * num_rows
         pass_s = slope * predicted_s + token_s * counts + base_s
-        rounds_s: _Floats = np.maximum(pass_s, 0.0) + (_ROUND_S + _REQUEST_S * num_requests)
+        around_s = _ROUND_S + _REQUEST_S * num_requests + (_BESIDE_S if arm == "beside" else 0.0)
+        rounds_s: _Floats = np.maximum(pass_s, 0.0) + around_s
         return rounds_s
 
     def beam(self, arm: Arm, num_requests: int) -> tuple[int, int]:
