@@ -340,6 +340,14 @@ def test_what_becomes_plainly_better_in_the_midst_of_a_text_is_taken_soon():
     assert run(schedules, told.now, 20).index("off") <= 8
 
 
+def test_a_later_trial_of_a_close_schedule_lasts_its_rounds():
+    told, speed = Told(beside=300.0, off=270.0), {"beside": 300.0, "off": 270.0}
+    schedules = Schedules(told)
+    for arm in ("off", "beside", "off"):  # the first trial, in vain, and the next one
+        run_until(schedules, arm, speed)
+    assert run(schedules, speed, 60).index("beside") >= 40
+
+
 def test_the_first_look_at_a_text_puts_off_none():
     told = Told(beside=300.0, off=200.0)
     schedules = tried_in_vain(told)

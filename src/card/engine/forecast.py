@@ -19,7 +19,7 @@ from card.nodes import Candidates
 from card.offers import DRAFTER
 from card.target import Verified
 
-_ROUND_S, _REQUEST_S = 3e-4, 1e-4  # a round beyond its passes, and each request in it, until it has been measured
+_ROUND_S, _REQUEST_S = 3e-4, 1e-4  # a round beyond its passes, and each request in it; biases know the rest
 _BESIDE_S = 3.5e-4  # of such a round, for what a drafter beside the target says and is told
 _FIRST_AGREEMENT = 0.75  # chance that a candidate below an accepted one is accepted, until it has been measured
 _AGREEMENT_PRIOR = 20.0  # candidates that this counts for
@@ -41,7 +41,6 @@ _DINKELBACH_STEPS, _SAME_RATE = 3, 0.03
 _MOST_REPEATED = 2.0  # times that one seen round may stand for in a prediction; as often as its inverse at least
 _DEEPEST = 16  # candidates of one request that predictions of a schedule consider
 _DEPTHS = np.arange(_DEEPEST + 1)
-
 _ROWS_AHEAD = 32  # beyond the candidates asked for, that seconds of passes are looked up for at once
 
 _Floats = npt.NDArray[np.float64]

@@ -186,7 +186,9 @@ class Schedules:
         self._until_look -= 1
         is_worse = self._until_look <= 0 and not is_gone and self._look(possible)
         if (self._until_review <= 0 or is_gone or is_worse) and (possible or len(self._learnt) > 1):
-            self._until_review, self._until_look = REVIEW_EVERY, _LOOK_EVERY
+            self._until_review = REVIEW_EVERY
+            if not self._trial_rounds:  # else it is to last
+                self._until_look = _LOOK_EVERY
             self._review(possible, is_gone or is_worse)
 
     def rate(self) -> float:
