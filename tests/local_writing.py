@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from card.verify import match
-from card.writers.local.protocol import Observation, Proposal, WriterSequence
+from card.verify import ROOT, match
+from card.writers.local.protocol import PATH_END, Observation, Proposal, WriterSequence
 
 Target = Callable[[Sequence[int]], int]
 """The token that follows a text."""
@@ -26,22 +26,28 @@ def assert_well_formed(proposal: Proposal, budget: int) -> None:
     """Check what every proposal must be: a tree of at most ``budget`` candidates, distinct below each parent."""
     count = len(proposal)
     assert count == len(proposal.parents) == len(proposal.path_logprobs) <= budget
-    assert 0 <= proposal.num_probes <= (0 if proposal.path_length else count)
+    assert 0 <= proposal.num_probes <= count
+    assert PATH_END not in proposal.parents[: proposal.num_probes]
     assert len(set(zip(proposal.parents, proposal.tokens, strict=True))) == count
     for idx, (parent, path_logprob) in enumerate(zip(proposal.parents, proposal.path_logprobs, strict=True)):
-        assert -1 <= parent < idx
+        assert PATH_END <= parent < idx
         assert path_logprob <= (proposal.path_logprobs[parent] if parent >= 0 else 0.0)
 
 
 def hung(proposal: Proposal, best_path: Sequence[int]) -> Proposal:
-    """Return the proposal with the path that it hangs below, as far as it does, as certain candidates."""
-    length = proposal.path_length
-    return Proposal(
-        (*best_path[:length], *proposal.tokens),
-        (*range(-1, length - 1), *(parent + length for parent in proposal.parents)),
-        (*(0.0,) * length, *proposal.path_logprobs),
-        proposal.num_probes,
-    )
+    """Return the proposal as one tree: with the best path, as certain candidates, if it lengthens that."""
+    if PATH_END not in proposal.parents:
+        return proposal
+    path = Proposal.chain(best_path, [0.0] * len(best_path))
+    nodes = dict(zip(zip(path.parents, path.tokens, strict=True), path.path_logprobs, strict=True))
+    place = {ROOT: ROOT, PATH_END: len(path) - 1}  # of each of the proposal's candidates in that tree
+    rows = zip(proposal.parents, proposal.tokens, proposal.path_logprobs, strict=True)
+    for idx, (parent, token, score) in enumerate(rows):
+        pair = (place[parent], token)
+        nodes.setdefault(pair, score)
+        place[idx] = list(nodes).index(pair)
+    parents, tokens = zip(*nodes, strict=True)
+    return Proposal(tokens, parents, tuple(nodes.values()), proposal.num_probes)
 
 
 def play(

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from card.nodes import Candidates
 from card.verify import ROOT
-from card.writers.local.protocol import Observation, Proposal, WriterSequence, check_proposal
+from card.writers.local.protocol import PATH_END, Observation, Proposal, WriterSequence, check_proposal
 
 logger = logging.getLogger(__name__)
 
@@ -71,10 +71,9 @@ class Offers:
                 break
             path = tree.best_path()
             try:
-                best_path = tree.tokens(path)
-                proposal = writer.propose(best_path, room)
-                check_proposal(proposal, best_path, self._vocab_size)
-                tree.add(name, proposal, path)
+                proposal = writer.propose(tree.tokens(path), room)
+                check_proposal(proposal, self._vocab_size)
+                tree.add(name, proposal, path_end=path[-1] if path else ROOT)
             except Exception as error:
                 self._silence(name, error)
         return tree.candidates(max_depth)
@@ -116,14 +115,19 @@ class _Tree:
         self._writers: list[str] = []
         self._probes: set[int] = set()
 
-    def add(self, name: str, proposal: Proposal, best_path: Sequence[int] = (), *, ids: Sequence[int] = ()) -> None:
-        """Add a proposal, which may hang below some of ``best_path``; ``ids`` are those of a drafter's nodes."""
-        top = best_path[proposal.path_length - 1] if proposal.path_length else ROOT
-        top_logprob = 0.0 if top == ROOT else self._path_logprobs[top]
+    def add(self, name: str, proposal: Proposal, *, path_end: int = ROOT, ids: Sequence[int] = ()) -> None:
+        """Add a proposal, which may lengthen the path to ``path_end``; ``ids`` are those of a drafter's nodes."""
+        end_logprob = 0.0 if path_end == ROOT else self._path_logprobs[path_end]
         idx_of: list[int] = []  # of each of the proposal's candidates in the tree
+        top_logprobs: list[float] = []  # of what each of them hangs below: that of the best path's end, or of the root
         rows = zip(proposal.tokens, proposal.parents, proposal.path_logprobs, strict=True)
         for i, (token, parent, logprob) in enumerate(rows):
-            above, path_logprob = top if parent == ROOT else idx_of[parent], top_logprob + logprob
+            if parent >= 0:
+                above, top_logprob = idx_of[parent], top_logprobs[parent]
+            else:
+                above, top_logprob = (path_end, end_logprob) if parent == PATH_END else (ROOT, 0.0)
+            path_logprob = top_logprob + logprob
+            top_logprobs.append(top_logprob)
             idx = self._child_of.setdefault((above, token), len(self._tokens))
             if idx == len(self._tokens):
                 self._ids.append(ids[i] if ids else _NO_ID)
@@ -134,7 +138,8 @@ class _Tree:
                 self._writers.append(name)
             else:
                 self._path_logprobs[idx] = max(self._path_logprobs[idx], path_logprob)
-                self._writers[idx] += f"+{name}"
+                if idx not in idx_of:  # the same path may be proposed below the root and below the best path's end
+                    self._writers[idx] += f"+{name}"
             if i < proposal.num_probes:
                 self._probes.add(idx)
             idx_of.append(idx)

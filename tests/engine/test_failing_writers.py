@@ -15,7 +15,7 @@ from card.engine.engine import Engine, Limits
 from card.methods import find_method
 from card.target import TargetRequest, TargetWorker
 from card.writers.local import find_writer
-from card.writers.local.protocol import Observation, Proposal, WriterSequence
+from card.writers.local.protocol import PATH_END, Observation, Proposal, WriterSequence
 from tests.decoding import inline, make_request, plain, run_all, toy_draft, toy_target
 
 CALLS = ("open", "propose", "observe", "close")
@@ -36,13 +36,12 @@ class Unreliable:
     def propose(self, best_path: Sequence[int], budget: int) -> Proposal:
         self._stumble()
         rng, size = self._rng, self._rng.randrange(6)
-        parents = [rng.randrange(-1, idx) if idx else -1 for idx in range(size)]
+        parents = [rng.randrange(PATH_END, idx) for idx in range(size)]
         tokens = [rng.randrange(12) for _ in range(size)]
-        path_length, num_probes = rng.randrange(len(best_path) + 1), 0
         if rng.random() < self._nonsense:
             kinds = rng.choices((tokens, parents, [0.0] * size), k=3)
-            return Proposal(*map(tuple, kinds), rng.randrange(9), rng.randrange(9))
-        return Proposal(tuple(tokens), tuple(parents), (-1.0,) * size, num_probes, path_length)
+            return Proposal(*map(tuple, kinds), rng.randrange(9))
+        return Proposal(tuple(tokens), tuple(parents), (-1.0,) * size)
 
     def observe(self, seen: Observation) -> None:
         self._stumble()

@@ -59,16 +59,17 @@ def test_a_guess_is_the_best_chance_of_others_at_each_depth():
     offer = Candidates(
         ids=tuple(range(6)),
         tokens=tuple(range(6)),
-        parents=(-1, -1, 0, 1, 2, 4),
+        parents=(-1, -1, 0, 1, 1, 3),
         path_logprobs=(-0.1,) * 6,
-        depths=(1, 1, 2, 2, 3, 4),
-        writers=("beam", "suffix", "beam+suffix", "recycling", "beam", "beam2+suffix"),
+        depths=(1, 1, 2, 2, 2, 3),
+        writers=("beam", "beam+suffix", "recycling", "suffix", "recycling", "beam2+suffix"),
     )
-    guess = Guess.of(offer, [0.9, 0.3, 0.8, 0.2, 0.7, 0.6], (0, 2, 4, 5))
-    assert guess.chances[:5] == (0.3, 0.8, 0.0, 0.6, 0.0), "what the drafter alone proposed is no guess of others"
-    assert guess.came_true[:5] == (0.0, 1.0, 0.0, 1.0, 0.0)
+    guess = Guess.of(offer, [0.9, 0.3, 0.8, 0.2, 0.1, 0.2], (1, 3, 5))
+    assert guess.chances[:4] == (0.3, 0.2, 0.2, 0.0), "what the drafter alone proposed, or what hangs below, is none"
+    assert guess.came_true[:4] == (1.0, 1.0, 1.0, 0.0)
     assert guess.num_rows == 4, "without the drafter they would be verified all the same"
-    assert guess.num_given == 5.0, "with the target's own token"
+    assert guess.num_given == 4.0, "with the target's own token"
+    assert Guess.of(offer, [0.5] * 6, (0, 2)).came_true[:3] == (0.0, 0.0, 0.0)
     assert Guess.of(chain(), [], ()) == Guess()
     assert Guess.of(replace(offer, writers=()), [0.9] * 6, (0,)) == Guess(num_given=2.0)
     deep = chain(*["suffix"] * 40)
@@ -483,3 +484,21 @@ def test_a_new_text_counts_more_than_many_old_ones():
         return told.tokens_per_s("off", 1) / good
 
     assert after(1) < after(2) < 1, "alone it replaces them, beside an old one by half"
+
+
+def test_all_rounds_of_an_old_text_count_as_one_and_none_of_them_more_than_another():
+    """What its last round showed alone says little: one round is there to copy from, and the next one is not."""
+
+    def after(chances: list[float]) -> float:
+        told = forecast()
+        for chance in chances:
+            see(told, chain(*["suffix"] * 4), chance, 1)
+        result = StepResult(verified=[Verified(1, chain("suffix"), (), True, 0, 0)], num_tokens=2, busy_s=7.1e-3)
+        view = RoundView([make_request(1)], num_prompt_tokens=0, num_context_rows=100, takes_turns=False)
+        told.observe("off", 1, Outcome(view, result, 0.01, 1, 0, 0.0), [Guess()])
+        return told.tokens_per_s("off", 1)
+
+    good, bad, mixed = [1.0] * 10, [0.0] * 10, [1.0, 0.0] * 5
+    assert after(mixed) == pytest.approx(after(mixed[::-1]))
+    assert after(bad) < after(mixed) < after(good)
+    assert after(good) == pytest.approx(after([1.0]), rel=0.01)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +18,7 @@ from card.engine.switch import Arm
 from card.nodes import Candidates
 from card.offers import DRAFTER
 from card.target import Verified
+from card.verify import ROOT
 
 _ROUND_S, _REQUEST_S = 3e-4, 1e-4  # a round beyond its passes, and each request in it; biases know the rest
 _BESIDE_S = 3.5e-4  # of such a round, for what a drafter beside the target says and is told
@@ -28,7 +29,7 @@ _KEPT_USUAL = 0.995  # the same over many texts
 _NEW_TEXT_COMPARED = 30.0  # candidates that what texts usually showed counts for: answers begin harder than they go on
 _GUESSED_ROUNDS = 16  # whose other writers' candidates are remembered
 _MOST_GUESSES = 1024  # that are remembered for a review
-_NEW_TEXT_ROUNDS = 1  # of these, that are still remembered when a new text is alone
+_NEW_TEXT_ROUNDS = 1.0  # that all these together count for when a new text is alone
 _MISSED = 3.2  # times the disagreement: of the tokens that end a path, how many are in no other path of a beam
 _MOST_WIDENING = 1.45  # a beam is as wide as makes a drafter pass at most so many times as long
 _PATHS_IN_TURNS = 4  # drafted side by side in turns, where target and drafter never agree
@@ -65,12 +66,13 @@ class _Fits:
 
 @dataclass(frozen=True, slots=True)
 class Guess:
-    """What other writers than the drafter promised in one verification, and what it gave."""
+    """What other writers than the drafter promised without it in one verification, and what that gave."""
 
     chances: tuple[float, ...] = (0.0,) * _DEEPEST  # [d] that their candidate at depth d + 1 is accepted, in [0, 1]
     num_rows: int = 0  # candidates of theirs, whoever else proposed them
     came_true: tuple[float, ...] = (0.0,) * _DEEPEST  # [d] 1 if their candidate at depth d + 1 was accepted, else 0
     num_given: float = 1.0  # tokens that the verification gave, whoever proposed them
+    weight: float = 1.0  # of this round among others
 
     @classmethod
     def of(cls, offer: Candidates, probs: Sequence[float], accepted: Sequence[int]) -> Guess:
@@ -83,15 +85,14 @@ class Guess:
         if not offer.writers:
             return cls(num_given=num_given)
         best = [0.0] * _DEEPEST
-        num_rows = 0
-        for writers, depth, prob in zip(offer.writers, offer.depths, probs, strict=True):
-            if writers != DRAFTER:
-                num_rows += 1
-                if depth <= _DEEPEST:
-                    best[depth - 1] = max(best[depth - 1], prob)
-        others = {offer.depths[idx] for idx in accepted if offer.writers[idx] != DRAFTER}
+        theirs: list[bool] = []  # of each candidate, whether others propose it and all above it
+        for writers, parent, depth, prob in zip(offer.writers, offer.parents, offer.depths, probs, strict=True):
+            theirs.append(writers != DRAFTER and (parent == ROOT or theirs[parent]))
+            if theirs[-1] and depth <= _DEEPEST:
+                best[depth - 1] = max(best[depth - 1], prob)
+        others = {offer.depths[idx] for idx in accepted if theirs[idx]}
         came_true = tuple([float(depth in others) for depth in range(1, _DEEPEST + 1)])
-        return cls(tuple(best), num_rows, came_true, num_given)
+        return cls(tuple(best), sum(theirs), came_true, num_given)
 
 
 class _Rounds:
@@ -107,6 +108,7 @@ class _Rounds:
         self.num_rows = np.rint(num_rows).astype(int)  # [N, D] candidates, by how many layers are drafted
         self.most_rows = int(self.num_rows.max())
         self.given = num_requests * self._means([[guess.num_given] for guess in guesses])  # [N, 1]
+        self.weights = self._means([[guess.weight] for guess in guesses])  # [N, 1]
 
     def in_hindsight(self) -> _Rounds:
         """Return the same rounds as if it had been known what comes true of other writers' candidates."""
@@ -128,7 +130,7 @@ class _Rounds:
 class _Options:
     """What N rounds can give by how deep they draft: D depths, from 0 on."""
 
-    def __init__(self, tokens: _Floats, seconds: _Floats, given: _Floats) -> None:
+    def __init__(self, tokens: _Floats, seconds: _Floats, given: _Floats, weights: _Floats) -> None:
         """Weigh the rounds by the text that they covered.
 
         Where a round gives less than it gave, more of its kind are needed for the same piece of text.
@@ -137,9 +139,10 @@ class _Options:
             tokens: [N, D], expected.
             seconds: [N, D].
             given: [N, 1], tokens that these rounds gave, under whatever schedule.
+            weights: [N, 1], of these rounds.
         """
         self._tokens, self._seconds = tokens, seconds
-        self._times = np.minimum(np.maximum(given / tokens, 1 / _MOST_REPEATED), _MOST_REPEATED)
+        self._times = weights * np.minimum(np.maximum(given / tokens, 1 / _MOST_REPEATED), _MOST_REPEATED)
         self._first = np.arange(0, tokens.size, tokens.shape[1])  # [N] places of depth 0
 
     def best(self, rate: float) -> npt.NDArray[np.intp]:
@@ -248,7 +251,7 @@ class Forecast:
         if drafts:
             more = np.maximum(by_drafter[1:] - chances, 0.0).cumsum(axis=1)
             if arm == "beside":
-                more *= 1 - _share_overtaken(chances, float(rounds_s[num_rows[:, 0]].mean()), draft_s)
+                more *= 1 - _share_overtaken(rounds, rounds_s[num_rows[:, 0]], draft_s)
             tokens[:, 1:] += more
         if arm == "turns":  # what others reach is drafted, too: nobody knows before that it will be right
             seconds += (depths if self.has_writers else np.maximum(depths, 1)) * draft_s
@@ -259,7 +262,7 @@ class Forecast:
             tokens += missed * alone
             seconds += missed * rounds_s[num_rows[:, :1]]
             tokens = np.minimum(tokens, np.maximum(alone, seconds / np.maximum(token_s, 1e-9)))
-        return _Options(num_requests * tokens, seconds, rounds.given)
+        return _Options(num_requests * tokens, seconds, rounds.given, rounds.weights)
 
     def _rounds_s(self, arm: Arm, num_requests: int, most: int) -> npt.NDArray[np.float64]:
         """Return the seconds of rounds with 0, 1, ... ``most`` candidates of each request: [1 + most]."""
@@ -362,8 +365,9 @@ class Forecast:
         if new := texts - self._texts:
             self.num_texts += len(new)
             kept = 1 - len(new) / len(texts)
-            num_kept = max(_NEW_TEXT_ROUNDS, round(kept * len(self._guesses)))
-            self._guesses = self._guesses[-num_kept:]
+            total = sum(guess.weight for guess in self._guesses)
+            share = min(1.0, max(kept, _NEW_TEXT_ROUNDS / max(total, 1.0)))
+            self._guesses = [replace(guess, weight=share * guess.weight) for guess in self._guesses]
             count = max(_NEW_TEXT_COMPARED, kept * self._agreed[1])
             agreement = kept * self.agreement + (1 - kept) * self._usual[0] / self._usual[1]  # it may have rested since
             self._agreed = [agreement * count, count]
@@ -398,11 +402,12 @@ class Forecast:
             fits.drafter.observe(predicted_s, outcome.drafter_busy_s * num_requests / outcome.drafter_passes)
 
 
-def _share_overtaken(chances: _Floats, round_s: float, draft_s: float) -> float:
+def _share_overtaken(rounds: _Rounds, seconds: _Floats, draft_s: float) -> float:
     """Return in how many rounds others reach beyond what a drafter makes meanwhile: it has no tree in the next one.
 
     Args:
-        chances: [N, _DEEPEST], of others at each depth.
+        seconds: [N], of these rounds.
     """
-    num_layers = int(min(round_s / max(draft_s, 1e-9), _DEEPEST - 1))
-    return float(chances[:, num_layers].mean())
+    weights = rounds.weights[:, 0] / rounds.weights.sum()
+    num_layers = int(min(weights.dot(seconds) / max(draft_s, 1e-9), _DEEPEST - 1))
+    return float(weights.dot(rounds.chances[:, num_layers]))

@@ -165,7 +165,7 @@ class GuessRates:
         """Put the likeliest guesses into ``tree`` until it has ``max_nodes``.
 
         Args:
-            parent: node, or ROOT, that the guesses follow.
+            parent: node, or ROOT or PATH_END, that the guesses follow.
             path_logprob: of the parent.
         """
         ages = count()  # of equal costs the older goes first, hence parents before children

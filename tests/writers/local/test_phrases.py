@@ -14,8 +14,9 @@ from card.config import EngineSettings
 from card.errors import SettingsError
 from card.nodes import Candidates
 from card.offers import Offers
+from card.verify import ROOT
 from card.writers.local.phrases import WRITER, PhraseSequence, PhraseWriter
-from card.writers.local.protocol import Observation, Proposal
+from card.writers.local.protocol import PATH_END, Observation, Proposal
 from tests.local_observing import paths_of, plain, play_shaken, random_target, run, scores_of, shaken, tree
 from tests.local_writing import Target, hung, play
 
@@ -81,7 +82,9 @@ def test_passes_over_other_trees_than_the_proposed_do_no_harm(prompt: list[int],
 def test_the_newest_phrases_are_proposed_below_the_end_of_the_best_path() -> None:
     sequence = opened([5, 0, 0, 0, 5, 1, 2, 3, 5, 1, 2, 4, 5, 3, 3, 3, 9, 9, 9, 9])
     proposal = sequence.propose([7, 5], 30)
-    assert (proposal.path_length, proposal.num_probes) == (2, 0)
+    assert PATH_END in proposal.parents
+    assert ROOT not in proposal.parents
+    assert proposal.num_probes == 0
     expected = {(3,), (3, 3), (3, 3, 3), (1,), (1, 2), (1, 2, 4), (1, 2, 3)}
     assert set(paths_of(proposal)) == expected, "the oldest of the four is left out"
 

@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from card.config import EngineSettings
-from card.writers.local.protocol import Observation, Proposal
+from card.verify import ROOT
+from card.writers.local.protocol import PATH_END, Observation, Proposal
 from card.writers.local.recycling import WRITER, RecyclingSequence
 from tests.local_observing import plain, play_shaken, random_target, ranked_tokens, run, scores_of, shaken
 from tests.local_writing import play
@@ -208,3 +209,42 @@ def test_random_text_of_few_successors_is_accepted_well() -> None:
     played = play(RecyclingSequence([0]), [0], target, num_new=600, budget=16, top=lambda text: successors[text[-1]])
     late = [accepted for _, accepted in played.rounds[40:]]
     assert sum(late) / len(late) > 1.8
+
+
+# ---- below the best path of others ----------------------------------------------------------------------------------
+
+
+def by_top(proposal: Proposal) -> dict[int, dict[tuple[int, ...], float]]:
+    """Return the path scores below the last token, and those below the best path's end."""
+    found: dict[int, dict[tuple[int, ...], float]] = {ROOT: {}, PATH_END: {}}
+    places: list[tuple[int, tuple[int, ...]]] = []
+    for token, parent, score in zip(proposal.tokens, proposal.parents, proposal.path_logprobs, strict=True):
+        top, above = places[parent] if parent >= 0 else (parent, ())
+        places.append((top, (*above, token)))
+        found[top][*above, token] = score
+    return found
+
+
+def test_the_best_path_is_lengthened_by_what_follows_its_last_token() -> None:
+    sequence = RecyclingSequence([5, 6, 7, 9, 1, 2, 1])
+    found = by_top(sequence.propose([3, 5], 20))
+    assert found[ROOT].items() <= scores_of(sequence.propose((), 20)).items()
+    first = math.log(0.45)
+    assert {path: score for path, score in found[PATH_END].items() if len(path) < 3} == {
+        (6,): pytest.approx(first),
+        (6, 7): pytest.approx(2 * first),
+    }, "scored from the path's end on"
+    assert not by_top(sequence.propose([3, 8], 20))[PATH_END], "nothing is known to follow that token"
+
+
+@pytest.mark.parametrize(("was_right", "expected"), [(True, {ROOT: 1, PATH_END: 1}), (False, {ROOT: 2, PATH_END: 0})])
+def test_paths_that_came_true_give_what_lengthens_them_an_earlier_turn(
+    was_right: bool, expected: dict[int, int]
+) -> None:
+    sequence = RecyclingSequence([5, 6, 7, 9, 1, 2, 1])
+    for _ in range(20):
+        sequence.propose([4], 2)
+        sequence.observe(Observation((4 if was_right else 8,), (), (), (0,), ()))
+        sequence.observe(Observation((1,), (), (), (0,), ()))
+    sequence.observe(Observation((2, 1), (), (), (2,), ()))
+    assert {top: len(paths) for top, paths in by_top(sequence.propose([5], 2)).items()} == expected

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import ClassVar
 
 from card.config import EngineSettings
 from card.errors import SettingsError
 from card.verify import ROOT
 from card.writers.guesses import GuessTree, NgramPool, children_of, guess_rates, merged, nodes_along
-from card.writers.local.protocol import LocalWriter, Observation, Proposal, WriterSequence
+from card.writers.local.protocol import PATH_END, LocalWriter, Observation, Proposal, WriterSequence
 
 
 class PhraseSequence:
@@ -38,8 +37,8 @@ class PhraseSequence:
         if not self._phrases:
             return Proposal.none()
         tree = GuessTree()
-        self._phrase_rates.add(tree, ROOT, merged(self._phrases), 0.0, budget - len(best_path))
-        return replace(tree.proposal(), path_length=len(best_path))
+        self._phrase_rates.add(tree, PATH_END, merged(self._phrases), 0.0, budget - len(best_path))
+        return tree.proposal()
 
     def observe(self, seen: Observation) -> None:
         """Take phrases from branches of candidates, from the proposed phrases and from the text, the best ones last."""

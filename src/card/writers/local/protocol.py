@@ -13,21 +13,23 @@ from typing import ClassVar, Protocol
 
 from card.config import EngineSettings
 from card.errors import ProtocolError
+from card.verify import ROOT
+
+PATH_END = -2  # parent of candidates below the end of the best path, which is the root if nobody proposed any
 
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """A tree of candidates, parents before children. The tuples are equally long.
+    """Candidates, parents before children. The tuples are equally long.
 
-    It hangs below the last committed token, or lengthens the best path that its writer was shown, which keeps the
+    They hang below the last committed token, or lengthen the best path that their writer was shown, which keeps the
     chances that others gave it.
     """
 
     tokens: tuple[int, ...]
-    parents: tuple[int, ...]  # index into this proposal, below the own one; -1 for the token that it hangs below
-    path_logprobs: tuple[float, ...]  # log of the chance of the path from there on: at most 0 and the parent's
-    num_probes: int = 0  # the first so many are run whatever they promise, for what their logits teach the writer
-    path_length: int = 0  # leading tokens of the best path that it hangs below the last of; then it has no probes
+    parents: tuple[int, ...]  # index into this proposal, below the own one; ROOT or PATH_END at the top
+    path_logprobs: tuple[float, ...]  # log of the chance of the path from the top on: at most 0 and the parent's
+    num_probes: int = 0  # the first so many, below the root, are run whatever they promise, for what they teach
 
     @classmethod
     def none(cls) -> Proposal:
@@ -37,33 +39,32 @@ class Proposal:
     @classmethod
     def chain(cls, tokens: Sequence[int], path_logprobs: Sequence[float]) -> Proposal:
         """Return a chain, first token first."""
-        return cls(tuple(tokens), tuple(range(-1, len(tokens) - 1)), tuple(path_logprobs))
+        return cls(tuple(tokens), tuple(range(ROOT, len(tokens) - 1)), tuple(path_logprobs))
 
     def __len__(self) -> int:
         return len(self.tokens)
 
 
-def check_proposal(proposal: Proposal, best_path: Sequence[int], vocab_size: int) -> None:
-    """Raise ProtocolError unless the proposal is a tree of tokens below the best path that its writer was shown."""
+def check_proposal(proposal: Proposal, vocab_size: int) -> None:
+    """Raise ProtocolError unless the proposal is made of trees of tokens below the root and the best path's end."""
     counts = [len(proposal.tokens), len(proposal.parents), len(proposal.path_logprobs)]
     if len(set(counts)) > 1:
         raise ProtocolError(f"tokens, parents and path_logprobs of a proposal must be equally many, got {counts}")
-    most_probes = 0 if proposal.path_length else len(proposal)
-    if not (0 <= proposal.path_length <= len(best_path) and 0 <= proposal.num_probes <= most_probes):
+    num_probes = proposal.num_probes
+    if not 0 <= num_probes <= len(proposal) or PATH_END in proposal.parents[:num_probes]:
         raise ProtocolError(
-            f"a proposal of {len(proposal)} candidates hangs below {proposal.path_length} tokens of a path of "
-            f"{len(best_path)} and has {proposal.num_probes} probes; the path must be that long, and probes be some of "
-            "the candidates and below no path"
+            f"a proposal of {len(proposal)} candidates has {num_probes} probes; they must be some of the candidates "
+            "and below no path"
         )
     scores = proposal.path_logprobs
     for idx, (token, parent, score) in enumerate(zip(proposal.tokens, proposal.parents, scores, strict=True)):
         is_whole = type(token) is int and type(parent) is int  # 2.0 would pass every comparison and fail the pass
-        is_placed = 0 <= token < vocab_size and -1 <= parent < idx
+        is_placed = 0 <= token < vocab_size and PATH_END <= parent < idx
         if not (is_whole and is_placed and -math.inf < score <= (scores[parent] if parent >= 0 else 0.0)):
             raise ProtocolError(
                 f"candidate {idx} of a proposal has token {token}, parent {parent}, score {score}; tokens must be ints "
-                f"from 0 to {vocab_size - 1}, parents be ints from -1 to below the own index, scores finite, at most 0 "
-                "and the parent's"
+                f"from 0 to {vocab_size - 1}, parents be ints from {PATH_END} to below the own index, scores finite, "
+                "at most 0 and the parent's"
             )
 
 

@@ -10,10 +10,11 @@ from typing import ClassVar
 from card.config import EngineSettings
 from card.verify import ROOT
 from card.writers.guesses import RankRates
-from card.writers.local.protocol import LocalWriter, Observation, Proposal, WriterSequence
+from card.writers.local.protocol import PATH_END, LocalWriter, Observation, Proposal, WriterSequence
 
 _NUM_SUCCESSORS = 8  # kept of each token
 _PRIOR = (0.45, 0.12, 0.07, 0.05, 0.04, 0.03, 0.02, 0.02)  # of each rank, before the text tells
+_PATH_PRIOR = 0.4  # the same for the best path that others propose, to be right to its end
 _PRIOR_WEIGHT = 8.0
 
 _Waiting = tuple[float, int, int, float, Sequence[int]]
@@ -27,6 +28,8 @@ class RecyclingSequence:
         self._last = prompt_ids[-1]
         self._successors: dict[int, Sequence[int]] = {}  # best first, and distinct
         self._rates = RankRates(_PRIOR, _PRIOR_WEIGHT)
+        self._path: tuple[int, ...] = ()  # the best path that others proposed for the next pass
+        self._path_rate = RankRates((_PATH_PRIOR,), _PRIOR_WEIGHT)  # how often it was right to its end
         for token, successor in pairwise(prompt_ids):
             self._put_first(token, successor)
 
@@ -35,25 +38,30 @@ class RecyclingSequence:
         return tuple(self._successors.get(token, ()))
 
     def propose(self, best_path: Sequence[int], budget: int) -> Proposal:
-        """Return the likeliest paths of successors, best first.
+        """Return the likeliest paths of successors below the last token and below the best path's end, best first.
 
         The chance of a path is the product of how often successors of such ranks were right: the tree has the shape
-        that accepted most so far, for any budget. ``best_path`` is not looked at.
+        that accepted most so far, for any budget. What lengthens the best path has its turn by how often such paths
+        were right.
         """
+        self._path = tuple(best_path)
         ranks = sorted((cost, rank) for rank, cost in enumerate(self._rates.costs()))
         tokens: list[int] = []
         parents: list[int] = []
         path_logprobs: list[float] = []
         waiting: list[_Waiting] = []
         _wait(waiting, ranks, 0, ROOT, 0.0, self._successors.get(self._last, ()))
+        if best_path:
+            _wait(waiting, ranks, 0, PATH_END, self._path_rate.costs()[0], self._successors.get(best_path[-1], ()))
         while waiting and len(tokens) < budget:
             path_cost, parent, place, cost_above, row = heappop(waiting)
-            token = row[ranks[place][1]]
+            rank_cost, rank = ranks[place]
+            token = row[rank]
             _wait(waiting, ranks, place + 1, parent, cost_above, row)
             _wait(waiting, ranks, 0, len(tokens), path_cost, self._successors.get(token, ()))
             tokens.append(token)
             parents.append(parent)
-            path_logprobs.append(-path_cost)
+            path_logprobs.append((path_logprobs[parent] if parent >= 0 else 0.0) - rank_cost)
         return Proposal(tuple(tokens), tuple(parents), tuple(path_logprobs))
 
     def observe(self, seen: Observation) -> None:
@@ -63,6 +71,9 @@ class RecyclingSequence:
             row = self._successors.get(token)
             if row:
                 self._rates.learn(row, successor)
+        if self._path:
+            self._path_rate.learn((True,), seen.new_ids[: len(self._path)] == self._path)
+            self._path = ()
         on_text = (ROOT, *seen.accepted)  # told last: of a token that was run twice, the text's own case counts
         for idx in (*range(len(seen.tokens)), *on_text):
             if seen.top_ids:
@@ -102,7 +113,8 @@ class RecyclingWriter:
     """Proposes a tree from the tokens that the target held likely before and that came to nothing then.
 
     Unlike the published method it has no fixed template: the tree is drawn best first with the acceptance of each rank
-    as measured in this request, so that 8 candidates are used as well as 80. Prompts give successors to begin with.
+    as measured in this request, so that 8 candidates are used as well as 80, and it also grows where the best path of
+    other writers ends. Prompts give successors to begin with.
 
     Source: Token Recycling, arXiv:2408.08696.
     """
