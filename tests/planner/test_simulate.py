@@ -92,6 +92,19 @@ def test_plain_decoding_takes_the_sum_of_its_passes_and_rounds():
     assert run.overhead_s == pytest.approx(num_passes * 5e-4)
 
 
+def test_a_round_pays_for_verifying_drafts_where_there_are_some():
+    def overhead_s(method: str, settings: dict[str, object], draft_s: float) -> float:
+        target = flat(1e-2, threads=(1, 2), overheads=replace_overheads(drafted_s=4e-3))
+        scene = toy_scene(target=target, draft=flat(draft_s, threads=(1, 2)), recording=ALWAYS_RIGHT)
+        run = Simulator(scene).run(method, settings)
+        return run.overhead_s / run.target_passes
+
+    assert overhead_s("card", {"schedule": "beside"}, 1e-3) == pytest.approx(4e-3, rel=0.25)
+    assert overhead_s("card", {"schedule": "turns"}, 1e-3) == pytest.approx(4e-3, rel=0.25)
+    assert overhead_s("card", {"schedule": "turns"}, 1.0) < 1e-3, "so slow a drafter rests"
+    assert overhead_s("vanilla", {}, 1e-3) == pytest.approx(0.0, abs=1e-9)
+
+
 def test_a_free_drafter_that_is_always_right_gives_the_speed_computed_by_hand():
     scene = toy_scene(
         target=flat(1e-2, 1e-3, overheads=replace_overheads(round_s=1e-3)), draft=flat(0.0), recording=ALWAYS_RIGHT

@@ -288,14 +288,18 @@ def _target_model(
     factor = overheads.beside_factor if plan.where in ("process", "switch") else 1.0
     costs = {False: TrueCost(plan.alone), True: TrueCost(plan.beside, factor)}
     is_tuned = isinstance(policy, TunedPolicy)
-    round_s = overheads.of_round(plan.writers, is_tuned=is_tuned, has_drafter=plan.where is not None)
+    rounds_s = {
+        drafts: overheads.of_round(plan.writers, is_tuned=is_tuned, has_drafter=drafts) for drafts in (False, True)
+    }
     unpaid_s = 0.0  # of the present round
 
     def on_pass(size: PassSize) -> None:
         nonlocal unpaid_s
+        is_beside, has_rested = policy.arm == "beside", caches.are_targets  # in turns: since the last pass
         caches.are_targets = True
-        clock.advance(costs[policy.arm == "beside"].seconds(size.num_tokens, size.num_sequences, size.num_context_rows))
-        unpaid_s = round_s + (size.num_sequences - 1) * overheads.request_s
+        clock.advance(costs[is_beside].seconds(size.num_tokens, size.num_sequences, size.num_context_rows))
+        drafts = plan.where is not None and (is_beside or not has_rested)
+        unpaid_s = rounds_s[drafts] + (size.num_sequences - 1) * overheads.request_s
 
     def on_keep() -> None:
         nonlocal unpaid_s
