@@ -201,6 +201,15 @@ def test_what_hangs_below_the_best_path_is_scored_from_there_on_and_leaves_the_p
         assert names.split("+").count("w") == (one in expected)
 
 
+def test_what_one_writer_proposes_below_the_root_and_below_the_path_is_labelled_once():
+    cached = drafted_from(Proposal.chain((1,), (-0.5,)))
+    twice = Proposal((1, 2, 2), (ROOT, 0, PATH_END), (-0.3, -0.9, -0.2))
+    merged = offers_of({"w": Fixed(twice)}).merge(cached, 8, 8)
+    assert merged.tokens == (1, 2)
+    assert merged.writers == ("beam+w", "w")
+    assert merged.path_logprobs == pytest.approx((-0.3, -0.7))
+
+
 # ---- writers that fail ----------------------------------------------------------------------------------------------
 
 

@@ -502,3 +502,17 @@ def test_all_rounds_of_an_old_text_count_as_one_and_none_of_them_more_than_anoth
     assert after(mixed) == pytest.approx(after(mixed[::-1]))
     assert after(bad) < after(mixed) < after(good)
     assert after(good) == pytest.approx(after([1.0]), rel=0.01)
+
+
+def test_how_often_others_reach_beyond_a_drafter_is_counted_with_an_old_text_as_one_round():
+    def beside_after(num_old_rounds: int) -> float:
+        told, deep = forecast(), chain(*["suffix"] * 16)
+        see(told, deep, 0.1, num_old_rounds)
+        result = StepResult(verified=[Verified(1, deep, (), True, 0, 0)], num_tokens=17, busy_s=8.6e-3)
+        view = RoundView([make_request(1)], num_prompt_tokens=0, num_context_rows=100, takes_turns=False)
+        for _ in range(3):
+            guess = Guess.of(deep, [0.9] * 16, tuple(range(16)))
+            told.observe("off", 1, Outcome(view, result, 0.01, 1, 0, 0.0), [guess])
+        return told.tokens_per_s("beside", 1)
+
+    assert beside_after(12) == pytest.approx(beside_after(1), rel=0.01)
