@@ -8,9 +8,9 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from card.config import DraftSettings, EngineSettings, SamplingParams
 from card.details import TokenDetails
@@ -20,6 +20,9 @@ from card.methods import Method
 from card.metrics import EngineStats
 from card.outputs import CompletionOutput, RequestOutput, StreamChunk, stream_chunk
 from card.trace import Trace
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 __all__ = ["LLM", "CompletionOutput", "RequestOutput", "StreamChunk"]
 

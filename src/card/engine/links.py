@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from card.config import DraftSettings, EngineSettings, SamplingParams
 from card.drafter import DrafterWorker
@@ -17,7 +17,7 @@ from card.engine.switch import SwitchLink
 from card.models.bucketed import make_runner
 from card.models.fingerprint import tokenizer_fingerprint
 from card.models.graphs import Lane
-from card.models.loading import context_limit, load_model
+from card.models.loading import context_limit, load_decoder
 from card.models.torch_runner import TorchRunner
 from card.replica import draft_spec
 from card.transport.drafter_process import DrafterConfig
@@ -28,6 +28,9 @@ from card.transport.remote import RemoteLink
 from card.transport.thread import ThreadLink
 from card.writers.device_beam import DeviceBeamWriter, make_writer
 from card.writers.shaping import FindGrammar
+
+if TYPE_CHECKING:
+    from card.models.decoder_model import LoadedModel
 
 Where = Literal["inline", "thread", "process", "remote", "switch"]
 
@@ -40,7 +43,7 @@ _MEASURING_S = 0.4
 class DrafterPlan:
     """What the drafter is made of."""
 
-    model: str | PreTrainedModel | None  # None: the draft server has it
+    model: str | LoadedModel | None  # None: the draft server has it
     settings: EngineSettings
     draft: DraftSettings
     where: Where
@@ -108,15 +111,15 @@ def make_drafter(plan: DrafterPlan) -> Drafter:
     return Drafter(SwitchLink(_process_link(plan), inline) if plan.where == "switch" else inline, runner, lane)
 
 
-def _load(plan: DrafterPlan) -> PreTrainedModel:
+def _load(plan: DrafterPlan) -> LoadedModel:
     assert plan.model is not None
-    if isinstance(plan.model, PreTrainedModel):
+    if not isinstance(plan.model, str):
         return plan.model
     settings = plan.settings
-    return load_model(plan.model, dtype=settings.dtype, device=settings.draft_device or settings.device)
+    return load_decoder(plan.model, dtype=settings.dtype, device=settings.draft_device or settings.device)
 
 
-def _make_runner(plan: DrafterPlan, model: PreTrainedModel) -> TorchRunner:
+def _make_runner(plan: DrafterPlan, model: LoadedModel) -> TorchRunner:
     max_model_len = min(plan.max_model_len, context_limit(model))
     runner = make_runner(model, max_model_len=max_model_len, max_tree_rows=plan.max_tree_rows)
     runner.warm_up(plan.draft.beam_width)

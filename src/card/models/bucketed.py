@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from card.models.fused import FusedDecoder
 from card.models.graphs import StagedTensor, bucket_of
@@ -15,6 +15,9 @@ from card.models.kv_cache import BoolArray, FloatArray, IntArray
 from card.models.protocol import Extension
 from card.models.static_cache import MAX_STATIC_TOKENS, TOKEN_BUCKETS, StaticDecoder
 from card.models.torch_runner import TorchRunner
+
+if TYPE_CHECKING:
+    from card.models.decoder_model import LoadedModel
 
 
 class BucketedRunner(TorchRunner):
@@ -27,7 +30,7 @@ class BucketedRunner(TorchRunner):
 
     def __init__(
         self,
-        model: PreTrainedModel,
+        model: LoadedModel,
         *,
         max_model_len: int,
         max_tree_rows: int = 512,
@@ -164,7 +167,7 @@ def _visible(bias: FloatArray | None, num_new: int, num_rows: int) -> BoolArray:
     return np.ones((num_new, num_rows), np.bool_) if bias is None else bias[:, :num_rows] == 0
 
 
-def make_runner(model: PreTrainedModel, *, max_model_len: int, max_tree_rows: int = 512) -> TorchRunner:
+def make_runner(model: LoadedModel, *, max_model_len: int, max_tree_rows: int = 512) -> TorchRunner:
     """Return the runner that suits the device of ``model``: a `BucketedRunner` on CUDA, else a `TorchRunner`.
 
     Arguments and errors as of `TorchRunner`.

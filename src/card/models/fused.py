@@ -5,26 +5,23 @@ from __future__ import annotations
 import platform
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from transformers import (
-    LlamaForCausalLM,
-    MistralForCausalLM,
-    PreTrainedModel,
-    Qwen2ForCausalLM,
-    Qwen3ForCausalLM,
-)
 
 from card.models.attention import SequencePass, attend
+from card.models.decoder_model import DecoderModel
 from card.models.features import KeptStates
 from card.models.generic import layer_windows
 from card.models.kv_cache import KVLayout
 from card.models.loading import computes_bfloat16
 
-MODEL_CLASSES = (LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM)
+if TYPE_CHECKING:
+    from card.models.decoder_model import LoadedModel
+
+MODEL_CLASSES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")  # of transformers
 PROJECTIONS = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj")
 MLP_PROJECTIONS = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
 MAX_PACKED_BYTES = 4 << 30  # weights up to this are held a second time, in the order that oneDNN computes fastest with
@@ -107,17 +104,20 @@ class FusedLayer:
     window: int | None
 
 
-def reason_not_fusable(model: PreTrainedModel, max_model_len: int) -> str | None:
+def reason_not_fusable(model: LoadedModel, max_model_len: int) -> str | None:
     """Return why the model cannot be walked directly, or None if it can."""
-    if type(model) not in MODEL_CLASSES:
-        return f"{type(model).__name__} is none of " + ", ".join(c.__name__ for c in MODEL_CLASSES)
+    kind = type(model)
+    is_known = kind.__name__ in MODEL_CLASSES and kind.__module__.startswith("transformers.models.")
+    if not is_known and kind is not DecoderModel:
+        return f"{kind.__name__} is none of {', '.join(MODEL_CLASSES)}"
     config = model.config
+    inner: Any = model.model
     if config.hidden_act != "silu":
         return f"its activation is {config.hidden_act}, not silu"
-    rope_type = model.model.rotary_emb.rope_type
+    rope_type = inner.rotary_emb.rope_type
     if "dynamic" in rope_type or rope_type == "longrope":
         return f"its rotary embedding ({rope_type}) changes with the length of the text"
-    if _rotary_table(model, 1)[0].shape[-1] != model.model.layers[0].self_attn.head_dim:
+    if _rotary_table(model, 1)[0].shape[-1] != inner.layers[0].self_attn.head_dim:
         return "its rotary embedding turns only a part of each head"
     tensors = [p for p in model.parameters() if p.is_floating_point()]
     if len({(p.device, p.dtype) for p in tensors}) > 1 or tensors[0].device.type == "meta":
@@ -125,14 +125,14 @@ def reason_not_fusable(model: PreTrainedModel, max_model_len: int) -> str | None
     for module in model.modules():
         if hasattr(module, "_hf_hook"):
             return "its modules carry device hooks"
-    for layer in model.model.layers:
+    for layer in inner.layers:
         for name in PROJECTIONS + MLP_PROJECTIONS:
             if type(layer.get_submodule(name)) is not nn.Linear:
                 return f"its {name} is a {type(layer.get_submodule(name)).__name__}, not a plain linear layer"
     return None
 
 
-def _rotary_table(model: PreTrainedModel, num_positions: int) -> tuple[Tensor, Tensor]:
+def _rotary_table(model: LoadedModel, num_positions: int) -> tuple[Tensor, Tensor]:
     """Return cos and sin [num_positions, D] of the model's own rotary module, in its dtype."""
     like = model.model.embed_tokens.weight
     positions = torch.arange(num_positions, device=like.device)[None]
@@ -195,7 +195,7 @@ def _chosen(hidden: Tensor, rows: Tensor | slice) -> Tensor:
 class FusedDecoder:
     """Runs Llama, Mistral, Qwen2 and Qwen3 decoders; `reason_not_fusable` must have returned None."""
 
-    def __init__(self, model: PreTrainedModel, max_model_len: int) -> None:
+    def __init__(self, model: LoadedModel, max_model_len: int) -> None:
         inner: Any = model.model
         config = model.config
         head_size = inner.layers[0].self_attn.head_dim

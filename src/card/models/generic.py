@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
+import transformers
 from torch import Tensor, nn
-from transformers import AttentionInterface, PreTrainedModel
 
 from card.errors import ModelError
 from card.models.attention import SequencePass, attend
 from card.models.features import KeptStates
 from card.models.kv_cache import KVLayout
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from card.models.decoder_model import LoadedModel
 
 ATTENTION_NAME = "card_rows"  # under which transformers' attention interface knows `_attention`
 REFUSED_ARGUMENTS = ("s_aux", "position_bias", "alibi")  # of attention calls: they change scores in ways not built here
@@ -37,7 +42,7 @@ def layer_windows(config: Any, max_model_len: int) -> list[int | None]:
     return [window if kind == "sliding_attention" and is_short else None for kind in kinds]
 
 
-def require_rollback(model: PreTrainedModel) -> None:
+def require_rollback(model: LoadedModel) -> None:
     """Raise ModelError, naming the reason, if the model's state is not one row per token that may be dropped again."""
     config = model.config.get_text_config()
     name = type(model).__name__
@@ -152,7 +157,7 @@ class GenericDecoder:
         self.kept: KeptStates | None = None  # set it to have each pass leave `features`
         self.features: Tensor | None = None  # [rows, kept.num_features] of the rows with logits in the last pass
         self._selects_rows = "logits_to_keep" in inspect.signature(model.forward).parameters
-        AttentionInterface.register(ATTENTION_NAME, _attention)
+        transformers.AttentionInterface.register(ATTENTION_NAME, _attention)
         used: dict[int, Any] = {id(m.config): m.config for m in model.modules() if hasattr(m, "config")}
         self._before = [
             (of, of._attn_implementation) for of in used.values() if of._attn_implementation != ATTENTION_NAME

@@ -21,13 +21,19 @@ import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
+import transformers
 from torch import Tensor
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from card.errors import ModelError, SettingsError
 from card.models.loading import parameter_count
+
+if TYPE_CHECKING:
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
+
+    from card.models.decoder_model import LoadedModel
 
 TOLERANCE = 0.01  # largest relative difference between the parameters asked for and those made
 _MLP_MULTIPLES = (64, 8, 1)  # rounding of the MLP width: the coarsest that keeps the tolerance
@@ -65,12 +71,12 @@ def parse_parameter_count(text: str | int) -> int:
     return number
 
 
-def inflated_from(model: PreTrainedModel) -> int | None:
+def inflated_from(model: LoadedModel) -> int | None:
     """Return how many parameters the model had before it was inflated; None for a model that was not."""
     return getattr(model.config, "inflated_from", None)
 
 
-def original_size(model: PreTrainedModel) -> OriginalSize:
+def original_size(model: LoadedModel) -> OriginalSize:
     """Return the size of the model that this one was inflated from; its own if it was not."""
     config = model.config.get_text_config()
     num_parameters = inflated_from(model)
@@ -143,7 +149,7 @@ def inflate_to_shape(model: PreTrainedModel, shape: InflatedShape, *, seed: int 
             f"{own.intermediate_size} or more, got {shape}"
         )
     with torch.device("meta"):
-        inflated = LlamaForCausalLM(_inflated_config(llama, shape))
+        inflated = transformers.LlamaForCausalLM(_inflated_config(llama, shape))
     source = llama.state_dict()
     generator = torch.Generator(llama.device).manual_seed(seed)
     weights = {
@@ -159,7 +165,7 @@ def inflate_to_shape(model: PreTrainedModel, shape: InflatedShape, *, seed: int 
 
 
 def _as_llama(model: PreTrainedModel) -> LlamaForCausalLM:
-    if not isinstance(model, LlamaForCausalLM):
+    if not isinstance(model, transformers.LlamaForCausalLM):
         raise ModelError(f"only Llama models can be inflated, got {type(model).__name__}; leave the inflation out")
     return model
 

@@ -8,26 +8,25 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import huggingface_hub
 import torch
+import transformers  # its modelling code is imported where a name of it is used: that takes a second or more
 from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, HFValidationError, RepositoryNotFoundError
-from transformers import (
-    MODEL_FOR_CAUSAL_LM_MAPPING,
-    AutoConfig,
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    PreTrainedConfig,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
+from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerBase
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.utils import logging as transformers_logging
 
 from card.errors import ModelError, VocabularyError
+from card.models.decoder_model import read_config, read_decoder
 from card.models.demo import DEMO_NAMES, demo_folder
 from card.models.text import check_tokenizers_fit
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from card.models.decoder_model import LoadedModel
 
 _HUB_TIMEOUT_S = 10.0
 _NO_CONTEXT_LIMIT = 1 << 30
@@ -61,6 +60,7 @@ class _Source:
     path: str  # a folder, or a name on the hub
     is_local: bool  # read from disk only: a folder, or a hub model that only the local cache can give
     hub_problem: str = ""  # why the hub cannot be asked
+    is_folder: bool = False
 
     @property
     def options(self) -> dict[str, bool]:
@@ -79,11 +79,11 @@ def load_model(
     Raises: ModelError, one line, if it cannot be found, read or placed, or is no causal language model.
     """
     wanted_dtype, wanted_device = _parse_dtype(dtype), _parse_device(device)
-    loader: Any = AutoModelForCausalLM
     with _quiet():
         source = _find(str(name_or_path))
         config = _read_config(source)
         with _explained(source, "the weights of {} cannot be read"):
+            loader: Any = transformers.AutoModelForCausalLM
             model, report = loader.from_pretrained(
                 source.path, config=config, dtype=wanted_dtype, output_loading_info=True, **source.options
             )
@@ -99,6 +99,23 @@ def load_model(
     return loaded
 
 
+def load_decoder(
+    name_or_path: str | Path, *, dtype: str | torch.dtype = "auto", device: str | torch.device = "cpu"
+) -> LoadedModel:
+    """Load a model to be run by a `TorchRunner`, without transformers' modelling code where that is not needed.
+
+    Arguments and errors as of `load_model`.
+    """
+    wanted_dtype, wanted_device = _parse_dtype(dtype), _parse_device(device)
+    source = _find(str(name_or_path))
+    if source.is_folder:
+        with _quiet():
+            decoder = read_decoder(Path(source.path), dtype=wanted_dtype, device=wanted_device)
+        if decoder is not None:
+            return decoder
+    return load_model(name_or_path, dtype=dtype, device=device)
+
+
 def load_tokenizer(name_or_path: str | Path) -> PreTrainedTokenizerBase:
     """Load the tokenizer of a model; names as in `load_model`.
 
@@ -106,8 +123,11 @@ def load_tokenizer(name_or_path: str | Path) -> PreTrainedTokenizerBase:
     """
     with _quiet():
         source = _find(str(name_or_path))
+        config = read_config(Path(source.path)) if source.is_folder else None  # None: transformers reads it
         with _explained(source, "the tokenizer of {} is missing or cannot be read"):
-            tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(source.path, **source.options)
+            tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+                source.path, config=config, **source.options
+            )
     return tokenizer
 
 
@@ -152,25 +172,23 @@ def parameter_count(model: torch.nn.Module) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-def vocab_size(model: PreTrainedModel) -> int:
+def vocab_size(model: LoadedModel) -> int:
     """Return V, the number of token ids that the model has logits for; padding rows included."""
     return int(model.config.get_text_config().vocab_size)
 
 
-def context_limit(model: PreTrainedModel) -> int:
+def context_limit(model: LoadedModel) -> int:
     """Return the most positions that the model was made for; a large number if its config sets no limit."""
     limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     return int(limit) if limit else _NO_CONTEXT_LIMIT
 
 
-def check_pair(
-    tokenizer: PreTrainedTokenizerBase, target: PreTrainedModel, draft: str | Path | PreTrainedModel
-) -> None:
+def check_pair(tokenizer: PreTrainedTokenizerBase, target: LoadedModel, draft: str | Path | LoadedModel) -> None:
     """Check that a draft fits the target: by name without loading its weights, a loaded one by its size.
 
     Raises: ModelError if the draft cannot be found; VocabularyError that names the first difference.
     """
-    if isinstance(draft, PreTrainedModel):
+    if not isinstance(draft, str | Path):
         if vocab_size(draft) < len(tokenizer):
             raise VocabularyError(
                 f"the draft model has {vocab_size(draft)} embedding rows, the target's tokenizer {len(tokenizer)} "
@@ -179,7 +197,8 @@ def check_pair(
         return
     draft_tokenizer = load_tokenizer(draft)
     with _quiet():
-        draft_config = _read_config(_find(str(draft)))
+        source = _find(str(draft))
+        draft_config = (read_config(Path(source.path)) if source.is_folder else None) or _read_config(source)
     sizes = vocab_size(target), int(draft_config.get_text_config().vocab_size)
     try:
         check_tokenizers_fit(tokenizer, draft_tokenizer, *sizes)
@@ -187,7 +206,7 @@ def check_pair(
         raise VocabularyError(f"draft {draft} does not fit the target: {error}") from error
 
 
-def end_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = None) -> frozenset[int]:
+def end_token_ids(model: LoadedModel, tokenizer: PreTrainedTokenizerBase | None = None) -> frozenset[int]:
     """Return the ids that end a text by the config, the generation config or the tokenizer."""
     stated = [
         model.config.get_text_config().eos_token_id,
@@ -203,7 +222,7 @@ def end_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | N
 def _find(name: str) -> _Source:
     """Return where ``name`` leads. Raises: ModelError if it is a path that is no model folder."""
     if name in DEMO_NAMES:
-        return _Source(name, str(demo_folder(DEMO_NAMES[name])), is_local=True)
+        return _Source(name, str(demo_folder(DEMO_NAMES[name])), is_local=True, is_folder=True)
     folder = Path(name).expanduser()
     looks_like_path = re.match(r"[./~\\]|[A-Za-z]:[\\/]", name) or name.endswith("/") or name.count("/") > 1
     if name and (looks_like_path or folder.exists()):
@@ -212,7 +231,7 @@ def _find(name: str) -> _Source:
         if not (folder / "config.json").is_file():
             what = "holds no config.json" if folder.is_dir() else "is a file"
             raise ModelError(f"{name} {what}, so it is no model folder; give a folder saved by transformers")
-        return _Source(name, str(folder), is_local=True)
+        return _Source(name, str(folder), is_local=True, is_folder=True)
     problem = _hub_problem(name)
     return _Source(name, name, is_local=bool(problem), hub_problem=problem)
 
@@ -235,10 +254,12 @@ def _hub_problem(name: str) -> str:
 def _read_config(source: _Source) -> PreTrainedConfig:
     """Return the config. Raises: ModelError if it cannot be read or is not that of a causal language model."""
     with _explained(source, "the config of {} cannot be used"):
-        config: PreTrainedConfig = AutoConfig.from_pretrained(source.path, **source.options)
+        config: PreTrainedConfig = transformers.AutoConfig.from_pretrained(source.path, **source.options)
     architectures = config.architectures or []
     known = set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values())
-    is_causal = type(config) in MODEL_FOR_CAUSAL_LM_MAPPING and not getattr(config, "is_encoder_decoder", False)
+    is_causal = type(config) in transformers.MODEL_FOR_CAUSAL_LM_MAPPING and not getattr(
+        config, "is_encoder_decoder", False
+    )
     if not is_causal or (architectures and not known.intersection(architectures)):
         raise ModelError(
             f"{source.name} is no causal language model but {', '.join(architectures) or config.model_type}; "

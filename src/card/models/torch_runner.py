@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from card.errors import CapacityError, ModelError
 from card.models.attention import SequencePass, sequence_pass
@@ -18,6 +17,11 @@ from card.models.generic import GenericDecoder, require_rollback
 from card.models.inflation import original_size
 from card.models.kv_cache import IntArray, KVCache
 from card.models.protocol import Extension
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from card.models.decoder_model import LoadedModel
 
 
 class TorchRunner:
@@ -29,7 +33,7 @@ class TorchRunner:
 
     def __init__(
         self,
-        model: PreTrainedModel,
+        model: LoadedModel,
         *,
         max_model_len: int,
         max_tree_rows: int = 512,
@@ -57,7 +61,10 @@ class TorchRunner:
             raise ModelError(f"{type(model).__name__} cannot run fused: {reason}; leave fused at None")
         self._decoder: FusedDecoder | GenericDecoder
         with torch.inference_mode():
-            self._decoder = (GenericDecoder if reason else FusedDecoder)(model, max_model_len)
+            if reason is None:
+                self._decoder = FusedDecoder(model, max_model_len)
+            else:
+                self._decoder = GenericDecoder(cast("PreTrainedModel", model), max_model_len)
         self._max_model_len = max_model_len
         self.original = original_size(model)  # of the model, or of the one that it was inflated from
         self._embeddings = cast(Tensor, model.get_input_embeddings().weight).detach()

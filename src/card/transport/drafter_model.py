@@ -9,7 +9,7 @@ from card.engine.latency import measure_pass_cost
 from card.messages import Ready
 from card.models.fingerprint import tokenizer_fingerprint
 from card.models.grammar import BackgroundGrammars, GrammarCompiler
-from card.models.loading import context_limit, end_token_ids, load_model, load_tokenizer, parameter_count
+from card.models.loading import context_limit, end_token_ids, load_decoder, load_tokenizer, parameter_count
 from card.models.torch_runner import TorchRunner
 from card.writers.beam import BeamWriter
 
@@ -35,7 +35,7 @@ def load_drafter(draft: DraftModel) -> tuple[BeamWriter, Ready]:
 
     Raises: ModelError if it cannot be loaded; SettingsError if not one sequence fits into the memory.
     """
-    model = load_model(draft.name, dtype=draft.dtype, device=draft.device)
+    model = load_decoder(draft.name, dtype=draft.dtype, device=draft.device)
     num_parameters = parameter_count(model)
     max_model_len = min(draft.max_model_len, context_limit(model))
     runner = TorchRunner(model, max_model_len=max_model_len, max_tree_rows=draft.max_tree_rows)

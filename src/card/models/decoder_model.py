@@ -1,0 +1,280 @@
+"""The weights of a Llama-like decoder, read without transformers' modelling code.
+
+That code takes a second or more to import, and a decoder that is walked directly (`card.models.fused`) uses none of it.
+A model that is unusual in any way is left to transformers: `read_decoder` then returns None.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import safetensors
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from transformers import GenerationConfig, PreTrainedConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+_ARCHITECTURES = {
+    "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+}
+_ROPE_TYPES = ("default", "linear", "llama3")
+_SIZES = ("hidden_size", "intermediate_size", "num_attention_heads", "num_hidden_layers", "vocab_size", "rms_norm_eps")
+
+
+class DecoderModel(nn.Module):
+    """A Llama, Mistral, Qwen2 or Qwen3 model under transformers' names: weights and config, without a forward pass."""
+
+    def __init__(
+        self, config: PreTrainedConfig, generation_config: GenerationConfig, weights: Mapping[str, Tensor]
+    ) -> None:
+        """Take over the weights, all of one dtype on one device.
+
+        Args:
+            weights: by transformers' names; they decide which layers have a bias or norms of their heads.
+        Raises: KeyError, ValueError if they are not those that the config asks for.
+        """
+        super().__init__()
+        self.config = config
+        self.generation_config = generation_config
+        shelf = _Shelf(weights)
+        self.model = _Inner(config, shelf)
+        if config.tie_word_embeddings:
+            self.lm_head = _linear(self.model.embed_tokens.weight)
+        else:
+            self.lm_head = shelf.linear("lm_head", config.hidden_size, config.vocab_size)
+        shelf.check_empty()
+
+    @property
+    def _embeddings(self) -> nn.Embedding:
+        embeddings: nn.Embedding = self.model.embed_tokens
+        return embeddings
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return self._embeddings.weight.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """What they are in."""
+        return self._embeddings.weight.dtype
+
+    def get_input_embeddings(self) -> nn.Embedding:
+        """Return the embeddings of the tokens."""
+        return self._embeddings
+
+
+class _Shelf:
+    """The weights of a file, of which each is taken once."""
+
+    def __init__(self, weights: Mapping[str, Tensor]) -> None:
+        self._weights = dict(weights)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._weights
+
+    def take(self, name: str, *shape: int) -> nn.Parameter:
+        weight = self._weights.pop(name)
+        if weight.shape != shape:
+            raise ValueError(f"{name} has shape {list(weight.shape)}, the config asks for {list(shape)}")
+        return nn.Parameter(weight, requires_grad=False)
+
+    def linear(self, name: str, num_in: int, num_out: int) -> nn.Linear:
+        bias = self.take(f"{name}.bias", num_out) if f"{name}.bias" in self else None
+        return _linear(self.take(f"{name}.weight", num_out, num_in), bias)
+
+    def check_empty(self) -> None:
+        if self._weights:
+            raise ValueError(f"the config asks for no {next(iter(self._weights))}")
+
+
+class _Inner(nn.Module):
+    def __init__(self, config: Any, shelf: _Shelf) -> None:
+        super().__init__()
+        table = shelf.take("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
+        self.embed_tokens = nn.Embedding(1, 1)
+        self.embed_tokens.num_embeddings, self.embed_tokens.embedding_dim = table.shape
+        self.embed_tokens.weight = table
+        self.layers = nn.ModuleList(
+            _Layer(config, shelf, f"model.layers.{idx}.") for idx in range(config.num_hidden_layers)
+        )
+        self.norm = _Norm(shelf.take("model.norm.weight", config.hidden_size))
+        self.rotary_emb = _RotaryEmbedding(config)
+
+
+class _Layer(nn.Module):
+    def __init__(self, config: Any, shelf: _Shelf, prefix: str) -> None:
+        super().__init__()
+        hidden = config.hidden_size
+        self.input_layernorm = _Norm(shelf.take(f"{prefix}input_layernorm.weight", hidden))
+        self.self_attn = _Attention(config, shelf, f"{prefix}self_attn.")
+        self.post_attention_layernorm = _Norm(shelf.take(f"{prefix}post_attention_layernorm.weight", hidden))
+        self.mlp = _Mlp(config, shelf, f"{prefix}mlp.")
+
+
+class _Attention(nn.Module):
+    def __init__(self, config: Any, shelf: _Shelf, prefix: str) -> None:
+        super().__init__()
+        self.head_dim = size = config.head_dim
+        self.scaling = size**-0.5
+        hidden, heads, kv_heads = config.hidden_size, config.num_attention_heads, config.num_key_value_heads
+        self.q_proj = shelf.linear(f"{prefix}q_proj", hidden, heads * size)
+        self.k_proj = shelf.linear(f"{prefix}k_proj", hidden, kv_heads * size)
+        self.v_proj = shelf.linear(f"{prefix}v_proj", hidden, kv_heads * size)
+        self.o_proj = shelf.linear(f"{prefix}o_proj", heads * size, hidden)
+        if f"{prefix}q_norm.weight" in shelf:
+            self.q_norm = _Norm(shelf.take(f"{prefix}q_norm.weight", size))
+            self.k_norm = _Norm(shelf.take(f"{prefix}k_norm.weight", size))
+
+
+class _Mlp(nn.Module):
+    def __init__(self, config: Any, shelf: _Shelf, prefix: str) -> None:
+        super().__init__()
+        hidden, inner = config.hidden_size, config.intermediate_size
+        self.gate_proj = shelf.linear(f"{prefix}gate_proj", hidden, inner)
+        self.up_proj = shelf.linear(f"{prefix}up_proj", hidden, inner)
+        self.down_proj = shelf.linear(f"{prefix}down_proj", inner, hidden)
+
+
+class _Norm(nn.Module):
+    def __init__(self, weight: nn.Parameter) -> None:
+        super().__init__()
+        self.weight = weight
+
+
+def _linear(weight: nn.Parameter, bias: nn.Parameter | None = None) -> nn.Linear:
+    """Return a layer with these weights [out, in]; one made at full size would first be filled at random."""
+    layer = nn.Linear(1, 1, bias=bias is not None)
+    layer.out_features, layer.in_features = weight.shape
+    layer.weight = weight
+    if bias is not None:
+        layer.bias = bias
+    return layer
+
+
+class _RotaryEmbedding(nn.Module):
+    """Angles of the positions; computed as transformers' models do, so that the bits are theirs."""
+
+    inv_freq: Tensor
+
+    def __init__(self, config: Any) -> None:
+        super().__init__()
+        self.rope_type = config.rope_parameters["rope_type"]
+        if self.rope_type == "default":
+            steps = torch.arange(0, config.head_dim, 2, dtype=torch.float) / config.head_dim
+            inv_freq, self.attention_scaling = 1.0 / (config.rope_parameters["rope_theta"] ** steps), 1.0
+        else:
+            inv_freq, self.attention_scaling = ROPE_INIT_FUNCTIONS[self.rope_type](config, torch.device("cpu"))
+        self.register_buffer("inv_freq", inv_freq, persistent=False)
+
+    def forward(self, like: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Return cos and sin [..., T, D] of positions [..., T], in the dtype and on the device of ``like``."""
+        angles = positions[..., None].float() * self.inv_freq.to(device=like.device, dtype=torch.float)
+        both = torch.cat((angles, angles), dim=-1)
+        cos, sin = both.cos() * self.attention_scaling, both.sin() * self.attention_scaling
+        return cos.to(like.dtype), sin.to(like.dtype)
+
+
+if TYPE_CHECKING:
+    LoadedModel = DecoderModel | PreTrainedModel
+
+
+def read_config(folder: Path) -> PreTrainedConfig | None:
+    """Return the config of a plain decoder; None if it cannot be read or is unusual, which transformers knows about."""
+    try:
+        raw = json.loads((folder / "config.json").read_text("utf-8"))
+    except (OSError, ValueError):
+        return None
+    if not isinstance(raw, dict) or not _is_plain(raw):
+        return None
+    config = PreTrainedConfig(**{name: value for name, value in raw.items() if name != "model_type"})
+    config.model_type = raw["model_type"]  # type: ignore[misc]  # a class attribute of every known architecture
+    config.head_dim = raw.get("head_dim") or raw["hidden_size"] // raw["num_attention_heads"]
+    config.num_key_value_heads = raw.get("num_key_value_heads") or raw["num_attention_heads"]
+    config.tie_word_embeddings = raw.get("tie_word_embeddings", False)
+    config.sliding_window = None
+    config.rope_parameters = _rope(raw)
+    return config
+
+
+def read_decoder(folder: Path, *, dtype: str | torch.dtype, device: torch.device) -> DecoderModel | None:
+    """Return the model in a folder; None if it is unusual in any way: transformers then loads it, or says what is wrong.
+
+    Args:
+        dtype: a string takes what the config names.
+    """
+    config = read_config(folder)
+    if config is None:
+        return None
+    wanted = dtype if isinstance(dtype, torch.dtype) else _stored_dtype(config)
+    try:
+        weights = {
+            name: tensor.to(device=device, dtype=wanted)
+            for file in _weight_files(folder)
+            for name, tensor in load_file(file).items()
+        }
+        model = DecoderModel(config, _generation_config(folder, config), weights)
+    except (OSError, ValueError, KeyError, RuntimeError, safetensors.SafetensorError):
+        return None
+    return model.requires_grad_(False).train(False)
+
+
+def _is_plain(raw: Mapping[str, Any]) -> bool:
+    """Return whether nothing in a config asks for more than is built here."""
+    name = _ARCHITECTURES.get(raw.get("model_type", ""))
+    has_sizes = all(isinstance(raw.get(size), int | float) and raw[size] > 0 for size in _SIZES)
+    windows = bool(raw.get("sliding_window")) and raw.get("use_sliding_window", raw["model_type"] == "mistral")
+    kinds = set(raw.get("layer_types") or ["full_attention"])
+    rope = _rope(raw) if isinstance(raw.get("rope_parameters") or raw.get("rope_scaling") or {}, dict) else None
+    return (
+        name is not None
+        and raw.get("architectures") == [name]
+        and has_sizes
+        and raw.get("hidden_act") == "silu"
+        and raw.get("dtype", raw.get("torch_dtype")) in ("float32", "float16", "bfloat16", "float64")
+        and not windows
+        and kinds == {"full_attention"}
+        and not {"quantization_config", "auto_map", "partial_rotary_factor"} & raw.keys()
+        and rope is not None
+        and rope["rope_type"] in _ROPE_TYPES
+        and isinstance(rope["rope_theta"], int | float)
+        and "partial_rotary_factor" not in rope
+    )
+
+
+def _stored_dtype(config: PreTrainedConfig) -> torch.dtype:
+    stored = config.dtype
+    found: torch.dtype = stored if isinstance(stored, torch.dtype) else getattr(torch, str(stored))
+    return found
+
+
+def _rope(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of the rotary embedding, in transformers' newer form."""
+    stated = dict(raw.get("rope_parameters") or raw.get("rope_scaling") or {})
+    stated.setdefault("rope_type", stated.get("type", "default"))
+    stated.setdefault("rope_theta", raw.get("rope_theta"))
+    return stated
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        names = set(json.loads(index.read_text("utf-8"))["weight_map"].values())
+        return [folder / name for name in sorted(names)]
+    return [folder / "model.safetensors"]
+
+
+def _generation_config(folder: Path, config: PreTrainedConfig) -> GenerationConfig:
+    if (folder / "generation_config.json").is_file():
+        return GenerationConfig.from_pretrained(folder, local_files_only=True)
+    return GenerationConfig.from_model_config(config)
