@@ -27,7 +27,7 @@ LINES: tuple[tuple[str, ...], ...] = (
     ("offers", "replica", "details", "drafter", "target"),
     ("methods",),
     ("transport", "engine"),
-    ("outputs", "host", "llm", "async_llm", "hf"),
+    ("outputs", "text_stream", "mailbox", "host", "llm", "async_llm", "hf"),
     ("cli", "server", "bench", "planner", "cluster", "__main__"),
 )
 LINE_OF = {part: line_idx for line_idx, parts in enumerate(LINES) for part in parts}

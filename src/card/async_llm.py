@@ -9,32 +9,35 @@ import logging
 import threading
 import time
 import weakref
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from card.config import SamplingParams
-from card.details import TokenDetails
 from card.engine.engine import Update
 from card.engine.scoring import Scores, ScoringJob
 from card.errors import CardError, PromptError, SettingsError, WorkerError
-from card.host import Host, PreparedRequest, Prompt, TextStream
+from card.host import Host, PreparedRequest, Prompt
+from card.mailbox import Mailbox, wake
 from card.methods import Method
 from card.metrics import EngineStats, RequestStats
-from card.outputs import StreamChunk, stream_chunk
-from card.target import FinishReason
+from card.outputs import StreamChunk
+from card.text_stream import TextStream
 from card.trace import Trace
+from card.transport.child import DrafterChild
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 logger = logging.getLogger(__name__)
 _IDLE_LOOK_S = 1.0  # an idle engine listens so often: its drafter must not take it for gone, nor die unnoticed
+_IDLE_LOOKS = 3  # in a row, before the idle time is used to measure what was measured in haste at start
 
 _JOIN_TIMEOUT_S = 60.0  # for the engine's thread to finish its round and to end the drafter
-
-Waiter = asyncio.Future[None]
 
 
 class AsyncLLM:
@@ -55,13 +58,15 @@ class AsyncLLM:
         *,
         tokenizer: PreTrainedTokenizerBase | None = None,
         method: str | None = None,
+        spare: DrafterChild | None = None,
+        say: Callable[[str], None] = lambda _: None,
         **settings: Any,
     ) -> None:
         """Load the models and bring drafter and engine up; this takes a while and blocks. Arguments are those of `LLM`.
 
         Raises: SettingsError, ModelError, VocabularyError, WorkerError.
         """
-        self._host = Host(target, draft, tokenizer=tokenizer, method=method, settings=settings)
+        self._host = Host(target, draft, tokenizer=tokenizer, method=method, settings=settings, spare=spare, say=say)
         self._driver = _Driver(self._host)
         self._finalizer = weakref.finalize(self, self._driver.close)
         self._request_ids = itertools.count()
@@ -110,7 +115,7 @@ class AsyncLLM:
             ) from error
         number = next(self._request_ids)
         prepared = self._host.make_request(prompt, sampling_params or SamplingParams(), number)
-        mailbox = _Mailbox(loop)
+        mailbox = Mailbox(loop)
         name = f"card-{number}" if request_id is None else request_id
         self._driver.add(name, prepared, mailbox)
         return RequestStream(self, name, number, mailbox)
@@ -172,7 +177,7 @@ class RequestStream(AsyncIterator[StreamChunk]):
     request; WorkerError if the engine broke or was shut down.
     """
 
-    def __init__(self, llm: AsyncLLM, request_id: str, number: int, mailbox: _Mailbox) -> None:
+    def __init__(self, llm: AsyncLLM, request_id: str, number: int, mailbox: Mailbox) -> None:
         self.request_id = request_id
         self._llm = llm  # must not end while someone reads
         self._number = number
@@ -208,68 +213,13 @@ class RequestStream(AsyncIterator[StreamChunk]):
             self._llm._forget(self._number)
 
 
-class _Mailbox:
-    """What has come of one request and was not read yet: filled by the engine's thread, read in one event loop."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.loop = loop
-        self._lock = threading.Lock()
-        self._text: list[str] = []
-        self._token_ids: list[int] = []
-        self._details: list[TokenDetails] = []
-        self._stats: RequestStats | None = None  # set: there is something to read
-        self._finish_reason: FinishReason | None = None
-        self._error: CardError | None = None
-        self._waiter: Waiter | None = None
-
-    def put(self, text: str, update: Update) -> Waiter | None:
-        """Add what a round gave. Returns: whom to wake."""
-        with self._lock:
-            if update.error is not None:
-                self._error = update.error
-            else:
-                self._text.append(text)
-                self._token_ids += update.token_ids
-                self._details.append(update.details)
-                self._stats, self._finish_reason = update.stats, update.finish_reason
-            return self._waiter
-
-    def fail(self, error: CardError) -> Waiter | None:
-        """Let the reader get ``error`` after what there is to read. Returns: whom to wake."""
-        with self._lock:
-            self._error = error
-            return self._waiter
-
-    async def take(self) -> StreamChunk:
-        """Return everything that is new, once there is something. Raises: the request's error."""
-        if asyncio.get_running_loop() is not self.loop:
-            raise SettingsError("a stream must be read in the event loop that it was made in")
-        while True:
-            with self._lock:
-                if self._waiter is not None:
-                    raise SettingsError("a stream is read by one task at a time; another one waits for it")
-                if self._stats is not None:
-                    ids, told = tuple(self._token_ids), TokenDetails.joined(self._details)
-                    chunk = stream_chunk("".join(self._text), ids, self._finish_reason, self._stats, told)
-                    self._text, self._token_ids, self._details, self._stats = [], [], [], None
-                    return chunk
-                if self._error is not None:
-                    raise self._error
-                waiter = self._waiter = self.loop.create_future()
-            try:
-                await waiter
-            finally:
-                with self._lock:
-                    self._waiter = None
-
-
 @dataclass(slots=True)
 class _Live:
     """A request in the engine."""
 
     name: str
     text: TextStream
-    mailbox: _Mailbox
+    mailbox: Mailbox
     stats: RequestStats
 
 
@@ -277,7 +227,7 @@ class _Live:
 class _Add:
     name: str
     prepared: PreparedRequest
-    mailbox: _Mailbox
+    mailbox: Mailbox
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,12 +255,14 @@ class _Driver:
         self._latest = host.engine.stats()
         self.last_progress = time.monotonic()
         self._live: dict[int, _Live] = {}  # the engine's thread only
+        self._idle_looks = 0  # in a row
+        self._measured_again = host.measuring.again()
         self._thread = threading.Thread(target=self._run, name="card-engine", daemon=True)
         self._thread.start()
 
     # ---- called from any thread -------------------------------------------------------------------------------------
 
-    def add(self, name: str, prepared: PreparedRequest, mailbox: _Mailbox) -> None:
+    def add(self, name: str, prepared: PreparedRequest, mailbox: Mailbox) -> None:
         """Queue a request. Raises: SettingsError for a name in use; WorkerError."""
         with self._changed:
             self._check_alive()
@@ -376,6 +328,8 @@ class _Driver:
                 for command in commands:
                     self._obey(command)
                 self._publish()
+                if self._idle_looks >= _IDLE_LOOKS:
+                    next(self._measured_again, None)
                 if self._host.scorer.has_work:
                     self._host.scorer.step(is_alone=not self._host.engine.has_work)
                     self.last_progress = time.monotonic()
@@ -392,7 +346,7 @@ class _Driver:
         """Wait until there is something to do or the drafter wants looking after; return the commands, None to end."""
         with self._changed:
             if not (self._inbox or self._is_closing or self._host.engine.has_work or self._host.scorer.has_work):
-                self._changed.wait(_IDLE_LOOK_S)
+                self._idle_looks = 0 if self._changed.wait(_IDLE_LOOK_S) else self._idle_looks + 1
             if self._is_closing:
                 return None
             return self._take_inbox()
@@ -450,7 +404,7 @@ class _Driver:
         for live, update in receivers:
             text = live.text.take(update.token_ids, is_end=update.finish_reason is not None)
             waiters.append((live.mailbox.loop, live.mailbox.put(text, update)))
-        _wake(waiters)
+        wake(waiters)
 
     def _die(self, death: WorkerError) -> None:
         """Tell everyone who waits, and everyone who calls from now on."""
@@ -465,7 +419,7 @@ class _Driver:
             if isinstance(command, ScoringJob):
                 self._host.scorer.add(command)
         self._host.scorer.fail(death)
-        _wake([(mailbox.loop, mailbox.fail(_again(death))) for mailbox in mailboxes])
+        wake([(mailbox.loop, mailbox.fail(_again(death))) for mailbox in mailboxes])
         unanswered = [done for done, _ in self._obeyed]
         unanswered += [command.done for command in commands if isinstance(command, _Abort) and command.done]
         for done in unanswered:
@@ -478,20 +432,3 @@ def _again(error: WorkerError) -> WorkerError:
     copy = WorkerError(str(error))
     copy.__cause__ = error.__cause__
     return copy
-
-
-def _wake(waiters: Sequence[tuple[asyncio.AbstractEventLoop, Waiter | None]]) -> None:
-    """Wake readers, with one call for each event loop."""
-    by_loop: dict[asyncio.AbstractEventLoop, list[Waiter]] = {}
-    for loop, waiter in waiters:
-        if waiter is not None:
-            by_loop.setdefault(loop, []).append(waiter)
-    for loop, those in by_loop.items():
-        with contextlib.suppress(RuntimeError):  # a closed loop has no readers left
-            loop.call_soon_threadsafe(_finish, those)
-
-
-def _finish(waiters: list[Waiter]) -> None:
-    for waiter in waiters:
-        if not waiter.done():
-            waiter.set_result(None)

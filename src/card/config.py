@@ -6,7 +6,7 @@ import dataclasses
 import math
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Literal, Self, get_args
 
 from card.errors import SettingsError
@@ -41,6 +41,16 @@ def _require_kinds(settings: object, kinds: dict[type, tuple[str, ...]]) -> None
 
 def _require_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
     _require(value in choices, name, "one of " + ", ".join(choices), value)
+
+
+def split_settings(settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the settings of the engine and those of drafting. Raises: SettingsError for an unknown name."""
+    engine_names, draft_names = ({f.name for f in fields(kind)} for kind in (EngineSettings, DraftSettings))
+    for name in settings:
+        if name not in engine_names | draft_names:
+            raise SettingsError(f"unknown setting {name!r}; known: {', '.join(sorted(engine_names | draft_names))}")
+    engine = {name: value for name, value in settings.items() if name in engine_names}
+    return engine, {name: value for name, value in settings.items() if name in draft_names}
 
 
 def parse_size(text: str) -> int:
@@ -297,6 +307,12 @@ class EngineSettings(_Replaceable):
     draft_threads: int = 1
     cores: tuple[int, ...] | None = None  # CPU cores of the target; None shares out what the process may use
     draft_cores: tuple[int, ...] | None = None
+    wait_for_drafter: bool | None = (
+        None  # before the first token, so that all have candidates; None: unless it is tuned
+    )
+    draft_optional: bool = False  # decode plainly while there is no draft server at draft_address
+    cache: bool = True  # keep what was measured at start for the next start
+    cache_dir: str | None = None  # folder for it; None: by the system's custom
     start_timeout_s: float = 120.0  # longest time for a drafter to load
     drafter_timeout_s: float = 3.0  # silence after which a drafter counts as hung and is replaced
     hrad: str = "auto"  # predictor of rejections for specbranch: a file, off, or auto: the one of the demo pair for it
@@ -311,9 +327,15 @@ class EngineSettings(_Replaceable):
         _require_choice("schedule", self.schedule, get_args(Schedule))
         _require_choice("policy", self.policy, get_args(PolicyName))
         counts = ("draft_threads", "max_num_seqs", "prefill_chunk", "suffix_store_tokens")
-        _require_kinds(self, {int: counts})
+        _require_kinds(self, {int: counts, bool: ("draft_optional", "cache")})
         for name in counts:
             _require(getattr(self, name) >= 1, name, "1 or more", getattr(self, name))
+        _require(
+            self.draft_address is not None or not self.draft_optional,
+            "draft_optional",
+            "given with draft_address only, which it is about",
+            self.draft_optional,
+        )
         _require(self.threads is None or self.threads >= 1, "threads", "1 or more", self.threads)
         for name in ("start_timeout_s", "drafter_timeout_s"):
             _require(getattr(self, name) > 0, name, "above 0 seconds", getattr(self, name))

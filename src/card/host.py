@@ -11,22 +11,24 @@ import os
 import secrets
 import time
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from numbers import Integral
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
-from card.config import DraftSettings, EngineSettings, SamplingParams, parse_size
+from card.config import DraftSettings, EngineSettings, SamplingParams, parse_size, split_settings
 from card.engine.cores import Home, pinned, plan_cores
 from card.engine.engine import Engine, Limits
 from card.engine.forecast import Station
 from card.engine.further import FURTHER, FurtherDrafter
-from card.engine.latency import PassCost, measure_pass_cost, with_useful_threads
-from card.engine.links import Drafter, DrafterPlan, Where, make_drafter
+from card.engine.latency import PassCost
+from card.engine.latency_store import LatencyKey, LatencyStore, cache_folder
+from card.engine.links import Drafter, DrafterPlan, Where, make_drafter, reported_cost
+from card.engine.measuring import Measuring
 from card.engine.placing import choose_where, round_length, share_out, stations_of
 from card.engine.policy import FixedPolicy, Policy
 from card.engine.scoring import Scorer
@@ -44,16 +46,24 @@ from card.models.loading import (
     computes_bfloat16,
     context_limit,
     end_token_ids,
+    load_decoder,
     load_model,
     load_tokenizer,
     parameter_count,
 )
-from card.models.text import Detokenizer, StopStrings, encode_chat, encode_prompt
+from card.models.text import encode_chat, encode_prompt
 from card.target import Foresight, OpenWriter, TargetRequest, TargetWorker
+from card.text_stream import TextStream
 from card.trace import Trace
+from card.transport.child import DrafterChild
 from card.transport.link import DrafterLink
 from card.writers.local import find_writer
 from card.writers.local.protocol import LocalWriter
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from card.models.decoder_model import LoadedModel
 
 logger = logging.getLogger(__name__)
 
@@ -61,37 +71,8 @@ Prompt = str | Sequence[int] | Sequence[Mapping[str, str]]
 
 _DEFAULT_MAX_MODEL_LEN = 4096
 _SPARE_ROWS = 64
-_MEASURING_S = 1.0  # for the target's latencies, under each schedule
+_GUESSED_SHARE = 0.1  # of the target's pass that a drafter's takes, while nothing is known of it
 _RAM_SHARE = 0.25  # of the free memory, that KV may take if nothing is said
-
-
-class TextStream:
-    """The text of one request as it grows; tells the target when a stop string is complete."""
-
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, stop: tuple[str, ...], min_tokens: int = 0) -> None:
-        """Begin. Stop strings that are complete within the first ``min_tokens`` tokens do not count."""
-        self._detokenizer = Detokenizer(tokenizer)
-        self._num_exempt = min_tokens
-        self._stops = StopStrings(stop)
-        self._is_fed = bool(stop)  # by the target, token by token
-        self._piece = ""
-
-    def feed(self, token_id: int) -> bool:
-        """Take the next token; return True if a stop string is complete now."""
-        may_end = self._num_exempt <= 0
-        self._num_exempt -= 1
-        self._piece += self._stops.push(self._detokenizer.push([token_id]), may_end=may_end)
-        return self._stops.found is not None
-
-    def take(self, token_ids: Sequence[int], *, is_end: bool) -> str:
-        """Return the text that these committed tokens made certain; all that is left at the end."""
-        if not self._is_fed:
-            self._piece += self._detokenizer.push(token_ids)
-        if is_end:
-            rest = self._stops.push(self._detokenizer.flush(), may_end=self._num_exempt <= 0)
-            self._piece += rest + self._stops.flush()
-        piece, self._piece = self._piece, ""
-        return piece
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,15 +88,20 @@ class Host:
 
     def __init__(
         self,
-        target: str | PreTrainedModel,
-        draft: str | PreTrainedModel | None,
+        target: str | LoadedModel,
+        draft: str | LoadedModel | None,
         *,
         tokenizer: PreTrainedTokenizerBase | None,
         method: str | None,
         settings: Mapping[str, Any],
+        spare: DrafterChild | None = None,
+        say: Callable[[str], None] = lambda _: None,
     ) -> None:
         """Load the models and bring the drafter up; arguments as of `LLM`.
 
+        Args:
+            spare: a process for the drafter that was started ahead of need.
+            say: is told what goes on, in words for a user who waits.
         Raises: SettingsError, ModelError, VocabularyError, WorkerError.
         """
         engine_changes, draft_changes = split_settings(settings)
@@ -130,6 +116,7 @@ class Host:
         )
         self.draft_settings = self.method.shape(DraftSettings(**draft_changes))
         self._refuse_contradictions(draft, drafts=drafts, has_drafter=has_drafter)
+        say(f"loading {self.settings.target}")
         self.tokenizer = tokenizer or load_tokenizer(self.settings.target)
         model = self._load_target(target, draft if drafts else None)
         self.max_model_len = self._context(model)
@@ -140,20 +127,26 @@ class Host:
         )
         self._grammars = GrammarCompiler(self.tokenizer, self.runner.vocab_size, tuple(self._end_ids))
         self._where = self._choose_where(draft) if drafts else None
+        self._is_target_named, self._is_draft_named = isinstance(target, str), isinstance(draft, str)
         self.cores = plan_cores(self.settings, own_drafter_core=self._where in ("process", "switch"))
+        self._store = LatencyStore(cache_folder(self.settings.cache_dir) if self.settings.cache else None)
+        self._waits = self._waits_for_drafter()
+        self.measuring = self._make_measuring()
+        self.link: DrafterLink | None = None
+        plan = self._drafter_plan(draft, spare)
+        if spare is not None and plan is None:
+            spare.close()
+        drafter = self._make_drafter(plan)
+        say("measuring what passes cost here")
         most_tokens = 1 + self.draft_settings.budget if drafts or writer_names else 1
         if self.settings.threads is None and self.runner.device.type == "cpu":
-            self.cores = with_useful_threads(self.cores, self.runner)
+            self.cores = self.measuring.useful(self.cores)
+            plan = replace(plan, cores=self.cores) if plan is not None else None
         foresee = self._foresight()  # before the passes are warmed up: it decides what they keep
         with pinned(self.cores.alone):
             self.runner.warm_up(most_tokens)
-        self.link: DrafterLink | None = None
-        drafter, plan = None, None
-        if self._where is not None:
-            plan = self._drafter_plan(draft, self._where)
-            drafter = make_drafter(plan)
-            self.link = drafter.link
-            self._finalizer = weakref.finalize(self, self.link.close)
+        if self.link is not None and self._waits:
+            say("waiting for the drafter")
             self.link.start()
         pinned_names = frozenset(draft_changes)
         self.policy: Policy = self._make_policy(drafter, plan, pinned_names, has_writers=bool(writer_names))
@@ -162,6 +155,9 @@ class Host:
         self._writers = self._make_writers(writer_names)
         self._further = self._make_further(plan)
         self.max_kv_bytes = self._kv_bytes()
+        self.engine, self.scorer = self._make_engine(foresee)
+
+    def _make_engine(self, foresee: Foresight | None) -> tuple[Engine, Scorer]:
         worker = TargetWorker(
             self.runner,
             clock=time.perf_counter,
@@ -171,12 +167,14 @@ class Host:
             foresee=foresee,
         )
         limits = Limits(max_num_seqs=self.settings.max_num_seqs, prefill_chunk=self.settings.prefill_chunk)
-        self.engine = Engine(worker, self.link, self.method, limits=limits, policy=self.policy)
-        self.scorer = Scorer(self.runner, worker.pool, lambda: self.policy.home, chunk=self.settings.prefill_chunk)
+        engine = Engine(worker, self.link, self.method, limits=limits, policy=self.policy)
+        scorer = Scorer(self.runner, worker.pool, lambda: self.policy.home, chunk=self.settings.prefill_chunk)
+        return engine, scorer
 
     def close(self) -> None:
         """End the drafter. May be called twice."""
         if self.link is not None:
+            self._remember_drafter(self.link)
             self._finalizer()
         if self._further is not None:
             self._further.close()
@@ -243,13 +241,13 @@ class Host:
 
     # ---- inside -----------------------------------------------------------------------------------------------------
 
-    def _refuse_contradictions(self, draft: str | PreTrainedModel | None, *, drafts: bool, has_drafter: bool) -> None:
+    def _refuse_contradictions(self, draft: str | LoadedModel | None, *, drafts: bool, has_drafter: bool) -> None:
         settings = self.settings
         if drafts and not has_drafter:
             raise SettingsError(f"method {self.method.name} needs a draft model; give one, or use method vanilla")
         if settings.second_draft is not None and not drafts:
             raise SettingsError("second_draft joins a first one: give draft, and a method and writers that use it")
-        if isinstance(draft, PreTrainedModel) and settings.placement == "process":
+        if draft is not None and not isinstance(draft, str) and settings.placement == "process":
             raise SettingsError(
                 "a loaded draft model cannot move into another process; give its folder, or placement thread"
             )
@@ -265,22 +263,26 @@ class Host:
         if settings.draft_keys is not None and settings.draft_address is None:
             raise SettingsError("draft_keys are for a draft server: give its draft_address too")
 
-    def _choose_where(self, draft: str | PreTrainedModel | None) -> Where:
+    def _choose_where(self, draft: str | LoadedModel | None) -> Where:
         settings = self.settings
         num_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
         has_cores = num_cores is None or num_cores > settings.draft_threads
-        is_loaded = isinstance(draft, PreTrainedModel)
+        is_loaded = draft is not None and not isinstance(draft, str)
         return choose_where(self.method, settings, is_loaded=is_loaded, has_cores=has_cores)
 
-    def _load_target(self, target: str | PreTrainedModel, draft: str | PreTrainedModel | None) -> PreTrainedModel:
-        model = target
-        if not isinstance(model, PreTrainedModel):
-            model = load_model(model, dtype=self.settings.dtype, device=self.settings.device)
+    def _load_target(self, target: str | LoadedModel, draft: str | LoadedModel | None) -> LoadedModel:
+        model: LoadedModel
+        if not isinstance(target, str):
+            model = target
+        elif self.settings.target_cost is not None:
+            model = load_model(target, dtype=self.settings.dtype, device=self.settings.device)  # to be inflated
+        else:
+            model = load_decoder(target, dtype=self.settings.dtype, device=self.settings.device)
         for one in (draft, self.settings.second_draft) if self.method.needs_draft else ():
             if one is not None:
                 check_pair(self.tokenizer, model, one)
         if self.settings.target_cost is not None:
-            model = inflate(model, parse_parameter_count(self.settings.target_cost))
+            model = inflate(cast("PreTrainedModel", model), parse_parameter_count(self.settings.target_cost))
         if self.method.name != "vanilla" and model.dtype == torch.bfloat16 and not computes_bfloat16(model.device):
             _advise_float32()
         original = inflated_from(model)
@@ -291,7 +293,7 @@ class Host:
             )
         return model
 
-    def _context(self, model: PreTrainedModel) -> int:
+    def _context(self, model: LoadedModel) -> int:
         limit = context_limit(model)
         wanted = self.settings.max_model_len or min(_DEFAULT_MAX_MODEL_LEN, limit)
         if wanted > limit:
@@ -321,17 +323,17 @@ class Host:
         home = self.cores.beside if plan is not None and plan.where in ("process", "switch") else self.cores.alone
         if not (self.method.is_tuned and (drafter or has_writers)) or settings.policy == "fixed":
             return FixedPolicy(self.method, home, takes_turns=takes_turns, has_drafter=drafter is not None)
-        alone = beside = self._measured(self.cores.alone)
+        alone = beside = self.measuring.cost(self.cores.alone)
         if drafter is None or plan is None:
             return TunedPolicy({"off": Station(home, alone)}, self.draft_settings, pinned=pinned_names)
         if home != self.cores.alone:
-            beside = self._measured(home)
-        own, reported = drafter.measured(plan), drafter.reported()
+            beside = self.measuring.cost(home)
+        own, reported = self._own_cost(drafter, plan), self._drafter_cost(drafter, plan)
         stations = stations_of(
             plan.where,
             settings,
             alone=Station(self.cores.alone, alone, own),
-            beside=Station(home, beside, reported or own),
+            beside=Station(home, beside, reported or own or beside.scaled(_GUESSED_SHARE)),
         )
         return TunedPolicy(stations, self.draft_settings, pinned=pinned_names)
 
@@ -346,7 +348,7 @@ class Host:
         if name is None:
             return None
         assert plan is not None
-        link = make_drafter(replace(plan, model=name, where="process")).link
+        link = make_drafter(replace(plan, model=name, where="process", spare=None, measures=False)).link
         weakref.finalize(self, link.close)
         link.start()
         vocab_size, max_model_len = self.runner.vocab_size, self.max_model_len
@@ -385,41 +387,89 @@ class Host:
         cost = (drafter.reported() or drafter.measured(plan)) if self.method.length_from_latencies else None
         if cost is None:
             return
-        draft, target = DraftSettings(**draft_changes), self._measured(self.policy.home)
+        draft, target = DraftSettings(**draft_changes), self.measuring.cost(self.policy.home)
         length = round_length(self.method, draft, target=target, drafter=cost, most=self.max_model_len)
         self.draft_settings = self.method.shape(draft.replace(num_speculative_tokens=length))
 
-    def _measured(self, home: Home) -> PassCost:
-        with pinned(home):
-            return measure_pass_cost(
-                self.runner,
-                clock=time.perf_counter,
-                max_sequences=min(8, self.settings.max_num_seqs),
-                time_limit_s=_MEASURING_S,
-            )
+    def _waits_for_drafter(self) -> bool:
+        """Return whether the drafter must be up before the first token.
 
-    def _drafter_plan(self, draft: str | PreTrainedModel | None, where: Where) -> DrafterPlan:
+        Not under a tuned policy, which decodes plainly or in turns meanwhile. A drafter of which nothing is known is
+        waited for even then, where it is the only one: the policy could not weigh it.
+        """
+        settings = self.settings
+        if settings.wait_for_drafter is not None:
+            return settings.wait_for_drafter
+        if settings.draft_optional:
+            return False
+        if not self.method.is_tuned or settings.policy == "fixed" or self._where == "remote":
+            return True
+        return self._where == "process" and self._store.cost(self._drafter_key()) is None
+
+    def _make_measuring(self) -> Measuring:
+        settings, is_named = self.settings, self._is_target_named
+        return Measuring(
+            self.runner,
+            self._store,
+            settings.target if is_named else None,
+            max_sequences=min(8, settings.max_num_seqs),
+            is_quick=not self._waits,
+            more=settings.target_cost or "",
+        )
+
+    def _drafter_key(self) -> LatencyKey | None:
+        """Return what the latencies of a drafter in a process of its own are kept under; None if they are not."""
+        settings = self.settings
+        if settings.draft is None or self._where not in ("process", "switch") or not self._is_draft_named:
+            return None
+        device, home = settings.draft_device or settings.device, Home(self.cores.draft, settings.draft_threads)
+        return LatencyKey.of("drafter", settings.draft, dtype=settings.dtype, device=device, home=home)
+
+    def _drafter_cost(self, drafter: Drafter, plan: DrafterPlan) -> PassCost | None:
+        """Return what passes of a drafter elsewhere cost, as it says or as an earlier one did."""
+        return drafter.reported() or (None if plan.where == "remote" else self._store.cost(self._drafter_key()))
+
+    def _own_cost(self, drafter: Drafter, plan: DrafterPlan) -> PassCost | None:
+        """Return what passes of a draft model in this process cost."""
+        if drafter.runner is None:
+            return None
+        settings, key = self.settings, None
+        if settings.draft is not None and self._is_draft_named:
+            device, home = settings.draft_device or settings.device, self.cores.alone
+            key = LatencyKey.of("draft in turns", settings.draft, dtype=settings.dtype, device=device, home=home)
+        return self.measuring.remembered(key, lambda: drafter.measured(plan, is_quick=not self._waits))
+
+    def _remember_drafter(self, link: DrafterLink) -> None:
+        """Keep what a drafter in a process of its own said that its passes cost."""
+        cost = reported_cost(link)
+        if cost is not None and self._where in ("process", "switch"):
+            self._store.keep_cost(self._drafter_key(), cost, is_quick=False)
+
+    def _make_drafter(self, plan: DrafterPlan | None) -> Drafter | None:
+        """Return the drafter; one that is elsewhere loads while this process goes on."""
+        if plan is None:
+            return None
+        drafter = make_drafter(plan)
+        self.link = drafter.link
+        self._finalizer = weakref.finalize(self, self.link.close)
+        return drafter
+
+    def _drafter_plan(self, draft: str | LoadedModel | None, spare: DrafterChild | None) -> DrafterPlan | None:
+        if self._where is None:
+            return None
         return DrafterPlan(
             model=draft,
             settings=self.settings,
             draft=self.draft_settings,
-            where=where,
+            where=self._where,
             cores=self.cores,
             max_model_len=self.max_model_len,
             vocab_size=self.runner.vocab_size,
             tokenizer=self.tokenizer,
             find_grammar=self._grammars.find,
+            spare=spare,
+            measures=self._store.cost(self._drafter_key()) is None,
         )
-
-
-def split_settings(settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the settings of the engine and those of drafting. Raises: SettingsError for an unknown name."""
-    engine_names, draft_names = ({f.name for f in fields(kind)} for kind in (EngineSettings, DraftSettings))
-    for name in settings:
-        if name not in engine_names | draft_names:
-            raise SettingsError(f"unknown setting {name!r}; known: {', '.join(sorted(engine_names | draft_names))}")
-    engine = {name: value for name, value in settings.items() if name in engine_names}
-    return engine, {name: value for name, value in settings.items() if name in draft_names}
 
 
 @functools.cache
@@ -431,7 +481,7 @@ def _advise_float32() -> None:
     )
 
 
-def _name(model: str | PreTrainedModel) -> str:
+def _name(model: str | LoadedModel) -> str:
     return model if isinstance(model, str) else str(model.config.name_or_path or type(model).__name__)
 
 

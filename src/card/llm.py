@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self
@@ -20,11 +20,15 @@ from card.methods import Method
 from card.metrics import EngineStats
 from card.outputs import CompletionOutput, RequestOutput, StreamChunk, stream_chunk
 from card.trace import Trace
+from card.transport.child import DrafterChild
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 __all__ = ["LLM", "CompletionOutput", "RequestOutput", "StreamChunk"]
+
+
+_DONE = object()
 
 
 @dataclass(slots=True)
@@ -53,6 +57,8 @@ class LLM:
         *,
         tokenizer: PreTrainedTokenizerBase | None = None,
         method: str | None = None,
+        spare: DrafterChild | None = None,
+        say: Callable[[str], None] = lambda _: None,
         **settings: Any,
     ) -> None:
         """Load the models and bring the drafter up.
@@ -61,10 +67,12 @@ class LLM:
             target: folder, hub name, "demo-target", or a loaded model (give its ``tokenizer`` then).
             draft: the same, or None; a loaded model cannot go into a process of its own.
             method: vanilla, sps or card; None takes card if there is a draft model and vanilla if not.
+            spare: a process for the drafter that was started before this one had loaded torch.
+            say: is told what goes on, in words for a user who waits.
             settings: any field of `EngineSettings` and `DraftSettings`.
         Raises: SettingsError, ModelError, VocabularyError, WorkerError.
         """
-        self._host = Host(target, draft, tokenizer=tokenizer, method=method, settings=settings)
+        self._host = Host(target, draft, tokenizer=tokenizer, method=method, settings=settings, spare=spare, say=say)
         self._engine: Engine = self._host.engine
         self._live: dict[int, _Live] = {}
         self._lock = threading.Lock()
@@ -136,6 +144,14 @@ class LLM:
         """Return gauges and totals of the engine."""
         with self._lock:
             return self._engine.stats()
+
+    def measure_again(self) -> None:
+        """Measure once more, for the next start, what was measured in haste at this one: use it while nobody waits."""
+        again = self._host.measuring.again()
+        has_more = True
+        while has_more:
+            with self._lock:
+                has_more = not self._engine.has_work and next(again, _DONE) is not _DONE
 
     def reset_prefix_cache(self) -> None:
         """Drop the KV of finished requests that is kept for texts that begin alike."""

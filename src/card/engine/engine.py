@@ -24,7 +24,7 @@ from card.nodes import Candidates
 from card.offers import leading
 from card.target import FinishReason, StepResult, TargetRequest, TargetWorker, Work
 from card.trace import MIXED, PREFILL, VERIFY, Trace
-from card.transport.link import DrafterLink
+from card.transport.link import DrafterLink, LinkStatus
 
 logger = logging.getLogger(__name__)
 _IDLE_PREFILL_CHUNK = 512  # prompt tokens in one pass while no request is waiting for its next token
@@ -175,7 +175,7 @@ class Engine:
         totals.schedule, totals.schedule_reason = self._policy.arm, self._policy.reason
         totals.tree_nodes = sum(map(self._worker.num_candidates, self._running))
         if self._link:
-            status = self._link.status
+            status = self._drafter_status(self._link)
             totals.drafter_state, totals.drafter_restarts = str(status), status.num_restarts
         return totals.copy()
 
@@ -392,13 +392,17 @@ class Engine:
         stats.wall_s = now - entry.started_at
         stats.prefill_s = stats.prefill_s or stats.wall_s
         if self._link:
-            status = self._link.status
+            status = self._drafter_status(self._link)
             stats.drafter_restarts = status.num_restarts - entry.restarts_before
             stats.drafter_state = str(status)
             stats.speculation = f"{self._policy.arm}: {self._policy.reason}"
         if not entry.request.params.speculates:
             stats.speculation = "off: the request wants none"
         return stats
+
+    def _drafter_status(self, link: DrafterLink) -> LinkStatus:
+        """Return what users are told of the drafter: with two of them, of the one that does worse."""
+        return link.worst_status if isinstance(link, SwitchLink) else link.status
 
     def _available(self) -> frozenset[Arm]:
         """Return the schedules that are possible now."""

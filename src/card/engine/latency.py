@@ -26,6 +26,7 @@ _POINTS_SHARE, _SEQUENCES_SHARE, _PREFILL_SHARE = 0.6, 0.75, 0.9  # of the time 
 _TRIED_TOKENS = (4, 16)  # of the passes that the number of threads is chosen for: more tokens gain more by them
 _TRYING_S, _TRYING_TURNS = 0.04, 10  # for each number of threads, and how often
 _TRYING_LIMIT_S = 3.0  # after which no further turn begins: passes of large models are long, and scatter less
+_QUICK_TURNS, _QUICK_LIMIT_S = 3, 0.3  # the same while somebody waits
 _AS_FAST = 1.03  # times the seconds of the fastest number of threads: more of them may take so long
 
 _NEWEST_WEIGHT = 0.05  # of an observation in the means, once there are more than 1 / 0.05 of them
@@ -151,15 +152,20 @@ def measure_pass_cost(
 
 
 def with_useful_threads(
-    plan: CorePlan, model: LanguageModel, *, clock: Callable[[], float] = time.perf_counter
+    plan: CorePlan, model: LanguageModel, *, clock: Callable[[], float] = time.perf_counter, is_quick: bool = False
 ) -> CorePlan:
-    """Return the plan with as many threads for the target as do not slow its passes down: small models want few."""
-    alone = _useful(plan.alone, model, clock)
-    beside = alone if plan.beside == plan.alone else _useful(plan.beside, model, clock)
+    """Return the plan with as many threads for the target as do not slow its passes down: small models want few.
+
+    Args:
+        is_quick: take a third of the usual time or less, as somebody waits for the first text.
+    """
+    turns, limit_s = (_QUICK_TURNS, _QUICK_LIMIT_S) if is_quick else (_TRYING_TURNS, _TRYING_LIMIT_S)
+    alone = _useful(plan.alone, model, clock, turns, limit_s)
+    beside = alone if plan.beside == plan.alone else _useful(plan.beside, model, clock, turns, limit_s)
     return replace(plan, beside=beside, alone=alone)
 
 
-def _useful(home: Home, model: LanguageModel, clock: Callable[[], float]) -> Home:
+def _useful(home: Home, model: LanguageModel, clock: Callable[[], float], num_turns: int, limit_s: float) -> Home:
     """Return the home with the fastest number of threads, or more that take as long.
 
     Each count has several turns, of which each pass's shortest time counts: whatever else the machine does must last
@@ -168,8 +174,8 @@ def _useful(home: Home, model: LanguageModel, clock: Callable[[], float]) -> Hom
     """
     counts, started = _thread_counts(home.threads or 1), clock()
     fastest = {threads: dict.fromkeys(_TRIED_TOKENS, math.inf) for threads in counts}
-    for turn in range(_TRYING_TURNS if len(counts) > 1 else 0):
-        if turn and clock() - started > _TRYING_LIMIT_S:
+    for turn in range(num_turns if len(counts) > 1 else 0):
+        if turn and clock() - started > limit_s:
             break
         for threads, best in fastest.items():
             for num_tokens, seconds in _tried_s(replace(home, threads=threads), model, clock).items():

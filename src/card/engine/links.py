@@ -20,6 +20,7 @@ from card.models.graphs import Lane
 from card.models.loading import context_limit, load_decoder
 from card.models.torch_runner import TorchRunner
 from card.replica import draft_spec
+from card.transport.child import DrafterChild
 from card.transport.drafter_process import DrafterConfig
 from card.transport.inline import InlineLink
 from card.transport.link import DrafterLink
@@ -36,7 +37,7 @@ Where = Literal["inline", "thread", "process", "remote", "switch"]
 
 _SPARE_ROWS = 64
 _MAX_TOKENS_PER_PASS = 256  # a longer text is read in several passes, so that others are not kept waiting
-_MEASURING_S = 0.4
+_MEASURING_S, _QUICK_S = 0.4, 0.15  # for a draft model in this process; while somebody waits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +53,8 @@ class DrafterPlan:
     vocab_size: int  # of the target
     tokenizer: PreTrainedTokenizerBase  # the target's
     find_grammar: FindGrammar | None = None  # for a drafter in this process
+    spare: DrafterChild | None = None  # a process that was started ahead of need
+    measures: bool = True  # a drafter in a process of its own tells what its passes cost
 
     @property
     def max_tree_rows(self) -> int:
@@ -61,25 +64,31 @@ class DrafterPlan:
 
 @dataclass(frozen=True, slots=True)
 class Drafter:
-    """A link that is not started yet, and the draft model if it is in this process."""
+    """A link, and the draft model if it is in this process."""
 
     link: DrafterLink
     runner: TorchRunner | None = None
     lane: Lane | None = None  # where it computes
 
-    def measured(self, plan: DrafterPlan) -> PassCost | None:
+    def measured(self, plan: DrafterPlan, *, is_quick: bool = False) -> PassCost | None:
         """Return what passes of a draft model in this process cost; None if there is none here."""
         if self.runner is None or self.lane is None:
             return None
+        limit_s = _QUICK_S if is_quick else _MEASURING_S
         with pinned(plan.cores.alone), self.lane.entered():
-            return measure_pass_cost(self.runner, clock=time.perf_counter, time_limit_s=_MEASURING_S)
+            return measure_pass_cost(self.runner, clock=time.perf_counter, time_limit_s=limit_s)
 
     def reported(self) -> PassCost | None:
         """Return what the started drafter elsewhere says its passes cost; None if it says nothing."""
-        ready = self.link.ready
-        if ready is None or len(ready.pass_s) < 2:
-            return None
-        return PassCost(ready.pass_s, ready.per_sequence_s, ready.per_context_row_s)
+        return reported_cost(self.link)
+
+
+def reported_cost(link: DrafterLink) -> PassCost | None:
+    """Return what the drafter behind a link says its passes cost; None if it is not up yet, or says nothing."""
+    ready = link.ready
+    if ready is None or len(ready.pass_s) < 2:
+        return None
+    return PassCost(ready.pass_s, ready.per_sequence_s, ready.per_context_row_s)
 
 
 def tree_rows(draft: DraftSettings) -> int:
@@ -91,11 +100,30 @@ def tree_rows(draft: DraftSettings) -> int:
 
 
 def make_drafter(plan: DrafterPlan) -> Drafter:
-    """Return the drafter that the plan asks for. Raises: ModelError if the draft model cannot be loaded."""
+    """Return the drafter that the plan asks for; what is elsewhere has begun to load.
+
+    Raises: ModelError if a draft model in this process cannot be loaded.
+    """
     if plan.where == "remote":
-        return Drafter(_remote_link(plan))
+        return Drafter(_begun(_remote_link(plan)))
     if plan.where == "process":
-        return Drafter(_process_link(plan))
+        return Drafter(_begun(_process_link(plan)))
+    beside = _begun(_process_link(plan)) if plan.where == "switch" else None
+    try:
+        return _make_here(plan, beside)
+    except BaseException:
+        if beside is not None:
+            beside.close()
+        raise
+
+
+def _begun(link: DrafterLink) -> DrafterLink:
+    link.begin()
+    return link
+
+
+def _make_here(plan: DrafterPlan, beside: DrafterLink | None) -> Drafter:
+    """Return the drafter with its model in this process, besides the one in another process, if there is one."""
     model = _load(plan)
     lane = Lane(model.device)
     with pinned(plan.cores.alone), lane.entered():
@@ -108,7 +136,7 @@ def make_drafter(plan: DrafterPlan) -> Drafter:
     if plan.where == "thread":
         return Drafter(ThreadLink(worker, lane), runner, lane)
     inline = InlineLink(worker)
-    return Drafter(SwitchLink(_process_link(plan), inline) if plan.where == "switch" else inline, runner, lane)
+    return Drafter(inline if beside is None else SwitchLink(beside, inline), runner, lane)
 
 
 def _load(plan: DrafterPlan) -> LoadedModel:
@@ -141,8 +169,14 @@ def _process_link(plan: DrafterPlan) -> ProcessLink:
         max_model_len=plan.max_model_len,
         max_tree_rows=plan.max_tree_rows,
         warm_up_tokens=plan.draft.beam_width,
+        measures=plan.measures,
     )
-    return ProcessLink(template, start_timeout_s=settings.start_timeout_s, silence_timeout_s=settings.drafter_timeout_s)
+    return ProcessLink(
+        template,
+        start_timeout_s=settings.start_timeout_s,
+        silence_timeout_s=settings.drafter_timeout_s,
+        spare=plan.spare,
+    )
 
 
 def _remote_link(plan: DrafterPlan) -> RemoteLink:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from typing import Literal
 
 import msgspec
@@ -11,7 +13,7 @@ from card.transport.link import DrafterLink, LinkStatus
 
 Arm = Literal["beside", "turns", "off"]  # the drafter runs beside the target / takes turns with it / rests
 
-_LOOK_AFTER_EVERY = 16  # calls of `receive`: how often the drafter that rests is looked after
+_LOOK_AFTER_S = 0.1  # between looks after the drafter that rests
 _TERMS = 1 << 16  # request ids carry the number of the term that they were opened in, modulo this
 
 
@@ -23,13 +25,14 @@ class SwitchLink:
     opens every request there.
     """
 
-    def __init__(self, beside: DrafterLink, turns: DrafterLink) -> None:
+    def __init__(self, beside: DrafterLink, turns: DrafterLink, clock: Callable[[], float] = time.monotonic) -> None:
         self._links: dict[Arm, DrafterLink] = {"beside": beside, "turns": turns}
         self._active = beside
         self._term = 0
         self._open: set[int] = set()  # request ids of the target, opened in this term
         self._pending: list[DrafterMessage] = []
-        self._num_receives = 0
+        self._clock = clock
+        self._looked_at = clock()
 
     @property
     def available(self) -> frozenset[Arm]:
@@ -49,9 +52,19 @@ class SwitchLink:
         return LinkStatus(own.state, own.reason, sum(link.status.num_restarts for link in self._links.values()))
 
     @property
+    def worst_status(self) -> LinkStatus:
+        """How the drafter is doing that does worse: one that is down is told of while the other one drafts."""
+        status = self.status
+        for link in self._links.values():
+            own = link.status
+            if link is not self._active and own.state != "up" and status.state == "up":
+                return LinkStatus(own.state, own.reason, status.num_restarts)
+        return status
+
+    @property
     def ready(self) -> Ready | None:
-        """What the present drafter said of itself."""
-        return self._active.ready
+        """What the drafter beside the target said of itself; the other one is in this process."""
+        return self._links["beside"].ready
 
     def use(self, arm: Arm) -> None:
         """Speak to the drafter of this schedule from now on; to rest leaves the present one in place."""
@@ -64,6 +77,11 @@ class SwitchLink:
         self._term = (self._term + 1) % _TERMS
         self._active = link
         self._pending = [Ready(0, 0, 0, (), "")]
+
+    def begin(self) -> None:
+        """Bring both drafters up without waiting for them."""
+        for link in self._links.values():
+            link.begin()
 
     def start(self) -> None:
         """Bring both drafters up. Raises: WorkerError if one fails or takes too long."""
@@ -83,10 +101,12 @@ class SwitchLink:
     def receive(self) -> list[DrafterMessage]:
         """Return what the present drafter has said; the other one is only looked after."""
         received, self._pending = self._pending, []
-        self._num_receives += 1
+        now = self._clock()
+        is_due = now - self._looked_at >= _LOOK_AFTER_S
+        self._looked_at = now if is_due else self._looked_at
         for link in self._links.values():
             if link is not self._active:
-                if self._num_receives % _LOOK_AFTER_EVERY == 0:
+                if is_due:
                     link.receive()
                 continue
             for message in link.receive():

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import safetensors
 import torch
@@ -49,7 +49,7 @@ class DecoderModel(nn.Module):
         shelf = _Shelf(weights)
         self.model = _Inner(config, shelf)
         if config.tie_word_embeddings:
-            self.lm_head = _linear(self.model.embed_tokens.weight)
+            self.lm_head = _linear(cast(nn.Parameter, self._embeddings.weight))
         else:
             self.lm_head = shelf.linear("lm_head", config.hidden_size, config.vocab_size)
         shelf.check_empty()
@@ -208,7 +208,7 @@ def read_config(folder: Path) -> PreTrainedConfig | None:
 
 
 def read_decoder(folder: Path, *, dtype: str | torch.dtype, device: torch.device) -> DecoderModel | None:
-    """Return the model in a folder; None if it is unusual in any way: transformers then loads it, or says what is wrong.
+    """Return the model in a folder; None if it is unusual: transformers then loads it, or says what is wrong.
 
     Args:
         dtype: a string takes what the config names.

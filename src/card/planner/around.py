@@ -24,13 +24,13 @@ from card.engine.latency import PassCost
 from card.engine.switch import Arm
 from card.engine.tuned import TunedPolicy
 from card.errors import SettingsError
-from card.host import TextStream
 from card.messages import Close, DraftSpec, Open, TargetMessage
 from card.methods import find_method
 from card.models.protocol import Extension, LanguageModel
 from card.planner.profile import Overheads
 from card.replica import draft_spec
 from card.target import TargetRequest, TargetWorker
+from card.text_stream import TextStream
 from card.transport.inline import InlineLink
 from card.writers.beam import BeamWriter
 from card.writers.local import find_writer, writer_names

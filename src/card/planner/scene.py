@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from card.config import DraftSettings, EngineSettings, SamplingParams
+from card.config import DraftSettings, EngineSettings, SamplingParams, split_settings
 from card.drafter import DrafterWorker
 from card.engine.cores import Home
 from card.engine.engine import Engine, Limits
@@ -18,7 +18,6 @@ from card.engine.policy import FixedPolicy, Policy
 from card.engine.switch import SwitchLink
 from card.engine.tuned import TunedPolicy
 from card.errors import PlanError
-from card.host import split_settings
 from card.methods import Method, find_method
 from card.planner.profile import Overheads, Profile, Setup, TrueCost
 from card.planner.recording import Recording

@@ -236,6 +236,9 @@ class VirtualLink:
         """Nothing: its latencies are known from profiles."""
         return None
 
+    def begin(self) -> None:
+        """Nothing to bring up."""
+
     def start(self) -> None:
         """Nothing to bring up."""
 

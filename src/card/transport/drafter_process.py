@@ -1,6 +1,6 @@
 """The drafter's own process: load the draft model, connect to the target, draft until told to end.
 
-Started by `card.transport.process` with its settings as JSON on standard input; not for users.
+Started by `card.transport.child`; gets its settings as JSON on standard input. Not for users.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ class DrafterConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_tree_rows: int
     warm_up_tokens: int  # most tokens of a usual pass
     kv_cache_bytes: int | None = None  # memory for KV rows; None: a few sequences of full length
+    measures: bool = True  # tell what passes cost
 
 
 class _Connection:
@@ -78,7 +79,10 @@ class _Connection:
 def main() -> None:
     """Run the drafter; the exit status is 0 when told to end and 1 after a fault."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the target's process decides what an interrupt means
-    config = msgspec.json.decode(sys.stdin.buffer.read(), type=DrafterConfig)
+    settings = sys.stdin.buffer.read()
+    if not settings:
+        os._exit(0)  # it was started ahead of need, and nobody needed it
+    config = msgspec.json.decode(settings, type=DrafterConfig)
     threading.Thread(target=_end_with_parent, args=(config,), daemon=True).start()
     connection = _Connection(config)
     try:
@@ -101,6 +105,7 @@ def _run(config: DrafterConfig, connection: _Connection) -> None:
         max_tree_rows=config.max_tree_rows,
         warm_up_tokens=config.warm_up_tokens,
         kv_cache_bytes=config.kv_cache_bytes,
+        measures=config.measures,
     )
     writer, ready = load_drafter(model)
     worker = DrafterWorker(writer, clock=time.perf_counter, max_tokens_per_pass=_MAX_TOKENS_PER_PASS)
@@ -129,7 +134,3 @@ def _end_with_parent(config: DrafterConfig) -> None:
     if folder.name.startswith(FOLDER_PREFIX):
         shutil.rmtree(folder, ignore_errors=True)
     os._exit(1)
-
-
-if __name__ == "__main__":
-    main()

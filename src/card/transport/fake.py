@@ -60,6 +60,9 @@ class FakeLink:
         self._num_restarts = 0
         self._rejected = ""
 
+    def begin(self) -> None:
+        """Nothing to bring up."""
+
     def start(self) -> None:
         """Nothing to bring up."""
 

@@ -23,6 +23,9 @@ class InlineLink:
         self._worker = worker
         self._received: list[DrafterMessage] = []
 
+    def begin(self) -> None:
+        """Nothing to bring up."""
+
     def start(self) -> None:
         """Nothing to bring up."""
 

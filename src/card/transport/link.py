@@ -32,8 +32,14 @@ class DrafterLink(Protocol):
     def runs_by_itself(self) -> bool:
         """False if it drafts only inside `draft`."""
 
+    def begin(self) -> None:
+        """Bring the drafter up without waiting for it: it joins when it is ready, or is tried again."""
+
     def start(self) -> None:
-        """Bring the drafter up. Raises: WorkerError if it fails or takes too long."""
+        """Bring the drafter up, or go on with what `begin` began, and wait for it.
+
+        Raises: WorkerError if it fails or takes too long.
+        """
 
     def send(self, message: TargetMessage) -> None:
         """Hand over a message, or drop it if the drafter cannot take it now."""

@@ -7,7 +7,6 @@ import logging
 import os
 import shutil
 import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -15,9 +14,9 @@ from pathlib import Path
 import msgspec
 import zmq
 
-import card
 from card.errors import ProtocolError, WorkerError
 from card.messages import DrafterMessage, Fault, Layer, Ping, Ready, Resync, Shutdown, TargetMessage, decode, encode
+from card.transport.child import DrafterChild
 from card.transport.drafter_process import FOLDER_PREFIX, DrafterConfig
 from card.transport.link import LinkStatus
 from card.transport.watch import Watch
@@ -27,7 +26,7 @@ _CHECK_INTERVAL_S = 0.02  # between looks at the child; a look is a system call
 _EXIT_TIMEOUT_S = 2.0
 _LAST_WORDS_S = 0.05  # time for the frame in which a child that failed says why
 _FAULT_STATUS = 1  # exit status of such a child
-_COMMAND = (sys.executable, "-m", "card.transport.drafter_process")
+_LOOK_AT_STATE_S = 0.25  # between looks at whether the child is stopped; a look reads a file
 
 
 class ProcessLink:
@@ -38,8 +37,18 @@ class ProcessLink:
 
     runs_by_itself = True
 
-    def __init__(self, template: DrafterConfig, *, start_timeout_s: float, silence_timeout_s: float) -> None:
+    def __init__(
+        self,
+        template: DrafterConfig,
+        *,
+        start_timeout_s: float,
+        silence_timeout_s: float,
+        spare: DrafterChild | None = None,
+    ) -> None:
+        """Make a link without a child. The first child is ``spare``, if that was started for as many threads."""
         self._template = template
+        self._spare = spare
+        self._silence_timeout_s = silence_timeout_s
         self._watch = Watch(start_timeout_s=start_timeout_s, silence_timeout_s=silence_timeout_s)
         self._folder = Path(tempfile.mkdtemp(prefix=FOLDER_PREFIX))  # readable by this user only
         self._context = zmq.Context()
@@ -47,12 +56,18 @@ class ProcessLink:
         self._child: subprocess.Popen[bytes] | None = None
         self._ready: Ready | None = None
         self._checked_at = 0.0
+        self._looked_at = 0.0
+        self._stopped_since: float | None = None
+        self._is_awaited = False  # by `start`, whose caller is told of a failure
         self._is_closed = False
 
     @property
     def status(self) -> LinkStatus:
-        """State of the current child, why it is not up, and how many were replaced."""
-        return self._watch.status
+        """State of the current child, why it is not up, and how many were replaced; a stopped child is down."""
+        status = self._watch.status
+        if status.state == "down" or not self._is_stopped(time.monotonic()):
+            return status
+        return LinkStatus("down", "its process is stopped", status.num_restarts)
 
     @property
     def ready(self) -> Ready | None:
@@ -64,9 +79,15 @@ class ProcessLink:
         """Process id of the current child."""
         return self._child.pid if self._child else None
 
+    def begin(self) -> None:
+        """Start the child; it is up once it was heard of."""
+        if self._watch.incarnation == 0:
+            self._spawn()
+
     def start(self) -> None:
         """Start the child and wait until it is ready. Raises: WorkerError if it fails or takes too long."""
-        self._spawn()
+        self._is_awaited = True
+        self.begin()
         while self._watch.state == "starting":
             self.wait(0.05)
             self._read()
@@ -121,6 +142,8 @@ class ProcessLink:
             except subprocess.TimeoutExpired:
                 logger.info("drafter did not end in %g s and is killed", _EXIT_TIMEOUT_S)
         self._drop_child()
+        if self._spare is not None:
+            self._spare.close()
         self._context.term()
         shutil.rmtree(self._folder, ignore_errors=True)
         self._watch.end()
@@ -151,6 +174,9 @@ class ProcessLink:
     def _supervise(self, now: float) -> None:
         """Notice a child that died or hangs, and start the next one when its back-off is over."""
         if self._has_ended():
+            return
+        if self._is_stopped(now) and self._stopped_since and now - self._stopped_since > self._silence_timeout_s:
+            self._fail(f"its process was stopped for {self._silence_timeout_s:g} s")
             return
         match self._watch.advise(now):
             case "start":
@@ -188,14 +214,12 @@ class ProcessLink:
         config = msgspec.structs.replace(
             self._template, address=address, incarnation=self._watch.incarnation, parent_pid=os.getpid()
         )
-        package_root = str(Path(card.__file__).parents[1])
-        search_path = os.pathsep.join([package_root, *filter(None, [os.environ.get("PYTHONPATH")])])
-        child = subprocess.Popen(
-            _COMMAND,
-            stdin=subprocess.PIPE,
-            process_group=0,  # Ctrl-C reaches the target's process only
-            env={**os.environ, "PYTHONPATH": search_path, "OMP_NUM_THREADS": str(config.threads)},
-        )
+        spare, self._spare = self._spare, None
+        child = spare.take(config.threads) if spare is not None else None
+        if child is None:
+            child = DrafterChild(config.threads).take(config.threads)
+        if child is None:
+            raise OSError(0, "it ended at once")
         with contextlib.suppress(OSError):  # at once: loading must not take time from the target's core
             if config.cores:
                 os.sched_setaffinity(child.pid, config.cores)
@@ -206,7 +230,10 @@ class ProcessLink:
 
     def _fail(self, reason: str) -> None:
         """End this child and plan the next one."""
-        logger.warning("drafter %d is replaced: %s", self._watch.incarnation, reason)
+        if self._watch.incarnation == 1 and self._ready is None and not self._is_awaited:
+            logger.error("the drafter could not be started: %s; it is tried again while decoding goes on", reason)
+        else:
+            logger.warning("drafter %d is replaced: %s", self._watch.incarnation, reason)
         self._drop_child()
         self._watch.fail(time.monotonic(), reason)
 
@@ -218,3 +245,20 @@ class ProcessLink:
             self._child.kill()
             self._child.wait()
             self._child = None
+        self._stopped_since = None
+
+    def _is_stopped(self, now: float) -> bool:
+        """Return whether the child is stopped (SIGSTOP, a debugger), as of at most a moment ago."""
+        if now - self._looked_at >= _LOOK_AT_STATE_S:
+            self._looked_at = now
+            is_stopped = self._child is not None and _process_state(self._child.pid) in ("T", "t")
+            self._stopped_since = (self._stopped_since or now) if is_stopped else None
+        return self._stopped_since is not None
+
+
+def _process_state(pid: int) -> str:
+    """Return the letter of a process's state as in `ps`; empty where the system does not tell."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text("ascii", errors="replace").rpartition(")")[2].split()[0]
+    except (OSError, IndexError):
+        return ""

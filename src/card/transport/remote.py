@@ -31,6 +31,7 @@ from card.transport.watch import Watch
 
 logger = logging.getLogger(__name__)
 _CHECK_INTERVAL_S = 0.02
+_CONNECT_TIMEOUT_S = 3.0  # until the address must have taken a connection
 _ANSWER_TIMEOUT_S = 15.0  # a server listens once its model is loaded, and then answers at once
 _RESTING_AFTER_S = 5.0  # a link that is not looked at for so long belongs to a target without requests
 _QUEUED_FRAMES = 256  # on the way out
@@ -74,6 +75,7 @@ class RemoteLink:
         self._keys: ClientKeys | None = load_client_keys(keys) if keys is not None else None
         self._vocab_size, self._tokenizer = vocab_size, tokenizer
         self._answer_timeout_s = min(start_timeout_s, _ANSWER_TIMEOUT_S)
+        self._connect_timeout_s = min(start_timeout_s, _CONNECT_TIMEOUT_S)
         self._watch = Watch(start_timeout_s=self._answer_timeout_s, silence_timeout_s=silence_timeout_s)
         self._context = zmq.Context()
         self._socket: zmq.Socket[bytes] | None = None
@@ -81,6 +83,7 @@ class RemoteLink:
         self._ready: Ready | None = None
         self._has_connected = False  # the address answered, whatever came after
         self._checked_at = 0.0
+        self._is_awaited = False  # by `start`, whose caller is told of a failure
         self._is_closed = False
 
     @property
@@ -93,13 +96,19 @@ class RemoteLink:
         """What the server said of itself when the newest session began."""
         return self._ready
 
+    def begin(self) -> None:
+        """Connect; the session is up once the server has answered."""
+        if self._watch.incarnation == 0:
+            self._checked_at = time.monotonic()
+            self._connect()
+
     def start(self) -> None:
         """Connect and wait until the server is ready.
 
         Raises: WorkerError if it does not answer in time, refuses, or has another tokenizer or protocol.
         """
-        self._checked_at = time.monotonic()
-        self._connect()
+        self._is_awaited = True
+        self.begin()
         while self._watch.state == "starting":
             self.wait(0.05)
             self._read()
@@ -236,6 +245,10 @@ class RemoteLink:
     def _supervise(self, now: float) -> None:
         """Notice a session that is lost, and begin the next one when its back-off is over."""
         self._look_at_connection()
+        is_unreached = self._watch.state == "starting" and not self._has_connected
+        if is_unreached and now - self._watch.begun_at > self._connect_timeout_s:
+            self._fail(self._why_not_ready())
+            return
         match self._watch.advise(now):
             case "start":
                 self._connect()
@@ -265,10 +278,13 @@ class RemoteLink:
     def _why_not_ready(self) -> str:
         if self._has_connected:
             return f"it does not answer in the way of a draft server (waited {self._answer_timeout_s:g} s)"
-        return f"nobody answers there (waited {self._answer_timeout_s:g} s); check the address, and that it runs"
+        return f"nobody answers there (waited {self._connect_timeout_s:g} s); check the address, and that it runs"
 
     def _fail(self, reason: str) -> None:
         """Drop this session and plan the next one."""
-        logger.warning("session %d with the draft server is lost: %s", self._watch.incarnation, reason)
+        if self._watch.incarnation == 1 and self._ready is None and not self._is_awaited:
+            logger.error("draft server %s cannot be used: %s; decoding goes on without it", self._address, reason)
+        else:
+            logger.warning("session %d with the draft server is lost: %s", self._watch.incarnation, reason)
         self._disconnect()
         self._watch.fail(time.monotonic(), reason)

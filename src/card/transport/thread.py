@@ -34,10 +34,15 @@ class ThreadLink:
         self._is_started = False
         self._thread = threading.Thread(target=self._run, name="card-drafter", daemon=True)
 
-    def start(self) -> None:
+    def begin(self) -> None:
         """Start the thread."""
-        self._is_started = True
-        self._thread.start()
+        if not self._is_started:
+            self._is_started = True
+            self._thread.start()
+
+    def start(self) -> None:
+        """Start the thread, whose model is loaded already."""
+        self.begin()
 
     def send(self, message: TargetMessage) -> None:
         """Queue the message, if anyone will read it."""

@@ -28,7 +28,7 @@ class Watch:
         self._start_timeout_s = start_timeout_s
         self._silence_timeout_s = silence_timeout_s
         self._backoff_s = FIRST_BACKOFF_S
-        self._begun_at = self._heard_at = 0.0
+        self.begun_at = self._heard_at = 0.0
         self._pinged_at: float | None = None
         self._next_at: float | None = None
 
@@ -46,7 +46,7 @@ class Watch:
         """Start the next incarnation."""
         self.incarnation += 1
         self.state, self.reason = "starting", ""
-        self._begun_at = self._heard_at = now
+        self.begun_at = self._heard_at = now
         self._next_at = self._pinged_at = None
 
     def hear(self, now: float) -> None:
@@ -56,7 +56,7 @@ class Watch:
 
     def fail(self, now: float, reason: str) -> None:
         """Note that this drafter is lost; the next one is due after the back-off."""
-        if now - self._begun_at > STABLE_AFTER_S:
+        if now - self.begun_at > STABLE_AFTER_S:
             self._backoff_s = FIRST_BACKOFF_S
         self.state, self.reason = "down", reason
         self._next_at = now + self._backoff_s
@@ -76,7 +76,7 @@ class Watch:
         if self._next_at is not None:
             return "start" if now >= self._next_at else "nothing"
         if self.state == "starting":
-            return "give up" if now - self._begun_at > self._start_timeout_s else "nothing"
+            return "give up" if now - self.begun_at > self._start_timeout_s else "nothing"
         if not self.is_listening:
             return "nothing"
         if self._pinged_at is None:

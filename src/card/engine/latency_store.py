@@ -1,0 +1,177 @@
+"""Latencies of earlier starts, kept in a file: what was measured once on this machine is not measured at each start."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import logging
+import os
+import platform
+import tempfile
+import time
+from pathlib import Path
+
+import msgspec
+import torch
+
+from card import __version__
+from card.engine.cores import Home
+from card.engine.latency import PassCost
+from card.models.demo import DEMO_NAMES, demo_folder
+
+logger = logging.getLogger(__name__)
+
+_MOST_ENTRIES = 200  # the oldest go first
+_MAX_AGE_S = 30 * 86400.0  # after which machines and libraries may have changed in ways that no key tells
+
+
+class _Entry(msgspec.Struct, frozen=True, kw_only=True):
+    """One measurement."""
+
+    about: dict[str, str]  # what the key was made of, for people
+    measured_at: float  # seconds since the epoch
+    is_quick: bool  # measured in a fraction of the usual time, while somebody waited for the first text
+    threads: int | None = None  # the number that was found to be useful
+    pass_s: tuple[tuple[int, float], ...] = ()
+    per_sequence_s: float = 0.0
+    per_context_row_s: float = 0.0
+
+
+class LatencyStore:
+    """The file with the latencies of one machine's models. Whatever is wrong with it, decoding goes on without it."""
+
+    def __init__(self, folder: Path | None) -> None:
+        """Read the file in ``folder``; None keeps nothing."""
+        self._file = None if folder is None else folder / "latencies.json"
+        self._entries: dict[str, _Entry] = _read(self._file)
+
+    def cost(self, key: LatencyKey | None, *, is_final: bool = False) -> PassCost | None:
+        """Return what passes cost by an earlier start; None if it is not known. ``is_final``: no quick measurement."""
+        entry = self._find(key)
+        if entry is None or len(entry.pass_s) < 2 or (is_final and entry.is_quick):
+            return None
+        return PassCost(entry.pass_s, entry.per_sequence_s, entry.per_context_row_s)
+
+    def threads(self, key: LatencyKey | None) -> int | None:
+        """Return how many threads were found to be useful; None if it is not known."""
+        entry = self._find(key)
+        return None if entry is None else entry.threads
+
+    def keep_cost(self, key: LatencyKey | None, cost: PassCost, *, is_quick: bool) -> None:
+        """Keep a measurement; without a key nothing is kept."""
+        self._keep(key, is_quick, cost=cost)
+
+    def keep_threads(self, key: LatencyKey | None, threads: int, *, is_quick: bool) -> None:
+        """Keep a number of threads; without a key nothing is kept."""
+        self._keep(key, is_quick, threads=threads)
+
+    def _find(self, key: LatencyKey | None) -> _Entry | None:
+        entry = None if key is None else self._entries.get(key.digest)
+        return entry if entry is not None and time.time() - entry.measured_at < _MAX_AGE_S else None
+
+    def _keep(
+        self, key: LatencyKey | None, is_quick: bool, *, cost: PassCost | None = None, threads: int | None = None
+    ) -> None:
+        if key is None or self._file is None:
+            return
+        self._entries = _read(self._file)  # other processes write there, too
+        self._entries[key.digest] = _Entry(
+            about=key.about,
+            measured_at=time.time(),
+            is_quick=is_quick,
+            threads=threads,
+            pass_s=() if cost is None else cost.points,
+            per_sequence_s=0.0 if cost is None else cost.per_sequence_s,
+            per_context_row_s=0.0 if cost is None else cost.per_context_row_s,
+        )
+        newest = sorted(self._entries.items(), key=lambda item: -item[1].measured_at)[:_MOST_ENTRIES]
+        _write(self._file, dict(newest))
+
+
+class LatencyKey(msgspec.Struct, frozen=True, kw_only=True):
+    """What a latency depends on."""
+
+    about: dict[str, str]
+
+    @property
+    def digest(self) -> str:
+        """A name for all of it."""
+        return hashlib.sha256(msgspec.json.encode(self.about, order="sorted")).hexdigest()[:32]
+
+    @classmethod
+    def of(cls, what: str, model: str, *, dtype: str, device: str, home: Home, more: str = "") -> LatencyKey:
+        """Return the key of a model's latency.
+
+        Args:
+            what: which of its latencies.
+            model: a folder, a hub name, or one of the demo pair.
+            more: whatever else it depends on.
+        """
+        about = {
+            "what": what,
+            "model": _identity(model),
+            "dtype": dtype,
+            "device": device,
+            "threads": str(home.threads),
+            "cores": str(len(home.cores)),
+            "more": more,
+            "machine": _machine(),
+            "versions": f"card {__version__}, torch {torch.__version__}",
+        }
+        return cls(about=about)
+
+
+def cache_folder(given: str | None) -> Path:
+    """Return the folder for what may be kept between starts: as given, or by the system's custom."""
+    if given is not None:
+        return Path(given).expanduser()
+    home = os.environ.get("XDG_CACHE_HOME")
+    return (Path(home) if home else Path.home() / ".cache") / "card"
+
+
+def _read(file: Path | None) -> dict[str, _Entry]:
+    if file is None:
+        return {}
+    try:
+        return msgspec.json.decode(file.read_bytes(), type=dict[str, _Entry])
+    except (OSError, msgspec.MsgspecError):
+        return {}
+
+
+def _write(file: Path, entries: dict[str, _Entry]) -> None:
+    """Replace the file as a whole, so that nobody reads half of it."""
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=file.parent, prefix=file.name)
+        try:
+            with os.fdopen(handle, "wb") as stream:
+                stream.write(msgspec.json.format(msgspec.json.encode(entries)))
+            os.replace(name, file)
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.unlink(name)
+            raise
+    except OSError as error:
+        logger.info("measured latencies cannot be kept in %s: %s", file, error.strerror)
+
+
+def _identity(model: str) -> str:
+    """Return a model's name, and for a folder a digest of what tells its weights from others'."""
+    folder = demo_folder(DEMO_NAMES[model]) if model in DEMO_NAMES else Path(model).expanduser()
+    config = folder / "config.json"
+    if not config.is_file():
+        return model
+    files = sorted(one for one in folder.iterdir() if one.suffix in (".safetensors", ".bin"))
+    sizes = [(one.name, one.stat().st_size, one.stat().st_mtime_ns) for one in files]
+    return hashlib.sha256(config.read_bytes() + repr(sizes).encode()).hexdigest()[:32]
+
+
+@functools.cache
+def _machine() -> str:
+    name = platform.processor() or platform.machine()
+    with contextlib.suppress(OSError):
+        lines = Path("/proc/cpuinfo").read_text("utf-8", errors="replace").splitlines()
+        name = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), name)
+    num_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return f"{name}, {num_cores} of {os.cpu_count()} cores"

@@ -1,0 +1,98 @@
+"""What is measured of the models while an engine starts, or was by an earlier start, and again when it is idle."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+from card.engine.cores import CorePlan, Home, pinned
+from card.engine.latency import PassCost, measure_pass_cost, with_useful_threads
+from card.engine.latency_store import LatencyKey, LatencyStore
+from card.models.torch_runner import TorchRunner
+
+_FULL_S, _QUICK_S = 1.0, 0.2  # for the target's latencies under one schedule: at leisure, and while somebody waits
+_IDLE_S = 0.4  # the same in an idle moment: so long a request may have to wait that comes just then
+
+
+class Measuring:
+    """Measures a target, and remembers in a store."""
+
+    def __init__(
+        self,
+        runner: TorchRunner,
+        store: LatencyStore,
+        model: str | None,
+        *,
+        max_sequences: int,
+        is_quick: bool,
+        more: str = "",
+    ) -> None:
+        """Begin.
+
+        Args:
+            model: name of the target; None for a loaded one, of which nothing is remembered.
+            max_sequences: most sequences in a measured pass.
+            is_quick: measure what is not known in a fraction of the time, as somebody waits for the first text.
+            more: what else the latencies depend on, such as an inflated cost.
+        """
+        self._runner = runner
+        self._store = store
+        self._model = model
+        self._max_sequences = max_sequences
+        self._is_quick = is_quick
+        self._more = more
+        self._homes: list[Home] = []  # whose latencies were asked for
+
+    def useful(self, plan: CorePlan) -> CorePlan:
+        """Return the plan with as many threads for the target as do not slow it down."""
+        keys = [self._key("threads", home) for home in (plan.beside, plan.alone)]
+        known = [self._store.threads(key) for key in keys]
+        if all(known):
+            beside, alone = known
+            return replace(plan, beside=replace(plan.beside, threads=beside), alone=replace(plan.alone, threads=alone))
+        found = with_useful_threads(plan, self._runner, is_quick=self._is_quick)
+        for key, home in zip(keys, (found.beside, found.alone), strict=True):
+            if home.threads is not None:
+                self._store.keep_threads(key, home.threads, is_quick=self._is_quick)
+        return found
+
+    def cost(self, home: Home) -> PassCost:
+        """Return what the target's passes cost in this home."""
+        if home not in self._homes:
+            self._homes.append(home)
+        cost = self.remembered(self._key("pass", home), lambda: self._measure(home, self._limit_s))
+        assert cost is not None
+        return cost
+
+    def remembered(self, key: LatencyKey | None, measure: Callable[[], PassCost | None]) -> PassCost | None:
+        """Return what passes cost by the store, else as measured now, which is kept."""
+        cost = self._store.cost(key)
+        if cost is None and (cost := measure()) is not None:
+            self._store.keep_cost(key, cost, is_quick=self._is_quick)
+        return cost
+
+    def again(self) -> Iterator[None]:
+        """Measure what was measured in haste once more, for the next start; pauses after each home."""
+        for home in self._homes:
+            key = self._key("pass", home)
+            if key is not None and self._store.cost(key, is_final=True) is None:
+                self._store.keep_cost(key, self._measure(home, _IDLE_S), is_quick=False)
+                yield
+
+    @property
+    def _limit_s(self) -> float:
+        return _QUICK_S if self._is_quick else _FULL_S
+
+    def _measure(self, home: Home, limit_s: float) -> PassCost:
+        with pinned(home):
+            return measure_pass_cost(
+                self._runner, clock=time.perf_counter, max_sequences=self._max_sequences, time_limit_s=limit_s
+            )
+
+    def _key(self, what: str, home: Home) -> LatencyKey | None:
+        if self._model is None:
+            return None
+        dtype, device = str(self._runner.dtype), str(self._runner.device)
+        more = f"{self._more}, up to {self._max_sequences} sequences"
+        return LatencyKey.of(what, self._model, dtype=dtype, device=device, home=home, more=more)

@@ -1,0 +1,86 @@
+"""How the drafter's process is started: what it may import, what it is told of the environment, and ahead of need.
+
+Light on imports: the command line starts the process before it imports torch itself, so that both import side by side.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import card
+
+# Runs without the working directory (-P) and without PYTHON* variables (-E) on its import path. What else the parent
+# imports from comes last, where it can shadow nothing.
+_PROGRAM = "import sys; sys.path += sys.argv[1:]; from card.transport.drafter_process import main; main()"
+_COMMAND = (sys.executable, "-P", "-E", "-c", _PROGRAM)
+
+# What the libraries below the draft model read. Everything else, keys above all, stays with the parent.
+_KEPT_NAMES = frozenset(
+    {"HOME", "USERPROFILE", "PATH", "LANG", "LANGUAGE", "TZ", "TMPDIR", "TEMP", "TMP", "SYSTEMROOT", "VIRTUAL_ENV"}
+    | {"LD_LIBRARY_PATH", "LD_PRELOAD", "DYLD_LIBRARY_PATH", "XDG_CACHE_HOME", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY"}
+    | {"http_proxy", "https_proxy", "no_proxy", "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE"}
+)
+_KEPT_PREFIXES = (
+    *("LC_", "HF_", "HUGGINGFACE_", "TRANSFORMERS_", "TOKENIZERS_", "TORCH", "PYTORCH_", "CUDA_", "NVIDIA_", "HIP_"),
+    *("ROCR_", "OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "ONEDNN_", "DNNL_", "MALLOC_"),
+)
+
+
+class DrafterChild:
+    """A drafter's process that has imported everything and waits for its settings on standard input."""
+
+    def __init__(self, num_threads: int = 1) -> None:
+        """Start the process. Raises: OSError if there can be none."""
+        self.num_threads = num_threads
+        self._process: subprocess.Popen[bytes] | None = subprocess.Popen(
+            (*_COMMAND, *_import_paths(sys.path)),
+            stdin=subprocess.PIPE,
+            process_group=0,  # Ctrl-C reaches the target's process only
+            env=_environment(os.environ, num_threads),
+        )
+
+    def take(self, num_threads: int) -> subprocess.Popen[bytes] | None:
+        """Return the process, once, if it is alive and was started for so many threads."""
+        process, self._process = self._process, None
+        if process is not None and (num_threads != self.num_threads or process.poll() is not None):
+            _end(process)
+            return None
+        return process
+
+    def close(self) -> None:
+        """End the process unless somebody has taken it."""
+        if self._process is not None:
+            _end(self._process)
+            self._process = None
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    process.wait()
+    if process.stdin is not None:
+        with contextlib.suppress(OSError):
+            process.stdin.close()
+
+
+def _import_paths(paths: Sequence[str]) -> list[str]:
+    """Return where the child may import from besides its own path: what the parent does, but not where it was started.
+
+    Where the package itself lies is always among them.
+    """
+    main = getattr(sys.modules.get("__main__"), "__file__", None)
+    barred = {Path.cwd().resolve(), *([Path(main).resolve().parent] if main else [])}
+    package_root = Path(card.__file__).resolve().parents[1]
+    kept = [path for path in paths if os.path.isabs(path) and Path(path).resolve() not in barred]
+    return [*kept, str(package_root)]
+
+
+def _environment(environment: Mapping[str, str], num_threads: int) -> dict[str, str]:
+    kept = {
+        name: value for name, value in environment.items() if name in _KEPT_NAMES or name.startswith(_KEPT_PREFIXES)
+    }
+    return {**kept, "OMP_NUM_THREADS": str(num_threads)}
