@@ -1,7 +1,10 @@
 """Settings for all tests: no network, one thread per process, interrupts heard, property tests without a deadline."""
 
+import atexit
 import os
+import shutil
 import signal
+import tempfile
 
 # Set before any test imports torch or transformers, and inherited by the processes that tests start.
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -9,6 +12,9 @@ os.environ["TRANSFORMERS_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["MKL_NUM_THREADS"] = "1"
+
+# What starts keep for later ones stays with this run.
+os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="card-tests-cache-")
 
 # A shell that starts the suite in the background has it ignore interrupts, and so would the commands that tests start.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -21,6 +27,7 @@ from hypothesis import settings
 from tests.pair import Pair, save_pair
 
 torch.set_num_threads(1)
+atexit.register(shutil.rmtree, os.environ["XDG_CACHE_HOME"], ignore_errors=True)
 
 settings.register_profile("local", deadline=None)  # a loaded machine is slow, not wrong
 settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)

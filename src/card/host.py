@@ -133,9 +133,9 @@ class Host:
         self._waits = self._waits_for_drafter()
         self.measuring = self._make_measuring()
         self.link: DrafterLink | None = None
-        plan = self._drafter_plan(draft, spare)
-        if spare is not None and plan is None:
+        if spare is not None and self._where not in ("process", "switch"):
             spare.close()
+        plan = self._drafter_plan(draft, spare)
         drafter = self._make_drafter(plan)
         say("measuring what passes cost here")
         most_tokens = 1 + self.draft_settings.budget if drafts or writer_names else 1

@@ -17,13 +17,15 @@ import psutil
 import pytest
 
 from card.config import SamplingParams
+from card.engine.switch import SwitchLink
 from card.errors import WorkerError
 from card.llm import LLM, StreamChunk
 from card.messages import PROTOCOL_VERSION
-from card.transport import process, watch
+from card.transport import child, process, watch
 from card.transport.drafter_process import DrafterConfig
+from card.transport.inline import InlineLink
 from card.transport.process import ProcessLink
-from tests.decoding import decode, plain, toy_target
+from tests.decoding import decode, drafter_for, plain, toy_draft, toy_target
 from tests.pair import Pair
 
 TARGET = toy_target()
@@ -57,7 +59,7 @@ def stub_link(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Process
     def make(
         behaviour: str, *, start_timeout_s: float = PATIENCE_S, silence_timeout_s: float = PATIENCE_S
     ) -> ProcessLink:
-        monkeypatch.setattr(process, "_COMMAND", (sys.executable, STUB, behaviour))
+        monkeypatch.setattr(child, "_COMMAND", (sys.executable, STUB, behaviour))
         monkeypatch.setattr(watch, "FIRST_BACKOFF_S", 0.05)
         monkeypatch.setattr(process, "_EXIT_TIMEOUT_S", 0.2)
         template = DrafterConfig(
@@ -184,6 +186,37 @@ def test_close_ends_any_child_within_its_time_limit_and_may_be_called_twice(stub
     assert time.monotonic() - started < 5
     assert has_ended(pid)
     assert str(link.status) == "down: closed"
+
+
+def test_a_stopped_drafter_is_down_until_it_goes_on(stub_link):
+    link = stub_link("stubborn")
+    link.start()
+    os.kill(link.pid, signal.SIGSTOP)
+    until(lambda: str(link.status) == "down: its process is stopped")
+    os.kill(link.pid, signal.SIGCONT)
+    until(lambda: str(link.status) == "up")
+    assert link.status.num_restarts == 0
+
+
+def test_a_drafter_that_is_stopped_while_it_starts_is_replaced_after_the_silence_timeout(stub_link):
+    link = stub_link("not ready", silence_timeout_s=0.3)
+    link.begin()
+    assert link.status.state == "starting"
+    pid = link.pid
+    os.kill(pid, signal.SIGSTOP)
+    until(lambda: str(link.status) == "down: its process is stopped")
+    until(lambda: link.receive() == [] and link.status.num_restarts == 1)
+    assert has_ended(pid)
+
+
+def test_of_two_drafters_the_one_that_is_down_is_told_of_while_the_other_one_drafts(stub_link):
+    link = SwitchLink(stub_link("stubborn"), InlineLink(drafter_for(toy_draft(TARGET, 1.0))))
+    link.start()
+    link.use("turns")
+    assert str(link.worst_status) == "up"
+    os.kill(link._links["beside"].pid, signal.SIGSTOP)
+    until(lambda: str(link.worst_status) == "down: its process is stopped")
+    assert str(link.status) == "up", "the present drafter is another one"
 
 
 def test_a_closed_link_stays_closed_and_the_text_goes_on(stub_link):

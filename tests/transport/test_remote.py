@@ -12,7 +12,9 @@ import pytest
 import zmq
 
 from benchmarks.delay_proxy import DelayProxy
+from card.config import SamplingParams
 from card.errors import SettingsError, WorkerError
+from card.llm import LLM
 from card.messages import Open, Ready, encode
 from card.models.toy import TableModel
 from card.transport import remote, watch
@@ -20,6 +22,7 @@ from card.transport.keys import load_server_keys, make_keys
 from card.transport.remote import RemoteLink
 from tests.decoding import decode, plain, toy_draft, toy_target
 from tests.drafting import draft_spec
+from tests.pair import Pair
 from tests.transport.serving import connected, decode_until_accepted, make_server, running, until
 
 pytestmark = pytest.mark.timeout(60)
@@ -92,6 +95,20 @@ def test_an_address_where_nobody_listens_is_a_worker_error() -> None:
             pytest.raises(WorkerError, match=r"nobody answers there \(waited 0.3 s\)"),
         ):
             link.start()
+
+
+def test_a_text_goes_on_plainly_without_an_optional_draft_server(pair: Pair, caplog: pytest.LogCaptureFixture) -> None:
+    params = SamplingParams(temperature=0.0, max_tokens=24)
+    with LLM(pair.target) as alone:
+        expected = alone.generate("the cat", params)[0].outputs[0].token_ids
+    with contextlib.closing(socket.socket()) as reserved:
+        reserved.bind(("127.0.0.1", 0))
+        address = f"tcp://127.0.0.1:{reserved.getsockname()[1]}"
+    with LLM(pair.target, draft_address=address, draft_optional=True, start_timeout_s=0.3) as llm:
+        while "nobody answers there (waited 0.3 s)" not in caplog.text:
+            first = llm.generate("the cat", params)[0]
+            assert (first.outputs[0].token_ids, first.stats.drafter_passes) == (expected, 0)
+        assert [one.levelname for one in caplog.records if "nobody answers" in one.message] == ["ERROR"]
 
 
 def test_something_that_listens_but_is_no_server_is_a_worker_error() -> None:

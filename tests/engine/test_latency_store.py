@@ -1,0 +1,159 @@
+"""Latencies kept between starts: found again under the same key, and never a reason to fail."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from card.engine import latency_store, measuring
+from card.engine.cores import Home
+from card.engine.latency import PassCost
+from card.engine.latency_store import LatencyKey, LatencyStore, cache_folder
+from card.llm import LLM
+from tests.pair import Pair
+
+COST = PassCost(((1, 0.001), (8, 0.002)), 0.0003, 0.00001)
+HOME = Home((0,), 1)
+
+
+def key(what: str = "pass", model: str = "demo-target", **changes: object) -> LatencyKey:
+    return LatencyKey.of(what, model, **{"dtype": "float32", "device": "cpu", "home": HOME, **changes})  # type: ignore[arg-type]
+
+
+def test_a_cost_is_found_by_the_next_start(tmp_path: Path):
+    LatencyStore(tmp_path / "new" / "folder").keep_cost(key(), COST, is_quick=False)
+    assert LatencyStore(tmp_path / "new" / "folder").cost(key()) == COST
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        key("threads"),
+        key(model="demo-draft"),
+        key(dtype="bfloat16"),
+        key(device="cuda"),
+        key(home=Home((0,), 2)),
+        key(home=Home((0, 1), 1)),
+        key(more="90M"),
+    ],
+)
+def test_another_key_finds_nothing(tmp_path: Path, other: LatencyKey):
+    store = LatencyStore(tmp_path)
+    store.keep_cost(key(), COST, is_quick=False)
+    assert store.cost(other) is None
+
+
+def test_a_folder_whose_weights_have_changed_is_another_model(pair: Pair, tmp_path: Path):
+    for file in Path(pair.target).iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    before = key(model=str(tmp_path))
+    (tmp_path / "model.safetensors").write_bytes(b"other")
+    assert key(model=str(tmp_path)).digest != before.digest
+
+
+def test_a_hasty_measurement_serves_until_there_is_a_better_one(tmp_path: Path):
+    store = LatencyStore(tmp_path)
+    store.keep_cost(key(), COST, is_quick=True)
+    assert store.cost(key()) == COST
+    assert store.cost(key(), is_final=True) is None
+    store.keep_cost(key(), COST.scaled(2.0), is_quick=False)
+    assert store.cost(key(), is_final=True) == COST.scaled(2.0)
+
+
+def test_an_old_measurement_is_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    store = LatencyStore(tmp_path)
+    store.keep_cost(key(), COST, is_quick=False)
+    later = latency_store.time.time() + 400 * 86400
+    monkeypatch.setattr(latency_store.time, "time", lambda: later)
+    assert store.cost(key()) is None
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b"[]", b'{"a": 1}', b"\xff\xfe", b'{"a": {"about": {}, "pass_s": [[1]]}}']
+)
+def test_a_broken_file_is_replaced(tmp_path: Path, content: bytes):
+    (tmp_path / "latencies.json").write_bytes(content)
+    store = LatencyStore(tmp_path)
+    assert store.cost(key()) is None
+    store.keep_cost(key(), COST, is_quick=False)
+    assert LatencyStore(tmp_path).cost(key()) == COST
+
+
+def test_a_folder_that_cannot_be_written_changes_nothing_else(tmp_path: Path):
+    (tmp_path / "file").write_text("")
+    store = LatencyStore(tmp_path / "file" / "below")
+    store.keep_cost(key(), COST, is_quick=False)
+    assert store.cost(key()) == COST, "it is known to this start"
+
+
+def test_the_file_stays_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(latency_store, "_MOST_ENTRIES", 3)
+    store = LatencyStore(tmp_path)
+    for number in range(5):
+        store.keep_threads(key(more=str(number)), number, is_quick=False)
+    kept = [LatencyStore(tmp_path).threads(key(more=str(number))) for number in range(5)]
+    assert kept == [None, None, 2, 3, 4]
+
+
+def test_several_starts_at_once_leave_a_whole_file(tmp_path: Path):
+    def write(number: int) -> None:
+        for _ in range(20):
+            LatencyStore(tmp_path).keep_threads(key(more=str(number)), number, is_quick=False)
+
+    writers = [threading.Thread(target=write, args=(number,)) for number in range(4)]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join()
+    assert any(LatencyStore(tmp_path).threads(key(more=str(number))) == number for number in range(4))
+    assert [file.name for file in tmp_path.iterdir()] == ["latencies.json"]
+
+
+def test_the_cache_lies_where_it_is_wanted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert cache_folder(None) == tmp_path / "card"
+    assert cache_folder("/elsewhere") == Path("/elsewhere")
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    assert cache_folder(None) == Path.home() / ".cache" / "card"
+
+
+def test_a_second_start_measures_nothing(pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    settings = {"writers": ("suffix",), "cache_dir": str(tmp_path)}
+    with LLM(pair.target, pair.draft, **settings) as llm:
+        measured = llm._host.policy.stations["off"].target  # type: ignore[attr-defined]
+
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("it measured again")
+
+    monkeypatch.setattr(measuring, "measure_pass_cost", refuse)
+    monkeypatch.setattr(measuring, "with_useful_threads", refuse)
+    with LLM(pair.target, pair.draft, **settings) as llm:
+        assert llm._host.policy.stations["off"].target == measured  # type: ignore[attr-defined]
+    with pytest.raises(AssertionError, match="it measured again"):
+        LLM(pair.target, pair.draft, cache=False, **settings)
+
+
+def test_an_idle_moment_replaces_a_hasty_measurement(pair: Pair, tmp_path: Path):
+    with LLM(pair.target, pair.draft, writers=("suffix",), cache_dir=str(tmp_path)) as llm:
+        text = (tmp_path / "latencies.json").read_text()
+        assert '"is_quick": true' in text
+        llm.measure_again()
+        replaced = (tmp_path / "latencies.json").read_text()
+        assert replaced.count('"is_quick": true') < text.count('"is_quick": true')
+        llm.measure_again()
+        assert (tmp_path / "latencies.json").read_text() == replaced, "once is enough"
+
+
+def test_starting_with_the_demo_pair_imports_no_modelling_code():
+    code = (
+        "import sys; from card.llm import LLM\n"
+        "with LLM('demo-target', 'demo-draft', placement='inline', cache=False) as llm: llm.generate('2 + 2')\n"
+        "heavy = 'torch._dynamo', 'torch.distributed.tensor', 'sympy', 'transformers.modeling_utils'\n"
+        "print([name for name in heavy if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=100)
+    assert done.stdout.strip() == "[]", done.stderr

@@ -1,0 +1,142 @@
+"""Decoders read without transformers' modelling code are, bit for bit, those that transformers reads."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+from card.errors import ModelError
+from card.models.decoder_model import DecoderModel, read_decoder
+from card.models.loading import end_token_ids, load_decoder, load_model, parameter_count
+from card.models.protocol import Extension
+from card.models.torch_runner import TorchRunner
+
+SIZES = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 5000.0,
+    "factor": 4.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+KINDS: dict[str, tuple[type[PreTrainedModel], Any]] = {
+    "llama": (LlamaForCausalLM, LlamaConfig(**SIZES)),
+    "llama, tied": (LlamaForCausalLM, LlamaConfig(**SIZES, tie_word_embeddings=True)),
+    "llama, biases": (LlamaForCausalLM, LlamaConfig(**SIZES, attention_bias=True, mlp_bias=True)),
+    "llama, longer": (LlamaForCausalLM, LlamaConfig(**SIZES, rope_parameters=LLAMA3)),
+    "llama, other heads": (LlamaForCausalLM, LlamaConfig(**SIZES, head_dim=16)),
+    "mistral": (MistralForCausalLM, MistralConfig(**SIZES, sliding_window=None)),
+    "qwen2": (Qwen2ForCausalLM, Qwen2Config(**SIZES)),
+    "qwen3": (Qwen3ForCausalLM, Qwen3Config(**SIZES, head_dim=8)),
+}
+
+
+def save(folder: Path, kind: str, dtype: torch.dtype = torch.float32, **options: Any) -> None:
+    model_class, config = KINDS[kind]
+    torch.manual_seed(0)
+    model = model_class(config).to(dtype)
+    for parameter in model.parameters():
+        parameter.data.normal_(std=0.2)
+    model.generation_config.eos_token_id = [3, 5]
+    model.save_pretrained(folder, **options)
+
+
+def change_config(folder: Path, **changes: Any) -> None:
+    file = folder / "config.json"
+    config = {**json.loads(file.read_text()), **changes}
+    file.write_text(json.dumps({name: value for name, value in config.items() if value is not ...}))
+
+
+def logits(model: Any) -> torch.Tensor:
+    runner = TorchRunner(model, max_model_len=64)
+    return runner.forward([Extension(runner.open(), list(range(3, 40)), range(-1, 36))])[0]
+
+
+@pytest.mark.parametrize("dtype", ["auto", "float32", "float64"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_weights_logits_and_facts_are_those_of_transformers(tmp_path: Path, kind: str, dtype: str):
+    save(tmp_path, kind, torch.bfloat16 if dtype == "auto" else torch.float32)
+    own, theirs = load_decoder(tmp_path, dtype=dtype), load_model(tmp_path, dtype=dtype)
+    assert type(own) is DecoderModel
+    weights = dict(theirs.named_parameters())
+    assert {name for name, _ in own.named_parameters()} == weights.keys()
+    for name, weight in own.named_parameters():
+        assert torch.equal(weight, weights[name])
+        assert weight.dtype == weights[name].dtype
+    assert torch.equal(logits(own), logits(theirs))
+    assert own.generation_config.to_dict() == theirs.generation_config.to_dict()
+    assert end_token_ids(own) == end_token_ids(theirs) == {*end_token_ids(own), 3, 5}
+    assert parameter_count(own) == parameter_count(theirs)
+
+
+def test_weights_in_several_files_are_read(tmp_path: Path):
+    save(tmp_path, "llama", max_shard_size="20KB")
+    assert (tmp_path / "model.safetensors.index.json").is_file()
+    own = load_decoder(tmp_path)
+    assert type(own) is DecoderModel
+    assert torch.equal(logits(own), logits(load_model(tmp_path)))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"hidden_act": "gelu"},
+        {"sliding_window": 16, "use_sliding_window": True},
+        {"layer_types": ["full_attention", "sliding_attention"], "sliding_window": 16},
+        {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}},
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}},
+        {"quantization_config": {"quant_method": "gptq"}},
+        {"auto_map": {"AutoModelForCausalLM": "code.Model"}},
+        {"model_type": "gemma3_text"},
+        {"architectures": ["LlamaForSequenceClassification"]},
+        {"dtype": ...},
+        {"rms_norm_eps": ...},
+        {"num_hidden_layers": 3},
+        {"num_hidden_layers": 1},
+        {"intermediate_size": 64},
+        {"vocab_size": 65},
+    ],
+)
+def test_an_unusual_model_is_left_to_transformers(tmp_path: Path, changes: dict[str, Any]):
+    save(tmp_path, "llama")
+    assert read_decoder(tmp_path, dtype="auto", device=torch.device("cpu")) is not None
+    change_config(tmp_path, **changes)
+    assert read_decoder(tmp_path, dtype="auto", device=torch.device("cpu")) is None
+
+
+def test_a_mistral_model_with_a_window_is_left_to_transformers(tmp_path: Path):
+    save(tmp_path, "mistral")
+    change_config(tmp_path, sliding_window=16)
+    assert read_decoder(tmp_path, dtype="auto", device=torch.device("cpu")) is None
+
+
+def test_broken_weights_are_named_by_the_same_error(tmp_path: Path):
+    save(tmp_path, "llama")
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:500])
+    with pytest.raises(ModelError, match=r"the weights of .* cannot be read"):
+        load_decoder(tmp_path)

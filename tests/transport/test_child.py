@@ -1,0 +1,146 @@
+"""The drafter's process: what it imports, what it knows of the environment, and one that was started ahead of need."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from card.config import SamplingParams
+from card.llm import LLM
+from card.transport import child
+from card.transport.child import DrafterChild
+from tests.pair import Pair
+
+PROMPT = "the cat sat on the mat and"
+GREEDY = SamplingParams(temperature=0.0, max_tokens=24)
+PACKAGE_ROOT = str(Path(child.__file__).parents[2])
+
+pytestmark = pytest.mark.timeout(240)
+
+_RUN = """
+import sys
+sys.path.append(sys.argv[1])
+from card.llm import LLM
+with LLM(sys.argv[2], sys.argv[3], placement="process", policy="fixed", cache=False) as llm:
+    print(llm.generate("the cat")[0].stats.drafter_state)
+"""
+
+
+@pytest.mark.parametrize("search_path", [None, ".", "here", "here:"])
+def test_no_file_of_the_working_directory_runs_in_the_drafter(pair: Pair, tmp_path: Path, search_path: str | None):
+    for name in ("zmq", "random", "msgspec", "sitecustomize", "card"):
+        (tmp_path / f"{name}.py").write_text(
+            f"open({str(tmp_path / 'ran')!r}, 'a').write('{name} ')\nraise SystemExit(9)"
+        )
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(  # the parent itself is started apart from that folder, as the command `card` is
+        [sys.executable, "-P", "-E", "-c", _RUN, PACKAGE_ROOT, pair.target, pair.draft],
+        cwd=tmp_path,
+        env=environment
+        if search_path is None
+        else {**environment, "PYTHONPATH": search_path.replace("here", str(tmp_path))},
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert done.stdout.strip() == "up", done.stderr
+    assert not (tmp_path / "ran").exists()
+
+
+def test_the_drafter_gets_no_keys_but_what_the_libraries_below_it_read(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("CARD_API_KEY", "secret")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    monkeypatch.setenv("PYTHONPATH", "/somewhere")
+    monkeypatch.setenv("HF_HOME", "/models")
+    started = DrafterChild(num_threads=3)
+    process = started.take(3)
+    assert process is not None
+    try:
+        environment = psutil.Process(process.pid).environ()
+    finally:
+        process.kill()
+        process.wait()
+    assert "secret" not in environment.values()
+    assert "PYTHONPATH" not in environment
+    assert (environment["HF_HOME"], environment["OMP_NUM_THREADS"]) == ("/models", "3")
+
+
+def test_a_process_started_ahead_of_need_becomes_the_drafter(pair: Pair):
+    spare = DrafterChild()
+    assert spare._process is not None
+    pid = spare._process.pid
+    with LLM(pair.target, pair.draft, placement="process", policy="fixed", spare=spare) as llm:
+        assert llm._host.link.pid == pid  # type: ignore[union-attr]
+        assert llm.generate(PROMPT, GREEDY)[0].stats.drafter_state == "up"
+
+
+@pytest.mark.parametrize("settings", [{"method": "vanilla"}, {"placement": "inline"}, {"draft_threads": 2}])
+def test_a_process_started_in_vain_is_ended(pair: Pair, settings: dict[str, object]):
+    spare = DrafterChild()
+    assert spare._process is not None
+    process = psutil.Process(spare._process.pid)
+    draft = None if "method" in settings else pair.draft
+    with LLM(pair.target, draft, policy="fixed", spare=spare, **settings):
+        assert not process.is_running()
+
+
+def test_a_process_that_nobody_needs_ends_with_its_parent():
+    script = "import sys; sys.path.append(sys.argv[1]); from card.transport.child import DrafterChild\n"
+    script += "spare = DrafterChild(); print(spare._process.pid, flush=True)"
+    done = subprocess.run([sys.executable, "-c", script, PACKAGE_ROOT], capture_output=True, text=True, check=True)
+    process_id = int(done.stdout)
+    if psutil.pid_exists(process_id):
+        psutil.Process(process_id).wait(timeout=60)
+    assert not psutil.pid_exists(process_id)
+
+
+def test_text_begins_before_the_drafter_is_up_and_the_drafter_joins(pair: Pair):
+    with LLM(pair.target) as alone:
+        expected = alone.generate(PROMPT, GREEDY)[0].outputs[0].token_ids
+    spare = DrafterChild()
+    assert spare._process is not None
+    pid = spare._process.pid
+    os.kill(pid, signal.SIGSTOP)  # it cannot come up
+    try:
+        with LLM(
+            pair.target,
+            pair.draft,
+            placement="process",
+            policy="fixed",
+            wait_for_drafter=False,
+            drafter_timeout_s=600.0,
+            spare=spare,
+        ) as llm:
+            first = llm.generate(PROMPT, GREEDY)[0]
+            assert first.outputs[0].token_ids == expected
+            assert first.stats.drafter_passes == 0
+            assert first.stats.drafter_state == "down: its process is stopped"
+            os.kill(pid, signal.SIGCONT)
+            while not (later := llm.generate(PROMPT, GREEDY)[0]).stats.drafter_passes:
+                assert later.outputs[0].token_ids == expected
+            assert later.outputs[0].token_ids == expected
+            assert later.stats.drafter_restarts == 0
+    finally:
+        if psutil.pid_exists(pid):
+            os.kill(pid, signal.SIGCONT)
+
+
+def test_a_drafter_that_cannot_start_is_told_of_while_decoding_goes_on(
+    pair: Pair, tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    for name in ("config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        (tmp_path / name).write_bytes(Path(pair.draft, name).read_bytes())
+    settings = {"placement": "process", "policy": "fixed", "wait_for_drafter": False}
+    with LLM(pair.target, str(tmp_path), **settings) as llm:
+        while "could not be started" not in caplog.text:
+            assert llm.generate(PROMPT, GREEDY)[0].outputs[0].token_ids
+    (record,) = (one for one in caplog.records if "could not be started" in one.message)
+    assert record.levelname == "ERROR"
+    assert "the weights of" in record.message
