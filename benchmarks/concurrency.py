@@ -28,7 +28,7 @@ from transformers.utils import logging as transformers_logging
 
 from card import SamplingParams
 from card.bench.compare import TextJudge
-from card.bench.environment import START_TIMEOUT_S
+from card.bench.environment import MEASURED_START
 from card.bench.rows import SETTLE_S
 from card.config import DraftSettings
 from card.engine.cores import Home, pinned
@@ -138,7 +138,7 @@ class Bench:
             settings: dict[str, Any] = {
                 "dtype": args.dtype,
                 "max_num_seqs": max(args.concurrency),
-                "start_timeout_s": START_TIMEOUT_S,
+                **MEASURED_START,
             }
             if family in _PLACEMENTS:
                 settings |= {"policy": "fixed", "placement": _PLACEMENTS[family]}

@@ -24,7 +24,7 @@ from transformers.utils import logging as transformers_logging
 
 from card import LLM, SamplingParams
 from card.bench.compare import TextJudge
-from card.bench.environment import START_TIMEOUT_S, describe_run, weights_fingerprint
+from card.bench.environment import MEASURED_START, describe_run, weights_fingerprint
 from card.bench.records import Pair, RowFacts
 from card.bench.rows import CardRow, PromptIds
 from card.bench.runner import Plan, run_bench
@@ -134,7 +134,7 @@ class Places:
         self._say(f"preparing {name}")
         args, cores = self._args, self._cores[:1]
         is_fixed = args.policy == "fixed" or name == BASELINE
-        common: dict[str, Any] = {"dtype": args.dtype, "start_timeout_s": START_TIMEOUT_S}
+        common: dict[str, Any] = {"dtype": args.dtype, **MEASURED_START}
         common |= {"policy": "fixed" if is_fixed else "auto", "cores": cores, "threads": 1}
         llm = self._stack.enter_context(LLM(self._target, draft, tokenizer=self.tokenizer, **common, **settings))
         return CardRow(name, llm, cores, DraftSettings(verify=args.verify) if is_fixed else None)

@@ -27,7 +27,7 @@ from transformers.utils import logging as transformers_logging
 
 from card import LLM, SamplingParams
 from card.bench.compare import TextJudge
-from card.bench.environment import Environment, allowed_cores, describe_run, weights_fingerprint
+from card.bench.environment import MEASURED_START, Environment, allowed_cores, describe_run, weights_fingerprint
 from card.bench.lineup import fastest
 from card.bench.records import Pair, RowFacts, Run
 from card.bench.rows import AssistantSettings, CardRow, PromptIds, Row, TransformersRow
@@ -128,7 +128,7 @@ class InflatedPair:
                 settings |= {"num_speculative_tokens": max(self._args.sps_lengths)} if method == "sps" else {}
             if method == "card":
                 settings |= {"budget": self._args.budget, "beam_width": self._args.beam_width}
-            llm = LLM(self._target, draft, tokenizer=self.tokenizer, **settings)
+            llm = LLM(self._target, draft, tokenizer=self.tokenizer, **MEASURED_START, **settings)
             self._llms[method] = self._stack.enter_context(llm)
         return self._llms[method]
 

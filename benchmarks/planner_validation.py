@@ -170,7 +170,7 @@ def make_sampler(
     text = recording.texts[0].prompt_ids
     plan = DrafterPlan(
         model=job.args.draft,
-        settings=EngineSettings(dtype=job.args.dtype, start_timeout_s=environment.START_TIMEOUT_S),
+        settings=EngineSettings(dtype=job.args.dtype, **environment.MEASURED_START),
         draft=BUSY_DRAFT,
         where="process",
         cores=CorePlan(home(places.target, None), home(places.all, None), places.draft),

@@ -29,7 +29,7 @@ from rich.table import Table
 import card.drafter
 import card.target
 from card import LLM, SamplingParams
-from card.bench.environment import START_TIMEOUT_S
+from card.bench.environment import MEASURED_START
 from card.candidates import CandidateCache
 from card.config import DraftSettings, VerifyShape
 from card.drafter import DrafterWorker
@@ -277,8 +277,7 @@ def profile_target(
     settings["dtype"] = args.dtype
     with LLM(model, method="vanilla", **settings) as llm:
         lines = [profile_rounds(llm, prompts, params, "plain round")]
-    timeout_s = START_TIMEOUT_S
-    with LLM(model, args.draft, method="card", draft_cores=cores[1:], start_timeout_s=timeout_s, **settings) as llm:
+    with LLM(model, args.draft, method="card", draft_cores=cores[1:], **MEASURED_START, **settings) as llm:
         for shape in SHAPES:
             llm.draft_settings = llm.draft_settings.replace(verify=shape)
             lines.append(profile_rounds(llm, prompts, params, f"card round, {shape}"))

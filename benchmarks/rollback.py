@@ -23,7 +23,7 @@ from rich.console import Console
 from table import markdown
 
 from card import LLM, SamplingParams
-from card.bench.environment import START_TIMEOUT_S
+from card.bench.environment import MEASURED_START
 from card.errors import CardError
 from card.metrics import RequestStats
 from card.models.loading import load_tokenizer
@@ -82,7 +82,7 @@ def measure(
         "cores": (target_core,),
         "draft_cores": (draft_core,),
         "threads": 1,
-        "start_timeout_s": START_TIMEOUT_S,
+        **MEASURED_START,
     }
     model, tokenizer = options.load_target(args.target, args.dtype, args.target_cost), load_tokenizer(args.target)
     done: list[list[list[Decoded]]] = [[[] for _ in range(args.repeats)] for _ in rows]

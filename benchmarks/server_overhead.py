@@ -25,7 +25,7 @@ import options
 import uvicorn
 
 from card import AsyncLLM, SamplingParams
-from card.bench.environment import START_TIMEOUT_S
+from card.bench.environment import MEASURED_START
 from card.errors import CardError
 from card.server.app import make_app
 from card.server.config import ServerSettings
@@ -106,7 +106,7 @@ async def measure(args: argparse.Namespace) -> dict[str, Any]:
         dtype=args.dtype,
         target_cost=args.target_cost,
         max_num_seqs=args.concurrency,
-        start_timeout_s=START_TIMEOUT_S,
+        **MEASURED_START,
     )
     async with llm:
         settings = ServerSettings(port=0, served_model_names=(_NAME,))

@@ -31,6 +31,7 @@ from typing import Any
 import torch
 
 from card import LLM, SamplingParams
+from card.bench.environment import MEASURED_START
 from card.config import DraftSettings
 from card.drafter import DrafterWorker
 from card.engine.engine import Engine
@@ -212,7 +213,7 @@ class Bench:
         done: dict[str, list[list[RequestStats]]] = {name: [[] for _ in range(args.repeats)] for name in drafts}
         with contextlib.ExitStack() as stack:
             llms = {
-                name: stack.enter_context(LLM(args.target, draft, second_draft=second, **common))
+                name: stack.enter_context(LLM(args.target, draft, second_draft=second, **MEASURED_START, **common))
                 for name, (draft, second) in drafts.items()
             }
             for llm in llms.values():

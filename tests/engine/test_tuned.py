@@ -352,8 +352,8 @@ class Resting:
 
 
 def test_the_drafter_that_rests_is_looked_after_now_and_then_and_the_present_one_always():
-    beside, turns = Resting(), Resting()
-    link = SwitchLink(beside, turns)
+    beside, turns, seconds = Resting(), Resting(), itertools.count(step=0.01)
+    link = SwitchLink(beside, turns, clock=lambda: next(seconds))
     for _ in range(160):
         link.receive()
     assert beside.num_receives == 160

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 
 from card.bench.compare import TextJudge
 from card.bench.datasets import Dataset
-from card.bench.environment import START_TIMEOUT_S, weights_fingerprint
+from card.bench.environment import MEASURED_START, weights_fingerprint
 from card.bench.records import Pair, RowFacts
 from card.bench.rows import AssistantSettings, CardRow, Decoded, PromptIds, Row, TransformersRow, home
 from card.bench.runner import OpenPair, Plan
@@ -368,7 +368,7 @@ class Lineup:
         cores = self._settings.cores_of(name)
         key = f"{spec.method} {spec.drafter} {spec.engine} {cores}"
         if key not in self._llms:
-            common: dict[str, Any] = {"dtype": self._settings.dtype, "start_timeout_s": START_TIMEOUT_S}
+            common: dict[str, Any] = {"dtype": self._settings.dtype, **MEASURED_START}
             common["max_model_len"] = self.max_model_len
             settings = {**common, **self._policy(spec, cores, known), **spec.engine}
             draft: Any = {"none": None, "turns": self._draft}.get(spec.drafter, self._pair.draft)

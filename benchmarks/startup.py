@@ -1,0 +1,154 @@
+"""How long until a command says something, and where the time of a start goes?
+
+Every run is a process of its own, timed from its start: the command line's help, version and a typing error until they
+end, `card generate` and `card.LLM` until their first text. What starts keep for later ones lies in a folder of this run:
+"cold" begins with an empty one, "warm" with what the cold starts left there. The first run of each kind is not counted:
+the system then has the files in memory.
+
+    python benchmarks/startup.py --out benchmarks/results/startup.jsonl
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import options
+
+import card
+from card.bench.environment import allowed_cores
+
+_QUESTION = "Tom has 3 boxes with 8 pencils each. He gives away 5. How many has he left?"
+_CARD = (sys.executable, "-P", "-m", "card")
+_TIMEOUT_S = 120.0
+
+# Tells of each phase as it begins, then of the first text, on standard output, which is read as it comes.
+_LLM = """
+import sys, time
+def say(words): print(words, flush=True)
+say("importing")
+from card import LLM, SamplingParams
+with LLM("demo-target", "demo-draft", dtype=sys.argv[1], say=say) as llm:
+    for chunk in llm.stream([{"role": "user", "content": sys.argv[2]}], SamplingParams(temperature=0.0)):
+        if chunk.text:
+            say("first text")
+            break
+"""
+
+Marks = dict[str, float]  # seconds from the start of the process to each mark; the last one is the answer
+
+
+def until_end(*command: str) -> Callable[[Mapping[str, str]], Marks]:
+    """Return a run that ends with the process, whatever its status."""
+
+    def run(environment: Mapping[str, str]) -> Marks:
+        started = time.perf_counter()
+        subprocess.run(command, env=environment, capture_output=True, check=False, timeout=_TIMEOUT_S)
+        return {"end": time.perf_counter() - started}
+
+    return run
+
+
+def until_text(*command: str) -> Callable[[Mapping[str, str]], Marks]:
+    """Return a run that ends with the first byte on standard output."""
+
+    def run(environment: Mapping[str, str]) -> Marks:
+        started = time.perf_counter()
+        with subprocess.Popen(
+            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0
+        ) as process:
+            assert process.stdout is not None
+            first = process.stdout.read(1)
+            seconds = time.perf_counter() - started
+            _, errors = process.communicate(timeout=_TIMEOUT_S)
+        if not first or process.returncode:
+            raise SystemExit(f"{' '.join(command)} failed: {errors.decode(errors='replace')}")
+        return {"first text": seconds}
+
+    return run
+
+
+def until_marks(*command: str) -> Callable[[Mapping[str, str]], Marks]:
+    """Return a run that notes when each line comes on standard output."""
+
+    def run(environment: Mapping[str, str]) -> Marks:
+        started = time.perf_counter()
+        with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True, bufsize=1) as process:
+            assert process.stdout is not None
+            marks = {line.strip(): time.perf_counter() - started for line in process.stdout}
+        if "first text" not in marks:
+            raise SystemExit(f"{command[0]} gave no text; it printed {list(marks)}")
+        return marks
+
+    return run
+
+
+def main() -> None:
+    """Run every kind in turn, as often as asked, and print and keep what it took."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=int, default=5, help="counted runs of each kind [5]")
+    parser.add_argument("--dtype", default="auto", help="of both models [auto: as stored]")
+    parser.add_argument("--out", type=Path, help="file to append a line of JSON for each kind to")
+    args = parser.parse_args()
+    llm = (sys.executable, "-P", "-c", _LLM, args.dtype, _QUESTION)
+    generate = (*_CARD, "generate", _QUESTION, "--dtype", args.dtype)
+    kinds: dict[str, tuple[Callable[[Mapping[str, str]], Marks], bool]] = {
+        "card --help": (until_end(*_CARD, "--help"), False),
+        "card --version": (until_end(*_CARD, "--version"), False),
+        "card generat (a typing error)": (until_end(*_CARD, "generat"), False),
+        "card generate, cold": (until_text(*generate), True),
+        "card generate, warm": (until_text(*generate), False),
+        "LLM(), cold": (until_marks(*llm), True),
+        "LLM(), warm": (until_marks(*llm), False),
+    }
+    facts = options.describe_run()
+    results: dict[str, list[Marks]] = {name: [] for name in kinds}
+    with tempfile.TemporaryDirectory(prefix="card-startup-") as folder:
+        for number in range(1 + args.runs):
+            for name, (run, is_cold) in kinds.items():
+                if is_cold:
+                    shutil.rmtree(folder, ignore_errors=True)
+                marks = run(_environment(folder))
+                if number:
+                    results[name].append(marks)
+    lines = [_line(facts, args.dtype, name, runs) for name, runs in results.items()]
+    for line in lines:
+        print(_sentence(line))
+    if args.out:
+        options.append_lines(args.out, lines)
+
+
+def _environment(cache: str) -> dict[str, str]:
+    """Return the environment of a run: this one's, this package first, and a cache folder of its own."""
+    root = str(Path(card.__file__).parents[1])
+    return {**os.environ, "XDG_CACHE_HOME": cache, "PYTHONPATH": root}
+
+
+def _line(facts: Mapping[str, object], dtype: str, name: str, runs: list[Marks]) -> dict[str, object]:
+    marks = {mark: [round(one[mark], 4) for one in runs] for mark in runs[0]}
+    cores = len(allowed_cores())
+    return {"benchmark": "startup", "kind": name, "dtype": dtype, "cores": cores, "seconds_until": marks, **facts}
+
+
+def _sentence(line: Mapping[str, object]) -> str:
+    marks = line["seconds_until"]
+    assert isinstance(marks, dict)
+    medians = {mark: statistics.median(seconds) for mark, seconds in marks.items()}
+    *before, last = medians
+    seconds = marks[last]
+    text = f"{line['kind']}: {last} after {medians[last]:.2f} s (median; {min(seconds):.2f} to {max(seconds):.2f})"
+    if before:
+        text += "; " + ", ".join(f"{mark} at {medians[mark]:.2f}" for mark in before)
+    return text
+
+
+if __name__ == "__main__":
+    main()
