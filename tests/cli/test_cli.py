@@ -26,7 +26,7 @@ from card.models.loading import load_model, load_tokenizer
 from tests.pair import Pair
 
 PROMPT = "the cat sat"
-RUN = [sys.executable, "-c", "from card.cli import main; main()"]
+RUN = [sys.executable, "-m", "card"]
 PATIENCE_S = 120.0  # for what takes a few seconds on an idle machine
 STATS_KEYS = {
     "wall_s",
@@ -267,12 +267,12 @@ def test_stats_go_to_standard_error(run, models):
 
 
 def test_chat_remembers_until_it_is_cleared(run, plain, models):
-    turns = ["hello", "and then?", "/clear", "hello again"]
+    turns = ["hello", "and then?", "/reset", "hello again"]
     params = SamplingParams(temperature=0.0, max_tokens=12, seed=0)
     messages: list[dict[str, str]] = []
     wanted = ""
     for turn in turns:
-        if turn == "/clear":
+        if turn == "/reset":
             messages = []
             continue
         messages.append({"role": "user", "content": turn})
@@ -287,7 +287,7 @@ def test_chat_remembers_until_it_is_cleared(run, plain, models):
 def test_chat_goes_on_after_a_message_that_does_not_fit(run, models):
     ran = run("chat", *models, "--max-model-len", "32", stdin=b"word " * 50 + b"\nhi\n")
     assert ran.status == 0
-    assert "/clear forgets" in ran.err
+    assert "/reset forgets" in ran.err
     assert ran.out.endswith("\n")
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from card.bench.lineup import ONE_CORE
+from card.bench.names import ONE_CORE
 from card.bench.records import Run
 from card.bench.summary import RowSummary, ratio, summarise
 

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from card.cli.options import given, parse_cores, resolve_models
+from card.cli.options import given, resolve_models
 from card.cli.pair_facts import (
     Agreement,
     Latency,
@@ -39,44 +39,11 @@ from card.models.loading import context_limit, load_model, load_tokenizer
 from card.models.torch_runner import TorchRunner
 
 _NUM_SAMPLE_PROMPTS = 4
-_LEAST_TOKENS = 8  # per prompt: fewer give no rate worth the name
 _SCHEDULES: dict[Arm, str] = {"beside": "drafter beside the target", "turns": "turns", "off": "plain decoding"}
 
 
-@click.command("check-pair", short_help="Measure whether a draft model is worth its while.")
-@click.argument("target", required=False)
-@click.argument("draft", required=False)
-@click.option(
-    "--prompts",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="UTF-8 file of sample prompts, one per line.  [default: a few word problems]",
-)
-@click.option(
-    "--max-tokens",
-    type=click.IntRange(_LEAST_TOKENS),
-    default=64,
-    show_default=True,
-    help="Most new tokens per prompt.",
-)
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the tables.")
-@click.option("--target-cost", help="Inflate the target to the price of so many parameters, such as 300M.")
-@click.option(
-    "--dtype", default="auto", show_default=True, help="auto (as stored), float32, bfloat16, float16, float64."
-)
-@click.option("--device", default="cpu", show_default=True, help="Device of the target: cpu, cuda, cuda:1.")
-@click.option("--draft-device", help="Device of the draft model.  [default: the target's]")
-@click.option(
-    "--max-model-len", type=int, help="Most tokens of prompt and answer.  [default: the model's, at most 4096]"
-)
-@click.option("--threads", type=int, help="CPU threads of the target.  [default: as many as do not slow it down]")
-@click.option("--draft-threads", type=int, help="CPU threads of the drafter.  [default: 1]")
-@click.option("--cores", callback=parse_cores, help="CPU cores of the target, such as 0 or 0,1.")
-@click.option("--draft-cores", callback=parse_cores, help="CPU cores of the drafter.")
-def check_pair(prompts: Path | None, max_tokens: int, as_json: bool, **options: Any) -> int:
-    """Measure whether DRAFT makes TARGET faster here; both are a folder or a hub name, the built-in pair if left out.
-
-    Exit status 0 for yes, 1 for no, 2 for an error.
-    """
+def run(prompts: Path | None, max_tokens: int, as_json: bool, **options: Any) -> int:
+    """Do what `card check-pair` was asked for."""
     target, draft = resolve_models(options, needs_draft=True)
     assert draft is not None
     sample = DEMO_PROBLEMS[:_NUM_SAMPLE_PROMPTS] if prompts is None else _read_prompts(prompts)

@@ -6,7 +6,6 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-import click
 from rich.columns import Columns
 from rich.console import Console, Group
 from rich.live import Live
@@ -14,7 +13,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from card.cli.options import given, model_options, resolve_models
+from card.cli.options import given, resolve_models
 from card.config import SamplingParams
 from card.errors import SettingsError
 from card.llm import LLM
@@ -44,16 +43,8 @@ class _Lane:
         return Panel(Text(self.text), title=self.method, subtitle=self.note, width=width, height=14)
 
 
-@click.command(short_help="Watch the methods side by side on the built-in pair.")
-@click.option(
-    "--problems", type=int, default=3, show_default=True, help=f"How many problems, at most {len(DEMO_PROBLEMS)}."
-)
-@click.option("--max-tokens", type=int, default=128, show_default=True, help="Most new tokens per problem.")
-@click.option("--temperature", type=float, default=0.0, show_default=True, help="0 takes the most likely token.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Seed of the sampling noise.")
-@model_options
-def demo(problems: int, max_tokens: int, temperature: float, seed: int, **options: Any) -> None:
-    """Answer a few problems with plain decoding, sequential speculation and CARD, and compare text and speed."""
+def run(problems: int, max_tokens: int, temperature: float, seed: int, **options: Any) -> None:
+    """Do what `card demo` was asked for."""
     if not 1 <= problems <= len(DEMO_PROBLEMS):
         raise SettingsError(f"--problems must be from 1 to {len(DEMO_PROBLEMS)}, got {problems}")
     params = SamplingParams(temperature=temperature, seed=seed, max_tokens=max_tokens)

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, TextIO, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, TextIO, TypeVar, get_args
 
 import click
 
+from card.cli.lazy import load
+from card.cli.progress import Say
 from card.config import Grammar, Growth, Placement, SamplingParams, VerifyShape
 from card.errors import SettingsError
-from card.llm import LLM
 from card.methods import METHODS, find_method
 from card.writers.local import writer_names
 
+if TYPE_CHECKING:  # loaded when a command runs
+    from card.llm import LLM
+
 F = TypeVar("F", bound=Callable[..., Any])
 DEMO_TARGET, DEMO_DRAFT = "demo-target", "demo-draft"
+LEAST_CHECKED_TOKENS = 8  # per prompt of card check-pair: fewer give no rate worth the name
 
 
 def parse_numbers(_: click.Context, __: click.Parameter, value: str | None) -> tuple[int, ...] | None:
@@ -25,6 +30,14 @@ def parse_numbers(_: click.Context, __: click.Parameter, value: str | None) -> t
         return tuple(int(part) for part in value.split(","))
     except ValueError:
         raise click.BadParameter(f"must be whole numbers such as 3 or 4,3,2, got {value!r}") from None
+
+
+def parse_fractions(_: click.Context, __: click.Parameter, value: str) -> tuple[float, ...]:
+    """Return numbers from "0,0.5,20"; raises click's BadParameter."""
+    try:
+        return tuple(float(part) for part in value.split(","))
+    except ValueError:
+        raise click.BadParameter(f"must be numbers such as 0 or 0,5,20, got {value!r}") from None
 
 
 def parse_cores(_: click.Context, __: click.Parameter, value: str | None) -> tuple[int, ...] | None:
@@ -186,6 +199,11 @@ _SHAPING_OPTIONS = [
 ]
 
 
+def wide_option(command: F) -> F:
+    """Add --wide."""
+    return click.option("--wide", is_flag=True, help="Show all columns of the tables, however wide they get.")(command)
+
+
 def model_options(command: F) -> F:
     """Add the options that say which models run where."""
     return _with(_MODEL_OPTIONS, command)
@@ -248,17 +266,24 @@ def resolve_models(options: dict[str, Any], *, needs_draft: bool) -> tuple[str, 
     return target, draft
 
 
+def demo_note(target: str) -> str:
+    """Return what must be known of the answers of the demo target; nothing of other models."""
+    return f"{DEMO_TARGET} is a small model for trying things out: it is often wrong." if target == DEMO_TARGET else ""
+
+
 def given(options: dict[str, Any]) -> dict[str, Any]:
     """Return the options that the user gave a value; the rest keep the defaults of the settings."""
     return {name: value for name, value in options.items() if value is not None}
 
 
-def make_llm(options: dict[str, Any]) -> LLM:
-    """Load what the options ask for. Raises: CardError of any kind."""
+def make_llm(options: dict[str, Any], say: Say) -> LLM:
+    """Load what the options ask for, and say what is being done. Raises: CardError of any kind."""
     method = options.pop("method")
     needs_draft = find_method(method).needs_draft
     target, draft = resolve_models(options, needs_draft=needs_draft)
-    return LLM(target, draft if needs_draft else None, method=method, **given(options))
+    make: type[LLM] = load("card.llm").LLM
+    say(f"loading {target}")
+    return make(target, draft if needs_draft else None, method=method, **given(options))
 
 
 def _with(options: Sequence[Callable[[F], F]], command: F) -> F:
