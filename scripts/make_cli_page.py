@@ -16,11 +16,11 @@ from card.cli.main import cli
 WIDTH = 110  # whatever the terminal's is
 HEAD = """\
 # The command `card`
-Made from `--help-all` by `scripts/make_cli_page.py`; `--help` shows the common options alone. `python -m card` is the same
-command. Every command takes `-v`, before or after its name.
+Made from `--help-all` by `scripts/make_cli_page.py`; `--help` shows the common options alone. `python -m card` is the
+same command. Every command takes `-v`, before or after its name.
 
-Exit status: 0; 1 for the no of `card check-pair`, and if the reader of the output has gone; 2 for whatever is wrong with the
-input, with one line on standard error; 130 after Ctrl-C.
+Exit status: 0; 1 for the no of `card check-pair`, and if the reader of the output has gone; 2 for what is wrong with
+the input, with one line on standard error; 130 after Ctrl-C.
 
 Tab completes commands and options once the shell knows of it:
 ```

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from card.cli.options import demo_note, make_llm, take_sampling_params
-from card.cli.progress import spin_until_first, spinner
+from card.cli.progress import spin_until_first
 from card.cli.report import stats_line
 from card.config import SamplingParams
 from card.errors import PromptError
@@ -31,9 +31,7 @@ Ctrl-C    cut an answer short; the conversation goes on with what was said"""
 def run(stats: bool, **options: Any) -> None:
     """Do what `card chat` was asked for."""
     params = take_sampling_params(options)
-    with spinner("starting") as say:
-        llm = make_llm(options, say)
-    with llm:
+    with make_llm(options) as llm:
         if llm.target_cost:
             click.echo(f"target costs {llm.target_cost}", err=True)
         if _is_interactive():

@@ -27,6 +27,7 @@ from card.cli.pair_facts import (
     memory_of,
     verdict,
 )
+from card.cli.progress import spinner
 from card.config import DraftSettings
 from card.engine.switch import Arm
 from card.engine.tuned import TunedPolicy
@@ -47,9 +48,8 @@ def run(prompts: Path | None, max_tokens: int, as_json: bool, **options: Any) ->
     target, draft = resolve_models(options, needs_draft=True)
     assert draft is not None
     sample = DEMO_PROBLEMS[:_NUM_SAMPLE_PROMPTS] if prompts is None else _read_prompts(prompts)
-    progress = Console(stderr=True)
-    with progress.status("loading the models") as status:
-        report = _examine(target, draft, sample, max_tokens, options, status.update)
+    with spinner("loading the models") as say:
+        report = _examine(target, draft, sample, max_tokens, options, say)
     if as_json:
         click.echo(json.dumps(asdict(report), ensure_ascii=False))
     else:

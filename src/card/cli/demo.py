@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from card.cli.options import given, resolve_models
+from card.cli.progress import spinner
 from card.config import SamplingParams
 from card.errors import SettingsError
 from card.llm import LLM
@@ -75,7 +76,7 @@ def _load(options: dict[str, Any], console: Console) -> list[_Lane]:
     widens = options["dtype"] == "auto" and not computes_bfloat16(options["device"])
     if widens:
         options["dtype"] = "float32"
-    with console.status("loading the models"):
+    with spinner("loading the models"):
         tokenizer = load_tokenizer(target)
         model = load_model(target, dtype=options["dtype"], device=options["device"])
         if cost is not None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 import torch
 
+from card.cli.progress import spinner
 from card.config import parse_size
 from card.errors import SettingsError
 from card.transport.drafter_model import DraftModel, load_drafter
@@ -49,7 +50,8 @@ def run(
         kv_cache_bytes=kv_cache_bytes,
         has_unknown_target=True,
     )
-    writer, ready = load_drafter(model)
+    with spinner(f"loading {draft}"):
+        writer, ready = load_drafter(model)
     server = DraftServer(listen, writer, ready, keys=server_keys, limits=limits)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: server.stop())

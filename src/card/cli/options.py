@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TextIO, TypeVar, get_args
 import click
 
 from card.cli.lazy import load
-from card.cli.progress import Say
+from card.cli.progress import spinner
 from card.config import Grammar, Growth, Placement, SamplingParams, VerifyShape
 from card.errors import SettingsError
 from card.methods import METHODS, find_method
@@ -94,8 +94,18 @@ def parse_names(_: click.Context, __: click.Parameter, value: str | None) -> tup
     return None if value is None else tuple(part.strip() for part in value.split(",") if part.strip())
 
 
+def _complete_method(_: click.Context, __: click.Parameter, begun: str) -> list[str]:
+    return [name for name in METHODS if name.startswith(begun)]
+
+
 _METHOD_OPTIONS = [
-    click.option("--method", default="card", show_default=True, help=f"One of {', '.join(METHODS)}."),
+    click.option(
+        "--method",
+        default="card",
+        show_default=True,
+        shell_complete=_complete_method,
+        help=f"One of {', '.join(METHODS)}.",
+    ),
     click.option(
         "--placement", help=f"Where the drafter runs: {', '.join(get_args(Placement))}.  [default: by method]"
     ),
@@ -276,14 +286,14 @@ def given(options: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value is not None}
 
 
-def make_llm(options: dict[str, Any], say: Say) -> LLM:
-    """Load what the options ask for, and say what is being done. Raises: CardError of any kind."""
+def make_llm(options: dict[str, Any]) -> LLM:
+    """Load what the options ask for; spin meanwhile. Raises: CardError of any kind."""
     method = options.pop("method")
     needs_draft = find_method(method).needs_draft
     target, draft = resolve_models(options, needs_draft=needs_draft)
     make: type[LLM] = load("card.llm").LLM
-    say(f"loading {target}")
-    return make(target, draft if needs_draft else None, method=method, **given(options))
+    with spinner(f"loading {target}"):
+        return make(target, draft if needs_draft else None, method=method, **given(options))
 
 
 def _with(options: Sequence[Callable[[F], F]], command: F) -> F:

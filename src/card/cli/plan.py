@@ -11,6 +11,7 @@ import click
 from rich.console import Console
 
 from card.cli.plan_tables import print_plan, print_pool
+from card.cli.progress import spinner
 from card.errors import PlanError
 from card.planner.plan import make_plan
 from card.planner.pool_study import PoolRequest, make_pool_study
@@ -45,7 +46,7 @@ def run(
         network_s=None if network_ms is None else network_ms / 1e3,
         concurrency=concurrency,
     )
-    with Console(stderr=True).status("") as status:
+    with spinner("planning") as say:
         if pool:
             request = PoolRequest(
                 method=options["method"],
@@ -54,9 +55,9 @@ def run(
                 min_speed_up=options["min_speed_up"],
                 max_targets=options["max_targets"],
             )
-            study = make_pool_study(scene, request, tell=status.update)
+            study = make_pool_study(scene, request, tell=say)
         else:
-            report = make_plan(scene, methods or (), searches=search, tell=status.update)
+            report = make_plan(scene, methods or (), searches=search, tell=say)
     if as_json:
         click.echo(json.dumps(asdict(study if pool else report), ensure_ascii=False))
     elif pool:

@@ -9,6 +9,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from card.cli.progress import spinner
 from card.planner.measuring import ProfileRequest, measure_profile
 from card.planner.profile import Profile, save_profile
 from card.planner.sizes import DEFAULT_BATCHES, DEFAULT_CONTEXTS, DEFAULT_TOKENS
@@ -39,8 +40,8 @@ def run(
         num_runs=runs,
         command=" ".join(["card", *sys.argv[1:]]),
     )
-    with Console(stderr=True).status("") as status:
-        measured = measure_profile(request, status.update)
+    with spinner(f"loading {model}") as say:
+        measured = measure_profile(request, say)
     save_profile(measured, out)
     Console().print(_table(measured))
     click.echo(f"written to {out}")

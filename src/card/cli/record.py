@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
 
 from card.bench.datasets import parse_spec, read_datasets
 from card.cli.options import resolve_models, take_sampling_params
+from card.cli.progress import spinner
 from card.models.loading import load_tokenizer
 from card.planner.recorder import RecordRequest
 from card.planner.recorder import record as record_pair
@@ -46,8 +46,8 @@ def run(
         coupled_noise=coupled_noise,
         command=" ".join(["card", *sys.argv[1:]]),
     )
-    with Console(stderr=True).status("") as status:
-        recording = record_pair(request, status.update)
+    with spinner(f"loading {target_name}") as say:
+        recording = record_pair(request, say)
     save_recording(recording, out)
     click.echo(
         f"{len(recording.texts)} texts of {recording.num_tokens} tokens; the drafter's first choice is right at "

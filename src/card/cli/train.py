@@ -16,6 +16,7 @@ from rich.table import Table
 from transformers import PreTrainedTokenizerBase
 
 from card.cli.options import resolve_models
+from card.cli.progress import spinner
 from card.errors import PromptError, SettingsError
 from card.models.bucketed import make_runner
 from card.models.demo import DEMO_PROBLEMS
@@ -63,7 +64,7 @@ def run(
     test_questions = () if test_prompts is None else _read_prompts(test_prompts)
     with _thread_count(threads):
         console = Console(stderr=True)
-        with console.status("loading the models"):
+        with spinner("loading the models"):
             pair = load_pair(target_name, draft_name, dtype=dtype, target_device=device, draft_device=device)
         trained = _train(pair, _short_name(draft_name), questions, test_questions, todo, console)
         trained.hrad.save(out, trained.figures())

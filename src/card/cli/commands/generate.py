@@ -64,9 +64,7 @@ def generate(
     params = take_sampling_params(options)
     if not text:
         raise PromptError("the prompt is empty; give at least one character")
-    with spinner("starting") as say:
-        llm = make_llm(options, say)
-    with llm:
+    with make_llm(options) as llm:
         if sys.stderr is not None and sys.stderr.isatty() and (note := demo_note(llm.settings.target)):
             click.echo(note, err=True)
         with llm.trace() if trace_file else nullcontext() as trace:
