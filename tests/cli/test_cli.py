@@ -109,6 +109,13 @@ PAIR = ["--target", "{target}", "--draft", "{draft}", "--placement", "inline"]
         (["generate", "--target", "{not_a_model}", "--method", "vanilla", "hi"], "holds no config.json"),
         (["generate", "--target", "{target}", "--draft", "{missing}", "hi"], "there is no folder"),
         (["generate", "--target", "{target}", "hi"], "give --draft, or --method vanilla"),
+        (["generate", "--target", "{missing}", "hi"], "there is no folder {missing}"),  # the target's error comes first
+        (["generate", "--target", "{missing}", "--draft", "{not_a_model}", "hi"], "there is no folder {missing}"),
+        (["generate", "--target", "{not_a_model}", "--draft", "{missing}", "hi"], "{not_a_model} holds no config.json"),
+        (["check-pair", "{missing}", "{not_a_model}"], "there is no folder {missing}"),
+        (["generate", *PAIR, "--prompt-file", "{missing}"], "does not exist"),
+        (["generate", *PAIR, "--prompt-file", "{target}/config.json", "hi"], "the prompt is given twice"),
+        (["generate", *PAIR, "--prompt-file", "{target}/model.safetensors"], "is not valid UTF-8"),
         (["generate", "--target", "{target}", "--draft", "{foreign_draft}", "hi"], "share one tokenizer"),
         (["generate", *PAIR, "--raw", "the cat " * 2500], "the context holds 4096"),
         (["generate", *PAIR, "--max-model-len", "8", "one two three four five six"], "the context holds 8"),
@@ -146,7 +153,7 @@ PAIR = ["--target", "{target}", "--draft", "{draft}", "--placement", "inline"]
         (["generate", *PAIR, "--colour", "red", "hi"], "No such option"),
         (["generate", *PAIR, "hi", "there"], "unexpected extra argument"),
         (["generate", *PAIR, "--seed"], "requires an argument"),
-        (["generate", "\nfirst line\nsecond line\n", "--target", "{missing}\n\nx"], "give --draft"),
+        (["generate", "\nfirst line\nsecond line\n", "--target", "no\n\nx"], "give --draft"),
         (["sing"], "No such command 'sing'"),
         (["--loud"], "No such option"),
         (["chat", *PAIR, "--temperature", "-1"], "temperature must be 0 or more"),
@@ -159,7 +166,7 @@ PAIR = ["--target", "{target}", "--draft", "{draft}", "--placement", "inline"]
 def test_wrong_input_is_one_line_and_status_2(run, pair, args, said):
     folders = {name: getattr(pair, name) for name in ("target", "draft", "foreign_draft", "missing", "not_a_model")}
     started = time.monotonic()
-    assert_one_line(run(*(arg.format(**folders) for arg in args)), said)
+    assert_one_line(run(*(arg.format(**folders) for arg in args)), said.format(**folders))
     assert time.monotonic() - started < 60
 
 
@@ -253,6 +260,13 @@ def test_the_prompt_may_come_from_standard_input(run, models):
     assert answered.status == 0
     assert run(*args, stdin=PROMPT.encode() + b"\n") == run(*args, "-", stdin=PROMPT.encode()) == answered
     assert run(*args, "--raw", PROMPT) != answered, "without --raw the chat template is used"
+
+
+def test_the_prompt_may_come_from_a_file(run, models, tmp_path):
+    path = tmp_path / "prompt.txt"
+    path.write_text(PROMPT + "\n")
+    args = ["generate", *models, "--max-tokens", "16"]
+    assert run(*args, "--prompt-file", str(path)) == run(*args, PROMPT)
 
 
 def test_stats_go_to_standard_error(run, models):

@@ -20,8 +20,9 @@ from card.bench.names import DRAFT_OPTIONS, names_of, uncoupled
 from card.bench.records import Run
 from card.bench.results import read_unchecked
 from card.bench.runner import Plan, run_bench
-from card.bench.tables import rich_tables
+from card.bench.tables import SPARE, rich_tables
 from card.cli.options import DEMO_DRAFT, DEMO_TARGET, given
+from card.cli.tables import show
 from card.config import SamplingParams
 from card.errors import BenchError, CardError, SettingsError
 from card.interrupts import INTERRUPTED
@@ -33,6 +34,7 @@ _BUSY_SHARE = 0.5  # of the cores: a load above it makes poor figures
 def run(**options: Any) -> int:
     """Do what `card bench` was asked for."""
     out, resume, trace_file = options.pop("out"), options.pop("resume"), options.pop("trace")
+    is_wide = options.pop("wide")
     transformers_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     console = Console(stderr=True)
     environment = describe_run()
@@ -63,7 +65,7 @@ def run(**options: Any) -> int:
         write_trace(trace_file, traces, {"command": environment.command, "commit": environment.commit})
     elif trace_file is not None:
         console.print("nothing was decoded, so there is no trace", highlight=False)
-    return _show(done, out, console)
+    return _show(done, out, console, is_wide=is_wide)
 
 
 def _plan(options: dict[str, Any]) -> Plan:
@@ -153,11 +155,11 @@ def _warn_if_busy(environment: Environment, console: Console) -> None:
         )
 
 
-def _show(run: Run, out: Path, console: Console) -> int:
+def _show(run: Run, out: Path, console: Console, *, is_wide: bool) -> int:
     """Print the tables and where the lines are. Returns the exit status."""
-    tables = rich_tables(run)
+    tables = rich_tables(run, is_wide=is_wide)
     for table in tables:
-        Console().print(table)
+        show(Console(), table, spare=SPARE, is_wide=is_wide)
     if run.status == "interrupted":
         shown = "the tables hold what is complete" if tables else "no prompt is complete"
         console.print(f"interrupted; {shown}. card bench --resume {out} goes on", highlight=False, soft_wrap=True)

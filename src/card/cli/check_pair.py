@@ -28,6 +28,7 @@ from card.cli.pair_facts import (
     verdict,
 )
 from card.cli.progress import spinner
+from card.cli.tables import show
 from card.config import DraftSettings
 from card.engine.switch import Arm
 from card.engine.tuned import TunedPolicy
@@ -43,7 +44,7 @@ _NUM_SAMPLE_PROMPTS = 4
 _SCHEDULES: dict[Arm, str] = {"beside": "drafter beside the target", "turns": "turns", "off": "plain decoding"}
 
 
-def run(prompts: Path | None, max_tokens: int, as_json: bool, **options: Any) -> int:
+def run(prompts: Path | None, max_tokens: int, as_json: bool, wide: bool, **options: Any) -> int:
     """Do what `card check-pair` was asked for."""
     target, draft = resolve_models(options, needs_draft=True)
     assert draft is not None
@@ -53,7 +54,7 @@ def run(prompts: Path | None, max_tokens: int, as_json: bool, **options: Any) ->
     if as_json:
         click.echo(json.dumps(asdict(report), ensure_ascii=False))
     else:
-        _print(Console(), report)
+        _print(Console(), report, is_wide=wide)
     return 0 if report.is_worth_it else 1
 
 
@@ -124,7 +125,7 @@ def _read_prompts(path: Path) -> tuple[str, ...]:
 # ---- how it reads ---------------------------------------------------------------------------------------------------
 
 
-def _print(console: Console, report: PairReport) -> None:
+def _print(console: Console, report: PairReport, *, is_wide: bool) -> None:
     cost = f" at {report.target_cost}" if report.target_cost else ""
     console.print(Text(f"target {report.target}{cost}, draft {report.draft}"))
     if report.memory and report.latencies and report.agreement and report.speeds:
@@ -136,7 +137,8 @@ def _print(console: Console, report: PairReport) -> None:
             ("tokens/s, one request at a time", _speed_table(report.speeds)),
         ):
             console.print(Text(f"\n{title}", style="bold"))
-            console.print(table)
+            sizes = [str(column.header) for column in table.columns[2:] if str(column.header).isdigit()]
+            show(console, table, spare=sizes, is_wide=is_wide)
         console.print(Text(_speed_note(report.speeds)))
         console.print()
     answer = Text("yes: " if report.is_worth_it else "no: ", style="bold green" if report.is_worth_it else "bold red")

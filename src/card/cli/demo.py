@@ -15,6 +15,7 @@ from rich.text import Text
 
 from card.cli.options import given, resolve_models
 from card.cli.progress import spinner
+from card.cli.tables import show
 from card.config import SamplingParams
 from card.errors import SettingsError
 from card.llm import LLM
@@ -44,7 +45,7 @@ class _Lane:
         return Panel(Text(self.text), title=self.method, subtitle=self.note, width=width, height=14)
 
 
-def run(problems: int, max_tokens: int, temperature: float, seed: int, **options: Any) -> None:
+def run(problems: int, max_tokens: int, temperature: float, seed: int, wide: bool, **options: Any) -> None:
     """Do what `card demo` was asked for."""
     if not 1 <= problems <= len(DEMO_PROBLEMS):
         raise SettingsError(f"--problems must be from 1 to {len(DEMO_PROBLEMS)}, got {problems}")
@@ -58,7 +59,7 @@ def run(problems: int, max_tokens: int, temperature: float, seed: int, **options
         for lane in lanes:
             lane.llm.close()
     console.print()
-    console.print(_closing_table(lanes))
+    show(console, _closing_table(lanes), spare=("hit rate", "drafter layers/s", "share of ceiling"), is_wide=wide)
     console.print("vanilla and sps run on the target's core alone; card drafts on another one.")
     differing = [lane.method for lane in lanes if lane.token_ids != lanes[0].token_ids]
     if differing:

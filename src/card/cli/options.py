@@ -12,6 +12,7 @@ from card.cli.progress import spinner
 from card.config import Grammar, Growth, Placement, SamplingParams, VerifyShape
 from card.errors import SettingsError
 from card.methods import METHODS, find_method
+from card.models.places import local_folder
 from card.writers.local import writer_names
 
 if TYPE_CHECKING:  # loaded when a command runs
@@ -267,12 +268,18 @@ def _text_of(file: TextIO) -> str:
 
 
 def resolve_models(options: dict[str, Any], *, needs_draft: bool) -> tuple[str, str | None]:
-    """Take target and draft out of ``options``; the built-in draft stands beside the built-in target."""
+    """Take target and draft out of ``options``; the built-in draft stands beside the built-in target.
+
+    Raises: ModelError for a path that is no model folder, the target's first; SettingsError if the draft is missing.
+    """
     target, draft = options.pop("target") or DEMO_TARGET, options.pop("draft")
+    local_folder(target)
     if draft is None and target == DEMO_TARGET:
         draft = DEMO_DRAFT
     if draft is None and needs_draft:
         raise SettingsError("this method needs a draft model: give --draft, or --method vanilla to do without")
+    if draft is not None and needs_draft:
+        local_folder(draft)
     return target, draft
 
 
@@ -289,7 +296,7 @@ def given(options: dict[str, Any]) -> dict[str, Any]:
 def make_llm(options: dict[str, Any]) -> LLM:
     """Load what the options ask for; spin meanwhile. Raises: CardError of any kind."""
     method = options.pop("method")
-    needs_draft = find_method(method).needs_draft
+    needs_draft = find_method(method).needs_draft and options.get("draft_address") is None
     target, draft = resolve_models(options, needs_draft=needs_draft)
     make: type[LLM] = load("card.llm").LLM
     with spinner(f"loading {target}"):

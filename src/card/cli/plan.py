@@ -34,6 +34,7 @@ def run(
     search: bool,
     pool: bool,
     as_json: bool,
+    wide: bool,
     **options: Any,
 ) -> None:
     """Do what `card plan` was asked for."""
@@ -61,9 +62,9 @@ def run(
     if as_json:
         click.echo(json.dumps(asdict(study if pool else report), ensure_ascii=False))
     elif pool:
-        print_pool(Console(), study)
+        print_pool(Console(), study, is_wide=wide)
     else:
-        print_plan(Console(), report)
+        print_plan(Console(), report, is_wide=wide)
 
 
 def _recording(path: Path | None, agreement: float | None) -> Recording:

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from card.cli.progress import spinner
+from card.cli.tables import show
 from card.planner.measuring import ProfileRequest, measure_profile
 from card.planner.profile import Profile, save_profile
 from card.planner.sizes import DEFAULT_BATCHES, DEFAULT_CONTEXTS, DEFAULT_TOKENS
@@ -26,6 +27,7 @@ def run(
     contexts: tuple[int, ...] | None,
     batches: tuple[int, ...] | None,
     runs: int,
+    wide: bool,
 ) -> None:
     """Do what `card profile` was asked for."""
     request = ProfileRequest(
@@ -43,7 +45,9 @@ def run(
     with spinner(f"loading {model}") as say:
         measured = measure_profile(request, say)
     save_profile(measured, out)
-    Console().print(_table(measured))
+    table = _table(measured)
+    spare = [str(column.header).replace("\n", " ") for column in table.columns[2:]]
+    show(Console(), table, spare=spare, is_wide=wide)
     click.echo(f"written to {out}")
 
 

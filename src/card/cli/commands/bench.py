@@ -11,7 +11,7 @@ import click
 from card.bench.names import DRAFT_OPTIONS, PRESETS, PUBLISHED, shipped
 from card.cli.help import command
 from card.cli.lazy import run
-from card.cli.options import DEMO_DRAFT, DEMO_TARGET, parse_cores, parse_numbers
+from card.cli.options import DEMO_DRAFT, DEMO_TARGET, parse_cores, parse_numbers, wide_option
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -73,6 +73,7 @@ def _draft_options(function: F) -> F:
     help="Draft lengths that sps, ouroboros, card-turns and transformers-assisted choose from.",
 )
 @click.option("--hrad", default="auto", show_default=True, help="Predictor of specbranch: a file, off, or auto.")
+@wide_option
 @_draft_options
 @click.option("--coupling-report", is_flag=True, help="Add rows that rank candidates without the sampling noise.")
 @click.option(

@@ -9,7 +9,7 @@ import click
 
 from card.cli.help import command
 from card.cli.lazy import run
-from card.cli.options import LEAST_CHECKED_TOKENS, parse_cores
+from card.cli.options import LEAST_CHECKED_TOKENS, parse_cores, wide_option
 
 
 @command("check-pair", short_help="Measure whether a draft model is worth its while.")
@@ -41,6 +41,7 @@ from card.cli.options import LEAST_CHECKED_TOKENS, parse_cores
 @click.option("--draft-threads", type=int, help="CPU threads of the drafter.  [default: 1]")
 @click.option("--cores", callback=parse_cores, help="CPU cores of the target, such as 0 or 0,1.")
 @click.option("--draft-cores", callback=parse_cores, help="CPU cores of the drafter.")
+@wide_option
 def check_pair(**options: Any) -> int:
     """Measure whether DRAFT makes TARGET faster here; both are a folder or a hub name, the built-in pair if left out.
 

@@ -8,7 +8,7 @@ import click
 
 from card.cli.help import command
 from card.cli.lazy import run
-from card.cli.options import model_options
+from card.cli.options import model_options, wide_option
 from card.models.demo import DEMO_PROBLEMS
 
 
@@ -19,6 +19,7 @@ from card.models.demo import DEMO_PROBLEMS
 @click.option("--max-tokens", type=int, default=128, show_default=True, help="Most new tokens per problem.")
 @click.option("--temperature", type=float, default=0.0, show_default=True, help="0 takes the most likely token.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of the sampling noise.")
+@wide_option
 @model_options
 def demo(**options: Any) -> int:
     """Answer a few problems with plain decoding, sequential speculation and CARD, and compare text and speed."""

@@ -9,7 +9,7 @@ import click
 
 from card.cli.help import command
 from card.cli.lazy import run
-from card.cli.options import parse_fractions, parse_names
+from card.cli.options import parse_fractions, parse_names, wide_option
 
 
 @command(short_help="Predict the speed of every method from profiles and a recording.")
@@ -44,6 +44,7 @@ from card.cli.options import parse_fractions, parse_names
 @click.option("--min-speed-up", type=float, help="Pool: over plain decoding.  [default: 90 % of one target's]")
 @click.option("--max-targets", type=int, default=4096, show_default=True, help="Pool: no more are tried.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the tables.")
+@wide_option
 def plan(**options: Any) -> int:
     """Predict speeds, settings and where time goes: the engine runs in virtual time on what was recorded."""
     return run("card.cli.plan", **options)

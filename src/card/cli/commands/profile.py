@@ -9,7 +9,7 @@ import click
 
 from card.cli.help import command
 from card.cli.lazy import run
-from card.cli.options import parse_numbers
+from card.cli.options import parse_numbers, wide_option
 from card.planner.sizes import DEFAULT_BATCHES, DEFAULT_CONTEXTS, DEFAULT_TOKENS
 
 
@@ -36,6 +36,7 @@ def _listed(numbers: tuple[int, ...]) -> str:
 )
 @click.option("--batches", callback=parse_numbers, help=f"Sequences.  [default: {_listed(DEFAULT_BATCHES)}]")
 @click.option("--runs", type=click.IntRange(1), default=9, show_default=True, help="Timed runs of each pass.")
+@wide_option
 def profile(**options: Any) -> int:
     """Measure passes of MODEL (a folder, a hub name, demo-target or demo-draft) over tokens, context and batch."""
     return run("card.cli.profile", **options)
