@@ -30,7 +30,8 @@ from table import validation_tables
 from validation_report import Rates, compared, parts_of
 
 from card.bench import environment
-from card.bench.lineup import BASELINE, Lineup, LineupSettings, PairSpec, names_of, spec_of
+from card.bench.lineup import Lineup, LineupSettings, PairSpec
+from card.bench.names import BASELINE, names_of, spec_of
 from card.bench.rows import Decoded, Row, home
 from card.config import EngineSettings, SamplingParams
 from card.engine.cores import CorePlan, pinned

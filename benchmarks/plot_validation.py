@@ -18,7 +18,7 @@ from typing import Any
 import options
 from validation_report import median_errors, rows_of
 
-from card.bench.lineup import BASELINE
+from card.bench.names import BASELINE
 from card.errors import BenchError
 
 # Colours that differ for colour-blind readers too (Okabe & Ito 2008), each with a marker of its own.

@@ -16,7 +16,7 @@ from typing import Any
 import load_report
 import validation_report
 
-from card.bench.lineup import SEVERAL_WRITERS, SINGLE_WRITERS
+from card.bench.names import SEVERAL_WRITERS, SINGLE_WRITERS
 from card.bench.records import Run
 from card.bench.results import load
 from card.bench.summary import RowSummary, ratio

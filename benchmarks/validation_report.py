@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from card.bench.lineup import BASELINE
+from card.bench.names import BASELINE
 from card.bench.tables import shown
 from card.metrics import RequestStats
 

@@ -28,6 +28,7 @@ LINES: tuple[tuple[str, ...], ...] = (
     ("methods",),
     ("transport", "engine"),
     ("outputs", "text_stream", "mailbox", "host", "llm", "async_llm", "hf"),
+    ("interrupts",),
     ("cli", "server", "bench", "planner", "cluster", "__main__"),
 )
 LINE_OF = {part: line_idx for line_idx, parts in enumerate(LINES) for part in parts}

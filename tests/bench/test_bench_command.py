@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from card.bench import runner
-from card.bench.lineup import OURS, PRESETS
+from card.bench.names import OURS, PRESETS
 from card.bench.records import Run, planned
 from card.bench.results import load, read_unchecked
 from card.bench.rows import CardRow

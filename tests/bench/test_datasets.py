@@ -12,7 +12,8 @@ import huggingface_hub
 import pytest
 from huggingface_hub.errors import LocalEntryNotFoundError
 
-from card.bench.datasets import PUBLISHED, Dataset, DataSpec, Question, parse_spec, read_datasets, read_prompts, shipped
+from card.bench.datasets import Dataset, DataSpec, Question, parse_spec, read_datasets, read_prompts
+from card.bench.names import PUBLISHED, shipped
 from card.errors import BenchError, SettingsError
 from card.models.loading import load_tokenizer
 from card.models.text import encode_chat

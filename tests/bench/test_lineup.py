@@ -7,19 +7,8 @@ from collections.abc import Sequence
 import pytest
 
 from card.bench.datasets import Dataset, Question
-from card.bench.lineup import (
-    BASELINE,
-    KNOWN,
-    OURS,
-    PRESETS,
-    LineupSettings,
-    PairSpec,
-    make_plan,
-    names_of,
-    needs_draft,
-    spec_of,
-    uncoupled,
-)
+from card.bench.lineup import LineupSettings, PairSpec, make_plan
+from card.bench.names import BASELINE, KNOWN, OURS, PRESETS, names_of, needs_draft, spec_of, uncoupled
 from card.config import SamplingParams
 from card.errors import SettingsError
 from card.methods import METHODS

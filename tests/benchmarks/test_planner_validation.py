@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from card.bench.lineup import BASELINE, LineupSettings
+from card.bench.lineup import LineupSettings
+from card.bench.names import BASELINE
 from card.config import SamplingParams
 from card.metrics import RequestStats
 from tests.benchmarks.scripts import lines_of

@@ -26,7 +26,7 @@ from card.models.loading import load_model, load_tokenizer
 from tests.pair import Pair
 
 PROMPT = "the cat sat"
-RUN = [sys.executable, "-c", "from card.cli import main; main()"]
+RUN = [sys.executable, "-m", "card"]
 PATIENCE_S = 120.0  # for what takes a few seconds on an idle machine
 STATS_KEYS = {
     "wall_s",
@@ -109,6 +109,13 @@ PAIR = ["--target", "{target}", "--draft", "{draft}", "--placement", "inline"]
         (["generate", "--target", "{not_a_model}", "--method", "vanilla", "hi"], "holds no config.json"),
         (["generate", "--target", "{target}", "--draft", "{missing}", "hi"], "there is no folder"),
         (["generate", "--target", "{target}", "hi"], "give --draft, or --method vanilla"),
+        (["generate", "--target", "{missing}", "hi"], "there is no folder {missing}"),  # the target's error comes first
+        (["generate", "--target", "{missing}", "--draft", "{not_a_model}", "hi"], "there is no folder {missing}"),
+        (["generate", "--target", "{not_a_model}", "--draft", "{missing}", "hi"], "{not_a_model} holds no config.json"),
+        (["check-pair", "{missing}", "{not_a_model}"], "there is no folder {missing}"),
+        (["generate", *PAIR, "--prompt-file", "{missing}"], "does not exist"),
+        (["generate", *PAIR, "--prompt-file", "{target}/config.json", "hi"], "the prompt is given twice"),
+        (["generate", *PAIR, "--prompt-file", "{target}/model.safetensors"], "is not valid UTF-8"),
         (["generate", "--target", "{target}", "--draft", "{foreign_draft}", "hi"], "share one tokenizer"),
         (["generate", *PAIR, "--raw", "the cat " * 2500], "the context holds 4096"),
         (["generate", *PAIR, "--max-model-len", "8", "one two three four five six"], "the context holds 8"),
@@ -146,7 +153,7 @@ PAIR = ["--target", "{target}", "--draft", "{draft}", "--placement", "inline"]
         (["generate", *PAIR, "--colour", "red", "hi"], "No such option"),
         (["generate", *PAIR, "hi", "there"], "unexpected extra argument"),
         (["generate", *PAIR, "--seed"], "requires an argument"),
-        (["generate", "\nfirst line\nsecond line\n", "--target", "{missing}\n\nx"], "give --draft"),
+        (["generate", "\nfirst line\nsecond line\n", "--target", "no\n\nx"], "give --draft"),
         (["sing"], "No such command 'sing'"),
         (["--loud"], "No such option"),
         (["chat", *PAIR, "--temperature", "-1"], "temperature must be 0 or more"),
@@ -159,7 +166,7 @@ PAIR = ["--target", "{target}", "--draft", "{draft}", "--placement", "inline"]
 def test_wrong_input_is_one_line_and_status_2(run, pair, args, said):
     folders = {name: getattr(pair, name) for name in ("target", "draft", "foreign_draft", "missing", "not_a_model")}
     started = time.monotonic()
-    assert_one_line(run(*(arg.format(**folders) for arg in args)), said)
+    assert_one_line(run(*(arg.format(**folders) for arg in args)), said.format(**folders))
     assert time.monotonic() - started < 60
 
 
@@ -255,6 +262,13 @@ def test_the_prompt_may_come_from_standard_input(run, models):
     assert run(*args, "--raw", PROMPT) != answered, "without --raw the chat template is used"
 
 
+def test_the_prompt_may_come_from_a_file(run, models, tmp_path):
+    path = tmp_path / "prompt.txt"
+    path.write_text(PROMPT + "\n")
+    args = ["generate", *models, "--max-tokens", "16"]
+    assert run(*args, "--prompt-file", str(path)) == run(*args, PROMPT)
+
+
 def test_stats_go_to_standard_error(run, models):
     args = ["generate", *models, "--policy", "fixed", "--max-tokens", "16", "--ignore-eos", PROMPT]
     ran = run(*args, "--stats")
@@ -267,12 +281,12 @@ def test_stats_go_to_standard_error(run, models):
 
 
 def test_chat_remembers_until_it_is_cleared(run, plain, models):
-    turns = ["hello", "and then?", "/clear", "hello again"]
+    turns = ["hello", "and then?", "/reset", "hello again"]
     params = SamplingParams(temperature=0.0, max_tokens=12, seed=0)
     messages: list[dict[str, str]] = []
     wanted = ""
     for turn in turns:
-        if turn == "/clear":
+        if turn == "/reset":
             messages = []
             continue
         messages.append({"role": "user", "content": turn})
@@ -287,7 +301,7 @@ def test_chat_remembers_until_it_is_cleared(run, plain, models):
 def test_chat_goes_on_after_a_message_that_does_not_fit(run, models):
     ran = run("chat", *models, "--max-model-len", "32", stdin=b"word " * 50 + b"\nhi\n")
     assert ran.status == 0
-    assert "/clear forgets" in ran.err
+    assert "/reset forgets" in ran.err
     assert ran.out.endswith("\n")
 
 

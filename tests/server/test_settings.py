@@ -43,7 +43,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Iterator[Started]:
             make_llm()
         return 0
 
-    monkeypatch.setattr("card.cli.serve.AsyncLLM", fake_llm)
+    monkeypatch.setattr("card.async_llm.AsyncLLM", fake_llm)
     monkeypatch.setattr(serving, "serve", fake_serve)
     monkeypatch.setattr("card.server.logs.set_up", lambda level: None)
     yield found
@@ -145,7 +145,7 @@ def test_a_server_open_to_the_network_without_a_key_is_warned_about(started: Sta
 
 
 def test_without_the_optional_packages_the_command_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("card.cli.serve.find_spec", lambda name: None if name == "uvicorn" else object())
+    monkeypatch.setattr("card.cli.commands.serve.find_spec", lambda name: None if name == "uvicorn" else object())
     done = invoke()
     assert isinstance(done.exception, SettingsError)
     assert "uvicorn; run pip install 'card-decoding[serve]'" in str(done.exception)

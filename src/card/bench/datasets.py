@@ -13,7 +13,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from importlib import import_module, resources
+from importlib import import_module
 from itertools import islice
 from pathlib import Path
 from types import MappingProxyType
@@ -23,6 +23,7 @@ import huggingface_hub
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 from transformers import PreTrainedTokenizerBase
 
+from card.bench.names import PUBLISHED, shipped, shipped_folder
 from card.errors import BenchError, SettingsError
 from card.models.text import encode_chat, encode_prompt
 
@@ -116,12 +117,6 @@ _FORMATS: Mapping[str, _Format] = MappingProxyType(
         _PLAIN: _Format({"question": str}, _own),
     }
 )
-PUBLISHED = tuple(name for name in _FORMATS if name != _PLAIN)
-
-
-def shipped() -> list[str]:
-    """Return the names of the prompt sets that come with the package."""
-    return sorted(Path(path.name).stem for path in _shipped_folder().iterdir() if path.name.endswith(".jsonl"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +144,7 @@ def parse_spec(text: str, *, from_hub: bool = False) -> DataSpec:
     if text.startswith(HUB) or (from_hub and text in PUBLISHED):
         return _hub_spec(text.removeprefix(HUB))
     if text in shipped():
-        return DataSpec(text, _PLAIN, str(_shipped_folder() / f"{text}.jsonl"))
+        return DataSpec(text, _PLAIN, str(shipped_folder() / f"{text}.jsonl"))
     if text in PUBLISHED:
         hub = f", or {HUB}{text} to fetch it" if _FORMATS[text].hub else ""
         raise SettingsError(f"{text} does not come with the package: give {text}=FILE in its published format{hub}")
@@ -190,13 +185,9 @@ def read_prompts(path: Path, limit: int) -> list[Question]:
 # ---- inside ----------------------------------------------------------------------------------------------------------
 
 
-def _shipped_folder() -> Path:
-    return Path(str(resources.files("card"))) / "bench" / "prompts"
-
-
 def _public_source(spec: DataSpec) -> str:
     """Return the source as results name it: shipped prompts without the folder of this installation."""
-    return "shipped" if Path(spec.source).parent == _shipped_folder() else spec.source
+    return "shipped" if Path(spec.source).parent == shipped_folder() else spec.source
 
 
 def _check_hub_place(source: str) -> None:

@@ -8,12 +8,13 @@ from typing import Any
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from card.bench.lineup import ONE_CORE
+from card.bench.names import ONE_CORE
 from card.bench.records import Run
 from card.bench.summary import RowSummary, ratio, summarise
 
 _SHOWN_SHARE = 0.05  # of a writer
-_ON_TERMINAL = (  # what fits into 80 columns, if names are short
+SPARE = ("tokens a pass", "vs one core", "range", "first, ms")  # on a narrow terminal, the last one first
+_ON_TERMINAL = (  # unless all columns are asked for
     "method",
     "tokens/s",
     "range",
@@ -92,12 +93,12 @@ def groups(run: Run) -> list[list[RowSummary]]:
     return list(found.values())
 
 
-def rich_tables(run: Run) -> list[Table]:
-    """Return a table for each pair and workload of which something is complete."""
-    return [_rich_table(run, rows) for rows in groups(run)]
+def rich_tables(run: Run, *, is_wide: bool = False) -> list[Table]:
+    """Return a table for each pair and workload of which something is complete; with all columns if it may be wide."""
+    return [_rich_table(run, rows, is_wide=is_wide) for rows in groups(run)]
 
 
-def _rich_table(run: Run, rows: Sequence[RowSummary]) -> Table:
+def _rich_table(run: Run, rows: Sequence[RowSummary], *, is_wide: bool) -> Table:
     first = rows[0]
     counts = f"prompts: {first.num_prompts}, repeats: {first.num_repeats} of {run.repeats}"
     title = f"{first.pair}, {first.workload}: {counts}, {run.dtype}, T = {run.sampling.temperature:g}"
@@ -113,7 +114,8 @@ def _rich_table(run: Run, rows: Sequence[RowSummary]) -> Table:
         padding=(0, 1, 0, 0),
     )
     lines = [cells(run, row) for row in rows]
-    columns = [name for name in _ON_TERMINAL if name == "method" or any(line[name] != "–" for line in lines)]
+    asked = tuple(lines[0]) if is_wide else _ON_TERMINAL
+    columns = [name for name in asked if name == "method" or any(line[name] != "–" for line in lines)]
     for name in columns:
         is_name = name == "method"
         head = name.replace(" ", "\n", 1)

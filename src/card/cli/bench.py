@@ -4,107 +4,37 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 from click.core import ParameterSource
 from rich.console import Console
 from transformers.utils import logging as transformers_logging
 
-from card.bench.datasets import PUBLISHED, DataSpec, parse_spec, read_datasets, shipped
+from card.bench.datasets import DataSpec, parse_spec, read_datasets
 from card.bench.environment import Environment, choose_cores, describe_run
-from card.bench.lineup import DRAFT_OPTIONS, PRESETS, LineupSettings, PairSpec, make_plan, names_of, uncoupled
+from card.bench.lineup import LineupSettings, PairSpec, make_plan
+from card.bench.names import DRAFT_OPTIONS, names_of, uncoupled
 from card.bench.records import Run
 from card.bench.results import read_unchecked
 from card.bench.runner import Plan, run_bench
-from card.bench.tables import rich_tables
-from card.cli.options import DEMO_DRAFT, DEMO_TARGET, given, parse_cores, parse_numbers
+from card.bench.tables import SPARE, rich_tables
+from card.cli.options import DEMO_DRAFT, DEMO_TARGET, given
+from card.cli.tables import show
 from card.config import SamplingParams
 from card.errors import BenchError, CardError, SettingsError
+from card.interrupts import INTERRUPTED
 from card.trace import Trace, write_trace
 
-_INTERRUPTED = 130
 _BUSY_SHARE = 0.5  # of the cores: a load above it makes poor figures
 
-F = TypeVar("F", bound=Callable[..., Any])
 
-
-def _draft_options(command: F) -> F:
-    for name, kind in reversed(list(DRAFT_OPTIONS.items())):
-        flag = "--" + name.replace("_", "-")
-        command = click.option(flag, type=kind, help="Of card-chain, card-tree, card-turns.  [default: the library's]")(
-            command
-        )
-    return command
-
-
-@click.command(short_help="Measure methods against each other: speed, acceptance, same text.")
-@click.option(
-    "--methods",
-    default="vanilla,sps,card",
-    show_default=True,
-    help=f"Rows, or presets ({', '.join(PRESETS)}), with commas; card+beam,suffix is CARD with these writers. Plain "
-    "decoding on all cores is always there, and so is the twin on all cores of a row on one.",
-)
-@click.option("--writers", multiple=True, help="One more row: CARD with these writers, such as beam,suffix.")
-@click.option(
-    "--data",
-    multiple=True,
-    help=f"What to decode, may be given several times: shipped prompts ({', '.join(shipped())}), a published set from "
-    f"its file such as gsm8k=FILE ({', '.join(PUBLISHED)}) or from the hub such as hub:gsm8k.  [default: questions]",
-)
-@click.option("--from-hub", is_flag=True, help="Fetch the published sets of --data that come without a file.")
-@click.option("--prompts", multiple=True, help="JSON lines with a question each: FILE or NAME=FILE.")
-@click.option("--raw", is_flag=True, help="Continue all prompts as they are, without the chat template.")
-@click.option("--limit", type=int, default=8, show_default=True, help="Prompts of each data set.")
-@click.option("--skip-long", is_flag=True, help="Leave out prompts that do not fit into the context.")
-@click.option("--target", help=f"Target model: a folder, a hub name, or {DEMO_TARGET}.  [default: {DEMO_TARGET}]")
-@click.option("--draft", help=f"Draft model, or none.  [default: {DEMO_DRAFT} beside {DEMO_TARGET}]")
-@click.option("--pair", nargs=2, multiple=True, metavar="TARGET DRAFT", help="A pair; may be given several times.")
-@click.option(
-    "--target-cost",
-    multiple=True,
-    help="Price of the target, such as 300M, or none for as it is; several make several pairs.  [default: none]",
-)
-@click.option("--dtype", default="auto", show_default=True, help="auto (as stored), float32, bfloat16, float16.")
-@click.option(
-    "--max-model-len", type=int, help="Most tokens of prompt and answer.  [default: the model's, at most 4096]"
-)
-@click.option("--max-tokens", type=int, default=128, show_default=True, help="Most new tokens of an answer.")
-@click.option("--repeats", type=int, default=5, show_default=True, help="Runs of each prompt and row.")
-@click.option("--temperature", type=float, default=0.0, show_default=True, help="0 takes the most likely token.")
-@click.option("--top-k", type=int, default=0, show_default=True, help="Keep the k most likely tokens; 0 keeps all.")
-@click.option("--top-p", type=float, default=1.0, show_default=True, help="Keep the likeliest tokens up to this mass.")
-@click.option("--min-p", type=float, default=0.0, show_default=True, help="Drop tokens below this share of the best.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Same seed, same text.")
-@click.option("--cores", callback=parse_cores, help="Cores, the last one the drafter's.  [default: first and last]")
-@click.option(
-    "--sps-lengths",
-    callback=parse_numbers,
-    default="2,3,4,5,6,8,10,12",
-    show_default=True,
-    help="Draft lengths that sps, ouroboros, card-turns and transformers-assisted choose from.",
-)
-@click.option("--hrad", default="auto", show_default=True, help="Predictor of specbranch: a file, off, or auto.")
-@_draft_options
-@click.option("--coupling-report", is_flag=True, help="Add rows that rank candidates without the sampling noise.")
-@click.option(
-    "--trace",
-    type=click.File("w", encoding="utf-8", lazy=True),
-    help="Decode the first prompt of each data set once more and write what happened when, for ui.perfetto.dev.",
-)
-@click.option("--out", type=Path, help="JSON lines are appended to it.  [default: bench-DATE-TIME.jsonl]")
-@click.option("--resume", type=Path, help="Go on with the last run of this file: exactly what is missing.")
-@click.pass_context
-def bench(context: click.Context, /, **options: Any) -> int:
-    """Measure methods against each other on the same weights, prompts and cores.
-
-    All rows decode a prompt before the next one comes. Texts are compared before any time is shown. Ctrl-C keeps what
-    is done.
-    """
+def run(**options: Any) -> int:
+    """Do what `card bench` was asked for."""
     out, resume, trace_file = options.pop("out"), options.pop("resume"), options.pop("trace")
+    is_wide = options.pop("wide")
     transformers_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     console = Console(stderr=True)
     environment = describe_run()
@@ -115,14 +45,14 @@ def bench(context: click.Context, /, **options: Any) -> int:
         old, out = read_unchecked(resume), resume
         if old.status == "complete":
             console.print(f"{resume}: the run is complete, nothing is missing", highlight=False, soft_wrap=True)
-        options = _resumed_options(context, options, old)
+        options = _resumed_options(click.get_current_context(), options, old)
     out = out or Path(time.strftime("bench-%Y%m%d-%H%M%S.jsonl"))
     plan = _plan(options)
     _warn_if_busy(environment, console)
     size_before = out.stat().st_size if out.exists() else 0
     try:
         traces: dict[str, Trace] = {}
-        run = run_bench(plan, environment, out, console, old, None if trace_file is None else traces)
+        done = run_bench(plan, environment, out, console, old, None if trace_file is None else traces)
     except CardError:
         if out.exists() and out.stat().st_size > size_before:
             console.print(
@@ -135,7 +65,7 @@ def bench(context: click.Context, /, **options: Any) -> int:
         write_trace(trace_file, traces, {"command": environment.command, "commit": environment.commit})
     elif trace_file is not None:
         console.print("nothing was decoded, so there is no trace", highlight=False)
-    return _show(run, out, console)
+    return _show(done, out, console, is_wide=is_wide)
 
 
 def _plan(options: dict[str, Any]) -> Plan:
@@ -225,14 +155,14 @@ def _warn_if_busy(environment: Environment, console: Console) -> None:
         )
 
 
-def _show(run: Run, out: Path, console: Console) -> int:
+def _show(run: Run, out: Path, console: Console, *, is_wide: bool) -> int:
     """Print the tables and where the lines are. Returns the exit status."""
-    tables = rich_tables(run)
+    tables = rich_tables(run, is_wide=is_wide)
     for table in tables:
-        Console().print(table)
+        show(Console(), table, spare=SPARE, is_wide=is_wide)
     if run.status == "interrupted":
         shown = "the tables hold what is complete" if tables else "no prompt is complete"
         console.print(f"interrupted; {shown}. card bench --resume {out} goes on", highlight=False, soft_wrap=True)
-        return _INTERRUPTED
+        return INTERRUPTED
     console.print(f"results are in {out}", highlight=False, soft_wrap=True)
     return 0

@@ -14,20 +14,11 @@ from card.bench.results import load
 from card.bench.summary import summarise
 from card.errors import BenchError, SettingsError
 
-_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
-_NEW_FILE = click.Path(dir_okay=False, path_type=Path)
 
-
-@click.command(short_help="Make a page, pictures and a table of bench files.")
-@click.argument("results", nargs=-1, required=True, type=_FILE)
-@click.option("--out", type=_NEW_FILE, help="Write one HTML file that needs nothing else.")
-@click.option("--png", type=click.Path(file_okay=False, path_type=Path), help="Write each plot into this folder.")
-@click.option("--csv", "csv_path", type=_NEW_FILE, help="Write a line for each pair, row and workload.")
-@click.option("--trace", type=_FILE, help="Draw the timeline of this trace too, as written by --trace.")
-def report(
+def run(
     results: tuple[Path, ...], out: Path | None, png: Path | None, csv_path: Path | None, trace: Path | None
 ) -> None:
-    """Read RESULTS, the files of card bench, check that their texts are those of plain decoding, and draw them."""
+    """Do what `card report` was asked for."""
     if out is None and png is None and csv_path is None:
         raise SettingsError("nothing to write: give --out report.html, --png folder or --csv file")
     summaries = [(run, summarise(run)) for run in load(results)]

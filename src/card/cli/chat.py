@@ -3,61 +3,104 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
+from contextlib import closing
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from card.cli.options import (
-    draft_options,
-    make_llm,
-    method_options,
-    model_options,
-    sampling_options,
-    shaping_options,
-    take_sampling_params,
-)
+from card.cli.options import demo_note, make_llm, take_sampling_params
+from card.cli.progress import spin_until_first
 from card.cli.report import stats_line
+from card.config import SamplingParams
 from card.errors import PromptError
+from card.interrupts import noting
+from card.metrics import RequestStats
+
+if TYPE_CHECKING:  # loaded by make_llm
+    from card.llm import LLM
+
+_HELP = """\
+/reset    forget the conversation
+/stats    show what the last answer cost
+/help     show this
+/quit     leave; so do Ctrl-D and an empty line
+Ctrl-C    cut an answer short; the conversation goes on with what was said"""
 
 
-@click.command(short_help="Talk with the target model.")
-@click.option("--stats", is_flag=True, help="Print what each answer cost to standard error.")
-@method_options
-@sampling_options
-@shaping_options
-@draft_options
-@model_options
-def chat(stats: bool, **options: Any) -> None:
-    """Talk with the target model.
-
-    An empty line or Ctrl-D ends it, /clear forgets the conversation, Ctrl-C cuts an answer short.
-    """
+def run(stats: bool, **options: Any) -> None:
+    """Do what `card chat` was asked for."""
     params = take_sampling_params(options)
     with make_llm(options) as llm:
         if llm.target_cost:
             click.echo(f"target costs {llm.target_cost}", err=True)
-        messages: list[dict[str, str]] = []
-        while (line := _ask()) is not None:
-            if line == "/clear":
-                messages = []
-                continue
-            messages.append({"role": "user", "content": line})
-            answer = ""
-            try:
-                for chunk in llm.stream(messages, params):
+        if _is_interactive():
+            _greet(llm)
+        conversation = _Conversation(llm, params, shows_stats=stats)
+        while (line := _ask()) is not None and line != "/quit":
+            conversation.take(line)
+
+
+@dataclass(slots=True)
+class _Conversation:
+    """What was said so far."""
+
+    llm: LLM
+    params: SamplingParams
+    shows_stats: bool
+    messages: list[dict[str, str]] = field(default_factory=list)
+    stats: RequestStats | None = None  # of the last answer
+
+    def take(self, line: str) -> None:
+        """Do what a line of the user asks for."""
+        if line == "/reset":
+            self.messages = []
+        elif line == "/stats":
+            self._tell_stats()
+        elif line == "/help":
+            click.echo(_HELP, err=True)
+        elif line.startswith("/") and " " not in line and "/" not in line[1:]:
+            click.echo(f"card: there is no {line}; /help lists what there is", err=True)
+        else:
+            self._answer(line)
+
+    def _answer(self, line: str) -> None:
+        """Stream the answer. The turn is remembered as far as it got, and not at all if nothing came."""
+        asked = {"role": "user", "content": line}
+        answer = ""
+        try:
+            stream = self.llm.stream([*self.messages, asked], self.params)
+            with noting() as interrupt, closing(spin_until_first(stream, "reading")) as chunks:
+                for chunk in chunks:
                     answer += chunk.text
+                    self.stats = chunk.stats
                     click.echo(chunk.text, nl=False)
                     sys.stdout.flush()
-                click.echo()
-                if stats:
-                    click.echo(stats_line(llm.method.name, chunk.stats, llm.target_cost), err=True)
-            except PromptError as error:
-                click.echo(f"card: {error} (/clear forgets the conversation)", err=True)
-                messages.pop()
-                continue
-            except KeyboardInterrupt:
-                click.echo(" [cut short]")
-            messages.append({"role": "assistant", "content": answer})
+                    if interrupt.is_set:
+                        break
+        except PromptError as error:
+            click.echo(f"card: {error} (/reset forgets the conversation)", err=True)
+            return
+        click.echo(" [cut short]" if interrupt.is_set else "")
+        if answer:
+            self.messages += [asked, {"role": "assistant", "content": answer}]
+        if self.shows_stats:
+            self._tell_stats()
+
+    def _tell_stats(self) -> None:
+        if self.stats is None:
+            click.echo("card: there is no answer yet", err=True)
+        else:
+            click.echo(stats_line(self.llm.method.name, self.stats, self.llm.target_cost), err=True)
+
+
+def _greet(llm: LLM) -> None:
+    settings = llm.settings
+    drafted = f", {settings.draft} drafts" if settings.draft else ""
+    click.echo(f"{settings.target} answers{drafted} (method {llm.method.name}). /help lists commands.", err=True)
+    note = demo_note(settings.target)
+    if note:
+        click.echo(note, err=True)
 
 
 def _ask() -> str | None:
@@ -69,3 +112,7 @@ def _ask() -> str | None:
     except UnicodeDecodeError:
         raise PromptError("standard input is not valid UTF-8; convert it first") from None
     return line.strip() or None
+
+
+def _is_interactive() -> bool:
+    return sys.stdin.isatty() and sys.stderr.isatty()

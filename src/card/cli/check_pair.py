@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from card.cli.options import given, parse_cores, resolve_models
+from card.cli.options import given, resolve_models
 from card.cli.pair_facts import (
     Agreement,
     Latency,
@@ -27,6 +27,8 @@ from card.cli.pair_facts import (
     memory_of,
     verdict,
 )
+from card.cli.progress import spinner
+from card.cli.tables import show
 from card.config import DraftSettings
 from card.engine.switch import Arm
 from card.engine.tuned import TunedPolicy
@@ -39,54 +41,20 @@ from card.models.loading import context_limit, load_model, load_tokenizer
 from card.models.torch_runner import TorchRunner
 
 _NUM_SAMPLE_PROMPTS = 4
-_LEAST_TOKENS = 8  # per prompt: fewer give no rate worth the name
 _SCHEDULES: dict[Arm, str] = {"beside": "drafter beside the target", "turns": "turns", "off": "plain decoding"}
 
 
-@click.command("check-pair", short_help="Measure whether a draft model is worth its while.")
-@click.argument("target", required=False)
-@click.argument("draft", required=False)
-@click.option(
-    "--prompts",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="UTF-8 file of sample prompts, one per line.  [default: a few word problems]",
-)
-@click.option(
-    "--max-tokens",
-    type=click.IntRange(_LEAST_TOKENS),
-    default=64,
-    show_default=True,
-    help="Most new tokens per prompt.",
-)
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the tables.")
-@click.option("--target-cost", help="Inflate the target to the price of so many parameters, such as 300M.")
-@click.option(
-    "--dtype", default="auto", show_default=True, help="auto (as stored), float32, bfloat16, float16, float64."
-)
-@click.option("--device", default="cpu", show_default=True, help="Device of the target: cpu, cuda, cuda:1.")
-@click.option("--draft-device", help="Device of the draft model.  [default: the target's]")
-@click.option(
-    "--max-model-len", type=int, help="Most tokens of prompt and answer.  [default: the model's, at most 4096]"
-)
-@click.option("--threads", type=int, help="CPU threads of the target.  [default: as many as do not slow it down]")
-@click.option("--draft-threads", type=int, help="CPU threads of the drafter.  [default: 1]")
-@click.option("--cores", callback=parse_cores, help="CPU cores of the target, such as 0 or 0,1.")
-@click.option("--draft-cores", callback=parse_cores, help="CPU cores of the drafter.")
-def check_pair(prompts: Path | None, max_tokens: int, as_json: bool, **options: Any) -> int:
-    """Measure whether DRAFT makes TARGET faster here; both are a folder or a hub name, the built-in pair if left out.
-
-    Exit status 0 for yes, 1 for no, 2 for an error.
-    """
+def run(prompts: Path | None, max_tokens: int, as_json: bool, wide: bool, **options: Any) -> int:
+    """Do what `card check-pair` was asked for."""
     target, draft = resolve_models(options, needs_draft=True)
     assert draft is not None
     sample = DEMO_PROBLEMS[:_NUM_SAMPLE_PROMPTS] if prompts is None else _read_prompts(prompts)
-    progress = Console(stderr=True)
-    with progress.status("loading the models") as status:
-        report = _examine(target, draft, sample, max_tokens, options, status.update)
+    with spinner("loading the models") as say:
+        report = _examine(target, draft, sample, max_tokens, options, say)
     if as_json:
         click.echo(json.dumps(asdict(report), ensure_ascii=False))
     else:
-        _print(Console(), report)
+        _print(Console(), report, is_wide=wide)
     return 0 if report.is_worth_it else 1
 
 
@@ -157,7 +125,7 @@ def _read_prompts(path: Path) -> tuple[str, ...]:
 # ---- how it reads ---------------------------------------------------------------------------------------------------
 
 
-def _print(console: Console, report: PairReport) -> None:
+def _print(console: Console, report: PairReport, *, is_wide: bool) -> None:
     cost = f" at {report.target_cost}" if report.target_cost else ""
     console.print(Text(f"target {report.target}{cost}, draft {report.draft}"))
     if report.memory and report.latencies and report.agreement and report.speeds:
@@ -169,7 +137,8 @@ def _print(console: Console, report: PairReport) -> None:
             ("tokens/s, one request at a time", _speed_table(report.speeds)),
         ):
             console.print(Text(f"\n{title}", style="bold"))
-            console.print(table)
+            sizes = [str(column.header) for column in table.columns[2:] if str(column.header).isdigit()]
+            show(console, table, spare=sizes, is_wide=is_wide)
         console.print(Text(_speed_note(report.speeds)))
         console.print()
     answer = Text("yes: " if report.is_worth_it else "no: ", style="bold green" if report.is_worth_it else "bold red")

@@ -6,7 +6,6 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-import click
 from rich.columns import Columns
 from rich.console import Console, Group
 from rich.live import Live
@@ -14,7 +13,9 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from card.cli.options import given, model_options, resolve_models
+from card.cli.options import given, resolve_models
+from card.cli.progress import spinner
+from card.cli.tables import show
 from card.config import SamplingParams
 from card.errors import SettingsError
 from card.llm import LLM
@@ -44,16 +45,8 @@ class _Lane:
         return Panel(Text(self.text), title=self.method, subtitle=self.note, width=width, height=14)
 
 
-@click.command(short_help="Watch the methods side by side on the built-in pair.")
-@click.option(
-    "--problems", type=int, default=3, show_default=True, help=f"How many problems, at most {len(DEMO_PROBLEMS)}."
-)
-@click.option("--max-tokens", type=int, default=128, show_default=True, help="Most new tokens per problem.")
-@click.option("--temperature", type=float, default=0.0, show_default=True, help="0 takes the most likely token.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Seed of the sampling noise.")
-@model_options
-def demo(problems: int, max_tokens: int, temperature: float, seed: int, **options: Any) -> None:
-    """Answer a few problems with plain decoding, sequential speculation and CARD, and compare text and speed."""
+def run(problems: int, max_tokens: int, temperature: float, seed: int, wide: bool, **options: Any) -> None:
+    """Do what `card demo` was asked for."""
     if not 1 <= problems <= len(DEMO_PROBLEMS):
         raise SettingsError(f"--problems must be from 1 to {len(DEMO_PROBLEMS)}, got {problems}")
     params = SamplingParams(temperature=temperature, seed=seed, max_tokens=max_tokens)
@@ -66,7 +59,7 @@ def demo(problems: int, max_tokens: int, temperature: float, seed: int, **option
         for lane in lanes:
             lane.llm.close()
     console.print()
-    console.print(_closing_table(lanes))
+    show(console, _closing_table(lanes), spare=("hit rate", "drafter layers/s", "share of ceiling"), is_wide=wide)
     console.print("vanilla and sps run on the target's core alone; card drafts on another one.")
     differing = [lane.method for lane in lanes if lane.token_ids != lanes[0].token_ids]
     if differing:
@@ -84,7 +77,7 @@ def _load(options: dict[str, Any], console: Console) -> list[_Lane]:
     widens = options["dtype"] == "auto" and not computes_bfloat16(options["device"])
     if widens:
         options["dtype"] = "float32"
-    with console.status("loading the models"):
+    with spinner("loading the models"):
         tokenizer = load_tokenizer(target)
         model = load_model(target, dtype=options["dtype"], device=options["device"])
         if cost is not None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 import torch
 
-from card.cli.options import DEMO_DRAFT, parse_cores
+from card.cli.progress import spinner
 from card.config import parse_size
 from card.errors import SettingsError
 from card.transport.drafter_model import DraftModel, load_drafter
@@ -20,26 +20,7 @@ _TREE_ROWS = 512  # per request, whatever lead and width its client asks for
 _WARM_UP_TOKENS = 16
 
 
-@click.command(short_help="Draft for targets on other machines.")
-@click.option("--listen", default="tcp://127.0.0.1:5555", show_default=True, help="Address; port 0 takes a free one.")
-@click.option(
-    "--draft", default=DEMO_DRAFT, show_default=True, help="Draft model: a folder, a hub name, or demo-draft."
-)
-@click.option(
-    "--keys", type=click.Path(path_type=Path), help="The server's folder of `card keys`; needed beyond this machine."
-)
-@click.option(
-    "--dtype", default="auto", show_default=True, help="auto (as stored), float32, bfloat16, float16, float64."
-)
-@click.option("--device", default="cpu", show_default=True, help="cpu, cuda, cuda:1.")
-@click.option("--threads", type=click.IntRange(1), default=1, show_default=True, help="CPU threads.")
-@click.option("--cores", callback=parse_cores, help="CPU cores, such as 0 or 0,1.")
-@click.option(
-    "--max-model-len", type=click.IntRange(2), default=4096, show_default=True, help="Longest text drafted for."
-)
-@click.option("--kv-cache-memory", help="Memory for KV rows, such as 2GiB.  [default: 16 texts of full length]")
-@click.option("--max-sessions", type=click.IntRange(1), default=16, show_default=True, help="Most clients at once.")
-def draft_server(
+def run(
     listen: str,
     draft: str,
     keys: Path | None,
@@ -51,10 +32,7 @@ def draft_server(
     kv_cache_memory: str | None,
     max_sessions: int,
 ) -> None:
-    """Load a draft model and draft for every target that connects, until interrupted.
-
-    Prints one line with the address when it is ready. Targets use it with --draft-address.
-    """
+    """Do what `card draft-server` was asked for."""
     kv_cache_bytes = parse_size(kv_cache_memory) if kv_cache_memory else None
     server_keys = load_server_keys(keys) if keys else None
     check_may_listen(listen, has_keys=server_keys is not None)  # before a large model is loaded
@@ -72,7 +50,8 @@ def draft_server(
         kv_cache_bytes=kv_cache_bytes,
         has_unknown_target=True,
     )
-    writer, ready = load_drafter(model)
+    with spinner(f"loading {draft}"):
+        writer, ready = load_drafter(model)
     server = DraftServer(listen, writer, ready, keys=server_keys, limits=limits)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: server.stop())

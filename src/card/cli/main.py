@@ -1,4 +1,4 @@
-"""Entry point of the command `card`: every error of ours or of the arguments is one line and exit status 2."""
+"""The command `card` as a whole: every error of ours or of the arguments is one line and exit status 2."""
 
 from __future__ import annotations
 
@@ -8,30 +8,28 @@ import sys
 import click
 
 from card import __version__
-from card.cli.bench import bench
-from card.cli.bench_report import report
-from card.cli.chat import chat
-from card.cli.check_pair import check_pair
-from card.cli.demo import demo
-from card.cli.draft_server import draft_server
-from card.cli.generate import generate
-from card.cli.keys import keys
-from card.cli.plan import plan
-from card.cli.profile import profile
-from card.cli.record import record
-from card.cli.serve import serve
-from card.cli.train import train
+from card.cli.commands.bench import bench
+from card.cli.commands.chat import chat
+from card.cli.commands.check_pair import check_pair
+from card.cli.commands.demo import demo
+from card.cli.commands.draft_server import draft_server
+from card.cli.commands.generate import generate
+from card.cli.commands.keys import keys
+from card.cli.commands.plan import plan
+from card.cli.commands.profile import profile
+from card.cli.commands.record import record
+from card.cli.commands.report import report
+from card.cli.commands.serve import serve
+from card.cli.commands.train import train
+from card.cli.help import CardGroup, StderrHandler
 from card.errors import CardError
+from card.interrupts import INTERRUPTED, is_interrupt, raising
 
-_INTERRUPTED = 130  # 128 + SIGINT, what shells expect
 
-
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
-@click.version_option(__version__, prog_name="card")
-@click.option("-v", "--verbose", is_flag=True, help="Log to standard error what happens to the drafter.")
-def cli(verbose: bool) -> None:
+@click.group(cls=CardGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.version_option(__version__, "-V", "--version", prog_name="card")
+def cli() -> None:
     """Faster text from large language models, word for word the same: CARD, query and correct."""
-    logging.basicConfig(level=logging.INFO if verbose else logging.ERROR, format="card: %(message)s")
 
 
 for command in (
@@ -54,17 +52,33 @@ for command in (
 
 def main() -> None:
     """Run the command line and exit; if the reader of the output has gone, quietly with status 1 (click sees to it)."""
+    handler = StderrHandler()
+    logging.basicConfig(level=logging.ERROR, format="card: %(message)s", handlers=[handler])
     try:
-        status = cli.main(sys.argv[1:] or ["--help"], prog_name="card", standalone_mode=False)
+        with raising():
+            status = cli.main(sys.argv[1:] or ["--help"], prog_name="card", standalone_mode=False)
     except click.ClickException as error:
-        _fail(error.format_message())
+        _fail(error, error.format_message())
     except CardError as error:
-        _fail(str(error))
+        _fail(error, str(error))
     except (click.Abort, KeyboardInterrupt):
-        sys.exit(_INTERRUPTED)
+        _end_interrupted()
+    except Exception as error:
+        if not is_interrupt(error):
+            raise
+        _end_interrupted()
     sys.exit(status if isinstance(status, int) else 0)
 
 
-def _fail(message: str) -> None:
+def _fail(error: Exception, message: str) -> None:
+    if is_interrupt(error):
+        _end_interrupted()
     click.echo(f"card: error: {' '.join(message.split())}", err=True)
     sys.exit(2)
+
+
+def _end_interrupted() -> None:
+    """End after Ctrl-C, the terminal's cursor at the start of a line."""
+    if sys.stderr is not None and sys.stderr.isatty():
+        click.echo(err=True)
+    sys.exit(INTERRUPTED)

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, TextIO, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, TextIO, TypeVar, get_args
 
 import click
 
+from card.cli.lazy import load
+from card.cli.progress import spinner
 from card.config import Grammar, Growth, Placement, SamplingParams, VerifyShape
 from card.errors import SettingsError
-from card.llm import LLM
 from card.methods import METHODS, find_method
+from card.models.places import local_folder
 from card.writers.local import writer_names
+
+if TYPE_CHECKING:  # loaded when a command runs
+    from card.llm import LLM
 
 F = TypeVar("F", bound=Callable[..., Any])
 DEMO_TARGET, DEMO_DRAFT = "demo-target", "demo-draft"
+LEAST_CHECKED_TOKENS = 8  # per prompt of card check-pair: fewer give no rate worth the name
 
 
 def parse_numbers(_: click.Context, __: click.Parameter, value: str | None) -> tuple[int, ...] | None:
@@ -25,6 +31,14 @@ def parse_numbers(_: click.Context, __: click.Parameter, value: str | None) -> t
         return tuple(int(part) for part in value.split(","))
     except ValueError:
         raise click.BadParameter(f"must be whole numbers such as 3 or 4,3,2, got {value!r}") from None
+
+
+def parse_fractions(_: click.Context, __: click.Parameter, value: str) -> tuple[float, ...]:
+    """Return numbers from "0,0.5,20"; raises click's BadParameter."""
+    try:
+        return tuple(float(part) for part in value.split(","))
+    except ValueError:
+        raise click.BadParameter(f"must be numbers such as 0 or 0,5,20, got {value!r}") from None
 
 
 def parse_cores(_: click.Context, __: click.Parameter, value: str | None) -> tuple[int, ...] | None:
@@ -81,8 +95,18 @@ def parse_names(_: click.Context, __: click.Parameter, value: str | None) -> tup
     return None if value is None else tuple(part.strip() for part in value.split(",") if part.strip())
 
 
+def _complete_method(_: click.Context, __: click.Parameter, begun: str) -> list[str]:
+    return [name for name in METHODS if name.startswith(begun)]
+
+
 _METHOD_OPTIONS = [
-    click.option("--method", default="card", show_default=True, help=f"One of {', '.join(METHODS)}."),
+    click.option(
+        "--method",
+        default="card",
+        show_default=True,
+        shell_complete=_complete_method,
+        help=f"One of {', '.join(METHODS)}.",
+    ),
     click.option(
         "--placement", help=f"Where the drafter runs: {', '.join(get_args(Placement))}.  [default: by method]"
     ),
@@ -186,6 +210,11 @@ _SHAPING_OPTIONS = [
 ]
 
 
+def wide_option(command: F) -> F:
+    """Add --wide."""
+    return click.option("--wide", is_flag=True, help="Show all columns of the tables, however wide they get.")(command)
+
+
 def model_options(command: F) -> F:
     """Add the options that say which models run where."""
     return _with(_MODEL_OPTIONS, command)
@@ -239,13 +268,24 @@ def _text_of(file: TextIO) -> str:
 
 
 def resolve_models(options: dict[str, Any], *, needs_draft: bool) -> tuple[str, str | None]:
-    """Take target and draft out of ``options``; the built-in draft stands beside the built-in target."""
+    """Take target and draft out of ``options``; the built-in draft stands beside the built-in target.
+
+    Raises: ModelError for a path that is no model folder, the target's first; SettingsError if the draft is missing.
+    """
     target, draft = options.pop("target") or DEMO_TARGET, options.pop("draft")
+    local_folder(target)
     if draft is None and target == DEMO_TARGET:
         draft = DEMO_DRAFT
     if draft is None and needs_draft:
         raise SettingsError("this method needs a draft model: give --draft, or --method vanilla to do without")
+    if draft is not None and needs_draft:
+        local_folder(draft)
     return target, draft
+
+
+def demo_note(target: str) -> str:
+    """Return what must be known of the answers of the demo target; nothing of other models."""
+    return f"{DEMO_TARGET} is a small model for trying things out: it is often wrong." if target == DEMO_TARGET else ""
 
 
 def given(options: dict[str, Any]) -> dict[str, Any]:
@@ -254,11 +294,13 @@ def given(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def make_llm(options: dict[str, Any]) -> LLM:
-    """Load what the options ask for. Raises: CardError of any kind."""
+    """Load what the options ask for; spin meanwhile. Raises: CardError of any kind."""
     method = options.pop("method")
-    needs_draft = find_method(method).needs_draft
+    needs_draft = find_method(method).needs_draft and options.get("draft_address") is None
     target, draft = resolve_models(options, needs_draft=needs_draft)
-    return LLM(target, draft if needs_draft else None, method=method, **given(options))
+    make: type[LLM] = load("card.llm").LLM
+    with spinner(f"loading {target}"):
+        return make(target, draft if needs_draft else None, method=method, **given(options))
 
 
 def _with(options: Sequence[Callable[[F], F]], command: F) -> F:

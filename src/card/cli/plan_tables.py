@@ -6,13 +6,14 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from card.cli.tables import show
 from card.planner.plan import MethodPlan, PlanReport
 from card.planner.pool_study import PoolStudy
 
 _SHOWN_SIZES = (1, 4, 16, 64, 256, 1024)
 
 
-def print_plan(console: Console, report: PlanReport) -> None:
+def print_plan(console: Console, report: PlanReport, *, is_wide: bool = False) -> None:
     """Print what to expect of every method."""
     kind = "measured" if report.is_measured else "typed-in"
     pair = f"target {report.target}" + (f", draft {report.draft}" if report.draft else "")
@@ -26,12 +27,12 @@ def print_plan(console: Console, report: PlanReport) -> None:
         )
     )
     console.print()
-    console.print(_speed_table(report))
+    show(console, _speed_table(report), is_wide=is_wide)
     console.print(Text("\nwhere the time goes, as shipped: shares of it", style="bold"))
-    console.print(_time_table(report))
+    show(console, _time_table(report), spare=("waits", "overhead", "hits"), is_wide=is_wide)
     if any(plan.sensitivity for plan in report.methods):
         console.print(Text("\nwhat half and twice of a setting do to the speed", style="bold"))
-        console.print(_knob_table(report))
+        show(console, _knob_table(report), is_wide=is_wide)
     for name, reason in report.left_out.items():
         console.print(Text(f"{name}: {reason}"))
 
@@ -77,7 +78,7 @@ def _knob_table(report: PlanReport) -> Table:
     return table
 
 
-def print_pool(console: Console, study: PoolStudy) -> None:
+def print_pool(console: Console, study: PoolStudy, *, is_wide: bool = False) -> None:
     """Print how many targets a drafter serves, and their speeds."""
     console.print(
         Text(f"{study.method} with one draft server; plain decoding: {study.plain_tokens_per_s:.1f} tokens/s")
@@ -95,7 +96,7 @@ def print_pool(console: Console, study: PoolStudy) -> None:
             most,
             *(f"{speeds[size]:.2f}x" for size in sizes),
         )
-    console.print(table)
+    show(console, table, spare=[str(size) for size in sizes[1:]], is_wide=is_wide)
     console.print(Text("served: targets for which the mean speed-up is as wanted; right of it: speed-ups by targets"))
 
 

@@ -9,41 +9,14 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from card.cli.options import parse_numbers
-from card.planner.measuring import (
-    DEFAULT_BATCHES,
-    DEFAULT_CONTEXTS,
-    DEFAULT_TOKENS,
-    ProfileRequest,
-    measure_profile,
-)
+from card.cli.progress import spinner
+from card.cli.tables import show
+from card.planner.measuring import ProfileRequest, measure_profile
 from card.planner.profile import Profile, save_profile
+from card.planner.sizes import DEFAULT_BATCHES, DEFAULT_CONTEXTS, DEFAULT_TOKENS
 
 
-def _listed(numbers: tuple[int, ...]) -> str:
-    return ",".join(map(str, numbers))
-
-
-@click.command(short_help="Measure what the passes of a model cost here.")
-@click.argument("model")
-@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), required=True, help="File to write, JSON.")
-@click.option(
-    "--dtype", default="auto", show_default=True, help="auto (as stored), float32, bfloat16, float16, float64."
-)
-@click.option("--device", default="cpu", show_default=True, help="cpu, cuda, cuda:1.")
-@click.option("--target-cost", help="Inflate the model to the price of so many parameters, such as 300M; same outputs.")
-@click.option(
-    "--threads", callback=parse_numbers, help="Numbers of CPU threads to measure, such as 1,2.  [default: torch's own]"
-)
-@click.option(
-    "--tokens", callback=parse_numbers, help=f"New tokens of a sequence.  [default: {_listed(DEFAULT_TOKENS)}]"
-)
-@click.option(
-    "--contexts", callback=parse_numbers, help=f"Rows that it holds before.  [default: {_listed(DEFAULT_CONTEXTS)}]"
-)
-@click.option("--batches", callback=parse_numbers, help=f"Sequences.  [default: {_listed(DEFAULT_BATCHES)}]")
-@click.option("--runs", type=click.IntRange(1), default=9, show_default=True, help="Timed runs of each pass.")
-def profile(
+def run(
     model: str,
     out: Path,
     dtype: str,
@@ -54,8 +27,9 @@ def profile(
     contexts: tuple[int, ...] | None,
     batches: tuple[int, ...] | None,
     runs: int,
+    wide: bool,
 ) -> None:
-    """Measure passes of MODEL (a folder, a hub name, demo-target or demo-draft) over tokens, context and batch."""
+    """Do what `card profile` was asked for."""
     request = ProfileRequest(
         model=model,
         dtype=dtype,
@@ -68,10 +42,12 @@ def profile(
         num_runs=runs,
         command=" ".join(["card", *sys.argv[1:]]),
     )
-    with Console(stderr=True).status("") as status:
-        measured = measure_profile(request, status.update)
+    with spinner(f"loading {model}") as say:
+        measured = measure_profile(request, say)
     save_profile(measured, out)
-    Console().print(_table(measured))
+    table = _table(measured)
+    spare = [str(column.header).replace("\n", " ") for column in table.columns[2:]]
+    show(Console(), table, spare=spare, is_wide=wide)
     click.echo(f"written to {out}")
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +19,7 @@ from transformers.utils import logging as transformers_logging
 
 from card.errors import ModelError, VocabularyError
 from card.models.decoder_model import read_config, read_decoder
-from card.models.demo import DEMO_NAMES, demo_folder
+from card.models.places import local_folder
 from card.models.text import check_tokenizers_fit
 
 if TYPE_CHECKING:
@@ -144,8 +143,8 @@ def load_pair(
     Raises: ModelError as `load_model`; VocabularyError if draft and target do not share one tokenizer.
     """
     tokenizer = load_tokenizer(target)
-    draft_tokenizer = load_tokenizer(draft) if draft is not None else None
     target_model = load_model(target, dtype=dtype, device=target_device)
+    draft_tokenizer = load_tokenizer(draft) if draft is not None else None
     draft_model = load_model(draft, dtype=dtype, device=draft_device) if draft is not None else None
     if draft_model is not None and draft_tokenizer is not None:
         sizes = vocab_size(target_model), vocab_size(draft_model)
@@ -221,16 +220,8 @@ def end_token_ids(model: LoadedModel, tokenizer: PreTrainedTokenizerBase | None 
 
 def _find(name: str) -> _Source:
     """Return where ``name`` leads. Raises: ModelError if it is a path that is no model folder."""
-    if name in DEMO_NAMES:
-        return _Source(name, str(demo_folder(DEMO_NAMES[name])), is_local=True, is_folder=True)
-    folder = Path(name).expanduser()
-    looks_like_path = re.match(r"[./~\\]|[A-Za-z]:[\\/]", name) or name.endswith("/") or name.count("/") > 1
-    if name and (looks_like_path or folder.exists()):
-        if not folder.exists():
-            raise ModelError(f"there is no folder {name}; give a model folder, or a name on the hub")
-        if not (folder / "config.json").is_file():
-            what = "holds no config.json" if folder.is_dir() else "is a file"
-            raise ModelError(f"{name} {what}, so it is no model folder; give a folder saved by transformers")
+    folder = local_folder(name)
+    if folder is not None:
         return _Source(name, str(folder), is_local=True, is_folder=True)
     problem = _hub_problem(name)
     return _Source(name, name, is_local=bool(problem), hub_problem=problem)

@@ -23,10 +23,8 @@ from card.models.loading import context_limit, load_model, load_tokenizer, param
 from card.models.protocol import Extension, LanguageModel
 from card.planner.around import measure_overheads
 from card.planner.profile import PassGrid, PassTable, Profile, Setup
+from card.planner.sizes import DEFAULT_BATCHES, DEFAULT_CONTEXTS, DEFAULT_TOKENS
 
-DEFAULT_TOKENS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64)
-DEFAULT_CONTEXTS = (32, 256, 768)
-DEFAULT_BATCHES = (1, 4)
 _MAX_MODEL_LEN = 2048
 _TREE_ROWS = 1024
 

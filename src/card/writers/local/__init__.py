@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import pkgutil
 from importlib import import_module
+from typing import TYPE_CHECKING
 
 from card.errors import SettingsError
-from card.writers.local.protocol import LocalWriter
+
+if TYPE_CHECKING:  # help lists the names, and must not load torch for it
+    from card.writers.local.protocol import LocalWriter
 
 __all__ = ["find_writer", "writer_names"]
 

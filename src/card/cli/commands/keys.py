@@ -6,10 +6,11 @@ from pathlib import Path
 
 import click
 
-from card.transport.keys import make_keys
+from card.cli.help import command
+from card.cli.lazy import load
 
 
-@click.command(short_help="Make the keys of a draft server and its clients.")
+@command(short_help="Make the keys of a draft server and its clients.")
 @click.argument("folder", metavar="DIR", type=click.Path(path_type=Path, file_okay=False))
 @click.option("--client", "clients", multiple=True, help="Name of a client; may be given several times.")
 def keys(folder: Path, clients: tuple[str, ...]) -> None:
@@ -18,5 +19,5 @@ def keys(folder: Path, clients: tuple[str, ...]) -> None:
     With --client, a server that is there already keeps its keys and gets to know the new clients; start it again then.
     Nothing is overwritten.
     """
-    for path in make_keys(folder, clients):
+    for path in load("card.transport.keys", "").make_keys(folder, clients):
         click.echo(f"{path}")

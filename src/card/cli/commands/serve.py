@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-import importlib
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from card.async_llm import AsyncLLM
+from card.cli.help import command
+from card.cli.lazy import load
 from card.cli.options import draft_options, given, method_options, model_options, resolve_models
+from card.cli.progress import spinner
 from card.errors import SettingsError
 from card.methods import find_method
+
+if TYPE_CHECKING:
+    from card.async_llm import AsyncLLM
 
 _EXTRA = {
     "fastapi": "fastapi",
@@ -122,7 +126,7 @@ _OPTIONS = [
 ]
 
 
-@click.command(short_help="Serve a model over HTTP.", context_settings={"auto_envvar_prefix": _PREFIX})
+@command(short_help="Serve a model over HTTP.", context_settings={"auto_envvar_prefix": _PREFIX})
 @click.argument("model_argument", metavar="[MODEL]", required=False)
 @method_options
 @draft_options
@@ -156,12 +160,14 @@ def serve(model_argument: str | None, **options: Any) -> None:
     draft = draft if needs_draft and options["draft_address"] is None else None
 
     def make_llm() -> AsyncLLM:
-        return AsyncLLM(target, draft, method=method, **given(options))
+        make: type[AsyncLLM] = load("card.async_llm").AsyncLLM
+        with spinner(f"loading {target}"):
+            return make(target, draft, method=method, **given(options))
 
     def announce(address: str) -> None:
         click.echo(f"card serve: {target} ready on {address}")
 
-    status = _server("serving").serve(make_llm, settings, announce=announce)
+    status = _server("serving", "importing torch and transformers").serve(make_llm, settings, announce=announce)
     raise SystemExit(status)
 
 
@@ -189,6 +195,6 @@ def _require_extra() -> None:
         )
 
 
-def _server(module: str) -> Any:
+def _server(module: str, words: str = "") -> Any:
     """Return a module of the server, which stands on optional packages: other commands must not load it."""
-    return importlib.import_module(f"card.server.{module}")
+    return load(f"card.server.{module}", words)

@@ -1,0 +1,138 @@
+"""`card generate`: one prompt in, text streamed out."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
+
+import click
+
+from card.cli.help import command
+from card.cli.lazy import load
+from card.cli.options import (
+    demo_note,
+    draft_options,
+    make_llm,
+    method_options,
+    model_options,
+    sampling_options,
+    shaping_options,
+    take_sampling_params,
+)
+from card.cli.progress import spin_until_first, spinner
+from card.cli.report import stats_line
+from card.errors import PromptError, SettingsError
+
+if TYPE_CHECKING:  # loaded by make_llm
+    from card.llm import LLM, StreamChunk
+
+
+@command(short_help="Continue or answer a prompt.")
+@click.argument("prompt", required=False)
+@click.option(
+    "--prompt-file", type=click.Path(path_type=Path, exists=True, dir_okay=False), help="File with the prompt, UTF-8."
+)
+@click.option("--raw", is_flag=True, help="Continue the prompt as it is, without the model's chat template.")
+@click.option("--stats", is_flag=True, help="Print what it cost to standard error.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the text.")
+@click.option(
+    "--trace",
+    "trace_file",
+    type=click.File("w", encoding="utf-8", lazy=False),
+    help="Write what happened when, for ui.perfetto.dev or chrome://tracing.",
+)
+@method_options
+@sampling_options
+@shaping_options
+@draft_options
+@model_options
+def generate(
+    prompt: str | None,
+    prompt_file: Path | None,
+    raw: bool,
+    stats: bool,
+    as_json: bool,
+    trace_file: TextIO | None,
+    **options: Any,
+) -> None:
+    """Answer PROMPT, or standard input if there is no PROMPT or it is "-"; the text streams to standard output."""
+    text = _read_prompt(prompt, prompt_file)
+    params = take_sampling_params(options)
+    if not text:
+        raise PromptError("the prompt is empty; give at least one character")
+    with make_llm(options) as llm:
+        if sys.stderr is not None and sys.stderr.isatty() and (note := demo_note(llm.settings.target)):
+            click.echo(note, err=True)
+        with llm.trace() if trace_file else nullcontext() as trace:
+            stream = llm.stream(text if raw else [{"role": "user", "content": text}], params)
+            chunks = _collect(stream) if as_json else _show(stream)
+        last = chunks[-1]
+        if trace_file and trace:
+            about = {"method": llm.method.name, "target": llm.settings.target, "target_cost": llm.target_cost or ""}
+            load("card.trace").write_trace(trace_file, {llm.method.name: trace}, about)
+        if as_json:
+            click.echo(json.dumps(_result(llm, chunks), ensure_ascii=False))
+        elif stats or llm.target_cost:
+            click.echo(stats_line(llm.method.name, last.stats, llm.target_cost), err=True)
+
+
+def _show(stream: Iterator[StreamChunk]) -> list[StreamChunk]:
+    """Print the text as it comes."""
+    chunks = []
+    for chunk in spin_until_first(stream, "reading the prompt"):
+        chunks.append(chunk)
+        click.echo(chunk.text, nl=False)
+        sys.stdout.flush()
+    click.echo()
+    return chunks
+
+
+def _collect(stream: Iterator[StreamChunk]) -> list[StreamChunk]:
+    with spinner("answering"):
+        return list(stream)
+
+
+def _result(llm: LLM, chunks: list[StreamChunk]) -> dict[str, Any]:
+    """Return what --json prints."""
+    return {
+        "text": "".join(chunk.text for chunk in chunks),
+        "token_ids": [token_id for chunk in chunks for token_id in chunk.token_ids],
+        "finish_reason": chunks[-1].finish_reason,
+        "method": llm.method.name,
+        "exact": llm.method.is_exact,
+        "target_cost": llm.target_cost,
+        "stats": chunks[-1].stats.as_dict(),
+    }
+
+
+def _read_prompt(prompt: str | None, file: Path | None) -> str:
+    """Return the prompt from where it is. Raises: SettingsError for two of them; PromptError if it is not UTF-8."""
+    if file is None:
+        return _read_stdin() if prompt in (None, "-") else str(prompt)
+    if prompt is not None:
+        raise SettingsError("the prompt is given twice, as an argument and as --prompt-file; leave one out")
+    try:
+        data = file.read_bytes()
+    except OSError as error:
+        raise PromptError(f"{file} cannot be read: {error.strerror}") from error
+    return _decoded(data, str(file))
+
+
+def _read_stdin() -> str:
+    """Return standard input as text. Raises: PromptError if it is a terminal or not valid UTF-8."""
+    if sys.stdin is None or sys.stdin.isatty():  # None: closed by the caller
+        raise PromptError("no prompt: give it as an argument or on standard input")
+    return _decoded(sys.stdin.buffer.read(), "standard input")
+
+
+def _decoded(data: bytes, source: str) -> str:
+    try:
+        return data.decode("utf-8").strip("\n")
+    except UnicodeDecodeError as error:
+        raise PromptError(
+            f"{source} is not valid UTF-8: byte 0x{data[error.start]:02x} at offset {error.start}; convert it first"
+        ) from None

@@ -1,0 +1,42 @@
+"""The options of `card profile`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from card.cli.help import command
+from card.cli.lazy import run
+from card.cli.options import parse_numbers, wide_option
+from card.planner.sizes import DEFAULT_BATCHES, DEFAULT_CONTEXTS, DEFAULT_TOKENS
+
+
+def _listed(numbers: tuple[int, ...]) -> str:
+    return ",".join(map(str, numbers))
+
+
+@command(short_help="Measure what the passes of a model cost here.")
+@click.argument("model")
+@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), required=True, help="File to write, JSON.")
+@click.option(
+    "--dtype", default="auto", show_default=True, help="auto (as stored), float32, bfloat16, float16, float64."
+)
+@click.option("--device", default="cpu", show_default=True, help="cpu, cuda, cuda:1.")
+@click.option("--target-cost", help="Inflate the model to the price of so many parameters, such as 300M; same outputs.")
+@click.option(
+    "--threads", callback=parse_numbers, help="Numbers of CPU threads to measure, such as 1,2.  [default: torch's own]"
+)
+@click.option(
+    "--tokens", callback=parse_numbers, help=f"New tokens of a sequence.  [default: {_listed(DEFAULT_TOKENS)}]"
+)
+@click.option(
+    "--contexts", callback=parse_numbers, help=f"Rows that it holds before.  [default: {_listed(DEFAULT_CONTEXTS)}]"
+)
+@click.option("--batches", callback=parse_numbers, help=f"Sequences.  [default: {_listed(DEFAULT_BATCHES)}]")
+@click.option("--runs", type=click.IntRange(1), default=9, show_default=True, help="Timed runs of each pass.")
+@wide_option
+def profile(**options: Any) -> int:
+    """Measure passes of MODEL (a folder, a hub name, demo-target or demo-draft) over tokens, context and batch."""
+    return run("card.cli.profile", **options)

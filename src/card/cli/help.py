@@ -1,0 +1,212 @@
+"""Options in sections, the common ones in --help and all of them in --help-all; -v for every command."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import click
+
+_SHORT = 20  # a command with at most so many options of its own shows them all
+
+
+@dataclass(frozen=True, slots=True)
+class _Section:
+    title: str
+    common: tuple[str, ...]  # names of options; what no section names stands under "Options"
+    rare: tuple[str, ...] = ()  # left to --help-all
+
+
+_SECTIONS = (
+    _Section(
+        "Models",
+        ("model", "target", "draft", "pair", "dtype", "device"),
+        ("draft_model", "second_draft", "draft_device", "target_cost", "max_model_len", "hrad"),
+    ),
+    _Section(
+        "Method",
+        ("method", "methods", "writers"),
+        ("placement", "schedule", "policy", "suffix_store", "suffix_store_key", "suffix_store_tokens"),
+    ),
+    _Section("Draft server", ("draft_address", "draft_keys")),
+    _Section(
+        "Text",
+        ("max_tokens", "temperature", "top_p", "seed", "stop"),
+        (
+            "top_k",
+            "min_p",
+            "min_tokens",
+            "ignore_eos",
+            "presence_penalty",
+            "frequency_penalty",
+            "repetition_penalty",
+            "logit_bias",
+            "speculation",
+        ),
+    ),
+    _Section("Form of the answer", ("json_object", "json_schema", "regex")),
+    _Section(
+        "Machine",
+        ("threads",),
+        (
+            "draft_threads",
+            "cores",
+            "draft_cores",
+            "max_num_seqs",
+            "kv_cache_memory",
+            "prefill_chunk",
+            "drafter_timeout_s",
+        ),
+    ),
+    _Section(
+        "Drafting",
+        (),
+        (
+            "verify",
+            "beam_width",
+            "branch",
+            "budget",
+            "min_verify_prob",
+            "lead",
+            "num_speculative_tokens",
+            "coupled_noise",
+            "max_wait_s",
+            "min_depth",
+            "waits_after_miss",
+            "growth",
+            "branch_below",
+            "fan_out",
+            "sps_lengths",
+            "coupling_report",
+        ),
+    ),
+    _Section(
+        "Server",
+        ("config", "host", "port", "served_model_name", "api_key"),
+        (
+            "max_num_queued_reqs",
+            "max_request_bytes",
+            "max_request_tokens",
+            "request_timeout",
+            "stall_timeout",
+            "shutdown_timeout",
+            "generation_config",
+            "per_request_spec_decode_metrics",
+            "log_level",
+        ),
+    ),
+)
+_RARE = frozenset(name for section in _SECTIONS for name in section.rare)
+_TITLE_OF = {name: section.title for section in _SECTIONS for name in (*section.common, *section.rare)}
+_TITLES = ("Options", *(section.title for section in _SECTIONS), "Help")
+_OWN = ("--verbose", "--help-all", "--help")  # of the section "Help"
+
+
+class CardCommand(click.Command):
+    """A command whose help has sections and a short form, and that takes -v."""
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        """As of click's commands."""
+        super().__init__(*args, **settings)
+        self.params += [_verbose_option(), _help_all_option()]
+
+    def format_options(self, context: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the sections; without what is rare unless all was asked for."""
+        options = [one for one in self.get_params(context) if isinstance(one, click.Option)]
+        own = [one for one in options if not set(one.opts).intersection(_OWN)]
+        has_more = len(own) > _SHORT and any(one.name in _RARE for one in own)
+        shows_all = not has_more or context.meta.get(_ALL, False)
+        rows: dict[str, list[tuple[str, str]]] = {title: [] for title in _TITLES}
+        for one in sorted(own, key=lambda one: shows_all and one.name in _RARE):
+            record = one.get_help_record(context)
+            if record and (shows_all or one.name not in _RARE):
+                rows[_TITLE_OF.get(one.name or "", "Options")].append(record)
+        for one in options:
+            if one not in own and (has_more or one.name != "help_all"):
+                record = one.get_help_record(context)
+                rows["Help"] += [record] if record else []
+        for title, lines in rows.items():
+            if lines:
+                with formatter.section(title):
+                    formatter.write_dl(lines)
+        if not shows_all:
+            num_more = sum(one.name in _RARE for one in own)
+            formatter.write_paragraph()
+            formatter.write_text(f"{num_more} more options: {context.command_path} --help-all")
+
+
+class CardGroup(click.Group):
+    """A group of such commands."""
+
+    command_class = CardCommand
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        """As of click's groups."""
+        super().__init__(*args, **settings)
+        self.params.append(_verbose_option())
+
+    def list_commands(self, _: click.Context) -> list[str]:
+        """Return the names in the order in which they were added: what is used most comes first."""
+        return list(self.commands)
+
+
+_ALL = "card.help_all"
+
+
+def command(name: str | None = None, **settings: Any) -> Callable[[Callable[..., Any]], CardCommand]:
+    """Declare a command; settings as of `click.command`."""
+    return click.command(name, cls=CardCommand, **settings)
+
+
+def full_help(shown: click.Command, context: click.Context) -> str:
+    """Return what --help-all prints."""
+    context.meta[_ALL] = True
+    return shown.get_help(context)
+
+
+class StderrHandler(logging.Handler):
+    """Log lines of the command: to standard error as it is at the moment, so that they do not tear a spinner."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write one line."""
+        click.echo(self.format(record), err=True)
+
+
+def _verbose_option() -> click.Option:
+    return click.Option(
+        ["-v", "--verbose"],
+        is_flag=True,
+        expose_value=False,
+        callback=_set_verbose,
+        help="Log to standard error what happens to the drafter.",
+    )
+
+
+def _set_verbose(_: click.Context, __: click.Parameter, is_verbose: bool) -> None:
+    if is_verbose:
+        logging.getLogger().setLevel(logging.INFO)
+
+
+def _help_all_option() -> click.Option:
+    return click.Option(
+        ["--help-all"],
+        is_flag=True,
+        is_eager=True,
+        expose_value=False,
+        allow_from_autoenv=False,
+        callback=_show_all,
+        help="Show all options and exit.",
+    )
+
+
+def _show_all(context: click.Context, _: click.Parameter, is_asked: bool) -> None:
+    if is_asked and not context.resilient_parsing:
+        click.echo(full_help(context.command, context))
+        context.exit()
+
+
+def names_in_sections() -> Sequence[str]:
+    """Return the options that have a place in some section."""
+    return tuple(_TITLE_OF)

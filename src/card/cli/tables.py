@@ -1,0 +1,42 @@
+"""Tables that fit the terminal: fewer columns on a narrow one, all of them with --wide."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.measure import Measurement
+from rich.table import Table
+from rich.text import Text
+
+_WIDEST = 10_000
+
+
+def show(console: Console, table: Table, *, spare: Sequence[str] = (), is_wide: bool = False) -> None:
+    """Print a table; without columns that it can spare if it is too wide, and then with a line that says so.
+
+    Args:
+        spare: heads of the columns that may be left out, the last one first.
+        is_wide: print all, however wide it gets.
+    """
+    if is_wide:
+        console.print(table, width=max(console.width, _natural_width(console, table)), crop=False)
+        return
+    left_out: list[str] = []
+    for head in reversed(spare):
+        if _natural_width(console, table) <= console.width:
+            break
+        kept = [column for column in table.columns if _head(column.header) != head]
+        left_out += [head] * (len(kept) < len(table.columns))
+        table.columns[:] = kept
+    console.print(table)
+    if left_out:
+        console.print(Text(f"left out here: {', '.join(reversed(left_out))}; --wide shows all columns", style="dim"))
+
+
+def _natural_width(console: Console, table: Table) -> int:
+    return Measurement.get(console, console.options.update(width=_WIDEST), table).maximum
+
+
+def _head(header: object) -> str:
+    return str(header).replace("\n", " ")

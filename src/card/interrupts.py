@@ -1,0 +1,99 @@
+"""Ctrl-C: at whatever moment, exit status 130 and never a stack.
+
+There are two ways to end: at once while nothing needs closing, as when modules are being imported, and by
+KeyboardInterrupt where something does.
+"""
+
+from __future__ import annotations
+
+import _thread
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import FrameType
+
+INTERRUPTED = 130  # 128 + SIGINT, what shells expect
+_CLEAN_LINE = b"\r\x1b[2K\x1b[?25h"  # to the line's start, clear it, show the cursor: a spinner may be on it
+
+_Handler = Callable[[int, FrameType | None], object]
+
+
+def leave(_: int = 0, __: FrameType | None = None) -> None:
+    """End the process now; whatever is being imported hears nothing of it."""
+    if sys.stderr is not None and sys.stderr.isatty():
+        os.write(sys.stderr.fileno(), _CLEAN_LINE)
+    os._exit(INTERRUPTED)
+
+
+def set_handler(handler: _Handler) -> None:
+    """Let Ctrl-C call this, unless the shell had us started with interrupts ignored."""
+    if callable(signal.getsignal(signal.SIGINT)):
+        signal.signal(signal.SIGINT, handler)
+
+
+@contextmanager
+def leaving_at_once() -> Iterator[None]:
+    """Within the block Ctrl-C ends the process at once: an import that is torn apart may print a stack, or go on."""
+    with _handled_by(leave):
+        yield
+
+
+@contextmanager
+def raising() -> Iterator[None]:
+    """Within the block Ctrl-C raises KeyboardInterrupt, also where Python would print it and go on (in a callback)."""
+    hook = sys.unraisablehook
+
+    def raise_again(caught: sys.UnraisableHookArgs) -> None:
+        if issubclass(caught.exc_type, KeyboardInterrupt):
+            _thread.interrupt_main()
+        else:
+            hook(caught)
+
+    sys.unraisablehook = raise_again
+    try:
+        with _handled_by(signal.default_int_handler):
+            yield
+    finally:
+        sys.unraisablehook = hook
+
+
+@dataclass(slots=True)
+class Note:
+    """Whether Ctrl-C was pressed."""
+
+    is_set: bool = False
+
+
+@contextmanager
+def noting() -> Iterator[Note]:
+    """Within the block the first Ctrl-C is only noted, so that a round is finished; another one raises."""
+    note = Note()
+
+    def take(number: int, frame: FrameType | None) -> None:
+        if note.is_set:
+            signal.default_int_handler(number, frame)
+        note.is_set = True
+
+    with _handled_by(take):
+        yield note
+
+
+def is_interrupt(error: BaseException | None) -> bool:
+    """Return whether an error comes of Ctrl-C, whatever a library has made of it."""
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__cause__ or error.__context__
+    return error is not None
+
+
+@contextmanager
+def _handled_by(handler: _Handler) -> Iterator[None]:
+    before = signal.getsignal(signal.SIGINT)
+    set_handler(handler)
+    try:
+        yield
+    finally:
+        if callable(before):
+            signal.signal(signal.SIGINT, before)

@@ -1,0 +1,55 @@
+"""Ctrl-C at any moment: one empty line or none, exit status 130, never a stack, and no process left behind."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+
+import psutil
+import pytest
+
+from tests.cli.terminal import CTRL_C, terminal
+from tests.pair import Pair
+
+# Interrupts itself when a module is about to be imported: the first argument.
+AT_IMPORT = """
+import signal, sys
+moment = sys.argv.pop(1)
+class At:
+    def find_spec(self, name, path=None, target=None):
+        if name == moment:
+            signal.raise_signal(signal.SIGINT)
+sys.meta_path.insert(0, At())
+from card.__main__ import main
+main()
+"""
+MOMENTS = ("click", "card.cli.options", "torch", "torch.nn.functional", "transformers.utils", "card.engine.engine")
+WHILE_LOADING = "transformers.models.llama.modeling_llama"
+
+pytestmark = pytest.mark.timeout(240)
+
+
+@pytest.mark.parametrize("moment", [*MOMENTS, WHILE_LOADING])
+def test_an_interrupt_while_modules_are_imported_is_silent(moment: str, pair: Pair) -> None:
+    arguments = ["generate", "--target", pair.target, "--method", "vanilla", "hi"]
+    done = subprocess.run(
+        [sys.executable, "-c", AT_IMPORT, moment, *arguments], capture_output=True, text=True, check=False, timeout=120
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
+@pytest.mark.parametrize("words", ["importing", "loading", "reading"])
+def test_ctrl_c_on_a_terminal_leaves_a_clean_line_and_no_process(words: str, pair: Pair) -> None:
+    arguments = ["--target", pair.target, "--draft", pair.draft, "--max-tokens", "4000", "--ignore-eos", "--raw"]
+    with terminal(["generate", *arguments, "--target-cost", "30M", "the cat sat"], columns=200) as one:
+        one.wait_for(words)
+        if words == "reading":
+            one.wait_for_text()
+        children = psutil.Process(one.process.pid).children(recursive=True)
+        one.type(CTRL_C)
+        assert one.wait() == 130, one.text
+        assert not re.search(r"Traceback|Error|Exception|File \"", one.text), one.text
+        assert one.raw.rindex("\x1b[?25h") > one.raw.rindex("\x1b[?25l"), "the cursor is there again"
+        _, alive = psutil.wait_procs(children, timeout=10)
+        assert not alive

@@ -1,0 +1,152 @@
+"""What the command loads before it has anything to do, and what a terminal is told while it starts."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import card
+from card.cli.help import CardCommand, names_in_sections
+from card.cli.main import cli
+from tests.cli.terminal import terminal
+from tests.pair import Pair
+
+HEAVY = ("torch", "transformers", "numpy", "tokenizers", "huggingface_hub", "zmq", "msgspec", "jinja2", "rich")
+ROOT = Path(__file__).parents[2]
+
+pytestmark = pytest.mark.timeout(240)
+
+
+def modules_after(*arguments: str, env: dict[str, str] | None = None) -> tuple[int, str, set[str]]:
+    """Run `card` in a fresh Python; return its status, what it printed, and the heavy packages that it has loaded."""
+    code = (
+        "import atexit, sys; from card.__main__ import main; sys.argv[0] = 'card'; "
+        "atexit.register(lambda: sys.stderr.write('LOADED ' + ' '.join(sys.modules))); main()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        env={**os.environ, **(env or {})},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    said, _, loaded = done.stderr.partition("LOADED ")
+    assert loaded, done.stderr
+    return done.returncode, done.stdout + said, set(loaded.split()).intersection(HEAVY)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "said"),
+    [
+        (["--help"], 0, "check-pair"),
+        ([], 0, "check-pair"),
+        (["--version"], 0, card.__version__),
+        (["-V"], 0, card.__version__),
+        (["generat"], 2, "Did you mean 'generate'?"),
+        (["generate", "--help"], 0, "--prompt-file"),
+        (["bench", "--help-all"], 0, "--sps-lengths"),
+        (["train", "hrad", "--help"], 0, "--gamma"),
+        (["serve", "--help"], 0, "--port"),
+        (["generate", "--colour", "red"], 2, "No such option"),
+        (["generate", "--max-tokens", "0", "hi"], 2, "max_tokens must be 1 or more"),
+        (["generate", "--method", "magic", "hi"], 2, "unknown method 'magic'"),
+    ],
+)
+def test_help_versions_and_errors_load_nothing_that_computes(arguments: list[str], status: int, said: str) -> None:
+    got, printed, loaded = modules_after(*arguments)
+    assert (got, loaded) == (status, set()), printed
+    assert said in printed
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_loads_nothing_that_computes_and_knows_options(shell: str) -> None:
+    words = {"COMP_WORDS": "card generate --temp", "COMP_CWORD": "--temp" if shell == "fish" else "2"}
+    status, printed, loaded = modules_after(env={"_CARD_COMPLETE": f"{shell}_complete", **words})
+    assert (status, loaded) == (0, set()), printed
+    assert "--temperature" in printed
+
+
+def test_methods_complete() -> None:
+    words = {"COMP_WORDS": "card generate --method spe", "COMP_CWORD": "3"}
+    assert modules_after(env={"_CARD_COMPLETE": "bash_complete", **words})[1].split() == ["plain,specbranch"]
+
+
+def test_keys_and_report_load_no_torch(tmp_path: Path) -> None:
+    status, printed, loaded = modules_after("keys", str(tmp_path / "keys"))
+    assert (status, loaded) == (0, {"zmq"}), printed
+    (tmp_path / "empty.jsonl").write_text("")
+    status, printed, loaded = modules_after("report", str(tmp_path / "empty.jsonl"), "--csv", str(tmp_path / "x.csv"))
+    assert status == 2
+    assert not loaded.intersection({"torch", "transformers", "numpy"}), printed
+
+
+def test_python_runs_the_package_as_the_command() -> None:
+    done = subprocess.run([sys.executable, "-m", "card", "-V"], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout == f"card, version {card.__version__}\n"
+
+
+# ---- help -----------------------------------------------------------------------------------------------------------
+
+
+def help_of(*arguments: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", "card", *arguments], capture_output=True, text=True, check=True, timeout=60
+    )
+    return done.stdout
+
+
+def test_help_shows_the_common_options_and_names_where_the_rest_is() -> None:
+    short, full = help_of("generate", "--help"), help_of("generate", "--help-all")
+    for title in ("Options:", "Models:", "Method:", "Text:", "Help:"):
+        assert f"\n{title}\n" in short
+    rare = ("--beam-width", "--presence-penalty", "--cores", "--placement")
+    assert all(flag in full and flag not in short for flag in rare)
+    assert "more options: card generate --help-all" in short
+    num_more = int(re.search(r"^(\d+) more options", short, re.MULTILINE)[1])  # type: ignore[index]
+    flags = [len(re.findall(r"^  (?:-\w, )?--", text, re.MULTILINE)) for text in (short, full)]
+    assert flags[1] - flags[0] == num_more
+
+
+def test_a_command_with_few_options_hides_none() -> None:
+    assert help_of("draft-server", "--help") == help_of("draft-server", "--help-all")
+
+
+def test_every_option_with_a_place_in_a_section_is_an_option_of_some_command() -> None:
+    options = {one.name for command in cli.commands.values() for one in command.params}
+    assert set(names_in_sections()) <= options
+
+
+@pytest.mark.parametrize("verbose", [("before",), ("after",), ()])
+def test_verbose_is_taken_before_and_after_the_command(verbose: tuple[str, ...], tmp_path: Path) -> None:
+    code = "import atexit, logging; atexit.register(lambda: print(logging.getLogger().level)); "
+    code += "import sys; from card.__main__ import main; main()"
+    words = [*["-v"] * ("before" in verbose), "keys", str(tmp_path / "keys"), *["--verbose"] * ("after" in verbose)]
+    done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=True, timeout=60)
+    assert int(done.stdout.split()[-1]) == (logging.INFO if verbose else logging.ERROR)
+    every = [one for name, one in cli.commands.items() if name != "train"]
+    assert all(isinstance(one, CardCommand) for one in every)
+
+
+# ---- the spinner ----------------------------------------------------------------------------------------------------
+
+
+def test_a_terminal_is_told_what_is_being_done_and_the_text_stands_alone_at_the_end(pair: Pair) -> None:
+    arguments = ["--target", pair.target, "--draft", pair.draft, "--dtype", "float32", "--max-tokens", "8", "hi"]
+    with terminal(["generate", *arguments], columns=200) as one:
+        after = one.wait_for("importing torch and transformers")
+        one.wait_for(f"loading {pair.target}", after=after)
+        assert one.wait() == 0
+    plain = subprocess.run(
+        [sys.executable, "-m", "card", "generate", *arguments], capture_output=True, text=True, check=True, timeout=120
+    )
+    assert plain.stderr == "", "nothing is drawn where there is no terminal"
+    last_line_cleared = one.raw.rindex("\x1b[2K")
+    assert one.raw[last_line_cleared:].replace("\r\n", "\n").removeprefix("\x1b[2K") == plain.stdout
+    assert one.raw.count("\x1b[?25l") == one.raw.count("\x1b[?25h"), "the cursor is there again"

@@ -1,0 +1,71 @@
+"""Tables fit the terminal, say what they leave out, and are whole with --wide."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+from rich.table import Table
+
+from card.bench.tables import SPARE, rich_tables
+from card.cli.demo import _closing_table, _Lane
+from card.cli.tables import show
+from card.metrics import RequestStats
+from tests.bench.bench_files import make_run
+
+
+def printed(table: Table, *, width: int, spare: tuple[str, ...] = (), is_wide: bool = False) -> list[str]:
+    """Return the lines that a terminal of this width shows."""
+    console = Console(file=io.StringIO(), width=width)
+    show(console, table, spare=spare, is_wide=is_wide)
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue().splitlines()
+
+
+def small_table() -> Table:
+    table = Table("name", "first\nvalue", "second", "third", box=None)
+    table.add_row("a row with a name", "11111", "22222", "33333")
+    return table
+
+
+def test_columns_are_left_out_from_the_last_one_until_the_rest_fits() -> None:
+    spare = ("first value", "second")
+    whole = printed(small_table(), width=60, spare=spare)
+    assert "22222" in whole[-1] and "33333" in whole[-1]
+    narrow = printed(small_table(), width=36, spare=spare)
+    assert "22222" not in "".join(narrow) and "11111" in narrow[-3] and "33333" in narrow[-3]
+    assert " ".join(narrow[-2:]) == "left out here: second; --wide shows all columns".strip()
+    narrower = printed(small_table(), width=26, spare=spare)
+    assert "left out here: first value, second;" in " ".join(line.strip() for line in narrower)
+
+
+def test_wide_tables_are_neither_cut_nor_wrapped() -> None:
+    assert printed(small_table(), width=20, is_wide=True) == printed(small_table(), width=200)
+
+
+def demo_table() -> Table:
+    stats = RequestStats(num_new_tokens=100, decode_s=0.2, target_passes=20, accepted_tokens=80, drafter_passes=50)
+    stats.drafter_busy_s = 0.1
+    plain = RequestStats(num_new_tokens=100, decode_s=0.6)
+    lanes = [_Lane("vanilla", None, stats=[plain]), _Lane("card", None, stats=[stats])]  # type: ignore[arg-type]
+    return _closing_table(lanes)
+
+
+@pytest.mark.parametrize("width", [80, 100])
+def test_the_tables_of_demo_and_bench_fit(width: int) -> None:
+    for table, spare in [
+        (demo_table(), ("hit rate", "drafter layers/s", "share of ceiling")),
+        *((table, SPARE) for table in rich_tables(make_run())),
+    ]:
+        lines = printed(table, width=width, spare=spare)
+        assert max(map(len, lines)) <= width
+        assert not any("…" in line for line in lines), lines
+        said = " ".join(lines)
+        assert "tokens/s" in said and ("same" in said or "speed-up" in said)
+
+
+def test_a_wide_bench_table_has_every_column_that_holds_something() -> None:
+    (first, *_) = rich_tables(make_run(), is_wide=True)
+    heads = {str(column.header).replace("\n", " ") for column in first.columns}
+    assert {"range vs plain", "tokens a pass", "verified per token", "same text"} <= heads
