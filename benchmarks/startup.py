@@ -1,9 +1,9 @@
 """How long until a command says something, and where the time of a start goes?
 
 Every run is a process of its own, timed from its start: the command line's help, version and a typing error until they
-end, `card generate` and `card.LLM` until their first text. What starts keep for later ones lies in a folder of this run:
-"cold" begins with an empty one, "warm" with what the cold starts left there. The first run of each kind is not counted:
-the system then has the files in memory.
+end, `card generate` and `card.LLM` until their first text. What starts keep for later ones lies in a folder of this
+run: "cold" begins with an empty one, "warm" with what the cold starts left there. The first run of each kind is not
+counted: the system then has the files in memory.
 
     python benchmarks/startup.py --out benchmarks/results/startup.jsonl
 """

@@ -76,7 +76,7 @@ def _examine(
     cost = options.pop("target_cost")
     if cost is not None:
         model = inflate(model, parse_parameter_count(cost))
-    settings = given(options) | {"max_num_seqs": 1}
+    settings = given(options) | {"max_num_seqs": 1, "wait_for_drafter": True, "cache": False}
 
     @contextmanager
     def host(method: str) -> Iterator[Host]:

@@ -89,7 +89,7 @@ def _load(options: dict[str, Any], console: Console) -> list[_Lane]:
                 draft if METHODS[method].needs_draft else None,
                 tokenizer=tokenizer,
                 method=method,
-                **given(options),
+                **given(options) | {"wait_for_drafter": True},
             )
             lanes.append(_Lane(method, llm))
     console.print(f"target {target}, draft {draft}" + ", in float32: this CPU has no bfloat16 instructions" * widens)

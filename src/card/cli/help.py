@@ -30,7 +30,7 @@ _SECTIONS = (
         ("method", "methods", "writers"),
         ("placement", "schedule", "policy", "suffix_store", "suffix_store_key", "suffix_store_tokens"),
     ),
-    _Section("Draft server", ("draft_address", "draft_keys")),
+    _Section("Draft server", ("draft_address", "draft_keys", "draft_optional")),
     _Section(
         "Text",
         ("max_tokens", "temperature", "top_p", "seed", "stop"),
@@ -57,6 +57,9 @@ _SECTIONS = (
             "max_num_seqs",
             "kv_cache_memory",
             "prefill_chunk",
+            "wait_for_drafter",
+            "cache",
+            "cache_dir",
             "drafter_timeout_s",
         ),
     ),

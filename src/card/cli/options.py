@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, TextIO, TypeVar, get_args
 
 import click
 
+from card.cli.ahead import start_drafter_child
 from card.cli.lazy import load
 from card.cli.progress import spinner
 from card.config import Grammar, Growth, Placement, SamplingParams, VerifyShape
@@ -86,6 +87,15 @@ _MODEL_OPTIONS = [
     click.option("--draft-threads", type=int, default=1, show_default=True, help="CPU threads of the drafter."),
     click.option("--cores", callback=parse_cores, help="CPU cores of the target, such as 0 or 0,1."),
     click.option("--draft-cores", callback=parse_cores, help="CPU cores of the drafter."),
+    click.option(
+        "--wait-for-drafter/--no-wait-for-drafter",
+        default=None,
+        help="Begin once the drafter is up, or at once.  [default: at once under --policy auto]",
+    ),
+    click.option(
+        "--cache/--no-cache", default=None, help="Keep measured latencies for the next start.  [default: --cache]"
+    ),
+    click.option("--cache-dir", help="Folder for what is kept between starts.  [default: ~/.cache/card]"),
     click.option("--drafter-timeout-s", type=float, help="Silence after which the drafter is replaced, in seconds."),
 ]
 
@@ -129,6 +139,11 @@ _METHOD_OPTIONS = [
     click.option("--suffix-store-key", help="Texts under another key are neither read nor counted."),
     click.option("--suffix-store-tokens", type=int, help="Most tokens kept under a key; the oldest texts go first."),
     click.option("--draft-address", help="Use the draft server at tcp://host:port instead of a drafter of one's own."),
+    click.option(
+        "--draft-optional/--draft-required",
+        default=None,
+        help="Decode plainly while no draft server answers at --draft-address, or end at once.  [default: required]",
+    ),
     click.option("--draft-keys", help="Folder with the keys for a draft server, as made by card keys."),
 ]
 _DRAFT_OPTIONS = [
@@ -298,9 +313,11 @@ def make_llm(options: dict[str, Any]) -> LLM:
     method = options.pop("method")
     needs_draft = find_method(method).needs_draft and options.get("draft_address") is None
     target, draft = resolve_models(options, needs_draft=needs_draft)
+    draft = draft if needs_draft else None
+    spare = start_drafter_child(method, draft, options)
     make: type[LLM] = load("card.llm").LLM
-    with spinner(f"loading {target}"):
-        return make(target, draft if needs_draft else None, method=method, **given(options))
+    with spinner(f"loading {target}") as say:
+        return make(target, draft, method=method, spare=spare, say=say, **given(options))
 
 
 def _with(options: Sequence[Callable[[F], F]], command: F) -> F:

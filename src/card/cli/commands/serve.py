@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from card.cli.ahead import start_drafter_child
 from card.cli.help import command
 from card.cli.lazy import load
 from card.cli.options import draft_options, given, method_options, model_options, resolve_models
@@ -158,11 +159,12 @@ def serve(model_argument: str | None, **options: Any) -> None:
             err=True,
         )
     draft = draft if needs_draft and options["draft_address"] is None else None
+    spare = start_drafter_child(method, draft, options)
 
     def make_llm() -> AsyncLLM:
         make: type[AsyncLLM] = load("card.async_llm").AsyncLLM
-        with spinner(f"loading {target}"):
-            return make(target, draft, method=method, **given(options))
+        with spinner(f"loading {target}") as say:
+            return make(target, draft, method=method, spare=spare, say=say, **given(options))
 
     def announce(address: str) -> None:
         click.echo(f"card serve: {target} ready on {address}")
