@@ -5,9 +5,9 @@ import asyncio
 from card import AsyncLLM, SamplingParams
 
 QUESTIONS = (
-    "Tom has 3 boxes with 8 pencils each. He gives away 5. How many has he left?",
-    "A ticket costs $6 for a student and $10 for an adult. How much do 4 students and 2 adults pay?",
-    "Nina runs 4 miles on Monday and twice as far on Wednesday. How many miles does she run in total?",
+    "Anna has 25 apples. She eats 3 apples and gives 6 apples to a friend. How many apples does she have left?",
+    "Paul works 4 hours a day and earns $12 per hour. How much does he earn in 3 days?",
+    "Lucy has $50. She buys a bag for $18 and a book for $12. How much money does she have left?",
 )
 
 

@@ -2,7 +2,8 @@
 
 from card import LLM, SamplingParams
 
-question = [{"role": "user", "content": "Tom has 3 boxes with 8 pencils each. He gives away 5. How many has he left?"}]
+problem = "Anna has 25 apples. She eats 3 apples and gives 6 apples to a friend. How many apples does she have left?"
+question = [{"role": "user", "content": problem}]
 params = SamplingParams(temperature=0.0, max_tokens=100)
 
 with LLM("demo-target", "demo-draft", dtype="float32") as card, LLM("demo-target", dtype="float32") as plain:

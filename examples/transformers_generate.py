@@ -10,7 +10,8 @@ tokenizer = AutoTokenizer.from_pretrained(demo_folder("target"))
 target = AutoModelForCausalLM.from_pretrained(demo_folder("target"), dtype=torch.float32)
 draft = AutoModelForCausalLM.from_pretrained(demo_folder("draft"), dtype=torch.float32)
 
-question = [{"role": "user", "content": "Tom has 3 boxes with 8 pencils each. He gives away 5. How many has he left?"}]
+problem = "Anna has 25 apples. She eats 3 apples and gives 6 apples to a friend. How many apples does she have left?"
+question = [{"role": "user", "content": problem}]
 inputs = tokenizer.apply_chat_template(question, add_generation_prompt=True, return_tensors="pt", return_dict=True)
 options = {"max_new_tokens": 100, "do_sample": False, "return_dict_in_generate": True}
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -25,6 +27,22 @@ def test_example_runs(example: Path) -> None:
 def test_readme_shows_the_example_that_is_tested() -> None:
     code = (ROOT / "examples" / "generate.py").read_text().split('"""\n\n', 1)[1]
     assert code.strip() in (ROOT / "README.md").read_text()
+
+
+def test_links_of_the_readme_work_on_the_package_page_and_lead_somewhere() -> None:
+    links = re.findall(r"\]\(([^)\s]+)\)", (ROOT / "README.md").read_text("utf-8"))
+    urls = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["urls"]
+    own = re.compile(re.escape(urls["Homepage"]) + "/(?:blob|tree)/main/([^#]+)")
+    pictures = re.compile(
+        re.escape(urls["Homepage"].replace("//github.com", "//raw.githubusercontent.com")) + "/main/(.+)"
+    )
+    places = []
+    for link in links:
+        assert link.startswith(("https://", "#")), f"{link} leads nowhere on the package page"
+        if found := own.match(link) or pictures.match(link):
+            places.append(found[1])
+    assert len(places) > 10
+    assert [place for place in places if not (ROOT / place).exists()] == []
 
 
 def test_the_guide_to_the_python_api_shows_lines_of_the_examples_and_links_them_all() -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from card import LLM, SamplingParams
-from card.models.demo import DEMO_PROBLEMS, demo_folder
+from card.models.demo import DEMO_ANSWERS, DEMO_PROBLEMS, demo_folder
 from card.models.loading import load_model, parameter_count
 from card.models.text import encode_chat
 
@@ -31,6 +34,24 @@ def test_model_loads_and_writes_with_plain_transformers(role: str) -> None:
     assert "<<" in tokenizer.decode(written), "it calculates, in the notation that it was trained on"
     if role == "target":
         assert written[-1].item() == tokenizer.eos_token_id, "the answer ends by itself"
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_demo_problems_are_answered_right(dtype: str) -> None:
+    params = SamplingParams(temperature=0.0, max_tokens=120)
+    with LLM("demo-target", dtype=dtype) as llm:
+        for problem, answer in DEMO_ANSWERS.items():
+            text = llm.chat([{"role": "user", "content": problem}], params)[0].outputs[0].text
+            assert text.endswith(f"\n#### {answer}"), (problem, text)
+
+
+def test_the_first_examples_ask_what_is_answered_right() -> None:
+    root = Path(__file__).parents[2]
+    asked = re.findall(r'card generate "([^".]{5,}[^"]*)"', (root / "README.md").read_text("utf-8"))
+    assert asked, "the README shows a question to begin with"
+    for path in (root / "README.md", root / "docs" / "server.md", *(root / "examples").glob("*.py")):
+        asked += re.findall(r'"([^"\n]*\bHow m[^"\n]*\?)"', path.read_text("utf-8"))
+    assert set(asked) <= DEMO_ANSWERS.keys()
 
 
 def test_draft_is_a_few_million_parameters_beside_a_target_of_about_16() -> None:

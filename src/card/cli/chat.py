@@ -57,6 +57,7 @@ class _Conversation:
         """Do what a line of the user asks for."""
         if line == "/reset":
             self.messages = []
+            click.echo("(forgotten)", err=True)
         elif line == "/stats":
             self._tell_stats()
         elif line == "/help":

@@ -6,6 +6,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
+import click
 from rich.columns import Columns
 from rich.console import Console, Group
 from rich.live import Live
@@ -13,7 +14,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from card.cli.options import given, resolve_models
+from card.cli.options import demo_note, given, resolve_models
 from card.cli.progress import spinner
 from card.cli.tables import show
 from card.config import SamplingParams
@@ -92,6 +93,8 @@ def _load(options: dict[str, Any], console: Console) -> list[_Lane]:
                 **given(options) | {"wait_for_drafter": True},
             )
             lanes.append(_Lane(method, llm))
+    if note := demo_note(target):
+        click.echo(note, err=True)
     console.print(f"target {target}, draft {draft}" + ", in float32: this CPU has no bfloat16 instructions" * widens)
     if lanes[0].llm.target_cost:
         console.print(f"target costs {lanes[0].llm.target_cost}: so that its price is that of a larger model")

@@ -20,7 +20,7 @@ def show(console: Console, table: Table, *, spare: Sequence[str] = (), is_wide: 
         is_wide: print all, however wide it gets.
     """
     if is_wide:
-        console.print(table, width=max(console.width, _natural_width(console, table)), crop=False)
+        Console(file=console.file, width=max(console.width, _natural_width(console, table))).print(table)
         return
     left_out: list[str] = []
     for head in reversed(spare):

@@ -1,0 +1,90 @@
+"""`card chat` on a terminal: it greets, has commands, and an answer that is cut short is part of what was said."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from card.cli.chat import _Conversation
+from card.config import SamplingParams
+from card.llm import LLM
+from tests.cli.terminal import CTRL_C, terminal
+from tests.pair import Pair
+
+pytestmark = pytest.mark.timeout(240)
+
+
+def test_a_conversation_greets_helps_counts_forgets_and_ends(pair: Pair) -> None:
+    arguments = ["--target", pair.target, "--method", "vanilla", "--dtype", "float32", "--max-tokens", "4"]
+    with terminal(["chat", *arguments], columns=300) as one:
+        at = one.wait_for(f"{pair.target} answers")
+        assert "often wrong" not in one.text
+        at = one.wait_for("> ", after=one.wait_for("/help", after=at))
+        for command, said in [
+            ("/help", "forget the conversation"),
+            ("/stats", "there is no answer yet"),
+            ("/sing", "there is no /sing; /help lists"),
+            ("/reset", "forgotten"),
+        ]:
+            one.type(f"{command}\n")
+            at = one.wait_for("> ", after=one.wait_for(said, after=at))
+        one.type("hello\n")
+        at = one.wait_for("\n> ", after=one.wait_for("hello\n", after=at))
+        one.type("/stats\n")
+        one.wait_for("tokens/s", after=at)
+        one.type("/quit\n")
+        assert one.wait() == 0
+
+
+def test_the_demo_target_is_said_to_be_often_wrong(pair: Pair) -> None:
+    with terminal(["chat", "--method", "vanilla"], columns=300) as one:
+        one.wait_for("> ", after=one.wait_for("demo-target is a small model for trying things out: it is often wrong"))
+        one.type("\x04")
+        assert one.wait() == 0
+
+
+def test_ctrl_c_cuts_an_answer_short_and_the_conversation_goes_on() -> None:
+    with terminal(["chat", "--dtype", "float32", "--ignore-eos", "--max-tokens", "3000"], columns=300) as one:
+        at = one.wait_for("> ", after=one.wait_for("often wrong"))
+        for line in ("Tell me of cats.", "And of dogs?"):
+            one.type(f"{line}\n")
+            at = one.wait_for("<<", after=at)  # it calculates, whatever it is asked
+            one.type(CTRL_C)
+            at = one.wait_for("\n> ", after=one.wait_for("[cut short]", after=at))
+        one.type("/quit\n")
+        assert one.wait() == 0
+    assert "Traceback" not in one.text
+
+
+def test_an_answer_that_was_cut_short_stays_in_the_conversation_as_far_as_it_got(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    params = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
+    chunks = 0
+
+    def interrupt_the_third_chunk() -> None:
+        nonlocal chunks
+        chunks += 1
+        if chunks == 3:
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr("sys.stdout.flush", interrupt_the_third_chunk, raising=False)
+    with (
+        LLM(pair.target, pair.draft, dtype="float32", placement="inline") as llm,
+        LLM(pair.target, dtype="float32") as plain,
+    ):
+        talk = _Conversation(llm, params, shows_stats=False)
+        talk.take("go on")
+        cut = talk.messages[1]["content"]
+        whole = plain.chat([{"role": "user", "content": "go on"}], params)[0].outputs[0].text
+        assert 0 < len(cut) < len(whole) and whole.startswith(cut)
+        talk.take("and now?")
+        asked = [{"role": "user", "content": "go on"}, {"role": "assistant", "content": cut}]
+        asked.append({"role": "user", "content": "and now?"})
+        assert talk.messages[:3] == asked
+        assert talk.messages[3]["content"] == plain.chat(asked, params)[0].outputs[0].text
+        talk.take("/reset")
+        assert talk.messages == []
+        assert llm.stats().num_running == 0
+    assert "[cut short]" in capsys.readouterr().out
