@@ -28,6 +28,9 @@ _SERVER_OPTIONS = {  # option -> field of ServerSettings
     "port": "port",
     "served_model_name": "served_model_names",
     "api_key": "api_keys",
+    "no_key": "no_key",
+    "allowed_host": "allowed_hosts",
+    "cors_origin": "cors_origins",
     "max_num_queued_reqs": "max_num_queued_reqs",
     "max_request_bytes": "max_request_bytes",
     "max_request_tokens": "max_request_tokens",
@@ -86,6 +89,25 @@ _OPTIONS = [
         "--api-key",
         multiple=True,
         help="Key that clients must send, one of those given; better in CARD_API_KEY, where no process list shows it.",
+    ),
+    click.option(
+        "--no-key",
+        is_flag=True,
+        default=None,
+        help="Let everyone in who reaches the address, also from other machines.",
+    ),
+    click.option(
+        "--allowed-host",
+        multiple=True,
+        metavar="NAME",
+        help="Name under which the server may be asked; may be given several times, * allows all.  "
+        "[default: localhost, loopback addresses, the address of --host]",
+    ),
+    click.option(
+        "--cors-origin",
+        multiple=True,
+        metavar="ORIGIN",
+        help="Origin whose web pages may ask, such as https://app.example; may be given several times, * allows all.",
     ),
     click.option(
         "--max-num-queued-reqs",
@@ -147,12 +169,6 @@ def serve(model_argument: str | None, **options: Any) -> None:
     changes["served_model_names"] = changes["served_model_names"] or (target,)
     settings = settings_type(**{name: value for name, value in changes.items() if value not in (None, ())})
     _server("logs").set_up(settings.log_level)
-    if settings.is_open_to_strangers:
-        click.echo(
-            f"card serve: warning: everyone who reaches {settings.host} may use this server; set --api-key (or "
-            "CARD_API_KEY), or listen on 127.0.0.1",
-            err=True,
-        )
     draft = draft if needs_draft and options["draft_address"] is None else None
 
     def make_llm() -> AsyncLLM:
