@@ -34,6 +34,10 @@ _SERVER_OPTIONS = {  # option -> field of ServerSettings
     "max_num_queued_reqs": "max_num_queued_reqs",
     "max_request_bytes": "max_request_bytes",
     "max_request_tokens": "max_request_tokens",
+    "max_connections": "max_connections",
+    "head_timeout": "head_timeout_s",
+    "body_timeout": "body_timeout_s",
+    "grammar_timeout": "grammar_timeout_s",
     "request_timeout": "request_timeout_s",
     "stall_timeout": "stall_timeout_s",
     "shutdown_timeout": "shutdown_timeout_s",
@@ -117,6 +121,14 @@ _OPTIONS = [
     ),
     click.option("--max-request-bytes", type=int, help="Largest body of a request.  [default: 4194304]"),
     click.option("--max-request-tokens", type=int, help="Most new tokens of a request.  [default: the context]"),
+    click.option("--max-connections", type=int, help="Most connections at once, idle ones too.  [default: 1024]"),
+    click.option("--head-timeout", type=float, help="Seconds for a request's headers to arrive.  [default: 10]"),
+    click.option(
+        "--body-timeout",
+        type=float,
+        help="Seconds for a request's body to arrive, and for a client to take what it is sent.  [default: 60]",
+    ),
+    click.option("--grammar-timeout", type=float, help="Seconds for a schema to be compiled.  [default: 10]"),
     click.option("--request-timeout", type=float, help="Longest time of a request, in seconds.  [default: 600]"),
     click.option(
         "--stall-timeout", type=float, help="Seconds without progress after which it is not ready.  [default: 30]"

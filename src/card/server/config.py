@@ -32,6 +32,10 @@ class ServerSettings:
     max_num_queued_reqs: int = 256  # most that wait besides max_num_seqs that run; a request counts n times
     max_request_bytes: int = 4 * 1024 * 1024
     max_request_tokens: int | None = None  # most new tokens that a request may ask for; None: as the context allows
+    max_connections: int = 1024  # open at once, idle ones included
+    head_timeout_s: float = 10.0  # for the line and the headers of a request to arrive
+    body_timeout_s: float = 60.0  # for its body to arrive, and for a client to take what is sent to it
+    grammar_timeout_s: float = 10.0  # for a request's grammar to be compiled
     request_timeout_s: float = 600.0  # longest time of a request, waiting included
     stall_timeout_s: float = 30.0  # without progress for so long the engine counts as stuck
     shutdown_timeout_s: float = 30.0  # what runs at SIGTERM may go on for so long
@@ -40,7 +44,7 @@ class ServerSettings:
     log_level: LogLevel = "info"
 
     def __post_init__(self) -> None:
-        counts = {"port": 0, "max_num_queued_reqs": 0, "max_request_bytes": 1024}
+        counts = {"port": 0, "max_num_queued_reqs": 0, "max_request_bytes": 1024, "max_connections": 1}
         for name, least in counts.items():
             _require(getattr(self, name) >= least, name, f"{least} or more", getattr(self, name))
         _require(self.port < 2**16, "port", "below 65536", self.port)
@@ -50,8 +54,8 @@ class ServerSettings:
             "1 or more",
             self.max_request_tokens,
         )
-        _require(self.request_timeout_s > 0, "request_timeout_s", "above 0 seconds", self.request_timeout_s)
-        _require(self.stall_timeout_s > 0, "stall_timeout_s", "above 0 seconds", self.stall_timeout_s)
+        for name in ("head_timeout_s", "body_timeout_s", "grammar_timeout_s", "request_timeout_s", "stall_timeout_s"):
+            _require(getattr(self, name) > 0, name, "above 0 seconds", getattr(self, name))
         _require(self.shutdown_timeout_s >= 0, "shutdown_timeout_s", "0 seconds or more", self.shutdown_timeout_s)
         choices = {"generation_config": GenerationConfigSource, "spec_metrics": SpecMetrics, "log_level": LogLevel}
         for name, kind in choices.items():
