@@ -26,6 +26,7 @@ from card.shaping import GrammarState, Path
 logger = logging.getLogger(__name__)
 
 _MOST_KEPT = 32  # compiled grammars; the one not used for longest makes place
+_MOST_QUOTED_CHARS = 300  # of what the library says of a grammar, which may be the grammar itself
 _JSON_OBJECT = '{"type": "object"}'
 # A blank, or a new line with its indentation: a model that likes white space must not go on with it for ever.
 _JSON_OPTIONS = {"whitespace_pattern": r"( |\n[ \t]{0,20})?"}
@@ -285,4 +286,8 @@ def _refusal(grammar: Grammar, reason: str) -> str:
 
 
 def _first_line(text: str) -> str:
-    return " ".join(text.partition("<state>")[0].split())
+    """Return what the library says, without the state and the places in its own code that follow."""
+    said = " ".join(text.partition("<state>")[0].partition("<backtrace>")[0].split())
+    if said.startswith("panic:"):
+        return "it is more than the library can follow"
+    return said if len(said) <= _MOST_QUOTED_CHARS else said[:_MOST_QUOTED_CHARS] + "..."
