@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
+from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from card.models.demo import demo_folder
@@ -20,26 +20,35 @@ def wrapped(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token=None)
 
 
-def byte_level(*, composes: bool = False, strips: bool = False) -> PreTrainedTokenizerFast:
-    """A BPE over bytes, with one long token of blanks, as in Qwen's and GPT-2's families."""
+def byte_level(*, strips: bool = False) -> PreTrainedTokenizerFast:
+    """A BPE over bytes, with one long token of blanks, as in GPT-2's family."""
     blanks = [_BLANK * (2**power) for power in range(1, 5)]
-    tokens = [*_BYTES, *blanks, "th", "the"]
-    merges = [(one[: len(one) // 2], one[: len(one) // 2]) for one in blanks] + [("t", "h"), ("th", "e")]
-    model = models.BPE(vocab={token: idx for idx, token in enumerate(tokens)}, merges=merges)
-    tokenizer = Tokenizer(model)
+    merges = [(one[: len(one) // 2], one[: len(one) // 2]) for one in blanks]
+    tokenizer = Tokenizer(models.BPE(vocab=_numbered([*_BYTES, *blanks]), merges=merges))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    if composes:
-        tokenizer.normalizer = normalizers.NFC()
     tokenizer.add_special_tokens([AddedToken("<|im_start|>", special=True, lstrip=strips, rstrip=strips)])
     return wrapped(tokenizer)
+
+
+def composing() -> PreTrainedTokenizerFast:
+    """A BPE over bytes of composed text, as in Qwen's family, with one token for a Hangul syllable."""
+    pieces = pre_tokenizers.ByteLevel(add_prefix_space=False).pre_tokenize_str("\ud55c")[0][0]
+    merges = [(pieces[0], pieces[1]), (pieces[:2], pieces[2])]
+    tokenizer = Tokenizer(models.BPE(vocab=_numbered([*_BYTES, pieces[:2], pieces]), merges=merges))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.normalizer = normalizers.NFC()
+    return wrapped(tokenizer)
+
+
+def _numbered(tokens: list[str]) -> dict[str, int]:
+    return {token: idx for idx, token in enumerate(tokens)}
 
 
 def byte_fallback() -> PreTrainedTokenizerFast:
     """A BPE over characters that falls back on bytes, as in Llama's and Gemma's families."""
     tokens = [*(f"<0x{byte:02X}>" for byte in range(256)), "<unk>", "\u2581", "a", "\u2581a", "\u2581\u2581"]
     model = models.BPE(
-        vocab={token: idx for idx, token in enumerate(tokens)},
+        vocab=_numbered(tokens),
         merges=[("\u2581", "a"), ("\u2581", "\u2581")],
         byte_fallback=True,
         unk_token="<unk>",
@@ -53,7 +62,7 @@ def byte_fallback() -> PreTrainedTokenizerFast:
 BOUNDED = {
     "demo": load_tokenizer(str(demo_folder("target"))),
     "byte level": byte_level(),
-    "composing": byte_level(composes=True),
+    "composing": composing(),
     "stripping": byte_level(strips=True),
     "byte fallback": byte_fallback(),
 }
@@ -80,8 +89,9 @@ def test_a_text_of_the_longest_token_alone_comes_to_the_bound() -> None:
     assert token_bytes(BOUNDED["byte level"]) == TokenBytes(16)
     assert token_bytes(BOUNDED["stripping"]) == TokenBytes(16, skips_blanks=True)
     assert TokenBytes(16).least_tokens(" " * 1600) == 100 == len(BOUNDED["byte level"].encode(" " * 1600))
-    hangul = "\u1112\u1161\u11ab" * 60  # composed, a third of the bytes
-    assert token_bytes(BOUNDED["composing"]).least_tokens(hangul) <= len(BOUNDED["composing"].encode(hangul))
+    assert token_bytes(BOUNDED["composing"]) == TokenBytes(9)  # three letters of three bytes are one syllable
+    assert TokenBytes(9).least_tokens("\u1112\u1161\u11ab" * 60) == 60
+    assert len(BOUNDED["composing"].encode("\u1112\u1161\u11ab" * 60)) == 60
     assert TokenBytes(16, skips_blanks=True).least_tokens("a" + " " * 1600) == 1
 
 
