@@ -21,6 +21,7 @@ from card.bench.results import read_unchecked
 from card.bench.runner import Plan, run_bench
 from card.bench.tables import rich_tables
 from card.cli.options import DEMO_DRAFT, DEMO_TARGET, given, parse_cores, parse_numbers
+from card.cli.outputs import OutputFile, check_can_write
 from card.config import SamplingParams
 from card.errors import BenchError, CardError, SettingsError
 from card.trace import Trace, write_trace
@@ -92,7 +93,7 @@ def _draft_options(command: F) -> F:
 @click.option("--coupling-report", is_flag=True, help="Add rows that rank candidates without the sampling noise.")
 @click.option(
     "--trace",
-    type=click.File("w", encoding="utf-8", lazy=True),
+    type=OutputFile(),
     help="Decode the first prompt of each data set once more and write what happened when, for ui.perfetto.dev.",
 )
 @click.option("--out", type=Path, help="JSON lines are appended to it.  [default: bench-DATE-TIME.jsonl]")
@@ -117,6 +118,7 @@ def bench(context: click.Context, /, **options: Any) -> int:
             console.print(f"{resume}: the run is complete, nothing is missing", highlight=False, soft_wrap=True)
         options = _resumed_options(context, options, old)
     out = out or Path(time.strftime("bench-%Y%m%d-%H%M%S.jsonl"))
+    check_can_write(out)
     plan = _plan(options)
     _warn_if_busy(environment, console)
     size_before = out.stat().st_size if out.exists() else 0

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from card.cli.options import parse_numbers
+from card.cli.outputs import OutputPath
 from card.planner.measuring import (
     DEFAULT_BATCHES,
     DEFAULT_CONTEXTS,
@@ -26,7 +27,7 @@ def _listed(numbers: tuple[int, ...]) -> str:
 
 @click.command(short_help="Measure what the passes of a model cost here.")
 @click.argument("model")
-@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), required=True, help="File to write, JSON.")
+@click.option("--out", type=OutputPath(), required=True, help="File to write, JSON.")
 @click.option(
     "--dtype", default="auto", show_default=True, help="auto (as stored), float32, bfloat16, float16, float64."
 )

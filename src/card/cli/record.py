@@ -11,6 +11,7 @@ from rich.console import Console
 
 from card.bench.datasets import parse_spec, read_datasets
 from card.cli.options import resolve_models, sampling_options, take_sampling_params
+from card.cli.outputs import OutputPath
 from card.models.loading import load_tokenizer
 from card.planner.recorder import RecordRequest
 from card.planner.recorder import record as record_pair
@@ -18,7 +19,7 @@ from card.planner.recording import save_recording
 
 
 @click.command(short_help="Record how a pair of models behaves, for plans.")
-@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), required=True, help="File to write.")
+@click.option("--out", type=OutputPath(), required=True, help="File to write.")
 @click.option("--target", help="Target model: a folder, a hub name, or demo-target.  [default: demo-target]")
 @click.option("--draft", help="Draft model: the same, or demo-draft, the default beside demo-target.")
 @click.option(
