@@ -29,6 +29,7 @@ from card.bench.environment import MEASURED_START
 from card.errors import CardError
 from card.server.app import make_app
 from card.server.config import ServerSettings
+from card.server.connections import ServerConfig
 from card.server.serving import bind
 
 _CLIENT = Path(__file__).with_name("sse_clients.py")
@@ -111,7 +112,7 @@ async def measure(args: argparse.Namespace) -> dict[str, Any]:
     async with llm:
         settings = ServerSettings(port=0, served_model_names=(_NAME,))
         sock = bind(settings)
-        config = uvicorn.Config(make_app(llm, settings), log_config=None, access_log=False, lifespan="off")
+        config = ServerConfig(make_app(llm, settings), settings)
         server = uvicorn.Server(config)
         serving = asyncio.create_task(server.serve(sockets=[sock]))
         while not server.started:

@@ -19,7 +19,7 @@ from transformers import PreTrainedTokenizerFast
 from card.config import Grammar, SamplingParams
 from card.errors import SettingsError, TargetError
 from card.llm import LLM
-from card.models.grammar import BackgroundGrammars, GrammarCompiler, MatcherState
+from card.models.grammar import BackgroundGrammars, GrammarCompiler, MatcherState, _first_line
 from card.models.loading import load_model, load_tokenizer
 from card.shaping import GrammarState
 from tests.pair import Pair, make_tokenizer
@@ -371,3 +371,41 @@ def test_a_grammar_that_cannot_be_compiled_is_done_without(caplog: pytest.LogCap
     grammars._executor.shutdown()
     assert grammars(SCHEMA) is None
     assert "no tokenizer here" in caplog.text
+
+
+# ---- several at once ------------------------------------------------------------------------------------------------
+
+
+def test_a_known_grammar_is_there_at_once_while_another_one_is_compiled(
+    compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow, is_free, is_begun, build = Grammar("regex", "slow"), threading.Event(), threading.Event(), compiler._build
+    builds: list[Grammar] = []
+
+    def hold(grammar: Grammar) -> MatcherState:
+        builds.append(grammar)
+        if grammar == slow:
+            is_begun.set()
+            assert is_free.wait(60)
+        return build(grammar)
+
+    compiler.compile(SCHEMA)
+    monkeypatch.setattr(compiler, "_build", hold)
+    found: list[GrammarState] = []
+    threads = [threading.Thread(target=lambda: found.append(compiler.compile(slow))) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    assert is_begun.wait(60)
+    compiler.compile(SCHEMA)
+    compiler.compile(Grammar("regex", "quick"))
+    assert not found
+    is_free.set()
+    for thread in threads:
+        thread.join(60)
+    assert len(found) == 2 and found[0] is not found[1]
+    assert builds.count(slow) == 1, "two who ask for one grammar share the work"
+
+
+def test_what_a_library_says_in_a_panic_is_not_told() -> None:
+    said = [_first_line("panic: at x.rs\n<backtrace> 0: <unknown>"), _first_line("a" * 10_000), _first_line("no\nway")]
+    assert said == ["it is more than the library can follow", "a" * 300 + "...", "no way"]

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ import uvicorn
 from card.async_llm import AsyncLLM
 from card.server.app import make_app
 from card.server.config import ServerSettings
+from card.server.connections import ServerConfig
 from card.server.service import Service
 from card.server.serving import bind
 
@@ -49,6 +50,7 @@ class Running:
     llm: AsyncLLM
     service: Service
     client: httpx2.Client
+    connections: Collection[object]  # that are open
 
     def post(self, path: str, body: object = None, **options: Any) -> httpx2.Response:
         """Post JSON, or bytes as they are."""
@@ -80,14 +82,13 @@ def serving(llm: AsyncLLM, **settings: Any) -> Iterator[Running]:
     own = ServerSettings(**{"port": 0, "served_model_names": ("demo-target",), **settings})
     sock = bind(own)
     app = make_app(llm, own)
-    config = uvicorn.Config(app, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=2)
-    server = uvicorn.Server(config)
+    server = uvicorn.Server(ServerConfig(app, own))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [sock]}, name="server", daemon=True)
     thread.start()
     until(lambda: server.started)
     url = f"http://127.0.0.1:{sock.getsockname()[1]}"
     with httpx2.Client(base_url=url, timeout=PATIENCE_S) as client:
-        yield Running(url, llm, app.state.service, client)
+        yield Running(url, llm, app.state.service, client, server.server_state.connections)
     server.should_exit = True
     thread.join(PATIENCE_S)
     assert not thread.is_alive()

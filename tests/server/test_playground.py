@@ -4,27 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import re
-import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, ConsoleMessage, Page, Request, expect, sync_playwright
+from playwright.sync_api import Browser, ConsoleMessage, Page, Request, expect
 
 from card.async_llm import AsyncLLM
+from tests.server.browsing import chromium
 from tests.server.running import PROMPT, Running, serving, until
 
 pytestmark = pytest.mark.timeout(240)
 
 _PATIENCE_MS = 60_000.0
-_CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
-_ARGUMENTS = (
-    *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"),
-    *("--disable-component-update", "--disable-sync"),
-)
 _FED_BY_THE_TEST = """
 const real = window.fetch;
 window.fetch = async (url, options) => {
@@ -70,16 +64,8 @@ def sse(*pieces: tuple[str, list[dict[str, Any]], str | None]) -> bytes:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    found = next(filter(None, map(shutil.which, _CHROMIUM)), None)
-    if found is None:
-        message = "there is no Chromium to drive; install one, on Debian with: apt install chromium"
-        if os.environ.get("CARD_REQUIRE_BROWSER"):
-            pytest.fail(message)
-        pytest.skip(message)
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=found, args=list(_ARGUMENTS))
+    with chromium() as browser:
         yield browser
-        browser.close()
 
 
 @dataclass

@@ -130,10 +130,13 @@ def test_settings_that_cannot_be_are_refused(started: Started, arguments: tuple[
     assert reason in str(done.exception)
 
 
-def test_a_server_open_to_the_network_without_a_key_is_warned_about(started: Started) -> None:
-    assert "set --api-key" in invoke("--host", "0.0.0.0").output
-    assert invoke("--host", "0.0.0.0", "--api-key", "k").output == ""
-    assert invoke("--host", "localhost").output == ""
+def test_a_server_open_to_the_network_without_a_key_is_refused_unless_that_is_said(started: Started) -> None:
+    refused = invoke("--host", "0.0.0.0").exception
+    assert isinstance(refused, SettingsError) and "set --api-key" in str(refused) and "--no-key" in str(refused)
+    for arguments in (("--api-key", "k"), ("--no-key",)):
+        assert invoke("--host", "0.0.0.0", *arguments).exit_code == 0
+    assert invoke("--host", "0.0.0.0", CARD_NO_KEY="1").exit_code == 0
+    assert invoke("--host", "localhost").exit_code == 0
     assert [is_loopback(host) for host in ("127.0.0.9", "::1", "localhost", "0.0.0.0", "::", "example.org")] == [
         True,
         True,
@@ -142,6 +145,23 @@ def test_a_server_open_to_the_network_without_a_key_is_warned_about(started: Sta
         False,
         False,
     ]
+
+
+def test_allowed_hosts_and_origins_come_from_everywhere_as_well(started: Started, tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text("allowed-host: [a.example, b.example]\ncors-origin: https://app.example\nno-key: true\n", "utf-8")
+    for done in (
+        invoke("--config", str(path)),
+        invoke(CARD_ALLOWED_HOST="a.example b.example", CARD_CORS_ORIGIN="https://app.example", CARD_NO_KEY="1"),
+        invoke(
+            *("--allowed-host", "a.example", "--allowed-host", "b.example"),
+            *("--cors-origin", "https://app.example", "--no-key"),
+        ),
+    ):
+        assert done.exit_code == 0, (done.output, done.exception)
+        assert started.settings.allowed_hosts == ("a.example", "b.example")
+        assert started.settings.cors_origins == ("https://app.example",)
+        assert started.settings.no_key
 
 
 def test_without_the_optional_packages_the_command_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

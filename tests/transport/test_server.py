@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import subprocess
+import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import zmq
 
 from card.config import SamplingParams
-from card.errors import SettingsError
+from card.errors import SettingsError, WorkerError
 from card.messages import (
     PROTOCOL_VERSION,
     Close,
@@ -289,6 +294,63 @@ def test_the_rows_of_a_client_that_went_without_a_word_are_freed() -> None:
             worker = session.worker
         until(lambda: server.num_sessions == 0)
         assert worker.num_requests == 0
+
+
+_CLIENT = """
+import sys, time
+from card.messages import Open
+from card.transport.remote import RemoteLink
+from tests.drafting import draft_spec
+link = RemoteLink(sys.argv[1], vocab_size=12, start_timeout_s=60.0, silence_timeout_s=60.0)
+link.start()
+for request_id in map(int, sys.argv[2:]):
+    link.send(Open(request_id, (1, 2, 3), draft_spec()))
+print("up", flush=True)
+time.sleep(600)
+"""
+
+
+@contextlib.contextmanager
+def client_process(server: DraftServer, *request_ids: int) -> Iterator[subprocess.Popen[str]]:
+    """Run a client with these requests in a process of its own, and kill it at the end."""
+    root = Path(__file__).parents[2]
+    process = subprocess.Popen(
+        [sys.executable, "-c", _CLIENT, server.address, *map(str, request_ids)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(root / "src"), str(root)])},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None and process.stdout.readline() == "up\n"
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.parametrize("request_ids", [(), (1, 2)], ids=["idle", "at work"])
+def test_the_place_of_a_client_that_was_killed_is_free_at_once(
+    request_ids: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_module, "_PROBE_INTERVAL_S", 3600.0)
+    with running(make_server(draft(), max_sessions=1, silence_timeout_s=3600.0)) as server:
+        with client_process(server, *request_ids) as process:
+            (session,) = server._sessions.values()
+            until(lambda: session.worker.num_requests == len(request_ids))
+            with pytest.raises(WorkerError, match="the server is full"), connected(server.address):
+                pass
+            process.kill()
+            process.wait()
+            with connected(server.address) as link:  # is refused for good if there is no place
+                assert link.status.state == "up"
+        assert session.worker.num_requests == 0
+
+
+def test_what_a_killed_client_held_is_freed_though_nobody_else_comes() -> None:
+    with running(make_server(draft(), silence_timeout_s=3600.0)) as server:
+        with client_process(server):
+            assert server.num_sessions == 1
+        until(lambda: server.num_sessions == 0)
 
 
 def test_a_client_that_does_not_read_loses_messages_and_holds_up_nobody(monkeypatch: pytest.MonkeyPatch) -> None:

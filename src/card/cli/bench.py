@@ -22,6 +22,7 @@ from card.bench.results import read_unchecked
 from card.bench.runner import Plan, run_bench
 from card.bench.tables import SPARE, rich_tables
 from card.cli.options import DEMO_DRAFT, DEMO_TARGET, given
+from card.cli.outputs import check_can_write
 from card.cli.tables import show
 from card.config import SamplingParams
 from card.errors import BenchError, CardError, SettingsError
@@ -47,6 +48,7 @@ def run(**options: Any) -> int:
             console.print(f"{resume}: the run is complete, nothing is missing", highlight=False, soft_wrap=True)
         options = _resumed_options(click.get_current_context(), options, old)
     out = out or Path(time.strftime("bench-%Y%m%d-%H%M%S.jsonl"))
+    check_can_write(out)
     plan = _plan(options)
     _warn_if_busy(environment, console)
     size_before = out.stat().st_size if out.exists() else 0

@@ -87,8 +87,10 @@ _SECTIONS = (
     ),
     _Section(
         "Server",
-        ("config", "host", "port", "served_model_name", "api_key"),
+        ("config", "host", "port", "served_model_name", "api_key", "no_key", "allowed_host", "cors_origin"),
         (
+            "max_connections",
+            "head_timeout",
             "max_num_queued_reqs",
             "max_request_bytes",
             "max_request_tokens",

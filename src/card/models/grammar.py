@@ -7,6 +7,7 @@ a whole tree costs one step for each of its nodes.
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import threading
 from collections.abc import Callable, Sequence
@@ -19,11 +20,13 @@ from transformers import PreTrainedTokenizerBase
 
 from card.config import Grammar
 from card.errors import CardError, SettingsError, TargetError
+from card.models.json_schema import has_an_end
 from card.shaping import GrammarState, Path
 
 logger = logging.getLogger(__name__)
 
 _MOST_KEPT = 32  # compiled grammars; the one not used for longest makes place
+_MOST_QUOTED_CHARS = 300  # of what the library says of a grammar, which may be the grammar itself
 _JSON_OBJECT = '{"type": "object"}'
 # A blank, or a new line with its indentation: a model that likes white space must not go on with it for ever.
 _JSON_OPTIONS = {"whitespace_pattern": r"( |\n[ \t]{0,20})?"}
@@ -42,21 +45,42 @@ class GrammarCompiler:
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
         self._end_ids = tuple(sorted(end_ids))
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # held for moments only: a grammar may take minutes
+        self._tokens_lock = threading.Lock()
         self._tokens: Any = None  # llguidance's own tokenizer; it takes about a second to build
         self._compiled: dict[Grammar, MatcherState] = {}  # least recently used first
+        self._begun: dict[Grammar, Future[MatcherState]] = {}  # being compiled, each by one thread
 
     def compile(self, grammar: Grammar) -> GrammarState:
-        """Return the beginning of a grammar.
+        """Return the beginning of a grammar; at once if it is known, even while others are being compiled.
 
-        Raises: SettingsError if llguidance is missing, or cannot use the grammar, the tokenizer or its end tokens.
+        Raises: SettingsError if llguidance is missing, or cannot use the grammar, the tokenizer or its end tokens, or
+            if no text keeps to the grammar.
         """
         with self._lock:
-            found = self._compiled.pop(grammar, None) or self._build(grammar)
-            self._compiled[grammar] = found
-            if len(self._compiled) > _MOST_KEPT:
-                del self._compiled[next(iter(self._compiled))]
-            return found.fork()
+            found = self._compiled.pop(grammar, None)
+            if found is not None:
+                self._compiled[grammar] = found
+                return found.fork()
+            begun = self._begun.get(grammar)
+            own: Future[MatcherState] = Future()
+            if begun is None:
+                self._begun[grammar] = own
+        if begun is not None:
+            return begun.result().fork()
+        try:
+            own.set_result(self._build(grammar))
+        except BaseException as error:
+            own.set_exception(error)
+            raise
+        finally:
+            with self._lock:
+                del self._begun[grammar]
+                if own.exception() is None:
+                    self._compiled[grammar] = own.result()
+                    if len(self._compiled) > _MOST_KEPT:
+                        del self._compiled[next(iter(self._compiled))]
+        return own.result().fork()
 
     def find(self, grammar: Grammar) -> GrammarState | None:
         """Return the beginning of a grammar, or None if it cannot be used: a drafter does without."""
@@ -67,8 +91,9 @@ class GrammarCompiler:
 
     def _build(self, grammar: Grammar) -> MatcherState:
         library = _library()
-        if self._tokens is None:
-            self._tokens = self._wrapped(library)
+        with self._tokens_lock:
+            if self._tokens is None:
+                self._tokens = self._wrapped(library)
         kinds = library.LLMatcher
         try:
             match grammar.kind:
@@ -83,7 +108,10 @@ class GrammarCompiler:
         matcher = library.LLMatcher(self._tokens, source, log_level=0)
         if matcher.is_error():
             raise SettingsError(_refusal(grammar, matcher.get_error()))
-        return MatcherState(matcher, self._tokens.vocab_size, frozenset(self._end_ids))
+        state = MatcherState(matcher, self._tokens.vocab_size, frozenset(self._end_ids))
+        if not _can_begin(state) or (grammar.kind == "json_schema" and not has_an_end(json.loads(grammar.source))):
+            raise SettingsError(_refusal(grammar, "no text can keep to it; does it need a part that needs itself?"))
+        return state
 
     def _wrapped(self, library: Any) -> Any:
         if not self._end_ids:
@@ -230,6 +258,13 @@ class MatcherState:
         raise TargetError(f"the grammar cannot be followed: {reason}; use a simpler one")
 
 
+def _can_begin(state: MatcherState) -> bool:
+    try:
+        return bool(state.allowed([()]).any())
+    except TargetError:
+        return False
+
+
 def _walk_order(paths: Sequence[Path]) -> list[int]:
     """Return the indices of paths so that each comes next to those that it shares most with."""
     return sorted(range(len(paths)), key=lambda idx: tuple(paths[idx]))
@@ -251,4 +286,8 @@ def _refusal(grammar: Grammar, reason: str) -> str:
 
 
 def _first_line(text: str) -> str:
-    return " ".join(text.partition("<state>")[0].split())
+    """Return what the library says, without the state and the places in its own code that follow."""
+    said = " ".join(text.partition("<state>")[0].partition("<backtrace>")[0].split())
+    if said.startswith("panic:"):
+        return "it is more than the library can follow"
+    return said if len(said) <= _MOST_QUOTED_CHARS else said[:_MOST_QUOTED_CHARS] + "..."

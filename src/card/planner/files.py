@@ -60,6 +60,7 @@ def read_bytes(path: Path, kind: str) -> bytes:
 def write_bytes(path: Path, data: bytes) -> None:
     """Write a file. Raises: PlanError."""
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(data)
     except OSError as error:
         raise PlanError(f"cannot write {path}: {error.strerror}") from error

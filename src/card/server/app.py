@@ -10,6 +10,7 @@ from typing import Any
 
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -26,6 +27,7 @@ from card.server.config import ServerSettings
 from card.server.described import BODIES, answers, describe, operation
 from card.server.errors import ApiError, as_api_error
 from card.server.health import health, load, metrics, ready, version
+from card.server.hosts import AllowedHosts, AllowedOrigins
 from card.server.logs import tell, where
 from card.server.page import Playground
 from card.server.service import Service
@@ -69,16 +71,33 @@ def make_app(llm: AsyncLLM, settings: ServerSettings) -> FastAPI:
         app.add_api_route(path, handler, methods=["GET", "HEAD"], response_model=None, include_in_schema=False)
     app.add_exception_handler(HTTPException, _on_http_exception)
     app.add_exception_handler(CardError, _on_card_error)
-    app.add_middleware(Envelope, service=service, keys=KeyRing(settings.api_keys))
+    origins = AllowedOrigins(settings.cors_origins)
+    app.add_middleware(Guard, keys=KeyRing(settings.api_keys))  # the one added last is the outermost
+    if origins.named:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=origins.named,
+            allow_methods=("GET", "HEAD", "POST"),
+            allow_headers=("*",),
+            expose_headers=("Retry-After", "x-request-id", "x-should-retry"),
+            allow_private_network=True,
+        )
+    hosts = AllowedHosts(settings.host, settings.allowed_hosts)
+    app.add_middleware(Envelope, service=service, hosts=hosts, origins=None if settings.api_keys else origins)
     describe(app, service.limits, has_keys=bool(settings.api_keys))
     return app
 
 
 class Envelope:
-    """Around every request: an id, the key, a line in the log; and an answer even where our code fails."""
+    """Around every request: an id, a line in the log, and nothing for those who ask under a name not allowed."""
 
-    def __init__(self, app: ASGIApp, *, service: Service, keys: KeyRing) -> None:
-        self._app, self._service, self._keys = app, service, keys
+    def __init__(self, app: ASGIApp, *, service: Service, hosts: AllowedHosts, origins: AllowedOrigins | None) -> None:
+        """Take what is inside.
+
+        Args:
+            origins: None where a key is asked for, which no page has unless it was told.
+        """
+        self._app, self._service, self._hosts, self._origins = app, service, hosts, origins
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
@@ -100,16 +119,12 @@ class Envelope:
             await send(message)
 
         try:
-            self._keys.check(scope["path"], headers.get(b"authorization"))
+            self._hosts.check([value for name, value in scope["headers"] if name == b"host"])
+            if self._origins is not None:
+                self._origins.check(headers.get(b"origin"), headers.get(b"host", b""))
             await self._app(scope, receive, send_named)
         except ApiError as error:
             await _response(error)(scope, receive, send_named)
-        except Exception as error:  # whatever it is, it is ours: the client gets an answer and the log the place
-            at = where(error.__traceback__)
-            tell(logger, logging.ERROR, "failed", request_id=request_id, exception=type(error).__name__, at=at)
-            if status:
-                raise
-            await _response(as_api_error(error))(scope, receive, send_named)
         finally:
             self._log(scope, request_id, status, time.perf_counter() - started_at)
 
@@ -140,6 +155,37 @@ class Envelope:
             client=client[0] if client else "",
             **fields,
         )
+
+
+class Guard:
+    """Asks for the key, and sees to it that there is an answer even where our code fails."""
+
+    def __init__(self, app: ASGIApp, *, keys: KeyRing) -> None:
+        self._app, self._keys = app, keys
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        has_begun = False
+
+        async def send_noted(message: Message) -> None:
+            nonlocal has_begun
+            has_begun = True
+            await send(message)
+
+        try:
+            self._keys.check(scope["path"], dict(scope["headers"]).get(b"authorization"))
+            await self._app(scope, receive, send_noted)
+        except ApiError as error:
+            await _response(error)(scope, receive, send)
+        except Exception as error:  # whatever it is, it is ours: the client gets an answer and the log the place
+            at, request_id = where(error.__traceback__), scope["state"]["request_id"]
+            tell(logger, logging.ERROR, "failed", request_id=request_id, exception=type(error).__name__, at=at)
+            if has_begun:
+                raise
+            await _response(as_api_error(error))(scope, receive, send)
 
 
 def _response(error: ApiError) -> Response:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from starlette.requests import Request
@@ -14,6 +14,8 @@ from card.server.errors import bad_request
 from card.server.limits import read_body
 from card.server.schemas import DetokenizeRequest, TokenizeRequest
 from card.server.service import Service
+
+_LONG_CHARS = 16_384  # of a text, or token ids: more of them hold up none that has less
 
 
 async def list_models(request: Request) -> Response:
@@ -34,18 +36,23 @@ async def tokenize(request: Request) -> Response:
     service: Service = request.app.state.service
     fields = await read_body(request, TokenizeRequest, service.settings.max_request_bytes)
     service.check_model(fields.model)
+    is_long = len(fields.prompt or "") >= _LONG_CHARS
     if fields.messages is not None:
         messages: list[Mapping[str, str]] = [one.model_dump(exclude_none=True) for one in fields.messages]
-        token_ids = list(await service.encode(messages))
+        token_ids = list(await service.encode(messages, must_fit=False))
     elif fields.add_special_tokens and fields.prompt:
-        token_ids = list(await service.encode(fields.prompt))
+        token_ids = list(await service.encode(fields.prompt, must_fit=False))
     else:
-        token_ids = service.tokenizer.encode(fields.prompt or "", add_special_tokens=fields.add_special_tokens)
+        encode = service.tokenizer.encode
+        token_ids = await service.aside.run(
+            is_long, encode, fields.prompt or "", add_special_tokens=fields.add_special_tokens
+        )
+    names = service.tokenizer.convert_ids_to_tokens
     content: dict[str, Any] = {
         "count": len(token_ids),
         "max_model_len": service.llm.max_model_len,
         "tokens": token_ids,
-        "token_strs": service.tokenizer.convert_ids_to_tokens(token_ids) if fields.return_token_strs else None,
+        "token_strs": await service.aside.run(is_long, names, token_ids) if fields.return_token_strs else None,
     }
     return json_response(content)
 
@@ -55,10 +62,15 @@ async def detokenize(request: Request) -> Response:
     service: Service = request.app.state.service
     fields = await read_body(request, DetokenizeRequest, service.settings.max_request_bytes)
     service.check_model(fields.model)
-    for token_id in fields.tokens:
+    text = await service.aside.run(len(fields.tokens) >= _LONG_CHARS, _text_of, service, fields.tokens)
+    return json_response({"prompt": text})
+
+
+def _text_of(service: Service, token_ids: Sequence[int]) -> str:
+    for token_id in token_ids:
         if not 0 <= token_id < service.vocab_size:
             raise bad_request(f"token ids must be from 0 to {service.vocab_size - 1}, got {token_id}", "tokens")
-    return json_response({"prompt": decode(service.tokenizer, fields.tokens)})
+    return decode(service.tokenizer, token_ids)
 
 
 def _model(service: Service, name: str) -> dict[str, Any]:

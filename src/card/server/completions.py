@@ -84,7 +84,10 @@ async def _echo(
     """Return the prompts as text, and how likely their tokens are if that is asked for."""
     if not fields.echo:
         return _Echo((), ())
-    texts = [one if isinstance(one, str) else decode(service.tokenizer, one) for one in prompts]
+    texts = [
+        one if isinstance(one, str) else await service.aside.run(False, decode, service.tokenizer, one)
+        for one in prompts
+    ]
     scores: list[Scores] = []
     if fields.logprobs is not None:
         async with generation.deadline:

@@ -11,6 +11,7 @@ from typing import Any, Literal, get_args
 import yaml  # type: ignore[import-untyped]
 
 from card.errors import SettingsError
+from card.server.hosts import check_host, check_origin
 
 SpecMetrics = Literal["none", "summary"]
 GenerationConfigSource = Literal["auto", "none"]
@@ -25,9 +26,16 @@ class ServerSettings:
     port: int = 8000  # 0 takes a free one
     served_model_names: tuple[str, ...] = ("card",)  # the first one is written into answers
     api_keys: tuple[str, ...] = ()  # any of them opens the door; none: it stands open
+    no_key: bool = False  # it may stand open to other machines as well
+    allowed_hosts: tuple[str, ...] = ()  # names to be asked under, besides loopback ones and `host`; "*": any
+    cors_origins: tuple[str, ...] = ()  # whose web pages may ask, besides the server's own; "*": anyone's
     max_num_queued_reqs: int = 256  # most that wait besides max_num_seqs that run; a request counts n times
     max_request_bytes: int = 4 * 1024 * 1024
     max_request_tokens: int | None = None  # most new tokens that a request may ask for; None: as the context allows
+    max_connections: int = 1024  # open at once, idle ones included
+    head_timeout_s: float = 10.0  # for the line and the headers of a request to arrive
+    body_timeout_s: float = 60.0  # for its body to arrive, and for a client to take what is sent to it
+    grammar_timeout_s: float = 10.0  # for a request's grammar to be compiled
     request_timeout_s: float = 600.0  # longest time of a request, waiting included
     stall_timeout_s: float = 30.0  # without progress for so long the engine counts as stuck
     shutdown_timeout_s: float = 30.0  # what runs at SIGTERM may go on for so long
@@ -36,7 +44,7 @@ class ServerSettings:
     log_level: LogLevel = "info"
 
     def __post_init__(self) -> None:
-        counts = {"port": 0, "max_num_queued_reqs": 0, "max_request_bytes": 1024}
+        counts = {"port": 0, "max_num_queued_reqs": 0, "max_request_bytes": 1024, "max_connections": 1}
         for name, least in counts.items():
             _require(getattr(self, name) >= least, name, f"{least} or more", getattr(self, name))
         _require(self.port < 2**16, "port", "below 65536", self.port)
@@ -46,8 +54,8 @@ class ServerSettings:
             "1 or more",
             self.max_request_tokens,
         )
-        _require(self.request_timeout_s > 0, "request_timeout_s", "above 0 seconds", self.request_timeout_s)
-        _require(self.stall_timeout_s > 0, "stall_timeout_s", "above 0 seconds", self.stall_timeout_s)
+        for name in ("head_timeout_s", "body_timeout_s", "grammar_timeout_s", "request_timeout_s", "stall_timeout_s"):
+            _require(getattr(self, name) > 0, name, "above 0 seconds", getattr(self, name))
         _require(self.shutdown_timeout_s >= 0, "shutdown_timeout_s", "0 seconds or more", self.shutdown_timeout_s)
         choices = {"generation_config": GenerationConfigSource, "spec_metrics": SpecMetrics, "log_level": LogLevel}
         for name, kind in choices.items():
@@ -55,11 +63,20 @@ class ServerSettings:
         _require(bool(self.served_model_names) and all(self.served_model_names), "served_model_names", "names", "''")
         if not all(key.strip() == key and key.isascii() and key for key in self.api_keys):
             raise SettingsError("an API key must be ASCII text without blanks around it; one of those given is not")
+        for one in self.allowed_hosts:
+            check_host(one)
+        for one in self.cors_origins:
+            check_origin(one)
+        self._check_door()
 
-    @property
-    def is_open_to_strangers(self) -> bool:
-        """Whether others than users of this machine can ask without a key."""
-        return not self.api_keys and not is_loopback(self.host)
+    def _check_door(self) -> None:
+        if self.no_key and self.api_keys:
+            raise SettingsError("no_key and api_key are both given, of which one asks for a key; leave one out")
+        if not (self.api_keys or self.no_key or is_loopback(self.host)):
+            raise SettingsError(
+                f"everyone who reaches {self.host} could use this server; set --api-key (or CARD_API_KEY), listen on "
+                "127.0.0.1, or say --no-key if that is meant"
+            )
 
 
 def is_loopback(host: str) -> bool:

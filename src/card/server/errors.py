@@ -60,6 +60,8 @@ class ApiError(CardError):
             headers["Retry-After"] = str(self.retry_after_s)
         if self.is_worth_retrying is not None:
             headers["x-should-retry"] = str(self.is_worth_retrying).lower()
+        if self.status == 408:
+            headers["Connection"] = "close"  # the rest may come, some time
         if self.status == 401:
             headers["WWW-Authenticate"] = "Bearer"
         return headers

@@ -15,7 +15,6 @@ from card.server.errors import ApiError, bad_request, shutting_down
 
 M = TypeVar("M", bound=pydantic.BaseModel)
 
-_BODY_TIMEOUT_S = 60.0  # for a client to send its request
 _MOST_SWALLOWED_BYTES = 64 * 1024 * 1024  # of a body that is too large, so that the client reads why it was refused
 _MOST_RETRY_AFTER_S = 60
 _MOST_QUOTED_CHARS = 40  # of a wrong value in the message about it
@@ -56,6 +55,7 @@ def parse(data: bytes, model: type[M]) -> M:
 
 
 async def _read_bytes(request: Request, max_bytes: int) -> bytes:
+    limit_s: float = request.app.state.service.settings.body_timeout_s
     stated = request.headers.get("content-length", "")
     num_stated = int(stated) if stated.isdecimal() else 0
     too_large = ApiError(413, f"the body may have at most {max_bytes} bytes", code="body_too_large")
@@ -64,7 +64,7 @@ async def _read_bytes(request: Request, max_bytes: int) -> bytes:
     parts: list[bytes] = []
     num_bytes = 0
     try:
-        async with asyncio.timeout(_BODY_TIMEOUT_S):
+        async with asyncio.timeout(limit_s):
             async for part in request.stream():
                 num_bytes += len(part)
                 if num_bytes > _MOST_SWALLOWED_BYTES:
@@ -74,7 +74,7 @@ async def _read_bytes(request: Request, max_bytes: int) -> bytes:
                 else:
                     parts.clear()
     except TimeoutError:
-        raise ApiError(408, f"the body did not arrive within {_BODY_TIMEOUT_S:.0f} s", code="body_timeout") from None
+        raise ApiError(408, f"the body did not arrive within {limit_s:g} s", code="body_timeout") from None
     except ClientDisconnect:
         raise bad_request("the client hung up in the middle of its request") from None
     if num_bytes > max_bytes or num_stated > max_bytes:

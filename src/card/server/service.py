@@ -6,10 +6,10 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncGenerator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
+import jinja2
 from transformers import PreTrainedTokenizerBase
 
 from card import __version__
@@ -17,7 +17,9 @@ from card.async_llm import AsyncLLM, RequestStream
 from card.config import SamplingParams
 from card.errors import CardError
 from card.host import Prompt
+from card.models.token_bytes import token_bytes
 from card.outputs import StreamChunk
+from card.server.aside import Aside
 from card.server.config import ServerSettings
 from card.server.described import Limits
 from card.server.errors import ApiError, bad_request, shutting_down
@@ -28,7 +30,7 @@ from card.server.schemas import MAX_CHOICES, SamplingFields
 from card.server.tokens import TokenNames
 from card.target import FinishReason
 
-_LARGE_PROMPT_CHARS = 16_384  # a longer one is tokenized beside the event loop: streams must not wait for it
+_LARGE_PROMPT_CHARS = 16_384  # a longer one is tokenized where it holds up none that is shorter
 
 
 @dataclass(slots=True)
@@ -100,7 +102,8 @@ class Service:
         self.defaults: dict[str, Any] = model_defaults(config)
         self.running: set[Generation] = set()
         self.started_at = int(time.time())
-        self._tokenizing = ThreadPoolExecutor(1, thread_name_prefix="card-tokenizer")
+        self.aside = Aside(grammar_timeout_s=settings.grammar_timeout_s)
+        self._token_bytes = token_bytes(self.tokenizer)
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase:
@@ -140,21 +143,54 @@ class Service:
             )
         return name or names[0]
 
-    async def encode(self, prompt: Prompt) -> tuple[int, ...]:
-        """Return the token ids of a prompt, a long one without holding others up. Raises: PromptError."""
-        num_chars = len(prompt) if isinstance(prompt, str) else 0
-        if not isinstance(prompt, str):
-            num_chars = sum(len(one["content"]) for one in prompt if isinstance(one, dict))
-        if num_chars < _LARGE_PROMPT_CHARS:
-            return self.llm.host.encode(prompt)
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._tokenizing, self.llm.host.encode, prompt)
+    async def encode(self, prompt: Prompt, *, must_fit: bool = True) -> tuple[int, ...]:
+        """Return the token ids of a prompt, made without holding others up.
+
+        Args:
+            must_fit: refuse a text that cannot fit into the context before it is tokenized.
+        Raises: PromptError; ApiError 400 for one that cannot fit.
+        """
+        texts = (
+            [prompt]
+            if isinstance(prompt, str)
+            else [one.get("content") or "" for one in prompt if isinstance(one, dict)]
+        )
+        if not texts and must_fit and len(prompt) > self.llm.max_model_len:
+            raise self._too_long(len(prompt))
+        is_long = max(len(prompt), sum(map(len, texts))) >= _LARGE_PROMPT_CHARS
+        return await self.aside.run(is_long, self._encode, prompt, texts if must_fit else [])
+
+    def _encode(self, prompt: Prompt, texts: Sequence[str]) -> tuple[int, ...]:
+        """Tokenize a prompt. ``texts`` are those in it that may be too long: a chat template may leave some out."""
+        least = sum(map(self._token_bytes.least_tokens, texts))
+        if least > self.llm.max_model_len and not isinstance(prompt, str):
+            least = self._token_bytes.least_tokens(self._rendered(prompt))
+        if least > self.llm.max_model_len:
+            raise self._too_long(least, are_at_least=True)
+        return self.llm.host.encode(prompt)
+
+    def _rendered(self, messages: Prompt) -> str:
+        try:
+            given: Any = messages
+            return str(self.tokenizer.apply_chat_template(given, tokenize=False, add_generation_prompt=True))
+        except (jinja2.TemplateError, ValueError):  # a template that refuses them, or none: tokenizing says it better
+            return ""
+
+    def _too_long(self, num_tokens: int, *, are_at_least: bool = False) -> ApiError:
+        return bad_request(
+            f"this model's context holds {self.llm.max_model_len} tokens, but the prompt has "
+            f"{'at least ' if are_at_least else ''}{num_tokens}; shorten it",
+            "prompt",
+            "context_length_exceeded",
+        )
 
     async def prepare(self, prompt_ids: tuple[int, ...], params: SamplingParams) -> None:
-        """Compile a request's grammar, which is kept, where streams need not wait for it. Raises: SettingsError."""
+        """Compile a request's grammar, which is kept, where others need not wait for it.
+
+        Raises: SettingsError; ApiError if it takes too long.
+        """
         if params.grammar is not None:
-            loop = asyncio.get_running_loop()
-            await loop.run_in_executor(self._tokenizing, self.llm.host.make_request, prompt_ids, params, 0)
+            await self.aside.compile(params.grammar, self.llm.host.make_request, prompt_ids, params, 0)
 
     def num_new_tokens(self, num_prompt_tokens: int, wanted: int | None) -> int:
         """Return how many tokens a request may write, as many as there is room for if it does not say.
@@ -208,8 +244,8 @@ class Service:
             generation.deadline.cut(shutting_down())
 
     def close(self) -> None:
-        """End the tokenizer's thread."""
-        self._tokenizing.shutdown(wait=False, cancel_futures=True)
+        """End the threads beside the event loop."""
+        self.aside.close()
 
 
 def _nth(params: SamplingParams, choice_idx: int) -> SamplingParams:

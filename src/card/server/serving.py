@@ -14,16 +14,22 @@ from typing import Any
 
 import uvicorn
 
+try:
+    import resource
+except ImportError:  # there is no such limit
+    resource = None  # type: ignore[assignment]
+
 from card.async_llm import AsyncLLM
 from card.errors import SettingsError, WorkerError
 from card.server.app import make_app
 from card.server.config import ServerSettings
+from card.server.connections import ServerConfig
 from card.server.logs import tell
 from card.server.service import Service
 
 logger = logging.getLogger(__name__)
 
-_BACKLOG = 2048  # connections that wait to be accepted
+_OTHER_FILES = 256  # that the process has open besides its connections
 _CUT_OFF_S = 2.0  # for requests that are cut off to say so to their clients
 _CLOSING_S = 5.0  # for the engine's thread to end its round and the drafter
 _HASTY_CLOSING_S = 1.0  # the same after a second signal
@@ -59,12 +65,26 @@ def serve(
     Raises: SettingsError, ModelError, VocabularyError, WorkerError while starting.
     """
     own = bind(settings)
+    _make_room(settings.max_connections)
     try:
         llm = make_llm()
     except BaseException:
         own.close()
         raise
     return _Run(llm, settings, own, announce).run()
+
+
+def _make_room(max_connections: int) -> None:
+    """Let the process have as many connections open as it may take, each of which is an open file."""
+    if resource is None:
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = max_connections + _OTHER_FILES
+    most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    if most < wanted:
+        tell(logger, logging.WARNING, "few open files", allowed=most, wanted=wanted, advice="lower --max-connections")
 
 
 class _Server(uvicorn.Server):
@@ -92,16 +112,7 @@ class _Run:
         self._llm, self._settings, self._socket, self._announce = llm, settings, own, announce
         app = make_app(llm, settings)
         self._service: Service = app.state.service
-        self._config = uvicorn.Config(
-            app,
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            lifespan="off",
-            ws="none",
-            backlog=_BACKLOG,
-            timeout_graceful_shutdown=2,
-        )
+        self._config = ServerConfig(app, settings)
         self._server = _Server(self._config, self._started)
         self._num_signals = 0
         self._draining: asyncio.Task[None] | None = None
@@ -111,6 +122,9 @@ class _Run:
         with asyncio.Runner(loop_factory=self._config.get_loop_factory()) as runner:
             runner.run(self._main())
         tell(logger, logging.INFO, "stopped")
+        if self._service.aside.is_compiling:  # nothing but the end of this process ends that
+            sys.stderr.flush()
+            os._exit(0)
         return 0
 
     async def _main(self) -> None:
@@ -177,7 +191,14 @@ class _Run:
 def _shown(llm: AsyncLLM, settings: ServerSettings) -> dict[str, Any]:
     """Return the settings in effect, keys left out."""
     engine = llm.host.settings
-    names = ("max_num_queued_reqs", "max_request_bytes", "request_timeout_s", "shutdown_timeout_s", "stall_timeout_s")
+    names = (
+        "max_connections",
+        "max_num_queued_reqs",
+        "max_request_bytes",
+        "request_timeout_s",
+        "shutdown_timeout_s",
+        "stall_timeout_s",
+    )
     return {
         "model": engine.target,
         "draft_model": engine.draft,

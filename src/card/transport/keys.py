@@ -74,7 +74,7 @@ def make_keys(folder: Path, clients: Sequence[str] = ()) -> list[Path]:
     already keeps its keys and lets the new ones in.
 
     Returns: the new folders.
-    Raises: SettingsError if keys would be overwritten, or for a name that is no file name.
+    Raises: SettingsError if keys would be overwritten or cannot be written, or for a name that is no file name.
     """
     server = folder / _SERVER
     names = list(clients) or [_CLIENT]
@@ -87,16 +87,13 @@ def make_keys(folder: Path, clients: Sequence[str] = ()) -> list[Path]:
     for path in new:
         if path.exists():
             raise SettingsError(f"{path} exists already and is not overwritten; remove it, or choose another folder")
-    for path in new:
-        path.mkdir(mode=0o700, parents=True)
-    if server in new:
-        (server / _CLIENTS).mkdir()
-        _make_pair(server, _SERVER)
-    for path in new:
-        if path != server:
-            _make_pair(path, _CLIENT)
-            (server / _CLIENTS / f"{path.name}.key").write_bytes((path / f"{_CLIENT}.key").read_bytes())
-            (path / f"{_SERVER}.key").write_bytes((server / f"{_SERVER}.key").read_bytes())
+    try:
+        _write_keys(server, new)
+    except OSError as error:
+        reason = error.strerror or type(error).__name__
+        raise SettingsError(
+            f"keys cannot be written to {error.filename or folder}: {reason}; choose another folder"
+        ) from error
     return new
 
 
@@ -114,6 +111,20 @@ def load_client_keys(folder: Path) -> ClientKeys:
     public, secret = _load(folder / f"{_CLIENT}.key_secret", "a client")
     server, _ = _load(folder / f"{_SERVER}.key", "a client", needs_secret=False)
     return ClientKeys(public, secret, server)
+
+
+def _write_keys(server: Path, new: Sequence[Path]) -> None:
+    """Fill the new folders, of which the server's comes first. Raises: OSError."""
+    for path in new:
+        path.mkdir(mode=0o700, parents=True)
+    if server in new:
+        (server / _CLIENTS).mkdir()
+        _make_pair(server, _SERVER)
+    for path in new:
+        if path != server:
+            _make_pair(path, _CLIENT)
+            (server / _CLIENTS / f"{path.name}.key").write_bytes((path / f"{_CLIENT}.key").read_bytes())
+            (path / f"{_SERVER}.key").write_bytes((server / f"{_SERVER}.key").read_bytes())
 
 
 def _make_pair(folder: Path, name: str) -> None:

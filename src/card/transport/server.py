@@ -19,6 +19,7 @@ from card.writers.beam import BeamWriter
 logger = logging.getLogger(__name__)
 MAX_REQUEST_BYTES = 4 * 1024 * 1024  # of one frame of a target: a text of half a million tokens and more
 _IDLE_POLL_MS = 200
+_PROBE_INTERVAL_S = 1.0  # between looks whether clients are still there
 _FRAMES_PER_LOOP = 256  # then a pass is made, whoever still has something to say
 _QUEUED_FRAMES = 128  # per client and direction; more are dropped on the way out, and wait on the way in
 _FAILURES = (CardError, RuntimeError, MemoryError)  # out of memory is a RuntimeError in torch
@@ -78,6 +79,7 @@ class DraftServer:
         self._limits = limits or ServerLimits()
         self._sessions: dict[bytes, _Session] = {}
         self._is_stopping = False
+        self._probed_at = 0.0
         self._context = zmq.Context()
         self._authenticator: ThreadAuthenticator | None = None
         self._socket: zmq.Socket[bytes] = self._context.socket(zmq.ROUTER)
@@ -129,6 +131,8 @@ class DraftServer:
         if self._socket.poll(wait_ms):
             self._read()
         self._drop_silent()
+        if time.monotonic() - self._probed_at > _PROBE_INTERVAL_S:
+            self._drop_vanished()
         self._draft()
 
     def stop(self) -> None:
@@ -183,6 +187,8 @@ class DraftServer:
             known = None
         if known is None:
             if len(self._sessions) >= self._limits.max_sessions:
+                self._drop_vanished()
+            if len(self._sessions) >= self._limits.max_sessions:
                 reason = f"the server is full: it takes {self._limits.max_sessions} clients (--max-sessions)"
                 self._send(client, incarnation, [Fault(reason)])
                 return
@@ -220,6 +226,16 @@ class DraftServer:
         for client in [client for client, session in self._sessions.items() if session.heard_at < oldest]:
             self._end(client, f"nothing heard for {self._limits.silence_timeout_s:g} s")
 
+    def _drop_vanished(self) -> None:
+        """Free the places of clients whose connection has ended, with or without a word.
+
+        ZeroMQ says so only to those who send something. A client takes a `Pong` that it did not ask for as a sign of
+        life, which it is.
+        """
+        self._probed_at = time.monotonic()
+        for client, session in list(self._sessions.items()):
+            self._send(client, session.incarnation, [Pong(0)])
+
     def _end(self, client: bytes, reason: str) -> None:
         """Drop a session, if there is one, and tell the client why."""
         session = self._sessions.get(client)
@@ -242,6 +258,8 @@ class DraftServer:
             except zmq.ZMQError as error:
                 if error.errno != zmq.EHOSTUNREACH:
                     raise
+                if client in self._sessions:
+                    logger.info("a client has vanished; there are %d", len(self._sessions) - 1)
                 self._forget(client)
                 return
 

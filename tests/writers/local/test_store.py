@@ -399,6 +399,36 @@ def test_the_file_is_for_its_owner_only(tmp_path: Path) -> None:
     assert modes == {0o600}
 
 
+def test_a_file_that_others_could_read_is_closed_to_them_and_the_log_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with opened(tmp_path / "texts") as other:  # goes on using the file, so that there are two beside it
+        put_out(other, [1, 2, 3, 4])
+        assert other.flush()
+        files = list(tmp_path.iterdir())
+        assert len(files) == 3
+        for file, mode in zip(files, (0o644, 0o666, 0o660), strict=True):
+            file.chmod(mode)
+        caplog.clear()
+        with opened(tmp_path / "texts"):
+            assert {stat.S_IMODE(file.stat().st_mode) for file in tmp_path.iterdir()} == {0o600}
+            assert [record.getMessage() for record in caplog.records if "could be read by others" in record.message]
+            assert len(caplog.records) == 3
+        caplog.clear()
+        with opened(tmp_path / "texts"):
+            assert not caplog.records
+
+
+def test_the_file_of_another_program_keeps_its_mode(tmp_path: Path) -> None:
+    db = sqlite3.connect(tmp_path / "notes")
+    db.execute("CREATE TABLE notes (id INTEGER)")
+    db.close()
+    (tmp_path / "notes").chmod(0o644)
+    with pytest.raises(SettingsError, match="another program"), opened(tmp_path / "notes"):
+        pass
+    assert stat.S_IMODE((tmp_path / "notes").stat().st_mode) == 0o644
+
+
 def wait_until(holds: Callable[[], bool]) -> None:
     give_up_s = time.monotonic() + 60
     while not holds():

@@ -12,6 +12,7 @@ from card.bench.names import DRAFT_OPTIONS, PRESETS, PUBLISHED, shipped
 from card.cli.help import command
 from card.cli.lazy import run
 from card.cli.options import DEMO_DRAFT, DEMO_TARGET, parse_cores, parse_numbers, wide_option
+from card.cli.outputs import OutputFile
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -78,7 +79,7 @@ def _draft_options(function: F) -> F:
 @click.option("--coupling-report", is_flag=True, help="Add rows that rank candidates without the sampling noise.")
 @click.option(
     "--trace",
-    type=click.File("w", encoding="utf-8", lazy=True),
+    type=OutputFile(),
     help="Decode the first prompt of each data set once more and write what happened when, for ui.perfetto.dev.",
 )
 @click.option("--out", type=Path, help="JSON lines are appended to it.  [default: bench-DATE-TIME.jsonl]")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import click
@@ -10,6 +9,7 @@ import click
 from card.cli.help import command
 from card.cli.lazy import run
 from card.cli.options import parse_numbers, wide_option
+from card.cli.outputs import OutputPath
 from card.planner.sizes import DEFAULT_BATCHES, DEFAULT_CONTEXTS, DEFAULT_TOKENS
 
 
@@ -19,7 +19,7 @@ def _listed(numbers: tuple[int, ...]) -> str:
 
 @command(short_help="Measure what the passes of a model cost here.")
 @click.argument("model")
-@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), required=True, help="File to write, JSON.")
+@click.option("--out", type=OutputPath(), required=True, help="File to write, JSON.")
 @click.option(
     "--dtype", default="auto", show_default=True, help="auto (as stored), float32, bfloat16, float16, float64."
 )

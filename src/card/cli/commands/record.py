@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import click
@@ -10,10 +9,11 @@ import click
 from card.cli.help import command
 from card.cli.lazy import run
 from card.cli.options import sampling_options
+from card.cli.outputs import OutputPath
 
 
 @command(short_help="Record how a pair of models behaves, for plans.")
-@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), required=True, help="File to write.")
+@click.option("--out", type=OutputPath(), required=True, help="File to write.")
 @click.option("--target", help="Target model: a folder, a hub name, or demo-target.  [default: demo-target]")
 @click.option("--draft", help="Draft model: the same, or demo-draft, the default beside demo-target.")
 @click.option(

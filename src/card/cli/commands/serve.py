@@ -33,9 +33,16 @@ _SERVER_OPTIONS = {  # option -> field of ServerSettings
     "port": "port",
     "served_model_name": "served_model_names",
     "api_key": "api_keys",
+    "no_key": "no_key",
+    "allowed_host": "allowed_hosts",
+    "cors_origin": "cors_origins",
     "max_num_queued_reqs": "max_num_queued_reqs",
     "max_request_bytes": "max_request_bytes",
     "max_request_tokens": "max_request_tokens",
+    "max_connections": "max_connections",
+    "head_timeout": "head_timeout_s",
+    "body_timeout": "body_timeout_s",
+    "grammar_timeout": "grammar_timeout_s",
     "request_timeout": "request_timeout_s",
     "stall_timeout": "stall_timeout_s",
     "shutdown_timeout": "shutdown_timeout_s",
@@ -93,6 +100,25 @@ _OPTIONS = [
         help="Key that clients must send, one of those given; better in CARD_API_KEY, where no process list shows it.",
     ),
     click.option(
+        "--no-key",
+        is_flag=True,
+        default=None,
+        help="Let everyone in who reaches the address, also from other machines.",
+    ),
+    click.option(
+        "--allowed-host",
+        multiple=True,
+        metavar="NAME",
+        help="Name under which the server may be asked; may be given several times, * allows all.  "
+        "[default: localhost, loopback addresses, the address of --host]",
+    ),
+    click.option(
+        "--cors-origin",
+        multiple=True,
+        metavar="ORIGIN",
+        help="Origin whose web pages may ask, such as https://app.example; may be given several times, * allows all.",
+    ),
+    click.option(
         "--max-num-queued-reqs",
         "--max-queued-requests",
         type=int,
@@ -100,6 +126,14 @@ _OPTIONS = [
     ),
     click.option("--max-request-bytes", type=int, help="Largest body of a request.  [default: 4194304]"),
     click.option("--max-request-tokens", type=int, help="Most new tokens of a request.  [default: the context]"),
+    click.option("--max-connections", type=int, help="Most connections at once, idle ones too.  [default: 1024]"),
+    click.option("--head-timeout", type=float, help="Seconds for a request's headers to arrive.  [default: 10]"),
+    click.option(
+        "--body-timeout",
+        type=float,
+        help="Seconds for a request's body to arrive, and for a client to take what it is sent.  [default: 60]",
+    ),
+    click.option("--grammar-timeout", type=float, help="Seconds for a schema to be compiled.  [default: 10]"),
     click.option("--request-timeout", type=float, help="Longest time of a request, in seconds.  [default: 600]"),
     click.option(
         "--stall-timeout", type=float, help="Seconds without progress after which it is not ready.  [default: 30]"
@@ -152,12 +186,6 @@ def serve(model_argument: str | None, **options: Any) -> None:
     changes["served_model_names"] = changes["served_model_names"] or (target,)
     settings = settings_type(**{name: value for name, value in changes.items() if value not in (None, ())})
     _server("logs").set_up(settings.log_level)
-    if settings.is_open_to_strangers:
-        click.echo(
-            f"card serve: warning: everyone who reaches {settings.host} may use this server; set --api-key (or "
-            "CARD_API_KEY), or listen on 127.0.0.1",
-            err=True,
-        )
     draft = draft if needs_draft and options["draft_address"] is None else None
     spare = start_drafter_child(method, draft, options)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import sqlite3
+import stat
 import struct
 import threading
 import time
@@ -35,6 +36,7 @@ Match = tuple[int, Sequence[int]]
 """Length in tokens, 0 for none, and the places where it ends: `_MAX_PLACES` at most, evenly drawn from all."""
 
 _FILE_NAME = "texts.sqlite3"  # in a folder that the user names
+_OWNERS_ONLY = 0o600
 _APPLICATION_ID = 0x43415244  # "CARD", in the header of the file
 _VERSION = 2  # 1 knew tokenizers by their size only
 _MIN_MATCH = 2
@@ -88,7 +90,7 @@ class TextDatabase:
 
     def _open(self, busy_timeout_s: float) -> sqlite3.Connection:
         if not self._path.exists():
-            self._path.touch(mode=0o600)
+            self._path.touch(mode=_OWNERS_ONLY)
         db = sqlite3.connect(
             self._path, timeout=busy_timeout_s, isolation_level="IMMEDIATE", check_same_thread=False
         )  # opened by the thread that makes the writer, then used by the writer's own
@@ -97,12 +99,29 @@ class TextDatabase:
             with db:
                 self._make_table(db)
                 self._evict(db)  # the bound may have been larger last time
+            self._keep_private()
             db.execute("PRAGMA journal_mode=WAL")  # only now that the file is known to be one's own
             db.execute("PRAGMA synchronous=NORMAL")  # a crash of the machine may cost the last texts, not the file
         except BaseException:
             db.close()
             raise
         return db
+
+    def _keep_private(self) -> None:
+        """Let nobody but the owner read the file and what SQLite keeps beside it, whoever made them."""
+        for path in (self._path, *(self._path.with_name(f"{self._path.name}-{kind}") for kind in ("wal", "shm"))):
+            mode = _OWNERS_ONLY
+            try:
+                mode = stat.S_IMODE(path.stat().st_mode)
+                if not mode & ~_OWNERS_ONLY:
+                    continue
+                path.chmod(mode & _OWNERS_ONLY)
+            except FileNotFoundError:  # nobody uses the file, so there is none beside it
+                continue
+            except PermissionError:
+                logger.warning("%s can be read by others (mode %o) and belongs to another user", path, mode)
+            else:
+                logger.warning("%s could be read by others (mode %o); now its owner alone can", path, mode)
 
     @staticmethod
     def _make_table(db: sqlite3.Connection) -> None:

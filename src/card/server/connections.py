@@ -1,0 +1,174 @@
+"""Limits of a connection: how many there are, how long a request's head may take, how large it may be."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import msgspec
+import uvicorn
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.server import ServerState
+
+from card.server.config import ServerSettings
+from card.server.errors import ApiError
+
+_MOST_HEAD_BYTES = 64 * 1024  # of a request's line and headers; the parser itself has no bound
+_BACKLOG = 2048  # connections that wait to be accepted
+
+
+class ServerConfig(uvicorn.Config):
+    """uvicorn's settings for an application of ours."""
+
+    def __init__(self, app: Any, settings: ServerSettings) -> None:
+        super().__init__(
+            app,
+            http=LimitedProtocol,
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            backlog=_BACKLOG,
+            timeout_graceful_shutdown=2,
+        )
+        self.limits = settings
+
+
+class LimitedProtocol(HttpToolsProtocol):
+    """One connection. It is closed if a request's head does not come in time, or the client takes no answer."""
+
+    def __init__(
+        self,
+        config: ServerConfig,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        super().__init__(config, server_state, app_state, _loop)
+        self._limits = config.limits
+        self._is_in_head = False  # the parser has begun a request and not come to the end of its headers
+        self._num_head_bytes = 0
+        self._head_timer: asyncio.TimerHandle | None = None
+        self._abort_timer: asyncio.TimerHandle | None = None
+
+    # ---- the head ---------------------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Begin to wait for the first request, unless there are too many connections."""
+        super().connection_made(transport)
+        most = self._limits.max_connections
+        if len(self.connections) > most:
+            reason = f"the server has {most} connections, as many as it takes; try again soon"
+            self._refuse(ApiError(503, reason, code="too_many_connections", retry_after_s=1))
+            return
+        self._watch_head()
+
+    def data_received(self, data: bytes) -> None:
+        """Read on."""
+        if self.transport.is_closing():
+            return
+        self._num_head_bytes += len(data)
+        super().data_received(data)
+        if self._is_in_head and self._num_head_bytes > _MOST_HEAD_BYTES:
+            self._refuse(ApiError(431, f"the headers may have at most {_MOST_HEAD_BYTES} bytes", code="head_too_large"))
+        elif not self.transport.is_closing():
+            self._watch_head()
+
+    def on_message_begin(self) -> None:
+        """Begin a request."""
+        self._is_in_head, self._num_head_bytes = True, 0
+        super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        """Come to the end of a request's headers."""
+        self._is_in_head = False
+        super().on_headers_complete()
+
+    def _watch_head(self) -> None:
+        """Keep a time limit while nothing but the head of a request is waited for."""
+        is_answered = self.cycle is None or self.cycle.response_complete
+        if not (self._is_in_head or is_answered):
+            self._cancel_head_timer()
+        elif self._head_timer is None:
+            self._head_timer = self.loop.call_later(self._limits.head_timeout_s, self._on_late_head)
+
+    def _on_late_head(self) -> None:
+        self._head_timer = None
+        if self.transport.is_closing():
+            return
+        if self.cycle is not None and not self.cycle.response_complete:
+            self._watch_head()  # an answer to an earlier request is on its way: it comes to its end first
+            return
+        reason = f"no request arrived within {self._limits.head_timeout_s:g} s"
+        self._refuse(ApiError(408, reason, code="head_timeout"))
+
+    def _cancel_head_timer(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    # ---- the answer -------------------------------------------------------------------------------------------------
+
+    def on_response_complete(self) -> None:
+        """Wait for the next request, which uvicorn has a limit for until its first byte comes."""
+        super().on_response_complete()
+        self._cancel_head_timer()
+        if self.transport.is_closing():
+            self._watch_taking()
+        elif self._is_in_head:
+            self._unset_keepalive_if_required()
+            self._watch_head()
+
+    def pause_writing(self) -> None:
+        """Let the client take what is sent, for so long."""
+        super().pause_writing()
+        self._watch_taking()
+
+    def resume_writing(self) -> None:
+        """Go on: the client has taken enough."""
+        super().resume_writing()
+        if not self.transport.is_closing():
+            self._cancel_abort_timer()
+
+    def timeout_keep_alive_handler(self) -> None:
+        """Close a connection on which nothing more is asked."""
+        super().timeout_keep_alive_handler()
+        self._watch_taking()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """End."""
+        self._cancel_head_timer()
+        self._cancel_abort_timer()
+        super().connection_lost(exc)
+
+    def _watch_taking(self) -> None:
+        """Break the connection off if what was written is not taken in time; closing would wait for ever."""
+        if self._abort_timer is None:
+            self._abort_timer = self.loop.call_later(self._limits.body_timeout_s, self.transport.abort)
+
+    def _cancel_abort_timer(self) -> None:
+        if self._abort_timer is not None:
+            self._abort_timer.cancel()
+            self._abort_timer = None
+
+    # ---- refusals ---------------------------------------------------------------------------------------------------
+
+    def send_400_response(self, msg: str) -> None:
+        """Say in our own shape that a request is no HTTP."""
+        self._refuse(ApiError(400, "the request is not valid HTTP", code="bad_http"))
+
+    def _refuse(self, error: ApiError) -> None:
+        """Answer without asking the application, and close."""
+        self._cancel_head_timer()
+        body = msgspec.json.encode(error.body())
+        headers = {
+            **error.headers(),
+            "Content-Type": "application/json",
+            "Content-Length": str(len(body)),
+            "Connection": "close",
+        }
+        lines = [f"{name}: {value}\r\n".encode() for name, value in headers.items()]
+        self.transport.write(b"".join([STATUS_LINE[error.status], *lines, b"\r\n", body]))
+        self.transport.close()
+        self._watch_taking()

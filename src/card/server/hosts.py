@@ -1,0 +1,123 @@
+"""Under which names the server may be asked, and from which web pages: a page of a stranger must reach nothing.
+
+A page can give its own name the address of this machine (DNS rebinding); to the browser the server's answers are then
+the page's own. The `Host` header still has that name. And a page may send simple requests to any address without being
+able to read the answers; the `Origin` header says from which page they come.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Iterable
+
+from card.errors import SettingsError
+from card.server.errors import ApiError
+
+ANY = "*"
+_MOST_QUOTED_CHARS = 100
+_AUTHORITY = re.compile(r"(\[[0-9a-f:.]+\]|[a-z0-9_.-]+)(?::\d{0,5})?")
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://(?:\[[0-9a-f:.]+\]|[a-z0-9_.-]+)(?::\d{1,5})?")
+_Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+
+
+class AllowedHosts:
+    """The names and addresses that may stand in the header `Host`, at any port.
+
+    Loopback names always may, and the address listened on. A server that listens on all addresses may be asked under
+    any address, which no page can choose for itself, but under no other name than those given.
+    """
+
+    def __init__(self, listened_on: str, named: Iterable[str]) -> None:
+        """Take the address listened on and the names given; "*" among them allows all."""
+        names = {check_host(name) for name in named}
+        self._allows_all = ANY in names
+        own = _as_address(listened_on)
+        self._allows_addresses = own is not None and own.is_unspecified
+        self._names = names | {"localhost", listened_on.lower() if own is None else str(own)}
+
+    def check(self, given: list[bytes]) -> None:
+        """Let a request with these `Host` headers pass.
+
+        Raises: ApiError 400 unless there is just one, 421 if it has another name.
+        """
+        if self._allows_all:
+            return
+        if len(given) != 1:
+            what = "is missing" if not given else "is there more than once"
+            raise ApiError(400, f"the header Host {what}; send it once, with the server's name", code="bad_host")
+        authority = given[0].decode("latin-1").strip()
+        if not self._is_allowed(host_of(authority)):
+            raise ApiError(
+                421,
+                f"this server is not to be asked under the name {authority[:_MOST_QUOTED_CHARS]!r}; ask localhost or "
+                "the address that it listens on, or start it with --allowed-host NAME",
+                code="host_not_allowed",
+            )
+
+    def _is_allowed(self, host: str | None) -> bool:
+        if host is None:
+            return False
+        address = _as_address(host)
+        if address is None:
+            return host in self._names
+        return self._allows_addresses or address.is_loopback or str(address) in self._names
+
+
+class AllowedOrigins:
+    """The origins whose web pages may ask: the server's own page, and those that were named."""
+
+    def __init__(self, named: Iterable[str]) -> None:
+        """Take the origins named; "*" among them allows all."""
+        self.named = tuple(dict.fromkeys(check_origin(one) for one in named))
+
+    def check(self, origin: bytes | None, host: bytes) -> None:
+        """Let a request pass that comes from no page, or from one that may ask. Raises: ApiError 403."""
+        if origin is None or ANY in self.named:
+            return
+        given = origin.decode("latin-1").strip().lower()
+        if given in self.named or given.partition("://")[2] == host.decode("latin-1").strip().lower():
+            return
+        raise ApiError(
+            403,
+            f"pages of {given[:_MOST_QUOTED_CHARS]!r} may not ask this server; start it with --cors-origin ORIGIN",
+            code="origin_not_allowed",
+        )
+
+
+def host_of(authority: str) -> str | None:
+    """Return the name or address in a `Host` header, without port, brackets and last dot; None if it has none."""
+    found = _AUTHORITY.fullmatch(authority.lower())
+    return found[1].strip("[]").removesuffix(".") if found else None
+
+
+def check_host(name: str) -> str:
+    """Return a name for `AllowedHosts` as it is compared. Raises: SettingsError if it is no name of a host."""
+    if name == ANY:
+        return name
+    address = _as_address(name.strip("[]"))
+    host = str(address) if address is not None else host_of(name)
+    if not host or (address is None and ":" in name):
+        raise SettingsError(f"an allowed host must be a name or an address without port, or {ANY}, got {name!r}")
+    return host
+
+
+def check_origin(origin: str) -> str:
+    """Return an origin for `AllowedOrigins` as browsers write it. Raises: SettingsError if it is none."""
+    if origin == ANY:
+        return origin
+    if not _ORIGIN.fullmatch(origin.lower()):
+        raise SettingsError(
+            f"an origin must look like https://app.example or http://localhost:3000, without a path, or be {ANY}; "
+            f"got {origin!r}"
+        )
+    return origin.lower()
+
+
+def _as_address(host: str) -> _Address | None:
+    try:
+        address = ipaddress.ip_address(host.partition("%")[0])  # what follows names a network interface
+    except ValueError:
+        return None
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return mapped or address

@@ -1,0 +1,91 @@
+"""A place that cannot be written is one line and status 2, before anything is loaded or measured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from card.cli import main
+from card.cli.outputs import check_can_write
+from card.errors import SettingsError
+
+pytestmark = pytest.mark.timeout(120)
+
+_WORK = ("bench.run_bench", "bench._plan", "bench_report.load", "generate.make_llm", "profile.measure_profile",
+         "record.read_datasets", "record.record_pair")  # fmt: skip
+
+Places = Callable[[str], Path]
+
+
+@pytest.fixture(params=["below a file", "a folder", "a system's own"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """A path that nobody can write a file to, not even root, and that is no folder that could be used."""
+    (tmp_path / "file").write_text("")
+    (tmp_path / "folder").mkdir()
+    places = {"below a file": tmp_path / "file" / "below" / "out", "a folder": tmp_path / "folder",
+              "a system's own": Path("/proc/card/out")}  # fmt: skip
+    if request.param == "a system's own" and not Path("/proc/self").exists():
+        pytest.skip("there is no /proc")
+    return places[request.param]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("bench", "--out"),
+        ("bench", "--trace"),
+        ("generate", "hi", "--trace"),
+        ("profile", "demo-target", "--out"),
+        ("record", "--out"),
+        ("report", "RESULTS", "--out"),
+        ("report", "RESULTS", "--csv"),
+    ],
+    ids=" ".join,
+)
+def test_a_file_that_cannot_be_written_is_one_line_before_any_work(
+    arguments: tuple[str, ...], place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    before = sorted(tmp_path.rglob("*"))
+    assert_refused((*arguments, str(place)), tmp_path, monkeypatch, capsys)
+    assert sorted(tmp_path.rglob("*")) == [*before, tmp_path / "results"]
+
+
+@pytest.mark.parametrize(
+    "arguments", [("keys",), ("keys", "--client", "ann"), ("report", "RESULTS", "--png")], ids=" ".join
+)
+def test_a_folder_that_cannot_be_written_is_one_line(
+    arguments: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    for place in (tmp_path / "file" / "below", Path("/proc/card/keys")):
+        assert_refused((*arguments, str(place)), tmp_path, monkeypatch, capsys)
+
+
+def assert_refused(
+    arguments: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in _WORK:
+        monkeypatch.setattr(f"card.cli.{name}", lambda *_, name=name, **__: pytest.fail(f"{name} was called"))
+    (tmp_path / "results").write_text("{}\n")
+    given = [str(tmp_path / "results") if one == "RESULTS" else one for one in arguments]
+    monkeypatch.setattr("sys.argv", ["card", *given])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    said = capsys.readouterr()
+    assert ended.value.code == 2, said
+    assert said.out == ""
+    assert said.err.startswith("card: error: ") and said.err.count("\n") == 1, said.err
+
+
+def test_trying_a_place_leaves_it_as_it_was(tmp_path: Path) -> None:
+    old = tmp_path / "old"
+    old.write_text("kept")
+    for path in (old, tmp_path / "new", tmp_path / "far" / "away" / "new", Path("/dev/null")):
+        check_can_write(path)
+    check_can_write(tmp_path / "far", is_folder=True)
+    assert [*tmp_path.iterdir()] == [old] and old.read_text() == "kept"
+    with pytest.raises(SettingsError, match="Is a directory; choose another place"):
+        check_can_write(tmp_path)
