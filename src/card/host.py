@@ -68,9 +68,19 @@ _RAM_SHARE = 0.25  # of the free memory, that KV may take if nothing is said
 class TextStream:
     """The text of one request as it grows; tells the target when a stop string is complete."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, stop: tuple[str, ...], min_tokens: int = 0) -> None:
-        """Begin. Stop strings that are complete within the first ``min_tokens`` tokens do not count."""
-        self._detokenizer = Detokenizer(tokenizer)
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        stop: tuple[str, ...],
+        min_tokens: int = 0,
+        shown_token_ids: tuple[int, ...] = (),
+    ) -> None:
+        """Begin. Stop strings that are complete within the first ``min_tokens`` tokens do not count.
+
+        Args:
+            shown_token_ids: special tokens that are part of the text.
+        """
+        self._detokenizer = Detokenizer(tokenizer, shown_token_ids)
         self._num_exempt = min_tokens
         self._stops = StopStrings(stop)
         self._is_fed = bool(stop)  # by the target, token by token
@@ -202,7 +212,7 @@ class Host:
             )
         if params.seed is None:
             params = params.replace(seed=secrets.randbelow(2**31))
-        text = TextStream(self.tokenizer, params.stop, params.min_tokens)
+        text = TextStream(self.tokenizer, params.stop, params.min_tokens, params.shown_token_ids)
         end_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._end_ids)
         request = TargetRequest(
             request_id=request_id,
