@@ -11,6 +11,7 @@ from typing import Any, Literal, get_args
 import yaml  # type: ignore[import-untyped]
 
 from card.errors import SettingsError
+from card.server.tools.formats import ToolParserName
 
 SpecMetrics = Literal["none", "summary"]
 GenerationConfigSource = Literal["auto", "none"]
@@ -33,6 +34,7 @@ class ServerSettings:
     shutdown_timeout_s: float = 30.0  # what runs at SIGTERM may go on for so long
     generation_config: GenerationConfigSource = "auto"  # default sampling parameters: the model's own, or neutral ones
     spec_metrics: SpecMetrics = "none"  # every answer tells how speculation did, not only those asked to
+    tool_parser: ToolParserName = "auto"  # how the model writes tool calls: as its chat template says, or as named
     log_level: LogLevel = "info"
 
     def __post_init__(self) -> None:
@@ -49,7 +51,12 @@ class ServerSettings:
         _require(self.request_timeout_s > 0, "request_timeout_s", "above 0 seconds", self.request_timeout_s)
         _require(self.stall_timeout_s > 0, "stall_timeout_s", "above 0 seconds", self.stall_timeout_s)
         _require(self.shutdown_timeout_s >= 0, "shutdown_timeout_s", "0 seconds or more", self.shutdown_timeout_s)
-        choices = {"generation_config": GenerationConfigSource, "spec_metrics": SpecMetrics, "log_level": LogLevel}
+        choices = {
+            "generation_config": GenerationConfigSource,
+            "spec_metrics": SpecMetrics,
+            "tool_parser": ToolParserName,
+            "log_level": LogLevel,
+        }
         for name, kind in choices.items():
             _require(getattr(self, name) in get_args(kind), name, f"one of {get_args(kind)}", getattr(self, name))
         _require(bool(self.served_model_names) and all(self.served_model_names), "served_model_names", "names", "''")

@@ -26,6 +26,7 @@ from card.server.metrics import Ledger, Record
 from card.server.params import derived_seed, model_defaults
 from card.server.schemas import MAX_CHOICES, SamplingFields
 from card.server.tokens import TokenNames
+from card.server.tools.support import ToolSupport
 from card.target import FinishReason
 
 _LARGE_PROMPT_CHARS = 16_384  # a longer one is tokenized beside the event loop: streams must not wait for it
@@ -96,6 +97,7 @@ class Service:
         self.gate = Gate(max_running=engine.max_num_seqs, max_waiting=settings.max_num_queued_reqs)
         self.ledger = Ledger()
         self.names = TokenNames(llm.host.tokenizer)
+        self.tools = ToolSupport(llm.host.tokenizer, settings.tool_parser)
         config = llm.host.generation_config if settings.generation_config == "auto" else None
         self.defaults: dict[str, Any] = model_defaults(config)
         self.running: set[Generation] = set()

@@ -10,7 +10,7 @@ import msgspec
 
 from card.server.tools.formats import ToolFormat
 
-_OUTSIDE_STRINGS = frozenset(" \t\r\n:,+-.0123456789eE" "true" "false" "null")
+_OUTSIDE_STRINGS = frozenset(" \t\r\n:,+-.0123456789eEtruefalsenull")
 _HEAD = re.compile(r'\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)')
 
 
@@ -89,7 +89,12 @@ class ToolParser:
     """
 
     def __init__(
-        self, form: ToolFormat, names: Collection[str], *, is_held_to_grammar: bool = False, most_calls: int | None = None
+        self,
+        form: ToolFormat,
+        names: Collection[str],
+        *,
+        is_held_to_grammar: bool = False,
+        most_calls: int | None = None,
     ) -> None:
         """Begin.
 
@@ -120,7 +125,8 @@ class ToolParser:
 
     def flush(self) -> list[Piece]:
         """Return the rest, after the last text."""
-        if self._arguments is None and self._decide != self._after_object:
+        is_cut_off = self._is_live and self._format.marker in self._before  # the beginning of a call, and nothing else
+        if self._arguments is None and self._decide != self._after_object and not is_cut_off:
             self._say(self._before + self._rest)
         self._rest = self._before = ""
         return self._taken()

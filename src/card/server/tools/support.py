@@ -1,0 +1,123 @@
+"""What a model does with tools, and what a chat request asks of it: prompt, grammar, how to read the answer."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import string
+from dataclasses import dataclass
+
+from transformers import PreTrainedTokenizerBase
+
+from card.config import Grammar
+from card.models.text import Conversation
+from card.server.errors import bad_request
+from card.server.schemas import ChatRequest, Message
+from card.server.tool_schemas import NamedFunction
+from card.server.tools.formats import FORMATS, MISTRAL, ToolFormat, ToolParserName, find_format, has_tools
+from card.server.tools.grammar import ToolGrammar
+from card.server.tools.parser import ToolParser
+from card.server.tools.prompt import plain_messages, template_messages
+
+_MISTRAL_ID_LENGTH = 9  # Mistral's templates refuse other ids
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolPlan:
+    """What a chat request asks of the model."""
+
+    conversation: Conversation
+    grammar: Grammar | None
+    grammar_param: str  # the field of the request that the grammar came from
+    form: ToolFormat | None  # of calls in the answer; None: there are none, whatever it says
+    shown_ids: tuple[int, ...] = ()  # special tokens that calls are known by
+    names: frozenset[str] = frozenset()
+    most_calls: int | None = None
+    is_held_to_grammar: bool = False
+
+    def parser(self) -> ToolParser | None:
+        """Return what reads one answer; None if all of it is content."""
+        if self.form is None:
+            return None
+        return ToolParser(self.form, self.names, is_held_to_grammar=self.is_held_to_grammar, most_calls=self.most_calls)
+
+    def new_call_id(self) -> str:
+        """Return an id for a call."""
+        if self.form is MISTRAL:
+            return "".join(secrets.choice(string.ascii_letters + string.digits) for _ in range(_MISTRAL_ID_LENGTH))
+        return f"call_{secrets.token_hex(12)}"
+
+
+class ToolSupport:
+    """How one model is told of tools, and how it writes calls."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, parser: ToolParserName = "auto") -> None:
+        """Look at the chat template and the vocabulary; ``parser`` overrules what they say of the format."""
+        template = ""
+        with contextlib.suppress(ValueError):  # there is none
+            # A model may have a template of its own for tools; any list makes the tokenizer choose that one.
+            template = tokenizer.get_chat_template(tools=[{}])
+        vocabulary = tokenizer.get_vocab()
+        self._knows_tools = has_tools(template)
+        self.form = FORMATS[parser] if parser != "auto" else find_format(template, vocabulary)
+        self._special_ids: dict[str, int] = {}
+        if self.form is not None:
+            special = {token.content for token in tokenizer.added_tokens_decoder.values() if token.special}
+            marks = {self.form.marker, self.form.closing.strip()}
+            self._special_ids = {mark: vocabulary[mark] for mark in marks & special}
+
+    def conversation(self, messages: list[Message]) -> Conversation:
+        """Return messages as the chat template takes them, without tools."""
+        if self._knows_tools or self.form is None:
+            return Conversation(template_messages(messages))
+        return Conversation(plain_messages(messages, (), self.form))
+
+    def plan(self, fields: ChatRequest) -> ToolPlan:
+        """Return what a request asks for.
+
+        Raises: ApiError 400 if the model's format of calls is not known, or the fields contradict each other.
+        """
+        choice = fields.tool_choice
+        functions = [tool.function for tool in fields.tools] if choice != "none" else []
+        form = self.form
+        if functions and form is None:
+            raise bad_request(
+                "this model writes tool calls in a format that the server does not read; leave tools out, or serve the "
+                f"model with --tool-parser {'|'.join(FORMATS)}",
+                "tools",
+            )
+        kwargs = dict(fields.chat_template_kwargs)
+        if fields.reasoning_effort is not None:
+            kwargs.setdefault("reasoning_effort", fields.reasoning_effort)
+        if self._knows_tools or form is None:
+            told = [function.as_template_has_it() for function in functions]
+            conversation = Conversation(template_messages(fields.messages), told, kwargs)
+        else:
+            conversation = Conversation(plain_messages(fields.messages, functions, form), (), kwargs)
+        guide = fields.grammar()
+        if not functions or form is None:
+            return ToolPlan(conversation=conversation, grammar=guide, grammar_param=fields.guide, form=None)
+        if isinstance(choice, NamedFunction):
+            functions = [function for function in functions if function.name == choice.name]
+        is_forced = choice != "auto"
+        allows_several = fields.parallel_tool_calls and not isinstance(choice, NamedFunction)
+        grammars = ToolGrammar(form, functions, self._special_ids, allows_several=allows_several)
+        grammar: Grammar | None = None
+        if is_forced:
+            grammar = grammars.forced()
+        elif guide is not None:
+            if guide.kind not in ("json_object", "json_schema"):
+                raise bad_request(f'{fields.guide} does not go with tool_choice "auto"; leave one out', fields.guide)
+            grammar = grammars.or_json(guide.source or '{"type": "object"}')
+        elif any(function.strict for function in functions):
+            grammar = grammars.free()
+        return ToolPlan(
+            conversation=conversation,
+            grammar=grammar,
+            grammar_param="tools",
+            form=form,
+            shown_ids=tuple(sorted(self._special_ids.values())),
+            names=frozenset(function.name for function in functions),
+            most_calls=None if allows_several else 1,
+            is_held_to_grammar=grammar is not None,
+        )
