@@ -154,7 +154,9 @@ def test_arguments_that_a_grammar_guarantees_come_as_they_are_written() -> None:
 def test_a_call_that_is_cut_off_before_its_arguments_leaves_nothing_behind_if_a_grammar_held_it() -> None:
     text = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>\n<tool_call>\n{"name": "ad'
     assert read(HERMES, list(text), is_live=True) == Read("", [("add", '{"a": 1}')])
-    assert read(HERMES, ['<tool_call>\n{"name": "add", "arguments": {"a": 1'], is_live=True) == Read("", [("add", '{"a": 1')])
+    assert read(HERMES, ['<tool_call>\n{"name": "add", "arguments": {"a": 1'], is_live=True) == Read(
+        "", [("add", '{"a": 1')]
+    )
 
 
 def test_a_call_that_may_be_malformed_is_held_back_to_its_end_but_the_text_before_it_is_not() -> None:

@@ -9,11 +9,9 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from card.errors import SettingsError
 from card.outputs import StreamChunk
 from card.sampling import TokenLogprobs
 from card.server.answers import json_response, metrics, new_head, told_of_tokens, unless_gone, usage
-from card.server.errors import bad_request
 from card.server.limits import read_body
 from card.server.params import sampling_params
 from card.server.schemas import ChatRequest
@@ -53,12 +51,7 @@ async def start_chat(request: Request, service: Service, fields: ChatRequest, pl
         logprobs=(fields.top_logprobs or 0) if fields.logprobs else None,
         vocab_size=service.vocab_size,
     ).replace(grammar=plan.grammar, shown_token_ids=plan.shown_ids)
-    try:
-        await service.prepare(prompt_ids, params)
-    except SettingsError as error:
-        if plan.grammar is None:
-            raise
-        raise bad_request(str(error), plan.grammar_param) from None
+    await service.prepare(prompt_ids, params, plan.grammar_param)
     generation = service.start(fields, [(prompt_ids, params)])
     request.state.generation = generation
     return generation

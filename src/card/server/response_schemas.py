@@ -25,8 +25,21 @@ _CHOICE_SCHEMA = {
 }
 
 
+def _only(kinds: tuple[str, ...]) -> Any:
+    """Return a validator that refuses other types before it looks at fields, which are those of other types then."""
+
+    def check(value: object) -> object:
+        if isinstance(value, dict) and value.get("type") not in kinds:
+            raise ValueError(f"only type {' or '.join(kinds)} is supported, got {str(value.get('type'))[:40]!r}")
+        return value
+
+    return check
+
+
 class TextPart(Strict):
     """A piece of text in a message, or of what a function gave back."""
+
+    _check_type = model_validator(mode="before")(_only(("input_text", "output_text", "text")))
 
     type: Literal["input_text", "output_text", "text"]
     text: str
@@ -103,6 +116,8 @@ InputItem = Annotated[
 
 class FunctionTool(FunctionDefinition):
     """A function that the model may call; other tools are not done."""
+
+    _check_type = model_validator(mode="before")(_only(("function",)))
 
     type: Literal["function"]
 

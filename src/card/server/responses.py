@@ -23,6 +23,7 @@ from card.server.service import Generation, Service
 from card.server.streaming import EventStream, event
 from card.server.tools.support import ToolPlan
 
+
 async def responses(request: Request) -> Response:
     """Answer what was said, with text or calls of functions."""
     service: Service = request.app.state.service

@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerBase
 from card import __version__
 from card.async_llm import AsyncLLM, RequestStream
 from card.config import SamplingParams
-from card.errors import CardError
+from card.errors import CardError, SettingsError
 from card.host import Prompt
 from card.outputs import StreamChunk
 from card.server.config import ServerSettings
@@ -152,11 +152,19 @@ class Service:
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._tokenizing, self.llm.host.encode, prompt)
 
-    async def prepare(self, prompt_ids: tuple[int, ...], params: SamplingParams) -> None:
-        """Compile a request's grammar, which is kept, where streams need not wait for it. Raises: SettingsError."""
+    async def prepare(self, prompt_ids: tuple[int, ...], params: SamplingParams, guide: str) -> None:
+        """Compile a request's grammar, which is kept, where streams need not wait for it.
+
+        Args:
+            guide: the field of the request that the grammar came from.
+        Raises: ApiError 400 if it cannot be used.
+        """
         if params.grammar is not None:
             loop = asyncio.get_running_loop()
-            await loop.run_in_executor(self._tokenizing, self.llm.host.make_request, prompt_ids, params, 0)
+            try:
+                await loop.run_in_executor(self._tokenizing, self.llm.host.make_request, prompt_ids, params, 0)
+            except SettingsError as error:
+                raise bad_request(str(error), guide) from None
 
     def num_new_tokens(self, num_prompt_tokens: int, wanted: int | None) -> int:
         """Return how many tokens a request may write, as many as there is room for if it does not say.

@@ -94,6 +94,7 @@ class ToolParser:
         names: Collection[str],
         *,
         is_held_to_grammar: bool = False,
+        has_content: bool = True,
         most_calls: int | None = None,
     ) -> None:
         """Begin.
@@ -102,10 +103,11 @@ class ToolParser:
             names: functions that may be called.
             is_held_to_grammar: nothing that begins like a call can turn out to be none, so its arguments are given out
                 as they come; otherwise a call is held back until it is complete.
+            has_content: False where the grammar leaves room for calls only; the beginning of one is no content then.
             most_calls: what follows the last of so many calls is left out.
         """
         self._format, self._names = form, names
-        self._is_live, self._most_calls = is_held_to_grammar, most_calls
+        self._is_live, self._has_content, self._most_calls = is_held_to_grammar, has_content, most_calls
         self._decide: Callable[[], bool] = self._at_start if form.is_bare else self._in_text
         self._rest = ""  # text that is not decided on yet
         self._before = ""  # white space, marker and opening before an object, should it turn out to be no call
@@ -136,7 +138,7 @@ class ToolParser:
         return pieces
 
     def _say(self, text: str) -> None:
-        if text:
+        if text and self._has_content:
             self._pieces.append(Content(text))
 
     # ---- states: each decides on the beginning of the rest, and says whether there is more to decide on -------------

@@ -33,13 +33,19 @@ class ToolPlan:
     shown_ids: tuple[int, ...] = ()  # special tokens that calls are known by
     names: frozenset[str] = frozenset()
     most_calls: int | None = None
-    is_held_to_grammar: bool = False
+    is_forced: bool = False  # there is nothing but calls
 
     def parser(self) -> ToolParser | None:
         """Return what reads one answer; None if all of it is content."""
         if self.form is None:
             return None
-        return ToolParser(self.form, self.names, is_held_to_grammar=self.is_held_to_grammar, most_calls=self.most_calls)
+        return ToolParser(
+            self.form,
+            self.names,
+            is_held_to_grammar=self.grammar is not None,
+            has_content=not self.is_forced,
+            most_calls=self.most_calls,
+        )
 
     def new_call_id(self) -> str:
         """Return an id for a call."""
@@ -119,5 +125,5 @@ class ToolSupport:
             shown_ids=tuple(sorted(self._special_ids.values())),
             names=frozenset(function.name for function in functions),
             most_calls=None if allows_several else 1,
-            is_held_to_grammar=grammar is not None,
+            is_forced=is_forced,
         )
