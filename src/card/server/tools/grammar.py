@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from card.config import Grammar
 from card.server.tool_schemas import FunctionDefinition
@@ -12,6 +13,14 @@ from card.server.tools.formats import ToolFormat
 _ARGUMENTS_OPTIONS = {"whitespace_pattern": " ?"}  # as models write calls
 _CONTENT_OPTIONS = {"whitespace_pattern": r"( |\n[ \t]{0,20})?"}  # as in other answers in JSON: none without end
 _NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": False}
+
+
+_LISTED = ("properties", "$defs", "definitions")  # hold schemas by name
+_ALTERNATIVES = ("anyOf", "oneOf", "prefixItems")
+# An object with one of these may have properties that are not listed beside it.
+_OPENING = frozenset(
+    {"additionalProperties", "patternProperties", "unevaluatedProperties", "allOf", "anyOf", "oneOf", "$ref"}
+)
 
 
 class ToolGrammar:
@@ -105,4 +114,23 @@ def _schema(function: FunctionDefinition) -> dict[str, object]:
         return {**_NO_ARGUMENTS, "x-guidance": _ARGUMENTS_OPTIONS}
     # What llguidance does not know of a schema is left to the model, unless the function is strict.
     options = {**_ARGUMENTS_OPTIONS, "lenient": not function.strict}
-    return {"type": "object", **function.parameters, "x-guidance": options}
+    return {"type": "object", **_closed(function.parameters), "x-guidance": options}
+
+
+def _closed(schema: dict[str, Any]) -> dict[str, Any]:
+    """Return a schema whose objects have no other properties than those it lists, unless it says that they may.
+
+    Schemas made from signatures and classes say nothing of others, and no function knows what to do with them.
+    """
+    closed = dict(schema)
+    for key in _LISTED:
+        if isinstance(schema.get(key), dict):
+            closed[key] = {name: _closed(one) if isinstance(one, dict) else one for name, one in schema[key].items()}
+    for key in _ALTERNATIVES:
+        if isinstance(schema.get(key), list):
+            closed[key] = [_closed(one) if isinstance(one, dict) else one for one in schema[key]]
+    if isinstance(schema.get("items"), dict):
+        closed["items"] = _closed(schema["items"])
+    if isinstance(schema.get("properties"), dict) and not _OPENING & schema.keys():
+        closed["additionalProperties"] = False
+    return closed
