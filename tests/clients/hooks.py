@@ -12,6 +12,8 @@ import schemathesis
 from schemathesis import GenerationMode
 
 NUM_TOKENS = 4096  # of the demo pair's vocabulary
+GOOD_GUIDES = {"guided_regex": "a+", "regex": "a+", "guided_grammar": 'start: "a"', "grammar": 'start: "a"'}
+GOOD_GUIDES |= {"guided_json": '{"enum": [1]}', "json": '{"enum": [1]}'}
 GUIDES = ("response_format", "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar")
 
 
@@ -70,11 +72,9 @@ def _keep_one_guide(body: dict[str, Any]) -> None:
     if not any(form.values()):
         body.pop("structured_outputs", None)
     for holder in (body, body.get("structured_outputs") or {}):
-        for name, good in (("guided_regex", "a+"), ("regex", "a+"), ("grammar", 'start: "a"')):
+        for name, good in GOOD_GUIDES.items():
             if holder.get(name):
                 holder[name] = good
-        if holder.get("guided_grammar"):
-            holder["guided_grammar"] = 'start: "a"'
     if any(body.get(name) for name in (*GUIDES, "tools")):
         body["ignore_eos"] = False
 
@@ -102,3 +102,6 @@ def _agree_on_roles(message: dict[str, Any]) -> None:
             message["content"] = "a"
     if role != "tool":
         message.pop("tool_call_id", None)
+    for call in [message, *(one["function"] for one in message.get("tool_calls") or ())]:
+        if "arguments" in call:
+            call["arguments"] = "{}"

@@ -265,6 +265,14 @@ def test_a_turn_of_the_assistant_may_have_no_content(server: Running) -> None:
         assert answer["count"] == server.post("/tokenize", {"prompt": told}).json()["count"]
 
 
+def test_a_developer_speaks_for_the_system_where_the_template_knows_no_developers(server: Running) -> None:
+    told = [
+        server.post("/tokenize", {"messages": [{"role": role, "content": "Be brief."}, *MESSAGES]}).json()["tokens"]
+        for role in ("developer", "system")
+    ]
+    assert told[0] == told[1]
+
+
 def test_variables_for_the_chat_template_reach_it() -> None:
     model = scripted({"yes": ["Yes."], "no": ["No."]}, "{% if polite %} yes{% else %} no{% endif %}")
     llm = AsyncLLM(model.model, tokenizer=model.tokenizer, method="vanilla")

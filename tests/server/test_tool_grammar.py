@@ -20,7 +20,8 @@ pytest.importorskip("llguidance")
 pytestmark = pytest.mark.timeout(180)
 
 END = 0
-SPECIAL = {"[TOOL_CALLS]": 1, "<|python_tag|>": 1, "<tool_call>": 1, "</tool_call>": 2}
+# Tokens of the demo model that stand for marks here.
+TOKENS = {"[TOOL_CALLS]": 1, "<|python_tag|>": 1, "<tool_call>": 1, "</tool_call>": 2}
 SCHEMA: Any = {"type": "object", "properties": {"a": {"$ref": "#/$defs/A"}}, "required": ["a"]}
 SCHEMA |= {"additionalProperties": False, "$defs": {"A": {"enum": [1, 2]}}}
 FUNCTIONS = [FunctionDefinition(name="add", parameters=SCHEMA, strict=True), FunctionDefinition(name="now")]
@@ -36,14 +37,14 @@ def _compiler() -> tuple[GrammarCompiler, Any]:
 
 
 def fits(grammar: Grammar, text: str) -> bool:
-    """Return whether a whole answer keeps to a grammar; special tokens are written as those that stand for them."""
+    """Return whether a whole answer keeps to a grammar."""
     compiler, tokenizer = _compiler()
     ids = [*tokenizer.encode(text, add_special_tokens=False), END]
     return all(compiler.compile(grammar).permits([*itertools.accumulate([one] for one in ids)]))
 
 
-def grammars(form: ToolFormat, *, allows_several: bool = True, special: bool = False) -> ToolGrammar:
-    marks = {mark: SPECIAL[mark] for mark in (form.marker, form.closing.strip()) if mark in SPECIAL and special}
+def grammars(form: ToolFormat, *, allows_several: bool = True, has_tokens: bool = False) -> ToolGrammar:
+    marks = {mark: TOKENS[mark] for mark in (form.marker, form.closing.strip()) if mark in TOKENS and has_tokens}
     return ToolGrammar(form, FUNCTIONS, marks, allows_several=allows_several)
 
 
@@ -85,15 +86,16 @@ def test_an_answer_may_be_calls_or_fit_a_schema(form: ToolFormat) -> None:
 
 
 @pytest.mark.parametrize("form", [HERMES, MISTRAL], ids=lambda form: form.name)
-def test_where_marks_are_special_tokens_the_grammar_wants_those(form: ToolFormat) -> None:
+def test_where_marks_are_tokens_the_grammar_wants_those(form: ToolFormat) -> None:
     told = form.write([GOOD, OTHER])
     for mark, special in ((form.marker, "<|user|>"), (form.closing.strip(), "<|assistant|>")):
-        if mark in SPECIAL:
+        if mark in TOKENS:
             told = told.replace(mark, special)
-    made = grammars(form, special=True)
+    made = grammars(form, has_tokens=True)
     assert fits(made.forced(), told) and fits(made.free(), "Well. " + told)
     assert not fits(made.forced(), form.write([GOOD]))
-    assert not fits(made.free(), told.replace("1}", "3}"))
+    for text in (told, form.write([GOOD])):
+        assert not fits(made.free(), text.replace("1}", "3}")), "nor do calls whose marks are spelled out get by"
 
 
 def test_llamas_bare_calls_begin_with_a_brace_and_no_other_text_does() -> None:

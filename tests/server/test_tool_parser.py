@@ -107,7 +107,9 @@ def test_any_text_at_all_is_read_the_same_however_it_is_cut(
         (HERMES, '<tool_call>\n{"name": "add", "arguments": {"a": "'),
         (HERMES, "<tool_call>\nadd(1, 2)\n</tool_call>"),
         (HERMES, "a <tool_call"),
-        (HERMES, '{"name": "add", "arguments": {}}'),
+        (HERMES, 'So {"name": "add", "arguments": {}}'),
+        (HERMES, '{"name": "add"}'),
+        (HERMES, '{"name": "Ann", "arguments": {}}'),
         (HERMES, "<tool_call>" + '{"name": "add", "arguments": ' + '{"a":' * 5000 + "1" + "}" * 5001),
         (LLAMA3, '{"answer": 5}'),
         (LLAMA3, 'It is {"name": "add", "parameters": {}}'),
@@ -129,6 +131,8 @@ def test_a_malformed_call_is_content_and_nothing_of_it_is_lost(form: ToolFormat,
         (HERMES, '<tool_call>{"name": "add", "arguments": {}} and on', "and on", 1),
         (HERMES, '<tool_call>{bad</tool_call><tool_call>{"name": "add"}</tool_call>', "<tool_call>{bad</tool_call>", 1),
         (HERMES, '<tool_call>\n{"name": "add"}\n</tool', "", 1),
+        (HERMES, '{"name": "add", "arguments": {}}\n{"name": "add", "arguments": {}}', "", 2),
+        (MISTRAL, '{"name": "add", "arguments": {}}', "", 1),
         (LLAMA3, ' {"name": "add", "parameters": {}}\n{"name": "add", "parameters": {}}', "", 2),
         (LLAMA3, '<|python_tag|>{"name": "add", "parameters": {}}; {"name": "add", "parameters": {}}', "", 2),
         (MISTRAL, 'Well [TOOL_CALLS] [{"name": "add", "arguments": {}}, {"name": "add", "arguments": {}}]', "Well", 2),
@@ -164,6 +168,13 @@ def test_a_call_that_may_be_malformed_is_held_back_to_its_end_but_the_text_befor
     assert parser.push("So <tool") == [Content("So")]
     assert parser.push('_call>{"name": "add", "arguments": {"a": 1}') == []
     assert parser.push("}") == [CallBegun(0, "add"), CallArguments(0, '{"a": 1}')]
+
+
+def test_an_answer_in_json_is_not_held_back_once_it_can_be_no_call() -> None:
+    for form in FORMATS.values():
+        parser = ToolParser(form, NAMES)
+        assert parser.push(' { "na') == []
+        assert "".join(piece.text for piece in parser.push('ture": 1')) == ' { "nature": 1'
 
 
 def test_nothing_follows_the_last_call_that_is_wanted() -> None:

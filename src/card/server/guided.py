@@ -14,9 +14,7 @@ from card.config import Grammar
 from card.server.errors import bad_request
 from card.server.strict import Strict
 
-_SCHEMA_SCHEMA = {
-    "anyOf": [{"type": "object", "properties": {"type": {"const": "integer"}}}, {"const": '{"type": "integer"}'}]
-}
+_SCHEMA_SCHEMA = {"anyOf": [{"type": "object"}, {"type": "string", "description": "its JSON"}]}
 _JsonSchema = Annotated[Any, WithJsonSchema(_SCHEMA_SCHEMA)]
 _Choices = Annotated[list[str] | None, Field(None, min_length=1, max_length=4096)]
 _Source = Annotated[str | None, Field(None, min_length=1)]

@@ -9,7 +9,7 @@ from pydantic import Discriminator, Field, Tag, WithJsonSchema, field_validator,
 from card.server.limits import fitted
 from card.server.schemas import KWARGS_SCHEMA, ChatRequest, Effort
 from card.server.strict import Strict
-from card.server.tool_schemas import MAX_TOOLS, FunctionDefinition
+from card.server.tool_schemas import ARGUMENTS_SCHEMA, MAX_TOOLS, FunctionDefinition
 
 _MAX_ITEMS = 4096
 _CHOICE_SCHEMA = {
@@ -80,7 +80,7 @@ class FunctionCallItem(Strict):
     type: Literal["function_call"]
     call_id: str
     name: str
-    arguments: Annotated[str, WithJsonSchema({"const": "{}"})]
+    arguments: Annotated[str, WithJsonSchema(ARGUMENTS_SCHEMA)]
     id: str = ""
     status: Literal["in_progress", "completed", "incomplete"] = "completed"
 

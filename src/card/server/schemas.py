@@ -50,13 +50,13 @@ _PART_SCHEMA = {
 _CONTENT_SCHEMA = {"anyOf": [{"type": "string"}, {"type": "array", "items": _PART_SCHEMA}]}
 
 
-KWARGS_SCHEMA = {"type": "object", "additionalProperties": {"type": "boolean"}}
 # Arguments of transformers' apply_chat_template, and what it sets itself.
 RESERVED_KWARGS = frozenset(
     {"add_generation_prompt", "chat_template", "continue_final_message", "conversation", "conversations", "documents"}
     | {"kwargs", "max_length", "messages", "padding", "return_assistant_tokens_mask", "return_dict", "return_tensors"}
     | {"sanitize_control_tokens", "self", "tokenize", "tokenizer_kwargs", "tools", "truncation"}
 )
+KWARGS_SCHEMA = {"type": "object", "propertyNames": {"not": {"enum": sorted(RESERVED_KWARGS)}}}
 
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
 

@@ -28,7 +28,7 @@ _NAMED_SCHEMA = {
 }
 _CHOICE_SCHEMA = {"anyOf": [{"enum": ["none", "auto", "required"]}, _NAMED_SCHEMA]}
 _PARAMETERS_SCHEMA = {"type": "object", "properties": {"type": {"const": "object"}}}
-_ARGUMENTS_SCHEMA = {"type": "string", "description": "JSON of an object", "pattern": r"^(\{\}|)$"}
+ARGUMENTS_SCHEMA = {"type": "string", "description": "JSON of an object"}
 
 
 class FunctionDefinition(Strict):
@@ -89,7 +89,7 @@ class CalledFunction(Strict):
     """The function of an earlier call, and what it was given."""
 
     name: str
-    arguments: Annotated[str, WithJsonSchema(_ARGUMENTS_SCHEMA)]
+    arguments: Annotated[str, WithJsonSchema(ARGUMENTS_SCHEMA)]
 
     @field_validator("arguments")
     @classmethod

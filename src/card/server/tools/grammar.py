@@ -30,17 +30,18 @@ class ToolGrammar:
         self,
         form: ToolFormat,
         functions: Sequence[FunctionDefinition],
-        special_ids: Mapping[str, int],
+        mark_ids: Mapping[str, int],
         *,
         allows_several: bool,
     ) -> None:
         """Take them.
 
         Args:
-            special_ids: of the format's marks that are special tokens, which no plain text can stand for.
+            mark_ids: of the format's marks that are tokens of their own, added to the vocabulary; llguidance lets no
+                other text stand for them.
             allows_several: whether there may be more calls than one.
         """
-        self._format, self._special_ids = form, special_ids
+        self._format, self._mark_ids = form, mark_ids
         self._joint = form.joint if allows_several else None
         self._block_joint = form.block_joint if allows_several else None
         heads = []
@@ -63,15 +64,14 @@ class ToolGrammar:
                 "start: block | free", f"block: {self._block('')}", "free: FREE?", r"FREE: /\s*[^{\s](.|\n)*/"
             )
         marker = self._format.marker
-        if marker in self._special_ids:
-            begin = f"begin: text {self._marker()}"
-        else:
-            begin = f"begin[lazy]: TEXT {json.dumps(marker)}"
+        begin = ["begin: spelled", f"spelled[lazy]: TEXT {json.dumps(marker)}"]
+        if marker in self._mark_ids:
+            begin[0] += f" | text {self._marker()}"
         several = self._joint is not None or self._block_joint is not None
         return self._grammar(
             "start: block* text" if several else "start: block | text",
             f"block: {self._block('begin')}",
-            begin,
+            *begin,
             "text: TEXT",
             r"TEXT: /(.|\n)*/",
         )
@@ -91,7 +91,7 @@ class ToolGrammar:
 
     def _literal(self, text: str) -> str:
         """Return text as grammars have it, which may end with a special token."""
-        for mark, token_id in self._special_ids.items():
+        for mark, token_id in self._mark_ids.items():
             if text.endswith(mark):
                 return f"{self._literal(text.removesuffix(mark))} <[{token_id}]>".lstrip()
         return json.dumps(text) if text else ""

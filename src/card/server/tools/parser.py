@@ -12,6 +12,8 @@ from card.server.tools.formats import ToolFormat
 
 _OUTSIDE_STRINGS = frozenset(" \t\r\n:,+-.0123456789eEtruefalsenull")
 _HEAD = re.compile(r'\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)')
+_FIRST_KEY = re.compile(r'\{\s*(?:"([^"\\]*)("?)|($))')
+_KEYS = ("name", "arguments", "parameters", "type", "id")
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +87,8 @@ class ToolParser:
     """Turns the text of one answer into content and calls.
 
     The calls are those of the whole text, however it was cut into pieces. What begins like a call but is none (no valid
-    JSON, a function that was not offered, no end) is content. White space around calls is dropped.
+    JSON, a function that was not offered, no end) is content. White space around calls is dropped. A call without marks
+    is one only at the beginning of an answer.
     """
 
     def __init__(
@@ -108,7 +111,9 @@ class ToolParser:
         """
         self._format, self._names = form, names
         self._is_live, self._has_content, self._most_calls = is_held_to_grammar, has_content, most_calls
-        self._decide: Callable[[], bool] = self._at_start if form.is_bare else self._in_text
+        # Some models leave the marks out; a grammar makes them write these.
+        self._takes_bare = form.is_bare or not is_held_to_grammar
+        self._decide: Callable[[], bool] = self._at_start if self._takes_bare else self._in_text
         self._rest = ""  # text that is not decided on yet
         self._before = ""  # white space, marker and opening before an object, should it turn out to be no call
         self._object = _JsonObject()
@@ -185,7 +190,8 @@ class ToolParser:
         if self._arguments is not None:
             self._give_arguments(self._arguments)
         end = self._object.end
-        if self._object.is_broken or (end is not None and self._arguments is None and not self._take(self._rest[:end])):
+        is_broken = self._object.is_broken or not (self._before.strip() or _may_name_a_function(self._rest))
+        if is_broken or (end is not None and self._arguments is None and not self._take(self._rest[:end])):
             return self._give_up()
         if end is None:
             return False
@@ -204,7 +210,7 @@ class ToolParser:
         following = text.removeprefix(joint).lstrip()
         if joint and not following:
             return False
-        if following.startswith("{") and (self._format.is_bare or (joint and text.startswith(joint))):
+        if following.startswith("{") and (self._takes_bare or (joint and text.startswith(joint))):
             return self._begin_object(following)
         return self._enter(self._after_block)
 
@@ -259,12 +265,22 @@ class ToolParser:
             return False
         raw = call.arguments if call.arguments is not msgspec.UNSET else call.parameters
         arguments = "{}" if isinstance(raw, msgspec.UnsetType) else bytes(raw).decode()
-        if call.name not in self._names or not arguments.startswith("{"):
+        is_sure = bool(self._before.strip()) or raw is not msgspec.UNSET
+        if call.name not in self._names or not arguments.startswith("{") or not is_sure:
             return False
         self._pieces += [CallBegun(self.num_calls, call.name), CallArguments(self.num_calls, arguments)]
         self.num_calls += 1
         self._before = ""
         return True
+
+
+def _may_name_a_function(text: str) -> bool:
+    """Return whether an object without a mark may be a call by its first key, as far as that is known."""
+    key = _FIRST_KEY.match(text)
+    if key is None:
+        return False
+    name, is_whole = key[1] or "", bool(key[2])
+    return name in _KEYS if is_whole else any(one.startswith(name) for one in _KEYS)
 
 
 def _decoded_name(quoted: str) -> str | None:

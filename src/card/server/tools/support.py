@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import secrets
 import string
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
@@ -13,12 +15,13 @@ from card.config import Grammar
 from card.models.text import Conversation
 from card.server.errors import bad_request
 from card.server.schemas import ChatRequest, Message
-from card.server.tool_schemas import NamedFunction
+from card.server.tool_schemas import FunctionDefinition, NamedFunction
 from card.server.tools.formats import FORMATS, MISTRAL, ToolFormat, ToolParserName, find_format, has_tools
 from card.server.tools.grammar import ToolGrammar
 from card.server.tools.parser import ToolParser
 from card.server.tools.prompt import plain_messages, template_messages
 
+_ROLES = {"developer": "system"}
 _MISTRAL_ID_LENGTH = 9  # Mistral's templates refuse other ids
 
 
@@ -65,18 +68,17 @@ class ToolSupport:
             template = tokenizer.get_chat_template(tools=[{}])
         vocabulary = tokenizer.get_vocab()
         self._knows_tools = has_tools(template)
+        self._knows_developers = "developer" in template
         self.form = FORMATS[parser] if parser != "auto" else find_format(template, vocabulary)
-        self._special_ids: dict[str, int] = {}
+        self._mark_ids: dict[str, int] = {}
         if self.form is not None:
-            special = {token.content for token in tokenizer.added_tokens_decoder.values() if token.special}
-            marks = {self.form.marker, self.form.closing.strip()}
-            self._special_ids = {mark: vocabulary[mark] for mark in marks & special}
+            added = {token.content: token_id for token_id, token in tokenizer.added_tokens_decoder.items()}
+            marks = (self.form.marker, self.form.closing.strip())
+            self._mark_ids = {mark: added[mark] for mark in marks if mark in added}
 
     def conversation(self, messages: list[Message]) -> Conversation:
         """Return messages as the chat template takes them, without tools."""
-        if self._knows_tools or self.form is None:
-            return Conversation(template_messages(messages))
-        return Conversation(plain_messages(messages, (), self.form))
+        return self._conversation(messages, (), {})
 
     def plan(self, fields: ChatRequest) -> ToolPlan:
         """Return what a request asks for.
@@ -95,11 +97,7 @@ class ToolSupport:
         kwargs = dict(fields.chat_template_kwargs)
         if fields.reasoning_effort is not None:
             kwargs.setdefault("reasoning_effort", fields.reasoning_effort)
-        if self._knows_tools or form is None:
-            told = [function.as_template_has_it() for function in functions]
-            conversation = Conversation(template_messages(fields.messages), told, kwargs)
-        else:
-            conversation = Conversation(plain_messages(fields.messages, functions, form), (), kwargs)
+        conversation = self._conversation(fields.messages, functions, kwargs)
         guide = fields.grammar()
         if not functions or form is None:
             return ToolPlan(conversation=conversation, grammar=guide, grammar_param=fields.guide, form=None)
@@ -107,7 +105,7 @@ class ToolSupport:
             functions = [function for function in functions if function.name == choice.name]
         is_forced = choice != "auto"
         allows_several = fields.parallel_tool_calls and not isinstance(choice, NamedFunction)
-        grammars = ToolGrammar(form, functions, self._special_ids, allows_several=allows_several)
+        grammars = ToolGrammar(form, functions, self._mark_ids, allows_several=allows_several)
         grammar: Grammar | None = None
         if is_forced:
             grammar = grammars.forced()
@@ -122,8 +120,18 @@ class ToolSupport:
             grammar=grammar,
             grammar_param="tools",
             form=form,
-            shown_ids=tuple(sorted(self._special_ids.values())),
+            shown_ids=tuple(sorted(self._mark_ids.values())),
             names=frozenset(function.name for function in functions),
             most_calls=None if allows_several else 1,
             is_forced=is_forced,
         )
+
+    def _conversation(
+        self, messages: Sequence[Message], functions: Sequence[FunctionDefinition], kwargs: Mapping[str, Any]
+    ) -> Conversation:
+        if not self._knows_developers:  # the newer name of the system's role, which templates pass over silently
+            messages = [one.model_copy(update={"role": _ROLES.get(one.role, one.role)}) for one in messages]
+        if self._knows_tools or self.form is None:
+            told = [function.as_template_has_it() for function in functions]
+            return Conversation(template_messages(messages), told, kwargs)
+        return Conversation(plain_messages(messages, functions, self.form), (), kwargs)
