@@ -66,7 +66,16 @@ FRAGMENTS = st.lists(
         ['{"name": "add", "arguments": {"a": 1}}', '{"name": "add", "parameters": {}}', "\\", " ", "\n", "hi", "\u00e9"]
     )
     | st.sampled_from(
-        ['{"name": "other", "arguments": {}}', '{"name": "add", "arguments": "x"}', ":", '"name"', "{" * 3, "3"]
+        [
+            "```",
+            "```json\n",
+            '{"name": "other", "arguments": {}}',
+            '{"name": "add", "arguments": "x"}',
+            ":",
+            '"name"',
+            "{" * 3,
+            "3",
+        ]
     ),
     max_size=14,
 ).map("".join)
@@ -109,6 +118,11 @@ def test_any_text_at_all_is_read_the_same_however_it_is_cut(
         (HERMES, "a <tool_call"),
         (HERMES, 'So {"name": "add", "arguments": {}}'),
         (HERMES, '{"name": "add"}'),
+        (HERMES, '```json\n{"answer": 1}\n```'),
+        (HERMES, '```json\n{"name": "add"}\n```'),
+        (HERMES, '```python\n{"name": "add", "arguments": {}}\n```'),
+        (HERMES, "```js"),
+        (HERMES, "``"),
         (HERMES, '{"name": "Ann", "arguments": {}}'),
         (HERMES, "<tool_call>" + '{"name": "add", "arguments": ' + '{"a":' * 5000 + "1" + "}" * 5001),
         (LLAMA3, '{"answer": 5}'),
@@ -132,6 +146,9 @@ def test_a_malformed_call_is_content_and_nothing_of_it_is_lost(form: ToolFormat,
         (HERMES, '<tool_call>{bad</tool_call><tool_call>{"name": "add"}</tool_call>', "<tool_call>{bad</tool_call>", 1),
         (HERMES, '<tool_call>\n{"name": "add"}\n</tool', "", 1),
         (HERMES, '{"name": "add", "arguments": {}}\n{"name": "add", "arguments": {}}', "", 2),
+        (HERMES, '```json\n{\n  "name": "add",\n  "arguments": {}\n}\n```', "", 1),
+        (HERMES, '```\n{"name": "add", "arguments": {}}\n```\nDone.', "Done.", 1),
+        (HERMES, '```json\n{"name": "add", "arguments": {}}\n``', "", 1),
         (MISTRAL, '{"name": "add", "arguments": {}}', "", 1),
         (LLAMA3, ' {"name": "add", "parameters": {}}\n{"name": "add", "parameters": {}}', "", 2),
         (LLAMA3, '<|python_tag|>{"name": "add", "parameters": {}}; {"name": "add", "parameters": {}}', "", 2),

@@ -13,6 +13,8 @@ from card.server.tools.formats import ToolFormat
 _OUTSIDE_STRINGS = frozenset(" \t\r\n:,+-.0123456789eEtruefalsenull")
 _HEAD = re.compile(r'\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)')
 _FIRST_KEY = re.compile(r'\{\s*(?:"([^"\\]*)("?)|($))')
+_FENCE = re.compile(r"```(?:json)?[ \t]*\n\s*")
+_FENCE_BEGUN = re.compile(r"`{1,3}|```j(?:s(?:on?)?)?|```(?:json)?[ \t]*(?:\n\s*)?")
 _KEYS = ("name", "arguments", "parameters", "type", "id")
 
 
@@ -111,8 +113,10 @@ class ToolParser:
         """
         self._format, self._names = form, names
         self._is_live, self._has_content, self._most_calls = is_held_to_grammar, has_content, most_calls
-        # Some models leave the marks out; a grammar makes them write these.
+        # Some models leave the marks out, or write a block of code instead; a grammar makes them write the marks.
         self._takes_bare = form.is_bare or not is_held_to_grammar
+        self._closing = form.closing.strip()
+        self._is_marked = False
         self._decide: Callable[[], bool] = self._at_start if self._takes_bare else self._in_text
         self._rest = ""  # text that is not decided on yet
         self._before = ""  # white space, marker and opening before an object, should it turn out to be no call
@@ -151,9 +155,14 @@ class ToolParser:
     def _at_start(self) -> bool:
         """Before the first character that is no white space."""
         text = self._rest.lstrip()
+        fence = None if self._is_live else _FENCE.match(text)
+        if fence and text.startswith("{", fence.end()):
+            self._closing = "```"
+            return self._begin_object(text[fence.end() :])
         if text.startswith("{"):
             return self._begin_object(text)
-        return bool(text) and self._enter(self._in_text)
+        may_be_fence = not self._is_live and _FENCE_BEGUN.fullmatch(text) is not None
+        return bool(text) and not may_be_fence and self._enter(self._in_text)
 
     def _in_text(self) -> bool:
         """Outside of all blocks."""
@@ -163,6 +172,7 @@ class ToolParser:
             kept, behind = text[:start].rstrip(), start + len(marker)
             self._say(kept)
             self._before, self._rest = text[len(kept) : behind], text[behind:]
+            self._is_marked, self._closing = True, self._format.closing.strip()
             return self._enter(self._before_object)
         num_held = next((n for n in range(min(len(marker) - 1, len(text)), 0, -1) if marker.startswith(text[-n:])), 0)
         kept = text[: len(text) - num_held].rstrip()
@@ -190,7 +200,7 @@ class ToolParser:
         if self._arguments is not None:
             self._give_arguments(self._arguments)
         end = self._object.end
-        is_broken = self._object.is_broken or not (self._before.strip() or _may_name_a_function(self._rest))
+        is_broken = self._object.is_broken or not (self._is_marked or _may_name_a_function(self._rest))
         if is_broken or (end is not None and self._arguments is None and not self._take(self._rest[:end])):
             return self._give_up()
         if end is None:
@@ -201,7 +211,7 @@ class ToolParser:
 
     def _after_object(self) -> bool:
         """Behind a call: before the next one of its block, or the block's end."""
-        text, joint, closing = self._rest.lstrip(), (self._format.joint or "").strip(), self._format.closing.strip()
+        text, joint, closing = self._rest.lstrip(), (self._format.joint or "").strip(), self._closing
         if not text or (closing != text and closing.startswith(text)):
             return False
         if closing and text.startswith(closing):
@@ -265,7 +275,7 @@ class ToolParser:
             return False
         raw = call.arguments if call.arguments is not msgspec.UNSET else call.parameters
         arguments = "{}" if isinstance(raw, msgspec.UnsetType) else bytes(raw).decode()
-        is_sure = bool(self._before.strip()) or raw is not msgspec.UNSET
+        is_sure = self._is_marked or raw is not msgspec.UNSET
         if call.name not in self._names or not arguments.startswith("{") or not is_sure:
             return False
         self._pieces += [CallBegun(self.num_calls, call.name), CallArguments(self.num_calls, arguments)]
