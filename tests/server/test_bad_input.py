@@ -145,6 +145,20 @@ def test_a_wrong_field_is_refused_with_its_name(
     assert server.is_idle()
 
 
+@pytest.mark.parametrize("field", ["tools", "chat_template_kwargs", "guided_json", "response_format"])
+def test_a_schema_of_any_depth_is_no_failure(server: Running, field: str) -> None:
+    for depth in (100, 300, 450, 480, 520, 600):
+        schema = '{"anyOf":[' * depth + "{}" + "]}" * depth
+        whole = {
+            "tools": [{"type": "function", "function": {"name": "f", "parameters": "HERE"}}],
+            "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": "HERE"}},
+        }
+        body: dict[str, Any] = {"messages": USER, "max_tokens": 2, field: whole.get(field, "HERE")}
+        body |= {"tool_choice": "required"} if field == "tools" else {}
+        response = server.post(CHAT, json.dumps(body).replace('"HERE"', schema).encode())
+        assert response.status_code in (200, 400), depth
+
+
 @pytest.mark.parametrize("name", ["temperature", "top_p", "min_p", "repetition_penalty"])
 def test_a_factor_next_to_nothing_is_no_failure(server: Running, name: str) -> None:
     asked = {"prompt": PROMPT, "max_tokens": 4, "temperature": 1.0, name: 5e-324}

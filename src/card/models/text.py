@@ -17,7 +17,15 @@ _MOST_WINDOW_TOKENS = 32  # a longer window is cut
 _KEPT_WINDOW_TOKENS = 12  # to this many; 4 bytes already fix the decoder's state
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")  # how SentencePiece vocabularies name a single byte
 # What a template that is given odd values may end in.
-_TEMPLATE_ERRORS = (jinja2.TemplateError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+_TEMPLATE_ERRORS: tuple[type[Exception], ...] = (
+    jinja2.TemplateError,
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    RecursionError,
+    TypeError,
+    ValueError,
+)
 
 Messages = Sequence[Mapping[str, Any]]
 

@@ -85,6 +85,12 @@ class ToolSupport:
 
         Raises: ApiError 400 if the model's format of calls is not known, or the fields contradict each other.
         """
+        try:
+            return self._plan(fields)
+        except RecursionError:
+            raise bad_request("a schema is nested too deeply; make it flatter", "tools") from None
+
+    def _plan(self, fields: ChatRequest) -> ToolPlan:
         choice = fields.tool_choice
         functions = [tool.function for tool in fields.tools] if choice != "none" else []
         form = self.form
