@@ -149,16 +149,19 @@ class SamplingParams(_Replaceable):
     logprobs: int | None = None  # report each token's log-probability, and those of so many of the likeliest ones
     speculates: bool = True  # if not, nothing is proposed for this request: plain decoding beside others
     shows_tree: bool = False  # report the candidates that lay beside each token
+    shown_token_ids: tuple[int, ...] = ()  # special tokens that the text shows; it leaves the others out
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "stop", (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ()))
         object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids or ()))
+        object.__setattr__(self, "shown_token_ids", tuple(self.shown_token_ids or ()))
         _require_kinds(self, {int: ("top_k", "max_tokens"), float: ("temperature", "top_p", "min_p")})
         _require(self.seed is None or isinstance(self.seed, int), "seed", "a whole number or None", self.seed)
         _require(all(isinstance(s, str) for s in self.stop), "stop", "a list of strings", self.stop)
-        _require(
-            all(isinstance(i, int) for i in self.stop_token_ids), "stop_token_ids", "a list of ids", self.stop_token_ids
-        )
+        for name in ("stop_token_ids", "shown_token_ids"):
+            ids = getattr(self, name)
+            _require(all(isinstance(i, int) for i in ids), name, "a list of ids", ids)
+            _require(all(i >= 0 for i in ids), name, "a list of ids of 0 or more", ids)
         _require(0.0 <= self.temperature < float("inf"), "temperature", "0 or more", self.temperature)
         _require(self.top_k >= 0, "top_k", "0 (keep all) or more", self.top_k)
         _require(0.0 < self.top_p <= 1.0, "top_p", "above 0 and at most 1", self.top_p)
@@ -166,12 +169,6 @@ class SamplingParams(_Replaceable):
         _require(self.seed is None or 0 <= self.seed < 2**63, "seed", "an integer from 0 to 2**63 - 1", self.seed)
         _require(self.max_tokens >= 1, "max_tokens", "1 or more", self.max_tokens)
         _require(all(self.stop), "stop", "a list of strings that are not empty", self.stop)
-        _require(
-            all(i >= 0 for i in self.stop_token_ids),
-            "stop_token_ids",
-            "a list of ids of 0 or more",
-            self.stop_token_ids,
-        )
         self._check_shaping()
 
     def _check_shaping(self) -> None:

@@ -200,7 +200,7 @@ class Host:
             )
         if params.seed is None:
             params = params.replace(seed=secrets.randbelow(2**31))
-        text = TextStream(self.tokenizer, params.stop, params.min_tokens)
+        text = TextStream(self.tokenizer, params.stop, params.min_tokens, params.shown_token_ids)
         end_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._end_ids)
         request = TargetRequest(
             request_id=request_id,

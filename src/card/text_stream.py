@@ -12,9 +12,19 @@ from card.models.text import Detokenizer, StopStrings
 class TextStream:
     """The text of one request as it grows; tells the target when a stop string is complete."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, stop: tuple[str, ...], min_tokens: int = 0) -> None:
-        """Begin. Stop strings that are complete within the first ``min_tokens`` tokens do not count."""
-        self._detokenizer = Detokenizer(tokenizer)
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        stop: tuple[str, ...],
+        min_tokens: int = 0,
+        shown_token_ids: tuple[int, ...] = (),
+    ) -> None:
+        """Begin. Stop strings that are complete within the first ``min_tokens`` tokens do not count.
+
+        Args:
+            shown_token_ids: special tokens that are part of the text.
+        """
+        self._detokenizer = Detokenizer(tokenizer, shown_token_ids)
         self._num_exempt = min_tokens
         self._stops = StopStrings(stop)
         self._is_fed = bool(stop)  # by the target, token by token

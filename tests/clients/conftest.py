@@ -1,6 +1,7 @@
 """One `card serve` for all clients of this folder: the demo pair in float32, behind a key, always speculating.
 
-Every client runs as its users run it, in a process of its own, so nothing here imports one.
+Programs run as their users run them, in processes of their own. LangChain is a library: its tests import it, and only
+when they run, since `make test` collects them without it.
 """
 
 from __future__ import annotations

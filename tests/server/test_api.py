@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 import math
+import re
 from collections.abc import Iterator
 from typing import Any
 
 import openai
 import pytest
+from transformers import PreTrainedTokenizerBase
+from transformers.utils.chat_template_utils import render_jinja_template
 
+from card.async_llm import AsyncLLM
+from card.server.schemas import RESERVED_KWARGS
 from tests.server.running import PROMPT, Running, Solo, serving, streams
+from tests.server.scripted import scripted
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -204,6 +212,91 @@ def test_an_answer_may_be_held_to_json(client: openai.OpenAI) -> None:
     assert answer.choices[0].finish_reason == "stop"
 
 
+@pytest.mark.parametrize(
+    ("form", "pattern"),
+    [
+        ({"guided_choice": ["forty", 'two "2"']}, r'forty|two "2"'),
+        ({"guided_regex": "[xy]{3}"}, "[xy]{3}"),
+        ({"guided_json": {"enum": [17]}}, "17"),
+        ({"guided_json": '{"enum": [17]}'}, "17"),
+        ({"guided_grammar": 'start: "ab" | "cd"'}, "ab|cd"),
+        ({"guided_grammar": 'root ::= item item\nitem ::= "x" | "y"'}, "[xy]{2}"),
+        ({"structured_outputs": {"json": {"enum": [17]}}}, "17"),
+        ({"structured_outputs": {"choice": ["forty"]}}, "forty"),
+        ({"structured_outputs": {"regex": "[xy]{3}"}}, "[xy]{3}"),
+        ({"structured_outputs": {"grammar": 'start: "ab"'}}, "ab"),
+    ],
+    ids=str,
+)
+def test_vllms_ways_to_hold_an_answer_to_a_form_do_so(server: Running, form: dict[str, Any], pattern: str) -> None:
+    asked = {"max_tokens": 30, "temperature": 0, **form}
+    chat = server.post("/v1/chat/completions", {"messages": MESSAGES, **asked}).json()["choices"][0]
+    assert re.fullmatch(pattern, chat["message"]["content"])
+    assert chat["finish_reason"] == "stop"
+    assert re.fullmatch(pattern, server.text(prompt=PROMPT, **asked))
+
+
+ASKING_FOR_NOTHING: dict[str, Any] = {
+    "best_of": 1,
+    "metadata": {"run": "7"},
+    "service_tier": "auto",
+    "store": True,
+    "user": "me",
+    "safety_identifier": "s",
+    "prompt_cache_key": "k",
+    "logit_bias": None,
+}
+
+
+def test_fields_that_ask_for_nothing_change_nothing(server: Running, solo: Solo) -> None:
+    asked = {**ASKING_FOR_NOTHING, "max_tokens": 12, "temperature": 0}
+    assert server.text(prompt=PROMPT, **asked) == solo(PROMPT, 12)
+    chat = {"tools": [], "tool_choice": "none", "parallel_tool_calls": True, "reasoning_effort": "low"}
+    chat |= {"modalities": ["text"], "chat_template_kwargs": {"enable_thinking": False}}
+    answer = server.post("/v1/chat/completions", {"messages": MESSAGES, **asked, **chat}).json()
+    assert answer["choices"][0]["message"]["content"] == solo(f"<|user|>{PROMPT}<|end|><|assistant|>", 12)
+
+
+def test_a_turn_of_the_assistant_may_have_no_content(server: Running) -> None:
+    for empty in ({"content": None}, {}, {"content": None, "refusal": None, "audio": None, "tool_calls": None}):
+        messages = [*MESSAGES, {"role": "assistant", **empty}, *MESSAGES]
+        answer = server.post("/tokenize", {"messages": messages}).json()
+        told = f"<|user|>{PROMPT}<|end|><|assistant|><|end|><|user|>{PROMPT}<|end|><|assistant|>"
+        assert answer["count"] == server.post("/tokenize", {"prompt": told}).json()["count"]
+
+
+def test_a_developer_speaks_for_the_system_where_the_template_knows_no_developers(server: Running) -> None:
+    told = [
+        server.post("/tokenize", {"messages": [{"role": role, "content": "Be brief."}, *MESSAGES]}).json()["tokens"]
+        for role in ("developer", "system")
+    ]
+    assert told[0] == told[1]
+
+
+def test_variables_for_the_chat_template_reach_it() -> None:
+    model = scripted({"yes": ["Yes."], "no": ["No."]}, "{% if polite %} yes{% else %} no{% endif %}")
+    llm = AsyncLLM(model.model, tokenizer=model.tokenizer, method="vanilla")
+    with serving(llm) as server:
+        for kwargs, text in (({"polite": True}, "Yes."), ({}, "No.")):
+            asked = {"messages": MESSAGES, "temperature": 0, "chat_template_kwargs": kwargs}
+            answer = server.post("/v1/chat/completions", asked).json()
+            assert answer["choices"][0]["message"]["content"] == text
+    asyncio.run(llm.shutdown())
+
+
+def test_clients_cannot_set_what_the_server_gives_the_chat_template() -> None:
+    own = inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters
+    rendering = inspect.signature(render_jinja_template).parameters
+    assert set(own) | set(rendering) - {"kwargs"} <= RESERVED_KWARGS
+
+
+def test_there_are_no_embeddings_and_the_error_says_what_there_is(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.NotFoundError) as missing:
+        client.embeddings.create(model="demo-target", input="a")
+    assert "makes no embeddings" in missing.value.message
+    assert missing.value.code == "no_such_path"
+
+
 # ---- our own extras -------------------------------------------------------------------------------------------------
 
 
@@ -277,11 +370,10 @@ def test_the_server_describes_itself(server: Running) -> None:
 
 
 def test_a_field_that_is_not_done_is_refused_with_its_name(client: openai.OpenAI) -> None:
-    tools: Any = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
     with pytest.raises(openai.BadRequestError) as refused:
-        client.chat.completions.create(messages=MESSAGES, tools=tools, **GREEDY)
-    assert refused.value.param == "tools"
-    assert "tools is not supported" in refused.value.message
+        client.chat.completions.create(messages=MESSAGES, web_search_options={}, **GREEDY)
+    assert refused.value.param == "web_search_options"
+    assert "web_search_options is not supported" in refused.value.message
     assert refused.value.request_id
 
 

@@ -71,7 +71,22 @@ def test_a_body_that_is_no_json_request_is_refused(server: Running, body: bytes)
         (CHAT, {"messages": [{"role": "user", "content": 5}]}, "messages.0.content"),
         (CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages.0.content"),
         (CHAT, {"messages": [{"role": "user", "content": ""}]}, "prompt"),
-        (CHAT, {"messages": USER, "tools": []}, "tools"),
+        (CHAT, {"messages": USER, "audio": {}}, "audio"),
+        (CHAT, {"messages": USER, "modalities": ["audio"]}, "modalities.0"),
+        (CHAT, {"messages": USER, "reasoning_effort": "immense"}, "reasoning_effort"),
+        (CHAT, {"messages": USER, "chat_template_kwargs": {"chat_template": "x"}}, "chat_template_kwargs"),
+        (CHAT, {"messages": USER, "structured_outputs": {}}, "structured_outputs"),
+        (CHAT, {"messages": USER, "structured_outputs": {"structural_tag": "x"}}, "structured_outputs.structural_tag"),
+        (CHAT, {"messages": USER, "structured_outputs": {"regex": "a", "choice": ["a"]}}, "structured_outputs"),
+        (CHAT, {"messages": USER, "guided_json": "{"}, "guided_json"),
+        (CHAT, {"messages": USER, "guided_regex": "("}, "guided_regex"),
+        (CHAT, {"messages": USER, "guided_choice": []}, "guided_choice"),
+        (CHAT, {"messages": USER, "guided_grammar": "root ::= ("}, "guided_grammar"),
+        (CHAT, {"messages": USER, "guided_grammar": "no grammar"}, "guided_grammar"),
+        (CHAT, {"messages": USER, "guided_regex": "a", "guided_choice": ["a"]}, None),
+        (COMPLETIONS, {"prompt": "a", "guided_regex": "("}, "guided_regex"),
+        (COMPLETIONS, {"prompt": "a", "best_of": 2}, "best_of"),
+        (COMPLETIONS, {"prompt": "a", "tools": []}, "tools"),
         (CHAT, {"messages": USER, "functions": []}, "functions"),
         (CHAT, {"messages": USER, "best_of": 2}, "best_of"),
         (CHAT, {"messages": USER, "top_logprobs": 2}, None),
@@ -128,6 +143,20 @@ def test_a_wrong_field_is_refused_with_its_name(
 ) -> None:
     assert refused(server.post(path, fields), 400)["param"] == param
     assert server.is_idle()
+
+
+@pytest.mark.parametrize("field", ["tools", "chat_template_kwargs", "guided_json", "response_format"])
+def test_a_schema_of_any_depth_is_no_failure(server: Running, field: str) -> None:
+    for depth in (100, 300, 450, 480, 520, 600):
+        schema = '{"anyOf":[' * depth + "{}" + "]}" * depth
+        whole = {
+            "tools": [{"type": "function", "function": {"name": "f", "parameters": "HERE"}}],
+            "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": "HERE"}},
+        }
+        body: dict[str, Any] = {"messages": USER, "max_tokens": 2, field: whole.get(field, "HERE")}
+        body |= {"tool_choice": "required"} if field == "tools" else {}
+        response = server.post(CHAT, json.dumps(body).replace('"HERE"', schema).encode())
+        assert response.status_code in (200, 400), depth
 
 
 @pytest.mark.parametrize("name", ["temperature", "top_p", "min_p", "repetition_penalty"])

@@ -16,6 +16,7 @@ from card.server.described import (
     LoadAnswer,
     ModelAnswer,
     ModelsAnswer,
+    ResponsesAnswer,
     TokenizeAnswer,
     VersionAnswer,
 )
@@ -24,6 +25,9 @@ from tests.server.running import PROMPT, Running, serving
 pytestmark = pytest.mark.timeout(240)
 
 MESSAGES = [{"role": "user", "content": PROMPT}]
+FUNCTION = {"name": "f", "parameters": {"type": "object", "properties": {}, "additionalProperties": False}}
+TOOL = {"type": "function", "function": FUNCTION}
+CALLING = {"tool_choice": "required", "parallel_tool_calls": False, "temperature": 0}
 SHORT: dict[str, Any] = {"max_tokens": 6, "temperature": 0, "shows_tree": True, "include_metrics": True}
 
 
@@ -34,6 +38,9 @@ SHORT: dict[str, Any] = {"max_tokens": 6, "temperature": 0, "shows_tree": True, 
         ("/v1/chat/completions", {"messages": MESSAGES, "max_tokens": 2, "n": 2}, ChatAnswer),
         ("/v1/completions", {"prompt": PROMPT, **SHORT, "echo": True, "logprobs": 1}, CompletionAnswer),
         ("/v1/completions", {"prompt": PROMPT, "max_tokens": 0, "echo": True}, CompletionAnswer),
+        ("/v1/chat/completions", {"messages": MESSAGES, **CALLING, "tools": [TOOL]}, ChatAnswer),
+        ("/v1/responses", {"input": PROMPT, "max_output_tokens": 4, "include_metrics": True}, ResponsesAnswer),
+        ("/v1/responses", {"input": PROMPT, **CALLING, "tools": [{"type": "function", **FUNCTION}]}, ResponsesAnswer),
         ("/tokenize", {"prompt": PROMPT, "return_token_strs": True}, TokenizeAnswer),
         ("/tokenize", {"prompt": ""}, TokenizeAnswer),
         ("/detokenize", {"tokens": [5, 6]}, DetokenizeAnswer),
@@ -74,6 +81,16 @@ def test_null_counts_as_left_out_and_is_described_so(server: Running) -> None:
     answer = server.complete(**{**nulls, "prompt": PROMPT, "max_tokens": 4, "temperature": 0})
     assert answer["choices"][0]["text"] == server.text(prompt=PROMPT, max_tokens=4, temperature=0)
     assert server.post("/v1/completions", {"prompt": None}).status_code == 400
+
+
+def test_null_counts_as_left_out_inside_of_messages_and_tools_too(server: Running) -> None:
+    schemas = server.client.get("/openapi.json").json()["components"]["schemas"]
+    for name in ("Message", "Tool", "FunctionDefinition", "ToolCall", "InputMessage", "FunctionTool", "StreamOptions"):
+        assert schemas[name]["additionalProperties"] == {"type": "null"}, name
+    message = {"role": "user", "content": PROMPT, "name": None, "tool_calls": None, "unknown": None}
+    tool = {"type": "function", "function": {**FUNCTION, "description": None, "strict": None, "unknown": None}}
+    answer = server.post("/v1/chat/completions", {"messages": [message], "tools": [tool], "max_tokens": 2})
+    assert answer.status_code == 200, answer.text
 
 
 def test_the_limits_that_are_described_are_those_of_this_server(server: Running) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, overload
 
 import jinja2
 from transformers import PreTrainedTokenizerBase
@@ -15,6 +16,37 @@ REPLACEMENT = "\ufffd"  # what a decoder writes for bytes that are no valid UTF-
 _MOST_WINDOW_TOKENS = 32  # a longer window is cut
 _KEPT_WINDOW_TOKENS = 12  # to this many; 4 bytes already fix the decoder's state
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")  # how SentencePiece vocabularies name a single byte
+# What a template that is given odd values may end in.
+_TEMPLATE_ERRORS: tuple[type[Exception], ...] = (
+    jinja2.TemplateError,
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    RecursionError,
+    TypeError,
+    ValueError,
+)
+
+Messages = Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation(Messages):
+    """Messages with what their chat template takes besides; it stands wherever plain messages do."""
+
+    messages: Messages
+    tools: Sequence[Mapping[str, Any]] = ()  # functions that the model may call, in OpenAI's shape
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict)  # variables of the template
+
+    @overload
+    def __getitem__(self, idx: int) -> Mapping[str, Any]: ...
+    @overload
+    def __getitem__(self, idx: slice) -> Messages: ...
+    def __getitem__(self, idx: int | slice) -> Mapping[str, Any] | Messages:
+        return self.messages[idx]
+
+    def __len__(self) -> int:
+        return len(self.messages)
 
 
 def encode_prompt(tokenizer: PreTrainedTokenizerBase, prompt: str) -> list[int]:
@@ -28,11 +60,12 @@ def encode_prompt(tokenizer: PreTrainedTokenizerBase, prompt: str) -> list[int]:
     return _checked_ids(tokenizer(prompt, verbose=False)["input_ids"])
 
 
-def encode_chat(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Mapping[str, str]]) -> list[int]:
+def encode_chat(tokenizer: PreTrainedTokenizerBase, messages: Messages) -> list[int]:
     """Return the token ids of a conversation in the tokenizer's chat template, up to where the answer starts.
 
     Args:
-        messages: each with "role" and "content", the oldest first; the last one is not empty.
+        messages: each with "role" and "content", the oldest first, perhaps as a `Conversation`. The last one is not
+            empty, unless it is what a tool gave back.
     Raises: PromptError if the tokenizer has no chat template, or the template or we cannot use the messages.
     """
     if not messages:
@@ -44,10 +77,14 @@ def encode_chat(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Mapping[s
             raise PromptError(f'message {idx} must have the keys "role" and "content", got {message!r}')
         _check_text(message["role"], f"the role of message {idx}")
         _check_text(message["content"], f"the content of message {idx}")
-    if not messages[-1]["content"]:
+    last = messages[-1]
+    if not last["content"] and last["role"] != "tool" and "tool_calls" not in last:
         raise PromptError(f"message {len(messages) - 1}, the last one, is empty; give at least one character")
     if not tokenizer.chat_template:
         raise PromptError("the tokenizer has no chat template; give a plain prompt, or use a model made for chat")
+    extra: dict[str, Any] = {}
+    if isinstance(messages, Conversation):
+        extra = {**messages.template_kwargs, "tools": [dict(tool) for tool in messages.tools] or None}
     try:
         ids = tokenizer.apply_chat_template(
             [dict(message) for message in messages],
@@ -55,9 +92,11 @@ def encode_chat(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Mapping[s
             add_generation_prompt=True,
             return_dict=False,
             tokenizer_kwargs={"verbose": False},
+            **extra,
         )
-    except jinja2.TemplateError as error:
-        raise PromptError(f"the model's chat template refuses the messages: {error}") from error
+    except _TEMPLATE_ERRORS as error:
+        reason = " ".join(str(error).split())
+        raise PromptError(f"the model's chat template refuses the messages: {reason}") from error
     return _checked_ids(ids)
 
 
@@ -75,9 +114,10 @@ class Detokenizer:
     self-synchronising, so a decoder's state depends on the last four bytes only.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, shown_ids: Iterable[int] = ()) -> None:
+        """Begin. The special tokens ``shown_ids`` are part of the text; `decode` leaves all of them out."""
         self._tokenizer = tokenizer
-        self._silent_ids = _silent_ids(tokenizer)
+        self._silent_ids = _silent_ids(tokenizer).difference(shown_ids)
         self._window: list[int] = []
         self._num_emitted = 0  # characters of the window's text given out already
         self._cut_at = _MOST_WINDOW_TOKENS
@@ -94,12 +134,12 @@ class Detokenizer:
                 self._window.append(token_id)
         if not token or _BYTE_TOKEN.fullmatch(token):
             return ""
-        text = decode(self._tokenizer, self._window)
+        text = self._decoded(self._window)
         return self._emit(text, len(text) - text.endswith(REPLACEMENT))
 
     def flush(self) -> str:
         """Return the text that was held back; call it once, after the last token."""
-        text = decode(self._tokenizer, self._window)
+        text = self._decoded(self._window)
         return self._emit(text, len(text))
 
     def _emit(self, text: str, num_certain: int) -> str:
@@ -112,12 +152,16 @@ class Detokenizer:
 
     def _cut(self, held_back: str) -> None:
         window = self._window[-_KEPT_WINDOW_TOKENS:]
-        text = decode(self._tokenizer, window)
+        text = self._decoded(window)
         if text.endswith(held_back) and len(text) > len(held_back):  # a first token may lose its leading space
             self._window, self._num_emitted = window, len(text) - len(held_back)
             self._cut_at = _MOST_WINDOW_TOKENS
         else:
             self._cut_at = 2 * len(self._window)
+
+    def _decoded(self, window: list[int]) -> str:
+        """Return the text of tokens from which the silent ones are gone already."""
+        return str(self._tokenizer.decode(window, skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
 
 class StopStrings:

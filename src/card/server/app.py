@@ -20,7 +20,7 @@ from card.async_llm import AsyncLLM
 from card.errors import CardError
 from card.server.answers import json_response
 from card.server.auth import KeyRing
-from card.server.catalog import detokenize, list_models, show_model, tokenize
+from card.server.catalog import detokenize, embeddings, list_models, show_model, tokenize
 from card.server.chat import chat_completions
 from card.server.completions import completions
 from card.server.config import ServerSettings
@@ -30,6 +30,7 @@ from card.server.health import health, load, metrics, ready, version
 from card.server.hosts import AllowedHosts, AllowedOrigins
 from card.server.logs import tell, where
 from card.server.page import Playground
+from card.server.responses import responses
 from card.server.service import Service
 
 logger = logging.getLogger(__name__)
@@ -39,6 +40,7 @@ _QUIET_PATHS = ("/health", "/metrics", "/load", "/playground/")  # asked every f
 _HANDLERS = {
     "/v1/chat/completions": chat_completions,
     "/v1/completions": completions,
+    "/v1/responses": responses,
     "/tokenize": tokenize,
     "/detokenize": detokenize,
     "/v1/models": list_models,
@@ -66,6 +68,7 @@ def make_app(llm: AsyncLLM, settings: ServerSettings) -> FastAPI:
             openapi_extra=operation(path, has_keys=bool(settings.api_keys)),
             responses=answers(path),
         )
+    app.add_api_route("/v1/embeddings", embeddings, methods=["POST"], response_model=None, include_in_schema=False)
     playground = Playground()
     for path, handler in (("/", playground.index), ("/playground/{name}", playground.asset)):
         app.add_api_route(path, handler, methods=["GET", "HEAD"], response_model=None, include_in_schema=False)

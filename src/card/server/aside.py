@@ -37,9 +37,13 @@ class Aside:
         pool = self._long if is_long else self._short
         return await asyncio.wrap_future(pool.submit(function, *args, **options))
 
-    async def compile(self, grammar: Grammar, function: Callable[P, T], *args: P.args, **options: P.kwargs) -> None:
+    async def compile(
+        self, grammar: Grammar, guide: str, function: Callable[P, T], *args: P.args, **options: P.kwargs
+    ) -> None:
         """Wait until ``function`` has compiled a grammar; those who ask for the same one share the work.
 
+        Args:
+            guide: the field of the request that the grammar came from.
         Raises: ApiError 400 if it takes too long, 503 if it has not begun by then; whatever ``function`` raises.
         """
         work = self._compiled.get(grammar)
@@ -53,11 +57,11 @@ class Aside:
             return
         if not work.running():
             reason = "other grammars are being compiled; ask again soon"
-            raise ApiError(503, reason, param="response_format", code="grammar_queue", retry_after_s=5)
+            raise ApiError(503, reason, param=guide, code="grammar_queue", retry_after_s=5)
         raise bad_request(
             f"the grammar is not compiled within the {self._grammar_timeout_s:g} s that this server allows; "
             "use a simpler one",
-            "response_format",
+            guide,
             "grammar_timeout",
         )
 

@@ -1,8 +1,8 @@
-"""`GET /v1/models`, `POST /tokenize` and `POST /detokenize`."""
+"""`GET /v1/models`, `POST /tokenize` and `POST /detokenize`; and that there are no embeddings."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from starlette.requests import Request
@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from card.models.text import decode
 from card.server.answers import json_response
-from card.server.errors import bad_request
+from card.server.errors import ApiError, bad_request
 from card.server.limits import read_body
 from card.server.schemas import DetokenizeRequest, TokenizeRequest
 from card.server.service import Service
@@ -38,8 +38,7 @@ async def tokenize(request: Request) -> Response:
     service.check_model(fields.model)
     is_long = len(fields.prompt or "") >= _LONG_CHARS
     if fields.messages is not None:
-        messages: list[Mapping[str, str]] = [one.model_dump(exclude_none=True) for one in fields.messages]
-        token_ids = list(await service.encode(messages, must_fit=False))
+        token_ids = list(await service.encode(service.tools.conversation(fields.messages), must_fit=False))
     elif fields.add_special_tokens and fields.prompt:
         token_ids = list(await service.encode(fields.prompt, must_fit=False))
     else:
@@ -71,6 +70,17 @@ def _text_of(service: Service, token_ids: Sequence[int]) -> str:
         if not 0 <= token_id < service.vocab_size:
             raise bad_request(f"token ids must be from 0 to {service.vocab_size - 1}, got {token_id}", "tokens")
     return decode(service.tokenizer, token_ids)
+
+
+async def embeddings(request: Request) -> Response:
+    """Say that there are none. Raises: ApiError 404."""
+    service: Service = request.app.state.service
+    names = ", ".join(service.settings.served_model_names)
+    raise ApiError(
+        404,
+        f"this server writes text with {names} and makes no embeddings; send them to a server of an embedding model",
+        code="no_such_path",
+    )
 
 
 def _model(service: Service, name: str) -> dict[str, Any]:

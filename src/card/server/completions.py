@@ -74,7 +74,7 @@ async def _job(service: Service, fields: CompletionRequest, prompt: str | list[i
         logprobs=fields.logprobs,
         vocab_size=service.vocab_size,
     )
-    await service.prepare(prompt_ids, params)
+    await service.prepare(prompt_ids, params, fields.guide)
     return prompt_ids, params
 
 

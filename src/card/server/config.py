@@ -12,6 +12,7 @@ import yaml  # type: ignore[import-untyped]
 
 from card.errors import SettingsError
 from card.server.hosts import check_host, check_origin
+from card.server.tools.formats import ToolParserName
 
 SpecMetrics = Literal["none", "summary"]
 GenerationConfigSource = Literal["auto", "none"]
@@ -41,6 +42,7 @@ class ServerSettings:
     shutdown_timeout_s: float = 30.0  # what runs at SIGTERM may go on for so long
     generation_config: GenerationConfigSource = "auto"  # default sampling parameters: the model's own, or neutral ones
     spec_metrics: SpecMetrics = "none"  # every answer tells how speculation did, not only those asked to
+    tool_parser: ToolParserName = "auto"  # how the model writes tool calls: as its chat template says, or as named
     log_level: LogLevel = "info"
 
     def __post_init__(self) -> None:
@@ -57,7 +59,12 @@ class ServerSettings:
         for name in ("head_timeout_s", "body_timeout_s", "grammar_timeout_s", "request_timeout_s", "stall_timeout_s"):
             _require(getattr(self, name) > 0, name, "above 0 seconds", getattr(self, name))
         _require(self.shutdown_timeout_s >= 0, "shutdown_timeout_s", "0 seconds or more", self.shutdown_timeout_s)
-        choices = {"generation_config": GenerationConfigSource, "spec_metrics": SpecMetrics, "log_level": LogLevel}
+        choices = {
+            "generation_config": GenerationConfigSource,
+            "spec_metrics": SpecMetrics,
+            "tool_parser": ToolParserName,
+            "log_level": LogLevel,
+        }
         for name, kind in choices.items():
             _require(getattr(self, name) in get_args(kind), name, f"one of {get_args(kind)}", getattr(self, name))
         _require(bool(self.served_model_names) and all(self.served_model_names), "served_model_names", "names", "''")

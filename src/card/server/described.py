@@ -10,11 +10,13 @@ from pydantic import BaseModel, ConfigDict
 from pydantic.json_schema import models_json_schema
 
 from card.server.auth import is_guarded
+from card.server.response_schemas import ResponsesRequest
 from card.server.schemas import TOKEN_ID, ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 
 BODIES: dict[str, type[BaseModel]] = {
     "/v1/chat/completions": ChatRequest,
     "/v1/completions": CompletionRequest,
+    "/v1/responses": ResponsesRequest,
     "/tokenize": TokenizeRequest,
     "/detokenize": DetokenizeRequest,
 }
@@ -168,23 +170,39 @@ class CompletionLogprobs(_Answer):
     text_offset: list[int]
 
 
+class CalledFunction(_Answer):
+    """The function of a call, and the JSON of what it is given."""
+
+    name: str
+    arguments: str
+
+
+class Call(_Answer):
+    """A call that the model makes."""
+
+    id: str
+    type: Literal["function"]
+    function: CalledFunction
+
+
 class AnswerMessage(_Answer):
     """The model's turn."""
 
     role: Literal["assistant"]
-    content: str
+    content: str | None
     refusal: None
+    tool_calls: list[Call] = []
 
 
 class _Choice(_Answer):
     index: int
-    finish_reason: Literal["stop", "length"]
     tokens: list[Token] = []
 
 
 class ChatChoice(_Choice):
     """One chat answer."""
 
+    finish_reason: Literal["stop", "length", "tool_calls"]
     message: AnswerMessage
     logprobs: ChatLogprobs | None
 
@@ -192,6 +210,7 @@ class ChatChoice(_Choice):
 class CompletionChoice(_Choice):
     """One completion."""
 
+    finish_reason: Literal["stop", "length"]
     text: str
     logprobs: CompletionLogprobs | None
 
@@ -219,9 +238,80 @@ class CompletionAnswer(_Written):
     choices: list[CompletionChoice]
 
 
+class OutputText(_Answer):
+    """The text of a message."""
+
+    type: Literal["output_text"]
+    text: str
+    annotations: list[None]
+    logprobs: list[None]
+
+
+class OutputMessage(_Answer):
+    """A message of a response."""
+
+    id: str
+    type: Literal["message"]
+    role: Literal["assistant"]
+    status: Literal["completed", "incomplete"]
+    content: list[OutputText]
+
+
+class OutputCall(_Answer):
+    """A call of a response."""
+
+    id: str
+    type: Literal["function_call"]
+    call_id: str
+    name: str
+    arguments: str
+    status: Literal["completed", "incomplete"]
+
+
+class ResponseUsage(_Answer):
+    """Numbers of tokens of a response."""
+
+    input_tokens: int
+    input_tokens_details: PromptTokensDetails
+    output_tokens: int
+    output_tokens_details: dict[Literal["reasoning_tokens"], int]
+    total_tokens: int
+
+
+class ResponsesAnswer(_Answer):
+    """A response."""
+
+    id: str
+    object: Literal["response"]
+    created_at: int
+    status: Literal["completed", "incomplete"]
+    error: None
+    incomplete_details: dict[Literal["reason"], Literal["max_output_tokens"]] | None
+    instructions: str | None
+    max_output_tokens: int | None
+    model: str
+    output: list[OutputMessage | OutputCall]
+    parallel_tool_calls: bool
+    previous_response_id: None
+    reasoning: dict[Literal["effort", "summary"], str | None]
+    service_tier: Literal["default"]
+    store: Literal[False]
+    temperature: float | None
+    text: dict[Literal["format"], dict[str, Any]]
+    tool_choice: str | dict[str, str]
+    tools: list[dict[str, Any]]
+    top_p: float | None
+    truncation: Literal["disabled"]
+    usage: ResponseUsage
+    user: str | None
+    metadata: dict[str, str]
+    metrics: dict[str, Any] | None = None
+
+
 _ANSWERS: dict[str, type[BaseModel]] = {
     "/v1/chat/completions": ChatAnswer,
     "/v1/completions": CompletionAnswer,
+    "/v1/responses": ResponsesAnswer,
     "/tokenize": TokenizeAnswer,
     "/detokenize": DetokenizeAnswer,
     "/v1/models": ModelsAnswer,
@@ -252,7 +342,7 @@ _OF_PATHS = {
     "/version": (),
     "/metrics": (),
 }
-_WRITING = ("/v1/chat/completions", "/v1/completions")
+_WRITING = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
 _RETRY_AFTER = {"Retry-After": {"description": "Seconds to wait.", "schema": {"type": "integer"}}}
 
 
@@ -307,7 +397,8 @@ def describe(app: FastAPI, limits: Limits, *, has_keys: bool) -> None:
     bodies = found["$defs"]
     for model in BODIES.values():
         _limit(bodies[model.__name__], limits)
-        _allow_null(bodies[model.__name__])
+    for body in bodies.values():
+        _allow_null(body)
     bodies[TOKEN_ID] = {"type": "integer", "minimum": 0, "maximum": limits.vocab_size - 1}
     make = app.openapi
 
@@ -330,6 +421,7 @@ def _limit(body: dict[str, Any], limits: Limits) -> None:
         ("n", limits.num_choices),
         ("max_tokens", limits.num_new_tokens),
         ("max_completion_tokens", limits.num_new_tokens),
+        ("max_output_tokens", limits.num_new_tokens),
     ):
         field = fields.get(name, {})
         for kind in field.get("anyOf", [field]):

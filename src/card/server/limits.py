@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import Mapping
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import msgspec
 import pydantic
@@ -46,8 +47,13 @@ def parse(data: bytes, model: type[M]) -> M:
         raise bad_request(f"the body is not valid JSON: {error}") from None
     if not isinstance(content, dict):
         raise bad_request(f"the body must be a JSON object, got {type(content).__name__}")
+    return fitted(content, model)
+
+
+def fitted(content: Mapping[str, Any], model: type[M]) -> M:
+    """Return decoded JSON as a ``model``. Raises: ApiError 400."""
     try:
-        return model.model_validate({name: value for name, value in content.items() if value is not None})
+        return model.model_validate(content)
     except pydantic.ValidationError as error:
         raise _first_of(error) from None
     except RecursionError:

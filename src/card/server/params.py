@@ -7,12 +7,11 @@ import secrets
 from collections.abc import Mapping
 from typing import Any
 
-import msgspec
 from transformers import GenerationConfig
 
-from card.config import Grammar, SamplingParams
+from card.config import SamplingParams
 from card.server.errors import bad_request
-from card.server.schemas import ResponseFormat, SamplingFields
+from card.server.schemas import SamplingFields
 
 _LEAST = 1e-6  # float32 rounds much smaller factors to 0, or what is divided by them to infinity
 _DEFAULTED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
@@ -55,7 +54,7 @@ def sampling_params(
         frequency_penalty=fields.frequency_penalty,
         logit_bias=_biases(fields.logit_bias, vocab_size),
         min_tokens=fields.min_tokens,
-        grammar=_grammar(fields.response_format),
+        grammar=fields.grammar(),
         logprobs=logprobs,
         speculates=fields.speculation == "on",
         shows_tree=fields.shows_tree,
@@ -83,11 +82,3 @@ def _biases(given: Mapping[str, float], vocab_size: int) -> dict[int, float]:
 def _check_id(token_id: int, param: str, vocab_size: int) -> None:
     if not 0 <= token_id < vocab_size:
         raise bad_request(f"{param}: token ids must be from 0 to {vocab_size - 1}, got {token_id}", param)
-
-
-def _grammar(wanted: ResponseFormat | None) -> Grammar | None:
-    if wanted is None or wanted.type == "text":
-        return None
-    if wanted.json_schema is None:
-        return Grammar("json_object")
-    return Grammar("json_schema", msgspec.json.encode(wanted.json_schema.schema_).decode())

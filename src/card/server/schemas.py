@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema, field_validator, model_validator
+from pydantic import Field, ValidationInfo, WithJsonSchema, field_validator, model_validator
+
+from card.server.guided import GuidedFields
+from card.server.strict import Strict
+from card.server.tool_schemas import MAX_TOOLS, NamedFunction, Tool, ToolCall, ToolChoice, as_tool_choice
 
 MAX_CHOICES = 128
 _MAX_PROMPTS = 2048  # of one request; the queue's length bounds them further
@@ -46,42 +50,27 @@ _PART_SCHEMA = {
 _CONTENT_SCHEMA = {"anyOf": [{"type": "string"}, {"type": "array", "items": _PART_SCHEMA}]}
 
 
+# Arguments of transformers' apply_chat_template, and what it sets itself.
+RESERVED_KWARGS = frozenset(
+    {"add_generation_prompt", "chat_template", "continue_final_message", "conversation", "conversations", "documents"}
+    | {"kwargs", "max_length", "messages", "padding", "return_assistant_tokens_mask", "return_dict", "return_tensors"}
+    | {"sanitize_control_tokens", "self", "tokenize", "tokenizer_kwargs", "tools", "truncation"}
+)
+KWARGS_SCHEMA = {"type": "object", "propertyNames": {"not": {"enum": sorted(RESERVED_KWARGS)}}}
+
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
+
 TokenId = Annotated[int, WithJsonSchema(_TOKEN_ID_SCHEMA)]
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, hide_input_in_errors=True)
-
-
-class StreamOptions(_Strict):
+class StreamOptions(Strict):
     """How a stream ends."""
 
     include_usage: bool = False
+    include_obfuscation: Literal[False] = False
 
 
-class JsonSchema(_Strict):
-    """The schema that an answer must fit."""
-
-    name: str
-    schema_: dict[str, Any] = Field(alias="schema")
-    description: str = ""
-    strict: bool = True
-
-
-class ResponseFormat(_Strict):
-    """What an answer must look like."""
-
-    type: Literal["text", "json_object", "json_schema"]
-    json_schema: JsonSchema | None = None
-
-    @model_validator(mode="after")
-    def _has_its_schema(self) -> ResponseFormat:
-        if (self.type == "json_schema") != (self.json_schema is not None):
-            raise ValueError("json_schema belongs to the type json_schema, and that type needs it")
-        return self
-
-
-class SamplingFields(_Strict):
+class SamplingFields(GuidedFields):
     """The fields that completions and chat completions share. None: as the model's generation config says."""
 
     model: str = ""
@@ -103,8 +92,13 @@ class SamplingFields(_Strict):
     min_tokens: int = Field(0, ge=0, lt=2**31)
     stream: bool = False
     stream_options: StreamOptions | None = None
-    response_format: ResponseFormat | None = None
     user: str = ""
+    best_of: int = Field(1, ge=1, le=1, description="asks for nothing, like the fields down to prompt_cache_key")
+    metadata: dict[str, str] = Field(default_factory=dict, max_length=16)
+    service_tier: Literal["auto", "default", "flex", "priority", "scale"] = "auto"
+    store: bool = False
+    safety_identifier: str = ""
+    prompt_cache_key: str = ""
     speculation: Literal["on", "off"] = "on"
     shows_tree: bool = Field(False, description="say of each token who proposed it, and what lay beside it")
     include_metrics: bool = Field(False, description="say in the answer how long it took and how speculation did")
@@ -137,16 +131,20 @@ class SamplingFields(_Strict):
         return self.stream_options is not None and self.stream_options.include_usage
 
 
-class Message(_Strict):
+class Message(Strict):
     """One turn of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Annotated[str, WithJsonSchema(_CONTENT_SCHEMA)]
+    content: Annotated[str, WithJsonSchema(_CONTENT_SCHEMA)] = Field(None, validate_default=True)
     name: str | None = None
+    tool_calls: list[ToolCall] = Field(default_factory=list, max_length=MAX_TOOLS)
+    tool_call_id: str | None = None
 
     @field_validator("content", mode="before")
     @classmethod
-    def _join_text_parts(cls, value: object) -> object:
+    def _join_text_parts(cls, value: object, info: ValidationInfo) -> object:
+        if value is None and info.data.get("role") == "assistant":
+            return ""  # a turn that has calls only
         if not isinstance(value, list):
             return value
         texts = []
@@ -157,6 +155,14 @@ class Message(_Strict):
             texts.append(part["text"])
         return "\n".join(texts)
 
+    @model_validator(mode="after")
+    def _belongs_to_its_role(self) -> Message:
+        if self.tool_calls and self.role != "assistant":
+            raise ValueError("tool_calls belong to messages of the assistant")
+        if self.tool_call_id is not None and self.role != "tool":
+            raise ValueError("tool_call_id belongs to messages of the role tool")
+        return self
+
 
 class ChatRequest(SamplingFields):
     """Body of `POST /v1/chat/completions`."""
@@ -166,11 +172,38 @@ class ChatRequest(SamplingFields):
     max_completion_tokens: int | None = Field(None, ge=1, lt=2**31)
     logprobs: bool = False
     top_logprobs: int | None = Field(None, ge=0, le=20)
+    tools: list[Tool] = Field(default_factory=list, max_length=MAX_TOOLS)
+    tool_choice: ToolChoice = "auto"
+    parallel_tool_calls: bool = True
+    chat_template_kwargs: Annotated[dict[str, Any], WithJsonSchema(KWARGS_SCHEMA)] = Field(default_factory=dict)
+    reasoning_effort: Effort | None = Field(None, description="goes to the chat template; most know nothing of it")
+    modalities: list[Literal["text"]] = Field(default_factory=list)
+
+    _check_choice = field_validator("tool_choice")(as_tool_choice)
+
+    @field_validator("chat_template_kwargs")
+    @classmethod
+    def _leave_the_rest_alone(cls, value: dict[str, Any]) -> dict[str, Any]:
+        for name in value:
+            if name in RESERVED_KWARGS:
+                raise ValueError(f"{name} is not for clients to set; leave it out")
+        return value
 
     @model_validator(mode="after")
     def _top_needs_logprobs(self) -> ChatRequest:
         if self.top_logprobs is not None and not self.logprobs:
             raise ValueError("top_logprobs needs logprobs: true")
+        return self
+
+    @model_validator(mode="after")
+    def _choice_is_among_the_tools(self) -> ChatRequest:
+        names = [tool.function.name for tool in self.tools]
+        if len(set(names)) < len(names):
+            raise ValueError("tools: each function needs a name of its own")
+        if self.tool_choice == "required" and not names:
+            raise ValueError('tool_choice "required" needs tools')
+        if isinstance(self.tool_choice, NamedFunction) and self.tool_choice.name not in names:
+            raise ValueError(f"tool_choice names {self.tool_choice.name[:64]!r}, which is not among the tools")
         return self
 
 
@@ -211,7 +244,7 @@ class CompletionRequest(SamplingFields):
         return self
 
 
-class TokenizeRequest(_Strict):
+class TokenizeRequest(Strict):
     """Body of `POST /tokenize`: a prompt, or a conversation for the chat template."""
 
     model: str = ""
@@ -227,7 +260,7 @@ class TokenizeRequest(_Strict):
         return self
 
 
-class DetokenizeRequest(_Strict):
+class DetokenizeRequest(Strict):
     """Body of `POST /detokenize`."""
 
     model: str = ""

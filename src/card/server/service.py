@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerBase
 from card import __version__
 from card.async_llm import AsyncLLM, RequestStream
 from card.config import SamplingParams
-from card.errors import CardError
+from card.errors import CardError, SettingsError
 from card.host import Prompt
 from card.models.token_bytes import token_bytes
 from card.outputs import StreamChunk
@@ -28,6 +28,7 @@ from card.server.metrics import Ledger, Record
 from card.server.params import derived_seed, model_defaults
 from card.server.schemas import MAX_CHOICES, SamplingFields
 from card.server.tokens import TokenNames
+from card.server.tools.support import ToolSupport
 from card.target import FinishReason
 
 _LARGE_PROMPT_CHARS = 16_384  # a longer one is tokenized where it holds up none that is shorter
@@ -98,6 +99,7 @@ class Service:
         self.gate = Gate(max_running=engine.max_num_seqs, max_waiting=settings.max_num_queued_reqs)
         self.ledger = Ledger()
         self.names = TokenNames(llm.host.tokenizer)
+        self.tools = ToolSupport(llm.host.tokenizer, settings.tool_parser)
         config = llm.host.generation_config if settings.generation_config == "auto" else None
         self.defaults: dict[str, Any] = model_defaults(config)
         self.running: set[Generation] = set()
@@ -184,13 +186,18 @@ class Service:
             "context_length_exceeded",
         )
 
-    async def prepare(self, prompt_ids: tuple[int, ...], params: SamplingParams) -> None:
+    async def prepare(self, prompt_ids: tuple[int, ...], params: SamplingParams, guide: str) -> None:
         """Compile a request's grammar, which is kept, where others need not wait for it.
 
-        Raises: SettingsError; ApiError if it takes too long.
+        Args:
+            guide: the field of the request that the grammar came from.
+        Raises: ApiError 400 if it cannot be used or takes too long, 503 if others are compiled.
         """
         if params.grammar is not None:
-            await self.aside.compile(params.grammar, self.llm.host.make_request, prompt_ids, params, 0)
+            try:
+                await self.aside.compile(params.grammar, guide, self.llm.host.make_request, prompt_ids, params, 0)
+            except SettingsError as error:
+                raise bad_request(str(error), guide) from None
 
     def num_new_tokens(self, num_prompt_tokens: int, wanted: int | None) -> int:
         """Return how many tokens a request may write, as many as there is room for if it does not say.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
 import msgspec
@@ -24,14 +24,33 @@ def event(content: dict[str, Any]) -> bytes:
     return b"data: " + _encode(content) + b"\n\n"
 
 
+def failure(error: CardError) -> bytes:
+    """Return the event that tells of an error."""
+    return event(as_api_error(error).body())
+
+
 class EventStream(StreamingResponse):
     """Sends what a generation writes; whoever hangs up ends it, and an error on the way becomes the last event."""
 
-    def __init__(self, generation: Generation, events: AsyncGenerator[bytes, None]) -> None:
-        """Take over ``generation``, which is closed at the end; ``events`` leave the last one, [DONE], out."""
+    def __init__(
+        self,
+        generation: Generation,
+        events: AsyncGenerator[bytes, None],
+        *,
+        tell: Callable[[CardError], bytes] = failure,
+        end: bytes = DONE,
+    ) -> None:
+        """Take over ``generation``, which is closed at the end.
+
+        Args:
+            events: without those that end the stream.
+            tell: makes the event of an error.
+            end: is sent last.
+        """
         no_buffering = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}  # by caches and by nginx
         super().__init__(events, media_type="text/event-stream", headers=no_buffering)
         self._generation, self._events = generation, events
+        self._tell, self._end = tell, end
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve the answer. A client may have gone before it begins."""
@@ -49,6 +68,6 @@ class EventStream(StreamingResponse):
                     await send({"type": "http.response.body", "body": piece, "more_body": True})
         except CardError as error:
             await self._generation.close()  # before anything is sent: a client that does not read holds no place
-            await send({"type": "http.response.body", "body": event(as_api_error(error).body()), "more_body": True})
+            await send({"type": "http.response.body", "body": self._tell(error), "more_body": True})
         await self._generation.close()
-        await send({"type": "http.response.body", "body": DONE, "more_body": False})
+        await send({"type": "http.response.body", "body": self._end, "more_body": False})

@@ -48,6 +48,7 @@ _SERVER_OPTIONS = {  # option -> field of ServerSettings
     "shutdown_timeout": "shutdown_timeout_s",
     "generation_config": "generation_config",
     "per_request_spec_decode_metrics": "spec_metrics",
+    "tool_parser": "tool_parser",
     "log_level": "log_level",
 }
 
@@ -152,6 +153,12 @@ _OPTIONS = [
         "--per-request-spec-decode-metrics",
         type=click.Choice(["none", "summary"]),
         help="Tell in every answer how speculation did.  [default: none]",
+    ),
+    click.option(
+        "--tool-parser",
+        "--tool-call-parser",
+        type=click.Choice(["auto", "hermes", "llama3", "mistral"]),
+        help="How the model writes tool calls.  [default: auto, as its chat template says]",
     ),
     click.option(
         "--log-level",

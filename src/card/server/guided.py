@@ -1,0 +1,155 @@
+"""What holds an answer to a form: OpenAI's `response_format`, vLLM's `structured_outputs` and its older `guided_*`."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+import msgspec
+from pydantic import Field, WithJsonSchema, field_validator, model_validator
+
+from card.config import Grammar
+from card.server.errors import bad_request
+from card.server.strict import Strict
+
+_SCHEMA_SCHEMA = {"anyOf": [{"type": "object"}, {"type": "string", "description": "its JSON"}]}
+_JsonSchema = Annotated[Any, WithJsonSchema(_SCHEMA_SCHEMA)]
+_Choices = Annotated[list[str] | None, Field(None, min_length=1, max_length=4096)]
+_Source = Annotated[str | None, Field(None, min_length=1)]
+_GBNF = re.compile(r"^\s*root\s*::=", re.MULTILINE)
+
+
+class JsonSchema(Strict):
+    """The schema that an answer must fit."""
+
+    name: str
+    schema_: dict[str, Any] = Field(alias="schema")
+    description: str = ""
+    strict: bool = True
+
+
+class ResponseFormat(Strict):
+    """What an answer must look like."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+    @model_validator(mode="after")
+    def _has_its_schema(self) -> ResponseFormat:
+        if (self.type == "json_schema") != (self.json_schema is not None):
+            raise ValueError("json_schema belongs to the type json_schema, and that type needs it")
+        return self
+
+    def grammar(self) -> Grammar | None:
+        """Return what holds the answer to it."""
+        if self.type == "text":
+            return None
+        if self.json_schema is None:
+            return Grammar("json_object")
+        return Grammar("json_schema", msgspec.json.encode(self.json_schema.schema_).decode())
+
+
+def _as_schema(value: object) -> object:
+    """Return a JSON schema that may be given as text, as text."""
+    if isinstance(value, str):
+        try:
+            value = msgspec.json.decode(value)
+        except (msgspec.DecodeError, RecursionError):
+            raise ValueError("must be a JSON schema, as an object or as its JSON") from None
+    if not isinstance(value, dict):
+        raise ValueError("must be a JSON schema, as an object or as its JSON")
+    return msgspec.json.encode(value).decode()
+
+
+class StructuredOutputs(Strict):
+    """One form that an answer must have."""
+
+    json_: _JsonSchema = Field(None, alias="json")
+    json_object: bool = False
+    regex: _Source = None
+    choice: _Choices = None
+    grammar: _Source = Field(None, description="in Lark's notation, or in GBNF with the rule root")
+
+    _check_json = field_validator("json_")(_as_schema)
+
+    @model_validator(mode="after")
+    def _one_of_them(self) -> StructuredOutputs:
+        if len(self._given()) != 1:
+            raise ValueError("give one of json, json_object: true, regex, choice and grammar")
+        return self
+
+    def _given(self) -> list[object]:
+        forms = (self.json_, self.json_object or None, self.regex, self.choice, self.grammar)
+        return [form for form in forms if form is not None]
+
+    def as_grammar(self) -> Grammar:
+        """Return what holds the answer to it. Raises: ApiError 400 for a grammar that cannot be read."""
+        if self.json_ is not None:
+            return Grammar("json_schema", self.json_)
+        if self.regex is not None:
+            return Grammar("regex", self.regex)
+        if self.choice is not None:
+            return Grammar("lark", "start: " + " | ".join(map(json.dumps, self.choice)))
+        if self.grammar is not None:
+            return Grammar("lark", _as_lark(self.grammar))
+        return Grammar("json_object")
+
+
+class GuidedFields(Strict):
+    """The fields of a request that hold its answer to a form; one of them may be given."""
+
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: _JsonSchema = None
+    guided_regex: _Source = None
+    guided_choice: _Choices = None
+    guided_grammar: _Source = None
+
+    _check_json = field_validator("guided_json")(_as_schema)
+
+    @model_validator(mode="after")
+    def _one_form(self) -> GuidedFields:
+        given = self._guides()
+        if len(given) > 1:
+            raise ValueError(f"{' and '.join(given)} contradict each other; give one of them")
+        return self
+
+    @property
+    def guide(self) -> str:
+        """The name of the field that holds the answer to a form; `response_format` if none does."""
+        return next(iter(self._guides()), "response_format")
+
+    def grammar(self) -> Grammar | None:
+        """Return what the answer must look like; None for any text. Raises: ApiError 400."""
+        if self.structured_outputs is not None:
+            return self.structured_outputs.as_grammar()
+        olds = {name.removeprefix("guided_"): getattr(self, name) for name in self._guides() if name in _OLD_NAMES}
+        if olds:
+            return StructuredOutputs.model_validate(olds).as_grammar()
+        return self.response_format.grammar() if self.response_format is not None else None
+
+    def _guides(self) -> Sequence[str]:
+        names = [name for name in (*_OLD_NAMES, "structured_outputs") if getattr(self, name) is not None]
+        if self.response_format is not None and self.response_format.type != "text":
+            names.append("response_format")
+        return names
+
+
+_OLD_NAMES = ("guided_json", "guided_regex", "guided_choice", "guided_grammar")
+
+
+def _as_lark(source: str) -> str:
+    """Return a grammar in Lark's notation, also where it is given in GBNF, as vLLM's users write it."""
+    if not _GBNF.search(source):
+        return source
+    try:
+        from llguidance.gbnf_to_lark import gbnf_to_lark
+    except ImportError:
+        return source  # the compiler says that the package is missing
+    try:
+        return str(gbnf_to_lark(source))
+    except Exception as error:  # the library raises nothing narrower
+        reason = " ".join(str(error).split())
+        raise bad_request(f"the grammar cannot be read as GBNF: {reason}; correct it", "guided_grammar") from None

@@ -1,0 +1,253 @@
+"""What clients may send to `POST /v1/responses`, and the conversation that it stands for."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Discriminator, Field, Tag, WithJsonSchema, field_validator, model_validator
+
+from card.server.limits import fitted
+from card.server.schemas import KWARGS_SCHEMA, ChatRequest, Effort
+from card.server.strict import Strict
+from card.server.tool_schemas import ARGUMENTS_SCHEMA, MAX_TOOLS, FunctionDefinition
+
+_MAX_ITEMS = 4096
+_CHOICE_SCHEMA = {
+    "anyOf": [
+        {"enum": ["none", "auto", "required"]},
+        {
+            "type": "object",
+            "properties": {"type": {"const": "function"}, "name": {"type": "string"}},
+            "required": ["type", "name"],
+            "additionalProperties": False,
+        },
+    ]
+}
+
+
+def _only(kinds: tuple[str, ...]) -> Any:
+    """Return a validator that refuses other types before it looks at fields, which are those of other types then."""
+
+    def check(value: object) -> object:
+        if isinstance(value, dict) and value.get("type") not in kinds:
+            raise ValueError(f"only type {' or '.join(kinds)} is supported, got {str(value.get('type'))[:40]!r}")
+        return value
+
+    return check
+
+
+class TextPart(Strict):
+    """A piece of text in a message, or of what a function gave back."""
+
+    _check_type = model_validator(mode="before")(_only(("input_text", "output_text", "text")))
+
+    type: Literal["input_text", "output_text", "text"]
+    text: str
+    annotations: list[Any] = Field(default_factory=list, max_length=0)
+    logprobs: list[Any] = Field(default_factory=list, max_length=0)
+
+
+def _joined(value: list[TextPart] | str) -> str:
+    return value if isinstance(value, str) else "\n".join(part.text for part in value)
+
+
+def _as_parts(value: object) -> object:
+    """Return a text as parts."""
+    return [{"type": "text", "text": value}] if isinstance(value, str) else value
+
+
+def _or_text(schema: dict[str, Any]) -> None:
+    """Say in a field's schema that a string will do."""
+    listed = {name: schema.pop(name) for name in ("type", "items", "minItems", "maxItems") if name in schema}
+    schema["anyOf"] = [{"type": "string", "minLength": 1}, listed]
+
+
+class InputMessage(Strict):
+    """One turn of a conversation."""
+
+    type: Literal["message"] = "message"
+    role: Literal["system", "developer", "user", "assistant"]
+    content: list[TextPart] = Field(json_schema_extra=_or_text)
+    id: str = ""
+    status: Literal["in_progress", "completed", "incomplete"] = "completed"
+
+    _take_text = field_validator("content", mode="before")(_as_parts)
+
+
+class FunctionCallItem(Strict):
+    """A call that the model made."""
+
+    type: Literal["function_call"]
+    call_id: str
+    name: str
+    arguments: Annotated[str, WithJsonSchema(ARGUMENTS_SCHEMA)]
+    id: str = ""
+    status: Literal["in_progress", "completed", "incomplete"] = "completed"
+
+
+class FunctionOutputItem(Strict):
+    """What a function gave back."""
+
+    type: Literal["function_call_output"]
+    call_id: str
+    output: list[TextPart] = Field(json_schema_extra=_or_text)
+    id: str = ""
+    status: Literal["in_progress", "completed", "incomplete"] = "completed"
+
+    _take_text = field_validator("output", mode="before")(_as_parts)
+
+
+def _kind(item: object) -> str:
+    kind = item.get("type") or "message" if isinstance(item, dict) else getattr(item, "type", "")
+    return str(kind)
+
+
+InputItem = Annotated[
+    Annotated[InputMessage, Tag("message")]
+    | Annotated[FunctionCallItem, Tag("function_call")]
+    | Annotated[FunctionOutputItem, Tag("function_call_output")],
+    Discriminator(
+        _kind,
+        custom_error_type="item_type",
+        custom_error_message="items must be of type message, function_call or function_call_output",
+    ),
+]
+
+
+class FunctionTool(FunctionDefinition):
+    """A function that the model may call; other tools are not done."""
+
+    _check_type = model_validator(mode="before")(_only(("function",)))
+
+    type: Literal["function"]
+
+
+class TextFormat(Strict):
+    """What the text of an answer must look like."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    name: str | None = None
+    schema_: dict[str, Any] | None = Field(None, alias="schema")
+    description: str | None = None
+    strict: bool | None = None
+
+    @model_validator(mode="after")
+    def _has_its_schema(self) -> TextFormat:
+        if (self.type == "json_schema") != (self.schema_ is not None):
+            raise ValueError("schema belongs to the type json_schema, and that type needs it")
+        return self
+
+
+class TextOptions(Strict):
+    """How text is written."""
+
+    format: TextFormat | None = None
+    verbosity: Literal["medium"] | None = None
+
+
+class Reasoning(Strict):
+    """How much the model thinks before it answers: goes to the chat template, most know nothing of it."""
+
+    effort: Effort | None = None
+    summary: Literal["auto"] | None = None
+
+
+class ResponseStreamOptions(Strict):
+    """How a stream looks."""
+
+    include_obfuscation: Literal[False] = False
+
+
+class ResponsesRequest(Strict):
+    """Body of `POST /v1/responses`."""
+
+    model: str = ""
+    input: list[InputItem] = Field(min_length=1, max_length=_MAX_ITEMS, json_schema_extra=_or_text)
+    instructions: str | None = None
+    max_output_tokens: int | None = Field(None, ge=1, lt=2**31)
+    temperature: float | None = Field(None, ge=0.0, le=100.0)
+    top_p: float | None = Field(None, gt=0.0, le=1.0)
+    top_k: int | None = Field(None, ge=-1, lt=2**31, description="0 and -1 keep all")
+    min_p: float | None = Field(None, ge=0.0, lt=1.0)
+    seed: int | None = Field(None, ge=-(2**63), lt=2**63)
+    text: TextOptions = Field(default_factory=TextOptions)
+    tools: list[FunctionTool] = Field(default_factory=list, max_length=MAX_TOOLS)
+    tool_choice: Annotated[Any, WithJsonSchema(_CHOICE_SCHEMA)] = "auto"
+    parallel_tool_calls: bool = True
+    reasoning: Reasoning = Field(default_factory=Reasoning)
+    stream: bool = False
+    stream_options: ResponseStreamOptions | None = None
+    include: list[Literal["reasoning.encrypted_content"]] = Field(default_factory=list, max_length=8)
+    truncation: Literal["disabled"] = "disabled"
+    background: Literal[False] = False
+    store: bool = Field(True, description="nothing is stored, whatever it says")
+    previous_response_id: Annotated[str | None, WithJsonSchema({"type": "null"})] = None
+    metadata: dict[str, str] = Field(default_factory=dict, max_length=16)
+    service_tier: Literal["auto", "default", "flex", "priority", "scale"] = "auto"
+    user: str = ""
+    safety_identifier: str = ""
+    prompt_cache_key: str = ""
+    chat_template_kwargs: Annotated[dict[str, Any], WithJsonSchema(KWARGS_SCHEMA)] = Field(default_factory=dict)
+    speculation: Literal["on", "off"] = "on"
+    include_metrics: bool = Field(False, description="say in the answer how long it took and how speculation did")
+
+    @field_validator("input", mode="before")
+    @classmethod
+    def _one_text_is_a_message(cls, value: object) -> object:
+        return [{"role": "user", "content": value}] if isinstance(value, str) else value
+
+    @field_validator("previous_response_id")
+    @classmethod
+    def _nothing_is_stored(cls, value: str | None) -> None:
+        if value is not None:
+            raise ValueError("this server stores no answers; send the whole conversation as input")
+
+    @field_validator("tool_choice")
+    @classmethod
+    def _as_in_chat(cls, value: object) -> object:
+        """Return the choice as chat completions have it."""
+        if value in ("none", "auto", "required"):
+            return value
+        if isinstance(value, dict) and set(value) == {"type", "name"} and value["type"] == "function":
+            return {"type": "function", "function": {"name": value["name"]}}
+        raise ValueError('must be "none", "auto", "required" or {"type": "function", "name": ...}')
+
+    def as_chat(self) -> ChatRequest:
+        """Return the chat completion that gives the same text. Raises: ApiError 400."""
+        names = ("model", "temperature", "top_p", "top_k", "min_p", "seed", "stream", "parallel_tool_calls")
+        others = ("chat_template_kwargs", "speculation", "include_metrics", "tool_choice")
+        content = {name: getattr(self, name) for name in (*names, *others)}
+        content["max_completion_tokens"] = self.max_output_tokens
+        content["reasoning_effort"] = self.reasoning.effort
+        content["messages"] = self._messages()
+        content["tools"] = [
+            {"type": "function", "function": tool.model_dump(exclude={"type"}, exclude_none=True)}
+            for tool in self.tools
+        ]
+        form = self.text.format
+        if form is not None and form.type != "text":
+            content["response_format"] = {"type": form.type}
+            if form.schema_ is not None:
+                schema = {"name": form.name or "answer", "schema": form.schema_}
+                content["response_format"]["json_schema"] = schema
+        return fitted(content, ChatRequest)
+
+    def _messages(self) -> list[dict[str, Any]]:
+        """Return the messages that the items stand for; calls belong to the assistant's turn before them."""
+        messages: list[dict[str, Any]] = []
+        if self.instructions:
+            messages.append({"role": "system", "content": self.instructions})
+        for item in self.input:
+            match item:
+                case InputMessage():
+                    messages.append({"role": item.role, "content": _joined(item.content)})
+                case FunctionOutputItem():
+                    result = {"role": "tool", "tool_call_id": item.call_id, "content": _joined(item.output)}
+                    messages.append(result)
+                case FunctionCallItem():
+                    if not messages or messages[-1]["role"] != "assistant":
+                        messages.append({"role": "assistant", "content": ""})
+                    function = {"name": item.name, "arguments": item.arguments}
+                    call = {"id": item.call_id, "type": "function", "function": function}
+                    messages[-1].setdefault("tool_calls", []).append(call)
+        return messages

@@ -1,0 +1,21 @@
+"""The base of all that clients may send."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, model_validator
+
+
+class Strict(BaseModel):
+    """Refuses fields that it does not know, unless they are null, and values that must be converted first."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, hide_input_in_errors=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, value: Any) -> Any:
+        """Count a field that is null as left out: clients send back what they were sent."""
+        if isinstance(value, dict):
+            return {name: one for name, one in value.items() if one is not None}
+        return value

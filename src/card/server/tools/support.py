@@ -1,0 +1,143 @@
+"""What a model does with tools, and what a chat request asks of it: prompt, grammar, how to read the answer."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import string
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from card.config import Grammar
+from card.models.text import Conversation
+from card.server.errors import bad_request
+from card.server.schemas import ChatRequest, Message
+from card.server.tool_schemas import FunctionDefinition, NamedFunction
+from card.server.tools.formats import FORMATS, MISTRAL, ToolFormat, ToolParserName, find_format, has_tools
+from card.server.tools.grammar import ToolGrammar
+from card.server.tools.parser import ToolParser
+from card.server.tools.prompt import plain_messages, template_messages
+
+_ROLES = {"developer": "system"}
+_MISTRAL_ID_LENGTH = 9  # Mistral's templates refuse other ids
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolPlan:
+    """What a chat request asks of the model."""
+
+    conversation: Conversation
+    grammar: Grammar | None
+    grammar_param: str  # the field of the request that the grammar came from
+    form: ToolFormat | None  # of calls in the answer; None: there are none, whatever it says
+    shown_ids: tuple[int, ...] = ()  # special tokens that calls are known by
+    names: frozenset[str] = frozenset()
+    most_calls: int | None = None
+    is_forced: bool = False  # there is nothing but calls
+
+    def parser(self) -> ToolParser | None:
+        """Return what reads one answer; None if all of it is content."""
+        if self.form is None:
+            return None
+        return ToolParser(
+            self.form,
+            self.names,
+            is_held_to_grammar=self.grammar is not None,
+            has_content=not self.is_forced,
+            most_calls=self.most_calls,
+        )
+
+    def new_call_id(self) -> str:
+        """Return an id for a call."""
+        if self.form is MISTRAL:
+            return "".join(secrets.choice(string.ascii_letters + string.digits) for _ in range(_MISTRAL_ID_LENGTH))
+        return f"call_{secrets.token_hex(12)}"
+
+
+class ToolSupport:
+    """How one model is told of tools, and how it writes calls."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, parser: ToolParserName = "auto") -> None:
+        """Look at the chat template and the vocabulary; ``parser`` overrules what they say of the format."""
+        template = ""
+        with contextlib.suppress(ValueError):  # there is none
+            # A model may have a template of its own for tools; any list makes the tokenizer choose that one.
+            template = tokenizer.get_chat_template(tools=[{}])
+        vocabulary = tokenizer.get_vocab()
+        self._knows_tools = has_tools(template)
+        self._knows_developers = "developer" in template
+        self.form = FORMATS[parser] if parser != "auto" else find_format(template, vocabulary)
+        self._mark_ids: dict[str, int] = {}
+        if self.form is not None:
+            added = {token.content: token_id for token_id, token in tokenizer.added_tokens_decoder.items()}
+            marks = (self.form.marker, self.form.closing.strip())
+            self._mark_ids = {mark: added[mark] for mark in marks if mark in added}
+
+    def conversation(self, messages: list[Message]) -> Conversation:
+        """Return messages as the chat template takes them, without tools."""
+        return self._conversation(messages, (), {})
+
+    def plan(self, fields: ChatRequest) -> ToolPlan:
+        """Return what a request asks for.
+
+        Raises: ApiError 400 if the model's format of calls is not known, or the fields contradict each other.
+        """
+        try:
+            return self._plan(fields)
+        except RecursionError:
+            raise bad_request("a schema is nested too deeply; make it flatter", "tools") from None
+
+    def _plan(self, fields: ChatRequest) -> ToolPlan:
+        choice = fields.tool_choice
+        functions = [tool.function for tool in fields.tools] if choice != "none" else []
+        form = self.form
+        if functions and form is None:
+            raise bad_request(
+                "this model writes tool calls in a format that the server does not read; leave tools out, or serve the "
+                f"model with --tool-parser {'|'.join(FORMATS)}",
+                "tools",
+            )
+        kwargs = dict(fields.chat_template_kwargs)
+        if fields.reasoning_effort is not None:
+            kwargs.setdefault("reasoning_effort", fields.reasoning_effort)
+        conversation = self._conversation(fields.messages, functions, kwargs)
+        guide = fields.grammar()
+        if not functions or form is None:
+            return ToolPlan(conversation=conversation, grammar=guide, grammar_param=fields.guide, form=None)
+        if isinstance(choice, NamedFunction):
+            functions = [function for function in functions if function.name == choice.name]
+        is_forced = choice != "auto"
+        allows_several = fields.parallel_tool_calls and not isinstance(choice, NamedFunction)
+        grammars = ToolGrammar(form, functions, self._mark_ids, allows_several=allows_several)
+        grammar: Grammar | None = None
+        if is_forced:
+            grammar = grammars.forced()
+        elif guide is not None:
+            if guide.kind not in ("json_object", "json_schema"):
+                raise bad_request(f'{fields.guide} does not go with tool_choice "auto"; leave one out', fields.guide)
+            grammar = grammars.or_json(guide.source or '{"type": "object"}')
+        elif any(function.strict for function in functions):
+            grammar = grammars.free()
+        return ToolPlan(
+            conversation=conversation,
+            grammar=grammar,
+            grammar_param="tools",
+            form=form,
+            shown_ids=tuple(sorted(self._mark_ids.values())),
+            names=frozenset(function.name for function in functions),
+            most_calls=None if allows_several else 1,
+            is_forced=is_forced,
+        )
+
+    def _conversation(
+        self, messages: Sequence[Message], functions: Sequence[FunctionDefinition], kwargs: Mapping[str, Any]
+    ) -> Conversation:
+        if not self._knows_developers:  # the newer name of the system's role, which templates pass over silently
+            messages = [one.model_copy(update={"role": _ROLES.get(one.role, one.role)}) for one in messages]
+        if self._knows_tools or self.form is None:
+            told = [function.as_template_has_it() for function in functions]
+            return Conversation(template_messages(messages), told, kwargs)
+        return Conversation(plain_messages(messages, functions, self.form), (), kwargs)

@@ -1,0 +1,79 @@
+"""A model that says what a test wants it to say: real weights, in which each token has one that follows it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+# The mark of a token that is not the only one with its text; the decoder takes it out.
+_MARK = "\u00a7"
+
+
+@dataclass(frozen=True)
+class Scripted:
+    """The model; `user` messages choose what it says."""
+
+    model: LlamaForCausalLM
+    tokenizer: PreTrainedTokenizerFast
+
+
+def scripted(scripts: Mapping[str, list[str]], template: str, special: tuple[str, ...] = ()) -> Scripted:
+    """Return a model that answers a prompt which ends with the name of a script with the pieces of that script.
+
+    Args:
+        scripts: pieces by name; each piece is a token.
+        template: the chat template; what it writes must end with the name of a script.
+        special: pieces that are special tokens; each may occur once in all scripts.
+    """
+    tokens = ["<unk>", "<eos>", *scripts, *special]
+    follows = {}
+    for name, pieces in scripts.items():
+        last = tokens.index(name)
+        for piece in pieces:
+            if piece not in special:
+                tokens.append(f"{piece}{_MARK}{len(tokens)}{_MARK}")
+            here = tokens.index(piece) if piece in special else len(tokens) - 1
+            follows[last] = last = here
+        follows[last] = 1
+    return Scripted(_model(len(tokens), follows), _tokenizer(tokens, scripts, special, template))
+
+
+def _tokenizer(
+    tokens: list[str], scripts: Mapping[str, list[str]], special: tuple[str, ...], template: str
+) -> PreTrainedTokenizerFast:
+    vocabulary = {token: token_id for token_id, token in enumerate(tokens)}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.decoder = decoders.Sequence([decoders.Replace(Regex(f"{_MARK}\\d+{_MARK}"), ""), decoders.Fuse()])
+    wrapped = PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>", eos_token="<eos>")
+    wrapped.add_special_tokens({"additional_special_tokens": list(special)})
+    wrapped.chat_template = template
+    return wrapped
+
+
+def _model(num_tokens: int, follows: Mapping[int, int]) -> LlamaForCausalLM:
+    """Return a Llama whose layers add nothing, so that the last token alone decides."""
+    size = -(-num_tokens // 8) * 8
+    config = LlamaConfig(
+        vocab_size=num_tokens,
+        hidden_size=size,
+        intermediate_size=8,
+        num_hidden_layers=1,
+        num_attention_heads=1,
+        max_position_embeddings=4096,
+        eos_token_id=1,
+        tie_word_embeddings=False,
+    )
+    model = LlamaForCausalLM(config).eval()
+    with torch.no_grad():
+        for parameter in model.model.layers.parameters():
+            parameter.zero_()
+        model.model.embed_tokens.weight.copy_(torch.eye(num_tokens, size))
+        model.lm_head.weight.zero_()
+        for here, following in follows.items():
+            model.lm_head.weight[following, here] = 10.0
+    return model

@@ -1,0 +1,223 @@
+"""Calls are read from a text as it grows: every way to cut it gives the same, and what is no call stays content."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from card.server.tools.formats import FORMATS, HERMES, LLAMA3, MISTRAL, ToolFormat, find_format
+from card.server.tools.parser import CallArguments, CallBegun, Content, ToolParser
+
+NAMES = frozenset({"add", "get_weather"})
+
+
+@dataclass
+class Read:
+    """What was read of an answer."""
+
+    content: str = ""
+    calls: list[tuple[str, str]] = field(default_factory=list)
+
+
+def read(form: ToolFormat, pieces: list[str], *, is_live: bool = False, most_calls: int | None = None) -> Read:
+    """Read a text that comes in pieces."""
+    parser = ToolParser(form, NAMES, is_held_to_grammar=is_live, most_calls=most_calls)
+    found = Read()
+    for piece in [*(one for text in pieces for one in parser.push(text)), *parser.flush()]:
+        match piece:
+            case Content(text):
+                assert text
+                found.content += text
+            case CallBegun(call_idx, name):
+                assert call_idx == len(found.calls)
+                found.calls.append((name, ""))
+            case CallArguments(call_idx, text):
+                assert call_idx == len(found.calls) - 1 and text
+                found.calls[-1] = (found.calls[-1][0], found.calls[-1][1] + text)
+    assert parser.num_calls == len(found.calls)
+    return found
+
+
+def cut(text: str, places: list[int]) -> list[str]:
+    """Cut a text at some places, counted modulo its length."""
+    borders = sorted({0, len(text), *(place % (len(text) + 1) for place in places)})
+    return [text[a:b] for a, b in itertools.pairwise(borders)] or [""]
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-99, 99) | st.text(max_size=6),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=3), inner, max_size=2),
+    max_leaves=4,
+)
+CALLS = st.lists(
+    st.tuples(st.sampled_from(sorted(NAMES)), st.dictionaries(st.text(max_size=4), VALUES, max_size=3)), max_size=3
+)
+FORMS = st.sampled_from(sorted(FORMATS.values(), key=lambda form: form.name))
+FRAGMENTS = st.lists(
+    st.sampled_from(
+        ["<tool_call>", "</tool_call>", "<tool", "[TOOL_CALLS]", "[", "]", ",", ";", "<|python_tag|>", "{", "}", '"']
+    )
+    | st.sampled_from(
+        ['{"name": "add", "arguments": {"a": 1}}', '{"name": "add", "parameters": {}}', "\\", " ", "\n", "hi", "\u00e9"]
+    )
+    | st.sampled_from(
+        [
+            "```",
+            "```json\n",
+            '{"name": "other", "arguments": {}}',
+            '{"name": "add", "arguments": "x"}',
+            ":",
+            '"name"',
+            "{" * 3,
+            "3",
+        ]
+    ),
+    max_size=14,
+).map("".join)
+PLACES = st.lists(st.integers(0, 400), max_size=40)
+
+
+@given(form=FORMS, calls=CALLS, places=PLACES, is_live=st.booleans(), before=st.sampled_from(["", "Let me see. "]))
+def test_calls_that_were_written_are_read_however_the_text_is_cut(
+    form: ToolFormat, calls: list[tuple[str, dict[str, object]]], places: list[int], is_live: bool, before: str
+) -> None:
+    texts = [(name, json.dumps(arguments, ensure_ascii=False)) for name, arguments in calls]
+    before = "" if form.is_bare else before
+    found = read(form, cut(before + (form.write(texts) if texts else ""), places), is_live=is_live)
+    assert found.calls == texts
+    assert found.content == (before.rstrip() if texts else before)
+
+
+@given(form=FORMS, text=FRAGMENTS, places=PLACES, is_live=st.booleans())
+def test_any_text_at_all_is_read_the_same_however_it_is_cut(
+    form: ToolFormat, text: str, places: list[int], is_live: bool
+) -> None:
+    whole = read(form, [text], is_live=is_live)
+    assert read(form, cut(text, places), is_live=is_live) == whole
+    assert read(form, list(text), is_live=is_live) == whole
+    if not is_live:
+        assert whole.calls or whole.content == text
+        assert all(isinstance(json.loads(arguments), dict) for _, arguments in whole.calls)
+
+
+@pytest.mark.parametrize(
+    ("form", "text"),
+    [
+        (HERMES, '<tool_call>\n{"name": "nobody", "arguments": {}}\n</tool_call>'),
+        (HERMES, '<tool_call>\n{"name": "add", "arguments": {"a": 1}\n</tool_call>'),
+        (HERMES, '<tool_call>\n{"name": "add", "arguments": {"a": }}\n</tool_call>'),
+        (HERMES, '<tool_call>\n{"name": "add", "arguments": "a"}\n</tool_call>'),
+        (HERMES, '<tool_call>\n{"arguments": {}}\n</tool_call>'),
+        (HERMES, '<tool_call>\n{"name": "add", "arguments": {"a": "'),
+        (HERMES, "<tool_call>\nadd(1, 2)\n</tool_call>"),
+        (HERMES, "a <tool_call"),
+        (HERMES, 'So {"name": "add", "arguments": {}}'),
+        (HERMES, '{"name": "add"}'),
+        (HERMES, '```json\n{"answer": 1}\n```'),
+        (HERMES, '```json\n{"name": "add"}\n```'),
+        (HERMES, '```python\n{"name": "add", "arguments": {}}\n```'),
+        (HERMES, "```js"),
+        (HERMES, "``"),
+        (HERMES, '{"name": "Ann", "arguments": {}}'),
+        (HERMES, "<tool_call>" + '{"name": "add", "arguments": ' + '{"a":' * 5000 + "1" + "}" * 5001),
+        (LLAMA3, '{"answer": 5}'),
+        (LLAMA3, 'It is {"name": "add", "parameters": {}}'),
+        (LLAMA3, '<|python_tag|>brave_search.call(query="x")'),
+        (MISTRAL, '[TOOL_CALLS][{"name": "nobody", "arguments": {}}]'),
+        (MISTRAL, "[TOOL_CALLS] nothing"),
+    ],
+)
+def test_a_malformed_call_is_content_and_nothing_of_it_is_lost(form: ToolFormat, text: str) -> None:
+    assert read(form, [text]) == Read(text)
+    assert read(form, list(text)) == Read(text)
+
+
+@pytest.mark.parametrize(
+    ("form", "text", "content", "num_calls"),
+    [
+        (HERMES, 'So:\n<tool_call>{"arguments": {}, "name": "add"}</tool_call>\nDone.', "So:Done.", 1),
+        (HERMES, '<tool_call>\n{"name": "add"}\n</tool_call>\n', "", 1),
+        (HERMES, '<tool_call>{"name": "add", "arguments": {}} and on', "and on", 1),
+        (HERMES, '<tool_call>{bad</tool_call><tool_call>{"name": "add"}</tool_call>', "<tool_call>{bad</tool_call>", 1),
+        (HERMES, '<tool_call>\n{"name": "add"}\n</tool', "", 1),
+        (HERMES, '{"name": "add", "arguments": {}}\n{"name": "add", "arguments": {}}', "", 2),
+        (HERMES, '```json\n{\n  "name": "add",\n  "arguments": {}\n}\n```', "", 1),
+        (HERMES, '```\n{"name": "add", "arguments": {}}\n```\nDone.', "Done.", 1),
+        (HERMES, '```json\n{"name": "add", "arguments": {}}\n``', "", 1),
+        (MISTRAL, '{"name": "add", "arguments": {}}', "", 1),
+        (LLAMA3, ' {"name": "add", "parameters": {}}\n{"name": "add", "parameters": {}}', "", 2),
+        (LLAMA3, '<|python_tag|>{"name": "add", "parameters": {}}; {"name": "add", "parameters": {}}', "", 2),
+        (MISTRAL, 'Well [TOOL_CALLS] [{"name": "add", "arguments": {}}, {"name": "add", "arguments": {}}]', "Well", 2),
+        (MISTRAL, '[TOOL_CALLS]{"name": "add", "arguments": {}}', "", 1),
+    ],
+)
+def test_models_may_be_careless_about_what_stands_around_calls(
+    form: ToolFormat, text: str, content: str, num_calls: int
+) -> None:
+    found = read(form, [text])
+    assert (found.content, len(found.calls)) == (content, num_calls)
+
+
+def test_arguments_that_a_grammar_guarantees_come_as_they_are_written() -> None:
+    parser = ToolParser(HERMES, NAMES, is_held_to_grammar=True)
+    assert parser.push('<tool_call>\n{"name": "add", "argum') == []
+    assert parser.push('ents": {"a"') == [CallBegun(0, "add"), CallArguments(0, '{"a"')]
+    assert parser.push(': "}') == [CallArguments(0, ': "}')]
+    assert parser.push('"}}\n</tool') == [CallArguments(0, '"}')]
+    assert parser.flush() == []
+
+
+def test_a_call_that_is_cut_off_before_its_arguments_leaves_nothing_behind_if_a_grammar_held_it() -> None:
+    text = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>\n<tool_call>\n{"name": "ad'
+    assert read(HERMES, list(text), is_live=True) == Read("", [("add", '{"a": 1}')])
+    assert read(HERMES, ['<tool_call>\n{"name": "add", "arguments": {"a": 1'], is_live=True) == Read(
+        "", [("add", '{"a": 1')]
+    )
+
+
+def test_a_call_that_may_be_malformed_is_held_back_to_its_end_but_the_text_before_it_is_not() -> None:
+    parser = ToolParser(HERMES, NAMES)
+    assert parser.push("So <tool") == [Content("So")]
+    assert parser.push('_call>{"name": "add", "arguments": {"a": 1}') == []
+    assert parser.push("}") == [CallBegun(0, "add"), CallArguments(0, '{"a": 1}')]
+
+
+def test_an_answer_in_json_is_not_held_back_once_it_can_be_no_call() -> None:
+    for form in FORMATS.values():
+        parser = ToolParser(form, NAMES)
+        assert parser.push(' { "na') == []
+        assert "".join(piece.text for piece in parser.push('ture": 1')) == ' { "nature": 1'
+
+
+def test_nothing_follows_the_last_call_that_is_wanted() -> None:
+    text = HERMES.write([("add", "{}"), ("add", "{}")])
+    assert read(HERMES, list("A " + text + " B"), most_calls=1) == Read("A", [("add", "{}")])
+
+
+QWEN = "{%- if tools %}<tools>{{ tools }}</tools> within <tool_call></tool_call>{% endif %}"
+LLAMA = 'Respond in the format {"name": function name, "parameters": dictionary}{{ tools }}'
+
+
+@pytest.mark.parametrize(
+    ("template", "vocabulary", "form"),
+    [
+        (QWEN, (), HERMES),
+        (QWEN + "<function=x>", (), None),
+        (LLAMA, ("<|python_tag|>",), LLAMA3),
+        ("{{ tools }}[TOOL_CALLS]", ("[TOOL_CALLS]",), MISTRAL),
+        ("{{ tools }}[TOOL_CALLS]name[ARGS]", (), None),
+        ("{{ tools }}<other_call>", ("<tool_call>",), None),
+        ("{{ messages }}", ("[TOOL_CALLS]",), MISTRAL),
+        ("{{ messages }}", ("<|python_tag|>",), LLAMA3),
+        ("{{ messages }}", (), HERMES),
+    ],
+)
+def test_the_format_is_told_from_template_and_vocabulary(
+    template: str, vocabulary: tuple[str, ...], form: ToolFormat | None
+) -> None:
+    assert find_format(template, vocabulary) == form
