@@ -4,24 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import re
-import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-import pytest
-from playwright.sync_api import Browser, ConsoleMessage, Page, Request, expect, sync_playwright
+from playwright.sync_api import Browser, ConsoleMessage, Page, Request, expect
 
 from tests.server.running import Running
 
 _PATIENCE_MS = 60_000.0
-_CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
-_ARGUMENTS = (
-    *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"),
-    *("--disable-component-update", "--disable-sync"),
-)
 _FED_BY_THE_TEST = """
 const real = window.fetch;
 window.fetch = async (url, options) => {
@@ -122,21 +114,6 @@ class Tab:
 
 
 Opener = Callable[..., contextlib.AbstractContextManager[Tab]]
-
-
-@contextlib.contextmanager
-def chromium() -> Iterator[Browser]:
-    """Run the Chromium of this machine; skip the test if there is none."""
-    found = next(filter(None, map(shutil.which, _CHROMIUM)), None)
-    if found is None:
-        message = "there is no Chromium to drive; install one, on Debian with: apt install chromium"
-        if os.environ.get("CARD_REQUIRE_BROWSER"):
-            pytest.fail(message)
-        pytest.skip(message)
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=found, args=list(_ARGUMENTS))
-        yield browser
-        browser.close()
 
 
 def opener(browser: Browser) -> Opener:

@@ -12,7 +12,8 @@ from playwright.sync_api import Browser
 from card.async_llm import AsyncLLM
 from card.config import SamplingParams
 from card.llm import LLM
-from tests.server.browsing import Opener, chromium, opener
+from tests.browser import chromium
+from tests.server.browsing import Opener, opener
 from tests.server.running import MAX_QUEUED, Running, Solo, serving, until
 
 

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Page, expect
 
 import card.server
 from card.async_llm import AsyncLLM
+from tests.browser import faults_by_axe
 from tests.server.browsing import ANSWER, CLASSES, TOKENS, Opener, Tab, sse
 from tests.server.running import PROMPT, Running, serving
 
@@ -119,7 +119,8 @@ def test_markdown_is_shown_formatted_when_asked_for_and_the_tokens_stay_as_they_
         assert link.get_attribute("href") == "https://example.org/a?b=c&d"
         assert link.get_attribute("rel") == "noopener noreferrer nofollow"
         toggle.click()
-        assert not is_formatted(tab)
+        expect(shown).to_have_count(0)
+        expect(tab.page.locator(".answer .text")).to_be_visible()
         assert tab.text() == MARKDOWN
         assert tab.page.locator(".text .token").count() == 1
 
@@ -405,38 +406,28 @@ def test_axe_finds_no_fault_with_any_state_of_the_page(
     opened: Opener, server: Running, screen: dict[str, Any], scheme: str
 ) -> None:
     with opened(server, is_fed=True, color_scheme=scheme, **screen) as tab:
-        assert _faults_by_axe(tab.page) == []
+        assert faults_by_axe(tab.page) == []
         tab.page.check("#races")
         tab.ask("How many?")
         for answer_idx, text in enumerate((ANSWER, MARKDOWN)):
             tab.wait_for("writing", answer_idx)
-            assert _faults_by_axe(tab.page) == []
+            assert faults_by_axe(tab.page) == []
             tab.feed(sse((text, TOKENS, "stop")))
             tab.close_feed()
         expect(tab.page.locator(".verdict")).to_be_visible()
         tab.page.locator(".text .token").nth(4).focus()
         expect(tab.page.locator("#peek table")).to_be_visible()
-        assert _faults_by_axe(tab.page) == []
+        assert faults_by_axe(tab.page) == []
         tab.page.get_by_role("button", name="Formatted").nth(1).click()
         tab.page.evaluate(_UNREACHABLE)
         tab.page.uncheck("#races")
         tab.ask("How many?")
         expect(tab.page.locator(".error")).to_be_visible()
-        assert _faults_by_axe(tab.page) == []
+        assert faults_by_axe(tab.page) == []
         if screen is PHONE:
             tab.page.tap("#toggle-settings")
             expect(tab.page.locator("#temperature")).to_be_visible()
-            assert _faults_by_axe(tab.page) == []
-
-
-def _faults_by_axe(page: Page) -> list[str]:
-    found = Axe().run(page).response
-    assert len(found["passes"]) > 20
-    return [
-        f"{one['impact']} {one['id']}: {one['help']}: {node['html'][:200]}"
-        for one in found["violations"]
-        for node in one["nodes"]
-    ]
+            assert faults_by_axe(tab.page) == []
 
 
 def test_formatted_answers_are_no_wider_than_a_phone_but_scroll_where_they_are(opened: Opener, server: Running) -> None:
