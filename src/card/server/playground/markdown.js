@@ -9,7 +9,7 @@ import MarkdownIt from "./vendor/markdown-it.js";
 /** @typedef {{type: string, tag: string, nesting: -1 | 0 | 1, hidden: boolean, content: string, info: string,
  *   children: Token[] | null, attrGet: (name: string) => string | null}} Token */
 
-const PARSER = new MarkdownIt({ html: false, linkify: false, typographer: false });
+const PARSER = new /** @type {any} */ (MarkdownIt)({ html: false, linkify: false, typographer: false });
 const BLOCKS = new Set(["p", "ul", "ol", "li", "blockquote", "table", "thead", "tbody", "tr", "th", "td"]);
 const SPANS = new Set(["strong", "em", "s"]);
 const LINKED = new Set(["http:", "https:", "mailto:"]);
