@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import re
+import struct
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -20,7 +21,7 @@ from hypothesis import strategies as st
 
 from card.bench.report.charts import charts_of, speedups
 from card.bench.report.page import draw_timelines, render, sections_of
-from card.bench.report.style import COLOURS, GAIN, LOSS, WIDTH_PT, Chart, Key, blank
+from card.bench.report.style import COLOURS, GAIN, LOSS, WIDTH_PT, Chart, Key, as_svg, blank, write_png
 from card.bench.report.table import write_csv
 from card.bench.report.timeline import draw_timeline, in_words, read_timelines
 from card.bench.results import Run, load
@@ -301,7 +302,7 @@ def test_no_text_of_any_plot_is_clipped_or_lies_over_another(results: Path, trac
 def test_titles_and_keys_of_any_length_stay_inside_and_apart(title: str, label: str, x_label: str) -> None:
     figure, axes = blank(title, 100.0, x_label=x_label, y_label="tokens", keys=[Key(label, GAIN), Key("b", LOSS)])
     axes.set_yticks([])
-    assert_legible(Chart("x", title, "", figure))
+    assert_legible(Chart("x", title, "", "", figure))
 
 
 def test_speed_ups_are_bars_of_their_medians_the_fastest_first_and_losses_in_another_colour(results: Path) -> None:
@@ -315,6 +316,37 @@ def test_speed_ups_are_bars_of_their_medians_the_fastest_first_and_losses_in_ano
     assert [to_hex(bar.get_facecolor()) for bar in bars] == [GAIN if one >= 1 else LOSS for one in wanted]
     assert GAIN in map(to_hex, (bar.get_facecolor() for bar in bars))
     assert LOSS in map(to_hex, (bar.get_facecolor() for bar in bars))
+
+
+def test_a_picture_says_what_its_plot_is_of_and_the_plot_in_the_page_does_not(tmp_path: Path) -> None:
+    from matplotlib.text import Text
+
+    rows = [row for row in summarise(make_run()) if row.workload == "gsm8k"]
+    drawn: list[str] = []
+    (chart,) = speedups(rows, "a pair, gsm8k", BASELINE)
+    alone = replace(chart, where="")
+    plain, told = tmp_path / "plain.png", tmp_path / "told.png"
+    write_png(alone, plain)
+    savefig = chart.figure.savefig
+
+    def noting(*args: Any, **options: Any) -> None:
+        drawn.extend(text.get_text() for text in chart.figure.findobj(Text))
+        savefig(*args, **options)
+
+    chart.figure.savefig = noting  # type: ignore[method-assign]
+    write_png(chart, told)
+    assert "a pair, gsm8k" in drawn
+    assert "a pair" not in " ".join(text.get_text() for text in chart.figure.findobj(Text)), "nor does what comes next"
+    (width, height), (same_width, more_height) = map(png_size, (plain, told))
+    assert width == same_width
+    assert height < more_height
+    assert 'aria-label="Speed-up over' in as_svg(chart, "p-")
+    assert "a pair, gsm8k:" in as_svg(chart, "p-")
+
+
+def png_size(path: Path) -> tuple[int, int]:
+    width, height = struct.unpack(">II", path.read_bytes()[16:24])
+    return width, height
 
 
 def test_what_there_is_nothing_to_say_of_is_no_plot() -> None:
@@ -433,6 +465,9 @@ def test_the_command_writes_page_pictures_and_table(
     pictures = sorted(png.iterdir())
     assert len(pictures) == page.count("<svg")
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in pictures)
+    assert page.count("demo-90M, gsm8k</h2>") == 1
+    titles = re.findall(r"<text[^>]*>([^<]*)</text>", page)
+    assert not [title for title in titles if "demo-90M" in title], "the pair stands above the plots, not in each"
     assert len(table.read_text("utf-8").splitlines()) == 1 + 2 * 6
 
 

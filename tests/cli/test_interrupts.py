@@ -25,7 +25,7 @@ from card.__main__ import main
 main()
 """
 MOMENTS = ("click", "card.cli.options", "torch", "torch.nn.functional", "transformers.utils", "card.engine.engine")
-WHILE_LOADING = "transformers.models.llama.modeling_llama"
+WHILE_LOADING = "card.models.grammar"
 
 pytestmark = pytest.mark.timeout(240)
 

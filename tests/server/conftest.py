@@ -7,10 +7,13 @@ from collections.abc import Iterator
 from functools import cache
 
 import pytest
+from playwright.sync_api import Browser
 
 from card.async_llm import AsyncLLM
 from card.config import SamplingParams
 from card.llm import LLM
+from tests.browser import chromium
+from tests.server.browsing import Opener, opener
 from tests.server.running import MAX_QUEUED, Running, Solo, serving, until
 
 
@@ -47,3 +50,15 @@ def solo() -> Iterator[Solo]:
             return llm.generate(prompt, sampling)[0].outputs[0].text
 
         yield text
+
+
+@pytest.fixture(scope="module")  # while it runs, this thread has an event loop, and others could not begin one
+def browser() -> Iterator[Browser]:
+    with chromium() as browser:
+        yield browser
+
+
+@pytest.fixture
+def opened(browser: Browser) -> Opener:
+    """Open the playground of a server in a tab of its own."""
+    return opener(browser)

@@ -12,7 +12,7 @@ import pytest
 from card.errors import SettingsError
 from card.server.config import ServerSettings
 from card.server.hosts import AllowedHosts, host_of
-from tests.server.browsing import chromium
+from tests.browser import chromium
 from tests.server.running import PROMPT, Running, serving
 
 pytestmark = pytest.mark.timeout(240)

@@ -70,7 +70,7 @@ def make_app(llm: AsyncLLM, settings: ServerSettings) -> FastAPI:
         )
     app.add_api_route("/v1/embeddings", embeddings, methods=["POST"], response_model=None, include_in_schema=False)
     playground = Playground()
-    for path, handler in (("/", playground.index), ("/playground/{name}", playground.asset)):
+    for path, handler in (("/", playground.index), ("/playground/{name:path}", playground.asset)):
         app.add_api_route(path, handler, methods=["GET", "HEAD"], response_model=None, include_in_schema=False)
     app.add_exception_handler(HTTPException, _on_http_exception)
     app.add_exception_handler(CardError, _on_card_error)

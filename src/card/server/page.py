@@ -46,7 +46,8 @@ class Playground:
 
     def __init__(self) -> None:
         """Read the files, all of them small."""
-        self._files = {path.name: _read(path) for path in sorted(_FOLDER.iterdir()) if path.suffix in _TYPES}
+        paths = [path for path in sorted(_FOLDER.rglob("*")) if path.suffix in _TYPES]
+        self._files = {path.relative_to(_FOLDER).as_posix(): _read(path) for path in paths}
 
     async def index(self, request: Request) -> Response:
         """Send the page itself."""

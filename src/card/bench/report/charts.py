@@ -61,7 +61,11 @@ class _Row:
 
 
 def charts_of(rows: Sequence[RowSummary], where: str, baseline: str) -> list[Chart]:
-    """Return the plots of one pair on one workload, which ``where`` names; one that has nothing to show is left out.
+    """Return the plots of one pair on one workload; one that has nothing to show is left out.
+
+    Args:
+        where: pair, workload and run in words: in the names of the plots and on their pictures, but not in their
+            titles, as the page has them above all plots.
 
     Raises: BenchError if matplotlib is missing.
     """
@@ -87,7 +91,7 @@ def speedups(rows: Sequence[RowSummary], where: str, baseline: str) -> list[Char
         colour = GAIN if speedup.median >= 1 else LOSS
         bar = _Bar(speedup.median, colour, least=speedup.least, most=speedup.most)
         bars.append(_Row(name, in_words(speedup), ((bar,),), INK if colour == GAIN else LOSS))
-    title = f"Speed-up over {baseline}: {where}"
+    title = f"Speed-up over {baseline}"
     x_label = f"tokens/s over {baseline}'s (median and range of repeats)"
     keys = [Key("faster", GAIN)] * any(row.colour == INK for row in bars)
     keys += [Key("slower", LOSS)] * any(row.colour == LOSS for row in bars)
@@ -110,20 +114,18 @@ def ceilings(rows: Sequence[RowSummary], where: str) -> list[Chart]:
             words = f"{rate:.0f} of {layers_per_s:.0f}/s, {share:.0%}"
             bars.append(_Row(row.row, words, ((_Bar(rate, GAIN), _Bar(layers_per_s, SECOND, marker="|")),)))
     keys = [Key("tokens/s", GAIN), Key("ceiling: drafter layers/s", SECOND, "|")]
-    return _bar_chart(
-        "ceiling", f"Speed against the drafter's ceiling: {where}", where, "tokens per second", bars, keys
-    )
+    return _bar_chart("ceiling", "Speed against the drafter's ceiling", where, "tokens per second", bars, keys)
 
 
 def first_tokens(rows: Sequence[RowSummary], where: str) -> list[Chart]:
     """Return how long the first token took."""
-    return _latencies("first-token", f"Time to first token: {where}", rows, where, lambda row: row.first_token)
+    return _latencies("first-token", "Time to first token", rows, where, lambda row: row.first_token)
 
 
 def inter_tokens(rows: Sequence[RowSummary], where: str) -> list[Chart]:
     """Return how long one token came after the other."""
     x_label = "milliseconds; tokens of one pass come at once"
-    return _latencies("inter-token", f"Time between tokens: {where}", rows, where, lambda row: row.inter_token, x_label)
+    return _latencies("inter-token", "Time between tokens", rows, where, lambda row: row.inter_token, x_label)
 
 
 def candidates(rows: Sequence[RowSummary], where: str) -> list[Chart]:
@@ -139,7 +141,7 @@ def candidates(rows: Sequence[RowSummary], where: str) -> list[Chart]:
                 words += f", {rolled_back:.2f} rolled back"
             bars.append(_Row(row.row, words, tuple(lanes)))
     keys = [Key("verified by the target", GAIN), Key("drafted and rolled back", LOSS)]
-    title = f"Candidates per emitted token: {where}"
+    title = "Candidates per emitted token"
     return _bar_chart("candidates", title, where, "candidates per emitted token", bars, keys)
 
 
@@ -153,7 +155,7 @@ def outcomes(rows: Sequence[RowSummary], where: str) -> list[Chart]:
             lane = (_Bar(100 * at_once, GAIN), _Bar(100 * costs.hit_rate, SECOND, start=100 * at_once))
             bars.append(_Row(row.row, f"{costs.hit_rate:.0%}", (lane,)))
     keys = [Key("in the cache at once", GAIN), Key("turned up later", SECOND)]
-    title = f"Hit rate: {where}"
+    title = "Hit rate"
     return _bar_chart("hits", title, where, "verifications whose next token was a candidate, %", bars, keys, most=100.0)
 
 
@@ -168,7 +170,7 @@ def passes(rows: Sequence[RowSummary], where: str) -> list[Chart]:
             words += f" and {row.costs.drafter_passes:,}"
         bars.append(_Row(row.row, words, tuple(lanes)))
     keys = [Key("target passes", GAIN), Key("drafter passes", SECOND)]
-    return _bar_chart("passes", f"Passes for all samples: {where}", where, "passes", bars, keys)
+    return _bar_chart("passes", "Passes for all samples", where, "passes", bars, keys)
 
 
 def acceptances(rows: Sequence[RowSummary], where: str) -> list[Chart]:
@@ -180,7 +182,7 @@ def acceptances(rows: Sequence[RowSummary], where: str) -> list[Chart]:
     for part in range(count):
         shown = curves[part * _ROWS_PER_PANEL : (part + 1) * _ROWS_PER_PANEL]
         styles = SERIES[: len(shown)]
-        title = f"Acceptance by depth{f' ({part + 1} of {count})' if count > 1 else ''}: {where}"
+        title = f"Acceptance by depth{f' ({part + 1} of {count})' if count > 1 else ''}"
         keys = [Key(name, colour, marker) for (name, _), (colour, marker) in zip(shown, styles, strict=True)]
         figure, axes = blank(
             title,
@@ -201,7 +203,8 @@ def acceptances(rows: Sequence[RowSummary], where: str) -> list[Chart]:
         axes.set_yticks(range(0, 101, 25))
         axes.grid(axis="both", color=GRID, linewidth=1)
         alt = "; ".join(f"{name} " + ", ".join(f"{share:.0%}" for share in shares) for name, shares in shown)
-        made.append(Chart(slug("acceptance", where, *([str(part + 1)] if count > 1 else [])), title, alt, figure))
+        name = slug("acceptance", where, *([str(part + 1)] if count > 1 else []))
+        made.append(Chart(name, title, where, alt, figure))
     return made
 
 
@@ -272,7 +275,7 @@ def _bar_chart(
                 _draw_bar(axes, bar, start + top + _BAR_PT * (i + 0.5))
         start += height
     alt = "; ".join(f"{row.name} {row.words}" for row in rows)
-    return [Chart(slug(kind, where), title, alt, figure)]
+    return [Chart(slug(kind, where), title, where, alt, figure)]
 
 
 def _name_lines(row: _Row) -> list[str]:

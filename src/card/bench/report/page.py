@@ -13,10 +13,11 @@ from markupsafe import Markup
 
 from card.bench.records import Run
 from card.bench.report.charts import charts_of, in_words
+from card.bench.report.headline import headlines
 from card.bench.report.style import COLOURS, Chart, as_svg
 from card.bench.report.table import Summaries, cells, facts_of, pair_of
 from card.bench.report.timeline import Timeline, draw_timeline
-from card.bench.summary import RowSummary
+from card.bench.summary import RowSummary, Spread
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +55,8 @@ def render(summaries: Summaries, sections: Sequence[Section], timelines: Sequenc
     return template.render(
         title=_title(summaries),
         runs=[_run_facts(run) for run, _ in summaries],
-        overviews=[overview for run, rows in summaries if (overview := _overview(run, rows))["rows"]],
+        headlines=[_headline(run, told, len(summaries)) for run, rows in summaries for told in headlines(run, rows)],
+        overviews=[overview for run, rows in summaries for overview in _overviews(run, rows)],
         sections=[
             {
                 "title": section.where,
@@ -112,24 +114,35 @@ def _run_facts(run: Run) -> dict[str, Any]:
     return {"run_id": run.run_id, "facts": facts, "is_complete": run.status == "complete"}
 
 
-def _overview(run: Run, rows: Sequence[RowSummary]) -> dict[str, Any]:
-    """Return the speed-ups of a run by row, with a column for each pair and workload."""
-    places = list(dict.fromkeys((row.pair, row.workload) for row in rows))
-    found = {(row.row, row.pair, row.workload): row.speedup for row in rows}
-    names = [name for name in dict.fromkeys(row.row for row in rows) if name != run.baseline]
+def _headline(run: Run, sentences: Sequence[str], num_runs: int) -> dict[str, Any]:
+    """Return what came out: the first sentence, and the others."""
+    first, *others = sentences
+    return {"run_id": run.run_id if num_runs > 1 else "", "first": first, "others": " ".join(others)}
 
-    def cell(name: str, place: tuple[str, str]) -> dict[str, Any]:
-        speedup = found.get((name, *place))
-        return {
-            "text": in_words(speedup) if speedup else "–",
-            "is_loss": speedup is not None and speedup.median < 1,
-        }
 
+def _overviews(run: Run, rows: Sequence[RowSummary]) -> Iterator[dict[str, Any]]:
+    """Yield the speed-ups of each pair by row, with a column for each workload; nothing of a pair that has none."""
+    for pair, group in groupby(rows, key=lambda row: row.pair):
+        found = {(row.row, row.workload): row.speedup for row in group}
+        workloads = list(dict.fromkeys(workload for _, workload in found))
+        names = [name for name in dict.fromkeys(name for name, _ in found) if name != run.baseline]
+        if names:
+            yield {
+                "run_id": run.run_id,
+                "baseline": run.baseline,
+                "pair": pair,
+                "columns": workloads,
+                "rows": [
+                    {"name": name, "cells": [_cell(found.get((name, workload))) for workload in workloads]}
+                    for name in names
+                ],
+            }
+
+
+def _cell(speedup: Spread | None) -> dict[str, Any]:
     return {
-        "run_id": run.run_id,
-        "baseline": run.baseline,
-        "columns": [f"{pair}: {workload}" for pair, workload in places],
-        "rows": [{"name": name, "cells": [cell(name, place) for place in places]} for name in names],
+        "text": in_words(speedup) if speedup else "–",
+        "is_loss": speedup is not None and speedup.median < 1,
     }
 
 

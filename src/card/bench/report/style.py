@@ -53,6 +53,7 @@ class Chart:
 
     name: str  # of its file, without ending: letters, digits, hyphens
     title: str
+    where: str  # what it shows this of; empty if the title says it
     alt: str
     figure: Figure
 
@@ -175,8 +176,22 @@ def _title_lines(title: str, width_pt: float) -> list[str]:
 
 
 def write_png(chart: Chart, path: Path) -> None:
-    """Write a plot in its light colours."""
-    chart.figure.savefig(path, dpi=_DOTS_PER_INCH, format="png", metadata={"Software": None})
+    """Write a plot in its light colours; as a picture stands alone, what it shows stands above the title."""
+    from matplotlib.transforms import Bbox
+
+    figure = chart.figure
+    width, height = figure.get_size_inches()
+    lines = wrapped(chart.where, WIDTH_PT - 2 * MARGIN_PT)
+    above = (LINE_PT * len(lines) + MARGIN_PT * bool(lines)) / _POINTS_PER_INCH
+    texts = []
+    for i, line in enumerate(lines):
+        y = 1 + (above - (MARGIN_PT + LINE_PT * (i + 0.5)) / _POINTS_PER_INCH) / height
+        look: dict[str, Any] = {"size": TEXT_PT, "color": MUTED, "va": "center_baseline", "parse_math": False}
+        texts.append(figure.text(MARGIN_PT / WIDTH_PT, y, line, **look))
+    box = Bbox.from_bounds(0, 0, width, height + above)
+    figure.savefig(path, dpi=_DOTS_PER_INCH, format="png", metadata={"Software": None}, bbox_inches=box)
+    for text in texts:
+        text.remove()
 
 
 def as_svg(chart: Chart, prefix: str) -> str:
@@ -200,7 +215,8 @@ def as_svg(chart: Chart, prefix: str) -> str:
     svg = re.sub(r'(href="#|url\(#)', rf"\g<1>{prefix}", svg)
     for name, (light, _) in COLOURS.items():
         svg = svg.replace(light, f"var(--{name})")
-    label = f'role="img" aria-label="{_escaped(chart.title)}: {_escaped(chart.alt)}"'
+    title = f"{chart.title}, {chart.where}" if chart.where else chart.title
+    label = f'role="img" aria-label="{_escaped(title)}: {_escaped(chart.alt)}"'
     return re.sub(r'<svg (.*?)width="[^"]*" height="[^"]*"', rf"<svg {label} \g<1>", svg, count=1, flags=re.DOTALL)
 
 

@@ -153,7 +153,7 @@ def draw_timeline(timeline: Timeline) -> Chart:
         axes.plot([mark.start_ms - first_ms], [heights[_LANES["requests"]]], marker, color=colour, markersize=9)
     if steps:
         _draw_steps(axes, steps, first_ms, body_pt, heights)
-    return Chart(slug("timeline", timeline.label), title, in_words(timeline), figure)
+    return Chart(slug("timeline", timeline.label), title, "", in_words(timeline), figure)
 
 
 def in_words(timeline: Timeline) -> str:

@@ -1,24 +1,32 @@
 // @ts-check
-// One answer as it is written: tinted tokens, timeline, figures.
+// One answer as it is written: tinted tokens or formatted text, timeline, figures.
 
 import { Aligner } from "./align.js";
-import { duration, make, percent, short } from "./dom.js";
+import { copyButton } from "./copy.js";
+import { duration, make } from "./dom.js";
+import { Figures } from "./figures.js";
+import { formatted } from "./markdown.js";
 import { originOf } from "./origins.js";
 import { Rounds } from "./rounds.js";
+import { read, write } from "./storage.js";
 import { Strip } from "./strip.js";
 
 /** @typedef {import("./api.js").Piece} Piece */
 /** @typedef {import("./api.js").Metrics} Metrics */
 /** @typedef {import("./align.js").Aligned} Aligned */
 /** @typedef {{aligned: Aligned, element: HTMLElement, roundIdx: number}} Entry */
-/** @typedef {"waiting" | "writing" | "done" | "stopped" | "failed"} State */
+/** @typedef {"waiting" | "writing" | "done" | "stopped" | "failed" | "skipped"} State */
+/** @typedef {{lane: "card" | "plain", title: string}} Heading */
+/** @typedef {Heading & {state: State, steps: [number, Piece[]][]}} KeptAnswer */
 
+const VIEW_AT = "card.view"; // "formatted" if finished answers are to be shown so
 const STATES = {
   waiting: "waits",
   writing: "writes",
   done: "done",
   stopped: "stopped",
   failed: "failed",
+  skipped: "was not run",
 };
 
 /** An answer, from the question's sending to its end. */
@@ -33,26 +41,34 @@ export class Answer {
   endMs = NaN;
   #aligner = new Aligner();
   #sentAt = NaN;
+  /** @type {[number, Piece[]][]} what came, and when: all that it takes to show the answer again */
+  #steps = [];
   /** @type {string | null} */
   #finishReason = null;
   #roundIdx = 0; // of the next token
   #numShown = 0;
   #figures = new Figures();
   #stateLine = make("span", { class: "state" });
+  #toggle = make("button", { type: "button", class: "small", "aria-pressed": "false" }, "Formatted");
+  /** @type {HTMLElement | null} */
+  #formatted = null;
 
   /**
    * @param {import("./strip.js").Scale} scale
    * @param {import("./peek.js").Peek} peek
-   * @param {{lane: "card" | "plain", title: string}} lane
+   * @param {Heading} heading
    */
   constructor(scale, peek, { lane, title }) {
+    this.lane = lane;
     this.title = title;
     this.strip = new Strip(scale);
     this.peek = peek;
     this.text = make("div", { class: "text", role: "group", "aria-label": `${title}: the answer` });
-    const head = make("header", {}, make("h3", {}, title), this.#stateLine);
+    const tools = make("div", { class: "tools" }, this.#toggle, copyButton("the answer", () => this.content));
+    const head = make("header", {}, make("h3", {}, title), this.#stateLine, tools);
     this.element = make("article", { class: "answer", "data-lane": lane }, head, this.text, this.strip.element);
     this.element.append(this.#figures.element);
+    this.#toggle.addEventListener("click", () => this.#choose(this.text.hidden ? "tokens" : "formatted"));
     this.#listen();
     this.#become("waiting");
   }
@@ -62,14 +78,22 @@ export class Answer {
     this.#stateLine.textContent = note;
   }
 
+  /** Say that it does not run at all. */
+  skip() {
+    this.#become("skipped");
+  }
+
   start() {
     this.#sentAt = performance.now();
     this.#become("writing");
   }
 
-  /** @param {Piece[]} pieces that arrived together */
-  take(pieces) {
-    const atMs = this.#now();
+  /**
+   * @param {Piece[]} pieces that arrived together
+   * @param {number} [atMs] when, after the sending of the question
+   */
+  take(pieces, atMs = this.#now()) {
+    this.#steps.push([atMs, pieces]);
     const tokens = pieces.flatMap((piece) => piece.tokens);
     const isLast = pieces.some((piece) => piece.finishReason !== null);
     this.rounds.push(tokens, atMs, isLast);
@@ -88,9 +112,12 @@ export class Answer {
     }
   }
 
-  /** @param {State} state */
-  end(state) {
-    this.endMs = this.#now();
+  /**
+   * @param {State} state
+   * @param {number} [endMs] after the sending of the question
+   */
+  end(state, endMs = this.#now()) {
+    this.endMs = endMs;
     this.#add(this.#aligner.push("", [], true));
     this.paint();
     this.text.append(this.#aligner.rest);
@@ -99,6 +126,21 @@ export class Answer {
     const count = `${this.rounds.numTokens} token${this.rounds.numTokens === 1 ? "" : "s"}`;
     const hint = this.entries.length ? "; the arrow keys go from token to token" : "";
     this.text.setAttribute("aria-label", `The answer, ${count}${hint}`);
+    if (this.content && read(() => localStorage, VIEW_AT) === "formatted") this.#show("formatted");
+  }
+
+  /** @returns {KeptAnswer} what `replay` needs */
+  keep() {
+    const state = this.state === "writing" ? "stopped" : this.state;
+    return { lane: this.lane, title: this.title, state, steps: this.#steps };
+  }
+
+  /** @param {KeptAnswer} kept */
+  replay({ state, steps }) {
+    if (state === "skipped" || state === "waiting") return this.skip();
+    this.#become("writing");
+    for (const [atMs, pieces] of steps) this.take(pieces, atMs);
+    this.end(state, this.rounds.lastMs);
   }
 
   /** Show what has come since the last time. */
@@ -140,9 +182,29 @@ export class Answer {
   #become(state) {
     this.state = state;
     this.element.dataset.state = state;
+    const hasEnded = !["waiting", "writing"].includes(state);
+    this.element.classList.toggle("is-empty", hasEnded && !this.entries.length && !this.content);
     this.element.setAttribute("aria-busy", String(state === "writing"));
     const isCut = state === "done" && this.#finishReason === "length";
     this.#stateLine.textContent = isCut ? "cut off: it may have no more tokens" : STATES[state];
+  }
+
+  // ---- tokens, or formatted text -----------------------------------------------------------------------------------
+
+  /** @param {"tokens" | "formatted"} view of this answer, and of those that come */
+  #choose(view) {
+    write(() => localStorage, VIEW_AT, view);
+    this.#show(view);
+  }
+
+  /** @param {"tokens" | "formatted"} view */
+  #show(view) {
+    const isFormatted = view === "formatted";
+    this.#toggle.setAttribute("aria-pressed", String(isFormatted));
+    this.text.hidden = isFormatted;
+    this.#formatted?.remove();
+    this.#formatted = isFormatted ? formatted(this.content) : null;
+    if (this.#formatted) this.text.after(this.#formatted);
   }
 
   // ---- one token under the pointer, or under the keyboard ----------------------------------------------------------
@@ -195,63 +257,4 @@ function tokenElement({ token, text }) {
   if (text === "\n") element.classList.add("is-line-end");
   if (!text) element.dataset.mark = token.text.includes("\ufffd") ? "◦" : "■"; // part of a character; special token
   return element;
-}
-
-/** The figures below an answer. */
-class Figures {
-  #recent = new Figure("tokens/s", "over the last second");
-  #speed = new Figure("tokens/s", "since the first token");
-  #perPass = new Figure("tokens/pass", "of the target, mean");
-  #accepted = new Figure("accepted", "of the text, from the cache");
-  #hits = new Figure("hit rate", "passes that found candidates");
-  #candidates = new Figure("acceptance", "of the candidates: at the end");
-
-  constructor() {
-    const all = [this.#speed, this.#recent, this.#perPass, this.#accepted, this.#hits, this.#candidates];
-    this.element = make("dl", { class: "figures" }, ...all.map((figure) => figure.element));
-  }
-
-  /** @param {Rounds} rounds @param {number} nowMs */
-  update(rounds, nowMs) {
-    this.#recent.show(short(rounds.recentTokensPerS(nowMs)));
-    this.#speed.show(short(rounds.tokensPerS));
-    this.#perPass.show(short(rounds.tokensPerPass));
-    this.#accepted.show(percent(rounds.acceptedShare));
-    this.#hits.show(percent(rounds.readyShare));
-  }
-
-  /** @param {Answer} answer */
-  finish({ rounds, metrics, tokensPerS, writingMs }) {
-    this.#speed.show(short(tokensPerS), `${rounds.numTokens} tokens in ${duration(writingMs)} after the first`);
-    this.#recent.show(duration(rounds.firstMs), "until the first token", "");
-    if (!metrics) return;
-    const found = metrics.speculative_decoding;
-    const hasCandidates = found.num_draft_tokens > 0;
-    this.#perPass.show(short(found.mean_acceptance_length), `of the target, mean of ${found.num_spec_steps}`);
-    this.#hits.show(hasCandidates ? percent(metrics.card.hit_rate) : "–", "next token was in the cache");
-    const kept = `${found.num_accepted_draft_tokens} of ${found.num_draft_tokens} candidates`;
-    const rate = hasCandidates ? percent(found.draft_acceptance_rate) : "–";
-    this.#candidates.show(rate, hasCandidates ? kept : "no candidates");
-  }
-}
-
-/** One figure: a number, its unit, what it is. */
-class Figure {
-  #value = make("span", { class: "value" }, "–");
-  #unit;
-  #note;
-
-  /** @param {string} unit @param {string} note */
-  constructor(unit, note) {
-    this.#unit = make("span", { class: "unit" }, unit);
-    this.#note = make("dt", {}, note);
-    this.element = make("div", {}, this.#note, make("dd", {}, this.#value, " ", this.#unit));
-  }
-
-  /** @param {string} value @param {string} [note] @param {string} [unit] */
-  show(value, note, unit) {
-    this.#value.textContent = value;
-    if (note !== undefined) this.#note.textContent = note;
-    if (unit !== undefined) this.#unit.textContent = unit;
-  }
 }

@@ -1,18 +1,17 @@
 // @ts-check
 // The playground: a conversation with the model behind this server.
 
-import { Answer } from "./answer.js";
 import { ask, RequestError } from "./api.js";
 import { byId, make } from "./dom.js";
+import { load, save } from "./kept.js";
 import { showLegend } from "./origins.js";
 import { Peek } from "./peek.js";
-import { verdict } from "./race.js";
 import { Settings } from "./settings.js";
 import { Status } from "./status.js";
-import { Scale } from "./strip.js";
+import { Turn } from "./turn.js";
 
 /** @typedef {import("./api.js").Message} Message */
-/** @typedef {{question: string, answer: string}} Turn */
+/** @typedef {import("./answer.js").Answer} Answer */
 
 const PAINT_EVERY_MS = 60; // drawing takes time from a model on the same machine
 const NEAR_PX = 40; // of the end of the page: whoever is there wants to see the newest
@@ -41,62 +40,55 @@ let isFollowing = true; // the newest, by scrolling along
 async function submit(text) {
   if (running || !text.trim()) return;
   const controller = (running = new AbortController());
+  const conversation = turns; // another one begins if this is cleared meanwhile
+  const turn = new Turn(text, peek);
   document.body.dataset.busy = "true";
   intro.hidden = true;
-  const panes = make("div", { class: "panes" });
-  const outcome = make("div", { class: "outcome" });
-  const turn = make("section", { class: "turn" }, make("h2", { class: "question" }, text), panes, outcome);
-  talk.append(turn);
+  talk.append(turn.element);
   isFollowing = true;
   try {
-    await (races.checked ? race(text, panes, outcome, controller.signal) : single(text, panes, controller.signal));
+    const fields = requestFor(text);
+    conversation.push(turn);
+    await (races.checked ? race(turn, fields, controller.signal) : single(turn, fields, controller.signal));
   } catch (error) {
-    if (!panes.children.length) panes.remove();
-    showError(error, text, outcome);
+    showError(error, turn);
   } finally {
     running = null;
     delete document.body.dataset.busy;
+    keep();
     status.refresh();
   }
 }
 
 /**
- * @param {string} text
- * @param {HTMLElement} panes
+ * @param {Turn} turn
+ * @param {Record<string, unknown>} fields of the request
  * @param {AbortSignal} signal
  */
-async function single(text, panes, signal) {
-  const fields = requestFor(text);
-  const conversation = turns; // another one begins if this is cleared meanwhile
-  const answer = new Answer(new Scale(), peek, { lane: "card", title: method });
-  panes.append(answer.element);
+async function single(turn, fields, signal) {
+  const answer = turn.add({ lane: "card", title: method });
   await run(answer, fields, signal);
-  if (answer.content) conversation.push({ question: text, answer: answer.content });
   said.textContent = `${answer.state === "done" ? "The answer" : "Stopped"}: ${answer.content}`;
 }
 
 /**
- * @param {string} text
- * @param {HTMLElement} panes
- * @param {HTMLElement} outcome
+ * @param {Turn} turn
+ * @param {Record<string, unknown>} fields
  * @param {AbortSignal} signal
  */
-async function race(text, panes, outcome, signal) {
-  const fields = requestFor(text);
-  const conversation = turns;
-  const scale = new Scale();
-  const card = new Answer(scale, peek, { lane: "card", title: method });
-  const plain = new Answer(scale, peek, { lane: "plain", title: "Plain decoding" });
+async function race(turn, fields, signal) {
+  const card = turn.add({ lane: "card", title: method });
+  const plain = turn.add({ lane: "plain", title: "Plain decoding" });
   plain.wait("runs next, so that neither slows the other");
-  panes.append(card.element, plain.element);
-  await run(card, fields, signal);
-  if (card.content) conversation.push({ question: text, answer: card.content });
-  if (!signal.aborted) await run(plain, { ...fields, speculation: "off" }, signal);
-  else plain.wait("was not run");
-  card.paint();
-  const told = verdict(card, plain);
-  said.textContent = told.textContent;
-  follow(() => outcome.append(told));
+  try {
+    await run(card, fields, signal);
+    if (!signal.aborted) await run(plain, { ...fields, speculation: "off" }, signal);
+  } finally {
+    if (plain.state === "waiting") plain.skip();
+  }
+  follow(() => {
+    said.textContent = turn.judge();
+  });
 }
 
 /** @param {string} text @returns {Record<string, unknown>} @throws {RequestError} for settings that cannot be sent */
@@ -105,7 +97,8 @@ function requestFor(text) {
   /** @type {Message[]} */
   const messages = settings.system ? [{ role: "system", content: settings.system }] : [];
   for (const turn of settings.sendsEarlier ? turns : []) {
-    messages.push({ role: "user", content: turn.question }, { role: "assistant", content: turn.answer });
+    if (!turn.content) continue;
+    messages.push({ role: "user", content: turn.question }, { role: "assistant", content: turn.content });
   }
   messages.push({ role: "user", content: text });
   const told = { stream: true, stream_options: { include_usage: true }, shows_tree: true, include_metrics: true };
@@ -150,16 +143,15 @@ function follow(change) {
 
 /**
  * @param {unknown} error
- * @param {string} text the question
- * @param {HTMLElement} outcome
+ * @param {Turn} turn
  */
-function showError(error, text, outcome) {
+function showError(error, turn) {
   const message = error instanceof RequestError ? error.message : `The page itself has failed: ${error}`;
-  const buttons = [makeButton("Ask again", () => submit(text))];
+  const buttons = [makeButton("Ask again", () => submit(turn.question))];
   if (error instanceof RequestError && error.status === 401) {
     buttons.unshift(makeButton("To the key", () => settings.askForKey()));
   }
-  outcome.append(make("div", { class: "error", role: "alert" }, make("p", {}, message), ...buttons));
+  turn.tell(make("div", { class: "error", role: "alert" }, make("p", {}, message), ...buttons));
   follow(() => {});
 }
 
@@ -172,9 +164,31 @@ function stop() {
   running?.abort();
 }
 
-function clear() {
+function keep() {
+  const told = turns.filter((turn) => turn.answers.some((answer) => answer.entries.length));
+  save(settings.system, told.map((turn) => turn.keep()));
+}
+
+/** Show the conversation that was kept, if there is one. */
+function restore() {
+  const kept = load();
+  if (!kept) return;
+  try {
+    const restored = kept.turns.map((turn) => Turn.from(turn, peek));
+    talk.append(...restored.map((turn) => turn.element));
+    turns = restored;
+    settings.system = kept.system;
+    intro.hidden = turns.length > 0;
+    follow(() => {});
+  } catch {
+    save("", []); // something else has written there
+  }
+}
+
+function startNew() {
   stop();
   turns = [];
+  keep();
   for (const turn of talk.querySelectorAll(".turn")) turn.remove();
   peek.hide();
   intro.hidden = false;
@@ -215,18 +229,24 @@ function showExamples() {
   byId("examples", HTMLElement).append(...buttons);
 }
 
-async function begin() {
-  showLegend(byId("legend", HTMLElement));
-  showExamples();
+function listen() {
   byId("ask", HTMLFormElement).addEventListener("submit", (event) => {
     event.preventDefault();
     send();
   });
   question.addEventListener("keydown", onQuestionKey);
   byId("stop", HTMLButtonElement).addEventListener("click", stop);
-  byId("clear", HTMLButtonElement).addEventListener("click", clear);
+  byId("new", HTMLButtonElement).addEventListener("click", startNew);
   document.addEventListener("keydown", onKey);
   addEventListener("scroll", onScroll, { passive: true });
+  addEventListener("pagehide", () => running && keep()); // what is written of an unfinished answer
+}
+
+async function begin() {
+  showLegend(byId("legend", HTMLElement));
+  showExamples();
+  listen();
+  restore();
   if (matchMedia("(hover: hover)").matches) question.focus(); // elsewhere a keyboard would cover half of the page
   const served = await status.served();
   if (served) method = served.method === "card" ? "CARD" : served.method;

@@ -2,6 +2,7 @@
 // What the user chose: how to sample, what to send, the key, the theme.
 
 import { byId } from "./dom.js";
+import { read, write } from "./storage.js";
 
 const KEY_AT = "card.key"; // in the tab's own storage, gone with the tab
 const THEME_AT = "card.theme";
@@ -12,6 +13,7 @@ export class Settings {
   #toggle = byId("toggle-settings", HTMLButtonElement);
   #form = byId("settings-form", HTMLFormElement);
   #temperature = byId("temperature", HTMLInputElement);
+  #topP = byId("top-p", HTMLInputElement);
   #seed = byId("seed", HTMLInputElement);
   #maxTokens = byId("max-tokens", HTMLInputElement);
   #system = byId("system", HTMLTextAreaElement);
@@ -40,7 +42,7 @@ export class Settings {
 
   /** @returns {string} empty, or the name of a field whose value cannot be sent */
   get fault() {
-    const wrong = [this.#temperature, this.#seed, this.#maxTokens].find((field) => !field.validity.valid);
+    const wrong = [this.#temperature, this.#topP, this.#seed, this.#maxTokens].find((field) => !field.validity.valid);
     return wrong ? `${wrong.labels?.[0]?.textContent?.trim()}: ${wrong.validationMessage}` : "";
   }
 
@@ -60,10 +62,15 @@ export class Settings {
     return this.#system.value.trim();
   }
 
+  set system(prompt) {
+    this.#system.value = prompt;
+  }
+
   /** Parameters of a request; a seed that is left out is drawn, so that it can be told, and used twice. */
   get sampling() {
     return {
       temperature: numberOf(this.#temperature),
+      top_p: numberOf(this.#topP),
       max_tokens: numberOf(this.#maxTokens),
       seed: numberOf(this.#seed) ?? Math.floor(Math.random() * 2 ** 31),
     };
@@ -93,22 +100,4 @@ export class Settings {
 /** @param {HTMLInputElement} field @returns {number | undefined} */
 function numberOf(field) {
   return Number.isNaN(field.valueAsNumber) ? undefined : field.valueAsNumber;
-}
-
-/** @param {() => Storage} storage which may be forbidden @param {string} name */
-function read(storage, name) {
-  try {
-    return storage().getItem(name) ?? "";
-  } catch {
-    return "";
-  }
-}
-
-/** @param {() => Storage} storage @param {string} name @param {string} value */
-function write(storage, name, value) {
-  try {
-    storage().setItem(name, value);
-  } catch {
-    // It holds for this page then, until it is loaded anew.
-  }
 }

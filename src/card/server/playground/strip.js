@@ -33,6 +33,7 @@ export class Strip {
   constructor(scale) {
     this.scale = scale;
     this.#picture.setAttribute("role", "img");
+    this.#picture.setAttribute("aria-label", "Timeline: nothing yet.");
     this.#picture.setAttribute("preserveAspectRatio", "none");
     this.element = make("figure", { class: "strip" }, this.#highest, this.#picture, this.#ticks);
   }
