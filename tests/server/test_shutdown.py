@@ -126,3 +126,20 @@ def test_a_second_signal_ends_the_server_at_once_and_its_drafter_too(pair: Pair,
         until(lambda: all_are_gone(drafters), timeout_s=20)
         reader.join(PATIENCE_S)
         assert reader.failure is not None or "error" in reader.events[-2]
+
+
+def test_a_schema_that_takes_minutes_delays_neither_others_nor_the_end(pair: Pair, tmp_path: Path) -> None:
+    pytest.importorskip("llguidance")
+    slow = {
+        "allOf": [{"type": "object", "properties": {"a": {"type": "string", "pattern": f"a{i}"}}} for i in range(50)]
+    }
+    wanted = {"type": "json_schema", "json_schema": {"name": "slow", "schema": slow}}
+    with command(tmp_path, *arguments(pair), "--method", "vanilla", "--grammar-timeout", "1") as server:
+        url = f"{server.url}/v1/completions"
+        asked = {"prompt": "the cat", "max_tokens": 2}
+        refused = httpx2.post(url, json={**asked, "response_format": wanted}, timeout=PATIENCE_S)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (400, "grammar_timeout")
+        assert httpx2.post(url, json=asked, timeout=PATIENCE_S).status_code == 200
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(PATIENCE_S) == 0
+        assert server.logged()[-1]["event"] == "stopped"
