@@ -24,7 +24,16 @@ sys.meta_path.insert(0, At())
 from card.__main__ import main
 main()
 """
-MOMENTS = ("click", "card.cli.options", "torch", "torch.nn.functional", "transformers.utils", "card.engine.engine")
+MOMENTS = (
+    "card.cli",
+    "card.interrupts",
+    "click",
+    "card.cli.options",
+    "torch",
+    "torch.nn.functional",
+    "transformers.utils",
+    "card.engine.engine",
+)
 WHILE_LOADING = "transformers.models.llama.modeling_llama"
 
 pytestmark = pytest.mark.timeout(240)
