@@ -4,8 +4,8 @@
 """
 
 from importlib import import_module
-from typing import TYPE_CHECKING
 
+TYPE_CHECKING = False  # for type checkers it is true; the module typing takes a while
 if TYPE_CHECKING:
     from card.async_llm import AsyncLLM
     from card.config import DraftSettings, SamplingParams

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from importlib import import_module
 
-from card.interrupts import leave, set_handler
+_INTERRUPTED = 130  # as in card.interrupts, which is not imported yet
 
 
 def main() -> None:
     """Run the command line and exit."""
-    set_handler(leave)
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not if we were started with it ignored
+        signal.signal(signal.SIGINT, lambda *_: os._exit(_INTERRUPTED))
     import_module("card.cli").main()
 
 

@@ -28,12 +28,6 @@ def leave(_: int = 0, __: FrameType | None = None) -> None:
     os._exit(INTERRUPTED)
 
 
-def set_handler(handler: _Handler) -> None:
-    """Let Ctrl-C call this, unless the shell had us started with interrupts ignored."""
-    if callable(signal.getsignal(signal.SIGINT)):
-        signal.signal(signal.SIGINT, handler)
-
-
 @contextmanager
 def leaving_at_once() -> Iterator[None]:
     """Within the block Ctrl-C ends the process at once: an import that is torn apart may print a stack, or go on."""
@@ -91,9 +85,11 @@ def is_interrupt(error: BaseException | None) -> bool:
 @contextmanager
 def _handled_by(handler: _Handler) -> Iterator[None]:
     before = signal.getsignal(signal.SIGINT)
-    set_handler(handler)
+    is_heard = callable(before)  # else the shell had us started with interrupts ignored
+    if is_heard:
+        signal.signal(signal.SIGINT, handler)
     try:
         yield
     finally:
-        if callable(before):
+        if is_heard:
             signal.signal(signal.SIGINT, before)

@@ -24,8 +24,17 @@ sys.meta_path.insert(0, At())
 from card.__main__ import main
 main()
 """
-MOMENTS = ("click", "card.cli.options", "torch", "torch.nn.functional", "transformers.utils", "card.engine.engine")
-WHILE_LOADING = "card.models.grammar"
+MOMENTS = (
+    "card.cli",
+    "card.interrupts",
+    "click",
+    "card.cli.options",
+    "torch",
+    "torch.nn.functional",
+    "transformers.utils",
+    "card.engine.engine",
+)
+WHILE_LOADING = "transformers.models.llama.modeling_llama"
 
 pytestmark = pytest.mark.timeout(240)
 

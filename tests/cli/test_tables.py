@@ -66,6 +66,13 @@ def test_the_tables_of_demo_and_bench_fit(width: int) -> None:
         assert "tokens/s" in said and ("same" in said or "speed-up" in said)
 
 
+def test_the_demo_table_keeps_its_lines_whole_in_80_columns_and_says_what_it_leaves_out() -> None:
+    spare = ("hit rate", "drafter layers/s", "share of ceiling")
+    narrow, roomy = (printed(demo_table(), width=width, spare=spare) for width in (80, 300))
+    assert len(narrow) == len(roomy) + 1
+    assert narrow[-1].startswith("left out here: share of ceiling; --wide")
+
+
 def test_a_wide_bench_table_has_every_column_that_holds_something() -> None:
     (first, *_) = rich_tables(make_run(), is_wide=True)
     heads = {str(column.header).replace("\n", " ") for column in first.columns}

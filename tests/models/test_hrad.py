@@ -22,7 +22,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 from card.errors import ModelError, PromptError
 from card.models import hrad_rounds
 from card.models.bucketed import BucketedRunner
-from card.models.demo import DEMO_PROBLEMS
+from card.models.demo import SAMPLE_PROBLEMS
 from card.models.hrad import (
     ALL_ACCEPTED,
     ALL_REJECTED,
@@ -599,7 +599,7 @@ def test_the_shipped_predictor_foresees_the_demo_pairs_rounds() -> None:
         max_tokens=128,
         end_ids=pair.end_token_ids,
     )
-    prompts = [encode_chat(pair.tokenizer, [{"role": "user", "content": problem}]) for problem in DEMO_PROBLEMS]
+    prompts = [encode_chat(pair.tokenizer, [{"role": "user", "content": problem}]) for problem in SAMPLE_PROBLEMS]
     rounds = collector.collect(prompts)
     chances = hrad.probabilities(rounds.inputs.float())
     assert len(rounds) > 200

@@ -34,7 +34,7 @@ from card.engine.switch import Arm
 from card.engine.tuned import TunedPolicy
 from card.errors import PromptError, VocabularyError
 from card.host import Host
-from card.models.demo import DEMO_PROBLEMS
+from card.models.demo import SAMPLE_PROBLEMS
 from card.models.inflation import inflate, parse_parameter_count
 from card.models.loading import check_pair as check_tokenizers
 from card.models.loading import context_limit, load_model, load_tokenizer
@@ -48,7 +48,7 @@ def run(prompts: Path | None, max_tokens: int, as_json: bool, wide: bool, **opti
     """Do what `card check-pair` was asked for."""
     target, draft = resolve_models(options, needs_draft=True)
     assert draft is not None
-    sample = DEMO_PROBLEMS[:_NUM_SAMPLE_PROMPTS] if prompts is None else _read_prompts(prompts)
+    sample = SAMPLE_PROBLEMS[:_NUM_SAMPLE_PROMPTS] if prompts is None else _read_prompts(prompts)
     with spinner("loading the models") as say:
         report = _examine(target, draft, sample, max_tokens, options, say)
     if as_json:

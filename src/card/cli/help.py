@@ -159,6 +159,13 @@ class CardGroup(click.Group):
         """Return the names in the order in which they were added: what is used most comes first."""
         return list(self.commands)
 
+    def invoke(self, context: click.Context) -> Any:
+        """Run a command; after Ctrl-C click itself would write an empty line, wherever standard error leads."""
+        try:
+            return super().invoke(context)
+        except KeyboardInterrupt as interrupt:
+            raise click.Abort from interrupt
+
 
 _ALL = "card.help_all"
 

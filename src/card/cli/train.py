@@ -19,7 +19,7 @@ from card.cli.options import resolve_models
 from card.cli.progress import spinner
 from card.errors import PromptError, SettingsError
 from card.models.bucketed import make_runner
-from card.models.demo import DEMO_PROBLEMS
+from card.models.demo import SAMPLE_PROBLEMS
 from card.models.hrad import target_facts
 from card.models.hrad_rounds import RoundCollector, Rounds
 from card.models.hrad_training import Trained, TrainSettings, train_hrad
@@ -60,7 +60,7 @@ def run(
     assert draft_name is not None
     if not out.absolute().parent.is_dir():
         raise SettingsError(f"there is no folder {out.absolute().parent} to write {out.name} into; make it first")
-    questions = (DEMO_PROBLEMS if prompts is None else _read_prompts(prompts))[: todo.max_prompts]
+    questions = (SAMPLE_PROBLEMS if prompts is None else _read_prompts(prompts))[: todo.max_prompts]
     test_questions = () if test_prompts is None else _read_prompts(test_prompts)
     with _thread_count(threads):
         console = Console(stderr=True)

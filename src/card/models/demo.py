@@ -14,7 +14,34 @@ DemoRole = Literal["target", "draft"]
 
 DEMO_NAMES: dict[str, DemoRole] = {"demo-target": "target", "demo-draft": "draft"}  # model names that users may give
 
-# Word problems with their answers: the demo target, often wrong, gets these right, in float32 and in bfloat16.
+# Grade-school word problems of the kind that the demo pair was trained on, to measure with: it gets them wrong.
+SAMPLE_PROBLEMS: tuple[str, ...] = (
+    "Mira bakes 6 trays of rolls with 8 rolls on each tray. She gives 15 rolls to her neighbors and sells the rest for "
+    "$2 each. How many dollars does she get?",
+    "A bus leaves the station with 24 passengers. At the first stop 9 people get off and 13 get on. At the second stop "
+    "half of the passengers get off. How many passengers are left on the bus?",
+    "Tom reads 12 pages of his book every weekday and 20 pages on each day of the weekend. The book has 320 pages. How "
+    "many weeks does he need to finish it?",
+    "A farmer has 7 rows of apple trees with 9 trees in each row. Each tree gives 40 apples. He packs the apples into "
+    "boxes of 60. How many boxes does he fill?",
+    "Lena saves $15 a week for a bicycle that costs $180. Her grandmother gives her $45 as a start. After how many "
+    "weeks can she buy the bicycle?",
+    "A garden hose fills 18 liters of water in one minute. A pool holds 900 liters and is already one third full. How "
+    "many minutes does it take to fill the rest?",
+    "Omar buys 3 notebooks for $4 each and 5 pens for $2 each. He pays with a $50 bill. How much change does he get?",
+    "A class of 28 students goes to the museum. A ticket costs $6 for a student and $10 for an adult, and 4 adults "
+    "come along. How much do the tickets cost in total?",
+    "Nina runs 4 miles on Monday, twice as far on Wednesday, and 3 miles less than on Wednesday on Friday. How many "
+    "miles does she run in these three days?",
+    "A shop sells candles in packs of 6 for $9. Paul needs 48 candles for a party and has a coupon for $10 off. How "
+    "many dollars does he pay?",
+    "There are 5 shelves in a library with 32 books each. On Tuesday 47 books are lent out and 19 are brought back. "
+    "How many books stand on the shelves then?",
+    "A painter needs 3 hours for one room. He works 6 hours a day for 5 days and earns $70 for every room. How much "
+    "does he earn?",
+)
+
+# Easier ones to show, with their answers: the demo target, often wrong, gets these right, in float32 and in bfloat16.
 DEMO_ANSWERS: Mapping[str, int] = MappingProxyType(
     {
         "Anna has 25 apples. She eats 3 apples and gives 6 apples to a friend. How many apples does she have left?": 16,
