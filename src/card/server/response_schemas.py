@@ -59,7 +59,7 @@ def _as_parts(value: object) -> object:
 def _or_text(schema: dict[str, Any]) -> None:
     """Say in a field's schema that a string will do."""
     listed = {name: schema.pop(name) for name in ("type", "items", "minItems", "maxItems") if name in schema}
-    schema["anyOf"] = [{"type": "string", "minLength": 1}, listed]
+    schema["anyOf"] = [{"type": "string"}, listed]
 
 
 class InputMessage(Strict):
