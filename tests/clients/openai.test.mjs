@@ -161,6 +161,21 @@ test("a stream that is given up frees its place before the text is written", asy
   assert.equal(await metric("card_requests_finished_total", 'finished_reason="abort"'), aborted + 1);
 });
 
+test("a forced call of a function is put together by the client's helpers, in chat and as a response", async () => {
+  const parameters = { type: "object", properties: { a: { enum: [1, 2] } }, required: ["a"] };
+  const tools = [{ type: "function", function: { name: "f", parameters } }];
+  const forced = { tool_choice: "required", parallel_tool_calls: false };
+  const stream = client.chat.completions.stream({ messages, tools, ...forced, ...greedy });
+  const [call] = (await stream.finalChatCompletion()).choices[0].message.tool_calls;
+  assert.equal(call.function.name, "f");
+  assert.ok([1, 2].includes(JSON.parse(call.function.arguments).a));
+  const own = [{ type: "function", name: "f", parameters, strict: true }];
+  const response = client.responses.stream({ input: PROMPT, tools: own, ...forced, ...greedy });
+  const [item] = (await response.finalResponse()).output;
+  assert.equal(item.type, "function_call");
+  assert.equal(item.arguments, call.function.arguments);
+});
+
 test("a wrong key is an AuthenticationError", async () => {
   const stranger = new OpenAI({ baseURL: `${SERVER}/v1`, apiKey: "not-the-key", maxRetries: 0 });
   const error = await refusal(stranger.models.list());
@@ -177,12 +192,12 @@ test("a model that is not served is a NotFoundError with its code", async () => 
 });
 
 test("a field that is not done is a BadRequestError with its name", async () => {
-  const asked = { messages, tools: [{ type: "function", function: { name: "f", parameters: {} } }], ...greedy };
+  const asked = { messages, web_search_options: {}, ...greedy };
   const error = await refusal(client.chat.completions.create(asked));
   assert.ok(error instanceof OpenAI.BadRequestError, String(error));
   assert.equal(error.code, "unsupported_parameter");
-  assert.equal(error.param, "tools");
-  assert.match(error.message, /tools is not supported/);
+  assert.equal(error.param, "web_search_options");
+  assert.match(error.message, /web_search_options is not supported/);
   assert.ok(error.requestID);
 });
 

@@ -212,6 +212,7 @@ def test_fields_that_ask_for_nothing_change_nothing(client: openai.OpenAI, solo:
         ({"input": "a", "conversation": "c"}, "conversation"),
         ({"input": "a", "prompt": {"id": "p"}}, "prompt"),
         ({"input": "a", "background": True}, "background"),
+        ({"input": "a", "background": 0}, "background"),
         ({"input": "a", "truncation": "auto"}, "truncation"),
         ({"input": "a", "include": ["file_search_call.results"]}, "include.0"),
         ({"input": "a", "reasoning": {"summary": "detailed"}}, "reasoning.summary"),

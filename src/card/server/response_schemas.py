@@ -8,7 +8,7 @@ from pydantic import Discriminator, Field, Tag, WithJsonSchema, field_validator,
 
 from card.server.limits import fitted
 from card.server.schemas import KWARGS_SCHEMA, ChatRequest, Effort
-from card.server.strict import Strict
+from card.server.strict import NotDone, Strict
 from card.server.tool_schemas import ARGUMENTS_SCHEMA, MAX_TOOLS, FunctionDefinition
 
 _MAX_ITEMS = 4096
@@ -59,7 +59,7 @@ def _as_parts(value: object) -> object:
 def _or_text(schema: dict[str, Any]) -> None:
     """Say in a field's schema that a string will do."""
     listed = {name: schema.pop(name) for name in ("type", "items", "minItems", "maxItems") if name in schema}
-    schema["anyOf"] = [{"type": "string", "minLength": 1}, listed]
+    schema["anyOf"] = [{"type": "string"}, listed]
 
 
 class InputMessage(Strict):
@@ -155,7 +155,7 @@ class Reasoning(Strict):
 class ResponseStreamOptions(Strict):
     """How a stream looks."""
 
-    include_obfuscation: Literal[False] = False
+    include_obfuscation: NotDone = False
 
 
 class ResponsesRequest(Strict):
@@ -179,7 +179,7 @@ class ResponsesRequest(Strict):
     stream_options: ResponseStreamOptions | None = None
     include: list[Literal["reasoning.encrypted_content"]] = Field(default_factory=list, max_length=8)
     truncation: Literal["disabled"] = "disabled"
-    background: Literal[False] = False
+    background: NotDone = False
     store: bool = Field(True, description="nothing is stored, whatever it says")
     previous_response_id: Annotated[str | None, WithJsonSchema({"type": "null"})] = None
     metadata: dict[str, str] = Field(default_factory=dict, max_length=16)

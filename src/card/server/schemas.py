@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationInfo, WithJsonSchema, field_validator, model_validator
 
 from card.server.guided import GuidedFields
-from card.server.strict import Strict
+from card.server.strict import NotDone, Strict
 from card.server.tool_schemas import MAX_TOOLS, NamedFunction, Tool, ToolCall, ToolChoice, as_tool_choice
 
 MAX_CHOICES = 128
@@ -67,7 +67,7 @@ class StreamOptions(Strict):
     """How a stream ends."""
 
     include_usage: bool = False
-    include_obfuscation: Literal[False] = False
+    include_obfuscation: NotDone = False
 
 
 class SamplingFields(GuidedFields):

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, WithJsonSchema, model_validator
 
 
 class Strict(BaseModel):
@@ -19,3 +19,13 @@ class Strict(BaseModel):
         if isinstance(value, dict):
             return {name: one for name, one in value.items() if one is not None}
         return value
+
+
+def _refuse_true(value: bool) -> bool:
+    if value:
+        raise ValueError("is not done; leave it out, or set it to false")
+    return value
+
+
+NotDone = Annotated[bool, AfterValidator(_refuse_true), WithJsonSchema({"type": "boolean", "const": False})]
+"""A switch that may be there as long as it is off. (`Literal[False]` would take 0 as well.)"""
