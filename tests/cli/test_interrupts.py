@@ -41,7 +41,7 @@ pytestmark = pytest.mark.timeout(240)
 
 @pytest.mark.parametrize("moment", [*MOMENTS, WHILE_LOADING])
 def test_an_interrupt_while_modules_are_imported_is_silent(moment: str, pair: Pair) -> None:
-    arguments = ["generate", "--target", pair.target, "--method", "vanilla", "hi"]
+    arguments = ["generate", "--target", pair.target, "--target-cost", "30M", "--method", "vanilla", "hi"]
     done = subprocess.run(
         [sys.executable, "-c", AT_IMPORT, moment, *arguments], capture_output=True, text=True, check=False, timeout=120
     )
