@@ -26,7 +26,7 @@ _POINTS_SHARE, _SEQUENCES_SHARE, _PREFILL_SHARE = 0.6, 0.75, 0.9  # of the time 
 _TRIED_TOKENS = (4, 16)  # of the passes that the number of threads is chosen for: more tokens gain more by them
 _TRYING_S, _TRYING_TURNS = 0.04, 10  # for each number of threads, and how often
 _TRYING_LIMIT_S = 3.0  # after which no further turn begins: passes of large models are long, and scatter less
-_QUICK_TURNS, _QUICK_LIMIT_S = 3, 0.3  # the same while somebody waits
+_QUICK_TURNS, _QUICK_LIMIT_S = 2, 0.2  # the same while somebody waits
 _AS_FAST = 1.03  # times the seconds of the fastest number of threads: more of them may take so long
 
 _NEWEST_WEIGHT = 0.05  # of an observation in the means, once there are more than 1 / 0.05 of them

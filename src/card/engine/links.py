@@ -37,7 +37,7 @@ Where = Literal["inline", "thread", "process", "remote", "switch"]
 
 _SPARE_ROWS = 64
 _MAX_TOKENS_PER_PASS = 256  # a longer text is read in several passes, so that others are not kept waiting
-_MEASURING_S, _QUICK_S = 0.4, 0.15  # for a draft model in this process; while somebody waits
+_MEASURING_S, _QUICK_S = 0.4, 0.1  # for a draft model in this process; while somebody waits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

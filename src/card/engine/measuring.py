@@ -11,7 +11,7 @@ from card.engine.latency import PassCost, measure_pass_cost, with_useful_threads
 from card.engine.latency_store import LatencyKey, LatencyStore
 from card.models.torch_runner import TorchRunner
 
-_FULL_S, _QUICK_S = 1.0, 0.2  # for the target's latencies under one schedule: at leisure, and while somebody waits
+_FULL_S, _QUICK_S = 1.0, 0.12  # for the target's latencies under one schedule: at leisure, and while somebody waits
 _IDLE_S = 0.4  # the same in an idle moment: so long a request may have to wait that comes just then
 
 
