@@ -290,7 +290,8 @@ class EngineSettings(_Replaceable):
     )
     draft_address: str | None = None  # tcp://host:port of a draft server to use instead of a drafter of one's own
     draft_keys: str | None = None  # folder with the CURVE keys for it, as made by `card keys`
-    dtype: str = "auto"  # as stored, or float32, bfloat16, float16, float64
+    dtype: str = "auto"  # as stored, or int8, float32, bfloat16, float16, float64
+    draft_dtype: str | None = None  # of the draft model; None: as dtype
     device: str = "cpu"
     draft_device: str | None = None  # None: the target's device
     target_cost: str | None = None  # inflate the target to the price of so many parameters, such as 300M

@@ -42,6 +42,7 @@ from card.models.grammar import GrammarCompiler
 from card.models.hrad import DEMO_HRAD, load_hrad
 from card.models.inflation import inflate, inflated_from, parse_parameter_count
 from card.models.loading import (
+    INT8,
     check_pair,
     computes_bfloat16,
     context_limit,
@@ -283,7 +284,8 @@ class Host:
                 check_pair(self.tokenizer, model, one)
         if self.settings.target_cost is not None:
             model = inflate(cast("PreTrainedModel", model), parse_parameter_count(self.settings.target_cost))
-        if self.method.name != "vanilla" and model.dtype == torch.bfloat16 and not computes_bfloat16(model.device):
+        is_bfloat16 = model.dtype == torch.bfloat16 and self.settings.dtype != INT8
+        if self.method.name != "vanilla" and is_bfloat16 and not computes_bfloat16(model.device):
             _advise_float32()
         original = inflated_from(model)
         self.target_cost: str | None = None
@@ -423,7 +425,9 @@ class Host:
         if settings.draft is None or self._where not in ("process", "switch") or not self._is_draft_named:
             return None
         device, home = settings.draft_device or settings.device, Home(self.cores.draft, settings.draft_threads)
-        return LatencyKey.of("drafter", settings.draft, dtype=settings.dtype, device=device, home=home)
+        return LatencyKey.of(
+            "drafter", settings.draft, dtype=settings.draft_dtype or settings.dtype, device=device, home=home
+        )
 
     def _drafter_cost(self, drafter: Drafter, plan: DrafterPlan) -> PassCost | None:
         """Return what passes of a drafter elsewhere cost, as it says or as an earlier one did."""
@@ -436,7 +440,9 @@ class Host:
         settings, key = self.settings, None
         if settings.draft is not None and self._is_draft_named:
             device, home = settings.draft_device or settings.device, self.cores.alone
-            key = LatencyKey.of("draft in turns", settings.draft, dtype=settings.dtype, device=device, home=home)
+            key = LatencyKey.of(
+                "draft in turns", settings.draft, dtype=settings.draft_dtype or settings.dtype, device=device, home=home
+            )
         return self.measuring.remembered(key, lambda: drafter.measured(plan, is_quick=not self._waits))
 
     def _remember_drafter(self, link: DrafterLink) -> None:

@@ -70,8 +70,12 @@ _MODEL_OPTIONS = [
         "--draft", help=f"Draft model: a folder, a hub name, or {DEMO_DRAFT}, the default beside {DEMO_TARGET}."
     ),
     click.option(
-        "--dtype", default="auto", show_default=True, help="auto (as stored), float32, bfloat16, float16, float64."
+        "--dtype",
+        default="auto",
+        show_default=True,
+        help="auto (as stored), int8, float32, bfloat16, float16, float64.",
     ),
+    click.option("--draft-dtype", help="The same for the draft model.  [default: the target's]"),
     click.option("--device", default="cpu", show_default=True, help="Device of the target: cpu, cuda, cuda:1."),
     click.option("--draft-device", help="Device of the draft model.  [default: the target's]"),
     click.option(

@@ -18,7 +18,7 @@ from card.errors import PromptError
 from card.host import Host
 from card.metrics import RequestStats
 from card.models.fused import can_pack
-from card.models.loading import parameter_count
+from card.models.loading import INT8, parameter_count
 from card.models.torch_runner import TorchRunner
 
 LEAST_SPEED_UP = 1.05  # below it, noise and speed are hard to tell apart
@@ -113,6 +113,8 @@ def memory_of(model: PreTrainedModel, runner: TorchRunner, num_copies: int) -> M
     linears = [module.weight for module in model.modules() if isinstance(module, nn.Linear)]
     is_packed = runner.is_fused and can_pack(linears[0], weight_bytes)
     packed_bytes = sum(weight.numel() * weight.element_size() for weight in linears) if is_packed else 0
+    if runner.precision == INT8:
+        packed_bytes = sum(weight.numel() for weight in linears)
     kv_bytes = runner.max_model_len * runner.row_bytes
     total = num_copies * (weight_bytes + packed_bytes + kv_bytes)
     return ModelMemory(

@@ -93,6 +93,6 @@ class Measuring:
     def _key(self, what: str, home: Home) -> LatencyKey | None:
         if self._model is None:
             return None
-        dtype, device = str(self._runner.dtype), str(self._runner.device)
+        dtype, device = self._runner.precision, str(self._runner.device)
         more = f"{self._more}, up to {self._max_sequences} sequences"
         return LatencyKey.of(what, self._model, dtype=dtype, device=device, home=home, more=more)

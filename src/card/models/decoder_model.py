@@ -188,6 +188,18 @@ class _RotaryEmbedding(nn.Module):
 if TYPE_CHECKING:
     LoadedModel = DecoderModel | PreTrainedModel
 
+_INT8_MARK = "computes_int8"
+
+
+def mark_int8(model: LoadedModel) -> None:
+    """Let runners of this model compute in 8-bit integers; its weights stay as they are."""
+    setattr(model, _INT8_MARK, True)
+
+
+def is_int8(model: LoadedModel) -> bool:
+    """Return whether runners of this model are to compute in 8-bit integers."""
+    return getattr(model, _INT8_MARK, False)
+
 
 def read_config(folder: Path) -> PreTrainedConfig | None:
     """Return the config of a plain decoder; None if it cannot be read or is unusual, which transformers knows about."""

@@ -28,9 +28,9 @@ MAX_PACKED_BYTES = 4 << 30  # weights up to this are held a second time, in the 
 PACKED_BATCH = 16  # rows that the packed order is chosen for; others run as fast
 EXACT_ROWS, FINE_ROWS = 17, 64  # rows of a packed pass up to which all sizes have kernels, and those of every 8th size
 FINE_STEP, COARSE_STEP = 8, 32  # beyond: oneDNN makes the kernels of a size at its first pass, in up to 20 ms
-MAX_MIRRORED_ROWS = 64  # up to here `_mirrored_rms_norm` is faster on CPU
+MAX_MIRRORED_ROWS = 64  # up to here `mirrored_rms_norm` is faster on CPU
 
-Linear = tuple[Tensor, Tensor | None]  # weight in the form of its kernels, bias [out]
+Linear = tuple[Any, Tensor | None]  # weight in the form of its kernels, bias [out]
 
 
 class Kernels(Protocol):
@@ -94,7 +94,7 @@ class StaticPass(SequencePass):
 class FusedLayer:
     """The weights of one decoder layer, ready for the kernels."""
 
-    input_norm: Tensor  # [C], or [2 C] doubled for `_mirrored_rms_norm`
+    input_norm: Tensor  # [C], or [2 C] doubled for `mirrored_rms_norm`
     qkv: Linear  # H + 2 Hkv heads
     head_norm: Tensor | None  # [H + Hkv, D]: weights of the norms on queries and keys
     output: Linear
@@ -117,7 +117,7 @@ def reason_not_fusable(model: LoadedModel, max_model_len: int) -> str | None:
     rope_type = inner.rotary_emb.rope_type
     if "dynamic" in rope_type or rope_type == "longrope":
         return f"its rotary embedding ({rope_type}) changes with the length of the text"
-    if _rotary_table(model, 1)[0].shape[-1] != inner.layers[0].self_attn.head_dim:
+    if _rotary_table(model, 1, torch.float32)[0].shape[-1] != inner.layers[0].self_attn.head_dim:
         return "its rotary embedding turns only a part of each head"
     tensors = [p for p in model.parameters() if p.is_floating_point()]
     if len({(p.device, p.dtype) for p in tensors}) > 1 or tensors[0].device.type == "meta":
@@ -132,11 +132,11 @@ def reason_not_fusable(model: LoadedModel, max_model_len: int) -> str | None:
     return None
 
 
-def _rotary_table(model: LoadedModel, num_positions: int) -> tuple[Tensor, Tensor]:
-    """Return cos and sin [num_positions, D] of the model's own rotary module, in its dtype."""
-    like = model.model.embed_tokens.weight
+def _rotary_table(model: LoadedModel, num_positions: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Return cos and sin [num_positions, D] of the model's own rotary module."""
+    like = model.model.embed_tokens.weight[:1, None].to(dtype)
     positions = torch.arange(num_positions, device=like.device)[None]
-    cos, sin = model.model.rotary_emb(like[:1, None], positions)
+    cos, sin = model.model.rotary_emb(like, positions)
     return cos[0], sin[0]
 
 
@@ -151,7 +151,7 @@ def can_pack(weight: Tensor, num_bytes: int) -> bool:
     return weight.dtype == torch.float32
 
 
-def _joined(linears: Sequence[nn.Linear]) -> Linear:
+def joined(linears: Sequence[nn.Linear]) -> Linear:
     """Return the layers as one; a missing bias counts as 0 where another has one."""
     biases = [m.bias for m in linears]
     bias = None
@@ -182,7 +182,7 @@ def _share(linears: Sequence[nn.Linear], joined: Tensor) -> None:
         module.weight.data = view
 
 
-def _mirrored_rms_norm(x: Tensor, doubled_weight: Tensor, eps: float) -> Tensor:
+def mirrored_rms_norm(x: Tensor, doubled_weight: Tensor, eps: float) -> Tensor:
     """RMS norm as a layer norm of (x, -x), whose mean is 0 and variance the mean square: one kernel on CPU, not six."""
     both = torch.cat((x, -x), 1)
     return functional.layer_norm(both, doubled_weight.shape, doubled_weight, None, eps)[:, : x.shape[1]]
@@ -198,19 +198,17 @@ class FusedDecoder:
     def __init__(self, model: LoadedModel, max_model_len: int) -> None:
         inner: Any = model.model
         config = model.config
-        head_size = inner.layers[0].self_attn.head_dim
+        self._head_size = head_size = int(inner.layers[0].self_attn.head_dim)
         self.embedding: Tensor = inner.embed_tokens.weight.detach()
-        num_bytes = sum(p.numel() * p.element_size() for p in model.parameters())
-        self._is_packed = can_pack(self.embedding, num_bytes)
-        self._kernels: Kernels = PackedKernels() if self._is_packed else PlainKernels()
-        self._is_cpu = self.embedding.device.type == "cpu"
+        self._kernels: Kernels
+        self._make_kernels(model)
         self._eps = float(config.rms_norm_eps)
         self._scale = float(inner.layers[0].self_attn.scaling)
         self._num_heads = int(config.num_attention_heads)
         self._num_kv_heads = int(config.num_key_value_heads)
         windows = layer_windows(config, max_model_len)
         with torch.inference_mode():
-            cos, sin = _rotary_table(model, max_model_len)
+            cos, sin = _rotary_table(model, max_model_len, self._dtype)
             self._cos = cos[:, None].contiguous()  # [positions, 1, D]
             sign = torch.ones(head_size, dtype=sin.dtype, device=sin.device)
             sign[: head_size // 2] = -1
@@ -225,12 +223,18 @@ class FusedDecoder:
         self.group = self._num_heads // self._num_kv_heads
         self.needs_bias = False
         self.vocab_size = int(model.lm_head.weight.shape[0])
-        self.layout = KVLayout(
-            len(self._layers), self._num_kv_heads, head_size, self.embedding.dtype, self.embedding.device
-        )
+        self.layout = KVLayout(len(self._layers), self._num_kv_heads, head_size, self._dtype, self.embedding.device)
+
+    def _make_kernels(self, model: LoadedModel) -> None:
+        """Choose who multiplies, and what the decoder computes in."""
+        num_bytes = sum(p.numel() * p.element_size() for p in model.parameters())
+        self._dtype = self.embedding.dtype
+        self._is_packed = can_pack(self.embedding, num_bytes)
+        self._kernels = PackedKernels() if self._is_packed else PlainKernels()
+        self._is_cpu = self.embedding.device.type == "cpu"
 
     def _linear(self, linears: Sequence[nn.Linear]) -> Linear:
-        weight, bias = _joined(linears)
+        weight, bias = joined(linears)
         if self._is_packed:
             return torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), PACKED_BATCH), bias
         if len(linears) > 1:
@@ -266,7 +270,7 @@ class FusedDecoder:
         if not self._is_cpu:
             return functional.rms_norm(x, weight.shape, weight, self._eps)
         if x.shape[0] <= MAX_MIRRORED_ROWS:
-            return _mirrored_rms_norm(x, weight, self._eps)
+            return mirrored_rms_norm(x, weight, self._eps)
         return functional.rms_norm(x, x.shape[1:], weight[: x.shape[1]], self._eps)
 
     def _num_pads(self, num_rows: int) -> int:
@@ -286,8 +290,8 @@ class FusedDecoder:
         if num_pads := self._num_pads(num_rows):  # rows that see nothing and that nobody looks at
             token_ids, positions = functional.pad(token_ids, (0, num_pads)), functional.pad(positions, (0, num_pads))
         cos, sin = self._cos.index_select(0, positions), self._sin.index_select(0, positions)
-        hidden = functional.embedding(token_ids, self.embedding)
-        num_heads, num_kv_heads, head_size = self._num_heads, self._num_kv_heads, self.layout.head_size
+        hidden = functional.embedding(token_ids, self.embedding).to(self._dtype)
+        num_heads, num_kv_heads, head_size = self._num_heads, self._num_kv_heads, self._head_size
         attended = hidden.new_empty((num_rows + num_pads, num_heads * head_size))
         if num_pads:
             attended[num_rows:] = 0
@@ -323,13 +327,26 @@ class FusedDecoder:
         outs: Sequence[Tensor],
     ) -> None:
         """Write a layer's new keys and values, and its attention into ``outs``; qkv is [sum T, (H + 2 Hkv) D]."""
-        width, size, num_kv_heads = qkv.shape[1], self.layout.head_size, self._num_kv_heads
-        group, num_heads = self.group, self._num_heads
+        width, size = qkv.shape[1], self._head_size
+        num_heads, num_kv_heads = self._num_heads, self._num_kv_heads
         rotated = qkv.as_strided((qkv.shape[0], num_heads + num_kv_heads, size), (width, size, 1))  # queries and keys
         if layer.head_norm is not None:
-            torch.mul(functional.rms_norm(rotated, (size,), None, self._eps), layer.head_norm, out=rotated)
+            self._norm_heads(rotated, layer)
         swapped = torch.roll(rotated, size // 2, -1)
         rotated.mul_(rotation[0]).addcmul_(swapped, rotation[1])
+        self._attend(qkv, index, layer, steps, outs)
+
+    def _norm_heads(self, rotated: Tensor, layer: FusedLayer) -> None:
+        """Apply the norms of queries and keys in place; rotated is [sum T, H + Hkv, D]."""
+        assert layer.head_norm is not None
+        torch.mul(functional.rms_norm(rotated, (self._head_size,), None, self._eps), layer.head_norm, out=rotated)
+
+    def _attend(
+        self, qkv: Tensor, index: int, layer: FusedLayer, steps: Sequence[SequencePass], outs: Sequence[Tensor]
+    ) -> None:
+        """Write keys and values, and the attention of what is rotated already."""
+        width, size = qkv.shape[1], self._head_size
+        group, num_heads, num_kv_heads = self.group, self._num_heads, self._num_kv_heads
         for step, out in zip(steps, outs, strict=True):
             first, num_new = step.offset * width, step.num_new
             new = qkv.as_strided(

@@ -18,7 +18,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from transformers.utils import logging as transformers_logging
 
 from card.errors import ModelError, VocabularyError
-from card.models.decoder_model import read_config, read_decoder
+from card.models.decoder_model import mark_int8, read_config, read_decoder
 from card.models.places import local_folder
 from card.models.text import check_tokenizers_fit
 
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 _HUB_TIMEOUT_S = 10.0
 _NO_CONTEXT_LIMIT = 1 << 30
 _HTTP_ERROR: Any = HfHubHTTPError.__bases__[0]  # of the HTTP client that the hub's client is built on
+INT8 = "int8"  # a dtype of ours: 8-bit integers in every product of a runner
 _DTYPES = {
     "float64": torch.float64,
     "float32": torch.float32,
@@ -73,7 +74,7 @@ def load_model(
 
     Args:
         name_or_path: a folder, a name on the hub, or "demo-target" or "demo-draft". For a folder no network is used.
-        dtype: "auto" as stored, or "float32", "bfloat16", "float16", "float64".
+        dtype: "auto" as stored, or "float32", "bfloat16", "float16", "float64"; "int8" as stored, run in integers.
         device: "cpu", "cuda", "cuda:1", "mps".
     Raises: ModelError, one line, if it cannot be found, read or placed, or is no causal language model.
     """
@@ -95,6 +96,8 @@ def load_model(
         with _explained(source, "{} cannot be moved to " + str(wanted_device)):
             model.to(wanted_device)
     loaded: PreTrainedModel = model.requires_grad_(False).train(False)
+    if dtype == INT8:
+        mark_int8(loaded)
     return loaded
 
 
@@ -111,6 +114,8 @@ def load_decoder(
         with _quiet():
             decoder = read_decoder(Path(source.path), dtype=wanted_dtype, device=wanted_device)
         if decoder is not None:
+            if dtype == INT8:
+                mark_int8(decoder)
             return decoder
     return load_model(name_or_path, dtype=dtype, device=device)
 
@@ -284,8 +289,10 @@ def _in_few_words(error: BaseException) -> str:
 def _parse_dtype(dtype: str | torch.dtype) -> str | torch.dtype:
     if dtype == "auto" or (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
         return dtype
+    if dtype == INT8:
+        return "auto"  # runners make integers of the weights as they are stored
     if dtype not in _DTYPES:
-        raise ModelError(f"unknown dtype {str(dtype)!r}; allowed: auto, {', '.join(_DTYPES)}")
+        raise ModelError(f"unknown dtype {str(dtype)!r}; allowed: auto, {INT8}, {', '.join(_DTYPES)}")
     return _DTYPES[str(dtype)]
 
 

@@ -11,10 +11,12 @@ from torch import Tensor
 
 from card.errors import CapacityError, ModelError
 from card.models.attention import SequencePass, sequence_pass
+from card.models.decoder_model import is_int8
 from card.models.features import kept_states
 from card.models.fused import FusedDecoder, reason_not_fusable
 from card.models.generic import GenericDecoder, require_rollback
 from card.models.inflation import original_size
+from card.models.int8 import Int8Decoder, why_not_int8
 from card.models.kv_cache import IntArray, KVCache
 from card.models.protocol import Extension
 
@@ -22,6 +24,16 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from card.models.decoder_model import LoadedModel
+
+
+def _int8_decoder(model: LoadedModel, max_model_len: int, reason: str | None) -> Int8Decoder:
+    """Return the decoder in integers. Raises: ModelError that says why there can be none."""
+    if reason is None and model.device.type != "cpu":
+        reason = f"it is on {model.device}, and integers run on a CPU only"
+    reason = reason or why_not_int8()
+    if reason is not None:
+        raise ModelError(f"int8 is not possible for {type(model).__name__}: {reason}; use dtype bfloat16 or float32")
+    return Int8Decoder(model, max_model_len)
 
 
 class TorchRunner:
@@ -61,7 +73,9 @@ class TorchRunner:
             raise ModelError(f"{type(model).__name__} cannot run fused: {reason}; leave fused at None")
         self._decoder: FusedDecoder | GenericDecoder
         with torch.inference_mode():
-            if reason is None:
+            if is_int8(model):
+                self._decoder = _int8_decoder(model, max_model_len, reason)
+            elif reason is None:
                 self._decoder = FusedDecoder(model, max_model_len)
             else:
                 self._decoder = GenericDecoder(cast("PreTrainedModel", model), max_model_len)
@@ -100,6 +114,11 @@ class TorchRunner:
     def dtype(self) -> torch.dtype:
         """What the model computes in."""
         return self._decoder.layout.dtype
+
+    @property
+    def precision(self) -> str:
+        """How it computes: int8, or the dtype."""
+        return "int8" if isinstance(self._decoder, Int8Decoder) else str(self.dtype).removeprefix("torch.")
 
     @property
     def vocab_size(self) -> int:

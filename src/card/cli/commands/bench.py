@@ -54,7 +54,7 @@ def _draft_options(function: F) -> F:
     multiple=True,
     help="Price of the target, such as 300M, or none for as it is; several make several pairs.  [default: none]",
 )
-@click.option("--dtype", default="auto", show_default=True, help="auto (as stored), float32, bfloat16, float16.")
+@click.option("--dtype", default="auto", show_default=True, help="auto (as stored), int8, float32, bfloat16, float16.")
 @click.option(
     "--max-model-len", type=int, help="Most tokens of prompt and answer.  [default: the model's, at most 4096]"
 )

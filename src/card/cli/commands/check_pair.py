@@ -30,7 +30,7 @@ from card.cli.options import LEAST_CHECKED_TOKENS, parse_cores, wide_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the tables.")
 @click.option("--target-cost", help="Inflate the target to the price of so many parameters, such as 300M.")
 @click.option(
-    "--dtype", default="auto", show_default=True, help="auto (as stored), float32, bfloat16, float16, float64."
+    "--dtype", default="auto", show_default=True, help="auto (as stored), int8, float32, bfloat16, float16, float64."
 )
 @click.option("--device", default="cpu", show_default=True, help="Device of the target: cpu, cuda, cuda:1.")
 @click.option("--draft-device", help="Device of the draft model.  [default: the target's]")

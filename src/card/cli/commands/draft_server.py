@@ -21,7 +21,7 @@ from card.cli.options import DEMO_DRAFT, parse_cores
     "--keys", type=click.Path(path_type=Path), help="The server's folder of `card keys`; needed beyond this machine."
 )
 @click.option(
-    "--dtype", default="auto", show_default=True, help="auto (as stored), float32, bfloat16, float16, float64."
+    "--dtype", default="auto", show_default=True, help="auto (as stored), int8, float32, bfloat16, float16, float64."
 )
 @click.option("--device", default="cpu", show_default=True, help="cpu, cuda, cuda:1.")
 @click.option("--threads", type=click.IntRange(1), default=1, show_default=True, help="CPU threads.")

@@ -21,7 +21,7 @@ def _listed(numbers: tuple[int, ...]) -> str:
 @click.argument("model")
 @click.option("--out", type=OutputPath(), required=True, help="File to write, JSON.")
 @click.option(
-    "--dtype", default="auto", show_default=True, help="auto (as stored), float32, bfloat16, float16, float64."
+    "--dtype", default="auto", show_default=True, help="auto (as stored), int8, float32, bfloat16, float16, float64."
 )
 @click.option("--device", default="cpu", show_default=True, help="cpu, cuda, cuda:1.")
 @click.option("--target-cost", help="Inflate the model to the price of so many parameters, such as 300M; same outputs.")

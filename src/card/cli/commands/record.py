@@ -26,7 +26,7 @@ from card.cli.outputs import OutputPath
 @click.option("--limit", type=click.IntRange(1), help="Most prompts of each data set.  [default: all]")
 @click.option("--raw", is_flag=True, help="Continue prompts as they are, without the model's chat template.")
 @click.option(
-    "--dtype", default="auto", show_default=True, help="auto (as stored), float32, bfloat16, float16, float64."
+    "--dtype", default="auto", show_default=True, help="auto (as stored), int8, float32, bfloat16, float16, float64."
 )
 @click.option("--device", default="cpu", show_default=True, help="Device of both models.")
 @click.option(

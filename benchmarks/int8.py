@@ -1,0 +1,131 @@
+"""What do integer passes cost, and what do they change?
+
+Passes: milliseconds of one pass by rows, in integers and in the stored dtype, in turn, the shortest of several runs.
+Quality: perplexity of texts under both, and how often both find the same token likeliest.
+
+    python benchmarks/int8.py --texts gsm8k=gsm8k_test.jsonl:question,answer --out benchmarks/results/int8.jsonl
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import options
+import torch
+from torch.nn import functional
+
+from card.models.bucketed import make_runner
+from card.models.inflation import inflate, parse_parameter_count
+from card.models.loading import context_limit, load_model, load_tokenizer
+from card.models.protocol import Extension
+from card.models.torch_runner import TorchRunner
+
+_ROWS = (1, 2, 4, 8, 12, 16, 32)
+_PREFIX_ROWS = 64
+
+
+def load_runner(args: argparse.Namespace, dtype: str) -> TorchRunner:
+    """Return a runner of the target, inflated if that was asked for."""
+    model = load_model(args.target, dtype=dtype)
+    if args.target_cost:
+        model = inflate(model, parse_parameter_count(args.target_cost))
+    return make_runner(model, max_model_len=min(args.max_tokens, context_limit(model)), max_tree_rows=64)
+
+
+def measure_passes(runners: dict[str, TorchRunner], runs: int) -> dict[str, dict[int, float]]:
+    """Return the shortest milliseconds of a pass, by runner and rows; the runners take turns."""
+    slots = {}
+    for name, runner in runners.items():
+        slots[name] = runner.open()
+        runner.forward([Extension(slots[name], [5] * _PREFIX_ROWS, range(-1, _PREFIX_ROWS - 1))])
+    found = {name: dict.fromkeys(_ROWS, math.inf) for name in runners}
+    for _ in range(runs + 1):
+        for rows in _ROWS:
+            for name, runner in runners.items():
+                tokens, parents = [7] * rows, range(_PREFIX_ROWS - 1, _PREFIX_ROWS - 1 + rows)
+                started = time.perf_counter()
+                runner.forward([Extension(slots[name], tokens, parents)])
+                found[name][rows] = min(found[name][rows], 1e3 * (time.perf_counter() - started))
+                runner.keep(slots[name], _PREFIX_ROWS)
+    for name, runner in runners.items():
+        runner.close(slots[name])
+    return found
+
+
+def compare_texts(runners: dict[str, TorchRunner], texts: Sequence[Sequence[int]]) -> dict[str, object]:
+    """Return the perplexity under each runner, and the share of tokens for which all find the same one likeliest."""
+    losses, num_tokens, num_agreed = dict.fromkeys(runners, 0.0), 0, 0
+    for token_ids in texts:
+        best = []
+        for name, runner in runners.items():
+            slot = runner.open()
+            (logits,) = runner.forward([Extension(slot, token_ids, range(-1, len(token_ids) - 1))])
+            runner.close(slot)
+            targets = torch.tensor(token_ids[1:])
+            losses[name] += float(functional.cross_entropy(logits[:-1].float(), targets, reduction="sum"))
+            best.append(logits[:-1].argmax(1))
+        num_tokens += len(token_ids) - 1
+        num_agreed += int((best[0] == best[1]).sum())
+    perplexities = {name: round(math.exp(loss / num_tokens), 4) for name, loss in losses.items()}
+    return {"tokens": num_tokens, "perplexity": perplexities, "top1_agreement": round(num_agreed / num_tokens, 4)}
+
+
+def read_texts(wanted: str, args: argparse.Namespace) -> tuple[str, list[list[int]]]:
+    """Return the name and the token ids of the texts that NAME=FILE:FIELD,FIELD asks for."""
+    name, _, rest = wanted.partition("=")
+    file, _, fields = rest.rpartition(":")
+    tokenizer, texts = load_tokenizer(args.target), []
+    for line in Path(file).read_text("utf-8").splitlines()[args.skip : args.skip + args.limit]:
+        record = json.loads(line)
+        token_ids = tokenizer("\n".join(record[field] for field in fields.split(",")))["input_ids"]
+        texts.append(token_ids[: args.max_tokens - 1])
+    return name, [token_ids for token_ids in texts if len(token_ids) > 1]
+
+
+def main() -> None:
+    """Measure and print, and keep it if asked to."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--target", default="demo-target")
+    parser.add_argument("--target-cost")
+    parser.add_argument("--dtype", default="auto", help="what integers are compared with [auto: as stored]")
+    parser.add_argument("--texts", action="append", default=[], metavar="NAME=FILE:FIELD,FIELD")
+    parser.add_argument("--skip", type=int, default=0, help="lines of each file")
+    parser.add_argument("--limit", type=int, default=40, help="texts of each file")
+    parser.add_argument("--max-tokens", type=int, default=512, help="of a text")
+    parser.add_argument("--threads", type=int, nargs="*", default=[1, 2])
+    parser.add_argument("--runs", type=int, default=20)
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args()
+    runners = {name: load_runner(args, dtype) for name, dtype in (("stored", args.dtype), ("int8", "int8"))}
+    about = {
+        "benchmark": "int8",
+        "target": Path(args.target).name,
+        "target_cost": args.target_cost,
+        "stored": runners["stored"].precision,
+        **options.describe_run(),
+    }
+    lines: list[dict[str, object]] = []
+    for threads in args.threads:
+        torch.set_num_threads(threads)
+        passes = measure_passes(runners, args.runs)
+        lines.append({"threads": threads, "pass_ms": passes, **about})
+        print(f"{threads} threads, rows: stored / int8 in ms")
+        for rows in _ROWS:
+            stored, integers = (passes[name][rows] for name in ("stored", "int8"))
+            print(f"{rows:4d}: {stored:7.2f} / {integers:7.2f}   {stored / integers:.2f} times as fast")
+    for wanted in args.texts:
+        name, texts = read_texts(wanted, args)
+        found = compare_texts(runners, texts)
+        lines.append({"texts": name, "num_texts": len(texts), **found, **about})
+        print(name, json.dumps(found))
+    if args.out:
+        options.append_lines(args.out, lines)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,238 @@
+"""Integer passes: exact sums, and bits of a row's logits that depend on its text alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+from card.config import SamplingParams
+from card.errors import ModelError
+from card.llm import LLM
+from card.methods import METHODS
+from card.models import torch_runner
+from card.models.decoder_model import mark_int8
+from card.models.inflation import inflate
+from card.models.int8 import Int8Kernels, quantize_weight, why_not_int8
+from card.models.loading import load_decoder, load_model, load_tokenizer
+from card.models.protocol import Extension
+from card.models.torch_runner import TorchRunner
+from tests.pair import Pair
+
+pytestmark = [
+    pytest.mark.timeout(240),
+    pytest.mark.skipif(why_not_int8() is not None, reason=f"no integer passes: {why_not_int8()}"),
+]
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 96,
+    "hidden_size": 64,
+    "intermediate_size": 112,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+}
+KINDS: dict[str, tuple[type[PreTrainedModel], Any]] = {
+    "llama": (LlamaForCausalLM, LlamaConfig(**SIZES)),
+    "tied": (LlamaForCausalLM, LlamaConfig(**SIZES, tie_word_embeddings=True)),
+    "mistral": (MistralForCausalLM, MistralConfig(**SIZES, sliding_window=9)),
+    "qwen2": (Qwen2ForCausalLM, Qwen2Config(**SIZES)),
+    "qwen3": (Qwen3ForCausalLM, Qwen3Config(**SIZES, head_dim=24)),
+}
+TEXT = [(7 * i * i + 3 * i) % 96 for i in range(70)]
+
+
+@pytest.fixture(autouse=True)
+def threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def make_runner(kind: str) -> TorchRunner:
+    model_class, config = KINDS[kind]
+    torch.manual_seed(0)
+    model = model_class(config)
+    for parameter in model.parameters():
+        parameter.data.normal_(std=0.3)
+    mark_int8(model)
+    return TorchRunner(model, max_model_len=128, max_tree_rows=128)
+
+
+RUNNERS = {kind: make_runner(kind) for kind in KINDS} if why_not_int8() is None else {}
+
+
+def chain(slot: int, token_ids: Sequence[int], start: int) -> Extension:
+    return Extension(slot, token_ids, range(start - 1, start - 1 + len(token_ids)))
+
+
+def logits_of(runner: TorchRunner, token_ids: Sequence[int]) -> torch.Tensor:
+    """Return the logits of every row of a text that is read in one pass, [T, V]."""
+    slot = runner.open()
+    try:
+        return runner.forward([chain(slot, token_ids, 0)])[0]
+    finally:
+        runner.close(slot)
+
+
+@pytest.mark.parametrize("num_threads", [1, 2])
+@pytest.mark.parametrize("num_rows", [1, 2, 3, 16, 17, 33, 64])
+def test_a_product_is_the_exact_sum_of_integers(num_rows: int, num_threads: int) -> None:
+    torch.set_num_threads(num_threads)
+    generator = torch.Generator().manual_seed(num_rows)
+    weight, x = (torch.randn(shape, generator=generator) for shape in ((130, 200), (num_rows, 200)))
+    kernels, layer = Int8Kernels(), (quantize_weight(weight), torch.randn(130, generator=generator))
+    numbers, scales = kernels._quantized(x)
+    assert torch.equal(numbers.to(torch.int64) - 128, torch.round(x / scales).to(torch.int64))
+    integers = torch.round(weight / weight.abs().amax(1, keepdim=True).div(127)).to(torch.int64)
+    sums = (numbers.to(torch.int64) - 128) @ integers.T
+    expected = (sums.to(torch.float32) * layer[0][1]) * scales + layer[1]
+    assert torch.equal(kernels.linear(x, layer), expected)
+    assert (kernels.linear(x, layer) - (x @ weight.T + layer[1])).norm() < 0.02 * (x @ weight.T).norm()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(sizes=st.lists(st.integers(1, 33), min_size=1, max_size=12), num_threads=st.sampled_from([1, 2]))
+def test_logits_do_not_depend_on_how_a_text_is_cut_into_passes(kind: str, sizes: list[int], num_threads: int) -> None:
+    runner = RUNNERS[kind]
+    torch.set_num_threads(1)
+    expected = logits_of(runner, TEXT)
+    torch.set_num_threads(num_threads)
+    slot, done, parts = runner.open(), 0, []
+    for size in [*sizes, len(TEXT)]:
+        piece = TEXT[done : done + size]
+        if piece:
+            parts.append(runner.forward([chain(slot, piece, done)])[0])
+        done += len(piece)
+    runner.close(slot)
+    assert torch.equal(torch.cat(parts), expected)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(data=st.data())
+def test_a_node_of_a_tree_has_the_logits_of_its_own_path(kind: str, data: st.DataObject) -> None:
+    runner = RUNNERS[kind]
+    num_prefix = data.draw(st.integers(1, 40))
+    num_nodes = data.draw(st.integers(1, 24))
+    parents = [data.draw(st.integers(-1, idx - 1)) for idx in range(num_nodes)]  # -1: the last row of the prefix
+    tokens = [data.draw(st.integers(0, 95)) for _ in range(num_nodes)]
+    slot = runner.open()
+    runner.forward([chain(slot, TEXT[:num_prefix], 0)])
+    (logits,) = runner.forward([Extension(slot, tokens, [num_prefix + parent for parent in parents])])
+    runner.close(slot)
+    for idx in {0, num_nodes - 1, data.draw(st.integers(0, num_nodes - 1))}:
+        path, node = [], idx
+        while node >= 0:
+            path.insert(0, tokens[node])
+            node = parents[node]
+        assert torch.equal(logits[idx], logits_of(runner, TEXT[:num_prefix] + path)[-1])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_logits_do_not_depend_on_the_batch_on_kept_rows_or_on_reused_prefixes(kind: str) -> None:
+    runner = RUNNERS[kind]
+    texts = [TEXT[:50], TEXT[5:8], TEXT[20:37], TEXT[3:4]]
+    slots = [runner.open() for _ in texts]
+    together = runner.forward([chain(slot, text, 0) for slot, text in zip(slots, texts, strict=True)])
+    for text, logits in zip(texts, together, strict=True):
+        assert torch.equal(logits, logits_of(runner, text))
+    runner.forward([Extension(slots[0], [1, 2, 3, 4], [49, 49, 51, 52])])  # 2 hangs beside 1, 3 and 4 below 2
+    runner.keep(slots[0], 50, [51, 52, 53])
+    (logits,) = runner.forward([chain(slots[0], [9], 53)])
+    assert torch.equal(logits[0], logits_of(runner, [*texts[0], 2, 3, 4, 9])[-1])
+    reused = runner.open()
+    runner.copy_rows(slots[0], reused, 30)
+    (logits,) = runner.forward([chain(reused, [5, 6], 30)])
+    assert torch.equal(logits, logits_of(runner, [*TEXT[:30], 5, 6])[-2:])
+    for slot in (*slots, reused):
+        runner.close(slot)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_writes_the_text_of_plain_decoding(pair: Pair, method: str, temperature: float) -> None:
+    prompts = ["the cat sat on the mat and", "one two three"]
+    params = SamplingParams(temperature=temperature, seed=5, max_tokens=40)
+    draft = pair.draft if METHODS[method].needs_draft else None
+    settings: dict[str, Any] = {"placement": "inline"} if method == "card" else {}
+    with (
+        LLM(pair.target, dtype="int8") as plain,
+        LLM(pair.target, draft, method=method, dtype="int8", **settings) as llm,
+    ):
+        expected = [one.outputs[0].token_ids for one in plain.generate(prompts, params)]
+        alone = [plain.generate(prompt, params)[0].outputs[0].token_ids for prompt in prompts]
+        assert expected == alone, "not even a batch of plain texts changes them"
+        assert [one.outputs[0].token_ids for one in llm.generate(prompts, params)] == expected
+
+
+def test_draft_and_target_may_compute_differently(pair: Pair) -> None:
+    params = SamplingParams(temperature=0.0, max_tokens=30)
+    with LLM(pair.target, dtype="float32") as plain:
+        expected = plain.generate("the cat", params)[0].outputs[0].token_ids
+    settings: dict[str, Any] = {"placement": "process", "policy": "fixed", "max_wait_s": 2.0}
+    with LLM(pair.target, pair.draft, dtype="float32", draft_dtype="int8", **settings) as llm:
+        result = llm.generate("the cat", params)[0]
+    assert result.outputs[0].token_ids == expected
+    assert result.stats.drafter_passes > 0
+
+
+def test_the_demo_target_says_nearly_the_same_in_integers() -> None:
+    text = "A farmer has 7 rows of apple trees with 9 trees in each row. How many trees has he? He has 7*9=63 trees."
+    ids = load_tokenizer("demo-target")(text)["input_ids"]
+    exact, integers = (
+        logits_of(TorchRunner(load_decoder("demo-target", dtype=dtype), max_model_len=128), ids)
+        for dtype in ("float32", "int8")
+    )
+    assert (exact - integers).norm() < 0.03 * exact.norm()
+    assert (exact.argmax(1) == integers.argmax(1)).float().mean() >= 0.9
+
+
+def test_an_inflated_model_computes_in_integers_too() -> None:
+    model = load_model("demo-draft", dtype="int8")
+    runner = TorchRunner(inflate(model, 12_000_000), max_model_len=64)
+    assert (TorchRunner(model, max_model_len=64).precision, runner.precision) == ("int8", "int8")
+
+
+def test_what_cannot_run_in_integers_is_refused_with_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = {"vocab_size": 32, "n_positions": 64, "n_embd": 32, "n_layer": 1, "n_head": 2}
+    GPT2LMHeadModel(GPT2Config(**sizes)).save_pretrained(tmp_path)
+    with pytest.raises(ModelError, match=r"int8 is not possible for GPT2LMHeadModel: .* use dtype bfloat16 or float32"):
+        TorchRunner(load_decoder(tmp_path, dtype="int8"), max_model_len=32)
+    monkeypatch.setattr(torch_runner, "why_not_int8", lambda: "this processor is too old")
+    with pytest.raises(ModelError, match="int8 is not possible for DecoderModel: this processor is too old"):
+        TorchRunner(load_decoder("demo-draft", dtype="int8"), max_model_len=32)
+    with pytest.raises(ModelError, match="unknown dtype 'int4'; allowed: auto, int8, float64"):
+        load_decoder("demo-draft", dtype="int4")
+
+
+def test_the_probe_names_a_kernel_that_is_not_exact(monkeypatch: pytest.MonkeyPatch) -> None:
+    def one_off(self: Int8Kernels, x: torch.Tensor, layer: Any) -> torch.Tensor:
+        return self._times(*self._quantized(x), layer) + (len(x) == 16)
+
+    monkeypatch.setattr(Int8Kernels, "linear", one_off)
+    why_not_int8.cache_clear()
+    try:
+        assert "products of 16 rows on 1 threads are not exact" in str(why_not_int8())
+    finally:
+        why_not_int8.cache_clear()
