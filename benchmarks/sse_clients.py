@@ -8,7 +8,9 @@ import sys
 import time
 from typing import Any
 
-_HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+_HEAD = (
+    b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+)
 _END = b"0\r\n\r\n"  # of a chunked answer
 
 

@@ -235,7 +235,7 @@ PROMPT = "the cat sat"
 GREEDY = SamplingParams(temperature=0.0, max_tokens=48, seed=0, ignore_eos=True)
 SAMPLED = GREEDY.replace(temperature=0.8, seed=11)
 LONG = SAMPLED.replace(max_tokens=1500)
-BESIDE = {"method": "card", "placement": "process", "policy": "fixed"}
+BESIDE = {"method": "card", "placement": "process", "policy": "fixed", "cache": False}
 PACE_S = 0.02  # a pause per chunk while there is no drafter, so that the next one comes up within the text
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,7 @@ _CHECK_INTERVAL_S = 0.02
 _CONNECT_TIMEOUT_S = 3.0  # until the address must have taken a connection
 _ANSWER_TIMEOUT_S = 15.0  # a server listens once its model is loaded, and then answers at once
 _RESTING_AFTER_S = 5.0  # a link that is not looked at for so long belongs to a target without requests
+_WAKING_S = 1.0  # after which what was said while the link was not looked at has arrived
 _QUEUED_FRAMES = 256  # on the way out
 _ARRIVED_FRAMES = 4096  # layers of many requests, made during one long pass of the target
 _FAREWELL_MS = 200  # for the last message to leave
@@ -83,6 +85,7 @@ class RemoteLink:
         self._ready: Ready | None = None
         self._has_connected = False  # the address answered, whatever came after
         self._checked_at = 0.0
+        self._woke_at = -math.inf
         self._is_awaited = False  # by `start`, whose caller is told of a failure
         self._is_closed = False
 
@@ -128,10 +131,12 @@ class RemoteLink:
         if self._is_closed:
             return []
         now = time.monotonic()
-        was_resting = now - self._checked_at > _RESTING_AFTER_S
+        if now - self._checked_at > _RESTING_AFTER_S:
+            self._woke_at = now
         messages = self._read()
-        if was_resting and self._watch.state == "down":
+        if self._watch.state == "down" and now - self._woke_at < _WAKING_S:
             self._watch.forgive()  # a server drops who does not ping, and nobody did
+            self._woke_at = -math.inf
         if now - self._checked_at >= _CHECK_INTERVAL_S:
             self._checked_at = now
             self._supervise(now)
