@@ -425,9 +425,7 @@ class Host:
         if settings.draft is None or self._where not in ("process", "switch") or not self._is_draft_named:
             return None
         device, home = settings.draft_device or settings.device, Home(self.cores.draft, settings.draft_threads)
-        return LatencyKey.of(
-            "drafter", settings.draft, dtype=settings.draft_dtype or settings.dtype, device=device, home=home
-        )
+        return LatencyKey.of("drafter", settings.draft, dtype=settings.dtype_of_draft, device=device, home=home)
 
     def _drafter_cost(self, drafter: Drafter, plan: DrafterPlan) -> PassCost | None:
         """Return what passes of a drafter elsewhere cost, as it says or as an earlier one did."""
@@ -441,7 +439,7 @@ class Host:
         if settings.draft is not None and self._is_draft_named:
             device, home = settings.draft_device or settings.device, self.cores.alone
             key = LatencyKey.of(
-                "draft in turns", settings.draft, dtype=settings.draft_dtype or settings.dtype, device=device, home=home
+                "draft in turns", settings.draft, dtype=settings.dtype_of_draft, device=device, home=home
             )
         return self.measuring.remembered(key, lambda: drafter.measured(plan, is_quick=not self._waits))
 

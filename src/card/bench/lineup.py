@@ -36,7 +36,7 @@ from card.methods import find_method
 from card.models.demo import DEMO_NAMES
 from card.models.hrad import DEMO_HRAD
 from card.models.inflation import inflate, parse_parameter_count
-from card.models.loading import context_limit, end_token_ids, load_model, load_tokenizer, parameter_count
+from card.models.loading import INT8, context_limit, end_token_ids, load_model, load_tokenizer, parameter_count
 
 DEFAULT_MAX_MODEL_LEN = 4096
 _WARM_UP_TOKENS = 16
@@ -145,14 +145,15 @@ class Lineup:
         self._stack = contextlib.ExitStack()
         self._llms: dict[str, LLM] = {}
         self.tokenizer = load_tokenizer(pair.target)
-        self._draft = None if pair.draft is None else load_model(pair.draft, dtype=settings.dtype)
+        draft_dtype = "auto" if settings.dtype == INT8 else settings.dtype
+        self._draft = None if pair.draft is None else load_model(pair.draft, dtype=draft_dtype)
         model = load_model(pair.target, dtype=settings.dtype)
         self._target: PreTrainedModel = model
         self._cost: str | None = None
         if pair.target_cost:
             self._target = inflate(model, parse_parameter_count(pair.target_cost))
             self._cost = f"{_millions(self._target, 0)}M (inflated from {_millions(model, 1)}M, same outputs)"
-        self.dtype = str(self._target.dtype).removeprefix("torch.")
+        self.dtype = INT8 if settings.dtype == INT8 else str(self._target.dtype).removeprefix("torch.")
         self.judge = TextJudge(self._target, settings.params)
         self.end_ids = end_token_ids(self._target, self.tokenizer)
 

@@ -144,9 +144,7 @@ def _load(plan: DrafterPlan) -> LoadedModel:
     if not isinstance(plan.model, str):
         return plan.model
     settings = plan.settings
-    return load_decoder(
-        plan.model, dtype=settings.draft_dtype or settings.dtype, device=settings.draft_device or settings.device
-    )
+    return load_decoder(plan.model, dtype=settings.dtype_of_draft, device=settings.draft_device or settings.device)
 
 
 def _make_runner(plan: DrafterPlan, model: LoadedModel) -> TorchRunner:
@@ -164,7 +162,7 @@ def _process_link(plan: DrafterPlan) -> ProcessLink:
         incarnation=0,
         parent_pid=0,
         model=plan.model,
-        dtype=settings.draft_dtype or settings.dtype,
+        dtype=settings.dtype_of_draft,
         device=settings.draft_device or settings.device,
         threads=settings.draft_threads,
         cores=plan.cores.draft,
