@@ -133,6 +133,7 @@ class Host:
         self._store = LatencyStore(cache_folder(self.settings.cache_dir) if self.settings.cache else None)
         self._waits = self._waits_for_drafter()
         self.measuring = self._make_measuring()
+        self.measuring.doubt(self.cores)
         self.link: DrafterLink | None = None
         if spare is not None and self._where not in ("process", "switch"):
             spare.close()

@@ -129,12 +129,24 @@ def test_a_second_start_measures_nothing(pair: Pair, tmp_path: Path, monkeypatch
     def refuse(*_: object, **__: object) -> None:
         raise AssertionError("it measured again")
 
+    monkeypatch.setattr(measuring, "_CHANGED", 1e9)  # whatever else this machine does
     monkeypatch.setattr(measuring, "measure_pass_cost", refuse)
     monkeypatch.setattr(measuring, "with_useful_threads", refuse)
     with LLM(pair.target, pair.draft, **settings) as llm:
         assert llm._host.policy.stations["off"].target == measured  # type: ignore[attr-defined]
     with pytest.raises(AssertionError, match="it measured again"):
         LLM(pair.target, pair.draft, cache=False, **settings)
+
+
+@pytest.mark.parametrize("factor", [0.01, 100.0])
+def test_what_a_pass_now_contradicts_is_measured_again(pair: Pair, tmp_path: Path, factor: float):
+    settings = {"writers": ("suffix",), "cache_dir": str(tmp_path)}
+    with LLM(pair.target, pair.draft, **settings) as llm:
+        home, measured = llm._host.cores.alone, llm._host.policy.stations["off"].target  # type: ignore[attr-defined]
+        llm._host._store.keep_cost(llm._host.measuring._key("pass", home), measured.scaled(factor), is_quick=False)
+    with LLM(pair.target, pair.draft, **settings) as llm:
+        again = llm._host.policy.stations["off"].target.seconds(1)  # type: ignore[attr-defined]
+    assert 0.05 < again / measured.seconds(1) < 20
 
 
 def test_an_idle_moment_replaces_a_hasty_measurement(pair: Pair, tmp_path: Path):

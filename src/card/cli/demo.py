@@ -90,7 +90,7 @@ def _load(options: dict[str, Any], console: Console) -> list[_Lane]:
                 draft if METHODS[method].needs_draft else None,
                 tokenizer=tokenizer,
                 method=method,
-                **given(options) | {"wait_for_drafter": True},
+                **given(options) | {"wait_for_drafter": True, "cache": False},
             )
             lanes.append(_Lane(method, llm))
     if note := demo_note(target):

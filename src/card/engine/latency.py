@@ -151,6 +151,19 @@ def measure_pass_cost(
         bench.close()
 
 
+def single_pass_s(model: LanguageModel, *, clock: Callable[[], float], num_runs: int) -> float:
+    """Return the shortest seconds of so many passes of one token, after one that is not timed.
+
+    Raises: CapacityError if the model has no room for a single sequence.
+    """
+    bench = _Bench(model, clock)
+    try:
+        timed = _Pass((bench.open(_PREFIX_ROWS + 1),), 1)
+        return min([bench._run_s(timed) for _ in range(1 + num_runs)][1:])
+    finally:
+        bench.close()
+
+
 def with_useful_threads(
     plan: CorePlan, model: LanguageModel, *, clock: Callable[[], float] = time.perf_counter, is_quick: bool = False
 ) -> CorePlan:

@@ -66,6 +66,12 @@ class LatencyStore:
         """Keep a number of threads; without a key nothing is kept."""
         self._keep(key, is_quick, threads=threads)
 
+    def clear(self) -> None:
+        """Forget everything: this machine is not what it was, or was not itself when it was measured."""
+        self._entries = {}
+        if self._file is not None:
+            _write(self._file, {})
+
     def _find(self, key: LatencyKey | None) -> _Entry | None:
         entry = None if key is None else self._entries.get(key.digest)
         return entry if entry is not None and time.time() - entry.measured_at < _MAX_AGE_S else None

@@ -7,11 +7,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from card.engine.cores import CorePlan, Home, pinned
-from card.engine.latency import PassCost, measure_pass_cost, with_useful_threads
+from card.engine.latency import PassCost, measure_pass_cost, single_pass_s, with_useful_threads
 from card.engine.latency_store import LatencyKey, LatencyStore
 from card.models.torch_runner import TorchRunner
 
 _FULL_S, _QUICK_S = 1.0, 0.12  # for the target's latencies under one schedule: at leisure, and while somebody waits
+_DOUBTED_RUNS, _CHANGED = 3, 1.6  # passes; a machine whose speed drifts by a fifth is still the same
 _IDLE_S = 0.4  # the same in an idle moment: so long a request may have to wait that comes just then
 
 
@@ -43,6 +44,18 @@ class Measuring:
         self._is_quick = is_quick
         self._more = more
         self._homes: list[Home] = []  # whose latencies were asked for
+
+    def doubt(self, plan: CorePlan) -> None:
+        """Forget what is kept if a pass contradicts it: the machine has changed, or was busy when it was measured."""
+        threads = self._store.threads(self._key("threads", plan.alone))
+        home = plan.alone if threads is None else replace(plan.alone, threads=threads)
+        known = self._store.cost(self._key("pass", home))
+        if known is None:
+            return
+        with pinned(home):
+            seconds = single_pass_s(self._runner, clock=time.perf_counter, num_runs=_DOUBTED_RUNS)
+        if max(seconds / known.seconds(1), known.seconds(1) / seconds) > _CHANGED:
+            self._store.clear()
 
     def useful(self, plan: CorePlan) -> CorePlan:
         """Return the plan with as many threads for the target as do not slow it down."""
