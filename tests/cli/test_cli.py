@@ -143,7 +143,7 @@ PAIR = ["--target", "{target}", "--draft", "{draft}", "--placement", "inline"]
         (["generate", *PAIR, "--verify", "bush", "hi"], "verify must be one of chain, tree"),
         (["generate", *PAIR, "--beam-width", "0", "hi"], "beam_width must be 1 or more"),
         (["generate", *PAIR, "--placement", "moon", "hi"], "placement must be one of inline, thread, process"),
-        (["generate", *PAIR, "--dtype", "int8", "hi"], "unknown dtype 'int8'"),
+        (["generate", *PAIR, "--dtype", "int4", "hi"], "unknown dtype 'int4'"),
         (["generate", *PAIR, "--device", "toaster", "hi"], "device 'toaster' is not available"),
         (["generate", *PAIR, "--threads", "0", "hi"], "threads must be 1 or more"),
         (["generate", *PAIR, "--cores", "a,b", "hi"], "core numbers such as 0 or 0,1"),
