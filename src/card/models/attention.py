@@ -34,13 +34,19 @@ class SequencePass:
 
 
 def sequence_pass(
-    sequence: SequenceRows, *, offset: int, num_new: int, group: int, windows: Iterable[int | None], needs_bias: bool
+    sequence: SequenceRows,
+    *,
+    offset: int,
+    num_new: int,
+    group: int,
+    windows: Iterable[int | None],
+    needs_bias: bool = False,
 ) -> SequencePass:
     """Prepare the pass of the newest ``num_new`` rows of a sequence.
 
     Args:
         group: query heads per KV head.
-        windows: the sliding windows of the model's layers.
+        windows: the sliding windows of the model's layers, in any order, more than once or not.
         needs_bias: never leave the causal mask to the attention kernel.
     """
     tree, kv = sequence.tree, sequence.kv
@@ -50,7 +56,7 @@ def sequence_pass(
     biases: dict[int | None, Tensor | None] = {}
     packed: dict[int | None, Tensor | None] = {}
     longest = int(tree.positions(start).max())
-    for window in windows:
+    for window in sorted(set(windows), key=lambda window: window or 0):  # None first
         if is_chain and not is_packed and not needs_bias and (window is None or longest < window):
             biases[window] = packed[window] = None
             continue

@@ -39,7 +39,7 @@ class BucketedRunner(TorchRunner):
         """Take over ``model``; arguments and errors as of `TorchRunner`."""
         super().__init__(model, max_model_len=max_model_len, max_tree_rows=max_tree_rows, fused=fused)
         self.static: StaticDecoder | None = None
-        if isinstance(self._decoder, FusedDecoder) and not any(self._windows):
+        if isinstance(self._decoder, FusedDecoder) and not any(self._decoder.windows):
             with torch.inference_mode():
                 self.static = StaticDecoder(self._decoder, self.max_rows)
                 logits_shape = (MAX_STATIC_TOKENS, self.vocab_size)

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from card.models.attention import SequencePass, attend
+from card.models.attention import SequencePass, attend, sequence_pass
 from card.models.decoder_model import DecoderModel
 from card.models.features import KeptStates
 from card.models.generic import layer_windows
-from card.models.kv_cache import KVLayout
+from card.models.kv_cache import KVLayout, SequenceRows
 from card.models.loading import computes_bfloat16
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ def reason_not_fusable(model: LoadedModel, max_model_len: int) -> str | None:
     rope_type = inner.rotary_emb.rope_type
     if "dynamic" in rope_type or rope_type == "longrope":
         return f"its rotary embedding ({rope_type}) changes with the length of the text"
-    if _rotary_table(model, 1, torch.float32)[0].shape[-1] != inner.layers[0].self_attn.head_dim:
+    if rotary_table(model, 1, torch.float32)[0].shape[-1] != inner.layers[0].self_attn.head_dim:
         return "its rotary embedding turns only a part of each head"
     tensors = [p for p in model.parameters() if p.is_floating_point()]
     if len({(p.device, p.dtype) for p in tensors}) > 1 or tensors[0].device.type == "meta":
@@ -132,7 +132,7 @@ def reason_not_fusable(model: LoadedModel, max_model_len: int) -> str | None:
     return None
 
 
-def _rotary_table(model: LoadedModel, num_positions: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def rotary_table(model: LoadedModel, num_positions: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Return cos and sin [num_positions, D] of the model's own rotary module."""
     like = model.model.embed_tokens.weight[:1, None].to(dtype)
     positions = torch.arange(num_positions, device=like.device)[None]
@@ -208,7 +208,7 @@ class FusedDecoder:
         self._num_kv_heads = int(config.num_key_value_heads)
         windows = layer_windows(config, max_model_len)
         with torch.inference_mode():
-            cos, sin = _rotary_table(model, max_model_len, self._dtype)
+            cos, sin = rotary_table(model, max_model_len, self._dtype)
             self._cos = cos[:, None].contiguous()  # [positions, 1, D]
             sign = torch.ones(head_size, dtype=sin.dtype, device=sin.device)
             sign[: head_size // 2] = -1
@@ -221,7 +221,6 @@ class FusedDecoder:
         self.features: Tensor | None = None  # [rows, kept.num_features] of the rows with logits in the last pass
         self.windows = windows
         self.group = self._num_heads // self._num_kv_heads
-        self.needs_bias = False
         self.vocab_size = int(model.lm_head.weight.shape[0])
         self.layout = KVLayout(len(self._layers), self._num_kv_heads, head_size, self._dtype, self.embedding.device)
 
@@ -278,6 +277,10 @@ class FusedDecoder:
         if not self._is_packed or num_rows <= EXACT_ROWS:
             return 0
         return -num_rows % (FINE_STEP if num_rows <= FINE_ROWS else COARSE_STEP)
+
+    def step(self, sequence: SequenceRows, *, offset: int, num_new: int) -> SequencePass:
+        """Prepare the pass of the newest rows of a sequence; ``offset`` is that of their first among all rows."""
+        return sequence_pass(sequence, offset=offset, num_new=num_new, group=self.group, windows=self.windows)
 
     def forward(
         self, token_ids: Tensor, positions: Tensor, steps: Sequence[SequencePass], logits_rows: Tensor | slice

@@ -11,9 +11,9 @@ import transformers
 from torch import Tensor, nn
 
 from card.errors import ModelError
-from card.models.attention import SequencePass, attend
+from card.models.attention import SequencePass, attend, sequence_pass
 from card.models.features import KeptStates
-from card.models.kv_cache import KVLayout
+from card.models.kv_cache import KVLayout, SequenceRows
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -176,13 +176,24 @@ class GenericDecoder:
         logits = model(input_ids=token, position_ids=token, use_cache=False, card_pass=probe).logits
         self.layout = probe.layout(num_layers, type(model).__name__)
         self.group = probe.groups.pop()
-        self.needs_bias = probe.has_softcap
+        self._needs_bias = probe.has_softcap
         self.vocab_size = int(logits.shape[-1])
 
     def release(self) -> None:
         """Give the model its own attention back; no pass runs here afterwards."""
         for config, implementation in self._before:
             config._attn_implementation_internal = implementation
+
+    def step(self, sequence: SequenceRows, *, offset: int, num_new: int) -> SequencePass:
+        """Prepare the pass of the newest rows of a sequence; ``offset`` is that of their first among all rows."""
+        return sequence_pass(
+            sequence,
+            offset=offset,
+            num_new=num_new,
+            group=self.group,
+            windows=self.windows,
+            needs_bias=self._needs_bias,
+        )
 
     def forward(
         self, token_ids: Tensor, positions: Tensor, steps: Sequence[SequencePass], logits_rows: Tensor | slice

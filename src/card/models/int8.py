@@ -1,188 +1,363 @@
 """Integer passes on a CPU: 8-bit weights and activations, and logits whose bits depend on a row's text alone.
 
-Every long sum is a sum of integers, which no order, batch, tree, chunk or number of threads can change:
+A whole pass is one call of machine code (`card.models.jit`), made by numba when it is first needed. Each row is computed
+alone and in the order of its own text, so neither the rows beside it nor its place, tile or thread can change a bit:
 
 - A linear layer multiplies 8-bit integers: weights with a scale for each output channel, activations with a scale for
-  each row. oneDNN adds the products in 32-bit integers.
-- Attention multiplies integer-valued floats. Queries, keys and values have 8 bits and a scale for each row and head, so
-  a score is an integer below 2^24 for heads of up to 1,040: float32 holds every partial sum of it exactly. Softmax
-  weights are added as integers of 20 bits in float64, then rounded to 16 bits, so that the sum of their products with
-  values stays below 2^24 for up to 133,000 rows.
-
-What is left works on single numbers (exponentials, products with scales) or on one row of fixed length (norms).
+  each 64 of a row. The products of 64 are added as integers, then scaled and added as floats in a fixed order.
+- Attention goes through the positions of a row's own text, whatever rows of the cache hold them. Keys and values are
+  kept in float16.
 """
 
 from __future__ import annotations
 
 import functools
+import hashlib
+import os
+import tempfile
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from card.models.attention import SequencePass
-from card.models.fused import FusedDecoder, FusedLayer, Linear, joined, mirrored_rms_norm
-from card.models.kv_cache import KVLayout
+from card.models.features import KeptStates
+from card.models.fused import joined, mirrored_rms_norm, rotary_table
+from card.models.generic import layer_windows
+from card.models.kv_cache import KVLayout, SequenceRows
 
 if TYPE_CHECKING:
     from card.models.decoder_model import LoadedModel
 
-_LEAST_SCALE = 1e-30  # of a row of zeros, whose integers are zeros, too
+_PANEL, _GROUP, _LANES = 16, 64, 16  # output channels read together, activations that share a scale, floats of a vector
+_MOST_TILE_ROWS = 12
+_ZERO = 128  # weights are unsigned bytes around this
 _LARGEST = 127.0
-_ZERO_POINT = 128  # oneDNN's fast kernels take unsigned activations
-_MAGIC = float(2**23 + _ZERO_POINT)  # a number added to this is rounded to an integer, which its last bits hold
-_EXP_BITS, _WEIGHT_BITS = 20, 16  # of softmax weights, before and after they are divided by their sum
+_LEAST_SCALE = 1e-30  # of a channel of zeros, whose integers are zeros, too
 _PROBED_ROWS = (1, 2, 16, 33)
 
-
-class Int8Linear(tuple[Tensor, Tensor, Tensor]):
-    """Packed integer weights, their scales [out] and their zero points [out], all 0."""
-
-    __slots__ = ()
+IntArray = npt.NDArray[np.int64]
 
 
-class Int8Kernels:
-    """The matrix products of a layer in integers; ``x`` and results are float32."""
+@dataclass(frozen=True, slots=True)
+class Int8Linear:
+    """A linear layer for the machine code; [out] is padded to whole panels, [in] to whole groups."""
 
-    def __init__(self) -> None:
-        self._product = torch.ops.onednn.qlinear_pointwise.default
-        self._magic = torch.tensor(_MAGIC)
+    panels: Tensor  # [out / 16, in / 4, 16, 4] unsigned bytes
+    scales: Tensor  # [out] float32
+    bias: Tensor  # [out] float32
 
-    def linear(self, x: Tensor, layer: Linear) -> Tensor:
-        """Return x W^T + b."""
-        return self._times(*self._quantized(x), layer)
-
-    def linear_add(self, x: Tensor, layer: Linear, residual: Tensor) -> Tensor:
-        """Return residual + x W^T + b."""
-        return self.linear(x, layer).add_(residual)
-
-    def gated(self, x: Tensor, gate_up: tuple[Linear, ...]) -> Tensor:
-        """Return silu(gate(x)) * up(x)."""
-        gate, up = gate_up
-        numbers, scales = self._quantized(x)
-        return nn.functional.silu(self._times(numbers, scales, gate), inplace=True).mul_(
-            self._times(numbers, scales, up)
-        )
-
-    def _quantized(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return x as unsigned bytes [T, in] around the zero point, and the scale of each row [T, 1]."""
-        scales = x.abs().amax(1, keepdim=True).mul_(1 / _LARGEST).clamp_min_(_LEAST_SCALE)
-        rounded = torch.addcmul(self._magic, x, scales.reciprocal())
-        return rounded.view(torch.uint8).view(*x.shape, 4)[..., 0].contiguous(), scales
-
-    def _times(self, numbers: Tensor, scales: Tensor, layer: Linear) -> Tensor:
-        (weight, weight_scales, zero_points), bias = layer
-        out: Tensor = self._product(
-            numbers, 1.0, _ZERO_POINT, weight, weight_scales, zero_points, None, 1.0, 0, torch.float32, "none", [], ""
-        ).mul_(scales)
-        return out if bias is None else out.add_(bias)
+    @property
+    def addresses(self) -> tuple[int, int, int]:
+        """What its entry in a layer's table holds."""
+        return self.panels.data_ptr(), self.scales.data_ptr(), self.bias.data_ptr()
 
 
-def quantize_weight(weight: Tensor) -> Int8Linear:
-    """Return a weight [out, in] as packed integers with a scale for each output channel."""
-    scales = weight.float().abs().amax(1).div_(_LARGEST).clamp_min_(_LEAST_SCALE)
-    numbers = torch.round(weight.float() / scales[:, None]).clamp_(-_LARGEST, _LARGEST).to(torch.int8)
-    packed = torch.ops.onednn.qlinear_prepack(numbers, None)
-    return Int8Linear((packed, scales, torch.zeros(len(scales), dtype=torch.int64)))
+def _padded(size: int, multiple: int) -> int:
+    return -(-size // multiple) * multiple
 
 
-class Int8Decoder(FusedDecoder):
-    """A decoder walked directly, in integers. Its KV rows hold integers and, behind them, their scale."""
+def quantize_linear(weight: Tensor, bias: Tensor | None, *, out_multiple: int = _PANEL) -> Int8Linear:
+    """Return a layer [out, in] as packed integers with a scale for each output channel."""
+    num_out, num_in = weight.shape
+    scales = weight.abs().amax(1).float().div_(_LARGEST).clamp_min_(_LEAST_SCALE)
+    numbers = torch.zeros((_padded(num_out, out_multiple), _padded(num_in, _GROUP)), dtype=torch.uint8)
+    step = max(1, (1 << 24) // num_in)  # rows at a time: the floats are four times as large as the integers
+    for first in range(0, num_out, step):
+        rows = slice(first, min(first + step, num_out))
+        whole = torch.round(weight[rows].float() / scales[rows, None]).clamp_(-_LARGEST, _LARGEST)
+        numbers[rows, :num_in] = (whole + _ZERO).to(torch.uint8)
+    numbers[num_out:] = _ZERO
+    numbers[:, num_in:] = _ZERO
+    panels = numbers.view(len(numbers) // _PANEL, _PANEL, -1, 4).transpose(1, 2).contiguous()
+    return Int8Linear(panels, _extended(scales, len(numbers)), _extended(bias, len(numbers)))
+
+
+def _extended(values: Tensor | None, size: int) -> Tensor:
+    """Return values [n] as float32 with zeros behind them, [size]."""
+    out = torch.zeros(size)
+    if values is not None:
+        out[: len(values)] = values
+    return out
+
+
+def _with_padded_heads(weight: Tensor, num_heads: int, dim: int, size: int) -> Tensor:
+    """Return a weight whose dimension ``dim`` is heads, each followed by zeros up to ``size``."""
+    split = weight.unflatten(dim, (num_heads, -1))
+    return nn.functional.pad(split.transpose(dim + 1, -1), (0, size - split.shape[dim + 1])).transpose(
+        dim + 1, -1
+    ).flatten(dim, dim + 1)
+
+
+@dataclass(frozen=True, slots=True)
+class NewRows:
+    """The part of a pass that belongs to one sequence: its newest rows."""
+
+    sequence: SequenceRows
+    num_new: int
+
+
+class Int8Decoder:
+    """Runs Llama, Mistral, Qwen2 and Qwen3 decoders in integers; `why_not_int8` must have returned None."""
 
     def __init__(self, model: LoadedModel, max_model_len: int) -> None:
-        super().__init__(model, max_model_len)
-        of = self.layout
-        self.layout = KVLayout(of.num_layers, of.num_kv_heads, self._head_size + 1, torch.float32, of.device)
-        self.needs_bias = True  # of a chain, too: every row's sum has the same columns then
+        self._code = machine_code()
+        self._crew = import_module("card.models.jit.crew").Crew()
+        inner: Any = model.model
+        config = model.config
+        self._head_size = int(inner.layers[0].self_attn.head_dim)
+        self._padded_head = _padded(self._head_size, _LANES)
+        self._num_heads, self._num_kv_heads = int(config.num_attention_heads), int(config.num_key_value_heads)
+        self.embedding: Tensor = inner.embed_tokens.weight.detach()
+        self.windows = layer_windows(config, max_model_len)
+        self.kept: KeptStates | None = None  # set it to have each pass leave `features`
+        self.features: Tensor | None = None  # [rows, kept.num_features] of the rows with logits in the last pass
+        self.vocab_size = int(model.lm_head.weight.shape[0])
+        self._eps, self._scale = float(config.rms_norm_eps), float(inner.layers[0].self_attn.scaling)
+        self._width = int(config.hidden_size)
+        self._held: list[Any] = []  # keeps alive what the tables hold addresses of
+        with torch.inference_mode():
+            self._cos, self._sin = (table.contiguous() for table in rotary_table(model, max_model_len, torch.float32))
+            self._norm = _extended(inner.norm.weight, _padded(self._width, _GROUP))
+            self._output = quantize_linear(model.lm_head.weight.detach(), model.lm_head.bias)
+            layers = inner.layers[: config.num_hidden_layers]
+            self._layers = np.array([self._layer(one, w) for one, w in zip(layers, self.windows, strict=True)], np.int64)
+        self.layout = KVLayout(
+            len(self._layers), self._num_kv_heads, self._padded_head, torch.float16, self.embedding.device
+        )
+        self._room = _Room()
 
-    def _make_kernels(self, model: LoadedModel) -> None:
-        self._is_packed, self._is_cpu, self._dtype = True, True, torch.float32
-        self._kernels = Int8Kernels()
+    def _layer(self, layer: Any, window: int | None) -> list[int]:
+        """Quantize a layer and return its table."""
+        code, attention, mlp = self._code, layer.self_attn, layer.mlp
+        heads, kv_heads, size = self._num_heads, self._num_kv_heads, self._padded_head
+        weight, bias = joined([attention.q_proj, attention.k_proj, attention.v_proj])
+        all_heads = heads + 2 * kv_heads
+        weight = _with_padded_heads(weight, all_heads, 0, size)
+        if bias is not None:
+            bias = _with_padded_heads(bias[:, None], all_heads, 0, size)[:, 0]
+        out = _with_padded_heads(attention.o_proj.weight.detach(), heads, 1, size)
+        linears = {
+            code.QKV: quantize_linear(weight, bias),
+            code.ATTENTION_OUT: quantize_linear(out, attention.o_proj.bias, out_multiple=_GROUP),
+            code.GATE: quantize_linear(mlp.gate_proj.weight.detach(), mlp.gate_proj.bias, out_multiple=_GROUP),
+            code.UP: quantize_linear(mlp.up_proj.weight.detach(), mlp.up_proj.bias, out_multiple=_GROUP),
+            code.DOWN: quantize_linear(mlp.down_proj.weight.detach(), mlp.down_proj.bias, out_multiple=_GROUP),
+        }
+        norms = {code.INPUT_NORM: layer.input_layernorm.weight, code.MLP_NORM: layer.post_attention_layernorm.weight}
+        table = [0] * code.LAYER_SIZE
+        for place, linear in linears.items():
+            table[place : place + 3] = linear.addresses
+        kept = {place: _extended(norm, _padded(self._width, _GROUP)) for place, norm in norms.items()}
+        if hasattr(attention, "q_norm"):
+            kept[code.QUERY_NORM] = _extended(attention.q_norm.weight, size)
+            kept[code.KEY_NORM] = _extended(attention.k_norm.weight, size)
+        for place, norm in kept.items():
+            table[place] = norm.data_ptr()
+        table[code.WINDOW] = window or 0
+        self._mlp_width = linears[code.GATE].scales.shape[0]
+        self._held += [linears, kept]
+        return table
 
-    def _linear(self, linears: Sequence[nn.Linear]) -> Linear:
-        weight, bias = joined(linears)
-        return quantize_weight(weight), None if bias is None else bias.float()
+    def step(self, sequence: SequenceRows, *, offset: int, num_new: int) -> NewRows:
+        """Prepare the pass of the newest rows of a sequence."""
+        return NewRows(sequence, num_new)
 
-    def _norm_weight(self, weight: Tensor) -> Tensor:
-        return super()._norm_weight(weight.float())
+    def forward(
+        self, token_ids: Tensor, positions: Tensor, steps: Sequence[NewRows], logits_rows: Tensor | slice
+    ) -> Tensor:
+        """Return logits [rows, V] of the chosen rows of the pass; token_ids and positions are [sum T] int64.
 
-    def _rms_norm(self, x: Tensor, weight: Tensor) -> Tensor:
-        return mirrored_rms_norm(x, weight, self._eps)
+        With `kept` set it leaves their `features` too.
+        """
+        code, num_rows = self._code, len(token_ids)
+        rows, ancestors = _row_tables(steps, code.ROW_SIZE)
+        if isinstance(logits_rows, Tensor):
+            chosen = logits_rows.numpy()
+        else:
+            chosen = np.arange(num_rows, dtype=np.int64)[logits_rows]
+        panels = len(self._output.panels)
+        logits = torch.empty((len(chosen), _PANEL * panels))
+        threads = torch.get_num_threads()
+        longest = int(rows[:, code.POSITION].max()) + 1
+        hidden = self._prepare(num_rows, longest, threads)
+        hidden[:, : self._width] = self.embedding.index_select(0, token_ids)
+        barrier = np.zeros(8, np.int64)
+        states = self._keep_states(num_rows)
+        table = self._table
+        table[code.ROWS], table[code.THREADS] = num_rows, threads
+        table[code.ROW_TABLE], table[code.ANCESTORS] = rows.ctypes.data, ancestors.ctypes.data
+        table[code.BARRIER], table[code.LOGITS] = barrier.ctypes.data, logits.data_ptr()
+        table[code.CHOSEN_ROWS], table[code.NUM_CHOSEN] = chosen.ctypes.data, len(chosen)
+        self._crew.run(table, barrier)
+        if self.kept:
+            last = mirrored_rms_norm(hidden[:, : self._width], self._norm[: self._width].repeat(2), self._eps)
+            self.features = self.kept.join([state[chosen, : self._width] for state in (*states, last)])
+        return logits[:, : self.vocab_size]
 
-    def _norm_heads(self, rotated: Tensor, layer: FusedLayer) -> None:
-        assert layer.head_norm is not None
-        ones = torch.ones(2 * self._head_size)
-        flat = mirrored_rms_norm(rotated.reshape(-1, self._head_size), ones, self._eps)
-        torch.mul(flat.view(rotated.shape), layer.head_norm, out=rotated)
+    def _keep_states(self, num_rows: int) -> list[Tensor]:
+        """Let the pass copy the states that features are made of; return where to."""
+        self._layers[:, self._code.COPY_TO] = 0
+        layers = self.kept.layers if self.kept else ()
+        states = [torch.empty((num_rows, _padded(self._width, _GROUP))) for _ in layers]
+        for layer, state in zip(layers, states, strict=True):
+            self._layers[layer, self._code.COPY_TO] = state.data_ptr()
+        return states
 
-    def _attend(
-        self, qkv: Tensor, index: int, layer: FusedLayer, steps: Sequence[SequencePass], outs: Sequence[Tensor]
-    ) -> None:
-        size, num_heads, num_kv_heads = self._head_size, self._num_heads, self._num_kv_heads
-        heads = qkv.view(len(qkv), -1, size)  # queries, keys, values
-        scales = heads.abs().amax(-1, keepdim=True).mul_(1 / _LARGEST).clamp_min_(_LEAST_SCALE)
-        numbers = torch.round(heads * scales.reciprocal())
-        for step, out in zip(steps, outs, strict=True):
-            rows = slice(step.offset, step.offset + step.num_new)
-            new = step.new_rows[index]  # [2, Hkv, T, D + 1]
-            for part, values in ((new[..., :size], numbers), (new[..., size:], scales)):
-                own = values[rows, num_heads:].view(step.num_new, 2, num_kv_heads, -1)
-                part.copy_(own.permute(1, 2, 0, 3))
-            query = numbers[rows, :num_heads].view(step.num_new, num_kv_heads, self.group, size).transpose(0, 1)
-            query_scales = scales[rows, :num_heads].view(step.num_new, num_kv_heads, self.group, 1).transpose(0, 1)
-            attended = attend_in_integers(step, index, query, query_scales * self._scale, layer.window)
-            out.copy_(attended.transpose(0, 1))
+    def _prepare(self, num_rows: int, num_positions: int, num_threads: int) -> Tensor:
+        """Have room for a pass, and a table that says where; return the place of its hidden states."""
+        code, room = self._code, self._room
+        width, size = _padded(self._width, _GROUP), self._padded_head
+        attended = _padded(self._num_heads * size, _GROUP)
+        groups = max(width, attended) // _GROUP
+        scores = 4 * (self._num_heads // self._num_kv_heads) * _padded(num_positions, _LANES)
+        own = groups * num_rows * (_GROUP + 8) + 4 * _GROUP * groups + max(scores, 8 * _GROUP * _MOST_TILE_ROWS)
+        if room.fits(num_rows, own, num_threads):
+            return room.hidden[:num_rows]
+        room.grow(num_rows, own, num_threads)
+        room.hidden = torch.zeros((room.num_rows, width))
+        mlp_groups = self._mlp_width // _GROUP
+        parts = {
+            code.PROJECTED: torch.empty((room.num_rows, (self._num_heads + 2 * self._num_kv_heads) * size)),
+            code.ATTENDED: torch.zeros((room.num_rows, attended)),
+            code.GATED: torch.empty((room.num_rows, self._mlp_width), dtype=torch.int8),
+            code.GATED_SCALES: torch.empty((room.num_rows, mlp_groups)),
+            code.GATED_STARTS: torch.empty((room.num_rows, mlp_groups), dtype=torch.int32),
+            code.OWN: torch.empty((room.num_threads, room.own_bytes), dtype=torch.int8),
+            code.HIDDEN: room.hidden,
+            code.NORM: self._norm,
+            code.COS: self._cos,
+            code.SIN: self._sin,
+        }
+        room.parts = parts
+        table = np.zeros(code.TABLE_SIZE, np.int64)
+        for place, part in parts.items():
+            table[place] = part.data_ptr()
+        table[code.OUTPUT : code.OUTPUT + 3] = self._output.addresses
+        table[code.LAYER_TABLE], table[code.OWN_BYTES] = self._layers.ctypes.data, room.own_bytes
+        numbers = {
+            code.LAYERS: len(self._layers),
+            code.WIDTH: self._width,
+            code.PADDED_WIDTH: width,
+            code.HEADS: self._num_heads,
+            code.KV_HEADS: self._num_kv_heads,
+            code.HEAD: self._head_size,
+            code.PADDED_HEAD: size,
+            code.MLP: self._mlp_width,
+            code.VOCAB: _PANEL * len(self._output.panels),
+        }
+        for place, number in numbers.items():
+            table[place] = number
+        table[code.EPS : code.EPS + 1].view(np.float32)[0] = self._eps
+        table[code.SCALE : code.SCALE + 1].view(np.float32)[0] = self._scale
+        self._table = table
+        return room.hidden[:num_rows]
 
 
-def attend_in_integers(
-    step: SequencePass, layer: int, query: Tensor, query_scales: Tensor, window: int | None
-) -> Tensor:
-    """Return the attention of the new rows over all rows that they see, whose keys and values must be written.
+class _Room:
+    """How much memory for passes there is."""
+
+    def __init__(self) -> None:
+        self.num_rows = self.own_bytes = self.num_threads = 0
+        self.hidden = torch.empty(0)
+        self.parts: dict[int, Tensor] = {}
+
+    def fits(self, num_rows: int, own_bytes: int, num_threads: int) -> bool:
+        return num_rows <= self.num_rows and own_bytes <= self.own_bytes and num_threads <= self.num_threads
+
+    def grow(self, num_rows: int, own_bytes: int, num_threads: int) -> None:
+        self.num_rows = _padded(max(num_rows, self.num_rows), _MOST_TILE_ROWS)
+        self.own_bytes = _padded(max(own_bytes * self.num_rows // num_rows, self.own_bytes), 4 * _GROUP)
+        self.num_threads = max(num_threads, self.num_threads)
+
+
+def _row_tables(steps: Sequence[NewRows], row_size: int) -> tuple[IntArray, IntArray]:
+    """Return a table of the rows of a pass [R, ``row_size``], as `card.models.jit.passes` reads it, and ancestors."""
+    tables, all_ancestors, num_before = [], [], 0
+    for step in steps:
+        tree, kv = step.sequence.tree, step.sequence.kv
+        start, item = tree.num_rows - step.num_new, kv.element_size()
+        visible, ancestors = tree.visible(start)
+        table = np.empty((step.num_new, row_size), np.int64)
+        table[:, :4] = (
+            kv.data_ptr(), item * kv.stride(3), item * kv.stride(2), item * kv.stride(0)
+        )  # fmt: skip
+        table[:, 4] = np.arange(start, tree.num_rows)
+        table[:, 5] = tree.positions(start)
+        table[:, 6] = visible
+        table[:, 7] = num_before + np.cumsum(table[:, 5] + 1 - visible) - (table[:, 5] + 1 - visible)
+        tables.append(table)
+        all_ancestors.append(ancestors)
+        num_before += len(ancestors)
+    if len(tables) == 1:
+        return tables[0], all_ancestors[0]
+    return np.concatenate(tables), np.concatenate(all_ancestors)
+
+
+def multiply_rows(x: Tensor, linear: Int8Linear, *, num_parts: int = 1) -> Tensor:
+    """Return x [T, in] times a linear layer as a pass computes it, [T, out].
 
     Args:
-        query: [Hkv, T, G, D] integers; G query heads share a KV head.
-        query_scales: [Hkv, T, G, 1], the factor on the scores included.
-    Returns: [Hkv, T, G, D] float32.
+        num_parts: shares of output channels that are computed one after the other, as threads would at once.
     """
-    keys, values = step.keys[layer][0], step.values[layer][0]  # [Hkv, S, D + 1]
-    num_kv_heads, num_new, group, size = query.shape
-    rows = num_new * group
-    scores = torch.bmm(query.reshape(num_kv_heads, rows, size), keys[..., :size].transpose(1, 2))
-    scores.mul_(query_scales.reshape(num_kv_heads, rows, 1)).mul_(keys[..., size][:, None])
-    bias = step.biases[window]
-    if bias is not None:
-        scores.view(num_kv_heads, num_new, group, -1).add_(bias)
-    scores.sub_(scores.amax(-1, keepdim=True)).exp_().mul_(2.0**_EXP_BITS).round_()
-    value_scales = values[..., size][:, None]  # [Hkv, 1, S]
-    largest = (scores.sign() * value_scales).amax(-1, keepdim=True)  # of the rows that count
-    factors = (2.0**_WEIGHT_BITS / scores.sum(-1, keepdim=True, dtype=torch.float64)).to(torch.float32).div_(largest)
-    weights = scores.mul_(factors).mul_(value_scales).round_()
-    out = torch.bmm(weights, values[..., :size]).mul_(largest.mul_(2.0**-_WEIGHT_BITS))
-    return out.view(num_kv_heads, num_new, group, size)
+    code = machine_code()
+    num_rows, num_in, num_panels = *x.shape, len(linear.panels)
+    num_groups = _padded(num_in, _GROUP) // _GROUP
+    padded = nn.functional.pad(x.float(), (0, num_groups * _GROUP - num_in))
+    numbers = torch.empty((num_rows, num_groups * _GROUP), dtype=torch.int8)
+    scales, starts = torch.empty((num_rows, num_groups)), torch.empty((num_rows, num_groups), dtype=torch.int32)
+    places = (numbers.data_ptr(), scales.data_ptr(), starts.data_ptr())
+    code.quantize_rows(padded.data_ptr(), 4 * _GROUP * num_groups, num_rows, 0, 0, num_groups, 0.0, *places, 0)
+    out = torch.empty((num_rows, _PANEL * num_panels))
+    table = np.array(linear.addresses, np.int64)
+    for part in range(num_parts):
+        start, stop = num_panels * part // num_parts, num_panels * (part + 1) // num_parts
+        code.project(
+            table.ctypes.data, num_rows, start, stop, *places, num_groups, out.data_ptr(), 4 * _PANEL * num_panels, 0
+        )
+    return out
+
+
+@functools.cache
+def machine_code() -> Any:
+    """Return the module of the pass: compiled at its first use on a machine, and kept for later ones."""
+    numba: Any = import_module("numba")
+    sources = sorted((Path(__file__).parent / "jit").glob("*.py"))
+    digest = hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()[:16]
+    numba.config.CACHE_DIR = str(_code_folder() / digest)
+    return import_module("card.models.jit.passes")
+
+
+def _code_folder() -> Path:
+    """Return where machine code is kept: the user's own cache folder, or a fresh one that nobody else can write to."""
+    home = os.environ.get("XDG_CACHE_HOME")
+    folder = (Path(home) if home else Path.home() / ".cache") / "card" / "code"
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError:
+        return Path(tempfile.mkdtemp(prefix="card-code-"))
+    return folder if os.access(folder, os.W_OK) else Path(tempfile.mkdtemp(prefix="card-code-"))
 
 
 @functools.cache
 def why_not_int8() -> str | None:
-    """Return why integer passes cannot be trusted to be exact and fast on this machine; None if they can."""
-    if not hasattr(torch.ops.onednn, "qlinear_pointwise"):
-        return "this build of torch has no integer linear layers"
+    """Return why integer passes are not possible on this machine, or not exact; None if they are."""
+    if find_spec("numba") is None:
+        return "the package numba is missing; run pip install 'card-decoding[int8]'"
     if not torch.cpu._is_vnni_supported():
-        return "this processor has no instructions for products of bytes (VNNI)"
+        return "this processor has no instructions for products of bytes (AVX-512 VNNI)"
     generator = torch.Generator().manual_seed(0)
-    weight = torch.randn((96, 256), generator=generator)
-    x = torch.randn((max(_PROBED_ROWS), 256), generator=generator)
-    kernels, layer, threads_before = Int8Kernels(), (quantize_weight(weight), None), torch.get_num_threads()
-    numbers, scales = kernels._quantized(x)
-    integers = torch.round(weight / layer[0][1][:, None]).to(torch.int64)
-    sums = (numbers.to(torch.int64) - _ZERO_POINT) @ integers.T
-    expected = (sums.to(torch.float32) * layer[0][1]).mul_(scales)
-    try:
-        for num_threads in {1, threads_before}:
-            torch.set_num_threads(num_threads)
-            for num_rows in _PROBED_ROWS:
-                if not torch.equal(kernels.linear(x[:num_rows], layer), expected[:num_rows]):
-                    return f"integer products of {num_rows} rows on {num_threads} threads are not exact here"
-    finally:
-        torch.set_num_threads(threads_before)
+    weight, x = (torch.randint(-127, 128, (size, 256), generator=generator).float() for size in (96, max(_PROBED_ROWS)))
+    weight[:, 0] = x[:, ::_GROUP] = _LARGEST  # all scales are 1, so the product is one of whole numbers
+    linear = quantize_linear(weight, None)
+    for num_rows in _PROBED_ROWS:
+        for num_parts in (1, 2):
+            if not torch.equal(multiply_rows(x[:num_rows], linear, num_parts=num_parts), x[:num_rows] @ weight.T):
+                return f"integer products of {num_rows} rows in {num_parts} parts are not exact here"
     return None

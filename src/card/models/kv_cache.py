@@ -120,6 +120,19 @@ class RowTree:
         self.truncate(num_first_rows)
         self.append(np.where(is_moved, num_first_rows + place, parents))
 
+    def visible(self, start: int) -> tuple[IntArray, IntArray]:
+        """Return what rows ``start`` .. num_rows - 1 see.
+
+        Returns: how many of the first rows each sees, [T]; and the other rows that each sees, itself included, in
+            ascending order, those of the first row first.
+        """
+        prefix, stop = self.num_prefix_rows, self.num_rows
+        visible = np.arange(start + 1, stop + 1)
+        first_tree_row = max(start, prefix)
+        visible[first_tree_row - start :] = self._num_visible[first_tree_row:stop]
+        _, ancestors = self._ancestors[first_tree_row - prefix : stop - prefix, : stop - prefix].nonzero()
+        return visible, ancestors + prefix
+
     def bias(self, start: int, window: int | None = None) -> FloatArray | None:
         """Return what rows ``start`` .. num_rows - 1 must not see, to be added to attention scores.
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from card.errors import CapacityError, ModelError
-from card.models.attention import SequencePass, sequence_pass
 from card.models.decoder_model import is_int8
 from card.models.features import kept_states
 from card.models.fused import FusedDecoder, reason_not_fusable
@@ -71,7 +70,7 @@ class TorchRunner:
         reason = "not asked for" if fused is False else reason_not_fusable(model, max_model_len)
         if fused and reason is not None:
             raise ModelError(f"{type(model).__name__} cannot run fused: {reason}; leave fused at None")
-        self._decoder: FusedDecoder | GenericDecoder
+        self._decoder: FusedDecoder | GenericDecoder | Int8Decoder
         with torch.inference_mode():
             if is_int8(model):
                 self._decoder = _int8_decoder(model, max_model_len, reason)
@@ -84,7 +83,6 @@ class TorchRunner:
         self._embeddings = cast(Tensor, model.get_input_embeddings().weight).detach()
         self._pass_features: Tensor | None = None  # of the rows with logits in the last pass, if they are kept
         self._features: Sequence[Tensor] = ()  # the same per extension
-        self._windows = sorted(set(self._decoder.windows), key=lambda window: window or 0)  # None first
         self._cache = KVCache(self._decoder.layout, max_model_len + max_tree_rows)
 
     def warm_up(self, most_tokens: int) -> None:
@@ -103,7 +101,7 @@ class TorchRunner:
     @property
     def is_fused(self) -> bool:
         """Whether the decoder is walked directly."""
-        return isinstance(self._decoder, FusedDecoder)
+        return not isinstance(self._decoder, GenericDecoder)
 
     @property
     def device(self) -> torch.device:
@@ -231,23 +229,14 @@ class TorchRunner:
 
     def _forward(self, extensions: Sequence[Extension]) -> list[Tensor]:
         token_ids = self._append(extensions)
-        steps: list[SequencePass] = []
+        steps: list[Any] = []
         positions: list[IntArray] = []
         offset = 0
         for extension in extensions:
             sequence = self._cache[extension.slot]
             num_new = len(extension.token_ids)
             positions.append(sequence.tree.positions(sequence.tree.num_rows - num_new))
-            steps.append(
-                sequence_pass(
-                    sequence,
-                    offset=offset,
-                    num_new=num_new,
-                    group=self._decoder.group,
-                    windows=self._windows,
-                    needs_bias=self._decoder.needs_bias,
-                )
-            )
+            steps.append(self._decoder.step(sequence, offset=offset, num_new=num_new))
             offset += num_new
         logits = self._decoder.forward(
             torch.from_numpy(token_ids).to(self.device),

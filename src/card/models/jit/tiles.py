@@ -1,0 +1,184 @@
+"""Products of bytes: up to 12 rows of activations times 16 to 64 output channels, weights read once.
+
+Weights are unsigned bytes around 128, in panels of 16 output channels: [in / 4][16][4]. Activations are signed bytes in
+groups of GROUP with a scale each; the rows of a tile lie beside each other: [in / 4][rows][4]. A group's products are
+added as 32-bit integers, which is exact. Then each group is scaled and added as a float, in the order of the groups. So
+an output depends on its own row and channel alone, whatever tile it is computed in.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+from numba import njit, types
+
+from card.models.jit.vectors import (
+    BYTES,
+    FLOATS,
+    GROUP,
+    INTS,
+    LANES,
+    Builder,
+    Value,
+    call,
+    fma_of,
+    moved,
+    operation,
+    read,
+    repeated,
+    write,
+)
+
+MOST_ROWS = 12  # of a tile: their sums and partial sums fill the registers
+_I32, _I64, _F32 = ir.IntType(32), ir.IntType(64), ir.FloatType()
+_DOT = "llvm.x86.avx512.vpdpbusd.512"
+PANEL = LANES  # output channels
+
+
+def _panels_of(num_rows: int) -> int:
+    """Return how many panels beside each other keep the core busy with so many rows."""
+    return 4 if num_rows <= 3 else 2 if num_rows <= 6 else 1
+
+
+def _write_group(builder: Builder, num_rows: int, num_panels: int, sums: Any, at: dict[str, Value]) -> Any:
+    """Write the instructions for one group; return the new sums [row][panel]."""
+    whole = []
+    for row in range(num_rows):
+        start = repeated(builder, read(builder, moved(builder, at["starts"], 4 * row), _I32), INTS)
+        whole.append([start] * num_panels)
+    for four in range(GROUP // 4):
+        weights = [read(builder, moved(builder, panel, 4 * LANES * four), BYTES) for panel in at["panels"]]
+        for row in range(num_rows):
+            place = moved(builder, at["numbers"], 4 * (four * num_rows + row))
+            numbers = builder.bitcast(repeated(builder, read(builder, place, _I32), INTS), BYTES)
+            for panel in range(num_panels):
+                whole[row][panel] = call(builder, _DOT, INTS, whole[row][panel], weights[panel], numbers)
+    new = []
+    for row in range(num_rows):
+        scale = repeated(builder, read(builder, moved(builder, at["scales"], 4 * row), _F32), FLOATS)
+        new.append(
+            [
+                fma_of(builder, builder.sitofp(whole[row][panel], FLOATS), scale, sums[row][panel])
+                for panel in range(num_panels)
+            ]
+        )
+    return new
+
+
+def _write_tile(builder: Builder, num_rows: int, num_panels: int, values: Any) -> None:
+    """Write the loop over the groups, and what is done with its sums."""
+    panel, panel_bytes, numbers, scales, starts, num_groups, channel_scales, biases, out, out_bytes, adds = values
+    before = builder.block
+    body, after = (builder.append_basic_block(name) for name in ("group", "done"))
+    builder.branch(body)
+    builder.position_at_end(body)
+    index = builder.phi(_I64)
+    index.add_incoming(ir.Constant(_I64, 0), before)
+    sums = [[builder.phi(FLOATS) for _ in range(num_panels)] for _ in range(num_rows)]
+    for one in (one for row in sums for one in row):
+        one.add_incoming(ir.Constant(FLOATS, [0.0] * LANES), before)
+    first = builder.add(panel, builder.mul(index, ir.Constant(_I64, GROUP * PANEL)))
+    of_rows = builder.mul(index, ir.Constant(_I64, 4 * num_rows))
+    new = _write_group(
+        builder,
+        num_rows,
+        num_panels,
+        sums,
+        {
+            "panels": [builder.add(first, builder.mul(panel_bytes, ir.Constant(_I64, i))) for i in range(num_panels)],
+            "numbers": builder.add(numbers, builder.mul(index, ir.Constant(_I64, GROUP * num_rows))),
+            "scales": builder.add(scales, of_rows),
+            "starts": builder.add(starts, of_rows),
+        },
+    )
+    following = builder.add(index, ir.Constant(_I64, 1))
+    index.add_incoming(following, body)
+    for row in range(num_rows):
+        for i in range(num_panels):
+            sums[row][i].add_incoming(new[row][i], body)
+    builder.cbranch(builder.icmp_signed("<", following, num_groups), body, after)
+    builder.position_at_end(after)
+    is_added = builder.icmp_signed("!=", adds, ir.Constant(_I64, 0))
+    for i in range(num_panels):
+        scale = read(builder, moved(builder, channel_scales, 4 * PANEL * i), FLOATS)
+        bias = read(builder, moved(builder, biases, 4 * PANEL * i), FLOATS)
+        for row in range(num_rows):
+            place = moved(builder, builder.add(out, builder.mul(out_bytes, ir.Constant(_I64, row))), 4 * PANEL * i)
+            value = fma_of(builder, new[row][i], scale, bias)
+            value = builder.select(is_added, builder.fadd(value, read(builder, place, FLOATS)), value)
+            write(builder, value, place)
+
+
+def _write_panels(builder: Builder, num_rows: int, num_panels: int, start: Value, stop: Value, values: Any) -> Value:
+    """Write a loop over whole groups of panels; return the first panel that is left."""
+    panels, panel_bytes, numbers, scales, starts, num_groups, channel_scales, biases, out, out_bytes, adds = values
+    before = builder.block
+    test, body, after = (builder.append_basic_block(name) for name in ("panels", "tile", "left"))
+    builder.branch(test)
+    builder.position_at_end(test)
+    index = builder.phi(_I64)
+    index.add_incoming(start, before)
+    following = builder.add(index, ir.Constant(_I64, num_panels))
+    builder.cbranch(builder.icmp_signed("<=", following, stop), body, after)
+    builder.position_at_end(body)
+    of_channels = builder.mul(index, ir.Constant(_I64, 4 * PANEL))
+    _write_tile(
+        builder,
+        num_rows,
+        num_panels,
+        (
+            builder.add(panels, builder.mul(index, panel_bytes)),
+            panel_bytes,
+            numbers,
+            scales,
+            starts,
+            num_groups,
+            builder.add(channel_scales, of_channels),
+            builder.add(biases, of_channels),
+            builder.add(out, of_channels),
+            out_bytes,
+            adds,
+        ),
+    )
+    index.add_incoming(following, builder.block)
+    builder.branch(test)
+    builder.position_at_end(after)
+    return index
+
+
+@operation(types.void, *[types.int64] * 14)
+def _multiply(builder: Builder, num_rows: Value, start: Value, stop: Value, *values: Value) -> None:
+    """Write one branch for each number of rows."""
+    done = builder.append_basic_block("multiplied")
+    switch = builder.switch(num_rows, done)
+    for rows in range(1, MOST_ROWS + 1):
+        branch = builder.append_basic_block(f"rows{rows}")
+        switch.add_case(ir.Constant(_I64, rows), branch)
+        builder.position_at_end(branch)
+        left = start
+        for num_panels in sorted({_panels_of(rows), 1}, reverse=True):
+            left = _write_panels(builder, rows, num_panels, left, stop, values)
+        builder.branch(done)
+    builder.position_at_end(done)
+
+
+@njit(types.void(*[types.int64] * 14), nogil=True, cache=True)
+def multiply(
+    num_rows: int, start: int, stop: int, panels: int, panel_bytes: int, numbers: int, scales: int, starts: int,
+    num_groups: int, channel_scales: int, biases: int, out: int, out_bytes: int, adds: int,
+) -> None:  # fmt: skip
+    """Compute output channels 16 ``start`` to 16 ``stop`` of a tile of 1 to MOST_ROWS rows.
+
+    Args:
+        panels: address of the weights, ``panel_bytes`` for each panel; channel_scales, biases: float32 for each channel.
+        numbers, scales, starts: addresses of the tile's activations, their scales and -128 times their sums, as
+            `quantize_group` leaves them.
+        num_groups: of the activations.
+        out: address of the first row of float32, ``out_bytes`` for each row.
+        adds: 1 to add to what ``out`` holds, 0 to replace it.
+    """
+    _multiply(
+        num_rows, start, stop, panels, panel_bytes, numbers, scales, starts, num_groups, channel_scales, biases, out,
+        out_bytes, adds,
+    )  # fmt: skip

@@ -1,0 +1,272 @@
+"""Vectors of 16 floats as a type of numba, and what one instruction or a few do with them.
+
+numba's own loops become vector code only where LLVM sees that it may, and in an order of its own choice. Here the order
+of every sum is written down, which is what makes the bits of a result a function of its inputs alone. Addresses are
+plain integers: nothing here checks them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.core.extending import intrinsic, models, register_model
+
+LANES = 16
+GROUP = 64  # activations that share a scale
+_F32, _HALF, _I8, _I32, _I64 = ir.FloatType(), ir.HalfType(), ir.IntType(8), ir.IntType(32), ir.IntType(64)
+FLOATS = ir.VectorType(_F32, LANES)
+INTS = ir.VectorType(_I32, LANES)
+BYTES = ir.VectorType(_I8, 4 * LANES)
+_HALVES = ir.VectorType(_HALF, LANES)
+
+Builder = Any  # of llvmlite, which has no types
+Value = Any
+
+
+class _FloatsType(types.Type):
+    def __init__(self) -> None:
+        super().__init__(name="Floats")
+
+
+@register_model(_FloatsType)
+class _FloatsModel(models.PrimitiveModel):
+    def __init__(self, dmm: Any, fe_type: Any) -> None:
+        super().__init__(dmm, fe_type, FLOATS)
+
+
+floats = _FloatsType()
+
+
+def operation(result: Any, *arguments: Any) -> Callable[[Callable[..., Value]], Any]:
+    """Make an operation of numba from a function that writes its instructions: (builder, *values) to a value."""
+
+    def made(write: Callable[..., Value]) -> Any:
+        def codegen(context: Any, builder: Builder, signature: Any, values: Sequence[Value]) -> Value:
+            value = write(builder, *values)
+            return context.get_dummy_value() if result is types.void else value
+
+        names = ", ".join(f"x{i}" for i in range(len(arguments)))
+        space: dict[str, Any] = {"signature": result(*arguments), "codegen": codegen}
+        exec(f"def {write.__name__}(context, {names}):\n    return signature, codegen", space)  # noqa: S102
+        return intrinsic(space[write.__name__])
+
+    return made
+
+
+def call(builder: Builder, name: str, result: Any, *values: Value) -> Value:
+    """Call a function of LLVM or of the process by its name."""
+    function_type = ir.FunctionType(result, [value.type for value in values])
+    return builder.call(cgutils.get_or_insert_function(builder.module, function_type, name), values)
+
+
+def read(builder: Builder, address: Value, kind: Any) -> Value:
+    """Load a value of a type; it need not be aligned."""
+    return builder.load(builder.inttoptr(address, ir.PointerType()), align=1, typ=kind)
+
+
+def write(builder: Builder, value: Value, address: Value) -> None:
+    """Store a value; the place need not be aligned."""
+    builder.store(value, builder.inttoptr(address, ir.PointerType()), align=1)
+
+
+def moved(builder: Builder, address: Value, num_bytes: int) -> Value:
+    """Return an address some bytes further."""
+    return builder.add(address, ir.Constant(_I64, num_bytes))
+
+
+def repeated(builder: Builder, value: Value, kind: Any) -> Value:
+    """Return a vector whose lanes all are one value."""
+    lanes = builder.insert_element(ir.Constant(kind, ir.Undefined), value, ir.Constant(_I32, 0))
+    places = ir.Constant(ir.VectorType(_I32, kind.count), [0] * kind.count)
+    return builder.shuffle_vector(lanes, ir.Constant(kind, ir.Undefined), places)
+
+
+def fma_of(builder: Builder, x: Value, y: Value, z: Value) -> Value:
+    """Return x * y + z, rounded once."""
+    return call(builder, f"llvm.fma.v{LANES}f32", FLOATS, x, y, z)
+
+
+def _folded(builder: Builder, x: Value, combine: Callable[[Value, Value], Value]) -> Value:
+    """Combine the lanes of a vector in a fixed order: halves, quarters, eighths, sixteenths."""
+    width = LANES // 2
+    while width:
+        places = [(lane + width) % LANES for lane in range(LANES)]
+        other = builder.shuffle_vector(x, x, ir.Constant(ir.VectorType(_I32, LANES), places))
+        x = combine(x, other)
+        width //= 2
+    return builder.extract_element(x, ir.Constant(_I32, 0))
+
+
+def _maximum(builder: Builder, x: Value, y: Value) -> Value:
+    return builder.select(builder.fcmp_ordered(">", x, y), x, y)
+
+
+@operation(floats, types.int64)
+def load(builder: Builder, address: Value) -> Value:
+    """Return 16 floats."""
+    return read(builder, address, FLOATS)
+
+
+@operation(types.float32, types.int64)
+def load_float(builder: Builder, address: Value) -> Value:
+    """Return one float."""
+    return read(builder, address, _F32)
+
+
+@operation(types.void, types.int64, types.float32)
+def store_float(builder: Builder, address: Value, x: Value) -> None:
+    """Store one float."""
+    write(builder, x, address)
+
+
+@operation(types.int64, types.int64)
+def load_int(builder: Builder, address: Value) -> Value:
+    """Return one 64-bit integer."""
+    return read(builder, address, _I64)
+
+
+@operation(types.void, types.int64, floats)
+def store(builder: Builder, address: Value, x: Value) -> None:
+    """Store 16 floats."""
+    write(builder, x, address)
+
+
+@operation(floats, types.int64)
+def load_halves(builder: Builder, address: Value) -> Value:
+    """Return 16 numbers that are stored in 16 bits each."""
+    return builder.fpext(read(builder, address, _HALVES), FLOATS)
+
+
+@operation(types.void, types.int64, floats)
+def store_halves(builder: Builder, address: Value, x: Value) -> None:
+    """Store 16 numbers in 16 bits each; those beyond their range become its ends."""
+    most, least = (ir.Constant(FLOATS, [end] * LANES) for end in (65504.0, -65504.0))
+    x = builder.select(builder.fcmp_ordered("<", x, most), x, most)
+    write(builder, builder.fptrunc(_maximum(builder, x, least), _HALVES), address)
+
+
+@operation(floats, types.float32)
+def fill(builder: Builder, x: Value) -> Value:
+    """Return one number in all lanes."""
+    return repeated(builder, x, FLOATS)
+
+
+@operation(floats, floats, floats, floats)
+def fma(builder: Builder, x: Value, y: Value, z: Value) -> Value:
+    """Return x * y + z, rounded once."""
+    return fma_of(builder, x, y, z)
+
+
+@operation(floats, floats, floats)
+def add(builder: Builder, x: Value, y: Value) -> Value:
+    """Return x + y."""
+    return builder.fadd(x, y)
+
+
+@operation(floats, floats, floats)
+def multiply(builder: Builder, x: Value, y: Value) -> Value:
+    """Return x * y."""
+    return builder.fmul(x, y)
+
+
+@operation(floats, floats, floats)
+def divide(builder: Builder, x: Value, y: Value) -> Value:
+    """Return x / y."""
+    return builder.fdiv(x, y)
+
+
+@operation(floats, floats, floats)
+def maximum(builder: Builder, x: Value, y: Value) -> Value:
+    """Return the larger of each lane."""
+    return _maximum(builder, x, y)
+
+
+@operation(floats, floats, floats)
+def minimum(builder: Builder, x: Value, y: Value) -> Value:
+    """Return the smaller of each lane."""
+    return builder.select(builder.fcmp_ordered("<", x, y), x, y)
+
+
+@operation(floats, floats)
+def rounded(builder: Builder, x: Value) -> Value:
+    """Return the nearest whole numbers, halves to even."""
+    return call(builder, f"llvm.roundeven.v{LANES}f32", FLOATS, x)
+
+
+@operation(floats, floats)
+def two_to_the(builder: Builder, x: Value) -> Value:
+    """Return 2^x of whole numbers from -126 to 127."""
+    exponents = builder.add(builder.fptosi(x, INTS), ir.Constant(INTS, [127] * LANES))
+    return builder.bitcast(builder.shl(exponents, ir.Constant(INTS, [23] * LANES)), FLOATS)
+
+
+@operation(types.float32, floats)
+def total(builder: Builder, x: Value) -> Value:
+    """Return the sum of the lanes, in an order that never changes."""
+    return _folded(builder, x, builder.fadd)
+
+
+@operation(types.float32, floats)
+def largest(builder: Builder, x: Value) -> Value:
+    """Return the largest lane."""
+    return _folded(builder, x, lambda a, b: _maximum(builder, a, b))
+
+
+@operation(types.void, types.int64, types.int64, types.int64, types.int64, types.int64)
+def quantize_group(
+    builder: Builder, source: Value, numbers: Value, stride: Value, scale_at: Value, start_at: Value
+) -> None:
+    """Make GROUP floats signed bytes with one scale, and leave what `tile` starts its sum from.
+
+    Four bytes at a time are stored ``stride`` bytes apart, as the rows of a tile lie beside each other.
+    """
+    parts = [read(builder, moved(builder, source, 4 * LANES * i), FLOATS) for i in range(GROUP // LANES)]
+    sizes = [call(builder, f"llvm.fabs.v{LANES}f32", FLOATS, part) for part in parts]
+    while len(sizes) > 1:
+        sizes = [_maximum(builder, sizes[0], sizes[1]), *sizes[2:]]
+    size = _folded(builder, sizes[0], lambda a, b: _maximum(builder, a, b))
+    zero, most = ir.Constant(_F32, 0.0), ir.Constant(_F32, 127.0)
+    is_some = builder.fcmp_ordered(">", size, ir.Constant(_F32, 1e-30))
+    inverse = builder.select(is_some, builder.fdiv(most, size), zero)
+    factor = repeated(builder, inverse, FLOATS)
+    sums = ir.Constant(INTS, [0] * LANES)
+    place = numbers
+    for part in parts:
+        near = call(builder, f"llvm.roundeven.v{LANES}f32", FLOATS, builder.fmul(part, factor))
+        whole = builder.fptosi(near, INTS)
+        sums = builder.add(sums, whole)
+        packed = builder.bitcast(builder.trunc(whole, ir.VectorType(_I8, LANES)), ir.VectorType(_I32, 4))
+        for four in range(4):
+            write(builder, builder.extract_element(packed, ir.Constant(_I32, four)), place)
+            place = builder.add(place, stride)
+    write(builder, builder.select(is_some, builder.fdiv(size, most), zero), scale_at)
+    write(builder, builder.mul(_folded(builder, sums, builder.add), ir.Constant(_I32, -128)), start_at)
+
+
+@operation(types.int64, types.int64)
+def arrive(builder: Builder, address: Value) -> Value:
+    """Add 1 to a counter that threads share; return what it was."""
+    place = builder.inttoptr(address, ir.PointerType())
+    return builder.atomic_rmw("add", place, ir.Constant(_I64, 1), "seq_cst")
+
+
+@operation(types.int64, types.int64)
+def look(builder: Builder, address: Value) -> Value:
+    """Return a counter that threads share."""
+    return builder.load_atomic(builder.inttoptr(address, ir.PointerType()), "acquire", 8, typ=_I64)
+
+
+@operation(types.void)
+def pause(builder: Builder) -> None:
+    """Let the core rest for a moment."""
+    call(builder, "llvm.x86.sse2.pause", ir.VoidType())
+
+
+@operation(types.void)
+def let_others_run(builder: Builder) -> None:
+    """Give the core to whatever else waits for it."""
+    call(builder, "sched_yield", _I32)
