@@ -291,7 +291,7 @@ class EngineSettings(_Replaceable):
     draft_address: str | None = None  # tcp://host:port of a draft server to use instead of a drafter of one's own
     draft_keys: str | None = None  # folder with the CURVE keys for it, as made by `card keys`
     dtype: str = "auto"  # as stored, or int8, float32, bfloat16, float16, float64
-    draft_dtype: str | None = None  # of the draft model; None: as dtype, or as stored where that is int8
+    draft_dtype: str | None = None  # of the draft model; None: as dtype
     device: str = "cpu"
     draft_device: str | None = None  # None: the target's device
     target_cost: str | None = None  # inflate the target to the price of so many parameters, such as 300M
@@ -321,8 +321,8 @@ class EngineSettings(_Replaceable):
 
     @property
     def dtype_of_draft(self) -> str:
-        """What the draft model computes in. Small models are slower in integers, and candidates need not be exact."""
-        return self.draft_dtype or ("auto" if self.dtype == "int8" else self.dtype)
+        """What the draft model computes in."""
+        return self.draft_dtype or self.dtype
 
     def __post_init__(self) -> None:
         if self.placement is not None:

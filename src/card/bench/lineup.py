@@ -145,8 +145,7 @@ class Lineup:
         self._stack = contextlib.ExitStack()
         self._llms: dict[str, LLM] = {}
         self.tokenizer = load_tokenizer(pair.target)
-        draft_dtype = "auto" if settings.dtype == INT8 else settings.dtype
-        self._draft = None if pair.draft is None else load_model(pair.draft, dtype=draft_dtype)
+        self._draft = None if pair.draft is None else load_model(pair.draft, dtype=settings.dtype)
         model = load_model(pair.target, dtype=settings.dtype)
         self._target: PreTrainedModel = model
         self._cost: str | None = None

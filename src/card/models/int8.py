@@ -1,7 +1,8 @@
 """Integer passes on a CPU: 8-bit weights and activations, and logits whose bits depend on a row's text alone.
 
-A whole pass is one call of machine code (`card.models.jit`), made by numba when it is first needed. Each row is computed
-alone and in the order of its own text, so neither the rows beside it nor its place, tile or thread can change a bit:
+A whole pass is one call of machine code (`card.models.jit`), made by numba when it is first needed. Each row is
+computed alone and in the order of its own text, so neither the rows beside it nor its place, tile or thread can change
+a bit:
 
 - A linear layer multiplies 8-bit integers: weights with a scale for each output channel, activations with a scale for
   each 64 of a row. The products of 64 are added as integers, then scaled and added as floats in a fixed order.
@@ -89,10 +90,12 @@ def _extended(values: Tensor | None, size: int) -> Tensor:
 
 def _with_padded_heads(weight: Tensor, num_heads: int, dim: int, size: int) -> Tensor:
     """Return a weight whose dimension ``dim`` is heads, each followed by zeros up to ``size``."""
-    split = weight.unflatten(dim, (num_heads, -1))
-    return nn.functional.pad(split.transpose(dim + 1, -1), (0, size - split.shape[dim + 1])).transpose(
-        dim + 1, -1
-    ).flatten(dim, dim + 1)
+    split: Tensor = weight.unflatten(dim, (num_heads, -1))  # type: ignore[no-untyped-call]
+    return (
+        nn.functional.pad(split.transpose(dim + 1, -1), (0, size - split.shape[dim + 1]))
+        .transpose(dim + 1, -1)
+        .flatten(dim, dim + 1)
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,8 +110,8 @@ class Int8Decoder:
     """Runs Llama, Mistral, Qwen2 and Qwen3 decoders in integers; `why_not_int8` must have returned None."""
 
     def __init__(self, model: LoadedModel, max_model_len: int) -> None:
-        self._code = machine_code()
-        self._crew = import_module("card.models.jit.crew").Crew()
+        self._code = machine_code("tables")
+        self._crew = machine_code("crew").Crew()
         inner: Any = model.model
         config = model.config
         self._head_size = int(inner.layers[0].self_attn.head_dim)
@@ -127,7 +130,9 @@ class Int8Decoder:
             self._norm = _extended(inner.norm.weight, _padded(self._width, _GROUP))
             self._output = quantize_linear(model.lm_head.weight.detach(), model.lm_head.bias)
             layers = inner.layers[: config.num_hidden_layers]
-            self._layers = np.array([self._layer(one, w) for one, w in zip(layers, self.windows, strict=True)], np.int64)
+            self._layers = np.array(
+                [self._layer(one, w) for one, w in zip(layers, self.windows, strict=True)], np.int64
+            )
         self.layout = KVLayout(
             len(self._layers), self._num_kv_heads, self._padded_head, torch.float16, self.embedding.device
         )
@@ -250,6 +255,7 @@ class Int8Decoder:
             code.HEAD: self._head_size,
             code.PADDED_HEAD: size,
             code.MLP: self._mlp_width,
+            code.MULTIPLIER: machine_code("tiles").MULTIPLY,
             code.VOCAB: _PANEL * len(self._output.panels),
         }
         for place, number in numbers.items():
@@ -306,7 +312,7 @@ def multiply_rows(x: Tensor, linear: Int8Linear, *, num_parts: int = 1) -> Tenso
     Args:
         num_parts: shares of output channels that are computed one after the other, as threads would at once.
     """
-    code = machine_code()
+    code = machine_code("rows")
     num_rows, num_in, num_panels = *x.shape, len(linear.panels)
     num_groups = _padded(num_in, _GROUP) // _GROUP
     padded = nn.functional.pad(x.float(), (0, num_groups * _GROUP - num_in))
@@ -315,23 +321,33 @@ def multiply_rows(x: Tensor, linear: Int8Linear, *, num_parts: int = 1) -> Tenso
     places = (numbers.data_ptr(), scales.data_ptr(), starts.data_ptr())
     code.quantize_rows(padded.data_ptr(), 4 * _GROUP * num_groups, num_rows, 0, 0, num_groups, 0.0, *places, 0)
     out = torch.empty((num_rows, _PANEL * num_panels))
+    multiplier = machine_code("tiles").MULTIPLY
     table = np.array(linear.addresses, np.int64)
     for part in range(num_parts):
         start, stop = num_panels * part // num_parts, num_panels * (part + 1) // num_parts
         code.project(
-            table.ctypes.data, num_rows, start, stop, *places, num_groups, out.data_ptr(), 4 * _PANEL * num_panels, 0
+            multiplier,
+            table.ctypes.data,
+            num_rows,
+            start,
+            stop,
+            *places,
+            num_groups,
+            out.data_ptr(),
+            4 * _PANEL * num_panels,
+            0,
         )
     return out
 
 
 @functools.cache
-def machine_code() -> Any:
-    """Return the module of the pass: compiled at its first use on a machine, and kept for later ones."""
+def machine_code(module: str) -> Any:
+    """Return a module of `card.models.jit`: compiled at its first use on a machine, and kept for later ones."""
     numba: Any = import_module("numba")
     sources = sorted((Path(__file__).parent / "jit").glob("*.py"))
     digest = hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()[:16]
     numba.config.CACHE_DIR = str(_code_folder() / digest)
-    return import_module("card.models.jit.passes")
+    return import_module(f"card.models.jit.{module}")
 
 
 def _code_folder() -> Path:

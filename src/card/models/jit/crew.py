@@ -6,7 +6,8 @@ import threading
 from queue import SimpleQueue
 from typing import Any
 
-from card.models.jit import passes
+from card.models.jit.passes import run
+from card.models.jit.tables import THREADS
 
 
 class Crew:
@@ -21,14 +22,14 @@ class Crew:
         Args:
             barrier: the array of its counter, which the others may still look at when this returns.
         """
-        num_threads = int(table[passes.THREADS])
+        num_threads = int(table[THREADS])
         while len(self._orders) < num_threads - 1:
             orders: SimpleQueue[Any] = SimpleQueue()
             self._orders.append(orders)
             threading.Thread(target=_work, args=(orders, len(self._orders)), daemon=True).start()
         for orders in self._orders[: num_threads - 1]:
             orders.put((table, barrier))
-        passes.run(table.ctypes.data, 0)
+        run(table.ctypes.data, 0)
 
     def __del__(self) -> None:
         for orders in self._orders:
@@ -39,5 +40,5 @@ def _work(orders: SimpleQueue[Any], thread: int) -> None:
     """Do one thread's part of each pass until there are no more."""
     while (order := orders.get()) is not None:
         table, _ = order
-        passes.run(table.ctypes.data, thread)
+        run(table.ctypes.data, thread)
         del order, table

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 from llvmlite import ir
-from numba import njit, types
+from numba import cfunc, types
 
 from card.models.jit.vectors import (
     BYTES,
@@ -163,22 +163,33 @@ def _multiply(builder: Builder, num_rows: Value, start: Value, stop: Value, *val
     builder.position_at_end(done)
 
 
-@njit(types.void(*[types.int64] * 14), nogil=True, cache=True)
-def multiply(
+@cfunc(types.void(*[types.int64] * 14), cache=True)
+def _multiply_panels(
     num_rows: int, start: int, stop: int, panels: int, panel_bytes: int, numbers: int, scales: int, starts: int,
     num_groups: int, channel_scales: int, biases: int, out: int, out_bytes: int, adds: int,
 ) -> None:  # fmt: skip
-    """Compute output channels 16 ``start`` to 16 ``stop`` of a tile of 1 to MOST_ROWS rows.
-
-    Args:
-        panels: address of the weights, ``panel_bytes`` for each panel; channel_scales, biases: float32 for each channel.
-        numbers, scales, starts: addresses of the tile's activations, their scales and -128 times their sums, as
-            `quantize_group` leaves them.
-        num_groups: of the activations.
-        out: address of the first row of float32, ``out_bytes`` for each row.
-        adds: 1 to add to what ``out`` holds, 0 to replace it.
-    """
+    """Compile the branches once; other compiled code calls them by their address."""
     _multiply(
         num_rows, start, stop, panels, panel_bytes, numbers, scales, starts, num_groups, channel_scales, biases, out,
         out_bytes, adds,
     )  # fmt: skip
+
+
+MULTIPLY = _multiply_panels.address  # in this process
+
+
+@operation(types.void, *[types.int64] * 15)
+def multiply(builder: Builder, address: Value, *values: Value) -> None:
+    """Compute output channels 16 ``start`` to 16 ``stop`` of a tile of 1 to MOST_ROWS rows.
+
+    Args, all integers: MULTIPLY; num_rows; start; stop; then
+        panels, panel_bytes: address of the weights, and bytes of each panel.
+        numbers, scales, starts: addresses of the tile's activations, their scales and -128 times their sums, as
+            `quantize_group` leaves them.
+        num_groups: of the activations.
+        channel_scales, biases: addresses of a float32 for each channel.
+        out, out_bytes: address of the first row of float32, and bytes of each row.
+        adds: 1 to add to what ``out`` holds, 0 to replace it.
+    """
+    kind = ir.FunctionType(ir.VoidType(), [_I64] * len(values))
+    builder.call(builder.inttoptr(address, kind.as_pointer()), values)

@@ -1,0 +1,138 @@
+"""What is done to single rows and to vectors of them: norms, exponentials, and their bytes for a product."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from card.models.jit.compiled import compiled
+from card.models.jit.tiles import MOST_ROWS, PANEL, multiply
+from card.models.jit.vectors import (
+    GROUP,
+    LANES,
+    Floats,
+    add,
+    divide,
+    fill,
+    fma,
+    load,
+    load_int,
+    maximum,
+    minimum,
+    quantize_group,
+    rounded,
+    store,
+    times,
+    total,
+    two_to_the,
+)
+
+ZERO, ONE, MINUS_ONE = np.float32(0.0), np.float32(1.0), np.float32(-1.0)
+_LEAST, _MOST = np.float32(-87.0), np.float32(88.0)  # beyond, e^x does not fit into a float
+# Cody and Waite's reduction and the polynomial of Cephes' expf.
+_LOG2_E, _LN2_HIGH, _LN2_LOW = np.float32(1.4426950408889634), np.float32(0.693359375), np.float32(-2.12194440e-4)
+_E0, _E1, _E2 = np.float32(1.9875691e-4), np.float32(1.3981999e-3), np.float32(8.3334519e-3)
+_E3, _E4, _E5 = np.float32(4.1665796e-2), np.float32(1.6666665e-1), np.float32(0.5)
+
+
+@compiled
+def exponential(x: Floats) -> Floats:
+    """Return e^x; what is below -87 or above 88 counts as these."""
+    x = minimum(maximum(x, fill(_LEAST)), fill(_MOST))
+    whole = rounded(times(x, fill(_LOG2_E)))
+    rest = fma(whole, fill(-_LN2_HIGH), x)
+    rest = fma(whole, fill(-_LN2_LOW), rest)
+    y = fma(fill(_E0), rest, fill(_E1))
+    y = fma(y, rest, fill(_E2))
+    y = fma(y, rest, fill(_E3))
+    y = fma(y, rest, fill(_E4))
+    y = fma(y, rest, fill(_E5))
+    y = add(fma(times(rest, rest), y, rest), fill(ONE))
+    return times(y, two_to_the(whole))
+
+
+@compiled
+def silu(x: Floats) -> Floats:
+    """Return x / (1 + e^-x)."""
+    return divide(x, add(fill(ONE), exponential(times(x, fill(MINUS_ONE)))))
+
+
+@compiled
+def rms_norm(x: int, weight: int, out: int, width: int, padded: int, eps: float) -> None:
+    """Write the norm of a row of ``width``; its padding must be 0, and stays so."""
+    squares = fill(ZERO)
+    for at in range(0, 4 * padded, 4 * LANES):
+        part = load(x + at)
+        squares = fma(part, part, squares)
+    factor = fill(ONE / np.sqrt(total(squares) / np.float32(width) + eps))
+    for at in range(0, 4 * padded, 4 * LANES):
+        store(out + at, times(times(load(x + at), factor), load(weight + at)))
+
+
+@compiled
+def tile_size(num_rows: int, first: int) -> int:
+    """Return how many rows the tile that starts at a row has: as few tiles as can be, of nearly one size."""
+    num_tiles = (num_rows + MOST_ROWS - 1) // MOST_ROWS
+    size = num_rows // num_tiles
+    return size + 1 if first < num_rows % num_tiles * (size + 1) else size
+
+
+@compiled
+def quantize_row(x: int, numbers: int, scales: int, starts: int, num_groups: int, rows_of_tile: int) -> None:
+    """Quantize a row into its place in a tile."""
+    for group in range(num_groups):
+        at = 4 * group * rows_of_tile
+        place = numbers + GROUP * group * rows_of_tile
+        quantize_group(x + 4 * GROUP * group, place, 4 * rows_of_tile, scales + at, starts + at)
+
+
+@compiled
+def quantize_rows(
+    x: int, x_bytes: int, num_rows: int, width: int, norm: int, num_groups: int, eps: float, numbers: int, scales: int,
+    starts: int, chosen: int,
+) -> None:  # fmt: skip
+    """Quantize rows tile after tile; behind ``starts`` is room for a row.
+
+    Args:
+        norm: weight of a norm to apply first; 0 for none.
+        chosen: address of the rows' indices; 0 for all rows in their order.
+    """
+    room = starts + 4 * num_rows * num_groups
+    first = 0
+    while first < num_rows:
+        size = tile_size(num_rows, first)
+        for row in range(size):
+            source = x + (load_int(chosen + 8 * (first + row)) if chosen else first + row) * x_bytes
+            if norm:
+                rms_norm(source, norm, room, width, GROUP * num_groups, eps)
+                source = room
+            at = 4 * (first * num_groups + row)
+            place = numbers + GROUP * first * num_groups + 4 * row
+            quantize_row(source, place, scales + at, starts + at, num_groups, size)
+        first += size
+
+
+@compiled
+def project(
+    multiplier: int, linear: int, num_rows: int, start: int, stop: int, numbers: int, scales: int, starts: int,
+    num_groups: int, out: int, out_bytes: int, adds: int,
+) -> None:  # fmt: skip
+    """Multiply all rows by panels ``start`` to ``stop`` of the linear layer whose three entries are given.
+
+    Args:
+        multiplier: `card.models.jit.tiles.MULTIPLY`.
+    """
+    panels, channel_scales, biases = load_int(linear), load_int(linear + 8), load_int(linear + 16)
+    panel_bytes = PANEL * GROUP * num_groups
+    at = start
+    while at < stop:
+        end = min(at + GROUP // PANEL, stop)  # few enough to stay in the core's cache for the next tile
+        first = 0
+        while first < num_rows:
+            size = tile_size(num_rows, first)
+            before = first * num_groups
+            multiply(
+                multiplier, size, at, end, panels, panel_bytes, numbers + GROUP * before, scales + 4 * before,
+                starts + 4 * before, num_groups, channel_scales, biases, out + first * out_bytes, out_bytes, adds,
+            )  # fmt: skip
+            first += size
+        at = end
