@@ -18,6 +18,7 @@ Schedule = Literal["auto", "beside", "turns"]
 PolicyName = Literal["auto", "fixed"]
 GrammarKind = Literal["json_object", "json_schema", "regex", "lark"]
 
+INT8 = "int8"  # a dtype of ours: 8-bit integers in every product of a runner
 MAX_LOGPROBS = 20  # alternatives to a token that a request can be told of
 
 _SIZE_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from card.config import DraftSettings, EngineSettings, SamplingParams, parse_size, split_settings
+from card.config import INT8, DraftSettings, EngineSettings, SamplingParams, parse_size, split_settings
 from card.engine.cores import Home, pinned, plan_cores
 from card.engine.engine import Engine, Limits
 from card.engine.forecast import Station
@@ -42,7 +42,6 @@ from card.models.grammar import GrammarCompiler
 from card.models.hrad import DEMO_HRAD, load_hrad
 from card.models.inflation import inflate, inflated_from, parse_parameter_count
 from card.models.loading import (
-    INT8,
     check_pair,
     computes_bfloat16,
     context_limit,

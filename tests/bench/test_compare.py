@@ -45,3 +45,10 @@ def test_when_text_is_sampled_the_noise_is_part_of_the_gap() -> None:
     noisy = logits + 0.7 * GumbelNoise(3, 40).row(len(PROMPT)).double()
     gap = TextJudge(target, params).gap(PROMPT, (11,), (12,), 0)
     assert gap.logits == pytest.approx(abs(float(noisy[11] - noisy[12])), rel=1e-5)
+
+
+def test_nothing_is_a_near_tie_where_orders_of_summation_do_not_differ() -> None:
+    target = make_model(40).to(torch.bfloat16)
+    with torch.no_grad():
+        target.lm_head.weight[11] = target.lm_head.weight[12]
+    assert TextJudge(target, GREEDY, rounds=False).gap(PROMPT, (11,), (12,), 0) == Gap(0.0, is_near_tie=False)

@@ -210,7 +210,7 @@ def test_the_page_says_how_it_was_measured(page: str) -> None:
         "Inflated target: it costs 90M (inflated from 3.1M, same outputs).",
         "torch 2.8",
         "temperature 0, top-k 0",
-        "other random numbers, so that the text is another one: transformers",
+        "computed with other numbers, so that the text is another one: transformers",
     ):
         assert fact in said, fact
 

@@ -29,9 +29,13 @@ class Gap:
 class TextJudge:
     """Looks at the target's logits where two texts part."""
 
-    def __init__(self, target: PreTrainedModel, params: SamplingParams) -> None:
-        """Take the target and what the texts were decoded with."""
-        self._target = target
+    def __init__(self, target: PreTrainedModel, params: SamplingParams, *, rounds: bool = True) -> None:
+        """Take the target and what the texts were decoded with.
+
+        Args:
+            rounds: whether orders of summation may differ at all; if not, nothing is a near-tie.
+        """
+        self._target, self._rounds = target, rounds
         self._temperature = params.temperature
         self._seed = params.seed or 0
         self._gaps: dict[tuple[tuple[int, ...], int, int], Gap] = {}  # each difference is looked at once
@@ -56,7 +60,7 @@ class TextJudge:
         gap = abs(float(scores[own] - scores[other]))
         info = torch.finfo(logits.dtype)
         largest = max(abs(float(logits[own])), abs(float(logits[other])))
-        return Gap(gap, info.bits == 16 and gap <= _NEAR_TIE_SPACINGS * info.eps * largest)
+        return Gap(gap, self._rounds and info.bits == 16 and gap <= _NEAR_TIE_SPACINGS * info.eps * largest)
 
 
 def checks_of(

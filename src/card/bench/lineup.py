@@ -28,7 +28,7 @@ from card.bench.names import (
 from card.bench.records import Pair, RowFacts
 from card.bench.rows import AssistantSettings, CardRow, Decoded, PromptIds, Row, TransformersRow, home
 from card.bench.runner import OpenPair, Plan
-from card.config import DraftSettings, SamplingParams
+from card.config import INT8, DraftSettings, SamplingParams
 from card.engine.cores import pinned
 from card.errors import SettingsError
 from card.llm import LLM
@@ -36,7 +36,7 @@ from card.methods import find_method
 from card.models.demo import DEMO_NAMES
 from card.models.hrad import DEMO_HRAD
 from card.models.inflation import inflate, parse_parameter_count
-from card.models.loading import INT8, context_limit, end_token_ids, load_model, load_tokenizer, parameter_count
+from card.models.loading import context_limit, end_token_ids, load_model, load_tokenizer, parameter_count
 
 DEFAULT_MAX_MODEL_LEN = 4096
 _WARM_UP_TOKENS = 16
@@ -80,7 +80,8 @@ class LineupSettings:
         cores = self.cores_of(name)
         if name in THEIRS:
             facts: dict[str, Any] = {"lengths": list(self.lengths)} if needs_draft(name) else {}
-            is_comparable = self.params.temperature == 0.0  # it draws its own random numbers
+            # It draws its own random numbers, and knows nothing of our integers.
+            is_comparable = self.params.temperature == 0.0 and self.dtype != INT8
             return RowFacts(
                 name=name,
                 method=name.removesuffix(ALL_CORES),
@@ -153,7 +154,7 @@ class Lineup:
             self._target = inflate(model, parse_parameter_count(pair.target_cost))
             self._cost = f"{_millions(self._target, 0)}M (inflated from {_millions(model, 1)}M, same outputs)"
         self.dtype = INT8 if settings.dtype == INT8 else str(self._target.dtype).removeprefix("torch.")
-        self.judge = TextJudge(self._target, settings.params)
+        self.judge = TextJudge(self._target, settings.params, rounds=self.dtype != INT8)
         self.end_ids = end_token_ids(self._target, self.tokenizer)
 
     @property

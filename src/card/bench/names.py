@@ -14,6 +14,7 @@ from card.writers.local import writer_names
 
 PUBLISHED = ("gsm8k", "mgsm", "mt-bench", "humaneval", "mbpp", "spec-bench")  # data sets with a format of their own
 BASELINE, ONE_CORE = "vanilla-all-cores", "vanilla"
+OTHER_NUMBERS = "other numbers"  # of a row whose text cannot be compared: it draws or computes with these
 SEVERAL_WRITERS = "card-writers"
 SINGLE_WRITERS = ("card", "suffix", "recycling")  # each of its writers alone
 ALL_CORES, UNCOUPLED = "-all-cores", "-uncoupled"

@@ -44,7 +44,7 @@ class RowFacts:
     cores: tuple[int, ...]  # all that it may use, its drafter's included
     threads: int | None  # of the target; None: the method chooses
     is_exact: bool  # its text is that of plain decoding
-    is_comparable: bool  # False: it draws other random numbers, so that its text is another one
+    is_comparable: bool  # False: it draws or computes with other numbers, so that its text is another one
     settings: dict[str, Any]
 
 

@@ -8,9 +8,10 @@ from typing import Any
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from card.bench.names import ONE_CORE
+from card.bench.names import ONE_CORE, OTHER_NUMBERS
 from card.bench.records import Run
 from card.bench.summary import RowSummary, ratio, summarise
+from card.config import INT8
 
 _SHOWN_SHARE = 0.05  # of a writer
 SPARE = ("tokens a pass", "vs one core", "range", "first, ms")  # on a narrow terminal, the last one first
@@ -47,9 +48,9 @@ def same_text(run: Run, summary: RowSummary) -> str:
         return "not exact"
     check = run.check_of(pair=summary.pair, row=summary.row, workload=summary.workload)
     if not facts.is_comparable or check is None:
-        return "other random numbers"
+        return OTHER_NUMBERS
     if check.num_equal == check.num_texts:
-        return "yes"
+        return "same bits" if run.dtype == INT8 else "yes"
     return f"{'near-ties' if check.is_same else 'NO'}: {check.num_texts - check.num_equal} of {check.num_texts} differ"
 
 

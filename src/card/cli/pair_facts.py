@@ -9,7 +9,7 @@ from statistics import median
 from torch import nn
 from transformers import PreTrainedModel
 
-from card.config import DraftSettings, SamplingParams
+from card.config import INT8, DraftSettings, SamplingParams
 from card.engine.forecast import Station
 from card.engine.latency import PassCost
 from card.engine.switch import Arm
@@ -18,7 +18,7 @@ from card.errors import PromptError
 from card.host import Host
 from card.metrics import RequestStats
 from card.models.fused import can_pack
-from card.models.loading import INT8, parameter_count
+from card.models.loading import parameter_count
 from card.models.torch_runner import TorchRunner
 
 LEAST_SPEED_UP = 1.05  # below it, noise and speed are hard to tell apart

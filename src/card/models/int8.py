@@ -40,6 +40,7 @@ _PANEL, _GROUP, _LANES = 16, 64, 16  # output channels read together, activation
 _MOST_TILE_ROWS = 12
 _ZERO = 128  # weights are unsigned bytes around this
 _LARGEST = 127.0
+_WEIGHTS_AT_ONCE = 1 << 18  # as floats they stay in the core's cache
 _LEAST_SCALE = 1e-30  # of a channel of zeros, whose integers are zeros, too
 _PROBED_ROWS = (1, 2, 16, 33)
 
@@ -50,7 +51,7 @@ IntArray = npt.NDArray[np.int64]
 class Int8Linear:
     """A linear layer for the machine code; [out] is padded to whole panels, [in] to whole groups."""
 
-    panels: Tensor  # [out / 16, in / 4, 16, 4] unsigned bytes
+    panels: Tensor  # [out / 16, in / 4, 16 * 4] unsigned bytes
     scales: Tensor  # [out] float32
     bias: Tensor  # [out] float32
 
@@ -67,16 +68,18 @@ def _padded(size: int, multiple: int) -> int:
 def quantize_linear(weight: Tensor, bias: Tensor | None, *, out_multiple: int = _PANEL) -> Int8Linear:
     """Return a layer [out, in] as packed integers with a scale for each output channel."""
     num_out, num_in = weight.shape
-    scales = weight.abs().amax(1).float().div_(_LARGEST).clamp_min_(_LEAST_SCALE)
     numbers = torch.zeros((_padded(num_out, out_multiple), _padded(num_in, _GROUP)), dtype=torch.uint8)
-    step = max(1, (1 << 24) // num_in)  # rows at a time: the floats are four times as large as the integers
+    scales = torch.empty(num_out)
+    step = max(1, _WEIGHTS_AT_ONCE // num_in)
     for first in range(0, num_out, step):
-        rows = slice(first, min(first + step, num_out))
-        whole = torch.round(weight[rows].float() / scales[rows, None]).clamp_(-_LARGEST, _LARGEST)
-        numbers[rows, :num_in] = (whole + _ZERO).to(torch.uint8)
+        rows = slice(first, first + step)
+        part = weight[rows].to(torch.float32, copy=True)
+        torch.div(part.abs().amax(1), _LARGEST, out=scales[rows]).clamp_min_(_LEAST_SCALE)
+        numbers[rows, :num_in] = part.mul_(scales[rows, None].reciprocal()).round_().add_(_ZERO)
     numbers[num_out:] = _ZERO
     numbers[:, num_in:] = _ZERO
-    panels = numbers.view(len(numbers) // _PANEL, _PANEL, -1, 4).transpose(1, 2).contiguous()
+    fours = numbers.view(torch.int32).view(len(numbers) // _PANEL, _PANEL, -1)  # faster to move than single bytes
+    panels = fours.transpose(1, 2).contiguous().view(torch.uint8)
     return Int8Linear(panels, _extended(scales, len(numbers)), _extended(bias, len(numbers)))
 
 

@@ -17,6 +17,7 @@ from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerBas
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.utils import logging as transformers_logging
 
+from card.config import INT8
 from card.errors import ModelError, VocabularyError
 from card.models.decoder_model import mark_int8, read_config, read_decoder
 from card.models.places import local_folder
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
 _HUB_TIMEOUT_S = 10.0
 _NO_CONTEXT_LIMIT = 1 << 30
 _HTTP_ERROR: Any = HfHubHTTPError.__bases__[0]  # of the HTTP client that the hub's client is built on
-INT8 = "int8"  # a dtype of ours: 8-bit integers in every product of a runner
 _DTYPES = {
     "float64": torch.float64,
     "float32": torch.float32,

@@ -153,7 +153,7 @@ def _notes(section: Section) -> Iterator[str]:
         yield f"Inflated target: it costs {pair.target_cost}."
     others = [row.row for row in section.rows if not facts_of(section.run, row.row).is_comparable]
     if others:
-        yield f"Drawn with other random numbers, so that the text is another one: {', '.join(others)}."
+        yield f"Drawn or computed with other numbers, so that the text is another one: {', '.join(others)}."
     inexact = [row.row for row in section.rows if not facts_of(section.run, row.row).is_exact]
     if inexact:
         yield f"Not exact, the text may differ from plain decoding: {', '.join(inexact)}."

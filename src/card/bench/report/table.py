@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any, TextIO
 
+from card.bench.names import OTHER_NUMBERS
 from card.bench.records import Check, Pair, RowFacts, Run
 from card.bench.report.charts import in_words
 from card.bench.summary import Costs, Percentiles, RowSummary, Spread
@@ -133,7 +134,7 @@ def _same_text(facts: RowFacts, check: Check | None) -> str:
     if not facts.is_exact:
         return "no: not an exact method"
     if not facts.is_comparable:
-        return "other random numbers"
+        return OTHER_NUMBERS
     if check is None:
         return "not compared"
     if check.num_equal == check.num_texts:
