@@ -224,8 +224,11 @@ class Int8Decoder:
         width, size = _padded(self._width, _GROUP), self._padded_head
         attended = _padded(self._num_heads * size, _GROUP)
         groups = max(width, attended) // _GROUP
-        scores = 4 * (self._num_heads // self._num_kv_heads) * _padded(num_positions, _LANES)
-        own = groups * num_rows * (_GROUP + 8) + 4 * _GROUP * groups + max(scores, 8 * _GROUP * _MOST_TILE_ROWS)
+        attending = 4 * (_LANES * size + _GROUP)  # of floats; each head of a group has a sum and scores
+        attending += (
+            4 * (self._num_heads // self._num_kv_heads) * (_padded(size, _GROUP) + _padded(num_positions, _LANES))
+        )
+        own = groups * num_rows * (_GROUP + 8) + 4 * _GROUP * groups + max(attending, 8 * _GROUP * _MOST_TILE_ROWS)
         if room.fits(num_rows, own, num_threads):
             return room.hidden[:num_rows]
         room.grow(num_rows, own, num_threads)

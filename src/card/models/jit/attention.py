@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from card.models.jit.blocks import BLOCK, MOST_HEADS, add_value_block, clear, room_of, score_block, widen
 from card.models.jit.compiled import compiled
 from card.models.jit.rows import MINUS_ONE, ONE, ZERO, exponential, rms_norm
 from card.models.jit.tables import (
@@ -44,7 +45,6 @@ from card.models.jit.vectors import (
     largest,
     load,
     load_float,
-    load_halves,
     load_int,
     maximum,
     store,
@@ -54,6 +54,7 @@ from card.models.jit.vectors import (
     total,
 )
 
+_BEHIND = 4 * LANES  # floats that may be read behind a block
 _NOTHING = np.float32(-3.0e38)  # a score that gets no weight
 
 
@@ -96,12 +97,6 @@ def prepare_heads(table: int, layer: int, first: int, last: int) -> None:
 
 
 @compiled
-def row_offset(position: int, prefix: int, ancestors: int, row_bytes: int) -> int:
-    """Return how far into the cache the row lies that holds a position of a text."""
-    return (position if position < prefix else load_int(ancestors + 8 * (position - prefix))) * row_bytes
-
-
-@compiled
 def weigh(scores: int, seen: int) -> None:
     """Turn scores into weights whose sum is 1, in place, with weights of 0 up to a whole vector."""
     end = 4 * seen
@@ -125,60 +120,60 @@ def weigh(scores: int, seen: int) -> None:
 
 
 @compiled
-def add_values(
-    weights: int, values: int, out: int, start: int, stop: int, padded: int, prefix: int, ancestors: int,
-    row_bytes: int,
-) -> None:  # fmt: skip
-    """Write the sum of values times weights, in the order of positions."""
-    four = 4 * LANES
-    at = 0
-    while at + four <= padded:
-        a = b = c = d = fill(ZERO)
-        for position in range(start, stop):
-            value = values + row_offset(position, prefix, ancestors, row_bytes) + 2 * at
-            weight = fill(load_float(weights + 4 * (position - start)))
-            a = fma(weight, load_halves(value), a)
-            b = fma(weight, load_halves(value + 2 * LANES), b)
-            c = fma(weight, load_halves(value + 4 * LANES), c)
-            d = fma(weight, load_halves(value + 6 * LANES), d)
-        store(out + 4 * at, a)
-        store(out + 4 * (at + LANES), b)
-        store(out + 4 * (at + 2 * LANES), c)
-        store(out + 4 * (at + 3 * LANES), d)
-        at += four
-    while at < padded:
-        a = fill(ZERO)
-        for position in range(start, stop):
-            value = values + row_offset(position, prefix, ancestors, row_bytes) + 2 * at
-            a = fma(fill(load_float(weights + 4 * (position - start))), load_halves(value), a)
-        store(out + 4 * at, a)
-        at += LANES
+def widen_block(table: int, row: int, first: int, position: int, stop: int, out: int) -> None:
+    """Write BLOCK rows of the cache as floats, those of a text from ``position`` on, and zeros from ``stop`` on.
+
+    Args:
+        row: of the pass, whose text it is.
+        first: address of the keys or values of the text's row 0.
+    """
+    its, num_vectors = row_entry(table, row), entry(table, PADDED_HEAD) // LANES
+    row_bytes, prefix = entry(its, KV_ROW), entry(its, PREFIX)
+    ancestors = entry(table, ANCESTORS) + 8 * entry(its, FIRST_ANCESTOR)
+    if position + BLOCK <= min(prefix, stop):  # most blocks: their rows lie one behind the other
+        widen(first + position * row_bytes, out, BLOCK * num_vectors)
+        return
+    for at in range(position, position + BLOCK):
+        place = out + 4 * LANES * num_vectors * (at - position)
+        if at < stop:
+            kept = at if at < prefix else load_int(ancestors + 8 * (at - prefix))
+            widen(first + kept * row_bytes, place, num_vectors)
+        else:
+            clear(place, 4 * LANES * num_vectors)
 
 
 @compiled
 def attend(table: int, layer: int, row: int, kv_head: int, room: int) -> None:
-    """Write the attention of a row's query heads that share a KV head; ``room`` holds their scores."""
+    """Write the attention of a row's query heads that share a KV head.
+
+    ``room`` has place for BLOCK rows as floats, a vector behind them, and for each head a sum and the scores.
+    """
     heads, kv_heads, padded = entry(table, HEADS), entry(table, KV_HEADS), entry(table, PADDED_HEAD)
-    group, its = heads // kv_heads, row_entry(table, row)
-    row_bytes, prefix = entry(its, KV_ROW), entry(its, PREFIX)
-    ancestors = entry(table, ANCESTORS) + 8 * entry(its, FIRST_ANCESTOR)
+    group, its, num_vectors = heads // kv_heads, row_entry(table, row), padded // LANES
     stop, window = entry(its, POSITION) + 1, entry(layer_entry(table, layer), WINDOW)
     start = max(0, stop - window) if window else 0
     width = 4 * ((stop - start + LANES - 1) // LANES * LANES)
     keys = entry(its, KV) + layer * entry(its, LAYER_BYTES) + kv_head * entry(its, HEAD_BYTES)
     values = keys + kv_heads * entry(its, HEAD_BYTES)
     query = entry(table, PROJECTED) + 4 * padded * (row * (heads + 2 * kv_heads) + kv_head * group)
-    scale = real_entry(table, SCALE)
-    for position in range(start, stop):
-        key = keys + row_offset(position, prefix, ancestors, row_bytes)
+    sums, sum_bytes = room + 4 * (BLOCK * padded + _BEHIND), room_of(num_vectors)
+    scores, scale = sums + group * sum_bytes, fill(real_entry(table, SCALE))
+    for position in range(start, stop, BLOCK):
+        widen_block(table, row, keys, position, stop, room)
         for one in range(group):
-            score = times(load(query + 4 * padded * one), load_halves(key))
-            for at in range(LANES, padded, LANES):
-                score = fma(load(query + 4 * (padded * one + at)), load_halves(key + 2 * at), score)
-            store_float(room + width * one + 4 * (position - start), total(score) * scale)
-    out = entry(table, ATTENDED) + row * (4 * ((heads * padded + GROUP - 1) // GROUP * GROUP))
-    out += 4 * padded * kv_head * group
+            block = times(score_block(room, query + 4 * padded * one, num_vectors), scale)
+            store(scores + width * one + 4 * (position - start), block)
     for one in range(group):
-        weights = room + width * one
-        weigh(weights, stop - start)
-        add_values(weights, values, out + 4 * padded * one, start, stop, padded, prefix, ancestors, row_bytes)
+        weigh(scores + width * one, stop - start)
+    clear(sums, group * sum_bytes)
+    for position in range(start, stop, BLOCK):
+        widen_block(table, row, values, position, stop, room)
+        for one in range(0, group, MOST_HEADS):
+            weights = scores + width * one + 4 * (position - start)
+            add_value_block(
+                min(MOST_HEADS, group - one), room, num_vectors, weights, width, sums + one * sum_bytes, sum_bytes
+            )
+    out = entry(table, ATTENDED) + row * (4 * ((heads * padded + GROUP - 1) // GROUP * GROUP))
+    for one in range(group):
+        for at in range(0, 4 * padded, 4 * LANES):
+            store(out + 4 * padded * (kv_head * group + one) + at, load(sums + one * sum_bytes + at))
