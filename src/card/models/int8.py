@@ -72,7 +72,7 @@ def quantize_linear(weight: Tensor, bias: Tensor | None, *, out_multiple: int = 
     scales = torch.empty(num_out)
     step = max(1, _WEIGHTS_AT_ONCE // num_in)
     for first in range(0, num_out, step):
-        rows = slice(first, first + step)
+        rows = slice(first, min(first + step, num_out))
         part = weight[rows].to(torch.float32, copy=True)
         torch.div(part.abs().amax(1), _LARGEST, out=scales[rows]).clamp_min_(_LEAST_SCALE)
         numbers[rows, :num_in] = part.mul_(scales[rows, None].reciprocal()).round_().add_(_ZERO)
