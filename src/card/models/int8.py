@@ -40,8 +40,6 @@ _PANEL, _GROUP, _LANES = 16, 64, 16  # output channels read together, activation
 _MOST_TILE_ROWS = 12
 _ZERO = 128  # weights are unsigned bytes around this
 _LARGEST = 127.0
-_WEIGHTS_AT_ONCE = 1 << 18  # as floats they stay in the core's cache
-_LEAST_SCALE = 1e-30  # of a channel of zeros, whose integers are zeros, too
 _PROBED_ROWS = (1, 2, 16, 33)
 
 IntArray = npt.NDArray[np.int64]
@@ -51,7 +49,7 @@ IntArray = npt.NDArray[np.int64]
 class Int8Linear:
     """A linear layer for the machine code; [out] is padded to whole panels, [in] to whole groups."""
 
-    panels: Tensor  # [out / 16, in / 4, 16 * 4] unsigned bytes
+    panels: Tensor  # [out / 16, in * 16] unsigned bytes, four of each channel at a time
     scales: Tensor  # [out] float32
     bias: Tensor  # [out] float32
 
@@ -67,20 +65,20 @@ def _padded(size: int, multiple: int) -> int:
 
 def quantize_linear(weight: Tensor, bias: Tensor | None, *, out_multiple: int = _PANEL) -> Int8Linear:
     """Return a layer [out, in] as packed integers with a scale for each output channel."""
-    num_out, num_in = weight.shape
-    numbers = torch.zeros((_padded(num_out, out_multiple), _padded(num_in, _GROUP)), dtype=torch.uint8)
-    scales = torch.empty(num_out)
-    step = max(1, _WEIGHTS_AT_ONCE // num_in)
-    for first in range(0, num_out, step):
-        rows = slice(first, min(first + step, num_out))
-        part = weight[rows].to(torch.float32, copy=True)
-        torch.div(part.abs().amax(1), _LARGEST, out=scales[rows]).clamp_min_(_LEAST_SCALE)
-        numbers[rows, :num_in] = part.mul_(scales[rows, None].reciprocal()).round_().add_(_ZERO)
-    numbers[num_out:] = _ZERO
-    numbers[:, num_in:] = _ZERO
-    fours = numbers.view(torch.int32).view(len(numbers) // _PANEL, _PANEL, -1)  # faster to move than single bytes
-    panels = fours.transpose(1, 2).contiguous().view(torch.uint8)
-    return Int8Linear(panels, _extended(scales, len(numbers)), _extended(bias, len(numbers)))
+    num_out = len(weight)
+    if weight.dtype != torch.bfloat16:
+        weight = weight.float()
+    if weight.shape[1] % _LANES:
+        weight = nn.functional.pad(weight, (0, -weight.shape[1] % _LANES))
+    weight = weight.contiguous()
+    size_out, size_in = _padded(num_out, out_multiple), _padded(weight.shape[1], _GROUP)
+    panels = torch.full((size_out // _PANEL, _PANEL * size_in), _ZERO, dtype=torch.uint8)
+    scales = torch.zeros(size_out)
+    is_bfloat16 = int(weight.dtype == torch.bfloat16)
+    machine_code("packing").pack(
+        weight.data_ptr(), is_bfloat16, *weight.shape, panels.data_ptr(), panels.shape[1], scales.data_ptr()
+    )
+    return Int8Linear(panels, scales, _extended(bias, size_out))
 
 
 def _extended(values: Tensor | None, size: int) -> Tensor:
