@@ -14,20 +14,22 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from card.cli.options import demo_note, given, resolve_models
+from card.cli.options import DEMO_DRAFT, DEMO_TARGET, demo_note, given, resolve_models
 from card.cli.progress import spinner
 from card.cli.tables import show
-from card.config import SamplingParams
+from card.config import INT8, SamplingParams
 from card.errors import SettingsError
 from card.llm import LLM
 from card.methods import METHODS
 from card.metrics import RequestStats
 from card.models.demo import DEMO_PROBLEMS
 from card.models.inflation import inflate, parse_parameter_count
+from card.models.int8 import why_not_int8
 from card.models.loading import computes_bfloat16, load_model, load_tokenizer
 
 _METHODS = ("vanilla", "sps", "card")
 _FRAMES_PER_S = 5.0  # drawing takes time from the target; the same for every method
+_STORED = "bfloat16"  # what the demo models are stored in
 _DEFAULT_COST = "90M"  # the demo target alone is too cheap for any drafter to be worth its while
 
 
@@ -74,10 +76,8 @@ def run(problems: int, max_tokens: int, temperature: float, seed: int, wide: boo
 def _load(options: dict[str, Any], console: Console) -> list[_Lane]:
     """Load the target once and every method on it."""
     target, draft = resolve_models(options, needs_draft=True)
-    cost = options.pop("target_cost") or (_DEFAULT_COST if target == "demo-target" else None)
-    widens = options["dtype"] == "auto" and not computes_bfloat16(options["device"])
-    if widens:
-        options["dtype"] = "float32"
+    cost = options.pop("target_cost") or (_DEFAULT_COST if target == DEMO_TARGET else None)
+    options["dtype"], told = _dtype(options["dtype"], options["device"], target, draft)
     with spinner("loading the models"):
         tokenizer = load_tokenizer(target)
         model = load_model(target, dtype=options["dtype"], device=options["device"])
@@ -95,10 +95,21 @@ def _load(options: dict[str, Any], console: Console) -> list[_Lane]:
             lanes.append(_Lane(method, llm))
     if note := demo_note(target):
         click.echo(note, err=True)
-    console.print(f"target {target}, draft {draft}" + ", in float32: this CPU has no bfloat16 instructions" * widens)
+    console.print(f"target {target}, draft {draft}{told}")
     if lanes[0].llm.target_cost:
         console.print(f"target costs {lanes[0].llm.target_cost}: so that its price is that of a larger model")
     return lanes
+
+
+def _dtype(dtype: str, device: str, target: str, draft: str | None) -> tuple[str, str]:
+    """Return what the models are to compute in, and a few words about it if it is not what was asked for."""
+    if dtype != "auto":
+        return dtype, ""
+    if device == "cpu" and (target, draft) == (DEMO_TARGET, DEMO_DRAFT) and why_not_int8() is None:
+        return INT8, f", in 8-bit integers: exact to the bit, and fastest here (--dtype {_STORED} for the stored ones)"
+    if not computes_bfloat16(device):
+        return "float32", ", in float32: this CPU has no bfloat16 instructions"
+    return dtype, ""
 
 
 def _race(console: Console, lanes: list[_Lane], prompt: str, params: SamplingParams) -> None:
