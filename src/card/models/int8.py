@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from card.models.decoder_model import LoadedModel
 
 _PANEL, _GROUP, _LANES = 16, 64, 16  # output channels read together, activations that share a scale, floats of a vector
-_MOST_TILE_ROWS = 12
+_MOST_TILE_ROWS = 16
 _ZERO = 128  # weights are unsigned bytes around this
 _LARGEST = 127.0
 _PROBED_ROWS = (1, 2, 16, 33)

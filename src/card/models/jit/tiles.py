@@ -1,4 +1,4 @@
-"""Products of bytes: up to 12 rows of activations times 16 to 64 output channels, weights read once.
+"""Products of bytes: up to 16 rows of activations times 16 to 64 output channels, weights read once.
 
 Weights are unsigned bytes around 128, in panels of 16 output channels: [in / 4][16][4]. Activations are signed bytes in
 groups of GROUP with a scale each; the rows of a tile lie beside each other: [in / 4][rows][4]. A group's products are
@@ -30,15 +30,15 @@ from card.models.jit.vectors import (
     write,
 )
 
-MOST_ROWS = 12  # of a tile: their sums and partial sums fill the registers
+MOST_ROWS = 16  # of a tile: their sums of integers and of floats fill the registers
 _I32, _I64, _F32 = ir.IntType(32), ir.IntType(64), ir.FloatType()
 _DOT = "llvm.x86.avx512.vpdpbusd.512"
 PANEL = LANES  # output channels
 
 
 def _panels_of(num_rows: int) -> int:
-    """Return how many panels beside each other keep the core busy with so many rows."""
-    return 4 if num_rows <= 3 else 2 if num_rows <= 6 else 1
+    """Return how many panels beside each other are fastest: more share each activation, fewer fit the registers."""
+    return 4 if num_rows <= 4 else 2 if num_rows <= 12 else 1
 
 
 def _write_group(builder: Builder, num_rows: int, num_panels: int, sums: Any, at: dict[str, Value]) -> Any:
