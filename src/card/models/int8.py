@@ -43,6 +43,7 @@ _LARGEST = 127.0
 _PROBED_ROWS = (1, 2, 16, 33)
 
 IntArray = npt.NDArray[np.int64]
+_NO_ANCESTORS: IntArray = np.zeros(0, np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +184,7 @@ class Int8Decoder:
         With `kept` set it leaves their `features` too.
         """
         code, num_rows = self._code, len(token_ids)
-        rows, ancestors = _row_tables(steps, code.ROW_SIZE)
+        rows, ancestors = _row_tables(steps)
         if isinstance(logits_rows, Tensor):
             chosen = logits_rows.numpy()
         else:
@@ -287,27 +288,26 @@ class _Room:
         self.num_threads = max(num_threads, self.num_threads)
 
 
-def _row_tables(steps: Sequence[NewRows], row_size: int) -> tuple[IntArray, IntArray]:
-    """Return a table of the rows of a pass [R, ``row_size``], as `card.models.jit.passes` reads it, and ancestors."""
-    tables, all_ancestors, num_before = [], [], 0
+def _row_tables(steps: Sequence[NewRows]) -> tuple[IntArray, IntArray]:
+    """Return a table of the rows of a pass, as `card.models.jit.tables` names its places, and their ancestors."""
+    rows: list[tuple[int, ...]] = []
+    all_ancestors: list[IntArray] = []
+    num_before = 0
     for step in steps:
         tree, kv = step.sequence.tree, step.sequence.kv
         start, item = tree.num_rows - step.num_new, kv.element_size()
+        place = kv.data_ptr(), item * kv.stride(3), item * kv.stride(2), item * kv.stride(0)
+        if tree.num_prefix_rows == tree.num_rows:  # a chain: each row sees all up to itself
+            rows += [(*place, row, row, row + 1, num_before) for row in range(start, tree.num_rows)]
+            continue
         visible, ancestors = tree.visible(start)
-        table = np.empty((step.num_new, row_size), np.int64)
-        table[:, :4] = (
-            kv.data_ptr(), item * kv.stride(3), item * kv.stride(2), item * kv.stride(0)
-        )  # fmt: skip
-        table[:, 4] = np.arange(start, tree.num_rows)
-        table[:, 5] = tree.positions(start)
-        table[:, 6] = visible
-        table[:, 7] = num_before + np.cumsum(table[:, 5] + 1 - visible) - (table[:, 5] + 1 - visible)
-        tables.append(table)
+        positions = tree.positions(start)
+        firsts = num_before + np.cumsum(positions + 1 - visible) - (positions + 1 - visible)
+        own = zip(range(start, tree.num_rows), positions.tolist(), visible.tolist(), firsts.tolist(), strict=True)
+        rows += [(*place, *one) for one in own]
         all_ancestors.append(ancestors)
         num_before += len(ancestors)
-    if len(tables) == 1:
-        return tables[0], all_ancestors[0]
-    return np.concatenate(tables), np.concatenate(all_ancestors)
+    return np.array(rows, np.int64), np.concatenate(all_ancestors) if all_ancestors else _NO_ANCESTORS
 
 
 def multiply_rows(x: Tensor, linear: Int8Linear, *, num_parts: int = 1) -> Tensor:
