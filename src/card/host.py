@@ -26,7 +26,7 @@ from card.engine.engine import Engine, Limits
 from card.engine.forecast import Station
 from card.engine.further import FURTHER, FurtherDrafter
 from card.engine.latency import PassCost
-from card.engine.latency_store import LatencyKey, LatencyStore, cache_folder
+from card.engine.latency_store import LatencyKey, LatencyStore
 from card.engine.links import Drafter, DrafterPlan, Where, make_drafter, reported_cost
 from card.engine.measuring import Measuring
 from card.engine.placing import choose_where, round_length, share_out, stations_of
@@ -52,6 +52,7 @@ from card.models.loading import (
     load_tokenizer,
     parameter_count,
 )
+from card.models.places import cache_folder
 from card.models.text import encode_chat, encode_prompt
 from card.target import Foresight, OpenWriter, TargetRequest, TargetWorker
 from card.text_stream import TextStream
@@ -118,7 +119,7 @@ class Host:
         self.draft_settings = self.method.shape(DraftSettings(**draft_changes))
         self._refuse_contradictions(draft, drafts=drafts, has_drafter=has_drafter)
         say(f"loading {self.settings.target}")
-        self.tokenizer = tokenizer or load_tokenizer(self.settings.target)
+        self.tokenizer = tokenizer or load_tokenizer(self.settings.target, cache_dir=self.settings.weights_dir)
         model = self._load_target(target, draft if drafts else None)
         self.max_model_len = self._context(model)
         self._end_ids = end_token_ids(model, self.tokenizer)
@@ -274,15 +275,17 @@ class Host:
 
     def _load_target(self, target: str | LoadedModel, draft: str | LoadedModel | None) -> LoadedModel:
         model: LoadedModel
+        settings, kept_in = self.settings, self.settings.weights_dir
+        where: dict[str, Any] = {"dtype": settings.dtype, "device": settings.device, "cache_dir": kept_in}
         if not isinstance(target, str):
             model = target
         elif self.settings.target_cost is not None:
-            model = load_model(target, dtype=self.settings.dtype, device=self.settings.device)  # to be inflated
+            model = load_model(target, **where)  # to be inflated
         else:
-            model = load_decoder(target, dtype=self.settings.dtype, device=self.settings.device)
+            model = load_decoder(target, **where)
         for one in (draft, self.settings.second_draft) if self.method.needs_draft else ():
             if one is not None:
-                check_pair(self.tokenizer, model, one)
+                check_pair(self.tokenizer, model, one, cache_dir=kept_in)
         if self.settings.target_cost is not None:
             model = inflate(cast("PreTrainedModel", model), parse_parameter_count(self.settings.target_cost))
         is_bfloat16 = model.dtype == torch.bfloat16 and self.settings.dtype != INT8

@@ -19,6 +19,7 @@ from card import __version__
 from card.engine.cores import Home
 from card.engine.latency import PassCost
 from card.models.demo import DEMO_NAMES, demo_folder
+from card.models.places import is_gguf
 
 logger = logging.getLogger(__name__)
 
@@ -111,7 +112,7 @@ class LatencyKey(msgspec.Struct, frozen=True, kw_only=True):
 
         Args:
             what: which of its latencies.
-            model: a folder, a hub name, or one of the demo pair.
+            model: a folder, a GGUF file, a hub name, or one of the demo pair.
             more: whatever else it depends on.
         """
         about = {
@@ -126,14 +127,6 @@ class LatencyKey(msgspec.Struct, frozen=True, kw_only=True):
             "versions": f"card {__version__}, torch {torch.__version__}",
         }
         return cls(about=about)
-
-
-def cache_folder(given: str | None) -> Path:
-    """Return the folder for what may be kept between starts: as given, or by the system's custom."""
-    if given is not None:
-        return Path(given).expanduser()
-    home = os.environ.get("XDG_CACHE_HOME")
-    return (Path(home) if home else Path.home() / ".cache") / "card"
 
 
 def _read(file: Path | None) -> dict[str, _Entry]:
@@ -163,8 +156,11 @@ def _write(file: Path, entries: dict[str, _Entry]) -> None:
 
 
 def _identity(model: str) -> str:
-    """Return a model's name, and for a folder a digest of what tells its weights from others'."""
+    """Return a model's name, and for a folder or a GGUF file a digest of what tells its weights from others'."""
     folder = demo_folder(DEMO_NAMES[model]) if model in DEMO_NAMES else Path(model).expanduser()
+    if folder.is_file() and is_gguf(folder):
+        stat = folder.stat()
+        return hashlib.sha256(repr((folder.name, stat.st_size, stat.st_mtime_ns)).encode()).hexdigest()[:32]
     config = folder / "config.json"
     if not config.is_file():
         return model

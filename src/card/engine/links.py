@@ -144,7 +144,8 @@ def _load(plan: DrafterPlan) -> LoadedModel:
     if not isinstance(plan.model, str):
         return plan.model
     settings = plan.settings
-    return load_decoder(plan.model, dtype=settings.dtype_of_draft, device=settings.draft_device or settings.device)
+    device = settings.draft_device or settings.device
+    return load_decoder(plan.model, dtype=settings.dtype_of_draft, device=device, cache_dir=settings.weights_dir)
 
 
 def _make_runner(plan: DrafterPlan, model: LoadedModel) -> TorchRunner:
@@ -170,6 +171,7 @@ def _process_link(plan: DrafterPlan) -> ProcessLink:
         max_tree_rows=plan.max_tree_rows,
         warm_up_tokens=plan.draft.beam_width,
         measures=plan.measures,
+        cache_dir=settings.weights_dir,
     )
     return ProcessLink(
         template,
