@@ -1,4 +1,4 @@
-"""Real GGUF files, which scripts/fetch_weights.py --gguf puts into the folder CARD_WEIGHTS: memory, and sensible text."""
+"""Real GGUF files, fetched by scripts/fetch_weights.py --gguf: the memory that they take, and sensible text."""
 
 from __future__ import annotations
 
