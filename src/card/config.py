@@ -292,6 +292,7 @@ class EngineSettings(_Replaceable):
     draft_keys: str | None = None  # folder with the CURVE keys for it, as made by `card keys`
     dtype: str = "auto"  # as stored, or int8, float32, bfloat16, float16, float64
     draft_dtype: str | None = None  # of the draft model; None: as dtype, or as stored where that is int8
+    draft_vocab: int | None = None  # the draft model proposes the first so many tokens and special ones; None: all
     device: str = "cpu"
     draft_device: str | None = None  # None: the target's device
     target_cost: str | None = None  # inflate the target to the price of so many parameters, such as 300M
@@ -345,6 +346,14 @@ class EngineSettings(_Replaceable):
             self.draft_optional,
         )
         _require(self.threads is None or self.threads >= 1, "threads", "1 or more", self.threads)
+        is_count = self.draft_vocab is None or (type(self.draft_vocab) is int and self.draft_vocab >= 1)
+        _require(is_count, "draft_vocab", "a whole number of 1 or more", self.draft_vocab)
+        _require(
+            self.draft_vocab is None or self.draft_address is None,
+            "draft_vocab",
+            "left out with draft_address, whose server has the draft model",
+            self.draft_vocab,
+        )
         for name in ("start_timeout_s", "drafter_timeout_s"):
             _require(getattr(self, name) > 0, name, "above 0 seconds", getattr(self, name))
         _require(

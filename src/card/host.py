@@ -26,7 +26,7 @@ from card.engine.engine import Engine, Limits
 from card.engine.forecast import Station
 from card.engine.further import FURTHER, FurtherDrafter
 from card.engine.latency import PassCost
-from card.engine.latency_store import LatencyKey, LatencyStore
+from card.engine.latency_store import LatencyKey, LatencyStore, drafter_key
 from card.engine.links import Drafter, DrafterPlan, Where, make_drafter, reported_cost
 from card.engine.measuring import Measuring
 from card.engine.placing import choose_where, round_length, share_out, stations_of
@@ -37,6 +37,7 @@ from card.errors import PromptError, SettingsError
 from card.methods import Method, find_method
 from card.models.bucketed import make_runner
 from card.models.demo import DEMO_NAMES
+from card.models.draft_vocab import check_draft_vocab
 from card.models.fingerprint import tokenizer_fingerprint
 from card.models.grammar import GrammarCompiler
 from card.models.hrad import DEMO_HRAD, load_hrad
@@ -120,6 +121,7 @@ class Host:
         self._refuse_contradictions(draft, drafts=drafts, has_drafter=has_drafter)
         say(f"loading {self.settings.target}")
         self.tokenizer = tokenizer or load_tokenizer(self.settings.target, cache_dir=self.settings.weights_dir)
+        check_draft_vocab(self.settings.draft_vocab, self.tokenizer)
         model = self._load_target(target, draft if drafts else None)
         self.max_model_len = self._context(model)
         self._end_ids = end_token_ids(model, self.tokenizer)
@@ -250,6 +252,8 @@ class Host:
             raise SettingsError(f"method {self.method.name} needs a draft model; give one, or use method vanilla")
         if settings.second_draft is not None and not drafts:
             raise SettingsError("second_draft joins a first one: give draft, and a method and writers that use it")
+        if settings.draft_vocab is not None and not drafts:
+            raise SettingsError("draft_vocab is about a draft model: give draft, and a method and writers that use it")
         if draft is not None and not isinstance(draft, str) and settings.placement == "process":
             raise SettingsError(
                 "a loaded draft model cannot move into another process; give its folder, or placement thread"
@@ -428,8 +432,7 @@ class Host:
         settings = self.settings
         if settings.draft is None or self._where not in ("process", "switch") or not self._is_draft_named:
             return None
-        device, home = settings.draft_device or settings.device, Home(self.cores.draft, settings.draft_threads)
-        return LatencyKey.of("drafter", settings.draft, dtype=settings.dtype_of_draft, device=device, home=home)
+        return drafter_key("drafter", settings, Home(self.cores.draft, settings.draft_threads))
 
     def _drafter_cost(self, drafter: Drafter, plan: DrafterPlan) -> PassCost | None:
         """Return what passes of a drafter elsewhere cost, as it says or as an earlier one did."""
@@ -441,10 +444,7 @@ class Host:
             return None
         settings, key = self.settings, None
         if settings.draft is not None and self._is_draft_named:
-            device, home = settings.draft_device or settings.device, self.cores.alone
-            key = LatencyKey.of(
-                "draft in turns", settings.draft, dtype=settings.dtype_of_draft, device=device, home=home
-            )
+            key = drafter_key("draft in turns", settings, self.cores.alone)
         return self.measuring.remembered(key, lambda: drafter.measured(plan, is_quick=not self._waits))
 
     def _remember_drafter(self, link: DrafterLink) -> None:

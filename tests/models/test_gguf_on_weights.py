@@ -23,7 +23,7 @@ target, dtype, cache, question = sys.argv[1:]
 with LLM(target, dtype=dtype, cache_dir=cache) as llm:
     loaded = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     chat = [{"role": "user", "content": question}]
-    output = llm.chat([chat], SamplingParams(max_tokens=40, temperature=0.0))[0]
+    output = llm.chat(chat, SamplingParams(max_tokens=40, temperature=0.0))[0]
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 print(json.dumps({"loaded": loaded, "most": most, "text": output.outputs[0].text}))
 """

@@ -80,6 +80,12 @@ _MODEL_OPTIONS = [
         help="auto (as stored), int8, float32, bfloat16, float16, float64.",
     ),
     click.option("--draft-dtype", help="The same for the draft model.  [default: the target's; as stored beside int8]"),
+    click.option(
+        "--draft-vocab",
+        type=int,
+        help="The draft model proposes the first so many tokens and special ones only: less work in its head, same "
+        "text.  [default: all]",
+    ),
     click.option("--device", default="cpu", show_default=True, help="Device of the target: cpu, cuda, cuda:1."),
     click.option("--draft-device", help="Device of the draft model.  [default: the target's]"),
     click.option(

@@ -16,6 +16,7 @@ import msgspec
 import torch
 
 from card import __version__
+from card.config import EngineSettings
 from card.engine.cores import Home
 from card.engine.latency import PassCost
 from card.models.demo import DEMO_NAMES, demo_folder
@@ -127,6 +128,15 @@ class LatencyKey(msgspec.Struct, frozen=True, kw_only=True):
             "versions": f"card {__version__}, torch {torch.__version__}",
         }
         return cls(about=about)
+
+
+def drafter_key(what: str, settings: EngineSettings, home: Home) -> LatencyKey:
+    """Return the key of a latency of the draft model that the settings name."""
+    assert settings.draft is not None
+    device, more = settings.draft_device or settings.device, ""
+    if settings.draft_vocab is not None:
+        more = f"the first {settings.draft_vocab} tokens"
+    return LatencyKey.of(what, settings.draft, dtype=settings.dtype_of_draft, device=device, home=home, more=more)
 
 
 def _read(file: Path | None) -> dict[str, _Entry]:

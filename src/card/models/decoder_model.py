@@ -54,7 +54,7 @@ class DecoderModel(nn.Module):
         shelf = _Shelf(weights)
         self.model = _Inner(config, shelf)
         if config.tie_word_embeddings:
-            self.lm_head = _linear(cast(nn.Parameter, self._embeddings.weight))
+            self.lm_head = linear_of(cast(nn.Parameter, self._embeddings.weight))
         else:
             self.lm_head = shelf.linear("lm_head", config.hidden_size, config.vocab_size)
         shelf.check_empty()
@@ -96,7 +96,7 @@ class _Shelf:
 
     def linear(self, name: str, num_in: int, num_out: int) -> nn.Linear:
         bias = self.take(f"{name}.bias", num_out) if f"{name}.bias" in self else None
-        return _linear(self.take(f"{name}.weight", num_out, num_in), bias)
+        return linear_of(self.take(f"{name}.weight", num_out, num_in), bias)
 
     def check_empty(self) -> None:
         if self._weights:
@@ -157,7 +157,7 @@ class _Norm(nn.Module):
         self.weight = weight
 
 
-def _linear(weight: nn.Parameter, bias: nn.Parameter | None = None) -> nn.Linear:
+def linear_of(weight: nn.Parameter, bias: nn.Parameter | None = None) -> nn.Linear:
     """Return a layer with these weights [out, in]; one made at full size would first be filled at random."""
     layer = nn.Linear(1, 1, bias=bias is not None)
     layer.out_features, layer.in_features = weight.shape

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from card.engine.latency import measure_pass_cost
 from card.messages import Ready
+from card.models.draft_vocab import restrict_head
 from card.models.fingerprint import tokenizer_fingerprint
 from card.models.grammar import BackgroundGrammars, GrammarCompiler
 from card.models.loading import context_limit, end_token_ids, load_decoder, load_tokenizer, parameter_count
@@ -29,6 +30,8 @@ class DraftModel:
     kv_cache_bytes: int | None  # None: a few sequences of full length
     measures: bool = True  # find out what passes cost; targets are told
     cache_dir: str | None = None  # for converted weights, as of `load_model`
+    draft_vocab: int | None = None  # the first so many tokens are proposed; None: all
+    always_drafted: tuple[int, ...] = ()  # and these
     has_unknown_target: bool = False  # the target must be told which tokenizer this is
 
 
@@ -39,6 +42,8 @@ def load_drafter(draft: DraftModel) -> tuple[BeamWriter, Ready]:
     """
     model = load_decoder(draft.name, dtype=draft.dtype, device=draft.device, cache_dir=draft.cache_dir)
     num_parameters = parameter_count(model)
+    if draft.draft_vocab is not None:
+        model = restrict_head(model, draft.draft_vocab, {*draft.always_drafted, *end_token_ids(model)})
     max_model_len = min(draft.max_model_len, context_limit(model))
     runner = TorchRunner(model, max_model_len=max_model_len, max_tree_rows=draft.max_tree_rows)
     runner.warm_up(draft.warm_up_tokens)

@@ -45,6 +45,8 @@ class DrafterConfig(msgspec.Struct, frozen=True, kw_only=True):
     kv_cache_bytes: int | None = None  # memory for KV rows; None: a few sequences of full length
     measures: bool = True  # tell what passes cost
     cache_dir: str | None = None  # for converted weights, as of `load_model`
+    draft_vocab: int | None = None  # the first so many tokens are proposed; None: all
+    always_drafted: tuple[int, ...] = ()  # and these
 
 
 class _Connection:
@@ -108,6 +110,8 @@ def _run(config: DrafterConfig, connection: _Connection) -> None:
         kv_cache_bytes=config.kv_cache_bytes,
         measures=config.measures,
         cache_dir=config.cache_dir,
+        draft_vocab=config.draft_vocab,
+        always_drafted=config.always_drafted,
     )
     writer, ready = load_drafter(model)
     worker = DrafterWorker(writer, clock=time.perf_counter, max_tokens_per_pass=_MAX_TOKENS_PER_PASS)

@@ -75,6 +75,7 @@ def _draft_options(function: F) -> F:
     show_default=True,
     help="Draft lengths that sps, ouroboros, card-turns and transformers-assisted choose from.",
 )
+@click.option("--draft-vocab", type=int, help="Tokens that draft models of our rows propose, the first so many.")
 @click.option("--hrad", default="auto", show_default=True, help="Predictor of specbranch: a file, off, or auto.")
 @wide_option
 @_draft_options
