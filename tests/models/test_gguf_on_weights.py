@@ -44,7 +44,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.mark.parametrize(
     ("name", "dtype", "question", "said"),
     [
-        ("smollm2-135m", "bfloat16", "What is the capital of France?", "Paris"),
+        ("smollm2-135m", "float32", "What is the capital of France?", "Paris"),
         ("qwen-0.5b", "bfloat16", "What is the capital of France?", "Paris"),
         ("qwen-1.5b", "bfloat16", "Write a Python function that adds two numbers.", "def "),
         ("qwen-1.5b", "int8", "Write a Python function that adds two numbers.", "def "),

@@ -136,7 +136,7 @@ class GgufSource:
         try:
             return read_tokenizer(self._path, header)
         except Exception as error:  # the makers of tokenizers raise almost anything, Exception itself too
-            raise GgufError(f"has a tokenizer that cannot be used: {str(error).splitlines()[:1]}") from error
+            raise GgufError(f"has a tokenizer that cannot be used: {' '.join(str(error).split())[:150]}") from error
 
     def _write_text(self, folder: Path) -> None:
         self._read_tokenizer().save_pretrained(folder)
