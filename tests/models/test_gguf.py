@@ -253,6 +253,19 @@ def test_the_oldest_entries_make_room_but_none_in_use_and_no_leftovers_stay(tmp_
     assert {one.name for one in (tmp_path / "store").iterdir() if one.suffix == ".lock"} >= {"a.lock", "c.lock"}
 
 
+def test_a_full_disk_costs_no_other_entry(tmp_path, monkeypatch, caplog):
+    def fill(folder: Path) -> None:
+        (folder / "weights").write_bytes(bytes(1000))
+
+    store = kept_weights.KeptWeights(tmp_path / "store")
+    assert store.make("a", 1000, fill) is not None
+    full = shutil.disk_usage(tmp_path)._replace(free=0)
+    monkeypatch.setattr(kept_weights.shutil, "disk_usage", lambda _: full)
+    assert store.make("b", 1000, fill) is None
+    assert "which the disk does not have" in caplog.text
+    assert (tmp_path / "store" / "a").is_dir()
+
+
 def test_what_fails_while_it_is_written_leaves_nothing(tmp_path):
     store = kept_weights.KeptWeights(tmp_path / "store")
 

@@ -185,6 +185,8 @@ class KeptWeights:
         sizes = {one: _num_bytes(one) for one in entries}
         free = shutil.disk_usage(self._folder).free - _SPARE_BYTES
         total = sum(sizes.values())
+        if num_bytes > total + free:  # nothing is removed in vain
+            return f"they take {num_bytes / 1e9:.1f} GB, which the disk does not have"
         for one in sorted(entries, key=_used_at):
             if total + num_bytes <= self._most_bytes and num_bytes <= free:
                 break
