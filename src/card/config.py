@@ -280,8 +280,8 @@ class DraftSettings(_Replaceable):
 class EngineSettings(_Replaceable):
     """Which models run where and how."""
 
-    target: str = "demo-target"  # folder, hub name, or demo-target
-    draft: str | None = None  # folder, hub name, or demo-draft; None decodes without a drafter
+    target: str = "demo-target"  # folder, GGUF file, hub name, or demo-target
+    draft: str | None = None  # folder, GGUF file, hub name, or demo-draft; None decodes without a drafter
     second_draft: str | None = None  # another draft model, whose candidates join those of the first
     method: str = "card"
     placement: Placement | None = None  # of the drafter: own process, own thread, or in the target's; None: by method
@@ -293,6 +293,7 @@ class EngineSettings(_Replaceable):
     draft_keys: str | None = None  # folder with the CURVE keys for it, as made by `card keys`
     dtype: str = "auto"  # as stored, or int8, float32, bfloat16, float16, float64
     draft_dtype: str | None = None  # of the draft model; None: as dtype
+    draft_vocab: int | None = None  # the draft model proposes the first so many tokens and special ones; None: all
     device: str = "cpu"
     draft_device: str | None = None  # None: the target's device
     target_cost: str | None = None  # inflate the target to the price of so many parameters, such as 300M
@@ -310,7 +311,7 @@ class EngineSettings(_Replaceable):
         None  # before the first token, so that all have candidates; None: unless it is tuned
     )
     draft_optional: bool = False  # decode plainly while there is no draft server at draft_address
-    cache: bool = True  # keep what was measured at start for the next start
+    cache: bool = True  # keep what was measured at start, and converted weights, for the next start
     cache_dir: str | None = None  # folder for it; None: by the system's custom
     start_timeout_s: float = 120.0  # longest time for a drafter to load
     drafter_timeout_s: float = 3.0  # silence after which a drafter counts as hung and is replaced
@@ -319,6 +320,11 @@ class EngineSettings(_Replaceable):
     suffix_store: str | None = None  # file that the writer `store` keeps finished texts in; it needs one
     suffix_store_key: str = "default"  # texts under another key are neither read nor counted
     suffix_store_tokens: int = 1_000_000  # most tokens kept under a key; the oldest texts go first
+
+    @property
+    def weights_dir(self) -> str | None:
+        """Where converted weights are kept, as the loaders take it: empty for nowhere, None by the system's custom."""
+        return self.cache_dir if self.cache else ""
 
     @property
     def dtype_of_draft(self) -> str:
@@ -341,6 +347,14 @@ class EngineSettings(_Replaceable):
             self.draft_optional,
         )
         _require(self.threads is None or self.threads >= 1, "threads", "1 or more", self.threads)
+        is_count = self.draft_vocab is None or (type(self.draft_vocab) is int and self.draft_vocab >= 1)
+        _require(is_count, "draft_vocab", "a whole number of 1 or more", self.draft_vocab)
+        _require(
+            self.draft_vocab is None or self.draft_address is None,
+            "draft_vocab",
+            "left out with draft_address, whose server has the draft model",
+            self.draft_vocab,
+        )
         for name in ("start_timeout_s", "drafter_timeout_s"):
             _require(getattr(self, name) > 0, name, "above 0 seconds", getattr(self, name))
         _require(

@@ -26,7 +26,7 @@ from card.engine.engine import Engine, Limits
 from card.engine.forecast import Station
 from card.engine.further import FURTHER, FurtherDrafter
 from card.engine.latency import PassCost
-from card.engine.latency_store import LatencyKey, LatencyStore, cache_folder
+from card.engine.latency_store import LatencyKey, LatencyStore, drafter_key
 from card.engine.links import Drafter, DrafterPlan, Where, make_drafter, reported_cost
 from card.engine.measuring import Measuring
 from card.engine.placing import choose_where, round_length, share_out, stations_of
@@ -37,6 +37,7 @@ from card.errors import PromptError, SettingsError
 from card.methods import Method, find_method
 from card.models.bucketed import make_runner
 from card.models.demo import DEMO_NAMES
+from card.models.draft_vocab import check_draft_vocab
 from card.models.fingerprint import tokenizer_fingerprint
 from card.models.grammar import GrammarCompiler
 from card.models.hrad import DEMO_HRAD, load_hrad
@@ -51,6 +52,7 @@ from card.models.loading import (
     load_tokenizer,
     parameter_count,
 )
+from card.models.places import cache_folder
 from card.models.text import encode_chat, encode_prompt
 from card.target import Foresight, OpenWriter, TargetRequest, TargetWorker
 from card.text_stream import TextStream
@@ -117,7 +119,8 @@ class Host:
         self.draft_settings = self.method.shape(DraftSettings(**draft_changes))
         self._refuse_contradictions(draft, drafts=drafts, has_drafter=has_drafter)
         say(f"loading {self.settings.target}")
-        self.tokenizer = tokenizer or load_tokenizer(self.settings.target)
+        self.tokenizer = tokenizer or load_tokenizer(self.settings.target, cache_dir=self.settings.weights_dir)
+        check_draft_vocab(self.settings.draft_vocab, self.tokenizer)
         model = self._load_target(target, draft if drafts else None)
         self.max_model_len = self._context(model)
         self._end_ids = end_token_ids(model, self.tokenizer)
@@ -248,6 +251,8 @@ class Host:
             raise SettingsError(f"method {self.method.name} needs a draft model; give one, or use method vanilla")
         if settings.second_draft is not None and not drafts:
             raise SettingsError("second_draft joins a first one: give draft, and a method and writers that use it")
+        if settings.draft_vocab is not None and not drafts:
+            raise SettingsError("draft_vocab is about a draft model: give draft, and a method and writers that use it")
         if draft is not None and not isinstance(draft, str) and settings.placement == "process":
             raise SettingsError(
                 "a loaded draft model cannot move into another process; give its folder, or placement thread"
@@ -273,15 +278,17 @@ class Host:
 
     def _load_target(self, target: str | LoadedModel, draft: str | LoadedModel | None) -> LoadedModel:
         model: LoadedModel
+        settings, kept_in = self.settings, self.settings.weights_dir
+        where: dict[str, Any] = {"dtype": settings.dtype, "device": settings.device, "cache_dir": kept_in}
         if not isinstance(target, str):
             model = target
         elif self.settings.target_cost is not None:
-            model = load_model(target, dtype=self.settings.dtype, device=self.settings.device)  # to be inflated
+            model = load_model(target, **where)  # to be inflated
         else:
-            model = load_decoder(target, dtype=self.settings.dtype, device=self.settings.device)
+            model = load_decoder(target, **where)
         for one in (draft, self.settings.second_draft) if self.method.needs_draft else ():
             if one is not None:
-                check_pair(self.tokenizer, model, one)
+                check_pair(self.tokenizer, model, one, cache_dir=kept_in)
         if self.settings.target_cost is not None:
             model = inflate(cast("PreTrainedModel", model), parse_parameter_count(self.settings.target_cost))
         is_bfloat16 = model.dtype == torch.bfloat16 and self.settings.dtype != INT8
@@ -424,8 +431,7 @@ class Host:
         settings = self.settings
         if settings.draft is None or self._where not in ("process", "switch") or not self._is_draft_named:
             return None
-        device, home = settings.draft_device or settings.device, Home(self.cores.draft, settings.draft_threads)
-        return LatencyKey.of("drafter", settings.draft, dtype=settings.dtype_of_draft, device=device, home=home)
+        return drafter_key("drafter", settings, Home(self.cores.draft, settings.draft_threads))
 
     def _drafter_cost(self, drafter: Drafter, plan: DrafterPlan) -> PassCost | None:
         """Return what passes of a drafter elsewhere cost, as it says or as an earlier one did."""
@@ -437,10 +443,7 @@ class Host:
             return None
         settings, key = self.settings, None
         if settings.draft is not None and self._is_draft_named:
-            device, home = settings.draft_device or settings.device, self.cores.alone
-            key = LatencyKey.of(
-                "draft in turns", settings.draft, dtype=settings.dtype_of_draft, device=device, home=home
-            )
+            key = drafter_key("draft in turns", settings, self.cores.alone)
         return self.measuring.remembered(key, lambda: drafter.measured(plan, is_quick=not self._waits))
 
     def _remember_drafter(self, link: DrafterLink) -> None:

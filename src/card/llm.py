@@ -64,7 +64,7 @@ class LLM:
         """Load the models and bring the drafter up.
 
         Args:
-            target: folder, hub name, "demo-target", or a loaded model (give its ``tokenizer`` then).
+            target: folder, GGUF file, hub name, "demo-target", or a loaded model (give its ``tokenizer`` then).
             draft: the same, or None; a loaded model cannot go into a process of its own.
             method: vanilla, sps or card; None takes card if there is a draft model and vanilla if not.
             spare: a process for the drafter that was started before this one had loaded torch.

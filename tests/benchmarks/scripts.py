@@ -8,6 +8,7 @@ from typing import Any
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 MODULES = (
+    "accuracy",
     "closed_loop",
     "concurrency",
     "draft_server",

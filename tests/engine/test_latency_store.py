@@ -12,8 +12,9 @@ import pytest
 from card.engine import latency_store, measuring
 from card.engine.cores import Home
 from card.engine.latency import PassCost
-from card.engine.latency_store import LatencyKey, LatencyStore, cache_folder
+from card.engine.latency_store import LatencyKey, LatencyStore
 from card.llm import LLM
+from card.models.places import cache_folder
 from tests.pair import Pair
 
 COST = PassCost(((1, 0.001), (8, 0.002)), 0.0003, 0.00001)

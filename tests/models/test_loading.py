@@ -157,12 +157,12 @@ def test_something_else_than_a_model_folder_is_named(tmp_path: Path, monkeypatch
     (tmp_path / "model.gguf").write_bytes(b"GGUF")
     monkeypatch.chdir(tmp_path)
     assert "gpt2 holds no config.json, so it is no model folder" in failure("gpt2")
-    assert "./model.gguf is a GGUF file" in failure("./model.gguf")
-    assert "give a folder saved by transformers" in failure("./model.gguf")
+    assert "./model.gguf is cut off or damaged: it ends inside its header" in failure("./model.gguf")
     (tmp_path / "weights.bin").write_bytes(b"PK")
     assert "./weights.bin is a file, so it is no model folder" in failure("./weights.bin")
+    assert "give a folder saved by transformers, or a GGUF file" in failure("./weights.bin")
     (tmp_path / "gpt2" / "gpt2.Q4.gguf").write_bytes(b"GGUF")
-    assert "gpt2 holds GGUF files and no config.json" in failure("gpt2")
+    assert "gpt2 holds GGUF files and no config.json; name the file, such as gpt2/gpt2.Q4.gguf" in failure("gpt2")
 
 
 def test_other_models_than_causal_ones_are_refused(tmp_path: Path) -> None:

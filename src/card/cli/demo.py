@@ -84,13 +84,15 @@ def _load(options: dict[str, Any], console: Console) -> list[_Lane]:
         if cost is not None:
             model = inflate(model, parse_parameter_count(cost))
         lanes = []
+        settings = given(options) | {"wait_for_drafter": True, "cache": False}
         for method in _METHODS:
+            has_draft = METHODS[method].needs_draft
             llm = LLM(
                 model,
-                draft if METHODS[method].needs_draft else None,
+                draft if has_draft else None,
                 tokenizer=tokenizer,
                 method=method,
-                **given(options) | {"wait_for_drafter": True, "cache": False},
+                **{name: value for name, value in settings.items() if has_draft or name != "draft_vocab"},
             )
             lanes.append(_Lane(method, llm))
     if note := demo_note(target):

@@ -23,7 +23,16 @@ _SECTIONS = (
     _Section(
         "Models",
         ("model", "target", "draft", "pair", "dtype", "device"),
-        ("draft_model", "second_draft", "draft_dtype", "draft_device", "target_cost", "max_model_len", "hrad"),
+        (
+            "draft_model",
+            "second_draft",
+            "draft_dtype",
+            "draft_vocab",
+            "draft_device",
+            "target_cost",
+            "max_model_len",
+            "hrad",
+        ),
     ),
     _Section(
         "Method",

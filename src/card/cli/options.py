@@ -13,7 +13,7 @@ from card.cli.progress import spinner
 from card.config import Grammar, Growth, Placement, SamplingParams, VerifyShape
 from card.errors import SettingsError
 from card.methods import METHODS, find_method
-from card.models.places import local_folder
+from card.models.places import local_model
 from card.writers.local import writer_names
 
 if TYPE_CHECKING:  # loaded when a command runs
@@ -65,9 +65,13 @@ def parse_biases(_: click.Context, __: click.Parameter, values: tuple[str, ...])
 
 
 _MODEL_OPTIONS = [
-    click.option("--target", help=f"Target model: a folder, a hub name, or {DEMO_TARGET}.  [default: {DEMO_TARGET}]"),
     click.option(
-        "--draft", help=f"Draft model: a folder, a hub name, or {DEMO_DRAFT}, the default beside {DEMO_TARGET}."
+        "--target",
+        help=f"Target model: a folder, a GGUF file, a hub name, or {DEMO_TARGET}.  [default: {DEMO_TARGET}]",
+    ),
+    click.option(
+        "--draft",
+        help=f"Draft model: a folder, a GGUF file, a hub name, or {DEMO_DRAFT}, the default beside {DEMO_TARGET}.",
     ),
     click.option(
         "--dtype",
@@ -76,6 +80,12 @@ _MODEL_OPTIONS = [
         help="auto (as stored), int8, float32, bfloat16, float16, float64.",
     ),
     click.option("--draft-dtype", help="The same for the draft model.  [default: the target's]"),
+    click.option(
+        "--draft-vocab",
+        type=int,
+        help="The draft model proposes the first so many tokens and special ones only: less work in its head, same "
+        "text.  [default: all]",
+    ),
     click.option("--device", default="cpu", show_default=True, help="Device of the target: cpu, cuda, cuda:1."),
     click.option("--draft-device", help="Device of the draft model.  [default: the target's]"),
     click.option(
@@ -97,7 +107,9 @@ _MODEL_OPTIONS = [
         help="Begin once the drafter is up, or at once.  [default: at once under --policy auto]",
     ),
     click.option(
-        "--cache/--no-cache", default=None, help="Keep measured latencies for the next start.  [default: --cache]"
+        "--cache/--no-cache",
+        default=None,
+        help="Keep measured latencies and converted weights for the next start.  [default: --cache]",
     ),
     click.option("--cache-dir", help="Folder for what is kept between starts.  [default: ~/.cache/card]"),
     click.option("--drafter-timeout-s", type=float, help="Silence after which the drafter is replaced, in seconds."),
@@ -289,16 +301,16 @@ def _text_of(file: TextIO) -> str:
 def resolve_models(options: dict[str, Any], *, needs_draft: bool) -> tuple[str, str | None]:
     """Take target and draft out of ``options``; the built-in draft stands beside the built-in target.
 
-    Raises: ModelError for a path that is no model folder, the target's first; SettingsError if the draft is missing.
+    Raises: ModelError for a path that is no model, the target's first; SettingsError if the draft is missing.
     """
     target, draft = options.pop("target") or DEMO_TARGET, options.pop("draft")
-    local_folder(target)
+    local_model(target)
     if draft is None and target == DEMO_TARGET:
         draft = DEMO_DRAFT
     if draft is None and needs_draft:
         raise SettingsError("this method needs a draft model: give --draft, or --method vanilla to do without")
     if draft is not None and needs_draft:
-        local_folder(draft)
+        local_model(draft)
     return target, draft
 
 

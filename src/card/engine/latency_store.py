@@ -16,9 +16,11 @@ import msgspec
 import torch
 
 from card import __version__
+from card.config import EngineSettings
 from card.engine.cores import Home
 from card.engine.latency import PassCost
 from card.models.demo import DEMO_NAMES, demo_folder
+from card.models.places import is_gguf
 
 logger = logging.getLogger(__name__)
 
@@ -111,7 +113,7 @@ class LatencyKey(msgspec.Struct, frozen=True, kw_only=True):
 
         Args:
             what: which of its latencies.
-            model: a folder, a hub name, or one of the demo pair.
+            model: a folder, a GGUF file, a hub name, or one of the demo pair.
             more: whatever else it depends on.
         """
         about = {
@@ -128,12 +130,13 @@ class LatencyKey(msgspec.Struct, frozen=True, kw_only=True):
         return cls(about=about)
 
 
-def cache_folder(given: str | None) -> Path:
-    """Return the folder for what may be kept between starts: as given, or by the system's custom."""
-    if given is not None:
-        return Path(given).expanduser()
-    home = os.environ.get("XDG_CACHE_HOME")
-    return (Path(home) if home else Path.home() / ".cache") / "card"
+def drafter_key(what: str, settings: EngineSettings, home: Home) -> LatencyKey:
+    """Return the key of a latency of the draft model that the settings name."""
+    assert settings.draft is not None
+    device, more = settings.draft_device or settings.device, ""
+    if settings.draft_vocab is not None:
+        more = f"the first {settings.draft_vocab} tokens"
+    return LatencyKey.of(what, settings.draft, dtype=settings.dtype_of_draft, device=device, home=home, more=more)
 
 
 def _read(file: Path | None) -> dict[str, _Entry]:
@@ -163,8 +166,11 @@ def _write(file: Path, entries: dict[str, _Entry]) -> None:
 
 
 def _identity(model: str) -> str:
-    """Return a model's name, and for a folder a digest of what tells its weights from others'."""
+    """Return a model's name, and for a folder or a GGUF file a digest of what tells its weights from others'."""
     folder = demo_folder(DEMO_NAMES[model]) if model in DEMO_NAMES else Path(model).expanduser()
+    if folder.is_file() and is_gguf(folder):
+        stat = folder.stat()
+        return hashlib.sha256(repr((folder.name, stat.st_size, stat.st_mtime_ns)).encode()).hexdigest()[:32]
     config = folder / "config.json"
     if not config.is_file():
         return model

@@ -15,9 +15,10 @@ from card.engine.cores import CorePlan, pinned
 from card.engine.latency import PassCost, measure_pass_cost
 from card.engine.switch import SwitchLink
 from card.models.bucketed import make_runner
+from card.models.draft_vocab import always_drafted, restrict_head
 from card.models.fingerprint import tokenizer_fingerprint
 from card.models.graphs import Lane
-from card.models.loading import context_limit, load_decoder
+from card.models.loading import context_limit, end_token_ids, load_decoder
 from card.models.torch_runner import TorchRunner
 from card.replica import draft_spec
 from card.transport.child import DrafterChild
@@ -141,10 +142,13 @@ def _make_here(plan: DrafterPlan, beside: DrafterLink | None) -> Drafter:
 
 def _load(plan: DrafterPlan) -> LoadedModel:
     assert plan.model is not None
-    if not isinstance(plan.model, str):
-        return plan.model
-    settings = plan.settings
-    return load_decoder(plan.model, dtype=settings.dtype_of_draft, device=settings.draft_device or settings.device)
+    settings, model = plan.settings, plan.model
+    if isinstance(model, str):
+        device = settings.draft_device or settings.device
+        model = load_decoder(model, dtype=settings.dtype_of_draft, device=device, cache_dir=settings.weights_dir)
+    if settings.draft_vocab is None:
+        return model
+    return restrict_head(model, settings.draft_vocab, {*always_drafted(plan.tokenizer), *end_token_ids(model)})
 
 
 def _make_runner(plan: DrafterPlan, model: LoadedModel) -> TorchRunner:
@@ -170,6 +174,9 @@ def _process_link(plan: DrafterPlan) -> ProcessLink:
         max_tree_rows=plan.max_tree_rows,
         warm_up_tokens=plan.draft.beam_width,
         measures=plan.measures,
+        cache_dir=settings.weights_dir,
+        draft_vocab=settings.draft_vocab,
+        always_drafted=() if settings.draft_vocab is None else always_drafted(plan.tokenizer),
     )
     return ProcessLink(
         template,

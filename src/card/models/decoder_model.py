@@ -18,6 +18,9 @@ from torch import Tensor, nn
 from transformers import GenerationConfig, PreTrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
+from card.models.kept_weights import Kept
+from card.models.mapped import MappedWeights
+
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
@@ -46,10 +49,12 @@ class DecoderModel(nn.Module):
         super().__init__()
         self.config = config
         self.generation_config = generation_config
+        self.kept: Kept | None = None  # the files below the weights, if they are not to be removed meanwhile
+        self.pages: MappedWeights | None = None  # the memory that they are mapped to
         shelf = _Shelf(weights)
         self.model = _Inner(config, shelf)
         if config.tie_word_embeddings:
-            self.lm_head = _linear(cast(nn.Parameter, self._embeddings.weight))
+            self.lm_head = linear_of(cast(nn.Parameter, self._embeddings.weight))
         else:
             self.lm_head = shelf.linear("lm_head", config.hidden_size, config.vocab_size)
         shelf.check_empty()
@@ -91,7 +96,7 @@ class _Shelf:
 
     def linear(self, name: str, num_in: int, num_out: int) -> nn.Linear:
         bias = self.take(f"{name}.bias", num_out) if f"{name}.bias" in self else None
-        return _linear(self.take(f"{name}.weight", num_out, num_in), bias)
+        return linear_of(self.take(f"{name}.weight", num_out, num_in), bias)
 
     def check_empty(self) -> None:
         if self._weights:
@@ -152,7 +157,7 @@ class _Norm(nn.Module):
         self.weight = weight
 
 
-def _linear(weight: nn.Parameter, bias: nn.Parameter | None = None) -> nn.Linear:
+def linear_of(weight: nn.Parameter, bias: nn.Parameter | None = None) -> nn.Linear:
     """Return a layer with these weights [out, in]; one made at full size would first be filled at random."""
     layer = nn.Linear(1, 1, bias=bias is not None)
     layer.out_features, layer.in_features = weight.shape
@@ -201,13 +206,25 @@ def is_int8(model: LoadedModel) -> bool:
     return getattr(model, _INT8_MARK, False)
 
 
+def release_pages(model: LoadedModel) -> None:
+    """Give back the memory of weights that are mapped from a file: what has been packed is rarely read again."""
+    pages = getattr(model, "pages", None)
+    if pages is not None:
+        pages.release()
+
+
 def read_config(folder: Path) -> PreTrainedConfig | None:
     """Return the config of a plain decoder; None if it cannot be read or is unusual, which transformers knows about."""
     try:
         raw = json.loads((folder / "config.json").read_text("utf-8"))
     except (OSError, ValueError):
         return None
-    if not isinstance(raw, dict) or not _is_plain(raw):
+    return config_of(raw) if isinstance(raw, dict) else None
+
+
+def config_of(raw: Mapping[str, Any]) -> PreTrainedConfig | None:
+    """Return the config of a plain decoder from what config.json has; None if it is unusual."""
+    if not _is_plain(raw):
         return None
     config = PreTrainedConfig(**{name: value for name, value in raw.items() if name != "model_type"})
     config.model_type = raw["model_type"]  # type: ignore[misc]  # a class attribute of every known architecture

@@ -28,10 +28,13 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from card.models.decoder_model import release_pages
+from card.models.draft_vocab import head_of, spread
 from card.models.features import KeptStates
 from card.models.fused import joined, mirrored_rms_norm, rotary_table
 from card.models.generic import layer_windows
 from card.models.kv_cache import KVLayout, SequenceRows
+from card.models.places import cache_folder
 
 if TYPE_CHECKING:
     from card.models.decoder_model import LoadedModel
@@ -130,11 +133,14 @@ class Int8Decoder:
         with torch.inference_mode():
             self._cos, self._sin = (table.contiguous() for table in rotary_table(model, max_model_len, torch.float32))
             self._norm = _extended(inner.norm.weight, _padded(self._width, _GROUP))
-            self._output = quantize_linear(model.lm_head.weight.detach(), model.lm_head.bias)
-            layers = inner.layers[: config.num_hidden_layers]
-            self._layers = np.array(
-                [self._layer(one, w) for one, w in zip(layers, self.windows, strict=True)], np.int64
-            )
+            head, self._head_ids = head_of(model)
+            self._num_outputs = len(head.weight)
+            self._output = quantize_linear(head.weight.detach(), head.bias)
+            tables = []
+            for layer, window in zip(inner.layers[: config.num_hidden_layers], self.windows, strict=True):
+                tables.append(self._layer(layer, window))
+                release_pages(model)
+            self._layers = np.array(tables, np.int64)
         self.layout = KVLayout(
             len(self._layers), self._num_kv_heads, self._padded_head, torch.float16, self.embedding.device
         )
@@ -206,7 +212,7 @@ class Int8Decoder:
         if self.kept:
             last = mirrored_rms_norm(hidden[:, : self._width], self._norm[: self._width].repeat(2), self._eps)
             self.features = self.kept.join([state[chosen, : self._width] for state in (*states, last)])
-        return logits[:, : self.vocab_size]
+        return spread(logits[:, : self._num_outputs], self._head_ids, self.vocab_size)
 
     def _keep_states(self, num_rows: int) -> list[Tensor]:
         """Let the pass copy the states that features are made of; return where to."""
@@ -356,8 +362,7 @@ def machine_code(module: str) -> Any:
 
 def _code_folder() -> Path:
     """Return where machine code is kept: the user's own cache folder, or a fresh one that nobody else can write to."""
-    home = os.environ.get("XDG_CACHE_HOME")
-    folder = (Path(home) if home else Path.home() / ".cache") / "card" / "code"
+    folder = cache_folder(None) / "code"
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError:

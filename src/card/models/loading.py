@@ -1,4 +1,7 @@
-"""Load causal language models and tokenizers from a folder, the hub or the package, with errors of one clear line."""
+"""Load causal language models and tokenizers: from a folder, a GGUF file, the hub or the package.
+
+Errors are one clear line.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,9 @@ from transformers.utils import logging as transformers_logging
 from card.config import INT8
 from card.errors import ModelError, VocabularyError
 from card.models.decoder_model import mark_int8, read_config, read_decoder
-from card.models.places import local_folder
+from card.models.gguf_header import GgufError
+from card.models.gguf_source import GgufSource
+from card.models.places import hub_file, local_model, weights_folder
 from card.models.text import check_tokenizers_fit
 
 if TYPE_CHECKING:
@@ -61,6 +66,7 @@ class _Source:
     is_local: bool  # read from disk only: a folder, or a hub model that only the local cache can give
     hub_problem: str = ""  # why the hub cannot be asked
     is_folder: bool = False
+    gguf: GgufSource | None = None  # what it is instead of a folder
 
     @property
     def options(self) -> dict[str, bool]:
@@ -68,25 +74,27 @@ class _Source:
 
 
 def load_model(
-    name_or_path: str | Path, *, dtype: str | torch.dtype = "auto", device: str | torch.device = "cpu"
+    name_or_path: str | Path,
+    *,
+    dtype: str | torch.dtype = "auto",
+    device: str | torch.device = "cpu",
+    cache_dir: str | None = None,
 ) -> PreTrainedModel:
     """Load a causal language model, ready for inference.
 
     Args:
-        name_or_path: a folder, a name on the hub, or "demo-target" or "demo-draft". For a folder no network is used.
+        name_or_path: a folder, a GGUF file, a name on the hub, that of a GGUF file there (org/repo/model.gguf), or
+            "demo-target" or "demo-draft". For what is here no network is used.
         dtype: "auto" as stored, or "float32", "bfloat16", "float16", "float64"; "int8" as stored, run in integers.
         device: "cpu", "cuda", "cuda:1", "mps".
+        cache_dir: where the converted weights of a GGUF file are kept for the next start; None: by the system's custom,
+            empty: nowhere.
     Raises: ModelError, one line, if it cannot be found, read or placed, or is no causal language model.
     """
     wanted_dtype, wanted_device = _parse_dtype(dtype), _parse_device(device)
     with _quiet():
-        source = _find(str(name_or_path))
-        config = _read_config(source)
-        with _explained(source, "the weights of {} cannot be read"):
-            loader: Any = transformers.AutoModelForCausalLM
-            model, report = loader.from_pretrained(
-                source.path, config=config, dtype=wanted_dtype, output_loading_info=True, **source.options
-            )
+        source = _find(str(name_or_path), cache_dir)
+        model, report = _read_model(source, wanted_dtype)
         missing = sorted(report["missing_keys"])
         if missing:
             raise ModelError(
@@ -102,31 +110,42 @@ def load_model(
 
 
 def load_decoder(
-    name_or_path: str | Path, *, dtype: str | torch.dtype = "auto", device: str | torch.device = "cpu"
+    name_or_path: str | Path,
+    *,
+    dtype: str | torch.dtype = "auto",
+    device: str | torch.device = "cpu",
+    cache_dir: str | None = None,
 ) -> LoadedModel:
     """Load a model to be run by a `TorchRunner`, without transformers' modelling code where that is not needed.
 
     Arguments and errors as of `load_model`.
     """
     wanted_dtype, wanted_device = _parse_dtype(dtype), _parse_device(device)
-    source = _find(str(name_or_path))
-    if source.is_folder:
-        with _quiet():
+    decoder: LoadedModel | None = None
+    with _quiet():
+        source = _find(str(name_or_path), cache_dir)
+        if source.gguf is not None:
+            with _explained(source, "the weights of {} cannot be read"):
+                decoder = source.gguf.decoder(wanted_dtype, wanted_device)
+        elif source.is_folder:
             decoder = read_decoder(Path(source.path), dtype=wanted_dtype, device=wanted_device)
-        if decoder is not None:
-            if dtype == INT8:
-                mark_int8(decoder)
-            return decoder
-    return load_model(name_or_path, dtype=dtype, device=device)
+    if decoder is None:
+        return load_model(name_or_path, dtype=dtype, device=device)
+    if dtype == INT8:
+        mark_int8(decoder)
+    return decoder
 
 
-def load_tokenizer(name_or_path: str | Path) -> PreTrainedTokenizerBase:
-    """Load the tokenizer of a model; names as in `load_model`.
+def load_tokenizer(name_or_path: str | Path, *, cache_dir: str | None = None) -> PreTrainedTokenizerBase:
+    """Load the tokenizer of a model; arguments as in `load_model`.
 
     Raises: ModelError, one line, if there is none or it cannot be read.
     """
     with _quiet():
-        source = _find(str(name_or_path))
+        source = _find(str(name_or_path), cache_dir)
+        if source.gguf is not None:
+            with _explained(source, "the tokenizer of {} cannot be read"):
+                return source.gguf.tokenizer()
         config = read_config(Path(source.path)) if source.is_folder else None  # None: transformers reads it
         with _explained(source, "the tokenizer of {} is missing or cannot be read"):
             tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
@@ -187,7 +206,13 @@ def context_limit(model: LoadedModel) -> int:
     return int(limit) if limit else _NO_CONTEXT_LIMIT
 
 
-def check_pair(tokenizer: PreTrainedTokenizerBase, target: LoadedModel, draft: str | Path | LoadedModel) -> None:
+def check_pair(
+    tokenizer: PreTrainedTokenizerBase,
+    target: LoadedModel,
+    draft: str | Path | LoadedModel,
+    *,
+    cache_dir: str | None = None,
+) -> None:
     """Check that a draft fits the target: by name without loading its weights, a loaded one by its size.
 
     Raises: ModelError if the draft cannot be found; VocabularyError that names the first difference.
@@ -199,11 +224,8 @@ def check_pair(tokenizer: PreTrainedTokenizerBase, target: LoadedModel, draft: s
                 "tokens; use two models that share one tokenizer"
             )
         return
-    draft_tokenizer = load_tokenizer(draft)
-    with _quiet():
-        source = _find(str(draft))
-        draft_config = (read_config(Path(source.path)) if source.is_folder else None) or _read_config(source)
-    sizes = vocab_size(target), int(draft_config.get_text_config().vocab_size)
+    draft_tokenizer = load_tokenizer(draft, cache_dir=cache_dir)
+    sizes = vocab_size(target), _named_vocab_size(str(draft), cache_dir)
     try:
         check_tokenizers_fit(tokenizer, draft_tokenizer, *sizes)
     except VocabularyError as error:
@@ -223,13 +245,39 @@ def end_token_ids(model: LoadedModel, tokenizer: PreTrainedTokenizerBase | None 
     return frozenset(ids)
 
 
-def _find(name: str) -> _Source:
-    """Return where ``name`` leads. Raises: ModelError if it is a path that is no model folder."""
-    folder = local_folder(name)
-    if folder is not None:
-        return _Source(name, str(folder), is_local=True, is_folder=True)
+def _named_vocab_size(name: str, cache_dir: str | None) -> int:
+    """Return the vocabulary size that a model's config states."""
+    with _quiet():
+        source = _find(name, cache_dir)
+        if source.gguf is not None:
+            with _explained(source, "the config of {} cannot be used"):
+                return int(source.gguf.config["vocab_size"])
+        config = (read_config(Path(source.path)) if source.is_folder else None) or _read_config(source)
+    return int(config.get_text_config().vocab_size)
+
+
+def _find(name: str, cache_dir: str | None) -> _Source:
+    """Return where ``name`` leads. Raises: ModelError if it is a path that is no model."""
+    place, in_hub = local_model(name), hub_file(name)
+    if place is None and in_hub is not None:
+        place = _fetched(name, *in_hub)
+    if place is not None and place.is_file():
+        try:
+            gguf = GgufSource(place, weights_folder(cache_dir))
+        except OSError as error:
+            raise ModelError(f"{name} cannot be read: {error.strerror}") from error
+        return _Source(name, str(place), is_local=True, gguf=gguf)
+    if place is not None:
+        return _Source(name, str(place), is_local=True, is_folder=True)
     problem = _hub_problem(name)
     return _Source(name, name, is_local=bool(problem), hub_problem=problem)
+
+
+def _fetched(name: str, repository: str, file: str) -> Path:
+    """Return a file of the hub, from the local cache if it is there. Raises: ModelError."""
+    source = _Source(name, name, is_local=True, hub_problem=_hub_problem(repository))
+    with _explained(source, "{} cannot be fetched"):
+        return Path(huggingface_hub.hf_hub_download(repository, file, local_files_only=bool(source.hub_problem)))
 
 
 def _hub_problem(name: str) -> str:
@@ -245,6 +293,38 @@ def _hub_problem(name: str) -> str:
     except (OSError, _HTTP_ERROR) as error:
         return _in_few_words(error)
     return ""
+
+
+def _read_model(source: _Source, dtype: str | torch.dtype) -> tuple[Any, dict[str, Any]]:
+    """Return a model of transformers, and its report on what was missing."""
+    if source.gguf is not None:
+        with _explained(source, "the weights of {} cannot be read"):
+            return _read_gguf(source.gguf, dtype)
+    config = _read_config(source)
+    with _explained(source, "the weights of {} cannot be read"):
+        loader: Any = transformers.AutoModelForCausalLM
+        read: tuple[Any, dict[str, Any]] = loader.from_pretrained(
+            source.path, config=config, dtype=dtype, output_loading_info=True, **source.options
+        )
+    return read
+
+
+def _read_gguf(gguf: GgufSource, dtype: str | torch.dtype) -> tuple[Any, dict[str, Any]]:
+    """Do the same for a GGUF file, by way of the folder that is kept of it, if one can be kept."""
+    kept = gguf.folder(dtype)
+    config = transformers.AutoConfig.for_model(**gguf.config)
+    loader: Any = transformers.MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    wanted = gguf.stored_dtype(dtype) if isinstance(dtype, str) else dtype
+    model, report = loader.from_pretrained(
+        None if kept is None else kept.folder,
+        config=config,
+        state_dict=gguf.weights(dtype) if kept is None else None,
+        dtype=wanted,
+        output_loading_info=True,
+        local_files_only=True,
+    )
+    model.kept = kept  # for as long as the model is there
+    return model, report
 
 
 def _read_config(source: _Source) -> PreTrainedConfig:
@@ -272,6 +352,8 @@ def _explained(source: _Source, what: str) -> Iterator[None]:
     except (
         Exception
     ) as error:  # transformers, safetensors, tokenizers and pickle raise almost anything, Exception itself too
+        if isinstance(error, GgufError):
+            raise ModelError(f"{source.name} {_in_few_words(error)}") from error
         if source.hub_problem:
             raise ModelError(
                 f"{source.name} is neither a folder here nor in the local cache, and the hub cannot be used: "

@@ -2,40 +2,78 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
 from card.errors import ModelError
 from card.models.demo import DEMO_NAMES, demo_folder
 
-_ADVICE = "give a folder saved by transformers"
+GGUF_SUFFIX = ".gguf"
+_ADVICE = "give a folder saved by transformers, or a GGUF file"
+_HUB_FILE = re.compile(r"([\w.-]+/[\w.-]+)/(.+)")
 
 
-def local_folder(name: str) -> Path | None:
-    """Return the folder that a model's name means, or None for a name on the hub.
+def local_model(name: str) -> Path | None:
+    """Return the folder or GGUF file that a model's name means, or None for a name on the hub.
 
-    Raises: ModelError if the name is a path that is no model folder.
+    Raises: ModelError if the name is a path that is neither.
     """
     if name in DEMO_NAMES:
         return demo_folder(DEMO_NAMES[name])
     path = Path(name).expanduser()
-    looks_like_path = re.match(r"[./~\\]|[A-Za-z]:[\\/]", name) or name.endswith("/") or name.count("/") > 1
-    if not name or not (looks_like_path or path.exists()):
+    if not name or not (_looks_like_path(name) or path.exists()):
         return None
     if not path.exists():
-        raise ModelError(f"there is no folder {name}; give a model folder, or a name on the hub")
+        kind = "file" if name.endswith(GGUF_SUFFIX) else "folder"
+        raise ModelError(f"there is no {kind} {name}; give a model {kind}, or a name on the hub")
     if path.is_file():
-        kind = "is a GGUF file; its weights are in llama.cpp's format" if _is_gguf(path) else "is a file"
-        raise ModelError(f"{name} {kind}, so it is no model folder; {_ADVICE}")
+        if is_gguf(path):
+            return path
+        if path.suffix == GGUF_SUFFIX:
+            raise ModelError(f"{name} is no GGUF file: it does not begin with GGUF; copy or download it again")
+        raise ModelError(f"{name} is a file, so it is no model folder; {_ADVICE}")
     if not (path / "config.json").is_file():
-        kind = "holds GGUF files and no config.json" if any(path.glob("*.gguf")) else "holds no config.json"
-        raise ModelError(f"{name} {kind}, so it is no model folder; {_ADVICE}")
+        files = sorted(path.glob(f"*{GGUF_SUFFIX}"))
+        if files:
+            raise ModelError(
+                f"{name} holds GGUF files and no config.json; name the file, such as {name}/{files[0].name}"
+            )
+        raise ModelError(f"{name} holds no config.json, so it is no model folder; {_ADVICE}")
     return path
 
 
-def _is_gguf(path: Path) -> bool:
+def hub_file(name: str) -> tuple[str, str] | None:
+    """Return repository and file of a hub name such as org/repo/model.gguf; None for the name of a whole model."""
+    found = _HUB_FILE.fullmatch(name) if name.endswith(GGUF_SUFFIX) else None
+    return None if found is None else (found[1], found[2])
+
+
+def is_gguf(path: Path) -> bool:
+    """Return whether a file begins as GGUF files do; one that cannot be read is judged by its name."""
     try:
         with path.open("rb") as file:
             return file.read(4) == b"GGUF"
     except OSError:
-        return path.suffix == ".gguf"
+        return path.suffix == GGUF_SUFFIX
+
+
+def weights_folder(cache_dir: str | None) -> Path | None:
+    """Return the cache folder for converted weights; an empty ``cache_dir`` keeps nothing."""
+    return None if cache_dir == "" else cache_folder(cache_dir)
+
+
+def cache_folder(given: str | None) -> Path:
+    """Return the folder for what may be kept between starts: as given, or by the system's custom."""
+    if given is not None:
+        return Path(given).expanduser()
+    home = os.environ.get("XDG_CACHE_HOME")
+    return (Path(home) if home else Path.home() / ".cache") / "card"
+
+
+def _looks_like_path(name: str) -> bool:
+    if re.match(r"[./~\\]|[A-Za-z]:[\\/]", name) or name.endswith("/"):
+        return True
+    if name.endswith(GGUF_SUFFIX):
+        return hub_file(name) is None
+    return name.count("/") > 1

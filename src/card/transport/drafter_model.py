@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from card.engine.latency import measure_pass_cost
 from card.messages import Ready
+from card.models.draft_vocab import restrict_head
 from card.models.fingerprint import tokenizer_fingerprint
 from card.models.grammar import BackgroundGrammars, GrammarCompiler
 from card.models.loading import context_limit, end_token_ids, load_decoder, load_tokenizer, parameter_count
@@ -20,7 +21,7 @@ _MEASURING_S = 0.4
 class DraftModel:
     """Which draft model, and how much of it."""
 
-    name: str  # a folder, a hub name, or demo-draft
+    name: str  # a folder, a GGUF file, a hub name, or demo-draft
     dtype: str
     device: str
     max_model_len: int  # the model's own limit counts if it is lower
@@ -28,6 +29,9 @@ class DraftModel:
     warm_up_tokens: int  # most tokens of a usual pass
     kv_cache_bytes: int | None  # None: a few sequences of full length
     measures: bool = True  # find out what passes cost; targets are told
+    cache_dir: str | None = None  # for converted weights, as of `load_model`
+    draft_vocab: int | None = None  # the first so many tokens are proposed; None: all
+    always_drafted: tuple[int, ...] = ()  # and these
     has_unknown_target: bool = False  # the target must be told which tokenizer this is
 
 
@@ -36,8 +40,10 @@ def load_drafter(draft: DraftModel) -> tuple[BeamWriter, Ready]:
 
     Raises: ModelError if it cannot be loaded; SettingsError if not one sequence fits into the memory.
     """
-    model = load_decoder(draft.name, dtype=draft.dtype, device=draft.device)
+    model = load_decoder(draft.name, dtype=draft.dtype, device=draft.device, cache_dir=draft.cache_dir)
     num_parameters = parameter_count(model)
+    if draft.draft_vocab is not None:
+        model = restrict_head(model, draft.draft_vocab, {*draft.always_drafted, *end_token_ids(model)})
     max_model_len = min(draft.max_model_len, context_limit(model))
     runner = TorchRunner(model, max_model_len=max_model_len, max_tree_rows=draft.max_tree_rows)
     runner.warm_up(draft.warm_up_tokens)
@@ -51,11 +57,13 @@ def load_drafter(draft: DraftModel) -> tuple[BeamWriter, Ready]:
         pass_s=cost.points if cost else (),
         per_sequence_s=cost.per_sequence_s if cost else 0.0,
         per_context_row_s=cost.per_context_row_s if cost else 0.0,
-        tokenizer=tokenizer_fingerprint(load_tokenizer(draft.name)) if draft.has_unknown_target else "",
+        tokenizer=tokenizer_fingerprint(load_tokenizer(draft.name, cache_dir=draft.cache_dir))
+        if draft.has_unknown_target
+        else "",
     )
 
     def make_compiler() -> GrammarCompiler:
-        tokenizer = load_tokenizer(draft.name)
+        tokenizer = load_tokenizer(draft.name, cache_dir=draft.cache_dir)
         return GrammarCompiler(tokenizer, runner.vocab_size, tuple(end_token_ids(model, tokenizer)))
 
     return BeamWriter(runner, draft.kv_cache_bytes, find_grammar=BackgroundGrammars(make_compiler)), ready

@@ -44,6 +44,9 @@ class DrafterConfig(msgspec.Struct, frozen=True, kw_only=True):
     warm_up_tokens: int  # most tokens of a usual pass
     kv_cache_bytes: int | None = None  # memory for KV rows; None: a few sequences of full length
     measures: bool = True  # tell what passes cost
+    cache_dir: str | None = None  # for converted weights, as of `load_model`
+    draft_vocab: int | None = None  # the first so many tokens are proposed; None: all
+    always_drafted: tuple[int, ...] = ()  # and these
 
 
 class _Connection:
@@ -106,6 +109,9 @@ def _run(config: DrafterConfig, connection: _Connection) -> None:
         warm_up_tokens=config.warm_up_tokens,
         kv_cache_bytes=config.kv_cache_bytes,
         measures=config.measures,
+        cache_dir=config.cache_dir,
+        draft_vocab=config.draft_vocab,
+        always_drafted=config.always_drafted,
     )
     writer, ready = load_drafter(model)
     worker = DrafterWorker(writer, clock=time.perf_counter, max_tokens_per_pass=_MAX_TOKENS_PER_PASS)

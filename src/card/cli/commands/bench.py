@@ -46,7 +46,9 @@ def _draft_options(function: F) -> F:
 @click.option("--raw", is_flag=True, help="Continue all prompts as they are, without the chat template.")
 @click.option("--limit", type=int, default=8, show_default=True, help="Prompts of each data set.")
 @click.option("--skip-long", is_flag=True, help="Leave out prompts that do not fit into the context.")
-@click.option("--target", help=f"Target model: a folder, a hub name, or {DEMO_TARGET}.  [default: {DEMO_TARGET}]")
+@click.option(
+    "--target", help=f"Target model: a folder, a GGUF file, a hub name, or {DEMO_TARGET}.  [default: {DEMO_TARGET}]"
+)
 @click.option("--draft", help=f"Draft model, or none.  [default: {DEMO_DRAFT} beside {DEMO_TARGET}]")
 @click.option("--pair", nargs=2, multiple=True, metavar="TARGET DRAFT", help="A pair; may be given several times.")
 @click.option(
@@ -73,6 +75,7 @@ def _draft_options(function: F) -> F:
     show_default=True,
     help="Draft lengths that sps, ouroboros, card-turns and transformers-assisted choose from.",
 )
+@click.option("--draft-vocab", type=int, help="Tokens that draft models of our rows propose, the first so many.")
 @click.option("--hrad", default="auto", show_default=True, help="Predictor of specbranch: a file, off, or auto.")
 @wide_option
 @_draft_options

@@ -43,7 +43,8 @@ from card.cli.options import LEAST_CHECKED_TOKENS, parse_cores, wide_option
 @click.option("--draft-cores", callback=parse_cores, help="CPU cores of the drafter.")
 @wide_option
 def check_pair(**options: Any) -> int:
-    """Measure whether DRAFT makes TARGET faster here; both are a folder or a hub name, the built-in pair if left out.
+    """Measure whether DRAFT makes TARGET faster here; both are a folder, a GGUF file or a hub name,
+    the built-in pair if left out.
 
     Exit status 0 for yes, 1 for no, 2 for an error.
     """

@@ -15,7 +15,10 @@ from card.cli.options import DEMO_DRAFT, parse_cores
 @command(short_help="Draft for targets on other machines.")
 @click.option("--listen", default="tcp://127.0.0.1:5555", show_default=True, help="Address; port 0 takes a free one.")
 @click.option(
-    "--draft", default=DEMO_DRAFT, show_default=True, help="Draft model: a folder, a hub name, or demo-draft."
+    "--draft",
+    default=DEMO_DRAFT,
+    show_default=True,
+    help="Draft model: a folder, a GGUF file, a hub name, or demo-draft.",
 )
 @click.option(
     "--keys", type=click.Path(path_type=Path), help="The server's folder of `card keys`; needed beyond this machine."

@@ -38,5 +38,8 @@ def _listed(numbers: tuple[int, ...]) -> str:
 @click.option("--runs", type=click.IntRange(1), default=9, show_default=True, help="Timed runs of each pass.")
 @wide_option
 def profile(**options: Any) -> int:
-    """Measure passes of MODEL (a folder, a hub name, demo-target or demo-draft) over tokens, context and batch."""
+    """Measure passes of MODEL over tokens, context and batch.
+
+    MODEL is a folder, a GGUF file, a hub name, demo-target or demo-draft.
+    """
     return run("card.cli.profile", **options)

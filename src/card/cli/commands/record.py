@@ -14,7 +14,9 @@ from card.cli.outputs import OutputPath
 
 @command(short_help="Record how a pair of models behaves, for plans.")
 @click.option("--out", type=OutputPath(), required=True, help="File to write.")
-@click.option("--target", help="Target model: a folder, a hub name, or demo-target.  [default: demo-target]")
+@click.option(
+    "--target", help="Target model: a folder, a GGUF file, a hub name, or demo-target.  [default: demo-target]"
+)
 @click.option("--draft", help="Draft model: the same, or demo-draft, the default beside demo-target.")
 @click.option(
     "--data",

@@ -174,7 +174,7 @@ _OPTIONS = [
 @draft_options
 @model_options
 def serve(model_argument: str | None, **options: Any) -> None:
-    """Serve MODEL (a folder, a hub name, or demo-target) to clients of OpenAI's API, until interrupted.
+    """Serve MODEL (a folder, a GGUF file, a hub name, or demo-target) to clients of OpenAI's API, until interrupted.
 
     Every option may also be given as an environment variable (CARD_MAX_NUM_SEQS for --max-num-seqs) or in the file
     of --config; the command line comes first, then the environment, then the file.

@@ -19,8 +19,12 @@ def train() -> None:
 
 
 @train.command("hrad", short_help="Train H-RAD, which foresees rejections for method specbranch.")
-@click.option("--target", help="Target model: a folder, a hub name, or demo-target.  [default: demo-target]")
-@click.option("--draft", help="Draft model: a folder, a hub name, or demo-draft, the default beside demo-target.")
+@click.option(
+    "--target", help="Target model: a folder, a GGUF file, a hub name, or demo-target.  [default: demo-target]"
+)
+@click.option(
+    "--draft", help="Draft model: a folder, a GGUF file, a hub name, or demo-draft, the default beside demo-target."
+)
 @click.option(
     "--prompts",
     type=_PROMPTS_FILE,

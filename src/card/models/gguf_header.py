@@ -1,0 +1,134 @@
+"""What a GGUF file says of itself: metadata and the places of its tensors, read without mapping the file.
+
+A mapped file that is cut off while it is read ends the process; one that is read is only short. Everything is compared
+with the size of the file before it is believed.
+Source of the format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+MAGIC = b"GGUF"
+_VERSIONS = (2, 3)
+_NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+_STRING, _ARRAY = 8, 9
+_MOST_DIMENSIONS = 4
+_ALIGNMENT = 32  # of the tensors, unless the file says otherwise
+
+
+class GgufError(ValueError):
+    """Why a GGUF file cannot be used, in words that follow its name."""
+
+
+@dataclass(frozen=True, slots=True)
+class TensorPlace:
+    """Where a tensor lies."""
+
+    name: str  # llama.cpp's
+    shape: tuple[int, ...]  # as torch has it: the fastest index last
+    type_id: int  # of ggml
+    offset: int  # from the beginning of the file
+
+    @property
+    def num_rows(self) -> int:
+        """How many rows of the last index there are."""
+        return math.prod(self.shape[:-1])
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What stands before the tensors."""
+
+    metadata: Mapping[str, Any]
+    tensors: Mapping[str, TensorPlace]  # by name
+    num_bytes: int  # of the whole file
+
+    @property
+    def architecture(self) -> str:
+        """The kind of model, as llama.cpp calls it."""
+        return str(self.metadata.get("general.architecture", ""))
+
+
+def read_header(path: Path) -> Header:
+    """Return what stands before the tensors of a file.
+
+    Raises: GgufError if it is no GGUF file, cut off or damaged; OSError if it cannot be read.
+    """
+    with path.open("rb") as stream:
+        reader = _Reader(stream, path.stat().st_size)
+        if reader.bytes(4) != MAGIC:
+            raise GgufError("is no GGUF file: it does not begin with GGUF")
+        (version,) = reader.numbers("I")
+        if version not in _VERSIONS:
+            raise GgufError(f"has version {version} of the GGUF format; versions 2 and 3 can be read")
+        num_tensors, num_entries = reader.numbers("QQ")
+        metadata: dict[str, Any] = {}
+        for _ in range(num_entries):
+            name = reader.string()
+            metadata[name] = reader.value(*reader.numbers("I"))
+        tensors: dict[str, TensorPlace] = {}
+        for _ in range(num_tensors):
+            place = reader.place()
+            if place.name in tensors:
+                raise GgufError(f"is damaged: it has two tensors {place.name}")
+            tensors[place.name] = place
+        alignment = metadata.get("general.alignment", _ALIGNMENT)
+        if not isinstance(alignment, int) or alignment < 1:
+            raise GgufError(f"is damaged: its tensors are aligned to {alignment} bytes")
+        start = -(-stream.tell() // alignment) * alignment
+    moved = {one.name: TensorPlace(one.name, one.shape, one.type_id, start + one.offset) for one in tensors.values()}
+    return Header(metadata, moved, reader.num_bytes)
+
+
+class _Reader:
+    """Takes one thing after the other from a file of known size."""
+
+    def __init__(self, stream: BinaryIO, num_bytes: int) -> None:
+        self._stream = stream
+        self.num_bytes = num_bytes
+
+    def bytes(self, length: int) -> bytes:
+        taken = self._stream.read(length) if length <= self.num_bytes else b""
+        if len(taken) < length:
+            raise GgufError("is cut off or damaged: it ends inside its header")
+        return taken
+
+    def numbers(self, kinds: str) -> tuple[Any, ...]:
+        return struct.unpack(f"<{kinds}", self.bytes(struct.calcsize(f"<{kinds}")))
+
+    def string(self) -> str:
+        try:
+            return self.bytes(*self.numbers("Q")).decode("utf-8")
+        except UnicodeDecodeError:
+            raise GgufError("is damaged: a name or text in its header is not valid UTF-8") from None
+
+    def value(self, kind: int) -> Any:
+        if kind in _NUMBERS:
+            return self.numbers(_NUMBERS[kind])[0]
+        if kind == _STRING:
+            return self.string()
+        if kind != _ARRAY:
+            raise GgufError(f"is damaged: its header has a value of the unknown kind {kind}")
+        of, count = self.numbers("IQ")
+        if count > self.num_bytes:
+            raise GgufError("is cut off or damaged: it ends inside its header")
+        if of in _NUMBERS:
+            return list(self.numbers(f"{count}{_NUMBERS[of]}"))
+        return [self.value(of) for _ in range(count)]
+
+    def place(self) -> TensorPlace:
+        name = self.string()
+        (num_dimensions,) = self.numbers("I")
+        if not 1 <= num_dimensions <= _MOST_DIMENSIONS:
+            raise GgufError(f"is damaged: its tensor {name} has {num_dimensions} dimensions")
+        shape = self.numbers(f"{num_dimensions}Q")[::-1]
+        type_id, offset = self.numbers("IQ")
+        if not all(shape):
+            raise GgufError(f"is damaged: its tensor {name} has the shape {list(shape)}")
+        return TensorPlace(name, shape, type_id, offset)

@@ -1,0 +1,98 @@
+"""Every command that loads models takes GGUF files, and says in one line what is wrong with one."""
+
+from __future__ import annotations
+
+import io
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from gguf import GGMLQuantizationType as Kind
+
+from card.cli import main
+from tests.gguf_files import demo_tokenizer, save_model, write_gguf
+
+pytestmark = pytest.mark.timeout(240)
+PROMPT = "Anna has 25 apples."
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A pair in folders and in files, and files that cannot be used; not to be changed."""
+    root = tmp_path_factory.mktemp("files")
+    save_model(root / "target", "llama", demo_tokenizer())
+    save_model(root / "draft", "llama", demo_tokenizer(), noise=0.1)
+    other = demo_tokenizer()
+    other.add_tokens(["<|more|>"])
+    save_model(root / "foreign", "llama", other)
+    made = {name: write_gguf(root / name, root / f"{name}.gguf") for name in ("target", "draft", "foreign")}
+    for name, share in (("cut", 0.5), ("stub", 0.01)):
+        made[name] = root / f"{name}.gguf"
+        made[name].write_bytes(made["target"].read_bytes()[: int(made["target"].stat().st_size * share)])
+    made["small"] = write_gguf(root / "target", root / "small.gguf", kind=Kind.Q8_0)
+    return {**made, "folder": root / "target"}
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    """Run the command inside this process; returns its status and what it wrote."""
+
+    def run_here(*args: str | Path) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b""), encoding="utf-8"))
+        monkeypatch.setattr(sys, "argv", ["card", *map(str, args)])
+        capfd.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            main()
+        captured = capfd.readouterr()
+        return int(ended.value.code or 0), captured.out, captured.err
+
+    return run_here
+
+
+def test_generate_writes_the_text_of_the_folder_at_each_start(run, files, tmp_path):
+    common = ["--dtype", "float32", "--max-tokens", "16", "--raw", "--cache-dir", tmp_path / "cache"]
+    status, expected, _ = run("generate", "--target", files["folder"], "--method", "vanilla", *common, PROMPT)
+    assert status == 0
+    for _ in range(2):
+        pair = ["--target", files["target"], "--draft", files["draft"], "--placement", "inline"]
+        status, text, said = run("generate", *pair, *common, PROMPT)
+        assert (status, text) == (0, expected), said
+    assert (tmp_path / "cache" / "gguf").is_dir()
+
+
+def test_without_a_cache_nothing_is_kept(run, files, tmp_path):
+    options = ["--method", "vanilla", "--no-cache", "--cache-dir", tmp_path / "cache", "--max-tokens", "4"]
+    assert run("generate", "--target", files["target"], *options, PROMPT)[0] == 0
+    assert not (tmp_path / "cache").exists()
+
+
+def test_other_commands_take_files(run, files, tmp_path):
+    pair = [files["target"], files["draft"]]
+    (tmp_path / "prompts.txt").write_text(PROMPT)
+    status, _, said = run("check-pair", *pair, "--max-tokens", "8", "--prompts", tmp_path / "prompts.txt")
+    assert status in (0, 1), said  # whether it pays is not the question
+    named = ["--target", pair[0], "--draft", pair[1], "--methods", "sps", "--data", "code", "--limit", "1"]
+    status, _, said = run("bench", *named, "--max-tokens", "8", "--repeats", "1", "--out", tmp_path / "runs.jsonl")
+    assert status == 0, said
+
+
+@pytest.mark.parametrize(
+    ("target", "draft", "said"),
+    [
+        ("cut", "draft", "is cut off: "),
+        ("stub", "draft", "is cut off or damaged: it ends inside its header"),
+        ("target", "cut", "is cut off: "),
+        ("target", "foreign", "the draft's has"),
+        ("missing", "draft", "there is no file"),
+    ],
+)
+def test_a_file_that_cannot_be_used_is_one_line_and_status_2(run, files, tmp_path, target, draft, said):
+    named = [files.get(name, tmp_path / f"{name}.gguf") for name in (target, draft)]
+    options = ["--cache-dir", tmp_path / "cache", "--placement", "inline"]
+    status, out, err = run("generate", "--target", named[0], "--draft", named[1], *options, PROMPT)
+    assert (status, out) == (2, "")
+    assert err.startswith("card: error: ")
+    assert err.count("\n") == 1
+    assert said in err
+    assert not list(tmp_path.rglob("*.unfinished"))

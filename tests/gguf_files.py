@@ -1,0 +1,216 @@
+"""Model folders written as GGUF files, as llama.cpp's converter does it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import torch
+from gguf import GGMLQuantizationType as Kind
+from gguf.quants import dequantize, quantize
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+from card.models.demo import demo_folder
+
+SIZES = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "initializer_range": 0.3,
+}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 500000.0,
+    "factor": 32.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+KINDS: dict[str, tuple[type[PreTrainedModel], type[Any], dict[str, Any]]] = {
+    "llama": (LlamaForCausalLM, LlamaConfig, {}),
+    "llama, tied": (LlamaForCausalLM, LlamaConfig, {"tie_word_embeddings": True}),
+    "llama, biases": (LlamaForCausalLM, LlamaConfig, {"attention_bias": True}),
+    "llama, other heads": (LlamaForCausalLM, LlamaConfig, {"head_dim": 32}),
+    "llama, longer": (LlamaForCausalLM, LlamaConfig, {"rope_parameters": LLAMA3}),
+    "qwen2": (Qwen2ForCausalLM, Qwen2Config, {"tie_word_embeddings": True}),
+    "qwen3": (Qwen3ForCausalLM, Qwen3Config, {"head_dim": 32}),
+}
+_NAMES = {
+    "model.embed_tokens": "token_embd",
+    "model.norm": "output_norm",
+    "lm_head": "output",
+    "input_layernorm": "attn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+
+
+def demo_tokenizer() -> PreTrainedTokenizerBase:
+    """Return the demo pair's tokenizer."""
+    tokenizer: PreTrainedTokenizerBase = PreTrainedTokenizerFast.from_pretrained(demo_folder("target"))
+    return tokenizer
+
+
+def save_model(
+    folder: Path, kind: str, tokenizer: PreTrainedTokenizerBase, *, seed: int = 0, noise: float = 0.0
+) -> None:
+    """Write a tiny random model of this kind as transformers does; ``noise`` tells a draft from its target."""
+    model_class, config_class, more = KINDS[kind]
+    vocab = max(tokenizer.get_vocab().values()) + 1
+    ends = {"bos_token_id": tokenizer.bos_token_id, "eos_token_id": tokenizer.eos_token_id}
+    config = config_class(**{**SIZES, "vocab_size": vocab, "pad_token_id": tokenizer.pad_token_id, **ends, **more})
+    torch.manual_seed(seed)
+    model = model_class(config)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.copy_(torch.randn_like(weight) * 0.2 + (weight.dim() == 1))
+        for weight in model.parameters():
+            weight.add_(noise * weight.std() * torch.randn_like(weight))
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def round_to(folder: Path, kind: Kind) -> None:
+    """Replace the weights in a folder by what is left of them after quantising."""
+    model = _class_of(folder).from_pretrained(folder, dtype=torch.float32)
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.dim() > 1:
+                weight.copy_(torch.from_numpy(dequantize(quantize(weight.numpy(), kind), kind).copy()))
+    model.save_pretrained(folder)
+
+
+def write_gguf(
+    folder: Path,
+    file: Path,
+    *,
+    kind: Kind = Kind.F32,
+    pre: str = "smollm",
+    num_pads: int = 0,
+    without: tuple[str, ...] = (),
+    metadata: Mapping[str, Any] | None = None,
+) -> Path:
+    """Write the model in ``folder`` as a GGUF file.
+
+    Args:
+        kind: of all matrices; norms and biases are in float32.
+        pre: llama.cpp's name of the rule that splits text.
+        num_pads: tokens behind the last one that only pad the vocabulary, with rows of the embedding.
+        without: tensors that are left out.
+        metadata: whole numbers that take the place of others, or stand beside them.
+    """
+    config = json.loads((folder / "config.json").read_text())
+    arch = config["model_type"]
+    writer = gguf.GGUFWriter(file, arch)
+    writer.add_string("general.name", "tiny")
+    for key, value in {**_facts(config), **(metadata or {})}.items():
+        (writer.add_uint32 if isinstance(value, int) else writer.add_float32)(f"{arch}.{key}", value)
+    _add_tokenizer(writer, PreTrainedTokenizerFast.from_pretrained(folder), pre, num_pads)
+    model = _class_of(folder).from_pretrained(folder, dtype=torch.float32)
+    for name, weight in model.named_parameters():
+        stem, _, part = name.rpartition(".")
+        _, _, rest = stem.partition("model.layers.")
+        layer, _, inside = rest.partition(".")
+        own = f"blk.{layer}.{_NAMES[inside]}.{part}" if rest else f"{_NAMES[stem]}.{part}"
+        if own in without:
+            continue
+        values = weight.detach().numpy()
+        if arch == "llama" and inside in ("self_attn.q_proj", "self_attn.k_proj"):
+            heads = config["num_attention_heads" if "q_proj" in inside else "num_key_value_heads"]
+            values = values.reshape(heads, 2, -1, *values.shape[1:]).swapaxes(1, 2).reshape(values.shape)
+        if num_pads and own in ("token_embd.weight", "output.weight"):
+            values = np.concatenate([values, np.zeros((num_pads, values.shape[1]), np.float32)])
+        values = np.ascontiguousarray(values)
+        of = kind if values.ndim > 1 else Kind.F32
+        writer.add_tensor(own, quantize(values, of), raw_dtype=of)
+    if "rope_type" in (rope := config.get("rope_parameters") or {}) and rope["rope_type"] == "llama3":
+        writer.add_tensor("rope_freqs.weight", _llama3_factors(rope, config["head_dim"]))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return file
+
+
+def _facts(config: Mapping[str, Any]) -> dict[str, Any]:
+    size = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    return {
+        "context_length": config["max_position_embeddings"],
+        "embedding_length": config["hidden_size"],
+        "block_count": config["num_hidden_layers"],
+        "feed_forward_length": config["intermediate_size"],
+        "attention.head_count": config["num_attention_heads"],
+        "attention.head_count_kv": config["num_key_value_heads"],
+        "attention.layer_norm_rms_epsilon": float(config["rms_norm_eps"]),
+        "attention.key_length": size,
+        "attention.value_length": size,
+        "rope.dimension_count": size,
+        "rope.freq_base": float(config["rope_parameters"]["rope_theta"]),
+    }
+
+
+def _add_tokenizer(writer: Any, tokenizer: Any, pre: str, num_pads: int) -> None:
+    core = json.loads(tokenizer.backend_tokenizer.to_str())
+    by_id = {token_id: token for token, token_id in tokenizer.get_vocab().items()}
+    special = {one["id"] for one in core["added_tokens"] if one["special"]}
+    tokens = [by_id[token_id] for token_id in range(len(by_id))]
+    types = [3 if token_id in special else 1 for token_id in range(len(tokens))]
+    for idx in range(num_pads):
+        tokens.append(f"[PAD{len(by_id) + idx}]")
+        types.append(5)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre(pre)
+    writer.add_token_list(tokens)
+    writer.add_token_types(types)
+    writer.add_token_merges([" ".join(merge) for merge in core["model"]["merges"]])
+    for name in ("bos", "eos", "pad"):
+        if (token_id := getattr(tokenizer, f"{name}_token_id")) is not None:
+            getattr(writer, f"add_{name}_token_id")(token_id)
+    writer.add_add_bos_token(False)
+    if tokenizer.chat_template:
+        writer.add_chat_template(tokenizer.chat_template)
+
+
+def _llama3_factors(rope: Mapping[str, Any], size: int) -> np.ndarray:
+    factors = []
+    for idx in range(0, size, 2):
+        length = 2 * np.pi * rope["rope_theta"] ** (idx / size)
+        old = rope["original_max_position_embeddings"]
+        if length < old / rope["high_freq_factor"]:
+            factors.append(1.0)
+        elif length > old / rope["low_freq_factor"]:
+            factors.append(rope["factor"])
+        else:
+            smooth = (old / length - rope["low_freq_factor"]) / (rope["high_freq_factor"] - rope["low_freq_factor"])
+            factors.append(1 / ((1 - smooth) / rope["factor"] + smooth))
+    return np.array(factors, np.float32)
+
+
+def _class_of(folder: Path) -> Any:
+    name = json.loads((folder / "config.json").read_text())["architectures"][0]
+    return next(one for one, _, _ in KINDS.values() if one.__name__ == name)

@@ -1,0 +1,418 @@
+"""Models in GGUF files are those that the files were made of, and each wrong file is one clear line."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub
+import pytest
+import torch
+from gguf import GGMLQuantizationType as Kind
+
+from card.config import SamplingParams
+from card.errors import ModelError, VocabularyError
+from card.llm import LLM
+from card.models import gguf_model, gguf_source, kept_weights
+from card.models.decoder_model import DecoderModel
+from card.models.loading import check_pair, end_token_ids, load_decoder, load_model, load_tokenizer, parameter_count
+from card.models.protocol import Extension
+from card.models.torch_runner import TorchRunner
+from tests.gguf_files import KINDS, demo_tokenizer, round_to, save_model, write_gguf
+
+TEXT = "Anna has 25 apples,\n\n  she's got x=1234 of them: \tnaïve café 北京 <|end|> 7."
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Makes a folder with a tiny model of a kind, once for each; not to be changed."""
+    root, made = tmp_path_factory.mktemp("folders"), {}
+
+    def folder(kind: str) -> Path:
+        if kind not in made:
+            made[kind] = root / kind
+            save_model(made[kind], kind, demo_tokenizer())
+        return made[kind]
+
+    return folder
+
+
+@pytest.fixture(scope="module")
+def tiny(folders: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A GGUF file; not to be changed."""
+    return write_gguf(folders("llama, tied"), tmp_path_factory.mktemp("tiny") / "tiny.gguf", kind=Kind.F16)
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> str:
+    return str(tmp_path / "cache")
+
+
+def logits(model: Any) -> torch.Tensor:
+    runner = TorchRunner(model, max_model_len=64)
+    return runner.forward([Extension(runner.open(), list(range(3, 40)), range(-1, 36))])[0].clone()
+
+
+def entries(cache: str) -> list[str]:
+    return sorted(one.name.partition("-")[2] for one in (Path(cache) / "gguf").glob("*-v*") if one.is_dir())
+
+
+def failure(file: Path, cache: str, load: Callable[..., object] = load_decoder) -> str:
+    """Return the text of the error that loading raises: one line, and nothing is left behind."""
+    with pytest.raises(ModelError) as caught:
+        load(file, cache_dir=cache)
+    text = str(caught.value)
+    assert "\n" not in text
+    assert len(text) < 400
+    assert text.startswith(str(file))
+    assert not list(Path(cache).rglob("*.unfinished"))
+    assert not [one for one in entries(cache) if "text" not in one]
+    return text.removeprefix(str(file)).strip()
+
+
+# ---- the same model -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kept", [True, False])
+@pytest.mark.parametrize("kind", KINDS)
+def test_logits_and_facts_are_those_of_the_folder(folders, tmp_path, cache, kind, kept):
+    file = write_gguf(folders(kind), tmp_path / "model.gguf")
+    where = cache if kept else ""
+    own, theirs = load_decoder(file, cache_dir=where), load_decoder(folders(kind))
+    assert type(own) is DecoderModel
+    assert own.dtype == torch.float32
+    assert torch.equal(logits(own), logits(theirs))
+    assert end_token_ids(own) == end_token_ids(theirs)
+    assert parameter_count(own) == parameter_count(theirs)
+    assert own.config.tie_word_embeddings == theirs.config.tie_word_embeddings
+    transformers_own = load_model(file, cache_dir=where)
+    assert type(transformers_own) is KINDS[kind][0]
+    assert torch.equal(logits(transformers_own), logits(theirs))
+    assert Path(cache).exists() == kept
+
+
+@pytest.mark.parametrize("quantised", [Kind.F16, Kind.BF16, Kind.Q8_0, Kind.Q4_0, Kind.Q4_1])
+@pytest.mark.parametrize("kind", ["llama", "qwen2"])
+def test_quantised_weights_are_what_is_left_of_them(folders, tmp_path, cache, kind, quantised):
+    folder = tmp_path / "rounded"
+    shutil.copytree(folders(kind), folder)
+    round_to(folder, quantised)
+    file = write_gguf(folders(kind), tmp_path / "model.gguf", kind=quantised)
+    for dtype in ("float32", "bfloat16", "float64"):
+        own, theirs = (load_decoder(one, dtype=dtype, cache_dir=cache) for one in (file, folder))
+        assert own.dtype == getattr(torch, dtype)
+        assert torch.equal(logits(own), logits(theirs))
+    stored = {Kind.F16: torch.float16}.get(quantised, torch.bfloat16)
+    assert load_decoder(file, cache_dir=cache).dtype == stored
+
+
+def test_a_head_that_equals_the_embeddings_is_shared(folders, tmp_path, cache):
+    model = load_model(folders("llama, tied"))
+    model.config.tie_word_embeddings = False
+    model.lm_head.weight = torch.nn.Parameter(model.model.embed_tokens.weight.clone())
+    model.save_pretrained(tmp_path / "apart")
+    demo_tokenizer().save_pretrained(tmp_path / "apart")
+    own = load_decoder(write_gguf(tmp_path / "apart", tmp_path / "model.gguf", kind=Kind.Q8_0), cache_dir=cache)
+    assert own.lm_head.weight.data_ptr() == own.model.embed_tokens.weight.data_ptr()
+    assert parameter_count(own) == parameter_count(load_model(folders("llama, tied")))
+
+
+def test_text_becomes_the_same_tokens(folders, tiny, cache):
+    for _ in range(2):  # built of the file, then read from the cache
+        own, theirs = load_tokenizer(tiny, cache_dir=cache), load_tokenizer(folders("llama, tied"))
+        assert own.get_vocab() == theirs.get_vocab()
+        assert own(TEXT)["input_ids"] == theirs(TEXT)["input_ids"]
+        assert own.decode(own(TEXT)["input_ids"]) == theirs.decode(theirs(TEXT)["input_ids"])
+        assert own.chat_template == theirs.chat_template
+        assert (own.eos_token, own.bos_token, own.pad_token) == (theirs.eos_token, theirs.bos_token, theirs.pad_token)
+        chat = [{"role": "user", "content": TEXT}]
+        assert own.apply_chat_template(chat, return_dict=False) == theirs.apply_chat_template(chat, return_dict=False)
+
+
+def test_vocabularies_that_are_padded_differently_fit_each_other(folders, tmp_path, cache):
+    target = write_gguf(folders("qwen2"), tmp_path / "target.gguf", num_pads=64)
+    draft = write_gguf(folders("qwen2"), tmp_path / "draft.gguf", num_pads=32, kind=Kind.Q8_0)
+    tokenizer, model = load_tokenizer(target, cache_dir=cache), load_decoder(target, cache_dir=cache)
+    check_pair(tokenizer, model, draft, cache_dir=cache)
+    check_pair(tokenizer, model, folders("qwen2"), cache_dir=cache)
+    other = demo_tokenizer()
+    other.add_tokens(["<|more|>"])
+    save_model(tmp_path / "other", "qwen2", other)
+    foreign = write_gguf(tmp_path / "other", tmp_path / "other.gguf")
+    with pytest.raises(VocabularyError, match="only the draft's has token"):
+        check_pair(tokenizer, model, foreign, cache_dir=cache)
+
+
+def test_a_pair_of_files_decodes_as_the_pair_of_folders(folders, tmp_path, cache):
+    save_model(tmp_path / "draft", "llama", demo_tokenizer(), noise=0.1)
+    files = [
+        str(write_gguf(folder, tmp_path / f"{idx}.gguf"))
+        for idx, folder in enumerate((folders("llama"), tmp_path / "draft"))
+    ]
+    options = {"dtype": "float32", "cache_dir": cache}
+    with LLM(str(folders("llama")), **options) as plain:
+        expected = plain.generate(["Anna has 25 apples."], SamplingParams(max_tokens=24, temperature=0.0))[0]
+    for placement in ("inline", "process"):
+        with LLM(*files, method="sps", placement=placement, **options) as llm:
+            output = llm.generate(["Anna has 25 apples."], SamplingParams(max_tokens=24, temperature=0.0))[0]
+            assert output.outputs[0].token_ids == expected.outputs[0].token_ids
+            assert output.outputs[0].text == expected.outputs[0].text
+
+
+# ---- what is kept ---------------------------------------------------------------------------------------------------
+
+
+def test_a_second_start_converts_nothing_and_needs_no_package(tiny, cache, monkeypatch):
+    first = logits(load_decoder(tiny, cache_dir=cache))
+    load_tokenizer(tiny, cache_dir=cache)
+    assert entries(cache) == ["v1-float16", "v1-text"]
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("it was converted again")
+
+    monkeypatch.setattr(gguf_source, "open_gguf", refuse)
+    monkeypatch.setattr(kept_weights.hashlib, "sha256", refuse)
+    monkeypatch.setitem(sys.modules, "gguf", None)
+    assert torch.equal(logits(load_decoder(tiny, cache_dir=cache)), first)
+    assert len(load_tokenizer(tiny, cache_dir=cache)) == len(demo_tokenizer())
+
+
+def test_another_file_of_the_same_name_is_converted_anew(folders, tmp_path, cache):
+    file = write_gguf(folders("llama"), tmp_path / "model.gguf")
+    first = logits(load_decoder(file, cache_dir=cache))
+    write_gguf(folders("llama, tied"), file)
+    assert not torch.equal(logits(load_decoder(file, cache_dir=cache)), first)
+    assert entries(cache) == ["v1-float32", "v1-float32", "v1-text", "v1-text"]
+    copy = shutil.copy(file, tmp_path / "copy.gguf")
+    load_decoder(copy, cache_dir=cache)
+    assert len(entries(cache)) == 4  # the same content
+
+
+def test_a_cache_that_cannot_be_written_costs_one_line(tiny, tmp_path, caplog):
+    (tmp_path / "cache").write_text("a file")
+    with caplog.at_level(logging.WARNING):
+        own = load_decoder(tiny, cache_dir=str(tmp_path / "cache"))
+    assert torch.equal(logits(own), logits(load_decoder(tiny, cache_dir="")))
+    assert len(caplog.messages) == 1
+    assert "not kept in" in caplog.messages[0]
+    assert len(load_tokenizer(tiny, cache_dir=str(tmp_path / "cache"))) == len(demo_tokenizer())
+
+
+def test_damaged_converted_weights_are_named(tiny, cache):
+    load_decoder(tiny, cache_dir=cache)
+    (file,) = Path(cache).rglob("model.safetensors")
+    file.write_bytes(file.read_bytes()[:-100])
+    with pytest.raises(ModelError, match=r"tiny.gguf has damaged converted weights; delete the folder .*-v1-float16$"):
+        load_decoder(tiny, cache_dir=cache)
+
+
+def test_two_processes_at_once_make_one_entry(tiny, cache):
+    code = (
+        "import sys; from card.models.loading import load_decoder, load_tokenizer\n"
+        "load_tokenizer(sys.argv[1], cache_dir=sys.argv[2])\n"
+        "print(load_decoder(sys.argv[1], cache_dir=sys.argv[2]).lm_head.weight.double().sum().item())"
+    )
+    command = [sys.executable, "-c", code, str(tiny), cache]
+    running = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(3)]
+    said = [one.communicate(timeout=110) for one in running]
+    assert len({out for out, _ in said}) == 1, said
+    assert all(err == "" for _, err in said)
+    assert said[0][0].strip() == str(load_decoder(tiny, cache_dir="").lm_head.weight.double().sum().item())
+    assert entries(cache) == ["v1-float16", "v1-text"]
+
+
+def test_the_oldest_entries_make_room_but_none_in_use_and_no_leftovers_stay(tmp_path):
+    def fill(folder: Path) -> None:
+        (folder / "weights").write_bytes(bytes(1000))
+
+    store = kept_weights.KeptWeights(tmp_path / "store", most_bytes=3500)
+    for age, name in ((300, "a"), (200, "b"), (100, "c")):
+        kept = store.make(name, 1000, fill)
+        assert kept is not None
+        past = kept.folder.stat().st_mtime - age
+        os.utime(kept.folder, (past, past))
+        kept.close()
+    left = tmp_path / "store" / "killed.unfinished"
+    left.mkdir()
+    in_use = store.find("a")  # the oldest one is used again
+    assert in_use is not None
+    os.utime(in_use.folder, (1, 1))
+    store.make("d", 1000, fill)
+    assert {one.name for one in (tmp_path / "store").iterdir() if one.is_dir()} == {"a", "c", "d"}
+    assert not left.exists()
+    assert store.make("e", 4000, fill) is None  # more than there may be
+    hold = [store.find("c"), store.find("d")]
+    assert store.make("f", 1000, fill) is None  # all are in use
+    assert all(one is not None for one in hold)
+    assert {one.name for one in (tmp_path / "store").iterdir() if one.suffix == ".lock"} >= {"a.lock", "c.lock"}
+
+
+def test_a_full_disk_costs_no_other_entry(tmp_path, monkeypatch, caplog):
+    def fill(folder: Path) -> None:
+        (folder / "weights").write_bytes(bytes(1000))
+
+    store = kept_weights.KeptWeights(tmp_path / "store")
+    assert store.make("a", 1000, fill) is not None
+    full = shutil.disk_usage(tmp_path)._replace(free=0)
+    monkeypatch.setattr(kept_weights.shutil, "disk_usage", lambda _: full)
+    assert store.make("b", 1000, fill) is None
+    assert "which the disk does not have" in caplog.text
+    assert (tmp_path / "store" / "a").is_dir()
+
+
+def test_what_fails_while_it_is_written_leaves_nothing(tmp_path):
+    store = kept_weights.KeptWeights(tmp_path / "store")
+
+    def full(folder: Path) -> None:
+        (folder / "weights").write_bytes(bytes(10))
+        raise OSError(28, "No space left on device")
+
+    def broken(folder: Path) -> None:
+        raise gguf_model.GgufError("is cut off")
+
+    assert store.make("a", 10, full) is None
+    with pytest.raises(gguf_model.GgufError):
+        store.make("a", 10, broken)
+    assert [one.name for one in (tmp_path / "store").iterdir()] == ["a.lock"]
+
+
+# ---- what is wrong --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("share", [0.00001, 0.001, 0.1, 0.5, 0.99])
+@pytest.mark.parametrize("load", [load_decoder, load_model, load_tokenizer])
+def test_a_file_that_is_cut_off_is_refused(tiny, tmp_path, cache, share, load):
+    content = tiny.read_bytes()
+    file = tmp_path / "cut.gguf"
+    file.write_bytes(content[: max(6, int(len(content) * share))])
+    assert "is cut off" in failure(file, cache, load)
+
+
+def test_other_files_are_refused(tmp_path, cache):
+    file = tmp_path / "model.gguf"
+    with pytest.raises(ModelError, match=r"there is no file .*model.gguf; give a model file, or a name on the hub"):
+        load_decoder(file)
+    file.write_bytes(b"PK\x03\x04")
+    assert failure(file, cache) == "is no GGUF file: it does not begin with GGUF; copy or download it again"
+    file.write_bytes(b"GGUF" + (1).to_bytes(4, "little") + bytes(16))
+    assert "version 1 of the GGUF format" in failure(file, cache)
+    file.write_bytes(b"GGUF" + (3).to_bytes(4, "big") + bytes(16))
+    assert "of the GGUF format" in failure(file, cache)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_damage_anywhere_in_the_header_is_one_line_or_harmless(tiny, tmp_path, cache, seed):
+    generator = torch.Generator().manual_seed(seed)
+    content = bytearray(tiny.read_bytes())
+    for place in torch.randint(4, 900, (8,), generator=generator).tolist():
+        content[place] = int(torch.randint(0, 256, (1,), generator=generator))
+    file = tmp_path / "damaged.gguf"
+    file.write_bytes(content)
+    try:
+        load_decoder(file, cache_dir="")
+    except ModelError as error:
+        assert "\n" not in str(error)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (
+            {"without": ("blk.1.ffn_up.weight",)},
+            "is incomplete: 1 of its tensors are missing, the first is model.layers.1",
+        ),
+        ({"without": ("token_embd.weight",)}, "has no tensor token_embd.weight"),
+        ({"metadata": {"feed_forward_length": 128}}, "has the shape [96, 64], its header asks for [128, 64]"),
+        ({"metadata": {"block_count": 1}}, "which its header does not ask for"),
+        ({"metadata": {"expert_count": 8}}, "asks for expert_count"),
+        ({"metadata": {"attention.sliding_window": 64}}, "has a sliding window"),
+        ({"metadata": {"attention.head_count": 0}}, "cannot be used: its llama.attention.head_count is 0"),
+        ({"metadata": {"rope.dimension_count": 8}}, "has heads whose parts differ in size"),
+    ],
+)
+def test_a_model_that_is_not_whole_or_asks_for_more_is_refused(folders, tmp_path, cache, options, said):
+    assert said in failure(write_gguf(folders("llama"), tmp_path / "model.gguf", **options), cache)
+
+
+def test_unknown_architectures_and_quantisations_are_refused(tiny, tmp_path, cache):
+    content, file = tiny.read_bytes(), tmp_path / "model.gguf"
+    name = b"general.architecture" + (8).to_bytes(4, "little") + (5).to_bytes(8, "little")
+    assert content.count(name + b"llama") == 1
+    file.write_bytes(content.replace(name + b"llama", name + b"gemma"))
+    assert failure(file, cache).startswith("holds a model of the architecture gemma; of GGUF files those of Llama")
+    place = content.index(b"blk.0.ffn_up.weight") + len(b"blk.0.ffn_up.weight") + 4 + 16
+    for type_id, called in ((99, "type 99"), (24, "I8"), (9, "Q8_1")):
+        file.write_bytes(content[:place] + type_id.to_bytes(4, "little") + content[place + 4 :])
+        assert f"has weights quantised as {called} (blk.0.ffn_up.weight)" in failure(file, cache)
+
+
+def test_the_missing_package_is_named(tiny, cache, monkeypatch):
+    monkeypatch.setitem(sys.modules, "gguf", None)
+    monkeypatch.setitem(sys.modules, "gguf.quants", None)
+    assert failure(tiny, cache) == (
+        "is a GGUF file, which needs the package gguf; run pip install 'card-decoding[gguf]'"
+    )
+
+
+def test_a_file_that_changes_while_it_is_read_is_noticed(tiny, tmp_path, cache, monkeypatch):
+    file = Path(shutil.copy(tiny, tmp_path / "model.gguf"))
+    read = gguf_source._write_weights
+
+    def touch(*args: Any) -> None:
+        read(*args)
+        os.utime(file, ns=(1, 1))
+
+    monkeypatch.setattr(gguf_source, "_write_weights", touch)
+    assert failure(file, cache) == "changed while it was read; start again once it is complete"
+
+
+def test_a_file_that_becomes_shorter_while_it_is_read_is_noticed(tiny, tmp_path, cache, monkeypatch):
+    file = Path(shutil.copy(tiny, tmp_path / "model.gguf"))
+    opened = gguf_source.open_gguf
+
+    def cut(path: Path) -> Any:
+        model = opened(path)
+        os.truncate(file, file.stat().st_size // 2)
+        return model
+
+    monkeypatch.setattr(gguf_source, "open_gguf", cut)
+    content = file.read_bytes()
+    for where in (cache, ""):
+        file.write_bytes(content)
+        with pytest.raises(ModelError, match=r"changed while it was read|is cut off: it became shorter"):
+            load_decoder(file, cache_dir=where)
+
+
+def test_a_folder_of_files_says_which_to_name(tiny, tmp_path):
+    shutil.copy(tiny, tmp_path / "tiny.Q4.gguf")
+    with pytest.raises(ModelError, match=r"name the file, such as .*tiny.Q4.gguf$"):
+        load_model(tmp_path)
+
+
+# ---- on the hub -----------------------------------------------------------------------------------------------------
+
+
+def test_a_file_on_the_hub_is_fetched_by_its_name(tiny, cache, monkeypatch):
+    asked: list[Any] = []
+
+    def fetch(repository: str, file: str, **options: Any) -> str:
+        asked.append((repository, file, options))
+        return str(tiny)
+
+    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", lambda *_, **__: None)
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", fetch)
+    assert load_decoder("org/repo/sub/tiny.gguf", cache_dir=cache).dtype == torch.float16
+    assert asked == [("org/repo", "sub/tiny.gguf", {"local_files_only": False})]
+
+
+def test_a_file_that_the_hub_cannot_give_is_one_line():
+    with pytest.raises(ModelError) as caught:
+        load_decoder("nobody/nothing/model.gguf")
+    assert "\n" not in str(caught.value)
+    assert str(caught.value).startswith("nobody/nothing/model.gguf is neither a folder here nor in the local cache")
