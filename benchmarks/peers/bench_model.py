@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,7 @@ _CHOOSING_PROMPTS = 2  # options are chosen on the first prompts, as `card bench
 _BYTES_OVER_FILES = 2.0  # what a worker takes in memory, over the size of its files
 _WORKER_BYTES = 1 << 30  # and what comes on top
 _MOST_CONTEXT = 2048
+_SETTLE_S = 0.25  # idle threads of some libraries spin for up to 0.2 s, on cores that the next row uses
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,6 +143,7 @@ class ModelBench:
         order.shuffle(rows)
         answers: dict[RowKey, dict[str, Any]] = {}
         for row in rows:
+            time.sleep(_SETTLE_S)
             try:
                 answers[row] = self.workers.ask(do, row, options[row], **asked)
             except PeerError as error:

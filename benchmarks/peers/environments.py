@@ -115,7 +115,7 @@ def _build_openvino(folder: Path) -> None:
 
 
 def _build_vllm(folder: Path) -> None:
-    _make_environment(folder, "vllm", ("torchvision", "torchaudio"))
+    _make_environment(folder, "vllm", ("torchvision", "torchaudio", "torchcodec"))
 
 
 BUILDERS: Mapping[str, Callable[[Path], None]] = MappingProxyType(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import json
 import statistics
@@ -42,6 +43,11 @@ def parts_at(token_ids: Sequence[int], reference: Sequence[int], end_ids: Collec
     return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(own), len(other)))
 
 
+def fingerprint(token_ids: Sequence[int], end_ids: Collection[int]) -> str:
+    """Return a short name of a text: texts of other engines and weights may be compared by it, too."""
+    return hashlib.sha256(json.dumps(_without_end(token_ids, end_ids)).encode()).hexdigest()[:12]
+
+
 def _without_end(token_ids: Sequence[int], end_ids: Collection[int]) -> list[int]:
     return list(token_ids[:-1] if token_ids and token_ids[-1] in end_ids else token_ids)
 
@@ -64,6 +70,7 @@ def decode_lines(
         line |= facts[row]
         line |= {name: answer[name] for name in ("prefill_s", "decode_s", "decode_tokens")}
         line["tokens"] = len(answer["token_ids"])
+        line["text"] = fingerprint(answer["token_ids"], end_ids)
         line["tokens_per_s"] = _rate([line])
         line["same_text"] = None if reference is None else position is None
         line["parts_at"] = position
