@@ -98,7 +98,7 @@ PEERS: Mapping[str, PeerSpec] = MappingProxyType(
                 options=dict.fromkeys(
                     ("vanilla-all-cores", "sps", "sps-all-cores", "suffix", "card", "card-writers"), _ITSELF
                 ),
-                batched=("vanilla", "card"),
+                batched=("vanilla-all-cores", "card", "card-writers"),
             ),
             PeerSpec(
                 name="transformers",

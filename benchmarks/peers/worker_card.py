@@ -11,6 +11,7 @@ from worker_protocol import Batch, Decoded, serve
 import card
 from card.bench.environment import MEASURED_START
 from card.bench.lineup import Lineup, LineupSettings, PairSpec
+from card.bench.names import needs_draft, spec_of
 from card.bench.rows import Row
 from card.config import SamplingParams
 from card.llm import LLM
@@ -49,15 +50,16 @@ class Card:
         return dict(self._rows[method].settings)
 
     def _engine(self, method: str, at_once: int) -> LLM:
-        needs_draft = method not in ("vanilla", "suffix")
+        spec = spec_of(method)
         return LLM(
             self._job["target"],
-            self._job["draft"] if needs_draft else None,
-            method=method,
+            self._job["draft"] if needs_draft(method) else None,
+            method=spec.method,
             dtype=self._job["dtype"],
             cores=tuple(self._job["cores"]),
             max_num_seqs=at_once,
             **MEASURED_START,
+            **spec.engine,
         )
 
     def generate(self, method: str, option: dict[str, Any], prompt_ids: list[int], max_tokens: int) -> Decoded:
@@ -74,7 +76,7 @@ class Card:
         self, method: str, option: dict[str, Any], prompts: list[list[int]], max_tokens: int, at_once: int
     ) -> Batch:
         """Decode several prompts: all are submitted, and the engine runs ``at_once`` of them."""
-        engine = self._engines[_key(method, at_once)]
+        engine = self._engines[_key(method, option["at_once"])]
         engine.reset_prefix_cache()
         params = _GREEDY.replace(max_tokens=max_tokens)
         started = time.perf_counter()
