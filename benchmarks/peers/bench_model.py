@@ -65,9 +65,11 @@ class ModelBench:
         self.workers = Workers(self._start, self._needed_bytes, free_memory_bytes, self._first_prompts())
 
     def _build(self, row: RowKey) -> Files:
-        if row.peer in environments.BUILDERS:
-            environments.ensure(self._settings.folder, row.peer)
-        return peer_models.files_for(self._pair, row, self._settings.folder)
+        folder = self._settings.folder
+        with environments.building(folder):
+            if row.peer in environments.BUILDERS:
+                environments.ensure(folder, row.peer)
+            return peer_models.files_for(self._pair, row, folder)
 
     def _needed_bytes(self, row: RowKey) -> int:
         return int(self._files[row].num_bytes * _BYTES_OVER_FILES) + _WORKER_BYTES

@@ -8,12 +8,14 @@ Everything runs at the lowest priority. What is there already is left alone.
 from __future__ import annotations
 
 import argparse
+import contextlib
+import fcntl
 import os
 import shutil
 import subprocess
 import sys
 import tarfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 
@@ -33,6 +35,15 @@ class BuildError(Exception):
 def default_folder() -> Path:
     """Return where environments and models lie unless an option says otherwise."""
     return Path(os.environ.get(_FOLDER_VARIABLE) or HERE / ".build").absolute()
+
+
+@contextlib.contextmanager
+def building(folder: Path) -> Iterator[None]:
+    """Keep others from building in the same folder at the same time: they wait until this one is done."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "building.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # the system lets go of it with the process
+        yield
 
 
 def run_logged(command: Sequence[str | Path], log: Path, *, env: Mapping[str, str] | None = None) -> None:
@@ -73,7 +84,6 @@ def ensure(folder: Path, name: str) -> None:
     done = folder / f"{name}.installed"
     if not done.is_file():
         print(f"building {name} in {folder}", flush=True)
-        folder.mkdir(parents=True, exist_ok=True)
         BUILDERS[name](folder)
         done.touch()
 
@@ -132,7 +142,8 @@ def main() -> int:
     failed = False
     for name in args.names or BUILDERS:
         try:
-            ensure(args.envs.absolute(), name)
+            with building(args.envs.absolute()):
+                ensure(args.envs.absolute(), name)
         except (BuildError, OSError) as error:
             print(f"{name}: left out: {error}", file=sys.stderr)
             failed = True

@@ -9,11 +9,13 @@ import shutil
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import catalog
 import environments
 from catalog import ModelSpec
 from environments import BuildError
+from transformers import AutoConfig, GenerationConfig, PreTrainedConfig
 
 from card.models.inflation import inflate, parse_parameter_count
 from card.models.loading import context_limit, end_token_ids, load_model, load_tokenizer
@@ -32,6 +34,14 @@ class Pair:
     draft: Path
     end_ids: tuple[int, ...]
     max_model_len: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Described:
+    """What a folder says of its model, without the weights."""
+
+    config: PreTrainedConfig
+    generation_config: GenerationConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,13 +78,16 @@ def find_pair(spec: ModelSpec, folder: Path, weights: Path | None) -> Pair:
                 f"{name} is not in {weights}; run scripts/fetch_weights.py {name} --keep-gguf, see --weights"
             )
         places[role] = weights / f"{name}-bfloat16"
-    model, tokenizer = load_model(str(places["target"])), load_tokenizer(str(places["target"]))
+    described: Any = _Described(
+        config=AutoConfig.from_pretrained(places["target"]),
+        generation_config=GenerationConfig.from_pretrained(places["target"]),
+    )
     return Pair(
         spec=spec,
         target=places["target"],
         draft=places["draft"],
-        end_ids=tuple(sorted(end_token_ids(model, tokenizer))),
-        max_model_len=context_limit(model),
+        end_ids=tuple(sorted(end_token_ids(described, load_tokenizer(places["target"])))),
+        max_model_len=context_limit(described),
     )
 
 
@@ -120,7 +133,14 @@ def _gguf(pair: Pair, role: str, quantisation: str, folder: Path) -> Path:
     if quantisation == _FIRST_GGUF:
         place.parent.mkdir(parents=True, exist_ok=True)
         pre = _DEMO_PRE_TOKENIZER if getattr(pair.spec, role).startswith("demo-") else "as-it-is"
-        script = [sys.executable, _CONVERT, environments.llama_source(folder), pre, source, unfinished]
+        script: list[str | Path] = [
+            sys.executable,
+            _CONVERT,
+            environments.llama_source(folder),
+            pre,
+            source,
+            unfinished,
+        ]
         environments.run_logged(script, log)
     else:
         first = _gguf(pair, role, _FIRST_GGUF, folder)

@@ -68,7 +68,7 @@ def decode_lines(
         position = parts_at(answer["token_ids"], reference["token_ids"], end_ids) if reference else None
         line = {"kind": "decode", **common, "peer": row.peer, "quantisation": row.quantisation, "method": row.method}
         line |= facts[row]
-        line |= {name: answer[name] for name in ("prefill_s", "decode_s", "decode_tokens")}
+        line |= {name: answer[name] for name in ("prefill_s", "decode_s", "decode_tokens", "accepted")}
         line["tokens"] = len(answer["token_ids"])
         line["text"] = fingerprint(answer["token_ids"], end_ids)
         line["tokens_per_s"] = _rate([line])

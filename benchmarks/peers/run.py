@@ -58,6 +58,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--at-once", type=_numbers, default=[], help="also that many requests at once, such as 4,16")
     parser.add_argument("--only-at-once", action="store_true", help="leave out single requests; needs --at-once")
     parser.add_argument("--cores", type=_numbers, help="cores that each engine may use, such as 0,1 (default: all)")
+    parser.add_argument("--build-only", action="store_true", help="make environments and models, and measure nothing")
     parser.add_argument("--seed", type=int, default=0, help="of the order of rows (default: %(default)s)")
     parser.add_argument("--timeout", type=float, default=900.0, help="seconds for one answer (default: %(default)s)")
     parser.add_argument(
@@ -107,7 +108,8 @@ def _common(args: argparse.Namespace) -> Line:
 def _bench_model(name: str, args: argparse.Namespace, common: Line) -> Iterator[list[Line]]:
     """Measure one model; yield lines as they come. Raises: BuildError, CardError, OSError if nothing can be run."""
     spec, folder = MODELS[name], args.envs.absolute()
-    pair = peer_models.find_pair(spec, folder, args.weights)
+    with environments.building(folder):
+        pair = peer_models.find_pair(spec, folder, args.weights)
     datasets = read_datasets([parse_spec(text) for text in args.prompts or spec.prompts], limit=args.limit)
     tokenizer = load_tokenizer(str(pair.target))
     prompts = {one.name: [question.encode(tokenizer) for question in one.questions] for one in datasets}
@@ -117,6 +119,9 @@ def _bench_model(name: str, args: argparse.Namespace, common: Line) -> Iterator[
     order = random.Random(args.seed)
     bench = ModelBench(pair, chosen_rows(spec, args.only), prompts, settings, _say)
     try:
+        if args.build_only:
+            _say(f"{name}: ready: {', '.join(map(str, bench.rows))}")
+            return
         if not args.only_at_once:
             yield from bench.decode(common, order)
         for at_once in args.at_once:
@@ -148,6 +153,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     except KeyboardInterrupt:
         _say("interrupted; what was measured is kept")
+    if args.build_only:
+        return 0
     if not num_lines:
         return 1
     print(peer_table.tables(peer_results.read_lines(args.out)))

@@ -70,6 +70,7 @@ class Card:
             prefill_s=done.prefill_s,
             decode_s=done.decode_s,
             decode_tokens=done.decode_tokens,
+            accepted=done.stats.accepted_tokens if done.stats else None,
         )
 
     def generate_many(

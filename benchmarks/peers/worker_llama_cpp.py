@@ -68,6 +68,7 @@ class LlamaCpp:
             prefill_s=timings["prompt_ms"] / 1e3,
             decode_s=timings["predicted_ms"] / 1e3,  # from the first token on
             decode_tokens=timings["predicted_n"] - 1,
+            accepted=timings.get("draft_n_accepted", 0),
         )
 
     def generate_many(

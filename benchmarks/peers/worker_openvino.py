@@ -65,6 +65,7 @@ class OpenVino:
             prefill_s=prefill_s,
             decode_s=metrics.get_generate_duration().mean / 1e3 - prefill_s,
             decode_tokens=len(token_ids) - 1,
+            accepted=result.extended_perf_metrics.get_num_accepted_tokens() if method == "draft" else None,
         )
 
     def generate_many(

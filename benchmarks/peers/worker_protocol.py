@@ -23,6 +23,7 @@ class Decoded:
     prefill_s: float  # to the first token
     decode_s: float  # from the first token to the last
     decode_tokens: int  # tokens that came in that time
+    accepted: int | None = None  # of them, proposed by a draft and kept; None where the engine does not tell
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,6 +23,7 @@ class Vllm:
     def load(self, job: dict[str, Any]) -> dict[str, Any]:
         """Remember what to run and tell vLLM where, before it is imported."""
         self._job = job
+        os.environ.pop("OMP_NUM_THREADS", None)  # it binds its threads itself
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
         os.environ["VLLM_CPU_OMP_THREADS_BIND"] = ",".join(map(str, job["cores"]))
         os.environ["VLLM_CPU_KVCACHE_SPACE"] = _KV_CACHE_GB

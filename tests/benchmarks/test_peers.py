@@ -72,7 +72,13 @@ def peers() -> Iterator[SimpleNamespace]:
 
 
 def answer(token_ids: list[int], decode_s: float) -> dict[str, Any]:
-    return {"token_ids": token_ids, "prefill_s": 0.1, "decode_s": decode_s, "decode_tokens": len(token_ids) - 1}
+    return {
+        "token_ids": token_ids,
+        "prefill_s": 0.1,
+        "decode_s": decode_s,
+        "decode_tokens": len(token_ids) - 1,
+        "accepted": 0,
+    }
 
 
 def make_lines(peers: SimpleNamespace, repeats: int = 3) -> list[dict[str, Any]]:
@@ -198,7 +204,7 @@ def test_a_worker_answers_and_what_libraries_print_goes_to_the_log(peers: Simple
         with pytest.raises(peers.worker_process.PeerError, match="RuntimeError: out of memory"):
             worker.ask("generate", method="broken", option={}, prompt_ids=[7], max_tokens=4)
         done = worker.ask("generate", method="plain", option={}, prompt_ids=[7], max_tokens=4)
-        assert done == {"token_ids": [8, END], "prefill_s": 0.5, "decode_s": 0.25, "decode_tokens": 1}
+        assert done == {"token_ids": [8, END], "prefill_s": 0.5, "decode_s": 0.25, "decode_tokens": 1, "accepted": None}
     finally:
         worker.close()
     log = (tmp_path / "log").read_text(encoding="utf-8")
