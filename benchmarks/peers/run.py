@@ -14,6 +14,7 @@ import json
 import os
 import random
 import secrets
+import signal
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -91,6 +92,10 @@ def _say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
+def _interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
 def _common(args: argparse.Namespace) -> Line:
     """Return what all lines of this run hold."""
     facts = describe_run()
@@ -133,6 +138,7 @@ def _bench_model(name: str, args: argparse.Namespace, common: Line) -> Iterator[
 def main(argv: Sequence[str] | None = None) -> int:
     """Run what the command line says. Returns the exit status."""
     args = parse(argv)
+    signal.signal(signal.SIGTERM, _interrupt)  # workers are ended then, too
     args.out.parent.mkdir(parents=True, exist_ok=True)
     num_lines = 0
     try:

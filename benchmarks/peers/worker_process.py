@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from catalog import RowKey
 
-_CLOSE_S = 60.0
+_CLOSE_S = 20.0
 _WARM_UP_TOKENS = 16
 _SPARE_BYTES = 2 << 30  # left free for everybody else
 
