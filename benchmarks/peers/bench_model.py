@@ -84,6 +84,7 @@ class ModelBench:
         python = environments.python_of(settings.folder, row.spec.environment)
         log = settings.folder / "logs" / f"{pair.spec.name}-{row.peer}-{row.quantisation}.log"
         env = {"OMP_NUM_THREADS": str(len(settings.cores)), "TOKENIZERS_PARALLELISM": "false"}
+        env["VLLM_CACHE_ROOT"] = str(settings.folder / "vllm-cache")  # what it compiles; else in the home folder
         worker = WorkerProcess([python, _HERE / row.spec.worker], env, log, settings.timeout_s)
         job = {
             "peer": row.peer,

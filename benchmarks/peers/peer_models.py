@@ -74,9 +74,8 @@ def find_pair(spec: ModelSpec, folder: Path, weights: Path | None) -> Pair:
             places[role] = _save_demo(name, cost, folder / "models" / spec.name / role)
             continue
         if weights is None or not (weights / f"{name}-bfloat16" / "config.json").is_file():
-            raise BuildError(
-                f"{name} is not in {weights}; run scripts/fetch_weights.py {name} --keep-gguf, see --weights"
-            )
+            where = "no folder of weights is given" if weights is None else f"{name} is not in {weights}"
+            raise BuildError(f"{where}; run scripts/fetch_weights.py {name} --keep-gguf, then give --weights")
         places[role] = weights / f"{name}-bfloat16"
     described: Any = _Described(
         config=AutoConfig.from_pretrained(places["target"]),
