@@ -9,7 +9,7 @@ CLIENTS := .venv-clients
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-gpu test-clients lint clean
+.PHONY: help demo test test-gpu test-clients bench-peers lint clean
 
 help: ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)$$/make \1: \2/p' Makefile
@@ -26,13 +26,16 @@ test-gpu: $(STAMP) ## set up, then run the tests that need a CUDA device
 test-clients: $(CLIENTS)/.installed tests/clients/node_modules/.installed ## set up apart, then run other people's clients against card serve (needs Node.js)
 	$(CLIENTS)/bin/python -m pytest -m clients tests/clients
 
+bench-peers: $(STAMP) ## set up other engines apart, then measure ours beside them (ARGS="--help" lists options; hours on two cores)
+	$(BIN)/python benchmarks/peers/run.py $(ARGS)
+
 lint: $(STAMP) ## set up, then check format, lint and types
 	$(BIN)/python -m ruff format --check .
 	$(BIN)/python -m ruff check .
 	$(BIN)/python -m mypy
 
-clean: ## remove .venv, dist and the tools' caches; build/ (training runs) stays
-	rm -rf $(VENV) $(CLIENTS) tests/clients/node_modules dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
+clean: ## remove .venv, the other engines of bench-peers, dist and the tools' caches; build/ (training runs) stays
+	rm -rf $(VENV) $(CLIENTS) benchmarks/peers/.build tests/clients/node_modules dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # One pip call, so that every version is resolved under the constraints.

@@ -22,6 +22,7 @@ from card.models.jit.vectors import (
     Builder,
     Value,
     call,
+    fetch,
     fma_of,
     moved,
     operation,
@@ -32,6 +33,10 @@ from card.models.jit.vectors import (
 
 MOST_ROWS = 16  # of a tile: their sums of integers and of floats fill the registers
 _I32, _I64, _F32 = ir.IntType(32), ir.IntType(64), ir.FloatType()
+_AHEAD = 8192  # bytes of weights on their way from memory while others are used
+_FETCHED_ROWS = (
+    3  # from which weights are fetched ahead: fewer rows do nothing but wait for memory, which fetches itself
+)
 _DOT = "llvm.x86.avx512.vpdpbusd.512"
 PANEL = LANES  # output channels
 
@@ -48,7 +53,10 @@ def _write_group(builder: Builder, num_rows: int, num_panels: int, sums: Any, at
         start = repeated(builder, read(builder, moved(builder, at["starts"], 4 * row), _I32), INTS)
         whole.append([start] * num_panels)
     for four in range(GROUP // 4):
-        weights = [read(builder, moved(builder, panel, 4 * LANES * four), BYTES) for panel in at["panels"]]
+        places = [moved(builder, panel, 4 * LANES * four) for panel in at["panels"]]
+        weights = [read(builder, place, BYTES) for place in places]
+        for place in places if num_rows >= _FETCHED_ROWS else ():
+            fetch(builder, moved(builder, place, _AHEAD // num_panels))
         for row in range(num_rows):
             place = moved(builder, at["numbers"], 4 * (four * num_rows + row))
             numbers = builder.bitcast(repeated(builder, read(builder, place, _I32), INTS), BYTES)

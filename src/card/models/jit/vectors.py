@@ -74,6 +74,12 @@ def write(builder: Builder, value: Value, address: Value) -> None:
     builder.store(value, builder.inttoptr(address, ir.PointerType()), align=1)
 
 
+def fetch(builder: Builder, address: Value) -> None:
+    """Ask for a line of memory that will be read."""
+    hints = [ir.Constant(_I32, hint) for hint in (0, 3, 1)]  # for reading, into the nearest cache, as data
+    call(builder, "llvm.prefetch.p0", ir.VoidType(), builder.inttoptr(address, ir.PointerType()), *hints)
+
+
 def moved(builder: Builder, address: Value, num_bytes: int) -> Value:
     """Return an address some bytes further."""
     return builder.add(address, ir.Constant(_I64, num_bytes))

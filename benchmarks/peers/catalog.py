@@ -1,0 +1,181 @@
+"""What is compared: models, peers, and the rows of each peer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+from card.errors import SettingsError
+
+OURS = "card"
+_OPENVINO_LENGTHS = (3, 5, 8)
+_LLAMA_LENGTHS = (2, 4, 8, 12)
+_VLLM_LENGTHS = (4, 8)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSpec:
+    """A pair of models, and how llama.cpp stores it."""
+
+    name: str
+    target: str  # a name, or a folder below that of the weights
+    draft: str
+    cost: str | None = None  # the price that the target is inflated to
+    ggufs: tuple[str, ...] = ("bf16", "Q8_0", "Q4_0")
+    stored_gguf: str | None = None  # the quantisation of NAME.gguf beside the folders, from which they were unpacked
+    prompts: tuple[str, ...] = ("questions", "code", "copy-edit")  # unless others are asked for
+
+
+MODELS: Mapping[str, ModelSpec] = MappingProxyType(
+    {
+        spec.name: spec
+        for spec in (
+            ModelSpec(name="demo", target="demo-target", draft="demo-draft"),
+            ModelSpec(name="demo-90M", target="demo-target", draft="demo-draft", cost="90M"),
+            ModelSpec(name="demo-300M", target="demo-target", draft="demo-draft", cost="300M"),
+            ModelSpec(
+                name="qwen",
+                target="qwen-1.5b",
+                draft="qwen-0.5b",
+                ggufs=("bf16", "Q8_0", "Q4_K_M"),
+                stored_gguf="Q4_K_M",
+                prompts=("questions", "code"),
+            ),
+        )
+    }
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerSpec:
+    """An engine, the script that drives it, and what it may run."""
+
+    name: str
+    worker: str  # script
+    environment: str | None  # folder of its own below that of the environments; None: the one this runs in
+    plain: str  # its method without speculation, whose texts are the reference for its others
+    options: Mapping[str, tuple[dict[str, Any], ...]]  # by method: settings, of which the fastest is kept
+    batched: tuple[str, ...] = ()  # methods that are run with several requests at once
+    shares_worker: bool = True  # whether one worker can hold several methods and options
+
+
+def _lengths(lengths: Sequence[int]) -> tuple[dict[str, Any], ...]:
+    return tuple({"draft_tokens": length} for length in lengths)
+
+
+_ITSELF: tuple[dict[str, Any], ...] = ({},)  # nothing to choose, or the row chooses by itself
+
+PEERS: Mapping[str, PeerSpec] = MappingProxyType(
+    {
+        spec.name: spec
+        for spec in (
+            PeerSpec(
+                name="llama.cpp",
+                worker="worker_llama_cpp.py",
+                environment=None,  # the worker needs none; what it starts was built
+                plain="plain",
+                options={"plain": _ITSELF, "draft": _lengths(_LLAMA_LENGTHS), "ngram": _ITSELF},
+                batched=("plain", "draft"),
+            ),
+            PeerSpec(
+                name="openvino",
+                worker="worker_openvino.py",
+                environment="openvino",
+                plain="plain",
+                options={
+                    "plain": ({"attention": "PA"}, {"attention": "SDPA"}),
+                    "draft": _lengths(_OPENVINO_LENGTHS),
+                    "lookup": _lengths(_OPENVINO_LENGTHS),
+                },
+            ),
+            PeerSpec(
+                name=OURS,
+                worker="worker_card.py",
+                environment=None,
+                plain="vanilla-all-cores",
+                options=dict.fromkeys(
+                    ("vanilla-all-cores", "sps", "sps-all-cores", "suffix", "card", "card-writers"), _ITSELF
+                ),
+                batched=("vanilla-all-cores", "card", "card-writers"),
+            ),
+            PeerSpec(
+                name="transformers",
+                worker="worker_card.py",
+                environment=None,
+                plain="transformers-all-cores",
+                options=dict.fromkeys(("transformers-all-cores", "transformers-assisted-all-cores"), _ITSELF),
+            ),
+            PeerSpec(
+                name="vllm",
+                worker="worker_vllm.py",
+                environment="vllm",
+                plain="plain",
+                options={"plain": _ITSELF, "draft": _lengths(_VLLM_LENGTHS), "ngram": _lengths((4,))},
+                batched=("plain", "draft"),
+                shares_worker=False,
+            ),
+        )
+    }
+)
+_QUANTISATIONS = MappingProxyType(
+    {"openvino": ("int8",), OURS: ("bf16", "int8"), "transformers": ("bf16",), "vllm": ("bf16",)}
+)
+BITS = MappingProxyType({"bf16": 16, "int8": 8, "Q8_0": 8, "Q4_0": 4, "Q4_K_M": 4})
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class RowKey:
+    """One line of the comparison of one model."""
+
+    peer: str
+    quantisation: str
+    method: str
+
+    def __str__(self) -> str:
+        return f"{self.peer}:{self.quantisation}:{self.method}"
+
+    @property
+    def spec(self) -> PeerSpec:
+        """The peer."""
+        return PEERS[self.peer]
+
+    @property
+    def reference(self) -> RowKey:
+        """The row whose texts this one is compared with: plain decoding, same peer, same quantisation."""
+        return RowKey(self.peer, self.quantisation, self.spec.plain)
+
+
+def quantisations(peer: str, model: ModelSpec) -> tuple[str, ...]:
+    """Return what a peer runs a model in."""
+    return model.ggufs if peer == "llama.cpp" else _QUANTISATIONS[peer]
+
+
+def all_rows(model: ModelSpec) -> Iterator[RowKey]:
+    """Yield every row of a model, plain decoding first for each peer and quantisation."""
+    for peer, spec in PEERS.items():
+        for quantisation in quantisations(peer, model):
+            for method in spec.options:
+                yield RowKey(peer, quantisation, method)
+
+
+def chosen_rows(model: ModelSpec, patterns: Sequence[str]) -> list[RowKey]:
+    """Return the rows that patterns such as ``card``, ``llama.cpp:Q8_0`` or ``card:int8:card`` mean; none means all.
+
+    The plain row of each peer and quantisation comes along, as the others are compared with it.
+    Raises: SettingsError for a peer that is not known.
+    """
+    for pattern in patterns:
+        if pattern.partition(":")[0] not in PEERS:
+            raise SettingsError(f"unknown peer in {pattern!r}; known: {', '.join(PEERS)}")
+    rows = list(all_rows(model))
+    wanted = {row for row in rows if not patterns or any(_fits(row, pattern) for pattern in patterns)}
+    wanted |= {row.reference for row in wanted}
+    return [row for row in rows if row in wanted]
+
+
+def _fits(row: RowKey, pattern: str) -> bool:
+    """Return whether each part that the pattern names is the row's; an empty part leaves it open."""
+    parts = (row.peer, row.quantisation, row.method)
+    return all(wanted in ("", part) for wanted, part in zip(pattern.split(":"), parts, strict=False))

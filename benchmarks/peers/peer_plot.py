@@ -1,0 +1,114 @@
+"""Draw the fastest row of each engine and number of bits, from the lines of `run.py`.
+
+    python benchmarks/peers/peer_plot.py benchmarks/results/peers.jsonl --out docs/images/peers.png
+
+A mark per set of prompts, a panel per model. Needs matplotlib: pip install 'card-decoding[bench]'.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import textwrap
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import peer_table
+from catalog import BITS, OURS
+from peer_results import Line, Summary, groups, read_lines, summarise
+
+# Colours that differ for colour-blind readers too (Okabe & Ito 2008), each with a marker of its own.
+_STYLES = (("#0072B2", "o"), ("#D55E00", "s"), ("#009E73", "^"), ("#CC79A7", "D"), ("#E69F00", "v"), ("#56B4E9", "P"))
+_WIDTH_IN, _ROW_IN, _PANEL_IN, _NOTE_IN = 7.2, 0.34, 0.7, 0.9
+_DOTS_PER_INCH = 200
+_LABEL_PT, _NOTE_PT = 11, 7
+_NOTE_CHARACTERS = 130  # in a line
+
+
+def fastest_rows(lines: Sequence[Line]) -> dict[str, dict[str, dict[str, Summary]]]:
+    """Return the fastest summary by model, set of prompts and label; single requests only."""
+    found: dict[str, dict[str, dict[str, Summary]]] = {}
+    for of_group in groups(line for line in lines if line["kind"] == "decode").values():
+        best: dict[str, Summary] = {}
+        for summary in summarise(of_group):  # the fastest one comes first
+            best.setdefault(f"{summary.row.peer}, {BITS[summary.row.quantisation]} bits", summary)
+        found.setdefault(of_group[0]["model"], {})[of_group[0]["prompts"]] = best
+    return found
+
+
+def labels_of(panel: Mapping[str, Mapping[str, Summary]]) -> list[str]:
+    """Return the labels of a panel, the slowest first, by the mean of ranks over sets of prompts."""
+    labels = dict.fromkeys(label for of_set in panel.values() for label in of_set)
+
+    def rank(label: str) -> float:
+        ranks = [list(of_set).index(label) for of_set in panel.values() if label in of_set]
+        return sum(ranks) / len(ranks)
+
+    return sorted(labels, key=rank, reverse=True)
+
+
+def draw(found: Mapping[str, Mapping[str, Mapping[str, Summary]]], note: str, path: Path) -> None:
+    """Write a PNG; its folder is made if it does not exist."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    heights = [_PANEL_IN + _ROW_IN * len(labels_of(panel)) for panel in found.values()]
+    figure = Figure(figsize=(_WIDTH_IN, sum(heights) + _NOTE_IN), layout="constrained")
+    panels = figure.subplots(len(found), 1, squeeze=False, height_ratios=heights)[:, 0]
+    sets = list(dict.fromkeys(name for panel in found.values() for name in panel))
+    for axes, (model, panel) in zip(panels, found.items(), strict=True):
+        labels = labels_of(panel)
+        for name, of_set in panel.items():
+            colour, marker = _STYLES[sets.index(name) % len(_STYLES)]
+            rates = [summary.tokens_per_s for summary in of_set.values()]
+            spans = (
+                [summary.tokens_per_s - summary.least for summary in of_set.values()],
+                [summary.most - summary.tokens_per_s for summary in of_set.values()],
+            )
+            places = [labels.index(label) for label in of_set]
+            axes.errorbar(rates, places, xerr=spans, fmt=marker, color=colour, markersize=7, label=name)
+        axes.set_yticks(range(len(labels)), labels, fontsize=_LABEL_PT)
+        for tick, label in zip(axes.get_yticklabels(), labels, strict=True):
+            tick.set_fontweight("bold" if label.startswith(f"{OURS},") else "normal")
+        axes.set_ylim(-0.6, len(labels) - 0.4)
+        axes.set_xlim(left=0)
+        axes.grid(axis="both", color="#DDDDDD", linewidth=0.8)
+        axes.set_axisbelow(True)
+        axes.set_title(model, fontsize=_LABEL_PT)
+    panels[-1].set_xlabel("tokens/s, the fastest method of each engine", fontsize=_LABEL_PT)
+    handles = {name: handle for axes in panels for handle, name in zip(*axes.get_legend_handles_labels(), strict=True)}
+    figure.legend(handles.values(), handles, loc="outside upper center", ncols=3, fontsize=_LABEL_PT, frameon=False)
+    figure.text(0.01, 0.0, _folded(note), fontsize=_NOTE_PT, color="#555555", va="bottom")
+    note_share = 0.5 * _NOTE_IN / figure.get_figheight()
+    figure.get_layout_engine().set(rect=(0, note_share, 1, 1 - note_share))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    FigureCanvasAgg(figure).print_figure(path, dpi=_DOTS_PER_INCH, format="png", metadata={"Software": None})
+
+
+def _folded(text: str) -> str:
+    """Return a text in lines of a bounded length."""
+    return textwrap.fill(text, _NOTE_CHARACTERS)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Draw the last run of a file. Returns the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("file", type=Path, help="file of benchmarks/peers/run.py")
+    parser.add_argument("--out", type=Path, default=Path("docs/images/peers.png"), help="default: %(default)s")
+    args = parser.parse_args(argv)
+    try:
+        lines = read_lines(args.file)
+    except (OSError, ValueError) as error:
+        print(f"peer_plot.py: error: {error}", file=sys.stderr)
+        return 2
+    found = fastest_rows(lines)
+    if not found:
+        print("peer_plot.py: error: the run has no single requests to show", file=sys.stderr)
+        return 2
+    draw(found, peer_table.note(lines), args.out)
+    print(f"wrote {args.out}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

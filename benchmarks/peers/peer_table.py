@@ -1,0 +1,85 @@
+"""Make Markdown tables from the lines of `run.py`.
+
+python benchmarks/peers/peer_table.py benchmarks/results/peers.jsonl
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from peer_results import Line, Summary, groups, read_lines, summarise
+
+_HEADER = (
+    "engine",
+    "weights",
+    "method",
+    "tokens/s",
+    "range",
+    "vs fastest peer",
+    "vs peers of as many bits",
+    "same text",
+)
+
+
+def tables(lines: Sequence[Line]) -> str:
+    """Return a table for each model and set of prompts, the fastest row first."""
+    parts = []
+    for title, of_group in groups(lines).items():
+        parts += [f"{title}:", table(summarise(of_group))]
+    return "\n\n".join([*parts, note(lines)])
+
+
+def table(summaries: Sequence[Summary]) -> str:
+    """Return the rows of one group as a table."""
+    lines = [_cells(summary) for summary in summaries]
+    rule = ["---", "---", "---", "---:", "---:", "---:", "---:", "---"]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in (_HEADER, rule, *lines))
+
+
+def note(lines: Sequence[Line]) -> str:
+    """Return in a few words what was measured where."""
+    machine = lines[0]["machine"]
+    versions = sorted({f"{line['peer']} {line['version']}" for line in lines})
+    return (
+        f"{machine['cpu']}, {machine['cores_used']} cores, load {machine['load_average']} before; greedy, "
+        f"{lines[0]['max_tokens']} tokens at most, decoding only; median and range of "
+        f"{1 + max(line['repeat'] for line in lines)} repeats. {'; '.join(versions)}; commit {lines[0]['commit'][:12]}."
+    )
+
+
+def _cells(summary: Summary) -> list[str]:
+    row, option = summary.row, f" ({summary.option})" if summary.option else ""
+    return [
+        row.peer,
+        row.quantisation,
+        row.method + option,
+        f"{summary.tokens_per_s:.1f}",
+        f"{summary.least:.1f}–{summary.most:.1f}",
+        _shown(summary.vs_fastest),
+        _shown(summary.vs_fastest_bits),
+        f"{summary.num_same} of {summary.num_texts}",
+    ]
+
+
+def _shown(ratio: float | None) -> str:
+    return "–" if ratio is None else f"{ratio:.2f}"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print the tables of a file's last run. Returns the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("file", type=Path, help="file of benchmarks/peers/run.py")
+    args = parser.parse_args(argv)
+    try:
+        print(tables(read_lines(args.file)))
+    except (OSError, ValueError) as error:
+        print(f"peer_table.py: error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

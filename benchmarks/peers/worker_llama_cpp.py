@@ -1,0 +1,134 @@
+"""Worker for llama.cpp: one `llama-server` per method and draft length, asked with token ids over loopback.
+
+Times are the server's own, so HTTP is not in them.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from worker_protocol import Batch, Decoded, serve, up_to_end
+
+_START_S = 300.0
+_ANSWER_S = 900.0
+
+
+class LlamaCpp:
+    """Servers by method and option."""
+
+    def __init__(self) -> None:
+        self._job: dict[str, Any] = {}
+        self._servers: dict[str, tuple[subprocess.Popen[bytes], int]] = {}
+
+    def load(self, job: dict[str, Any]) -> dict[str, Any]:
+        """Remember what to run; servers start when they are prepared."""
+        self._job = job
+        return {"version": job["version"]}
+
+    def prepare(self, method: str, option: dict[str, Any], prompts: list[list[int]]) -> dict[str, Any]:
+        """Start a server. Raises: RuntimeError if it ends, or is not ready in time."""
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        process = subprocess.Popen(self._command(method, option, port), stdin=subprocess.DEVNULL)
+        self._servers[_key(method, option)] = process, port
+        deadline = time.monotonic() + _START_S
+        while not _is_ready(port):
+            if process.poll() is not None or time.monotonic() > deadline:
+                self.release(method, option)
+                raise RuntimeError(f"llama-server did not come up (exit status {process.poll()}); see its log")
+            time.sleep(0.1)
+        return {**option, "threads": len(self._job["cores"])}
+
+    def _command(self, method: str, option: dict[str, Any], port: int) -> list[str]:
+        job, threads = self._job, str(len(self._job["cores"]))
+        slots = option.get("at_once", 1)
+        command = [job["server"], "-m", job["target"], "--host", "127.0.0.1", "--port", str(port), "--no-webui"]
+        command += ["-t", threads, "-tb", threads, "-c", str(job["context"] * slots), "-np", str(slots), "-ngl", "0"]
+        if method == "draft":
+            command += ["-md", job["draft"], "--spec-type", "draft-simple", "-td", threads, "-tbd", threads]
+            command += ["--spec-draft-n-max", str(option["draft_tokens"])]
+        elif method == "ngram":
+            command += ["--spec-type", "ngram-simple"]
+        return command
+
+    def generate(self, method: str, option: dict[str, Any], prompt_ids: list[int], max_tokens: int) -> Decoded:
+        """Decode one prompt greedily."""
+        answer = self._ask(method, option, prompt_ids, max_tokens)
+        timings = answer["timings"]
+        return Decoded(
+            token_ids=up_to_end(answer["tokens"], self._job["end_ids"]),
+            prefill_s=timings["prompt_ms"] / 1e3,
+            decode_s=timings["predicted_ms"] / 1e3,  # from the first token on
+            decode_tokens=timings["predicted_n"] - 1,
+            accepted=timings.get("draft_n_accepted", 0),
+        )
+
+    def generate_many(
+        self, method: str, option: dict[str, Any], prompts: list[list[int]], max_tokens: int, at_once: int
+    ) -> Batch:
+        """Decode several prompts, so many requests in flight."""
+        started = time.perf_counter()
+        with ThreadPoolExecutor(at_once) as threads:
+            answers = list(threads.map(lambda ids: self._ask(method, option, ids, max_tokens), prompts))
+        wall_s = time.perf_counter() - started
+        texts = [up_to_end(answer["tokens"], self._job["end_ids"]) for answer in answers]
+        return Batch(token_ids=texts, wall_s=wall_s)
+
+    def _ask(self, method: str, option: dict[str, Any], prompt_ids: list[int], max_tokens: int) -> dict[str, Any]:
+        _, port = self._servers[_key(method, option)]
+        question = {
+            "prompt": prompt_ids,
+            "n_predict": max_tokens,
+            "temperature": 0.0,
+            "samplers": ["temperature"],
+            "cache_prompt": False,
+            "return_tokens": True,
+        }
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{port}/completion",
+            json.dumps(question).encode(),
+            {"Content-Type": "application/json"},
+        )
+        with urllib.request.urlopen(request, timeout=_ANSWER_S) as response:
+            answer: dict[str, Any] = json.load(response)
+        return answer
+
+    def release(self, method: str, option: dict[str, Any]) -> None:
+        """End a server."""
+        process, _ = self._servers.pop(_key(method, option))
+        process.terminate()
+        try:
+            process.wait(20)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+    def close(self) -> None:
+        """End all servers."""
+        for process, _ in self._servers.values():
+            process.kill()
+            process.wait()
+
+
+def _key(method: str, option: dict[str, Any]) -> str:
+    return json.dumps([method, option], sort_keys=True)
+
+
+def _is_ready(port: int) -> bool:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5) as response:
+            return bool(response.status == 200)
+    except (urllib.error.URLError, OSError):
+        return False
+
+
+if __name__ == "__main__":
+    serve(LlamaCpp())

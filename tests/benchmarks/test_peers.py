@@ -1,0 +1,292 @@
+"""The comparison with other engines: its lines, tables and workers, with engines that are made up."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import random
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.benchmarks.scripts import BENCHMARKS
+
+PEERS = BENCHMARKS / "peers"
+MODULES = (
+    "bench_model",
+    "catalog",
+    "environments",
+    "peer_models",
+    "peer_plot",
+    "peer_results",
+    "peer_table",
+    "worker_process",
+    "worker_protocol",
+)
+END = 3
+FAKE_WORKER = """
+import os, sys, time
+sys.path.insert(0, sys.argv[1])
+from worker_protocol import Decoded, serve, up_to_end
+
+class Fake:
+    def load(self, job):
+        print("printed by a library")
+        os.system("echo printed by native code")
+        return {"version": "1.0"}
+    def prepare(self, method, option, prompts):
+        return option
+    def generate(self, method, option, prompt_ids, max_tokens):
+        if method == "broken":
+            raise RuntimeError("out of\\nmemory")
+        if method == "dead":
+            os._exit(1)
+        if method == "late":
+            time.sleep(60)
+        ids = up_to_end([prompt_ids[0] + 1, 3, 9], [3])
+        return Decoded(token_ids=ids, prefill_s=0.5, decode_s=0.25, decode_tokens=len(ids) - 1)
+    def release(self, method, option):
+        pass
+    def close(self):
+        pass
+
+serve(Fake())
+"""
+
+
+@pytest.fixture(scope="module")
+def peers() -> Iterator[SimpleNamespace]:
+    """The scripts as modules, importing one another as they do when run."""
+    before = set(sys.modules)
+    sys.path.insert(0, str(PEERS))
+    try:
+        yield SimpleNamespace(**{name: importlib.import_module(name) for name in MODULES})
+    finally:
+        sys.path.remove(str(PEERS))
+        for name in set(MODULES) - before:
+            sys.modules.pop(name, None)
+
+
+def answer(token_ids: list[int], decode_s: float) -> dict[str, Any]:
+    return {
+        "token_ids": token_ids,
+        "prefill_s": 0.1,
+        "decode_s": decode_s,
+        "decode_tokens": len(token_ids) - 1,
+        "accepted": 0,
+    }
+
+
+def make_lines(peers: SimpleNamespace, repeats: int = 3) -> list[dict[str, Any]]:
+    """Return lines of three engines: ours 8 bits at 40 tokens/s, theirs at 20 (8 bits) and 10 and 5 (16 bits)."""
+    row = peers.catalog.RowKey
+    rows = {
+        row("card", "int8", "vanilla-all-cores"): answer([1, 2, 4, 5, 6], 0.1),
+        row("openvino", "int8", "plain"): answer([1, 2, 4, 5, 6], 0.2),
+        row("vllm", "bf16", "plain"): answer([1, 2, 4, 5, 6], 0.8),
+        row("vllm", "bf16", "draft"): answer([1, 2, 4, 5, 7], 0.4),
+    }
+    facts = {one: {"version": "1.0", "settings": {"threads": 2}} for one in rows}
+    facts[row("vllm", "bf16", "draft")]["settings"]["draft_tokens"] = 4
+    common = {
+        "benchmark": "peers",
+        "run": "a",
+        "model": "demo",
+        "prompts": "questions",
+        "prompt": 0,
+        "machine": {"cpu": "a CPU", "cores_used": 2, "load_average": 0.0},
+        "commit": "c" * 40,
+        "max_tokens": 8,
+    }
+    return [
+        line
+        for repeat in range(repeats)
+        for line in peers.peer_results.decode_lines(rows, facts, {**common, "repeat": repeat}, [END])
+    ]
+
+
+def test_texts_are_equal_with_or_without_an_end_token(peers: SimpleNamespace) -> None:
+    parts_at = peers.peer_results.parts_at
+    assert parts_at([1, 2, END], [1, 2], [END]) is None
+    assert parts_at([1, 2, 4], [1, 2, 5], [END]) == 2
+    assert parts_at([1, 2], [1, 2, 5], [END]) == 2
+
+
+def test_a_line_tells_whether_its_text_is_that_of_plain_decoding(peers: SimpleNamespace) -> None:
+    by_name = {f"{line['peer']} {line['method']}": line for line in make_lines(peers, repeats=1)}
+    assert by_name["vllm plain"]["same_text"] and by_name["vllm plain"]["parts_at"] is None
+    assert not by_name["vllm draft"]["same_text"] and by_name["vllm draft"]["parts_at"] == 4
+    assert by_name["openvino plain"]["text"] == by_name["vllm plain"]["text"] != by_name["vllm draft"]["text"]
+
+
+def test_a_row_without_its_reference_is_compared_with_nothing(peers: SimpleNamespace) -> None:
+    row = peers.catalog.RowKey("vllm", "bf16", "draft")
+    facts = {row: {"version": "1.0", "settings": {}}}
+    (line,) = peers.peer_results.decode_lines({row: answer([1, 2], 0.1)}, facts, {"repeat": 0}, [END])
+    assert line["same_text"] is None
+    (summary,) = peers.peer_results.summarise([line])
+    assert summary.num_texts == 0 and summary.vs_fastest == 1.0
+
+
+def test_ratios_are_over_the_fastest_row_that_is_not_ours(peers: SimpleNamespace) -> None:
+    ours, openvino, draft, plain = peers.peer_results.summarise(make_lines(peers))
+    assert (ours.row.peer, ours.vs_fastest, ours.vs_fastest_bits) == ("card", pytest.approx(2.0), pytest.approx(2.0))
+    assert (openvino.vs_fastest, draft.vs_fastest_bits) == (pytest.approx(1.0), pytest.approx(1.0))
+    assert (plain.vs_fastest, plain.vs_fastest_bits) == (pytest.approx(0.25), pytest.approx(0.5))
+    assert (draft.num_same, draft.num_texts, draft.option) == (0, 3, "K=4")
+
+
+def test_a_rate_is_the_median_over_repeats_of_all_tokens_over_all_seconds(peers: SimpleNamespace) -> None:
+    lines = [line for line in make_lines(peers) if line["peer"] == "openvino"]
+    for line, decode_s in zip(lines, (0.2, 0.4, 0.1), strict=True):
+        line["decode_s"] = decode_s
+    (summary,) = peers.peer_results.summarise(lines)
+    assert (summary.least, summary.tokens_per_s, summary.most) == pytest.approx((10.0, 20.0, 40.0))
+
+
+def test_batches_are_rated_by_wall_time_and_have_a_table_of_their_own(peers: SimpleNamespace) -> None:
+    row = peers.catalog.RowKey
+    rows = {
+        row("vllm", "bf16", "plain"): {"token_ids": [[1, 2], [4]], "wall_s": 0.5},
+        row("vllm", "bf16", "draft"): {"token_ids": [[1, 2], [5]], "wall_s": 0.25},
+    }
+    facts = {one: {"version": "1.0", "settings": {}} for one in rows}
+    common = {"model": "demo", "prompts": "questions", "repeat": 0, "at_once": 4}
+    lines = peers.peer_results.batch_lines(rows, facts, common, [END])
+    assert list(peers.peer_results.groups(lines)) == ["demo, questions, 4 at once"]
+    draft, plain = peers.peer_results.summarise(lines)
+    assert (draft.tokens_per_s, draft.num_same, draft.num_texts) == (12.0, 1, 2)
+    assert (plain.tokens_per_s, plain.num_same) == (6.0, 2)
+
+
+def test_the_table_and_the_picture_show_the_last_run(peers: SimpleNamespace, tmp_path: Path) -> None:
+    file, image = tmp_path / "peers.jsonl", tmp_path / "peers.png"
+    older = [{**line, "run": "older", "model": "other"} for line in make_lines(peers)]
+    text = "".join(f"{json.dumps(line)}\n" for line in [*older, *make_lines(peers)])
+    file.write_text(text, encoding="utf-8")
+    table = peers.peer_table.tables(peers.peer_results.read_lines(file))
+    assert "demo, questions:" in table and "other" not in table
+    assert "| vllm | bf16 | draft (K=4) | 10.0 | 10.0–10.0 | 0.50 | 1.00 | 0 of 3 |" in table
+    assert peers.peer_plot.main([str(file), "--out", str(image)]) == 0
+    assert image.read_bytes().startswith(b"\x89PNG")
+
+
+def test_patterns_choose_rows_and_bring_plain_decoding_along(peers: SimpleNamespace) -> None:
+    catalog = peers.catalog
+    chosen = catalog.chosen_rows(catalog.MODELS["qwen"], ["llama.cpp:Q4_K_M:draft", "card::card"])
+    assert [str(row) for row in chosen] == [
+        "llama.cpp:Q4_K_M:plain",
+        "llama.cpp:Q4_K_M:draft",
+        "card:bf16:vanilla-all-cores",
+        "card:bf16:card",
+        "card:int8:vanilla-all-cores",
+        "card:int8:card",
+    ]
+    with pytest.raises(Exception, match="unknown peer"):
+        catalog.chosen_rows(catalog.MODELS["qwen"], ["sglang"])
+
+
+def fake_worker(peers: SimpleNamespace, folder: Path, timeout_s: float = 30.0) -> Any:
+    script = folder / "fake_worker.py"
+    script.write_text(FAKE_WORKER, encoding="utf-8")
+    command = [sys.executable, script, PEERS]
+    return peers.worker_process.WorkerProcess(command, {}, folder / "log", timeout_s)
+
+
+def test_a_worker_answers_and_what_libraries_print_goes_to_the_log(peers: SimpleNamespace, tmp_path: Path) -> None:
+    worker = fake_worker(peers, tmp_path)
+    try:
+        assert worker.ask("load", target="x") == {"version": "1.0"}
+        with pytest.raises(peers.worker_process.PeerError, match="RuntimeError: out of memory"):
+            worker.ask("generate", method="broken", option={}, prompt_ids=[7], max_tokens=4)
+        done = worker.ask("generate", method="plain", option={}, prompt_ids=[7], max_tokens=4)
+        assert done == {"token_ids": [8, END], "prefill_s": 0.5, "decode_s": 0.25, "decode_tokens": 1, "accepted": None}
+    finally:
+        worker.close()
+    log = (tmp_path / "log").read_text(encoding="utf-8")
+    assert "printed by a library" in log and "printed by native code" in log
+    assert not worker.is_alive
+
+
+@pytest.mark.parametrize(("method", "message"), [("dead", "the worker has ended"), ("late", "no answer within 1 s")])
+def test_a_worker_that_does_not_answer_is_ended(
+    peers: SimpleNamespace, tmp_path: Path, method: str, message: str
+) -> None:
+    worker = fake_worker(peers, tmp_path, timeout_s=1.0)
+    with pytest.raises(peers.worker_process.PeerError, match=message):
+        worker.ask("generate", method=method, option={}, prompt_ids=[7], max_tokens=4)
+    assert not worker.is_alive
+    with pytest.raises(peers.worker_process.PeerError, match="has ended"):
+        worker.ask("generate", method="plain", option={}, prompt_ids=[7], max_tokens=4)
+
+
+class Recorder:
+    """A worker that notes what it is asked."""
+
+    def __init__(self, name: str, asked: list[str]) -> None:
+        self.name, self.asked = name, asked
+
+    def ask(self, do: str, **question: Any) -> dict[str, Any]:
+        self.asked.append(f"{self.name} {do}")
+        return {"chosen": 6} if do == "prepare" else answer([1, 2], 0.1)
+
+    def close(self) -> None:
+        self.asked.append(f"{self.name} close")
+
+
+def test_the_worker_unused_for_longest_ends_for_want_of_memory_and_comes_back_as_it_was(peers: SimpleNamespace) -> None:
+    asked: list[str] = []
+    known: list[dict[str, Any]] = []
+
+    def start(row: Any, settings: dict[str, Any]) -> Recorder:
+        known.append(dict(settings))
+        return Recorder(row.peer, asked)
+
+    row = peers.catalog.RowKey
+    first, second = row("card", "int8", "card"), row("openvino", "int8", "plain")
+    workers = peers.worker_process.Workers(start, lambda _: 1 << 30, lambda: 0, [[5]])
+    for one in (first, second, first):
+        workers.ask("generate", one, {}, prompt_ids=[5], max_tokens=4)
+    workers.close()
+    assert asked == [
+        *("card prepare", "card generate", "card generate", "card close"),
+        *("openvino prepare", "openvino generate", "openvino generate", "openvino close"),
+        *("card prepare", "card generate", "card generate", "card close"),
+    ]
+    assert known == [{}, {}, {"card": {"chosen": 6}}]
+
+
+def test_a_peer_that_cannot_be_built_is_one_line_and_the_others_run(
+    peers: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ensure(folder: Path, name: str) -> None:
+        if name == "openvino":
+            raise peers.environments.BuildError("pip failed")
+
+    monkeypatch.setattr(peers.environments, "ensure", ensure)
+    files = peers.peer_models.Files(target=tmp_path, draft=tmp_path)
+    monkeypatch.setattr(peers.peer_models, "files_for", lambda *_: files)
+    monkeypatch.setattr(peers.bench_model, "WorkerProcess", lambda *_: fake_worker(peers, tmp_path))
+    monkeypatch.setattr(peers.bench_model, "_SETTLE_S", 0.0)
+    spec = peers.catalog.MODELS["demo"]
+    pair = peers.peer_models.Pair(spec=spec, target=tmp_path, draft=tmp_path, end_ids=(END,), max_model_len=64)
+    settings = peers.bench_model.RunSettings(max_tokens=4, repeats=2, cores=(0,), folder=tmp_path, timeout_s=30.0)
+    rows = peers.catalog.chosen_rows(spec, ["openvino", "llama.cpp:bf16"])
+    said: list[str] = []
+    bench = peers.bench_model.ModelBench(pair, rows, {"questions": [[7]]}, settings, said.append)
+    try:
+        lines = [line for some in bench.decode({}, random.Random(0)) for line in some]
+    finally:
+        bench.close()
+    assert [text for text in said if "left out" in text] == ["demo: openvino:int8 left out: pip failed"]
+    assert {(line["peer"], line["method"]) for line in lines} == {
+        ("llama.cpp", "plain"),
+        ("llama.cpp", "draft"),
+        ("llama.cpp", "ngram"),
+    }
+    assert len(lines) == 6 and all(line["same_text"] for line in lines)
+    assert {line["version"] for line in lines} == {"1.0"}
