@@ -131,7 +131,8 @@ class Host:
         self._grammars = GrammarCompiler(self.tokenizer, self.runner.vocab_size, tuple(self._end_ids))
         self._where = self._choose_where(draft) if drafts else None
         self._is_target_named, self._is_draft_named = isinstance(target, str), isinstance(draft, str)
-        self.cores = plan_cores(self.settings, own_drafter_core=self._where in ("process", "switch"))
+        has_own_core, in_integers = self._where in ("process", "switch"), self.runner.precision == INT8
+        self.cores = plan_cores(self.settings, own_drafter_core=has_own_core, in_integers=in_integers)
         self._store = LatencyStore(cache_folder(self.settings.cache_dir) if self.settings.cache else None)
         self._waits = self._waits_for_drafter()
         self.measuring = self._make_measuring()

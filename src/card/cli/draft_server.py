@@ -7,11 +7,11 @@ import signal
 from pathlib import Path
 
 import click
-import torch
 
 from card.cli.progress import spinner
-from card.config import parse_size
+from card.config import INT8, parse_size
 from card.errors import SettingsError
+from card.models.threads import use_threads
 from card.transport.drafter_model import DraftModel, load_drafter
 from card.transport.keys import check_may_listen, load_server_keys
 from card.transport.server import DraftServer, ServerLimits
@@ -39,7 +39,7 @@ def run(
     limits = ServerLimits(max_sessions=max_sessions)
     if cores:
         _stay_on(cores)
-    torch.set_num_threads(threads)
+    use_threads(threads, in_integers=dtype == INT8)
     model = DraftModel(
         name=draft,
         dtype=dtype,

@@ -7,18 +7,18 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import torch
-
 from card.config import EngineSettings
 from card.errors import SettingsError
+from card.models.threads import ThreadsKept, use_threads
 
 
 @dataclass(frozen=True, slots=True)
 class Home:
-    """Where a computation runs: cores (empty: not pinned) and torch threads (None: left as they are)."""
+    """Where a computation runs: cores (empty: not pinned) and threads (None: left as they are)."""
 
     cores: tuple[int, ...] = ()
     threads: int | None = None
+    in_integers: bool = False  # the threads are those of integer passes
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,14 +30,17 @@ class CorePlan:
     draft: tuple[int, ...]  # cores of the drafter's process
 
 
-def plan_cores(settings: EngineSettings, *, own_drafter_core: bool) -> CorePlan:
+def plan_cores(settings: EngineSettings, *, own_drafter_core: bool, in_integers: bool = False) -> CorePlan:
     """Share out the cores that this process may use: the last ones go to the drafter, if it has a process of its own.
 
     The target may have as many threads as cores, unless the settings say how many.
+
+    Args:
+        in_integers: the target's passes are integer ones.
     Raises: SettingsError if a core is asked for that this process may not use.
     """
     if not hasattr(os, "sched_getaffinity"):  # not Linux: the scheduler decides
-        home = Home((), settings.threads)
+        home = Home((), settings.threads, in_integers)
         return CorePlan(home, home, ())
     allowed = sorted(os.sched_getaffinity(0))
     for name, cores in (("cores", settings.cores), ("draft_cores", settings.draft_cores)):
@@ -45,30 +48,27 @@ def plan_cores(settings: EngineSettings, *, own_drafter_core: bool) -> CorePlan:
             if core not in allowed:
                 raise SettingsError(f"{name} must be among the cores of this process {allowed}, got {core}")
     all_cores = settings.cores or tuple(allowed)
-    alone = Home(settings.cores or (), settings.threads or len(all_cores))
+    alone = Home(settings.cores or (), settings.threads or len(all_cores), in_integers)
     if not own_drafter_core:
         return CorePlan(alone, alone, ())
     count = settings.draft_threads
     free = [core for core in allowed if core not in (settings.cores or ())]
     draft = settings.draft_cores or (tuple(free[-count:]) if len(allowed) > count else ())
     target = settings.cores or tuple(core for core in allowed if core not in draft)
-    return CorePlan(Home(target, settings.threads or len(target)), alone, draft)
+    return CorePlan(Home(target, settings.threads or len(target), in_integers), alone, draft)
 
 
 @contextlib.contextmanager
 def pinned(home: Home) -> Iterator[None]:
     """Run the block with the calling thread on these cores and threads; afterwards all is as before."""
-    threads_before = torch.get_num_threads()
+    before = ThreadsKept()
     cores_before = os.sched_getaffinity(0) if home.cores else None
-    threads = home.threads or threads_before
     try:
         if home.cores:
             os.sched_setaffinity(0, home.cores)
-        if threads_before != threads:
-            torch.set_num_threads(threads)
+        use_threads(home.threads or before.num_threads, in_integers=home.in_integers)
         yield
     finally:
-        if threads_before != threads:
-            torch.set_num_threads(threads_before)
+        before.restore()
         if cores_before is not None:
             os.sched_setaffinity(0, cores_before)

@@ -35,6 +35,7 @@ from card.models.fused import joined, mirrored_rms_norm, rotary_table
 from card.models.generic import layer_windows
 from card.models.kv_cache import KVLayout, SequenceRows
 from card.models.places import cache_folder
+from card.models.threads import integer_pass_threads
 
 if TYPE_CHECKING:
     from card.models.decoder_model import LoadedModel
@@ -197,7 +198,7 @@ class Int8Decoder:
             chosen = np.arange(num_rows, dtype=np.int64)[logits_rows]
         panels = len(self._output.panels)
         logits = torch.empty((len(chosen), _PANEL * panels))
-        threads = torch.get_num_threads()
+        threads = integer_pass_threads()
         longest = int(rows[:, code.POSITION].max()) + 1
         hidden = self._prepare(num_rows, longest, threads)
         hidden[:, : self._width] = self.embedding.index_select(0, token_ids)

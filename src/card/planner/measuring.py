@@ -13,6 +13,7 @@ from statistics import median
 import torch
 
 import card
+from card.config import INT8
 from card.engine.cores import Home, pinned
 from card.engine.latency import measure_pass_cost
 from card.errors import PlanError
@@ -77,7 +78,7 @@ def measure_profile(request: ProfileRequest, tell: Callable[[str], None] = lambd
     is_cpu = runner.device.type == "cpu"
     setups = []
     for threads in request.threads or (torch.get_num_threads(),):
-        with pinned(Home((), threads if is_cpu else None)):
+        with pinned(Home((), threads if is_cpu else None, runner.precision == INT8)):
             tell(f"measuring passes{f' with {threads} threads' if is_cpu else ''}")
             runner.warm_up(16)
             cost = measure_pass_cost(runner, clock=time.perf_counter)
@@ -86,7 +87,7 @@ def measure_profile(request: ProfileRequest, tell: Callable[[str], None] = lambd
             )
             setups.append(Setup(threads=threads if is_cpu else None, cost=table, grid=measure_grid(runner, request)))
     tell("measuring what goes on around the passes")
-    with pinned(Home((), min(request.threads, default=1) if is_cpu else None)):
+    with pinned(Home((), min(request.threads, default=1) if is_cpu else None, runner.precision == INT8)):
         tokenizer = load_tokenizer(request.model)
         overheads = measure_overheads(runner, tokenizer)
     cost_of = f"{parameter_count(model) / 1e6:.0f}M (inflated)" if request.target_cost else ""
@@ -96,7 +97,7 @@ def measure_profile(request: ProfileRequest, tell: Callable[[str], None] = lambd
         source=request.command or "card profile",
         machine=f"{platform.processor() or platform.machine()} {platform.node()}",
         device=str(runner.device) if is_cpu else torch.cuda.get_device_name(runner.device),
-        dtype=str(runner.dtype).removeprefix("torch."),
+        dtype=runner.precision,
         num_parameters=own_parameters,
         cost_of=cost_of,
         tokenizer=tokenizer_fingerprint(tokenizer),

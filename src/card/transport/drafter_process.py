@@ -14,12 +14,13 @@ import time
 from pathlib import Path
 
 import msgspec
-import torch
 import zmq
 
+from card.config import INT8
 from card.drafter import DrafterWorker
 from card.errors import CardError, ProtocolError
 from card.messages import DrafterMessage, Fault, decode, encode
+from card.models.threads import use_threads
 from card.transport.drafter_model import DraftModel, load_drafter
 
 FOLDER_PREFIX = "card-"  # of the folder with the socket, which the parent makes
@@ -99,7 +100,7 @@ def main() -> None:
 
 
 def _run(config: DrafterConfig, connection: _Connection) -> None:
-    torch.set_num_threads(config.threads)
+    use_threads(config.threads, in_integers=config.dtype == INT8)
     model = DraftModel(
         name=config.model,
         dtype=config.dtype,

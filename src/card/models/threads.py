@@ -1,0 +1,48 @@
+"""How many threads passes have, torch's own or those of integer passes."""
+
+from __future__ import annotations
+
+import threading
+
+import torch
+
+
+class _Passes(threading.local):
+    num_threads: int | None = None  # None: as many as torch
+
+
+_passes = _Passes()
+
+
+def use_threads(num_threads: int, *, in_integers: bool) -> None:
+    """Give this thread's passes so many threads.
+
+    Args:
+        in_integers: the passes are integer ones. torch itself has one thread then: its others keep spinning for a
+            millisecond after each of its operations, on the very cores that the next pass needs.
+    """
+    torch.set_num_threads(1 if in_integers else num_threads)
+    _passes.num_threads = num_threads if in_integers else 1
+
+
+def integer_pass_threads() -> int:
+    """Return how many threads an integer pass of this thread has."""
+    return torch.get_num_threads() if _passes.num_threads is None else _passes.num_threads
+
+
+class ThreadsKept:
+    """Puts back what was set when it was made."""
+
+    def __init__(self) -> None:
+        self._of_torch, self._of_passes = torch.get_num_threads(), _passes.num_threads
+
+    @property
+    def num_threads(self) -> int:
+        """Threads that passes had."""
+        return self._of_torch if self._of_passes is None else max(self._of_torch, self._of_passes)
+
+    def restore(self) -> None:
+        """Put them back."""
+        if torch.get_num_threads() != self._of_torch:
+            torch.set_num_threads(self._of_torch)
+        _passes.num_threads = self._of_passes
