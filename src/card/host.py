@@ -142,6 +142,9 @@ class Host:
             spare.close()
         plan = self._drafter_plan(draft, spare)
         drafter = self._make_drafter(plan)
+        if self.link is not None and self._waits:  # before anything is measured: while it loads it takes a core
+            say("waiting for the drafter")
+            self.link.start()
         say("measuring what passes cost here")
         most_tokens = 1 + self.draft_settings.budget if drafts or writer_names else 1
         if self.settings.threads is None and self.runner.device.type == "cpu":
@@ -150,9 +153,6 @@ class Host:
         foresee = self._foresight()  # before the passes are warmed up: it decides what they keep
         with pinned(self.cores.alone):
             self.runner.warm_up(most_tokens)
-        if self.link is not None and self._waits:
-            say("waiting for the drafter")
-            self.link.start()
         pinned_names = frozenset(draft_changes)
         self.policy: Policy = self._make_policy(drafter, plan, pinned_names, has_writers=bool(writer_names))
         if drafter is not None and plan is not None and "num_speculative_tokens" not in pinned_names:

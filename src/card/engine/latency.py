@@ -165,16 +165,23 @@ def single_pass_s(model: LanguageModel, *, clock: Callable[[], float], num_runs:
 
 
 def with_useful_threads(
-    plan: CorePlan, model: LanguageModel, *, clock: Callable[[], float] = time.perf_counter, is_quick: bool = False
+    plan: CorePlan,
+    model: LanguageModel,
+    *,
+    clock: Callable[[], float] = time.perf_counter,
+    is_quick: bool = False,
+    limit_s: float | None = None,
 ) -> CorePlan:
     """Return the plan with as many threads for the target as do not slow its passes down: small models want few.
 
     Args:
         is_quick: take a third of the usual time or less, as somebody waits for the first text.
+        limit_s: seconds after which no further turn begins; None: some seconds, or fewer if it is to be quick.
     """
-    turns, limit_s = (_QUICK_TURNS, _QUICK_LIMIT_S) if is_quick else (_TRYING_TURNS, _TRYING_LIMIT_S)
-    alone = _useful(plan.alone, model, clock, turns, limit_s)
-    beside = alone if plan.beside == plan.alone else _useful(plan.beside, model, clock, turns, limit_s)
+    turns, usual_s = (_QUICK_TURNS, _QUICK_LIMIT_S) if is_quick else (_TRYING_TURNS, _TRYING_LIMIT_S)
+    longest_s = usual_s if limit_s is None else limit_s
+    alone = _useful(plan.alone, model, clock, turns, longest_s)
+    beside = alone if plan.beside == plan.alone else _useful(plan.beside, model, clock, turns, longest_s)
     return replace(plan, beside=beside, alone=alone)
 
 

@@ -55,10 +55,10 @@ class LatencyStore:
             return None
         return PassCost(entry.pass_s, entry.per_sequence_s, entry.per_context_row_s)
 
-    def threads(self, key: LatencyKey | None) -> int | None:
-        """Return how many threads were found to be useful; None if it is not known."""
+    def threads(self, key: LatencyKey | None, *, is_final: bool = False) -> int | None:
+        """Return how many threads were found to be useful; None if it is not known. ``is_final``: as of `cost`."""
         entry = self._find(key)
-        return None if entry is None else entry.threads
+        return None if entry is None or (is_final and entry.is_quick) else entry.threads
 
     def keep_cost(self, key: LatencyKey | None, cost: PassCost, *, is_quick: bool) -> None:
         """Keep a measurement; without a key nothing is kept."""

@@ -44,6 +44,7 @@ class Measuring:
         self._is_quick = is_quick
         self._more = more
         self._homes: list[Home] = []  # whose latencies were asked for
+        self._plan: CorePlan | None = None  # whose useful threads were asked for
 
     def doubt(self, plan: CorePlan) -> None:
         """Forget what is kept if a pass contradicts it: the machine has changed, or was busy when it was measured."""
@@ -59,16 +60,12 @@ class Measuring:
 
     def useful(self, plan: CorePlan) -> CorePlan:
         """Return the plan with as many threads for the target as do not slow it down."""
-        keys = [self._key("threads", home) for home in (plan.beside, plan.alone)]
-        known = [self._store.threads(key) for key in keys]
+        self._plan = plan
+        known = [self._store.threads(key) for key in self._thread_keys(plan)]
         if all(known):
             beside, alone = known
             return replace(plan, beside=replace(plan.beside, threads=beside), alone=replace(plan.alone, threads=alone))
-        found = with_useful_threads(plan, self._runner, is_quick=self._is_quick)
-        for key, home in zip(keys, (found.beside, found.alone), strict=True):
-            if home.threads is not None:
-                self._store.keep_threads(key, home.threads, is_quick=self._is_quick)
-        return found
+        return self._find_threads(plan, is_quick=self._is_quick)
 
     def cost(self, home: Home) -> PassCost:
         """Return what the target's passes cost in this home."""
@@ -86,12 +83,27 @@ class Measuring:
         return cost
 
     def again(self) -> Iterator[None]:
-        """Measure what was measured in haste once more, for the next start; pauses after each home."""
+        """Measure what was measured in haste once more, for the next start; pauses after each part."""
+        if self._plan is not None:
+            keys = self._thread_keys(self._plan)
+            if None not in keys and not all(self._store.threads(key, is_final=True) for key in keys):
+                self._find_threads(self._plan, is_quick=False, limit_s=_IDLE_S)
+                yield
         for home in self._homes:
             key = self._key("pass", home)
             if key is not None and self._store.cost(key, is_final=True) is None:
                 self._store.keep_cost(key, self._measure(home, _IDLE_S), is_quick=False)
                 yield
+
+    def _find_threads(self, plan: CorePlan, *, is_quick: bool, limit_s: float | None = None) -> CorePlan:
+        found = with_useful_threads(plan, self._runner, is_quick=is_quick, limit_s=limit_s)
+        for key, home in zip(self._thread_keys(plan), (found.beside, found.alone), strict=True):
+            if home.threads is not None:
+                self._store.keep_threads(key, home.threads, is_quick=is_quick)
+        return found
+
+    def _thread_keys(self, plan: CorePlan) -> list[LatencyKey | None]:
+        return [self._key("threads", home) for home in (plan.beside, plan.alone)]
 
     @property
     def _limit_s(self) -> float:
