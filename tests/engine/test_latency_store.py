@@ -10,11 +10,13 @@ from pathlib import Path
 import pytest
 
 from card.engine import latency_store, measuring
-from card.engine.cores import Home
+from card.engine.cores import CorePlan, Home
 from card.engine.latency import PassCost
 from card.engine.latency_store import LatencyKey, LatencyStore
 from card.llm import LLM
+from card.models.loading import load_decoder
 from card.models.places import cache_folder
+from card.models.torch_runner import TorchRunner
 from tests.pair import Pair
 
 COST = PassCost(((1, 0.001), (8, 0.002)), 0.0003, 0.00001)
@@ -170,3 +172,16 @@ def test_starting_with_the_demo_pair_imports_no_modelling_code():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=100)
     assert done.stdout.strip() == "[]", done.stderr
+
+
+def test_threads_found_in_haste_are_looked_for_again_in_an_idle_moment(pair: Pair, tmp_path: Path):
+    runner = TorchRunner(load_decoder(pair.target), max_model_len=64)
+    plan, store = CorePlan(Home((), 2), Home((), 2), ()), LatencyStore(tmp_path)
+    hasty = measuring.Measuring(runner, store, pair.target, max_sequences=1, is_quick=True)
+    found = hasty.useful(plan)
+    (of_threads,) = {name.digest: name for name in hasty._thread_keys(plan) if name is not None}.values()
+    assert store.threads(of_threads) == found.alone.threads
+    assert store.threads(of_threads, is_final=True) is None
+    assert len(list(hasty.again())) == 1
+    assert store.threads(of_threads, is_final=True) in (1, 2)
+    assert list(hasty.again()) == []
