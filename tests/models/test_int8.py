@@ -243,3 +243,23 @@ def test_the_probe_names_a_kernel_that_is_not_exact(monkeypatch: pytest.MonkeyPa
         assert "products of 16 rows in 1 parts are not exact" in str(why_not_int8())
     finally:
         why_not_int8.cache_clear()
+
+
+@pytest.mark.timeout(30)
+def test_an_interrupt_before_a_pass_leaves_no_thread_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    crew = int8.machine_code("crew")
+    runner, run = make_runner("llama"), crew.run
+    expected = logits_of(runner, TEXT)
+    torch.set_num_threads(2)
+    assert torch.equal(logits_of(runner, TEXT), expected)
+
+    def interrupted(table: int, thread: int) -> None:
+        if thread == 0:
+            raise KeyboardInterrupt
+        run(table, thread)
+
+    monkeypatch.setattr(crew, "run", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        logits_of(runner, TEXT)
+    monkeypatch.undo()
+    assert torch.equal(logits_of(runner, TEXT), expected)

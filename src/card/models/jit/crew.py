@@ -9,6 +9,8 @@ from typing import Any
 from card.models.jit.passes import run
 from card.models.jit.tables import THREADS
 
+_PAST_ALL = 1 << 40  # a counter that nobody waits for
+
 
 class Crew:
     """The threads of one decoder; they sleep between passes and end with the process or the decoder."""
@@ -27,9 +29,21 @@ class Crew:
             orders: SimpleQueue[Any] = SimpleQueue()
             self._orders.append(orders)
             threading.Thread(target=_work, args=(orders, len(self._orders)), daemon=True).start()
-        for orders in self._orders[: num_threads - 1]:
-            orders.put((table, barrier))
-        run(table.ctypes.data, 0)
+        try:
+            for orders in self._orders[: num_threads - 1]:
+                orders.put((table, barrier))
+            run(table.ctypes.data, 0)
+        except BaseException:  # an interrupt before this thread's part: the others would wait for it for ever
+            barrier[0] = _PAST_ALL
+            self._wait_for_others()
+            raise
+
+    def _wait_for_others(self) -> None:
+        """Return when the others have done what they were told."""
+        for orders in self._orders:
+            done = threading.Event()
+            orders.put(done)
+            done.wait()
 
     def __del__(self) -> None:
         for orders in self._orders:
@@ -39,6 +53,9 @@ class Crew:
 def _work(orders: SimpleQueue[Any], thread: int) -> None:
     """Do one thread's part of each pass until there are no more."""
     while (order := orders.get()) is not None:
+        if isinstance(order, threading.Event):
+            order.set()
+            continue
         table, _ = order
         run(table.ctypes.data, thread)
         del order, table
