@@ -27,6 +27,7 @@ from card.models.torch_runner import TorchRunner
 
 _ROWS = (1, 2, 4, 8, 12, 16, 32)
 _PREFIX_ROWS = 64
+_SETTLE_S = 0.005  # the other runner's threads spin for a while after its pass
 
 
 def load_runner(args: argparse.Namespace, dtype: str) -> TorchRunner:
@@ -48,10 +49,12 @@ def measure_passes(runners: dict[str, TorchRunner], runs: int) -> dict[str, dict
         for rows in _ROWS:
             for name, runner in runners.items():
                 tokens, parents = [7] * rows, range(_PREFIX_ROWS - 1, _PREFIX_ROWS - 1 + rows)
-                started = time.perf_counter()
-                runner.forward([Extension(slots[name], tokens, parents)])
-                found[name][rows] = min(found[name][rows], 1e3 * (time.perf_counter() - started))
-                runner.keep(slots[name], _PREFIX_ROWS)
+                time.sleep(_SETTLE_S)
+                for _ in range(2):
+                    started = time.perf_counter()
+                    runner.forward([Extension(slots[name], tokens, parents)])
+                    found[name][rows] = min(found[name][rows], 1e3 * (time.perf_counter() - started))
+                    runner.keep(slots[name], _PREFIX_ROWS)
     for name, runner in runners.items():
         runner.close(slots[name])
     return found

@@ -1,6 +1,6 @@
 """Draw the fastest row of each engine and number of bits, from the lines of `run.py`.
 
-    python benchmarks/peers/peer_plot.py benchmarks/results/peers.jsonl --out docs/images/peers.png
+    python benchmarks/peers/peer_plot.py benchmarks/results/peers_90M.jsonl --out docs/images/peers.png
 
 A mark per set of prompts, a panel per model. Needs matplotlib: pip install 'card-decoding[bench]'.
 """
@@ -91,13 +91,13 @@ def _folded(text: str) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Draw the last run of a file. Returns the exit status."""
+    """Draw the last run of each file. Returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("file", type=Path, help="file of benchmarks/peers/run.py")
+    parser.add_argument("files", type=Path, nargs="+", help="files of benchmarks/peers/run.py")
     parser.add_argument("--out", type=Path, default=Path("docs/images/peers.png"), help="default: %(default)s")
     args = parser.parse_args(argv)
     try:
-        lines = read_lines(args.file)
+        lines = [line for file in args.files for line in read_lines(file)]
     except (OSError, ValueError) as error:
         print(f"peer_plot.py: error: {error}", file=sys.stderr)
         return 2
