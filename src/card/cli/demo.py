@@ -63,7 +63,9 @@ def run(problems: int, max_tokens: int, temperature: float, seed: int, wide: boo
             lane.llm.close()
     console.print()
     show(console, _closing_table(lanes), spare=("hit rate", "drafter layers/s", "share of ceiling"), is_wide=wide)
-    console.print("vanilla and sps run on the target's core alone; card drafts on another one.")
+    console.print(
+        "All have the same cores; card drafts on one of them, or in turns with the target, as it finds faster."
+    )
     differing = [lane.method for lane in lanes if lane.token_ids != lanes[0].token_ids]
     if differing:
         console.print(
