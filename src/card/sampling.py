@@ -65,8 +65,13 @@ class GumbelNoise:
         found = self._rows.get(position)
         if found is None:
             bits = np.random.Philox(key=self._seed, counter=[0, 0, position, 0]).random_raw(self._vocab_size)
-            uniform = ((bits >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52  # inside (0, 1), exactly
-            found = torch.from_numpy((-np.log(-np.log(uniform))).astype(np.float32))
+            bits >>= np.uint64(12)
+            noise = bits.astype(np.float64)  # worked on in place: new memory would take as long as the logarithms
+            noise += 0.5
+            noise *= 2.0**-52  # uniform inside (0, 1), exactly
+            for _ in range(2):
+                np.negative(np.log(noise, out=noise), out=noise)
+            found = torch.from_numpy(noise.astype(np.float32))
             if len(self._rows) >= _NOISE_ROWS_KEPT:
                 self._rows.pop(next(iter(self._rows)))
             self._rows[position] = found

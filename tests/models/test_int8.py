@@ -263,3 +263,25 @@ def test_an_interrupt_before_a_pass_leaves_no_thread_waiting(monkeypatch: pytest
         logits_of(runner, TEXT)
     monkeypatch.undo()
     assert torch.equal(logits_of(runner, TEXT), expected)
+
+
+def test_without_numba_the_reason_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(int8, "find_spec", lambda name: None)
+    why_not_int8.cache_clear()
+    try:
+        assert "pip install 'card-decoding[int8]'" in str(why_not_int8())
+    finally:
+        why_not_int8.cache_clear()
+
+
+def test_machine_code_is_kept_in_a_folder_of_ones_own_or_in_a_fresh_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert int8._code_folder() == tmp_path / "card" / "code"
+    assert int8._code_folder().stat().st_mode & 0o077 == 0
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))  # nothing can be made below a file
+    fresh = int8._code_folder()
+    assert fresh.is_dir()
+    assert fresh != int8._code_folder(), "a folder in a shared place might hold somebody else's code"
