@@ -73,8 +73,8 @@ def make_runner(kind: str, *, std: float = 0.3, in_integers: bool = True) -> Tor
     model_class, config = KINDS[kind]
     torch.manual_seed(0)
     model = model_class(config)
-    for parameter in model.parameters():
-        parameter.data.normal_(std=std)
+    for name, parameter in model.named_parameters():
+        parameter.data.normal_(mean=1.0 if name.endswith(("q_norm.weight", "k_norm.weight")) else 0.0, std=std)
     if in_integers:
         mark_int8(model)
     return TorchRunner(model, max_model_len=128, max_tree_rows=128)
