@@ -314,3 +314,28 @@ def test_machine_code_is_kept_in_a_folder_of_ones_own_or_in_a_fresh_one(
     fresh = int8._code_folder()
     assert fresh.is_dir()
     assert fresh != int8._code_folder(), "a folder in a shared place might hold somebody else's code"
+
+
+@pytest.mark.timeout(30)
+def test_a_thread_that_cannot_be_started_is_not_waited_for_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    crew = int8.machine_code("crew")
+    runner = make_runner("llama")
+    expected = logits_of(runner, TEXT)
+
+    def refuse(self: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    torch.set_num_threads(3)
+    monkeypatch.setattr(crew.threading.Thread, "start", refuse)
+    with pytest.raises(RuntimeError, match="new thread"):
+        logits_of(make_runner("llama"), TEXT)
+    with pytest.raises(RuntimeError, match="new thread"):
+        logits_of(runner, TEXT)
+    monkeypatch.undo()
+    assert torch.equal(logits_of(runner, TEXT), expected)
+
+
+def test_both_sides_of_the_machine_code_count_alike() -> None:
+    vectors, tiles = int8.machine_code("vectors"), int8.machine_code("tiles")
+    theirs = tiles.PANEL, vectors.GROUP, vectors.LANES, tiles.MOST_ROWS
+    assert (int8._PANEL, int8._GROUP, int8._LANES, int8._MOST_TILE_ROWS) == theirs

@@ -27,8 +27,8 @@ class Crew:
         num_threads = int(table[THREADS])
         while len(self._orders) < num_threads - 1:
             orders: SimpleQueue[Any] = SimpleQueue()
-            self._orders.append(orders)
-            threading.Thread(target=_work, args=(orders, len(self._orders)), daemon=True).start()
+            threading.Thread(target=_work, args=(orders, len(self._orders) + 1), daemon=True).start()
+            self._orders.append(orders)  # not before: nobody would take what is put there if no thread can be started
         try:
             for orders in self._orders[: num_threads - 1]:
                 orders.put((table, barrier))

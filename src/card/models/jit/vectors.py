@@ -45,15 +45,15 @@ floats = _FloatsType()
 def operation(result: Any, *arguments: Any) -> Callable[[Callable[..., Value]], Any]:
     """Make an operation of numba from a function that writes its instructions: (builder, *values) to a value."""
 
-    def made(write: Callable[..., Value]) -> Any:
+    def made(instructions: Callable[..., Value]) -> Any:
         def codegen(context: Any, builder: Builder, signature: Any, values: Sequence[Value]) -> Value:
-            value = write(builder, *values)
+            value = instructions(builder, *values)
             return context.get_dummy_value() if result is types.void else value
 
         names = ", ".join(f"x{i}" for i in range(len(arguments)))
         space: dict[str, Any] = {"signature": result(*arguments), "codegen": codegen}
-        exec(f"def {write.__name__}(context, {names}):\n    return signature, codegen", space)
-        return intrinsic(space[write.__name__])
+        exec(f"def {instructions.__name__}(context, {names}):\n    return signature, codegen", space)
+        return intrinsic(space[instructions.__name__])
 
     return made
 
