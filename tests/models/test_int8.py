@@ -338,4 +338,4 @@ def test_a_thread_that_cannot_be_started_is_not_waited_for_later(monkeypatch: py
 def test_both_sides_of_the_machine_code_count_alike() -> None:
     vectors, tiles = int8.machine_code("vectors"), int8.machine_code("tiles")
     theirs = tiles.PANEL, vectors.GROUP, vectors.LANES, tiles.MOST_ROWS
-    assert (int8._PANEL, int8._GROUP, int8._LANES, int8._MOST_TILE_ROWS) == theirs
+    assert theirs == (int8._PANEL, int8._GROUP, int8._LANES, int8._MOST_TILE_ROWS)
