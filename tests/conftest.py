@@ -20,10 +20,13 @@ os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="card-tests-cache-")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 from hypothesis import settings
 
+from card.models.threads import ThreadsKept
 from tests.pair import Pair, save_pair
 
 torch.set_num_threads(1)
@@ -32,6 +35,14 @@ atexit.register(shutil.rmtree, os.environ["XDG_CACHE_HOME"], ignore_errors=True)
 settings.register_profile("local", deadline=None)  # a loaded machine is slow, not wrong
 settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
 settings.load_profile("ci" if os.environ.get("CI") else "local")
+
+
+@pytest.fixture(autouse=True)
+def threads_kept() -> Iterator[None]:
+    """Commands that run inside the test process set the number of threads; the next test starts with the old one."""
+    before = ThreadsKept()
+    yield
+    before.restore()
 
 
 @pytest.fixture(scope="session")

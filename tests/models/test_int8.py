@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,7 @@ from card.models.inflation import inflate
 from card.models.int8 import multiply_rows, quantize_linear, why_not_int8
 from card.models.loading import load_decoder, load_model, load_tokenizer
 from card.models.protocol import Extension
+from card.models.threads import use_threads
 from card.models.torch_runner import TorchRunner
 from tests.pair import Pair
 
@@ -60,13 +61,6 @@ KINDS: dict[str, tuple[type[PreTrainedModel], Any]] = {
     "qwen3": (Qwen3ForCausalLM, Qwen3Config(**SIZES, head_dim=24)),
 }
 TEXT = [(7 * i * i + 3 * i) % 96 for i in range(70)]
-
-
-@pytest.fixture(autouse=True)
-def threads() -> Iterator[None]:
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
 
 
 def make_runner(kind: str, *, std: float = 0.3, in_integers: bool = True) -> TorchRunner:
@@ -123,9 +117,9 @@ def test_a_product_is_nearly_that_of_floats_also_beside_outliers_and_zeros() -> 
 @given(sizes=st.lists(st.integers(1, 33), min_size=1, max_size=12), num_threads=st.sampled_from([1, 2, 3]))
 def test_logits_do_not_depend_on_how_a_text_is_cut_into_passes(kind: str, sizes: list[int], num_threads: int) -> None:
     runner = RUNNERS[kind]
-    torch.set_num_threads(1)
+    use_threads(1, in_integers=True)
     expected = logits_of(runner, TEXT)
-    torch.set_num_threads(num_threads)
+    use_threads(num_threads, in_integers=True)
     slot, done, parts = runner.open(), 0, []
     for size in [*sizes, len(TEXT)]:
         piece = TEXT[done : done + size]
@@ -279,7 +273,7 @@ def test_an_interrupt_before_a_pass_leaves_no_thread_waiting(monkeypatch: pytest
     crew = int8.machine_code("crew")
     runner, run = make_runner("llama"), crew.run
     expected = logits_of(runner, TEXT)
-    torch.set_num_threads(2)
+    use_threads(2, in_integers=True)
     assert torch.equal(logits_of(runner, TEXT), expected)
 
     def interrupted(table: int, thread: int) -> None:
@@ -325,7 +319,7 @@ def test_a_thread_that_cannot_be_started_is_not_waited_for_later(monkeypatch: py
     def refuse(self: object) -> None:
         raise RuntimeError("can't start new thread")
 
-    torch.set_num_threads(3)
+    use_threads(3, in_integers=True)
     monkeypatch.setattr(crew.threading.Thread, "start", refuse)
     with pytest.raises(RuntimeError, match="new thread"):
         logits_of(make_runner("llama"), TEXT)
