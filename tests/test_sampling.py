@@ -13,6 +13,7 @@ from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from card import sampling
 from card.config import SamplingParams
 from card.errors import SettingsError
 from card.sampling import CHOICE_SHARPNESS, CandidateScorer, GumbelNoise, Sampler, SamplingRule, filter_logits
@@ -117,12 +118,35 @@ def test_noise_depends_on_nothing_but_seed_position_and_token(seed: int, positio
 
 
 def test_noise_is_the_same_after_it_has_been_forgotten() -> None:
-    noise = GumbelNoise(5, 4)
-    before = noise.row(0).clone()
-    for position in range(1, 1000):
+    noise, scores = GumbelNoise(5, 60_000), np.zeros(60_000, np.float32)
+    before, choice = noise.row(0).clone(), noise.likeliest(scores, 0)
+    for position in range(1, 100):
         noise.row(position)
-    assert len(noise._rows) < 1000, "memory is bounded"
+        noise.likeliest(scores, position)
+    assert len(noise._rows) < 99, "memory is bounded"
+    assert len(noise._bits) < 99, "memory is bounded"
     assert torch.equal(noise.row(0), before)
+    assert noise.likeliest(scores, 0) == choice
+
+
+@given(seed=seeds, spread=st.sampled_from([0.0, 0.1, 1.0, 4.0, 30.0]), position=st.integers(0, 500))
+def test_looking_at_tokens_that_can_win_finds_the_winner_of_all(seed: int, spread: float, position: int) -> None:
+    scores = torch.from_numpy(np.random.default_rng(position).normal(0, spread, 2_000)).float()
+    scores[position:] = scores[: 2_000 - position].clone()  # a part repeats: equal scores
+    noise = GumbelNoise(seed, 2_000)
+    sums = scores + noise.row(position)
+    assert noise.likeliest(scores.numpy(), position) == (int(sums.argmax()), float(sums.max()))
+
+
+@given(rows=batches(), top_p=st.sampled_from([0.999, 0.9, 0.5, 0.05, 1e-9]))
+def test_likely_tokens_found_without_sorting_all_are_those_of_sorting(rows: Tensor, top_p: float) -> None:
+    rows = (
+        rows + torch.rand(rows.shape, generator=torch.Generator().manual_seed(0)) / 100
+    )  # no ties: their order is free
+    ordered = rows.sort(dim=-1, descending=True).values.double().softmax(-1)
+    if ((ordered.cumsum(-1) - ordered) - top_p).abs().min() < 1e-5:
+        reject()  # so close that rounding decides it
+    assert torch.equal(sampling._keep_likely_here(rows, top_p), sampling._keep_likely(rows, top_p))
 
 
 def test_noise_of_neighbouring_seeds_and_positions_shares_no_value() -> None:

@@ -10,16 +10,24 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from card.config import SamplingParams
 from card.errors import ModelError, SettingsError
 
+T = TypeVar("T")
+
 _NEGATIVE_INFINITY = float("-inf")
-_NOISE_ROWS_KEPT = 256  # positions whose noise is remembered: more than a tree is deep
+_NOISE_BYTES_KEPT = 1 << 24  # noise that a request remembers: 512 positions of 4,096 tokens, 13 of 152,000
+# Noise above this bound is rare (one token of 149), so a choice looks at the tokens that have it and at those that are
+# likely enough to win without it. Any bound gives the same choice; this one leaves few tokens of either kind.
+_RARE_NOISE = 5.0
+_RARE_BITS = np.uint64(math.ceil(math.exp(-math.exp(-_RARE_NOISE)) * 2.0**64))
 # Where the target's choice is a function of its logits (greedy, or with known noise), it is more certain than the
 # draft's own probability says: scores are sharpened by this before they count as log-probabilities. docs/decisions.md
 CHOICE_SHARPNESS = 1.5
@@ -58,28 +66,67 @@ class GumbelNoise:
     def __init__(self, seed: int, vocab_size: int) -> None:
         self._seed = seed
         self._vocab_size = vocab_size
+        self._bits: dict[int, NDArray[np.uint64]] = {}
         self._rows: dict[int, Tensor] = {}
 
     def row(self, position: int) -> Tensor:
         """Return the noise of one position: [V] float32 on the CPU."""
         found = self._rows.get(position)
         if found is None:
-            bits = np.random.Philox(key=self._seed, counter=[0, 0, position, 0]).random_raw(self._vocab_size)
-            bits >>= np.uint64(12)
-            noise = bits.astype(np.float64)  # worked on in place: new memory would take as long as the logarithms
-            noise += 0.5
-            noise *= 2.0**-52  # uniform inside (0, 1), exactly
-            for _ in range(2):
-                np.negative(np.log(noise, out=noise), out=noise)
-            found = torch.from_numpy(noise.astype(np.float32))
-            if len(self._rows) >= _NOISE_ROWS_KEPT:
-                self._rows.pop(next(iter(self._rows)))
-            self._rows[position] = found
+            found = torch.from_numpy(_noise_of(self._draw(position)))
+            _remember(self._rows, position, found, found.nbytes)
         return found
 
     def rows(self, positions: Sequence[int]) -> Tensor:
         """Return [N, V] float32 noise, one row per position."""
         return torch.stack([self.row(position) for position in positions])
+
+    def likeliest(self, scores: NDArray[np.floating[Any]], position: int) -> tuple[int, float]:
+        """Return the token with the largest sum of score and noise, the first of equal ones, and that sum.
+
+        Only tokens that can win are looked at: a vocabulary of 152,000 has about a thousand of them.
+
+        Args:
+            scores: [V]. If the largest is no finite number, the sum is none either.
+        """
+        bits = self._bits.get(position)
+        if bits is None:
+            bits = self._draw(position)
+            _remember(self._bits, position, bits, bits.nbytes)
+        best = int(scores.argmax())  # a NaN counts as largest
+        reached = float(scores[best]) + float(_noise_of(bits[best : best + 1])[0])
+        if not math.isfinite(reached):
+            return best, reached
+        is_near = scores > reached - _RARE_NOISE - 1.0  # one more than the bound, for rounding
+        is_near |= bits >= _RARE_BITS
+        tokens = np.flatnonzero(is_near)
+        sums = scores[tokens] + _noise_of(bits[tokens])
+        winner = int(sums.argmax())
+        return int(tokens[winner]), float(sums[winner])
+
+    def _draw(self, position: int) -> NDArray[np.uint64]:
+        """Return the random bits of one position: [V]."""
+        bits: NDArray[np.uint64] = np.random.Philox(key=self._seed, counter=[0, 0, position, 0]).random_raw(
+            self._vocab_size
+        )
+        return bits
+
+
+def _noise_of(bits: NDArray[np.uint64]) -> NDArray[np.float32]:
+    """Return standard Gumbel noise from random bits; each value depends on its own bits alone, and grows with them."""
+    noise = (bits >> np.uint64(12)).astype(np.float64)  # worked on in place: new memory takes as long as logarithms
+    noise += 0.5
+    noise *= 2.0**-52  # uniform inside (0, 1), exactly
+    for _ in range(2):
+        np.negative(np.log(noise, out=noise), out=noise)
+    return noise.astype(np.float32)
+
+
+def _remember(kept: dict[int, T], position: int, value: T, num_bytes: int) -> None:
+    """Keep a value of ``num_bytes``, like all others; the oldest goes if there are too many."""
+    if len(kept) >= max(1, _NOISE_BYTES_KEPT // max(num_bytes, 1)):
+        kept.pop(next(iter(kept)))
+    kept[position] = value
 
 
 def filter_logits(logits: Tensor, rule: SamplingRule) -> Tensor:
@@ -90,20 +137,43 @@ def filter_logits(logits: Tensor, rule: SamplingRule) -> Tensor:
         rule: with temperature > 0.
     Returns: [N, V], same dtype; its softmax is the law that tokens are drawn from.
     """
-    scaled = logits / rule.temperature
+    scaled = logits / rule.temperature if rule.temperature != 1.0 else logits
     if 0 < rule.top_k < scaled.shape[-1]:
         kth = scaled.topk(rule.top_k, dim=-1).values[:, -1:]
         scaled = scaled.masked_fill(scaled < kth, _NEGATIVE_INFINITY)
     if rule.top_p < 1.0:
-        ordered, order = scaled.sort(dim=-1, descending=True)
-        probs = ordered.softmax(-1)
-        beyond = (probs.cumsum(-1) - probs) >= rule.top_p  # the mass before a token already suffices
-        beyond[..., 0] = False  # though float32 may round top_p to 0
-        scaled = scaled.masked_fill(torch.zeros_like(beyond).scatter(-1, order, beyond), _NEGATIVE_INFINITY)
+        keep_likely = _keep_likely_here if scaled.device.type == "cpu" else _keep_likely
+        scaled = keep_likely(scaled, rule.top_p)
     if rule.min_p > 0.0:
         floor = scaled.max(-1, keepdim=True).values + float(np.log(rule.min_p))
         scaled = scaled.masked_fill(scaled < floor, _NEGATIVE_INFINITY)
     return scaled
+
+
+def _keep_likely(scaled: Tensor, top_p: float) -> Tensor:
+    """Rule out the tokens that come after likelier ones of mass ``top_p``, on a device that records its steps."""
+    ordered, order = scaled.sort(dim=-1, descending=True)
+    probs = ordered.softmax(-1)
+    beyond = (probs.cumsum(-1) - probs) >= top_p  # the mass before a token already suffices
+    beyond[..., 0] = False  # though float32 may round top_p to 0
+    return scaled.masked_fill(torch.zeros_like(beyond).scatter(-1, order, beyond), _NEGATIVE_INFINITY)
+
+
+def _keep_likely_here(scaled: Tensor, top_p: float) -> Tensor:
+    """Do the same on the CPU, where sorting a vocabulary takes a hundred times as long as finding its likely tokens.
+
+    All tokens with less than (1 - top_p) / V have less than 1 - top_p together, so none of them belongs to the rest.
+    """
+    probs = scaled.softmax(-1).numpy()
+    least = 0.5 * (1.0 - top_p) / probs.shape[-1]  # half of it, for rounding
+    cut = torch.full_like(scaled, _NEGATIVE_INFINITY)
+    for row, of_row in enumerate(probs):
+        tokens = np.flatnonzero(of_row >= least)
+        tokens = tokens[np.argsort(-of_row[tokens], kind="stable")]
+        before = np.cumsum(of_row[tokens], dtype=np.float64) - of_row[tokens]
+        kept = torch.from_numpy(tokens[: max(1, int(np.searchsorted(before, top_p)))])
+        cut[row, kept] = scaled[row, kept]
+    return cut
 
 
 class Sampler:
@@ -122,8 +192,11 @@ class Sampler:
         """
         if self.rule.is_greedy:
             return self._likeliest(logits)
-        perturbed = filter_logits(_as_float(logits), self.rule) + self._noise.rows(positions)
-        return self._likeliest(perturbed)
+        rows = torch.split(_as_float(logits), 1)  # one at a time stays in the cache
+        scores = (filter_logits(row, self.rule)[0].numpy() for row in rows)
+        pairs = [self._noise.likeliest(row, position) for row, position in zip(scores, positions, strict=True)]
+        _check_scores([score for _, score in pairs])
+        return [token for token, _ in pairs]
 
     @staticmethod
     def _likeliest(scores: Tensor) -> list[int]:
@@ -138,12 +211,17 @@ class Sampler:
         else:
             found = scores.max(-1)
             chosen, values = found.indices.tolist(), found.values.tolist()
-        if not all(map(math.isfinite, values)):
-            raise ModelError(
-                "the target's logits hold NaN or infinity, or rule every token out; check the model, its dtype and any "
-                "logits processor"
-            )
+        _check_scores(values)
         return chosen
+
+
+def _check_scores(values: Sequence[float]) -> None:
+    """Refuse scores of chosen tokens that are no numbers, or that rule every token out, with ModelError."""
+    if not all(map(math.isfinite, values)):
+        raise ModelError(
+            "the target's logits hold NaN or infinity, or rule every token out; check the model, its dtype and any "
+            "logits processor"
+        )
 
 
 @dataclass(frozen=True, slots=True)
