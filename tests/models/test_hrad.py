@@ -34,7 +34,7 @@ from card.models.hrad.network import (
     log_odds,
     target_facts,
 )
-from card.models.hrad.network import rounds as hrad_rounds
+from card.models.hrad import rounds as hrad_rounds
 from card.models.hrad.rounds import RoundCollector, Rounds
 from card.models.hrad.training import TrainSettings, train_hrad
 from card.models.inflation import InflatedShape, inflate_to_shape
