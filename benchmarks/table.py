@@ -103,20 +103,6 @@ def bench_provenance(run: Run) -> str:
     return _signed(facts, run.versions, run.command, run.commit, run.date)
 
 
-def profile_tables(lines: Sequence[dict[str, Any]], columns: Sequence[str] = ()) -> str:
-    """Return one run of `profile_rounds.py` as tables, one per kind; ``columns`` are not chosen here."""
-    del columns
-    return "\n\n".join(_profile_table(list(same)) for _, same in itertools.groupby(lines, lambda line: line["kind"]))
-
-
-def _profile_table(lines: Sequence[dict[str, Any]]) -> str:
-    """Return one row per part and one column per thing profiled."""
-    parts = list(dict.fromkeys(part for line in lines for part in line["parts"]))
-    rows = [[part, *(shown(line["parts"].get(part), ".0f") for line in lines)] for part in parts]
-    rows += [[f"**{t}**", *(f"{line[f'{t}_us']:.0f}" for line in lines)] for t in ("overhead", "total")]
-    return markdown(["median, µs", *(line["what"] for line in lines)], rows)
-
-
 def concurrency_tables(lines: Sequence[dict[str, Any]], columns: Sequence[str] = ()) -> str:
     """Return one run of `concurrency.py`: the summary, then the rows of each concurrency."""
     tables = [_dict_table([load_report.summary_cells(line) for line in lines if line["kind"] == "summary"], ())]
@@ -180,7 +166,6 @@ def markdown(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 TABLES: dict[str, Callable[[Sequence[dict[str, Any]], Sequence[str]], str]] = {
     "concurrency": concurrency_tables,
     "planner_validation": validation_tables,
-    "profile_rounds": profile_tables,
 }
 _OVER_RUNS = frozenset({"planner_validation"})  # a run for each price, and one table for all
 

@@ -11,7 +11,6 @@ from card.engine.engine import Engine, Limits
 from card.methods import find_method
 from card.models.protocol import LanguageModel
 from card.models.toy import TableModel
-from card.transport.fake import FakeLink, Faults
 from card.transport.inline import InlineLink
 from card.transport.link import DrafterLink
 from card.tree.shaping import GrammarState
@@ -20,6 +19,7 @@ from card.workers.metrics import RequestStats
 from card.workers.target import TargetRequest, TargetWorker
 from card.writers.beam import BeamWriter
 from card.writers.local import find_writer
+from tests.unreliable_link import FakeLink, Faults
 
 PROMPT = (3, 1, 4, 1, 5)
 GREEDY = SamplingParams(temperature=0.0, seed=0, max_tokens=40)

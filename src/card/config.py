@@ -282,7 +282,6 @@ class EngineSettings(_Replaceable):
 
     target: str = "demo-target"  # folder, GGUF file, hub name, or demo-target
     draft: str | None = None  # folder, GGUF file, hub name, or demo-draft; None decodes without a drafter
-    second_draft: str | None = None  # another draft model, whose candidates join those of the first
     method: str = "card"
     placement: Placement | None = None  # of the drafter: own process, own thread, or in the target's; None: by method
     schedule: Schedule = "auto"  # drafter beside the target, turns taken on all cores, or whichever is faster

@@ -19,8 +19,6 @@ MODULES = (
     "planner_validation",
     "plot",
     "plot_validation",
-    "profile_rounds",
-    "rollback",
     "table",
     "validation_report",
 )

@@ -22,6 +22,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 from card.errors import ModelError, PromptError
 from card.models.cuda.bucketed import BucketedRunner
 from card.models.demo import SAMPLE_PROBLEMS
+from card.models.hrad import rounds as hrad_rounds
 from card.models.hrad.evidence import TokenOutcomes, calibrated, evidence_of
 from card.models.hrad.network import (
     ALL_ACCEPTED,
@@ -34,7 +35,6 @@ from card.models.hrad.network import (
     log_odds,
     target_facts,
 )
-from card.models.hrad import rounds as hrad_rounds
 from card.models.hrad.rounds import RoundCollector, Rounds
 from card.models.hrad.training import TrainSettings, train_hrad
 from card.models.inflation import InflatedShape, inflate_to_shape

@@ -25,7 +25,6 @@ from card.config import INT8, DraftSettings, EngineSettings, SamplingParams, par
 from card.engine.cores import Home, pinned, plan_cores
 from card.engine.engine import Engine, Limits
 from card.engine.forecast import Station
-from card.engine.further import FURTHER, FurtherDrafter
 from card.engine.latency import PassCost
 from card.engine.latency_store import LatencyKey, LatencyStore, drafter_key
 from card.engine.links import Drafter, DrafterPlan, Where, make_drafter, reported_cost
@@ -158,7 +157,6 @@ class Host:
         if drafter is not None and plan is not None and "num_speculative_tokens" not in pinned_names:
             self._adapt_length(drafter, plan, draft_changes)
         self._writers = self._make_writers(writer_names)
-        self._further = self._make_further(plan)
         self.max_kv_bytes = self._kv_bytes()
         self.engine, self.scorer = self._make_engine(foresee)
 
@@ -181,8 +179,6 @@ class Host:
         if self.link is not None:
             self._remember_drafter(self.link)
             self._finalizer()
-        if self._further is not None:
-            self._further.close()
         for writer in self._writers.values():
             writer.close()
 
@@ -250,8 +246,6 @@ class Host:
         settings = self.settings
         if drafts and not has_drafter:
             raise SettingsError(f"method {self.method.name} needs a draft model; give one, or use method vanilla")
-        if settings.second_draft is not None and not drafts:
-            raise SettingsError("second_draft joins a first one: give draft, and a method and writers that use it")
         if settings.draft_vocab is not None and not drafts:
             raise SettingsError("draft_vocab is about a draft model: give draft, and a method and writers that use it")
         if draft is not None and not isinstance(draft, str) and settings.placement == "process":
@@ -287,9 +281,8 @@ class Host:
             model = load_model(target, **where)  # to be inflated
         else:
             model = load_decoder(target, **where)
-        for one in (draft, self.settings.second_draft) if self.method.needs_draft else ():
-            if one is not None:
-                check_pair(self.tokenizer, model, one, cache_dir=kept_in)
+        if self.method.needs_draft and draft is not None:
+            check_pair(self.tokenizer, model, draft, cache_dir=kept_in)
         if self.settings.target_cost is not None:
             model = inflate(cast("PreTrainedModel", model), parse_parameter_count(self.settings.target_cost))
         is_bfloat16 = model.dtype == torch.bfloat16 and self.settings.dtype != INT8
@@ -352,28 +345,13 @@ class Host:
         vocab_size, tokenizer = self.runner.vocab_size, tokenizer_fingerprint(self.tokenizer) if names else ""
         return {name: find_writer(name)(self.settings, vocab_size, tokenizer) for name in names}
 
-    def _make_further(self, plan: DrafterPlan | None) -> FurtherDrafter | None:
-        """Bring up the second draft model, in a process of its own, if there is one."""
-        name = self.settings.second_draft
-        if name is None:
-            return None
-        assert plan is not None
-        link = make_drafter(replace(plan, model=name, where="process", spare=None, measures=False)).link
-        weakref.finalize(self, link.close)
-        link.start()
-        vocab_size, max_model_len = self.runner.vocab_size, self.max_model_len
-        return FurtherDrafter(link, self.draft_settings, vocab_size=vocab_size, max_model_len=max_model_len)
-
     def _openers(self) -> dict[str, OpenWriter]:
-        """Return how each writer besides the first draft model begins a request."""
+        """Return how each writer besides the draft model begins a request."""
 
         def beginner(writer: LocalWriter) -> OpenWriter:
             return lambda request: writer.open(request.prompt_ids)
 
-        openers = {name: beginner(writer) for name, writer in self._writers.items()}
-        if (further := self._further) is not None:
-            return {FURTHER: further.open, **openers}
-        return openers
+        return {name: beginner(writer) for name, writer in self._writers.items()}
 
     def _foresight(self) -> Foresight | None:
         """Return where to branch by what a predictor of rejections says, if the method uses one and there is one."""

@@ -25,7 +25,6 @@ _SECTIONS = (
         ("model", "target", "draft", "pair", "dtype", "device"),
         (
             "draft_model",
-            "second_draft",
             "draft_dtype",
             "draft_vocab",
             "draft_device",

@@ -149,7 +149,6 @@ _METHOD_OPTIONS = [
         help=f"Who proposes candidates, such as beam,suffix: beam (the draft model), {', '.join(writer_names())}.  "
         "[default: by method]",
     ),
-    click.option("--second-draft", help="Another draft model, whose candidates join those of the first."),
     click.option("--hrad", help="Predictor for specbranch: a file of card train hrad, off, or auto.  [default: auto]"),
     click.option("--suffix-store", help="File in which the writer store keeps finished texts for later requests."),
     click.option("--suffix-store-key", help="Texts under another key are neither read nor counted."),
