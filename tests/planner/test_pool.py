@@ -15,6 +15,7 @@ from card.planner.scene import Scene
 from card.planner.simulate import Simulator
 from card.planner.synthetic import make_synthetic
 from tests.planner.making import flat, toy_scene
+from tests.planner.sharing import run_shared
 
 RECORDING = make_synthetic(0.8, num_texts=3, num_tokens=40)
 
@@ -51,7 +52,7 @@ def test_the_model_agrees_with_the_real_workers_at_one_to_four_targets(method):
     scene = pool_scene()
     simulator, model = Simulator(scene), PoolModel(scene, measure_service(scene, method, slowdowns=(1, 1.5, 2, 3)))
     for num_targets in (1, 2, 3, 4):
-        runs = simulator.run_shared(method, num_targets=num_targets)
+        runs = run_shared(simulator, method, num_targets=num_targets)
         real = sum(run.num_tokens for run in runs) / sum(run.decode_s for run in runs)
         assert model.tokens_per_s(num_targets) == pytest.approx(real, rel=0.06)
 

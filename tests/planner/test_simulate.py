@@ -19,6 +19,7 @@ from card.planner.simulate import Simulator
 from card.planner.synthetic import make_synthetic
 from tests.decoding import decode, inline
 from tests.planner.making import NO_OVERHEADS, flat, toy_models, toy_recording, toy_scene
+from tests.planner.sharing import run_shared
 
 RECORDINGS = {
     "greedy": toy_recording(),
@@ -183,16 +184,16 @@ def test_a_round_of_several_requests_pays_once_and_a_little_for_each_further_one
 def test_one_target_of_many_is_served_as_if_it_had_the_drafter_alone():
     simulator = Simulator(toy_scene(network_s=3e-3))
     for method in ("card", "ssd"):
-        (shared,) = simulator.run_shared(method, num_targets=1)
+        (shared,) = run_shared(simulator, method, num_targets=1)
         assert shared.stats == simulator.run(method).stats
 
 
 def test_targets_that_share_a_drafter_are_slower_and_write_the_same():
     """That the texts are the recorded ones is checked by the run itself."""
     simulator = Simulator(toy_scene(network_s=1e-3, draft=flat(3e-3, 1e-3)))
-    alone = simulator.run_shared("pearl", num_targets=1)
-    together = simulator.run_shared("pearl", num_targets=3)
-    assert together == simulator.run_shared("pearl", num_targets=3)
+    alone = run_shared(simulator, "pearl", num_targets=1)
+    together = run_shared(simulator, "pearl", num_targets=3)
+    assert together == run_shared(simulator, "pearl", num_targets=3)
     assert all(run.tokens_per_s < alone[0].tokens_per_s for run in together)
 
 
@@ -216,8 +217,6 @@ def test_a_plan_refuses_what_it_cannot_follow():
         plan_method(scene, "card", {"colour": 1})
     with pytest.raises(PlanError, match="1 cores leave none"):
         plan_method(replace(scene, cores=1), "pearl", {})
-    with pytest.raises(PlanError, match="draft server serves several"):
-        Simulator(scene).run_shared("card", num_targets=2)
 
 
 def test_the_target_has_fewer_cores_beside_a_drafter():

@@ -6,11 +6,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from card.planner.replay import PassSize, ReplayedModel, ReplayedTexts
-from card.planner.virtual import SharedWorld, VirtualClock, VirtualDrafter, VirtualLink, World
+from card.planner.virtual import VirtualClock, VirtualDrafter, VirtualLink, World
 from card.tree.messages import Close, Layer, Open
 from card.writers.beam import BeamWriter
 from tests.drafting import draft_spec
 from tests.planner.making import toy_recording
+from tests.planner.sharing import SharedWorld
 
 TEXTS = ReplayedTexts(toy_recording())
 PASS_S, DELAY_S = 2.0, 5.0

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from card.errors import PlanError
 from card.planner.replay import ReplayedTexts
-from card.planner.scene import Plan, Scene, Stage, build_stage, make_drafter, make_request, plan_method, replayed_texts
-from card.planner.virtual import SharedWorld, VirtualClock
+from card.planner.scene import Plan, Scene, Stage, build_stage, make_request, plan_method, replayed_texts
 from card.workers.metrics import RequestStats
 
 _SAMPLE_TOKENS = 600
@@ -74,32 +72,7 @@ class Simulator:
             stats = decode(stage, scene, texts, chosen, first_id=len(chosen))
         finally:
             stage.close()
-        return _summary(plan, changes, stats, stage.clock.now - started, is_batch=scene.concurrency > 1)
-
-    def run_shared(
-        self, method: str, settings: Mapping[str, Any] | None = None, *, num_targets: int
-    ) -> tuple[VirtualRun, ...]:
-        """Run one method on several targets that share one draft server, each busy with one text after the other.
-
-        Each target begins with another text. Raises: as `run`; PlanError for a method without a drafter.
-        """
-        scene, changes = self.scene, dict(settings or {})
-        plan = plan_method(scene, method, changes)
-        if plan.where != "remote":
-            raise PlanError("only a draft server serves several targets; give the delay of a network, 0 or more")
-        texts = self.texts(plan)
-        clocks = [VirtualClock() for _ in range(num_targets)]
-        world = SharedWorld(make_drafter(scene, plan, texts, num_targets), clocks)
-        stages = [build_stage(scene, plan, texts, clock=clocks[i], shared=(world, i)) for i in range(num_targets)]
-        found: list[list[RequestStats]] = [[] for _ in stages]
-
-        def job(idx: int) -> None:
-            order = [(idx + step) % len(texts.prompts) for step in range(len(texts.prompts))]
-            decode(stages[idx], scene, texts, order[:_NUM_WARM_UPS], first_id=0)
-            found[idx] = decode(stages[idx], scene, texts, order, first_id=len(order))
-
-        world.run([partial(job, idx) for idx in range(num_targets)])
-        return tuple(_summary(plan, changes, stats, 0.0, is_batch=False) for stats in found)
+        return summary_of(plan, changes, stats, stage.clock.now - started, is_batch=scene.concurrency > 1)
 
     def texts(self, plan: Plan) -> ReplayedTexts:
         """Return the texts with as many candidates as the plan looks at."""
@@ -149,7 +122,7 @@ def decode(
     return [stats[request_id] for request_id in sorted(stats)]
 
 
-def _summary(
+def summary_of(
     plan: Plan, changes: Mapping[str, Any], stats: Sequence[RequestStats], elapsed_s: float, *, is_batch: bool
 ) -> VirtualRun:
     num_tokens = sum(s.num_new_tokens - 1 for s in stats)
