@@ -193,7 +193,7 @@ def build_stage(
             world, target_idx = shared or (World(make_drafter(scene, plan, texts), [clock]), 0)
             far = VirtualLink(world, target_idx, message_s=overheads.message_s)
         near = _inline_link(scene, plan, plan.own_draft, texts, clock, caches) if plan.own_draft is not None else None
-        link = SwitchLink(far, near) if far and near else far or near
+        link = SwitchLink(far, near, clock) if far and near else far or near
     local = {name: find_writer(name)(plan.settings, texts.vocab_size) for name in plan.writers}
     worker = TargetWorker(
         target,
