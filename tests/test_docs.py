@@ -20,6 +20,7 @@ FOLDERS = (ROOT, ROOT / "docs", ROOT / "benchmarks", ROOT / "benchmarks" / "pape
 PAGES = sorted(page for folder in FOLDERS for page in folder.glob("*.md"))
 GENERATED = ("cli.md",)  # by a script, from texts that are folded elsewhere
 MAX_COLUMNS = 110
+MAX_TABLE_CELLS = 8  # of a row; wider tables are for scripts to print
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 
 
@@ -75,6 +76,12 @@ def _broken_links(page: Path) -> list[str]:
 @pytest.mark.parametrize("page", [page for page in PAGES if page.name not in GENERATED], ids=_name)
 def test_lines_of_a_page_fit(page: Path) -> None:
     assert _long_lines(page.read_text("utf-8")) == []
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page.parent.name != "paper"], ids=_name)
+def test_tables_of_a_page_are_narrow_enough_to_read(page: Path) -> None:
+    rows = [line.strip().replace("\\|", "") for _, line in _prose(page.read_text("utf-8"))]
+    assert [row for row in rows if row.startswith("|") and row.count("|") - 1 > MAX_TABLE_CELLS] == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=_name)
