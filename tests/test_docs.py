@@ -7,10 +7,12 @@ import unicodedata
 from collections.abc import Iterator
 from pathlib import Path
 
+import click
 import pytest
 
 import card.methods
 import card.writers.local
+from card.cli.main import cli
 from card.methods import Method
 from card.writers.local import find_writer, writer_names
 
@@ -92,6 +94,48 @@ def test_links_of_a_page_lead_somewhere(page: Path) -> None:
 def test_the_rule_of_lines_exempts_what_cannot_be_folded() -> None:
     words, link = "word " * 30, "[a](https://example.org/" + "a" * MAX_COLUMNS + ")"
     assert _long_lines(f"{words}\n| {words} |\n```\n{words}\n```\n{link}\n{words}") == [1, 7]
+
+
+def _commands(text: str) -> list[str]:
+    """Return what is called in blocks and spans of code: `card ...` and scripts of this repository."""
+    blocks = re.findall(r"```\w*\n(.*?)```", text, re.DOTALL)
+    lines = [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
+    spans = re.findall(r"`([^`]+)`", re.sub(r"```.*?```", "", text, flags=re.DOTALL))
+    called = [" ".join(one.split(" #")[0].split()) for one in (*lines, *spans)]
+    return [one for one in called if re.match(r"(card [a-z][a-z-]*(?=\s|$)|python (benchmarks|scripts)/)", one)]
+
+
+def _unknown_options(command: str) -> list[str]:
+    """Return the long options of a command that it does not have."""
+    words = command.split()
+    asked = re.findall(r"(?<=\s)(--[a-z][\w-]*)", command)
+    if words[0] == "python":
+        script = ROOT / words[1]
+        source = script.read_text("utf-8") if script.exists() else ""
+        source += "".join(path.read_text("utf-8") for path in sorted(script.parent.glob("*.py")))
+        return [words[1]] * (not script.exists()) + [option for option in asked if f'"{option}"' not in source]
+    known = {"--help", "--version", "--help-all", "--verbose"}
+    found: click.Command = cli
+    for word in words[1:]:
+        if not isinstance(found, click.Group):
+            break
+        if word not in found.commands:
+            return [word]
+        found = found.commands[word]
+    known |= {option for param in found.params for option in (*param.opts, *param.secondary_opts)}
+    return [option for option in asked if option not in known]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=_name)
+def test_commands_of_a_page_exist_with_their_options(page: Path) -> None:
+    unknown = {command: _unknown_options(command) for command in _commands(page.read_text("utf-8"))}
+    assert {command: options for command, options in unknown.items() if options} == {}
+
+
+def test_a_command_or_an_option_that_does_not_exist_is_found() -> None:
+    text = "`card bench --data code`, `card bunch`\n```sh\ncard bench \\\n    --daten code  # --not-this\n```"
+    assert [_unknown_options(command) for command in _commands(text)] == [["--daten"], [], ["bunch"]]
+    assert _unknown_options("python benchmarks/table.py --tables x") == ["--tables"]
 
 
 def test_files_that_the_life_of_a_request_names_exist() -> None:
