@@ -23,9 +23,9 @@ from typing import Any
 
 import options
 
+from card.api.llm import LLM
 from card.config import SamplingParams
 from card.errors import BenchError, CardError, SettingsError
-from card.llm import LLM
 from card.models.loading import load_tokenizer
 from card.models.text import encode_chat
 

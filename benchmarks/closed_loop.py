@@ -8,10 +8,10 @@ from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from card.api.host import Host, PreparedRequest
 from card.config import SamplingParams
 from card.engine.engine import Update
-from card.host import Host, PreparedRequest
-from card.metrics import RequestStats
+from card.workers.metrics import RequestStats
 
 
 @dataclass(frozen=True, slots=True)

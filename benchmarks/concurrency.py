@@ -27,13 +27,13 @@ from rich.progress import Progress
 from transformers.utils import logging as transformers_logging
 
 from card import SamplingParams
+from card.api.host import Host
 from card.bench.compare import TextJudge
 from card.bench.environment import MEASURED_START
 from card.bench.rows import SETTLE_S
 from card.config import DraftSettings
 from card.engine.cores import Home, pinned
 from card.errors import CardError, SettingsError
-from card.host import Host
 from card.models.loading import load_model, load_tokenizer
 
 FAMILIES = ("vanilla", "sps", "beside", "turns", "card")

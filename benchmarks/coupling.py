@@ -20,8 +20,8 @@ from card import LLM, SamplingParams
 from card.models.loading import load_model
 from card.models.protocol import Extension
 from card.models.torch_runner import TorchRunner
-from card.sampling import CandidateScorer, GumbelNoise, Sampler, SamplingRule, filter_logits
-from card.verify import acceptance_probs
+from card.tree.sampling import CandidateScorer, GumbelNoise, Sampler, SamplingRule, filter_logits
+from card.tree.verify import acceptance_probs
 
 RANKS = (1, 2, 4, 8)
 SHARPNESS_GRID = (0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 2.5, 3.0, 4.0)

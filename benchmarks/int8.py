@@ -19,7 +19,7 @@ import options
 import torch
 from torch.nn import functional
 
-from card.models.bucketed import make_runner
+from card.models.cuda.bucketed import make_runner
 from card.models.inflation import inflate, parse_parameter_count
 from card.models.loading import context_limit, load_model, load_tokenizer
 from card.models.protocol import Extension

@@ -38,7 +38,7 @@ from card.engine.cores import CorePlan, pinned
 from card.engine.latency import measure_pass_cost
 from card.engine.links import DrafterPlan
 from card.errors import CardError, SettingsError
-from card.models.bucketed import make_runner
+from card.models.cuda.bucketed import make_runner
 from card.models.fingerprint import tokenizer_fingerprint
 from card.models.loading import load_model
 from card.models.protocol import LanguageModel

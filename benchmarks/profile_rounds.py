@@ -26,23 +26,23 @@ import zmq
 from rich.console import Console
 from rich.table import Table
 
-import card.drafter
-import card.target
+import card.workers.drafter
+import card.workers.target
 from card import LLM, SamplingParams
 from card.bench.environment import MEASURED_START
-from card.candidates import CandidateCache
 from card.config import DraftSettings, VerifyShape
-from card.drafter import DrafterWorker
 from card.engine.cores import Home, pinned
 from card.errors import CardError
-from card.messages import Close, Correction, DrafterMessage, DraftSpec, Layer, Open, decode, encode
 from card.models.loading import context_limit, load_model, load_tokenizer
 from card.models.text import Detokenizer
 from card.models.torch_runner import TorchRunner
-from card.nodes import NewNodes
-from card.replica import Replica, draft_spec
-from card.sampling import CandidateScorer, Sampler
 from card.transport.process import ProcessLink
+from card.tree.candidates import CandidateCache
+from card.tree.messages import Close, Correction, DrafterMessage, DraftSpec, Layer, Open, decode, encode
+from card.tree.nodes import NewNodes
+from card.tree.sampling import CandidateScorer, Sampler
+from card.workers.drafter import DrafterWorker
+from card.workers.replica import Replica, draft_spec
 from card.writers.beam import BeamSequence, BeamWriter
 
 FORWARD = "forward"
@@ -58,12 +58,12 @@ Target = tuple[Any, str, str]  # whose attribute, its name, which part it counts
 ROUND_PARTS: tuple[Target, ...] = (
     (TorchRunner, "forward", FORWARD),
     (ProcessLink, "receive", "receive: socket, decoding, watching the child"),
-    (card.target.TargetWorker, "receive", "receive: extend the replica"),
-    (card.target.TargetWorker, "best_path", "best path, for the policy"),
-    (card.target.TargetWorker, "query", "query"),
-    (card.target, "_extension", "build the extension"),
+    (card.workers.target.TargetWorker, "receive", "receive: extend the replica"),
+    (card.workers.target.TargetWorker, "best_path", "best path, for the policy"),
+    (card.workers.target.TargetWorker, "query", "query"),
+    (card.workers.target, "_extension", "build the extension"),
     (Sampler, "choose", "choose tokens"),
-    (card.target, "match", "match"),
+    (card.workers.target, "match", "match"),
     (TorchRunner, "keep", "keep: compact the KV rows"),
     (CandidateCache, "advance", "advance the replica"),
     (Replica, "correction", "make the correction"),
@@ -76,7 +76,7 @@ STEP_PARTS: tuple[Target, ...] = (
     (BeamSequence, "extension", "build the extension"),
     (CandidateScorer, "top", "log-softmax and top-k"),
     (CandidateCache, "grow", "grow the tree"),
-    (card.drafter._Drafting, "layer", "make the message"),
+    (card.workers.drafter._Drafting, "layer", "make the message"),
 )
 COMMIT_PARTS: tuple[Target, ...] = (
     (CandidateCache, "walk", "find the path"),
@@ -84,7 +84,7 @@ COMMIT_PARTS: tuple[Target, ...] = (
     (TorchRunner, "keep", "keep: compact the KV rows"),
     (CandidateCache, "frontier", "frontier: is the beam still full?"),
     (CandidateCache, "refill", "refill from the secondary tier"),
-    (card.drafter._Drafting, "layer", "make the message"),
+    (card.workers.drafter._Drafting, "layer", "make the message"),
 )
 
 

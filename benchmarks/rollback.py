@@ -25,8 +25,8 @@ from table import markdown
 from card import LLM, SamplingParams
 from card.bench.environment import MEASURED_START
 from card.errors import CardError
-from card.metrics import RequestStats
 from card.models.loading import load_tokenizer
+from card.workers.metrics import RequestStats
 
 _WARM_UP_TOKENS = 16
 

@@ -33,19 +33,19 @@ import torch
 from card import LLM, SamplingParams
 from card.bench.environment import MEASURED_START
 from card.config import DraftSettings
-from card.drafter import DrafterWorker
 from card.engine.engine import Engine
 from card.engine.further import FURTHER, FurtherDrafter
-from card.messages import Correction, TargetMessage
 from card.methods import find_method
-from card.metrics import RequestStats
-from card.models.bucketed import make_runner
+from card.models.cuda.bucketed import make_runner
 from card.models.loading import end_token_ids, load_model, load_tokenizer
 from card.models.protocol import Extension
 from card.models.text import encode_chat, encode_prompt
 from card.models.torch_runner import TorchRunner
-from card.target import TargetRequest, TargetWorker
 from card.transport.inline import InlineLink
+from card.tree.messages import Correction, TargetMessage
+from card.workers.drafter import DrafterWorker
+from card.workers.metrics import RequestStats
+from card.workers.target import TargetRequest, TargetWorker
 from card.writers.beam import BeamWriter
 
 RANKS = (1, 2, 4, 8)

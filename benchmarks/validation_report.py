@@ -10,7 +10,7 @@ from typing import Any
 
 from card.bench.names import BASELINE
 from card.bench.tables import shown
-from card.metrics import RequestStats
+from card.workers.metrics import RequestStats
 
 Lines = Sequence[dict[str, Any]]
 

@@ -7,17 +7,17 @@ import time
 from dataclasses import replace
 
 from card.config import DraftSettings, EngineSettings, SamplingParams
-from card.drafter import DrafterWorker
 from card.engine.engine import Engine, Limits
 from card.methods import find_method
-from card.metrics import RequestStats
 from card.models.protocol import LanguageModel
 from card.models.toy import TableModel
-from card.shaping import GrammarState
-from card.target import TargetRequest, TargetWorker
 from card.transport.fake import FakeLink, Faults
 from card.transport.inline import InlineLink
 from card.transport.link import DrafterLink
+from card.tree.shaping import GrammarState
+from card.workers.drafter import DrafterWorker
+from card.workers.metrics import RequestStats
+from card.workers.target import TargetRequest, TargetWorker
 from card.writers.beam import BeamWriter
 from card.writers.local import find_writer
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from card.messages import DraftSpec
 from card.models.protocol import NO_PARENT
 from card.models.toy import TableModel
+from card.tree.messages import DraftSpec
 from card.writers.beam import BeamSequence
 
 _SPEC = DraftSpec(

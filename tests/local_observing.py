@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from card.verify import match
+from card.tree.verify import match
 from card.writers.local.protocol import Observation, Proposal, WriterSequence
 from tests.local_writing import Target, TopTokens, assert_well_formed, hung
 

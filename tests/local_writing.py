@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from card.verify import ROOT, match
+from card.tree.verify import ROOT, match
 from card.writers.local.protocol import PATH_END, Observation, Proposal, WriterSequence
 
 Target = Callable[[Sequence[int]], int]

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from card.config import SamplingParams
 from card.errors import TargetError
 from card.models.toy import TableModel
-from card.sampling import Sampler, SamplingRule
-from card.shaping import Path
+from card.tree.sampling import Sampler, SamplingRule
+from card.tree.shaping import Path
 
 TOY_VOCAB_SIZE = 12
 

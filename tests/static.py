@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from card.models.bucketed import BucketedRunner
+from card.models.cuda.bucketed import BucketedRunner
 from card.models.torch_runner import TorchRunner
 
 VOCAB_SIZE = 61

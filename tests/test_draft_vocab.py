@@ -8,9 +8,9 @@ import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
+from card.api.llm import LLM
 from card.config import SamplingParams
 from card.errors import SettingsError
-from card.llm import LLM
 from card.methods import METHODS
 from card.models.decoder_model import mark_int8
 from card.models.draft_vocab import always_drafted, restrict_head
@@ -18,7 +18,7 @@ from card.models.int8 import why_not_int8
 from card.models.loading import load_decoder, load_model, load_tokenizer
 from card.models.protocol import Extension
 from card.models.torch_runner import TorchRunner
-from card.nodes import NewNodes
+from card.tree.nodes import NewNodes
 from card.writers.beam import BeamSequence
 from tests.pair import Pair
 

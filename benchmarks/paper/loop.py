@@ -16,20 +16,20 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from card.config import DraftSettings, SamplingParams
-from card.drafter import DrafterWorker
 from card.engine.cores import Home
 from card.engine.engine import Engine
 from card.engine.policy import Draft, Outcome, RoundView
-from card.engine.switch import Arm
 from card.errors import SettingsError
-from card.messages import Correction, DrafterMessage, DraftSpec, Open, TargetMessage
 from card.methods import find_method
-from card.metrics import RequestStats
 from card.models.protocol import LanguageModel
-from card.nodes import Candidates, NewNodes
-from card.offers import leading
-from card.target import StopCheck, TargetRequest, TargetWorker
 from card.transport.inline import InlineLink
+from card.transport.switch import Arm
+from card.tree.messages import Correction, DrafterMessage, DraftSpec, Open, TargetMessage
+from card.tree.nodes import Candidates, NewNodes
+from card.workers.drafter import DrafterWorker
+from card.workers.metrics import RequestStats
+from card.workers.offers import leading
+from card.workers.target import StopCheck, TargetRequest, TargetWorker
 from card.writers.beam import BeamSequence, BeamWriter
 
 LAYERS_PER_ROUND = 7  # of the 1B drafter beside the 70B target

@@ -13,7 +13,7 @@ from loop import Counts, Loop, LoopSettings, RoundClock
 from card.bench.datasets import Dataset, Question, parse_spec, read_datasets
 from card.engine.links import tree_rows
 from card.errors import BenchError
-from card.models.bucketed import make_runner
+from card.models.cuda.bucketed import make_runner
 from card.models.loading import check_pair, context_limit, end_token_ids, load_model, load_tokenizer, parameter_count
 from card.planner.profile import Overheads, Profile, TrueCost
 from card.planner.recording import Recording

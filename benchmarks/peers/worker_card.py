@@ -9,12 +9,12 @@ import transformers
 from worker_protocol import Batch, Decoded, serve
 
 import card
+from card.api.llm import LLM
 from card.bench.environment import MEASURED_START
 from card.bench.lineup import Lineup, LineupSettings, PairSpec
 from card.bench.names import needs_draft, spec_of
 from card.bench.rows import Row
 from card.config import SamplingParams
-from card.llm import LLM
 
 _GREEDY = SamplingParams(temperature=0.0)
 

@@ -7,11 +7,11 @@ from importlib import import_module
 
 TYPE_CHECKING = False  # for type checkers it is true; the module typing takes a while
 if TYPE_CHECKING:
-    from card.async_llm import AsyncLLM
+    from card.api.async_llm import AsyncLLM
+    from card.api.llm import LLM
+    from card.api.outputs import RequestOutput, StreamChunk
     from card.config import DraftSettings, SamplingParams
     from card.errors import CardError
-    from card.llm import LLM
-    from card.outputs import RequestOutput, StreamChunk
 
 __version__ = "0.1.0"
 
@@ -27,13 +27,13 @@ __all__ = [
 ]
 
 _MODULE_OF = {
-    "AsyncLLM": "card.async_llm",
+    "AsyncLLM": "card.api.async_llm",
     "CardError": "card.errors",
     "DraftSettings": "card.config",
-    "LLM": "card.llm",
-    "RequestOutput": "card.outputs",
+    "LLM": "card.api.llm",
+    "RequestOutput": "card.api.outputs",
     "SamplingParams": "card.config",
-    "StreamChunk": "card.outputs",
+    "StreamChunk": "card.api.outputs",
 }
 
 if not TYPE_CHECKING:  # a type checker that saw this would take any name for a public one

@@ -9,7 +9,7 @@ from typing import Any
 
 from card.bench.records import Check, Pair, RowFacts, Run, Sample, Sampling, Workload, planned
 from card.bench.results import Writer
-from card.metrics import RequestStats
+from card.workers.metrics import RequestStats
 
 BASELINE = "vanilla-all-cores"
 NUM_TOKENS = 40

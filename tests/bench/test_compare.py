@@ -7,7 +7,7 @@ import torch
 
 from card.bench.compare import Gap, TextJudge
 from card.config import SamplingParams
-from card.sampling import GumbelNoise
+from card.tree.sampling import GumbelNoise
 from tests.pair import make_model
 
 GREEDY = SamplingParams(temperature=0.0, seed=0)

@@ -27,8 +27,8 @@ from card.bench.report.timeline import draw_timeline, in_words, read_timelines
 from card.bench.results import Run, load
 from card.bench.summary import Spread, summarise
 from card.cli import main
-from card.metrics import RequestStats
-from card.trace import VERIFY, Trace, write_trace
+from card.workers.metrics import RequestStats
+from card.workers.trace import VERIFY, Trace, write_trace
 from tests.bench.bench_files import BASELINE, ROWS, make_run, write_run
 
 if TYPE_CHECKING:

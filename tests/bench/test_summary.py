@@ -9,7 +9,7 @@ import pytest
 
 from card.bench.records import Run, Sample
 from card.bench.summary import Percentiles, Spread, complete_samples, costs_of, decode_rate, ratio, summarise
-from card.metrics import RequestStats
+from card.workers.metrics import RequestStats
 from tests.bench.bench_files import make_run
 
 PAIR, WORKLOAD = "demo-90M", "gsm8k"

@@ -18,7 +18,7 @@ import pytest
 from card.config import SamplingParams
 from card.engine.engine import Update
 from card.errors import SettingsError, TargetError
-from card.metrics import RequestStats
+from card.workers.metrics import RequestStats
 from tests.benchmarks.scripts import lines_of
 from tests.pair import Pair
 

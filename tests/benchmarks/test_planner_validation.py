@@ -13,7 +13,7 @@ import pytest
 from card.bench.lineup import LineupSettings
 from card.bench.names import BASELINE
 from card.config import SamplingParams
-from card.metrics import RequestStats
+from card.workers.metrics import RequestStats
 from tests.benchmarks.scripts import lines_of
 from tests.pair import Pair
 

@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
-from card.async_llm import AsyncLLM, RequestStream
+from card.api.async_llm import AsyncLLM, RequestStream
 from tests.chaos.jobs import Jobs, Outcome
 from tests.chaos.soak import CONCURRENCY, PATIENCE_S
 

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import zmq
 
-from card.messages import (
+from card.tree.messages import (
     MAX_FRAME_BYTES,
     PROTOCOL_VERSION,
     Correction,
@@ -24,7 +24,7 @@ from card.messages import (
     TargetMessage,
     encode,
 )
-from card.target import TargetWorker
+from card.workers.target import TargetWorker
 from tests.drafting import draft_spec
 
 # The target goes on listening after these: late, foreign, or formally right and untrue.

@@ -12,7 +12,7 @@ from card.engine.engine import Engine
 from card.errors import CardError
 from card.methods import find_method
 from card.models.protocol import LanguageModel
-from card.target import TargetRequest, TargetWorker
+from card.workers.target import TargetRequest, TargetWorker
 
 LONGEST_PROMPT = 80
 LONGEST_ANSWER = 24

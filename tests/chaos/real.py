@@ -15,14 +15,14 @@ from typing import Any
 import msgspec
 import zmq
 
-from card.engine.switch import SwitchLink
-from card.host import Host
-from card.messages import Fault, Layer, Resync, encode
+from card.api.host import Host
 from card.models.loading import load_model
 from card.models.torch_runner import TorchRunner
 from card.transport.process import ProcessLink
 from card.transport.remote import RemoteLink
 from card.transport.server import DraftServer
+from card.transport.switch import SwitchLink
+from card.tree.messages import Fault, Layer, Resync, encode
 from tests.chaos.forgery import LIES, OFFENCES, Forger, TappedSocket, forged_order, noise
 from tests.chaos.soak import MAX_NUM_SEQS, PATIENCE_S, until
 from tests.pair import Pair

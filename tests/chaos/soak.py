@@ -13,9 +13,9 @@ from typing import Protocol
 import psutil
 import torch
 
-from card.candidates import CandidateCache
 from card.engine.engine import Engine, Update
 from card.errors import TargetError
+from card.tree.candidates import CandidateCache
 from tests.chaos.jobs import Jobs, Outcome
 
 CONCURRENCY = 16

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import zmq
 
-from card.async_llm import AsyncLLM
+from card.api.async_llm import AsyncLLM
 from card.models.loading import load_model
 from card.models.torch_runner import TorchRunner
 from card.transport import watch

@@ -9,15 +9,15 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from card.drafter import DrafterWorker
 from card.engine.engine import Engine, Limits
 from card.errors import CardError, ModelError
-from card.messages import DrafterMessage, Ready
 from card.methods import find_method
 from card.models.protocol import Extension
 from card.models.toy import TableModel
-from card.target import TargetWorker
 from card.transport.fake import FakeLink, Faults
+from card.tree.messages import DrafterMessage, Ready
+from card.workers.drafter import DrafterWorker
+from card.workers.target import TargetWorker
 from tests.chaos.forgery import LIES, OFFENCES, Forger, forged_order
 from tests.chaos.soak import MAX_NUM_SEQS
 from tests.decoding import drafter_for

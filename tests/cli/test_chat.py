@@ -6,9 +6,9 @@ import signal
 
 import pytest
 
+from card.api.llm import LLM
 from card.cli.chat import _Conversation
 from card.config import SamplingParams
-from card.llm import LLM
 from tests.cli.terminal import CTRL_C, terminal
 from tests.pair import Pair
 

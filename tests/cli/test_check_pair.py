@@ -12,16 +12,16 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
+from card.api.host import Host
 from card.cli import main
 from card.cli.pair_facts import latencies, measure_agreement, verdict
 from card.config import DraftSettings
 from card.engine.cores import Home
 from card.engine.latency import PassCost
-from card.engine.switch import Arm
 from card.engine.tuned import Station
 from card.errors import PromptError
-from card.host import Host
 from card.models.loading import load_model, load_tokenizer
+from card.transport.switch import Arm
 from tests.pair import Pair, make_model
 
 NUM_TOKENS = 24

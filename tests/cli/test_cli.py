@@ -18,10 +18,10 @@ import pytest
 import torch
 
 import card
-from card import host
+from card.api import host
+from card.api.llm import LLM
 from card.cli import demo, main
 from card.config import SamplingParams
-from card.llm import LLM
 from card.models.loading import load_model, load_tokenizer
 from tests.pair import Pair
 

@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from card.api.llm import LLM
 from card.cli.main import cli
 from card.config import SamplingParams
 from card.errors import CardError, SettingsError, WorkerError
-from card.llm import LLM
 from tests.pair import Pair
 
 pytestmark = pytest.mark.timeout(240)

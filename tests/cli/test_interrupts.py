@@ -26,7 +26,7 @@ main()
 """
 MOMENTS = (
     "card.cli",
-    "card.interrupts",
+    "card.cli.interrupts",
     "click",
     "card.cli.options",
     "torch",

@@ -11,7 +11,7 @@ from rich.table import Table
 from card.bench.tables import SPARE, rich_tables
 from card.cli.demo import _closing_table, _Lane
 from card.cli.tables import show
-from card.metrics import RequestStats
+from card.workers.metrics import RequestStats
 from tests.bench.bench_files import make_run
 
 

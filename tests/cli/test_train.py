@@ -14,7 +14,7 @@ import torch
 from safetensors import safe_open
 
 from card.cli import main
-from card.models.hrad import CLASSES, HRad, load_hrad
+from card.models.hrad.network import CLASSES, HRad, load_hrad
 from card.models.loading import load_model, parameter_count
 from card.models.torch_runner import TorchRunner
 from tests.pair import Pair

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from card.engine.calibration import _BIN_STARTS, Calibration, Calibrations
-from card.nodes import Candidates
+from card.tree.nodes import Candidates
 
 probs = st.floats(1e-4, 1.0)
 depths = st.integers(1, 20)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from card.engine.choice import best_by_depth, choose, is_worth_drafting
 from card.engine.latency import PassCost
-from card.nodes import Candidates
+from card.tree.nodes import Candidates
 
 Offers = list[list[float]]
 Seconds = Callable[[int], float]

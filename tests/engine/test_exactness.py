@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from card.config import DraftSettings, Growth, SamplingParams, VerifyShape
 from card.engine.engine import Engine
 from card.methods import find_method
-from card.target import TargetWorker
 from card.transport.fake import Faults
+from card.workers.target import TargetWorker
 from tests.decoding import (
     GREEDY,
     decode,

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from card.config import DraftSettings, EngineSettings, SamplingParams
 from card.engine.engine import Engine, Limits
 from card.methods import find_method
-from card.target import TargetRequest, TargetWorker
+from card.workers.target import TargetRequest, TargetWorker
 from card.writers.local import find_writer
 from card.writers.local.protocol import PATH_END, Observation, Proposal, WriterSequence
 from tests.decoding import inline, make_request, plain, run_all, toy_draft, toy_target

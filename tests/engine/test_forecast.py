@@ -11,9 +11,9 @@ from card.engine.cores import Home
 from card.engine.forecast import Acceptance, Forecast, Guess, Station
 from card.engine.latency import PassCost
 from card.engine.policy import Outcome, RoundView
-from card.engine.switch import Arm
-from card.nodes import Candidates
-from card.target import StepResult, Verified
+from card.transport.switch import Arm
+from card.tree.nodes import Candidates
+from card.workers.target import StepResult, Verified
 from tests.decoding import make_request
 
 

@@ -12,18 +12,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from card.api.llm import LLM
 from card.config import DraftSettings, SamplingParams
 from card.engine.engine import Engine
 from card.engine.further import FURTHER, FurtherDrafter
 from card.errors import ModelError, SettingsError, VocabularyError
-from card.llm import LLM
-from card.messages import DrafterMessage
 from card.methods import find_method
-from card.metrics import RequestStats
 from card.models.toy import TableModel
-from card.target import TargetWorker
 from card.transport.fake import FakeLink, Faults
 from card.transport.process import ProcessLink
+from card.tree.messages import DrafterMessage
+from card.workers.metrics import RequestStats
+from card.workers.target import TargetWorker
 from tests.decoding import drafter_for, fake, make_request, plain, toy_draft, toy_target
 from tests.pair import Pair
 

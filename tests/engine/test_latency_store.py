@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from card.api.llm import LLM
 from card.engine import latency_store, measuring
 from card.engine.cores import CorePlan, Home
 from card.engine.latency import PassCost
 from card.engine.latency_store import LatencyKey, LatencyStore
-from card.llm import LLM
 from card.models.loading import load_decoder
 from card.models.places import cache_folder
 from card.models.torch_runner import TorchRunner
@@ -165,7 +165,7 @@ def test_an_idle_moment_replaces_a_hasty_measurement(pair: Pair, tmp_path: Path)
 
 def test_starting_with_the_demo_pair_imports_no_modelling_code():
     code = (
-        "import sys; from card.llm import LLM\n"
+        "import sys; from card.api.llm import LLM\n"
         "with LLM('demo-target', 'demo-draft', placement='inline', cache=False) as llm: llm.generate('2 + 2')\n"
         "heavy = 'torch._dynamo', 'torch.distributed.tensor', 'sympy', 'transformers.modeling_utils'\n"
         "print([name for name in heavy if name in sys.modules])"

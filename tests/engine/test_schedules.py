@@ -9,7 +9,7 @@ import pytest
 
 from card.engine.forecast import Acceptance
 from card.engine.schedules import Schedules, _Account
-from card.engine.switch import Arm
+from card.transport.switch import Arm
 
 ALL: frozenset[Arm] = frozenset({"beside", "off"})
 

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from card.async_llm import AsyncLLM
+from card.api.async_llm import AsyncLLM
 from card.config import SamplingParams
 from card.errors import PromptError, TargetError, WorkerError
 from card.models.loading import load_model
-from card.sampling import TokenLogprobs
+from card.tree.sampling import TokenLogprobs
 from tests.pair import MAX_POSITIONS, Pair
 
 pytestmark = pytest.mark.timeout(180)

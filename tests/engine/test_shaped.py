@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from card.config import DraftSettings, Grammar, SamplingParams
-from card.details import CORRECTED, PLAIN
 from card.engine.engine import Engine, Update
 from card.errors import SettingsError
 from card.models.toy import TableModel
-from card.target import TargetRequest
+from card.workers.details import CORRECTED, PLAIN
+from card.workers.target import TargetRequest
 from tests.decoding import PROMPT, decode, fake, inline, make_engine, make_request, plain, toy_draft, toy_target
 from tests.engine.test_exactness import agreements, faults, shapes
 from tests.shaping import ToyGrammar, shapings, slow_decode, slowly_shaped

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from card.writers.device_beam import DeviceBeamWriter
+from card.writers.cuda.device_beam import DeviceBeamWriter
 from tests.drafting import draft_spec
 from tests.static import bucketed
 from tests.writers.test_device_beam import *  # noqa: F403 - the same tests, on the device below

@@ -16,11 +16,13 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType as Kind
 
+from card.api.llm import LLM
 from card.config import SamplingParams
 from card.errors import ModelError, VocabularyError
-from card.llm import LLM
-from card.models import gguf_model, gguf_source, kept_weights
 from card.models.decoder_model import DecoderModel
+from card.models.gguf import kept_weights
+from card.models.gguf import model as gguf_model
+from card.models.gguf import source as gguf_source
 from card.models.loading import check_pair, end_token_ids, load_decoder, load_model, load_tokenizer, parameter_count
 from card.models.protocol import Extension
 from card.models.torch_runner import TorchRunner

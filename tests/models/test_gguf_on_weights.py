@@ -18,7 +18,7 @@ MOST_BYTES = 6_000_000_000
 RUN = """
 import json, resource, sys
 from card.config import SamplingParams
-from card.llm import LLM
+from card.api.llm import LLM
 target, dtype, cache, question = sys.argv[1:]
 with LLM(target, dtype=dtype, cache_dir=cache) as llm:
     loaded = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -16,12 +16,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
+from card.api.llm import LLM
 from card.config import Grammar, SamplingParams
 from card.errors import SettingsError, TargetError
-from card.llm import LLM
 from card.models.grammar import BackgroundGrammars, GrammarCompiler, MatcherState, _first_line
 from card.models.loading import load_model, load_tokenizer
-from card.shaping import GrammarState
+from card.tree.shaping import GrammarState
 from tests.pair import Pair, make_tokenizer
 
 llguidance = pytest.importorskip("llguidance")

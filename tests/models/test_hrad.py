@@ -20,10 +20,11 @@ from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from card.errors import ModelError, PromptError
-from card.models import hrad_rounds
-from card.models.bucketed import BucketedRunner
+from card.models.cuda.bucketed import BucketedRunner
 from card.models.demo import SAMPLE_PROBLEMS
-from card.models.hrad import (
+from card.models.hrad import rounds as hrad_rounds
+from card.models.hrad.evidence import TokenOutcomes, calibrated, evidence_of
+from card.models.hrad.network import (
     ALL_ACCEPTED,
     ALL_REJECTED,
     UNDECIDED,
@@ -34,15 +35,14 @@ from card.models.hrad import (
     log_odds,
     target_facts,
 )
-from card.models.hrad_evidence import TokenOutcomes, calibrated, evidence_of
-from card.models.hrad_rounds import RoundCollector, Rounds
-from card.models.hrad_training import TrainSettings, train_hrad
+from card.models.hrad.rounds import RoundCollector, Rounds
+from card.models.hrad.training import TrainSettings, train_hrad
 from card.models.inflation import InflatedShape, inflate_to_shape
 from card.models.loading import load_pair
 from card.models.protocol import Extension
 from card.models.text import encode_chat
 from card.models.torch_runner import TorchRunner
-from card.sampling import CHOICE_SHARPNESS
+from card.tree.sampling import CHOICE_SHARPNESS
 
 VOCAB_SIZE = 61
 HIDDEN = 32

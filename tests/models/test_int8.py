@@ -24,9 +24,9 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
+from card.api.llm import LLM
 from card.config import SamplingParams
 from card.errors import ModelError
-from card.llm import LLM
 from card.methods import METHODS
 from card.models import int8, torch_runner
 from card.models.decoder_model import mark_int8

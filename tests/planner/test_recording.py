@@ -12,7 +12,7 @@ from card.errors import PlanError
 from card.planner.recorder import Answer, record_texts
 from card.planner.recording import Recording, load_recording, rows_of, save_recording
 from card.planner.synthetic import make_synthetic
-from card.sampling import CandidateScorer, SamplingRule
+from card.tree.sampling import CandidateScorer, SamplingRule
 from tests.planner.making import toy_models, toy_recording
 
 

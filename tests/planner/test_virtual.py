@@ -5,9 +5,9 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from card.messages import Close, Layer, Open
 from card.planner.replay import PassSize, ReplayedModel, ReplayedTexts
 from card.planner.virtual import SharedWorld, VirtualClock, VirtualDrafter, VirtualLink, World
+from card.tree.messages import Close, Layer, Open
 from card.writers.beam import BeamWriter
 from tests.drafting import draft_spec
 from tests.planner.making import toy_recording

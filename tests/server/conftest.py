@@ -9,9 +9,9 @@ from functools import cache
 import pytest
 from playwright.sync_api import Browser
 
-from card.async_llm import AsyncLLM
+from card.api.async_llm import AsyncLLM
+from card.api.llm import LLM
 from card.config import SamplingParams
-from card.llm import LLM
 from tests.browser import chromium
 from tests.server.browsing import Opener, opener
 from tests.server.running import MAX_QUEUED, Running, Solo, serving, until

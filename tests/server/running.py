@@ -19,7 +19,7 @@ from typing import Any
 import httpx2
 import uvicorn
 
-from card.async_llm import AsyncLLM
+from card.api.async_llm import AsyncLLM
 from card.server.app import make_app
 from card.server.config import ServerSettings
 from card.server.connections import ServerConfig

@@ -14,7 +14,7 @@ import pytest
 from transformers import PreTrainedTokenizerBase
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from card.async_llm import AsyncLLM
+from card.api.async_llm import AsyncLLM
 from card.server.schemas import RESERVED_KWARGS
 from tests.server.running import PROMPT, Running, Solo, serving, streams
 from tests.server.scripted import scripted

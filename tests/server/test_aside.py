@@ -12,8 +12,8 @@ from typing import Any
 import httpx2
 import pytest
 
+from card.api.host import Prompt
 from card.config import Grammar
-from card.host import Prompt
 from card.models.grammar import GrammarCompiler, MatcherState
 from tests.server.running import PROMPT, Running, serving, until
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import expect
 
-from card.async_llm import AsyncLLM
+from card.api.async_llm import AsyncLLM
 from tests.server.browsing import ANSWER, CLASSES, TOKENS, Opener, Tab, sse
 from tests.server.running import PROMPT, Running, serving, until
 

@@ -12,7 +12,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 import card.server
-from card.async_llm import AsyncLLM
+from card.api.async_llm import AsyncLLM
 from tests.browser import faults_by_axe
 from tests.server.browsing import ANSWER, CLASSES, TOKENS, Opener, Tab, sse
 from tests.server.running import PROMPT, Running, serving

@@ -11,7 +11,7 @@ import openai
 import pytest
 from openai.types.responses import Response, ResponseFunctionToolCall, ResponseOutputMessage
 
-from card.async_llm import AsyncLLM
+from card.api.async_llm import AsyncLLM
 from card.server.tools.formats import HERMES
 from tests.server.running import PROMPT, Running, Solo, run, serving
 from tests.server.scripted import scripted

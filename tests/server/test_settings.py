@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 from transformers import GenerationConfig
 
-from card.async_llm import AsyncLLM
+from card.api.async_llm import AsyncLLM
 from card.cli.main import cli
 from card.errors import CardError, SettingsError
 from card.server import serving
@@ -43,7 +43,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Iterator[Started]:
             make_llm()
         return 0
 
-    monkeypatch.setattr("card.async_llm.AsyncLLM", fake_llm)
+    monkeypatch.setattr("card.api.async_llm.AsyncLLM", fake_llm)
     monkeypatch.setattr(serving, "serve", fake_serve)
     monkeypatch.setattr("card.server.logs.set_up", lambda level: None)
     yield found

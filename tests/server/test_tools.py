@@ -10,7 +10,7 @@ from typing import Any
 import openai
 import pytest
 
-from card.async_llm import AsyncLLM
+from card.api.async_llm import AsyncLLM
 from tests.server.running import PROMPT, Running, Solo, run, serving, streams
 from tests.server.scripted import scripted
 

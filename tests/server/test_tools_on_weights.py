@@ -12,7 +12,7 @@ from typing import Any
 import openai
 import pytest
 
-from card.async_llm import AsyncLLM
+from card.api.async_llm import AsyncLLM
 from tests.server.running import Running, serving
 
 pytestmark = [pytest.mark.weights, pytest.mark.timeout(1800)]

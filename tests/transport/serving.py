@@ -12,7 +12,13 @@ import msgspec
 import zmq
 
 from card.config import DraftSettings
-from card.messages import (
+from card.models.protocol import LanguageModel
+from card.models.toy import TableModel
+from card.transport.keys import ServerKeys
+from card.transport.link import DrafterLink
+from card.transport.remote import RemoteLink
+from card.transport.server import DraftServer, ServerLimits
+from card.tree.messages import (
     PROTOCOL_VERSION,
     Correction,
     DrafterMessage,
@@ -24,12 +30,6 @@ from card.messages import (
     decode,
     encode,
 )
-from card.models.protocol import LanguageModel
-from card.models.toy import TableModel
-from card.transport.keys import ServerKeys
-from card.transport.link import DrafterLink
-from card.transport.remote import RemoteLink
-from card.transport.server import DraftServer, ServerLimits
 from card.writers.beam import BeamWriter
 from tests.decoding import decode as decode_text
 from tests.decoding import plain

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import msgspec
 import zmq
 
-from card.messages import PROTOCOL_VERSION, Fault, Layer, Open, Ping, Pong, Ready, Shutdown, decode, encode
+from card.tree.messages import PROTOCOL_VERSION, Fault, Layer, Open, Ping, Pong, Ready, Shutdown, decode, encode
 
 FOREVER_S = 600.0
 READY = Ready(12, 128, 0)

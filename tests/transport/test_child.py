@@ -11,8 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from card.api.llm import LLM
 from card.config import SamplingParams
-from card.llm import LLM
 from card.transport import child
 from card.transport.child import DrafterChild
 from tests.pair import Pair
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.timeout(240)
 _RUN = """
 import sys
 sys.path.append(sys.argv[1])
-from card.llm import LLM
+from card.api.llm import LLM
 with LLM(sys.argv[2], sys.argv[3], placement="process", policy="fixed", cache=False) as llm:
     print(llm.generate("the cat")[0].stats.drafter_state)
 """

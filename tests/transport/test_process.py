@@ -16,15 +16,15 @@ from pathlib import Path
 import psutil
 import pytest
 
+from card.api.llm import LLM, StreamChunk
 from card.config import SamplingParams
-from card.engine.switch import SwitchLink
 from card.errors import WorkerError
-from card.llm import LLM, StreamChunk
-from card.messages import PROTOCOL_VERSION
 from card.transport import child, process, watch
 from card.transport.drafter_process import DrafterConfig
 from card.transport.inline import InlineLink
 from card.transport.process import ProcessLink
+from card.transport.switch import SwitchLink
+from card.tree.messages import PROTOCOL_VERSION
 from tests.decoding import decode, drafter_for, plain, toy_draft, toy_target
 from tests.pair import Pair
 
@@ -432,7 +432,7 @@ def test_a_draft_that_cannot_be_loaded_is_a_worker_error_that_says_why(pair, tmp
 
 def test_a_drafter_ends_when_its_parent_is_killed(pair):
     script = (
-        "import sys, time; from card.llm import LLM\n"
+        "import sys, time; from card.api.llm import LLM\n"
         f"llm = LLM({pair.target!r}, {pair.draft!r}, **{BESIDE!r})\n"
         "link = llm._host.link; print(link.pid, link._folder, flush=True); time.sleep(600)"
     )

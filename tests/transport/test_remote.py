@@ -12,14 +12,14 @@ import pytest
 import zmq
 
 from benchmarks.delay_proxy import DelayProxy
+from card.api.llm import LLM
 from card.config import SamplingParams
 from card.errors import SettingsError, WorkerError
-from card.llm import LLM
-from card.messages import Open, Ready, encode
 from card.models.toy import TableModel
 from card.transport import remote, watch
 from card.transport.keys import load_server_keys, make_keys
 from card.transport.remote import RemoteLink
+from card.tree.messages import Open, Ready, encode
 from tests.decoding import decode, plain, toy_draft, toy_target
 from tests.drafting import draft_spec
 from tests.pair import Pair

@@ -15,7 +15,12 @@ import zmq
 
 from card.config import SamplingParams
 from card.errors import SettingsError, WorkerError
-from card.messages import (
+from card.models.toy import TableModel
+from card.transport import server as server_module
+from card.transport import watch
+from card.transport.keys import load_server_keys, make_keys
+from card.transport.server import DraftServer, ServerLimits
+from card.tree.messages import (
     PROTOCOL_VERSION,
     Close,
     Correction,
@@ -32,11 +37,6 @@ from card.messages import (
     TargetMessage,
     encode,
 )
-from card.models.toy import TableModel
-from card.transport import server as server_module
-from card.transport import watch
-from card.transport.keys import load_server_keys, make_keys
-from card.transport.server import DraftServer, ServerLimits
 from tests.decoding import GREEDY, toy_draft, toy_target
 from tests.drafting import draft_spec
 from tests.transport.serving import (
@@ -298,7 +298,7 @@ def test_the_rows_of_a_client_that_went_without_a_word_are_freed() -> None:
 
 _CLIENT = """
 import sys, time
-from card.messages import Open
+from card.tree.messages import Open
 from card.transport.remote import RemoteLink
 from tests.drafting import draft_spec
 link = RemoteLink(sys.argv[1], vocab_size=12, start_timeout_s=60.0, silence_timeout_s=60.0)

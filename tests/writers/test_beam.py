@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from card.errors import CapacityError, ProtocolError
 from card.models.toy import TableModel
-from card.nodes import NewNodes
-from card.sampling import Sampler, SamplingRule
+from card.tree.nodes import NewNodes
+from card.tree.sampling import Sampler, SamplingRule
 from card.writers.beam import BeamSequence, BeamWriter
 from tests.drafting import assert_rows_fit_the_tree, assert_scores_are_those_of_the_model, draft_spec
 

@@ -13,18 +13,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from card.config import DraftSettings, SamplingParams
-from card.drafter import DrafterWorker
 from card.errors import ProtocolError
-from card.messages import DraftSpec
-from card.models import graphs
-from card.models.graphs import Lane
+from card.models.cuda import graphs
+from card.models.cuda.graphs import Lane
 from card.models.protocol import Extension
-from card.nodes import NewNodes
 from card.transport.inline import InlineLink
 from card.transport.thread import ThreadLink
+from card.tree.messages import DraftSpec
+from card.tree.nodes import NewNodes
+from card.workers.drafter import DrafterWorker
 from card.writers.beam import BeamSequence, BeamWriter
-from card.writers.device_beam import DeviceBeamSequence, DeviceBeamWriter, make_writer
-from card.writers.device_step import BeamStep, StepResult
+from card.writers.cuda.device_beam import DeviceBeamSequence, DeviceBeamWriter, make_writer
+from card.writers.cuda.device_step import BeamStep, StepResult
 from tests.decoding import decode, plain
 from tests.drafting import draft_spec
 from tests.static import MAX_MODEL_LEN, VOCAB_SIZE, bucketed, operations_of, ordinary, synchronising
@@ -460,7 +460,7 @@ def test_steps_recorded_in_advance_are_the_ones_used(device: str) -> None:
 
 
 def test_recorded_steps_are_bounded_and_the_oldest_goes(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("card.writers.device_beam._MAX_STEPS", 2)
+    monkeypatch.setattr("card.writers.cuda.device_beam._MAX_STEPS", 2)
     writer = DeviceBeamWriter(bucketed(device))
     for branch in (2, 3, 2, 4):
         writer.warm_up(draft_spec(branch=branch), num_rows=10)

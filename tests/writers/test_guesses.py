@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from card.errors import SettingsError
-from card.verify import ROOT
+from card.tree.verify import ROOT
 from card.writers.guesses import Guesses, GuessTree, NgramPool, RankRates, guess_rates, merged
 from tests.local_observing import scores_of
 

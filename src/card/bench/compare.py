@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from card.bench.records import Check, Compared, Difference, Run, Sample, compared_texts
 from card.config import SamplingParams
-from card.sampling import GumbelNoise
+from card.tree.sampling import GumbelNoise
 
 # In 16-bit dtypes a first difference is a near-tie if the gap is at most so many spacings of the larger logit: the
 # distance by which two orders of summation may part.

@@ -12,6 +12,7 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
+from card.api.llm import LLM
 from card.bench.compare import TextJudge
 from card.bench.datasets import Dataset
 from card.bench.environment import MEASURED_START, weights_fingerprint
@@ -31,10 +32,9 @@ from card.bench.runner import OpenPair, Plan
 from card.config import INT8, DraftSettings, SamplingParams
 from card.engine.cores import pinned
 from card.errors import SettingsError
-from card.llm import LLM
 from card.methods import find_method
 from card.models.demo import DEMO_NAMES
-from card.models.hrad import DEMO_HRAD
+from card.models.hrad.network import DEMO_HRAD
 from card.models.inflation import inflate, parse_parameter_count
 from card.models.loading import context_limit, end_token_ids, load_model, load_tokenizer, parameter_count
 

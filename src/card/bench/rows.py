@@ -17,11 +17,11 @@ from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel
 from transformers.generation.streamers import BaseStreamer
 
+from card.api.llm import LLM
 from card.config import DraftSettings, SamplingParams
 from card.engine.cores import Home, pinned
-from card.llm import LLM
-from card.metrics import RequestStats
-from card.trace import Trace
+from card.workers.metrics import RequestStats
+from card.workers.trace import Trace
 
 SETTLE_S = 0.03  # torch's idle threads spin for about 10 ms, on a core that the next row may use
 SHOWN_DRAFT_SETTINGS = (

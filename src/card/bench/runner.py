@@ -26,7 +26,7 @@ from card.bench.rows import PromptIds, Row
 from card.config import SamplingParams
 from card.errors import BenchError, PromptError, SettingsError
 from card.models.text import decode
-from card.trace import Trace
+from card.workers.trace import Trace
 
 _SPEED_PERIOD_S = 3600.0  # over which the time left is foreseen: rows differ, whole rounds over them do not
 

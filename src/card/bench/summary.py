@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise, zip_longest
 
 from card.bench.records import Run, Sample
-from card.metrics import RequestStats
+from card.workers.metrics import RequestStats
 
 DRAFTER = "beam"  # the draft model's name among the writers
 

@@ -21,13 +21,13 @@ from card.bench.records import Run
 from card.bench.results import read_unchecked
 from card.bench.runner import Plan, run_bench
 from card.bench.tables import SPARE, rich_tables
+from card.cli.interrupts import INTERRUPTED
 from card.cli.options import DEMO_DRAFT, DEMO_TARGET, given
 from card.cli.outputs import check_can_write
 from card.cli.tables import show
 from card.config import SamplingParams
 from card.errors import BenchError, CardError, SettingsError
-from card.interrupts import INTERRUPTED
-from card.trace import Trace, write_trace
+from card.workers.trace import Trace, write_trace
 
 _BUSY_SHARE = 0.5  # of the cores: a load above it makes poor figures
 

@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from card.cli.interrupts import noting
 from card.cli.options import demo_note, make_llm, take_sampling_params
 from card.cli.progress import spin_until_first
 from card.cli.report import stats_line
 from card.config import SamplingParams
 from card.errors import PromptError
-from card.interrupts import noting
-from card.metrics import RequestStats
+from card.workers.metrics import RequestStats
 
 if TYPE_CHECKING:  # loaded by make_llm
-    from card.llm import LLM
+    from card.api.llm import LLM
 
 _HELP = """\
 /reset    forget the conversation

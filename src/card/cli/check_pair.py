@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from card.api.host import Host
 from card.cli.options import given, resolve_models
 from card.cli.pair_facts import (
     Agreement,
@@ -30,15 +31,14 @@ from card.cli.pair_facts import (
 from card.cli.progress import spinner
 from card.cli.tables import show
 from card.config import DraftSettings
-from card.engine.switch import Arm
 from card.engine.tuned import TunedPolicy
 from card.errors import PromptError, VocabularyError
-from card.host import Host
 from card.models.demo import SAMPLE_PROBLEMS
 from card.models.inflation import inflate, parse_parameter_count
 from card.models.loading import check_pair as check_tokenizers
 from card.models.loading import context_limit, load_model, load_tokenizer
 from card.models.torch_runner import TorchRunner
+from card.transport.switch import Arm
 
 _NUM_SAMPLE_PROMPTS = 4
 _SCHEDULES: dict[Arm, str] = {"beside": "drafter beside the target", "turns": "turns", "off": "plain decoding"}

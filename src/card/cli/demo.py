@@ -14,18 +14,18 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from card.api.llm import LLM
 from card.cli.options import DEMO_DRAFT, DEMO_TARGET, demo_note, given, resolve_models
 from card.cli.progress import spinner
 from card.cli.tables import show
 from card.config import INT8, SamplingParams
 from card.errors import SettingsError
-from card.llm import LLM
 from card.methods import METHODS
-from card.metrics import RequestStats
 from card.models.demo import DEMO_PROBLEMS
 from card.models.inflation import inflate, parse_parameter_count
 from card.models.int8 import why_not_int8
 from card.models.loading import computes_bfloat16, load_model, load_tokenizer
+from card.workers.metrics import RequestStats
 
 _METHODS = ("vanilla", "sps", "card")
 _FRAMES_PER_S = 5.0  # drawing takes time from the target; the same for every method

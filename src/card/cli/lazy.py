@@ -6,8 +6,8 @@ import sys
 from importlib import import_module
 from typing import Any
 
+from card.cli.interrupts import leaving_at_once
 from card.cli.progress import spinner
-from card.interrupts import leaving_at_once
 
 _WORDS = "importing torch and transformers"
 

@@ -22,8 +22,8 @@ from card.cli.commands.report import report
 from card.cli.commands.serve import serve
 from card.cli.commands.train import train
 from card.cli.help import CardGroup, StderrHandler
+from card.cli.interrupts import INTERRUPTED, is_interrupt, raising
 from card.errors import CardError
-from card.interrupts import INTERRUPTED, is_interrupt, raising
 
 
 @click.group(cls=CardGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})

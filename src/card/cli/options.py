@@ -17,7 +17,7 @@ from card.models.places import local_model
 from card.writers.local import writer_names
 
 if TYPE_CHECKING:  # loaded when a command runs
-    from card.llm import LLM
+    from card.api.llm import LLM
 
 F = TypeVar("F", bound=Callable[..., Any])
 DEMO_TARGET, DEMO_DRAFT = "demo-target", "demo-draft"
@@ -331,7 +331,7 @@ def make_llm(options: dict[str, Any]) -> LLM:
     target, draft = resolve_models(options, needs_draft=needs_draft)
     draft = draft if needs_draft else None
     spare = start_drafter_child(method, draft, options)
-    make: type[LLM] = load("card.llm").LLM
+    make: type[LLM] = load("card.api.llm").LLM
     with spinner(f"loading {target}") as say:
         return make(target, draft, method=method, spare=spare, say=say, **given(options))
 

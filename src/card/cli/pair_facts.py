@@ -9,17 +9,17 @@ from statistics import median
 from torch import nn
 from transformers import PreTrainedModel
 
+from card.api.host import Host
 from card.config import INT8, DraftSettings, SamplingParams
 from card.engine.forecast import Station
 from card.engine.latency import PassCost
-from card.engine.switch import Arm
 from card.engine.tuned import TunedPolicy
 from card.errors import PromptError
-from card.host import Host
-from card.metrics import RequestStats
 from card.models.fused import can_pack
 from card.models.loading import parameter_count
 from card.models.torch_runner import TorchRunner
+from card.transport.switch import Arm
+from card.workers.metrics import RequestStats
 
 LEAST_SPEED_UP = 1.05  # below it, noise and speed are hard to tell apart
 _TIMED_RUNS = 3  # after one in which the policy finds its feet

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from card.metrics import RequestStats
+from card.workers.metrics import RequestStats
 
 
 def stats_line(method: str, stats: RequestStats, target_cost: str | None) -> str:

@@ -18,11 +18,11 @@ from transformers import PreTrainedTokenizerBase
 from card.cli.options import resolve_models
 from card.cli.progress import spinner
 from card.errors import PromptError, SettingsError
-from card.models.bucketed import make_runner
+from card.models.cuda.bucketed import make_runner
 from card.models.demo import SAMPLE_PROBLEMS
-from card.models.hrad import target_facts
-from card.models.hrad_rounds import RoundCollector, Rounds
-from card.models.hrad_training import Trained, TrainSettings, train_hrad
+from card.models.hrad.network import target_facts
+from card.models.hrad.rounds import RoundCollector, Rounds
+from card.models.hrad.training import Trained, TrainSettings, train_hrad
 from card.models.loading import LoadedPair, context_limit, load_pair
 from card.models.text import encode_chat, encode_prompt
 

@@ -7,9 +7,9 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from card.nodes import Candidates
-from card.offers import AND_OTHERS, DRAFTER
-from card.verify import ROOT
+from card.tree.nodes import Candidates
+from card.tree.verify import ROOT
+from card.workers.offers import AND_OTHERS, DRAFTER
 
 # Finer near 1, where most of what is verified lies and where a small difference decides about a long chain.
 _BIN_STARTS = tuple(map(math.log, (0.02, 0.05, 0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.96, 0.99)))

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from card.nodes import Candidates
+from card.tree.nodes import Candidates
 
 
 @dataclass(frozen=True, slots=True)

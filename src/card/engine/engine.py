@@ -12,19 +12,19 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from card.details import TokenDetails
 from card.engine.cores import pinned
 from card.engine.policy import Draft, FixedPolicy, Outcome, Policy, RoundView
-from card.engine.switch import Arm, SwitchLink
 from card.errors import CapacityError, CardError, PromptError, ProtocolError, TargetError, WorkerError
-from card.messages import DrafterMessage, Layer, Ready, TargetMessage
 from card.methods import Method
-from card.metrics import EngineStats, RequestStats
-from card.nodes import Candidates
-from card.offers import leading
-from card.target import FinishReason, StepResult, TargetRequest, TargetWorker, Work
-from card.trace import MIXED, PREFILL, VERIFY, Trace
 from card.transport.link import DrafterLink, LinkStatus
+from card.transport.switch import Arm, SwitchLink
+from card.tree.messages import DrafterMessage, Layer, Ready, TargetMessage
+from card.tree.nodes import Candidates
+from card.workers.details import TokenDetails
+from card.workers.metrics import EngineStats, RequestStats
+from card.workers.offers import leading
+from card.workers.target import FinishReason, StepResult, TargetRequest, TargetWorker, Work
+from card.workers.trace import MIXED, PREFILL, VERIFY, Trace
 
 logger = logging.getLogger(__name__)
 _IDLE_PREFILL_CHUNK = 512  # prompt tokens in one pass while no request is waiting for its next token

@@ -14,11 +14,11 @@ from card.config import DraftSettings
 from card.engine.cores import Home
 from card.engine.latency import LatencyFit, PassCost
 from card.engine.policy import Outcome, RoundView
-from card.engine.switch import Arm
-from card.nodes import Candidates
-from card.offers import DRAFTER
-from card.target import Verified
-from card.verify import ROOT
+from card.transport.switch import Arm
+from card.tree.nodes import Candidates
+from card.tree.verify import ROOT
+from card.workers.offers import DRAFTER
+from card.workers.target import Verified
 
 _ROUND_S, _REQUEST_S = 3e-4, 1e-4  # a round beyond its passes, and each request in it; biases know the rest
 _BESIDE_S = 3.5e-4  # of such a round, for what a drafter beside the target says and is told

@@ -11,11 +11,11 @@ from collections.abc import Sequence
 
 from card.config import DraftSettings, ShapingRule
 from card.errors import ProtocolError
-from card.messages import Close, Layer, Ready, Resync, TargetMessage
-from card.metrics import RequestStats
-from card.replica import Replica
-from card.target import TargetRequest
 from card.transport.link import DrafterLink
+from card.tree.messages import Close, Layer, Ready, Resync, TargetMessage
+from card.workers.metrics import RequestStats
+from card.workers.replica import Replica
+from card.workers.target import TargetRequest
 from card.writers.local.protocol import Observation, Proposal
 
 FURTHER = "beam2"  # its name among the writers

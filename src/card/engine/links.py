@@ -10,25 +10,25 @@ from typing import TYPE_CHECKING, Literal
 from transformers import PreTrainedTokenizerBase
 
 from card.config import DraftSettings, EngineSettings, SamplingParams
-from card.drafter import DrafterWorker
 from card.engine.cores import CorePlan, pinned
 from card.engine.latency import PassCost, measure_pass_cost
-from card.engine.switch import SwitchLink
-from card.models.bucketed import make_runner
+from card.models.cuda.bucketed import make_runner
+from card.models.cuda.graphs import Lane
 from card.models.draft_vocab import always_drafted, restrict_head
 from card.models.fingerprint import tokenizer_fingerprint
-from card.models.graphs import Lane
 from card.models.loading import context_limit, end_token_ids, load_decoder
 from card.models.torch_runner import TorchRunner
-from card.replica import draft_spec
 from card.transport.child import DrafterChild
 from card.transport.drafter_process import DrafterConfig
 from card.transport.inline import InlineLink
 from card.transport.link import DrafterLink
 from card.transport.process import ProcessLink
 from card.transport.remote import RemoteLink
+from card.transport.switch import SwitchLink
 from card.transport.thread import ThreadLink
-from card.writers.device_beam import DeviceBeamWriter, make_writer
+from card.workers.drafter import DrafterWorker
+from card.workers.replica import draft_spec
+from card.writers.cuda.device_beam import DeviceBeamWriter, make_writer
 from card.writers.shaping import FindGrammar
 
 if TYPE_CHECKING:

@@ -12,10 +12,10 @@ from card.config import DraftSettings, EngineSettings
 from card.engine.forecast import Station
 from card.engine.latency import PassCost
 from card.engine.links import Where
-from card.engine.switch import Arm
 from card.errors import SettingsError
 from card.methods import Method
-from card.offers import DRAFTER
+from card.transport.switch import Arm
+from card.workers.offers import DRAFTER
 from card.writers.local import find_writer
 
 _TYPICAL_TOKENS = 4  # of a verification, for the ratio of target and drafter passes

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from card.engine.cores import Home
-from card.engine.switch import Arm
 from card.methods import Method
-from card.nodes import Candidates
-from card.offers import leading
-from card.target import StepResult, TargetRequest
+from card.transport.switch import Arm
+from card.tree.nodes import Candidates
+from card.workers.offers import leading
+from card.workers.target import StepResult, TargetRequest
 
 
 @dataclass(frozen=True, slots=True)

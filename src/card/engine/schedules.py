@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from card.engine.forecast import Forecast
-from card.engine.switch import Arm
+from card.transport.switch import Arm
 
 _KEPT = 0.995  # of a schedule's tokens, promised and committed, after each of its rounds
 _REMEMBERED = 0.98  # of those of all schedules at each review: what was measured long ago counts less

@@ -10,7 +10,7 @@ from card.engine.cores import Home, pinned
 from card.errors import CapacityError, CardError, PromptError, TargetError
 from card.models.pool import SequencePool
 from card.models.protocol import NO_PARENT, Extension, LanguageModel
-from card.sampling import TokenLogprobs, token_logprobs
+from card.tree.sampling import TokenLogprobs, token_logprobs
 
 Scores = tuple[TokenLogprobs, ...]
 

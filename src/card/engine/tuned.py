@@ -16,10 +16,10 @@ from card.engine.cores import Home
 from card.engine.forecast import Forecast, Guess, Station
 from card.engine.policy import Draft, Outcome, RoundView, Wait, likely
 from card.engine.schedules import Schedules, bucket
-from card.engine.switch import Arm
-from card.nodes import Candidates
-from card.offers import leading, select
-from card.target import TargetRequest
+from card.transport.switch import Arm
+from card.tree.nodes import Candidates
+from card.workers.offers import leading, select
+from card.workers.target import TargetRequest
 
 _AT_REST = 16  # rounds without drafting, in turns, after which the drafter reads no prompt ahead
 _FIRST_TRY, _LAST_TRY = 256, 1024  # the same until drafting is tried; twice as many each time in vain

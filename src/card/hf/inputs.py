@@ -22,7 +22,7 @@ from transformers.generation.configuration_utils import GenerationMode
 
 from card.config import DraftSettings, SamplingParams
 from card.errors import ModelError, PromptError, SettingsError
-from card.target import TargetRequest
+from card.workers.target import TargetRequest
 
 _MANAGED = frozenset(  # model arguments that transformers prepares itself and that say nothing about the text
     ("attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep", "cache_position")

@@ -13,17 +13,17 @@ import torch
 from transformers import PreTrainedModel
 
 from card.config import DraftSettings
-from card.drafter import DrafterWorker
 from card.engine.engine import Engine, Limits
 from card.hf.batch import Batch
 from card.methods import find_method
-from card.metrics import RequestStats
 from card.models.loading import context_limit
 from card.models.torch_runner import TorchRunner
-from card.target import TargetRequest, TargetWorker
 from card.transport.inline import InlineLink
 from card.transport.link import DrafterLink
 from card.transport.thread import ThreadLink
+from card.workers.drafter import DrafterWorker
+from card.workers.metrics import RequestStats
+from card.workers.target import TargetRequest, TargetWorker
 from card.writers.beam import BeamWriter
 
 _MOST_SESSIONS = 4  # kept between calls, one per target model

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from transformers import GenerationConfig, PreTrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from card.models.kept_weights import Kept
-from card.models.mapped import MappedWeights
+from card.models.gguf.kept_weights import Kept
+from card.models.gguf.mapped import MappedWeights
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -21,7 +21,7 @@ from transformers import PreTrainedTokenizerBase
 from card.config import Grammar
 from card.errors import CardError, SettingsError, TargetError
 from card.models.json_schema import has_an_end
-from card.shaping import GrammarState, Path
+from card.tree.shaping import GrammarState, Path
 
 logger = logging.getLogger(__name__)
 

@@ -23,8 +23,8 @@ from transformers.utils import logging as transformers_logging
 from card.config import INT8
 from card.errors import ModelError, VocabularyError
 from card.models.decoder_model import mark_int8, read_config, read_decoder
-from card.models.gguf_header import GgufError
-from card.models.gguf_source import GgufSource
+from card.models.gguf.header import GgufError
+from card.models.gguf.source import GgufSource
 from card.models.places import hub_file, local_model, weights_folder
 from card.models.text import check_tokenizers_fit
 

@@ -15,23 +15,23 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from card.api.text_stream import TextStream
 from card.config import DraftSettings, EngineSettings, SamplingParams
-from card.drafter import DrafterWorker
 from card.engine.cores import Home
 from card.engine.engine import Engine
 from card.engine.forecast import Station
 from card.engine.latency import PassCost
-from card.engine.switch import Arm
 from card.engine.tuned import TunedPolicy
 from card.errors import SettingsError
-from card.messages import Close, DraftSpec, Open, TargetMessage
 from card.methods import find_method
 from card.models.protocol import Extension, LanguageModel
 from card.planner.profile import Overheads
-from card.replica import draft_spec
-from card.target import TargetRequest, TargetWorker
-from card.text_stream import TextStream
 from card.transport.inline import InlineLink
+from card.transport.switch import Arm
+from card.tree.messages import Close, DraftSpec, Open, TargetMessage
+from card.workers.drafter import DrafterWorker
+from card.workers.replica import draft_spec
+from card.workers.target import TargetRequest, TargetWorker
 from card.writers.beam import BeamWriter
 from card.writers.local import find_writer, writer_names
 from card.writers.local.protocol import LocalWriter, WriterSequence

@@ -15,9 +15,9 @@ from card.config import DraftSettings, SamplingParams
 from card.engine.latency import PassCost
 from card.engine.links import DrafterPlan, make_drafter
 from card.errors import WorkerError
-from card.messages import Close, Layer
-from card.metrics import RequestStats
-from card.replica import Replica
+from card.tree.messages import Close, Layer
+from card.workers.metrics import RequestStats
+from card.workers.replica import Replica
 
 BUSY_DRAFT = DraftSettings(lead=128, beam_width=16, min_path_logprob=-1e9)  # a plan with it has room for all beams
 _LONGEST_WAIT_S = 5.0

@@ -17,7 +17,7 @@ from card.config import INT8
 from card.engine.cores import Home, pinned
 from card.engine.latency import measure_pass_cost
 from card.errors import PlanError
-from card.models.bucketed import make_runner
+from card.models.cuda.bucketed import make_runner
 from card.models.fingerprint import tokenizer_fingerprint
 from card.models.inflation import inflate, parse_parameter_count
 from card.models.loading import context_limit, load_model, load_tokenizer, parameter_count

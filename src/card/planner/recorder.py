@@ -14,16 +14,16 @@ import torch
 from torch import Tensor
 
 import card
+from card.api.llm import LLM
 from card.config import SamplingParams
 from card.errors import PlanError
-from card.llm import LLM
-from card.models.bucketed import make_runner
+from card.models.cuda.bucketed import make_runner
 from card.models.fingerprint import tokenizer_fingerprint
 from card.models.loading import check_pair, context_limit, load_model, load_tokenizer
 from card.models.protocol import Extension, LanguageModel
 from card.models.torch_runner import TorchRunner
 from card.planner.recording import RecordedText, Recording, Rows, pack_text
-from card.sampling import CandidateScorer, SamplingRule
+from card.tree.sampling import CandidateScorer, SamplingRule
 
 NUM_CANDIDATES = 32
 NUM_TARGET_IDS = 8  # as many as token recycling keeps

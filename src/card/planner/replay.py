@@ -21,7 +21,7 @@ from torch import Tensor
 from card.errors import CapacityError, ModelError, PlanError
 from card.models.protocol import NO_PARENT, Extension
 from card.planner.recording import Recording, rows_of
-from card.sampling import CHOICE_SHARPNESS
+from card.tree.sampling import CHOICE_SHARPNESS
 
 Role = Literal["target", "draft"]
 _ROOT = 0

@@ -1,4 +1,4 @@
-"""A pair on some hardware, and the engine that `card.host` would build for it, on replayed models in virtual time."""
+"""A pair on some hardware, and the engine that `card.api.host` would build for it, on replayed models in virtual time."""
 
 from __future__ import annotations
 
@@ -8,14 +8,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from card.config import DraftSettings, EngineSettings, SamplingParams, split_settings
-from card.drafter import DrafterWorker
 from card.engine.cores import Home
 from card.engine.engine import Engine, Limits
 from card.engine.forecast import Station
 from card.engine.links import Where, tree_rows
 from card.engine.placing import choose_where, round_length, share_out, stations_of
 from card.engine.policy import FixedPolicy, Policy
-from card.engine.switch import SwitchLink
 from card.engine.tuned import TunedPolicy
 from card.errors import PlanError
 from card.methods import Method, find_method
@@ -23,9 +21,11 @@ from card.planner.profile import Overheads, Profile, Setup, TrueCost
 from card.planner.recording import Recording
 from card.planner.replay import PassSize, ReplayedModel, ReplayedTexts
 from card.planner.virtual import VirtualClock, VirtualDrafter, VirtualLink, World
-from card.target import OpenWriter, TargetRequest, TargetWorker
 from card.transport.inline import InlineLink
 from card.transport.link import DrafterLink
+from card.transport.switch import SwitchLink
+from card.workers.drafter import DrafterWorker
+from card.workers.target import OpenWriter, TargetRequest, TargetWorker
 from card.writers.beam import BeamWriter
 from card.writers.local import find_writer
 from card.writers.local.protocol import LocalWriter
@@ -34,7 +34,7 @@ KNOWN_ENGINE_SETTINGS = frozenset(
     {"placement", "schedule", "policy", "writers", "max_num_seqs", "prefill_chunk", "threads"}
 )
 _LEAST_MODEL_LEN = 4096
-_SPARE_ROWS = 64  # as `card.host` adds
+_SPARE_ROWS = 64  # as `card.api.host` adds
 _TOKENS_PER_PASS = {"inline": 256, "switch": 256, "thread": 256, "process": 512, "remote": 256}
 _LEAST_CANDIDATES = 8
 _GREEDY = SamplingParams(temperature=0.0, seed=0)
@@ -81,7 +81,7 @@ class Scene:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How `card.host` would set a method up."""
+    """How `card.api.host` would set a method up."""
 
     method: Method
     settings: EngineSettings
@@ -207,7 +207,7 @@ def build_stage(
 
 
 def make_policy(plan: Plan) -> Policy:
-    """Return the policy that `card.host` would make."""
+    """Return the policy that `card.api.host` would make."""
     takes_turns, drafts = plan.where == "inline", plan.where is not None
     if not (plan.method.is_tuned and (drafts or plan.writers)) or plan.settings.policy == "fixed":
         return FixedPolicy(plan.method, takes_turns=takes_turns, has_drafter=drafts)

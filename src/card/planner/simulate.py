@@ -8,10 +8,10 @@ from functools import partial
 from typing import Any
 
 from card.errors import PlanError
-from card.metrics import RequestStats
 from card.planner.replay import ReplayedTexts
 from card.planner.scene import Plan, Scene, Stage, build_stage, make_drafter, make_request, plan_method, replayed_texts
 from card.planner.virtual import SharedWorld, VirtualClock
+from card.workers.metrics import RequestStats
 
 _SAMPLE_TOKENS = 600
 _NUM_WARM_UPS = 1  # texts decoded before, so that what a policy learns at first does not count
@@ -58,7 +58,7 @@ class Simulator:
         """Run one method over the texts, ``concurrency`` of them at once.
 
         Args:
-            settings: as of `card.host.Host`, as far as a plan knows of them.
+            settings: as of `card.api.host.Host`, as far as a plan knows of them.
             text_idxs: which texts; all if empty.
         Raises: SettingsError, PlanError for settings that cannot be followed; PlanError if a text came out otherwise
             than it was recorded.

@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from heapq import heappop, heappush
 
-from card.drafter import DrafterWorker, step_together
 from card.errors import ProtocolError
-from card.messages import DrafterMessage, Ready, TargetMessage
 from card.transport.link import LinkStatus
+from card.tree.messages import DrafterMessage, Ready, TargetMessage
+from card.workers.drafter import DrafterWorker, step_together
 from card.writers.beam import BeamWriter
 
 _LEAST_WAIT_S = 1e-3  # links to other processes wait whole milliseconds

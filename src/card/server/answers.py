@@ -12,7 +12,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from card.outputs import StreamChunk
+from card.api.outputs import StreamChunk
 from card.server.errors import ApiError
 from card.server.metrics import request_metrics
 from card.server.schemas import SamplingFields

@@ -16,7 +16,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from card import __version__
-from card.async_llm import AsyncLLM
+from card.api.async_llm import AsyncLLM
 from card.errors import CardError
 from card.server.answers import json_response
 from card.server.auth import KeyRing

@@ -9,8 +9,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from card.outputs import StreamChunk
-from card.sampling import TokenLogprobs
+from card.api.outputs import StreamChunk
 from card.server.answers import json_response, metrics, new_head, told_of_tokens, unless_gone, usage
 from card.server.limits import read_body
 from card.server.params import sampling_params
@@ -19,6 +18,7 @@ from card.server.service import Choice, Generation, Service
 from card.server.streaming import EventStream, event
 from card.server.tools.parser import CallArguments, CallBegun, Content, Piece
 from card.server.tools.support import ToolPlan
+from card.tree.sampling import TokenLogprobs
 
 
 async def chat_completions(request: Request) -> Response:

@@ -12,13 +12,13 @@ from starlette.responses import Response
 from card.config import SamplingParams
 from card.engine.scoring import Scores
 from card.models.text import decode
-from card.sampling import TokenLogprobs
 from card.server.answers import json_response, metrics, new_head, told_of_tokens, unless_gone, usage
 from card.server.limits import read_body
 from card.server.params import sampling_params
 from card.server.schemas import CompletionRequest, Prompts
 from card.server.service import Choice, Generation, Service
 from card.server.streaming import EventStream, event
+from card.tree.sampling import TokenLogprobs
 
 Job = tuple[tuple[int, ...], SamplingParams | None]
 

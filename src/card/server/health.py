@@ -9,11 +9,11 @@ from starlette.responses import Response
 
 from card import __version__
 from card.errors import WorkerError
-from card.metrics import EngineStats
 from card.server.answers import json_response
 from card.server.errors import ApiError, as_api_error
 from card.server.metrics import CONTENT_TYPE, Scrape
 from card.server.service import Service
+from card.workers.metrics import EngineStats
 
 
 async def health(request: Request) -> Response:

@@ -13,9 +13,9 @@ from typing import Any
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
+from card.api.outputs import StreamChunk
 from card.errors import WorkerError
-from card.metrics import EngineStats, RequestStats
-from card.outputs import StreamChunk
+from card.workers.metrics import EngineStats, RequestStats
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 

@@ -13,12 +13,12 @@ import jinja2
 from transformers import PreTrainedTokenizerBase
 
 from card import __version__
-from card.async_llm import AsyncLLM, RequestStream
+from card.api.async_llm import AsyncLLM, RequestStream
+from card.api.host import Prompt
+from card.api.outputs import StreamChunk
 from card.config import SamplingParams
 from card.errors import CardError, SettingsError
-from card.host import Prompt
 from card.models.token_bytes import token_bytes
-from card.outputs import StreamChunk
 from card.server.aside import Aside
 from card.server.config import ServerSettings
 from card.server.described import Limits
@@ -29,7 +29,7 @@ from card.server.params import derived_seed, model_defaults
 from card.server.schemas import MAX_CHOICES, SamplingFields
 from card.server.tokens import TokenNames
 from card.server.tools.support import ToolSupport
-from card.target import FinishReason
+from card.workers.target import FinishReason
 
 _LARGE_PROMPT_CHARS = 16_384  # a longer one is tokenized where it holds up none that is shorter
 

@@ -19,7 +19,7 @@ try:
 except ImportError:  # there is no such limit
     resource = None  # type: ignore[assignment]
 
-from card.async_llm import AsyncLLM
+from card.api.async_llm import AsyncLLM
 from card.errors import SettingsError, WorkerError
 from card.server.app import make_app
 from card.server.config import ServerSettings

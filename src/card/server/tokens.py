@@ -8,7 +8,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from card.models.text import REPLACEMENT
-from card.sampling import TokenLogprobs
+from card.tree.sampling import TokenLogprobs
 
 _LEAST_LOGPROB = -9999.0  # JSON has no minus infinity
 _SPACE_MARK = "\u2581"  # a SentencePiece token that begins a word

@@ -6,12 +6,12 @@ import time
 from dataclasses import dataclass
 
 from card.engine.latency import measure_pass_cost
-from card.messages import Ready
 from card.models.draft_vocab import restrict_head
 from card.models.fingerprint import tokenizer_fingerprint
 from card.models.grammar import BackgroundGrammars, GrammarCompiler
 from card.models.loading import context_limit, end_token_ids, load_decoder, load_tokenizer, parameter_count
 from card.models.torch_runner import TorchRunner
+from card.tree.messages import Ready
 from card.writers.beam import BeamWriter
 
 _MEASURING_S = 0.4

@@ -17,11 +17,11 @@ import msgspec
 import zmq
 
 from card.config import INT8
-from card.drafter import DrafterWorker
 from card.errors import CardError, ProtocolError
-from card.messages import DrafterMessage, Fault, decode, encode
 from card.models.threads import use_threads
 from card.transport.drafter_model import DraftModel, load_drafter
+from card.tree.messages import DrafterMessage, Fault, decode, encode
+from card.workers.drafter import DrafterWorker
 
 FOLDER_PREFIX = "card-"  # of the folder with the socket, which the parent makes
 _IDLE_POLL_MS = 500

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from card.drafter import DrafterWorker
-from card.messages import DrafterMessage, Ready, TargetMessage, decode, encode
 from card.transport.link import LinkStatus
+from card.tree.messages import DrafterMessage, Ready, TargetMessage, decode, encode
+from card.workers.drafter import DrafterWorker
 
 M = TypeVar("M", TargetMessage, DrafterMessage)
 

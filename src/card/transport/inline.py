@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from card.drafter import DrafterWorker
 from card.errors import CardError
-from card.messages import DrafterMessage, Ready, TargetMessage
 from card.transport.link import LinkStatus
+from card.tree.messages import DrafterMessage, Ready, TargetMessage
+from card.workers.drafter import DrafterWorker
 
 logger = logging.getLogger(__name__)
 

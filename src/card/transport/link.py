@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from card.messages import DrafterMessage, Ready, TargetMessage
+from card.tree.messages import DrafterMessage, Ready, TargetMessage
 
 DrafterState = Literal["starting", "up", "degraded", "down"]
 

@@ -15,11 +15,22 @@ import msgspec
 import zmq
 
 from card.errors import ProtocolError, WorkerError
-from card.messages import DrafterMessage, Fault, Layer, Ping, Ready, Resync, Shutdown, TargetMessage, decode, encode
 from card.transport.child import DrafterChild
 from card.transport.drafter_process import FOLDER_PREFIX, DrafterConfig
 from card.transport.link import LinkStatus
 from card.transport.watch import Watch
+from card.tree.messages import (
+    DrafterMessage,
+    Fault,
+    Layer,
+    Ping,
+    Ready,
+    Resync,
+    Shutdown,
+    TargetMessage,
+    decode,
+    encode,
+)
 
 logger = logging.getLogger(__name__)
 _CHECK_INTERVAL_S = 0.02  # between looks at the child; a look is a system call

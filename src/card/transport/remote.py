@@ -12,7 +12,10 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from card.errors import ProtocolError, WorkerError
-from card.messages import (
+from card.transport.keys import ClientKeys, check_address, load_client_keys
+from card.transport.link import LinkStatus
+from card.transport.watch import Watch
+from card.tree.messages import (
     MAX_FRAME_BYTES,
     DrafterMessage,
     Fault,
@@ -26,9 +29,6 @@ from card.messages import (
     decode,
     encode,
 )
-from card.transport.keys import ClientKeys, check_address, load_client_keys
-from card.transport.link import LinkStatus
-from card.transport.watch import Watch
 
 logger = logging.getLogger(__name__)
 _CHECK_INTERVAL_S = 0.02

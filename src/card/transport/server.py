@@ -10,10 +10,10 @@ from typing import Any
 import zmq
 from zmq.auth.thread import ThreadAuthenticator
 
-from card.drafter import DrafterWorker, step_together
 from card.errors import CardError, ProtocolError, SettingsError
-from card.messages import DrafterMessage, Fault, Hello, Ping, Pong, Ready, Shutdown, decode, encode
 from card.transport.keys import ServerKeys, check_may_listen
+from card.tree.messages import DrafterMessage, Fault, Hello, Ping, Pong, Ready, Shutdown, decode, encode
+from card.workers.drafter import DrafterWorker, step_together
 from card.writers.beam import BeamWriter
 
 logger = logging.getLogger(__name__)

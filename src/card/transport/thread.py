@@ -8,11 +8,11 @@ import threading
 
 import torch
 
-from card.drafter import DrafterWorker
 from card.errors import CardError
-from card.messages import DrafterMessage, Fault, Ready, Shutdown, TargetMessage
-from card.models.graphs import Lane
+from card.models.cuda.graphs import Lane
 from card.transport.link import LinkStatus
+from card.tree.messages import DrafterMessage, Fault, Ready, Shutdown, TargetMessage
+from card.workers.drafter import DrafterWorker
 
 logger = logging.getLogger(__name__)
 _JOIN_TIMEOUT_S = 10.0

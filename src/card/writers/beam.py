@@ -8,13 +8,13 @@ from collections.abc import Sequence
 import msgspec
 from torch import Tensor
 
-from card.candidates import CandidateCache
 from card.errors import ProtocolError
-from card.messages import DraftSpec
 from card.models.pool import SequencePool
 from card.models.protocol import NO_PARENT, Extension, LanguageModel
-from card.nodes import NewNodes
-from card.sampling import CandidateScorer, SamplingRule
+from card.tree.candidates import CandidateCache
+from card.tree.messages import DraftSpec
+from card.tree.nodes import NewNodes
+from card.tree.sampling import CandidateScorer, SamplingRule
 from card.writers.growth import RULES, Found, GrowingTree
 from card.writers.shaping import DraftShaping, FindGrammar
 

@@ -11,9 +11,9 @@ from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
-from card.candidates import CandidateCache
-from card.messages import DraftSpec
-from card.nodes import NewNodes
+from card.tree.candidates import CandidateCache
+from card.tree.messages import DraftSpec
+from card.tree.nodes import NewNodes
 
 Demands = Generator[tuple[int, int], None, None]  # (node, children that it should have)
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from card.config import Grammar, ShapingRule
 from card.errors import TargetError
-from card.shaping import GrammarState, Path, Shaping
+from card.tree.shaping import GrammarState, Path, Shaping
 
 logger = logging.getLogger(__name__)
 

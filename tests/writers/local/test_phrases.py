@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from card.config import EngineSettings
 from card.errors import SettingsError
-from card.nodes import Candidates
-from card.offers import Offers
-from card.verify import ROOT
+from card.tree.nodes import Candidates
+from card.tree.verify import ROOT
+from card.workers.offers import Offers
 from card.writers.local.phrases import WRITER, PhraseSequence, PhraseWriter
 from card.writers.local.protocol import PATH_END, Observation, Proposal
 from tests.local_observing import paths_of, plain, play_shaken, random_target, run, scores_of, shaken, tree

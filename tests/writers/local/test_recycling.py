@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from card.config import EngineSettings
-from card.verify import ROOT
+from card.tree.verify import ROOT
 from card.writers.local.protocol import PATH_END, Observation, Proposal
 from card.writers.local.recycling import WRITER, RecyclingSequence
 from tests.local_observing import plain, play_shaken, random_target, ranked_tokens, run, scores_of, shaken

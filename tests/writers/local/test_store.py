@@ -21,9 +21,9 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
+from card.api.llm import LLM
 from card.config import EngineSettings, SamplingParams
 from card.errors import SettingsError
-from card.llm import LLM
 from card.models.fingerprint import tokenizer_fingerprint
 from card.writers.local import find_writer
 from card.writers.local.lookup import chance_per_count

@@ -1,4 +1,4 @@
-"""The timeline of a request: what target and drafter did when, drawn from a file that `card.trace` wrote."""
+"""The timeline of a request: what target and drafter did when, drawn from a file that `card.workers.trace` wrote."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from card.bench.report.style import (
     blank,
 )
 from card.errors import BenchError
-from card.trace import HIT, LATE_HIT, MISS, MIXED, PREFILL, STEP, TRACKS, TURN, VERIFY, WAIT
+from card.workers.trace import HIT, LATE_HIT, MISS, MIXED, PREFILL, STEP, TRACKS, TURN, VERIFY, WAIT
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

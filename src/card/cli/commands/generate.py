@@ -28,7 +28,7 @@ from card.cli.report import stats_line
 from card.errors import PromptError, SettingsError
 
 if TYPE_CHECKING:  # loaded by make_llm
-    from card.llm import LLM, StreamChunk
+    from card.api.llm import LLM, StreamChunk
 
 
 @command(short_help="Continue or answer a prompt.")
@@ -73,7 +73,7 @@ def generate(
         last = chunks[-1]
         if trace_file and trace:
             about = {"method": llm.method.name, "target": llm.settings.target, "target_cost": llm.target_cost or ""}
-            load("card.trace").write_trace(trace_file, {llm.method.name: trace}, about)
+            load("card.workers.trace").write_trace(trace_file, {llm.method.name: trace}, about)
         if as_json:
             click.echo(json.dumps(_result(llm, chunks), ensure_ascii=False))
         elif stats or llm.target_cost:

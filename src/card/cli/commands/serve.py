@@ -17,7 +17,7 @@ from card.errors import SettingsError
 from card.methods import find_method
 
 if TYPE_CHECKING:
-    from card.async_llm import AsyncLLM
+    from card.api.async_llm import AsyncLLM
 
 _EXTRA = {
     "fastapi": "fastapi",
@@ -197,7 +197,7 @@ def serve(model_argument: str | None, **options: Any) -> None:
     spare = start_drafter_child(method, draft, options)
 
     def make_llm() -> AsyncLLM:
-        make: type[AsyncLLM] = load("card.async_llm").AsyncLLM
+        make: type[AsyncLLM] = load("card.api.async_llm").AsyncLLM
         with spinner(f"loading {target}") as say:
             return make(target, draft, method=method, spare=spare, say=say, **given(options))
 

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from card.config import EngineSettings
 from card.errors import SettingsError
-from card.verify import ROOT
+from card.tree.verify import ROOT
 from card.writers.guesses import GuessTree, NgramPool, children_of, guess_rates, merged, nodes_along
 from card.writers.local.protocol import PATH_END, LocalWriter, Observation, Proposal, WriterSequence
 

@@ -1,7 +1,7 @@
 """What a writer without a model is: it proposes candidates beside the drafter's, and learns from every target pass.
 
 Such writers live in the target's process and cost microseconds. Nothing that they propose can change the text: the
-target's own choices decide (`card.verify.match`).
+target's own choices decide (`card.tree.verify.match`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import ClassVar, Protocol
 
 from card.config import EngineSettings
 from card.errors import ProtocolError
-from card.verify import ROOT
+from card.tree.verify import ROOT
 
 PATH_END = -2  # parent of candidates below the end of the best path, which is the root if nobody proposed any
 

@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import ClassVar
 
 from card.config import EngineSettings
-from card.verify import ROOT
+from card.tree.verify import ROOT
 from card.writers.guesses import RankRates
 from card.writers.local.protocol import PATH_END, LocalWriter, Observation, Proposal, WriterSequence
 

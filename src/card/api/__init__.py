@@ -1,0 +1,1 @@
+"""What programs import: `LLM`, `AsyncLLM` and what they return."""

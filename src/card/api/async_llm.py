@@ -1,0 +1,434 @@
+"""`AsyncLLM`: the Python API for asyncio; the engine runs in a thread of its own and many requests share its batch."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import threading
+import time
+import weakref
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from transformers import PreTrainedTokenizerBase
+
+from card.api.host import Host, PreparedRequest, Prompt
+from card.api.mailbox import Mailbox, wake
+from card.api.outputs import StreamChunk
+from card.api.text_stream import TextStream
+from card.config import SamplingParams
+from card.engine.engine import Update
+from card.engine.scoring import Scores, ScoringJob
+from card.errors import CardError, PromptError, SettingsError, WorkerError
+from card.methods import Method
+from card.transport.child import DrafterChild
+from card.workers.metrics import EngineStats, RequestStats
+from card.workers.trace import Trace
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+logger = logging.getLogger(__name__)
+_IDLE_LOOK_S = 1.0  # an idle engine listens so often: its drafter must not take it for gone, nor die unnoticed
+_IDLE_LOOKS = 3  # in a row, before the idle time is used to measure what was measured in haste at start
+
+_JOIN_TIMEOUT_S = 60.0  # for the engine's thread to finish its round and to end the drafter
+
+
+class AsyncLLM:
+    """A target model, perhaps with a draft model, that answers many requests at once in asyncio programs.
+
+        async with AsyncLLM("demo-target", "demo-draft") as llm:
+            async for chunk in llm.generate("Tom has 3 apples and buys 4 more. How many has he?"):
+                print(chunk.text, end="")
+
+    Methods may be called from any event loop, or several; a stream is read in the loop that it was made in. If the
+    engine breaks, every open stream and every later call raises WorkerError.
+    """
+
+    def __init__(
+        self,
+        target: str | PreTrainedModel = "demo-target",
+        draft: str | PreTrainedModel | None = None,
+        *,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        method: str | None = None,
+        spare: DrafterChild | None = None,
+        say: Callable[[str], None] = lambda _: None,
+        **settings: Any,
+    ) -> None:
+        """Load the models and bring drafter and engine up; this takes a while and blocks. Arguments are those of `LLM`.
+
+        Raises: SettingsError, ModelError, VocabularyError, WorkerError.
+        """
+        self._host = Host(target, draft, tokenizer=tokenizer, method=method, settings=settings, spare=spare, say=say)
+        self._driver = _Driver(self._host)
+        self._finalizer = weakref.finalize(self, self._driver.close)
+        self._request_ids = itertools.count()
+
+    @property
+    def method(self) -> Method:
+        """The decoding method."""
+        return self._host.method
+
+    @property
+    def target_cost(self) -> str | None:
+        """What an inflated target costs and what it is; None for a target as it is."""
+        return self._host.target_cost
+
+    @property
+    def max_model_len(self) -> int:
+        """Most tokens of a request, prompt and answer together."""
+        return self._host.max_model_len
+
+    @property
+    def host(self) -> Host:
+        """The models, the tokenizer and the settings, to look at."""
+        return self._host
+
+    @property
+    def stalled_s(self) -> float:
+        """Seconds since the engine last got on, or had nothing to do; grows while it hangs."""
+        return time.monotonic() - self._driver.last_progress
+
+    def generate(
+        self, prompt: Prompt, sampling_params: SamplingParams | None = None, request_id: str | None = None
+    ) -> RequestStream:
+        """Queue a request at once and return its stream.
+
+        Args:
+            prompt: text, token ids, or a conversation for the model's chat template.
+            request_id: a name for `abort`, not in use by another running request; None makes one up.
+        Raises: PromptError for a prompt that is empty or does not fit; SettingsError for a request_id in use, or
+            outside a running event loop; WorkerError if the engine is down.
+        """
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError as error:
+            raise SettingsError(
+                "generate needs a running event loop; use it in a coroutine, or use card.LLM"
+            ) from error
+        number = next(self._request_ids)
+        prepared = self._host.make_request(prompt, sampling_params or SamplingParams(), number)
+        mailbox = Mailbox(loop)
+        name = f"card-{number}" if request_id is None else request_id
+        self._driver.add(name, prepared, mailbox)
+        return RequestStream(self, name, number, mailbox)
+
+    async def abort(self, request_id: str) -> bool:
+        """Drop a request and return once its place and its KV are free; False if no such request is running.
+
+        Its stream ends with a chunk whose finish_reason is "abort". Raises: WorkerError if the engine is down.
+        """
+        done = self._driver.abort(request_id)
+        return await asyncio.wrap_future(done) if done else False
+
+    async def score(self, prompt: Prompt, num_top: int = 0) -> Scores:
+        """Return how likely the target finds each token of a text but the first, and the ``num_top`` likeliest there.
+
+        Raises: PromptError for a prompt that is empty or does not fit; TargetError if the model fails; WorkerError if
+            the engine is down.
+        """
+        token_ids = self._host.encode(prompt)
+        self._host.scorer.check(token_ids)
+        job = ScoringJob(token_ids, num_top)
+        self._driver.score(job)
+        return await asyncio.wrap_future(job.done)
+
+    def stats(self) -> EngineStats:
+        """Return gauges and totals of the engine as of its last round. Raises: WorkerError if it is down."""
+        return self._driver.stats()
+
+    def trace(self) -> contextlib.AbstractContextManager[Trace]:
+        """Record what the engine does while the block runs, other tasks' requests included; one recording at a time."""
+        return self._host.trace()
+
+    async def shutdown(self) -> None:
+        """End engine and drafter; open streams raise WorkerError. May be called twice.
+
+        Raises: WorkerError if the engine does not end in time.
+        """
+        if not await asyncio.to_thread(self._driver.close):
+            raise WorkerError(f"the engine's thread did not end within {_JOIN_TIMEOUT_S:.0f} s; it is left behind")
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.shutdown()
+
+    def _forget(self, number: int) -> None:
+        self._driver.forget(number)
+
+
+class RequestStream(AsyncIterator[StreamChunk]):
+    """The answer to one request as it is decoded; whoever stops reading it drops the request.
+
+    A chunk holds everything new since the last one that was read, so a slow reader gets fewer and larger chunks. The
+    last one carries the finish_reason. Leaving the loop over it, cancelling the task that reads it, `aclose` and
+    letting go of it all end the request within a round. Raises, while read: TargetError if the model failed for this
+    request; WorkerError if the engine broke or was shut down.
+    """
+
+    def __init__(self, llm: AsyncLLM, request_id: str, number: int, mailbox: Mailbox) -> None:
+        self.request_id = request_id
+        self._llm = llm  # must not end while someone reads
+        self._number = number
+        self._mailbox = mailbox
+        self._is_over = False
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> StreamChunk:
+        if self._is_over:
+            raise StopAsyncIteration
+        try:
+            chunk = await self._mailbox.take()
+        except SettingsError:  # the caller's mistake: the request goes on
+            raise
+        except (CardError, asyncio.CancelledError):
+            self._drop()
+            raise
+        self._is_over = chunk.finish_reason is not None
+        return chunk
+
+    async def aclose(self) -> None:
+        """End the request, if it is still running."""
+        self._drop()
+
+    def __del__(self) -> None:
+        self._drop()
+
+    def _drop(self) -> None:
+        if not self._is_over:
+            self._is_over = True
+            self._llm._forget(self._number)
+
+
+@dataclass(slots=True)
+class _Live:
+    """A request in the engine."""
+
+    name: str
+    text: TextStream
+    mailbox: Mailbox
+    stats: RequestStats
+
+
+@dataclass(frozen=True, slots=True)
+class _Add:
+    name: str
+    prepared: PreparedRequest
+    mailbox: Mailbox
+
+
+@dataclass(frozen=True, slots=True)
+class _Abort:
+    number: int
+    done: Future[bool] | None = None  # gets whether the request was running
+
+
+Command = _Add | _Abort | ScoringJob
+
+
+class _Driver:
+    """The engine's thread: obeys commands between rounds, runs rounds while there is work, fills the mailboxes."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._changed = threading.Condition()  # reentrant: a stream may be collected while its own thread holds it
+        self._inbox: list[Command] = []
+        self._num_unseen = 0  # requests that the published figures do not count yet
+        self._num_seen = 0  # of these, how many the next figures will count
+        self._obeyed: list[tuple[Future[bool], bool]] = []  # to be resolved once the statistics tell of it
+        self._number_of: dict[str, int] = {}  # names in use
+        self._is_closing = False
+        self._death: WorkerError | None = None
+        self._latest = host.engine.stats()
+        self.last_progress = time.monotonic()
+        self._live: dict[int, _Live] = {}  # the engine's thread only
+        self._idle_looks = 0  # in a row
+        self._measured_again = host.measuring.again()
+        self._thread = threading.Thread(target=self._run, name="card-engine", daemon=True)
+        self._thread.start()
+
+    # ---- called from any thread -------------------------------------------------------------------------------------
+
+    def add(self, name: str, prepared: PreparedRequest, mailbox: Mailbox) -> None:
+        """Queue a request. Raises: SettingsError for a name in use; WorkerError."""
+        with self._changed:
+            self._check_alive()
+            if name in self._number_of:
+                raise SettingsError(f"request_id {name!r} is in use by a running request; choose another one")
+            self._number_of[name] = prepared.request.request_id
+            self._num_unseen += 1
+            self._post(_Add(name, prepared, mailbox))
+
+    def abort(self, name: str) -> Future[bool] | None:
+        """Queue an abort; None if there is no such request. Raises: WorkerError."""
+        with self._changed:
+            self._check_alive()
+            if name not in self._number_of:
+                return None
+            done: Future[bool] = Future()
+            self._post(_Abort(self._number_of[name], done))
+            return done
+
+    def score(self, job: ScoringJob) -> None:
+        """Queue a text to be scored. Raises: WorkerError."""
+        with self._changed:
+            self._check_alive()
+            self._post(job)
+
+    def forget(self, number: int) -> None:
+        """Drop a request that nobody reads any more."""
+        with self._changed:
+            if self._death is None:
+                self._post(_Abort(number))
+
+    def stats(self) -> EngineStats:
+        """Return the engine's figures, requests included that it has not seen yet. Raises: WorkerError."""
+        with self._changed:
+            self._check_alive()
+            stats = self._latest.copy()
+            stats.num_waiting += self._num_unseen
+            return stats
+
+    def close(self) -> bool:
+        """End the thread, engine and drafter. Returns: whether they have ended."""
+        with self._changed:
+            self._is_closing = True
+            self._changed.notify_all()
+        if threading.current_thread() is not self._thread:
+            self._thread.join(_JOIN_TIMEOUT_S)
+        return not self._thread.is_alive()
+
+    def _check_alive(self) -> None:
+        if self._death is not None:
+            raise _again(self._death)
+
+    def _post(self, command: Command) -> None:
+        self._inbox.append(command)
+        self._changed.notify_all()
+
+    # ---- the engine's thread ----------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        death = WorkerError("the engine was shut down; make a new AsyncLLM")
+        try:
+            while (commands := self._next_commands()) is not None:
+                for command in commands:
+                    self._obey(command)
+                self._publish()
+                if self._idle_looks >= _IDLE_LOOKS:
+                    next(self._measured_again, None)
+                if self._host.scorer.has_work:
+                    self._host.scorer.step(is_alone=not self._host.engine.has_work)
+                    self.last_progress = time.monotonic()
+                self._deliver(self._host.engine.step())
+        except BaseException as error:  # whatever it is, nobody may wait for ever
+            logger.exception("the engine's thread ends")
+            death = WorkerError(f"the engine's thread has died of {type(error).__name__}: {error}")
+            death.__cause__ = error
+        finally:
+            self._die(death)
+            self._host.close()
+
+    def _next_commands(self) -> list[Command] | None:
+        """Wait until there is something to do or the drafter wants looking after; return the commands, None to end."""
+        with self._changed:
+            if not (self._inbox or self._is_closing or self._host.engine.has_work or self._host.scorer.has_work):
+                self._idle_looks = 0 if self._changed.wait(_IDLE_LOOK_S) else self._idle_looks + 1
+            if self._is_closing:
+                return None
+            return self._take_inbox()
+
+    def _take_inbox(self) -> list[Command]:
+        commands, self._inbox = self._inbox, []  # collecting a stream may append at any allocation
+        return commands
+
+    def _publish(self) -> None:
+        """Make the engine's figures known, then answer those who wait for what was obeyed."""
+        with self._changed:
+            target_tokens, self._latest = self._latest.target_tokens, self._host.engine.stats()
+            if self._latest.target_tokens != target_tokens or not self._host.engine.has_work:
+                self.last_progress = time.monotonic()
+            self._num_unseen -= self._num_seen
+            self._num_seen = 0
+        obeyed, self._obeyed = self._obeyed, []
+        for done, was_running in obeyed:
+            if done.set_running_or_notify_cancel():
+                done.set_result(was_running)
+
+    def _obey(self, command: Command) -> None:
+        """Carry out a command between two rounds."""
+        engine = self._host.engine
+        if isinstance(command, ScoringJob):
+            self._host.scorer.add(command)
+            return
+        if isinstance(command, _Add):
+            self._num_seen += 1
+            request = command.prepared.request
+            stats = RequestStats(num_prompt_tokens=len(request.prompt_ids), seed=request.params.seed or 0)
+            self._live[request.request_id] = _Live(command.name, command.prepared.text, command.mailbox, stats)
+            try:
+                engine.add(request)
+            except PromptError as error:
+                self._deliver([Update(request.request_id, (), "error", stats, error)])
+            return
+        was_running = engine.abort(command.number)
+        if command.done is not None:
+            self._obeyed.append((command.done, was_running))
+        if was_running:
+            self._deliver([Update(command.number, (), "abort", self._live[command.number].stats)])
+
+    def _deliver(self, updates: list[Update]) -> None:
+        """Put each update into its mailbox and wake the readers, to whom the statistics then tell no less."""
+        receivers = [(self._live[update.request_id], update) for update in updates]
+        for live, update in receivers:
+            live.stats = update.stats
+            if update.finish_reason is not None:
+                del self._live[update.request_id]
+                with self._changed:
+                    self._number_of.pop(live.name, None)
+        self._publish()
+        waiters = []
+        for live, update in receivers:
+            text = live.text.take(update.token_ids, is_end=update.finish_reason is not None)
+            waiters.append((live.mailbox.loop, live.mailbox.put(text, update)))
+        wake(waiters)
+
+    def _die(self, death: WorkerError) -> None:
+        """Tell everyone who waits, and everyone who calls from now on."""
+        with self._changed:
+            self._death = death
+            commands = self._take_inbox()
+            self._number_of.clear()
+        mailboxes = [live.mailbox for live in self._live.values()]
+        mailboxes += [command.mailbox for command in commands if isinstance(command, _Add)]
+        self._live.clear()
+        for command in commands:
+            if isinstance(command, ScoringJob):
+                self._host.scorer.add(command)
+        self._host.scorer.fail(death)
+        wake([(mailbox.loop, mailbox.fail(_again(death))) for mailbox in mailboxes])
+        unanswered = [done for done, _ in self._obeyed]
+        unanswered += [command.done for command in commands if isinstance(command, _Abort) and command.done]
+        for done in unanswered:
+            if done.set_running_or_notify_cancel():
+                done.set_exception(_again(death))
+
+
+def _again(error: WorkerError) -> WorkerError:
+    """Return a copy to raise: an exception that is raised in several places collects all their tracebacks."""
+    copy = WorkerError(str(error))
+    copy.__cause__ = error.__cause__
+    return copy

@@ -1,0 +1,254 @@
+"""The Python API, in vLLM's shape: `LLM`, `generate`, `chat`, `stream`."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Self
+
+from transformers import PreTrainedTokenizerBase
+
+from card.api.host import Host, PreparedRequest, Prompt
+from card.api.outputs import CompletionOutput, RequestOutput, StreamChunk, stream_chunk
+from card.config import DraftSettings, EngineSettings, SamplingParams
+from card.engine.engine import Engine, Update
+from card.methods import Method
+from card.transport.child import DrafterChild
+from card.workers.details import TokenDetails
+from card.workers.metrics import EngineStats
+from card.workers.trace import Trace
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+__all__ = ["LLM", "CompletionOutput", "RequestOutput", "StreamChunk"]
+
+
+_DONE = object()
+
+
+@dataclass(slots=True)
+class _Live:
+    """A request in the engine and what has come of it that nobody has taken yet."""
+
+    prepared: PreparedRequest
+    updates: deque[Update] = field(default_factory=deque)
+
+
+class LLM:
+    """A target model, perhaps with a draft model, and the method that decodes with them.
+
+        with LLM("demo-target", "demo-draft") as llm:
+            print(llm.generate("Tom has 3 apples and buys 4 more. How many has he?")[0].outputs[0].text)
+
+    Prompts of one call, and streams that are open at once, are answered together in one batch. The engine runs in the
+    thread of whoever waits for a result; calls from several threads are safe. Close it, or use it as a context manager:
+    the drafter may live in a process of its own.
+    """
+
+    def __init__(
+        self,
+        target: str | PreTrainedModel = "demo-target",
+        draft: str | PreTrainedModel | None = None,
+        *,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        method: str | None = None,
+        spare: DrafterChild | None = None,
+        say: Callable[[str], None] = lambda _: None,
+        **settings: Any,
+    ) -> None:
+        """Load the models and bring the drafter up.
+
+        Args:
+            target: folder, GGUF file, hub name, "demo-target", or a loaded model (give its ``tokenizer`` then).
+            draft: the same, or None; a loaded model cannot go into a process of its own.
+            method: vanilla, sps or card; None takes card if there is a draft model and vanilla if not.
+            spare: a process for the drafter that was started before this one had loaded torch.
+            say: is told what goes on, in words for a user who waits.
+            settings: any field of `EngineSettings` and `DraftSettings`.
+        Raises: SettingsError, ModelError, VocabularyError, WorkerError.
+        """
+        self._host = Host(target, draft, tokenizer=tokenizer, method=method, settings=settings, spare=spare, say=say)
+        self._engine: Engine = self._host.engine
+        self._live: dict[int, _Live] = {}
+        self._lock = threading.Lock()
+        self._request_ids = itertools.count()
+
+    @property
+    def method(self) -> Method:
+        """The decoding method."""
+        return self._host.method
+
+    @property
+    def settings(self) -> EngineSettings:
+        """How the engine is set up."""
+        return self._host.settings
+
+    @property
+    def draft_settings(self) -> DraftSettings:
+        """How new requests are drafted; may be set, for comparisons under the fixed policy."""
+        return self._host.draft_settings
+
+    @draft_settings.setter
+    def draft_settings(self, draft: DraftSettings) -> None:
+        self._host.draft_settings = draft
+
+    @property
+    def target_cost(self) -> str | None:
+        """What an inflated target costs and what it is; None for a target as it is."""
+        return self._host.target_cost
+
+    @property
+    def max_model_len(self) -> int:
+        """Most tokens of a request, prompt and answer together."""
+        return self._host.max_model_len
+
+    def generate(
+        self,
+        prompts: str | Sequence[str] | Sequence[Sequence[int]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+    ) -> list[RequestOutput]:
+        """Continue each prompt (plain text, or token ids), all in one batch; return the results in their order.
+
+        Args:
+            sampling_params: for all prompts, or one for each.
+        Raises: PromptError for a prompt that is empty or does not fit, before anything runs. A request that fails later
+            has finish_reason "error" in its result, and the others go on.
+        """
+        listed: list[Prompt] = [prompts] if isinstance(prompts, str) else list(prompts)
+        given = sampling_params or SamplingParams()
+        params = [given] * len(listed) if isinstance(given, SamplingParams) else list(given)
+        prepared = [self._prepare(prompt, one) for prompt, one in zip(listed, params, strict=True)]
+        texts = [prompt if isinstance(prompt, str) else None for prompt in listed]
+        return self._complete(prepared, texts)
+
+    def chat(
+        self, messages: Sequence[Mapping[str, str]], sampling_params: SamplingParams | None = None
+    ) -> list[RequestOutput]:
+        """Answer a conversation, put into the model's chat template. Raises: PromptError."""
+        return self._complete([self._prepare(messages, sampling_params or SamplingParams())], [None])
+
+    def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Iterator[StreamChunk]:
+        """Yield the continuation of a prompt, or the answer to a conversation, as it is decoded.
+
+        Closing the iterator early drops the request. Raises: PromptError at once, not at the first chunk; the request's
+        own error (TargetError, WorkerError) where it fails.
+        """
+        return self._stream(self._prepare(prompt, sampling_params or SamplingParams()))
+
+    def stats(self) -> EngineStats:
+        """Return gauges and totals of the engine."""
+        with self._lock:
+            return self._engine.stats()
+
+    def measure_again(self) -> None:
+        """Measure once more, for the next start, what was measured in haste at this one: use it while nobody waits."""
+        again = self._host.measuring.again()
+        has_more = True
+        while has_more:
+            with self._lock:
+                has_more = not self._engine.has_work and next(again, _DONE) is not _DONE
+
+    def reset_prefix_cache(self) -> None:
+        """Drop the KV of finished requests that is kept for texts that begin alike."""
+        with self._lock:
+            self._engine.forget_prefixes()
+
+    def trace(self) -> AbstractContextManager[Trace]:
+        """Record what the engine does inside a block, for `card.workers.trace.write_trace`; one recording at a time.
+
+        with llm.trace() as trace:
+            llm.generate(prompt)
+        """
+        return self._host.trace()
+
+    def close(self) -> None:
+        """End the drafter. May be called twice."""
+        self._host.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _prepare(self, prompt: Prompt, params: SamplingParams) -> PreparedRequest:
+        return self._host.make_request(prompt, params, next(self._request_ids))
+
+    def _begin(self, prepared: PreparedRequest) -> _Live:
+        live = _Live(prepared)
+        with self._lock:
+            self._engine.add(prepared.request)
+            self._live[prepared.request.request_id] = live
+        return live
+
+    def _end(self, live: _Live) -> None:
+        """Forget a request, and drop it if it is not finished."""
+        request_id = live.prepared.request.request_id
+        with self._lock:
+            if self._live.pop(request_id, None) is not None:
+                self._engine.abort(request_id)
+
+    def _next(self, live: _Live) -> Update:
+        """Return the next update of a request; run rounds until there is one."""
+        while True:
+            with self._lock:
+                if live.updates:
+                    return live.updates.popleft()
+                for update in self._engine.step():
+                    if update.request_id in self._live:
+                        self._live[update.request_id].updates.append(update)
+
+    def _stream(self, prepared: PreparedRequest) -> Iterator[StreamChunk]:
+        live = self._begin(prepared)
+        try:
+            while True:
+                update = self._next(live)
+                if update.error is not None:
+                    raise update.error
+                piece = prepared.text.take(update.token_ids, is_end=update.finish_reason is not None)
+                yield stream_chunk(piece, update.token_ids, update.finish_reason, update.stats, update.details)
+                if update.finish_reason is not None:
+                    return
+        finally:
+            self._end(live)
+
+    def _complete(self, prepared: Sequence[PreparedRequest], prompts: Sequence[str | None]) -> list[RequestOutput]:
+        lives: list[_Live] = []
+        try:
+            for one in prepared:
+                lives.append(self._begin(one))
+            return [self._collect(live, prompt) for live, prompt in zip(lives, prompts, strict=True)]
+        finally:
+            for live in lives:
+                self._end(live)
+
+    def _collect(self, live: _Live, prompt: str | None) -> RequestOutput:
+        prepared, text = live.prepared, ""
+        token_ids: list[int] = []
+        details: list[TokenDetails] = []
+        while True:
+            update = self._next(live)
+            token_ids += update.token_ids
+            details.append(update.details)
+            reason = update.finish_reason
+            text += prepared.text.take(update.token_ids, is_end=reason is not None)
+            if reason is not None:
+                break
+        told = TokenDetails.joined(details)
+        completion = CompletionOutput(0, text, tuple(token_ids), reason, told.logprobs, told.origins, told.alternatives)
+        return RequestOutput(
+            request_id=prepared.request.request_id,
+            prompt=prompt,
+            prompt_token_ids=prepared.request.prompt_ids,
+            outputs=(completion,),
+            method=self.method.name,
+            exact=self.method.is_exact,
+            target_cost=self.target_cost,
+            stats=update.stats,
+            error=update.error,
+        )

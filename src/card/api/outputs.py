@@ -1,0 +1,68 @@
+"""What the Python API gives back, in vLLM's shape."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from card.errors import CardError
+from card.tree.sampling import TokenLogprobs
+from card.workers.details import Alternative, TokenDetails
+from card.workers.metrics import RequestStats
+from card.workers.target import FinishReason
+
+__all__ = ["Alternative", "CompletionOutput", "RequestOutput", "StreamChunk", "TokenLogprobs"]
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionOutput:
+    """One completion of a prompt."""
+
+    index: int
+    text: str
+    token_ids: tuple[int, ...]  # the end token included
+    finish_reason: FinishReason  # stop: an end token or stop string; length: max_tokens or the context is full
+    logprobs: tuple[TokenLogprobs, ...] = ()  # one for each token, if `SamplingParams.logprobs` asked for them
+    # How the text came, not what came, so these do not count when outputs are compared; one for each token, see
+    # `card.workers.details.TokenDetails`.
+    origins: tuple[str, ...] = field(default=(), compare=False)
+    alternatives: tuple[tuple[Alternative, ...], ...] = field(default=(), compare=False)  # if shows_tree
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOutput:
+    """Everything about one finished request."""
+
+    request_id: int
+    prompt: str | None  # None if token ids were given
+    prompt_token_ids: tuple[int, ...]
+    outputs: tuple[CompletionOutput, ...]
+    method: str
+    exact: bool  # True: the text is that of plain decoding
+    target_cost: str | None  # set if the target was inflated: what it costs and what it is
+    stats: RequestStats
+    error: CardError | None = None  # why the text ends early, with finish_reason "error"
+
+
+@dataclass(frozen=True, slots=True)
+class StreamChunk:
+    """What one round added to a streamed request."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason | None  # None while the request runs
+    stats: RequestStats  # live counters
+    logprobs: tuple[TokenLogprobs, ...] = ()  # these three as in `CompletionOutput`, of these tokens
+    origins: tuple[str, ...] = field(default=(), compare=False)
+    alternatives: tuple[tuple[Alternative, ...], ...] = field(default=(), compare=False)
+
+
+def stream_chunk(
+    text: str,
+    token_ids: tuple[int, ...],
+    finish_reason: FinishReason | None,
+    stats: RequestStats,
+    details: TokenDetails,
+) -> StreamChunk:
+    """Return a chunk with what is told of its tokens."""
+    told = (details.logprobs, details.origins, details.alternatives)
+    return StreamChunk(text, token_ids, finish_reason, stats, *told)

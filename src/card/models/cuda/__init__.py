@@ -1,0 +1,1 @@
+"""Passes recorded as CUDA graphs."""

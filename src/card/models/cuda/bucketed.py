@@ -1,0 +1,176 @@
+"""`BucketedRunner`: a `TorchRunner` whose small passes have few, fixed shapes, so that CUDA replays them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from card.models.cuda.graphs import StagedTensor, bucket_of
+from card.models.cuda.static_cache import MAX_STATIC_TOKENS, TOKEN_BUCKETS, StaticDecoder
+from card.models.fused import FusedDecoder
+from card.models.kv_cache import BoolArray, FloatArray, IntArray
+from card.models.protocol import Extension
+from card.models.torch_runner import TorchRunner
+
+if TYPE_CHECKING:
+    from card.models.decoder_model import LoadedModel
+
+
+class BucketedRunner(TorchRunner):
+    """Runs a pass over one sequence of at most MAX_STATIC_TOKENS tokens in the next larger of a few shapes.
+
+    Rows that fill a pass up see themselves alone; their logits are dropped and their places are written over. A shape
+    is recorded when it is needed first, on CUDA as a graph. All other passes run as those of a `TorchRunner`: several
+    sequences at once, longer ones, models that are not walked directly or have sliding windows.
+    """
+
+    def __init__(
+        self,
+        model: LoadedModel,
+        *,
+        max_model_len: int,
+        max_tree_rows: int = 512,
+        fused: bool | None = None,
+    ) -> None:
+        """Take over ``model``; arguments and errors as of `TorchRunner`."""
+        super().__init__(model, max_model_len=max_model_len, max_tree_rows=max_tree_rows, fused=fused)
+        self.static: StaticDecoder | None = None
+        if isinstance(self._decoder, FusedDecoder) and not any(self._decoder.windows):
+            with torch.inference_mode():
+                self.static = StaticDecoder(self._decoder, self.max_rows)
+                logits_shape = (MAX_STATIC_TOKENS, self.vocab_size)
+                self._logits = torch.zeros(logits_shape, dtype=self.dtype, device=self.device)
+        self._bucket_features: Tensor | None = None  # [MAX_STATIC_TOKENS, num_features]: recorded passes write there
+        self._passes: dict[tuple[int, int], _BucketPass] = {}  # by tokens and span
+
+    def close(self, slot: int) -> None:
+        """Drop a sequence; its memory may serve later ones. Raises: ModelError if the slot is not open."""
+        super().close(slot)
+        if self.static:
+            self.static.forget(slot)
+
+    def keep(self, slot: int, num_prefix_rows: int, rows: Sequence[int] = ()) -> None:
+        """Keep the first rows and then ``rows``, in this order; drop the rest. Raises: see `KVCache.keep`."""
+        super().keep(slot, num_prefix_rows, rows)
+        if self.static:
+            num_still = next((i for i, row in enumerate(rows) if row != num_prefix_rows + i), len(rows))
+            self.static.forget(slot, num_prefix_rows + num_still)
+
+    def lend(self, slot: int, parents: Sequence[int]) -> BoolArray:
+        """Bring the sequence to the desk and say what new rows with these parents would see; no row is added.
+
+        Returns: [T, S] for S rows, the new ones included.
+        Raises: CapacityError, ModelError as `forward`.
+        """
+        assert self.static is not None, "no static passes for this model"
+        sequence = self._cache[slot]
+        tree, num_held = sequence.tree, sequence.tree.num_rows
+        tree.append(np.asarray(parents, np.int64))
+        visible = _visible(tree.bias(num_held), len(parents), tree.num_rows)
+        tree.truncate(num_held)
+        with torch.inference_mode():
+            self.static.bring(slot, sequence.kv, num_held)
+        return visible
+
+    def adopt(self, slot: int, parents: Sequence[int]) -> None:
+        """Add rows with these parents, which a step wrote to the desk behind the sequence's own rows."""
+        assert self.static is not None, "no static passes for this model"
+        sequence = self._cache[slot]
+        sequence.tree.append(np.asarray(parents, np.int64))
+        with torch.inference_mode():
+            self.static.give_back(slot, sequence.kv, len(parents))
+
+    def keep_features(self, num_layers: int) -> None:
+        """Let every pass from now on keep features, recorded ones too. Arguments and errors as of `TorchRunner`."""
+        super().keep_features(num_layers)
+        if self.static:
+            assert self._decoder.kept is not None
+            self.static.recorder.wait()
+            self._passes.clear()  # they were recorded without
+            with torch.inference_mode():
+                shape = (MAX_STATIC_TOKENS, self._decoder.kept.num_features)
+                self._bucket_features = torch.zeros(shape, dtype=self.dtype, device=self.device)
+
+    def _forward(self, extensions: Sequence[Extension]) -> list[Tensor]:
+        if self.static is None or len(extensions) > 1 or len(extensions[0].token_ids) > MAX_STATIC_TOKENS:
+            return super()._forward(extensions)
+        token_ids = self._append(extensions)
+        slot, num_new = extensions[0].slot, len(token_ids)
+        sequence = self._cache[slot]
+        tree, start = sequence.tree, sequence.tree.num_rows - num_new
+        bucket_pass = self._pass_for(self.static, num_new, start)
+        self.static.bring(slot, sequence.kv, start)
+        bucket_pass.run(token_ids, tree.positions(start), start, tree.bias(start))
+        self.static.give_back(slot, sequence.kv, num_new)
+        first = extensions[0].first_logits_idx
+        if self._bucket_features is not None:
+            self._pass_features = self._bucket_features[first:num_new].clone()
+        return [self._logits[first:num_new].clone()]  # the next pass writes there
+
+    def _pass_for(self, static: StaticDecoder, num_new: int, start: int) -> _BucketPass:
+        num_tokens = bucket_of(num_new, TOKEN_BUCKETS)
+        assert num_tokens is not None
+        shape = num_tokens, static.span_of(start + num_tokens)
+        if shape not in self._passes:
+            features = None if self._bucket_features is None else self._bucket_features[:num_tokens]
+            self._passes[shape] = _BucketPass(static, *shape, self._logits[:num_tokens], features)
+        return self._passes[shape]
+
+
+class _BucketPass:
+    """A recorded pass of one shape."""
+
+    def __init__(
+        self, static: StaticDecoder, num_tokens: int, span: int, logits: Tensor, features: Tensor | None
+    ) -> None:
+        self._static = static
+        self._logits = logits
+        self._features = features
+        self._inputs = StagedTensor((3, num_tokens), torch.int64, static.device)  # tokens, positions, places
+        self._visible = StagedTensor((num_tokens, span), torch.bool, static.device)
+        self._fill(np.zeros(0, np.int64), np.zeros(0, np.int64), 0, np.zeros((0, 0), np.bool_))
+        self._replay = static.record(self._compute)
+
+    def run(self, token_ids: IntArray, positions: IntArray, start: int, bias: FloatArray | None) -> None:
+        """Run the tokens of rows ``start`` .. on the desk."""
+        num_new = len(token_ids)
+        self._fill(token_ids, positions, start, _visible(bias, num_new, start + num_new))
+        self._replay()
+
+    def _fill(self, token_ids: IntArray, positions: IntArray, start: int, visible: BoolArray) -> None:
+        num_new = len(token_ids)
+        num_tokens, span = self._visible.tensor.shape
+        inputs = np.zeros((3, num_tokens), np.int64)
+        inputs[0, :num_new], inputs[1, :num_new] = token_ids, positions
+        inputs[2] = np.arange(start, start + num_tokens)
+        sees = np.zeros((num_tokens, span), np.bool_)
+        sees[:num_new, : visible.shape[1]] = visible
+        padding = np.arange(num_new, num_tokens)
+        sees[padding, start + padding] = True
+        self._inputs.fill(inputs)
+        self._visible.fill(sees)
+
+    def _compute(self) -> None:
+        token_ids, positions, row_idx = self._inputs.tensor.unbind(0)
+        self._logits.copy_(self._static.forward(token_ids, positions, row_idx, self._visible.tensor))
+        if self._features is not None:
+            assert self._static.features is not None
+            self._features.copy_(self._static.features)
+
+
+def _visible(bias: FloatArray | None, num_new: int, num_rows: int) -> BoolArray:
+    """Return what a bias of `RowTree` lets the newest rows see, [num_new, num_rows]."""
+    return np.ones((num_new, num_rows), np.bool_) if bias is None else bias[:, :num_rows] == 0
+
+
+def make_runner(model: LoadedModel, *, max_model_len: int, max_tree_rows: int = 512) -> TorchRunner:
+    """Return the runner that suits the device of ``model``: a `BucketedRunner` on CUDA, else a `TorchRunner`.
+
+    Arguments and errors as of `TorchRunner`.
+    """
+    kind = BucketedRunner if model.device.type == "cuda" else TorchRunner
+    return kind(model, max_model_len=max_model_len, max_tree_rows=max_tree_rows)

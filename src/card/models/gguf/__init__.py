@@ -1,0 +1,1 @@
+"""Weights and tokenizers out of GGUF files."""

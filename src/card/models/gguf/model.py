@@ -1,0 +1,349 @@
+"""Models in GGUF files, llama.cpp's format: their config, tokenizer and weights in transformers' terms.
+
+Weights are dequantised some rows at a time, so that no more than the result is ever held. Llama, Mistral, Qwen2 and
+Qwen3 models are read; files that ask for more than is built here are refused.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from card.models.gguf.header import GgufError, Header, TensorPlace, read_header
+
+_ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+_OUTSIDE = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+_INSIDE = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+_ROPE_FACTORS = "rope_freqs.weight"  # how Llama 3.1 and later files store the scaling of their angles
+_LLAMA3_CONTEXT = 8192  # the length that those models were trained on first; no file tells it
+_LLAMA3_FACTORS = (8.0, 32.0, 16.0, 4.0, 2.0)
+# Keys that multiply what nothing here multiplies; 1 and 0 change nothing.
+_SCALES = ("attention.scale", "logit_scale", "embedding_scale", "residual_scale", "expert_count")
+_PLAIN_DTYPES = {0: torch.float32, 1: torch.float16, 30: torch.bfloat16}  # of ggml's types
+_BLOCK_ELEMENTS = 1 << 20  # dequantised at once
+_END_TOKENS = ("eos", "eot", "eom")
+
+Dequantize = Callable[[Any, Any], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Weight:
+    """A tensor of the file that becomes one of the model."""
+
+    name: str  # transformers'
+    place: TensorPlace
+    order: Tensor | None  # of its rows in the file; None: as they are
+
+
+@dataclass(frozen=True, slots=True)
+class GgufModel:
+    """A file whose header has been found to be that of a model that can be run."""
+
+    path: Path
+    header: Header
+    config: Mapping[str, Any]  # as config.json has it; its dtype is that of the file, bfloat16 for a quantised one
+    weights: Sequence[Weight]
+
+    @property
+    def num_elements(self) -> int:
+        """How many numbers the weights are."""
+        return sum(math.prod(weight.place.shape) for weight in self.weights)
+
+    def read(self, weight: Weight, dtype: torch.dtype) -> Iterator[Tensor]:
+        """Yield a weight, some rows at a time. Raises: GgufError if the file has become shorter."""
+        with self.path.open("rb") as stream:
+            yield from _rows(stream, weight, dtype)
+
+
+def open_gguf(path: Path) -> GgufModel:
+    """Read the header of a file, and check that the model can be run.
+
+    Raises: GgufError if it cannot, or the package gguf is missing; OSError if the file cannot be read.
+    """
+    header = read_header(path)
+    _check_tensors(header)
+    config = _config(path, header)
+    weights = [_weight(place, config) for place in header.tensors.values() if place.name != _ROPE_FACTORS]
+    _check_weights(weights, config)
+    by_name = {weight.name: weight for weight in weights}
+    head = by_name.get("lm_head.weight")
+    if head is not None and _are_equal(path, head, by_name["model.embed_tokens.weight"]):
+        weights.remove(head)
+        config["tie_word_embeddings"] = True
+    return GgufModel(path, header, config, weights)
+
+
+def generation_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what generation_config.json has: the tokens that begin and end a text."""
+    return {name: config[name] for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
+
+
+def _library() -> Any:
+    try:
+        import gguf
+        import gguf.quants
+    except ImportError:
+        raise GgufError("is a GGUF file, which needs the package gguf; run pip install 'card-decoding[gguf]'") from None
+    return gguf.quants
+
+
+def _check_tensors(header: Header) -> None:
+    """Check that each tensor lies inside the file and can be dequantised."""
+    library = _library()
+    sizes, types = library.GGML_QUANT_SIZES, library.GGMLQuantizationType
+    for place in header.tensors.values():
+        known = {one.value: one for one in types}.get(place.type_id)
+        block, block_bytes = sizes[known] if known is not None else (0, 0)
+        if known is None or not _can_dequantize(known, block_bytes, library.dequantize):
+            name = f"type {place.type_id}" if known is None else known.name
+            raise GgufError(f"has weights quantised as {name} ({place.name}), which cannot be read; use another one")
+        if place.shape[-1] % block:
+            raise GgufError(f"is damaged: rows of {place.shape[-1]} in {place.name} are no multiple of {block}")
+        end = place.offset + math.prod(place.shape) // block * block_bytes
+        if end > header.num_bytes:
+            raise GgufError(f"is cut off: {place.name} ends at byte {end}, the file at {header.num_bytes}")
+
+
+def _can_dequantize(kind: Any, block_bytes: int, dequantize: Dequantize) -> bool:
+    try:
+        return bool(dequantize(np.zeros((1, block_bytes), np.uint8), kind).dtype == np.float32)
+    except (NotImplementedError, ValueError, TypeError):
+        return False
+
+
+def _config(path: Path, header: Header) -> dict[str, Any]:
+    """Return the config. Raises: GgufError if it asks for more than is built here."""
+    name = header.architecture
+    if name not in _ARCHITECTURES:
+        raise GgufError(
+            f"holds a model of the architecture {name or 'unknown'}; of GGUF files those of Llama, Mistral, Qwen2 and "
+            "Qwen3 models can be read, others from a folder saved by transformers"
+        )
+    if header.metadata.get("split.count", 0) > 1:
+        raise GgufError("is one part of several; join them with llama-gguf-split --merge")
+    facts = _Facts(header.metadata, name)
+    for key in _SCALES:
+        if facts.optional(key, 0) not in (0, 1):
+            raise GgufError(f"asks for {key}, which is not known here; use a folder saved by transformers")
+    hidden, heads = facts.whole("embedding_length"), facts.whole("attention.head_count")
+    head_dim = facts.whole("attention.key_length", hidden // heads)
+    if {facts.whole("attention.value_length", head_dim), facts.whole("rope.dimension_count", head_dim)} != {head_dim}:
+        raise GgufError("has heads whose parts differ in size; use a folder saved by transformers")
+    places, metadata = header.tensors, header.metadata
+    if "token_embd.weight" not in places:
+        raise GgufError("has no tensor token_embd.weight, so it holds no whole model")
+    ends = [metadata.get(f"tokenizer.ggml.{kind}_token_id") for kind in _END_TOKENS]
+    ends = list(dict.fromkeys(one for one in ends if one is not None))
+    return {
+        "architectures": [_ARCHITECTURES[name]],
+        "model_type": name,
+        "attention_bias": "blk.0.attn_q.bias" in places,
+        "mlp_bias": "blk.0.ffn_up.bias" in places,
+        "dtype": str(_stored_dtype(header)).removeprefix("torch."),
+        "head_dim": head_dim,
+        "hidden_act": "silu",
+        "hidden_size": hidden,
+        "intermediate_size": facts.whole("feed_forward_length"),
+        "max_position_embeddings": facts.whole("context_length"),
+        "num_attention_heads": heads,
+        "num_hidden_layers": facts.whole("block_count"),
+        "num_key_value_heads": facts.whole("attention.head_count_kv", heads),
+        "rms_norm_eps": facts.number("attention.layer_norm_rms_epsilon"),
+        "rope_parameters": _rope(path, header, facts, head_dim),
+        "tie_word_embeddings": "output.weight" not in places,
+        "vocab_size": places["token_embd.weight"].shape[0],
+        "bos_token_id": metadata.get("tokenizer.ggml.bos_token_id"),
+        "eos_token_id": ends[0] if len(ends) == 1 else ends or None,
+        "pad_token_id": metadata.get("tokenizer.ggml.padding_token_id"),
+    }
+
+
+class _Facts:
+    """The metadata of one architecture."""
+
+    def __init__(self, metadata: Mapping[str, Any], architecture: str) -> None:
+        self._metadata, self._architecture = metadata, architecture
+
+    def optional(self, key: str, default: Any) -> Any:
+        return self._metadata.get(f"{self._architecture}.{key}", default)
+
+    def whole(self, key: str, default: int | None = None) -> int:
+        value = self.optional(key, default)
+        if not isinstance(value, int) or value < 1:
+            what = "is missing" if value is None else f"is {str(value)[:40]}"
+            raise GgufError(f"cannot be used: its {self._architecture}.{key} {what}")
+        return value
+
+    def number(self, key: str, default: float | None = None) -> float:
+        value = self.optional(key, default)
+        if not isinstance(value, int | float) or not value > 0:
+            raise GgufError(f"cannot be used: its {self._architecture}.{key} is {value}")
+        return float(str(np.float32(value)))  # the shortest number that is stored like this: 1e-06, not 9.99999e-07
+
+
+def _rope(path: Path, header: Header, facts: _Facts, head_dim: int) -> dict[str, Any]:
+    theta = facts.number("rope.freq_base", 10000.0)
+    kind = facts.optional("rope.scaling.type", "none")
+    if facts.optional("attention.sliding_window", 0):
+        raise GgufError("has a sliding window, which is not read from GGUF files; use a folder saved by transformers")
+    if kind == "linear":
+        return {"rope_type": "linear", "rope_theta": theta, "factor": facts.number("rope.scaling.factor")}
+    if kind != "none":
+        raise GgufError(f"scales its angles by {kind}, which is not read from GGUF files; use the model's folder")
+    if _ROPE_FACTORS not in header.tensors:
+        return {"rope_type": "default", "rope_theta": theta}
+    weight = Weight(_ROPE_FACTORS, header.tensors[_ROPE_FACTORS], None)
+    with path.open("rb") as stream:
+        factors = torch.cat(list(_rows(stream, weight, torch.float32)))
+    if torch.equal(factors, torch.ones_like(factors)):
+        return {"rope_type": "default", "rope_theta": theta}
+    factor = float(factors.max())
+    if factors.shape != (head_dim // 2,) or not torch.allclose(factors, _llama3_factors(theta, head_dim, factor)):
+        raise GgufError("scales its angles in a way that is not known here; use a folder saved by transformers")
+    return {
+        "rope_type": "llama3",
+        "rope_theta": theta,
+        "factor": factor,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": _LLAMA3_CONTEXT,
+    }
+
+
+def _llama3_factors(theta: float, head_dim: int, factor: float) -> Tensor:
+    """Return by how much Llama 3.1 slows each angle down: fast ones not at all, slow ones by ``factor``."""
+    lengths = 2 * math.pi * theta ** (torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
+    kept = ((_LLAMA3_CONTEXT / lengths - 1) / 3).clamp(0, 1)  # 1 and 4 are the two frequencies that it goes between
+    return (1 / ((1 - kept) / factor + kept)).float()
+
+
+def _stored_dtype(header: Header) -> torch.dtype:
+    """Return what the weights are in; bfloat16 for quantised ones. Norms are in float32 in every file."""
+    types = {place.type_id for place in header.tensors.values() if len(place.shape) > 1}
+    if not types <= _PLAIN_DTYPES.keys():
+        return torch.bfloat16
+    for dtype in (torch.bfloat16, torch.float16):
+        if dtype in {_PLAIN_DTYPES[one] for one in types}:
+            return dtype
+    return torch.float32
+
+
+def _weight(place: TensorPlace, config: Mapping[str, Any]) -> Weight:
+    """Return what a tensor of the file becomes."""
+    stem, _, kind = place.name.rpartition(".")
+    outside = _OUTSIDE.get(stem)
+    if outside is not None:
+        return Weight(f"{outside}.{kind}", place, None)
+    prefix, _, part = stem.partition(".")[2].partition(".")
+    if not stem.startswith("blk.") or part not in _INSIDE:
+        raise GgufError(f"has a tensor {place.name}, which is not known here; use a folder saved by transformers")
+    order = None
+    if config["model_type"] == "llama" and part in ("attn_q", "attn_k"):
+        order = _row_order(place.shape[0], config["head_dim"])
+    return Weight(f"model.layers.{prefix}.{_INSIDE[part]}.{kind}", place, order)
+
+
+def _row_order(num_rows: int, head_dim: int) -> Tensor | None:
+    """Return which row of a file is which of the model: neighbours of a head turn there, its halves here."""
+    if num_rows % head_dim:
+        return None  # a shape that is refused later
+    return torch.arange(num_rows).view(-1, head_dim // 2, 2).transpose(1, 2).reshape(-1)
+
+
+def _check_weights(weights: Sequence[Weight], config: Mapping[str, Any]) -> None:
+    """Check that there are all weights that the config asks for, in its shapes."""
+    needed, others = _shapes(config)
+    missing = sorted(needed.keys() - {weight.name for weight in weights})
+    if missing:
+        raise GgufError(f"is incomplete: {len(missing)} of its tensors are missing, the first is {missing[0]}")
+    shapes = needed | others
+    for weight in weights:
+        place, shape = weight.place, shapes.get(weight.name)
+        if shape is None:
+            raise GgufError(f"has a tensor {place.name}, which its header does not ask for")
+        if place.shape != shape:
+            raise GgufError(
+                f"is damaged: {place.name} has the shape {list(place.shape)}, its header asks for {list(shape)}"
+            )
+
+
+def _shapes(config: Mapping[str, Any]) -> tuple[dict[str, tuple[int, ...]], dict[str, tuple[int, ...]]]:
+    """Return the shapes of the weights that there must be, and of those that there may be."""
+    hidden, inner, size = config["hidden_size"], config["intermediate_size"], config["head_dim"]
+    queries, keys = config["num_attention_heads"] * size, config["num_key_value_heads"] * size
+    linears = {
+        "self_attn.q_proj": (queries, hidden),
+        "self_attn.k_proj": (keys, hidden),
+        "self_attn.v_proj": (keys, hidden),
+        "self_attn.o_proj": (hidden, queries),
+        "mlp.gate_proj": (inner, hidden),
+        "mlp.up_proj": (inner, hidden),
+        "mlp.down_proj": (hidden, inner),
+    }
+    table = (config["vocab_size"], hidden)
+    needed: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": table, "model.norm.weight": (hidden,)}
+    others: dict[str, tuple[int, ...]] = {"lm_head.weight": table}
+    for layer in range(config["num_hidden_layers"]):
+        prefix = f"model.layers.{layer}."
+        for name, shape in linears.items():
+            needed[f"{prefix}{name}.weight"], others[f"{prefix}{name}.bias"] = shape, shape[:1]
+        for name in ("input_layernorm", "post_attention_layernorm"):
+            needed[f"{prefix}{name}.weight"] = (hidden,)
+        of_heads = needed if config["model_type"] == "qwen3" else others
+        for name in ("self_attn.q_norm", "self_attn.k_norm"):
+            of_heads[f"{prefix}{name}.weight"] = (size,)
+    return needed, others
+
+
+def _are_equal(path: Path, one: Weight, other: Weight) -> bool:
+    """Return whether two weights of one shape are equal; it ends at the first rows that differ."""
+    with path.open("rb") as stream, path.open("rb") as beside:
+        both = (_rows(s, weight, torch.float32) for s, weight in ((stream, one), (beside, other)))
+        return all(torch.equal(a, b) for a, b in zip(*both, strict=True))
+
+
+def _rows(stream: BinaryIO, weight: Weight, dtype: torch.dtype) -> Iterator[Tensor]:
+    """Yield a weight of the file, some rows at a time."""
+    library, place = _library(), weight.place
+    dequantize: Dequantize = library.dequantize
+    kind = library.GGMLQuantizationType(place.type_id)
+    block, block_bytes = library.GGML_QUANT_SIZES[kind]
+    num_rows, row_bytes = place.num_rows, place.shape[-1] // block * block_bytes
+    stream.seek(place.offset)
+    if len(place.shape) == 1:
+        values = torch.from_numpy(dequantize(_raw(stream, 1, row_bytes), kind))[0]
+        yield (values if weight.order is None else values[weight.order]).to(dtype)
+        return
+    if weight.order is not None:  # some rows of the file for each row of the model: small enough to be read at once
+        raw = torch.from_numpy(_raw(stream, num_rows, row_bytes))[weight.order].numpy()
+    step = max(1, _BLOCK_ELEMENTS // place.shape[-1])
+    for first in range(0, num_rows, step):
+        count = min(step, num_rows - first)
+        part = raw[first : first + count] if weight.order is not None else _raw(stream, count, row_bytes)
+        yield torch.from_numpy(dequantize(part, kind)).to(dtype)
+
+
+def _raw(stream: BinaryIO, num_rows: int, row_bytes: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    raw = np.fromfile(stream, np.uint8, num_rows * row_bytes)
+    if len(raw) < num_rows * row_bytes:
+        raise GgufError("is cut off: it became shorter while it was read")
+    return raw.reshape(num_rows, row_bytes)

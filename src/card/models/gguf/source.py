@@ -1,0 +1,183 @@
+"""GGUF files as sources of models: what a first start makes of one is kept for the next."""
+
+from __future__ import annotations
+
+import functools
+import json
+import logging
+import math
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+import torch
+from torch import Tensor
+from transformers import GenerationConfig, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+
+from card.models.decoder_model import DecoderModel, config_of
+from card.models.gguf.header import GgufError
+from card.models.gguf.kept_weights import FileState, Kept, KeptWeights
+from card.models.gguf.mapped import MappedWeights, safetensors_header
+from card.models.gguf.model import GgufModel, generation_config, open_gguf
+from card.models.gguf.tokenizer import check_tokenizer, read_tokenizer
+
+logger = logging.getLogger(__name__)
+
+_FORMAT = 1  # of what is kept; another number makes old entries useless, and they go when room is needed
+_FOLDER = "gguf"  # below the cache folder
+_TEXT_BYTES = 64 << 20  # room asked for a tokenizer and a config
+_SAFETENSORS_NAMES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
+
+
+class GgufSource:
+    """One file. All methods raise GgufError if it cannot be used, and OSError if it cannot be read."""
+
+    def __init__(self, path: Path, cache: Path | None) -> None:
+        """Take a file.
+
+        Args:
+            cache: the folder for what is kept between starts; None keeps nothing.
+        """
+        self._path = path
+        self._state = FileState.of(path)
+        self._store = None if cache is None else KeptWeights(cache / _FOLDER)
+
+    @functools.cached_property
+    def config(self) -> dict[str, Any]:
+        """What config.json would have; its dtype is that of the weights, bfloat16 for quantised ones."""
+        if self._text is None:
+            return dict(self._model.config)
+        config: dict[str, Any] = json.loads((self._text.folder / "config.json").read_text("utf-8"))
+        return config
+
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        """Return the tokenizer, with the chat template."""
+        if self._text is None:
+            return self._read_tokenizer()
+        loader: Any = PreTrainedTokenizerFast
+        tokenizer: PreTrainedTokenizerBase = loader.from_pretrained(self._text.folder, local_files_only=True)
+        return tokenizer
+
+    def folder(self, dtype: str | torch.dtype) -> Kept | None:
+        """Return a folder with the whole model, converted if it is not there; None if nothing can be kept."""
+        if self._store is None:
+            return None
+        stored = self.stored_dtype(dtype)
+        name = f"{self._digest}-v{_FORMAT}-{_dtype_name(stored)}"
+        kept = self._store.find(name)
+        if kept is not None:
+            return kept
+        logger.info("converting %s to %s; this happens once", self._path, _dtype_name(stored))
+        num_bytes = self._model.num_elements * stored.itemsize + _TEXT_BYTES
+        return self._store.make(name, num_bytes, functools.partial(self._write_model, dtype=stored))
+
+    def decoder(self, dtype: str | torch.dtype, device: torch.device) -> DecoderModel:
+        """Return the model to be walked directly."""
+        kept, wanted = self.folder(dtype), self.stored_dtype(dtype) if isinstance(dtype, str) else dtype
+        pages = None if kept is None else self._mapped(kept)
+        tensors = self.weights(dtype) if pages is None else pages.tensors
+        config, make = config_of(self.config), cast(Any, GenerationConfig)  # which has no types
+        assert config is not None
+        config.dtype = wanted
+        weights = {name: tensor.to(device, wanted) for name, tensor in tensors.items()}
+        model = DecoderModel(config, make(**generation_config(self.config)), weights)
+        model.kept, model.pages = kept, pages
+        return model.requires_grad_(False).train(False)
+
+    def _mapped(self, kept: Kept) -> MappedWeights:
+        try:
+            return MappedWeights(kept.folder / "model.safetensors")
+        except (OSError, ValueError, LookupError, TypeError) as error:
+            raise GgufError(f"has damaged converted weights; delete the folder {kept.folder}") from error
+
+    def weights(self, dtype: str | torch.dtype) -> dict[str, Tensor]:
+        """Return all weights by transformers' names, read into memory."""
+        stored, weights = self.stored_dtype(dtype), {}
+        for weight in self._model.weights:
+            shape = weight.place.shape
+            tensor = torch.empty(shape, dtype=stored)
+            first = 0
+            for part in self._model.read(weight, stored):
+                tensor[first : first + len(part)] = part
+                first += len(part)
+            weights[weight.name] = tensor
+        self._check_unchanged()
+        return weights
+
+    def stored_dtype(self, dtype: str | torch.dtype) -> torch.dtype:
+        """Return what the weights are kept in for a dtype that is asked for; "auto" is the file's own."""
+        wanted = getattr(torch, self.config["dtype"]) if isinstance(dtype, str) else dtype
+        stored: torch.dtype = wanted if wanted in _SAFETENSORS_NAMES else torch.float32
+        return stored
+
+    @functools.cached_property
+    def _digest(self) -> str:
+        assert self._store is not None
+        return self._store.digest(self._state)[:32]
+
+    @functools.cached_property
+    def _model(self) -> GgufModel:
+        model = open_gguf(self._path)
+        check_tokenizer(model.header)
+        return model
+
+    @functools.cached_property
+    def _text(self) -> Kept | None:
+        """The kept config and tokenizer; None if nothing can be kept."""
+        if self._store is None:
+            return None
+        name = f"{self._digest}-v{_FORMAT}-text"
+        kept = self._store.find(name)
+        return kept if kept is not None else self._store.make(name, _TEXT_BYTES, self._write_text)
+
+    def _read_tokenizer(self) -> PreTrainedTokenizerBase:
+        header = self._model.header
+        try:
+            return read_tokenizer(self._path, header)
+        except Exception as error:  # the makers of tokenizers raise almost anything, Exception itself too
+            raise GgufError(f"has a tokenizer that cannot be used: {' '.join(str(error).split())[:150]}") from error
+
+    def _write_text(self, folder: Path) -> None:
+        self._read_tokenizer().save_pretrained(folder)
+        _write_json(folder / "config.json", dict(self._model.config))
+        self._check_unchanged()
+
+    def _write_model(self, folder: Path, *, dtype: torch.dtype) -> None:
+        with (folder / "model.safetensors").open("wb") as stream:
+            _write_weights(stream, self._model, dtype)
+            stream.flush()
+            os.fsync(stream.fileno())  # before it gets its name: a power failure leaves no entry with holes
+        _write_json(folder / "config.json", {**self._model.config, "dtype": _dtype_name(dtype)})
+        _write_json(folder / "generation_config.json", generation_config(self._model.config))
+        self._check_unchanged()
+
+    def _check_unchanged(self) -> None:
+        if FileState.of(self._path) != self._state:
+            raise GgufError("changed while it was read; start again once it is complete")
+
+
+def _dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _write_json(file: Path, content: dict[str, Any]) -> None:
+    file.write_text(json.dumps(content, indent=2), "utf-8")
+
+
+def _write_weights(stream: BinaryIO, model: GgufModel, dtype: torch.dtype) -> None:
+    """Write the weights as safetensors has them: sizes first, then one tensor after the other."""
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for weight in model.weights:
+        start, end = end, end + math.prod(weight.place.shape) * dtype.itemsize
+        shape = list(weight.place.shape)
+        header[weight.name] = {"dtype": _SAFETENSORS_NAMES[dtype], "shape": shape, "data_offsets": [start, end]}
+    stream.write(safetensors_header(header))
+    for part in _parts(model, dtype):
+        stream.write(part.contiguous().view(torch.uint8).numpy().data)
+
+
+def _parts(model: GgufModel, dtype: torch.dtype) -> Iterator[Tensor]:
+    for weight in model.weights:
+        yield from model.read(weight, dtype)

@@ -1,0 +1,1 @@
+"""H-RAD, the network that SpecBranch asks where a draft will be rejected."""

@@ -1,0 +1,250 @@
+"""Train an H-RAD predictor on recorded rounds."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from card.errors import PromptError
+from card.models.hrad.evidence import TokenOutcomes, calibrated, evidence_of
+from card.models.hrad.network import CLASSES, HIDDEN_WIDTHS, HRad, HRadFacts, Layer, log_odds
+from card.models.hrad.rounds import Rounds, outcomes
+
+LEAST_PROMPTS = 3  # one each to learn from, to stop by and to judge by
+_HELD_OUT_SHARE = 0.1
+_EVALUATED_ROWS = 4096  # at a time
+_LEAST_PROBABILITY = 1e-9  # before calibration
+_SMALLEST_STD = 1e-3  # an input that hardly varies is not blown up
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainSettings:
+    """How to train."""
+
+    epochs: int = 20  # at most
+    patience: int = 4  # epochs without a lower loss on the stopping part, after which training ends
+    batch_size: int = 256
+    learning_rate: float = 3e-4
+    weight_decay: float = 0.5
+    dropout: float = 0.2  # of inputs and hidden values
+    balance: float = 0.25  # a class weighs as its share to the power of minus this: 0 all rounds, 1 all classes alike
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """A predictor and how it does on rounds of prompts that it never saw."""
+
+    hrad: HRad
+    confusion: tuple[tuple[int, ...], ...]  # [class that it was][class that seemed likeliest], rounds
+    confidence_loss: float  # log loss, nats a drafted token, of its acceptance as the drafter's own probability has it
+    foreseen_loss: float  # the same with what the predictor says besides
+    num_train_rounds: int
+    num_epochs: int  # that the predictor was trained for; later ones did not help
+
+    @property
+    def num_test_rounds(self) -> int:
+        """Rounds that the confusion matrix counts."""
+        return sum(map(sum, self.confusion))
+
+    @property
+    def accuracy(self) -> float:
+        """Share of rounds whose class was predicted, in [0, 1]."""
+        return sum(row[i] for i, row in enumerate(self.confusion)) / self.num_test_rounds
+
+    @property
+    def recalls(self) -> tuple[float, ...]:
+        """For each class, the share of its rounds for which it seemed likeliest; 0 if it has none."""
+        return tuple(row[i] / max(sum(row), 1) for i, row in enumerate(self.confusion))
+
+    @property
+    def precisions(self) -> tuple[float, ...]:
+        """For each class, the share that was right of the rounds for which it seemed likeliest; 0 if there are none."""
+        columns = zip(*self.confusion, strict=True)
+        return tuple(column[i] / max(sum(column), 1) for i, column in enumerate(columns))
+
+    @property
+    def majority_share(self) -> float:
+        """Accuracy of always naming the commonest class."""
+        return max(map(sum, self.confusion)) / self.num_test_rounds
+
+    @property
+    def balanced_accuracy(self) -> float:
+        """Mean over the classes that occur of the share predicted right; always naming one class gives 1 / classes."""
+        occurring = [recall for recall, row in zip(self.recalls, self.confusion, strict=True) if sum(row)]
+        return sum(occurring) / len(occurring)
+
+    def figures(self) -> dict[str, str]:
+        """Return what is worth keeping with the predictor, by name."""
+        return {
+            "test_rounds": str(self.num_test_rounds),
+            "test_accuracy": f"{self.accuracy:.4f}",
+            "test_majority_share": f"{self.majority_share:.4f}",
+            "test_recalls": " ".join(f"{share:.4f}" for share in self.recalls),
+            "test_precisions": " ".join(f"{share:.4f}" for share in self.precisions),
+            "test_confidence_loss": f"{self.confidence_loss:.5f}",
+            "test_foreseen_loss": f"{self.foreseen_loss:.5f}",
+        }
+
+
+def train_hrad(
+    rounds: Rounds,
+    facts: HRadFacts,
+    settings: TrainSettings,
+    *,
+    test_rounds: Rounds | None = None,
+    on_epoch: Callable[[], None] = lambda: None,
+) -> Trained:
+    """Train a predictor; the rounds of one prompt are all learnt from, all used to stop by, or all judged by.
+
+    Those to stop by also say how true its chances are, and how heavy they are beside the drafter's own confidence.
+
+    Args:
+        test_rounds: rounds to judge by; None judges by those of a tenth of the prompts.
+        on_epoch: called after each epoch.
+    Raises: PromptError if the rounds come from too few prompts.
+    """
+    generator = torch.Generator().manual_seed(settings.seed)
+    prompts = torch.tensor(sorted(set(rounds.prompt_idx.tolist())))
+    least = LEAST_PROMPTS - (test_rounds is not None)
+    if len(prompts) < least or (test_rounds is not None and not len(test_rounds)):
+        raise PromptError(
+            f"{len(prompts)} prompts have answers long enough to learn from"
+            f"{'' if test_rounds is None else f', and {len(test_rounds)} rounds to judge by'}; give at least {least},"
+            " or longer answers"
+        )
+    shuffled = prompts[torch.randperm(len(prompts), generator=generator)]
+    num_held_out = max(1, round(_HELD_OUT_SHARE * len(prompts)))
+    stop_by, judged_by = shuffled[:num_held_out], shuffled[num_held_out : 2 * num_held_out]
+    learnt_from = shuffled[2 * num_held_out :] if test_rounds is None else shuffled[num_held_out:]
+    train, stop = rounds.of_prompts(learnt_from), rounds.of_prompts(stop_by)
+    test = rounds.of_prompts(judged_by) if test_rounds is None else test_rounds
+    mean, std = _spread(train)
+    layers, num_epochs = _Training(train, stop, mean, std, settings, generator).run(on_epoch)
+    scores = _probabilities(HRad(facts, layers, mean, std), stop).clamp_min(_LEAST_PROBABILITY).log()
+    layers = calibrated(layers, scores, stop.labels)
+    foreseen = log_odds(_probabilities(HRad(facts, layers, mean, std), stop))
+    tokens = TokenOutcomes(stop, foreseen)
+    hrad = HRad(facts, layers, mean, std, evidence_of(tokens, float(foreseen.mean())))
+    return _judged(hrad, tokens, test, num_train_rounds=len(train), num_epochs=num_epochs)
+
+
+def _judged(hrad: HRad, tokens: TokenOutcomes, test: Rounds, *, num_train_rounds: int, num_epochs: int) -> Trained:
+    """Return the predictor with how it does on ``test``; what counts how much is learnt from ``tokens``."""
+    probabilities = _probabilities(hrad, test)
+    test_tokens = TokenOutcomes(test, log_odds(probabilities))
+    return Trained(
+        hrad,
+        _confusion(test.labels, probabilities.argmax(-1)),
+        confidence_loss=test_tokens.loss(tokens.fit(uses_foreseen=False)),
+        foreseen_loss=test_tokens.loss(tokens.fit(uses_foreseen=True)),
+        num_train_rounds=num_train_rounds,
+        num_epochs=num_epochs,
+    )
+
+
+def _probabilities(hrad: HRad, part: Rounds) -> Tensor:
+    """Return the chances of the classes for all rounds, [N, 3] float32."""
+    return torch.cat([hrad.probabilities(part.inputs[piece].float()) for piece in _pieces(part)])
+
+
+def _confusion(labels: Tensor, predicted: Tensor) -> tuple[tuple[int, ...], ...]:
+    """Return how many rounds of each class, by row, were taken for each class, by column."""
+    counts = torch.bincount(labels * len(CLASSES) + predicted, minlength=len(CLASSES) ** 2)
+    return tuple(tuple(row) for row in counts.view(len(CLASSES), len(CLASSES)).tolist())
+
+
+def _pieces(part: Rounds) -> list[slice]:
+    """Return slices of few enough rounds to be run through the network at once."""
+    return [slice(start, start + _EVALUATED_ROWS) for start in range(0, len(part), _EVALUATED_ROWS)]
+
+
+def _spread(part: Rounds) -> tuple[Tensor, Tensor]:
+    """Return mean and standard deviation of each input, [F] float32."""
+    sums = [(inputs.sum(0), inputs.square().sum(0)) for inputs in (part.inputs[p].double() for p in _pieces(part))]
+    mean = torch.stack([total for total, _ in sums]).sum(0) / len(part)
+    variance = torch.stack([squares for _, squares in sums]).sum(0) / len(part) - mean.square()
+    return mean.float(), variance.clamp_min(0).sqrt().clamp_min(_SMALLEST_STD).float()
+
+
+class _Training:
+    """One run."""
+
+    def __init__(
+        self,
+        train: Rounds,
+        stop: Rounds,
+        mean: Tensor,
+        std: Tensor,
+        settings: TrainSettings,
+        generator: torch.Generator,
+    ) -> None:
+        self._train, self._stop, self._mean, self._std = train, stop, mean, std
+        self._settings, self._generator = settings, generator
+        self._layers = _new_layers((len(mean), *HIDDEN_WIDTHS, len(CLASSES)), generator)
+        shares = torch.bincount(train.labels, minlength=len(CLASSES)) / len(train)
+        self._class_weights = shares.clamp_min(1 / len(train)) ** -settings.balance
+        self._best_loss, self._best_layers, self._best_epoch = math.inf, self._copied(), 0
+
+    def run(self, on_epoch: Callable[[], None]) -> tuple[list[Layer], int]:
+        """Return the layers of the best epoch, and its number, counted from 1."""
+        parameters = [tensor for layer in self._layers for tensor in layer]
+        for parameter in parameters:
+            parameter.requires_grad_(True)
+        optimizer = torch.optim.AdamW(
+            parameters, lr=self._settings.learning_rate, weight_decay=self._settings.weight_decay
+        )
+        for epoch in range(1, self._settings.epochs + 1):
+            order = torch.randperm(len(self._train), generator=self._generator)
+            for rows in torch.split(order, self._settings.batch_size):
+                loss = self._loss(self._train, rows, dropout=self._settings.dropout)
+                optimizer.zero_grad()
+                loss.backward()  # type: ignore[no-untyped-call]
+                optimizer.step()
+            self._note(epoch)
+            on_epoch()
+            if epoch - self._best_epoch >= self._settings.patience:
+                break
+        return self._best_layers, self._best_epoch
+
+    def _note(self, epoch: int) -> None:
+        """Keep the layers if they do better than all before on the rounds to stop by."""
+        pieces = _pieces(self._stop)
+        with torch.no_grad():
+            losses = [self._loss(self._stop, piece) * len(self._stop.inputs[piece]) for piece in pieces]
+        loss = float(torch.stack(losses).sum())
+        if loss < self._best_loss:
+            self._best_loss, self._best_layers, self._best_epoch = loss, self._copied(), epoch
+
+    def _loss(self, part: Rounds, rows: Tensor | slice, *, dropout: float = 0.0) -> Tensor:
+        """Return the mean cross-entropy of some rounds, each weighed by its class."""
+        values = (part.inputs[rows].float() - self._mean) / self._std
+        for weight, bias in self._layers[:-1]:
+            values = functional.linear(self._thinned(values, dropout), weight, bias).relu()
+        scores = functional.linear(self._thinned(values, dropout), *self._layers[-1])
+        labels = outcomes(part.num_accepted[rows], part.num_drafted)
+        losses = functional.cross_entropy(scores, labels, reduction="none")
+        return (losses * self._class_weights[labels]).mean()
+
+    def _thinned(self, values: Tensor, dropout: float) -> Tensor:
+        """Return ``values`` with a random share of them set to 0 and the others raised to make up for it."""
+        if not dropout:
+            return values
+        return values * (torch.rand(values.shape, generator=self._generator) >= dropout) / (1 - dropout)
+
+    def _copied(self) -> list[Layer]:
+        return [(weight.detach().clone(), bias.detach().clone()) for weight, bias in self._layers]
+
+
+def _new_layers(widths: Sequence[int], generator: torch.Generator) -> list[Layer]:
+    """Return linear layers with the spread that ReLU asks for (He et al. 2015, arXiv:1502.01852)."""
+    return [
+        (torch.randn((out, into), generator=generator) * math.sqrt(2 / into), torch.zeros(out))
+        for into, out in itertools.pairwise(widths)
+    ]

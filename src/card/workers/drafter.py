@@ -1,0 +1,386 @@
+"""The drafting side: a state machine that turns the target's messages into layers of candidates.
+
+No thread, socket, sleep or clock in here: `receive` takes a message, `step` makes one drafter pass; both return what
+is to be sent. Whoever drives it decides when.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from card.errors import CapacityError, ProtocolError
+from card.tree.messages import (
+    MAX_BEAM_WIDTH,
+    MAX_LEAD,
+    Close,
+    Correction,
+    DrafterMessage,
+    DraftSpec,
+    Layer,
+    Open,
+    Ping,
+    Pong,
+    Resync,
+    Shutdown,
+    TargetMessage,
+    check_spec,
+)
+from card.tree.nodes import NewNodes
+from card.writers.beam import BeamSequence, BeamWriter, text_limit
+
+V = TypeVar("V")
+_NEVER = (-math.inf, 0)
+_REMEMBERED = 1024  # requests that were closed, or turned away, so recently that it makes a difference
+_STALE_ROUNDS = 32  # messages about each other open request, after which one of which nothing is heard may go
+_ACKNOWLEDGED_TOKENS = 64  # a correction that repeats so much shows that the target waits to hear what arrived
+
+
+@dataclass(slots=True)
+class _Account:
+    """What has been said to the target about one request; it outlives a beam that must go and comes back."""
+
+    spec: DraftSpec
+    next_seq: int = 0
+    next_epoch: int = 0
+    num_passes: int = 0
+    busy_s: float = 0.0
+    num_dropped: int = 0  # by earlier beams
+    num_rolled_back: int = 0  # the same
+
+
+class _Drafting:
+    """One open request: its beam and what has been said about it."""
+
+    def __init__(self, beam: BeamSequence, account: _Account) -> None:
+        self.beam = beam
+        self.account = account
+        self.heard_at = 0  # number of the message that told of it last
+        self.served_at = _NEVER  # when its last pass began, and its place in it
+
+    def close(self) -> _Account:
+        """Give the rows back and return what a later beam of this request goes on from."""
+        self.beam.close()
+        self.account.next_epoch = self.beam.cache.epoch + 1
+        self.account.spec = self.beam.spec
+        self.account.num_dropped += self.beam.num_dropped
+        self.account.num_rolled_back += self.beam.num_rolled_back
+        return self.account
+
+    def layer(
+        self, request_id: int, nodes: NewNodes, *, is_reset: bool, began_at: float = 0.0, ended_at: float = 0.0
+    ) -> Layer:
+        account, cache = self.account, self.beam.cache
+        account.next_seq += 1
+        return Layer(
+            request_id=request_id,
+            seq=account.next_seq - 1,
+            epoch=cache.epoch,
+            is_reset=is_reset,
+            root_id=cache.root_id,
+            root_position=self.beam.root_position,
+            known_len=len(self.beam.token_ids),
+            ids=nodes.ids,
+            parents=nodes.parents,
+            token_ids=nodes.tokens,
+            logprobs=nodes.logprobs,
+            num_passes=account.num_passes,
+            busy_s=account.busy_s,
+            num_reused=self.beam.num_reused,
+            num_dropped=account.num_dropped + self.beam.num_dropped,
+            num_rolled_back=account.num_rolled_back + self.beam.num_rolled_back,
+            pass_began_at=began_at,
+            pass_ended_at=ended_at,
+        )
+
+
+@dataclass(slots=True)
+class _Task:
+    """What one request can run in the next pass."""
+
+    worker: DrafterWorker
+    request_id: int
+    drafting: _Drafting
+    frontier: list[int]
+    num_tokens: int
+
+
+class DrafterWorker:
+    """Drafts for any number of requests of one target; owns the truth about each candidate tree.
+
+    A request that finds no room is turned away, and asked for again when there is room. It takes the place of another
+    one only if that seems forgotten by the target, or belongs to a worker that would still hold no less memory than
+    this one then: so nobody is starved, and no two turn each other out for ever.
+    """
+
+    def __init__(
+        self,
+        writer: BeamWriter,
+        *,
+        clock: Callable[[], float],
+        max_requests: int = 64,
+        max_tokens_per_pass: int | None = None,
+        peers: Callable[[], Iterable[DrafterWorker]] = tuple,
+    ) -> None:
+        """Make a worker without requests.
+
+        Args:
+            clock: seconds; only to report how long passes took and to take turns.
+            max_requests: most requests open at once.
+            max_tokens_per_pass: a longer text is run in several passes; None sets no limit.
+            peers: returns the workers that share the writer's memory.
+        """
+        self.is_shut_down = False
+        self.is_idle = True  # a step would do nothing: every beam is as deep as its lead, or cannot grow
+        self._writer = writer
+        self._clock = clock
+        self._max_requests = max_requests
+        self._max_tokens_per_pass = max_tokens_per_pass
+        self._peers = peers
+        self._served_at = _NEVER  # when the last pass for this worker began, and its place in it
+        self._num_messages = 0  # about open requests
+        self._open: dict[int, _Drafting] = {}  # least recently corrected first
+        self._closed: dict[int, None] = {}  # a late message does not revive them
+        self._turned_away: dict[int, _Account] = {}
+
+    @property
+    def num_requests(self) -> int:
+        """Requests that are open."""
+        return len(self._open)
+
+    @property
+    def num_rows(self) -> int:
+        """KV rows that the open requests have room for."""
+        return sum(drafting.beam.num_rows for drafting in self._open.values())
+
+    def receive(self, message: TargetMessage) -> list[DrafterMessage]:
+        """Take one message of the target and return the replies.
+
+        Raises: ProtocolError if the message is none that a target sends, or holds tokens that the model does not have
+            or a spec that cannot be followed.
+        """
+        self.is_idle = False
+        match message:
+            case Open():
+                return self._receive_open(message)
+            case Correction():
+                return self._receive_correction(message)
+            case Close(request_id=request_id):
+                self._close(request_id)
+                return []
+            case Ping(nonce=nonce):
+                return [Pong(nonce)]
+            case Shutdown():
+                for request_id in list(self._open):
+                    self._close(request_id)
+                self.is_shut_down = True
+                return []
+        raise ProtocolError(f"a drafter takes Open, Correction, Close, Ping and Shutdown, got {type(message).__name__}")
+
+    def step(self) -> list[DrafterMessage]:
+        """Make one drafter pass for the open requests that have something to expand.
+
+        Raises: ProtocolError if the draft model's scores are no numbers.
+        """
+        (result,) = step_together([self], max_tokens=self._max_tokens_per_pass)
+        if isinstance(result, ProtocolError):
+            raise result
+        return result
+
+    def _tasks(self) -> list[_Task]:
+        """Return what there is to do, least recently served first."""
+        frontiers = [(i, drafting, drafting.beam.frontier()) for i, drafting in self._open.items()]
+        tasks = [_Task(self, i, drafting, f, drafting.beam.num_tokens(f)) for i, drafting, f in frontiers if f]
+        self.is_idle = not tasks
+        return sorted(tasks, key=lambda task: task.drafting.served_at)
+
+    def _receive_open(self, message: Open) -> list[DrafterMessage]:
+        self._check_tokens(message.token_ids)
+        check_spec(message.spec)
+        request_id, known = message.request_id, self._open.get(message.request_id)
+        if request_id in self._closed or (known and len(known.beam.token_ids) >= len(message.token_ids)):
+            return []  # a repeated or late message
+        if not message.token_ids or len(message.token_ids) >= text_limit(message.spec, self._writer.model):
+            self._close(request_id)  # nothing to draft from, or no position left: the target goes on alone
+            return []
+        account = self._open.pop(request_id).close() if known else self._turned_away.pop(request_id, None)
+        account = account or _Account(message.spec)
+        beam = self._make_beam(message, account.next_epoch)
+        if beam is None:
+            account.spec = message.spec
+            _remember(self._turned_away, request_id, account)
+            return []
+        drafting = _Drafting(beam, account)
+        self._hear(request_id, drafting)
+        return [drafting.layer(request_id, NewNodes.none(), is_reset=True)]
+
+    def _make_beam(self, message: Open, epoch: int) -> BeamSequence | None:
+        """Return a beam, if need be in the place of forgotten requests; None if there is no room."""
+        while True:
+            if len(self._open) < self._max_requests:
+                try:
+                    return self._writer.open(message.token_ids, message.spec, epoch=epoch)
+                except CapacityError:
+                    pass
+            if not self._can_make_room(message.spec):
+                return None
+            self._make_room(message.spec)
+
+    def _can_make_room(self, spec: DraftSpec) -> bool:
+        return self._stale() is not None or self._richer_peer(spec) is not None
+
+    def _make_room(self, spec: DraftSpec) -> None:
+        """Close one request that has less right to its place than a new one of this spec."""
+        stale, peer = self._stale(), self._richer_peer(spec)
+        if stale is not None:
+            self._turn_out(stale)
+        elif peer is not None:
+            peer._turn_out(next(iter(peer._open)))
+
+    def _turn_out(self, request_id: int) -> None:
+        _remember(self._turned_away, request_id, self._open.pop(request_id).close())
+
+    def _richer_peer(self, spec: DraftSpec) -> DrafterWorker | None:
+        """Return a worker that could close its oldest request for this one and still hold no less than this worker."""
+        if len(self._open) >= self._max_requests:
+            return None
+        richest = max(self._peers(), key=lambda peer: peer.num_rows, default=self)
+        oldest = next(iter(richest._open.values()), None)
+        if oldest is None or richest.num_rows - oldest.beam.num_rows < self.num_rows + self._writer.rows_of(spec):
+            return None
+        return richest
+
+    def _stale(self) -> int | None:
+        """Return the open request that its target has not told of for longest, if that is suspiciously long."""
+        for request_id, drafting in self._open.items():
+            silence = self._num_messages - drafting.heard_at
+            return request_id if silence > _STALE_ROUNDS * len(self._open) else None
+        return None
+
+    def _hear(self, request_id: int, drafting: _Drafting) -> None:
+        drafting.heard_at = self._num_messages
+        self._open.pop(request_id, None)
+        self._open[request_id] = drafting
+
+    def _receive_correction(self, message: Correction) -> list[DrafterMessage]:
+        self._check_tokens(message.token_ids)
+        for name, most in (("beam_width", MAX_BEAM_WIDTH), ("lead", MAX_LEAD), ("start", None)):
+            value = getattr(message, name)
+            if value < 0 or (most is not None and value > most):
+                raise ProtocolError(f"{name} of a correction must be from 0 to {most or 'any number'}, got {value}")
+        if not (message.branch_below == -1.0 or 0.0 <= message.branch_below <= 1.0):
+            raise ProtocolError(f"branch_below of a correction must be -1 or from 0 to 1, got {message.branch_below}")
+        self._num_messages += 1
+        request_id, known = message.request_id, self._open.get(message.request_id)
+        if known is None:
+            return self._ask_for(request_id)
+        self._hear(request_id, known)
+        known_len = len(known.beam.token_ids)
+        if message.start > known_len:
+            return [Resync(request_id, known_len)]
+        if message.start + len(message.token_ids) >= known_len:  # not overtaken by a newer one: what it wants holds
+            known.beam.reshape(beam_width=message.beam_width, lead=message.lead, branch_below=message.branch_below)
+        new_ids = message.token_ids[known_len - message.start :]
+        if known_len + len(new_ids) > known.beam.spec.max_len:
+            raise ProtocolError(
+                f"the text of request {request_id} has {known_len + len(new_ids)} tokens; its draft spec said that it "
+                f"gets {known.beam.spec.max_len} at most"
+            )
+        replies: list[DrafterMessage] = []
+        if new_ids:
+            from_secondary = known.beam.commit(new_ids)
+            if from_secondary is None:
+                replies.append(known.layer(request_id, NewNodes.none(), is_reset=True))
+            elif from_secondary.ids:
+                replies.append(known.layer(request_id, from_secondary, is_reset=False))
+        if message.wants_snapshot:
+            replies.append(known.layer(request_id, known.beam.cache.snapshot(), is_reset=True))
+        if not replies and len(message.token_ids) >= _ACKNOWLEDGED_TOKENS:
+            replies.append(known.layer(request_id, NewNodes.none(), is_reset=False))
+        return replies
+
+    def _ask_for(self, request_id: int) -> list[DrafterMessage]:
+        """Ask for a request that is not open, unless it is over or there is still no room for it."""
+        if request_id in self._closed:
+            return []
+        account = self._turned_away.get(request_id)
+        if account is not None and not self._can_make_room(account.spec):
+            has_place = len(self._open) < self._max_requests
+            if not (has_place and self._writer.has_room(account.spec)):
+                return []
+        return [Resync(request_id, 0)]
+
+    def _close(self, request_id: int) -> None:
+        drafting = self._open.pop(request_id, None)
+        if drafting:
+            drafting.beam.close()
+        self._turned_away.pop(request_id, None)
+        _remember(self._closed, request_id, None)
+
+    def _check_tokens(self, token_ids: tuple[int, ...]) -> None:
+        vocab_size = self._writer.model.vocab_size
+        if token_ids and not 0 <= min(token_ids) <= max(token_ids) < vocab_size:
+            raise ProtocolError(
+                f"token ids must be from 0 to {vocab_size - 1}, got {min(token_ids)} to {max(token_ids)}"
+            )
+
+
+def step_together(
+    workers: Sequence[DrafterWorker], *, max_tokens: int | None = None
+) -> list[list[DrafterMessage] | ProtocolError]:
+    """Make one drafter pass for all workers, which share one writer; each gets a fair part of its tokens.
+
+    Whoever wants less than its part leaves the rest to the others. Within a worker, and where there are more workers
+    than tokens, those come first that have waited for longest.
+
+    Args:
+        max_tokens: most tokens of the pass, 1 or more; None sets no limit.
+    Returns: per worker what is to be sent; an error if the scores of one of its requests are no numbers.
+    """
+    clock = workers[0]._clock
+    started = clock()
+    wanted = [worker._tasks() for worker in workers]
+    active = sorted((tasks for tasks in wanted if tasks), key=lambda tasks: tasks[0].worker._served_at)
+    chosen = [task for tasks in active for task in tasks] if max_tokens is None else _fair_part(active, max_tokens)
+    results: dict[int, list[DrafterMessage] | ProtocolError] = {id(worker): [] for worker in workers}
+    if chosen:
+        grown = workers[0]._writer.step(
+            [(task.drafting.beam, task.frontier) for task in chosen], [task.num_tokens for task in chosen]
+        )
+        ended = clock()
+        busy_s = (ended - started) / len(chosen)
+        for i, (task, nodes) in enumerate(zip(chosen, grown, strict=True)):
+            task.worker._served_at = task.drafting.served_at = (started, i)
+            task.drafting.account.num_passes += 1
+            task.drafting.account.busy_s += busy_s
+            said = results[id(task.worker)]
+            if isinstance(nodes, ProtocolError):
+                results[id(task.worker)] = nodes
+            elif nodes.ids and not isinstance(said, ProtocolError):
+                layer = task.drafting.layer
+                said.append(layer(task.request_id, nodes, is_reset=False, began_at=started, ended_at=ended))
+    return [results[id(worker)] for worker in workers]
+
+
+def _fair_part(wanted: Sequence[list[_Task]], max_tokens: int) -> list[_Task]:
+    """Return the tasks of each worker that fit into its part of ``max_tokens``, the last one cut to fit."""
+    taking_part = sorted(wanted[:max_tokens], key=lambda tasks: sum(task.num_tokens for task in tasks))
+    left = max_tokens
+    chosen: list[_Task] = []
+    for i, tasks in enumerate(taking_part):
+        part = left // (len(taking_part) - i)
+        for task in tasks:
+            task.num_tokens = min(task.num_tokens, part)
+            if task.num_tokens:
+                chosen.append(task)
+            part -= task.num_tokens
+            left -= task.num_tokens
+    return chosen
+
+
+def _remember(of: dict[int, V], request_id: int, value: V) -> None:
+    of[request_id] = value
+    if len(of) > _REMEMBERED:
+        of.pop(next(iter(of)))

@@ -1,0 +1,158 @@
+"""Counters of one request, and the figures derived from them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from card.tree.nodes import Candidates
+
+
+@dataclass(slots=True)
+class RequestStats:
+    """What one request cost and what speculation earned it. Times are wall-clock seconds."""
+
+    num_prompt_tokens: int = 0
+    num_new_tokens: int = 0
+    queued_s: float = 0.0  # from the arrival until the engine took the request up
+    reused_prompt_tokens: int = 0  # whose KV rows the target had from another request
+    drafter_reused_tokens: int = 0  # the same in the drafter
+    prefill_s: float = 0.0  # from when it was taken up to the first token
+    wall_s: float = 0.0  # from when it was taken up to the last token
+    target_passes: int = 0  # verifications; the prefill pass is not one
+    target_busy_s: float = 0.0  # inside the target's forward, prefill left out
+    waited_s: float = 0.0  # target waiting for candidates: as the wait policy allows, or while its turn is over
+    verified_tokens: int = 0  # candidates that went through the target
+    accepted_tokens: int = 0  # candidates kept
+    accepted_per_depth: list[int] = field(default_factory=list)  # [d] candidates kept at depth d + 1
+    offered_per_depth: list[int] = field(default_factory=list)  # [d] rounds that offered a candidate at depth d + 1
+    verified_by_writer: dict[str, int] = field(default_factory=dict)  # who proposed alike joined by "+"
+    accepted_by_writer: dict[str, int] = field(default_factory=dict)
+    hits: int = 0  # rounds whose next token was in the target's replica at once
+    late_hits: int = 0  # rounds whose next token turned up in the replica afterwards
+    misses: int = 0  # epochs that the drafter had to begin anew
+    drafter_passes: int = 0
+    drafter_busy_s: float = 0.0
+    drafter_dropped_nodes: int = 0  # drafted, and ruled out by what was committed
+    rolled_back_tokens: int = 0  # of these, those on the path that was thought likeliest: side branches left out
+    drafter_restarts: int = 0
+    drafter_state: str = "none"  # none, up, degraded or down, with the reason
+    speculation: str = "off: no drafter"  # schedule of the last round, with the reason
+    seed: int = 0
+
+    @property
+    def decode_s(self) -> float:
+        """Wall time after the first token, seconds."""
+        return self.wall_s - self.prefill_s
+
+    @property
+    def decode_tokens_per_s(self) -> float:
+        """New tokens after the first one, per second of decoding."""
+        return (self.num_new_tokens - 1) / self.decode_s if self.decode_s > 0 and self.num_new_tokens > 1 else 0.0
+
+    @property
+    def mean_acceptance_length(self) -> float:
+        """1 + accepted tokens / verifications, in tokens, bonus included."""
+        return 1.0 + self.accepted_tokens / self.target_passes if self.target_passes else 1.0
+
+    @property
+    def acceptance_rate(self) -> float:
+        """Accepted / verified candidates, in [0, 1]."""
+        return self.accepted_tokens / self.verified_tokens if self.verified_tokens else 0.0
+
+    @property
+    def hit_rate(self) -> float:
+        """Share of verifications whose next token was a candidate already, late hits included, in [0, 1]."""
+        return (self.hits + self.late_hits) / self.target_passes if self.target_passes else 0.0
+
+    @property
+    def drafter_layers_per_s(self) -> float:
+        """Drafter passes per second of drafting: the ceiling of any method with one drafter."""
+        return self.drafter_passes / self.drafter_busy_s if self.drafter_busy_s > 0 else 0.0
+
+    @property
+    def ceiling_share(self) -> float:
+        """Decoded tokens/s over drafter layers/s, in [0, 1] up to noise."""
+        return self.decode_tokens_per_s / self.drafter_layers_per_s if self.drafter_layers_per_s else 0.0
+
+    @property
+    def target_busy_share(self) -> float:
+        """Share of the decoding time that the target spent in its forward passes."""
+        return self.target_busy_s / self.decode_s if self.decode_s > 0 else 0.0
+
+    @property
+    def round_overhead_ms(self) -> float:
+        """Milliseconds per verification beyond the forward pass and the allowed waiting."""
+        if not self.target_passes:
+            return 0.0
+        return 1e3 * (self.decode_s - self.target_busy_s - self.waited_s) / self.target_passes
+
+    def count_verification(self, offer: Candidates, accepted: Sequence[int]) -> None:
+        """Add one verification of these candidates, of which the ``accepted`` ones were kept."""
+        self.target_passes += 1
+        self.verified_tokens += len(offer)
+        self.accepted_tokens += len(accepted)
+        depths = (max(offer.depths, default=0), len(accepted))
+        for counts, depth in zip((self.offered_per_depth, self.accepted_per_depth), depths, strict=True):
+            counts.extend([0] * (depth - len(counts)))
+            for d in range(depth):
+                counts[d] += 1
+        for name in offer.writers:
+            self.verified_by_writer[name] = self.verified_by_writer.get(name, 0) + 1
+        for idx in accepted if offer.writers else ():
+            name = offer.writers[idx]
+            self.accepted_by_writer[name] = self.accepted_by_writer.get(name, 0) + 1
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return counters and derived figures as plain values for JSON."""
+        derived = (
+            "decode_s",
+            "decode_tokens_per_s",
+            "mean_acceptance_length",
+            "acceptance_rate",
+            "hit_rate",
+            "drafter_layers_per_s",
+            "ceiling_share",
+            "target_busy_share",
+            "round_overhead_ms",
+        )
+        return {**asdict(self), **{name: getattr(self, name) for name in derived}}
+
+
+@dataclass(slots=True)
+class EngineStats:
+    """Gauges and totals of an engine."""
+
+    num_running: int = 0
+    num_waiting: int = 0
+    num_finished: int = 0
+    num_failed: int = 0
+    rounds: int = 0
+    round_s: float = 0.0
+    target_tokens: int = 0  # rows that went through the target, prompts and candidates included
+    new_tokens: int = 0
+    kv_used_bytes: int = 0  # of running requests
+    kv_retained_bytes: int = 0  # kept for reuse
+    kv_open_sequences: int = 0
+    kv_retained_sequences: int = 0
+    prefix_queries: int = 0
+    prefix_hits: int = 0
+    prefix_reused_tokens: int = 0
+    drafter_state: str = "none"
+    drafter_restarts: int = 0
+    drafter_lead: float = 0.0  # layers of candidates ahead of the text, mean of the requests of the last round
+    tree_nodes: int = 0  # candidates of the drafter's that the target holds for running requests
+    schedule: str = "off"
+    schedule_reason: str = ""
+
+    def count_round(self, target_tokens: int, new_tokens: int, seconds: float) -> None:
+        """Add one round."""
+        self.rounds += 1
+        self.round_s += seconds
+        self.target_tokens += target_tokens
+        self.new_tokens += new_tokens
+
+    def copy(self) -> EngineStats:
+        """Return the figures as they are now."""
+        return replace(self)

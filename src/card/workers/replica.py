@@ -1,0 +1,249 @@
+"""The target's replica of one request's candidate tree, and what it knows of the drafter that owns the tree.
+
+One drafter is one replica: a request that two drafters write for has two.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from card.config import DraftSettings, SamplingParams, ShapingRule
+from card.errors import ProtocolError
+from card.tree.candidates import CandidateCache
+from card.tree.messages import Correction, DraftSpec, Layer, Open, Resync, TargetMessage
+from card.tree.nodes import NewNodes
+from card.workers.metrics import RequestStats
+
+_MOST_COUNTED = 1 << 40  # passes or nodes that a drafter can honestly report
+
+
+def draft_spec(
+    draft: DraftSettings, params: SamplingParams, max_len: int, shaping: ShapingRule | None = None
+) -> DraftSpec:
+    """Return what the drafter is told about a request whose seed is fixed.
+
+    Args:
+        max_len: most tokens that its text can get.
+        shaping: that of the parameters; None if they have none.
+    """
+    return DraftSpec(
+        temperature=params.temperature,
+        top_k=params.top_k,
+        top_p=params.top_p,
+        min_p=params.min_p,
+        seed=params.seed or 0,
+        coupled_noise=draft.coupled_noise,
+        beam_width=draft.beam_width,
+        branch=draft.branch,
+        lead=draft.lead,
+        max_nodes=draft.max_nodes,
+        min_path_logprob=draft.min_path_logprob,
+        growth=draft.growth,
+        branch_below=draft.branch_below,
+        fan_out=draft.fan_out,
+        num_speculative_tokens=draft.num_speculative_tokens,
+        max_len=max_len,
+        shaping=shaping,
+    )
+
+
+class Replica:
+    """What the target holds of a tree that a drafter makes for one request."""
+
+    tree: CandidateCache
+    """The candidates as far as they have arrived."""
+    is_after_miss: bool
+    """The last committed token was in no tree, and nothing was committed since."""
+
+    def __init__(
+        self,
+        request_id: int,
+        token_ids: Sequence[int],
+        draft: DraftSettings,
+        params: SamplingParams,
+        *,
+        max_len: int,
+        vocab_size: int,
+        stats: RequestStats,
+        shaping: ShapingRule | None = None,
+    ) -> None:
+        """Begin with an empty tree.
+
+        Args:
+            token_ids: the request's text; the caller goes on appending to it.
+            max_len: most tokens that the text can get.
+            vocab_size: of the target.
+            stats: takes the counts of the drafter and of its hits and misses.
+            shaping: that of ``params``; None if they have none.
+        """
+        self._request_id = request_id
+        self._token_ids = token_ids
+        self._draft = draft
+        self._params = params
+        self._max_len = max_len
+        self._vocab_size = vocab_size
+        self._stats = stats
+        self._shaping = shaping
+        self.tree = self._empty_tree()
+        self.is_after_miss = False
+        self._known_len = 0  # committed tokens that the drafter is known to hold
+        self._next_seq = 0
+        self._lost_a_layer = False
+        self._epochs_seen = 0
+        self._passes_before = 0  # drafter passes of earlier incarnations
+        self._busy_before_s = 0.0
+        self._dropped_before = self._rolled_back_before = 0
+        self._beam = (0, 0)  # width and lead; 0: as the settings say
+        self._branch_below = -1.0  # the same
+
+    def tune(self, beam_width: int, lead: int) -> None:
+        """Let the drafter make so wide and so many layers from the next message on; 0 leaves one at the settings."""
+        self._beam = (beam_width, lead)
+
+    def branch_below(self, probability: float) -> None:
+        """Let the trunk branch at the next token that is less likely than this, from the next message on."""
+        self._branch_below = probability
+
+    def open_message(self) -> Open:
+        """Return what tells a drafter everything about the request."""
+        (beam_width, lead), draft = self._beam, self._draft
+        draft = draft.replace(
+            beam_width=beam_width or draft.beam_width,
+            lead=lead or draft.lead,
+            branch_below=self._branch_below if self._branch_below >= 0.0 else draft.branch_below,
+        )
+        spec = draft_spec(draft, self._params, self._max_len, self._shaping)
+        return Open(self._request_id, tuple(self._token_ids), spec)
+
+    def correction(self) -> Correction:
+        """Return the text from where the drafter is known to have it."""
+        start = min(self._known_len, len(self._token_ids))
+        return Correction(
+            request_id=self._request_id,
+            round_idx=1 + self._stats.target_passes,  # the prefill was one
+            start=start,
+            token_ids=tuple(self._token_ids[start:]),
+            wants_snapshot=self._lost_a_layer,
+            beam_width=self._beam[0],
+            lead=self._beam[1],
+            branch_below=self._branch_below,
+        )
+
+    def forget_drafter(self) -> None:
+        """Start over with a new incarnation of the drafter: nothing of the old one counts."""
+        stats = self._stats
+        self._passes_before, self._busy_before_s = stats.drafter_passes, stats.drafter_busy_s
+        self._dropped_before = stats.drafter_dropped_nodes
+        self._rolled_back_before = stats.rolled_back_tokens
+        self._known_len, self._next_seq, self._lost_a_layer, self._epochs_seen = 0, 0, False, 0
+        self.tree.restart(0)
+
+    def is_short(self, settings: DraftSettings, deepest: int) -> bool:
+        """Return whether the best path is shorter than ``settings`` want before the target verifies.
+
+        Args:
+            deepest: layers below the last token that the text still has room for: no more are waited for.
+        """
+        wanted = min(settings.min_depth, deepest)
+        if deepest < 1 or (self.is_after_miss and not settings.waits_after_miss):
+            return False
+        if self.tree.pending:
+            return True
+        if settings.verify != "trunk":
+            return self.tree.depth < wanted
+        trunk = self.tree.query(settings.budget, "trunk")
+        return self.tree.depth == len(trunk) < wanted  # it neither branches yet nor is it long enough
+
+    def compare(self, new_ids: Sequence[int]) -> tuple[int, int]:
+        """Return with how many tokens of the best path the committed ones can be compared, and how many agree."""
+        best = self.tree.query(len(new_ids), "chain", len(new_ids)).tokens
+        num_agreed = next((i for i, pair in enumerate(zip(best, new_ids, strict=False)) if pair[0] != pair[1]), None)
+        return (len(best), len(best)) if num_agreed is None else (num_agreed + 1, num_agreed)
+
+    def advance(self, new_ids: Sequence[int]) -> bool:
+        """Move on along committed tokens. Returns: whether all of them were in the tree."""
+        self.is_after_miss = False
+        return self.tree.advance(new_ids) == len(new_ids)
+
+    def receive(self, message: Layer | Resync) -> list[TargetMessage]:
+        """Take a drafter's message about this request and return the replies.
+
+        Raises: ProtocolError if it is malformed; the tree is as before then.
+        """
+        if isinstance(message, Resync):
+            self._known_len = max(0, min(message.known_len, len(self._token_ids)))
+            return [self.correction()] if self._known_len else [self.open_message()]
+        if message.seq < self._next_seq:
+            return []  # repeated, or overtaken by a snapshot
+        if message.seq > self._next_seq and not message.is_reset:
+            self._lost_a_layer = True
+            return []
+        self._check(message)
+        nodes = NewNodes(message.ids, message.parents, message.token_ids, message.logprobs)
+        if message.is_reset:
+            self._restart(message, nodes)
+        else:
+            self._extend(message, nodes)
+        self._next_seq = message.seq + 1
+        self._known_len = max(self._known_len, message.known_len)
+        stats = self._stats
+        stats.drafter_reused_tokens = message.num_reused
+        stats.drafter_passes = self._passes_before + message.num_passes
+        stats.drafter_busy_s = self._busy_before_s + message.busy_s
+        stats.drafter_dropped_nodes = self._dropped_before + message.num_dropped
+        stats.rolled_back_tokens = self._rolled_back_before + message.num_rolled_back
+        return []
+
+    def _restart(self, layer: Layer, nodes: NewNodes) -> None:
+        fresh = self._empty_tree()  # a malformed layer raises here and leaves the old one alone
+        fresh.restart(layer.epoch, layer.root_id, self._token_ids[layer.root_position + 1 :])
+        fresh.extend(layer.epoch, nodes)
+        self.tree = fresh
+        self._lost_a_layer = False
+        has_begun = len(self._token_ids) > self._stats.num_prompt_tokens
+        if layer.epoch != self._epochs_seen and has_begun:
+            self._stats.misses += 1
+            self.is_after_miss = True
+        self._epochs_seen = layer.epoch
+
+    def _extend(self, layer: Layer, nodes: NewNodes) -> None:
+        tree, stats = self.tree, self._stats
+        late_before, first_awaited = tree.num_late_hits, len(self._token_ids) - len(tree.pending)
+        tree.extend(layer.epoch, nodes)
+        num_settled = tree.num_late_hits - late_before
+        is_of_prefill = first_awaited == stats.num_prompt_tokens  # the prefill's token: it is no verification
+        stats.late_hits += num_settled - (num_settled > 0 and is_of_prefill)
+
+    def _check(self, layer: Layer) -> None:
+        """Raise ProtocolError unless a drafter can have sent this layer."""
+        text_len = len(self._token_ids)
+        if not 0 <= layer.root_position < layer.known_len <= text_len:
+            raise ProtocolError(
+                f"layer of request {layer.request_id} has root position {layer.root_position} and {layer.known_len} "
+                f"known tokens, but the text has {text_len}"
+            )
+        if max(layer.token_ids, default=0) >= self._vocab_size:
+            raise ProtocolError(
+                f"layer of request {layer.request_id} has token {max(layer.token_ids)}; the target has tokens 0 to "
+                f"{self._vocab_size - 1}"
+            )
+        if not -math.inf < layer.pass_began_at <= layer.pass_ended_at < math.inf:
+            raise ProtocolError(
+                f"layer of request {layer.request_id} comes of a pass from {layer.pass_began_at} to "
+                f"{layer.pass_ended_at} s; both must be numbers in this order"
+            )
+        counts = (layer.num_passes, layer.num_dropped, layer.num_rolled_back)
+        if (
+            not all(0 <= count < _MOST_COUNTED for count in counts)
+            or not 0 <= layer.busy_s < math.inf
+            or not 0 <= layer.num_reused <= text_len
+        ):
+            raise ProtocolError(
+                f"layer of request {layer.request_id} reports {layer.num_passes} passes in {layer.busy_s} s, "
+                f"{layer.num_dropped} dropped nodes, {layer.num_rolled_back} of them rolled back, and "
+                f"{layer.num_reused} reused tokens; none may be negative or without end"
+            )
+
+    def _empty_tree(self) -> CandidateCache:
+        return CandidateCache(max_nodes=self._draft.max_nodes, lead=self._draft.lead + self._draft.budget)

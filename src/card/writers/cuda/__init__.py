@@ -1,0 +1,1 @@
+"""A beam that stays on its CUDA device."""

@@ -1,0 +1,290 @@
+"""`DeviceBeamWriter`: beams whose draft steps follow each other on the device, read by the host one step behind.
+
+While the host reads what one step found and brings its tree up to date, the next step is running already, on the layer
+that the device chose itself. The host's tree stays the truth: where it chooses otherwise (a correction came, the beam
+was widened from the secondary tier, a bound was met, two scores tie), what the device did ahead is dropped and the next
+step begins from the host's frontier. So a step in vain is the worst that can happen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from card.errors import ProtocolError
+from card.models.cuda.bucketed import BucketedRunner
+from card.models.cuda.graphs import FetchedTensor, bucket_of
+from card.models.cuda.static_cache import TOKEN_BUCKETS, StaticDecoder
+from card.models.pool import SequencePool
+from card.models.protocol import LanguageModel
+from card.tree.messages import DraftSpec
+from card.tree.nodes import NewNodes
+from card.tree.sampling import GumbelNoise, SamplingRule
+from card.writers.beam import BeamSequence, BeamWriter, text_limit
+from card.writers.cuda.device_step import BeamStep, NewestLayer, StepResult, StepShape
+from card.writers.shaping import FindGrammar
+
+_MAX_STEPS = 16  # recorded ones; the one not used for longest makes place
+_NOISE_BUCKETS = tuple(2**i for i in range(3, 14))
+
+
+@dataclass(frozen=True, slots=True)
+class _Launch:
+    """A step that is running or done, and not read yet."""
+
+    beam: DeviceBeamSequence
+    step: BeamStep
+    fetched: FetchedTensor
+    layer: list[int]  # the nodes that it runs, in the device's order
+
+    def read(self) -> StepResult:
+        """Wait for it and return what it found."""
+        return self.step.result(self.fetched)
+
+
+class DeviceBeamSequence(BeamSequence):
+    """The beam of one request, with what a step on the device needs to know of it."""
+
+    def __init__(
+        self,
+        writer: DeviceBeamWriter,
+        pool: SequencePool,
+        token_ids: Sequence[int],
+        spec: DraftSpec,
+        *,
+        epoch: int,
+        find_grammar: FindGrammar | None = None,
+    ) -> None:
+        """Take a sequence of the model's pool. Raises: CapacityError if it has no room."""
+        super().__init__(writer.model, pool, token_ids, spec, epoch=epoch, find_grammar=find_grammar)
+        self._writer = writer
+        self._runner = writer.model
+        self.noise = GumbelNoise(spec.seed, writer.model.vocab_size)
+
+    def close(self) -> None:
+        """Give the sequence back; the rows of the text stay in the pool for a text that begins with it."""
+        self._writer.drop(self)
+        super().close()
+
+    def commit(self, token_ids: Sequence[int]) -> NewNodes | None:
+        """As `BeamSequence.commit`; what the device is at work on is awaited first and counts.
+
+        Returns: the nodes made by that step, then those from the secondary tier; None for a miss.
+        """
+        drafted = self._writer.finish(self)
+        refilled = super().commit(token_ids)
+        if refilled is None:
+            return None
+        return NewNodes.joined((drafted, refilled))
+
+    @property
+    def num_held_rows(self) -> int:
+        """KV rows of the text and of expanded nodes."""
+        return self._runner.num_rows(self._slot)
+
+    def newest_layer(self, frontier: Sequence[int]) -> NewestLayer:
+        """Bring the rows to the desk and return the frontier as a step takes it."""
+        extension = self.extension(frontier, len(frontier))
+        return NewestLayer(
+            np.asarray(extension.token_ids, np.int64),
+            np.asarray(self.positions(frontier), np.int64),
+            self._runner.lend(self._slot, extension.parents),
+            np.asarray([self.cache.path_logprob(node) for node in frontier], np.float64),
+        )
+
+    def positions(self, nodes: Sequence[int]) -> list[int]:
+        """Return the absolute positions of nodes."""
+        return [self.root_position + self.cache.depth_of(node) for node in nodes]
+
+    def take(self, layer: Sequence[int], result: StepResult) -> NewNodes:
+        """Make the children of a layer that a step has run, and take over its rows.
+
+        Raises: ProtocolError if the model's scores are no numbers; nothing has changed then.
+        """
+        parents, first_row = self.extension(layer, len(layer)).parents, self.num_held_rows
+        made = self.cache.grow(
+            layer,
+            result.tokens[: len(layer)],
+            result.logprobs[: len(layer)],
+            width=self.spec.beam_width,
+            min_path_logprob=self.spec.min_path_logprob,
+        )
+        self._frontier = None
+        self._runner.adopt(self._slot, parents)
+        self._row_of.update((node, first_row + i) for i, node in enumerate(layer))
+        return made
+
+    def can_look_ahead(self, layer: Sequence[int]) -> bool:
+        """Return whether all children of ``layer``, whichever they are, have positions and rows to be run in."""
+        spec = self.spec
+        end = min(spec.lead, text_limit(spec, self._runner) - 1 - self.root_position)
+        has_depth = max(self.cache.depth_of(node) for node in layer) + 1 < end
+        num_rows = self.num_held_rows + len(layer) + spec.beam_width
+        return has_depth and num_rows <= self._runner.capacity(self._slot)
+
+
+class DeviceBeamWriter(BeamWriter):
+    """Runs the steps of a beam that is alone on the device, those of several beams as a `BeamWriter` does.
+
+    The first pass of a text, models that have no static passes, layers of more nodes than a recorded step takes, trees
+    that grow by another rule than ``layer`` and requests that shape their logits run as in a `BeamWriter` too.
+    """
+
+    model: BucketedRunner
+
+    def __init__(
+        self,
+        model: BucketedRunner,
+        kv_cache_bytes: int | None = None,
+        *,
+        looks_ahead: bool = True,
+        find_grammar: FindGrammar | None = None,
+    ) -> None:
+        """Take ``model`` and at most ``kv_cache_bytes`` of memory for its KV rows; None: by the length of a sequence.
+
+        Args:
+            looks_ahead: start the next step before the last one is read. Leave it out where drafter and target take
+                turns on one stream: the target would wait for that step.
+            find_grammar: as of `BeamWriter`.
+        """
+        super().__init__(model, kv_cache_bytes, find_grammar=find_grammar)
+        self._looks_ahead = looks_ahead
+        self._steps: dict[StepShape, BeamStep] = {}  # least recently used first
+        self._ahead: _Launch | None = None
+
+    def open(self, token_ids: Sequence[int], spec: DraftSpec, *, epoch: int) -> DeviceBeamSequence:
+        """Start the beam of a request behind its text. Raises: CapacityError if there is no room."""
+        return DeviceBeamSequence(self, self._pool, token_ids, spec, epoch=epoch, find_grammar=self._find_grammar)
+
+    def warm_up(self, spec: DraftSpec, num_rows: int) -> None:
+        """Record the steps of this spec for sequences of up to ``num_rows`` rows: on CUDA it takes a moment each."""
+        static = self.model.static
+        if static is not None and _has_steps(spec):
+            with torch.inference_mode():
+                for span in sorted({static.span_of(rows) for rows in range(1, min(num_rows, self.model.max_rows) + 1)}):
+                    self._step_for(static, spec, span)
+
+    def step(
+        self, beams: Sequence[tuple[BeamSequence, Sequence[int]]], max_tokens: Sequence[int] | None = None
+    ) -> list[NewNodes | ProtocolError]:
+        """Grow each beam by one layer below its frontier; arguments and result as of `BeamWriter.step`."""
+        shares = max_tokens or [beam.num_tokens(frontier) for beam, frontier in beams]
+        is_alone = len(beams) == 1
+        done: dict[int, NewNodes | ProtocolError] = {}
+        with torch.inference_mode():
+            ahead, self._ahead = self._ahead, None
+            for i, ((beam, frontier), share) in enumerate(zip(beams, shares, strict=True)):
+                is_whole = share >= beam.num_tokens(frontier)
+                if ahead is not None and beam is ahead.beam and set(frontier) == set(ahead.layer) and is_whole:
+                    done[i] = self._grow(ahead, looks_ahead=is_alone and self._looks_ahead)
+            if is_alone and not done:
+                (beam, frontier), share = beams[0], shares[0]
+                launch = self._launch(beam, frontier) if share >= beam.num_tokens(frontier) else None
+                if launch is not None:
+                    done[0] = self._grow(launch, looks_ahead=self._looks_ahead)
+        rest = [i for i in range(len(beams)) if i not in done]
+        if rest:
+            grown = super().step([beams[i] for i in rest], [shares[i] for i in rest])
+            done.update(zip(rest, grown, strict=True))
+        return [done[i] for i in range(len(beams))]
+
+    def finish(self, beam: DeviceBeamSequence) -> NewNodes:
+        """Wait for the step under way for ``beam``, if there is one, and return the nodes that it made."""
+        if self._ahead is None or self._ahead.beam is not beam:
+            return NewNodes.none()
+        ahead, self._ahead = self._ahead, None
+        with torch.inference_mode():
+            try:
+                return beam.take(ahead.layer, ahead.read())
+            except ProtocolError:  # the next step meets the same scores and reports them
+                return NewNodes.none()
+
+    def drop(self, beam: DeviceBeamSequence) -> None:
+        """Forget the step under way for ``beam``."""
+        if self._ahead is not None and self._ahead.beam is beam:
+            self._ahead = None
+
+    def _launch(self, beam: BeamSequence, frontier: Sequence[int]) -> _Launch | None:
+        """Start a step on the frontier of the host's tree; None if it must run the ordinary way."""
+        static, spec = self.model.static, beam.spec
+        if static is None or not _has_steps(spec) or beam.cache.root_id in frontier:
+            return None
+        assert isinstance(beam, DeviceBeamSequence)
+        num_places = _places(spec)
+        first_row = beam.num_held_rows
+        step = self._step_for(static, spec, static.span_of(min(first_row + 2 * num_places, static.num_rows)))
+        layer = beam.newest_layer(frontier)
+        step.load(layer, first_row=first_row, width=spec.beam_width, floor=spec.min_path_logprob)
+        return self._start(beam, step, list(frontier))
+
+    def _start(self, beam: DeviceBeamSequence, step: BeamStep, layer: list[int], num_steps_before: int = 0) -> _Launch:
+        following = {position + 1 + num_steps_before for position in beam.positions(layer)}
+        step.load_noise(beam.noise, beam.spec.seed, following)
+        return _Launch(beam, step, step.launch(), layer)
+
+    def _grow(self, launch: _Launch, *, looks_ahead: bool) -> NewNodes | ProtocolError:
+        """Read a step and make its nodes; start the next one before."""
+        beam, step, layer = launch.beam, launch.step, launch.layer
+        num_rows = beam.num_held_rows + len(layer) + step.shape.num_places
+        looks_ahead = looks_ahead and num_rows <= step.shape.span and beam.can_look_ahead(layer)
+        ahead = self._start(beam, step, layer, 1) if looks_ahead else None
+        result = launch.read()
+        try:
+            made = beam.take(layer, result)
+        except ProtocolError as error:
+            return error
+        if ahead is not None:
+            node_of = dict(zip(zip(made.parents, made.tokens, strict=True), made.ids, strict=True))
+            chosen = [node_of.get((layer[place], token)) for place, token in result.chosen]
+            same = [node for node in chosen if node is not None]
+            if same and len(same) == len(chosen) == len(made):
+                self._ahead = _Launch(beam, step, ahead.fetched, same)
+        return made
+
+    def _step_for(self, static: StaticDecoder, spec: DraftSpec, span: int) -> BeamStep:
+        """Return the recorded step for this spec and span; one is recorded if need be."""
+        rule = SamplingRule(spec.temperature, spec.top_k, spec.top_p, spec.min_p, seed=0)
+        is_coupled = spec.coupled_noise and not rule.is_greedy
+        num_noise_rows = (bucket_of(spec.lead + 2, _NOISE_BUCKETS) or 0) if is_coupled else 0
+        shape = StepShape(_places(spec), spec.branch, span, rule, num_noise_rows)
+        step = self._steps.pop(shape, None)
+        if step is None:
+            if len(self._steps) >= _MAX_STEPS:
+                static.recorder.wait()
+                del self._steps[next(iter(self._steps))]
+            step = BeamStep(static, shape)
+        self._steps[shape] = step
+        return step
+
+
+def _has_steps(spec: DraftSpec) -> bool:
+    """Return whether recorded steps can grow a tree of this spec."""
+    return spec.growth == "layer" and spec.beam_width <= TOKEN_BUCKETS[-1] and spec.shaping is None
+
+
+def _places(spec: DraftSpec) -> int:
+    num_places = bucket_of(spec.beam_width, TOKEN_BUCKETS)
+    assert num_places is not None
+    return num_places
+
+
+def make_writer(
+    model: LanguageModel,
+    kv_cache_bytes: int | None = None,
+    *,
+    takes_turns: bool,
+    find_grammar: FindGrammar | None = None,
+) -> BeamWriter:
+    """Return the writer that suits ``model``: a `DeviceBeamWriter` for a `BucketedRunner`, else a `BeamWriter`.
+
+    Args:
+        kv_cache_bytes: most memory for its KV rows; None: by the length of a sequence.
+        takes_turns: the drafter works while the target waits, so that it must not work ahead.
+        find_grammar: as of `BeamWriter`.
+    """
+    if isinstance(model, BucketedRunner):
+        return DeviceBeamWriter(model, kv_cache_bytes, looks_ahead=not takes_turns, find_grammar=find_grammar)
+    return BeamWriter(model, kv_cache_bytes, find_grammar=find_grammar)

@@ -1,0 +1,305 @@
+"""Frames: what goes in comes out, and nothing but a whole message of this version is let in."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import re
+import typing
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from card.config import Grammar, ShapingRule
+from card.errors import ProtocolError
+from card.tree.messages import (
+    MAX_FRAME_BYTES,
+    PROTOCOL_VERSION,
+    Close,
+    Correction,
+    DrafterMessage,
+    DraftSpec,
+    Fault,
+    Hello,
+    Layer,
+    Open,
+    Ping,
+    Pong,
+    Ready,
+    Resync,
+    Shutdown,
+    TargetMessage,
+    check_spec,
+    decode,
+    encode,
+)
+
+Message = TargetMessage | DrafterMessage
+integers = st.integers(-(2**63), 2**63 - 1)
+floats = st.floats(allow_nan=False)
+id_lists = st.lists(integers, max_size=6).map(tuple)
+specs = st.builds(
+    DraftSpec,
+    **dict.fromkeys(("temperature", "top_p", "min_p", "min_path_logprob", "branch_below"), floats),
+    **dict.fromkeys(("top_k", "seed", "beam_width", "branch", "lead", "max_nodes", "max_len"), integers),
+    growth=st.text(max_size=9),
+    fan_out=id_lists,
+    num_speculative_tokens=integers,
+    coupled_noise=st.booleans(),
+    shaping=st.none()
+    | st.builds(
+        ShapingRule,
+        num_prompt_tokens=integers,
+        min_tokens=integers,
+        end_ids=id_lists,
+        **dict.fromkeys(("presence_penalty", "frequency_penalty", "repetition_penalty"), floats),
+        logit_bias=st.lists(st.tuples(integers, floats), max_size=3).map(tuple),
+        grammar=st.sampled_from([None, Grammar("json_object"), Grammar("regex", "a*")]),
+    ),
+)
+MESSAGES: dict[type, st.SearchStrategy[Message]] = {
+    Hello: st.builds(Hello),
+    Open: st.builds(Open, integers, id_lists, specs),
+    Correction: st.builds(
+        Correction, integers, integers, integers, id_lists, st.booleans(), integers, integers, floats
+    ),
+    Close: st.builds(Close, integers),
+    Shutdown: st.builds(Shutdown),
+    Ping: st.builds(Ping, integers),
+    Pong: st.builds(Pong, integers),
+    Ready: st.builds(
+        Ready,
+        integers,
+        integers,
+        integers,
+        st.lists(st.tuples(integers, floats), max_size=3).map(tuple),
+        st.text(max_size=8),
+    ),
+    Layer: st.builds(
+        Layer,
+        **dict.fromkeys(
+            ("request_id", "seq", "epoch", "root_id", "root_position", "known_len", "num_passes", "num_reused"),
+            integers,
+        ),
+        num_dropped=integers,
+        num_rolled_back=integers,
+        pass_began_at=floats,
+        pass_ended_at=floats,
+        **dict.fromkeys(("ids", "parents", "token_ids"), id_lists),
+        is_reset=st.booleans(),
+        logprobs=st.lists(floats, max_size=6).map(tuple),
+        busy_s=floats,
+    ),
+    Resync: st.builds(Resync, integers, integers),
+    Fault: st.builds(Fault, st.text(max_size=30)),
+}
+messages = st.one_of(*MESSAGES.values())
+CORRECTION = {
+    "type": "Correction",
+    "request_id": 1,
+    "round_idx": 2,
+    "start": 3,
+    "token_ids": [4],
+    "wants_snapshot": False,
+    "beam_width": 0,
+    "lead": 5,
+    "branch_below": 0.5,
+}
+
+
+def frame(body: object, version: object = PROTOCOL_VERSION, incarnation: object = 0) -> bytes:
+    return msgspec.msgpack.encode([version, incarnation, body])
+
+
+def test_the_round_trip_covers_every_message_type() -> None:
+    assert set(MESSAGES) == {*typing.get_args(TargetMessage), *typing.get_args(DrafterMessage)}
+
+
+@pytest.mark.parametrize("kind", MESSAGES, ids=lambda kind: kind.__name__)
+def test_every_message_comes_out_as_it_went_in(kind: type) -> None:
+    @settings(max_examples=30)
+    @given(message=MESSAGES[kind], incarnation=st.integers(0, 2**62))
+    def check(message: Message, incarnation: int) -> None:
+        assert decode(encode(message, incarnation)) == (incarnation, message)
+        assert type(decode(encode(message, incarnation))[1]) is kind
+
+    check()
+
+
+@given(message=messages, data=st.data())
+def test_a_truncated_or_prolonged_frame_is_refused(message: Message, data: st.DataObject) -> None:
+    whole = encode(message, 1)
+    length = data.draw(st.integers(0, len(whole) - 1))
+    for broken in (whole[:length], whole + b"\0"):
+        with pytest.raises(ProtocolError, match=f"frame of {len(broken)} bytes is not a message"):
+            decode(broken)
+
+
+def test_a_frame_is_refused_by_its_size_alone() -> None:
+    with pytest.raises(ProtocolError, match=f"has {MAX_FRAME_BYTES + 1} bytes; at most {MAX_FRAME_BYTES} are allowed"):
+        decode(bytes(MAX_FRAME_BYTES + 1))
+    with pytest.raises(ProtocolError, match="is not a message"):
+        decode(bytes(MAX_FRAME_BYTES))
+
+
+@pytest.mark.parametrize("version", [PROTOCOL_VERSION - 1, PROTOCOL_VERSION + 1, -1])
+def test_a_frame_of_another_version_is_refused(version: int) -> None:
+    assert decode(frame(CORRECTION)) == (0, Correction(1, 2, 3, (4,), False, 0, 5, 0.5))
+    with pytest.raises(ProtocolError, match=f"protocol version {version}, this side speaks {PROTOCOL_VERSION}"):
+        decode(frame(CORRECTION, version))
+
+
+def test_a_message_that_only_another_version_has_is_refused_for_its_version() -> None:
+    with pytest.raises(ProtocolError, match=f"protocol version 99, this side speaks {PROTOCOL_VERSION}"):
+        decode(frame({"type": "Telepathy", "thought": 1}, version=99))
+
+
+VALID = {
+    "temperature": 1.0,
+    "top_k": 0,
+    "top_p": 1.0,
+    "min_p": 0.0,
+    "seed": 0,
+    "coupled_noise": True,
+    "beam_width": 4,
+    "branch": 3,
+    "lead": 6,
+    "max_nodes": 100,
+    "min_path_logprob": -5.0,
+    "max_len": 64,
+    "growth": "layer",
+    "branch_below": 0.5,
+    "fan_out": (3,),
+    "num_speculative_tokens": 6,
+}
+NAN, INFINITY = float("nan"), float("inf")
+
+
+def shaping(**changes: typing.Any) -> ShapingRule:
+    return ShapingRule(**{"num_prompt_tokens": 4} | changes)
+
+
+BOUNDS: dict[str, tuple[list[typing.Any], list[typing.Any]]] = {  # allowed and refused values
+    "temperature": ([0.0, 5.0], [-0.1, NAN, INFINITY]),
+    "top_k": ([0, 10**9], [-1]),
+    "top_p": ([1e-9, 1.0], [0.0, 1.1, NAN]),
+    "min_p": ([0.0, 0.99], [-0.1, 1.0, NAN]),
+    "seed": ([0, 2**63 - 1], [-1, 2**63]),
+    "beam_width": ([1, 256], [0, 257]),
+    "branch": ([1, 256], [0, 257]),
+    "lead": ([1, 4096], [0, 4097]),
+    "max_nodes": ([1, 1 << 16], [0, (1 << 16) + 1]),
+    "min_path_logprob": ([0.0, -INFINITY], [0.1, NAN]),
+    "max_len": ([1, 1 << 20], [0, (1 << 20) + 1]),
+    "growth": (["layer", "best-first", "branch", "fan-out"], ["", "deep"]),
+    "branch_below": ([0.0, 1.0], [-0.1, 1.1, NAN]),
+    "fan_out": ([(0,), (256,) * 64], [(), (3,) * 65, (257,), (3, -1)]),
+    "num_speculative_tokens": ([1, 4096], [0, 4097]),
+    "shaping": (
+        [
+            None,
+            shaping(),
+            shaping(presence_penalty=-2.0, frequency_penalty=2.0, repetition_penalty=9.0),
+            shaping(logit_bias=((3, -100.0),), min_tokens=10**9, end_ids=(5, 10**9), grammar=Grammar("regex", "a*")),
+        ],
+        [
+            shaping(num_prompt_tokens=-1),
+            shaping(presence_penalty=NAN),
+            shaping(frequency_penalty=2.1),
+            shaping(repetition_penalty=0.0),
+            shaping(repetition_penalty=INFINITY),
+            shaping(logit_bias=((-1, 0.0),)),
+            shaping(logit_bias=((3, NAN),)),
+            shaping(end_ids=(-1,)),
+        ],
+    ),
+}
+
+
+def test_every_number_of_a_spec_has_bounds() -> None:
+    assert {*BOUNDS, "coupled_noise"} == set(DraftSpec.__struct_fields__)
+
+
+def test_a_spec_with_a_grammar_that_cannot_be_meant_is_refused() -> None:
+    spec = DraftSpec(**VALID, shaping=shaping(grammar=Grammar("regex", "abcabc")))
+    whole = encode(Open(1, (5,), spec), 0)
+    assert decode(whole) == (0, Open(1, (5,), spec))
+    for broken in (whole.replace(b"abcabc", b" " * 6), whole.replace(b"regex", b"regop")):
+        with pytest.raises(ProtocolError, match="is not a message"):
+            decode(broken)
+
+
+@pytest.mark.parametrize("name", BOUNDS)
+def test_a_spec_out_of_bounds_is_refused_by_the_name_of_the_field(name: str) -> None:
+    allowed, refused = BOUNDS[name]
+    for value in allowed:
+        check_spec(DraftSpec(**VALID | {name: value}))
+    for value in refused:
+        with pytest.raises(ProtocolError, match=re.escape(f", got {value}")) as caught:
+            check_spec(DraftSpec(**VALID | {name: value}))
+        assert str(caught.value).startswith(f"{name} of a draft spec must be ")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        None,
+        [],
+        {},
+        "Correction",
+        {**CORRECTION, "type": "Rectification"},
+        {**CORRECTION, "type": 7},
+        {**CORRECTION, "token_ids": ["4"]},
+        {**CORRECTION, "token_ids": [4.5]},
+        {**CORRECTION, "token_ids": 4},
+        {**CORRECTION, "start": None},
+        {**CORRECTION, "wants_snapshot": 0},
+        {name: value for name, value in CORRECTION.items() if name != "round_idx"},
+        {"type": "Fault", "reason": b"bytes"},
+    ],
+)
+def test_a_body_of_wrong_types_is_refused(body: object) -> None:
+    with pytest.raises(ProtocolError, match="is not a message"):
+        decode(frame(body))
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        frame(CORRECTION, version="1"),
+        frame(CORRECTION, incarnation=None),
+        msgspec.msgpack.encode([PROTOCOL_VERSION, 0]),
+        msgspec.msgpack.encode(CORRECTION),
+        encode(Fault("abc"), 0).replace(b"abc", b"\xff\xfe\xfd"),  # not UTF-8
+        encode(Fault("abc"), 0).replace(b"Fault", b"F\xff\xff\xfft"),
+        encode(Open(1, (5,), DraftSpec(**VALID)), 0).replace(
+            b"token_ids\x91",
+            b"token_ids\xdd\xff\xff\xff\xff",  # claims four billion tokens
+        ),
+        b"\x93\x01\x00\x83\xa4type\xa5Fault\xa1x" + b"\x91" * 100_000,  # nested too deep
+    ],
+)
+def test_a_frame_that_lies_about_its_shape_is_refused(broken: bytes) -> None:
+    with pytest.raises(ProtocolError, match="is not a message"):
+        decode(broken)
+
+
+@settings(max_examples=300)
+@given(data=st.binary(max_size=80))
+def test_random_bytes_raise_nothing_but_a_protocol_error(data: bytes) -> None:
+    with pytest.raises(ProtocolError):
+        decode(data)
+
+
+@settings(max_examples=150)
+@given(message=messages, seed=st.integers(0, 2**31))
+def test_corrupted_frames_raise_nothing_but_a_protocol_error(message: Message, seed: int) -> None:
+    rng = random.Random(seed)
+    for _ in range(20):
+        corrupt = bytearray(encode(message, 3))
+        for _ in range(rng.randint(1, 4)):
+            corrupt[rng.randrange(len(corrupt))] = rng.randrange(256)
+        with contextlib.suppress(ProtocolError):
+            decode(bytes(corrupt))

@@ -1,0 +1,333 @@
+"""Logits to tokens: noise is a pure function, choices follow the law, the drafter ranks as the target chooses."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, reject, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from card.config import SamplingParams
+from card.errors import SettingsError
+from card.tree.sampling import CHOICE_SHARPNESS, CandidateScorer, GumbelNoise, Sampler, SamplingRule, filter_logits
+
+GREEDY = SamplingRule(temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, seed=0)
+PLAIN = replace(GREEDY, temperature=1.0)
+seeds = st.integers(0, 2**63 - 1)
+rules = st.builds(
+    SamplingRule,
+    temperature=st.sampled_from([0.3, 0.7, 1.0, 2.5]),
+    top_k=st.sampled_from([0, 0, 1, 2, 3, 99]),
+    top_p=st.sampled_from([1.0, 0.9, 0.5, 0.05]),
+    min_p=st.sampled_from([0.0, 0.02, 0.3]),
+    seed=seeds,
+)
+
+
+@st.composite
+def batches(draw: st.DrawFn) -> Tensor:
+    """Return [N, V] float32 with many ties, as bfloat16 has, and V from 1 to 40: vectorised loops have tails."""
+    shape = (draw(st.integers(1, 5)), draw(st.sampled_from([1, 2, 5, 8, 17, 40])))
+    return torch.from_numpy(np.random.default_rng(draw(st.integers(0, 10**6))).integers(-8, 9, shape) / 2).float()
+
+
+def slow_law(logits: list[float], rule: SamplingRule) -> list[float]:
+    """Return the law that a rule stands for, in plain Python, for distinct logits.
+
+    Raises: ArithmeticError if a cut is so close that rounding decides it.
+    """
+    weights = {token: math.exp((logit - max(logits)) / rule.temperature) for token, logit in enumerate(logits)}
+    ordered = sorted(weights, key=lambda token: -weights[token])
+    if rule.top_k:
+        ordered = ordered[: rule.top_k]
+    total = sum(weights[token] for token in ordered)
+    kept, before = [], 0.0
+    for token in ordered:
+        if rule.top_p < 1.0 and abs(before / total - rule.top_p) < 1e-5:
+            raise ArithmeticError("top_p")
+        if rule.top_p == 1.0 or before / total < rule.top_p:
+            kept.append(token)
+        before += weights[token]
+    if any(abs(weights[token] / weights[ordered[0]] - rule.min_p) < 1e-5 for token in kept if rule.min_p):
+        raise ArithmeticError("min_p")
+    kept = [token for token in kept if weights[token] >= rule.min_p * weights[ordered[0]]]
+    total = sum(weights[token] for token in kept)
+    return [weights[token] / total if token in kept else 0.0 for token in range(len(logits))]
+
+
+def clear_law(logits: list[float], rule: SamplingRule) -> list[float]:
+    """Return `slow_law`, or leave the example out."""
+    try:
+        return slow_law(logits, rule)
+    except ArithmeticError:
+        reject()
+
+
+# ---- noise ----------------------------------------------------------------------------------------------------------
+
+
+def slow_philox(seed: int, position: int, count: int) -> list[int]:
+    """Return the first words of Philox 4x64 with ten rounds. Source: Salmon et al. 2011, section 3."""
+    words: list[int] = []
+    for block in range(1, -(-count // 4) + 1):
+        c0, c1, c2, c3 = block, 0, position, 0
+        k0, k1 = seed, 0
+        for _ in range(10):
+            high0, low0 = divmod(0xD2E7470EE14C6C93 * c0, 2**64)
+            high1, low1 = divmod(0xCA5A826395121157 * c2, 2**64)
+            c0, c1, c2, c3 = high1 ^ c1 ^ k0, low1, high0 ^ c3 ^ k1, low0
+            k0, k1 = (k0 + 0x9E3779B97F4A7C15) % 2**64, (k1 + 0xBB67AE8584CAA73B) % 2**64
+        words += [c0, c1, c2, c3]
+    return words[:count]
+
+
+@given(seed=seeds, position=st.integers(0, 2**40))
+def test_noise_is_the_gumbel_transform_of_philox_keyed_by_seed_and_position(seed: int, position: int) -> None:
+    uniforms = [((word >> 12) + 0.5) / 2**52 for word in slow_philox(seed, position, 9)]
+    expected = torch.tensor([-math.log(-math.log(u)) for u in uniforms])
+    torch.testing.assert_close(GumbelNoise(seed, 9).row(position), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_noise_is_finite_at_both_ends_of_the_generator(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Extremes:
+        def __init__(self, **_: object) -> None: ...
+
+        def random_raw(self, count: int) -> np.ndarray:
+            return np.array([0, 2**64 - 1] * count, np.uint64)[:count]
+
+    monkeypatch.setattr(np.random, "Philox", Extremes)
+    assert GumbelNoise(0, 2).row(0).isfinite().all()
+
+
+@given(seed=seeds, positions=st.lists(st.integers(0, 10**6), min_size=1, max_size=6))
+def test_noise_depends_on_nothing_but_seed_position_and_token(seed: int, positions: list[int]) -> None:
+    rows = GumbelNoise(seed, 33).rows(positions)
+    other = GumbelNoise(seed, 33)
+    for position in reversed(positions):  # another order, and each asked for twice
+        other.row(position)
+    for row, position in zip(rows, positions, strict=True):
+        assert torch.equal(other.row(position), row)
+        assert torch.equal(GumbelNoise(seed, 10).row(position), row[:10]), "rows of padding change nothing"
+
+
+def test_noise_is_the_same_after_it_has_been_forgotten() -> None:
+    noise = GumbelNoise(5, 4)
+    before = noise.row(0).clone()
+    for position in range(1, 1000):
+        noise.row(position)
+    assert len(noise._rows) < 1000, "memory is bounded"
+    assert torch.equal(noise.row(0), before)
+
+
+def test_noise_of_neighbouring_seeds_and_positions_shares_no_value() -> None:
+    values = [v for seed in range(4) for position in range(25) for v in GumbelNoise(seed, 50).row(position).tolist()]
+    assert len(set(values)) > len(values) - 5  # float32 may repeat by chance; a shared stream repeats by tens
+
+
+# ---- choice ---------------------------------------------------------------------------------------------------------
+
+
+@given(logits=batches(), dtype=st.sampled_from([torch.float32, torch.float64, torch.bfloat16, torch.float16]))
+def test_greedy_choice_is_the_first_of_the_largest_logits(logits: Tensor, dtype: torch.dtype) -> None:
+    chosen = Sampler(GREEDY, logits.shape[1]).choose(logits.to(dtype), range(len(logits)))
+    assert chosen == [row.index(max(row)) for row in logits.tolist()]
+
+
+@given(logits=batches(), rule=rules, first=st.integers(0, 1000))
+def test_choice_of_a_row_depends_on_no_other_row(logits: Tensor, rule: SamplingRule, first: int) -> None:
+    positions = [first + 3 * i for i in range(len(logits))]
+    together = Sampler(rule, logits.shape[1]).choose(logits, positions)
+    alone = [
+        Sampler(rule, logits.shape[1]).choose(logits[i : i + 1].clone(), [position])[0]
+        for i, position in reversed(list(enumerate(positions)))
+    ]
+    assert together == alone[::-1]
+
+
+def test_choice_keeps_the_precision_of_float64() -> None:
+    logits = torch.tensor([[1.0, 1.0 + 1e-12, 0.0]], dtype=torch.float64)
+    assert Sampler(GREEDY, 3).choose(logits, [0]) == [1]
+    chosen = {Sampler(replace(PLAIN, top_k=1, seed=seed), 3).choose(logits, [0])[0] for seed in range(30)}
+    assert chosen == {1}, "in float32 the first two would tie and both survive top-k"
+
+
+def test_the_seed_must_be_fixed_before_sampling() -> None:
+    with pytest.raises(SettingsError, match="seed must be fixed before sampling, got None"):
+        SamplingRule.of(SamplingParams())
+    params = SamplingParams(temperature=0.5, top_k=7, top_p=0.25, min_p=0.125, seed=9)
+    assert SamplingRule.of(params) == SamplingRule(0.5, 7, 0.25, 0.125, 9)
+
+
+# ---- law of the choice ----------------------------------------------------------------------------------------------
+
+LOGITS = [0.3, -0.6, 1.1, 0.0, -1.4]
+Choose = Callable[[Tensor, range], list[int]]
+ALL_ON = SamplingRule(temperature=1.4, top_k=4, top_p=0.85, min_p=0.25, seed=11)
+CHI_SQUARED_LIMIT = {1: 15.1, 2: 18.4, 3: 21.1, 4: 23.5, 24: 60.0}  # by degrees of freedom; exceeded by one in 10,000
+
+
+def chi_squared_excess(choose: Choose, rule: SamplingRule, num_draws: int) -> float:
+    """Return how far draws over as many positions are from the law of ``rule``, 1 being the limit."""
+    drawn = choose(torch.tensor(LOGITS).expand(num_draws, -1), range(num_draws))
+    counts = np.bincount(drawn, minlength=len(LOGITS))
+    law = np.array(slow_law(LOGITS, rule))
+    if counts[law == 0].any():
+        return math.inf
+    expected = law[law > 0] * num_draws
+    return float(((counts[law > 0] - expected) ** 2 / expected).sum() / CHI_SQUARED_LIMIT[len(expected) - 1])
+
+
+@pytest.mark.parametrize(
+    ("rule", "num_draws", "support"),
+    [
+        (ALL_ON, 100_000, 3),
+        (replace(PLAIN, temperature=0.6), 20_000, 5),
+        (replace(PLAIN, top_k=3), 20_000, 3),
+        (replace(PLAIN, top_p=0.8), 20_000, 3),
+        (replace(PLAIN, min_p=0.12), 20_000, 4),
+    ],
+)
+def test_choices_over_positions_follow_the_law(rule: SamplingRule, num_draws: int, support: int) -> None:
+    assert sum(p > 0 for p in slow_law(LOGITS, rule)) == support
+    assert chi_squared_excess(Sampler(rule, 5).choose, rule, num_draws) < 1
+
+
+def _one_noise_for_all_positions(logits: Tensor, positions: range) -> list[int]:
+    return Sampler(ALL_ON, 5).choose(logits, [0] * len(positions))
+
+
+def _temperature_after_the_noise(logits: Tensor, positions: range) -> list[int]:
+    return Sampler(replace(ALL_ON, temperature=1.0), 5).choose(logits, positions)
+
+
+def _cut_mass_goes_to_the_best_token(logits: Tensor, positions: range) -> list[int]:
+    """Draw from the law before the cuts; what is ruled out becomes the best token, instead of renormalising."""
+    kept = filter_logits(logits[:1], ALL_ON)[0].isfinite().tolist()
+    best = int(logits[0].argmax())
+    drawn = Sampler(replace(PLAIN, temperature=ALL_ON.temperature, seed=11), 5).choose(logits, positions)
+    return [token if kept[token] else best for token in drawn]
+
+
+@pytest.mark.parametrize(
+    "broken", [_one_noise_for_all_positions, _temperature_after_the_noise, _cut_mass_goes_to_the_best_token]
+)
+def test_the_law_test_finds_a_broken_rule(broken: Choose) -> None:
+    assert chi_squared_excess(broken, ALL_ON, 10_000) > 1
+
+
+def test_choices_at_consecutive_positions_and_seeds_are_independent() -> None:
+    law = np.array(slow_law(LOGITS, PLAIN))
+    logits = torch.tensor(LOGITS).expand(10_000, -1)
+    drawn = np.array([Sampler(replace(PLAIN, seed=seed), 5).choose(logits, range(10_000)) for seed in (0, 1)])
+    for first, second in ((drawn[0][:-1], drawn[0][1:]), (drawn[0], drawn[1])):
+        counts = np.bincount(first * 5 + second, minlength=25)
+        expected = np.outer(law, law).ravel() * len(first)
+        assert ((counts - expected) ** 2 / expected).sum() < CHI_SQUARED_LIMIT[24]
+
+
+# ---- filters --------------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=200)
+@given(
+    row=st.lists(st.integers(-400, 400), min_size=1, max_size=12, unique=True).map(lambda ns: [n / 50 for n in ns]),
+    rule=rules,
+    dtype=st.sampled_from([torch.float32, torch.float64]),
+)
+def test_filtered_logits_have_the_law_of_a_slow_reference(
+    row: list[float], rule: SamplingRule, dtype: torch.dtype
+) -> None:
+    expected = torch.tensor([clear_law(row, rule)], dtype=dtype)
+    logits = torch.tensor([row], dtype=dtype)
+    filtered = filter_logits(logits, rule)
+    assert filtered.dtype == dtype
+    assert torch.equal(logits, torch.tensor([row], dtype=dtype)), "the argument is unchanged"
+    assert torch.equal(filtered.isfinite(), expected > 0)
+    torch.testing.assert_close(filtered.softmax(-1), expected, rtol=0, atol=1e-5)
+
+
+@given(logits=batches(), rule=rules)
+def test_filters_treat_each_row_as_if_alone_bit_for_bit(logits: Tensor, rule: SamplingRule) -> None:
+    together = filter_logits(logits, rule)
+    for i in range(len(logits)):
+        assert torch.equal(filter_logits(logits[i : i + 1].clone(), rule)[0], together[i])
+
+
+@given(logits=batches(), rule=rules)
+def test_filters_never_rule_out_the_largest_logit_alone_or_everything(logits: Tensor, rule: SamplingRule) -> None:
+    filtered = filter_logits(logits, rule)
+    assert torch.equal(filtered.max(-1).values, (logits / rule.temperature).max(-1).values)
+
+
+# ---- candidates -----------------------------------------------------------------------------------------------------
+
+
+@given(logits=batches(), rule=rules | st.just(GREEDY), coupled=st.booleans(), count=st.integers(1, 50))
+def test_candidates_are_the_best_first_with_normalised_logprobs(
+    logits: Tensor, rule: SamplingRule, coupled: bool, count: int
+) -> None:
+    num_rows, vocab_size = logits.shape
+    scorer = CandidateScorer(rule, vocab_size, coupled=coupled)
+    tokens, logprobs = scorer.top(logits, range(num_rows), vocab_size)
+    assert (logprobs <= 0).all()
+    assert (logprobs[:, :-1] >= logprobs[:, 1:]).all()
+    assert [sorted(row) for row in tokens.tolist()] == [list(range(vocab_size))] * num_rows
+    torch.testing.assert_close(logprobs.exp().sum(-1), torch.ones(num_rows))
+    _, few = scorer.top(logits, range(num_rows), count)
+    assert torch.equal(few, logprobs[:, :count])
+
+
+@given(row=st.lists(st.integers(-400, 400), min_size=5, max_size=5, unique=True), rule=rules)
+def test_uncoupled_logprobs_are_those_of_the_law(row: list[int], rule: SamplingRule) -> None:
+    logits = [n / 50 for n in row]
+    law = clear_law(logits, rule)
+    tokens, logprobs = CandidateScorer(rule, 5, coupled=False).top(torch.tensor([logits]), [3], 5)
+    for token, logprob in zip(tokens[0].tolist(), logprobs[0].tolist(), strict=True):
+        assert math.exp(logprob) == pytest.approx(law[token], abs=1e-5)
+
+
+@given(row=st.lists(st.integers(-400, 400), min_size=5, max_size=5, unique=True), coupled=st.booleans())
+def test_greedy_logprobs_are_those_of_the_sharpened_softmax(row: list[int], coupled: bool) -> None:
+    logits = torch.tensor([row]) / 50
+    tokens, logprobs = CandidateScorer(GREEDY, 5, coupled=coupled).top(logits, [3], 5)
+    torch.testing.assert_close(logprobs, (logits * CHOICE_SHARPNESS).log_softmax(-1).gather(-1, tokens))
+
+
+@settings(max_examples=200)
+@given(logits=batches(), rule=rules, first=st.integers(0, 10**6))
+def test_first_coupled_candidate_is_what_the_target_would_choose(
+    logits: Tensor, rule: SamplingRule, first: int
+) -> None:
+    positions = range(first, first + len(logits))
+    tokens, logprobs = CandidateScorer(rule, logits.shape[1], coupled=True).top(logits, positions, 2)
+    assert tokens[:, 0].tolist() == Sampler(rule, logits.shape[1]).choose(logits, positions)
+    scores = (filter_logits(logits, rule) + GumbelNoise(rule.seed, logits.shape[1]).rows(positions)) * CHOICE_SHARPNESS
+    torch.testing.assert_close(logprobs, scores.log_softmax(-1).topk(min(2, logits.shape[1])).values)
+
+
+def test_uncoupled_candidates_ignore_the_noise() -> None:
+    logits = torch.tensor([LOGITS])
+    scorer = CandidateScorer(PLAIN, 5, coupled=False)
+    assert {tuple(scorer.top(logits, [position], 5)[0][0].tolist()) for position in range(20)} == {(2, 0, 3, 1, 4)}
+
+
+@pytest.mark.parametrize("rule", [GREEDY, PLAIN])
+@pytest.mark.parametrize("coupled", [False, True])
+def test_logprobs_keep_the_precision_of_float64(rule: SamplingRule, coupled: bool) -> None:
+    logits = torch.tensor([[0.0, 1e-12]], dtype=torch.float64)
+    _, logprobs = CandidateScorer(rule, 2, coupled=coupled).top(logits, [0], 2)
+    assert logprobs.dtype == torch.float64
+    _, of_half = CandidateScorer(rule, 2, coupled=coupled).top(logits.bfloat16(), [0], 2)
+    assert of_half.dtype == torch.float32
+
+
+def test_a_top_p_that_float32_rounds_to_0_keeps_the_likeliest_token():
+    logits = torch.tensor([[0.1, 2.0, 0.3]])
+    kept = filter_logits(logits, replace(PLAIN, top_p=5e-324))[0].isfinite().tolist()
+    assert kept == [False, True, False]
