@@ -16,10 +16,10 @@ from card.engine.policy import FixedPolicy
 from card.errors import CapacityError, PromptError, TargetError, WorkerError
 from card.methods import find_method
 from card.models.toy import TableModel
-from card.transport.fake import Faults
 from card.transport.link import DrafterLink
 from card.workers.target import TargetRequest, TargetWorker
 from tests.decoding import GREEDY, fake, inline, make_request, plain, run_all, toy_draft, toy_target
+from tests.unreliable_link import Faults
 
 
 def make_engine(

@@ -21,13 +21,13 @@ from card.engine.latency import PassCost
 from card.engine.policy import Draft, FixedPolicy, Outcome, RoundView, Wait
 from card.engine.tuned import TunedPolicy
 from card.methods import find_method
-from card.transport.fake import Faults
 from card.transport.link import LinkStatus
 from card.transport.switch import Arm, SwitchLink
 from card.tree.nodes import Candidates
 from card.workers.target import StepResult, TargetWorker, Verified
 from card.writers.local.protocol import Proposal
 from tests.decoding import fake, inline, make_request, plain, run_all, toy_draft, toy_target
+from tests.unreliable_link import Faults
 
 ALL: frozenset[Arm] = frozenset({"beside", "turns", "off"})
 
