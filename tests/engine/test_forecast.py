@@ -13,7 +13,7 @@ from card.engine.latency import PassCost
 from card.engine.policy import Outcome, RoundView
 from card.transport.switch import Arm
 from card.tree.nodes import Candidates
-from card.workers.target import StepResult, Verified
+from card.workers.request import StepResult, Verified
 from tests.decoding import make_request
 
 

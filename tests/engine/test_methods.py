@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from card.config import DraftSettings, SamplingParams
 from card.engine.engine import Engine, Limits
 from card.methods import METHODS
-from card.workers.target import TargetWorker, Work
+from card.workers.request import Work
+from card.workers.target import TargetWorker
 from card.writers.local import writer_names
 from tests.decoding import decode, fake, inline, make_engine, make_request, plain, run_all, toy_draft, toy_target
 from tests.unreliable_link import Faults

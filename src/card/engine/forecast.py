@@ -18,7 +18,7 @@ from card.transport.switch import Arm
 from card.tree.nodes import Candidates
 from card.tree.verify import ROOT
 from card.workers.offers import DRAFTER
-from card.workers.target import Verified
+from card.workers.request import Verified
 
 _ROUND_S, _REQUEST_S = 3e-4, 1e-4  # a round beyond its passes, and each request in it; biases know the rest
 _BESIDE_S = 3.5e-4  # of such a round, for what a drafter beside the target says and is told

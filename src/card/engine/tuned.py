@@ -19,7 +19,7 @@ from card.engine.schedules import Schedules, bucket
 from card.transport.switch import Arm
 from card.tree.nodes import Candidates
 from card.workers.offers import leading, select
-from card.workers.target import TargetRequest
+from card.workers.request import Request
 
 _AT_REST = 16  # rounds without drafting, in turns, after which the drafter reads no prompt ahead
 _FIRST_TRY, _LAST_TRY = 256, 1024  # the same until drafting is tried; twice as many each time in vain
@@ -141,7 +141,7 @@ class TunedPolicy:
         chosen = zip(offers, ranked, choice.counts, strict=True)
         return [self._taken(offer, order[: offer.num_probes + n]) for offer, (order, _), n in chosen]
 
-    def _ranked(self, request: TargetRequest, offer: Candidates) -> tuple[Sequence[int], list[float]]:
+    def _ranked(self, request: Request, offer: Candidates) -> tuple[Sequence[int], list[float]]:
         """Return the offer's indices, the likeliest candidates first behind its probes, and the chances of these."""
         probs, num_probes = self._probabilities(request.params.temperature == 0.0, offer), offer.num_probes
         if not offer.writers:
@@ -269,7 +269,7 @@ class TunedPolicy:
             self._known[id(offer)] = known
         return known[1]
 
-    def _calibration(self, request: TargetRequest) -> Calibration:
+    def _calibration(self, request: Request) -> Calibration:
         return self._calibrations.of(request.params.temperature == 0.0)
 
     def _draft_s(self, num_requests: int) -> float:
