@@ -129,12 +129,13 @@ def _remember(kept: dict[int, T], position: int, value: T, num_bytes: int) -> No
     kept[position] = value
 
 
-def filter_logits(logits: Tensor, rule: SamplingRule) -> Tensor:
+def filter_logits(logits: Tensor, rule: SamplingRule, *, is_recorded: bool = False) -> Tensor:
     """Apply temperature, then top-k, top-p and min-p; what is ruled out becomes minus infinity.
 
     Args:
         logits: [N, V] float32 or float64, unchanged on return.
         rule: with temperature > 0.
+        is_recorded: no step may depend on the values, as in a CUDA graph.
     Returns: [N, V], same dtype; its softmax is the law that tokens are drawn from.
     """
     scaled = logits / rule.temperature if rule.temperature != 1.0 else logits
@@ -142,7 +143,7 @@ def filter_logits(logits: Tensor, rule: SamplingRule) -> Tensor:
         kth = scaled.topk(rule.top_k, dim=-1).values[:, -1:]
         scaled = scaled.masked_fill(scaled < kth, _NEGATIVE_INFINITY)
     if rule.top_p < 1.0:
-        keep_likely = _keep_likely_here if scaled.device.type == "cpu" else _keep_likely
+        keep_likely = _keep_likely if is_recorded or scaled.device.type != "cpu" else _keep_likely_here
         scaled = keep_likely(scaled, rule.top_p)
     if rule.min_p > 0.0:
         floor = scaled.max(-1, keepdim=True).values + float(np.log(rule.min_p))

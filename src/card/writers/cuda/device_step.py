@@ -152,7 +152,7 @@ class BeamStep:
         if rule.is_greedy:
             scores = scores * CHOICE_SHARPNESS
         else:
-            scores = filter_logits(scores, rule)
+            scores = filter_logits(scores, rule, is_recorded=True)
             if self.shape.num_noise_rows:
                 noise = self._noise.index_select(0, (positions + 1) % self.shape.num_noise_rows)
                 scores = (scores + noise) * CHOICE_SHARPNESS
