@@ -12,6 +12,7 @@ import pytest
 from card.config import DraftSettings, EngineSettings, SamplingParams
 from card.errors import ProtocolError, SettingsError
 from card.fields import Bounds, check, declared, setting, take_lists
+from card.server.config import ServerSettings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,10 +72,10 @@ def test_lists_may_be_given_as_one_value_or_any_run_of_them() -> None:
 
 def test_defaults_are_told_where_they_say_something() -> None:
     told = {name: one.shown for name, one in declared(Kiln).items()}
-    assert told == {"needed": "", "heat": "20.0", "door": "open", "names": "", "shelf": "all of them", "is_lit": ""}
+    assert told == {"needed": "", "heat": "20", "door": "open", "names": "", "shelf": "all of them", "is_lit": ""}
 
 
-@pytest.mark.parametrize("kind", [SamplingParams, DraftSettings, EngineSettings])
+@pytest.mark.parametrize("kind", [SamplingParams, DraftSettings, EngineSettings, ServerSettings])
 def test_every_setting_says_what_it_means_and_its_default_may_stand(kind: type) -> None:
     assert list(declared(kind)) == [one.name for one in dataclasses.fields(kind)]
     for name, one in declared(kind).items():

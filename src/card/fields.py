@@ -107,7 +107,8 @@ class Setting:
     def shown(self) -> str:
         """The default in words; empty where there is nothing to say."""
         is_nothing = self.default is None or self.default is False or self.default == ()
-        return self.rule.shown or ("" if is_nothing else str(self.default))
+        told = f"{self.default:g}" if isinstance(self.default, float) else str(self.default)
+        return self.rule.shown or ("" if is_nothing else told)
 
     def fault(self, value: object, bounds: Bounds | None = None) -> str:
         """Return what is allowed instead of ``value``; empty if it may stand.

@@ -51,10 +51,10 @@ _SECTIONS = (
     ),
     _Section(
         "Server",
-        "config host port served_model_name api_key no_key allowed_host cors_origin",
-        "max_connections head_timeout body_timeout grammar_timeout max_num_queued_reqs max_request_bytes "
-        "max_request_tokens request_timeout stall_timeout shutdown_timeout tool_parser generation_config "
-        "per_request_spec_decode_metrics log_level",
+        "config host port served_model_names api_keys no_key allowed_hosts cors_origins",
+        "max_connections head_timeout_s body_timeout_s grammar_timeout_s max_num_queued_reqs max_request_bytes "
+        "max_request_tokens request_timeout_s stall_timeout_s shutdown_timeout_s tool_parser generation_config "
+        "spec_metrics log_level",
     ),
 )
 _RARE = frozenset(name for section in _SECTIONS for name in section.rare.split())

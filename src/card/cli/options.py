@@ -95,7 +95,7 @@ def option_of(
 def _checked(one: Setting, parse: _Parse | None) -> _Parse:
     def callback(context: click.Context, param: click.Parameter, value: Any) -> Any:
         value = parse(context, param, value) if parse is not None else value
-        if value is not None and not context.resilient_parsing:
+        if value not in (None, ()) and not context.resilient_parsing:
             allowed = one.fault(value)
             require(not allowed, one.name, allowed, value)
         return value
