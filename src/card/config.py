@@ -10,6 +10,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Literal, Self, get_args
 
 from card.errors import SettingsError
+from card.fields import check, require, setting, take_lists
 
 VerifyShape = Literal["chain", "tree", "trunk"]
 Growth = Literal["layer", "best-first", "branch", "fan-out"]
@@ -22,26 +23,6 @@ INT8 = "int8"  # a dtype of ours: 8-bit integers in every product of a runner
 MAX_LOGPROBS = 20  # alternatives to a token that a request can be told of
 
 _SIZE_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
-
-
-def _require(holds: bool, name: str, allowed: str, value: object) -> None:
-    if not holds:
-        raise SettingsError(f"{name} must be {allowed}, got {value!r}")
-
-
-def _require_kinds(settings: object, kinds: dict[type, tuple[str, ...]]) -> None:
-    """Refuse values of the wrong kind: a float takes an int, an int takes nothing else, a flag is no number."""
-    for kind, names in kinds.items():
-        for name in names:
-            value = getattr(settings, name)
-            accepted = (int, float) if kind is float else kind
-            is_flag = isinstance(value, bool)
-            words = {int: "a whole number", float: "a number", bool: "True or False"}
-            _require(isinstance(value, accepted) and is_flag == (kind is bool), name, words[kind], value)
-
-
-def _require_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
-    _require(value in choices, name, "one of " + ", ".join(choices), value)
 
 
 def split_settings(settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -58,20 +39,20 @@ def parse_size(text: str) -> int:
     """Return the bytes that "512M", "2GiB" or "1000000" means; units are powers of 1,024. Raises: SettingsError."""
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?\s*", text, re.IGNORECASE)
     size = int(float(found[1]) * _SIZE_UNITS[found[2].upper()]) if found else 0
-    _require(size > 0, "a memory size", "a number of bytes above 0 such as 512M or 2GiB", text)
+    require(size > 0, "a memory size", "a number of bytes above 0 such as 512M or 2GiB", text)
     return size
 
 
 def _checked_bias(given: object) -> LogitBias:
     """Return a bias that cannot be changed. Raises: SettingsError."""
     given = {} if given is None else given
-    _require(isinstance(given, Mapping), "logit_bias", "a mapping of token ids to numbers", given)
+    require(isinstance(given, Mapping), "logit_bias", "a mapping of token ids to numbers", given)
     assert isinstance(given, Mapping)
     for token_id, value in given.items():
         is_id = isinstance(token_id, int) and not isinstance(token_id, bool) and token_id >= 0
-        _require(is_id, "a token of logit_bias", "an id of 0 or more", token_id)
+        require(is_id, "a token of logit_bias", "an id of 0 or more", token_id)
         is_number = isinstance(value, int | float) and not isinstance(value, bool) and -100.0 <= value <= 100.0
-        _require(is_number, f"the logit_bias of token {token_id}", "a number from -100 to 100", value)
+        require(is_number, f"the logit_bias of token {token_id}", "a number from -100 to 100", value)
     return LogitBias({int(token_id): float(value) for token_id, value in sorted(given.items())})
 
 
@@ -95,13 +76,13 @@ class Grammar:
     source: str = ""  # JSON of a schema, a regular expression of the whole text, or a grammar in Lark's notation
 
     def __post_init__(self) -> None:
-        _require_choice("kind of a grammar", self.kind, get_args(GrammarKind))
-        _require(isinstance(self.source, str), "source of a grammar", "a string", self.source)
+        check(self, of=" of a grammar")
+        require(isinstance(self.source, str), "source of a grammar", "a string", self.source)
         has_source = bool(self.source.strip())
         if self.kind == "json_object":
-            _require(not has_source, "source of a grammar", "empty for json_object: any object will do", self.source)
+            require(not has_source, "source of a grammar", "empty for json_object: any object will do", self.source)
         else:
-            _require(has_source, "source of a grammar", f"a {self.kind} that is not empty", self.source)
+            require(has_source, "source of a grammar", f"a {self.kind} that is not empty", self.source)
 
 
 class LogitBias(Mapping[int, float]):
@@ -132,69 +113,81 @@ class LogitBias(Mapping[int, float]):
 class SamplingParams(_Replaceable):
     """How the target's logits become tokens, and when a request ends. Same names as in vLLM."""
 
-    temperature: float = 1.0  # 0 takes the most likely token
-    top_k: int = 0  # 0 keeps all
-    top_p: float = 1.0
-    min_p: float = 0.0
-    seed: int | None = None  # None draws one; the result reports it
-    max_tokens: int = 256  # most new tokens, the end token included
-    stop: tuple[str, ...] = ()  # the text ends before the first of these
-    stop_token_ids: tuple[int, ...] = ()  # end tokens besides the model's own
-    ignore_eos: bool = False  # go on past the model's own end tokens
-    presence_penalty: float = 0.0  # taken off the logit of every token that the answer has already
-    frequency_penalty: float = 0.0  # the same, as often as the answer has it
-    repetition_penalty: float = 1.0  # above 1 makes every token less likely that prompt or answer have already
-    logit_bias: Mapping[int, float] = LogitBias({})  # added to the logits of these tokens, before any penalty
-    min_tokens: int = 0  # so many new tokens come before any that ends the text, and before stop strings count
-    grammar: Grammar | None = None  # the text keeps to it; it ends the text where nothing more can follow
-    logprobs: int | None = None  # report each token's log-probability, and those of so many of the likeliest ones
-    speculates: bool = True  # if not, nothing is proposed for this request: plain decoding beside others
-    shows_tree: bool = False  # report the candidates that lay beside each token
-    shown_token_ids: tuple[int, ...] = ()  # special tokens that the text shows; it leaves the others out
+    temperature: float = setting(1.0, "0 takes the most likely token.", least=0, below=math.inf)
+    top_k: int = setting(0, "Keep the k most likely tokens; 0 keeps all.", least=0, allowed="0 (keep all) or more")
+    top_p: float = setting(1.0, "Keep the likeliest tokens up to this mass.", above=0, most=1)
+    min_p: float = setting(0.0, "Drop tokens below this share of the best one.", least=0, below=1)
+    seed: int | None = setting(
+        None, "Same seed, same text.", least=0, below=2**63, allowed="an integer from 0 to 2**63 - 1", shown="drawn"
+    )
+    max_tokens: int = setting(256, "Most new tokens.", least=1)  # the end token included
+    stop: tuple[str, ...] = setting(
+        (), "End before this string.", least=1, allowed="a list of strings that are not empty"
+    )
+    stop_token_ids: tuple[int, ...] = setting(
+        (), "End tokens besides the model's own.", least=0, allowed="a list of ids of 0 or more"
+    )
+    ignore_eos: bool = setting(False, "Go on past the model's end tokens.")
+    presence_penalty: float = setting(0.0, "Off tokens that the answer has, -2 to 2.", least=-2, most=2)
+    frequency_penalty: float = setting(0.0, "The same, as often as it has them.", least=-2, most=2)
+    repetition_penalty: float = setting(
+        1.0,
+        "Above 1: less of what prompt or answer have already.",
+        above=0,
+        below=math.inf,
+        allowed="above 0, 1 changes nothing",
+    )
+    logit_bias: Mapping[int, float] = setting(LogitBias({}), "Added to the logits of tokens, before any penalty.")
+    min_tokens: int = setting(0, "New tokens before the text may end by itself.")
+    grammar: Grammar | None = setting(
+        None, "The text keeps to it, and ends where nothing can follow.", allowed="a card.config.Grammar or None"
+    )
+    logprobs: int | None = setting(
+        None,
+        "Report each token's log-probability, and those of so many of the likeliest ones.",
+        least=0,
+        most=MAX_LOGPROBS,
+        allowed=f"None or a number of alternatives from 0 to {MAX_LOGPROBS}",
+    )
+    speculates: bool = setting(True, "Whether candidates are verified at all.")
+    shows_tree: bool = setting(False, "Report the candidates that lay beside each token.")
+    shown_token_ids: tuple[int, ...] = setting(
+        (), "Special tokens that the text shows.", least=0, allowed="a list of ids of 0 or more"
+    )
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "stop", (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ()))
-        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids or ()))
-        object.__setattr__(self, "shown_token_ids", tuple(self.shown_token_ids or ()))
-        _require_kinds(self, {int: ("top_k", "max_tokens"), float: ("temperature", "top_p", "min_p")})
-        _require(self.seed is None or isinstance(self.seed, int), "seed", "a whole number or None", self.seed)
-        _require(all(isinstance(s, str) for s in self.stop), "stop", "a list of strings", self.stop)
-        for name in ("stop_token_ids", "shown_token_ids"):
-            ids = getattr(self, name)
-            _require(all(isinstance(i, int) for i in ids), name, "a list of ids", ids)
-            _require(all(i >= 0 for i in ids), name, "a list of ids of 0 or more", ids)
-        _require(0.0 <= self.temperature < float("inf"), "temperature", "0 or more", self.temperature)
-        _require(self.top_k >= 0, "top_k", "0 (keep all) or more", self.top_k)
-        _require(0.0 < self.top_p <= 1.0, "top_p", "above 0 and at most 1", self.top_p)
-        _require(0.0 <= self.min_p < 1.0, "min_p", "at least 0 and below 1", self.min_p)
-        _require(self.seed is None or 0 <= self.seed < 2**63, "seed", "an integer from 0 to 2**63 - 1", self.seed)
-        _require(self.max_tokens >= 1, "max_tokens", "1 or more", self.max_tokens)
-        _require(all(self.stop), "stop", "a list of strings that are not empty", self.stop)
-        self._check_shaping()
-
-    def _check_shaping(self) -> None:
-        penalties = ("presence_penalty", "frequency_penalty")
-        flags = ("ignore_eos", "speculates", "shows_tree")
-        _require_kinds(self, {int: ("min_tokens",), float: (*penalties, "repetition_penalty"), bool: flags})
-        for name in penalties:
-            _require(-2.0 <= getattr(self, name) <= 2.0, name, "from -2 to 2", getattr(self, name))
-        is_factor = 0.0 < self.repetition_penalty < math.inf
-        _require(is_factor, "repetition_penalty", "above 0, 1 changes nothing", self.repetition_penalty)
+        take_lists(self)
+        object.__setattr__(self, "logit_bias", _checked_bias(self.logit_bias))
+        check(self)
         are_within = 0 <= self.min_tokens <= self.max_tokens
-        _require(are_within, "min_tokens", f"from 0 to max_tokens ({self.max_tokens})", self.min_tokens)
-        _require(
-            self.logprobs is None or (type(self.logprobs) is int and 0 <= self.logprobs <= MAX_LOGPROBS),
-            "logprobs",
-            f"None or a number of alternatives from 0 to {MAX_LOGPROBS}",
-            self.logprobs,
-        )
-        is_grammar = self.grammar is None or isinstance(self.grammar, Grammar)
-        _require(is_grammar, "grammar", "a card.config.Grammar or None", self.grammar)
+        require(are_within, "min_tokens", f"from 0 to max_tokens ({self.max_tokens})", self.min_tokens)
         if self.grammar is not None and self.ignore_eos:
             raise SettingsError(
                 "ignore_eos does not go with a grammar, whose end is the end of the text; leave one out"
             )
-        object.__setattr__(self, "logit_bias", _checked_bias(self.logit_bias))
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingRule:
+    """The part of the sampling parameters that decides which token follows given logits."""
+
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    seed: int
+
+    @classmethod
+    def of(cls, params: SamplingParams) -> SamplingRule:
+        """Return the rule of parameters whose seed has been fixed."""
+        if params.seed is None:
+            raise SettingsError("seed must be fixed before sampling, got None; draw one first")
+        return cls(params.temperature, params.top_k, params.top_p, params.min_p, params.seed)
+
+    @property
+    def is_greedy(self) -> bool:
+        """True if the most likely token is taken and no noise is used."""
+        return self.temperature == 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -232,93 +225,127 @@ class ShapingRule:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DraftSettings(_Replaceable):
+class TreeShape:
+    """How a drafter grows a tree of candidates."""
+
+    beam_width: int = setting(6, "Most candidates made in one drafter pass.", least=1)  # K
+    branch: int = setting(8, "Most continuations kept of one candidate.", least=1)  # in both tiers together
+    lead: int = setting(24, "Most layers of candidates ahead of the text.", least=1)
+    max_nodes: int = setting(4096, "Most candidates held at once.", least=1)
+    min_path_logprob: float = setting(-12.0, "A path less likely than this is not expanded.", below=0)
+    growth: Growth = setting("layer", f"How the tree of candidates grows: {', '.join(get_args(Growth))}.")
+    branch_below: float = setting(0.7, "Probability below which growth branch takes alternatives.", least=0, most=1)
+    fan_out: tuple[int, ...] = setting(
+        (3,),
+        "Outcomes that growth fan-out prepares at each position, such as 4,3,2; the last one repeats.",
+        least=0,
+        num_items=(1, 64),
+        allowed="1 to 64 whole numbers of 0 or more",
+    )
+    num_speculative_tokens: int = setting(  # of each branch, for growth branch and fan-out
+        6, "Tokens drafted per turn where drafter and target take turns.", least=1
+    )
+    coupled_noise: bool = setting(True, "Rank candidates with the target's sampling noise.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftSettings(TreeShape, _Replaceable):
     """How candidates are drafted and how many of them the target verifies."""
 
-    verify: VerifyShape = "chain"
-    beam_width: int = 6  # K: most nodes made in one drafter pass
-    branch: int = 8  # most children kept of one node, in both tiers together
-    budget: int = 16  # most nodes verified in one round
-    min_verify_prob: float = 0.2  # a candidate whose path is less likely than this is not verified
-    lead: int = 24  # most layers held beyond the last committed token
-    max_nodes: int = 4096  # most nodes held at once
-    min_path_logprob: float = -12.0  # a path less likely than this is not expanded
-    growth: Growth = "layer"  # which candidates the drafter expands and which of their children it keeps
-    branch_below: float = 0.7  # branch: the trunk ends at the first token less likely than this
-    fan_out: tuple[int, ...] = (3,)  # fan-out: branches at each position of the chain; the last number goes on
-    num_speculative_tokens: int = 6  # sps: tokens drafted before each verification; branch, fan-out: of each branch
-    coupled_noise: bool = True  # at temperature > 0, rank candidates with the target's own sampling noise
-    max_wait_s: float = 0.0  # longest time the target waits when the cache holds less than min_depth
-    min_depth: int = 1  # candidates on the best path below which the target waits, if it may
-    waits_after_miss: bool = True  # if not, a round after a miss runs the last token alone, at once
+    verify: VerifyShape = setting("chain", f"Shape that the target verifies: {' or '.join(get_args(VerifyShape))}.")
+    budget: int = setting(16, "Most candidates verified in one target pass.", least=1)
+    min_verify_prob: float = setting(0.2, "A candidate whose path is less likely is not verified.", least=0, below=1)
+    max_wait_s: float = setting(
+        0.0, "Longest wait for candidates when there are fewer than --min-depth.", least=0, unit="seconds"
+    )
+    min_depth: int = setting(1, "Length of the best path below which the target waits, if it may.", least=1)
+    waits_after_miss: bool = setting(
+        True, "Whether a round after a miss waits like others, or runs the last token at once."
+    )
 
     def __post_init__(self) -> None:
-        if isinstance(self.fan_out, int | list):
-            object.__setattr__(
-                self, "fan_out", (self.fan_out,) if isinstance(self.fan_out, int) else tuple(self.fan_out)
-            )
-        _require_choice("verify", self.verify, get_args(VerifyShape))
-        _require_choice("growth", self.growth, get_args(Growth))
-        counts = ("beam_width", "branch", "budget", "lead", "max_nodes", "num_speculative_tokens", "min_depth")
-        numbers = ("min_verify_prob", "min_path_logprob", "max_wait_s", "branch_below")
-        _require_kinds(self, {int: counts, float: numbers, bool: ("coupled_noise", "waits_after_miss")})
-        for name in counts:
-            _require(getattr(self, name) >= 1, name, "1 or more", getattr(self, name))
-        _require(self.min_path_logprob < 0, "min_path_logprob", "below 0", self.min_path_logprob)
-        _require(0 <= self.min_verify_prob < 1, "min_verify_prob", "at least 0 and below 1", self.min_verify_prob)
-        _require(self.max_wait_s >= 0, "max_wait_s", "0 or more seconds", self.max_wait_s)
-        _require(0 <= self.branch_below <= 1, "branch_below", "from 0 to 1", self.branch_below)
-        is_listed = isinstance(self.fan_out, tuple) and 1 <= len(self.fan_out) <= 64
-        has_counts = is_listed and all(type(num) is int and num >= 0 for num in self.fan_out)
-        _require(has_counts, "fan_out", "1 to 64 whole numbers of 0 or more", self.fan_out)
-        _require(
-            self.max_nodes >= self.beam_width, "max_nodes", f"at least beam_width ({self.beam_width})", self.max_nodes
-        )
+        take_lists(self)
+        check(self)
+        is_enough = self.max_nodes >= self.beam_width
+        require(is_enough, "max_nodes", f"at least beam_width ({self.beam_width})", self.max_nodes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSettings(_Replaceable):
     """Which models run where and how."""
 
-    target: str = "demo-target"  # folder, GGUF file, hub name, or demo-target
-    draft: str | None = None  # folder, GGUF file, hub name, or demo-draft; None decodes without a drafter
-    method: str = "card"
-    placement: Placement | None = None  # of the drafter: own process, own thread, or in the target's; None: by method
-    schedule: Schedule = "auto"  # drafter beside the target, turns taken on all cores, or whichever is faster
-    policy: PolicyName = (
-        "auto"  # tune what was not set, by measurement; or take the settings and their defaults as they are
+    target: str = setting("demo-target", "Target model: a folder, a GGUF file, a hub name, or demo-target.")
+    draft: str | None = setting(
+        None,
+        "Draft model: a folder, a GGUF file, a hub name, or demo-draft, the default beside demo-target.",
     )
-    draft_address: str | None = None  # tcp://host:port of a draft server to use instead of a drafter of one's own
-    draft_keys: str | None = None  # folder with the CURVE keys for it, as made by `card keys`
-    dtype: str = "auto"  # as stored, or int8, float32, bfloat16, float16, float64
-    draft_dtype: str | None = None  # of the draft model; None: as dtype
-    draft_vocab: int | None = None  # the draft model proposes the first so many tokens and special ones; None: all
-    device: str = "cpu"
-    draft_device: str | None = None  # None: the target's device
-    target_cost: str | None = None  # inflate the target to the price of so many parameters, such as 300M
-    max_model_len: int | None = None  # most tokens of a request; None takes the model's limit, at most 4096
-    max_num_seqs: int = 16  # most requests that run at once; the others wait
-    kv_cache_memory: str | None = (
-        None  # most memory of the target's KV, such as 2GiB; None: by max_num_seqs and the RAM
+    method: str = setting("card", "Who drafts, and how.")
+    placement: Placement | None = setting(
+        None, f"Where the drafter runs: {', '.join(get_args(Placement))}.", shown="by method"
     )
-    prefill_chunk: int = 64  # most prompt tokens run in one pass while other requests are being answered
-    threads: int | None = None  # torch threads of the target; None: as many of its cores as do not slow it down
-    draft_threads: int = 1
-    cores: tuple[int, ...] | None = None  # CPU cores of the target; None shares out what the process may use
-    draft_cores: tuple[int, ...] | None = None
-    wait_for_drafter: bool | None = (
-        None  # before the first token, so that all have candidates; None: unless it is tuned
+    schedule: Schedule = setting(
+        "auto", "Drafter beside the target, turns taken on all cores, or auto: what is faster here."
     )
-    draft_optional: bool = False  # decode plainly while there is no draft server at draft_address
-    cache: bool = True  # keep what was measured at start, and converted weights, for the next start
-    cache_dir: str | None = None  # folder for it; None: by the system's custom
-    start_timeout_s: float = 120.0  # longest time for a drafter to load
-    drafter_timeout_s: float = 3.0  # silence after which a drafter counts as hung and is replaced
-    hrad: str = "auto"  # predictor of rejections for specbranch: a file, off, or auto: the one of the demo pair for it
-    writers: tuple[str, ...] | None = None  # candidate writers, beam is the draft model; None: by method
-    suffix_store: str | None = None  # file that the writer `store` keeps finished texts in; it needs one
-    suffix_store_key: str = "default"  # texts under another key are neither read nor counted
-    suffix_store_tokens: int = 1_000_000  # most tokens kept under a key; the oldest texts go first
+    policy: PolicyName = setting("auto", "Tune what you did not set, by measurement (auto), or nothing (fixed).")
+    draft_address: str | None = setting(
+        None, "Use the draft server at tcp://host:port instead of a drafter of one's own."
+    )
+    draft_keys: str | None = setting(None, "Folder with the keys for a draft server, as made by card keys.")
+    dtype: str = setting("auto", "auto (as stored), int8, float32, bfloat16, float16, float64.")
+    draft_dtype: str | None = setting(None, "The same for the draft model.", shown="the target's")
+    draft_vocab: int | None = setting(
+        None,
+        "The draft model proposes the first so many tokens and special ones only: less work in its head, same text.",
+        least=1,
+        allowed="a whole number of 1 or more",
+        shown="all",
+    )
+    device: str = setting("cpu", "Device of the target: cpu, cuda, cuda:1.")
+    draft_device: str | None = setting(None, "Device of the draft model.", shown="the target's")
+    target_cost: str | None = setting(
+        None, "Inflate the target to the price of so many parameters, such as 300M; same outputs."
+    )
+    max_model_len: int | None = setting(
+        None, "Most tokens of prompt and answer.", least=2, shown="the model's, at most 4096"
+    )
+    max_num_seqs: int = setting(16, "Most requests that run at once; others wait.", least=1)
+    kv_cache_memory: str | None = setting(
+        None, "Most memory for the target's KV, such as 2GiB.", shown="by the RAM"
+    )  # by max_num_seqs too
+    prefill_chunk: int = setting(64, "Most prompt tokens in a pass that also decodes.", least=1)
+    threads: int | None = setting(None, "CPU threads of the target.", least=1, shown="as many as do not slow it down")
+    draft_threads: int = setting(1, "CPU threads of the drafter.", least=1)
+    cores: tuple[int, ...] | None = setting(  # None shares out what the process may use
+        None, "CPU cores of the target, such as 0 or 0,1.", least=0, allowed="a list of core numbers"
+    )
+    draft_cores: tuple[int, ...] | None = setting(
+        None, "CPU cores of the drafter.", least=0, allowed="a list of core numbers"
+    )
+    wait_for_drafter: bool | None = setting(
+        None, "Begin once the drafter is up, or at once.", shown="at once under --policy auto"
+    )
+    draft_optional: bool = setting(
+        False,
+        "Decode plainly while no draft server answers at --draft-address, or end at once.",
+        shown="required",
+    )
+    cache: bool = setting(True, "Keep measured latencies and converted weights for the next start.", shown="--cache")
+    cache_dir: str | None = setting(None, "Folder for what is kept between starts.", shown="~/.cache/card")
+    start_timeout_s: float = setting(120.0, "Longest time for a drafter to load.", above=0, unit="seconds")
+    drafter_timeout_s: float = setting(
+        3.0, "Silence after which the drafter is replaced, in seconds.", above=0, unit="seconds"
+    )
+    hrad: str = setting("auto", "Predictor for specbranch: a file of card train hrad, off, or auto.")
+    writers: tuple[str, ...] | None = setting(
+        None,
+        "Who proposes candidates, such as beam,suffix; beam is the draft model.",
+        num_items=(1, 64),
+        allowed="a list of names",
+        shown="by method",
+    )
+    suffix_store: str | None = setting(None, "File in which the writer store keeps finished texts for later requests.")
+    suffix_store_key: str = setting("default", "Texts under another key are neither read nor counted.")
+    suffix_store_tokens: int = setting(1_000_000, "Most tokens kept under a key; the oldest texts go first.", least=1)
 
     @property
     def weights_dir(self) -> str | None:
@@ -331,43 +358,25 @@ class EngineSettings(_Replaceable):
         return self.draft_dtype or self.dtype
 
     def __post_init__(self) -> None:
-        if self.placement is not None:
-            _require_choice("placement", self.placement, get_args(Placement))
-        _require_choice("schedule", self.schedule, get_args(Schedule))
-        _require_choice("policy", self.policy, get_args(PolicyName))
-        counts = ("draft_threads", "max_num_seqs", "prefill_chunk", "suffix_store_tokens")
-        _require_kinds(self, {int: counts, bool: ("draft_optional", "cache")})
-        for name in counts:
-            _require(getattr(self, name) >= 1, name, "1 or more", getattr(self, name))
-        _require(
-            self.draft_address is not None or not self.draft_optional,
-            "draft_optional",
-            "given with draft_address only, which it is about",
-            self.draft_optional,
-        )
-        _require(self.threads is None or self.threads >= 1, "threads", "1 or more", self.threads)
-        is_count = self.draft_vocab is None or (type(self.draft_vocab) is int and self.draft_vocab >= 1)
-        _require(is_count, "draft_vocab", "a whole number of 1 or more", self.draft_vocab)
-        _require(
-            self.draft_vocab is None or self.draft_address is None,
-            "draft_vocab",
-            "left out with draft_address, whose server has the draft model",
-            self.draft_vocab,
-        )
-        for name in ("start_timeout_s", "drafter_timeout_s"):
-            _require(getattr(self, name) > 0, name, "above 0 seconds", getattr(self, name))
-        _require(
-            self.max_model_len is None or self.max_model_len >= 2, "max_model_len", "2 or more", self.max_model_len
-        )
-        if self.writers is not None:
-            names = (self.writers,) if isinstance(self.writers, str) else tuple(self.writers)
-            _require(bool(names) and all(isinstance(n, str) for n in names), "writers", "a list of names", self.writers)
-            object.__setattr__(self, "writers", names)
+        take_lists(self)
+        check(self)
         if self.kv_cache_memory is not None:
             parse_size(self.kv_cache_memory)
-        _require(
-            self.draft_address is None or self.placement is None,
-            "placement",
-            "left out with draft_address, which says where the drafter is",
-            self.placement,
-        )
+        for name, holds, allowed in (
+            (
+                "draft_optional",
+                self.draft_address is not None or not self.draft_optional,
+                "given with draft_address only, which it is about",
+            ),
+            (
+                "draft_vocab",
+                self.draft_vocab is None or self.draft_address is None,
+                "left out with draft_address, whose server has the draft model",
+            ),
+            (
+                "placement",
+                self.placement is None or self.draft_address is None,
+                "left out with draft_address, which says where the drafter is",
+            ),
+        ):
+            require(holds, name, allowed, getattr(self, name))

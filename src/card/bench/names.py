@@ -21,18 +21,8 @@ ALL_CORES, UNCOUPLED = "-all-cores", "-uncoupled"
 DRAFTER = "beam"  # the draft model among the writers
 _OWN_WRITERS = "card+"
 
-# The draft settings that may be given for the rows that take them, with their types; they are those of `card.config`.
-DRAFT_OPTIONS: Mapping[str, type] = MappingProxyType(
-    {
-        "beam_width": int,
-        "branch": int,
-        "budget": int,
-        "min_verify_prob": float,
-        "lead": int,
-        "max_wait_s": float,
-        "min_depth": int,
-    }
-)
+# The draft settings that may be given for the rows that take them.
+DRAFT_OPTIONS = ("beam_width", "branch", "budget", "min_verify_prob", "lead", "max_wait_s", "min_depth")
 
 Drafter = Literal["none", "turns", "beside", "own"]  # no model, in turns, on a core of its own, or the policy's choice
 

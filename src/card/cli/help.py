@@ -15,107 +15,50 @@ _SHORT = 20  # a command with at most so many options of its own shows them all
 @dataclass(frozen=True, slots=True)
 class _Section:
     title: str
-    common: tuple[str, ...]  # names of options; what no section names stands under "Options"
-    rare: tuple[str, ...] = ()  # left to --help-all
+    common: str  # names of options; what no section names stands under "Options"
+    rare: str = ""  # left to --help-all
 
 
 _SECTIONS = (
     _Section(
         "Models",
-        ("model", "target", "draft", "pair", "dtype", "device"),
-        (
-            "draft_model",
-            "draft_dtype",
-            "draft_vocab",
-            "draft_device",
-            "target_cost",
-            "max_model_len",
-            "hrad",
-        ),
+        "model target draft pair dtype device",
+        "draft_model draft_dtype draft_vocab draft_device target_cost max_model_len hrad",
     ),
     _Section(
         "Method",
-        ("method", "methods", "writers"),
-        ("placement", "schedule", "policy", "suffix_store", "suffix_store_key", "suffix_store_tokens"),
+        "method methods writers",
+        "placement schedule policy suffix_store suffix_store_key suffix_store_tokens",
     ),
-    _Section("Draft server", ("draft_address", "draft_keys", "draft_optional")),
+    _Section("Draft server", "draft_address draft_keys draft_optional"),
     _Section(
         "Text",
-        ("max_tokens", "temperature", "top_p", "seed", "stop"),
-        (
-            "top_k",
-            "min_p",
-            "min_tokens",
-            "ignore_eos",
-            "presence_penalty",
-            "frequency_penalty",
-            "repetition_penalty",
-            "logit_bias",
-            "speculation",
-        ),
+        "max_tokens temperature top_p seed stop",
+        "top_k min_p min_tokens ignore_eos presence_penalty frequency_penalty repetition_penalty logit_bias speculates",
     ),
-    _Section("Form of the answer", ("json_object", "json_schema", "regex")),
+    _Section("Form of the answer", "json_object json_schema regex"),
     _Section(
         "Machine",
-        ("threads",),
-        (
-            "draft_threads",
-            "cores",
-            "draft_cores",
-            "max_num_seqs",
-            "kv_cache_memory",
-            "prefill_chunk",
-            "wait_for_drafter",
-            "cache",
-            "cache_dir",
-            "drafter_timeout_s",
-        ),
+        "threads",
+        "draft_threads cores draft_cores max_num_seqs kv_cache_memory prefill_chunk wait_for_drafter cache "
+        "cache_dir drafter_timeout_s",
     ),
     _Section(
         "Drafting",
-        (),
-        (
-            "verify",
-            "beam_width",
-            "branch",
-            "budget",
-            "min_verify_prob",
-            "lead",
-            "num_speculative_tokens",
-            "coupled_noise",
-            "max_wait_s",
-            "min_depth",
-            "waits_after_miss",
-            "growth",
-            "branch_below",
-            "fan_out",
-            "sps_lengths",
-            "coupling_report",
-        ),
+        "",
+        "verify beam_width branch budget min_verify_prob lead num_speculative_tokens coupled_noise "
+        "max_wait_s min_depth waits_after_miss growth branch_below fan_out sps_lengths coupling_report",
     ),
     _Section(
         "Server",
-        ("config", "host", "port", "served_model_name", "api_key", "no_key", "allowed_host", "cors_origin"),
-        (
-            "max_connections",
-            "head_timeout",
-            "body_timeout",
-            "grammar_timeout",
-            "max_num_queued_reqs",
-            "max_request_bytes",
-            "max_request_tokens",
-            "request_timeout",
-            "stall_timeout",
-            "shutdown_timeout",
-            "tool_parser",
-            "generation_config",
-            "per_request_spec_decode_metrics",
-            "log_level",
-        ),
+        "config host port served_model_names api_keys no_key allowed_hosts cors_origins",
+        "max_connections head_timeout_s body_timeout_s grammar_timeout_s max_num_queued_reqs max_request_bytes "
+        "max_request_tokens request_timeout_s stall_timeout_s shutdown_timeout_s tool_parser generation_config "
+        "spec_metrics log_level",
     ),
 )
-_RARE = frozenset(name for section in _SECTIONS for name in section.rare)
-_TITLE_OF = {name: section.title for section in _SECTIONS for name in (*section.common, *section.rare)}
+_RARE = frozenset(name for section in _SECTIONS for name in section.rare.split())
+_TITLE_OF = {name: section.title for section in _SECTIONS for name in f"{section.common} {section.rare}".split()}
 _TITLES = ("Options", *(section.title for section in _SECTIONS), "Help")
 _OWN = ("--verbose", "--help-all", "--help")  # of the section "Help"
 

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, TextIO, TypeVar, get_args
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 import click
 
 from card.cli.ahead import start_drafter_child
 from card.cli.lazy import load
 from card.cli.progress import spinner
-from card.config import Grammar, Growth, Placement, SamplingParams, VerifyShape
+from card.config import DraftSettings, EngineSettings, Grammar, SamplingParams
 from card.errors import SettingsError
+from card.fields import Setting, declared, require
 from card.methods import METHODS, find_method
 from card.models.places import local_model
 from card.writers.local import writer_names
@@ -22,34 +23,29 @@ if TYPE_CHECKING:  # loaded when a command runs
 F = TypeVar("F", bound=Callable[..., Any])
 DEMO_TARGET, DEMO_DRAFT = "demo-target", "demo-draft"
 LEAST_CHECKED_TOKENS = 8  # per prompt of card check-pair: fewer give no rate worth the name
+_Parse = Callable[[click.Context, click.Parameter, Any], Any]
 
 
-def parse_numbers(_: click.Context, __: click.Parameter, value: str | None) -> tuple[int, ...] | None:
-    """Return numbers from "4,3,2"; raises click's BadParameter."""
-    if value is None:
-        return None
-    try:
-        return tuple(int(part) for part in value.split(","))
-    except ValueError:
-        raise click.BadParameter(f"must be whole numbers such as 3 or 4,3,2, got {value!r}") from None
+def _listed(kind: Callable[[str], Any], words: str) -> _Parse:
+    """Return a callback that makes a tuple of "4,3,2", and raises click's BadParameter for what is none."""
+
+    def parse(_: click.Context, __: click.Parameter, value: str | None) -> tuple[Any, ...] | None:
+        try:
+            return None if value is None else tuple(kind(part) for part in value.split(","))
+        except ValueError:
+            raise click.BadParameter(f"must be {words}, got {value!r}") from None
+
+    return parse
 
 
-def parse_fractions(_: click.Context, __: click.Parameter, value: str) -> tuple[float, ...]:
-    """Return numbers from "0,0.5,20"; raises click's BadParameter."""
-    try:
-        return tuple(float(part) for part in value.split(","))
-    except ValueError:
-        raise click.BadParameter(f"must be numbers such as 0 or 0,5,20, got {value!r}") from None
+parse_numbers = _listed(int, "whole numbers such as 3 or 4,3,2")
+parse_fractions = _listed(float, "numbers such as 0 or 0,5,20")
+parse_cores = _listed(int, "core numbers such as 0 or 0,1")
 
 
-def parse_cores(_: click.Context, __: click.Parameter, value: str | None) -> tuple[int, ...] | None:
-    """Return core numbers from "0,1"; raises click's BadParameter."""
-    if value is None:
-        return None
-    try:
-        return tuple(int(part) for part in value.split(","))
-    except ValueError:
-        raise click.BadParameter(f"must be core numbers such as 0 or 0,1, got {value!r}") from None
+def parse_names(_: click.Context, __: click.Parameter, value: str | None) -> tuple[str, ...] | None:
+    """Return the names in "a,b"."""
+    return None if value is None else tuple(part.strip() for part in value.split(",") if part.strip())
 
 
 def parse_biases(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -> dict[int, float]:
@@ -64,168 +60,119 @@ def parse_biases(_: click.Context, __: click.Parameter, values: tuple[str, ...])
     return biases
 
 
-_MODEL_OPTIONS = [
-    click.option(
-        "--target",
-        help=f"Target model: a folder, a GGUF file, a hub name, or {DEMO_TARGET}.  [default: {DEMO_TARGET}]",
-    ),
-    click.option(
-        "--draft",
-        help=f"Draft model: a folder, a GGUF file, a hub name, or {DEMO_DRAFT}, the default beside {DEMO_TARGET}.",
-    ),
-    click.option(
-        "--dtype",
-        default="auto",
-        show_default=True,
-        help="auto (as stored), int8, float32, bfloat16, float16, float64.",
-    ),
-    click.option("--draft-dtype", help="The same for the draft model.  [default: the target's]"),
-    click.option(
-        "--draft-vocab",
-        type=int,
-        help="The draft model proposes the first so many tokens and special ones only: less work in its head, same "
-        "text.  [default: all]",
-    ),
-    click.option("--device", default="cpu", show_default=True, help="Device of the target: cpu, cuda, cuda:1."),
-    click.option("--draft-device", help="Device of the draft model.  [default: the target's]"),
-    click.option(
-        "--target-cost", help="Inflate the target to the price of so many parameters, such as 300M; same outputs."
-    ),
-    click.option(
-        "--max-model-len", type=int, help="Most tokens of prompt and answer.  [default: the model's, at most 4096]"
-    ),
-    click.option("--max-num-seqs", type=int, help="Most requests that run at once; others wait.  [default: 16]"),
-    click.option("--kv-cache-memory", help="Most memory for the target's KV, such as 2GiB.  [default: by the RAM]"),
-    click.option("--prefill-chunk", type=int, help="Most prompt tokens in a pass that also decodes.  [default: 64]"),
-    click.option("--threads", type=int, help="CPU threads of the target.  [default: as many as do not slow it down]"),
-    click.option("--draft-threads", type=int, default=1, show_default=True, help="CPU threads of the drafter."),
-    click.option("--cores", callback=parse_cores, help="CPU cores of the target, such as 0 or 0,1."),
-    click.option("--draft-cores", callback=parse_cores, help="CPU cores of the drafter."),
-    click.option(
-        "--wait-for-drafter/--no-wait-for-drafter",
-        default=None,
-        help="Begin once the drafter is up, or at once.  [default: at once under --policy auto]",
-    ),
-    click.option(
-        "--cache/--no-cache",
-        default=None,
-        help="Keep measured latencies and converted weights for the next start.  [default: --cache]",
-    ),
-    click.option("--cache-dir", help="Folder for what is kept between starts.  [default: ~/.cache/card]"),
-    click.option("--drafter-timeout-s", type=float, help="Silence after which the drafter is replaced, in seconds."),
-]
+def option_of(
+    kind: type, name: str, *flags: str, is_filled: bool = False, shows_default: bool = True, **how: Any
+) -> Callable[[F], F]:
+    """Return the option of a setting; a value that may not be is refused before anything is loaded.
+
+    Args:
+        kind: whose setting it is.
+        flags: if they are not the name's own.
+        is_filled: the default is passed on as if it had been given.
+        how: what else click is told, and what it is told otherwise.
+    """
+    one = declared(kind)[name]
+    flag = "--" + name.replace("_", "-")
+    is_pair = one.kind is bool and (one.default is not False or "/" in "".join(flags))
+    flags = flags or (f"{flag}/--no-{flag[2:]}" if is_pair else flag,)
+    if is_filled:
+        how.setdefault("default", one.default)
+    words = one.meaning.removesuffix(".") + ("; may be given several times." if how.get("multiple") else ".")
+    if "default" in how:
+        how.setdefault("show_default", how["default"] is not None and one.kind is not bool)
+    elif shows_default and one.shown:
+        words += f"  [default: {one.shown}]"
+    if one.kind is bool:
+        how = {"default": None, "is_flag": True} | how
+    elif not one.is_list and one.kind in (int, float):
+        how.setdefault("type", one.kind)
+    elif one.is_list and not how.get("multiple"):
+        how.setdefault("callback", parse_names if one.kind is str else parse_numbers)
+    how["callback"] = _checked(one, how.get("callback"))
+    return click.option(*flags, name, **({"help": words} | how))
 
 
-def parse_names(_: click.Context, __: click.Parameter, value: str | None) -> tuple[str, ...] | None:
-    """Return the names in "a,b"."""
-    return None if value is None else tuple(part.strip() for part in value.split(",") if part.strip())
+def _checked(one: Setting, parse: _Parse | None) -> _Parse:
+    def callback(context: click.Context, param: click.Parameter, value: Any) -> Any:
+        value = parse(context, param, value) if parse is not None else value
+        if value not in (None, ()) and not context.resilient_parsing:
+            allowed = one.fault(value)
+            require(not allowed, one.name, allowed, value)
+        return value
+
+    return callback
+
+
+def options_of(kind: type, names: str, **how: Any) -> list[Callable[[F], F]]:
+    """Return the options of settings, named with blanks between."""
+    return [option_of(kind, name, **how) for name in names.split()]
+
+
+def with_options(*options: Callable[[F], F]) -> Callable[[F], F]:
+    """Return what adds the options to a command, in their order."""
+
+    def add(command: F) -> F:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return add
 
 
 def _complete_method(_: click.Context, __: click.Parameter, begun: str) -> list[str]:
     return [name for name in METHODS if name.startswith(begun)]
 
 
-_METHOD_OPTIONS = [
-    click.option(
-        "--method",
-        default="card",
-        show_default=True,
+_WRITERS = (
+    f"Who proposes candidates, such as beam,suffix: beam (the draft model), {', '.join(writer_names())}.  "
+    "[default: by method]"
+)
+model_options = with_options(
+    *options_of(EngineSettings, "target draft"),
+    option_of(EngineSettings, "dtype", is_filled=True),
+    *options_of(EngineSettings, "draft_dtype draft_vocab"),
+    option_of(EngineSettings, "device", is_filled=True),
+    *options_of(EngineSettings, "draft_device target_cost max_model_len max_num_seqs kv_cache_memory prefill_chunk"),
+    option_of(EngineSettings, "threads"),
+    option_of(EngineSettings, "draft_threads", is_filled=True),
+    *options_of(EngineSettings, "cores draft_cores", callback=parse_cores),
+    *options_of(EngineSettings, "wait_for_drafter cache cache_dir drafter_timeout_s"),
+)
+method_options = with_options(
+    option_of(
+        EngineSettings,
+        "method",
+        is_filled=True,
         shell_complete=_complete_method,
         help=f"One of {', '.join(METHODS)}.",
     ),
-    click.option(
-        "--placement", help=f"Where the drafter runs: {', '.join(get_args(Placement))}.  [default: by method]"
-    ),
-    click.option(
-        "--schedule",
-        help="Drafter beside the target, turns taken on all cores, or auto: what is faster here.  [default: auto]",
-    ),
-    click.option(
-        "--policy", help="Tune what you did not set, by measurement (auto), or nothing (fixed).  [default: auto]"
-    ),
-    click.option(
-        "--writers",
-        callback=parse_names,
-        help=f"Who proposes candidates, such as beam,suffix: beam (the draft model), {', '.join(writer_names())}.  "
-        "[default: by method]",
-    ),
-    click.option("--hrad", help="Predictor for specbranch: a file of card train hrad, off, or auto.  [default: auto]"),
-    click.option("--suffix-store", help="File in which the writer store keeps finished texts for later requests."),
-    click.option("--suffix-store-key", help="Texts under another key are neither read nor counted."),
-    click.option("--suffix-store-tokens", type=int, help="Most tokens kept under a key; the oldest texts go first."),
-    click.option("--draft-address", help="Use the draft server at tcp://host:port instead of a drafter of one's own."),
-    click.option(
-        "--draft-optional/--draft-required",
-        default=None,
-        help="Decode plainly while no draft server answers at --draft-address, or end at once.  [default: required]",
-    ),
-    click.option("--draft-keys", help="Folder with the keys for a draft server, as made by card keys."),
-]
-_DRAFT_OPTIONS = [
-    click.option("--verify", help=f"Shape that the target verifies: {' or '.join(get_args(VerifyShape))}."),
-    click.option("--beam-width", type=int, help="Most candidates made in one drafter pass."),
-    click.option("--branch", type=int, help="Most continuations kept of one candidate."),
-    click.option("--budget", type=int, help="Most candidates verified in one target pass."),
-    click.option("--min-verify-prob", type=float, help="A candidate whose path is less likely is not verified."),
-    click.option("--lead", type=int, help="Most layers of candidates ahead of the text."),
-    click.option(
-        "--num-speculative-tokens", type=int, help="Tokens drafted per turn where drafter and target take turns."
-    ),
-    click.option(
-        "--coupled-noise/--no-coupled-noise", default=None, help="Rank candidates with the target's sampling noise."
-    ),
-    click.option("--max-wait-s", type=float, help="Longest wait for candidates when there are fewer than --min-depth."),
-    click.option("--min-depth", type=int, help="Length of the best path below which the target waits, if it may."),
-    click.option(
-        "--waits-after-miss/--no-waits-after-miss",
-        default=None,
-        help="Whether a round after a miss waits like others, or runs the last token at once.",
-    ),
-    click.option("--growth", help=f"How the tree of candidates grows: {', '.join(get_args(Growth))}."),
-    click.option("--branch-below", type=float, help="Probability below which growth branch takes alternatives."),
-    click.option(
-        "--fan-out",
-        callback=parse_numbers,
-        help="Outcomes that growth fan-out prepares at each position, such as 4,3,2; the last one repeats.",
-    ),
-]
-_SAMPLING_OPTIONS = [
-    click.option("--max-tokens", type=int, default=256, show_default=True, help="Most new tokens."),
-    click.option("--temperature", type=float, default=0.0, show_default=True, help="0 takes the most likely token."),
-    click.option("--top-k", type=int, default=0, show_default=True, help="Keep the k most likely tokens; 0 keeps all."),
-    click.option(
-        "--top-p", type=float, default=1.0, show_default=True, help="Keep the likeliest tokens up to this mass."
-    ),
-    click.option(
-        "--min-p", type=float, default=0.0, show_default=True, help="Drop tokens below this share of the best one."
-    ),
-    click.option("--seed", type=int, help="Same seed, same text.  [default: drawn]"),
-    click.option("--stop", multiple=True, help="End before this string; may be given several times."),
-    click.option("--ignore-eos", is_flag=True, help="Go on past the model's end tokens."),
-]
-_SHAPING_OPTIONS = [
-    click.option(
-        "--min-tokens", type=int, default=0, show_default=True, help="New tokens before the text may end by itself."
-    ),
-    click.option(
-        "--presence-penalty",
-        type=float,
-        default=0.0,
-        show_default=True,
-        help="Off tokens that the answer has, -2 to 2.",
-    ),
-    click.option(
-        "--frequency-penalty", type=float, default=0.0, show_default=True, help="The same, as often as it has them."
-    ),
-    click.option(
-        "--repetition-penalty",
-        type=float,
-        default=1.0,
-        show_default=True,
-        help="Above 1: less of what prompt or answer have already.",
-    ),
-    click.option(
-        "--logit-bias",
+    *options_of(EngineSettings, "placement schedule policy"),
+    option_of(EngineSettings, "writers", help=_WRITERS),
+    *options_of(EngineSettings, "hrad suffix_store suffix_store_key suffix_store_tokens draft_address"),
+    option_of(EngineSettings, "draft_optional", "--draft-optional/--draft-required"),
+    option_of(EngineSettings, "draft_keys"),
+)
+draft_options = with_options(
+    *options_of(
+        DraftSettings,
+        "verify beam_width branch budget min_verify_prob lead num_speculative_tokens coupled_noise max_wait_s "
+        "min_depth waits_after_miss growth branch_below fan_out",
+        shows_default=False,
+    )
+)
+sampling_options = with_options(
+    option_of(SamplingParams, "max_tokens", is_filled=True),
+    option_of(SamplingParams, "temperature", default=0.0),
+    *options_of(SamplingParams, "top_k top_p min_p", is_filled=True),
+    option_of(SamplingParams, "seed"),
+    option_of(SamplingParams, "stop", multiple=True),
+    option_of(SamplingParams, "ignore_eos", is_filled=True),
+)
+shaping_options = with_options(
+    *options_of(SamplingParams, "min_tokens presence_penalty frequency_penalty repetition_penalty", is_filled=True),
+    option_of(
+        SamplingParams,
+        "logit_bias",
         multiple=True,
         callback=parse_biases,
         metavar="ID=VALUE",
@@ -236,8 +183,8 @@ _SHAPING_OPTIONS = [
         "--json-schema", type=click.File("r", encoding="utf-8"), help="Answer with JSON of the schema in this file."
     ),
     click.option("--regex", help="Answer with a text that this regular expression matches as a whole."),
-    click.option("--speculation/--no-speculation", default=True, help="Whether candidates are verified at all."),
-]
+    option_of(SamplingParams, "speculates", "--speculation/--no-speculation", is_filled=True),
+)
 
 
 def wide_option(command: F) -> F:
@@ -245,37 +192,12 @@ def wide_option(command: F) -> F:
     return click.option("--wide", is_flag=True, help="Show all columns of the tables, however wide they get.")(command)
 
 
-def model_options(command: F) -> F:
-    """Add the options that say which models run where."""
-    return _with(_MODEL_OPTIONS, command)
-
-
-def method_options(command: F) -> F:
-    """Add the options that choose the method."""
-    return _with(_METHOD_OPTIONS, command)
-
-
-def draft_options(command: F) -> F:
-    """Add the options that shape drafting."""
-    return _with(_DRAFT_OPTIONS, command)
-
-
-def sampling_options(command: F) -> F:
-    """Add the options that shape the text."""
-    return _with(_SAMPLING_OPTIONS, command)
-
-
-def shaping_options(command: F) -> F:
-    """Add the options that look at the text so far: penalties, biases, grammars."""
-    return _with(_SHAPING_OPTIONS, command)
-
-
 def take_sampling_params(options: dict[str, Any]) -> SamplingParams:
     """Take the sampling options out of ``options``. Raises: SettingsError for a value out of range."""
-    names = ("max_tokens", "temperature", "top_k", "top_p", "min_p", "seed", "stop", "ignore_eos")
-    more = ("min_tokens", "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias")
-    values = {name: options.pop(name) for name in (*names, *more) if name in options}
-    return SamplingParams(**values, grammar=_take_grammar(options), speculates=options.pop("speculation", True))
+    grammar = _take_grammar(options)
+    return SamplingParams(
+        **{name: options.pop(name) for name in declared(SamplingParams) if name in options}, grammar=grammar
+    )
 
 
 def _take_grammar(options: dict[str, Any]) -> Grammar | None:
@@ -333,9 +255,3 @@ def make_llm(options: dict[str, Any]) -> LLM:
     make: type[LLM] = load("card.api.llm").LLM
     with spinner(f"loading {target}") as say:
         return make(target, draft, method=method, spare=spare, say=say, **given(options))
-
-
-def _with(options: Sequence[Callable[[F], F]], command: F) -> F:
-    for option in reversed(options):
-        command = option(command)
-    return command

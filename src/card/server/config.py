@@ -6,11 +6,10 @@ import ipaddress
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
-
-import yaml  # type: ignore[import-untyped]
+from typing import Any, Literal
 
 from card.errors import SettingsError
+from card.fields import check, setting, take_lists
 from card.server.hosts import check_host, check_origin
 from card.server.tools.formats import ToolParserName
 
@@ -23,51 +22,66 @@ LogLevel = Literal["debug", "info", "warning", "error"]
 class ServerSettings:
     """Where the server listens, whom it lets in, and how much it takes on."""
 
-    host: str = "127.0.0.1"
-    port: int = 8000  # 0 takes a free one
-    served_model_names: tuple[str, ...] = ("card",)  # the first one is written into answers
-    api_keys: tuple[str, ...] = ()  # any of them opens the door; none: it stands open
-    no_key: bool = False  # it may stand open to other machines as well
-    allowed_hosts: tuple[str, ...] = ()  # names to be asked under, besides loopback ones and `host`; "*": any
-    cors_origins: tuple[str, ...] = ()  # whose web pages may ask, besides the server's own; "*": anyone's
-    max_num_queued_reqs: int = 256  # most that wait besides max_num_seqs that run; a request counts n times
-    max_request_bytes: int = 4 * 1024 * 1024
-    max_request_tokens: int | None = None  # most new tokens that a request may ask for; None: as the context allows
-    max_connections: int = 1024  # open at once, idle ones included
-    head_timeout_s: float = 10.0  # for the line and the headers of a request to arrive
-    body_timeout_s: float = 60.0  # for its body to arrive, and for a client to take what is sent to it
-    grammar_timeout_s: float = 10.0  # for a request's grammar to be compiled
-    request_timeout_s: float = 600.0  # longest time of a request, waiting included
-    stall_timeout_s: float = 30.0  # without progress for so long the engine counts as stuck
-    shutdown_timeout_s: float = 30.0  # what runs at SIGTERM may go on for so long
-    generation_config: GenerationConfigSource = "auto"  # default sampling parameters: the model's own, or neutral ones
-    spec_metrics: SpecMetrics = "none"  # every answer tells how speculation did, not only those asked to
-    tool_parser: ToolParserName = "auto"  # how the model writes tool calls: as its chat template says, or as named
-    log_level: LogLevel = "info"
+    host: str = setting("127.0.0.1", "Address to listen on.", shown="127.0.0.1, this machine only")
+    port: int = setting(8000, "Port; 0 takes a free one.", least=0, most=2**16 - 1)
+    served_model_names: tuple[str, ...] = setting(  # the first one is written into answers
+        ("card",),
+        "Name that clients use.",
+        least=1,
+        num_items=(1, 1024),
+        allowed="a list of names that are not empty",
+        shown="MODEL as given",
+    )
+    api_keys: tuple[str, ...] = setting(  # none: the door stands open
+        (),
+        "Key that clients must send, one of those given; better in CARD_API_KEY, where no process list shows it.",
+        allowed="a list of keys",
+    )
+    no_key: bool = setting(False, "Let everyone in who reaches the address, also from other machines.")
+    allowed_hosts: tuple[str, ...] = setting(
+        (),
+        "Name under which the server may be asked, * for any.",
+        allowed="a list of names",
+        shown="localhost, loopback addresses, the address of --host",
+    )
+    cors_origins: tuple[str, ...] = setting(
+        (),
+        "Origin whose web pages may ask, such as https://app.example, or * for any.",
+        allowed="a list of origins",
+    )
+    max_num_queued_reqs: int = setting(  # a request counts once for each text that it asks for
+        256, "Most requests that wait besides those that run; more get status 429.", least=0
+    )
+    max_request_bytes: int = setting(4 * 1024 * 1024, "Largest body of a request.", least=1024)
+    max_request_tokens: int | None = setting(None, "Most new tokens of a request.", least=1, shown="the context")
+    max_connections: int = setting(1024, "Most connections at once, idle ones too.", least=1)
+    head_timeout_s: float = setting(10.0, "Seconds for a request's headers to arrive.", above=0, unit="seconds")
+    body_timeout_s: float = setting(
+        60.0,
+        "Seconds for a request's body to arrive, and for a client to take what it is sent.",
+        above=0,
+        unit="seconds",
+    )
+    grammar_timeout_s: float = setting(10.0, "Seconds for a schema to be compiled.", above=0, unit="seconds")
+    request_timeout_s: float = setting(600.0, "Longest time of a request, in seconds.", above=0, unit="seconds")
+    stall_timeout_s: float = setting(
+        30.0, "Seconds without progress after which it is not ready.", above=0, unit="seconds"
+    )
+    shutdown_timeout_s: float = setting(
+        30.0, "Seconds that running requests have left after SIGTERM or Ctrl-C.", least=0, unit="seconds"
+    )
+    generation_config: GenerationConfigSource = setting(
+        "auto", "Default sampling parameters: the model's own, or neutral ones."
+    )
+    spec_metrics: SpecMetrics = setting("none", "Tell in every answer how speculation did.")
+    tool_parser: ToolParserName = setting(
+        "auto", "How the model writes tool calls.", shown="auto, as its chat template says"
+    )
+    log_level: LogLevel = setting("info", "How much to log.")
 
     def __post_init__(self) -> None:
-        counts = {"port": 0, "max_num_queued_reqs": 0, "max_request_bytes": 1024, "max_connections": 1}
-        for name, least in counts.items():
-            _require(getattr(self, name) >= least, name, f"{least} or more", getattr(self, name))
-        _require(self.port < 2**16, "port", "below 65536", self.port)
-        _require(
-            self.max_request_tokens is None or self.max_request_tokens >= 1,
-            "max_request_tokens",
-            "1 or more",
-            self.max_request_tokens,
-        )
-        for name in ("head_timeout_s", "body_timeout_s", "grammar_timeout_s", "request_timeout_s", "stall_timeout_s"):
-            _require(getattr(self, name) > 0, name, "above 0 seconds", getattr(self, name))
-        _require(self.shutdown_timeout_s >= 0, "shutdown_timeout_s", "0 seconds or more", self.shutdown_timeout_s)
-        choices = {
-            "generation_config": GenerationConfigSource,
-            "spec_metrics": SpecMetrics,
-            "tool_parser": ToolParserName,
-            "log_level": LogLevel,
-        }
-        for name, kind in choices.items():
-            _require(getattr(self, name) in get_args(kind), name, f"one of {get_args(kind)}", getattr(self, name))
-        _require(bool(self.served_model_names) and all(self.served_model_names), "served_model_names", "names", "''")
+        take_lists(self)
+        check(self)
         if not all(key.strip() == key and key.isascii() and key for key in self.api_keys):
             raise SettingsError("an API key must be ASCII text without blanks around it; one of those given is not")
         for one in self.allowed_hosts:
@@ -100,6 +114,8 @@ def read_config_file(path: Path, known: Collection[str]) -> dict[str, Any]:
     Lists become tuples of their items; the file says `max-num-seqs: 8` or `max_num_seqs: 8`.
     Raises: SettingsError for a file that cannot be read, is no mapping, or has a name that is not among ``known``.
     """
+    import yaml  # type: ignore[import-untyped]
+
     try:
         content = yaml.safe_load(path.read_text("utf-8"))
     except (OSError, UnicodeDecodeError) as error:
@@ -120,8 +136,3 @@ def read_config_file(path: Path, known: Collection[str]) -> dict[str, Any]:
             raise SettingsError(f"{key} in the config file {path} must be one value or a list of values")
         settings[name] = tuple(value) if isinstance(value, list) else value
     return settings
-
-
-def _require(holds: bool, name: str, allowed: str, value: object) -> None:
-    if not holds:
-        raise SettingsError(f"{name} must be {allowed}, got {value!r}")

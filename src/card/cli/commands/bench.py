@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
 from card.bench.names import DRAFT_OPTIONS, PRESETS, PUBLISHED, shipped
 from card.cli.help import command
 from card.cli.lazy import run
-from card.cli.options import DEMO_DRAFT, DEMO_TARGET, parse_cores, parse_numbers, wide_option
+from card.cli.options import (
+    DEMO_DRAFT,
+    DEMO_TARGET,
+    option_of,
+    options_of,
+    parse_cores,
+    parse_numbers,
+    wide_option,
+    with_options,
+)
 from card.cli.outputs import OutputFile
+from card.config import DraftSettings, EngineSettings, SamplingParams
 
-F = TypeVar("F", bound=Callable[..., Any])
-
-
-def _draft_options(function: F) -> F:
-    for name, kind in reversed(list(DRAFT_OPTIONS.items())):
-        flag = "--" + name.replace("_", "-")
-        function = click.option(
-            flag, type=kind, help="Of card-chain, card-tree, card-turns.  [default: the library's]"
-        )(function)
-    return function
+_OF_ROWS = "Of card-chain, card-tree, card-turns.  [default: the library's]"
 
 
 @command(short_help="Measure methods against each other: speed, acceptance, same text.")
@@ -46,9 +46,7 @@ def _draft_options(function: F) -> F:
 @click.option("--raw", is_flag=True, help="Continue all prompts as they are, without the chat template.")
 @click.option("--limit", type=int, default=8, show_default=True, help="Prompts of each data set.")
 @click.option("--skip-long", is_flag=True, help="Leave out prompts that do not fit into the context.")
-@click.option(
-    "--target", help=f"Target model: a folder, a GGUF file, a hub name, or {DEMO_TARGET}.  [default: {DEMO_TARGET}]"
-)
+@option_of(EngineSettings, "target")
 @click.option("--draft", help=f"Draft model, or none.  [default: {DEMO_DRAFT} beside {DEMO_TARGET}]")
 @click.option("--pair", nargs=2, multiple=True, metavar="TARGET DRAFT", help="A pair; may be given several times.")
 @click.option(
@@ -56,17 +54,13 @@ def _draft_options(function: F) -> F:
     multiple=True,
     help="Price of the target, such as 300M, or none for as it is; several make several pairs.  [default: none]",
 )
-@click.option("--dtype", default="auto", show_default=True, help="auto (as stored), int8, float32, bfloat16, float16.")
-@click.option(
-    "--max-model-len", type=int, help="Most tokens of prompt and answer.  [default: the model's, at most 4096]"
-)
-@click.option("--max-tokens", type=int, default=128, show_default=True, help="Most new tokens of an answer.")
+@option_of(EngineSettings, "dtype", is_filled=True)
+@option_of(EngineSettings, "max_model_len")
+@option_of(SamplingParams, "max_tokens", default=128)
 @click.option("--repeats", type=int, default=5, show_default=True, help="Runs of each prompt and row.")
-@click.option("--temperature", type=float, default=0.0, show_default=True, help="0 takes the most likely token.")
-@click.option("--top-k", type=int, default=0, show_default=True, help="Keep the k most likely tokens; 0 keeps all.")
-@click.option("--top-p", type=float, default=1.0, show_default=True, help="Keep the likeliest tokens up to this mass.")
-@click.option("--min-p", type=float, default=0.0, show_default=True, help="Drop tokens below this share of the best.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Same seed, same text.")
+@option_of(SamplingParams, "temperature", default=0.0)
+@with_options(*options_of(SamplingParams, "top_k top_p min_p", is_filled=True))
+@option_of(SamplingParams, "seed", default=0)
 @click.option("--cores", callback=parse_cores, help="Cores, the last one the drafter's.  [default: first and last]")
 @click.option(
     "--sps-lengths",
@@ -75,10 +69,10 @@ def _draft_options(function: F) -> F:
     show_default=True,
     help="Draft lengths that sps, ouroboros, card-turns and transformers-assisted choose from.",
 )
-@click.option("--draft-vocab", type=int, help="Tokens that draft models of our rows propose, the first so many.")
-@click.option("--hrad", default="auto", show_default=True, help="Predictor of specbranch: a file, off, or auto.")
+@option_of(EngineSettings, "draft_vocab")
+@option_of(EngineSettings, "hrad", is_filled=True)
 @wide_option
-@_draft_options
+@with_options(*(option_of(DraftSettings, name, help=_OF_ROWS) for name in DRAFT_OPTIONS))
 @click.option("--coupling-report", is_flag=True, help="Add rows that rank candidates without the sampling noise.")
 @click.option(
     "--trace",

@@ -9,7 +9,8 @@ import click
 
 from card.cli.help import command
 from card.cli.lazy import run
-from card.cli.options import LEAST_CHECKED_TOKENS, parse_cores, wide_option
+from card.cli.options import LEAST_CHECKED_TOKENS, option_of, options_of, wide_option, with_options
+from card.config import EngineSettings
 
 
 @command("check-pair", short_help="Measure whether a draft model is worth its while.")
@@ -28,19 +29,10 @@ from card.cli.options import LEAST_CHECKED_TOKENS, parse_cores, wide_option
     help="Most new tokens per prompt.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the tables.")
-@click.option("--target-cost", help="Inflate the target to the price of so many parameters, such as 300M.")
-@click.option(
-    "--dtype", default="auto", show_default=True, help="auto (as stored), int8, float32, bfloat16, float16, float64."
-)
-@click.option("--device", default="cpu", show_default=True, help="Device of the target: cpu, cuda, cuda:1.")
-@click.option("--draft-device", help="Device of the draft model.  [default: the target's]")
-@click.option(
-    "--max-model-len", type=int, help="Most tokens of prompt and answer.  [default: the model's, at most 4096]"
-)
-@click.option("--threads", type=int, help="CPU threads of the target.  [default: as many as do not slow it down]")
-@click.option("--draft-threads", type=int, help="CPU threads of the drafter.  [default: 1]")
-@click.option("--cores", callback=parse_cores, help="CPU cores of the target, such as 0 or 0,1.")
-@click.option("--draft-cores", callback=parse_cores, help="CPU cores of the drafter.")
+@option_of(EngineSettings, "target_cost")
+@option_of(EngineSettings, "dtype", is_filled=True)
+@option_of(EngineSettings, "device", is_filled=True)
+@with_options(*options_of(EngineSettings, "draft_device max_model_len threads draft_threads cores draft_cores"))
 @wide_option
 def check_pair(**options: Any) -> int:
     """Measure whether DRAFT makes TARGET faster here; both are a folder, a GGUF file or a hub name,

@@ -8,7 +8,8 @@ import click
 
 from card.cli.help import command
 from card.cli.lazy import run
-from card.cli.options import model_options, wide_option
+from card.cli.options import model_options, option_of, wide_option
+from card.config import SamplingParams
 from card.models.demo import DEMO_PROBLEMS
 
 
@@ -16,9 +17,9 @@ from card.models.demo import DEMO_PROBLEMS
 @click.option(
     "--problems", type=int, default=3, show_default=True, help=f"How many problems, at most {len(DEMO_PROBLEMS)}."
 )
-@click.option("--max-tokens", type=int, default=128, show_default=True, help="Most new tokens per problem.")
-@click.option("--temperature", type=float, default=0.0, show_default=True, help="0 takes the most likely token.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Seed of the sampling noise.")
+@option_of(SamplingParams, "max_tokens", default=128, help="Most new tokens per problem.")
+@option_of(SamplingParams, "temperature", default=0.0)
+@option_of(SamplingParams, "seed", default=0)
 @wide_option
 @model_options
 def demo(**options: Any) -> int:

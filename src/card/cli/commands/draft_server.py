@@ -9,7 +9,8 @@ import click
 
 from card.cli.help import command
 from card.cli.lazy import run
-from card.cli.options import DEMO_DRAFT, parse_cores
+from card.cli.options import DEMO_DRAFT, option_of, parse_cores
+from card.config import EngineSettings
 
 
 @command(short_help="Draft for targets on other machines.")
@@ -23,10 +24,8 @@ from card.cli.options import DEMO_DRAFT, parse_cores
 @click.option(
     "--keys", type=click.Path(path_type=Path), help="The server's folder of `card keys`; needed beyond this machine."
 )
-@click.option(
-    "--dtype", default="auto", show_default=True, help="auto (as stored), int8, float32, bfloat16, float16, float64."
-)
-@click.option("--device", default="cpu", show_default=True, help="cpu, cuda, cuda:1.")
+@option_of(EngineSettings, "dtype", is_filled=True)
+@option_of(EngineSettings, "device", is_filled=True, help="cpu, cuda, cuda:1.")
 @click.option("--threads", type=click.IntRange(1), default=1, show_default=True, help="CPU threads.")
 @click.option("--cores", callback=parse_cores, help="CPU cores, such as 0 or 0,1.")
 @click.option(

@@ -8,8 +8,9 @@ import click
 
 from card.cli.help import command
 from card.cli.lazy import run
-from card.cli.options import parse_numbers, wide_option
+from card.cli.options import option_of, parse_numbers, wide_option
 from card.cli.outputs import OutputPath
+from card.config import EngineSettings
 from card.planner.sizes import DEFAULT_BATCHES, DEFAULT_CONTEXTS, DEFAULT_TOKENS
 
 
@@ -20,10 +21,8 @@ def _listed(numbers: tuple[int, ...]) -> str:
 @command(short_help="Measure what the passes of a model cost here.")
 @click.argument("model")
 @click.option("--out", type=OutputPath(), required=True, help="File to write, JSON.")
-@click.option(
-    "--dtype", default="auto", show_default=True, help="auto (as stored), int8, float32, bfloat16, float16, float64."
-)
-@click.option("--device", default="cpu", show_default=True, help="cpu, cuda, cuda:1.")
+@option_of(EngineSettings, "dtype", is_filled=True)
+@option_of(EngineSettings, "device", is_filled=True, help="cpu, cuda, cuda:1.")
 @click.option("--target-cost", help="Inflate the model to the price of so many parameters, such as 300M; same outputs.")
 @click.option(
     "--threads", callback=parse_numbers, help="Numbers of CPU threads to measure, such as 1,2.  [default: torch's own]"

@@ -8,16 +8,14 @@ import click
 
 from card.cli.help import command
 from card.cli.lazy import run
-from card.cli.options import sampling_options
+from card.cli.options import option_of, options_of, sampling_options, with_options
 from card.cli.outputs import OutputPath
+from card.config import DraftSettings, EngineSettings
 
 
 @command(short_help="Record how a pair of models behaves, for plans.")
 @click.option("--out", type=OutputPath(), required=True, help="File to write.")
-@click.option(
-    "--target", help="Target model: a folder, a GGUF file, a hub name, or demo-target.  [default: demo-target]"
-)
-@click.option("--draft", help="Draft model: the same, or demo-draft, the default beside demo-target.")
+@with_options(*options_of(EngineSettings, "target draft"))
 @click.option(
     "--data",
     multiple=True,
@@ -27,16 +25,9 @@ from card.cli.outputs import OutputPath
 )
 @click.option("--limit", type=click.IntRange(1), help="Most prompts of each data set.  [default: all]")
 @click.option("--raw", is_flag=True, help="Continue prompts as they are, without the model's chat template.")
-@click.option(
-    "--dtype", default="auto", show_default=True, help="auto (as stored), int8, float32, bfloat16, float16, float64."
-)
-@click.option("--device", default="cpu", show_default=True, help="Device of both models.")
-@click.option(
-    "--coupled-noise/--no-coupled-noise",
-    default=True,
-    show_default=True,
-    help="Whether the drafter ranks candidates with the target's sampling noise.",
-)
+@option_of(EngineSettings, "dtype", is_filled=True)
+@option_of(EngineSettings, "device", is_filled=True, help="Device of both models.")
+@option_of(DraftSettings, "coupled_noise", is_filled=True, show_default=True)
 @sampling_options
 def record(**options: Any) -> int:
     """Let the target answer prompts, and write down what target and draft model held likely at each position."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,10 +12,21 @@ import click
 from card.cli.ahead import start_drafter_child
 from card.cli.help import command
 from card.cli.lazy import load
-from card.cli.options import draft_options, given, method_options, model_options, resolve_models
+from card.cli.options import (
+    F,
+    draft_options,
+    given,
+    method_options,
+    model_options,
+    option_of,
+    resolve_models,
+    with_options,
+)
 from card.cli.progress import spinner
 from card.errors import SettingsError
+from card.fields import declared
 from card.methods import find_method
+from card.server.config import ServerSettings, read_config_file
 
 if TYPE_CHECKING:
     from card.api.async_llm import AsyncLLM
@@ -28,29 +40,16 @@ _EXTRA = {
 }
 _PREFIX = "CARD"  # of the environment's names: CARD_MAX_NUM_SEQS is --max-num-seqs
 _ALIASES = {"draft_model": "draft", "model": "target"}  # other spellings of an option of all commands
-_SERVER_OPTIONS = {  # option -> field of ServerSettings
-    "host": "host",
-    "port": "port",
-    "served_model_name": "served_model_names",
-    "api_key": "api_keys",
-    "no_key": "no_key",
-    "allowed_host": "allowed_hosts",
-    "cors_origin": "cors_origins",
-    "max_num_queued_reqs": "max_num_queued_reqs",
-    "max_request_bytes": "max_request_bytes",
-    "max_request_tokens": "max_request_tokens",
-    "max_connections": "max_connections",
-    "head_timeout": "head_timeout_s",
-    "body_timeout": "body_timeout_s",
-    "grammar_timeout": "grammar_timeout_s",
-    "request_timeout": "request_timeout_s",
-    "stall_timeout": "stall_timeout_s",
-    "shutdown_timeout": "shutdown_timeout_s",
-    "generation_config": "generation_config",
-    "per_request_spec_decode_metrics": "spec_metrics",
-    "tool_parser": "tool_parser",
-    "log_level": "log_level",
+_FLAGS = {  # of settings of the server whose options have names of their own
+    "served_model_names": ("--served-model-name", "--alias"),
+    "api_keys": ("--api-key",),
+    "allowed_hosts": ("--allowed-host",),
+    "cors_origins": ("--cors-origin",),
+    "max_num_queued_reqs": ("--max-num-queued-reqs", "--max-queued-requests"),
+    "spec_metrics": ("--per-request-spec-decode-metrics",),
+    "tool_parser": ("--tool-parser", "--tool-call-parser"),
 }
+_METAVARS = {"allowed_hosts": "NAME", "cors_origins": "ORIGIN"}
 
 
 def _read_config(context: click.Context, _: click.Parameter, path: Path | None) -> None:
@@ -60,7 +59,7 @@ def _read_config(context: click.Context, _: click.Parameter, path: Path | None) 
     _require_extra()
     options = {p.name: p for p in context.command.params if isinstance(p, click.Option) and p.name and p.expose_value}
     known = {name.replace("-", "_") for p in options.values() for flag in p.opts for name in [flag.lstrip("-")]}
-    settings = _server("config").read_config_file(path, known)
+    settings = read_config_file(path, known)
     by_flag = {flag.lstrip("-").replace("-", "_"): p for p in options.values() for flag in p.opts}
     defaults: dict[str, Any] = {}
     for name, value in settings.items():
@@ -74,7 +73,17 @@ def _read_config(context: click.Context, _: click.Parameter, path: Path | None) 
     context.default_map = {**(context.default_map or {}), **defaults}
 
 
-_OPTIONS = [
+def _server_option(name: str) -> Callable[[F], F]:
+    one = declared(ServerSettings)[name]
+    flags = _FLAGS.get(name) or ("--" + name.removesuffix("_s").replace("_", "-"),)
+    how: dict[str, Any] = {"type": click.Choice(one.choices)} if one.choices else {}
+    envvar = f"{_PREFIX}_{flags[0][2:].replace('-', '_').upper()}"
+    return option_of(
+        ServerSettings, name, *flags, envvar=envvar, multiple=one.is_list, metavar=_METAVARS.get(name), **how
+    )
+
+
+_server_options = with_options(
     click.option(
         "--config",
         type=click.Path(path_type=Path, exists=True, dir_okay=False),
@@ -83,92 +92,17 @@ _OPTIONS = [
         callback=_read_config,
         help="YAML file with these options' names; the command line and CARD_* variables come first.",
     ),
-    click.option("--host", help="Address to listen on.  [default: 127.0.0.1, this machine only]"),
-    click.option("--port", type=int, help="Port; 0 takes a free one.  [default: 8000]"),
+    *(_server_option(name) for name in ("host", "port")),
     click.option("--model", help="Same as MODEL and --target."),
     click.option(
         "--draft-model", "--model-draft", "--speculative-model", help="Same as --draft: the model that proposes."
     ),
-    click.option(
-        "--served-model-name",
-        "--alias",
-        multiple=True,
-        help="Name that clients use; may be given several times.  [default: MODEL as given]",
-    ),
-    click.option(
-        "--api-key",
-        multiple=True,
-        help="Key that clients must send, one of those given; better in CARD_API_KEY, where no process list shows it.",
-    ),
-    click.option(
-        "--no-key",
-        is_flag=True,
-        default=None,
-        help="Let everyone in who reaches the address, also from other machines.",
-    ),
-    click.option(
-        "--allowed-host",
-        multiple=True,
-        metavar="NAME",
-        help="Name under which the server may be asked; may be given several times, * allows all.  "
-        "[default: localhost, loopback addresses, the address of --host]",
-    ),
-    click.option(
-        "--cors-origin",
-        multiple=True,
-        metavar="ORIGIN",
-        help="Origin whose web pages may ask, such as https://app.example; may be given several times, * allows all.",
-    ),
-    click.option(
-        "--max-num-queued-reqs",
-        "--max-queued-requests",
-        type=int,
-        help="Most requests that wait besides those that run; more get status 429.  [default: 256]",
-    ),
-    click.option("--max-request-bytes", type=int, help="Largest body of a request.  [default: 4194304]"),
-    click.option("--max-request-tokens", type=int, help="Most new tokens of a request.  [default: the context]"),
-    click.option("--max-connections", type=int, help="Most connections at once, idle ones too.  [default: 1024]"),
-    click.option("--head-timeout", type=float, help="Seconds for a request's headers to arrive.  [default: 10]"),
-    click.option(
-        "--body-timeout",
-        type=float,
-        help="Seconds for a request's body to arrive, and for a client to take what it is sent.  [default: 60]",
-    ),
-    click.option("--grammar-timeout", type=float, help="Seconds for a schema to be compiled.  [default: 10]"),
-    click.option("--request-timeout", type=float, help="Longest time of a request, in seconds.  [default: 600]"),
-    click.option(
-        "--stall-timeout", type=float, help="Seconds without progress after which it is not ready.  [default: 30]"
-    ),
-    click.option(
-        "--shutdown-timeout",
-        type=float,
-        help="Seconds that running requests have left after SIGTERM or Ctrl-C.  [default: 30]",
-    ),
-    click.option(
-        "--generation-config",
-        type=click.Choice(["auto", "none"]),
-        help="Default sampling parameters: the model's own, or neutral ones.  [default: auto]",
-    ),
-    click.option(
-        "--per-request-spec-decode-metrics",
-        type=click.Choice(["none", "summary"]),
-        help="Tell in every answer how speculation did.  [default: none]",
-    ),
-    click.option(
-        "--tool-parser",
-        "--tool-call-parser",
-        type=click.Choice(["auto", "hermes", "llama3", "mistral"]),
-        help="How the model writes tool calls.  [default: auto, as its chat template says]",
-    ),
-    click.option(
-        "--log-level",
-        type=click.Choice(["debug", "info", "warning", "error"]),
-        help="How much to log.  [default: info]",
-    ),
-]
+    *(_server_option(name) for name in declared(ServerSettings) if name not in ("host", "port")),
+)
 
 
 @command(short_help="Serve a model over HTTP.", context_settings={"auto_envvar_prefix": _PREFIX})
+@_server_options
 @click.argument("model_argument", metavar="[MODEL]", required=False)
 @method_options
 @draft_options
@@ -180,8 +114,7 @@ def serve(model_argument: str | None, **options: Any) -> None:
     of --config; the command line comes first, then the environment, then the file.
     """
     _require_extra()
-    settings_type = _server("config").ServerSettings
-    changes = {name: options.pop(option) for option, name in _SERVER_OPTIONS.items()}
+    changes = {name: options.pop(name) for name in declared(ServerSettings)}
     for alias, name in _ALIASES.items():
         _take_alias(options, alias, name)
     if model_argument is not None:
@@ -191,7 +124,7 @@ def serve(model_argument: str | None, **options: Any) -> None:
     needs_draft = find_method(method).needs_draft
     target, draft = resolve_models(options, needs_draft=needs_draft and options["draft_address"] is None)
     changes["served_model_names"] = changes["served_model_names"] or (target,)
-    settings = settings_type(**{name: value for name, value in changes.items() if value not in (None, ())})
+    settings = ServerSettings(**{name: value for name, value in changes.items() if value not in (None, ())})
     _server("logs").set_up(settings.log_level)
     draft = draft if needs_draft and options["draft_address"] is None else None
     spare = start_drafter_child(method, draft, options)
@@ -206,10 +139,6 @@ def serve(model_argument: str | None, **options: Any) -> None:
 
     status = _server("serving", "importing torch and transformers").serve(make_llm, settings, announce=announce)
     raise SystemExit(status)
-
-
-for _option in reversed(_OPTIONS):
-    serve = _option(serve)
 
 
 def _take_alias(options: dict[str, Any], alias: str, name: str) -> None:

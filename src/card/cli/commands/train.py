@@ -9,6 +9,8 @@ import click
 
 from card.cli.help import CardGroup
 from card.cli.lazy import run
+from card.cli.options import option_of, options_of, with_options
+from card.config import EngineSettings
 
 _PROMPTS_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
@@ -19,12 +21,7 @@ def train() -> None:
 
 
 @train.command("hrad", short_help="Train H-RAD, which foresees rejections for method specbranch.")
-@click.option(
-    "--target", help="Target model: a folder, a GGUF file, a hub name, or demo-target.  [default: demo-target]"
-)
-@click.option(
-    "--draft", help="Draft model: a folder, a GGUF file, a hub name, or demo-draft, the default beside demo-target."
-)
+@with_options(*options_of(EngineSettings, "target draft"))
 @click.option(
     "--prompts",
     type=_PROMPTS_FILE,
@@ -73,7 +70,7 @@ def train() -> None:
 @click.option(
     "--dtype", default="auto", show_default=True, help="auto (as stored), float32, bfloat16, float16, float64."
 )
-@click.option("--device", default="cpu", show_default=True, help="Device of both models: cpu, cuda, cuda:1.")
+@option_of(EngineSettings, "device", is_filled=True, help="Device of both models: cpu, cuda, cuda:1.")
 @click.option("--threads", type=click.IntRange(1), help="CPU threads.  [default: torch's choice]")
 def hrad(**options: Any) -> int:
     """Train H-RAD: from the target's hidden states it foresees how much of a drafted chain will be accepted.

@@ -1,0 +1,210 @@
+"""Settings are declared once: default, meaning and bounds. Checks, options and request fields are made from that."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from types import NoneType, UnionType
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from card.errors import CardError, SettingsError
+
+T = TypeVar("T")
+_KINDS = {int: "a whole number", float: "a number", bool: "True or False"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bounds:
+    """The values that a number may have, an item of a list too; of a text they bound the length."""
+
+    least: float | None = None
+    above: float | None = None
+    most: float | None = None
+    below: float | None = None
+
+    def hold(self, value: Any) -> bool:
+        """Return whether ``value`` lies within; what is no number never does."""
+        size = len(value) if isinstance(value, str) else value
+        return (
+            (self.least is None or size >= self.least)
+            and (self.above is None or size > self.above)
+            and (self.most is None or size <= self.most)
+            and (self.below is None or size < self.below)
+        )
+
+    def __str__(self) -> str:
+        """In words."""
+        low = f"at least {self.least}" if self.least is not None else f"above {self.above}" if _is(self.above) else ""
+        high = f"at most {self.most}" if self.most is not None else f"below {self.below}" if _is(self.below) else ""
+        if self.least is not None and self.most is not None:
+            return f"from {self.least} to {self.most}"
+        if low and high:
+            return f"{low} and {high}"
+        return f"{self.least} or more" if self.least is not None else low or high
+
+    def as_pydantic(self) -> dict[str, float]:
+        """Return the arguments of pydantic's `Field`."""
+        named = {"ge": self.least, "gt": self.above, "le": self.most, "lt": self.below}
+        return {name: bound for name, bound in named.items() if bound is not None and math.isfinite(bound)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Rule:
+    meaning: str = ""
+    bounds: Bounds = Bounds()
+    num_items: tuple[int, int] = (0, 1 << 31)  # fewest and most of a list
+    unit: str = ""
+    allowed: str = ""
+    shown: str = ""
+
+
+def setting(
+    default: T = dataclasses.MISSING,  # type: ignore[assignment]
+    meaning: str = "",
+    *,
+    least: float | None = None,
+    above: float | None = None,
+    most: float | None = None,
+    below: float | None = None,
+    **rule: Any,
+) -> T:
+    """Declare a field of a dataclass.
+
+    Args:
+        meaning: a sentence, which is the help of its option too.
+        least, above, most, below: bounds; an infinite one rules out infinity, and is not spoken of.
+        num_items: fewest and most items of a list.
+        unit: of the bounds, in words.
+        allowed: what may be given, where bounds and type do not say it well.
+        shown: the default in words, where the value does not say it.
+    """
+    bounds = Bounds(least=least, above=above, most=most, below=below)
+    metadata = {"rule": _Rule(meaning=meaning, bounds=bounds, **rule)}
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A field as it was declared."""
+
+    name: str
+    kind: Any  # of the value, or of the items of a list
+    is_optional: bool  # may be None
+    is_list: bool
+    choices: tuple[str, ...]  # empty: any value
+    default: Any
+    rule: _Rule
+
+    @property
+    def meaning(self) -> str:
+        """What it means, in a sentence."""
+        return self.rule.meaning
+
+    @property
+    def shown(self) -> str:
+        """The default in words; empty where there is nothing to say."""
+        is_nothing = self.default is None or self.default is False or self.default == ()
+        told = f"{self.default:g}" if isinstance(self.default, float) else str(self.default)
+        return self.rule.shown or ("" if is_nothing else told)
+
+    def fault(self, value: object, bounds: Bounds | None = None) -> str:
+        """Return what is allowed instead of ``value``; empty if it may stand.
+
+        Args:
+            bounds: further ones, which hold where the value is used.
+        """
+        if value is None and self.is_optional:
+            return ""
+        if self.choices:
+            return "" if value in self.choices else "one of " + ", ".join(self.choices)
+        fewest, most = self.rule.num_items
+        if self.is_list and not (isinstance(value, tuple) and fewest <= len(value) <= most):
+            return self.rule.allowed
+        for item in value if isinstance(value, tuple) else (value,):
+            if not self._is_of_kind(item):
+                is_told = self.rule.allowed and (self.is_list or self.is_optional)  # these need more than a kind
+                return self.rule.allowed if is_told else _KINDS[self.kind] + (" or None" if self.is_optional else "")
+            if not self.rule.bounds.hold(item):
+                return self.rule.allowed or f"{self.rule.bounds} {self.rule.unit}".rstrip()
+            if bounds is not None and not bounds.hold(item):
+                return f"{'numbers ' if self.is_list else ''}{bounds}"
+        return ""
+
+    def _is_of_kind(self, item: object) -> bool:
+        if self.kind is str and not self.is_list:
+            return True  # or a path, which serves as well
+        if self.kind in _KINDS:
+            accepted = (int, float) if self.kind is float else self.kind
+            return isinstance(item, accepted) and isinstance(item, bool) == (self.kind is bool)
+        return not isinstance(self.kind, type) or isinstance(item, self.kind)
+
+
+@cache
+def declared(owner: type) -> Mapping[str, Setting]:
+    """Return the fields of a dataclass, by name."""
+    hints = get_type_hints(owner)
+    return {one.name: _read(one, hints[one.name]) for one in dataclasses.fields(owner)}
+
+
+def _read(field: dataclasses.Field[Any], hint: Any) -> Setting:
+    arms = [hint]
+    if get_origin(hint) in (Union, UnionType):
+        arms = [arm for arm in get_args(hint) if arm is not NoneType]
+    origin, args = get_origin(arms[0]), get_args(arms[0])
+    return Setting(
+        name=field.name,
+        kind=args[0] if origin is tuple else str if origin is Literal else origin or arms[0],
+        is_optional=arms != [hint],
+        is_list=origin is tuple,
+        choices=args if origin is Literal else (),
+        default=None if field.default is dataclasses.MISSING else field.default,
+        rule=field.metadata.get("rule", _Rule()),
+    )
+
+
+def check(
+    values: Any,
+    *,
+    of: str = "",
+    bounds: Mapping[str, Bounds] | None = None,
+    error: type[CardError] = SettingsError,
+) -> None:
+    """Refuse an object of which a field has a value that it must not have.
+
+    Args:
+        of: what it belongs to, for the message.
+        bounds: further ones by name.
+    Raises: ``error`` with the name, what is allowed and the value.
+    """
+    for name, one in declared(values.__class__).items():
+        value = getattr(values, name)
+        if allowed := one.fault(value, (bounds or {}).get(name)):
+            require(False, name + of, allowed, value, error)
+
+
+def require(holds: bool, name: str, allowed: str, value: object, error: type[CardError] = SettingsError) -> None:
+    """Raise ``error`` with what is allowed unless it ``holds``."""
+    if not holds:
+        raise error(f"{name} must be {allowed}, got {value!r}")
+
+
+def take_lists(values: Any) -> None:
+    """Make tuples of what a frozen dataclass was given for its lists: one value alone, or any run of them."""
+    for name, one in declared(values.__class__).items():
+        given = getattr(values, name)
+        if not one.is_list or isinstance(given, tuple) or (given is None and one.is_optional):
+            continue
+        if given is None:
+            given = ()
+        elif isinstance(given, one.kind):
+            given = (given,)
+        elif isinstance(given, Iterable) and not isinstance(given, str | bytes | Mapping):
+            given = tuple(given)
+        object.__setattr__(values, name, given)
+
+
+def _is(bound: float | None) -> bool:
+    return bound is not None and math.isfinite(bound)

@@ -1,0 +1,84 @@
+"""A setting is declared once: what is allowed follows from its type and bounds, in a check and in words."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import pytest
+
+from card.config import DraftSettings, EngineSettings, SamplingParams
+from card.errors import ProtocolError, SettingsError
+from card.fields import Bounds, check, declared, setting, take_lists
+from card.server.config import ServerSettings
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kiln:
+    needed: int = setting()
+    heat: float = setting(20.0, "How hot it is.", least=0, below=math.inf, unit="degrees")
+    door: Literal["open", "shut"] = "open"
+    names: tuple[str, ...] = setting((), least=1, num_items=(0, 2), allowed="up to 2 names")
+    shelf: int | None = setting(None, above=0, most=9, shown="all of them")
+    is_lit: bool = False
+
+
+GOOD: list[dict[str, Any]] = [{}, {"heat": 5}, {"door": "shut"}, {"names": ("a", "b")}, {"shelf": 9}, {"is_lit": True}]
+BAD: list[tuple[str, list[Any], str]] = [
+    ("needed", ["1", 1.0, True, None], "a whole number"),
+    ("heat", ["hot", True, None], "a number"),
+    ("heat", [-1, math.inf, math.nan], "0 or more degrees"),
+    ("door", ["ajar", None], "one of open, shut"),
+    ("names", [("",), ("a", 1), ("a",) * 3, "ab", None], "up to 2 names"),
+    ("shelf", [0, 10], "above 0 and at most 9"),
+    ("shelf", [1.0], "a whole number or None"),
+    ("is_lit", [1, None], "True or False"),
+]
+
+
+def kiln(**values: Any) -> Kiln:
+    return Kiln(**{"needed": 1} | values)
+
+
+@pytest.mark.parametrize("values", GOOD)
+def test_what_is_declared_may_stand(values: dict[str, Any]) -> None:
+    check(kiln(**values))
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "allowed"), [(name, one, words) for name, all_, words in BAD for one in all_]
+)
+def test_anything_else_is_refused_in_words(name: str, value: Any, allowed: str) -> None:
+    with pytest.raises(SettingsError) as caught:
+        check(kiln(**{name: value}))
+    assert str(caught.value) == f"{name} must be {allowed}, got {value!r}"
+
+
+def test_a_user_of_settings_may_have_closer_bounds_and_errors_of_its_own() -> None:
+    close = {"heat": Bounds(least=0, most=100)}
+    check(kiln(heat=100), bounds=close)
+    with pytest.raises(ProtocolError, match=r"^heat of a kiln must be from 0 to 100, got 101$"):
+        check(kiln(heat=101), bounds=close, of=" of a kiln", error=ProtocolError)
+
+
+def test_lists_may_be_given_as_one_value_or_any_run_of_them() -> None:
+    for given, taken in (("a", ("a",)), (["a", "b"], ("a", "b")), (None, ()), (iter("ab"), ("a", "b")), (5, 5)):
+        one = kiln(names=given)
+        take_lists(one)
+        assert one.names == taken
+
+
+def test_defaults_are_told_where_they_say_something() -> None:
+    told = {name: one.shown for name, one in declared(Kiln).items()}
+    assert told == {"needed": "", "heat": "20", "door": "open", "names": "", "shelf": "all of them", "is_lit": ""}
+
+
+@pytest.mark.parametrize("kind", [SamplingParams, DraftSettings, EngineSettings, ServerSettings])
+def test_every_setting_says_what_it_means_and_its_default_may_stand(kind: type) -> None:
+    assert list(declared(kind)) == [one.name for one in dataclasses.fields(kind)]
+    for name, one in declared(kind).items():
+        assert one.meaning.endswith("."), name
+        assert one.fault(one.default) == "", name
+        assert one.rule.allowed or not one.is_list, f"{name} is a list; say what may stand in it"
