@@ -298,7 +298,8 @@ def _target_model(
         caches.are_targets = True
         clock.advance(costs[is_beside].seconds(size.num_tokens, size.num_sequences, size.num_context_rows))
         drafts = plan.where is not None and (is_beside or not has_rested)
-        unpaid_s = rounds_s[drafts] + (size.num_sequences - 1) * overheads.request_s
+        drafted_s = size.num_sequences * overheads.drafted_request_s if drafts else 0.0
+        unpaid_s = rounds_s[drafts] + drafted_s + (size.num_sequences - 1) * overheads.request_s
 
     def on_keep() -> None:
         nonlocal unpaid_s
