@@ -14,7 +14,7 @@ from card.errors import SettingsError
 VerifyShape = Literal["chain", "tree", "trunk"]
 Growth = Literal["layer", "best-first", "branch", "fan-out"]
 Placement = Literal["inline", "thread", "process"]
-Schedule = Literal["auto", "beside", "turns"]
+ScheduleSetting = Literal["auto", "beside", "turns"]
 PolicyName = Literal["auto", "fixed"]
 GrammarKind = Literal["json_object", "json_schema", "regex", "lark"]
 
@@ -284,7 +284,7 @@ class EngineSettings(_Replaceable):
     draft: str | None = None  # folder, GGUF file, hub name, or demo-draft; None decodes without a drafter
     method: str = "card"
     placement: Placement | None = None  # of the drafter: own process, own thread, or in the target's; None: by method
-    schedule: Schedule = "auto"  # drafter beside the target, turns taken on all cores, or whichever is faster
+    schedule: ScheduleSetting = "auto"  # drafter beside the target, turns taken on all cores, or whichever is faster
     policy: PolicyName = (
         "auto"  # tune what was not set, by measurement; or take the settings and their defaults as they are
     )
@@ -333,7 +333,7 @@ class EngineSettings(_Replaceable):
     def __post_init__(self) -> None:
         if self.placement is not None:
             _require_choice("placement", self.placement, get_args(Placement))
-        _require_choice("schedule", self.schedule, get_args(Schedule))
+        _require_choice("schedule", self.schedule, get_args(ScheduleSetting))
         _require_choice("policy", self.policy, get_args(PolicyName))
         counts = ("draft_threads", "max_num_seqs", "prefill_chunk", "suffix_store_tokens")
         _require_kinds(self, {int: counts, bool: ("draft_optional", "cache")})

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import msgspec
 
-from card.engine.latency import PassCost
 from card.errors import PlanError, SettingsError
 from card.planner.files import read_json, write_bytes
+from card.policy.cost import PassCost
 
 KIND, VERSION = "profile", 1
 
