@@ -16,7 +16,8 @@ from card.transport.link import DrafterLink
 from card.tree.shaping import GrammarState
 from card.workers.drafter import DrafterWorker
 from card.workers.metrics import RequestStats
-from card.workers.target import TargetRequest, TargetWorker
+from card.workers.request import Request
+from card.workers.target import TargetWorker
 from card.writers.beam import BeamWriter
 from card.writers.local import find_writer
 from tests.unreliable_link import FakeLink, Faults
@@ -110,9 +111,9 @@ def make_request(
     end_ids: frozenset[int] = frozenset(),
     uses_drafter: bool = True,
     grammar: GrammarState | None = None,
-) -> TargetRequest:
+) -> Request:
     """Return a request as the engine takes it."""
-    return TargetRequest(
+    return Request(
         request_id=request_id,
         prompt_ids=prompt,
         params=params,
@@ -123,7 +124,7 @@ def make_request(
     )
 
 
-def run_all(engine: Engine, arrivals: dict[int, list[TargetRequest]]) -> dict[int, tuple[list[int], str]]:
+def run_all(engine: Engine, arrivals: dict[int, list[Request]]) -> dict[int, tuple[list[int], str]]:
     """Run requests that arrive before the given rounds; return tokens and finish reason of each by id."""
     token_ids: dict[int, list[int]] = {}
     reasons: dict[int, str] = {}

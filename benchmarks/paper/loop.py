@@ -28,7 +28,8 @@ from card.tree.nodes import Candidates, NewNodes
 from card.workers.drafter import DrafterWorker
 from card.workers.metrics import RequestStats
 from card.workers.offers import leading
-from card.workers.target import StopCheck, TargetRequest, TargetWorker
+from card.workers.request import Request, StopCheck
+from card.workers.target import TargetWorker
 from card.writers.beam import BeamSequence, BeamWriter
 
 LAYERS_PER_ROUND = 7  # of the 1B drafter beside the 70B target
@@ -251,7 +252,7 @@ class Loop:
     ) -> Decoded:
         """Continue a prompt greedily. Raises: CardError if that fails."""
         self._engine.forget_prefixes()
-        request = TargetRequest(
+        request = Request(
             request_id=next(self._ids),
             prompt_ids=tuple(prompt_ids),
             params=SamplingParams(temperature=0.0, seed=0, max_tokens=max_tokens),

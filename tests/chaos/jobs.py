@@ -12,7 +12,8 @@ from card.engine.engine import Engine
 from card.errors import CardError
 from card.methods import find_method
 from card.models.protocol import LanguageModel
-from card.workers.target import TargetRequest, TargetWorker
+from card.workers.request import Request
+from card.workers.target import TargetWorker
 
 LONGEST_PROMPT = 80
 LONGEST_ANSWER = 24
@@ -28,9 +29,9 @@ class Job:
     draft: DraftSettings
     abort_after: int | None
 
-    def request(self, request_id: int, end_ids: frozenset[int], *, uses_drafter: bool = True) -> TargetRequest:
+    def request(self, request_id: int, end_ids: frozenset[int], *, uses_drafter: bool = True) -> Request:
         """Return it as the engine takes it."""
-        return TargetRequest(
+        return Request(
             request_id=request_id,
             prompt_ids=self.prompt_ids,
             params=self.params,

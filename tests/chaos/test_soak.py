@@ -22,7 +22,6 @@ from card.api.async_llm import AsyncLLM
 from card.models.loading import load_model
 from card.models.torch_runner import TorchRunner
 from card.transport import watch
-from card.transport.fake import Faults
 from card.transport.process import ProcessLink
 from tests.chaos.crowd import MANNERS, Crowd
 from tests.chaos.forgery import noise
@@ -51,6 +50,7 @@ from tests.chaos.soak import (
 from tests.chaos.unreliable import VOCAB_SIZE, UnreliableWorld, sound_target
 from tests.pair import Pair
 from tests.transport.serving import RawClient, connected, make_server, running
+from tests.unreliable_link import Faults
 
 pytestmark = pytest.mark.timeout(400)
 LONG = (pytest.mark.slow, pytest.mark.timeout(1800))

@@ -16,10 +16,11 @@ from card.methods import find_method
 from card.models.toy import TableModel
 from card.policy.cores import CoreSet
 from card.policy.rounds import FixedPolicy
-from card.transport.fake import Faults
 from card.transport.link import DrafterLink
-from card.workers.target import TargetRequest, TargetWorker
+from card.workers.request import Request
+from card.workers.target import TargetWorker
 from tests.decoding import GREEDY, fake, inline, make_request, plain, run_all, toy_draft, toy_target
+from tests.unreliable_link import Faults
 
 
 def make_engine(
@@ -69,7 +70,7 @@ def test_each_text_is_that_of_plain_decoding_alone(seed, drawn, method, agreemen
     target, draft = toy_target(seed), toy_draft(toy_target(seed), agreement)
     link = None if method == "vanilla" else inline(draft) if faults is None else fake(draft, faults)
     engine = make_engine(target, link, method, max_num_seqs=max_num_seqs, prefill_chunk=prefill_chunk)
-    arrivals: dict[int, list[TargetRequest]] = {}
+    arrivals: dict[int, list[Request]] = {}
     requests = []
     for i, (length, max_tokens, temperature, arrival) in enumerate(drawn):
         request = make_request(
@@ -293,7 +294,7 @@ def test_a_logits_processor_that_raises_fails_its_own_request_only():
     engine = make_engine(toy_target(), inline(toy_draft(toy_target(), 0.9)))
     request = make_request(1)
     fields = {name: getattr(request, name) for name in request.__slots__} | {"logits_processor": broken}
-    engine.add(TargetRequest(**fields))
+    engine.add(Request(**fields))
     engine.add(make_request(2))
     token_ids: list[int] = []
     failures = []
@@ -345,7 +346,7 @@ def test_a_logits_processor_sees_the_prefix_of_each_position_and_rules_as_in_pla
     def decode_with(method: str, link: DrafterLink | None) -> list[int]:
         engine = make_engine(toy_target(4), link, method)
         request = make_request(1, method=method, draft=DraftSettings(verify="tree"), uses_drafter=link is not None)
-        request = TargetRequest(
+        request = Request(
             **{name: getattr(request, name) for name in request.__slots__} | {"logits_processor": no_repeats}
         )
         return run_all(engine, {0: [request]})[1][0]

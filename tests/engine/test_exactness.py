@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from card.config import DraftSettings, Growth, SamplingParams, VerifyShape
 from card.engine.engine import Engine
 from card.methods import find_method
-from card.transport.fake import Faults
 from card.workers.target import TargetWorker
 from tests.decoding import (
     GREEDY,
@@ -25,6 +24,7 @@ from tests.decoding import (
     toy_draft,
     toy_target,
 )
+from tests.unreliable_link import Faults
 
 sampling = st.builds(
     SamplingParams,

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from card.config import DraftSettings, EngineSettings, SamplingParams
 from card.engine.engine import Engine, Limits
 from card.methods import find_method
-from card.workers.target import TargetRequest, TargetWorker
+from card.workers.request import Request
+from card.workers.target import TargetWorker
 from card.writers.local import find_writer
 from card.writers.local.protocol import PATH_END, Observation, Proposal, WriterSequence
 from tests.decoding import inline, make_request, plain, run_all, toy_draft, toy_target
@@ -68,7 +69,7 @@ def test_texts_are_those_of_plain_decoding_whatever_a_writer_does(
 ) -> None:
     target = toy_target(seed)
 
-    def begin(request: TargetRequest) -> WriterSequence:
+    def begin(request: Request) -> WriterSequence:
         return Unreliable(seed + request.request_id, fails, nonsense).open()
 
     lookup = find_writer("lookup")(EngineSettings(), target.vocab_size)
@@ -77,7 +78,7 @@ def test_texts_are_those_of_plain_decoding_whatever_a_writer_does(
     link = inline(toy_draft(target, 0.7)) if has_drafter else None
     engine = Engine(worker, link, find_method("card" if has_drafter else "lookup"), limits=Limits(max_num_seqs=3))
     params = [SamplingParams(temperature=temperature, seed=seed + i, max_tokens=20) for i in range(len(arrivals))]
-    coming: dict[int, list[TargetRequest]] = {}
+    coming: dict[int, list[Request]] = {}
     for i, round_idx in enumerate(arrivals):
         draft = DraftSettings(verify="tree", budget=8, min_verify_prob=0.0)
         coming.setdefault(round_idx, []).append(
@@ -96,7 +97,7 @@ def test_only_the_writer_that_raises_is_left_out_and_only_in_its_request(
     target = toy_target()
 
     class Failing:
-        def __init__(self, request: TargetRequest) -> None:
+        def __init__(self, request: Request) -> None:
             self._fails = request.request_id == 0
             self._call("open")
 

@@ -20,11 +20,11 @@ from card.policy.cost import PassCost
 from tests.pair import Pair
 
 COST = PassCost(((1, 0.001), (8, 0.002)), 0.0003, 0.00001)
-HOME = CoreSet((0,), 1)
+CORES = CoreSet((0,), 1)
 
 
 def key(what: str = "pass", model: str = "demo-target", **changes: object) -> LatencyKey:
-    return LatencyKey.of(what, model, **{"dtype": "float32", "device": "cpu", "home": HOME, **changes})  # type: ignore[arg-type]
+    return LatencyKey.of(what, model, **{"dtype": "float32", "device": "cpu", "core_set": CORES, **changes})  # type: ignore[arg-type]
 
 
 def test_a_cost_is_found_by_the_next_start(tmp_path: Path):

@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 from card.config import DraftSettings, SamplingParams
 from card.engine.engine import Engine, Limits
 from card.methods import METHODS
-from card.transport.fake import Faults
-from card.workers.target import TargetWorker, Work
+from card.workers.request import Work
+from card.workers.target import TargetWorker
 from card.writers.local import writer_names
 from tests.decoding import decode, fake, inline, make_engine, make_request, plain, run_all, toy_draft, toy_target
+from tests.unreliable_link import Faults
 
 DRAFTING = sorted(name for name, method in METHODS.items() if method.needs_draft)
 PARALLEL = sorted(name for name, method in METHODS.items() if method.schedule == "parallel")

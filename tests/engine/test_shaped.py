@@ -16,7 +16,7 @@ from card.engine.engine import Engine, Update
 from card.errors import SettingsError
 from card.models.toy import TableModel
 from card.workers.details import CORRECTED, PLAIN
-from card.workers.target import TargetRequest
+from card.workers.request import Request
 from tests.decoding import PROMPT, decode, fake, inline, make_engine, make_request, plain, toy_draft, toy_target
 from tests.engine.test_exactness import agreements, faults, shapes
 from tests.shaping import ToyGrammar, shapings, slow_decode, slowly_shaped
@@ -33,7 +33,7 @@ TREE = DraftSettings(verify="tree", beam_width=8, budget=8, lead=6, min_verify_p
 PENALISED = SAMPLED.replace(presence_penalty=0.6, frequency_penalty=0.4, repetition_penalty=1.2, min_tokens=9)
 
 
-def run_to_end(engine: Engine, requests: list[TargetRequest]) -> dict[int, list[Update]]:
+def run_to_end(engine: Engine, requests: list[Request]) -> dict[int, list[Update]]:
     """Run requests that begin together; return what each got."""
     updates: dict[int, list[Update]] = {request.request_id: [] for request in requests}
     for request in requests:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from card.config import SamplingParams
 from card.policy.acceptance import FIRST_AGREEMENT, Acceptance, Chances
 from card.tree.nodes import Candidates
-from card.workers.target import Verified
+from card.workers.request import Verified
 from tests.decoding import make_request
 
 probs = st.floats(1e-4, 1.0)

@@ -12,7 +12,7 @@ from card.policy.cost import REQUEST_S, Costs, PassCost, Ratio, ScheduleCost
 from card.policy.prediction import beam_width, tokens_per_s
 from card.policy.rounds import Outcome, RoundView, Schedule
 from card.tree.nodes import Candidates
-from card.workers.target import StepResult, Verified
+from card.workers.request import StepResult, Verified
 from tests.decoding import make_request
 
 

@@ -21,7 +21,8 @@ from card.policy.tuned import TunedPolicy
 from card.transport.link import LinkStatus
 from card.transport.switch import SwitchLink
 from card.tree.nodes import Candidates
-from card.workers.target import StepResult, TargetWorker, Verified
+from card.workers.request import StepResult, Verified
+from card.workers.target import TargetWorker
 from card.writers.local.protocol import Proposal
 from tests.decoding import fake, inline, make_request, plain, run_all, toy_draft, toy_target
 from tests.unreliable_link import Faults

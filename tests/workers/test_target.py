@@ -17,7 +17,8 @@ from card.models.toy import TableModel
 from card.policy.rounds import likely
 from card.tree.messages import Close, Correction, Layer, Open, Pong, Resync, TargetMessage
 from card.tree.sampling import Sampler, SamplingRule
-from card.workers.target import Progress, StepResult, TargetRequest, TargetWorker, Work
+from card.workers.request import Progress, Request, StepResult, Work
+from card.workers.target import TargetWorker
 from tests.decoding import GREEDY, PROMPT, drafter_for, plain, toy_draft, toy_target
 
 CHAIN = DraftSettings(budget=4, min_verify_prob=0.0)
@@ -31,9 +32,9 @@ class Clock:
         return float(next(self._looks))
 
 
-def request(request_id: int = 7, **changes: Any) -> TargetRequest:
+def request(request_id: int = 7, **changes: Any) -> Request:
     values: dict[str, Any] = {"prompt_ids": PROMPT, "params": GREEDY, "draft": CHAIN, "end_ids": frozenset()}
-    return TargetRequest(request_id=request_id, **values | changes)
+    return Request(request_id=request_id, **values | changes)
 
 
 def run_round(worker: TargetWorker, request_ids: list[int]) -> StepResult:
@@ -450,7 +451,7 @@ def test_times_are_counted_apart_from_the_prompt() -> None:
 
 
 def run_together(
-    target: TableModel, requests: list[TargetRequest], agreement: float, joins_at: Callable[[int], int]
+    target: TableModel, requests: list[Request], agreement: float, joins_at: Callable[[int], int]
 ) -> dict[int, tuple[list[int], str]]:
     """Run requests that join at different rounds, each until its end, with one drafter for all."""
     worker, drafter = TargetWorker(target, clock=Clock()), drafter_for(toy_draft(target, agreement))

@@ -20,7 +20,6 @@ from card.api.async_llm import AsyncLLM
 from card.api.llm import LLM
 from card.cli import main
 from card.config import DraftSettings, SamplingParams
-from card.transport.fake import Faults
 from card.tree.messages import Correction, Layer, Open
 from card.workers.drafter import DrafterWorker
 from card.workers.metrics import RequestStats
@@ -42,6 +41,7 @@ from card.workers.trace import (
 from card.writers.beam import BeamWriter
 from tests.decoding import fake, inline, make_engine, make_request, plain, toy_draft, toy_target
 from tests.pair import Pair
+from tests.unreliable_link import Faults
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24, seed=0, ignore_eos=True)
 DRAFT = DraftSettings(beam_width=3, min_verify_prob=0.0)

@@ -54,7 +54,8 @@ from card.policy.cost import PassCost, ScheduleCost
 from card.policy.rounds import Policy
 from card.transport.child import DrafterChild
 from card.transport.link import DrafterLink
-from card.workers.target import Foresight, OpenWriter, TargetRequest, TargetWorker
+from card.workers.request import Request
+from card.workers.target import Foresight, OpenWriter, TargetWorker
 from card.workers.trace import Trace
 from card.writers.local import find_writer
 from card.writers.local.protocol import LocalWriter
@@ -78,7 +79,7 @@ _RAM_SHARE = 0.25  # of the free memory, that KV may take if nothing is said
 class PreparedRequest:
     """A request for the engine, and the text that will come of it."""
 
-    request: TargetRequest
+    request: Request
     text: TextStream
 
 
@@ -201,7 +202,7 @@ class Host:
             params = params.replace(seed=secrets.randbelow(2**31))
         text = TextStream(self.tokenizer, params.stop, params.min_tokens, params.shown_token_ids)
         end_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._end_ids)
-        request = TargetRequest(
+        request = Request(
             request_id=request_id,
             prompt_ids=self.encode(prompt),
             params=params,

@@ -66,7 +66,7 @@ class LLM:
         Args:
             target: folder, GGUF file, hub name, "demo-target", or a loaded model (give its ``tokenizer`` then).
             draft: the same, or None; a loaded model cannot go into a process of its own.
-            method: vanilla, sps or card; None takes card if there is a draft model and vanilla if not.
+            method: a name of `card.methods.METHODS`; None takes card if there is a draft model and vanilla if not.
             spare: a process for the drafter that was started before this one had loaded torch.
             say: is told what goes on, in words for a user who waits.
             settings: any field of `EngineSettings` and `DraftSettings`.

@@ -12,7 +12,7 @@ from card.engine.engine import Update
 from card.errors import CardError, SettingsError
 from card.workers.details import TokenDetails
 from card.workers.metrics import RequestStats
-from card.workers.target import FinishReason
+from card.workers.request import FinishReason
 
 Waiter = asyncio.Future[None]
 

@@ -8,7 +8,7 @@ from card.errors import CardError
 from card.tree.sampling import TokenLogprobs
 from card.workers.details import Alternative, TokenDetails
 from card.workers.metrics import RequestStats
-from card.workers.target import FinishReason
+from card.workers.request import FinishReason
 
 __all__ = ["Alternative", "CompletionOutput", "RequestOutput", "StreamChunk", "TokenLogprobs"]
 

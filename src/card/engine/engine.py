@@ -23,7 +23,8 @@ from card.tree.nodes import Candidates
 from card.workers.details import TokenDetails
 from card.workers.metrics import EngineStats, RequestStats
 from card.workers.offers import leading
-from card.workers.target import FinishReason, StepResult, TargetRequest, TargetWorker, Work
+from card.workers.request import FinishReason, Request, StepResult, Work
+from card.workers.target import TargetWorker
 from card.workers.trace import MIXED, PREFILL, VERIFY, Trace
 
 logger = logging.getLogger(__name__)
@@ -59,7 +60,7 @@ class Limits:
 class _Entry:
     """One request of the engine: when it came, when it was taken up."""
 
-    request: TargetRequest
+    request: Request
     arrived_at: float
     stats: RequestStats = field(default_factory=RequestStats)  # the worker's, once it runs
     started_at: float = 0.0
@@ -107,7 +108,7 @@ class Engine:
         """True if `step` would do something."""
         return bool(self._waiting or self._running)
 
-    def check(self, request: TargetRequest) -> None:
+    def check(self, request: Request) -> None:
         """Raise PromptError if the request can never run: no prompt, foreign tokens, no room in context or memory."""
         prompt_ids, model = request.prompt_ids, self._worker.model
         if not prompt_ids:
@@ -128,7 +129,7 @@ class Engine:
                 "or raise kv_cache_memory"
             )
 
-    def add(self, request: TargetRequest) -> None:
+    def add(self, request: Request) -> None:
         """Queue a request. Its id must be new: drafters remember those that were closed.
 
         Raises: PromptError if it can never run; WorkerError if the target is broken.
@@ -321,7 +322,7 @@ class Engine:
         chosen = self._policy.choose(view, offers)
         return [leading(o, self._worker.rows_left(r.request_id)) for r, o in zip(view.requests, chosen, strict=True)]
 
-    def _query(self, request: TargetRequest, *, asks_drafter: bool) -> Candidates:
+    def _query(self, request: Request, *, asks_drafter: bool) -> Candidates:
         draft = request.draft
         return self._worker.query(request.request_id, draft.budget, draft.verify, asks_drafter=asks_drafter)
 

@@ -22,7 +22,7 @@ from transformers.generation.configuration_utils import GenerationMode
 
 from card.config import DraftSettings, SamplingParams
 from card.errors import ModelError, PromptError, SettingsError
-from card.workers.target import TargetRequest
+from card.workers.request import Request
 
 _MANAGED = frozenset(  # model arguments that transformers prepares itself and that say nothing about the text
     ("attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep", "cache_position")
@@ -166,7 +166,7 @@ def requests_of(
     processors: Sequence[LogitsProcessor],
     criteria: StoppingCriteriaList,
     limit: int,
-) -> list[TargetRequest]:
+) -> list[Request]:
     """Return a request for each row, numbered from 0, without its draft settings. Raises: PromptError."""
     end_ids = {i for one in criteria if isinstance(one, EosTokenCriteria) for i in one.eos_token_id.tolist()}
     most = limit if criteria.max_length is None else max(1, criteria.max_length - input_ids.shape[1])
@@ -175,7 +175,7 @@ def requests_of(
         if len(prompt) >= limit:
             raise PromptError(f"a prompt has {len(prompt)} tokens, but the model's context holds {limit}; shorten it")
         seed = int(torch.randint(2**62, ()).item()) if params.temperature else 0
-        request = TargetRequest(
+        request = Request(
             request_id=row,
             prompt_ids=prompt,
             params=params.replace(seed=seed, max_tokens=min(most, limit - len(prompt))),

@@ -23,7 +23,8 @@ from card.transport.link import DrafterLink
 from card.transport.thread import ThreadLink
 from card.workers.drafter import DrafterWorker
 from card.workers.metrics import RequestStats
-from card.workers.target import TargetRequest, TargetWorker
+from card.workers.request import Request
+from card.workers.target import TargetWorker
 from card.writers.beam import BeamWriter
 
 _MOST_SESSIONS = 4  # kept between calls, one per target model
@@ -96,7 +97,7 @@ class Session:
             and self.fingerprints == self._fingerprints(model, draft)
         )
 
-    def run(self, requests: Sequence[TargetRequest], batch: Batch) -> list[RequestStats]:
+    def run(self, requests: Sequence[Request], batch: Batch) -> list[RequestStats]:
         """Run the requests, one for each row, until the batch has what it wants; return their counters."""
         stats = [RequestStats() for _ in requests]
         row_of: dict[int, int] = {}
@@ -163,7 +164,7 @@ def release(model: PreTrainedModel) -> None:
 
 @contextlib.contextmanager
 def borrowed_session(
-    model: PreTrainedModel, draft: PreTrainedModel | None, settings: DraftSettings, requests: Sequence[TargetRequest]
+    model: PreTrainedModel, draft: PreTrainedModel | None, settings: DraftSettings, requests: Sequence[Request]
 ) -> Iterator[Session]:
     """Lend the session of these models, made anew where the kept one does not fit; nobody else has it meanwhile."""
     max_len = max(len(request.prompt_ids) + request.params.max_tokens for request in requests)

@@ -30,7 +30,8 @@ from card.transport.inline import InlineLink
 from card.tree.messages import Close, DraftSpec, Open, TargetMessage
 from card.workers.drafter import DrafterWorker
 from card.workers.replica import draft_spec
-from card.workers.target import TargetRequest, TargetWorker
+from card.workers.request import Request
+from card.workers.target import TargetWorker
 from card.writers.beam import BeamWriter
 from card.writers.local import find_writer, writer_names
 from card.writers.local.protocol import LocalWriter, WriterSequence
@@ -160,7 +161,7 @@ class _RoundBench:
         engine = Engine(worker, link, method, policy=TunedPolicy(costs, draft) if is_tuned else None)
         num_tokens = 2 * _NUM_TOKENS if is_drafted or writers else _NUM_TOKENS
         params = SamplingParams(temperature=0.0, seed=0, max_tokens=num_tokens, ignore_eos=True)
-        request = TargetRequest(
+        request = Request(
             request_id=0,
             prompt_ids=_text(self._model),
             params=params,
@@ -189,7 +190,7 @@ def _writer(name: str, model: LanguageModel) -> LocalWriter | None:
         return None
 
 
-def _open_writer(writer: LocalWriter, request: TargetRequest) -> WriterSequence:
+def _open_writer(writer: LocalWriter, request: Request) -> WriterSequence:
     return writer.open(request.prompt_ids)
 
 

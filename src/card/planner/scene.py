@@ -25,7 +25,8 @@ from card.transport.inline import InlineLink
 from card.transport.link import DrafterLink
 from card.transport.switch import SwitchLink
 from card.workers.drafter import DrafterWorker
-from card.workers.target import OpenWriter, TargetRequest, TargetWorker
+from card.workers.request import Request
+from card.workers.target import OpenWriter, TargetWorker
 from card.writers.beam import BeamWriter
 from card.writers.local import find_writer
 from card.writers.local.protocol import LocalWriter
@@ -259,12 +260,12 @@ class TextEnd:
         return self._left == 0
 
 
-def make_request(stage: Stage, scene: Scene, texts: ReplayedTexts, text_idx: int, request_id: int) -> TargetRequest:
+def make_request(stage: Stage, scene: Scene, texts: ReplayedTexts, text_idx: int, request_id: int) -> Request:
     """Return a request for one recorded text; it is decoded greedily, whatever it was recorded with."""
     text = scene.recording.texts[text_idx]
     num_tokens = len(text.token_ids)
     is_stopped = text.finish_reason == "stop"
-    return TargetRequest(
+    return Request(
         request_id=request_id,
         prompt_ids=texts.prompts[text_idx],
         params=_GREEDY.replace(max_tokens=max(scene.recording.max_tokens, num_tokens) if is_stopped else num_tokens),

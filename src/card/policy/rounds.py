@@ -16,7 +16,7 @@ from card.methods import Method
 from card.policy.cores import CoreSet
 from card.tree.nodes import Candidates
 from card.workers.offers import leading
-from card.workers.target import StepResult, TargetRequest
+from card.workers.request import Request, StepResult
 
 Schedule = Literal["beside", "turns", "off"]  # the drafter runs beside the target / takes turns with it / rests
 
@@ -39,7 +39,7 @@ class Wait:
 class RoundView:
     """What a policy sees of a round before its pass."""
 
-    requests: Sequence[TargetRequest]  # those that decode, R of them
+    requests: Sequence[Request]  # those that decode, R of them
     num_prompt_tokens: int  # tokens of prompts that the pass runs besides
     num_context_rows: int  # KV rows of the decoding requests
     takes_turns: bool  # the drafter only drafts when it is told to

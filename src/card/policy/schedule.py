@@ -21,10 +21,10 @@ from card.policy.rounds import Schedule
 PRIOR_SD = 0.12
 # The same of one request's tokens in one round. Evidence: rounds give 1 to 12 tokens where 4 are expected.
 ROUND_SD = 0.7
-# Rounds that a switch costs: the drafter that takes over reads the texts first.
+# Rounds that a switch costs: the drafter that takes over reads the texts first. Evidence: with 1 a cell of the gate
+# loses 12 %.
 SWITCH_ROUNDS = 2.0
-# Rounds between reviews; as many after a switch say nothing of a schedule. Evidence: 2 to 8 are alike on the gate, and
-# a review takes as long as the rest of the policy's round.
+# Rounds between reviews; as many after a switch say nothing of a schedule. Evidence: REVIEW_EVIDENCE
 REVIEW_ROUNDS = 4
 
 

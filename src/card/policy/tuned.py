@@ -19,7 +19,7 @@ from card.policy.rounds import Draft, Outcome, RoundView, Schedule, Wait, likely
 from card.policy.schedule import Schedules, bucket
 from card.tree.nodes import Candidates
 from card.workers.offers import leading, select
-from card.workers.target import TargetRequest
+from card.workers.request import Request
 
 
 class TunedPolicy:
@@ -209,7 +209,7 @@ class TunedPolicy:
     def _undrafted(view: RoundView) -> Sequence[Candidates]:
         return view.undrafted or [Candidates.none()] * len(view.requests)
 
-    def _ranked(self, request: TargetRequest, offer: Candidates) -> tuple[Sequence[int], list[float]]:
+    def _ranked(self, request: Request, offer: Candidates) -> tuple[Sequence[int], list[float]]:
         """Return the offer's indices, the likeliest candidates first behind its probes, and the chances of these."""
         probs, num_probes = self._probabilities(request, offer), offer.num_probes
         if not offer.writers:
@@ -222,7 +222,7 @@ class TunedPolicy:
         """Return these candidates in this order, probes first."""
         return select(offer, indices, num_probes=offer.num_probes) if offer.writers else leading(offer, len(indices))
 
-    def _probabilities(self, request: TargetRequest, offer: Candidates) -> list[float]:
+    def _probabilities(self, request: Request, offer: Candidates) -> list[float]:
         """Return the chance of each candidate; the same offer is often looked at two or three times in a round."""
         known = self._known.get(id(offer))
         if known is None:

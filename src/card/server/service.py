@@ -29,7 +29,7 @@ from card.server.params import derived_seed, model_defaults
 from card.server.schemas import MAX_CHOICES, SamplingFields
 from card.server.tokens import TokenNames
 from card.server.tools.support import ToolSupport
-from card.workers.target import FinishReason
+from card.workers.request import FinishReason
 
 _LARGE_PROMPT_CHARS = 16_384  # a longer one is tokenized where it holds up none that is shorter
 

@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 
 from card.config import DraftSettings, SamplingParams
 from card.errors import ProtocolError
-from card.transport.fake import Faults
 from card.transport.link import LinkStatus
 from card.tree.messages import DrafterMessage, Fault, Layer, Pong, Ready, Resync, TargetMessage, decode, encode
 from card.workers.metrics import RequestStats
 from tests.decoding import decode as run
 from tests.decoding import fake, plain, toy_draft, toy_target
+from tests.unreliable_link import Faults
 
 TARGET = toy_target()
 DRAFT = toy_draft(TARGET, 0.9)

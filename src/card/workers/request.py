@@ -1,0 +1,100 @@
+"""One request as it is asked for, and what a round gives it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+from torch import Tensor
+
+from card.config import DraftSettings, SamplingParams
+from card.errors import SettingsError
+from card.tree.messages import TargetMessage
+from card.tree.nodes import Candidates
+from card.tree.shaping import GrammarState
+from card.workers.details import TokenDetails
+
+FinishReason = Literal["stop", "length", "abort", "error"]
+LogitsProcessor = Callable[[Tensor, Tensor], Tensor]
+
+
+class StopCheck(Protocol):
+    """Looks at the text as it grows; the one text-level question the target asks."""
+
+    def feed(self, token_id: int) -> bool:
+        """Take the next token; return True if a stop string is complete now."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """One request as the target needs it, unchanged while it runs."""
+
+    request_id: int
+    prompt_ids: tuple[int, ...]
+    params: SamplingParams  # with the seed fixed
+    draft: DraftSettings
+    end_ids: frozenset[int]  # tokens that end the text, several allowed
+    stop_check: StopCheck | None = None
+    uses_drafter: bool = True  # never, if the parameters want no speculation
+    logits_processor: LogitsProcessor | None = None  # (ids [1, S] int64 before it, logits [1, V]) -> [1, V]
+    grammar: GrammarState | None = None  # that of the parameters, at its beginning
+
+    def __post_init__(self) -> None:
+        if not self.params.speculates:
+            object.__setattr__(self, "uses_drafter", False)
+        if (self.grammar is None) != (self.params.grammar is None):
+            raise SettingsError("a request's grammar and that of its parameters go together; give both or neither")
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What one request does in the next pass: a part of its prompt, or a verification."""
+
+    request_id: int
+    num_prompt_tokens: int = 0  # most tokens of the prompt to run; 0 once all of them were
+    offer: Candidates = field(default_factory=Candidates.none)
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What one round gave a request."""
+
+    request_id: int
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason | None
+    details: TokenDetails = field(default_factory=TokenDetails, compare=False)  # of these tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """The outcome of one verification."""
+
+    request_id: int
+    offer: Candidates
+    accepted: tuple[int, ...]  # indices into the offer, from the root down
+    is_greedy: bool  # the request takes the likeliest token
+    num_compared: int  # candidates of the best path, verified or not, that the target's tokens can be compared with
+    num_agreed: int  # of these, how many were the target's tokens
+
+
+@dataclass(slots=True)
+class StepResult:
+    """What one round gave all its requests, and the messages for the drafter.
+
+    A request that ran only a part of its prompt made no progress yet.
+    """
+
+    progress: list[Progress] = field(default_factory=list)
+    verified: list[Verified] = field(default_factory=list)
+    messages: list[TargetMessage] = field(default_factory=list)
+    num_tokens: int = 0  # rows of the pass
+    busy_s: float = 0.0  # seconds of the pass and of choosing the tokens
+
+    def add(self, other: StepResult) -> None:
+        """Take in what another part of the same round gave."""
+        self.progress += other.progress
+        self.verified += other.verified
+        self.messages += other.messages
+        self.num_tokens += other.num_tokens
+        self.busy_s += other.busy_s

@@ -1,0 +1,190 @@
+"""One running request: its text, its KV rows, what is proposed to go on with, and what one pass makes of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from card.config import ShapingRule
+from card.errors import TargetError
+from card.models.protocol import NO_PARENT, Extension
+from card.tree.nodes import Candidates
+from card.tree.sampling import Sampler, SamplingRule, TokenLogprobs, token_logprobs
+from card.tree.shaping import Shaping
+from card.tree.verify import ROOT, Verdict, match
+from card.workers.details import TokenDetails, alternatives_to, origins_of
+from card.workers.metrics import RequestStats
+from card.workers.offers import Offers, kept
+from card.workers.replica import Replica
+from card.workers.request import FinishReason, Request, Work
+from card.writers.local.protocol import Observation
+
+
+class Sequence:
+    """The state of one running request."""
+
+    def __init__(
+        self, request: Request, slot: int, num_reused: int, *, max_model_len: int, vocab_size: int, offers: Offers
+    ) -> None:
+        """Begin with the prompt, of which ``num_reused`` tokens have KV rows already."""
+        self.request = request
+        self.slot = slot
+        self.offers = offers
+        self.token_ids = list(request.prompt_ids)
+        self.num_rows = num_reused  # KV rows of committed tokens; the last one never has a row between rounds
+        self.sampler = Sampler(SamplingRule.of(request.params), vocab_size)
+        rule = ShapingRule.of(request.params, num_prompt_tokens=len(request.prompt_ids), end_ids=request.end_ids)
+        grammar = request.grammar.fork() if request.grammar is not None else None
+        self.shaping = None if rule is None else Shaping(rule, request.prompt_ids, vocab_size, grammar)
+        self._max_model_len = max_model_len
+        self.stats = RequestStats(
+            num_prompt_tokens=len(request.prompt_ids),
+            seed=request.params.seed or 0,
+            reused_prompt_tokens=num_reused,
+        )
+        self.replica = Replica(
+            request.request_id,
+            self.token_ids,
+            request.draft,
+            request.params,
+            max_len=longest_text(request, max_model_len),
+            vocab_size=vocab_size,
+            stats=self.stats,
+            shaping=rule,
+        )
+
+    @property
+    def num_new_tokens(self) -> int:
+        """How many tokens the answer has."""
+        return len(self.token_ids) - len(self.request.prompt_ids)
+
+    @property
+    def is_prefilling(self) -> bool:
+        """Whether a part of the prompt is still to be run."""
+        return self.num_new_tokens == 0
+
+    @property
+    def prompt_tokens_left(self) -> int:
+        """How many tokens of the prompt are still to be run."""
+        return len(self.token_ids) - self.num_rows if self.is_prefilling else 0
+
+    @property
+    def deepest(self) -> int:
+        """How many layers of candidates can become text: the last token of all is the target's own."""
+        tokens_left = self.request.params.max_tokens - self.num_new_tokens
+        return min(tokens_left - 1, self._max_model_len - len(self.token_ids))
+
+    def permitted(self, offer: Candidates) -> Candidates:
+        """Return the candidates that the grammar permits, if there is one: no other can be accepted."""
+        if self.shaping is None or not offer:
+            return offer
+        permitted = self.shaping.permitted(_paths(offer))
+        return offer if permitted is None else kept(offer, permitted)
+
+    def cut(self, new_ids: list[int]) -> tuple[list[int], FinishReason | None]:
+        """Return the new tokens up to the one that ends the text, and why it ends, if it does."""
+        request = self.request
+        most_new = longest_text(request, self._max_model_len) - len(request.prompt_ids)
+        for i, token_id in enumerate(new_ids):
+            completes_stop = request.stop_check is not None and request.stop_check.feed(token_id)
+            if token_id in request.end_ids or completes_stop:  # end tokens count for the stop check, too
+                return new_ids[: i + 1], "stop"
+            if self.num_new_tokens + i + 1 >= most_new:
+                return new_ids[: i + 1], "length"
+        return new_ids, None
+
+
+def longest_text(request: Request, max_model_len: int) -> int:
+    """Return the most tokens that prompt and answer can get."""
+    return min(len(request.prompt_ids) + request.params.max_tokens, max_model_len)
+
+
+@dataclass(slots=True)
+class Pass:
+    """What one sequence does in one target pass, and what is decided from its logits; nothing of it is committed."""
+
+    sequence: Sequence
+    extension: Extension
+    offer: Candidates
+    chosen: list[int] = field(default_factory=list)  # the target's token after the root and after each candidate
+    verdict: Verdict | None = None  # None: a part of the prompt was run, and more of it follows
+    top_ids: list[list[int]] = field(default_factory=list)  # likeliest tokens of each row
+    details: TokenDetails = field(default_factory=TokenDetails)
+    branch_below: float | None = None  # where the drafter's trunk is to branch from now on; None: as before
+
+    @classmethod
+    def of(cls, sequence: Sequence, work: Work) -> Pass:
+        """Run the committed tokens that have no KV row yet, and below the last of them the candidates."""
+        first, root_row, offer = sequence.num_rows, len(sequence.token_ids) - 1, work.offer
+        chain = sequence.token_ids[first:]
+        if sequence.is_prefilling:
+            chain = chain[: work.num_prompt_tokens]
+        parents = [first + i - 1 if first + i else NO_PARENT for i in range(len(chain))]
+        is_complete = first + len(chain) > root_row
+        parents += [root_row if parent == ROOT else root_row + 1 + parent for parent in offer.parents]
+        first_logits_idx = len(chain) - 1 if is_complete else len(chain)
+        return cls(sequence, Extension(sequence.slot, [*chain, *offer.tokens], parents, first_logits_idx), offer)
+
+    def decide(self, logits: Tensor, num_top: int) -> None:
+        """Choose the target's tokens and compare the candidates with them.
+
+        Args:
+            logits: [1 + candidates, V] of the model; [0, V] while more of the prompt follows.
+            num_top: how many of the likeliest tokens of each row the writers are shown.
+        Raises: TargetError if the caller's logits processor fails; ModelError for logits that are no numbers.
+        """
+        self.top_ids = logits.topk(num_top).indices.tolist() if num_top else []
+        if len(logits):
+            self.chosen = _choose(self.sequence, self.offer, logits)
+            self.verdict = match(self.offer.tokens, self.offer.parents, self.chosen)
+            self.details = _details(self.sequence.request, self.offer, self.verdict, logits)
+
+    def observation(self, verdict: Verdict) -> Observation:
+        """Return what the writers are told of this pass."""
+        new_ids = (*(self.offer.tokens[i] for i in verdict.accepted), verdict.next_id)
+        chosen = tuple(self.chosen)
+        return Observation(new_ids, self.offer.tokens, self.offer.parents, chosen, verdict.accepted, self.top_ids)
+
+
+def _choose(sequence: Sequence, offer: Candidates, logits: Tensor) -> list[int]:
+    """Return the target's token after the root and after each candidate.
+
+    Args:
+        logits: [1 + candidates, V].
+    """
+    after_root = len(sequence.token_ids)
+    positions = [after_root, *(after_root + depth for depth in offer.depths)]  # of the token that each row predicts
+    processor, shaping = sequence.request.logits_processor, sequence.shaping
+    paths = [(), *_paths(offer)] if processor is not None or shaping is not None else []
+    if shaping is not None:
+        logits = shaping.apply(logits, paths)
+    if processor is not None:
+        texts = [torch.tensor([[*sequence.token_ids, *path]], device=logits.device) for path in paths]
+        try:
+            processed = [processor(ids, row.clone()) for ids, row in zip(texts, torch.split(logits, 1), strict=True)]
+        except Exception as error:  # it is the caller's code
+            raise TargetError(f"the logits processor failed with {type(error).__name__}: {error}") from error
+        logits = torch.cat(processed)
+    return sequence.sampler.choose(logits, positions)
+
+
+def _paths(offer: Candidates) -> list[tuple[int, ...]]:
+    """Return the tokens of each candidate's path, its own included."""
+    paths: list[tuple[int, ...]] = []
+    for token, parent in zip(offer.tokens, offer.parents, strict=True):
+        paths.append((token,) if parent == ROOT else (*paths[parent], token))
+    return paths
+
+
+def _details(request: Request, offer: Candidates, verdict: Verdict, logits: Tensor) -> TokenDetails:
+    """Return what is told of the tokens of a verdict. ``logits`` are the model's own, [1 + candidates, V]."""
+    params = request.params
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    if params.logprobs is not None:
+        rows = [0, *(1 + idx for idx in verdict.accepted)]
+        new_ids = [*(offer.tokens[idx] for idx in verdict.accepted), verdict.next_id]
+        logprobs = token_logprobs(logits[rows], new_ids, params.logprobs)
+    alternatives = alternatives_to(offer, verdict) if params.shows_tree else ()
+    return TokenDetails(origins_of(offer, verdict), logprobs, alternatives)

@@ -1,0 +1,175 @@
+"""The documents: lines that fit, links that lead somewhere, examples that run, files that exist."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+
+import card.methods
+import card.writers.local
+from card.cli.main import cli
+from card.methods import Method
+from card.writers.local import find_writer, writer_names
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "src" / "card"
+FOLDERS = (ROOT, ROOT / "docs", ROOT / "benchmarks", ROOT / "benchmarks" / "paper")
+PAGES = sorted(page for folder in FOLDERS for page in folder.glob("*.md"))
+GENERATED = ("cli.md",)  # by a script, from texts that are folded elsewhere
+MAX_COLUMNS = 110
+MAX_TABLE_CELLS = 8  # of a row; wider tables are for scripts to print
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+
+
+def _name(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+def _prose(text: str) -> Iterator[tuple[int, str]]:
+    """Yield number and text of the lines outside of code blocks."""
+    is_code = False
+    for number, line in enumerate(text.splitlines(), 1):
+        if line.lstrip().startswith("```"):
+            is_code = not is_code
+        elif not is_code:
+            yield number, line
+
+
+def _long_lines(text: str) -> list[int]:
+    """Return the lines that are too long and could be folded: no table, no code, no heading, not one long word."""
+    return [
+        number
+        for number, line in _prose(text)
+        if len(line) > MAX_COLUMNS
+        and not line.lstrip().startswith(("|", "#", "!["))
+        and max(map(len, line.split())) < MAX_COLUMNS - 10
+    ]
+
+
+def _anchors(page: Path) -> set[str]:
+    """Return the anchors of a page's headings, as GitHub makes them."""
+    anchors = set()
+    for _, line in _prose(page.read_text("utf-8")):
+        if heading := re.match(r"#+ (.*)", line):
+            words = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading[1]).strip().lower()
+            kept = "".join(c for c in words if c in " -_" or unicodedata.category(c)[0] in "LN")
+            anchors.add(kept.replace(" ", "-"))
+    return anchors
+
+
+def _broken_links(page: Path) -> list[str]:
+    broken = []
+    for _, line in _prose(page.read_text("utf-8")):
+        for link in LINK.findall(re.sub(r"`[^`]*`", "", line)):
+            if link.startswith(("https://", "http://", "mailto:")):
+                continue
+            path, _, anchor = link.partition("#")
+            place = (page.parent / path).resolve() if path else page
+            if not place.exists() or (anchor and place.suffix == ".md" and anchor not in _anchors(place)):
+                broken.append(link)
+    return broken
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page.name not in GENERATED], ids=_name)
+def test_lines_of_a_page_fit(page: Path) -> None:
+    assert _long_lines(page.read_text("utf-8")) == []
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page.parent.name != "paper"], ids=_name)
+def test_tables_of_a_page_are_narrow_enough_to_read(page: Path) -> None:
+    rows = [line.strip().replace("\\|", "") for _, line in _prose(page.read_text("utf-8"))]
+    assert [row for row in rows if row.startswith("|") and row.count("|") - 1 > MAX_TABLE_CELLS] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=_name)
+def test_links_of_a_page_lead_somewhere(page: Path) -> None:
+    assert _broken_links(page) == []
+
+
+def test_the_rule_of_lines_exempts_what_cannot_be_folded() -> None:
+    words, link = "word " * 30, "[a](https://example.org/" + "a" * MAX_COLUMNS + ")"
+    assert _long_lines(f"{words}\n| {words} |\n```\n{words}\n```\n{link}\n{words}") == [1, 7]
+
+
+def _commands(text: str) -> list[str]:
+    """Return what is called in blocks and spans of code: `card ...` and scripts of this repository."""
+    blocks = re.findall(r"```\w*\n(.*?)```", text, re.DOTALL)
+    lines = [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
+    spans = re.findall(r"`([^`]+)`", re.sub(r"```.*?```", "", text, flags=re.DOTALL))
+    called = [" ".join(one.split(" #")[0].split()) for one in (*lines, *spans)]
+    return [one for one in called if re.match(r"(card [a-z][a-z-]*(?=\s|$)|python (benchmarks|scripts)/)", one)]
+
+
+def _unknown_options(command: str) -> list[str]:
+    """Return the long options of a command that it does not have."""
+    words = command.split()
+    asked = re.findall(r"(?<=\s)(--[a-z][\w-]*)", command)
+    if words[0] == "python":
+        script = ROOT / words[1]
+        source = script.read_text("utf-8") if script.exists() else ""
+        source += "".join(path.read_text("utf-8") for path in sorted(script.parent.glob("*.py")))
+        return [words[1]] * (not script.exists()) + [option for option in asked if f'"{option}"' not in source]
+    known = {"--help", "--version", "--help-all", "--verbose"}
+    found: click.Command = cli
+    for word in words[1:]:
+        if not isinstance(found, click.Group):
+            break
+        if word not in found.commands:
+            return [word]
+        found = found.commands[word]
+    known |= {option for param in found.params for option in (*param.opts, *param.secondary_opts)}
+    return [option for option in asked if option not in known]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=_name)
+def test_commands_of_a_page_exist_with_their_options(page: Path) -> None:
+    unknown = {command: _unknown_options(command) for command in _commands(page.read_text("utf-8"))}
+    assert {command: options for command, options in unknown.items() if options} == {}
+
+
+def test_a_command_or_an_option_that_does_not_exist_is_found() -> None:
+    text = "`card bench --data code`, `card bunch`\n```sh\ncard bench \\\n    --daten code  # --not-this\n```"
+    assert [_unknown_options(command) for command in _commands(text)] == [["--daten"], [], ["bunch"]]
+    assert _unknown_options("python benchmarks/table.py --tables x") == ["--tables"]
+
+
+def test_files_that_the_life_of_a_request_names_exist() -> None:
+    text = (ROOT / "docs" / "life-of-a-request.md").read_text("utf-8")
+    named = set(re.findall(r"[`(]([\w/]+(?:\.py|/))[`)]", text))
+    assert len(named) > 20
+    assert sorted(path for path in named if not (PACKAGE / path).exists()) == []
+
+
+def _blocks() -> list[str]:
+    text = (ROOT / "docs" / "extending.md").read_text("utf-8")
+    return re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+
+
+def test_the_examples_of_extending_run() -> None:
+    shared: dict[str, object] = {"__name__": "extending"}
+    for block in _blocks():
+        exec(compile(block, "docs/extending.md", "exec"), shared)
+
+
+def test_the_files_that_extending_shows_are_found_by_their_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = {found[1]: block for block in _blocks() if (found := re.match(r"# src/card/(\S+)\n", block))}
+    for path, block in files.items():
+        place = tmp_path / path
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_text(block, "utf-8")
+    monkeypatch.setattr(
+        card.writers.local, "__path__", [*card.writers.local.__path__, str(tmp_path / "writers" / "local")]
+    )
+    monkeypatch.setattr(card.methods, "__path__", [*card.methods.__path__, str(tmp_path / "methods")])
+    assert "last_seen" in writer_names()
+    assert find_writer("last_seen").top_k == 0
+    methods = card.methods._all_methods()
+    assert all(isinstance(methods[name], Method) for name in ("last_seen", "pairs"))
+    assert methods["last_seen"].writers == ("last_seen",)
