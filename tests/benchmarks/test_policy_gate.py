@@ -52,7 +52,7 @@ def test_a_run_takes_the_same_virtual_time_whenever_it_is_made(gate):
             concurrency=cell.at_once,
         )
         texts = gate.replayed_texts(scene, gate.plan_method(scene, "card", {}))
-        return gate.decode(scene, texts, "card", {"schedule": "beside", "policy": "fixed"}, 800)
+        return gate.decode(scene, texts, "card", {}, 800)
 
     assert run() == run()
 

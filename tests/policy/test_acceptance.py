@@ -180,7 +180,6 @@ def test_others_are_what_they_get_accepted_by_depth_whoever_else_proposed_it() -
     shares, num_rows = acceptance.others
     assert shares[:3] == pytest.approx((0.5, 0.5, 0.0))
     assert num_rows == pytest.approx(2.0)
-    assert acceptance.has_writers
 
 
 def test_a_chain_of_others_ends_where_only_the_draft_model_goes_on() -> None:

@@ -176,6 +176,13 @@ def test_a_drafter_that_rests_in_turns_reads_no_prompt_ahead():
         assert policy.prepare(prompt) == action
 
 
+def test_in_turns_nothing_is_drafted_that_the_budget_leaves_no_room_for():
+    policy = TunedPolicy({"turns": costs(drafter=cost(1e-6, 0.0))["turns"]}, DraftSettings(budget=4))
+    policy.begin(1, ALL)
+    for depth, action in ((3, Draft(1)), (4, None)):
+        assert policy.prepare(replace(view(best_paths=[(depth, -1e-3)]), takes_turns=True, num_passes=1)) == action
+
+
 def test_in_turns_it_stops_when_the_drafter_makes_nothing_deeper():
     policy = TunedPolicy({"turns": costs()["turns"]}, DraftSettings())
     policy.begin(1, ALL)

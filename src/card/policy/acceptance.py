@@ -20,8 +20,7 @@ PRIOR_COUNT = 10.0
 # Share of what earlier texts showed that is kept when new ones take over the batch. Evidence: 0.5 to 0.85 are alike on
 # the gate.
 TEXT_KEPT = 0.7
-# Deepest candidates that predictions tell apart, in layers. Evidence: with an agreement of 0.9 three rounds in four
-# accept fewer.
+# Deepest candidates that predictions tell apart, in layers. Evidence: 8 and 12 are alike on the gate.
 DEEPEST = 12
 
 _ANY_OF_DRAFTER = ""  # the label of all that the draft model proposes, whoever else does
@@ -77,7 +76,6 @@ class Acceptance:
         self._num_rows = 0.0  # candidates of others in a verification
         self._num_verified = 0.0  # fading
         self._texts: frozenset[int] = frozenset()
-        self.has_writers = False
 
     @property
     def agreement(self) -> float:
@@ -150,7 +148,6 @@ class Acceptance:
             if theirs[-1] and idx in on_path and depth <= DEEPEST:
                 self._others[depth - 1] += 1
         self._num_rows += sum(theirs)
-        self.has_writers = self.has_writers or bool(offer.writers)
 
     def _of(self, is_greedy: bool, writers: str = _ANY_OF_DRAFTER) -> Chances:
         found = self._chances.get((is_greedy, writers))

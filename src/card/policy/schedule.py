@@ -17,14 +17,15 @@ from card.policy.cost import DISCOUNT
 from card.policy.rounds import Schedule
 
 # Standard deviation of the logarithm of measured over predicted speed, from schedule to schedule. Evidence: the median
-# error of predictions is 8 to 11 % (docs/planner.md).
+# error of predictions is 8 to 11 % (docs/planner.md); 0.1 and 0.12 are alike on the gate.
 PRIOR_SD = 0.12
-# The same of one request's tokens in one round. Evidence: rounds give 1 to 12 tokens where 4 are expected.
+# The same of one request's tokens in one round. Evidence: 0.5, 0.7 and 1 are alike on the gate.
 ROUND_SD = 0.7
 # Rounds that a switch costs: the drafter that takes over reads the texts first. Evidence: with 1 a cell of the gate
 # loses 12 %.
 SWITCH_ROUNDS = 2.0
-# Rounds between reviews; as many after a switch say nothing of a schedule. Evidence: REVIEW_EVIDENCE
+# Rounds between reviews; as many after a switch say nothing of a schedule. Evidence: 2, 4 and 8 are
+# alike on the gate.
 REVIEW_ROUNDS = 4
 
 

@@ -163,7 +163,7 @@ class TunedPolicy:
             reached = self._acceptance.chance(request, depth, path_logprob) if depth else 1.0
             probs = self._probabilities(request, offer)
             others, num_verified = best_by_depth(offer, probs), sum(prob > price for prob in probs)
-            for layer, place in enumerate(range(depth, depth + DEEPEST)):
+            for layer, place in enumerate(range(depth, min(depth + DEEPEST, self._draft.budget))):
                 reached *= agreement
                 there = others[place] if place < len(others) else 0.0
                 gains[layer] += max(0.0, reached - there) - price * (place >= num_verified)
