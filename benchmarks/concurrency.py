@@ -32,9 +32,9 @@ from card.bench.compare import TextJudge
 from card.bench.environment import MEASURED_START
 from card.bench.rows import SETTLE_S
 from card.config import DraftSettings
-from card.engine.cores import Home, pinned
 from card.errors import CardError, SettingsError
 from card.models.loading import load_model, load_tokenizer
+from card.policy.cores import CoreSet, pinned
 
 FAMILIES = ("vanilla", "sps", "beside", "turns", "card")
 _METHODS = {"beside": "card", "turns": "card"}  # of the families that are not named after theirs
@@ -98,7 +98,7 @@ class Row:
         if self._draft is not None:
             host.draft_settings = self._draft
         host.engine.forget_prefixes()  # prompts come back in every repeat
-        with pinned(Home(self._cores, host.settings.threads)):
+        with pinned(CoreSet(self._cores, host.settings.threads)):
             time.sleep(SETTLE_S)
             return self._loop.run(prompts, concurrency, params)
 
@@ -249,7 +249,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     transformers_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     run = options.describe_run()
     cores = options.all_cores(args.cores)
-    with pinned(Home(cores)), contextlib.ExitStack() as stack:  # drafters and torch's threads stay there too
+    with pinned(CoreSet(cores)), contextlib.ExitStack() as stack:  # drafters and torch's threads stay there too
         bench = Bench(args, cores, Console(stderr=True))
         stack.callback(bench.close)
         prompts = options.encode_prompts(args.prompts, args.limit, bench.tokenizer)

@@ -30,10 +30,10 @@ from card.bench.rows import CardRow, PromptIds
 from card.bench.runner import Plan, run_bench
 from card.bench.tables import rich_tables
 from card.config import DraftSettings, PolicyName, VerifyShape
-from card.engine.cores import Home, pinned
 from card.errors import CardError, SettingsError, WorkerError
 from card.models.inflation import inflated_from
 from card.models.loading import context_limit, load_model, load_tokenizer, parameter_count
+from card.policy.cores import CoreSet, pinned
 
 BASELINE = "vanilla"
 PROCESS, SERVER = "process", "server"
@@ -58,7 +58,7 @@ def serving(program: str, options: Sequence[str], core: int) -> Iterator[str]:
 
     Raises: WorkerError if it ends without one.
     """
-    with pinned(Home((core,))):
+    with pinned(CoreSet((core,))):
         command = [sys.executable, "-c", program, *options]
         server = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     with server:

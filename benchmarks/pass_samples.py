@@ -12,12 +12,12 @@ from statistics import mean, median
 
 import msgspec
 
-from card.bench.rows import SETTLE_S, home
-from card.engine.cores import pinned
-from card.engine.latency import PassCost
+from card.bench.rows import SETTLE_S, core_set
 from card.models.protocol import Extension, LanguageModel
 from card.planner.beside import BusyDrafter, Span, times_slower
 from card.planner.profile import Overheads, PassGrid, PassTable, Profile, Setup
+from card.policy.cores import pinned
+from card.policy.cost import PassCost
 
 TARGET_TOKENS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 DRAFT_TOKENS = (1, 2, 4, 8, 16, 32, 64)
@@ -115,7 +115,7 @@ class Sampler:
     @contextmanager
     def _on(self, cores: tuple[int, ...], model: SampledModel) -> Iterator[int]:
         """Be on these cores, with the model's weights at hand; yields the number of threads."""
-        with pinned(home(cores, len(cores))):
+        with pinned(core_set(cores, len(cores))):
             time.sleep(SETTLE_S)
             model.pass_s(1)
             yield len(cores)
@@ -142,7 +142,7 @@ class Sampler:
 
     def _steps(self) -> None:
         """Time the drafter in its process while the target rests."""
-        with pinned(home(self.places.target, 1)):
+        with pinned(core_set(self.places.target, 1)):
             time.sleep(SETTLE_S)
             for width in WIDTHS:
                 self._busy.begin(width)

@@ -32,9 +32,8 @@ from validation_report import Rates, compared, parts_of
 from card.bench import environment
 from card.bench.lineup import Lineup, LineupSettings, PairSpec
 from card.bench.names import BASELINE, names_of, spec_of
-from card.bench.rows import Decoded, Row, home
+from card.bench.rows import Decoded, Row, core_set
 from card.config import EngineSettings, SamplingParams
-from card.engine.cores import CorePlan, pinned
 from card.engine.latency import measure_pass_cost
 from card.engine.links import DrafterPlan
 from card.errors import CardError, SettingsError
@@ -49,6 +48,7 @@ from card.planner.recorder import Answer, RecordRequest, make_recording
 from card.planner.recording import Recording
 from card.planner.scene import Scene
 from card.planner.simulate import Simulator, VirtualRun
+from card.policy.cores import CorePlan, pinned
 
 _MEASURING_S = {"target": 1.0, "draft": 0.4}  # as long as the library does
 _SPARE_ROWS = 256
@@ -174,7 +174,7 @@ def make_sampler(
         settings=EngineSettings(dtype=job.args.dtype, **environment.MEASURED_START),
         draft=BUSY_DRAFT,
         where="process",
-        cores=CorePlan(home(places.target, None), home(places.all, None), places.draft),
+        cores=CorePlan(core_set(places.target, None), core_set(places.all, None), places.draft),
         max_model_len=lineup.max_model_len,
         vocab_size=recording.vocab_size,
         tokenizer=lineup.tokenizer,
@@ -186,13 +186,13 @@ def make_sampler(
     for what, runner in runners.items():
         costs = {}
         for cores in (places.target, places.all):
-            with pinned(home(cores, len(cores))):
+            with pinned(core_set(cores, len(cores))):
                 runner.warm_up(BUSY_DRAFT.beam_width)
                 costs[len(cores)] = measure_pass_cost(runner, clock=time.perf_counter, time_limit_s=_MEASURING_S[what])
         if what == "draft" and busy.cost is not None:
             costs[len(places.draft)] = busy.cost
         job.say(f"time around the passes of the {what}")
-        with pinned(home(places.target, len(places.target))):
+        with pinned(core_set(places.target, len(places.target))):
             is_draft = what == "draft"
             around = measure_step_overheads(runner) if is_draft else measure_round_overheads(runner, lineup.tokenizer)
         known.append(Known(costs, around))

@@ -25,6 +25,7 @@ LINES: tuple[tuple[str, ...], ...] = (
     ("models",),
     ("writers",),
     ("workers",),
+    ("policy",),
     ("transport", "engine"),
     ("api",),
     ("hf",),

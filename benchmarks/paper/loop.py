@@ -16,14 +16,13 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from card.config import DraftSettings, SamplingParams
-from card.engine.cores import Home
 from card.engine.engine import Engine
-from card.engine.policy import Draft, Outcome, RoundView
 from card.errors import SettingsError
 from card.methods import find_method
 from card.models.protocol import LanguageModel
+from card.policy.cores import CoreSet
+from card.policy.rounds import Draft, Outcome, RoundView, Schedule
 from card.transport.inline import InlineLink
-from card.transport.switch import Arm
 from card.tree.messages import Correction, DrafterMessage, DraftSpec, Open, TargetMessage
 from card.tree.nodes import Candidates, NewNodes
 from card.workers.drafter import DrafterWorker
@@ -131,13 +130,13 @@ class PaperRounds:
     reason = "as published"
 
     def __init__(self, settings: LoopSettings) -> None:
-        self.arm: Arm = "turns"
-        self.home = Home()
+        self.schedule: Schedule = "turns"
+        self.cores = CoreSet()
         self._num_layers = settings.layers_per_round
         self._verifies_new_layers = settings.variant == "no-re-rooting-turns"
         self._depths: list[int] = []
 
-    def begin(self, num_requests: int, available: frozenset[Arm]) -> None:
+    def begin(self, num_requests: int, available: frozenset[Schedule]) -> None:
         """Nothing changes."""
 
     def beam(self) -> tuple[int, int]:

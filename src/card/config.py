@@ -15,7 +15,7 @@ from card.fields import check, require, setting, take_lists
 VerifyShape = Literal["chain", "tree", "trunk"]
 Growth = Literal["layer", "best-first", "branch", "fan-out"]
 Placement = Literal["inline", "thread", "process"]
-Schedule = Literal["auto", "beside", "turns"]
+ScheduleSetting = Literal["auto", "beside", "turns"]
 PolicyName = Literal["auto", "fixed"]
 GrammarKind = Literal["json_object", "json_schema", "regex", "lark"]
 
@@ -283,7 +283,7 @@ class EngineSettings(_Replaceable):
     placement: Placement | None = setting(
         None, f"Where the drafter runs: {', '.join(get_args(Placement))}.", shown="by method"
     )
-    schedule: Schedule = setting(
+    schedule: ScheduleSetting = setting(
         "auto", "Drafter beside the target, turns taken on all cores, or auto: what is faster here."
     )
     policy: PolicyName = setting("auto", "Tune what you did not set, by measurement (auto), or nothing (fixed).")

@@ -19,6 +19,7 @@ MODULES = (
     "planner_validation",
     "plot",
     "plot_validation",
+    "policy_gate",
     "table",
     "validation_report",
 )

@@ -16,12 +16,11 @@ from card.api.host import Host
 from card.cli import main
 from card.cli.pair_facts import latencies, measure_agreement, verdict
 from card.config import DraftSettings
-from card.engine.cores import Home
-from card.engine.latency import PassCost
-from card.engine.tuned import Station
 from card.errors import PromptError
 from card.models.loading import load_model, load_tokenizer
-from card.transport.switch import Arm
+from card.policy.cores import CoreSet
+from card.policy.cost import PassCost, ScheduleCost
+from card.policy.rounds import Schedule
 from tests.pair import Pair, make_model
 
 NUM_TOKENS = 24
@@ -194,21 +193,21 @@ def test_answers_too_short_to_compare_anything_are_an_error(pair):
 # ---- what follows from it -------------------------------------------------------------------------------------------
 
 
-def stations(*, drafter_ms: float = 0.5, more_ms: float = 0.1) -> dict[Arm, Station]:
+def costs(*, drafter_ms: float = 0.5, more_ms: float = 0.1) -> dict[Schedule, ScheduleCost]:
     """Return a target of 10 ms a pass, ``more_ms`` for each further token, and a drafter of so many ms a pass."""
     target = PassCost(((1, 0.010), (17, 0.010 + 16e-3 * more_ms)))
     drafter = PassCost(((1, 1e-3 * drafter_ms), (16, 1.2e-3 * drafter_ms)))
-    one, two = Home((), 1), Home((), 2)
+    one, two = CoreSet((), 1), CoreSet((), 2)
     slower = target.scaled(1.1)
     return {
-        "beside": Station(one, slower, drafter),
-        "turns": Station(two, target, drafter),
-        "off": Station(two, target),
+        "beside": ScheduleCost(one, slower, drafter),
+        "turns": ScheduleCost(two, target, drafter),
+        "off": ScheduleCost(two, target),
     }
 
 
 def test_a_good_pair_that_was_faster_is_a_yes_with_its_speed_up():
-    assert verdict(stations(), 0.85, 2.41, DraftSettings()) == (True, "2.41x the speed of plain decoding")
+    assert verdict(costs(), 0.85, 2.41, DraftSettings()) == (True, "2.41x the speed of plain decoding")
 
 
 @pytest.mark.parametrize(
@@ -221,7 +220,7 @@ def test_a_good_pair_that_was_faster_is_a_yes_with_its_speed_up():
     ],
 )
 def test_the_reason_for_a_no_is_what_would_help_most_were_it_otherwise(given, agreement, said):
-    is_worth_it, reason = verdict(stations(**given), agreement, 0.97, DraftSettings())
+    is_worth_it, reason = verdict(costs(**given), agreement, 0.97, DraftSettings())
     assert not is_worth_it
     assert reason.startswith("0.97x: ")
     assert said in reason
@@ -229,18 +228,18 @@ def test_the_reason_for_a_no_is_what_would_help_most_were_it_otherwise(given, ag
 
 
 def test_a_speed_up_that_agreement_cannot_give_is_noise_and_a_no():
-    is_worth_it, reason = verdict(stations(), 0.02, 1.6, DraftSettings())
+    is_worth_it, reason = verdict(costs(), 0.02, 1.6, DraftSettings())
     assert not is_worth_it
     assert "agreement is too low" in reason
 
 
 def test_a_prediction_that_was_not_reached_says_so():
-    is_worth_it, reason = verdict(stations(), 0.85, 0.9, DraftSettings())
+    is_worth_it, reason = verdict(costs(), 0.85, 0.9, DraftSettings())
     assert not is_worth_it
     assert "was predicted" in reason and "idle machine" in reason
 
 
 def test_a_target_that_runs_alike_with_and_without_turns_is_listed_once():
-    listed = [(one.model, one.schedule) for one in latencies(stations())]
+    listed = [(one.model, one.schedule) for one in latencies(costs())]
     assert listed == [("target", "beside"), ("target", "off"), ("draft", "beside"), ("draft", "turns")]
-    assert latencies(stations())[1].pass_ms[1] == pytest.approx(10.0)
+    assert latencies(costs())[1].pass_ms[1] == pytest.approx(10.0)

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Sequence
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from card.engine.cores import CorePlan, Home
-from card.engine.latency import LatencyFit, PassCost, measure_pass_cost, with_useful_threads
+from card.engine.latency import measure_pass_cost, with_useful_threads
 from card.errors import CapacityError, SettingsError
 from card.models.protocol import Extension
 from card.models.toy import TableModel
+from card.policy.cores import CorePlan, CoreSet
+from card.policy.cost import PassCost
 
 
 class TimedModel(TableModel):
@@ -70,18 +69,10 @@ def test_further_sequences_and_rows_of_context_add_their_price() -> None:
     assert cost.seconds(2, num_sequences=3, num_context_rows=50) == pytest.approx(2.0 + 0.5 + 0.5)
 
 
-@given(cost=costs(), first=st.integers(1, 100), num_sequences=st.integers(1, 9), num_rows=st.integers(0, 5000))
-def test_many_passes_cost_what_each_one_does(cost: PassCost, first: int, num_sequences: int, num_rows: int) -> None:
-    counts = np.array([first, first + 1, 7 * first])
-    each = [cost.seconds(int(count), num_sequences, num_rows) for count in counts]
-    assert cost.each(counts, num_sequences, num_rows) == pytest.approx(each, rel=1e-6)
-
-
 @given(cost=costs(), num_tokens=st.integers(0, 200))
 @settings(max_examples=80)
 def test_more_tokens_never_take_less_time_even_where_the_points_fall(cost: PassCost, num_tokens: int) -> None:
     assert cost.seconds(num_tokens) <= cost.seconds(num_tokens + 1)
-    assert cost.marginal_s(num_tokens) == cost.seconds(num_tokens + 1) - cost.seconds(num_tokens)
 
 
 @given(cost=costs(), factor=st.floats(0.1, 10), num_tokens=st.integers(1, 200))
@@ -202,7 +193,7 @@ def test_a_disturbed_pass_does_not_make_later_tokens_seem_free() -> None:
 
     model = TimedModel(disturbed, max_model_len=200)
     cost = measure_pass_cost(model, clock=model.clock, max_tokens=64, time_limit_s=0.2)
-    assert all(cost.marginal_s(num_tokens) > 0 for num_tokens in (16, 32, 63, 64, 100))
+    assert all(cost.seconds(num_tokens + 1) > cost.seconds(num_tokens) for num_tokens in (16, 32, 63, 64, 100))
 
 
 def test_all_sequences_are_closed_after_measuring() -> None:
@@ -237,7 +228,7 @@ def test_a_model_of_one_token_of_context_cannot_be_measured() -> None:
 def useful_threads(seconds: Callable[[int, int, float], float], beside: int = 2, alone: int = 2) -> tuple[int, int]:
     """Return the threads chosen beside and alone where a pass takes ``seconds`` of (threads, tokens, time so far)."""
     model = TimedModel(lambda num_tokens, _, __: seconds(torch.get_num_threads(), num_tokens, model.now_s))
-    plan = with_useful_threads(CorePlan(Home((), beside), Home((), alone), ()), model, clock=model.clock)
+    plan = with_useful_threads(CorePlan(CoreSet((), beside), CoreSet((), alone), ()), model, clock=model.clock)
     assert plan.beside.threads and plan.alone.threads
     return plan.beside.threads, plan.alone.threads
 
@@ -270,126 +261,19 @@ def test_half_a_second_in_which_something_else_needs_the_other_cores_does_not_de
 
 def test_threads_are_tried_once_where_beside_and_alone_are_the_same() -> None:
     model = TimedModel(lambda num_tokens, _, __: 0.004)
-    with_useful_threads(CorePlan(Home((), 2), Home((), 2), ()), model, clock=model.clock)
+    with_useful_threads(CorePlan(CoreSet((), 2), CoreSet((), 2), ()), model, clock=model.clock)
     once_s = model.now_s
-    with_useful_threads(CorePlan(Home((), 3), Home((), 2), ()), model, clock=model.clock)
+    with_useful_threads(CorePlan(CoreSet((), 3), CoreSet((), 2), ()), model, clock=model.clock)
     assert model.now_s - once_s > 1.5 * once_s
 
 
 def test_threads_of_a_slow_model_are_tried_in_one_turn() -> None:
     model = TimedModel(lambda num_tokens, _, __: 2.0 / torch.get_num_threads())
-    with_useful_threads(CorePlan(Home((), 2), Home((), 2), ()), model, clock=model.clock)
+    with_useful_threads(CorePlan(CoreSet((), 2), CoreSet((), 2), ()), model, clock=model.clock)
     assert model.now_s == pytest.approx(12.0)  # each of two passes once untimed and once timed, on 1 and on 2 threads
 
 
 def test_threads_can_be_chosen_for_a_model_of_very_short_context() -> None:
     model = TimedModel(lambda num_tokens, _, __: 0.004 / torch.get_num_threads(), max_model_len=3, num_tree_rows=0)
-    plan = with_useful_threads(CorePlan(Home((), 2), Home((), 2), ()), model, clock=model.clock)
+    plan = with_useful_threads(CorePlan(CoreSet((), 2), CoreSet((), 2), ()), model, clock=model.clock)
     assert plan.alone.threads == 2
-
-
-# ---- LatencyFit -----------------------------------------------------------------------------------------------------
-
-
-@given(slope=st.floats(0.4, 2.5), delay_s=st.floats(0.0, 0.05))
-@settings(max_examples=40)
-def test_the_line_becomes_that_of_the_machine(slope: float, delay_s: float) -> None:
-    fit = LatencyFit()
-    assert fit.seconds(0.01) == 0.01
-    for i in range(600):
-        predicted_s = (0.01, 0.04, 0.02, 0.08)[i % 4]
-        fit.observe(predicted_s, slope * predicted_s + delay_s)
-    for predicted_s in (0.01, 0.03, 0.08):
-        assert fit.seconds(predicted_s) == pytest.approx(slope * predicted_s + delay_s, rel=0.1, abs=0.002)
-
-
-def test_its_plane_is_what_it_says_now() -> None:
-    fit = LatencyFit()
-    for i in range(200):
-        fit.observe((0.01, 0.04)[i % 2], (0.03, 0.05)[i % 2] + 1e-3 * (i % 5), 1 + i % 5)
-    base_s, slope, token_s = fit.plane()
-    for predicted_s, num_tokens in ((0.01, 1), (0.02, 7), (0.08, 3)):
-        seconds = base_s + slope * predicted_s + token_s * num_tokens
-        assert seconds == pytest.approx(fit.seconds(predicted_s, num_tokens))
-
-
-def test_a_constant_delay_is_not_taken_for_dearer_tokens() -> None:
-    fit = LatencyFit()
-    for _ in range(200):
-        fit.observe(0.01, 0.03)
-    assert fit.seconds(0.01) == pytest.approx(0.03, rel=1e-4)
-    assert fit.seconds(0.012) - fit.seconds(0.01) == pytest.approx(0.002)
-
-
-def test_it_follows_a_machine_that_becomes_slower() -> None:
-    fit = LatencyFit()
-    for seconds in [0.01] * 1000 + [0.015] * 60:
-        fit.observe(0.01, seconds)
-    assert 0.014 < fit.seconds(0.01) < 0.015
-
-
-def test_a_first_pass_that_is_a_hiccup_is_soon_forgotten() -> None:
-    fit = LatencyFit()
-    assert fit.ratio is None
-    for seconds in (1.0, 0.01, 0.01, 0.01):
-        fit.observe(0.01, seconds)
-    assert 0.01 < fit.seconds(0.01) < 0.013
-    assert fit.ratio == pytest.approx(fit.seconds(0.01) / 0.01)
-
-
-def test_a_hiccup_moves_it_by_a_few_percent_only() -> None:
-    fit = LatencyFit()
-    for _ in range(100):
-        fit.observe(0.01, 0.01)
-    fit.observe(0.01, 100.0)
-    assert 0.01 < fit.seconds(0.01) < 0.0106
-
-
-def test_it_is_settled_after_some_passes_and_scales_what_all_of_them_take() -> None:
-    fit = LatencyFit()
-    settled = []
-    for i in range(40):
-        fit.observe(0.01 + 0.001 * (i % 3), 0.02 + 0.002 * (i % 3))
-        settled.append(fit.is_settled)
-    assert settled == sorted(settled)
-    assert (settled[5], settled[-1]) == (False, True)
-    ratio, before = fit.ratio, fit.seconds(0.011)
-    fit.scale(0.5)
-    assert ratio is not None
-    assert fit.ratio == pytest.approx(0.5 * ratio)
-    assert fit.seconds(0.011) == pytest.approx(0.5 * before, rel=0.02)
-
-
-def test_passes_of_no_time_are_not_counted() -> None:
-    fit = LatencyFit()
-    fit.observe(0.0, 1.0)
-    fit.observe(1.0, 0.0)
-    assert fit.seconds(0.5) == 0.5
-
-
-def test_tokens_that_became_dear_are_noticed_where_the_prediction_is_flat():
-    rng, fit = random.Random(1), LatencyFit()
-    for _ in range(200):
-        num_tokens = rng.randint(2, 16)
-        predicted_s = 0.020 + 1e-4 * num_tokens
-        fit.observe(predicted_s, (0.040 + 2e-3 * num_tokens) * rng.uniform(0.9, 1.1), num_tokens)
-    by_tokens = fit.seconds(0.0216, 16) - fit.seconds(0.0202, 2)
-    assert 0.6 * 28e-3 < by_tokens < 1.2 * 28e-3
-    assert abs(fit.seconds(0.0209, 9) / 0.058 - 1) < 0.1
-
-
-def test_tokens_stay_as_cheap_as_predicted_where_passes_only_have_a_delay():
-    rng, fit = random.Random(2), LatencyFit()
-    for _ in range(200):
-        num_tokens = rng.randint(2, 16)
-        predicted_s = 0.020 + 1e-4 * num_tokens
-        fit.observe(predicted_s, predicted_s + 0.005 + rng.uniform(-5e-4, 5e-4), num_tokens)
-    assert fit.token_s < 5e-5
-
-
-def test_what_others_say_of_tokens_changes_nothing_where_none_are_told():
-    fit = LatencyFit()
-    for _ in range(50):
-        fit.observe(0.02, 0.03)
-    assert fit.token_s == 0.0
-    assert fit.seconds(0.02) == pytest.approx(0.03)

@@ -11,20 +11,20 @@ import pytest
 
 from card.api.llm import LLM
 from card.engine import latency_store, measuring
-from card.engine.cores import CorePlan, Home
-from card.engine.latency import PassCost
 from card.engine.latency_store import LatencyKey, LatencyStore
 from card.models.loading import load_decoder
 from card.models.places import cache_folder
 from card.models.torch_runner import TorchRunner
+from card.policy.cores import CorePlan, CoreSet
+from card.policy.cost import PassCost
 from tests.pair import Pair
 
 COST = PassCost(((1, 0.001), (8, 0.002)), 0.0003, 0.00001)
-HOME = Home((0,), 1)
+CORES = CoreSet((0,), 1)
 
 
 def key(what: str = "pass", model: str = "demo-target", **changes: object) -> LatencyKey:
-    return LatencyKey.of(what, model, **{"dtype": "float32", "device": "cpu", "home": HOME, **changes})  # type: ignore[arg-type]
+    return LatencyKey.of(what, model, **{"dtype": "float32", "device": "cpu", "core_set": CORES, **changes})  # type: ignore[arg-type]
 
 
 def test_a_cost_is_found_by_the_next_start(tmp_path: Path):
@@ -39,8 +39,8 @@ def test_a_cost_is_found_by_the_next_start(tmp_path: Path):
         key(model="demo-draft"),
         key(dtype="bfloat16"),
         key(device="cuda"),
-        key(home=Home((0,), 2)),
-        key(home=Home((0, 1), 1)),
+        key(core_set=CoreSet((0,), 2)),
+        key(core_set=CoreSet((0, 1), 1)),
         key(more="90M"),
     ],
 )
@@ -127,7 +127,7 @@ def test_the_cache_lies_where_it_is_wanted(monkeypatch: pytest.MonkeyPatch, tmp_
 def test_a_second_start_measures_nothing(pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     settings = {"writers": ("suffix",), "cache_dir": str(tmp_path)}
     with LLM(pair.target, pair.draft, **settings) as llm:
-        measured = llm._host.policy.stations["off"].target  # type: ignore[attr-defined]
+        measured = llm._host.policy.costs["off"].target  # type: ignore[attr-defined]
 
     def refuse(*_: object, **__: object) -> None:
         raise AssertionError("it measured again")
@@ -136,7 +136,7 @@ def test_a_second_start_measures_nothing(pair: Pair, tmp_path: Path, monkeypatch
     monkeypatch.setattr(measuring, "measure_pass_cost", refuse)
     monkeypatch.setattr(measuring, "with_useful_threads", refuse)
     with LLM(pair.target, pair.draft, **settings) as llm:
-        assert llm._host.policy.stations["off"].target == measured  # type: ignore[attr-defined]
+        assert llm._host.policy.costs["off"].target == measured  # type: ignore[attr-defined]
     with pytest.raises(AssertionError, match="it measured again"):
         LLM(pair.target, pair.draft, cache=False, **settings)
 
@@ -145,10 +145,10 @@ def test_a_second_start_measures_nothing(pair: Pair, tmp_path: Path, monkeypatch
 def test_what_a_pass_now_contradicts_is_measured_again(pair: Pair, tmp_path: Path, factor: float):
     settings = {"writers": ("suffix",), "cache_dir": str(tmp_path)}
     with LLM(pair.target, pair.draft, **settings) as llm:
-        home, measured = llm._host.cores.alone, llm._host.policy.stations["off"].target  # type: ignore[attr-defined]
-        llm._host._store.keep_cost(llm._host.measuring._key("pass", home), measured.scaled(factor), is_quick=False)
+        core_set, measured = llm._host.cores.alone, llm._host.policy.costs["off"].target  # type: ignore[attr-defined]
+        llm._host._store.keep_cost(llm._host.measuring._key("pass", core_set), measured.scaled(factor), is_quick=False)
     with LLM(pair.target, pair.draft, **settings) as llm:
-        again = llm._host.policy.stations["off"].target.seconds(1)  # type: ignore[attr-defined]
+        again = llm._host.policy.costs["off"].target.seconds(1)  # type: ignore[attr-defined]
     assert 0.05 < again / measured.seconds(1) < 20
 
 
@@ -176,7 +176,7 @@ def test_starting_with_the_demo_pair_imports_no_modelling_code():
 
 def test_threads_found_in_haste_are_looked_for_again_in_an_idle_moment(pair: Pair, tmp_path: Path):
     runner = TorchRunner(load_decoder(pair.target), max_model_len=64)
-    plan, store = CorePlan(Home((), 2), Home((), 2), ()), LatencyStore(tmp_path)
+    plan, store = CorePlan(CoreSet((), 2), CoreSet((), 2), ()), LatencyStore(tmp_path)
     hasty = measuring.Measuring(runner, store, pair.target, max_sequences=1, is_quick=True)
     found = hasty.useful(plan)
     (of_threads,) = {name.digest: name for name in hasty._thread_keys(plan) if name is not None}.values()

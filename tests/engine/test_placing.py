@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from card.config import DraftSettings
-from card.engine.latency import PassCost
 from card.engine.placing import round_length
 from card.methods import METHODS
+from card.policy.cost import PassCost
 
 OF_ROUNDS = sorted(name for name, method in METHODS.items() if method.length_from_latencies)
 

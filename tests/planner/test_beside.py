@@ -8,10 +8,10 @@ from collections.abc import Iterator
 import pytest
 
 from card.config import EngineSettings
-from card.engine.cores import CorePlan, Home
 from card.engine.links import DrafterPlan
 from card.models.loading import load_tokenizer
 from card.planner.beside import BUSY_DRAFT, BusyDrafter, Drafted, Span, times_slower
+from card.policy.cores import CorePlan, CoreSet
 from tests.pair import Pair
 
 
@@ -19,13 +19,13 @@ from tests.pair import Pair
 def busy(pair: Pair) -> Iterator[BusyDrafter]:
     """A drafter in a thread: what it says is what one in a process would."""
     tokenizer = load_tokenizer(pair.target)
-    home = Home()
+    core_set = CoreSet()
     plan = DrafterPlan(
         model=pair.draft,
         settings=EngineSettings(dtype="float32"),
         draft=BUSY_DRAFT,
         where="thread",
-        cores=CorePlan(home, home, ()),
+        cores=CorePlan(core_set, core_set, ()),
         max_model_len=512,
         vocab_size=len(tokenizer),
         tokenizer=tokenizer,

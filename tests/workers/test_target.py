@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from card.config import DraftSettings, SamplingParams
-from card.engine.policy import likely
 from card.errors import ProtocolError
 from card.models.toy import TableModel
+from card.policy.rounds import likely
 from card.tree.messages import Close, Correction, Layer, Open, Pong, Resync, TargetMessage
 from card.tree.sampling import Sampler, SamplingRule
 from card.workers.request import Progress, Request, StepResult, Work

@@ -22,17 +22,12 @@ from transformers import PreTrainedTokenizerBase
 
 from card.api.text_stream import TextStream
 from card.config import INT8, DraftSettings, EngineSettings, SamplingParams, parse_size, split_settings
-from card.engine.cores import Home, pinned, plan_cores
 from card.engine.engine import Engine, Limits
-from card.engine.forecast import Station
-from card.engine.latency import PassCost
 from card.engine.latency_store import LatencyKey, LatencyStore, drafter_key
 from card.engine.links import Drafter, DrafterPlan, Where, make_drafter, reported_cost
 from card.engine.measuring import Measuring
-from card.engine.placing import choose_where, round_length, share_out, stations_of
-from card.engine.policy import FixedPolicy, Policy
+from card.engine.placing import choose_where, make_policy, round_length, share_out
 from card.engine.scoring import Scorer
-from card.engine.tuned import TunedPolicy
 from card.errors import PromptError, SettingsError
 from card.methods import Method, find_method
 from card.models.cuda.bucketed import make_runner
@@ -54,6 +49,9 @@ from card.models.loading import (
 )
 from card.models.places import cache_folder
 from card.models.text import encode_chat, encode_prompt
+from card.policy.cores import CoreSet, pinned, plan_cores
+from card.policy.cost import PassCost, ScheduleCost
+from card.policy.rounds import Policy
 from card.transport.child import DrafterChild
 from card.transport.link import DrafterLink
 from card.workers.request import Request
@@ -73,7 +71,7 @@ Prompt = str | Sequence[int] | Sequence[Mapping[str, str]]
 
 _DEFAULT_MAX_MODEL_LEN = 4096
 _SPARE_ROWS = 64
-_GUESSED_SHARE = 0.1  # of the target's pass that a drafter's takes, while nothing is known of it
+_FIRST_DRAFT_SHARE = 0.1  # of the target's pass that a drafter's takes, while nothing is known of it
 _RAM_SHARE = 0.25  # of the free memory, that KV may take if nothing is said
 
 
@@ -172,7 +170,7 @@ class Host:
         )
         limits = Limits(max_num_seqs=self.settings.max_num_seqs, prefill_chunk=self.settings.prefill_chunk)
         engine = Engine(worker, self.link, self.method, limits=limits, policy=self.policy)
-        scorer = Scorer(self.runner, worker.pool, lambda: self.policy.home, chunk=self.settings.prefill_chunk)
+        scorer = Scorer(self.runner, worker.pool, lambda: self.policy.cores, chunk=self.settings.prefill_chunk)
         return engine, scorer
 
     def close(self) -> None:
@@ -323,23 +321,29 @@ class Host:
         self, drafter: Drafter | None, plan: DrafterPlan | None, pinned_names: frozenset[str], *, has_writers: bool
     ) -> Policy:
         """Return the policy: what was set, and for a tuned method the rest by measurement."""
-        settings, takes_turns = self.settings, plan is not None and plan.where == "inline"
-        home = self.cores.beside if plan is not None and plan.where in ("process", "switch") else self.cores.alone
-        if not (self.method.is_tuned and (drafter or has_writers)) or settings.policy == "fixed":
-            return FixedPolicy(self.method, home, takes_turns=takes_turns, has_drafter=drafter is not None)
-        alone = beside = self.measuring.cost(self.cores.alone)
-        if drafter is None or plan is None:
-            return TunedPolicy({"off": Station(home, alone)}, self.draft_settings, pinned=pinned_names)
-        if home != self.cores.alone:
-            beside = self.measuring.cost(home)
-        own, reported = self._own_cost(drafter, plan), self._drafter_cost(drafter, plan)
-        stations = stations_of(
-            plan.where,
-            settings,
-            alone=Station(self.cores.alone, alone, own),
-            beside=Station(home, beside, reported or own or beside.scaled(_GUESSED_SHARE)),
+        where = None if plan is None else plan.where
+        core_set = self.cores.beside if where in ("process", "switch") else self.cores.alone
+
+        def costs() -> tuple[ScheduleCost, ScheduleCost]:
+            alone = beside = self.measuring.cost(self.cores.alone)
+            if drafter is None or plan is None:
+                return ScheduleCost(core_set, alone), ScheduleCost(core_set, alone)
+            if core_set != self.cores.alone:
+                beside = self.measuring.cost(core_set)
+            own, reported = self._own_cost(drafter, plan), self._drafter_cost(drafter, plan)
+            drafting = reported or own or beside.scaled(_FIRST_DRAFT_SHARE)
+            return ScheduleCost(self.cores.alone, alone, own), ScheduleCost(core_set, beside, drafting)
+
+        return make_policy(
+            self.method,
+            self.settings,
+            self.draft_settings,
+            costs,
+            where=where,
+            pinned=pinned_names,
+            has_writers=has_writers,
+            cores=core_set,
         )
-        return TunedPolicy(stations, self.draft_settings, pinned=pinned_names)
 
     def _make_writers(self, names: Sequence[str]) -> dict[str, LocalWriter]:
         """Return the local writers. Raises: SettingsError for settings that one of them cannot follow."""
@@ -376,7 +380,7 @@ class Host:
         cost = (drafter.reported() or drafter.measured(plan)) if self.method.length_from_latencies else None
         if cost is None:
             return
-        draft, target = DraftSettings(**draft_changes), self.measuring.cost(self.policy.home)
+        draft, target = DraftSettings(**draft_changes), self.measuring.cost(self.policy.cores)
         length = round_length(self.method, draft, target=target, drafter=cost, most=self.max_model_len)
         self.draft_settings = self.method.shape(draft.replace(num_speculative_tokens=length))
 
@@ -411,7 +415,7 @@ class Host:
         settings = self.settings
         if settings.draft is None or self._where not in ("process", "switch") or not self._is_draft_named:
             return None
-        return drafter_key("drafter", settings, Home(self.cores.draft, settings.draft_threads))
+        return drafter_key("drafter", settings, CoreSet(self.cores.draft, settings.draft_threads))
 
     def _drafter_cost(self, drafter: Drafter, plan: DrafterPlan) -> PassCost | None:
         """Return what passes of a drafter elsewhere cost, as it says or as an earlier one did."""

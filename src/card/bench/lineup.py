@@ -27,16 +27,16 @@ from card.bench.names import (
     spec_of,
 )
 from card.bench.records import Pair, RowFacts
-from card.bench.rows import AssistantSettings, CardRow, Decoded, PromptIds, Row, TransformersRow, home
+from card.bench.rows import AssistantSettings, CardRow, Decoded, PromptIds, Row, TransformersRow, core_set
 from card.bench.runner import OpenPair, Plan
 from card.config import INT8, DraftSettings, SamplingParams
-from card.engine.cores import pinned
 from card.errors import SettingsError
 from card.methods import find_method
 from card.models.demo import DEMO_NAMES
 from card.models.hrad.network import DEMO_HRAD
 from card.models.inflation import inflate, parse_parameter_count
 from card.models.loading import context_limit, end_token_ids, load_model, load_tokenizer, parameter_count
+from card.policy.cores import pinned
 
 DEFAULT_MAX_MODEL_LEN = 4096
 _WARM_UP_TOKENS = 16
@@ -233,7 +233,7 @@ class Lineup:
             own = self._settings.engine_of(name)
             settings = {**common, **self._policy(spec, cores, known), **spec.engine, **own}
             draft: Any = {"none": None, "turns": self._draft}.get(spec.drafter, self._pair.draft)
-            with pinned(home(self._settings.cores, None)):  # who chooses cores by itself has these
+            with pinned(core_set(self._settings.cores, None)):  # who chooses cores by itself has these
                 llm = LLM(self._target, draft, tokenizer=self.tokenizer, method=spec.method, **settings)
             self._llms[key] = self._stack.enter_context(llm)
         return self._llms[key]

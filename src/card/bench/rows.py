@@ -19,7 +19,7 @@ from transformers.generation.streamers import BaseStreamer
 
 from card.api.llm import LLM
 from card.config import DraftSettings, SamplingParams
-from card.engine.cores import Home, pinned
+from card.policy.cores import CoreSet, pinned
 from card.workers.metrics import RequestStats
 from card.workers.trace import Trace
 
@@ -95,7 +95,7 @@ class CardRow:
         self.name = name
         self._llm = llm
         self._draft = None if draft is None else llm.method.shape(draft)
-        self._home = home(cores, llm.settings.threads)
+        self._core_set = core_set(cores, llm.settings.threads)
         self.settings: Mapping[str, Any] = self._describe(cores)
 
     def _describe(self, cores: tuple[int, ...]) -> dict[str, Any]:
@@ -130,7 +130,7 @@ class CardRow:
         token_ids: list[int] = []
         times: list[tuple[float, int]] = []
         stats: RequestStats | None = None
-        with pinned(self._home):  # between rounds too, where the library leaves us free
+        with pinned(self._core_set):  # between rounds too, where the library leaves us free
             time.sleep(SETTLE_S)
             cpu_before, started = time.process_time(), time.perf_counter()
             for chunk in self._llm.stream(list(prompt_ids), params):
@@ -208,7 +208,7 @@ class TransformersRow:
         self.name = name
         self._model = model
         self._end_ids = sorted(end_ids)
-        self._home = home(cores, len(cores))
+        self._core_set = core_set(cores, len(cores))
         self._assistant = assistant
         self._changes = assistant_settings.changes() if assistant_settings else {}
         self._own_config = assistant.generation_config if assistant else None
@@ -229,7 +229,7 @@ class TransformersRow:
             self._assistant.generation_config = config
         generate: Any = self._model.generate
         torch.manual_seed(params.seed or 0)
-        with pinned(self._home):
+        with pinned(self._core_set):
             time.sleep(SETTLE_S)
             cpu_before, started = time.process_time(), time.perf_counter()
             output = generate(
@@ -264,9 +264,9 @@ def up_to_stop(
     return tuple(token_ids[:length]), tuple(times)
 
 
-def home(cores: tuple[int, ...], threads: int | None) -> Home:
+def core_set(cores: tuple[int, ...], threads: int | None) -> CoreSet:
     """Return a place on these cores; on a system that cannot pin threads, one with their number of threads."""
-    return Home(cores if hasattr(os, "sched_getaffinity") else (), threads)
+    return CoreSet(cores if hasattr(os, "sched_getaffinity") else (), threads)
 
 
 def _sampling_options(params: SamplingParams) -> dict[str, Any]:

@@ -31,17 +31,17 @@ from card.cli.pair_facts import (
 from card.cli.progress import spinner
 from card.cli.tables import show
 from card.config import DraftSettings
-from card.engine.tuned import TunedPolicy
 from card.errors import PromptError, VocabularyError
 from card.models.demo import SAMPLE_PROBLEMS
 from card.models.inflation import inflate, parse_parameter_count
 from card.models.loading import check_pair as check_tokenizers
 from card.models.loading import context_limit, load_model, load_tokenizer
 from card.models.torch_runner import TorchRunner
-from card.transport.switch import Arm
+from card.policy.rounds import Schedule
+from card.policy.tuned import TunedPolicy
 
 _NUM_SAMPLE_PROMPTS = 4
-_SCHEDULES: dict[Arm, str] = {"beside": "drafter beside the target", "turns": "turns", "off": "plain decoding"}
+_SCHEDULES: dict[Schedule, str] = {"beside": "drafter beside the target", "turns": "turns", "off": "plain decoding"}
 
 
 def run(prompts: Path | None, max_tokens: int, as_json: bool, wide: bool, **options: Any) -> int:
@@ -95,18 +95,18 @@ def _examine(
     with host("vanilla") as plain, host("card") as tuned:
         policy = tuned.policy
         assert isinstance(policy, TunedPolicy)
-        stations = policy.stations
+        costs = policy.costs
         draft_model = load_model(draft, dtype=options["dtype"], device=options["draft_device"] or options["device"])
-        num_drafts = sum(station.drafter is not None for station in stations.values())
+        num_drafts = sum(cost.drafter is not None for cost in costs.values())
         draft_runner = TorchRunner(draft_model, max_model_len=min(tuned.max_model_len, context_limit(draft_model)))
         memory = memory_of(model, plain.runner, 1), memory_of(draft_model, draft_runner, num_drafts)
         del draft_model, draft_runner
-        predicted = {arm: policy.predicted(arm, 1, agreement.share) for arm in stations}
+        predicted = {schedule: policy.predicted(schedule, 1, agreement.share) for schedule in costs}
         tell("decoding the sample prompts, plainly and with card, in turns")
         speeds = measure_speeds(plain, tuned, prompts, max_tokens, predicted)
-    is_worth_it, reason = verdict(stations, agreement.share, speeds.speed_up, DraftSettings())
+    is_worth_it, reason = verdict(costs, agreement.share, speeds.speed_up, DraftSettings())
     return PairReport(
-        target, draft, is_worth_it, reason, plain.target_cost, memory, latencies(stations), agreement, speeds
+        target, draft, is_worth_it, reason, plain.target_cost, memory, latencies(costs), agreement, speeds
     )
 
 
@@ -174,7 +174,7 @@ def _megabytes(num_bytes: int) -> str:
 
 def _latency_table(measured: tuple[Latency, ...]) -> Table:
     table = _table("", *(str(size) for size in measured[0].pass_ms))
-    where: dict[Arm, str] = {"beside": "beside each other", "turns": "in turns", "off": "alone"}
+    where: dict[Schedule, str] = {"beside": "beside each other", "turns": "in turns", "off": "alone"}
     for one in measured:
         threads = f", {one.threads} thread{'s' * (one.threads > 1)}" if one.threads is not None else ""
         name = f"{one.model} {where[one.schedule]}{threads}"
@@ -198,8 +198,10 @@ def _agreement_table(agreement: Agreement) -> Table:
 def _speed_table(speeds: Speeds) -> Table:
     table = _table("", "predicted", "measured")
     predicted = speeds.predicted_tokens_per_s
-    for arm, rate in predicted.items():
-        table.add_row(_SCHEDULES[arm], f"{rate:.1f}", f"{speeds.plain_tokens_per_s:.1f}" if arm == "off" else "")
+    for schedule, rate in predicted.items():
+        table.add_row(
+            _SCHEDULES[schedule], f"{rate:.1f}", f"{speeds.plain_tokens_per_s:.1f}" if schedule == "off" else ""
+        )
     table.add_row("card", f"{max(predicted.values()):.1f}", f"{speeds.card_tokens_per_s:.1f}")
     table.add_row("speed-up", f"{max(predicted.values()) / predicted['off']:.2f}x", f"{speeds.speed_up:.2f}x")
     return table

@@ -11,14 +11,13 @@ from transformers import PreTrainedModel
 
 from card.api.host import Host
 from card.config import INT8, DraftSettings, SamplingParams
-from card.engine.forecast import Station
-from card.engine.latency import PassCost
-from card.engine.tuned import TunedPolicy
 from card.errors import PromptError
 from card.models.fused import can_pack
 from card.models.loading import parameter_count
 from card.models.torch_runner import TorchRunner
-from card.transport.switch import Arm
+from card.policy.cost import PassCost, ScheduleCost
+from card.policy.rounds import Schedule
+from card.policy.tuned import TunedPolicy
 from card.workers.metrics import RequestStats
 
 LEAST_SPEED_UP = 1.05  # below it, noise and speed are hard to tell apart
@@ -47,7 +46,7 @@ class Latency:
     """Milliseconds of one model's passes under one schedule, by the number of tokens."""
 
     model: str  # target or draft
-    schedule: Arm
+    schedule: Schedule
     threads: int | None  # of the target; None: as torch has them
     pass_ms: dict[int, float]
 
@@ -67,12 +66,12 @@ class Agreement:
 class Speeds:
     """Decoding rates of one request at a time: tokens after the first one, per second."""
 
-    predicted_tokens_per_s: dict[Arm, float]
+    predicted_tokens_per_s: dict[Schedule, float]
     plain_tokens_per_s: float  # median of the timed runs
     card_tokens_per_s: float
     speed_up: float  # median over the pairs of runs
     speed_up_of_runs: tuple[float, ...]
-    schedule: Arm  # at the end
+    schedule: Schedule  # at the end
     schedule_reason: str
     is_same_text: bool
 
@@ -129,7 +128,7 @@ def memory_of(model: PreTrainedModel, runner: TorchRunner, num_copies: int) -> M
     )
 
 
-def latencies(stations: Mapping[Arm, Station]) -> tuple[Latency, ...]:
+def latencies(costs: Mapping[Schedule, ScheduleCost]) -> tuple[Latency, ...]:
     """Return what passes cost under each schedule: the target's first, by tokens, then the drafter's, by width.
 
     A target that runs alike with and without a drafter in turns is listed once.
@@ -138,11 +137,11 @@ def latencies(stations: Mapping[Arm, Station]) -> tuple[Latency, ...]:
     def pass_ms(cost: PassCost) -> dict[int, float]:
         return {size: 1e3 * cost.seconds(size) for size in _SHOWN_TOKENS}
 
-    alone = stations["off"]
-    distinct = [(arm, one) for arm, one in stations.items() if arm == "off" or one.target != alone.target]
-    targets = [Latency("target", arm, one.home.threads, pass_ms(one.target)) for arm, one in distinct]
-    drafters = [(arm, one.drafter) for arm, one in stations.items() if one.drafter is not None]
-    return (*targets, *(Latency("draft", arm, None, pass_ms(cost)) for arm, cost in drafters))
+    alone = costs["off"]
+    distinct = [(schedule, one) for schedule, one in costs.items() if schedule == "off" or one.target != alone.target]
+    targets = [Latency("target", schedule, one.cores.threads, pass_ms(one.target)) for schedule, one in distinct]
+    drafters = [(schedule, one.drafter) for schedule, one in costs.items() if one.drafter is not None]
+    return (*targets, *(Latency("draft", schedule, None, pass_ms(cost)) for schedule, cost in drafters))
 
 
 def measure_agreement(host: Host, prompts: Sequence[str], max_tokens: int) -> Agreement:
@@ -171,7 +170,7 @@ def measure_agreement(host: Host, prompts: Sequence[str], max_tokens: int) -> Ag
 
 
 def measure_speeds(
-    plain: Host, tuned: Host, prompts: Sequence[str], max_tokens: int, predicted: dict[Arm, float]
+    plain: Host, tuned: Host, prompts: Sequence[str], max_tokens: int, predicted: dict[Schedule, float]
 ) -> Speeds:
     """Decode the prompts plainly and with card in alternation; the first round of the two is not timed.
 
@@ -196,51 +195,55 @@ def measure_speeds(
         card_tokens_per_s=median(rates[tuned]),
         speed_up=median(speed_ups),
         speed_up_of_runs=speed_ups,
-        schedule=tuned.policy.arm,
+        schedule=tuned.policy.schedule,
         schedule_reason=stats.schedule_reason,
         is_same_text=texts[plain] == texts[tuned],
     )
 
 
 def verdict(
-    stations: Mapping[Arm, Station], agreement: float, speed_up: float, draft: DraftSettings
+    costs: Mapping[Schedule, ScheduleCost], agreement: float, speed_up: float, draft: DraftSettings
 ) -> tuple[bool, str]:
     """Return whether the pair is worth it, and the reason in words.
 
     Args:
-        stations: the schedules as measured, "off" among them.
+        costs: the schedules as measured, "off" among them.
         agreement: share in [0, 1] of `Agreement`.
         speed_up: measured.
     """
     longest = 1 / (1 - agreement) if agreement < 1 else float("inf")  # tokens a pass that the pair can reach
     if speed_up >= LEAST_SPEED_UP and longest >= LEAST_SPEED_UP:
         return True, f"{speed_up:.2f}x the speed of plain decoding"
-    if speed_up < LEAST_SPEED_UP <= _predicted_speed_up(stations, agreement, draft) and longest >= LEAST_SPEED_UP:
+    if speed_up < LEAST_SPEED_UP <= _predicted_speed_up(costs, agreement, draft) and longest >= LEAST_SPEED_UP:
         return False, (
-            f"{speed_up:.2f}x, though {_predicted_speed_up(stations, agreement, draft):.2f}x was predicted from each "
+            f"{speed_up:.2f}x, though {_predicted_speed_up(costs, agreement, draft):.2f}x was predicted from each "
             "model's own passes: together, or beside what else this machine does, they take longer; run it again on "
             "an idle machine"
         )
-    return False, f"{speed_up:.2f}x: {_obstacle(stations, agreement, draft)}"
+    return False, f"{speed_up:.2f}x: {_obstacle(costs, agreement, draft)}"
 
 
-def _obstacle(stations: Mapping[Arm, Station], agreement: float, draft: DraftSettings) -> str:
+def _obstacle(costs: Mapping[Schedule, ScheduleCost], agreement: float, draft: DraftSettings) -> str:
     """Return what stands in the way: that without which the prediction would be best."""
-    fastest = min((one for one in stations.values() if one.drafter is not None), key=_drafter_share)
+    fastest = min((one for one in costs.values() if one.drafter is not None), key=_drafter_share)
     share, dearness = _drafter_share(fastest), _dearness(fastest.target)
     words_and_rates = [
         (
             f"agreement is too low: the target takes {agreement:.0%} of the drafted tokens; at {_GOOD_AGREEMENT:.0%}",
-            _predicted_speed_up(stations, max(agreement, _GOOD_AGREEMENT), draft),
+            _predicted_speed_up(costs, max(agreement, _GOOD_AGREEMENT), draft),
         ),
         (
             f"the drafter is too slow: its pass takes {share:.0%} of the target's; at {_GOOD_DRAFTER_SHARE:.0%}",
-            _predicted_speed_up({arm: _with_good_drafter(one) for arm, one in stations.items()}, agreement, draft),
+            _predicted_speed_up(
+                {schedule: _with_good_drafter(one) for schedule, one in costs.items()}, agreement, draft
+            ),
         ),
         (
             f"tokens of verification are too dear: a target pass of {_VERIFIED_TOKENS} takes {dearness:.1f} times as "
             "long as one of 1; at the same time",
-            _predicted_speed_up({arm: _with_flat_target(one) for arm, one in stations.items()}, agreement, draft),
+            _predicted_speed_up(
+                {schedule: _with_flat_target(one) for schedule, one in costs.items()}, agreement, draft
+            ),
         ),
     ]
     words, best = max(words_and_rates, key=lambda pair: pair[1])
@@ -253,29 +256,31 @@ def _obstacle(stations: Mapping[Arm, Station], agreement: float, draft: DraftSet
     )
 
 
-def _predicted_speed_up(stations: Mapping[Arm, Station], agreement: float, draft: DraftSettings) -> float:
-    policy = TunedPolicy(stations, draft)
-    return max(policy.predicted(arm, 1, agreement) for arm in stations if arm != "off") / policy.predicted("off")
+def _predicted_speed_up(costs: Mapping[Schedule, ScheduleCost], agreement: float, draft: DraftSettings) -> float:
+    policy = TunedPolicy(costs, draft)
+    return max(policy.predicted(schedule, 1, agreement) for schedule in costs if schedule != "off") / policy.predicted(
+        "off"
+    )
 
 
-def _drafter_share(station: Station) -> float:
-    assert station.drafter is not None
-    return station.drafter.seconds(1) / station.target.seconds(1)
+def _drafter_share(cost: ScheduleCost) -> float:
+    assert cost.drafter is not None
+    return cost.drafter.seconds(1) / cost.target.seconds(1)
 
 
 def _dearness(target: PassCost) -> float:
     return target.seconds(_VERIFIED_TOKENS) / target.seconds(1)
 
 
-def _with_good_drafter(station: Station) -> Station:
-    if station.drafter is None:
-        return station
-    return replace(station, drafter=station.drafter.scaled(min(1.0, _GOOD_DRAFTER_SHARE / _drafter_share(station))))
+def _with_good_drafter(cost: ScheduleCost) -> ScheduleCost:
+    if cost.drafter is None:
+        return cost
+    return replace(cost, drafter=cost.drafter.scaled(min(1.0, _GOOD_DRAFTER_SHARE / _drafter_share(cost))))
 
 
-def _with_flat_target(station: Station) -> Station:
-    seconds = station.target.seconds(1)
-    return replace(station, target=PassCost(((1, seconds), (2, seconds))))
+def _with_flat_target(cost: ScheduleCost) -> ScheduleCost:
+    seconds = cost.target.seconds(1)
+    return replace(cost, target=PassCost(((1, seconds), (2, seconds))))
 
 
 def _decode(host: Host, prompt: str, max_tokens: int, request_id: int) -> _Answer:

@@ -12,12 +12,12 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from card.engine.cores import pinned
-from card.engine.policy import Draft, FixedPolicy, Outcome, Policy, RoundView
 from card.errors import CapacityError, CardError, PromptError, ProtocolError, TargetError, WorkerError
 from card.methods import Method
+from card.policy.cores import pinned
+from card.policy.rounds import Draft, FixedPolicy, Outcome, Policy, RoundView, Schedule
 from card.transport.link import DrafterLink, LinkStatus
-from card.transport.switch import Arm, SwitchLink
+from card.transport.switch import SwitchLink
 from card.tree.messages import DrafterMessage, Layer, Ready, TargetMessage
 from card.tree.nodes import Candidates
 from card.workers.details import TokenDetails
@@ -29,7 +29,9 @@ from card.workers.trace import MIXED, PREFILL, VERIFY, Trace
 
 logger = logging.getLogger(__name__)
 _IDLE_PREFILL_CHUNK = 512  # prompt tokens in one pass while no request is waiting for its next token
-_LONG_PROMPT = 256  # tokens from which prompts are read where `Policy.reading_home` says: shorter ones are slower there
+_LONG_PROMPT = (
+    256  # tokens from which prompts are read where `Policy.reading_cores` says: shorter ones are slower there
+)
 _MOST_FAILED_ROUNDS = 3  # rounds in a row in which no request succeeded; then the target counts as broken
 _MOST_DRAFT_PASSES = 64  # in one round, whatever the policy wants
 
@@ -162,7 +164,7 @@ class Engine:
         self._policy.begin(num_requests, self._available())
         started = self._clock()
         refused = self._admit(started)
-        with pinned(self._policy.reading_home if self._only_reads() else self._policy.home):
+        with pinned(self._policy.reading_cores if self._only_reads() else self._policy.cores):
             return self._round(started, refused)
 
     def stats(self) -> EngineStats:
@@ -173,7 +175,7 @@ class Engine:
         totals.kv_open_sequences, totals.kv_retained_sequences = pool.num_open, pool.num_retained
         totals.prefix_queries, totals.prefix_hits = pool.queries, pool.hits
         totals.prefix_reused_tokens = pool.reused_tokens
-        totals.schedule, totals.schedule_reason = self._policy.arm, self._policy.reason
+        totals.schedule, totals.schedule_reason = self._policy.schedule, self._policy.reason
         totals.tree_nodes = sum(map(self._worker.num_candidates, self._running))
         if self._link:
             status = self._drafter_status(self._link)
@@ -206,7 +208,7 @@ class Engine:
         work += [Work(r.request_id, offer=offer) for r, offer in zip(view.requests, offers, strict=True)]
         trace = self.trace
         result, errors = self._run(work) if trace is None else self._run_traced(work, trace)
-        self._is_behind = self._policy.arm == "off" or (view.takes_turns and not view.num_passes)
+        self._is_behind = self._policy.schedule == "off" or (view.takes_turns and not view.num_passes)
         if not self._is_behind:
             self._send(result.messages)
         ended = self._clock()
@@ -257,7 +259,7 @@ class Engine:
             entry.stats.queued_s = now - entry.arrived_at
             if (trace := self.trace) is not None:
                 trace.begin(request_id, entry.arrived_at, now)
-            if self._policy.arm != "off":
+            if self._policy.schedule != "off":
                 self._send(messages)
             backlog += self._worker.prompt_tokens_left(request_id)
         return refused
@@ -276,7 +278,7 @@ class Engine:
     def _prepare(self, view: RoundView, decoding: list[_Entry]) -> None:
         """Let the drafter draft, or wait for it, as the policy says."""
         link, started = self._link, self._clock()
-        if link is None or self._policy.arm == "off":
+        if link is None or self._policy.schedule == "off":
             self._totals.drafter_lead = 0.0
             return
         running = self._running.values()
@@ -314,7 +316,7 @@ class Engine:
         if view.undrafted and not any(depth for depth, _ in view.best_paths):
             offers = list(view.undrafted)  # the drafter has nothing to add
         else:
-            offers = [self._query(request, asks_drafter=self._policy.arm != "off") for request in view.requests]
+            offers = [self._query(request, asks_drafter=self._policy.schedule != "off") for request in view.requests]
         if not any(offers):
             return offers
         chosen = self._policy.choose(view, offers)
@@ -358,7 +360,7 @@ class Engine:
                 "tokens": result.num_tokens,
                 "candidates": sum(len(one.offer) for one in result.verified),
                 "accepted": sum(len(one.accepted) for one in result.verified),
-                "schedule": self._policy.arm,
+                "schedule": self._policy.schedule,
             }
             trace.target_pass(name, started, started + result.busy_s, details)
         for one in work:
@@ -396,7 +398,7 @@ class Engine:
             status = self._drafter_status(self._link)
             stats.drafter_restarts = status.num_restarts - entry.restarts_before
             stats.drafter_state = str(status)
-            stats.speculation = f"{self._policy.arm}: {self._policy.reason}"
+            stats.speculation = f"{self._policy.schedule}: {self._policy.reason}"
         if not entry.request.params.speculates:
             stats.speculation = "off: the request wants none"
         return stats
@@ -405,7 +407,7 @@ class Engine:
         """Return what users are told of the drafter: with two of them, of the one that does worse."""
         return link.worst_status if isinstance(link, SwitchLink) else link.status
 
-    def _available(self) -> frozenset[Arm]:
+    def _available(self) -> frozenset[Schedule]:
         """Return the schedules that are possible now."""
         if isinstance(self._link, SwitchLink):
             return self._link.available
@@ -441,8 +443,8 @@ class Engine:
     def _tell_drafter_the_schedule(self) -> None:
         """Let a drafter that rested catch up if it runs by itself, and tune its beams."""
         if isinstance(self._link, SwitchLink):
-            self._link.use(self._policy.arm)
-        if self._policy.arm == "beside":
+            self._link.use(self._policy.schedule)
+        if self._policy.schedule == "beside":
             self._let_catch_up()
         beam = self._policy.beam()
         if beam != self._beam:

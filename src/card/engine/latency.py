@@ -4,21 +4,16 @@ from __future__ import annotations
 
 import math
 import time
-from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import accumulate, pairwise
+from dataclasses import dataclass, replace
 
-import numpy as np
-import numpy.typing as npt
-
-from card.engine.cores import CorePlan, Home, pinned
-from card.errors import CapacityError, SettingsError
+from card.errors import CapacityError
 from card.models.protocol import Extension, LanguageModel
+from card.policy.cores import CorePlan, CoreSet, pinned
+from card.policy.cost import PassCost
 
 _PREFIX_ROWS = 8  # context under which the points are measured; counted as none
 _LONG_CONTEXT_ROWS = 512
-_FAR_TOKENS = 1 << 24  # more than any pass has
 _WARMED_TOKENS = 17  # passes of up to so many tokens run once before any is timed: rounds have those of every size
 _MOST_RUNS = 15  # of each timed pass; a large model gets fewer within its time
 _POINTS_SHARE, _SEQUENCES_SHARE, _PREFILL_SHARE = 0.6, 0.75, 0.9  # of the time limit, after which each part stops
@@ -28,80 +23,6 @@ _TRYING_S, _TRYING_TURNS = 0.04, 10  # for each number of threads, and how often
 _TRYING_LIMIT_S = 3.0  # after which no further turn begins: passes of large models are long, and scatter less
 _QUICK_TURNS, _QUICK_LIMIT_S = 2, 0.2  # the same while somebody waits
 _AS_FAST = 1.03  # times the seconds of the fastest number of threads: more of them may take so long
-
-_NEWEST_WEIGHT = 0.05  # of an observation in the means, once there are more than 1 / 0.05 of them
-_RESUMED = 5  # observations that all count for which were made before a pause
-_SLOPE_PRIOR = 0.02  # weight of slope 1, as a variance relative to the mean's square
-_LEAST_SLOPE, _MOST_SLOPE = 0.3, 3.0
-_NEWEST_TOKENS_WEIGHT = 0.02  # of an observation in what is learnt of the price of tokens
-_TOKEN_PRIOR = 5.0  # tokens squared: weight of a price of 0, as a variance of the tokens of a pass
-
-
-@dataclass(frozen=True, slots=True)
-class PassCost:
-    """Seconds of one forward pass of one model on a given number of threads.
-
-    Linear between the measured points and, beyond the last, along the line through the last two; never falling with
-    more tokens: a point below an earlier one is noise and is raised to it.
-
-    Raises: SettingsError unless there are two points or more with rising token counts, and all seconds are 0 or more.
-    """
-
-    points: tuple[tuple[int, float], ...]  # (new tokens, seconds) of one sequence with a short context
-    per_sequence_s: float = 0.0  # for each sequence after the first, at the same number of tokens
-    per_context_row_s: float = 0.0  # for each row held before the pass, summed over the sequences
-    _starts: tuple[int, ...] = field(init=False, repr=False, compare=False)
-    _lines: tuple[tuple[int, float, float], ...] = field(init=False, repr=False, compare=False)
-    _corners: tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]] = field(init=False, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        starts = tuple(num_tokens for num_tokens, _ in self.points)
-        if len(starts) < 2 or starts[0] < 1 or any(b <= a for a, b in pairwise(starts)):
-            raise SettingsError(
-                f"points must be two or more with rising numbers of tokens from 1 on, got {self.points}; measure passes"
-                " of at least two sizes"
-            )
-        times = (*(seconds for _, seconds in self.points), self.per_sequence_s, self.per_context_row_s)
-        if not all(0.0 <= seconds < math.inf for seconds in times):
-            raise SettingsError(f"seconds of a pass must be finite and 0 or more, got {times}")
-        points = tuple(zip(starts, accumulate((seconds for _, seconds in self.points), max), strict=True))
-        lines = [(x, y, (next_y - y) / (next_x - x)) for (x, y), (next_x, next_y) in pairwise(points)]
-        below, last_slope = (starts[0], points[0][1], 0.0), lines[-1][2]
-        far = (_FAR_TOKENS, points[-1][1] + last_slope * (_FAR_TOKENS - starts[-1]))
-        object.__setattr__(self, "_corners", tuple(np.array([*points, far], dtype=np.float64).T))
-        object.__setattr__(self, "points", points)
-        object.__setattr__(self, "_starts", starts)
-        object.__setattr__(self, "_lines", (below, *lines, (*points[-1], last_slope)))
-
-    def seconds(self, num_tokens: int, num_sequences: int = 1, num_context_rows: int = 0) -> float:
-        """Return the seconds of one pass; 0 if it has no tokens, for then none is made.
-
-        Args:
-            num_tokens: new tokens of all sequences together.
-            num_sequences: sequences that share them.
-            num_context_rows: rows that these sequences hold already, all together.
-        """
-        if num_tokens < 1:
-            return 0.0
-        x, y, slope = self._lines[bisect_right(self._starts, num_tokens)]
-        shared_s = (num_sequences - 1) * self.per_sequence_s + num_context_rows * self.per_context_row_s
-        return y + slope * (num_tokens - x) + shared_s
-
-    def each(
-        self, num_tokens: npt.NDArray[np.int64], num_sequences: int = 1, num_context_rows: int = 0
-    ) -> npt.NDArray[np.float64]:
-        """Return `seconds` of passes of these numbers of tokens, 1 or more each."""
-        shared_s = (num_sequences - 1) * self.per_sequence_s + num_context_rows * self.per_context_row_s
-        return np.interp(num_tokens, *self._corners) + shared_s
-
-    def marginal_s(self, num_tokens: int) -> float:
-        """Return the seconds that one more token adds to a pass of ``num_tokens``; context changes nothing."""
-        return self.seconds(num_tokens + 1) - self.seconds(num_tokens)
-
-    def scaled(self, factor: float) -> PassCost:
-        """Return a copy in which everything takes ``factor`` times as long."""
-        points = tuple((num_tokens, factor * seconds) for num_tokens, seconds in self.points)
-        return PassCost(points, factor * self.per_sequence_s, factor * self.per_context_row_s)
 
 
 def measure_pass_cost(
@@ -185,24 +106,26 @@ def with_useful_threads(
     return replace(plan, beside=beside, alone=alone)
 
 
-def _useful(home: Home, model: LanguageModel, clock: Callable[[], float], num_turns: int, limit_s: float) -> Home:
-    """Return the home with the fastest number of threads, or more that take as long.
+def _useful(
+    core_set: CoreSet, model: LanguageModel, clock: Callable[[], float], num_turns: int, limit_s: float
+) -> CoreSet:
+    """Return the core_set with the fastest number of threads, or more that take as long.
 
     Each count has several turns, of which each pass's shortest time counts: whatever else the machine does must last
     through all of them to decide. Something may: two virtual cores can be one real core for seconds, and where further
     threads then cost nothing they gain later. So they win ties: threads that are missing are missed in every round.
     """
-    counts, started = _thread_counts(home.threads or 1), clock()
+    counts, started = _thread_counts(core_set.threads or 1), clock()
     fastest = {threads: dict.fromkeys(_TRIED_TOKENS, math.inf) for threads in counts}
     for turn in range(num_turns if len(counts) > 1 else 0):
         if turn and clock() - started > limit_s:
             break
         for threads, best in fastest.items():
-            for num_tokens, seconds in _tried_s(replace(home, threads=threads), model, clock).items():
+            for num_tokens, seconds in _tried_s(replace(core_set, threads=threads), model, clock).items():
                 best[num_tokens] = min(best[num_tokens], seconds)
     sums_s = {threads: sum(best.values()) for threads, best in fastest.items()}
     longest_s = _AS_FAST * min(sums_s.values())
-    return replace(home, threads=max(threads for threads in counts if sums_s[threads] <= longest_s))
+    return replace(core_set, threads=max(threads for threads in counts if sums_s[threads] <= longest_s))
 
 
 def _thread_counts(most: int) -> list[int]:
@@ -210,9 +133,9 @@ def _thread_counts(most: int) -> list[int]:
     return sorted({most, *(1 << power for power in range(most.bit_length()))})
 
 
-def _tried_s(home: Home, model: LanguageModel, clock: Callable[[], float]) -> dict[int, float]:
+def _tried_s(core_set: CoreSet, model: LanguageModel, clock: Callable[[], float]) -> dict[int, float]:
     """Return the shortest seconds of a pass of each of the tried numbers of tokens, or of as many as fit."""
-    with pinned(home):
+    with pinned(core_set):
         bench = _Bench(model, clock)
         try:
             slot = bench.open(min(max(_TRIED_TOKENS), model.max_model_len))
@@ -221,103 +144,6 @@ def _tried_s(home: Home, model: LanguageModel, clock: Callable[[], float]) -> di
             return {num_tokens: found[timed] for num_tokens, timed in zip(_TRIED_TOKENS, passes, strict=True)}
         finally:
             bench.close()
-
-
-class LatencyFit:
-    """What passes take, as a line over what was predicted, learnt while the machine runs.
-
-    The line goes through the fading means of both. Its slope is learnt from how they vary together, and begins at 1: a
-    constant delay of each pass is not taken for a higher price of its tokens. One pass counts as at most twice, at
-    least half of what was expected, so that a hiccup is not taken for a slow machine.
-
-    Where further tokens were nearly free at start, predictions vary too little to learn a slope from. So what passes
-    with more tokens take beyond the line is learnt besides, as seconds per token: a core that others load makes
-    tokens dear long before it makes a pass of one of them slow.
-    """
-
-    def __init__(self) -> None:
-        self._num_observed = 0
-        self._predicted_s = self._measured_s = 0.0  # means
-        self._variance = self._covariance = 0.0  # of predicted; of predicted and measured
-        self._num_counted = 0  # passes whose tokens were told
-        self._num_tokens = 0.0  # mean
-        self._token_variance = self._token_covariance = 0.0  # of tokens; of tokens and seconds beyond the line
-
-    @property
-    def ratio(self) -> float | None:
-        """Measured seconds for each predicted one over all; None until a pass was taken."""
-        return self._measured_s / self._predicted_s if self._num_observed else None
-
-    @property
-    def is_settled(self) -> bool:
-        """Whether enough passes were taken for changes of `ratio` to be the machine's."""
-        return self._num_observed * _NEWEST_WEIGHT > 1
-
-    @property
-    def slope(self) -> float:
-        """Measured seconds for each predicted second that a pass is longer."""
-        prior = _SLOPE_PRIOR * self._predicted_s**2
-        if prior <= 0.0:
-            return 1.0
-        return max(_LEAST_SLOPE, min(_MOST_SLOPE, (self._covariance + prior) / (self._variance + prior)))
-
-    @property
-    def token_s(self) -> float:
-        """Seconds that each token takes beyond what the line says; 0 or more."""
-        return max(0.0, self._token_covariance / (self._token_variance + _TOKEN_PRIOR))
-
-    def seconds(self, predicted_s: float, num_tokens: float | None = None) -> float:
-        """Return what a pass will take that was predicted to take so long; not negative.
-
-        Args:
-            num_tokens: of the pass, where those of observed passes were told.
-        """
-        dearer_s = 0.0 if num_tokens is None else self.token_s * (num_tokens - self._num_tokens)
-        return max(0.0, self._line(predicted_s) + dearer_s)
-
-    def plane(self) -> tuple[float, float, float]:
-        """Return `seconds` as it is now, without its lower bound of 0.
-
-        Returns: seconds in any case, seconds for each predicted second, and seconds for each token.
-        """
-        slope, token_s = self.slope, self.token_s
-        return self._measured_s - slope * self._predicted_s - token_s * self._num_tokens, slope, token_s
-
-    def observe(self, predicted_s: float, measured_s: float, num_tokens: float | None = None) -> None:
-        """Take one pass; ignored if one of the two is not above 0, as with a clock too coarse for the pass."""
-        if predicted_s <= 0.0 or measured_s <= 0.0:
-            return
-        expected_s = max(self.seconds(predicted_s, num_tokens), 0.1 * predicted_s)
-        measured_s = max(0.5 * expected_s, min(2.0 * expected_s, measured_s))
-        self._num_observed += 1
-        weight = max(_NEWEST_WEIGHT, 1.0 / self._num_observed)
-        from_mean_s = predicted_s - self._predicted_s
-        self._predicted_s += weight * from_mean_s
-        self._measured_s += weight * (measured_s - self._measured_s)
-        self._variance = (1 - weight) * self._variance + weight * from_mean_s * (predicted_s - self._predicted_s)
-        self._covariance = (1 - weight) * self._covariance + weight * from_mean_s * (measured_s - self._measured_s)
-        if num_tokens is not None:
-            self._observe_tokens(num_tokens, measured_s - self._line(predicted_s))
-
-    def resume(self) -> None:
-        """Let the next passes count for more: none was taken for a while, and others told of the machine meanwhile."""
-        self._num_observed = min(self._num_observed, _RESUMED)
-
-    def scale(self, factor: float) -> None:
-        """Expect all passes to take so many times as long: the whole machine's speed has changed meanwhile."""
-        self._measured_s *= factor
-
-    def _line(self, predicted_s: float) -> float:
-        return self._measured_s + self.slope * (predicted_s - self._predicted_s)
-
-    def _observe_tokens(self, num_tokens: float, beyond_s: float) -> None:
-        self._num_counted += 1
-        weight = max(_NEWEST_TOKENS_WEIGHT, 1.0 / self._num_counted)
-        from_mean = num_tokens - self._num_tokens
-        self._num_tokens += weight * from_mean
-        rest = from_mean * (1 - weight)
-        self._token_variance = (1 - weight) * self._token_variance + weight * from_mean * rest
-        self._token_covariance = (1 - weight) * self._token_covariance + weight * rest * beyond_s
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,10 +17,10 @@ import torch
 
 from card import __version__
 from card.config import EngineSettings
-from card.engine.cores import Home
-from card.engine.latency import PassCost
 from card.models.demo import DEMO_NAMES, demo_folder
 from card.models.places import is_gguf
+from card.policy.cores import CoreSet
+from card.policy.cost import PassCost
 
 logger = logging.getLogger(__name__)
 
@@ -108,7 +108,7 @@ class LatencyKey(msgspec.Struct, frozen=True, kw_only=True):
         return hashlib.sha256(msgspec.json.encode(self.about, order="sorted")).hexdigest()[:32]
 
     @classmethod
-    def of(cls, what: str, model: str, *, dtype: str, device: str, home: Home, more: str = "") -> LatencyKey:
+    def of(cls, what: str, model: str, *, dtype: str, device: str, core_set: CoreSet, more: str = "") -> LatencyKey:
         """Return the key of a model's latency.
 
         Args:
@@ -121,8 +121,8 @@ class LatencyKey(msgspec.Struct, frozen=True, kw_only=True):
             "model": _identity(model),
             "dtype": dtype,
             "device": device,
-            "threads": str(home.threads),
-            "cores": str(len(home.cores)),
+            "threads": str(core_set.threads),
+            "cores": str(len(core_set.cores)),
             "more": more,
             "machine": _machine(),
             "versions": f"card {__version__}, torch {torch.__version__}",
@@ -130,13 +130,15 @@ class LatencyKey(msgspec.Struct, frozen=True, kw_only=True):
         return cls(about=about)
 
 
-def drafter_key(what: str, settings: EngineSettings, home: Home) -> LatencyKey:
+def drafter_key(what: str, settings: EngineSettings, core_set: CoreSet) -> LatencyKey:
     """Return the key of a latency of the draft model that the settings name."""
     assert settings.draft is not None
     device, more = settings.draft_device or settings.device, ""
     if settings.draft_vocab is not None:
         more = f"the first {settings.draft_vocab} tokens"
-    return LatencyKey.of(what, settings.draft, dtype=settings.dtype_of_draft, device=device, home=home, more=more)
+    return LatencyKey.of(
+        what, settings.draft, dtype=settings.dtype_of_draft, device=device, core_set=core_set, more=more
+    )
 
 
 def _read(file: Path | None) -> dict[str, _Entry]:

@@ -10,14 +10,15 @@ from typing import TYPE_CHECKING, Literal
 from transformers import PreTrainedTokenizerBase
 
 from card.config import DraftSettings, EngineSettings, SamplingParams
-from card.engine.cores import CorePlan, pinned
-from card.engine.latency import PassCost, measure_pass_cost
+from card.engine.latency import measure_pass_cost
 from card.models.cuda.bucketed import make_runner
 from card.models.cuda.graphs import Lane
 from card.models.draft_vocab import always_drafted, restrict_head
 from card.models.fingerprint import tokenizer_fingerprint
 from card.models.loading import context_limit, end_token_ids, load_decoder
 from card.models.torch_runner import TorchRunner
+from card.policy.cores import CorePlan, pinned
+from card.policy.cost import PassCost
 from card.transport.child import DrafterChild
 from card.transport.drafter_process import DrafterConfig
 from card.transport.inline import InlineLink

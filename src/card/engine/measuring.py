@@ -6,10 +6,11 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from card.engine.cores import CorePlan, Home, pinned
-from card.engine.latency import PassCost, measure_pass_cost, single_pass_s, with_useful_threads
+from card.engine.latency import measure_pass_cost, single_pass_s, with_useful_threads
 from card.engine.latency_store import LatencyKey, LatencyStore
 from card.models.torch_runner import TorchRunner
+from card.policy.cores import CorePlan, CoreSet, pinned
+from card.policy.cost import PassCost
 
 _FULL_S, _QUICK_S = 1.0, 0.12  # for the target's latencies under one schedule: at leisure, and while somebody waits
 _DOUBTED_RUNS, _CHANGED = 3, 1.6  # passes; a machine whose speed drifts by a fifth is still the same
@@ -43,17 +44,17 @@ class Measuring:
         self._max_sequences = max_sequences
         self._is_quick = is_quick
         self._more = more
-        self._homes: list[Home] = []  # whose latencies were asked for
+        self._core_sets: list[CoreSet] = []  # whose latencies were asked for
         self._plan: CorePlan | None = None  # whose useful threads were asked for
 
     def doubt(self, plan: CorePlan) -> None:
         """Forget what is kept if a pass contradicts it: the machine has changed, or was busy when it was measured."""
         threads = self._store.threads(self._key("threads", plan.alone))
-        home = plan.alone if threads is None else replace(plan.alone, threads=threads)
-        known = self._store.cost(self._key("pass", home))
+        core_set = plan.alone if threads is None else replace(plan.alone, threads=threads)
+        known = self._store.cost(self._key("pass", core_set))
         if known is None:
             return
-        with pinned(home):
+        with pinned(core_set):
             seconds = single_pass_s(self._runner, clock=time.perf_counter, num_runs=_DOUBTED_RUNS)
         if max(seconds / known.seconds(1), known.seconds(1) / seconds) > _CHANGED:
             self._store.clear()
@@ -67,11 +68,11 @@ class Measuring:
             return replace(plan, beside=replace(plan.beside, threads=beside), alone=replace(plan.alone, threads=alone))
         return self._find_threads(plan, is_quick=self._is_quick)
 
-    def cost(self, home: Home) -> PassCost:
-        """Return what the target's passes cost in this home."""
-        if home not in self._homes:
-            self._homes.append(home)
-        cost = self.remembered(self._key("pass", home), lambda: self._measure(home, self._limit_s))
+    def cost(self, core_set: CoreSet) -> PassCost:
+        """Return what the target's passes cost in this core_set."""
+        if core_set not in self._core_sets:
+            self._core_sets.append(core_set)
+        cost = self.remembered(self._key("pass", core_set), lambda: self._measure(core_set, self._limit_s))
         assert cost is not None
         return cost
 
@@ -89,35 +90,35 @@ class Measuring:
             if None not in keys and not all(self._store.threads(key, is_final=True) for key in keys):
                 self._find_threads(self._plan, is_quick=False, limit_s=_IDLE_S)
                 yield
-        for home in self._homes:
-            key = self._key("pass", home)
+        for core_set in self._core_sets:
+            key = self._key("pass", core_set)
             if key is not None and self._store.cost(key, is_final=True) is None:
-                self._store.keep_cost(key, self._measure(home, _IDLE_S), is_quick=False)
+                self._store.keep_cost(key, self._measure(core_set, _IDLE_S), is_quick=False)
                 yield
 
     def _find_threads(self, plan: CorePlan, *, is_quick: bool, limit_s: float | None = None) -> CorePlan:
         found = with_useful_threads(plan, self._runner, is_quick=is_quick, limit_s=limit_s)
-        for key, home in zip(self._thread_keys(plan), (found.beside, found.alone), strict=True):
-            if home.threads is not None:
-                self._store.keep_threads(key, home.threads, is_quick=is_quick)
+        for key, core_set in zip(self._thread_keys(plan), (found.beside, found.alone), strict=True):
+            if core_set.threads is not None:
+                self._store.keep_threads(key, core_set.threads, is_quick=is_quick)
         return found
 
     def _thread_keys(self, plan: CorePlan) -> list[LatencyKey | None]:
-        return [self._key("threads", home) for home in (plan.beside, plan.alone)]
+        return [self._key("threads", core_set) for core_set in (plan.beside, plan.alone)]
 
     @property
     def _limit_s(self) -> float:
         return _QUICK_S if self._is_quick else _FULL_S
 
-    def _measure(self, home: Home, limit_s: float) -> PassCost:
-        with pinned(home):
+    def _measure(self, core_set: CoreSet, limit_s: float) -> PassCost:
+        with pinned(core_set):
             return measure_pass_cost(
                 self._runner, clock=time.perf_counter, max_sequences=self._max_sequences, time_limit_s=limit_s
             )
 
-    def _key(self, what: str, home: Home) -> LatencyKey | None:
+    def _key(self, what: str, core_set: CoreSet) -> LatencyKey | None:
         if self._model is None:
             return None
         dtype, device = self._runner.precision, str(self._runner.device)
         more = f"{self._more}, up to {self._max_sequences} sequences"
-        return LatencyKey.of(what, self._model, dtype=dtype, device=device, home=home, more=more)
+        return LatencyKey.of(what, self._model, dtype=dtype, device=device, core_set=core_set, more=more)

@@ -5,16 +5,17 @@ The planner asks the same questions of hardware that it only has figures of.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from card.config import DraftSettings, EngineSettings
-from card.engine.forecast import Station
-from card.engine.latency import PassCost
 from card.engine.links import Where
 from card.errors import SettingsError
 from card.methods import Method
-from card.transport.switch import Arm
+from card.policy.cores import CoreSet
+from card.policy.cost import PassCost, ScheduleCost
+from card.policy.rounds import FixedPolicy, Policy, Schedule
+from card.policy.tuned import TunedPolicy
 from card.workers.offers import DRAFTER
 from card.writers.local import find_writer
 
@@ -66,21 +67,55 @@ def choose_where(method: Method, settings: EngineSettings, *, is_loaded: bool, h
     return "switch" if has_cores else "inline"
 
 
-def stations_of(where: Where, settings: EngineSettings, *, alone: Station, beside: Station) -> dict[Arm, Station]:
+def schedules_of(
+    where: Where | None, settings: EngineSettings, *, alone: ScheduleCost, beside: ScheduleCost
+) -> dict[Schedule, ScheduleCost]:
     """Return the schedules that a tuned method may choose from.
 
     Args:
+        where: None: there is no drafter.
         alone: the target with all its cores, and the draft model where it takes turns with it.
         beside: the target and the draft model where they run at the same time.
     """
-    stations: dict[Arm, Station] = {}
+    resting = replace(alone, drafter=None)
+    if where is None:
+        return {"off": resting}
+    schedules: dict[Schedule, ScheduleCost] = {}
     if where != "inline":
-        stations["beside"] = beside
+        schedules["beside"] = beside
     if where in ("inline", "switch"):
-        stations["turns"] = alone
+        schedules["turns"] = alone
     if settings.schedule == "auto":
-        stations["off"] = replace(alone, drafter=None)
-    return stations
+        schedules["off"] = resting
+    return schedules
+
+
+def make_policy(
+    method: Method,
+    settings: EngineSettings,
+    draft: DraftSettings,
+    costs: Callable[[], tuple[ScheduleCost, ScheduleCost]],
+    *,
+    where: Where | None,
+    pinned: frozenset[str],
+    has_writers: bool,
+    cores: CoreSet = CoreSet(),  # noqa: B008
+) -> Policy:
+    """Return the policy of an engine: what was set, and for a tuned method the rest by measurement.
+
+    Args:
+        draft: as the method shapes it.
+        costs: returns those of the target alone and beside a drafter; asked for by a tuned method only.
+        where: of the drafter; None: there is none.
+        pinned: names of the settings of ``draft`` that were set.
+        has_writers: others than a draft model propose candidates.
+        cores: of the target, under a policy that changes nothing.
+    """
+    drafts = where is not None
+    if not (method.is_tuned and (drafts or has_writers)) or settings.policy == "fixed":
+        return FixedPolicy(method, cores, takes_turns=where == "inline", has_drafter=drafts)
+    alone, beside = costs()
+    return TunedPolicy(schedules_of(where, settings, alone=alone, beside=beside), draft, pinned=pinned)
 
 
 def round_length(method: Method, draft: DraftSettings, *, target: PassCost, drafter: PassCost, most: int) -> int:

@@ -6,10 +6,10 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 
-from card.engine.cores import Home, pinned
 from card.errors import CapacityError, CardError, PromptError, TargetError
 from card.models.pool import SequencePool
 from card.models.protocol import NO_PARENT, Extension, LanguageModel
+from card.policy.cores import CoreSet, pinned
 from card.tree.sampling import TokenLogprobs, token_logprobs
 
 Scores = tuple[TokenLogprobs, ...]
@@ -38,14 +38,16 @@ class ScoringJob:
 class Scorer:
     """Scores texts one after the other. Between two calls of `step` the engine may run a round."""
 
-    def __init__(self, model: LanguageModel, pool: SequencePool, home: Callable[[], Home], *, chunk: int) -> None:
+    def __init__(
+        self, model: LanguageModel, pool: SequencePool, core_set: Callable[[], CoreSet], *, chunk: int
+    ) -> None:
         """Share ``model`` and ``pool`` with the engine.
 
         Args:
-            home: where to compute now.
+            core_set: where to compute now.
             chunk: most tokens of a pass.
         """
-        self._model, self._pool, self._home, self._chunk = model, pool, home, chunk
+        self._model, self._pool, self._core_set, self._chunk = model, pool, core_set, chunk
         self._jobs: deque[ScoringJob] = deque()
         self._slot: int | None = None  # of the first job, once it has begun
         self._scores: list[TokenLogprobs] = []
@@ -83,7 +85,7 @@ class Scorer:
             self._jobs.popleft()
             return
         try:
-            with pinned(self._home()):
+            with pinned(self._core_set()):
                 is_over = self._advance(job)
         except CapacityError as error:
             if not is_alone and self._slot is None:

@@ -8,8 +8,6 @@ from typing import Literal
 
 from card.config import DraftSettings, Placement
 
-Schedule = Literal["alone", "sequential", "parallel"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Method:
@@ -17,7 +15,7 @@ class Method:
 
     name: str
     summary: str
-    schedule: Schedule  # no drafter / drafter and target take turns / the drafter never stops
+    schedule: Literal["alone", "sequential", "parallel"]  # none, in turns, or without a stop
     placement: Placement  # the default one
     shape: Callable[[DraftSettings], DraftSettings]  # the settings that define the method, imposed on the user's
     writers: tuple[str, ...] = ()  # local writers that belong to it

@@ -17,17 +17,16 @@ from transformers import PreTrainedTokenizerBase
 
 from card.api.text_stream import TextStream
 from card.config import DraftSettings, EngineSettings, SamplingParams
-from card.engine.cores import Home
 from card.engine.engine import Engine
-from card.engine.forecast import Station
-from card.engine.latency import PassCost
-from card.engine.tuned import TunedPolicy
 from card.errors import SettingsError
 from card.methods import find_method
 from card.models.protocol import Extension, LanguageModel
 from card.planner.profile import Overheads
+from card.policy.cores import CoreSet
+from card.policy.cost import PassCost, ScheduleCost
+from card.policy.rounds import Schedule
+from card.policy.tuned import TunedPolicy
 from card.transport.inline import InlineLink
-from card.transport.switch import Arm
 from card.tree.messages import Close, DraftSpec, Open, TargetMessage
 from card.workers.drafter import DrafterWorker
 from card.workers.replica import draft_spec
@@ -158,8 +157,8 @@ class _RoundBench:
             writers={name: partial(_open_writer, writer) for name, writer in named.items()},
             top_k=max((writer.top_k for writer in named.values()), default=0),
         )
-        stations: dict[Arm, Station] = {"off": Station(Home(), PassCost(((1, 1e-3), (2, 1e-3))))}
-        engine = Engine(worker, link, method, policy=TunedPolicy(stations, draft) if is_tuned else None)
+        costs: dict[Schedule, ScheduleCost] = {"off": ScheduleCost(CoreSet(), PassCost(((1, 1e-3), (2, 1e-3))))}
+        engine = Engine(worker, link, method, policy=TunedPolicy(costs, draft) if is_tuned else None)
         num_tokens = 2 * _NUM_TOKENS if is_drafted or writers else _NUM_TOKENS
         params = SamplingParams(temperature=0.0, seed=0, max_tokens=num_tokens, ignore_eos=True)
         request = Request(

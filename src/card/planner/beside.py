@@ -12,9 +12,9 @@ from itertools import pairwise
 from statistics import mean
 
 from card.config import DraftSettings, SamplingParams
-from card.engine.latency import PassCost
 from card.engine.links import DrafterPlan, make_drafter
 from card.errors import WorkerError
+from card.policy.cost import PassCost
 from card.tree.messages import Close, Layer
 from card.workers.metrics import RequestStats
 from card.workers.replica import Replica

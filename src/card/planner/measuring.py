@@ -14,7 +14,6 @@ import torch
 
 import card
 from card.config import INT8
-from card.engine.cores import Home, pinned
 from card.engine.latency import measure_pass_cost
 from card.errors import PlanError
 from card.models.cuda.bucketed import make_runner
@@ -25,6 +24,7 @@ from card.models.protocol import Extension, LanguageModel
 from card.planner.around import measure_overheads
 from card.planner.profile import PassGrid, PassTable, Profile, Setup
 from card.planner.sizes import DEFAULT_BATCHES, DEFAULT_CONTEXTS, DEFAULT_TOKENS
+from card.policy.cores import CoreSet, pinned
 
 _MAX_MODEL_LEN = 2048
 _TREE_ROWS = 1024
@@ -78,7 +78,7 @@ def measure_profile(request: ProfileRequest, tell: Callable[[str], None] = lambd
     is_cpu = runner.device.type == "cpu"
     setups = []
     for threads in request.threads or (torch.get_num_threads(),):
-        with pinned(Home((), threads if is_cpu else None, runner.precision == INT8)):
+        with pinned(CoreSet((), threads if is_cpu else None, runner.precision == INT8)):
             tell(f"measuring passes{f' with {threads} threads' if is_cpu else ''}")
             runner.warm_up(16)
             cost = measure_pass_cost(runner, clock=time.perf_counter)
@@ -87,7 +87,7 @@ def measure_profile(request: ProfileRequest, tell: Callable[[str], None] = lambd
             )
             setups.append(Setup(threads=threads if is_cpu else None, cost=table, grid=measure_grid(runner, request)))
     tell("measuring what goes on around the passes")
-    with pinned(Home((), min(request.threads, default=1) if is_cpu else None, runner.precision == INT8)):
+    with pinned(CoreSet((), min(request.threads, default=1) if is_cpu else None, runner.precision == INT8)):
         tokenizer = load_tokenizer(request.model)
         overheads = measure_overheads(runner, tokenizer)
     cost_of = f"{parameter_count(model) / 1e6:.0f}M (inflated)" if request.target_cost else ""

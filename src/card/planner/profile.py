@@ -11,9 +11,9 @@ from pathlib import Path
 
 import msgspec
 
-from card.engine.latency import PassCost
 from card.errors import PlanError, SettingsError
 from card.planner.files import read_json, write_bytes
+from card.policy.cost import PassCost
 
 KIND, VERSION = "profile", 1
 
@@ -80,6 +80,7 @@ class Overheads(msgspec.Struct, frozen=True, kw_only=True):
 
     round_s: float = 1.7e-4  # a round of the target: query, choice of tokens, rows kept, text
     request_s: float = 1e-4  # each further request in a round
+    drafted_request_s: float = 0.0  # each request in a round that verifies a drafter's candidates, besides messages
     tuned_s: float = 1.7e-4  # a round whose policy tunes itself, or that has local writers of which nothing is known
     by_writer: dict[str, float] = {}  # seconds of a round with this local writer, by its name
     drafted_s: float = 0.0  # a round that verifies a drafter's candidates; by default it is in what messages take

@@ -8,19 +8,19 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from card.config import DraftSettings, EngineSettings, SamplingParams, split_settings
-from card.engine.cores import Home
 from card.engine.engine import Engine, Limits
-from card.engine.forecast import Station
 from card.engine.links import Where, tree_rows
-from card.engine.placing import choose_where, round_length, share_out, stations_of
-from card.engine.policy import FixedPolicy, Policy
-from card.engine.tuned import TunedPolicy
+from card.engine.placing import choose_where, make_policy, round_length, share_out
 from card.errors import PlanError
 from card.methods import Method, find_method
 from card.planner.profile import Overheads, Profile, Setup, TrueCost
 from card.planner.recording import Recording
 from card.planner.replay import PassSize, ReplayedModel, ReplayedTexts
 from card.planner.virtual import VirtualClock, VirtualDrafter, VirtualLink, World
+from card.policy.cores import CoreSet
+from card.policy.cost import ScheduleCost
+from card.policy.rounds import Policy
+from card.policy.tuned import TunedPolicy
 from card.transport.inline import InlineLink
 from card.transport.link import DrafterLink
 from card.transport.switch import SwitchLink
@@ -145,10 +145,10 @@ def plan_method(scene: Scene, name: str, changes: Mapping[str, Any]) -> Plan:
     asked = DraftSettings(**draft_changes)
     draft = method.shape(asked)
     if method.length_from_latencies and where is not None and "num_speculative_tokens" not in draft_changes:
-        home = beside if where in ("process", "switch") else alone
+        core_set = beside if where in ("process", "switch") else alone
         drafting = far_draft or own_draft
         assert drafting is not None
-        costs = {"target": home.pass_cost(), "drafter": drafting.pass_cost()}
+        costs = {"target": core_set.pass_cost(), "drafter": drafting.pass_cost()}
         length = round_length(method, asked, **costs, most=_model_len(scene))
         draft = method.shape(asked.replace(num_speculative_tokens=length))
     pinned = frozenset(draft_changes)
@@ -183,7 +183,7 @@ def build_stage(
         shared: a world with a drafter for several targets, and which of them this is; None gives it one of its own.
     """
     clock = clock or VirtualClock()
-    policy = make_policy(plan)
+    policy = policy_of(plan)
     overheads = scene.target.overheads or Overheads()
     caches = _Caches()
     target = _target_model(scene, plan, texts, clock, policy, caches)
@@ -207,18 +207,24 @@ def build_stage(
     return Stage(plan, engine, clock, policy, link is not None, local)
 
 
-def make_policy(plan: Plan) -> Policy:
+def policy_of(plan: Plan) -> Policy:
     """Return the policy that `card.api.host` would make."""
-    takes_turns, drafts = plan.where == "inline", plan.where is not None
-    if not (plan.method.is_tuned and (drafts or plan.writers)) or plan.settings.policy == "fixed":
-        return FixedPolicy(plan.method, takes_turns=takes_turns, has_drafter=drafts)
-    home = Home()
-    alone = Station(home, plan.alone.pass_cost(), plan.own_draft.pass_cost() if plan.own_draft else None)
-    if plan.where is None:
-        return TunedPolicy({"off": Station(home, alone.target)}, plan.draft, pinned=plan.pinned)
-    beside = Station(home, plan.beside.pass_cost(), plan.far_draft.pass_cost() if plan.far_draft else alone.drafter)
-    stations = stations_of(plan.where, plan.settings, alone=alone, beside=beside)
-    return TunedPolicy(stations, plan.draft, pinned=plan.pinned)
+
+    def costs() -> tuple[ScheduleCost, ScheduleCost]:
+        own = plan.own_draft.pass_cost() if plan.own_draft else None
+        far = plan.far_draft.pass_cost() if plan.far_draft else own
+        alone = ScheduleCost(CoreSet(), plan.alone.pass_cost(), own)
+        return alone, ScheduleCost(CoreSet(), plan.beside.pass_cost(), far)
+
+    return make_policy(
+        plan.method,
+        plan.settings,
+        plan.draft,
+        costs,
+        where=plan.where,
+        pinned=plan.pinned,
+        has_writers=bool(plan.writers),
+    )
 
 
 def make_drafter(scene: Scene, plan: Plan, texts: ReplayedTexts, num_targets: int = 1) -> VirtualDrafter:
@@ -295,11 +301,12 @@ def _target_model(
 
     def on_pass(size: PassSize) -> None:
         nonlocal unpaid_s
-        is_beside, has_rested = policy.arm == "beside", caches.are_targets  # in turns: since the last pass
+        is_beside, has_rested = policy.schedule == "beside", caches.are_targets  # in turns: since the last pass
         caches.are_targets = True
         clock.advance(costs[is_beside].seconds(size.num_tokens, size.num_sequences, size.num_context_rows))
         drafts = plan.where is not None and (is_beside or not has_rested)
-        unpaid_s = rounds_s[drafts] + (size.num_sequences - 1) * overheads.request_s
+        drafted_s = size.num_sequences * overheads.drafted_request_s if drafts else 0.0
+        unpaid_s = rounds_s[drafts] + drafted_s + (size.num_sequences - 1) * overheads.request_s
 
     def on_keep() -> None:
         nonlocal unpaid_s

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Literal
 
 import msgspec
 
+from card.policy.rounds import Schedule
 from card.transport.link import DrafterLink, LinkStatus
 from card.tree.messages import Close, Correction, DrafterMessage, Layer, Open, Ready, Resync, TargetMessage
-
-Arm = Literal["beside", "turns", "off"]  # the drafter runs beside the target / takes turns with it / rests
 
 _LOOK_AFTER_S = 0.1  # between looks after the drafter that rests
 _TERMS = 1 << 16  # request ids carry the number of the term that they were opened in, modulo this
@@ -26,7 +24,7 @@ class SwitchLink:
     """
 
     def __init__(self, beside: DrafterLink, turns: DrafterLink, clock: Callable[[], float] = time.monotonic) -> None:
-        self._links: dict[Arm, DrafterLink] = {"beside": beside, "turns": turns}
+        self._links: dict[Schedule, DrafterLink] = {"beside": beside, "turns": turns}
         self._active = beside
         self._term = 0
         self._open: set[int] = set()  # request ids of the target, opened in this term
@@ -35,9 +33,9 @@ class SwitchLink:
         self._looked_at = clock()
 
     @property
-    def available(self) -> frozenset[Arm]:
+    def available(self) -> frozenset[Schedule]:
         """The schedules whose drafter is alive, and to do without one."""
-        alive = {arm for arm, link in self._links.items() if link.status.state in ("up", "degraded")}
+        alive = {schedule for schedule, link in self._links.items() if link.status.state in ("up", "degraded")}
         return frozenset({"off", *alive})
 
     @property
@@ -66,9 +64,9 @@ class SwitchLink:
         """What the drafter beside the target said of itself; the other one is in this process."""
         return self._links["beside"].ready
 
-    def use(self, arm: Arm) -> None:
+    def use(self, schedule: Schedule) -> None:
         """Speak to the drafter of this schedule from now on; to rest leaves the present one in place."""
-        link = self._links.get(arm, self._active)
+        link = self._links.get(schedule, self._active)
         if link is self._active:
             return
         for request_id in self._open:

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from card.engine.choice import best_by_depth, choose, is_worth_drafting
-from card.engine.latency import PassCost
+from card.policy.choice import best_by_depth, choose, is_worth_drafting
+from card.policy.cost import PassCost
 from card.tree.nodes import Candidates
 
 Offers = list[list[float]]

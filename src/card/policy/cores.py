@@ -13,7 +13,7 @@ from card.models.threads import ThreadsKept, use_threads
 
 
 @dataclass(frozen=True, slots=True)
-class Home:
+class CoreSet:
     """Where a computation runs: cores (empty: not pinned) and threads (None: left as they are)."""
 
     cores: tuple[int, ...] = ()
@@ -25,8 +25,8 @@ class Home:
 class CorePlan:
     """Where each side runs; the target's threads are the most that it may have."""
 
-    beside: Home  # the target while a drafter in another process runs beside it
-    alone: Home  # the target while it has all cores, or takes turns on them with a drafter in its own process
+    beside: CoreSet  # the target while a drafter in another process runs beside it
+    alone: CoreSet  # the target while it has all cores, or takes turns on them with a drafter in its own process
     draft: tuple[int, ...]  # cores of the drafter's process
 
 
@@ -40,33 +40,33 @@ def plan_cores(settings: EngineSettings, *, own_drafter_core: bool, in_integers:
     Raises: SettingsError if a core is asked for that this process may not use.
     """
     if not hasattr(os, "sched_getaffinity"):  # not Linux: the scheduler decides
-        home = Home((), settings.threads, in_integers)
-        return CorePlan(home, home, ())
+        core_set = CoreSet((), settings.threads, in_integers)
+        return CorePlan(core_set, core_set, ())
     allowed = sorted(os.sched_getaffinity(0))
     for name, cores in (("cores", settings.cores), ("draft_cores", settings.draft_cores)):
         for core in cores or ():
             if core not in allowed:
                 raise SettingsError(f"{name} must be among the cores of this process {allowed}, got {core}")
     all_cores = settings.cores or tuple(allowed)
-    alone = Home(settings.cores or (), settings.threads or len(all_cores), in_integers)
+    alone = CoreSet(settings.cores or (), settings.threads or len(all_cores), in_integers)
     if not own_drafter_core:
         return CorePlan(alone, alone, ())
     count = settings.draft_threads
     free = [core for core in allowed if core not in (settings.cores or ())]
     draft = settings.draft_cores or (tuple(free[-count:]) if len(allowed) > count else ())
     target = settings.cores or tuple(core for core in allowed if core not in draft)
-    return CorePlan(Home(target, settings.threads or len(target), in_integers), alone, draft)
+    return CorePlan(CoreSet(target, settings.threads or len(target), in_integers), alone, draft)
 
 
 @contextlib.contextmanager
-def pinned(home: Home) -> Iterator[None]:
+def pinned(core_set: CoreSet) -> Iterator[None]:
     """Run the block with the calling thread on these cores and threads; afterwards all is as before."""
     before = ThreadsKept()
-    cores_before = os.sched_getaffinity(0) if home.cores else None
+    cores_before = os.sched_getaffinity(0) if core_set.cores else None
     try:
-        if home.cores:
-            os.sched_setaffinity(0, home.cores)
-        use_threads(home.threads or before.num_threads, in_integers=home.in_integers)
+        if core_set.cores:
+            os.sched_setaffinity(0, core_set.cores)
+        use_threads(core_set.threads or before.num_threads, in_integers=core_set.in_integers)
         yield
     finally:
         before.restore()

@@ -1,7 +1,7 @@
 """What a round does with its drafter: draft first, wait, or verify what there is, and how much of it.
 
 A policy decides and observes. It never speaks to the drafter, runs no model and reads no clock: the engine does what it
-says and tells what came of it. `FixedPolicy` obeys the settings to the letter; `card.engine.tuned` tunes what was left
+says and tells what came of it. `FixedPolicy` obeys the settings to the letter; `card.policy.tuned` tunes what was left
 open.
 """
 
@@ -10,14 +10,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
-from card.engine.cores import Home
 from card.methods import Method
-from card.transport.switch import Arm
+from card.policy.cores import CoreSet
 from card.tree.nodes import Candidates
 from card.workers.offers import leading
 from card.workers.request import Request, StepResult
+
+Schedule = Literal["beside", "turns", "off"]  # the drafter runs beside the target / takes turns with it / rests
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,22 +68,22 @@ class Policy(Protocol):
     """Decides what a round does. One policy serves one engine."""
 
     @property
-    def arm(self) -> Arm:
+    def schedule(self) -> Schedule:
         """The schedule of the present round."""
 
     @property
-    def home(self) -> Home:
+    def cores(self) -> CoreSet:
         """Where the target computes in the present round."""
 
     @property
-    def reading_home(self) -> Home:
+    def reading_cores(self) -> CoreSet:
         """Where the target computes in a round that only reads a long prompt."""
 
     @property
     def reason(self) -> str:
         """Why this schedule, in a few words for the statistics."""
 
-    def begin(self, num_requests: int, available: frozenset[Arm]) -> None:
+    def begin(self, num_requests: int, available: frozenset[Schedule]) -> None:
         """Start a round of so many requests, prompts included: now the schedule may change to another available one."""
 
     def beam(self) -> tuple[int, int]:
@@ -104,18 +105,18 @@ class FixedPolicy:
     def __init__(
         self,
         method: Method,
-        home: Home = Home(),  # noqa: B008
+        cores: CoreSet = CoreSet(),  # noqa: B008
         *,
         takes_turns: bool = False,
         has_drafter: bool | None = None,
     ) -> None:
         """Make the policy. ``has_drafter`` None: as the method is by itself."""
         drafts = method.needs_draft if has_drafter is None else has_drafter
-        self.home = self.reading_home = home
-        self.arm: Arm = "off" if not drafts else "turns" if takes_turns else "beside"
+        self.cores = self.reading_cores = cores
+        self.schedule: Schedule = "off" if not drafts else "turns" if takes_turns else "beside"
         self.reason = f"{method.name} as set" if drafts else f"{method.name} without a drafter"
 
-    def begin(self, num_requests: int, available: frozenset[Arm]) -> None:
+    def begin(self, num_requests: int, available: frozenset[Schedule]) -> None:
         """Nothing changes."""
 
     def beam(self) -> tuple[int, int]:

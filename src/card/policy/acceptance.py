@@ -1,0 +1,165 @@
+"""How likely candidates are accepted: by who proposed them, how likely that writer thinks them, and by depth."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from card.policy.cost import DISCOUNT
+from card.tree.nodes import Candidates
+from card.tree.verify import ROOT
+from card.workers.offers import AND_OTHERS, DRAFTER
+from card.workers.request import Request, Verified
+
+# Chance that the draft model's next token is the target's, until it has been seen. Too high a value costs a few rounds
+# of drafting, too low a one all of it. Evidence: 0.7 and 0.75 are alike on the gate.
+FIRST_AGREEMENT = 0.7
+# Observations that a prior counts for, here the writer's own probability. Evidence: 5, 7 and
+# 10 are alike on the gate.
+PRIOR_COUNT = 10.0
+# Share of what earlier texts showed that is kept when new ones take over the batch. Evidence: 0.5 to 0.85 are alike on
+# the gate.
+TEXT_KEPT = 0.7
+# Deepest candidates that predictions tell apart, in layers. Evidence: 8 and 12 are alike on the gate.
+DEEPEST = 12
+
+_ANY_OF_DRAFTER = ""  # the label of all that the draft model proposes, whoever else does
+
+
+class Chances:
+    """The share of candidates of one kind that the target accepts, by bins of path probability and of depth.
+
+    Bins are even in log-odds, depths are 1, 2-3, 4-7 and from 8 on. Where little was seen the path probability itself
+    is the estimate. An idle bin fades, too: one that looked too bad to verify from is tried again some day.
+    """
+
+    def __init__(self) -> None:
+        self._num_seen = 0
+        self._bins: dict[tuple[int, int], tuple[float, float, int]] = {}  # count, accepted, when brought up to date
+
+    def observe(self, depth: int, path_logprob: float, was_accepted: bool) -> None:
+        """Count one verified candidate.
+
+        Args:
+            depth: below the root, whose children have depth 1.
+            path_logprob: its path score as its writer gave it, at most 0 up to rounding.
+            was_accepted: whether it lies on the accepted path.
+        """
+        self._num_seen += 1
+        bin_ = self._bin(depth, path_logprob)
+        count, accepted = self._faded(bin_)
+        self._bins[bin_] = DISCOUNT * count + 1, DISCOUNT * accepted + was_accepted, self._num_seen
+
+    def probability(self, depth: int, path_logprob: float) -> float:
+        """Return the chance that such a candidate is accepted, in [0, 1]; arguments as for `observe`."""
+        count, accepted = self._faded(self._bin(depth, path_logprob))
+        return (accepted + PRIOR_COUNT * math.exp(min(path_logprob, 0.0))) / (count + PRIOR_COUNT)
+
+    def _faded(self, bin_: tuple[int, int]) -> tuple[float, float]:
+        count, accepted, seen_at = self._bins.get(bin_, (0.0, 0.0, self._num_seen))
+        kept = DISCOUNT ** ((self._num_seen - seen_at) / (1 + len(self._bins)))  # slower: others got these observations
+        return kept * count, kept * accepted
+
+    @staticmethod
+    def _bin(depth: int, path_logprob: float) -> tuple[int, int]:
+        odds = math.log(max(1e-9, -math.expm1(min(path_logprob, -1e-9)))) - path_logprob
+        return min(depth.bit_length(), 4), round(max(-4.0, min(4.0, odds)))
+
+
+class Acceptance:
+    """What is known of the text: the chance of each candidate, and how far the draft model and the others get."""
+
+    def __init__(self) -> None:
+        self._chances: dict[tuple[bool, str], Chances] = {}
+        self._agreed, self._compared = FIRST_AGREEMENT * PRIOR_COUNT, PRIOR_COUNT
+        self._others = [0.0] * DEEPEST  # [d] share of verifications whose accepted token at depth d + 1 was others'
+        self._num_rows = 0.0  # candidates of others in a verification
+        self._num_verified = 0.0  # fading
+        self._texts: frozenset[int] = frozenset()
+
+    @property
+    def agreement(self) -> float:
+        """Chance in [0, 1] that the draft model's candidate below an accepted one is accepted."""
+        return self._agreed / self._compared
+
+    @property
+    def others(self) -> tuple[tuple[float, ...], float]:
+        """What other writers than the draft model get accepted, by depth from 1 on, and their candidates in a round."""
+        total = max(self._num_verified, 1e-9)
+        return tuple(share / total for share in self._others), self._num_rows / total
+
+    def chance(self, request: Request, depth: int, path_logprob: float) -> float:
+        """Return the chance that a path of the draft model's is accepted to its end."""
+        return self._of(request.params.temperature == 0.0).probability(depth, path_logprob)
+
+    def probabilities(self, request: Request, offer: Candidates) -> list[float]:
+        """Return the chance of each candidate to be accepted, in [0, 1].
+
+        Of siblings one at most is accepted: together they are never likelier than their parent. Each writer is
+        calibrated apart and knows nothing of that, so the likeliest sibling keeps its chance and each other one gets
+        at most what the likelier ones leave.
+        """
+        is_greedy = request.params.temperature == 0.0
+        names = offer.writers or (_ANY_OF_DRAFTER,) * len(offer)
+        rows = zip(names, offer.depths, offer.path_logprobs, strict=True)
+        probs = [self._of(is_greedy, writers).probability(depth, logprob) for writers, depth, logprob in rows]
+        children: dict[int, list[int]] = {}
+        for idx, parent in enumerate(offer.parents):
+            children.setdefault(parent, []).append(idx)
+        for parent, siblings in children.items():  # parents come before children, so the parent's is settled
+            left = 1.0 if parent == ROOT else probs[parent]
+            if len(siblings) > 1:
+                siblings.sort(key=lambda idx: -probs[idx])
+            for idx in siblings:
+                probs[idx] = min(probs[idx], left)
+                left -= probs[idx]
+        return probs
+
+    def begin(self, requests: Sequence[Request]) -> bool:
+        """Look whether texts are new: then old ones count for less. Returns: whether any is."""
+        texts = frozenset(request.request_id for request in requests)
+        new, self._texts = texts - self._texts, texts
+        if new:
+            kept = 1 - (1 - TEXT_KEPT) * len(new) / len(texts)
+            self._fade(kept, kept)
+        return bool(new)
+
+    def observe(self, verified: Sequence[Verified]) -> None:
+        """Learn from the verifications of a round."""
+        self._fade(DISCOUNT, DISCOUNT)
+        for one in verified:
+            self._agreed += one.num_agreed
+            self._compared += one.num_compared
+            self._num_verified += 1
+            if one.offer:
+                self._observe_offer(one)
+
+    def _observe_offer(self, one: Verified) -> None:
+        offer, on_path = one.offer, set(one.accepted)
+        names = offer.writers or (_ANY_OF_DRAFTER,) * len(offer)
+        theirs: list[bool] = []  # of each candidate, whether others propose it and all above it
+        rows = zip(names, offer.parents, offer.depths, offer.path_logprobs, strict=True)
+        for idx, (writers, parent, depth, logprob) in enumerate(rows):
+            self._of(one.is_greedy, writers).observe(depth, logprob, idx in on_path)
+            if writers == DRAFTER or writers.startswith(AND_OTHERS):
+                self._of(one.is_greedy).observe(depth, logprob, idx in on_path)
+            is_others = writers not in (DRAFTER, _ANY_OF_DRAFTER)
+            theirs.append(is_others and (parent == ROOT or theirs[parent]))
+            if theirs[-1] and idx in on_path and depth <= DEEPEST:
+                self._others[depth - 1] += 1
+        self._num_rows += sum(theirs)
+
+    def _of(self, is_greedy: bool, writers: str = _ANY_OF_DRAFTER) -> Chances:
+        found = self._chances.get((is_greedy, writers))
+        if found is None:
+            found = self._chances[is_greedy, writers] = Chances()
+        return found
+
+    def _fade(self, of_drafter: float, of_others: float) -> None:
+        """Let what was seen count for less; the first agreement comes back as far as it does."""
+        seen = of_drafter * (self._compared - PRIOR_COUNT)
+        agreed = of_drafter * (self._agreed - FIRST_AGREEMENT * PRIOR_COUNT)
+        self._agreed, self._compared = agreed + FIRST_AGREEMENT * PRIOR_COUNT, seen + PRIOR_COUNT
+        self._others = [of_others * share for share in self._others]
+        self._num_rows *= of_others
+        self._num_verified *= of_others

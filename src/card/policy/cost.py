@@ -1,0 +1,169 @@
+"""What a round costs: passes as measured at start, kept true by one running ratio for each schedule."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
+
+from card.errors import SettingsError
+from card.policy.cores import CoreSet
+from card.policy.rounds import Outcome, RoundView, Schedule
+
+# Share of what is known that one more round leaves in place, so a memory of about 300 rounds. All that is learnt fades
+# by it. Evidence: with 0.99, 0.997 and 0.998 the gate's mean is the same to 1 %.
+DISCOUNT = 0.997
+# Seconds that one request's Python takes around the pass, before that was measured; as much again where the candidates
+# of a draft model are verified. Evidence: 0.18 ms with 16 requests at once at 90 M in int8 (benchmarks/LOG.md).
+REQUEST_S = 2e-4
+
+
+@dataclass(frozen=True, slots=True)
+class PassCost:
+    """Seconds of one forward pass of one model on a given number of threads.
+
+    Linear between the measured points and, beyond the last, along the line through the last two; never falling with
+    more tokens: a point below an earlier one is noise and is raised to it.
+
+    Raises: SettingsError unless there are two points or more with rising token counts, and all seconds are 0 or more.
+    """
+
+    points: tuple[tuple[int, float], ...]  # (new tokens, seconds) of one sequence with a short context
+    per_sequence_s: float = 0.0  # for each sequence after the first, at the same number of tokens
+    per_context_row_s: float = 0.0  # for each row held before the pass, summed over the sequences
+    _starts: tuple[int, ...] = field(init=False, repr=False, compare=False)
+    _lines: tuple[tuple[int, float, float], ...] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        starts = tuple(num_tokens for num_tokens, _ in self.points)
+        if len(starts) < 2 or starts[0] < 1 or any(b <= a for a, b in pairwise(starts)):
+            raise SettingsError(
+                f"points must be two or more with rising numbers of tokens from 1 on, got {self.points}; measure passes"
+                " of at least two sizes"
+            )
+        times = (*(seconds for _, seconds in self.points), self.per_sequence_s, self.per_context_row_s)
+        if not all(0.0 <= seconds < math.inf for seconds in times):
+            raise SettingsError(f"seconds of a pass must be finite and 0 or more, got {times}")
+        points = tuple(zip(starts, accumulate((seconds for _, seconds in self.points), max), strict=True))
+        lines = [(x, y, (next_y - y) / (next_x - x)) for (x, y), (next_x, next_y) in pairwise(points)]
+        below, last_slope = (starts[0], points[0][1], 0.0), lines[-1][2]
+        object.__setattr__(self, "points", points)
+        object.__setattr__(self, "_starts", starts)
+        object.__setattr__(self, "_lines", (below, *lines, (*points[-1], last_slope)))
+
+    def seconds(self, num_tokens: float, num_sequences: int = 1, num_context_rows: float = 0) -> float:
+        """Return the seconds of one pass; 0 if it has no tokens, for then none is made.
+
+        Args:
+            num_tokens: new tokens of all sequences together; a mean need not be whole.
+            num_sequences: sequences that share them.
+            num_context_rows: rows that these sequences hold already, all together.
+        """
+        if num_tokens < 1:
+            return 0.0
+        x, y, slope = self._lines[bisect_right(self._starts, num_tokens)]
+        shared_s = (num_sequences - 1) * self.per_sequence_s + num_context_rows * self.per_context_row_s
+        return y + slope * (num_tokens - x) + shared_s
+
+    def scaled(self, factor: float) -> PassCost:
+        """Return a copy in which everything takes ``factor`` times as long."""
+        points = tuple((num_tokens, factor * seconds) for num_tokens, seconds in self.points)
+        return PassCost(points, factor * self.per_sequence_s, factor * self.per_context_row_s)
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduleCost:
+    """One schedule: the cores that the target computes on, and what passes were measured to cost there."""
+
+    cores: CoreSet
+    target: PassCost
+    drafter: PassCost | None = None  # None: no drafter runs
+
+
+@dataclass(slots=True)
+class Ratio:
+    """Measured over predicted seconds, fading; 1 until something was measured."""
+
+    measured_s: float = 0.0
+    predicted_s: float = 0.0
+
+    @property
+    def value(self) -> float:
+        """The ratio."""
+        return self.measured_s / self.predicted_s if self.predicted_s > 0 else 1.0
+
+    def observe(self, measured_s: float, predicted_s: float) -> None:
+        """Take one pass; one beyond twice what was expected is a hiccup of the machine and counts as that."""
+        if measured_s > 0 and predicted_s > 0:
+            most_s = 2 * predicted_s * self.value if self.predicted_s else math.inf
+            self.measured_s = DISCOUNT * self.measured_s + min(measured_s, most_s)
+            self.predicted_s = DISCOUNT * self.predicted_s + predicted_s
+
+
+class Costs:
+    """Seconds of passes and rounds under each schedule, as the machine takes them now."""
+
+    def __init__(self, at_start: Mapping[Schedule, ScheduleCost]) -> None:
+        """Begin with what was measured at start."""
+        self.at_start = dict(at_start)
+        self._target = {schedule: Ratio() for schedule in at_start}
+        self._drafter = {schedule: Ratio() for schedule in at_start}
+        self._around = {schedule: Ratio() for schedule in at_start}
+        self._rows = 0.0  # context of one request, in the last round
+
+    def drafts(self, schedule: Schedule) -> bool:
+        """Return whether a drafter runs under a schedule."""
+        return self.at_start[schedule].drafter is not None
+
+    def pass_s(self, schedule: Schedule, num_tokens: float, num_requests: int) -> float:
+        """Return the seconds of a target pass of so many tokens for requests of the present length."""
+        cost = self.at_start[schedule].target
+        return self._target[schedule].value * cost.seconds(num_tokens, num_requests, num_requests * self._rows)
+
+    def pass_of(self, schedule: Schedule, view: RoundView) -> Callable[[int], float]:
+        """Return what a target pass of so many tokens takes in this round."""
+        cost, ratio = self.at_start[schedule].target, self._target[schedule].value
+        num_requests, num_rows = len(view.requests), view.num_context_rows
+        return lambda num_tokens: ratio * cost.seconds(num_tokens, num_requests, num_rows)
+
+    def draft_s(self, schedule: Schedule, num_requests: int, width: int) -> float:
+        """Return the seconds of a drafter pass for so many beams of this width; 0 where no drafter runs."""
+        cost = self.at_start[schedule].drafter
+        if cost is None:
+            return 0.0
+        ratio = self._drafter[schedule]
+        if not ratio.predicted_s:  # not used yet: what makes drafting dearer than at start elsewhere will do so here
+            ratio = max(self._drafter.values(), key=lambda one: one.value)
+        return ratio.value * cost.seconds(num_requests * width, num_requests, num_requests * self._rows)
+
+    def around_s(self, schedule: Schedule, num_requests: int) -> float:
+        """Return the seconds of a round beyond its passes."""
+        ratio = self._around[schedule]
+        if not ratio.predicted_s:
+            ratio = max(self._around.values(), key=lambda one: one.predicted_s)
+        return ratio.value * self._first_around_s(schedule, num_requests)
+
+    def observe(self, schedule: Schedule, width: int, outcome: Outcome) -> None:
+        """Learn from a round with beams of this width."""
+        view, result, cost = outcome.view, outcome.result, self.at_start[schedule]
+        num_requests = len(view.requests)
+        if not num_requests:
+            return
+        self._rows = view.num_context_rows / num_requests
+        predicted_s = cost.target.seconds(result.num_tokens, num_requests, view.num_context_rows)
+        self._target[schedule].observe(result.busy_s, predicted_s)
+        around_s = outcome.seconds - result.busy_s - view.waited_s
+        self._around[schedule].observe(around_s, self._first_around_s(schedule, num_requests))
+        if cost.drafter is None:
+            return
+        predicted_s = cost.drafter.seconds(num_requests * width, num_requests, view.num_context_rows)
+        if view.num_passes and not view.num_unread:  # a drafter that reads texts first says nothing of its layers
+            self._drafter[schedule].observe(view.waited_s / view.num_passes, predicted_s)
+        elif outcome.drafter_passes and not view.takes_turns:
+            busy_s = outcome.drafter_busy_s * num_requests / outcome.drafter_passes
+            self._drafter[schedule].observe(busy_s, predicted_s)
+
+    def _first_around_s(self, schedule: Schedule, num_requests: int) -> float:
+        return REQUEST_S * num_requests * (2 if self.drafts(schedule) else 1)

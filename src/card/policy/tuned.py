@@ -1,0 +1,230 @@
+"""The policy that tunes itself: every choice is the one that promises most committed tokens per second.
+
+Within a round it weighs tokens against seconds at the rate that the engine reaches (`card.policy.choice`). Between
+rounds it chooses the schedule (`card.policy.schedule`). What passes cost, and what is accepted, it learns in every
+round (`card.policy.cost`, `card.policy.acceptance`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from card.config import DraftSettings
+from card.policy.acceptance import DEEPEST, Acceptance
+from card.policy.choice import best_by_depth, choose, is_worth_drafting
+from card.policy.cores import CoreSet
+from card.policy.cost import REQUEST_S, Costs, ScheduleCost
+from card.policy.prediction import beam_width, tokens_per_s
+from card.policy.rounds import Draft, Outcome, RoundView, Schedule, Wait, likely
+from card.policy.schedule import Schedules, bucket
+from card.tree.nodes import Candidates
+from card.workers.offers import leading, select
+from card.workers.request import Request
+
+
+class TunedPolicy:
+    """Chooses schedule, beam and candidates by expected committed tokens per second; obeys what was set."""
+
+    def __init__(
+        self,
+        schedules: Mapping[Schedule, ScheduleCost],
+        draft: DraftSettings,
+        *,
+        pinned: frozenset[str] = frozenset(),
+    ) -> None:
+        """Start with predictions.
+
+        Args:
+            schedules: those to choose from, one or more.
+            draft: the settings that serve as bounds.
+            pinned: names of those that the user set: they are obeyed as they are.
+        """
+        self._draft = draft
+        self._pinned = pinned
+        self._costs = Costs(schedules)
+        self._acceptance = Acceptance()
+        self._schedules = Schedules(schedules, self.predicted)
+        self._known: dict[int, tuple[Candidates, list[float]]] = {}  # by id, what was calibrated in this round
+        self._num_requests = 1
+        self._has_new_text = False
+        self._beam = self._width(self.schedule, 1), 0
+        self._is_resting = False  # in turns: the last round had no use for the drafter
+        self._depth_before_draft = -1
+
+    @property
+    def schedule(self) -> Schedule:
+        """The schedule of the present round."""
+        return self._schedules.schedule
+
+    @property
+    def cores(self) -> CoreSet:
+        """Where the target computes under the present schedule."""
+        return self.costs[self.schedule].cores
+
+    @property
+    def reading_cores(self) -> CoreSet:
+        """Where the target reads long prompts: with all its cores, though a drafter beside it has one of them."""
+        return self.costs.get("off", self.costs[self.schedule]).cores
+
+    @property
+    def reason(self) -> str:
+        """Why this schedule."""
+        return self._schedules.reason
+
+    @property
+    def costs(self) -> Mapping[Schedule, ScheduleCost]:
+        """The schedules to choose from, with latencies as they were measured at start."""
+        return self._costs.at_start
+
+    def predicted(self, schedule: Schedule, num_requests: int = 1, agreement: float | None = None) -> float:
+        """Return the tokens/s expected of a schedule, without regard to what it was measured to reach.
+
+        Args:
+            agreement: chance in [0, 1] that a candidate below an accepted one is accepted; None: as learnt so far.
+        """
+        width = self._width(schedule, num_requests)
+        return tokens_per_s(self._costs, self._acceptance, schedule, num_requests, width, agreement)
+
+    def begin(self, num_requests: int, available: frozenset[Schedule]) -> None:
+        """Choose the schedule of a round and, where it or the batch has changed, the beam."""
+        has_new_bucket = bucket(num_requests) != bucket(self._num_requests)
+        self._num_requests = num_requests
+        self._known.clear()
+        self._depth_before_draft = -1
+        self._schedules.begin(num_requests, available, has_new_text=self._has_new_text)
+        self._has_new_text = False
+        if has_new_bucket or self._schedules.rounds_here == 0:
+            self._beam = self._width(self.schedule, num_requests), 0
+
+    def beam(self) -> tuple[int, int]:
+        """Return the beam's width for this batch; the lead stays as it is."""
+        return self._beam
+
+    def prepare(self, view: RoundView) -> Draft | Wait | None:
+        """Draft one more layer, or wait for the first ones, where that brings more than its time is worth."""
+        if not view.requests:  # who takes turns reads prompts in the prefill, as who runs beside does
+            is_to_read = view.takes_turns and view.num_prompt_tokens and view.num_passes == 0
+            return Draft(1) if is_to_read and not self._is_resting else None
+        if view.takes_turns:
+            return self._prepare_turn(view)
+        if not view.is_up:
+            return None
+        if "max_wait_s" in self._pinned:
+            longest = self._draft.max_wait_s
+            return Wait(longest - view.waited_s) if view.num_short and longest > view.waited_s else None
+        return self._prepare_wait(view)
+
+    def choose(self, view: RoundView, offers: Sequence[Candidates]) -> Sequence[Candidates]:
+        """Verify what promises more tokens than its seconds are worth at the present rate."""
+        if "min_verify_prob" in self._pinned:
+            floor, budget = self._draft.min_verify_prob, self._draft.budget
+            return [likely(offer, floor, budget) for offer in offers]
+        ranked = [self._ranked(*pair) for pair in zip(view.requests, offers, strict=True)]
+        choice = choose(
+            [probs for _, probs in ranked],
+            seconds=self._costs.pass_of(self.schedule, view),
+            rate=self._schedules.rate,
+            num_prefill_tokens=view.num_prompt_tokens + sum(offer.num_probes for offer in offers),
+            max_per_request=self._draft.budget,
+        )
+        chosen = zip(offers, ranked, choice.counts, strict=True)
+        return [self._taken(offer, order[: offer.num_probes + count]) for offer, (order, _), count in chosen]
+
+    def observe(self, outcome: Outcome) -> None:
+        """Learn acceptance, costs and the speed of the schedule from a round."""
+        view, result = outcome.view, outcome.result
+        if not view.requests:
+            return
+        self._has_new_text = self._acceptance.begin(view.requests) or self._has_new_text
+        self._acceptance.observe(result.verified)
+        self._costs.observe(self.schedule, self._beam[0], outcome)
+        self._is_resting = view.takes_turns and not view.num_passes
+        pass_of = self._costs.pass_of(self.schedule, view)
+        prompts_s = pass_of(result.num_tokens) - pass_of(max(1, result.num_tokens - view.num_prompt_tokens))
+        self._schedules.observe(len(view.requests), outcome.num_committed, outcome.seconds - prompts_s)
+
+    # ---- the drafter ------------------------------------------------------------------------------------------------
+
+    def _prepare_turn(self, view: RoundView) -> Draft | None:
+        """Draft another layer where the next ones bring more than others have and than their time is worth."""
+        depth = sum(depth for depth, _ in view.best_paths)
+        if depth == self._depth_before_draft and view.num_passes > 1:
+            return None  # the last pass made nothing deeper
+        self._depth_before_draft = depth
+        num_requests, rate, agreement = len(view.requests), self._schedules.rate, self._acceptance.agreement
+        draft_s = self._costs.draft_s(self.schedule, num_requests, self._beam[0])
+        seconds, num_tokens = self._costs.pass_of(self.schedule, view), num_requests + depth + view.num_prompt_tokens
+        price = rate * (seconds(num_tokens + num_requests) - seconds(num_tokens)) / num_requests  # of one candidate
+        gains = [0.0] * DEEPEST
+        paths = zip(view.requests, self._undrafted(view), view.best_paths, strict=True)
+        for request, offer, (depth, path_logprob) in paths:
+            if not request.uses_drafter:
+                continue
+            reached = self._acceptance.chance(request, depth, path_logprob) if depth else 1.0
+            probs = self._probabilities(request, offer)
+            others, num_verified = best_by_depth(offer, probs), sum(prob > price for prob in probs)
+            for layer, place in enumerate(range(depth, min(depth + DEEPEST, self._draft.budget))):
+                reached *= agreement
+                there = others[place] if place < len(others) else 0.0
+                gains[layer] += max(0.0, reached - there) - price * (place >= num_verified)
+        if not view.num_passes:
+            num_drafting = sum(request.uses_drafter for request in view.requests)
+            gains[0] -= rate * REQUEST_S * num_drafting  # a round that drafts has more around its passes
+        return Draft(1) if is_worth_drafting(gains, seconds=draft_s, rate=rate) else None
+
+    def _prepare_wait(self, view: RoundView) -> Wait | None:
+        """Wait for the first layers where no request has any candidate; others never wait for one that missed."""
+        num_requests, rate = len(view.requests), self._schedules.rate
+        layer_s = self._costs.draft_s(self.schedule, num_requests, self._beam[0])
+        if view.num_prompt_tokens or layer_s <= 0 or not view.num_short:
+            return None
+        if view.waited_s == 0 and any(depth for depth, _ in view.best_paths):
+            return None
+        seconds, gains = self._costs.pass_of(self.schedule, view), [0.0] * DEEPEST
+        for request, offer in zip(view.requests, self._undrafted(view), strict=True):
+            if request.uses_drafter:
+                others = best_by_depth(offer, self._probabilities(request, offer)) + [0.0] * DEEPEST
+                for layer in range(DEEPEST):
+                    gains[layer] += max(0.0, self._acceptance.agreement ** (layer + 1) - others[layer])
+        best_layers, best_value, expected = 0, 0.0, 0.0
+        for layers, gain in enumerate(gains, 1):
+            expected += gain
+            verify_s = seconds(num_requests * (1 + layers)) - seconds(num_requests)
+            value = expected - rate * (REQUEST_S + layers * layer_s + verify_s)
+            if value > best_value:
+                best_layers, best_value = layers, value
+        longest = 2 * (REQUEST_S + best_layers * layer_s)
+        pairs = zip(view.requests, view.best_paths, strict=True)
+        is_short = min(depth for request, (depth, _) in pairs if request.uses_drafter) < best_layers
+        return Wait(longest - view.waited_s) if best_layers and is_short and view.waited_s < longest else None
+
+    def _width(self, schedule: Schedule, num_requests: int) -> int:
+        if "beam_width" in self._pinned:
+            return self._draft.beam_width
+        return beam_width(self._costs, schedule, num_requests, self._draft.beam_width)
+
+    # ---- candidates -------------------------------------------------------------------------------------------------
+
+    @staticmethod
+    def _undrafted(view: RoundView) -> Sequence[Candidates]:
+        return view.undrafted or [Candidates.none()] * len(view.requests)
+
+    def _ranked(self, request: Request, offer: Candidates) -> tuple[Sequence[int], list[float]]:
+        """Return the offer's indices, the likeliest candidates first behind its probes, and the chances of these."""
+        probs, num_probes = self._probabilities(request, offer), offer.num_probes
+        if not offer.writers:
+            return range(len(offer)), probs  # those of one drafter are in a good order: `choose` sees to the rest
+        order = sorted(range(num_probes, len(offer)), key=lambda idx: (-probs[idx], idx))
+        return [*range(num_probes), *order], [probs[idx] for idx in order]
+
+    @staticmethod
+    def _taken(offer: Candidates, indices: Sequence[int]) -> Candidates:
+        """Return these candidates in this order, probes first."""
+        return select(offer, indices, num_probes=offer.num_probes) if offer.writers else leading(offer, len(indices))
+
+    def _probabilities(self, request: Request, offer: Candidates) -> list[float]:
+        """Return the chance of each candidate; the same offer is often looked at two or three times in a round."""
+        known = self._known.get(id(offer))
+        if known is None:
+            known = self._known[id(offer)] = offer, self._acceptance.probabilities(request, offer)
+        return known[1]

@@ -1,0 +1,189 @@
+"""What is accepted: the path probability at first, the share of accepted candidates later; old texts count for less."""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from card.config import SamplingParams
+from card.policy.acceptance import FIRST_AGREEMENT, Acceptance, Chances
+from card.tree.nodes import Candidates
+from card.workers.request import Verified
+from tests.decoding import make_request
+
+probs = st.floats(1e-4, 1.0)
+depths = st.integers(1, 20)
+
+
+def tree(*nodes: tuple[int, float], writers: tuple[str, ...] = ()) -> Candidates:
+    """Return candidates from (parent index, path probability)."""
+    depth: list[int] = []
+    for parent, _ in nodes:
+        depth.append(1 if parent < 0 else depth[parent] + 1)
+    order = tuple(range(len(nodes)))
+    parents = tuple(parent for parent, _ in nodes)
+    return Candidates(order, order, parents, tuple(math.log(prob) for _, prob in nodes), tuple(depth), writers)
+
+
+def verified(
+    offer: Candidates, accepted: tuple[int, ...] = (), *, compared: int = 0, agreed: int = 0, is_greedy: bool = True
+) -> Verified:
+    return Verified(0, offer, accepted, is_greedy, compared, agreed)
+
+
+# ---- the chance of a candidate --------------------------------------------------------------------------------------
+
+
+@given(depth=depths, prob=probs)
+@settings(max_examples=80)
+def test_without_observations_the_path_probability_itself_is_returned(depth: int, prob: float) -> None:
+    assert Chances().probability(depth, math.log(prob)) == pytest.approx(prob)
+
+
+def test_scores_just_above_zero_and_of_minus_infinity_are_probabilities_too() -> None:
+    chances = Chances()
+    for score, prob in ((1e-7, 1.0), (-math.inf, 0.0)):
+        assert chances.probability(1, score) == prob
+        chances.observe(1, score, False)
+    assert chances.probability(1, -math.inf) == 0.0
+
+
+@pytest.mark.parametrize("depth", [1, 2, 4, 8, 30])
+@pytest.mark.parametrize("prob", [0.01, 0.4, 0.97, 1.0])
+@pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
+def test_after_many_observations_the_accepted_share_is_returned(depth: int, prob: float, share: float) -> None:
+    chances, chance = Chances(), random.Random(1)
+    for _ in range(2000):
+        chances.observe(depth, math.log(prob), chance.random() < share)
+    assert chances.probability(depth, math.log(prob)) == pytest.approx(share, abs=0.1)
+
+
+def test_depths_and_probabilities_far_apart_are_learnt_apart() -> None:
+    chances = Chances()
+    for _ in range(500):
+        chances.observe(1, math.log(0.9), False)
+        chances.observe(9, math.log(0.9), True)
+        chances.observe(1, math.log(0.2), True)
+    found = [chances.probability(depth, math.log(prob)) for depth, prob in ((1, 0.9), (9, 0.9), (1, 0.2))]
+    assert [round(one) for one in found] == [0, 1, 1]
+
+
+def test_what_was_long_ago_is_forgotten() -> None:
+    chances = Chances()
+    for was_accepted in [True] * 3000 + [False] * 1500:
+        chances.observe(3, math.log(0.7), was_accepted)
+    assert chances.probability(3, math.log(0.7)) < 0.05
+
+
+def test_a_bin_that_is_not_used_any_more_goes_back_to_the_path_probability() -> None:
+    chances = Chances()
+    for _ in range(1000):
+        chances.observe(1, math.log(0.7), False)
+    spoilt = chances.probability(1, math.log(0.7))
+    for _ in range(20_000):
+        chances.observe(1, math.log(0.99), True)
+    assert spoilt < 0.05
+    assert chances.probability(1, math.log(0.7)) > 0.65
+
+
+def test_greedy_and_sampled_text_are_learnt_apart() -> None:
+    acceptance, offer = Acceptance(), tree((-1, 0.6))
+    for _ in range(300):
+        acceptance.observe([verified(offer, (0,)), verified(offer, is_greedy=False)])
+    greedy = make_request(0, params=SamplingParams(temperature=0.0, seed=0))
+    sampled = make_request(1, params=SamplingParams(temperature=1.0, seed=0))
+    assert acceptance.probabilities(greedy, offer)[0] > 0.9
+    assert acceptance.probabilities(sampled, offer)[0] < 0.1
+
+
+@given(
+    seen=st.lists(st.tuples(st.sampled_from("ab"), probs, st.booleans()), max_size=40),
+    rows=st.data(),
+)
+@settings(max_examples=80)
+def test_siblings_are_together_never_likelier_than_their_parent(seen, rows) -> None:
+    acceptance = Acceptance()
+    for writer, prob, was_accepted in seen:
+        acceptance.observe([verified(tree((-1, prob), writers=(writer,)), (0,) if was_accepted else ())])
+    nodes = rows.draw(st.lists(st.tuples(st.integers(-1, 9), probs), min_size=1, max_size=10))
+    offer = tree(*[(min(parent, idx - 1), prob) for idx, (parent, prob) in enumerate(nodes)])
+    names = tuple(rows.draw(st.sampled_from(("a", "b", "a+b"))) for _ in nodes)
+    chances = acceptance.probabilities(make_request(0), replace(offer, writers=names))
+    assert all(0.0 <= chance <= 1.0 for chance in chances)
+    for parent in {-1, *range(len(nodes))}:
+        below = [chance for chance, above in zip(chances, offer.parents, strict=True) if above == parent]
+        assert sum(below) <= (1.0 if parent < 0 else chances[parent]) + 1e-9
+
+
+def test_what_one_writer_is_sure_of_leaves_little_to_what_another_says_instead() -> None:
+    acceptance, request = Acceptance(), make_request(0, params=SamplingParams(temperature=0.0, seed=0))
+    for writer, share in (("suffix", 0.95), ("recycling", 0.6)):
+        offer = tree((-1, 0.7), writers=(writer,))
+        for i in range(1000):
+            acceptance.observe([verified(offer, (0,) if i * 37 % 100 < 100 * share else ())])
+    said = tree((-1, 0.7), (-1, 0.7), (1, 0.7), writers=("recycling", "suffix", "recycling"))
+    other, sure, below = acceptance.probabilities(request, said)
+    assert sure == pytest.approx(0.95, abs=0.02)
+    assert other == pytest.approx(1 - sure)
+    assert below <= sure
+    alone = tree((-1, 0.7), writers=("recycling",))
+    assert acceptance.probabilities(request, alone) == [pytest.approx(0.6, abs=0.02)]
+
+
+# ---- the draft model and the others ---------------------------------------------------------------------------------
+
+
+def test_agreement_is_the_share_of_compared_candidates_that_the_target_took() -> None:
+    acceptance = Acceptance()
+    assert acceptance.agreement == FIRST_AGREEMENT
+    for _ in range(200):
+        acceptance.observe([verified(Candidates.none(), compared=5, agreed=2)])
+    assert acceptance.agreement == pytest.approx(0.4, abs=0.02)
+
+
+def test_rounds_that_compare_nothing_bring_the_first_agreement_back() -> None:
+    acceptance = Acceptance()
+    for _ in range(50):
+        acceptance.observe([verified(Candidates.none(), compared=1, agreed=0)])
+    spoilt = acceptance.agreement
+    for _ in range(2000):
+        acceptance.observe([verified(Candidates.none())])
+    assert spoilt < 0.2
+    assert acceptance.agreement > FIRST_AGREEMENT - 0.05
+
+
+def test_a_new_text_lets_what_was_seen_of_old_ones_count_for_less_the_more_of_the_batch_it_is() -> None:
+    def after(num_texts: int) -> float:
+        acceptance = Acceptance()
+        texts = [make_request(i) for i in range(num_texts)]
+        assert acceptance.begin(texts)
+        for _ in range(30):
+            acceptance.observe([verified(Candidates.none(), compared=1, agreed=0)])
+        assert not acceptance.begin(texts)
+        before = acceptance.agreement
+        assert acceptance.begin([*texts[1:], make_request(99)])
+        return acceptance.agreement - before
+
+    assert after(1) > after(4) > 0
+
+
+def test_others_are_what_they_get_accepted_by_depth_whoever_else_proposed_it() -> None:
+    acceptance = Acceptance()
+    offer = tree((-1, 0.9), (0, 0.8), (1, 0.7), (-1, 0.1), writers=("beam+suffix", "suffix", "beam", "beam"))
+    for _ in range(10):
+        acceptance.observe([verified(offer, (0, 1, 2)), verified(offer, (3,))])
+    shares, num_rows = acceptance.others
+    assert shares[:3] == pytest.approx((0.5, 0.5, 0.0))
+    assert num_rows == pytest.approx(2.0)
+
+
+def test_a_chain_of_others_ends_where_only_the_draft_model_goes_on() -> None:
+    acceptance = Acceptance()
+    offer = tree((-1, 0.9), (0, 0.8), writers=("beam", "suffix"))
+    acceptance.observe([verified(offer, (0, 1))])
+    assert acceptance.others == ((0.0,) * 12, 0.0), "nobody would have reached it without the draft model"

@@ -1,0 +1,127 @@
+"""What a round costs: as measured at start, kept true by ratios; and the speed of each schedule that follows."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from card.policy.acceptance import Acceptance
+from card.policy.cores import CoreSet
+from card.policy.cost import REQUEST_S, Costs, PassCost, Ratio, ScheduleCost
+from card.policy.prediction import beam_width, tokens_per_s
+from card.policy.rounds import Outcome, RoundView, Schedule
+from card.tree.nodes import Candidates
+from card.workers.request import StepResult, Verified
+from tests.decoding import make_request
+
+
+def cost(first_s: float, each_s: float) -> PassCost:
+    return PassCost(((1, first_s), (64, first_s + 63 * each_s)))
+
+
+def costs(drafter: PassCost | None = None) -> Costs:
+    drafting, core_set = drafter or cost(1e-3, 5e-5), CoreSet()
+    of: dict[Schedule, ScheduleCost] = {
+        "beside": ScheduleCost(core_set, cost(1e-2, 1e-3), drafting),
+        "turns": ScheduleCost(core_set, cost(7e-3, 5e-4), drafting),
+        "off": ScheduleCost(core_set, cost(7e-3, 5e-4)),
+    }
+    return Costs(of)
+
+
+def outcome(seconds: float, busy_s: float, num_requests: int = 1, **changes: object) -> Outcome:
+    view = RoundView([make_request(i) for i in range(num_requests)], 0, 0, takes_turns=False)
+    given = Outcome(view, StepResult(num_tokens=num_requests, busy_s=busy_s), seconds, num_requests, 0, 0.0)
+    return replace(given, **changes)  # type: ignore[arg-type]
+
+
+def agreeing(agreement: float) -> Acceptance:
+    acceptance = Acceptance()
+    for _ in range(500):
+        acceptance.observe([Verified(0, Candidates.none(), (), True, 100, round(100 * agreement))])
+    return acceptance
+
+
+def test_a_ratio_is_1_at_first_follows_the_machine_and_shrugs_a_hiccup_off():
+    ratio = Ratio()
+    assert ratio.value == 1.0
+    for _ in range(50):
+        ratio.observe(0.03, 0.02)
+    assert ratio.value == pytest.approx(1.5)
+    ratio.observe(10.0, 0.02)
+    assert ratio.value < 1.6
+    ratio.observe(0.0, 0.02)
+    ratio.observe(0.02, 0.0)
+    assert ratio.value < 1.6, "a clock too coarse for the pass says nothing"
+
+
+def test_a_slower_machine_is_noticed_in_passes_and_around_them_under_its_schedule_alone():
+    told = costs()
+    for _ in range(50):
+        told.observe("off", 1, outcome(16e-3, 14e-3))
+    assert told.pass_s("off", 1, 1) == pytest.approx(14e-3, rel=0.01)
+    assert told.pass_s("beside", 1, 1) == pytest.approx(1e-2)
+    assert told.around_s("off", 1) == pytest.approx(2e-3, rel=0.01)
+
+
+def test_python_around_a_round_grows_with_its_requests_and_drafting_doubles_it_until_measured():
+    told = costs()
+    assert told.around_s("off", 16) == pytest.approx(16 * REQUEST_S)
+    assert told.around_s("beside", 16) == pytest.approx(32 * REQUEST_S)
+    for _ in range(50):
+        told.observe("off", 1, outcome(7e-3 + 3.2e-3, 7e-3, 16))
+    assert told.around_s("off", 16) == pytest.approx(3.2e-3, rel=0.01)
+    assert told.around_s("turns", 16) == pytest.approx(6.4e-3, rel=0.01), "a slow machine is slow for all"
+
+
+def test_what_makes_drafting_dearer_is_expected_under_a_schedule_not_used_yet():
+    told = costs()
+    for _ in range(50):
+        told.observe("beside", 1, outcome(1e-2, 1e-2, drafter_passes=4, drafter_busy_s=8e-3))
+    assert told.draft_s("beside", 1, 1) == pytest.approx(2e-3, rel=0.01)
+    assert told.draft_s("turns", 1, 1) == pytest.approx(2e-3, rel=0.01)
+    assert told.draft_s("off", 1, 1) == 0.0
+
+
+def test_a_layer_in_turns_takes_what_was_waited_unless_texts_were_read():
+    for num_unread, expected_s in ((0, 3e-3), (1, 1e-3)):
+        told = costs()
+        view = replace(outcome(0, 0).view, takes_turns=True, num_passes=2, waited_s=6e-3, num_unread=num_unread)
+        for _ in range(50):
+            told.observe("turns", 1, outcome(15e-3, 7e-3, view=view))
+        assert told.draft_s("turns", 1, 1) == pytest.approx(expected_s, rel=0.01)
+
+
+@pytest.mark.parametrize("schedule", ["beside", "turns"])
+def test_a_drafter_that_agrees_more_promises_more_and_one_that_never_does_promises_no_gain(schedule):
+    speeds = [tokens_per_s(costs(), agreeing(one), schedule, 1, 1) for one in (0.0, 0.5, 0.9, 1.0)]
+    assert speeds == sorted(speeds)
+    assert speeds[0] <= tokens_per_s(costs(), agreeing(0.0), "off", 1, 1)
+    assert speeds[-1] > 2 * speeds[0]
+
+
+def test_a_dear_drafter_pays_beside_the_target_before_it_pays_in_turns():
+    of_two_devices = costs(cost(5e-3, 1e-5))
+    of_two_devices.at_start["beside"] = replace(of_two_devices.at_start["beside"], target=cost(7e-3, 5e-4))
+    beside, turns = (tokens_per_s(of_two_devices, agreeing(0.95), one, 1, 1) for one in ("beside", "turns"))
+    assert beside > turns
+
+
+def test_what_others_get_accepted_speeds_every_schedule_up_and_leaves_less_to_the_drafter():
+    alone, helped = agreeing(0.7), agreeing(0.7)
+    offer = Candidates((-1, -1), (1, 2), (-1, 0), (-0.1, -0.2), (1, 2), ("suffix", "suffix"))
+    for _ in range(100):
+        helped.observe([Verified(0, offer, (0, 1), True, 0, 0)])
+    gains = []
+    for acceptance in (alone, helped):
+        off, turns = (tokens_per_s(costs(), acceptance, one, 1, 1) for one in ("off", "turns"))
+        gains.append(turns / off)
+    assert tokens_per_s(costs(), helped, "off", 1, 1) > 1.5 * tokens_per_s(costs(), alone, "off", 1, 1)
+    assert gains[0] > gains[1]
+
+
+@pytest.mark.parametrize(("each_s", "width"), [(0.0, 6), (1.1e-4, 5), (1.4e-4, 4), (2e-4, 3), (4e-4, 2), (5e-4, 1)])
+def test_a_beam_is_as_wide_as_lengthens_a_drafter_pass_little(each_s, width):
+    assert beam_width(costs(cost(1e-3, each_s)), "beside", 1, 6) == width
+    assert beam_width(costs(cost(1e-3, each_s)), "turns", 1, 6) == 1, "the target waits for every node"
