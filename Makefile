@@ -5,11 +5,12 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 CLIENTS := .venv-clients
+VLLM := .venv-vllm
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-gpu test-clients bench-peers lint clean
+.PHONY: help demo test test-gpu test-clients test-vllm bench-peers lint clean
 
 help: ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)$$/make \1: \2/p' Makefile
@@ -26,6 +27,9 @@ test-gpu: $(STAMP) ## set up, then run the tests that need a CUDA device
 test-clients: $(CLIENTS)/.installed tests/clients/node_modules/.installed ## set up apart, then run other people's clients against card serve (needs Node.js)
 	$(CLIENTS)/bin/python -m pytest -m clients tests/clients
 
+test-vllm: $(VLLM)/.installed ## set up vLLM apart, then run the tests of the plug-in inside it (a quarter of an hour on two cores)
+	$(VLLM)/bin/python -m pytest -m vllm tests/vllm
+
 bench-peers: $(STAMP) ## set up other engines apart, then measure ours beside them (ARGS="--help" lists options; hours on two cores)
 	$(BIN)/python benchmarks/peers/run.py $(ARGS)
 
@@ -35,7 +39,7 @@ lint: $(STAMP) ## set up, then check format, lint and types
 	$(BIN)/python -m mypy
 
 clean: ## remove .venv, the other engines of bench-peers, dist and the tools' caches; build/ (training runs) stays
-	rm -rf $(VENV) $(CLIENTS) benchmarks/peers/.build tests/clients/node_modules dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(CLIENTS) $(VLLM) benchmarks/peers/.build tests/clients/node_modules dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # One pip call, so that every version is resolved under the constraints.
@@ -47,6 +51,12 @@ $(STAMP): pyproject.toml constraints.txt
 $(CLIENTS)/.installed: pyproject.toml constraints.txt tests/clients/constraints.txt tests/clients/requirements.txt
 	test -x $(CLIENTS)/bin/python || $(PYTHON) -m venv $(CLIENTS)
 	$(CLIENTS)/bin/python -m pip install -q -c constraints.txt -c tests/clients/constraints.txt -r tests/clients/requirements.txt -e '.[grammar,serve]'
+	touch $@
+
+$(VLLM)/.installed: pyproject.toml tests/vllm/requirements.txt
+	test -x $(VLLM)/bin/python || $(PYTHON) -m venv $(VLLM)
+	$(VLLM)/bin/python -m pip install -q -r tests/vllm/requirements.txt -e '.[vllm]'
+	$(VLLM)/bin/python -m pip uninstall -q -y torchvision torchaudio torchcodec
 	touch $@
 
 tests/clients/node_modules/.installed: tests/clients/package.json tests/clients/package-lock.json

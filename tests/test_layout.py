@@ -27,9 +27,9 @@ LINES: tuple[tuple[str, ...], ...] = (
     ("workers",),
     ("policy",),
     ("transport", "engine"),
-    ("api",),
+    ("api", "adapters"),
     ("hf",),
-    ("cli", "server", "bench", "planner", "__main__"),
+    ("cli", "server", "bench", "planner", "vllm", "__main__"),
 )
 LINE_OF = {part: line_idx for line_idx, parts in enumerate(LINES) for part in parts}
 
@@ -46,7 +46,7 @@ OPTIONAL_PACKAGES = frozenset(
         "prometheus_client",
         "triton",
     }
-    | {"uvicorn", "yaml"}
+    | {"uvicorn", "vllm", "yaml"}
 )
 
 MAX_MODULE_LINES = 500

@@ -22,6 +22,8 @@ MODULES = (
     "policy_gate",
     "table",
     "validation_report",
+    "vllm_overhead",
+    "vllm_plugin",
 )
 
 

@@ -30,6 +30,9 @@ _KEPT_PREFIXES = (
     *("ROCR_", "OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "ONEDNN_", "DNNL_", "MALLOC_"),
 )
 
+# Where the parent's threads are bound says nothing of the drafter, which has cores of its own.
+_BINDINGS = frozenset({"KMP_AFFINITY", "OMP_PLACES", "OMP_PROC_BIND", "GOMP_CPU_AFFINITY"})
+
 
 class DrafterChild:
     """A drafter's process that has imported everything and waits for its settings on standard input."""
@@ -81,6 +84,8 @@ def _import_paths(paths: Sequence[str]) -> list[str]:
 
 def _environment(environment: Mapping[str, str], num_threads: int) -> dict[str, str]:
     kept = {
-        name: value for name, value in environment.items() if name in _KEPT_NAMES or name.startswith(_KEPT_PREFIXES)
+        name: value
+        for name, value in environment.items()
+        if name not in _BINDINGS and (name in _KEPT_NAMES or name.startswith(_KEPT_PREFIXES))
     }
     return {**kept, "OMP_NUM_THREADS": str(num_threads)}

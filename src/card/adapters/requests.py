@@ -1,0 +1,175 @@
+"""One request of another engine: its text, what its writers know of it, and the replica of its candidate cache."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import count
+
+from card.adapters.tracking import FollowedText, Tokens
+from card.config import DraftSettings, SamplingParams
+from card.tree.messages import Close, Layer, Open, Resync, TargetMessage
+from card.tree.nodes import Candidates
+from card.tree.verify import ROOT
+from card.workers.metrics import RequestStats
+from card.workers.offers import DRAFTER, Offers, leading
+from card.workers.replica import Replica
+from card.writers.local.protocol import LocalWriter, Observation
+
+# To ask the writers without a model takes most of a step's time where a batch is large. So they are asked where the
+# drafter has little, where they brought something lately, and now and then.
+_SURE = math.log(0.3)  # a path to the longest chain's end that is likelier is taken as it is
+_LITTLE = 2  # tokens
+_LEAST_GAIN = 0.1  # tokens a step that nobody but they had right, below which they are seldom asked
+_GAIN_KEPT = 0.9  # of that figure, per step
+_ASKED_EVERY = 8  # steps
+_FIRST_ROOM = 512  # tokens that a text gets to grow before the drafter is asked for more memory
+# Likeliest tokens by the draft model's own probabilities: the engine says nothing of temperatures and seeds.
+_PARAMS = SamplingParams(temperature=0.0, seed=0)
+
+
+class Drafting:
+    """What requests need to open their part of the drafter's work."""
+
+    def __init__(self, draft: DraftSettings, *, max_model_len: int, vocab_size: int) -> None:
+        """Take how to draft, the most tokens of a text, and the tokens that the target has."""
+        self.draft = draft
+        self.max_model_len = max_model_len
+        self.vocab_size = vocab_size
+        self._ids = count()
+
+    def next_id(self) -> int:
+        """Return a name for the drafter that no request had before: it never takes up a closed one again."""
+        return next(self._ids)
+
+    def room_for(self, length: int) -> int:
+        """Return the length up to which a text of ``length`` tokens gets memory: a power of two, or the most."""
+        return min(self.max_model_len, 1 << (length + _FIRST_ROOM - 1).bit_length())
+
+
+class Request(FollowedText):
+    """A text that is being decoded.
+
+    The drafter holds a part of it while it is in a row of the engine; the writers keep theirs until it is forgotten.
+    """
+
+    chain: Candidates
+    """What was handed over for the next step."""
+    drafter_id: int | None
+    """Its name for the drafter; None while that is not to draft for it."""
+
+    def __init__(self, token_ids: Tokens, writers: Mapping[str, LocalWriter], vocab_size: int) -> None:
+        """Begin with a text of 1 token or more, of which any may be none of the target's."""
+        super().__init__(token_ids)
+        self.has_foreign_tokens = bool(token_ids.min() < 0 or token_ids.max() >= vocab_size)
+        self.chain = Candidates.none()
+        self.drafter_id = None
+        self._replica: Replica | None = None
+        self._room = 0
+        self._others_gain = 1.0
+        self._stats = RequestStats(num_prompt_tokens=len(token_ids))
+        prompt_ids = tuple(self.token_ids)
+        heard = (
+            {} if self.has_foreign_tokens else {name: partial(one.open, prompt_ids) for name, one in writers.items()}
+        )
+        self._offers = Offers(heard, vocab_size=vocab_size)
+
+    def open(self, drafting: Drafting) -> list[TargetMessage]:
+        """Have the drafter begin with the text as it is. Returns: what to send, which ends what was open before."""
+        messages = self.close_drafter()
+        self._room = drafting.room_for(len(self))
+        if self.has_foreign_tokens or len(self) >= drafting.max_model_len:
+            return messages
+        self.drafter_id = drafting.next_id()
+        self._replica = Replica(
+            self.drafter_id,
+            self.token_ids,
+            drafting.draft,
+            _PARAMS,
+            max_len=self._room,
+            vocab_size=drafting.vocab_size,
+            stats=self._stats,
+        )
+        return [*messages, self._replica.open_message()]
+
+    def reopen(self) -> list[Open]:
+        """Return what a new drafter must be told."""
+        if self._replica is None:
+            return []
+        self._replica.forget_drafter()
+        return [self._replica.open_message()]
+
+    def close_drafter(self) -> list[TargetMessage]:
+        """Return what ends the drafter's part, if it has one."""
+        if self.drafter_id is None:
+            return []
+        closing = Close(self.drafter_id)
+        self.drafter_id = self._replica = None
+        return [closing]
+
+    def close(self) -> None:
+        """End the writers' part."""
+        self._offers.close()
+
+    def receive(self, message: Layer | Resync) -> list[TargetMessage]:
+        """Take a message of the drafter and return the replies. Raises: ProtocolError if it is malformed."""
+        return [] if self._replica is None else self._replica.receive(message)
+
+    def judge(self, new_ids: Sequence[int]) -> tuple[Candidates, int]:
+        """Return what `judged` says of the chain, and remember whose it was."""
+        known, num_right = judged(self.chain, new_ids)
+        gain = sum(not writers.startswith(DRAFTER) for writers in known.writers[:num_right])
+        self._others_gain = _GAIN_KEPT * self._others_gain + (1.0 - _GAIN_KEPT) * gain
+        return known, num_right
+
+    def commit(self, new_ids: Sequence[int], drafting: Drafting | None) -> list[TargetMessage]:
+        """Go on with the tokens that a step committed. Returns: what the drafter must be told."""
+        self.append(new_ids)
+        stats = self._stats
+        stats.target_passes += 1
+        num_accepted = len(new_ids) - 1
+        self._offers.observe(
+            Observation(
+                new_ids=tuple(new_ids),
+                tokens=tuple(new_ids[:-1]),  # of rejected candidates nothing is told but that they were wrong
+                parents=tuple(range(ROOT, num_accepted - 1)),
+                choices=tuple(new_ids),
+                accepted=tuple(range(num_accepted)),
+            )
+        )
+        if self._replica is None or drafting is None:
+            return []
+        if len(self) >= self._room:
+            return self.open(drafting)
+        self._replica.advance(new_ids)
+        return [self._replica.correction()]
+
+    def offer(self, budget: int, *, has_time: bool = True) -> Candidates:
+        """Return everybody's candidates as one tree of up to ``budget`` layers, each with the names of its writers.
+
+        Args:
+            has_time: False leaves out the writers without a model.
+        """
+        drafted = Candidates.none() if self._replica is None else self._replica.tree.query(budget, "chain", budget)
+        offer = (
+            self._offers.merge(drafted, budget, budget) if has_time and self._asks_others(drafted, budget) else drafted
+        )
+        return offer if offer.writers else replace(offer, writers=(DRAFTER,) * len(offer))
+
+    def _asks_others(self, drafted: Candidates, budget: int) -> bool:
+        if len(drafted) < _LITTLE or self._others_gain > _LEAST_GAIN:
+            return len(drafted) < budget or drafted.path_logprobs[-1] < _SURE
+        return self._stats.target_passes % _ASKED_EVERY == 0
+
+
+def judged(chain: Candidates, new_ids: Sequence[int]) -> tuple[Candidates, int]:
+    """Return the candidates of which the committed tokens tell whether they were right, and how many of them were.
+
+    An engine may verify less than it was given: of the rest nothing is known, unless the text itself tells.
+    """
+    pairs = enumerate(zip(chain.tokens, new_ids, strict=False))
+    num_right = next((i for i, (token, new_id) in pairs if token != new_id), min(len(chain), len(new_ids)))
+    num_known = num_right if num_right == len(new_ids) else len(chain)
+    return leading(chain, num_known), num_right

@@ -1,0 +1,142 @@
+"""Follow requests that have no names: an engine hands over rows of tokens, and rows move, leave and come back.
+
+A row is the request whose text it goes on with. Two requests with equal texts cannot be told apart and need not be:
+whatever is known of one is true of the other. Taking one request for another that ends alike costs speed at most, as
+candidates never decide what the text is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+_COMPARED_TOKENS = 1024  # last tokens that are compared; a text of 100,000 would take longer than a draft pass
+
+Tokens = NDArray[np.int32]
+
+
+class FollowedText:
+    """A text as far as the engine has shown it."""
+
+    token_ids: list[int]
+    """All of them; grows in place."""
+
+    def __init__(self, token_ids: Tokens) -> None:
+        """Take the tokens that are there already, [S], 1 or more."""
+        self.token_ids = token_ids.tolist()
+        self._held = np.empty(max(256, 2 * len(token_ids)), np.int32)
+        self._held[: len(token_ids)] = token_ids
+
+    def __len__(self) -> int:
+        return len(self.token_ids)
+
+    def append(self, new_ids: Sequence[int]) -> None:
+        """Go on with these tokens."""
+        old_len, new_len = len(self.token_ids), len(self.token_ids) + len(new_ids)
+        if new_len > len(self._held):
+            self._held = np.concatenate([self._held, np.empty(new_len, np.int32)])
+        self._held[old_len:new_len] = new_ids
+        self.token_ids += new_ids
+
+    def is_at(self, row: Tokens, length: int) -> bool:
+        """Return whether a row's first ``length`` tokens are this text, as far as its last tokens tell."""
+        if length != len(self.token_ids):
+            return False
+        start = max(0, length - _COMPARED_TOKENS)
+        return bool((self._held[start:length] == row[start:length]).all())
+
+
+TextT = TypeVar("TextT", bound=FollowedText)
+
+
+@dataclass(slots=True)
+class Followed(Generic[TextT]):
+    """What became of all texts in one step."""
+
+    texts: list[TextT | None]  # of each row; None: the row holds nothing to follow
+    begun: list[TextT] = field(default_factory=list)  # seen for the first time
+    resumed: list[TextT] = field(default_factory=list)  # back from the parked ones
+    left: list[TextT] = field(default_factory=list)  # finished or preempted: nobody says which
+    forgotten: list[TextT] = field(default_factory=list)  # away for too long
+
+
+class RowTracker(Generic[TextT]):
+    """Finds the text of each row again. A text without a row is parked, for the case that it was preempted."""
+
+    def __init__(self, begin: Callable[[Tokens], TextT], *, max_parked: int = 64) -> None:
+        """Make a tracker without texts.
+
+        Args:
+            begin: makes a text of a row's tokens, [S].
+            max_parked: most texts without a row; those away for longest are forgotten.
+        """
+        self._begin = begin
+        self._max_parked = max_parked
+        self._rows: list[TextT | None] = []  # of the last step
+        self._parked: dict[int, TextT] = {}  # by identity, away for longest first
+
+    @property
+    def num_parked(self) -> int:
+        """Texts without a row."""
+        return len(self._parked)
+
+    def follow(self, lengths: Sequence[int], tokens: Tokens) -> Followed[TextT]:
+        """Return the text of each row.
+
+        Args:
+            lengths: [B] how many tokens each row had before this step; a row of none is not followed.
+            tokens: [B or more, S] tokens of each row.
+        """
+        left = {id(text): text for text in self._rows if text is not None}
+        step: Followed[TextT] = Followed([None] * len(lengths))
+        missing: list[int] = []
+        for row_idx, length in enumerate(lengths):
+            last = self._rows[row_idx] if row_idx < len(self._rows) else None
+            if last is not None and last.is_at(tokens[row_idx], length):
+                step.texts[row_idx] = left.pop(id(last))
+            elif 0 < length <= tokens.shape[1]:
+                missing.append(row_idx)
+        if missing:
+            self._find(missing, lengths, tokens, left, step)
+        self._parked |= left
+        step.left += left.values()
+        while len(self._parked) > self._max_parked:
+            step.forgotten.append(self._parked.pop(next(iter(self._parked))))
+        self._rows = list(step.texts)
+        return step
+
+    def forget_all(self) -> list[TextT]:
+        """Return every text, and follow none of them any longer."""
+        texts = [*(text for text in self._rows if text is not None), *self._parked.values()]
+        self._rows, self._parked = [], {}
+        return texts
+
+    def _find(
+        self,
+        missing: Sequence[int],
+        lengths: Sequence[int],
+        tokens: Tokens,
+        left: dict[int, TextT],
+        step: Followed[TextT],
+    ) -> None:
+        """Give the rows in ``missing`` the texts that moved or were parked, and new ones to the rest."""
+        candidates: dict[tuple[int, int], list[TextT]] = {}
+        for text in (*left.values(), *self._parked.values()):
+            candidates.setdefault((len(text), text.token_ids[-1]), []).append(text)
+        for row_idx in missing:
+            length, row = lengths[row_idx], tokens[row_idx]
+            alike = candidates.get((length, int(row[length - 1])), [])
+            found = next((text for text in alike if text.is_at(row, length)), None)
+            if found is None:
+                found = self._begin(row[:length])
+                step.begun.append(found)
+            else:
+                alike.remove(found)
+                if left.pop(id(found), None) is None:
+                    del self._parked[id(found)]
+                    step.resumed.append(found)
+            step.texts[row_idx] = found

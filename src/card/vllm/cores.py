@@ -1,0 +1,50 @@
+"""Which CPU cores vLLM leaves to the drafter."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+# What vLLM tells its OpenMP library, of whichever make, and what a user tells vLLM.
+_BINDINGS = (
+    ("KMP_AFFINITY", re.compile(r"proclist=\[([\d,]+)\]")),
+    ("OMP_PLACES", re.compile(r"^\{([\d,]+)\}$")),
+    ("GOMP_CPU_AFFINITY", re.compile(r"^([\d ]+)$")),
+)
+_USABLE = Path("/sys/fs/cgroup/cpuset.cpus.effective")
+
+
+def bound_cores(environment: Mapping[str, str]) -> frozenset[int]:
+    """Return the cores that vLLM's CPU backend has bound this process's threads to; none if it says nothing."""
+    for name, pattern in _BINDINGS:
+        found = pattern.search(environment.get(name, ""))
+        if found:
+            return frozenset(int(number) for number in re.split(r"[ ,]+", found[1].strip()))
+    return frozenset()
+
+
+def free_cores(environment: Mapping[str, str], usable: frozenset[int], count: int) -> tuple[int, ...]:
+    """Return up to ``count`` of the usable cores that vLLM computes on none of, the last ones first.
+
+    Empty if nothing is bound, as on a GPU: the system decides then.
+    """
+    bound = bound_cores(environment)
+    free = sorted(usable - bound, reverse=True) if bound else []
+    return tuple(sorted(free[:count]))
+
+
+def usable_cores() -> frozenset[int]:
+    """Return the cores of this machine that its container may use; vLLM has narrowed what this process may."""
+    try:
+        listed = _USABLE.read_text("ascii").strip()
+    except OSError:
+        listed = ""
+    if not listed:
+        return frozenset(range(os.cpu_count() or 1))
+    cores: set[int] = set()
+    for part in listed.split(","):
+        first, _, last = part.partition("-")
+        cores.update(range(int(first), int(last or first) + 1))
+    return frozenset(cores)
