@@ -28,7 +28,7 @@ LINES: tuple[tuple[str, ...], ...] = (
     ("transport", "engine"),
     ("api",),
     ("hf",),
-    ("cli", "server", "bench", "planner", "__main__"),
+    ("cli", "server", "bench", "planner", "verify_server", "__main__"),
 )
 LINE_OF = {part: line_idx for line_idx, parts in enumerate(LINES) for part in parts}
 

@@ -54,6 +54,10 @@ _SECTIONS = (
             "speculation",
         ),
     ),
+    _Section(
+        "Comparison",
+        ("reference", "reference_model", "reference_api_key", "plain_fields", "logprob_tolerance", "only", "skip"),
+    ),
     _Section("Form of the answer", ("json_object", "json_schema", "regex")),
     _Section(
         "Machine",
