@@ -19,8 +19,8 @@ HEAD = """\
 Made from `--help-all` by `scripts/make_cli_page.py`; `--help` shows the common options alone. `python -m card` is the
 same command. Every command takes `-v`, before or after its name.
 
-Exit status: 0; 1 for the no of `card check-pair`, and if the reader of the output has gone; 2 for what is wrong with
-the input, with one line on standard error; 130 after Ctrl-C.
+Exit status: 0; 1 for the no of `card check-pair`, if answers differ in `card verify-server`, and if the reader of the
+output has gone; 2 for what is wrong with the input, with one line on standard error; 130 after Ctrl-C.
 
 Tab completes commands and options once the shell knows of it:
 ```

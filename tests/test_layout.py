@@ -29,7 +29,7 @@ LINES: tuple[tuple[str, ...], ...] = (
     ("transport", "engine"),
     ("api", "adapters"),
     ("hf",),
-    ("cli", "server", "bench", "planner", "vllm", "__main__"),
+    ("cli", "server", "bench", "planner", "verify_server", "vllm", "__main__"),
 )
 LINE_OF = {part: line_idx for line_idx, parts in enumerate(LINES) for part in parts}
 

@@ -36,6 +36,10 @@ _SECTIONS = (
         "max_tokens temperature top_p seed stop",
         "top_k min_p min_tokens ignore_eos presence_penalty frequency_penalty repetition_penalty logit_bias speculates",
     ),
+    _Section(
+        "Comparison",
+        "reference reference_model reference_api_key plain_fields logprob_tolerance only skip",
+    ),
     _Section("Form of the answer", "json_object json_schema regex"),
     _Section(
         "Machine",

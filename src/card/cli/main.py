@@ -21,6 +21,7 @@ from card.cli.commands.record import record
 from card.cli.commands.report import report
 from card.cli.commands.serve import serve
 from card.cli.commands.train import train
+from card.cli.commands.verify_server import verify_server
 from card.cli.help import CardGroup, StderrHandler
 from card.cli.interrupts import INTERRUPTED, is_interrupt, raising
 from card.errors import CardError
@@ -38,6 +39,7 @@ for command in (
     serve,
     demo,
     check_pair,
+    verify_server,
     draft_server,
     keys,
     train,

@@ -1,0 +1,168 @@
+"""`card verify-server`: whether a server writes the same with and without speculation."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from card import __version__
+from card.bench.names import shipped_folder
+from card.cli.progress import spinner
+from card.errors import SettingsError
+from card.verify_server.comparing import Difference
+from card.verify_server.settings import Address, VerifySettings, base_url, parse_plain_fields, read_prompts
+from card.verify_server.suite import Outcome, Report, Result, chosen, verify
+
+_STYLES: dict[Outcome, str] = {
+    "equal": "green",
+    "differs": "bold red",
+    "not supported": "dim",
+    "failed": "bold red",
+}
+
+
+def run(
+    url: str,
+    reference: str | None,
+    plain_fields: str | None,
+    model: str | None,
+    reference_model: str | None,
+    api_key: str | None,
+    reference_api_key: str | None,
+    only: tuple[str, ...] | None,
+    skip: tuple[str, ...] | None,
+    prompts: Path | None,
+    limit: int,
+    timeout: float,
+    json_path: Path | None,
+    **options: Any,
+) -> int:
+    """Do what `card verify-server` was asked for; return the exit status."""
+    if reference is None and reference_model is not None:
+        raise SettingsError("--reference-model is for --reference; give both, or neither")
+    if reference is not None and plain_fields is not None:
+        raise SettingsError("--reference and --plain-fields exclude each other; give one of them")
+    settings = VerifySettings(
+        plain_fields=None if plain_fields is None else parse_plain_fields(plain_fields), timeout_s=timeout, **options
+    )
+    checks = chosen(only or (), skip or ())
+    address = Address(url=base_url(url), model=model, api_key=api_key or None)
+    other = None
+    if reference is not None:
+        other = Address(url=base_url(reference), model=reference_model, api_key=reference_api_key or None)
+    questions = read_prompts(prompts or shipped_folder() / "questions.jsonl", limit)
+    with spinner(f"asking {address.url}") as tell:
+        report = asyncio.run(verify(address, other, questions, settings, checks, tell))
+    if json_path is not None:
+        _write(report, json_path)
+    _print(Console(), report)
+    for result in report.results:
+        if result.outcome == "failed":
+            click.echo(f"card: error: {result.title}: {result.reason}", err=True)
+            break
+    return report.status
+
+
+def _write(report: Report, path: Path) -> None:
+    content = {"card": __version__, "status": report.status, **asdict(report)}
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(content, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise SettingsError(f"{path} cannot be written: {error.strerror}; choose another place") from error
+
+
+# ---- how it reads ---------------------------------------------------------------------------------------------------
+
+
+def _print(console: Console, report: Report) -> None:
+    console.print(Text(f"{report.url}, {report.model}, by {report.path}"))
+    console.print(Text(f"compared with {report.compared_with}"))
+    console.print(Text(_what_is_compared(report)))
+    console.print()
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    table.add_column("check", no_wrap=True)
+    table.add_column("outcome", no_wrap=True)
+    table.add_column("equal", no_wrap=True, justify="right")
+    table.add_column("what")
+    for result in report.results:
+        equal = f"{result.num_equal} of {result.num_asked}" if result.num_asked else ""
+        outcome = Text(result.outcome, style=_STYLES[result.outcome])
+        table.add_row(result.title, outcome, equal, Text(_what(result).replace(report.url, "")))
+    console.print(table)
+    for result in report.results:
+        if result.differences:
+            console.print()
+            _print_difference(console, result)
+    console.print()
+    style = "bold green" if report.status == 0 else "bold red"
+    console.print(Text(_summary(report), style=style))
+
+
+def _what_is_compared(report: Report) -> str:
+    what = "token ids and texts" if report.compares_ids else "texts; the servers do not both tell token ids"
+    if report.num_drafted is None:
+        drafted = "the server does not tell how much was drafted"
+    else:
+        drafted = f"{report.num_drafted} tokens were drafted"
+        if report.num_drafted == 0:
+            drafted += ": nothing was speculated, so equal answers prove nothing of speculation"
+    if report.num_plain_drafted:
+        drafted += f", {report.num_plain_drafted} of them for plain answers: these were not plain"
+    return f"compared: {what}; {drafted}"
+
+
+def _what(result: Result) -> str:
+    if not result.differences:
+        return result.reason
+    first = result.differences[0]
+    place = f"{first.what} of prompt {first.prompt_idx + 1}"
+    if first.token_idx is not None:
+        place += f" from token {first.token_idx + 1}"
+    elif first.char_idx is not None:
+        place += f" from character {first.char_idx + 1}"
+    return f"{place}; {first.tie.partition(':')[0]}" if first.tie else place
+
+
+def _print_difference(console: Console, result: Result) -> None:
+    first = result.differences[0]
+    more = len(result.differences) - 1
+    console.print(Text(result.title, style="bold"))
+    console.print(Text(f"  prompt {first.prompt_idx + 1}, {first.what}{_where(first)}"))
+    if first.before:
+        console.print(Text(f"  after     {_quoted(first.before)}"))
+    console.print(Text(f"  expected  {_quoted(first.expected)}"))
+    console.print(Text(f"  got       {_quoted(first.got)}"))
+    for line in (first.tie, first.note):
+        if line:
+            console.print(Text(f"  {line}"))
+    if more:
+        console.print(Text(f"  and {more} more; --json FILE has them all"))
+
+
+def _where(difference: Difference) -> str:
+    parts = []
+    if difference.token_idx is not None:
+        parts.append(f"token {difference.token_idx + 1}")
+    if difference.char_idx is not None:
+        parts.append(f"character {difference.char_idx + 1}")
+    return f", from {', '.join(parts)}" if parts else ""
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=not text.isprintable())
+
+
+def _summary(report: Report) -> str:
+    counts: dict[Outcome, int] = {outcome: report.count(outcome) for outcome in _STYLES}
+    said = ", ".join(f"{count} {outcome}" for outcome, count in counts.items() if count)
+    verdict = {0: "nothing differs", 1: "answers differ"}.get(report.status, "not all could be asked")
+    return f"{verdict}: {len(report.results)} checks, {said}"

@@ -1,0 +1,367 @@
+"""The checks. Each asks something twice, in a way that must not matter, and returns the answers in pairs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+from card.verify_server.answers import Answer
+from card.verify_server.comparing import Difference, compare_scores, largest_gap, misspelt, unlikely
+from card.verify_server.settings import VerifySettings
+from card.verify_server.sides import Question, Side
+
+NUM_TOP = 5  # likeliest tokens asked for; what APIs allow
+_NUM_CHOICES = 2
+_STOP_CHARS = 3
+_LEAST_STOPPED_CHARS = 12  # a shorter answer is not cut
+NO_SWITCH = "it was not asked without speculation"
+SCHEMA: Mapping[str, Any] = MappingProxyType(
+    {
+        "type": "object",
+        "properties": {
+            "answer": {"type": "integer"},
+            "unit": {"enum": ["pieces", "dollars", "hours", "other"]},
+            "is_certain": {"type": "boolean"},
+        },
+        "required": ["answer", "unit", "is_certain"],
+        "additionalProperties": False,
+    }
+)
+
+
+class NotSupportedError(Exception):
+    """What a check is about is not there; the text says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Two answers that must be equal."""
+
+    prompt_idx: int
+    question: Question  # as the first of them was asked
+    expected: Answer
+    got: Answer
+    by_text: bool = False  # token ids may differ
+    found: Difference | None = None  # what the check itself has found
+
+
+@dataclass(slots=True)
+class Material:
+    """Whom and what the checks ask; the answers that they compare with are asked for once."""
+
+    fast: Side  # the server as it is
+    plain: Side | None  # without speculation
+    prompts: Sequence[str]
+    settings: VerifySettings
+    remarks: list[str] = field(default_factory=list)  # of the check that runs
+    _greedy: list[Answer] | None = None
+    _seeded: list[Answer] | None = None
+
+    @property
+    def base(self) -> Side:
+        """Whose answers count: those without speculation, or else the server's own."""
+        return self.plain or self.fast
+
+    def question(self, *turns: str) -> Question:
+        """Return a greedy question."""
+        return Question(turns, {"max_tokens": self.settings.max_tokens, "temperature": 0})
+
+    @property
+    def greedy_questions(self) -> list[Question]:
+        """The prompts, asked greedily."""
+        return [self.question(prompt) for prompt in self.prompts]
+
+    @property
+    def seeded_questions(self) -> list[Question]:
+        """The prompts, each with a seed of its own."""
+        sampled = {"temperature": self.settings.temperature, "top_p": 1}
+        return [
+            question.replace(seed=self.settings.seed + idx, **sampled)
+            for idx, question in enumerate(self.greedy_questions)
+        ]
+
+    async def greedy(self) -> list[Answer]:
+        """Return the greedy answers, asked one after the other."""
+        if self._greedy is None:
+            self._greedy = await self.base.alone(self.greedy_questions)
+        return self._greedy
+
+    async def seeded(self) -> list[Answer]:
+        """Return the seeded answers, asked one after the other. Raises: NotSupportedError if seeds do not repeat."""
+        if self._seeded is None:
+            first, again = [await self.base.alone(self.seeded_questions) for _ in range(2)]
+            others = sum(one.text != other.text for one, other in zip(first, again, strict=True))
+            if others:
+                raise NotSupportedError(
+                    f"seeds do not repeat: {others} of {len(first)} plain answers differ when asked again"
+                )
+            self._seeded = first
+        return self._seeded
+
+    async def at_once(self, side: Side, questions: Sequence[Question], **options: Any) -> list[Answer]:
+        """Ask several questions at once."""
+        return await side.at_once(questions, self.settings.concurrency, **options)
+
+
+def _pairs(questions: Sequence[Question], expected: Sequence[Answer], got: Sequence[Answer]) -> list[Pair]:
+    rows = zip(questions, expected, got, strict=True)
+    return [Pair(idx, question, one, other) for idx, (question, one, other) in enumerate(rows)]
+
+
+# ---- alone and in batches -------------------------------------------------------------------------------------------
+
+
+async def _plain_again(about: Material) -> list[Pair]:
+    if about.plain is None:
+        raise NotSupportedError(NO_SWITCH)
+    questions = about.greedy_questions
+    return _pairs(questions, await about.greedy(), await about.plain.alone(questions))
+
+
+async def _plain_batch(about: Material) -> list[Pair]:
+    if about.plain is None:
+        raise NotSupportedError(NO_SWITCH)
+    questions = about.greedy_questions
+    return _pairs(questions, await about.greedy(), await about.at_once(about.plain, questions))
+
+
+async def _greedy_alone(about: Material) -> list[Pair]:
+    if about.plain is None:
+        raise NotSupportedError(NO_SWITCH)
+    questions = about.greedy_questions
+    return _pairs(questions, await about.greedy(), await about.fast.alone(questions))
+
+
+async def _greedy_batch(about: Material) -> list[Pair]:
+    questions = about.greedy_questions
+    return _pairs(questions, await about.greedy(), await about.at_once(about.fast, questions))
+
+
+async def _seeded_alone(about: Material) -> list[Pair]:
+    if about.plain is None:
+        raise NotSupportedError(NO_SWITCH)
+    expected = await about.seeded()
+    return _pairs(about.seeded_questions, expected, await about.fast.alone(about.seeded_questions))
+
+
+async def _seeded_batch(about: Material) -> list[Pair]:
+    expected = await about.seeded()
+    return _pairs(about.seeded_questions, expected, await about.at_once(about.fast, about.seeded_questions))
+
+
+# ---- reuse of prefixes ----------------------------------------------------------------------------------------------
+
+
+async def _again(about: Material) -> list[Pair]:
+    """By now each prompt has been asked before."""
+    questions = about.greedy_questions
+    first = about.greedy_questions[0]
+    await about.fast.ask(first)  # also if this check is the only one
+    return _pairs(questions, await about.greedy(), await about.fast.alone(questions))
+
+
+async def _extended(about: Material) -> list[Pair]:
+    """Conversations of two turns; nobody has asked the first one before, and the second one goes on from it."""
+    pairs = []
+    for idx, prompt in enumerate(about.prompts):
+        opening = f"Please answer in a sentence or two. {prompt}"
+        answer = (await about.fast.ask(about.question(opening)))[0].text
+        following = about.prompts[(idx + 1) % len(about.prompts)]
+        longer = about.question(opening, answer or "I do not know.", following)
+        (got, *_), (expected, *_) = await about.fast.ask(longer), await about.base.ask(longer)
+        pairs.append(Pair(idx, longer, expected, got))
+    return pairs
+
+
+# ---- forms of answers -----------------------------------------------------------------------------------------------
+
+
+def _schema_questions(about: Material) -> list[Question]:
+    form = {"type": "json_schema", "json_schema": {"name": "answer", "strict": True, "schema": dict(SCHEMA)}}
+    return [question.replace(response_format=form) for question in about.greedy_questions]
+
+
+async def _schema_alone(about: Material) -> list[Pair]:
+    questions = _schema_questions(about)
+    expected = await about.base.alone(questions)
+    _check_forms(expected)
+    return _pairs(questions, expected, await about.fast.alone(questions))
+
+
+async def _schema_batch(about: Material) -> list[Pair]:
+    """Answers with a schema beside answers without."""
+    questions = _schema_questions(about)
+    expected = await about.base.alone(questions)
+    _check_forms(expected)
+    beside = about.greedy_questions
+    mixed = [question for both in zip(questions, beside, strict=True) for question in both]
+    got = await about.at_once(about.fast, mixed)
+    return _pairs(mixed, [one for both in zip(expected, await about.greedy(), strict=True) for one in both], got)
+
+
+def _check_forms(answers: Sequence[Answer]) -> None:
+    """Raise NotSupportedError unless every answer that came to its end has the form."""
+    wanted = set(SCHEMA["properties"])
+    for answer in answers:
+        if answer.finish_reason != "stop":
+            if not answer.text.lstrip().startswith("{"):
+                raise NotSupportedError(f"response_format is not heeded: an answer begins with {answer.text[:20]!r}")
+            continue
+        try:
+            content = json.loads(answer.text)
+        except (ValueError, RecursionError):
+            content = None
+        if not isinstance(content, dict) or set(content) != wanted:
+            raise NotSupportedError(f"response_format is not heeded: an answer is {answer.text[:40]!r}")
+
+
+async def _stop(about: Material, **options: Any) -> list[Pair]:
+    pairs, num_ignored = [], 0
+    answers = await about.greedy()
+    for idx, (question, answer) in enumerate(zip(about.greedy_questions, answers, strict=True)):
+        mark = _stop_string(answer.text)
+        if mark is None:
+            continue
+        stopped = question.replace(stop=[mark])
+        expected = (await about.base.ask(stopped))[0]
+        num_ignored += expected.text == answer.text
+        pairs.append(Pair(idx, stopped, expected, (await about.fast.ask(stopped, **options))[0], by_text=True))
+    if not pairs:
+        raise NotSupportedError("the answers are too short to be stopped; raise --max-tokens")
+    if num_ignored == len(pairs):
+        raise NotSupportedError("stop strings are not heeded")
+    return pairs
+
+
+async def _stop_streamed(about: Material) -> list[Pair]:
+    return await _stop(about, streams=True)
+
+
+def _stop_string(text: str) -> str | None:
+    """Return a piece from the middle of a text, where a text is stopped amid what was accepted at once."""
+    middle = text[len(text) // 2 :].lstrip()[:_STOP_CHARS].rstrip()
+    return middle if len(text) >= _LEAST_STOPPED_CHARS and middle and text.index(middle) > 0 else None
+
+
+async def _logprobs(about: Material) -> list[Pair]:
+    """The text of answers without log-probabilities, tokens that spell it, and the plain answer's figures."""
+    questions = about.greedy_questions
+    expected = await about.base.alone(questions, num_top=NUM_TOP)
+    got = expected if about.plain is None else await about.fast.alone(questions, num_top=NUM_TOP)
+    if not all(answer.scores for answer in (*expected, *got)):
+        raise NotSupportedError("answers come without log-probabilities")
+    plain = await about.greedy()
+    rows = zip(questions, plain, expected, got, strict=True)
+    tolerance = about.settings.logprob_tolerance
+    pairs = []
+    for idx, (question, bare, one, other) in enumerate(rows):
+        found = misspelt(other, idx)
+        if found is None and one.text == other.text:
+            found = compare_scores(one, other, idx, tolerance)
+        pairs.append(Pair(idx, question, bare, other, found=found))
+    gaps = [largest_gap(one, other) for one, other in zip(expected, got, strict=True) if one.text == other.text]
+    if about.plain is not None and gaps:
+        about.remarks.append(f"at most {max(gaps):.1g} apart")
+    return pairs
+
+
+async def _likeliest(about: Material) -> list[Pair]:
+    """Each token of a greedy answer is the likeliest one by the answer's own figures."""
+    questions = about.greedy_questions
+    got = await about.fast.alone(questions, num_top=NUM_TOP)
+    if not all(answer.scores and any(score.top for score in answer.scores) for answer in got):
+        raise NotSupportedError("answers come without the likeliest tokens beside each token")
+    found = [unlikely(answer, idx) for idx, answer in enumerate(got)]
+    if any(found) and about.plain is not None:
+        plain = await about.plain.alone(questions, num_top=NUM_TOP)
+        if any(unlikely(answer, idx) for idx, answer in enumerate(plain)):
+            raise NotSupportedError("plain answers have unlikely tokens too: penalties are on, or figures are rounded")
+    rows = zip(questions, got, found, strict=True)
+    return [Pair(idx, question, answer, answer, found=one) for idx, (question, answer, one) in enumerate(rows)]
+
+
+async def _choices(about: Material) -> list[Pair]:
+    pairs = []
+    for idx, (question, expected) in enumerate(zip(about.greedy_questions, await about.greedy(), strict=True)):
+        answers = await _several(about.fast, question)
+        pairs += [Pair(idx, question, expected, answer) for answer in answers]
+    return pairs
+
+
+async def _seeded_choices(about: Material) -> list[Pair]:
+    if about.plain is None:
+        raise NotSupportedError(NO_SWITCH)
+    await about.seeded()
+    pairs = []
+    for idx, question in enumerate(about.seeded_questions):
+        expected, again = [await _several(about.plain, question) for _ in range(2)]
+        if [one.text for one in expected] != [one.text for one in again]:
+            raise NotSupportedError("seeds do not repeat with n above 1")
+        got = await _several(about.fast, question)
+        pairs += [Pair(idx, question, *both) for both in zip(expected, got, strict=True)]
+    return pairs
+
+
+async def _several(side: Side, question: Question) -> list[Answer]:
+    answers = await side.ask(question.replace(n=_NUM_CHOICES))
+    if len(answers) != _NUM_CHOICES:
+        raise NotSupportedError(f"n is not heeded: {_NUM_CHOICES} choices were asked for, {len(answers)} came")
+    return answers
+
+
+# ---- streams --------------------------------------------------------------------------------------------------------
+
+
+async def _streamed(about: Material) -> list[Pair]:
+    questions = about.greedy_questions
+    return _pairs(questions, await about.greedy(), await about.fast.alone(questions, streams=True))
+
+
+async def _streamed_batch(about: Material) -> list[Pair]:
+    questions = about.greedy_questions
+    return _pairs(questions, await about.greedy(), await about.at_once(about.fast, questions, streams=True))
+
+
+async def _seeded_streamed(about: Material) -> list[Pair]:
+    expected = await about.seeded()
+    return _pairs(about.seeded_questions, expected, await about.fast.alone(about.seeded_questions, streams=True))
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """A check by its name."""
+
+    name: str
+    title: str
+    run: Callable[[Material], Awaitable[list[Pair]]]
+
+
+CHECKS: Mapping[str, Check] = MappingProxyType(
+    {
+        check.name: check
+        for check in (
+            Check("plain-again", "plain, asked again", _plain_again),
+            Check("plain-batch", "plain, several at once", _plain_batch),
+            Check("greedy", "greedy, alone", _greedy_alone),
+            Check("greedy-batch", "greedy, several at once", _greedy_batch),
+            Check("seeded", "seeded, alone", _seeded_alone),
+            Check("seeded-batch", "seeded, several at once", _seeded_batch),
+            Check("again", "the same prompt again", _again),
+            Check("extended", "a conversation that goes on", _extended),
+            Check("schema", "JSON schema, alone", _schema_alone),
+            Check("schema-batch", "JSON schema beside others", _schema_batch),
+            Check("stop", "stop strings", _stop),
+            Check("stop-stream", "stop strings, streamed", _stop_streamed),
+            Check("logprobs", "log-probabilities", _logprobs),
+            Check("likeliest", "greedy tokens are the likeliest", _likeliest),
+            Check("stream", "streamed, alone", _streamed),
+            Check("stream-batch", "streamed, several at once", _streamed_batch),
+            Check("seeded-stream", "seeded, streamed", _seeded_streamed),
+            Check("choices", "n = 2, greedy", _choices),
+            Check("seeded-choices", "n = 2, seeded", _seeded_choices),
+        )
+    }
+)
