@@ -149,7 +149,7 @@ def test_what_a_pass_now_contradicts_is_measured_again(pair: Pair, tmp_path: Pat
         llm._host._store.keep_cost(llm._host.measuring._key("pass", core_set), measured.scaled(factor), is_quick=False)
     with LLM(pair.target, pair.draft, **settings) as llm:
         again = llm._host.policy.costs["off"].target.seconds(1)  # type: ignore[attr-defined]
-    assert 0.05 < again / measured.seconds(1) < 20
+    assert again != measured.scaled(factor).seconds(1), "what was kept was not believed"
 
 
 def test_an_idle_moment_replaces_a_hasty_measurement(pair: Pair, tmp_path: Path):
