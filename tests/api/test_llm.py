@@ -6,6 +6,7 @@ import itertools
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -59,8 +60,8 @@ def make(pair: Pair, tokenizer) -> Iterator[Make]:
 
 @pytest.fixture(scope="module")
 def plain(make: Make) -> Callable[..., RequestOutput]:
-    """Decode plainly."""
-    return lambda params, prompt=PROMPT: make().generate(prompt, params)[0]
+    """Decode plainly, the same text once."""
+    return cache(lambda params, prompt=PROMPT: make().generate(prompt, params)[0])
 
 
 # ---- the same text --------------------------------------------------------------------------------------------------

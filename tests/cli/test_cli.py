@@ -354,6 +354,10 @@ def test_an_interrupt_ends_with_status_130_and_no_drafter_is_left(pair):
         "--raw",
         "--target-cost",
         "30M",
+        "--policy",
+        "fixed",
+        "--threads",
+        "1",
     ]
     # the text takes a second or more: each of its hundreds of tokens is paid for
     running = subprocess.Popen(

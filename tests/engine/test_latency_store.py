@@ -11,6 +11,7 @@ import pytest
 
 from card.api.llm import LLM
 from card.engine import latency_store, measuring
+from card.engine.latency import with_useful_threads
 from card.engine.latency_store import LatencyKey, LatencyStore
 from card.models.loading import load_decoder
 from card.models.places import cache_folder
@@ -174,7 +175,10 @@ def test_starting_with_the_demo_pair_imports_no_modelling_code():
     assert done.stdout.strip() == "[]", done.stderr
 
 
-def test_threads_found_in_haste_are_looked_for_again_in_an_idle_moment(pair: Pair, tmp_path: Path):
+def test_threads_found_in_haste_are_looked_for_again_in_an_idle_moment(
+    pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(measuring, "with_useful_threads", with_useful_threads)  # other tests take one thread unseen
     runner = TorchRunner(load_decoder(pair.target), max_model_len=64)
     plan, store = CorePlan(CoreSet((), 2), CoreSet((), 2), ()), LatencyStore(tmp_path)
     hasty = measuring.Measuring(runner, store, pair.target, max_sequences=1, is_quick=True)

@@ -37,7 +37,6 @@ from tests.drafting import draft_spec
 
 M = TypeVar("M")
 PATIENCE_S = 20.0
-WAITING = DraftSettings(max_wait_s=PATIENCE_S / 4)
 LOOPBACK = "tcp://127.0.0.1:0"
 
 
@@ -62,16 +61,19 @@ def make_server(
     return DraftServer(address, BeamWriter(draft), ready, keys=keys, limits=ServerLimits(**limits))
 
 
-def decode_until_accepted(target: TableModel, link: DrafterLink, **request: Any) -> None:
+def decode_until_accepted(
+    target: TableModel, link: DrafterLink, *, max_wait_s: float = PATIENCE_S / 4, **request: Any
+) -> None:
     """Decode again and again, always with the text of plain decoding, until candidates were accepted.
 
     The target waits for candidates while the drafter is up: on a busy machine it would be through before they come.
     """
+    waiting = DraftSettings(max_wait_s=max_wait_s)
     expected = plain(target, **{name: value for name, value in request.items() if name == "params"})
     accepted: list[int] = []
 
     def is_accepted() -> bool:
-        token_ids, reason, stats = decode_text(target, link, draft=WAITING, **request)
+        token_ids, reason, stats = decode_text(target, link, draft=waiting, **request)
         assert (token_ids, reason) == expected
         accepted.append(stats.accepted_tokens)
         return accepted[-1] > 0

@@ -32,19 +32,19 @@ with LLM(sys.argv[2], sys.argv[3], placement="process", policy="fixed", cache=Fa
 """
 
 
-@pytest.mark.parametrize("search_path", [None, ".", "here", "here:"])
+@pytest.mark.parametrize("search_path", [None, ".:{here}:"], ids=["nothing", "the working directory by all its names"])
 def test_no_file_of_the_working_directory_runs_in_the_drafter(pair: Pair, tmp_path: Path, search_path: str | None):
     for name in ("zmq", "random", "msgspec", "sitecustomize", "card"):
         (tmp_path / f"{name}.py").write_text(
             f"open({str(tmp_path / 'ran')!r}, 'a').write('{name} ')\nraise SystemExit(9)"
         )
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    if search_path is not None:
+        environment["PYTHONPATH"] = search_path.format(here=tmp_path)
     done = subprocess.run(  # the parent itself is started apart from that folder, as the command `card` is
         [sys.executable, "-P", "-E", "-c", _RUN, PACKAGE_ROOT, pair.target, pair.draft],
         cwd=tmp_path,
-        env=environment
-        if search_path is None
-        else {**environment, "PYTHONPATH": search_path.replace("here", str(tmp_path))},
+        env=environment,
         capture_output=True,
         text=True,
         timeout=200,
