@@ -294,14 +294,15 @@ def test_a_stop_string_that_never_comes_changes_nothing(make, plain):
 @pytest.mark.parametrize(("method", "placement"), [("vanilla", "inline"), ("card", "inline")])
 def test_any_of_several_end_tokens_ends_the_text(make, plain, method, placement):
     last_ids = set()
-    for seed in range(8):
-        output = make(method, placement=placement).generate(PROMPT, ENDING.replace(seed=seed))[0].outputs[0]
+    params = [ENDING.replace(seed=seed) for seed in range(8)]
+    results = make(method, placement=placement).generate([PROMPT] * len(params), params)
+    for output, one in zip((result.outputs[0] for result in results), params, strict=True):
         assert (output.finish_reason == "stop") == (output.token_ids[-1] in (0, 1))
         assert not {0, 1} & set(output.token_ids[:-1])
         assert not output.text.endswith(">"), "special tokens are not shown"
         last_ids.add(output.token_ids[-1])
         num_more = len(output.token_ids) + 3
-        longer = plain(ENDING.replace(seed=seed, ignore_eos=True, max_tokens=num_more)).outputs[0]
+        longer = plain(one.replace(ignore_eos=True, max_tokens=num_more)).outputs[0]
         assert longer.token_ids[:-3] == output.token_ids
     assert {0, 1} <= last_ids
 
@@ -354,18 +355,16 @@ SHAPED = {
 
 @pytest.mark.parametrize("changes", SHAPED.values(), ids=SHAPED)
 @pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
-def test_shaped_text_is_that_of_a_plain_loop_over_the_model(make, tokenizer, pair, params, changes):
-    params = params.replace(**changes)
+def test_shaped_text_is_that_of_a_plain_loop_over_the_model(make, plain, tokenizer, pair, params, changes):
+    unshaped, params = plain(params), params.replace(**changes)
     wanted = plainly_shaped(load_model(pair.target, dtype="float32"), tokenizer(PROMPT)["input_ids"], params)
-    assert (
-        make().generate(PROMPT, params.replace(ignore_eos=True))[0].outputs
-        != make().generate(PROMPT, GREEDY if params.temperature == 0.0 else SAMPLED)[0].outputs
-    ), "the parameters change something"
+    assert plain(params.replace(ignore_eos=True)).outputs != unshaped.outputs, "the parameters change something"
+    alone = [plain(params, prompt).outputs[0] for prompt in PROMPTS]
     tree = {"verify": "tree", "min_verify_prob": 0.0, "writers": ("beam", "suffix")}
     for llm in (make(), make("card", placement="inline", **tree), make("card", placement="thread")):
         outputs = [result.outputs[0] for result in llm.generate([PROMPT, *PROMPTS], params)]
         assert outputs[0].token_ids == tuple(wanted)
-        assert outputs[1:] == [llm.generate(prompt, params)[0].outputs[0] for prompt in PROMPTS]
+        assert outputs[1:] == alone
 
 
 def plainly_shaped(model, prompt_ids: list[int], params: SamplingParams) -> list[int]:
