@@ -73,16 +73,16 @@ def test_every_method_writes_the_text_of_plain_decoding(pair, expected, drafted,
             assert drafted <= allowed
 
 
-@pytest.mark.parametrize("placement", ["thread", "process"])
-def test_drafters_elsewhere_are_restricted_too(pair, expected, placement):
-    common = {"dtype": "float32", "placement": placement, "policy": "fixed", "method": "sps"}
+def test_drafters_elsewhere_are_restricted_too(pair, expected):
+    common = {"dtype": "float32", "policy": "fixed", "method": "sps"}
     accepted = []
-    for num_tokens in (None, 1):
-        with LLM(pair.target, pair.draft, draft_vocab=num_tokens, **common) as llm:
+    for placement, num_tokens in (("thread", None), ("thread", 1), ("process", 1)):
+        with LLM(pair.target, pair.draft, placement=placement, draft_vocab=num_tokens, **common) as llm:
             outputs = llm.generate(PROMPTS, GREEDY)
         assert [one.outputs[0].token_ids for one in outputs] == expected(GREEDY)
+        assert all(one.stats.drafter_passes for one in outputs)
         accepted.append(sum(one.stats.mean_acceptance_length for one in outputs))
-    assert accepted[0] > accepted[1]  # nothing useful can be proposed of three tokens
+    assert accepted[0] > max(accepted[1:])  # nothing useful can be proposed of three tokens
 
 
 def test_a_loaded_draft_model_stays_as_it_is(pair):

@@ -75,8 +75,9 @@ def test_every_method_and_placement_gives_the_text_of_plain_decoding(
     make, plain, method, placement, verify, policy, params
 ):
     llm = make(method, placement=placement, verify=verify, policy=policy)
-    for prompt in PROMPTS:
-        result, wanted = llm.generate(prompt, params)[0], plain(params, prompt)
+    alone, together = llm.generate(PROMPTS[0], params), llm.generate(PROMPTS[1:], params)
+    for prompt, result in zip(PROMPTS, [*alone, *together], strict=True):
+        wanted = plain(params, prompt)
         assert result.outputs == wanted.outputs
         assert result.prompt_token_ids == wanted.prompt_token_ids
         assert (result.method, result.exact) == (method, True)
