@@ -353,13 +353,13 @@ def test_an_interrupt_ends_with_status_130_and_no_drafter_is_left(pair):
         "--ignore-eos",
         "--raw",
         "--target-cost",
-        "30M",
+        "5M",
         "--policy",
         "fixed",
         "--threads",
         "1",
     ]
-    # the text takes a second or more: each of its hundreds of tokens is paid for
+    # the text takes a second or more: each of its thousands of tokens is paid for
     running = subprocess.Popen(
         [*RUN, *args, PROMPT],
         env=child_env(),
