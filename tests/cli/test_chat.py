@@ -12,12 +12,14 @@ from card.config import SamplingParams
 from tests.cli.terminal import CTRL_C, terminal
 from tests.pair import Pair
 
+UNMEASURED = ("--policy", "fixed", "--threads", "1")  # nothing is measured at the start
+
 pytestmark = pytest.mark.timeout(240)
 
 
 def test_a_conversation_greets_helps_counts_forgets_and_ends(pair: Pair) -> None:
     arguments = ["--target", pair.target, "--method", "vanilla", "--dtype", "float32", "--max-tokens", "4"]
-    with terminal(["chat", *arguments], columns=300) as one:
+    with terminal(["chat", *arguments, *UNMEASURED], columns=300) as one:
         at = one.wait_for(f"{pair.target} answers")
         assert "often wrong" not in one.text
         at = one.wait_for("> ", after=one.wait_for("/help", after=at))
@@ -38,7 +40,8 @@ def test_a_conversation_greets_helps_counts_forgets_and_ends(pair: Pair) -> None
 
 
 def test_the_demo_target_warns_of_itself_and_ctrl_c_cuts_an_answer_short_and_the_conversation_goes_on() -> None:
-    with terminal(["chat", "--dtype", "float32", "--ignore-eos", "--max-tokens", "3000"], columns=300) as one:
+    arguments = ["--dtype", "float32", "--ignore-eos", "--max-tokens", "3000"]
+    with terminal(["chat", *arguments, *UNMEASURED], columns=300) as one:
         at = one.wait_for("demo-target is a small model for trying things out: it is often wrong")
         at = one.wait_for("> ", after=at)
         for line in ("Tell me of cats.", "And of dogs?"):

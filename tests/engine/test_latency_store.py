@@ -167,7 +167,8 @@ def test_an_idle_moment_replaces_a_hasty_measurement(pair: Pair, tmp_path: Path)
 def test_starting_with_the_demo_pair_imports_no_modelling_code():
     code = (
         "import sys; from card.api.llm import LLM\n"
-        "with LLM('demo-target', 'demo-draft', placement='inline', cache=False) as llm: llm.generate('2 + 2')\n"
+        "settings = {'placement': 'inline', 'cache': False, 'threads': 1}\n"
+        "with LLM('demo-target', 'demo-draft', **settings) as llm: llm.generate('2 + 2')\n"
         "heavy = 'torch._dynamo', 'torch.distributed.tensor', 'sympy', 'transformers.modeling_utils'\n"
         "print([name for name in heavy if name in sys.modules])"
     )

@@ -222,7 +222,7 @@ def test_every_method_writes_the_text_of_plain_decoding(
     pair: Pair, expected: list[tuple[int, ...]], method: str
 ) -> None:
     draft = pair.draft if METHODS[method].needs_draft else None
-    settings: dict[str, Any] = {"placement": "inline"} if method == "card" else {}
+    settings: dict[str, Any] = {"placement": "inline"} if draft else {}
     with LLM(pair.target, draft, method=method, dtype="int8", **settings) as llm:
         assert texts(llm) == expected
 
