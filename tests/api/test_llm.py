@@ -67,7 +67,7 @@ def plain(make: Make) -> Callable[..., RequestOutput]:
 # ---- the same text --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("params", [GREEDY, SAMPLED, ENDING.replace(seed=3)], ids=["greedy", "sampled", "ending"])
+@pytest.mark.parametrize("params", [GREEDY, SAMPLED, ENDING.replace(seed=28)], ids=["greedy", "sampled", "ending"])
 @pytest.mark.parametrize("verify", ["chain", "tree"])
 @pytest.mark.parametrize("policy", ["fixed", "auto"])
 @pytest.mark.parametrize(("method", "placement"), [("sps", "inline"), ("card", "inline"), ("card", "thread")])
