@@ -13,7 +13,7 @@ from card.errors import SettingsError
 
 pytestmark = pytest.mark.timeout(120)
 
-_WORK = ("bench.run_bench", "bench._plan", "bench_report.load", "commands.generate.make_llm", "profile.measure_profile",
+_WORK = ("bench.run_bench", "bench._plan", "bench_report.load", "commands.text.make_llm", "profile.measure_profile",
          "record.read_datasets", "record.record_pair")  # fmt: skip
 
 Places = Callable[[str], Path]

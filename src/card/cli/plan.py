@@ -10,13 +10,15 @@ from typing import Any
 import click
 from rich.console import Console
 
+from card.cli.options import given
 from card.cli.plan_tables import print_plan, print_pool
 from card.cli.progress import spinner
 from card.errors import PlanError
 from card.planner.plan import make_plan
-from card.planner.pool_study import PoolRequest, make_pool_study
+from card.planner.pool import make_pool_study
 from card.planner.profile import load_profile
 from card.planner.recording import Recording, load_recording
+from card.planner.requests import PoolRequest
 from card.planner.scene import Scene
 from card.planner.synthetic import make_synthetic
 
@@ -27,10 +29,8 @@ def run(
     recording: Path | None,
     synthetic: float | None,
     methods: tuple[str, ...] | None,
-    cores: int | None,
-    draft_threads: int,
     network_ms: float | None,
-    concurrency: int,
+    delays_ms: tuple[float, ...],
     search: bool,
     pool: bool,
     as_json: bool,
@@ -42,20 +42,12 @@ def run(
         target=load_profile(target),
         draft=load_profile(draft) if draft else None,
         recording=_recording(recording, synthetic),
-        cores=cores,
-        draft_threads=draft_threads,
         network_s=None if network_ms is None else network_ms / 1e3,
-        concurrency=concurrency,
+        **{name: options.pop(name) for name in ("cores", "draft_threads", "concurrency")},
     )
     with spinner("planning") as say:
         if pool:
-            request = PoolRequest(
-                method=options["method"],
-                delays_s=tuple(delay / 1e3 for delay in options["delays_ms"]),
-                loads=options["loads"],
-                min_speed_up=options["min_speed_up"],
-                max_targets=options["max_targets"],
-            )
+            request = PoolRequest(delays_s=tuple(delay / 1e3 for delay in delays_ms), **given(options))
             study = make_pool_study(scene, request, tell=say)
         else:
             report = make_plan(scene, methods or (), searches=search, tell=say)

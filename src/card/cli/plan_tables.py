@@ -6,9 +6,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from card.cli.tables import show
+from card.cli.tables import show, table
 from card.planner.plan import MethodPlan, PlanReport
-from card.planner.pool_study import PoolStudy
+from card.planner.pool import PoolStudy
 
 _SHOWN_SIZES = (1, 4, 16, 64, 256, 1024)
 
@@ -38,20 +38,21 @@ def print_plan(console: Console, report: PlanReport, *, is_wide: bool = False) -
 
 
 def _speed_table(report: PlanReport) -> Table:
-    table = _table("method", numbers=("tokens/s", "speed-up", "best"), words=("with",))
+    shown = table("method", numbers=("tokens/s", "speed-up", "best"))
+    shown.add_column("with")
     for plan in report.methods:
         best = ", ".join(f"{name} {value}" for name, value in plan.best_settings.items())
         speeds = (f"{plan.tokens_per_s:.1f}", f"{plan.speed_up:.2f}x", f"{plan.best_speed_up:.2f}x")
-        table.add_row(plan.method, *speeds, best or "as shipped")
-    return table
+        shown.add_row(plan.method, *speeds, best or "as shipped")
+    return shown
 
 
 def _time_table(report: PlanReport) -> Table:
-    table = _table("method", "drafter", numbers=("tokens a pass", "hits", "target", "waits", "overhead", "drafter"))
+    shown = table("method", "drafter", numbers=("tokens a pass", "hits", "target", "waits", "overhead", "drafter"))
     for plan in report.methods:
         shares, has_drafter = plan.shares, plan.where != "none"
         times = (shares.target, shares.waiting, shares.overhead)
-        table.add_row(
+        shown.add_row(
             plan.method,
             _drafter(plan),
             f"{plan.tokens_per_pass:.2f}",
@@ -59,7 +60,7 @@ def _time_table(report: PlanReport) -> Table:
             *(f"{share:.0%}" for share in times),
             f"{shares.drafter:.0%}" if has_drafter else "-",
         )
-    return table
+    return shown
 
 
 def _drafter(plan: MethodPlan) -> str:
@@ -70,12 +71,12 @@ def _drafter(plan: MethodPlan) -> str:
 
 
 def _knob_table(report: PlanReport) -> Table:
-    table = _table("method", "setting", numbers=("value", "half", "twice"))
+    shown = table("method", "setting", numbers=("value", "half", "twice"))
     for plan in report.methods:
         for one in plan.sensitivity:
             changes = ("-" if ratio is None else f"{100 * (ratio - 1):+.1f} %" for ratio in (one.halved, one.doubled))
-            table.add_row(plan.method, one.knob, str(one.value), *changes)
-    return table
+            shown.add_row(plan.method, one.knob, str(one.value), *changes)
+    return shown
 
 
 def print_pool(console: Console, study: PoolStudy, *, is_wide: bool = False) -> None:
@@ -85,25 +86,16 @@ def print_pool(console: Console, study: PoolStudy, *, is_wide: bool = False) -> 
     )
     console.print()
     sizes = [size for size in _SHOWN_SIZES if size <= study.max_targets]
-    table = _table(numbers=("ms away", "load", "wanted", "served", *map(str, sizes)))
+    shown = table(numbers=("ms away", "load", "wanted", "served", *map(str, sizes)))
     for point in study.points:
         speeds = {run.num_targets: run.speed_up for run in point.runs}
         most = f"{point.most_targets}{'+' if point.most_targets >= study.max_targets else ''}"
-        table.add_row(
+        shown.add_row(
             f"{1e3 * point.delay_s:g}",
             f"{point.load:g}",
             f"{point.least_tokens_per_s / study.plain_tokens_per_s:.2f}x",
             most,
             *(f"{speeds[size]:.2f}x" for size in sizes),
         )
-    show(console, table, spare=[str(size) for size in sizes[1:]], is_wide=is_wide)
+    show(console, shown, spare=[str(size) for size in sizes[1:]], is_wide=is_wide)
     console.print(Text("served: targets for which the mean speed-up is as wanted; right of it: speed-ups by targets"))
-
-
-def _table(*words_first: str, numbers: tuple[str, ...] = (), words: tuple[str, ...] = ()) -> Table:
-    table = Table(*words_first, box=None, padding=(0, 2, 0, 0))
-    for number in numbers:
-        table.add_column(number, justify="right")
-    for word in words:
-        table.add_column(word)
-    return table

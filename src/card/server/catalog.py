@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from card.models.text import decode
-from card.server.answers import json_response
+from card.server.answers import DetokenizeAnswer, ModelAnswer, ModelsAnswer, TokenizeAnswer, json_response
 from card.server.errors import ApiError, bad_request
 from card.server.limits import read_body
 from card.server.schemas import DetokenizeRequest, TokenizeRequest
@@ -21,8 +21,7 @@ _LONG_CHARS = 16_384  # of a text, or token ids: more of them hold up none that 
 async def list_models(request: Request) -> Response:
     """List the names under which the model is served."""
     service: Service = request.app.state.service
-    models = [_model(service, name) for name in service.settings.served_model_names]
-    return json_response({"object": "list", "data": models})
+    return json_response(ModelsAnswer(data=[_model(service, name) for name in service.settings.served_model_names]))
 
 
 async def show_model(request: Request) -> Response:
@@ -46,14 +45,16 @@ async def tokenize(request: Request) -> Response:
         token_ids = await service.aside.run(
             is_long, encode, fields.prompt or "", add_special_tokens=fields.add_special_tokens
         )
-    names = service.tokenizer.convert_ids_to_tokens
-    content: dict[str, Any] = {
-        "count": len(token_ids),
-        "max_model_len": service.llm.max_model_len,
-        "tokens": token_ids,
-        "token_strs": await service.aside.run(is_long, names, token_ids) if fields.return_token_strs else None,
-    }
-    return json_response(content)
+    names: Any = None
+    if fields.return_token_strs:
+        names = await service.aside.run(is_long, service.tokenizer.convert_ids_to_tokens, token_ids)
+    answer = TokenizeAnswer(
+        count=len(token_ids),
+        max_model_len=service.llm.max_model_len,
+        tokens=token_ids,
+        token_strs=names,
+    )
+    return json_response(answer)
 
 
 async def detokenize(request: Request) -> Response:
@@ -62,7 +63,7 @@ async def detokenize(request: Request) -> Response:
     fields = await read_body(request, DetokenizeRequest, service.settings.max_request_bytes)
     service.check_model(fields.model)
     text = await service.aside.run(len(fields.tokens) >= _LONG_CHARS, _text_of, service, fields.tokens)
-    return json_response({"prompt": text})
+    return json_response(DetokenizeAnswer(prompt=text))
 
 
 def _text_of(service: Service, token_ids: Sequence[int]) -> str:
@@ -83,13 +84,6 @@ async def embeddings(request: Request) -> Response:
     )
 
 
-def _model(service: Service, name: str) -> dict[str, Any]:
-    return {
-        "id": name,
-        "object": "model",
-        "created": service.started_at,
-        "owned_by": "card",
-        "root": service.llm.host.settings.target,
-        "parent": None,
-        "max_model_len": service.llm.max_model_len,
-    }
+def _model(service: Service, name: str) -> ModelAnswer:
+    root, length = service.llm.host.settings.target, service.llm.max_model_len
+    return ModelAnswer(id=name, created=service.started_at, root=root, max_model_len=length)

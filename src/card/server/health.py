@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from starlette.requests import Request
 from starlette.responses import Response
 
 from card import __version__
 from card.errors import WorkerError
-from card.server.answers import json_response
+from card.server.answers import HealthAnswer, LoadAnswer, UnavailableAnswer, VersionAnswer, json_response
 from card.server.errors import ApiError, as_api_error
 from card.server.metrics import CONTENT_TYPE, Scrape
 from card.server.service import Service
-from card.workers.metrics import EngineStats
 
 
 async def health(request: Request) -> Response:
@@ -31,31 +28,29 @@ async def load(request: Request) -> Response:
     """Say how many requests are being answered, and how far the engine is with them."""
     service: Service = request.app.state.service
     stats = service.llm.stats()
-    return json_response(
-        {
-            "server_load": service.gate.num_requests,
-            "running": stats.num_running,
-            "waiting": stats.num_waiting,
-            "max_num_seqs": service.llm.host.settings.max_num_seqs,
-            "max_num_queued_reqs": service.settings.max_num_queued_reqs,
-        }
+    answer = LoadAnswer(
+        server_load=service.gate.num_requests,
+        running=stats.num_running,
+        waiting=stats.num_waiting,
+        max_num_seqs=service.llm.host.settings.max_num_seqs,
+        max_num_queued_reqs=service.settings.max_num_queued_reqs,
     )
+    return json_response(answer)
 
 
 async def version(request: Request) -> Response:
     """Say which version of what is running."""
     service: Service = request.app.state.service
     engine = service.llm.host.settings
-    return json_response(
-        {
-            "version": __version__,
-            "model": engine.target,
-            "draft_model": engine.draft,
-            "method": service.llm.method.name,
-            "exact": service.llm.method.is_exact,
-            "target_cost": service.llm.target_cost,
-        }
+    answer = VersionAnswer(
+        version=__version__,
+        model=engine.target,
+        draft_model=engine.draft,
+        method=service.llm.method.name,
+        exact=service.llm.method.is_exact,
+        target_cost=service.llm.target_cost,
     )
+    return json_response(answer)
 
 
 async def metrics(request: Request) -> Response:
@@ -73,9 +68,8 @@ async def metrics(request: Request) -> Response:
 
 def _answer(problem: ApiError | None) -> Response:
     if problem is None:
-        return json_response({"status": "ok"})
-    content: dict[str, Any] = {"status": "unavailable", **problem.body()}
-    return json_response(content, problem.status, problem.headers())
+        return json_response(HealthAnswer())
+    return json_response(UnavailableAnswer(error=problem.detail()), problem.status, problem.headers())
 
 
 def _death(service: Service) -> ApiError | None:
@@ -90,10 +84,7 @@ def _reason_not_ready(service: Service) -> ApiError | None:
     if not service.gate.is_open:
         return ApiError(503, "the server is shutting down", code="shutting_down", retry_after_s=5)
     stalled_s, stats = service.llm.stalled_s, service.llm.stats()
-    if stalled_s > service.settings.stall_timeout_s:
-        return ApiError(503, f"the engine is stuck: no progress for {stalled_s:.0f} s{_work(stats)}", code="stuck")
-    return None
-
-
-def _work(stats: EngineStats) -> str:
-    return f", {stats.num_running} texts running and {stats.num_waiting} waiting"
+    if stalled_s <= service.settings.stall_timeout_s:
+        return None
+    work = f"{stats.num_running} texts running and {stats.num_waiting} waiting"
+    return ApiError(503, f"the engine is stuck: no progress for {stalled_s:.0f} s, {work}", code="stuck")

@@ -1,4 +1,4 @@
-"""`card generate`: one prompt in, text streamed out."""
+"""`card generate`, and the options of `card chat` and `card demo`."""
 
 from __future__ import annotations
 
@@ -12,20 +12,24 @@ from typing import TYPE_CHECKING, Any, TextIO
 import click
 
 from card.cli.help import command
-from card.cli.lazy import load
+from card.cli.lazy import load, run
 from card.cli.options import (
     demo_note,
     draft_options,
     make_llm,
     method_options,
     model_options,
+    option_of,
     sampling_options,
     shaping_options,
     take_sampling_params,
+    wide_option,
 )
 from card.cli.progress import spin_until_first, spinner
 from card.cli.report import stats_line
+from card.config import SamplingParams
 from card.errors import PromptError, SettingsError
+from card.models.demo import DEMO_PROBLEMS
 
 if TYPE_CHECKING:  # loaded by make_llm
     from card.api.llm import LLM, StreamChunk
@@ -136,3 +140,35 @@ def _decoded(data: bytes, source: str) -> str:
         raise PromptError(
             f"{source} is not valid UTF-8: byte 0x{data[error.start]:02x} at offset {error.start}; convert it first"
         ) from None
+
+
+# ---- chat and demo -------------------------------------------------------------------------------------------------
+
+
+@command(short_help="Talk with the target model.")
+@click.option("--stats", is_flag=True, help="Print what each answer cost to standard error.")
+@method_options
+@sampling_options
+@shaping_options
+@draft_options
+@model_options
+def chat(**options: Any) -> int:
+    """Talk with the target model.
+
+    /help lists what else may be typed. An empty line or Ctrl-D ends it, Ctrl-C cuts an answer short.
+    """
+    return run("card.cli.chat", "", **options)
+
+
+@command(short_help="Watch the methods side by side on the built-in pair.")
+@click.option(
+    "--problems", type=int, default=3, show_default=True, help=f"How many problems, at most {len(DEMO_PROBLEMS)}."
+)
+@option_of(SamplingParams, "max_tokens", default=128, help="Most new tokens per problem.")
+@option_of(SamplingParams, "temperature", default=0.0)
+@option_of(SamplingParams, "seed", default=0)
+@wide_option
+@model_options
+def demo(**options: Any) -> int:
+    """Answer a few problems with plain decoding, sequential speculation and CARD, and compare text and speed."""
+    return run("card.cli.demo", **options)
