@@ -364,8 +364,8 @@ def make_pool_study(scene: Scene, request: PoolRequest, tell: Callable[[str], No
             least = _WORTH_OF_ONE * model.tokens_per_s(1)
             if request.min_speed_up is not None:
                 least = request.min_speed_up * service.plain_tokens_per_s
-            limits = {"least_tokens_per_s": least, "limit": request.max_targets, "seed": request.seed}
-            most, runs = most_targets(model, lengths, load=load, **limits)
+            limit, seed = request.max_targets, request.seed
+            most, runs = most_targets(model, lengths, load=load, least_tokens_per_s=least, limit=limit, seed=seed)
             known = {run.num_targets: run for run in runs}
             for num in _SHOWN_TARGETS:
                 if num <= request.max_targets and num not in known:

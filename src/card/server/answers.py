@@ -8,6 +8,8 @@ import msgspec
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import Response
 
+from card.server.errors import ApiError
+
 _LEFT_OUT = object()
 
 
@@ -43,11 +45,21 @@ class ErrorDetail(Answer):
     param: str | None
     code: str | None
 
+    @classmethod
+    def of(cls, error: ApiError) -> ErrorDetail:
+        """Return what an answer says of ``error``."""
+        return cls(message=str(error), type=error.kind, param=error.param, code=error.code)
+
 
 class ErrorAnswer(Answer):
     """An error in OpenAI's shape."""
 
     error: ErrorDetail
+
+
+def error_response(error: ApiError, **headers: str) -> Response:
+    """Return the answer that is an error, with these headers besides its own."""
+    return json_response(ErrorAnswer(error=ErrorDetail.of(error)), error.status, error.headers() | headers)
 
 
 class HealthAnswer(Answer):

@@ -29,6 +29,7 @@ from card.server.answers import (
     ResponsesAnswer,
     TokenizeAnswer,
     VersionAnswer,
+    error_response,
 )
 from card.server.auth import KeyRing
 from card.server.catalog import detokenize, embeddings, list_models, show_model, tokenize
@@ -132,7 +133,7 @@ class Envelope:
                 self._origins.check(headers.get(b"origin"), headers.get(b"host", b""))
             await self._app(scope, receive, send_named)
         except ApiError as error:
-            await error.response()(scope, receive, send_named)
+            await error_response(error)(scope, receive, send_named)
         finally:
             self._log(scope, request_id, status, time.perf_counter() - started_at)
 
@@ -174,21 +175,21 @@ class Guard:
             self._keys.check(scope["path"], dict(scope["headers"]).get(b"authorization"))
             await self._app(scope, receive, send_noted)
         except ApiError as error:
-            await error.response()(scope, receive, send)
+            await error_response(error)(scope, receive, send)
         except Exception as error:  # whatever it is, it is ours: the client gets an answer and the log the place
             at, request_id = where(error.__traceback__), scope["state"]["request_id"]
             tell(logger, logging.ERROR, "failed", request_id=request_id, exception=type(error).__name__, at=at)
             if has_begun:
                 raise
-            await as_api_error(error).response()(scope, receive, send)
+            await error_response(as_api_error(error))(scope, receive, send)
 
 
 async def _on_card_error(request: Request, error: Exception) -> Response:
-    return as_api_error(error).response()
+    return error_response(as_api_error(error))
 
 
 async def _on_http_exception(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     message = f"{request.method} {request.url.path[:200]}: {error.detail}"
     code = "no_such_path" if error.status_code == 404 else None
-    return ApiError(error.status_code, message, code=code).response(**(error.headers or {}))  # such as Allow
+    return error_response(ApiError(error.status_code, message, code=code), **(error.headers or {}))  # such as Allow

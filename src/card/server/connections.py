@@ -9,6 +9,7 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.server import ServerState
 
+from card.server.answers import error_response
 from card.server.config import ServerSettings
 from card.server.errors import ApiError
 
@@ -160,7 +161,7 @@ class LimitedProtocol(HttpToolsProtocol):
     def _refuse(self, error: ApiError) -> None:
         """Answer without asking the application, and close."""
         self._cancel_head_timer()
-        response = error.response(Connection="close")
+        response = error_response(error, Connection="close")
         lines = [name + b": " + value + b"\r\n" for name, value in response.raw_headers]
         self.transport.write(b"".join([STATUS_LINE[error.status], *lines, b"\r\n", response.body]))
         self.transport.close()

@@ -5,11 +5,8 @@ from __future__ import annotations
 import dataclasses
 import re
 
-from starlette.responses import Response
-
 from card.config import SamplingParams
 from card.errors import CapacityError, CardError, PromptError, SettingsError, TargetError, WorkerError
-from card.server.answers import ErrorAnswer, ErrorDetail, json_response
 
 _TYPES = {
     400: "invalid_request_error",
@@ -50,14 +47,10 @@ class ApiError(CardError):
         self.retry_after_s = retry_after_s
         self.is_worth_retrying = is_worth_retrying
 
-    def detail(self) -> ErrorDetail:
-        """Return what the body of the answer says of it."""
-        kind = _TYPES.get(self.status, _TYPES[400] if self.status < 500 else _TYPES[500])
-        return ErrorDetail(message=str(self), type=kind, param=self.param, code=self.code)
-
-    def response(self, **headers: str) -> Response:
-        """Return the answer, with these headers besides its own."""
-        return json_response(ErrorAnswer(error=self.detail()), self.status, self.headers() | headers)
+    @property
+    def kind(self) -> str:
+        """What sort of error it is, by OpenAI's names."""
+        return _TYPES.get(self.status, _TYPES[400] if self.status < 500 else _TYPES[500])
 
     def headers(self) -> dict[str, str]:
         """Return the headers that belong to the answer."""

@@ -7,7 +7,7 @@ from starlette.responses import Response
 
 from card import __version__
 from card.errors import WorkerError
-from card.server.answers import HealthAnswer, LoadAnswer, UnavailableAnswer, VersionAnswer, json_response
+from card.server.answers import ErrorDetail, HealthAnswer, LoadAnswer, UnavailableAnswer, VersionAnswer, json_response
 from card.server.errors import ApiError, as_api_error
 from card.server.metrics import CONTENT_TYPE, Scrape
 from card.server.service import Service
@@ -69,7 +69,7 @@ async def metrics(request: Request) -> Response:
 def _answer(problem: ApiError | None) -> Response:
     if problem is None:
         return json_response(HealthAnswer())
-    return json_response(UnavailableAnswer(error=problem.detail()), problem.status, problem.headers())
+    return json_response(UnavailableAnswer(error=ErrorDetail.of(problem)), problem.status, problem.headers())
 
 
 def _death(service: Service) -> ApiError | None:
