@@ -120,10 +120,6 @@ def with_options(*options: Callable[[F], F]) -> Callable[[F], F]:
     return add
 
 
-def _complete_method(_: click.Context, __: click.Parameter, begun: str) -> list[str]:
-    return [name for name in METHODS if name.startswith(begun)]
-
-
 _WRITERS = (
     f"Who proposes candidates, such as beam,suffix: beam (the draft model), {', '.join(writer_names())}.  "
     "[default: by method]"
@@ -144,7 +140,7 @@ method_options = with_options(
         EngineSettings,
         "method",
         is_filled=True,
-        shell_complete=_complete_method,
+        shell_complete=lambda _, __, begun: [name for name in METHODS if name.startswith(begun)],
         help=f"One of {', '.join(METHODS)}.",
     ),
     *options_of(EngineSettings, "placement schedule policy"),
@@ -188,9 +184,7 @@ shaping_options = with_options(
 )
 
 
-def wide_option(command: F) -> F:
-    """Add --wide."""
-    return click.option("--wide", is_flag=True, help="Show all columns of the tables, however wide they get.")(command)
+wide_option = click.option("--wide", is_flag=True, help="Show all columns of the tables, however wide they get.")
 
 
 def take_sampling_params(options: dict[str, Any]) -> SamplingParams:

@@ -29,19 +29,6 @@ class OutputPath(click.Path):
         return path
 
 
-class OutputFile(click.File):
-    """A text file that is opened when there is something to write, and checked at once."""
-
-    def __init__(self) -> None:
-        super().__init__("w", encoding="utf-8", lazy=True)
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Return the file. Fails with a usage error if it cannot be written."""
-        if value != "-":
-            OutputPath().convert(value, param, ctx)
-        return super().convert(value, param, ctx)
-
-
 def check_can_write(path: Path, *, is_folder: bool = False) -> None:
     """Try whether a file can be written, or files into a folder; nothing is left behind and nothing is changed.
 

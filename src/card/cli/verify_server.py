@@ -10,13 +10,13 @@ from typing import Any
 
 import click
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from card import __version__
 from card.bench.names import shipped_folder
 from card.cli.progress import spinner
 from card.cli.prompts import read_prompts
+from card.cli.tables import table
 from card.errors import PromptError, SettingsError
 from card.verify_server.comparing import Difference
 from card.verify_server.settings import Address, VerifySettings, base_url, parse_plain_fields
@@ -93,16 +93,15 @@ def _print(console: Console, report: Report) -> None:
     console.print(Text(f"compared with {report.compared_with}"))
     console.print(Text(_what_is_compared(report)))
     console.print()
-    table = Table(box=None, padding=(0, 2, 0, 0))
-    table.add_column("check", no_wrap=True)
-    table.add_column("outcome", no_wrap=True)
-    table.add_column("equal", no_wrap=True, justify="right")
-    table.add_column("what")
+    shown = table("check", "outcome", numbers=("equal",))
+    for column in shown.columns:
+        column.no_wrap = True
+    shown.add_column("what")
     for result in report.results:
         equal = f"{result.num_equal} of {result.num_asked}" if result.num_asked else ""
         outcome = Text(result.outcome, style=_STYLES[result.outcome])
-        table.add_row(result.title, outcome, equal, Text(_what(result).replace(report.url, "")))
-    console.print(table)
+        shown.add_row(result.title, outcome, equal, Text(_what(result).replace(report.url, "")))
+    console.print(shown)
     for result in report.results:
         if result.differences:
             console.print()

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
+import torch
 
+import card
 from card.errors import PlanError
 
 T = TypeVar("T", bound=msgspec.Struct)
@@ -38,6 +42,12 @@ def read_file(path: Path, type_: type[T], kind: str, version: int, decode: Calla
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise PlanError(f"{path} is a broken {kind}: {error}; make it again") from error
     return found
+
+
+def made_now() -> dict[str, Any]:
+    """Return date and versions, as files of measurements say them."""
+    versions = {"python": platform.python_version(), "torch": str(torch.__version__), "card": card.__version__}
+    return {"date": datetime.now(UTC).isoformat(timespec="seconds"), "versions": versions}
 
 
 def write_bytes(path: Path, data: bytes) -> None:

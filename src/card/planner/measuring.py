@@ -5,13 +5,11 @@ from __future__ import annotations
 import platform
 import time
 from collections.abc import Callable, Sequence
-from datetime import UTC, datetime
 from os import getloadavg
 from statistics import median
 
 import torch
 
-import card
 from card.config import INT8
 from card.engine.latency import measure_pass_cost
 from card.errors import PlanError
@@ -21,6 +19,7 @@ from card.models.inflation import inflate, parse_parameter_count
 from card.models.loading import context_limit, load_model, load_tokenizer, parameter_count
 from card.models.protocol import Extension, LanguageModel
 from card.planner.around import measure_overheads
+from card.planner.files import made_now
 from card.planner.profile import PassGrid, PassTable, Profile, Setup
 from card.planner.requests import ProfileRequest
 from card.policy.cores import CoreSet, pinned
@@ -76,8 +75,7 @@ def measure_profile(request: ProfileRequest, tell: Callable[[str], None] = lambd
         num_parameters=own_parameters,
         cost_of=cost_of,
         tokenizer=tokenizer_fingerprint(tokenizer),
-        date=datetime.now(UTC).isoformat(timespec="seconds"),
-        versions={"python": platform.python_version(), "torch": str(torch.__version__), "card": card.__version__},
+        **made_now(),
         load_average=round(load_average, 2),
         setups=tuple(setups),
         overheads=overheads,

@@ -56,13 +56,7 @@ async def version(request: Request) -> Response:
 async def metrics(request: Request) -> Response:
     """Give the figures to Prometheus."""
     service: Service = request.app.state.service
-    scrape = Scrape(
-        service.ledger,
-        service.llm.stats,
-        model_name=service.settings.served_model_names[0],
-        kv_bytes=service.llm.host.max_kv_bytes,
-        num_inside=service.gate.num_requests,
-    )
+    scrape = Scrape(service)
     return Response(scrape.text(), media_type=None, headers={"Content-Type": CONTENT_TYPE})
 
 

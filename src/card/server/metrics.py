@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from card.api.outputs import StreamChunk
 from card.errors import WorkerError
-from card.workers.metrics import EngineStats, RequestStats
+from card.workers.metrics import RequestStats
+
+if TYPE_CHECKING:
+    from card.server.service import Service
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -185,21 +188,11 @@ class _Sums:
 
 
 class Scrape:
-    """Gathers everything for one answer of `/metrics`."""
+    """Gathers everything for one answer of `/metrics`; what the engine would say is left out if it is down."""
 
-    def __init__(
-        self, ledger: Ledger, stats: Callable[[], EngineStats], *, model_name: str, kv_bytes: int, num_inside: int
-    ) -> None:
-        """Take the books, the engine's figures and what the server knows itself.
-
-        Args:
-            stats: raises WorkerError if the engine is down; then its gauges are left out.
-            kv_bytes: most memory of the KV cache.
-            num_inside: requests that are being answered.
-        """
-        self._ledger, self._stats = ledger, stats
-        self._labels = {"model_name": model_name, "engine": "0"}
-        self._kv_bytes, self._num_inside = kv_bytes, num_inside
+    def __init__(self, service: Service) -> None:
+        self._service, self._ledger = service, service.ledger
+        self._labels = {"model_name": service.settings.served_model_names[0], "engine": "0"}
 
     def text(self) -> bytes:
         """Return the answer."""
@@ -254,22 +247,25 @@ class Scrape:
             ("http_errors", "Answers that were errors, by status.", "status", self._ledger.errors),
         ):
             yield _counters(name, what, label, counts)
-        yield GaugeMetricFamily("card_requests_inside", "Requests that are being answered.", value=self._num_inside)
+        num_inside = self._service.gate.num_requests
+        yield GaugeMetricFamily("card_requests_inside", "Requests that are being answered.", value=num_inside)
         yield from self._ledger.histograms()
 
     def _from_engine(self) -> Iterator[Metric]:
         try:
-            stats = self._stats()
+            stats = self._service.llm.stats()
         except WorkerError:
             yield GaugeMetricFamily("card_engine_up", "Whether the engine is alive.", value=0)
             return
         state = stats.drafter_state.partition(":")[0]
         yield GaugeMetricFamily("card_engine_up", "Whether the engine is alive.", value=1)
+        kv_bytes = self._service.llm.host.max_kv_bytes
+        kv_share = stats.kv_used_bytes / kv_bytes if kv_bytes else 0.0
         busy_share = self._ledger.sums().values["drafter_busy_s"] / stats.round_s if stats.round_s else 0.0
         for name, what, value in (
             ("requests_running", "Texts in the batch.", stats.num_running),
             ("requests_waiting", "Texts that wait for a place in the batch.", stats.num_waiting),
-            ("kv_cache_usage", "Share of the KV memory in use, kept prefixes included.", self._kv_share(stats)),
+            ("kv_cache_usage", "Share of the KV memory in use, kept prefixes included.", kv_share),
             ("drafter_up", "Whether the drafter drafts.", state in ("up", "degraded")),
             ("drafter_lead", "Layers of candidates ahead of the text, mean of the running texts.", stats.drafter_lead),
             ("tree_nodes", "Candidates held for the running texts.", stats.tree_nodes),
@@ -286,9 +282,6 @@ class Scrape:
             ("prefix_cache_hits", "Of these, how many were found.", stats.prefix_hits),
         ):
             yield CounterMetricFamily(f"card_{name}", what, value=value)
-
-    def _kv_share(self, stats: EngineStats) -> float:
-        return stats.kv_used_bytes / self._kv_bytes if self._kv_bytes else 0.0
 
 
 def _counters(name: str, what: str, label: str, values: Mapping[Any, float]) -> CounterMetricFamily:

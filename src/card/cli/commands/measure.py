@@ -22,7 +22,7 @@ from card.cli.options import (
     wide_option,
     with_options,
 )
-from card.cli.outputs import OutputFile, OutputPath
+from card.cli.outputs import OutputPath
 from card.config import DraftSettings, EngineSettings, SamplingParams
 from card.planner.requests import PoolRequest, ProfileRequest
 from card.verify_server.settings import VerifySettings
@@ -81,7 +81,7 @@ _OF_ROWS = "Of card-chain, card-tree, card-turns.  [default: the library's]"
 @click.option("--coupling-report", is_flag=True, help="Add rows that rank candidates without the sampling noise.")
 @click.option(
     "--trace",
-    type=OutputFile(),
+    type=OutputPath(),
     help="Decode the first prompt of each data set once more and write what happened when, for ui.perfetto.dev.",
 )
 @click.option("--out", type=Path, help="JSON lines are appended to it.  [default: bench-DATE-TIME.jsonl]")
