@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from card.cli import main
-from card.cli.outputs import check_can_write
+from card.cli.files import check_can_write
 from card.errors import SettingsError
 
 pytestmark = pytest.mark.timeout(120)

@@ -21,9 +21,9 @@ from card.bench.records import Run
 from card.bench.results import read_unchecked
 from card.bench.runner import Plan, run_bench
 from card.bench.tables import SPARE, rich_tables
+from card.cli.files import check_can_write
 from card.cli.interrupts import INTERRUPTED
 from card.cli.options import DEMO_DRAFT, DEMO_TARGET, given
-from card.cli.outputs import check_can_write
 from card.cli.tables import show
 from card.config import SamplingParams
 from card.errors import BenchError, CardError, SettingsError

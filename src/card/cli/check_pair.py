@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from card.api.host import Host
+from card.cli.files import read_prompts
 from card.cli.options import given, resolve_models
 from card.cli.pair_facts import (
     Agreement,
@@ -28,8 +29,7 @@ from card.cli.pair_facts import (
     memory_of,
     verdict,
 )
-from card.cli.progress import spinner
-from card.cli.prompts import read_prompts
+from card.cli.starting import spinner
 from card.cli.tables import show, table
 from card.config import DraftSettings
 from card.errors import VocabularyError

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from card.cli.progress import spinner
+from card.cli.starting import spinner
 from card.config import INT8, parse_size
 from card.errors import SettingsError
 from card.models.threads import use_threads

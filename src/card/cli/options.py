@@ -8,9 +8,7 @@ from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 import click
 
-from card.cli.ahead import start_drafter_child
-from card.cli.lazy import load
-from card.cli.progress import spinner
+from card.cli.starting import load, spinner, start_drafter_child
 from card.config import DraftSettings, EngineSettings, Grammar, SamplingParams
 from card.errors import SettingsError
 from card.fields import Setting, declared, require

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from card.cli.options import given
-from card.cli.progress import spinner
+from card.cli.starting import spinner
 from card.cli.tables import show, table
 from card.errors import PlanError
 from card.planner.plan import MethodPlan, PlanReport, make_plan

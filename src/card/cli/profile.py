@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from card.cli.options import command_line, given
-from card.cli.progress import spinner
+from card.cli.starting import spinner
 from card.cli.tables import show, table
 from card.planner.measuring import measure_profile
 from card.planner.profile import Profile, save_profile

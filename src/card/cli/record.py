@@ -9,7 +9,7 @@ import click
 
 from card.bench.datasets import parse_spec, read_datasets
 from card.cli.options import command_line, resolve_models, take_sampling_params
-from card.cli.progress import spinner
+from card.cli.starting import spinner
 from card.models.loading import load_tokenizer
 from card.planner.recorder import RecordRequest
 from card.planner.recorder import record as record_pair

@@ -12,9 +12,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from transformers import PreTrainedTokenizerBase
 
+from card.cli.files import read_prompts
 from card.cli.options import resolve_models
-from card.cli.progress import spinner
-from card.cli.prompts import read_prompts
+from card.cli.starting import spinner
 from card.cli.tables import table
 from card.errors import PromptError, SettingsError
 from card.models.cuda.bucketed import make_runner

@@ -14,8 +14,8 @@ from rich.text import Text
 
 from card import __version__
 from card.bench.names import shipped_folder
-from card.cli.progress import spinner
-from card.cli.prompts import read_prompts
+from card.cli.files import read_prompts
+from card.cli.starting import spinner
 from card.cli.tables import table
 from card.errors import PromptError, SettingsError
 from card.verify_server.comparing import Difference

@@ -31,15 +31,24 @@ from card.server.answers import (
     VersionAnswer,
     error_response,
 )
-from card.server.auth import KeyRing
-from card.server.catalog import detokenize, embeddings, list_models, show_model, tokenize
 from card.server.chat import chat_completions
 from card.server.completions import completions
 from card.server.config import ServerSettings
 from card.server.described import OF_BODIES, OF_WRITING, Route, add_route, describe
+from card.server.door import AllowedHosts, AllowedOrigins, KeyRing
 from card.server.errors import ApiError, as_api_error
-from card.server.health import health, load, metrics, ready, version
-from card.server.hosts import AllowedHosts, AllowedOrigins
+from card.server.info import (
+    detokenize,
+    embeddings,
+    health,
+    list_models,
+    load,
+    metrics,
+    ready,
+    show_model,
+    tokenize,
+    version,
+)
 from card.server.logs import tell, where
 from card.server.page import Playground
 from card.server.response_schemas import ResponsesRequest

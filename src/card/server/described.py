@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from card.server.answers import ErrorAnswer, UnavailableAnswer
-from card.server.auth import is_guarded
+from card.server.door import is_guarded
 from card.server.schemas import TOKEN_ID
 
 _ERRORS = {

@@ -8,8 +8,8 @@ from typing import Any
 import click
 
 from card.bench.names import DRAFT_OPTIONS, PRESETS, PUBLISHED, shipped
+from card.cli.files import OutputPath
 from card.cli.help import command
-from card.cli.lazy import run
 from card.cli.options import (
     DEMO_DRAFT,
     DEMO_TARGET,
@@ -22,7 +22,7 @@ from card.cli.options import (
     wide_option,
     with_options,
 )
-from card.cli.outputs import OutputPath
+from card.cli.starting import run
 from card.config import DraftSettings, EngineSettings, SamplingParams
 from card.planner.requests import PoolRequest, ProfileRequest
 from card.verify_server.settings import VerifySettings

@@ -7,8 +7,8 @@ from typing import Any
 
 import click
 
+from card.cli.files import OutputPath
 from card.cli.help import CardGroup, command
-from card.cli.lazy import run
 from card.cli.options import (
     LEAST_CHECKED_TOKENS,
     option_of,
@@ -17,7 +17,7 @@ from card.cli.options import (
     wide_option,
     with_options,
 )
-from card.cli.outputs import OutputPath
+from card.cli.starting import run
 from card.config import DraftSettings, EngineSettings
 
 _PROMPTS_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)

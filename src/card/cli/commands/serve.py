@@ -9,9 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from card.cli.ahead import start_drafter_child
 from card.cli.help import command
-from card.cli.lazy import load, run
 from card.cli.options import (
     DEMO_DRAFT,
     F,
@@ -24,7 +22,7 @@ from card.cli.options import (
     resolve_models,
     with_options,
 )
-from card.cli.progress import spinner
+from card.cli.starting import load, run, spinner, start_drafter_child
 from card.config import EngineSettings
 from card.errors import SettingsError
 from card.fields import declared
