@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import signal
 from pathlib import Path
+from typing import Any
 
 import click
 
-from card.cli.progress import spinner
+from card.cli.starting import spinner
 from card.config import INT8, parse_size
 from card.errors import SettingsError
 from card.models.threads import use_threads
@@ -24,13 +25,11 @@ def run(
     listen: str,
     draft: str,
     keys: Path | None,
-    dtype: str,
-    device: str,
     threads: int,
     cores: tuple[int, ...] | None,
-    max_model_len: int,
     kv_cache_memory: str | None,
     max_sessions: int,
+    **model: Any,
 ) -> None:
     """Do what `card draft-server` was asked for."""
     kv_cache_bytes = parse_size(kv_cache_memory) if kv_cache_memory else None
@@ -39,19 +38,17 @@ def run(
     limits = ServerLimits(max_sessions=max_sessions)
     if cores:
         _stay_on(cores)
-    use_threads(threads, in_integers=dtype == INT8)
-    model = DraftModel(
+    use_threads(threads, in_integers=model["dtype"] == INT8)
+    drafting = DraftModel(
         name=draft,
-        dtype=dtype,
-        device=device,
-        max_model_len=max_model_len,
         max_tree_rows=_TREE_ROWS,
         warm_up_tokens=_WARM_UP_TOKENS,
         kv_cache_bytes=kv_cache_bytes,
         has_unknown_target=True,
+        **model,
     )
     with spinner(f"loading {draft}"):
-        writer, ready = load_drafter(model)
+        writer, ready = load_drafter(drafting)
     server = DraftServer(listen, writer, ready, keys=server_keys, limits=limits)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: server.stop())

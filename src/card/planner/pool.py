@@ -8,7 +8,7 @@ follows from the cost of its passes (`PoolModel`). Requests come and go in `simu
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from heapq import heappop, heappush
 from typing import Any
@@ -17,6 +17,7 @@ import numpy as np
 
 from card.errors import PlanError
 from card.planner.profile import Overheads, TrueCost
+from card.planner.requests import PoolRequest
 from card.planner.scene import Scene, plan_method
 from card.planner.simulate import Simulator, VirtualRun, sample_texts
 
@@ -27,6 +28,8 @@ _MOST_STEPS = 500
 _FEWEST_REQUESTS, _MOST_REQUESTS, _ENOUGH_REQUESTS = 4, 20, 20_000  # of a target, and of a pool
 _EXACT_BITS = 6  # of a number of busy targets: up to 64 of them each number counts
 _MOST_COMMIT_SHARE = 0.95  # of a drafter's time, that corrections can take
+_WORTH_OF_ONE = 0.9  # of the speed that one target alone has with the drafter, unless another one is asked for
+_SHOWN_TARGETS = tuple(2**power for power in range(13))
 
 
 @dataclass(frozen=True, slots=True)
@@ -315,3 +318,59 @@ def most_targets(
         else:
             bad = middle
     return good, tuple(runs[num] for num in sorted(runs))
+
+
+# ---- a whole study --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class PoolPoint:
+    """One delay and one load."""
+
+    delay_s: float
+    load: float
+    least_tokens_per_s: float  # asked for
+    most_targets: int  # that reach it on average
+    runs: tuple[PoolRun, ...]  # by number of targets
+
+
+@dataclass(frozen=True, slots=True)
+class PoolStudy:
+    """A whole study."""
+
+    method: str
+    plain_tokens_per_s: float
+    max_targets: int
+    services: tuple[Service, ...]  # by delay
+    points: tuple[PoolPoint, ...]
+
+
+def make_pool_study(scene: Scene, request: PoolRequest, tell: Callable[[str], None] = lambda _: None) -> PoolStudy:
+    """Measure in virtual time what a target is worth at each delay, then let pools of all sizes run.
+
+    Raises: PlanError, SettingsError as `measure_service`.
+    """
+    lengths = [len(text.token_ids) for text in scene.recording.texts]
+    services: list[Service] = []
+    points: list[PoolPoint] = []
+    for delay_s in request.delays_s:
+        tell(f"running targets {1e3 * delay_s:g} ms away from slower and slower drafters")
+        there = replace(scene, network_s=delay_s, concurrency=1)
+        service = measure_service(there, request.method)
+        services.append(service)
+        model = PoolModel(there, service)
+        for load in request.loads:
+            tell(f"pools {1e3 * delay_s:g} ms away under load {load:g}")
+            least = _WORTH_OF_ONE * model.tokens_per_s(1)
+            if request.min_speed_up is not None:
+                least = request.min_speed_up * service.plain_tokens_per_s
+            limit, seed = request.max_targets, request.seed
+            most, runs = most_targets(model, lengths, load=load, least_tokens_per_s=least, limit=limit, seed=seed)
+            known = {run.num_targets: run for run in runs}
+            for num in _SHOWN_TARGETS:
+                if num <= request.max_targets and num not in known:
+                    known[num] = simulate_pool(model, lengths, num_targets=num, load=load, seed=request.seed)
+            points.append(PoolPoint(delay_s, load, least, most, tuple(known[num] for num in sorted(known))))
+    return PoolStudy(
+        request.method, services[0].plain_tokens_per_s, request.max_targets, tuple(services), tuple(points)
+    )
