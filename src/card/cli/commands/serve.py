@@ -23,8 +23,8 @@ from card.cli.options import (
     with_options,
 )
 from card.cli.progress import spinner
+from card.config.fields import declared
 from card.errors import SettingsError
-from card.fields import declared
 from card.methods import find_method
 from card.server.config import ServerSettings, read_config_file
 
