@@ -85,7 +85,7 @@ class EngineSettings(Replaceable):
     drafter_timeout_s: float = setting(
         3.0, "Silence after which the drafter is replaced, in seconds.", above=0, unit="seconds"
     )
-    hrad: str = setting("auto", "Predictor for specbranch: a file of card train hrad, off, or auto.")
+    hrad: str = setting("off", "Predictor for specbranch: off, demo, or a file of card train hrad.")
     writers: tuple[str, ...] | None = setting(
         None,
         "Who proposes candidates, such as beam,suffix; beam is the draft model.",
