@@ -300,7 +300,7 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--length", type=int, default=6, help="draft length of sps and ouroboros (default: %(default)s)"
     )
-    parser.add_argument("--hrad", default="auto", help="predictor of specbranch: auto, off or a file")
+    parser.add_argument("--hrad", default="off", help="predictor of specbranch: off, demo or a file")
     parser.add_argument("--cores", help="all cores, the last one the drafter's, such as 0,1 (default: first and last)")
     parser.add_argument("--out", type=Path, required=True, help="JSON lines are appended to this file")
     args = parser.parse_args(argv)

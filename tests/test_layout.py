@@ -17,9 +17,12 @@ import card
 PACKAGE = Path(card.__file__).parent
 FILES = sorted(PACKAGE.rglob("*.py"))
 
+# What stands beside the packages: the public names, `python -m card`, and the errors that everything may raise.
+FLAT_MODULES = frozenset({"__init__", "__main__", "errors"})
+
 # Lowest first; a part is a module or a package of src/card. Each line imports only from itself and from lines above.
 LINES: tuple[tuple[str, ...], ...] = (
-    ("errors", "fields", "config"),
+    ("errors", "config"),
     ("tree",),
     ("methods",),
     ("models",),
@@ -145,6 +148,10 @@ def test_a_module_imports_only_from_its_own_line_and_from_lines_above(path: Path
         return
     package = name if path.name == "__init__.py" else name.rpartition(".")[0]
     assert not _layer_faults(path.read_text("utf-8"), name, package)
+
+
+def test_every_other_module_lies_in_a_package() -> None:
+    assert {path.stem for path in PACKAGE.glob("*.py")} == FLAT_MODULES
 
 
 @pytest.mark.parametrize("path", FILES, ids=_module_name)

@@ -29,10 +29,10 @@ __all__ = [
 _MODULE_OF = {
     "AsyncLLM": "card.api.async_llm",
     "CardError": "card.errors",
-    "DraftSettings": "card.config",
+    "DraftSettings": "card.config.drafting",
     "LLM": "card.api.llm",
     "RequestOutput": "card.api.outputs",
-    "SamplingParams": "card.config",
+    "SamplingParams": "card.config.sampling",
     "StreamChunk": "card.api.outputs",
 }
 

@@ -19,11 +19,13 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
+from card.config import EngineSettings
 from card.errors import ModelError, PromptError
 from card.models.cuda.bucketed import BucketedRunner
 from card.models.demo import SAMPLE_PROBLEMS
 from card.models.hrad import rounds as hrad_rounds
 from card.models.hrad.evidence import TokenOutcomes, calibrated, evidence_of
+from card.models.hrad.foresight import foresight
 from card.models.hrad.network import (
     ALL_ACCEPTED,
     ALL_REJECTED,
@@ -331,6 +333,21 @@ def test_a_predictor_of_another_target_is_refused(tmp_path: Path) -> None:
     random_hrad(replace(facts, num_layers=5)).save(tmp_path / "deep.safetensors")
     with pytest.raises(ModelError, match="the last 1 to 4 layers of this model, got 5"):
         load_hrad(tmp_path / "deep.safetensors", runner)
+
+
+def test_the_engine_is_told_where_to_branch_by_a_predictor_that_was_asked_for(tmp_path: Path) -> None:
+    assert EngineSettings().hrad == "off"
+    runner = make_runner("fused")
+    hrad = random_hrad(facts_of(runner))
+    hrad.save(tmp_path / "hrad.safetensors")
+    assert foresight("off", runner, 0.7) is None
+    foresee = foresight(str(tmp_path / "hrad.safetensors"), runner, 0.7)
+    assert foresee is not None
+    hrad.attach(runner)
+    runner.forward([chain(runner.open(), CHAIN[:2]), chain(runner.open(), CHAIN)])
+    assert foresee(1, 3, 5) == pytest.approx(hrad.branch_below(own_features(CHAIN, NUM_LAYERS)[3], 5, 0.7), abs=1e-3)
+    random_hrad(facts_of(runner), evidence=Evidence()).save(tmp_path / "deaf.safetensors")
+    assert foresight(str(tmp_path / "deaf.safetensors"), runner, 0.7) is None, "it never moves the branch point"
 
 
 def test_what_is_no_predictor_is_refused_in_one_line(tmp_path: Path) -> None:

@@ -31,11 +31,10 @@ from card.engine.scoring import Scorer
 from card.errors import PromptError, SettingsError
 from card.methods import Method, find_method
 from card.models.cuda.bucketed import make_runner
-from card.models.demo import DEMO_NAMES
 from card.models.draft_vocab import check_draft_vocab
 from card.models.fingerprint import tokenizer_fingerprint
 from card.models.grammar import GrammarCompiler
-from card.models.hrad.network import DEMO_HRAD, load_hrad
+from card.models.hrad.foresight import OFF, Foresight, foresight
 from card.models.inflation import inflate, inflated_from, parse_parameter_count
 from card.models.loading import (
     check_pair,
@@ -55,7 +54,7 @@ from card.policy.rounds import Policy
 from card.transport.child import DrafterChild
 from card.transport.link import DrafterLink
 from card.workers.request import Request
-from card.workers.target import Foresight, OpenWriter, TargetWorker
+from card.workers.target import OpenWriter, TargetWorker
 from card.workers.trace import Trace
 from card.writers.local import find_writer
 from card.writers.local.protocol import LocalWriter
@@ -359,21 +358,9 @@ class Host:
         return {name: beginner(writer) for name, writer in self._writers.items()}
 
     def _foresight(self) -> Foresight | None:
-        """Return where to branch by what a predictor of rejections says, if the method uses one and there is one."""
-        settings, runner = self.settings, self.runner
-        roles = [DEMO_NAMES.get(name) for name in (settings.target, settings.draft or "")]
-        is_demo = roles == ["target", "draft"]
-        if not self.method.uses_predictor or settings.hrad == "off" or (settings.hrad == "auto" and not is_demo):
-            return None
-        hrad = load_hrad(DEMO_HRAD if settings.hrad == "auto" else settings.hrad, runner)
-        if not hrad.is_heard:
-            return None
-        usual = self.draft_settings.branch_below
-
-        def foresee(extension_idx: int, logits_idx: int, new_id: int) -> float:
-            return hrad.branch_below(runner.features(extension_idx)[logits_idx], new_id, usual)
-
-        return foresee
+        """Return where to branch by a predictor of rejections, if the method uses one and one was asked for."""
+        predictor = self.settings.hrad if self.method.uses_predictor else OFF
+        return foresight(predictor, self.runner, self.draft_settings.branch_below)
 
     def _adapt_length(self, drafter: Drafter, plan: DrafterPlan, draft_changes: Mapping[str, Any]) -> None:
         """Let a method that is defined by rounds draft as much as fits into one of the target's passes."""

@@ -32,8 +32,6 @@ from card.bench.runner import OpenPair, Plan
 from card.config import INT8, DraftSettings, SamplingParams
 from card.errors import SettingsError
 from card.methods import find_method
-from card.models.demo import DEMO_NAMES
-from card.models.hrad.network import DEMO_HRAD
 from card.models.inflation import inflate, parse_parameter_count
 from card.models.loading import context_limit, end_token_ids, load_model, load_tokenizer, parameter_count
 from card.policy.cores import pinned
@@ -67,7 +65,7 @@ class LineupSettings:
     dtype: str = "auto"
     lengths: tuple[int, ...] = (2, 3, 4, 5, 6, 8, 10, 12)  # for rows that take the fastest draft length
     max_model_len: int | None = None  # most tokens of a prompt and its answer; None: the model's limit, at most 4096
-    hrad: str = "auto"  # predictor of specbranch: a file, off, or auto: the demo pair's for that pair
+    hrad: str = "off"  # predictor of specbranch: off, demo, or a file
     draft_vocab: int | None = None  # the first so many tokens are proposed by draft models; None: all
     draft: Mapping[str, Any] = field(default_factory=dict)  # those of `DRAFT_OPTIONS` that were given
 
@@ -251,16 +249,8 @@ class Lineup:
             largest = DraftSettings(**self._settings.draft)
             settings |= {name: getattr(largest, name) for name in DRAFT_OPTIONS}
         if find_method(spec.method).uses_predictor:
-            settings["hrad"] = self._hrad()
+            settings["hrad"] = self._settings.hrad
         return settings
-
-    def _hrad(self) -> str:
-        """Return the predictor as the library would choose it, which here gets loaded models and no names."""
-        named = (self._pair.target, self._pair.draft or "")
-        is_demo = [DEMO_NAMES.get(name) for name in named] == ["target", "draft"]
-        if self._settings.hrad == "auto":
-            return DEMO_HRAD if is_demo else "off"
-        return self._settings.hrad
 
     def _transformers_rows(self, name: str, known: Mapping[str, Any]) -> list[Row]:
         options: list[AssistantSettings | None] = [None]

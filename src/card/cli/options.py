@@ -10,8 +10,8 @@ import click
 
 from card.cli.starting import load, spinner, start_drafter_child
 from card.config import DraftSettings, EngineSettings, Grammar, SamplingParams
+from card.config.fields import Setting, declared, require
 from card.errors import SettingsError
-from card.fields import Setting, declared, require
 from card.methods import METHODS, find_method
 from card.models.places import local_model
 from card.writers.local import writer_names

@@ -20,7 +20,7 @@ class Method:
     shape: Callable[[DraftSettings], DraftSettings]  # the settings that define the method, imposed on the user's
     writers: tuple[str, ...] = ()  # local writers that belong to it
     is_tuned: bool = False  # what was not set is chosen by measurement, the schedule included
-    uses_predictor: bool = False  # of rejections, from the target's hidden states, if there is one for the pair
+    uses_predictor: bool = False  # of rejections (H-RAD), if the setting hrad names one
     passes_of_round: Callable[[DraftSettings], Sequence[int]] | None = (
         None  # tokens in each of them, for `round_length`
     )

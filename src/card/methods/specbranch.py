@@ -1,9 +1,9 @@
 """SpecBranch: branch where the drafter is unsure, draft all branches while the rest is verified (arXiv:2506.01979).
 
 The drafter stops at the first token that it gives less than ``branch_below``; the target verifies the tokens before it,
-and the drafter extends several alternatives of that token meanwhile. The one that the target chooses lives on. A small
-predictor on the target's hidden states (H-RAD) moves the branch point: to the first token where it expects a rejection,
-behind the block where it expects none. Without one the drafter's confidence decides alone.
+and the drafter extends several alternatives of that token meanwhile. The one that the target chooses lives on. Where to
+branch follows from the drafter's confidence alone, unless the setting ``hrad`` names a predictor, which looks at the
+target's hidden states.
 """
 
 from __future__ import annotations

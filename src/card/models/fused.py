@@ -14,8 +14,8 @@ from torch.nn import functional
 from card.models.attention import SequencePass, attend, sequence_pass
 from card.models.decoder_model import DecoderModel, release_pages
 from card.models.draft_vocab import head_of, spread
-from card.models.features import KeptStates
 from card.models.generic import layer_windows
+from card.models.hrad.features import KeptStates
 from card.models.kv_cache import KVLayout, SequenceRows
 from card.models.loading import computes_bfloat16
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from card.errors import ModelError
 from card.models.attention import SequencePass, attend, sequence_pass
 from card.models.draft_vocab import masked
-from card.models.features import KeptStates
+from card.models.hrad.features import KeptStates
 from card.models.kv_cache import KVLayout, SequenceRows
 
 if TYPE_CHECKING:

@@ -30,9 +30,9 @@ from torch import Tensor, nn
 
 from card.models.decoder_model import release_pages
 from card.models.draft_vocab import head_of, spread
-from card.models.features import KeptStates
 from card.models.fused import joined, mirrored_rms_norm, rotary_table
 from card.models.generic import layer_windows
+from card.models.hrad.features import KeptStates
 from card.models.kv_cache import KVLayout, SequenceRows
 from card.models.places import cache_folder
 from card.models.processor import has_matrix_unit

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from card.errors import CapacityError, ModelError
 from card.models.decoder_model import is_int8
-from card.models.features import kept_states
 from card.models.fused import FusedDecoder, reason_not_fusable
 from card.models.generic import GenericDecoder, require_rollback
+from card.models.hrad.features import kept_states
 from card.models.inflation import original_size
 from card.models.int8 import Int8Decoder, why_not_int8
 from card.models.kv_cache import IntArray, KVCache

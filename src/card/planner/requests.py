@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from card.config.fields import check, setting
 from card.errors import PlanError
-from card.fields import check, setting
 
 _TOKENS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64)
 _CONTEXTS = (32, 256, 768)

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from card.config.fields import check, setting, take_lists
 from card.errors import SettingsError
-from card.fields import check, setting, take_lists
 from card.server.door import check_host, check_origin
 from card.server.tools.formats import ToolParserName
 

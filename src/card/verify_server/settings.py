@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
+from card.config.fields import check, setting
 from card.errors import SettingsError
-from card.fields import check, setting
 
 Api = Literal["auto", "chat", "completions"]
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 
 from card.config import VerifyShape
+from card.models.hrad.foresight import Foresight
 from card.models.pool import SequencePool
 from card.models.protocol import LanguageModel
 from card.tree.messages import Close, DrafterMessage, Layer, Resync, TargetMessage
@@ -20,9 +21,6 @@ from card.workers.offers import Offers
 from card.workers.request import Progress, Request, StepResult, Verified, Work
 from card.workers.sequence import Pass, Sequence, longest_text
 from card.writers.local.protocol import WriterSequence
-
-Foresight = Callable[[int, int, int], float]
-"""(index of the extension in the pass, index of the logits that gave the new token, that token) -> branch_below."""
 
 OpenWriter = Callable[[Request], WriterSequence]
 """Begins a writer's part of a request."""

@@ -24,8 +24,8 @@ from card.cli.options import (
 )
 from card.cli.starting import load, run, spinner, start_drafter_child
 from card.config import EngineSettings
+from card.config.fields import declared
 from card.errors import SettingsError
-from card.fields import declared
 from card.methods import find_method
 from card.server.config import ServerSettings, read_config_file
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from types import NoneType, UnionType
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Self, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from card.errors import CardError, SettingsError
 
@@ -140,6 +140,18 @@ class Setting:
             accepted = (int, float) if self.kind is float else self.kind
             return isinstance(item, accepted) and isinstance(item, bool) == (self.kind is bool)
         return not isinstance(self.kind, type) or isinstance(item, self.kind)
+
+
+class Replaceable:
+    """Lets a frozen settings object be copied with some values changed; unknown names raise."""
+
+    def replace(self, **changes: Any) -> Self:
+        """Return a copy with ``changes``. Raises: SettingsError for a name that does not exist."""
+        known = {f.name for f in dataclasses.fields(self)}  # type: ignore[arg-type]
+        for name in changes:
+            if name not in known:
+                raise SettingsError(f"unknown setting {name!r}; known: {', '.join(sorted(known))}")
+        return dataclasses.replace(self, **changes)  # type: ignore[type-var]
 
 
 @cache

@@ -10,8 +10,8 @@ from typing import Any, Literal
 import pytest
 
 from card.config import DraftSettings, EngineSettings, SamplingParams
+from card.config.fields import Bounds, check, declared, setting, take_lists
 from card.errors import ProtocolError, SettingsError
-from card.fields import Bounds, check, declared, setting, take_lists
 from card.server.config import ServerSettings
 
 

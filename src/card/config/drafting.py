@@ -1,0 +1,57 @@
+"""How candidates are drafted and verified."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from card.config.fields import Replaceable, check, require, setting, take_lists
+
+VerifyShape = Literal["chain", "tree", "trunk"]
+Growth = Literal["layer", "best-first", "branch", "fan-out"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TreeShape:
+    """How a drafter grows a tree of candidates."""
+
+    beam_width: int = setting(6, "Most candidates made in one drafter pass.", least=1)  # K
+    branch: int = setting(8, "Most continuations kept of one candidate.", least=1)  # in both tiers together
+    lead: int = setting(24, "Most layers of candidates ahead of the text.", least=1)
+    max_nodes: int = setting(4096, "Most candidates held at once.", least=1)
+    min_path_logprob: float = setting(-12.0, "A path less likely than this is not expanded.", below=0)
+    growth: Growth = setting("layer", f"How the tree of candidates grows: {', '.join(get_args(Growth))}.")
+    branch_below: float = setting(0.7, "Probability below which growth branch takes alternatives.", least=0, most=1)
+    fan_out: tuple[int, ...] = setting(
+        (3,),
+        "Outcomes that growth fan-out prepares at each position, such as 4,3,2; the last one repeats.",
+        least=0,
+        num_items=(1, 64),
+        allowed="1 to 64 whole numbers of 0 or more",
+    )
+    num_speculative_tokens: int = setting(  # of each branch, for growth branch and fan-out
+        6, "Tokens drafted per turn where drafter and target take turns.", least=1
+    )
+    coupled_noise: bool = setting(True, "Rank candidates with the target's sampling noise.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftSettings(TreeShape, Replaceable):
+    """How candidates are drafted and how many of them the target verifies."""
+
+    verify: VerifyShape = setting("chain", f"Shape that the target verifies: {' or '.join(get_args(VerifyShape))}.")
+    budget: int = setting(16, "Most candidates verified in one target pass.", least=1)
+    min_verify_prob: float = setting(0.2, "A candidate whose path is less likely is not verified.", least=0, below=1)
+    max_wait_s: float = setting(
+        0.0, "Longest wait for candidates when there are fewer than --min-depth.", least=0, unit="seconds"
+    )
+    min_depth: int = setting(1, "Length of the best path below which the target waits, if it may.", least=1)
+    waits_after_miss: bool = setting(
+        True, "Whether a round after a miss waits like others, or runs the last token at once."
+    )
+
+    def __post_init__(self) -> None:
+        take_lists(self)
+        check(self)
+        is_enough = self.max_nodes >= self.beam_width
+        require(is_enough, "max_nodes", f"at least beam_width ({self.beam_width})", self.max_nodes)

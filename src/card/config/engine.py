@@ -1,0 +1,150 @@
+"""Which models run where and how."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Literal, get_args
+
+from card.config.drafting import DraftSettings
+from card.config.fields import Replaceable, check, require, setting, take_lists
+from card.errors import SettingsError
+
+Placement = Literal["inline", "thread", "process"]
+ScheduleSetting = Literal["auto", "beside", "turns"]
+PolicyName = Literal["auto", "fixed"]
+
+INT8 = "int8"  # a dtype of ours: 8-bit integers in every product of a runner
+
+_SIZE_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSettings(Replaceable):
+    """Which models run where and how."""
+
+    target: str = setting("demo-target", "Target model: a folder, a GGUF file, a hub name, or demo-target.")
+    draft: str | None = setting(
+        None,
+        "Draft model: a folder, a GGUF file, a hub name, or demo-draft, the default beside demo-target.",
+    )
+    method: str = setting("card", "Who drafts, and how.")
+    placement: Placement | None = setting(
+        None, f"Where the drafter runs: {', '.join(get_args(Placement))}.", shown="by method"
+    )
+    schedule: ScheduleSetting = setting(
+        "auto", "Drafter beside the target, turns taken on all cores, or auto: what is faster here."
+    )
+    policy: PolicyName = setting("auto", "Tune what you did not set, by measurement (auto), or nothing (fixed).")
+    draft_address: str | None = setting(
+        None, "Use the draft server at tcp://host:port instead of a drafter of one's own."
+    )
+    draft_keys: str | None = setting(None, "Folder with the keys for a draft server, as made by card keys.")
+    dtype: str = setting("auto", "auto (as stored), int8, float32, bfloat16, float16, float64.")
+    draft_dtype: str | None = setting(None, "The same for the draft model.", shown="the target's")
+    draft_vocab: int | None = setting(
+        None,
+        "The draft model proposes the first so many tokens and special ones only: less work in its head, same text.",
+        least=1,
+        allowed="a whole number of 1 or more",
+        shown="all",
+    )
+    device: str = setting("cpu", "Device of the target: cpu, cuda, cuda:1.")
+    draft_device: str | None = setting(None, "Device of the draft model.", shown="the target's")
+    target_cost: str | None = setting(
+        None, "Inflate the target to the price of so many parameters, such as 300M; same outputs."
+    )
+    max_model_len: int | None = setting(
+        None, "Most tokens of prompt and answer.", least=2, shown="the model's, at most 4096"
+    )
+    max_num_seqs: int = setting(16, "Most requests that run at once; others wait.", least=1)
+    kv_cache_memory: str | None = setting(
+        None, "Most memory for the target's KV, such as 2GiB.", shown="by the RAM"
+    )  # by max_num_seqs too
+    prefill_chunk: int = setting(64, "Most prompt tokens in a pass that also decodes.", least=1)
+    threads: int | None = setting(None, "CPU threads of the target.", least=1, shown="as many as do not slow it down")
+    draft_threads: int = setting(1, "CPU threads of the drafter.", least=1)
+    cores: tuple[int, ...] | None = setting(  # None shares out what the process may use
+        None, "CPU cores of the target, such as 0 or 0,1.", least=0, allowed="a list of core numbers"
+    )
+    draft_cores: tuple[int, ...] | None = setting(
+        None, "CPU cores of the drafter.", least=0, allowed="a list of core numbers"
+    )
+    wait_for_drafter: bool | None = setting(
+        None, "Begin once the drafter is up, or at once.", shown="at once under --policy auto"
+    )
+    draft_optional: bool = setting(
+        False,
+        "Decode plainly while no draft server answers at --draft-address, or end at once.",
+        shown="required",
+    )
+    cache: bool = setting(True, "Keep measured latencies and converted weights for the next start.", shown="--cache")
+    cache_dir: str | None = setting(None, "Folder for what is kept between starts.", shown="~/.cache/card")
+    start_timeout_s: float = setting(120.0, "Longest time for a drafter to load.", above=0, unit="seconds")
+    drafter_timeout_s: float = setting(
+        3.0, "Silence after which the drafter is replaced, in seconds.", above=0, unit="seconds"
+    )
+    hrad: str = setting("off", "Predictor for specbranch: off, demo, or a file of card train hrad.")
+    writers: tuple[str, ...] | None = setting(
+        None,
+        "Who proposes candidates, such as beam,suffix; beam is the draft model.",
+        num_items=(1, 64),
+        allowed="a list of names",
+        shown="by method",
+    )
+    suffix_store: str | None = setting(None, "File in which the writer store keeps finished texts for later requests.")
+    suffix_store_key: str = setting("default", "Texts under another key are neither read nor counted.")
+    suffix_store_tokens: int = setting(1_000_000, "Most tokens kept under a key; the oldest texts go first.", least=1)
+
+    @property
+    def weights_dir(self) -> str | None:
+        """Where converted weights are kept, as the loaders take it: empty for nowhere, None by the system's custom."""
+        return self.cache_dir if self.cache else ""
+
+    @property
+    def dtype_of_draft(self) -> str:
+        """What the draft model computes in."""
+        return self.draft_dtype or self.dtype
+
+    def __post_init__(self) -> None:
+        take_lists(self)
+        check(self)
+        if self.kv_cache_memory is not None:
+            parse_size(self.kv_cache_memory)
+        for name, holds, allowed in (
+            (
+                "draft_optional",
+                self.draft_address is not None or not self.draft_optional,
+                "given with draft_address only, which it is about",
+            ),
+            (
+                "draft_vocab",
+                self.draft_vocab is None or self.draft_address is None,
+                "left out with draft_address, whose server has the draft model",
+            ),
+            (
+                "placement",
+                self.placement is None or self.draft_address is None,
+                "left out with draft_address, which says where the drafter is",
+            ),
+        ):
+            require(holds, name, allowed, getattr(self, name))
+
+
+def split_settings(settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the settings of the engine and those of drafting. Raises: SettingsError for an unknown name."""
+    engine_names, draft_names = ({f.name for f in fields(kind)} for kind in (EngineSettings, DraftSettings))
+    for name in settings:
+        if name not in engine_names | draft_names:
+            raise SettingsError(f"unknown setting {name!r}; known: {', '.join(sorted(engine_names | draft_names))}")
+    engine = {name: value for name, value in settings.items() if name in engine_names}
+    return engine, {name: value for name, value in settings.items() if name in draft_names}
+
+
+def parse_size(text: str) -> int:
+    """Return the bytes that "512M", "2GiB" or "1000000" means; units are powers of 1,024. Raises: SettingsError."""
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?\s*", text, re.IGNORECASE)
+    size = int(float(found[1]) * _SIZE_UNITS[found[2].upper()]) if found else 0
+    require(size > 0, "a memory size", "a number of bytes above 0 such as 512M or 2GiB", text)
+    return size

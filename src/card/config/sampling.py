@@ -1,0 +1,184 @@
+"""What a request asks for: how logits become tokens, and when the text ends."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from card.config.fields import Replaceable, check, require, setting, take_lists
+from card.errors import SettingsError
+
+GrammarKind = Literal["json_object", "json_schema", "regex", "lark"]
+
+MAX_LOGPROBS = 20  # alternatives to a token that a request can be told of
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """What a text must look like from its first new token to its end."""
+
+    kind: GrammarKind
+    source: str = ""  # JSON of a schema, a regular expression of the whole text, or a grammar in Lark's notation
+
+    def __post_init__(self) -> None:
+        check(self, of=" of a grammar")
+        require(isinstance(self.source, str), "source of a grammar", "a string", self.source)
+        has_source = bool(self.source.strip())
+        if self.kind == "json_object":
+            require(not has_source, "source of a grammar", "empty for json_object: any object will do", self.source)
+        else:
+            require(has_source, "source of a grammar", f"a {self.kind} that is not empty", self.source)
+
+
+class LogitBias(Mapping[int, float]):
+    """What is added to the logits of some tokens: a mapping that cannot be changed, so that it can be hashed."""
+
+    __slots__ = ("_values",)
+
+    def __init__(self, values: Mapping[int, float]) -> None:
+        self._values = dict(values)
+
+    def __getitem__(self, token_id: int) -> float:
+        return self._values[token_id]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __hash__(self) -> int:
+        return hash(frozenset(self._values.items()))
+
+    def __repr__(self) -> str:
+        return repr(self._values)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams(Replaceable):
+    """How the target's logits become tokens, and when a request ends. Same names as in vLLM."""
+
+    temperature: float = setting(1.0, "0 takes the most likely token.", least=0, below=math.inf)
+    top_k: int = setting(0, "Keep the k most likely tokens; 0 keeps all.", least=0, allowed="0 (keep all) or more")
+    top_p: float = setting(1.0, "Keep the likeliest tokens up to this mass.", above=0, most=1)
+    min_p: float = setting(0.0, "Drop tokens below this share of the best one.", least=0, below=1)
+    seed: int | None = setting(
+        None, "Same seed, same text.", least=0, below=2**63, allowed="an integer from 0 to 2**63 - 1", shown="drawn"
+    )
+    max_tokens: int = setting(256, "Most new tokens.", least=1)  # the end token included
+    stop: tuple[str, ...] = setting(
+        (), "End before this string.", least=1, allowed="a list of strings that are not empty"
+    )
+    stop_token_ids: tuple[int, ...] = setting(
+        (), "End tokens besides the model's own.", least=0, allowed="a list of ids of 0 or more"
+    )
+    ignore_eos: bool = setting(False, "Go on past the model's end tokens.")
+    presence_penalty: float = setting(0.0, "Off tokens that the answer has, -2 to 2.", least=-2, most=2)
+    frequency_penalty: float = setting(0.0, "The same, as often as it has them.", least=-2, most=2)
+    repetition_penalty: float = setting(
+        1.0,
+        "Above 1: less of what prompt or answer have already.",
+        above=0,
+        below=math.inf,
+        allowed="above 0, 1 changes nothing",
+    )
+    logit_bias: Mapping[int, float] = setting(LogitBias({}), "Added to the logits of tokens, before any penalty.")
+    min_tokens: int = setting(0, "New tokens before the text may end by itself.")
+    grammar: Grammar | None = setting(
+        None, "The text keeps to it, and ends where nothing can follow.", allowed="a card.config.Grammar or None"
+    )
+    logprobs: int | None = setting(
+        None,
+        "Report each token's log-probability, and those of so many of the likeliest ones.",
+        least=0,
+        most=MAX_LOGPROBS,
+        allowed=f"None or a number of alternatives from 0 to {MAX_LOGPROBS}",
+    )
+    speculates: bool = setting(True, "Whether candidates are verified at all.")
+    shows_tree: bool = setting(False, "Report the candidates that lay beside each token.")
+    shown_token_ids: tuple[int, ...] = setting(
+        (), "Special tokens that the text shows.", least=0, allowed="a list of ids of 0 or more"
+    )
+
+    def __post_init__(self) -> None:
+        take_lists(self)
+        object.__setattr__(self, "logit_bias", _checked_bias(self.logit_bias))
+        check(self)
+        are_within = 0 <= self.min_tokens <= self.max_tokens
+        require(are_within, "min_tokens", f"from 0 to max_tokens ({self.max_tokens})", self.min_tokens)
+        if self.grammar is not None and self.ignore_eos:
+            raise SettingsError(
+                "ignore_eos does not go with a grammar, whose end is the end of the text; leave one out"
+            )
+
+
+def _checked_bias(given: object) -> LogitBias:
+    """Return a bias that cannot be changed. Raises: SettingsError."""
+    given = {} if given is None else given
+    require(isinstance(given, Mapping), "logit_bias", "a mapping of token ids to numbers", given)
+    assert isinstance(given, Mapping)
+    for token_id, value in given.items():
+        is_id = isinstance(token_id, int) and not isinstance(token_id, bool) and token_id >= 0
+        require(is_id, "a token of logit_bias", "an id of 0 or more", token_id)
+        is_number = isinstance(value, int | float) and not isinstance(value, bool) and -100.0 <= value <= 100.0
+        require(is_number, f"the logit_bias of token {token_id}", "a number from -100 to 100", value)
+    return LogitBias({int(token_id): float(value) for token_id, value in sorted(given.items())})
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingRule:
+    """The part of the sampling parameters that decides which token follows given logits."""
+
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    seed: int
+
+    @classmethod
+    def of(cls, params: SamplingParams) -> SamplingRule:
+        """Return the rule of parameters whose seed has been fixed."""
+        if params.seed is None:
+            raise SettingsError("seed must be fixed before sampling, got None; draw one first")
+        return cls(params.temperature, params.top_k, params.top_p, params.min_p, params.seed)
+
+    @property
+    def is_greedy(self) -> bool:
+        """True if the most likely token is taken and no noise is used."""
+        return self.temperature == 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShapingRule:
+    """The part of the sampling parameters that looks at the text before a position."""
+
+    num_prompt_tokens: int
+    end_ids: tuple[int, ...] = ()  # tokens that end the text, held back until there are min_tokens new ones
+    min_tokens: int = 0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    grammar: Grammar | None = None
+
+    @classmethod
+    def of(cls, params: SamplingParams, *, num_prompt_tokens: int, end_ids: frozenset[int]) -> ShapingRule | None:
+        """Return the rule of these parameters; None if they leave the logits as they are."""
+        rule = cls(
+            num_prompt_tokens=num_prompt_tokens,
+            end_ids=tuple(sorted(end_ids)) if params.min_tokens else (),
+            min_tokens=params.min_tokens if end_ids else 0,
+            presence_penalty=params.presence_penalty,
+            frequency_penalty=params.frequency_penalty,
+            repetition_penalty=params.repetition_penalty,
+            logit_bias=tuple(params.logit_bias.items()),
+            grammar=params.grammar,
+        )
+        return None if rule == cls(num_prompt_tokens=num_prompt_tokens) else rule
+
+    @property
+    def has_penalties(self) -> bool:
+        """Whether it matters which tokens the text has."""
+        return self.presence_penalty != 0.0 or self.frequency_penalty != 0.0 or self.repetition_penalty != 1.0
