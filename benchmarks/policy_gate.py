@@ -213,7 +213,7 @@ def decode(scene: Scene, texts: ReplayedTexts, method: str, settings: Mapping[st
         rounds[stage.policy.schedule] += 1
         if num_rounds == LEARNING_ROUNDS:
             learnt_at, learnt_tokens = clock.now, num_committed
-    stage.close()
+    stage.parts.close()
     shares = {name: round(count / num_rounds, 3) for name, count in rounds.items() if count}
     later = (num_committed - learnt_tokens) / (clock.now - learnt_at)
     return Speed(round(num_committed / clock.now, 2), round(later, 2), shares)

@@ -27,6 +27,7 @@ LINES: tuple[tuple[str, ...], ...] = (
     ("workers",),
     ("policy",),
     ("transport", "engine"),
+    ("assembly",),
     ("api", "adapters"),
     ("hf",),
     ("cli", "server", "bench", "planner", "verify_server", "vllm", "__main__"),

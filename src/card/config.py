@@ -14,7 +14,8 @@ from card.fields import check, require, setting, take_lists
 
 VerifyShape = Literal["chain", "tree", "trunk"]
 Growth = Literal["layer", "best-first", "branch", "fan-out"]
-Placement = Literal["inline", "thread", "process"]
+Placement = Literal["inline", "thread", "process", "remote"]  # where a drafter runs
+PlacementSetting = Literal["inline", "thread", "process"]  # draft_address says remote
 ScheduleSetting = Literal["auto", "beside", "turns"]
 PolicyName = Literal["auto", "fixed"]
 GrammarKind = Literal["json_object", "json_schema", "regex", "lark"]
@@ -280,8 +281,8 @@ class EngineSettings(_Replaceable):
         "Draft model: a folder, a GGUF file, a hub name, or demo-draft, the default beside demo-target.",
     )
     method: str = setting("card", "Who drafts, and how.")
-    placement: Placement | None = setting(
-        None, f"Where the drafter runs: {', '.join(get_args(Placement))}.", shown="by method"
+    placement: PlacementSetting | None = setting(
+        None, f"Where the drafter runs: {', '.join(get_args(PlacementSetting))}.", shown="by method"
     )
     schedule: ScheduleSetting = setting(
         "auto", "Drafter beside the target, turns taken on all cores, or auto: what is faster here."

@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from card.assembly.plan import Plan
 from card.errors import PlanError
 from card.planner.replay import ReplayedTexts
-from card.planner.scene import Plan, Scene, Stage, build_stage, make_request, plan_method, replayed_texts
+from card.planner.scene import Scene, Stage, build_stage, make_request, plan_method, replayed_texts
 from card.workers.metrics import RequestStats
 
 _SAMPLE_TOKENS = 600
@@ -71,7 +72,7 @@ class Simulator:
             started = stage.clock.now
             stats = decode(stage, scene, texts, chosen, first_id=len(chosen))
         finally:
-            stage.close()
+            stage.parts.close()
         return summary_of(plan, changes, stats, stage.clock.now - started, is_batch=scene.concurrency > 1)
 
     def texts(self, plan: Plan) -> ReplayedTexts:
@@ -134,7 +135,7 @@ def summary_of(
         schedules[schedule] = schedules.get(schedule, 0) + 1
     return VirtualRun(
         method=plan.method.name,
-        where=plan.where or "none",
+        where="switch" if len(plan.placements) > 1 else next(iter(plan.placements.values()), "none"),
         settings=changes,
         num_speculative_tokens=plan.draft.num_speculative_tokens,
         schedules=schedules,

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from card.assembly.plan import round_length
 from card.config import DraftSettings
-from card.engine.placing import round_length
 from card.methods import METHODS
 from card.policy.cost import PassCost
 
