@@ -1,15 +1,20 @@
-"""Draft lengths of methods of rounds: what is drafted beside one target pass takes no longer than that pass."""
+"""What is resolved of settings and facts; draft lengths whose passes take no longer than one of the target's."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from card.assembly.plan import round_length
+from card.assembly.plan import Facts, Plan, resolve, round_length
 from card.config import DraftSettings
+from card.errors import SettingsError
 from card.methods import METHODS
+from card.policy.cores import CorePlan
 from card.policy.cost import PassCost
+from card.policy.rounds import Schedule
 
 OF_ROUNDS = sorted(name for name, method in METHODS.items() if method.length_from_latencies)
 
@@ -74,3 +79,97 @@ def test_its_passes_fit_and_those_of_a_longer_round_do_not(
     assert 2 <= length <= min(16, most)
     assert length == 2 or round_s(length) <= ratio
     assert length == min(16, most) or round_s(length + 1) > ratio
+
+
+# ---- what is resolved -----------------------------------------------------------------------------------------------
+
+
+class Told:
+    """Latencies that are typed in."""
+
+    def useful(self, cores: CorePlan) -> CorePlan:
+        return cores
+
+    def target(self, plan: Plan, schedule: Schedule) -> PassCost:
+        return cost(8.0)
+
+    def drafter(self, plan: Plan, schedule: Schedule) -> PassCost | None:
+        return cost(1.0)
+
+
+TWO_CORES = Facts(has_draft=True, cores=(0, 1))
+
+
+@pytest.mark.parametrize(
+    ("method", "settings", "facts", "placements"),
+    [
+        ("vanilla", {}, TWO_CORES, {}),
+        ("card", {}, TWO_CORES, {"beside": "process", "turns": "inline"}),
+        ("card", {}, replace(TWO_CORES, cores=(0,)), {"turns": "inline"}),
+        ("card", {"policy": "fixed"}, TWO_CORES, {"beside": "process"}),
+        ("card", {"schedule": "turns"}, TWO_CORES, {"turns": "inline"}),
+        ("card", {"device": "cuda"}, TWO_CORES, {"beside": "thread"}),
+        ("card", {}, replace(TWO_CORES, is_draft_loaded=True), {"turns": "inline"}),
+        ("card", {"draft_address": "tcp://127.0.0.1:1"}, Facts(), {"beside": "remote"}),
+        ("pearl", {}, TWO_CORES, {"beside": "process"}),
+        ("pearl", {"placement": "inline"}, TWO_CORES, {"turns": "inline"}),
+    ],
+)
+def test_the_drafter_is_placed_under_each_schedule(method, settings, facts, placements):
+    assert resolve(settings, facts, method=method).placements == placements
+
+
+def test_trees_that_fan_out_have_room_for_all_outcomes():
+    narrow, wide = (
+        resolve({"growth": growth, "fan_out": (9,), "beam_width": 2}, TWO_CORES).draft_tree_rows
+        for growth in ("layer", "fan-out")
+    )
+    assert narrow == 2 * 24 * 2 + 64
+    assert wide == 2 * 24 * 9 * 7 + 64
+
+
+def test_a_method_of_rounds_drafts_as_long_as_latencies_say_unless_it_is_told():
+    known = replace(TWO_CORES, latencies=Told())
+    assert resolve({}, TWO_CORES, method="pearl").draft.num_speculative_tokens == 6
+    assert resolve({}, known, method="pearl").draft.budget == 7
+    assert resolve({"num_speculative_tokens": 3}, known, method="pearl").draft.budget == 2
+
+
+def test_texts_and_memory_are_bounded_by_what_is_known():
+    facts = Facts(context_limit=1000, row_bytes=10, free_bytes=1 << 30)
+    plan = resolve({"max_num_seqs": 2}, facts)
+    assert (plan.max_model_len, plan.max_kv_bytes) == (1000, 2 * (1000 + plan.target_tree_rows) * 10)
+    assert resolve({}, replace(facts, context_limit=None, longest_text=5000)).max_model_len == 5000
+    assert resolve({}, Facts()).max_kv_bytes is None
+    with pytest.raises(SettingsError, match="at most 1000, the target's own limit"):
+        resolve({"max_model_len": 1001}, facts)
+    with pytest.raises(SettingsError, match="kv_cache_memory 1K holds 102 rows"):
+        resolve({"kv_cache_memory": "1K"}, facts)
+
+
+@pytest.mark.parametrize(
+    ("method", "settings", "facts", "words"),
+    [
+        ("card", {}, Facts(), "needs a draft model"),
+        ("vanilla", {"writers": ("beam",)}, TWO_CORES, "has no draft model"),
+        ("pearl", {"writers": ("suffix",)}, TWO_CORES, "is defined by its draft model"),
+        ("pearl", {"schedule": "turns"}, TWO_CORES, "schedule is for method card"),
+        (
+            "card",
+            {"schedule": "turns", "placement": "process"},
+            TWO_CORES,
+            "does not go with a drafter that is process",
+        ),
+        (
+            "card",
+            {"placement": "process"},
+            replace(TWO_CORES, is_draft_loaded=True),
+            "cannot move into another process",
+        ),
+        ("card", {"draft_keys": "keys"}, TWO_CORES, "give its draft_address too"),
+        ("card", {"cores": (7,)}, TWO_CORES, r"cores must be among the cores of this process \[0, 1\], got 7"),
+    ],
+)
+def test_contradictions_are_refused_before_anything_is_loaded(method, settings, facts, words):
+    with pytest.raises(SettingsError, match=words):
+        resolve(settings, facts, method=method)

@@ -133,19 +133,9 @@ class Host:
             ),
         )
         self.engine, self.policy, self.draft_settings = self._parts.engine, self._parts.policy, self.plan.draft
+        self.max_model_len, self.max_kv_bytes = self.plan.max_model_len, self.plan.max_kv_bytes or 0
         pool, chunk = self._parts.worker.pool, self.settings.prefill_chunk
         self.scorer = Scorer(self.runner, pool, lambda: self.policy.cores, chunk=chunk)
-
-    @property
-    def max_model_len(self) -> int:
-        """Most tokens of a request, prompt and answer together."""
-        return self.plan.max_model_len
-
-    @property
-    def max_kv_bytes(self) -> int:
-        """Most memory for the target's KV."""
-        assert self.plan.max_kv_bytes is not None
-        return self.plan.max_kv_bytes
 
     def close(self) -> None:
         """End the drafter. May be called twice."""

@@ -40,6 +40,7 @@ class Parts:
     worker: TargetWorker
     policy: Policy
     link: DrafterLink | None
+    clock: Callable[[], float]
     writers: Mapping[str, LocalWriter]  # those without a model
 
     def close(self) -> None:
@@ -70,7 +71,7 @@ def build(
     )
     limits = Limits(max_num_seqs=plan.settings.max_num_seqs, prefill_chunk=plan.settings.prefill_chunk)
     engine = Engine(worker, models.link, plan.method, limits=limits, policy=policy, clock=clock)
-    return Parts(plan, engine, worker, policy, models.link, writers)
+    return Parts(plan, engine, worker, policy, models.link, clock, writers)
 
 
 def make_writers(plan: Plan, vocab_size: int, tokenizer: str) -> dict[str, LocalWriter]:

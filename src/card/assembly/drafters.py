@@ -136,10 +136,8 @@ def load_drafter(draft: DraftModel) -> tuple[BeamWriter, Ready]:
 
     Raises: ModelError if it cannot be loaded; SettingsError if not one sequence fits into the memory.
     """
-    model = load_decoder(draft.name, dtype=draft.dtype, device=draft.device, cache_dir=draft.cache_dir)
-    num_parameters = parameter_count(model)
-    if draft.draft_vocab is not None:
-        model = restrict_head(model, draft.draft_vocab, {*draft.always_drafted, *end_token_ids(model)})
+    whole = _load(draft)
+    model = _restricted(whole, draft)
     max_model_len = min(draft.max_model_len, context_limit(model))
     runner = TorchRunner(model, max_model_len=max_model_len, max_tree_rows=draft.max_tree_rows)
     runner.warm_up(draft.warm_up_tokens)
@@ -152,7 +150,7 @@ def load_drafter(draft: DraftModel) -> tuple[BeamWriter, Ready]:
     ready = Ready(
         vocab_size=runner.vocab_size,
         max_model_len=runner.max_model_len,
-        num_parameters=num_parameters,
+        num_parameters=parameter_count(whole),
         pass_s=cost.points if cost else (),
         per_sequence_s=cost.per_sequence_s if cost else 0.0,
         per_context_row_s=cost.per_context_row_s if cost else 0.0,
@@ -171,7 +169,9 @@ def load_drafter(draft: DraftModel) -> tuple[BeamWriter, Ready]:
 
 def _make_here(plan: Plan, source: DraftSource, placement: Placement) -> Drafter:
     """Return the drafter with its model in this process."""
-    model = _load_here(plan, source)
+    assert source.model is not None
+    draft = _draft_model(plan, source)
+    model = _restricted(_load(draft) if isinstance(source.model, str) else source.model, draft)
     lane = Lane(model.device)
     with pinned(plan.cores.alone), lane.entered():
         max_model_len = min(plan.max_model_len, context_limit(model))
@@ -184,28 +184,21 @@ def _make_here(plan: Plan, source: DraftSource, placement: Placement) -> Drafter
     return Drafter(link_here(placement, writer, lane=lane), runner, lane)
 
 
-def _load_here(plan: Plan, source: DraftSource) -> LoadedModel:
-    assert source.model is not None
-    settings, model = plan.settings, source.model
-    if isinstance(model, str):
-        device = settings.draft_device or settings.device
-        model = load_decoder(model, dtype=settings.dtype_of_draft, device=device, cache_dir=settings.weights_dir)
-    if settings.draft_vocab is None:
+def _load(draft: DraftModel) -> LoadedModel:
+    return load_decoder(draft.name, dtype=draft.dtype, device=draft.device, cache_dir=draft.cache_dir)
+
+
+def _restricted(model: LoadedModel, draft: DraftModel) -> LoadedModel:
+    """Return the model with the part of its head that it is to propose tokens with."""
+    if draft.draft_vocab is None:
         return model
-    return restrict_head(model, settings.draft_vocab, {*_always_drafted(plan, source), *end_token_ids(model)})
+    return restrict_head(model, draft.draft_vocab, {*draft.always_drafted, *end_token_ids(model)})
 
 
-def _always_drafted(plan: Plan, source: DraftSource) -> tuple[int, ...]:
-    if plan.settings.draft_vocab is None or source.tokenizer is None:
-        return ()
-    return always_drafted(source.tokenizer)
-
-
-def _process_link(plan: Plan, source: DraftSource) -> ProcessLink:
-    settings = plan.settings
-    assert isinstance(source.model, str)
-    model = DraftModel(
-        name=source.model,
+def _draft_model(plan: Plan, source: DraftSource) -> DraftModel:
+    settings, tokenizer = plan.settings, source.tokenizer
+    return DraftModel(
+        name=source.model if isinstance(source.model, str) else "",
         dtype=settings.dtype_of_draft,
         device=settings.draft_device or settings.device,
         max_model_len=plan.max_model_len,
@@ -215,10 +208,15 @@ def _process_link(plan: Plan, source: DraftSource) -> ProcessLink:
         measures=source.measures,
         cache_dir=settings.weights_dir,
         draft_vocab=settings.draft_vocab,
-        always_drafted=_always_drafted(plan, source),
+        always_drafted=always_drafted(tokenizer) if settings.draft_vocab is not None and tokenizer is not None else (),
     )
+
+
+def _process_link(plan: Plan, source: DraftSource) -> ProcessLink:
+    settings = plan.settings
+    assert isinstance(source.model, str)
     return ProcessLink(
-        DrafterConfig(threads=settings.draft_threads, cores=plan.cores.draft, model=model),
+        DrafterConfig(threads=settings.draft_threads, cores=plan.cores.draft, model=_draft_model(plan, source)),
         start_timeout_s=settings.start_timeout_s,
         silence_timeout_s=settings.drafter_timeout_s,
         spare=source.spare,

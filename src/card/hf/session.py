@@ -65,9 +65,9 @@ class Session:
             target.release()
             raise
         self._finalizer = weakref.finalize(self, self.link.close) if self.link else None
-        self._room = num_rows * (max_len + plan.target_tree_rows)
         self.is_lasting = all(runner.is_fused for runner in self._runners)
         self.fingerprints = self._fingerprints(model, draft) if self.is_lasting else ()
+        self._row_bytes = target.row_bytes
         self.plan = resolve(asked, replace(facts, row_bytes=target.row_bytes))
         self._engine = build(self.plan, Models(target=target, link=self.link)).engine
         if self.link:
@@ -84,8 +84,8 @@ class Session:
     ) -> bool:
         """Return whether the session can serve this call: the same models with the same weights, and room enough."""
         same_draft = (self.draft_ref() if self.draft_ref else None) is draft
-        needed = num_rows * (max_len + self.plan.target_tree_rows)
-        has_room = self.plan.max_model_len >= max_len and self._room >= needed
+        needed = kv_bytes_for(num_rows, max_len, self.plan.target_tree_rows, self._row_bytes)
+        has_room = self.plan.max_model_len >= max_len and (self.plan.max_kv_bytes or 0) >= needed
         is_up = self.link is None or self.link.status.state == "up"
         return (
             same_draft

@@ -11,7 +11,6 @@ from card.assembly.build import Models, Parts, build
 from card.assembly.drafters import link_here
 from card.assembly.plan import Facts, Plan, resolve
 from card.config import SamplingParams, split_settings
-from card.engine.engine import Engine
 from card.errors import PlanError
 from card.planner.profile import Overheads, Profile, Setup, TrueCost
 from card.planner.recording import Recording
@@ -19,7 +18,7 @@ from card.planner.replay import PassSize, ReplayedModel, ReplayedTexts
 from card.planner.virtual import VirtualClock, VirtualDrafter, VirtualLink, World
 from card.policy.cores import CorePlan, CoreSet
 from card.policy.cost import PassCost
-from card.policy.rounds import Policy, Schedule
+from card.policy.rounds import Schedule
 from card.policy.tuned import TunedPolicy
 from card.transport.link import DrafterLink
 from card.transport.switch import SwitchLink
@@ -106,24 +105,6 @@ class _ProfiledLatencies:
         return setup.pass_cost() if setup is not None else None
 
 
-@dataclass(frozen=True, slots=True)
-class Stage:
-    """One engine in virtual time."""
-
-    parts: Parts
-    clock: VirtualClock
-
-    @property
-    def engine(self) -> Engine:
-        """Runs the requests."""
-        return self.parts.engine
-
-    @property
-    def policy(self) -> Policy:
-        """Decides what its rounds do."""
-        return self.parts.policy
-
-
 def plan_method(scene: Scene, name: str, changes: Mapping[str, Any]) -> Plan:
     """Return how a method would be set up with these settings.
 
@@ -182,8 +163,8 @@ def build_stage(
     *,
     clock: VirtualClock | None = None,
     shared: tuple[World, int] | None = None,
-) -> Stage:
-    """Return an engine with its drafter.
+) -> Parts:
+    """Return an engine with its drafter, in virtual time.
 
     Args:
         shared: a world with a drafter for several targets, and which of them this is; None gives it one of its own.
@@ -203,7 +184,7 @@ def build_stage(
     target = _target_model(scene, plan, texts, clock, shown)
     latencies = _ProfiledLatencies(scene)
     shown.parts = build(plan, Models(target=target, link=link, latencies=latencies), clock=clock)
-    return Stage(shown.parts, clock)
+    return shown.parts
 
 
 def make_drafter(scene: Scene, plan: Plan, texts: ReplayedTexts, num_targets: int = 1) -> VirtualDrafter:
@@ -234,7 +215,7 @@ class TextEnd:
         return self._left == 0
 
 
-def make_request(stage: Stage, scene: Scene, texts: ReplayedTexts, text_idx: int, request_id: int) -> Request:
+def make_request(parts: Parts, scene: Scene, texts: ReplayedTexts, text_idx: int, request_id: int) -> Request:
     """Return a request for one recorded text; it is decoded greedily, whatever it was recorded with."""
     text = scene.recording.texts[text_idx]
     num_tokens = len(text.token_ids)
@@ -243,10 +224,10 @@ def make_request(stage: Stage, scene: Scene, texts: ReplayedTexts, text_idx: int
         request_id=request_id,
         prompt_ids=texts.prompts[text_idx],
         params=_GREEDY.replace(max_tokens=max(scene.recording.max_tokens, num_tokens) if is_stopped else num_tokens),
-        draft=stage.parts.plan.draft,
+        draft=parts.plan.draft,
         end_ids=frozenset(),
         stop_check=TextEnd(num_tokens) if is_stopped else None,
-        uses_drafter=stage.parts.link is not None,
+        uses_drafter=parts.link is not None,
     )
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import zmq
 from zmq.auth.thread import ThreadAuthenticator
@@ -42,13 +42,6 @@ class ServerLimits:
             raise SettingsError(f"silence_timeout_s must be above 0 seconds, got {self.silence_timeout_s}")
 
 
-class OpenWorker(Protocol):
-    """Makes the worker of one session; all of them share one draft model."""
-
-    def __call__(self, *, max_requests: int, peers: Callable[[], Iterable[DrafterWorker]]) -> DrafterWorker:
-        """Return a worker without requests; arguments as of `DrafterWorker`."""
-
-
 @dataclass(slots=True)
 class _Session:
     """One client: its requests, under ids of its own, and when it was heard last."""
@@ -68,7 +61,7 @@ class DraftServer:
     def __init__(
         self,
         address: str,
-        open_worker: OpenWorker,
+        open_worker: Callable[..., DrafterWorker],
         ready: Ready,
         *,
         keys: ServerKeys | None = None,
@@ -77,6 +70,7 @@ class DraftServer:
         """Listen on ``address``, tcp://host:port.
 
         Args:
+            open_worker: makes the worker of a session; gets ``max_requests`` and ``peers`` as `DrafterWorker` does.
             ready: what each client is told of the model.
             keys: those of the server and of its clients; None lets everyone in who can reach the address.
         Raises: SettingsError if the address is not free, or is open to others and there are no keys.
