@@ -146,8 +146,10 @@ def test_a_second_start_measures_nothing(pair: Pair, tmp_path: Path, monkeypatch
 def test_what_a_pass_now_contradicts_is_measured_again(pair: Pair, tmp_path: Path, factor: float):
     settings = {"writers": ("suffix",), "cache_dir": str(tmp_path)}
     with LLM(pair.target, pair.draft, **settings) as llm:
-        core_set, measured = llm._host.cores.alone, llm._host.policy.costs["off"].target  # type: ignore[attr-defined]
-        llm._host._store.keep_cost(llm._host.measuring._key("pass", core_set), measured.scaled(factor), is_quick=False)
+        core_set, measured = llm._host.plan.cores.alone, llm._host.policy.costs["off"].target  # type: ignore[attr-defined]
+        latencies = llm._host.latencies
+        key = latencies._measuring._key("pass", core_set)
+        latencies._store.keep_cost(key, measured.scaled(factor), is_quick=False)
     with LLM(pair.target, pair.draft, **settings) as llm:
         again = llm._host.policy.costs["off"].target.seconds(1)  # type: ignore[attr-defined]
     assert again != measured.scaled(factor).seconds(1), "what was kept was not believed"

@@ -6,11 +6,13 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
 import zmq
 
+from card.assembly.drafters import make_worker
 from card.config import DraftSettings
 from card.models.protocol import LanguageModel
 from card.models.toy import TableModel
@@ -58,7 +60,8 @@ def make_server(
 ) -> DraftServer:
     """Return a server that listens and is not run yet."""
     ready = Ready(draft.vocab_size, draft.max_model_len, 7, ((1, 0.001),), tokenizer)
-    return DraftServer(address, BeamWriter(draft), ready, keys=keys, limits=ServerLimits(**limits))
+    open_worker = partial(make_worker, BeamWriter(draft))
+    return DraftServer(address, open_worker, ready, keys=keys, limits=ServerLimits(**limits))
 
 
 def decode_until_accepted(

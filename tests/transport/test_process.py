@@ -20,7 +20,7 @@ from card.api.llm import LLM, StreamChunk
 from card.config import SamplingParams
 from card.errors import WorkerError
 from card.transport import child, process, watch
-from card.transport.drafter_process import DrafterConfig
+from card.transport.drafter_config import DrafterConfig, DraftModel
 from card.transport.inline import InlineLink
 from card.transport.process import ProcessLink
 from card.transport.switch import SwitchLink
@@ -62,19 +62,10 @@ def stub_link(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Process
         monkeypatch.setattr(child, "_COMMAND", (sys.executable, STUB, behaviour))
         monkeypatch.setattr(watch, "FIRST_BACKOFF_S", 0.05)
         monkeypatch.setattr(process, "_EXIT_TIMEOUT_S", 0.2)
-        template = DrafterConfig(
-            address="",
-            incarnation=0,
-            parent_pid=0,
-            model="none",
-            dtype="float32",
-            device="cpu",
-            threads=1,
-            cores=(),
-            max_model_len=128,
-            max_tree_rows=64,
-            warm_up_tokens=1,
+        model = DraftModel(
+            name="none", dtype="float32", device="cpu", max_model_len=128, max_tree_rows=64, warm_up_tokens=1
         )
+        template = DrafterConfig(threads=1, cores=(), model=model)
         links.append(ProcessLink(template, start_timeout_s=start_timeout_s, silence_timeout_s=silence_timeout_s))
         return links[-1]
 
@@ -350,7 +341,7 @@ def test_each_side_keeps_to_its_cores_and_the_caller_gets_his_back(drafting):
     if not hasattr(os, "sched_getaffinity"):
         return
     before = os.sched_getaffinity(0)
-    plan = drafting._host.cores
+    plan = drafting._host.plan.cores
     if len(before) > 1:
         assert plan.beside.cores and plan.draft and not set(plan.beside.cores) & set(plan.draft)
         assert set(psutil.Process(pid_of(drafting)).cpu_affinity()) == set(plan.draft)

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import os
 import signal
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 
+from card.assembly.drafters import load_drafter, make_worker
 from card.cli.starting import spinner
 from card.config import INT8, parse_size
 from card.errors import SettingsError
 from card.models.threads import use_threads
-from card.transport.drafter_model import DraftModel, load_drafter
+from card.transport.drafter_config import DraftModel
 from card.transport.keys import check_may_listen, load_server_keys
 from card.transport.server import DraftServer, ServerLimits
 
@@ -49,7 +51,7 @@ def run(
     )
     with spinner(f"loading {draft}"):
         writer, ready = load_drafter(drafting)
-    server = DraftServer(listen, writer, ready, keys=server_keys, limits=limits)
+    server = DraftServer(listen, partial(make_worker, writer), ready, keys=server_keys, limits=limits)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: server.stop())
     try:

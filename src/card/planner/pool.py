@@ -18,11 +18,11 @@ import numpy as np
 from card.errors import PlanError
 from card.planner.profile import Overheads, TrueCost
 from card.planner.requests import PoolRequest
-from card.planner.scene import Scene, plan_method
+from card.planner.scene import Scene, plan_method, setups_of
 from card.planner.simulate import Simulator, VirtualRun, sample_texts
+from card.transport.server import ServerLimits
 
 DEFAULT_SLOWDOWNS = (1.0, 1.5, 2.0, 3.0, 5.0, 8.0, 16.0, 64.0)
-_MAX_TOKENS_PER_PASS = 256  # of a draft server, as it is by default
 _SETTLED = 1e-6  # relative change of the slow-down at which it counts as found
 _MOST_STEPS = 500
 _FEWEST_REQUESTS, _MOST_REQUESTS, _ENOUGH_REQUESTS = 4, 20, 20_000  # of a target, and of a pool
@@ -100,7 +100,7 @@ def measure_service(
 
 def _pass_cost(scene: Scene, method: str, settings: Mapping[str, Any] | None) -> _Pass:
     assert scene.draft is not None
-    setup = plan_method(scene, method, dict(settings or {})).far_draft
+    setup = setups_of(scene, plan_method(scene, method, dict(settings or {}))).far_draft
     assert setup is not None
     return _Pass(TrueCost(setup), scene.draft.overheads or Overheads())
 
@@ -174,7 +174,7 @@ class PoolModel:
         service = self._service
         nodes, rows = service.nodes_per_pass, service.context_rows
         num_beams = 1.0 + (num_busy - 1) * service.at(service.busy_share, slowdown)
-        most_beams = max(1.0, _MAX_TOKENS_PER_PASS / nodes)  # in one pass; more take turns
+        most_beams = max(1.0, ServerLimits().max_tokens_per_pass / nodes)  # in one pass; more take turns
         pass_s = self._pass.seconds(min(num_beams, most_beams), nodes, rows) * max(1.0, num_beams / most_beams)
         commits = self._pass.overheads.commit_s * service.at(service.rounds_per_s, slowdown)
         left = 1.0 - min(_MOST_COMMIT_SHARE, num_busy * commits)
