@@ -33,7 +33,7 @@ LINES: tuple[tuple[str, ...], ...] = (
     ("assembly",),
     ("api", "adapters"),
     ("hf",),
-    ("cli", "server", "bench", "planner", "verify_server", "vllm", "__main__"),
+    ("cli", "server", "bench", "planner", "ray", "verify_server", "vllm", "__main__"),
 )
 LINE_OF = {part: line_idx for line_idx, parts in enumerate(LINES) for part in parts}
 
@@ -48,6 +48,7 @@ OPTIONAL_PACKAGES = frozenset(
         "llguidance",
         "matplotlib",
         "prometheus_client",
+        "ray",
         "triton",
     }
     | {"uvicorn", "vllm", "yaml"}
