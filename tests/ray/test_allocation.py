@@ -93,8 +93,9 @@ def test_a_drafter_that_failed_its_target_is_the_last_choice() -> None:
 def test_a_new_life_of_a_drafter_ends_the_leases_on_the_old_one() -> None:
     pool = pool_of(drafter(1))
     pool.lease("ann", wish(), 0.0)
-    old, new = drafter(1), DrafterReport(
-        address=drafter(1).address, incarnation=2, tokenizer="abc", host="", max_targets=16
+    old, new = (
+        drafter(1),
+        DrafterReport(address=drafter(1).address, incarnation=2, tokenizer="abc", host="", max_targets=16),
     )
     pool.report(new, 1.0)
     assert isinstance(pool.renew("ann", old.incarnation, wish(), 1.0), NoLease)
@@ -202,9 +203,7 @@ class PoolMachine(RuleBasedStateMachine):
                 weights[incarnation] = len(others) + sum(others)
         return weights
 
-    @rule(
-        host=st.sampled_from(("", *HOSTS)), tokenizer=st.sampled_from(("abc", "abc", "xyz")), most=st.integers(1, 3)
-    )
+    @rule(host=st.sampled_from(("", *HOSTS)), tokenizer=st.sampled_from(("abc", "abc", "xyz")), most=st.integers(1, 3))
     def a_drafter_comes(self, host: str, tokenizer: str, most: int) -> None:
         report = drafter(self.next_incarnation, max_targets=most, host=host, tokenizer=tokenizer)
         self.next_incarnation += 1

@@ -20,7 +20,6 @@ from card.transport.keys import check_may_listen, load_server_keys
 from card.transport.server import DraftServer, ServerLimits
 
 
-
 def run(
     listen: str,
     draft: str,

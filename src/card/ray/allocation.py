@@ -1,7 +1,7 @@
 """Who gets which drafter of a pool: a state machine without a clock, without I/O, and without Ray.
 
-Drafters report themselves and are forgotten when they are silent. A target holds at most one lease, which it renews; one
-that is not renewed expires. Both may be lost with the process that runs this: reports bring the drafters back, and
+Drafters report themselves and are forgotten when they are silent. A target holds at most one lease, which it renews;
+one that is not renewed expires. Both may be lost with the process that runs this: reports bring the drafters back, and
 renewals the leases.
 """
 
@@ -150,9 +150,7 @@ class Allocation:
 
     # ---- inside -----------------------------------------------------------------------------------------------------
 
-    def _hold(
-        self, holder: str, incarnation: int, wish: Wish, now: float, *, since: float | None = None
-    ) -> Lease:
+    def _hold(self, holder: str, incarnation: int, wish: Wish, now: float, *, since: float | None = None) -> Lease:
         self._held[holder] = _Held(incarnation, wish.load, now if since is None else since, now)
         return Lease(self._drafters[incarnation].report.address, incarnation)
 
@@ -180,7 +178,9 @@ class Allocation:
     def _least_loaded(self, wish: Wish) -> int | None:
         """Return the drafter with the least to do, the oldest of several; one to avoid only if there is no other."""
         able = [one.report for one in self._drafters.values() if self._is_open_to(one.report, wish)]
-        order = {report.incarnation: (report.incarnation == wish.avoid, self._weight(report.incarnation)) for report in able}
+        order = {
+            report.incarnation: (report.incarnation == wish.avoid, self._weight(report.incarnation)) for report in able
+        }
         return min(order, key=lambda incarnation: order[incarnation], default=None)
 
     def _why_none(self, wish: Wish) -> str:

@@ -37,7 +37,7 @@ def app(args: dict[str, Any]) -> Any:
 
 
 def pool(args: dict[str, Any]) -> Any:
-    """Return an application of drafters alone, for targets of other applications. It has no route. Raises: SettingsError."""
+    """Return an application of drafters alone, for targets of other applications; no route. Raises: SettingsError."""
     settings = AppSettings.of(args)
     return _pool(settings).bind(args, _desk())
 

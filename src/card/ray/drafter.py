@@ -100,7 +100,9 @@ def _make_server(settings: AppSettings) -> tuple[DraftServer, DrafterReport]:
         )
     )
     limits = ServerLimits(max_sessions=pool.max_targets_per_drafter)
-    server = DraftServer(f"tcp://{host if keys else '127.0.0.1'}:0", partial(make_worker, writer), ready, keys=keys, limits=limits)
+    server = DraftServer(
+        f"tcp://{host if keys else '127.0.0.1'}:0", partial(make_worker, writer), ready, keys=keys, limits=limits
+    )
     report = DrafterReport(
         address=server.address,
         incarnation=1 + secrets.randbelow(2**53),

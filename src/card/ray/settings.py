@@ -1,4 +1,4 @@
-"""What an application of ours on Ray Serve is asked for: in the `args` of a YAML file, or after `serve run card.ray:app`.
+"""What an application on Ray Serve is asked for: in the `args` of a YAML file, or after `serve run card.ray:app`.
 
 Its own settings stand beside those of the engine and of the server, by the same names as everywhere.
 """
@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from card.config import DraftSettings, EngineSettings, parse_size, split_settings
-from card.errors import SettingsError
 from card.config.fields import check, declared, require, setting
+from card.errors import SettingsError
 from card.models.demo import DEMO_NAMES
 from card.server.config import ServerSettings
 
@@ -102,7 +102,16 @@ class AppSettings:
     @property
     def drafting(self) -> EngineSettings:
         """The settings of the engine that say how a drafter computes."""
-        names = {"dtype", "draft_dtype", "device", "draft_device", "draft_threads", "max_model_len", "cache", "cache_dir"}
+        names = {
+            "dtype",
+            "draft_dtype",
+            "device",
+            "draft_device",
+            "draft_threads",
+            "max_model_len",
+            "cache",
+            "cache_dir",
+        }
         return EngineSettings(**{name: value for name, value in self.engine.items() if name in names})
 
     def server_settings(self, host: str) -> ServerSettings:

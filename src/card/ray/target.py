@@ -51,7 +51,7 @@ class TargetReplica:
         self._app = _Quiet(app)
         logger.info("a target is ready")
 
-    def __serve_build_asgi_app__(self) -> ASGIApp:  # noqa: PLW3201  # the name that Serve asks for
+    def __serve_build_asgi_app__(self) -> ASGIApp:  # the name that Serve asks for
         """Return the application."""
         return self._app
 
