@@ -10,7 +10,7 @@ from ray.serve.config import AutoscalingConfig, AutoscalingPolicy
 
 from card.config import EngineSettings
 from card.ray.desk import LeaseDesk
-from card.ray.drafter import LOAD, DrafterReplica
+from card.ray.drafter import DrafterReplica
 from card.ray.settings import AppSettings, PoolSettings
 from card.ray.target import DESK, TargetReplica
 
@@ -65,8 +65,7 @@ def _target(settings: AppSettings) -> Any:
 def _pool(settings: AppSettings) -> Any:
     own = settings.pool
     policy = AutoscalingPolicy(
-        policy_function="card.ray.scaling:by_targets",
-        policy_kwargs={"targets_per_drafter": own.targets_per_drafter, "figure": LOAD},
+        policy_function="card.ray.scaling:ByTargets", policy_kwargs={"targets_per_drafter": own.targets_per_drafter}
     )
     return serve.deployment(
         DrafterReplica,

@@ -18,16 +18,16 @@ from card.errors import WorkerError
 from card.models.threads import use_threads
 from card.ray.allocation import DrafterReport
 from card.ray.desk import DeskLine, drafter_report
+from card.ray.scaling import LOAD
 from card.ray.settings import AppSettings, check_folder
 from card.server.logs import set_up
 from card.transport.drafter_config import DraftModel
-from card.transport.keys import is_loopback, load_server_keys
+from card.transport.keys import load_server_keys
 from card.transport.server import DraftServer, ServerLimits
 
 logger = logging.getLogger(__name__)
 _REPORT_S = 1.0  # between two reports
 _ENDING_S = 5.0  # for the pass that runs
-LOAD = "targets"  # the figure that says how many drafters there should be
 
 
 class DrafterReplica:
@@ -107,7 +107,7 @@ def _make_server(settings: AppSettings) -> tuple[DraftServer, DrafterReport]:
         address=server.address,
         incarnation=1 + secrets.randbelow(2**53),
         tokenizer=ready.tokenizer,
-        host=own if is_loopback(server.address) else "",
+        host=own if keys is None else "",
         max_targets=pool.max_targets_per_drafter,
     )
     return server, report

@@ -5,16 +5,20 @@ from __future__ import annotations
 import math
 from typing import Any
 
+LOAD = "targets"  # the figure that drafters tell Serve: how many targets each of them serves
 
-def by_targets(ctx: Any, targets_per_drafter: float = 4.0, figure: str = "targets") -> tuple[int, dict[str, Any]]:
-    """Return the drafters for the targets that are served now, as Serve asks its policies; one at least.
 
-    Serve itself keeps to the bounds and the delays.
+class ByTargets:
+    """Asks for one drafter for so many busy targets, and for one at least; Serve keeps to the bounds and delays."""
 
-    Args:
-        ctx: Serve's `AutoscalingContext`.
-        targets_per_drafter: busy targets for which there is one more.
-        figure: name under which drafters record their number of targets.
-    """
-    by_replica = (ctx.aggregated_metrics or {}).get(figure, {})
-    return max(1, math.ceil(sum(by_replica.values()) / targets_per_drafter)), {}
+    def __init__(self, targets_per_drafter: float) -> None:
+        self._targets_per_drafter = targets_per_drafter
+
+    def __call__(self, ctx: Any) -> tuple[int, dict[str, Any]]:
+        """Return the number of drafters, and nothing to remember.
+
+        Args:
+            ctx: Serve's `AutoscalingContext`.
+        """
+        by_replica = (ctx.aggregated_metrics or {}).get(LOAD, {})
+        return max(1, math.ceil(sum(by_replica.values()) / self._targets_per_drafter)), {}
