@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -62,6 +63,11 @@ class RayCluster:
         node_id = next(actor["Address"]["NodeID"] for actor in self._actors() if actor["Pid"] == pid)
         node = next(node for node in self.cluster.worker_nodes if node.node_id == node_id)
         self.cluster.remove_node(node, allow_graceful=False)
+
+    def logs(self) -> list[Path]:
+        """Return all files that Ray, Serve and we have logged to."""
+        folder = Path(self.cluster.head_node.get_logs_dir_path())
+        return [path for path in folder.rglob("*") if path.is_file()]
 
     def _actors(self) -> list[dict[str, Any]]:
         return list(state.actors(actor_state_name="ALIVE").values())
@@ -145,6 +151,7 @@ class Traffic:
     questions: Sequence[Question]
     num_clients: int = 8
     path: str = "/v1/completions"
+    key: str = ""
     num_answered: int = 0
     num_retries: int = 0
     accepted_tokens: int = 0
@@ -178,7 +185,8 @@ class Traffic:
             thread.join()
 
     def _run(self) -> None:
-        with httpx.Client(base_url=f"http://127.0.0.1:{self.port}", timeout=60.0) as client:
+        headers = {"authorization": f"Bearer {self.key}"} if self.key else {}
+        with httpx.Client(base_url=f"http://127.0.0.1:{self.port}", headers=headers, timeout=60.0) as client:
             while self._least is None or self.num_answered < self._least:
                 question = self.questions[next(self._numbers) % len(self.questions)]
                 self._ask(client, question)
