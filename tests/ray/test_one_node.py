@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ipaddress
 import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import psutil
 import pytest
 import yaml
 from ray import serve
@@ -78,6 +80,19 @@ def test_the_demo_pair_is_served_as_plain_decoding_does_and_leases_are_given_bac
     assert figures()["granted"] >= 1
     until(lambda: figures()["leases"] == 0, what="no leases")
     assert figures()["load"] == 0
+
+
+def test_nothing_listens_to_other_machines(cluster: RayCluster, pair: Pair) -> None:
+    deploy({**SMALL, "target": pair.target, "draft": pair.draft})
+    until(lambda: figures()["drafters"] == 1, what="a drafter")
+    listening = [
+        (process.name(), one.laddr.ip)
+        for process in psutil.Process().children(recursive=True)
+        for one in process.net_connections("tcp")
+        if one.status == psutil.CONN_LISTEN
+    ]
+    assert len(listening) > 5
+    assert sorted({name for name, host in listening if not ipaddress.ip_address(host).is_loopback}) == []
 
 
 def test_logs_hold_no_key_no_prompt_and_no_address_of_a_drafter(
