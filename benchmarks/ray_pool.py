@@ -7,11 +7,11 @@ On one machine targets, drafters and Ray share the cores. The plan gives each ta
 own, so it holds as far as there are cores; what comes below it beyond them is the machine and not the pool.
 
     make test-ray                                    # sets up .venv-ray
-    card profile demo-target --dtype float32 --threads 1 --out target.json
+    card profile demo-target --target-cost 90M --dtype float32 --threads 1 --out target.json
     card profile demo-draft --dtype float32 --threads 1 --out draft.json
     card record --dtype float32 --max-tokens 96 --out pair.rec
     .venv-ray/bin/python benchmarks/ray_pool.py --target-profile target.json --draft-profile draft.json \\
-        --recording pair.rec --targets 1,2,4 --drafters 1 --out benchmarks/results/ray_pool.jsonl
+        --recording pair.rec --target-cost 90M --targets 1,2,4 --drafters 1 --out benchmarks/results/ray_pool.jsonl
     python benchmarks/ray_pool.py --table benchmarks/results/ray_pool.jsonl
 """
 
@@ -147,6 +147,7 @@ def measure_pool(args: argparse.Namespace, recording: Recording, num_targets: in
         "target": recording.target,
         "draft": recording.draft,
         "dtype": recording.dtype,
+        **({"target_cost": args.target_cost} if args.target_cost else {}),
         "threads": 1,
         "max_num_seqs": 1,
         "min_targets": num_targets,
@@ -165,6 +166,7 @@ def measure_pool(args: argparse.Namespace, recording: Recording, num_targets: in
     return {
         "targets": num_targets,
         "drafters": num_drafters,
+        "target_cost": args.target_cost,
         "requests": len(with_pool.tokens_per_s),
         "tokens_per_s": round(statistics.fmean(with_pool.tokens_per_s), 2),
         "range": [round(min(with_pool.tokens_per_s), 2), round(max(with_pool.tokens_per_s), 2)],
@@ -201,6 +203,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--target-profile", help="of card profile, with one thread")
     parser.add_argument("--draft-profile", help="the same of the draft model")
     parser.add_argument("--recording", type=Path, help="of card record: the texts")
+    parser.add_argument("--target-cost", help="price of the target as in its profile, such as 90M")
     parser.add_argument("--targets", type=options.numbers, default=[1, 2, 4], help="requests at once (default: 1,2,4)")
     parser.add_argument("--drafters", type=options.numbers, default=[1, 2], help="drafters (default: 1,2)")
     parser.add_argument("--requests", type=int, default=12, help="of each target (default: %(default)s)")

@@ -23,6 +23,7 @@ from card.ray.target import DESK
 from card.transport.keys import make_keys
 from tests.pair import Pair
 from tests.ray.clusters import (
+    ALWAYS_DRAFTS,
     MODEL,
     Question,
     RayCluster,
@@ -43,6 +44,7 @@ SMALL = {
     "dtype": "float32",
     "served_model_names": MODEL,
     "threads": 1,
+    **ALWAYS_DRAFTS,
     "target_resources": {"num_cpus": 0.25},
     "drafter_resources": {"num_cpus": 0.25},
 }
