@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import psutil
 import pytest
 import yaml
@@ -19,6 +18,7 @@ from ray.serve.schema import ServeDeploySchema
 from card.models.fingerprint import tokenizer_fingerprint
 from card.models.loading import load_tokenizer
 from card.ray.allocation import Wish
+from card.ray.desk import as_text
 from card.ray.target import DESK
 from card.transport.keys import make_keys
 from tests.pair import Pair
@@ -107,7 +107,7 @@ def test_logs_hold_no_key_no_prompt_and_no_address_of_a_drafter(
     until_helped(cluster, questions)
     wish = Wish(tokenizer=tokenizer_fingerprint(load_tokenizer(pair.target)), load=0, host="127.0.0.1")
     desk = serve.get_deployment_handle(DESK, "default")
-    lease = json.loads(desk.lease.remote("test", msgspec.json.encode(wish).decode()).result(timeout_s=20.0))
+    lease = json.loads(desk.lease.remote("test", as_text(wish)).result(timeout_s=20.0))
     secrets = [line for path in tmp_path.rglob("*") if path.is_file() for line in _quoted(path.read_text())]
     assert len(secrets) >= 3
     told = b"".join(path.read_bytes() for path in cluster.logs())

@@ -39,11 +39,11 @@ class LeaseDesk:
 
     async def lease(self, holder: str, wish: str) -> str:
         """Return JSON of a `Lease` or of `NoLease` for JSON of a `Wish`."""
-        return _json(self._pool.lease(holder, msgspec.json.decode(wish, type=Wish), time.monotonic()))
+        return as_text(self._pool.lease(holder, msgspec.json.decode(wish, type=Wish), time.monotonic()))
 
     async def renew(self, holder: str, incarnation: int, wish: str) -> str:
         """Return the same for a lease that is held."""
-        return _json(self._pool.renew(holder, incarnation, msgspec.json.decode(wish, type=Wish), time.monotonic()))
+        return as_text(self._pool.renew(holder, incarnation, msgspec.json.decode(wish, type=Wish), time.monotonic()))
 
     async def give_back(self, holder: str) -> None:
         """End whatever the holder has."""
@@ -51,7 +51,7 @@ class LeaseDesk:
 
     async def figures(self) -> str:
         """Return JSON of the pool's `Figures`."""
-        return _json(self._pool.figures(time.monotonic()))
+        return as_text(self._pool.figures(time.monotonic()))
 
 
 class DeskLine:
@@ -89,12 +89,12 @@ class RayLeases:
     def ask(self, tokenizer: str, load: int, avoid: int) -> Future[_Answer]:
         """Ask for a drafter."""
         wish = Wish(tokenizer=tokenizer, load=load, host=self._host, avoid=avoid)
-        return self._decoded(self._line.call("lease", self._holder, _json(wish)))
+        return self._decoded(self._line.call("lease", self._holder, as_text(wish)))
 
     def renew(self, lease: Lease, tokenizer: str, load: int) -> Future[_Answer]:
         """Keep the drafter, or hear which one to move to."""
         wish = Wish(tokenizer=tokenizer, load=load, host=self._host)
-        return self._decoded(self._line.call("renew", self._holder, lease.incarnation, _json(wish)))
+        return self._decoded(self._line.call("renew", self._holder, lease.incarnation, as_text(wish)))
 
     def give_back(self) -> None:
         """End whatever is held."""
@@ -117,10 +117,6 @@ class RayLeases:
         return decoded
 
 
-def drafter_report(drafter: DrafterReport) -> str:
-    """Return what `LeaseDesk.report` takes."""
-    return _json(drafter)
-
-
-def _json(message: msgspec.Struct) -> str:
+def as_text(message: msgspec.Struct) -> str:
+    """Return what calls of the desk carry."""
     return msgspec.json.encode(message).decode()

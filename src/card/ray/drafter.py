@@ -17,7 +17,7 @@ from card.config import INT8, parse_size
 from card.errors import WorkerError
 from card.models.threads import use_threads
 from card.ray.allocation import DrafterReport
-from card.ray.desk import DeskLine, drafter_report
+from card.ray.desk import DeskLine, as_text
 from card.ray.scaling import LOAD
 from card.ray.settings import AppSettings, check_folder
 from card.server.logs import set_up
@@ -42,7 +42,7 @@ class DrafterReplica:
         set_up(str(settings.server.get("log_level", "info")))
         self._line = DeskLine(desk)
         self._server, report = _make_server(settings)
-        self._report = drafter_report(report)
+        self._report = as_text(report)
         self._incarnation = report.incarnation
         self._has_ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="card-draft-server", daemon=True)
