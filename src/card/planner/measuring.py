@@ -14,7 +14,6 @@ import torch
 
 import card
 from card.config import INT8
-from card.engine.latency import measure_pass_cost
 from card.errors import PlanError
 from card.models.cuda.bucketed import make_runner
 from card.models.fingerprint import tokenizer_fingerprint
@@ -25,6 +24,7 @@ from card.planner.around import measure_overheads
 from card.planner.profile import PassGrid, PassTable, Profile, Setup
 from card.planner.sizes import DEFAULT_BATCHES, DEFAULT_CONTEXTS, DEFAULT_TOKENS
 from card.policy.cores import CoreSet, pinned
+from card.policy.latency import measure_pass_cost
 
 _MAX_MODEL_LEN = 2048
 _TREE_ROWS = 1024
