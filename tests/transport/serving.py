@@ -25,6 +25,7 @@ from card.tree.messages import (
     DraftSpec,
     Hello,
     Open,
+    PassSeconds,
     Ready,
     TargetMessage,
     decode,
@@ -58,7 +59,7 @@ def make_server(
     **limits: Any,
 ) -> DraftServer:
     """Return a server that listens and is not run yet."""
-    ready = Ready(draft.vocab_size, draft.max_model_len, 7, ((1, 0.001),), tokenizer)
+    ready = Ready(draft.vocab_size, draft.max_model_len, 7, PassSeconds(((1, 0.001),), 0.0, 0.0), tokenizer or None)
     return DraftServer(address, BeamWriter(draft), ready, keys=keys, limits=ServerLimits(**limits))
 
 
@@ -157,4 +158,4 @@ class RawClient:
 
 def correction(request_id: int, start: int, *token_ids: int) -> Correction:
     """Return a correction that changes no setting."""
-    return Correction(request_id, 0, start, token_ids, wants_snapshot=False, beam_width=0, lead=0, branch_below=-1.0)
+    return Correction(request_id, 0, start, token_ids, wants_snapshot=False)

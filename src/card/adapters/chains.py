@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from card.policy import acceptance
-from card.tree.nodes import Candidates
-from card.tree.verify import ROOT
+from card.tree.nodes import ROOT, Nodes
 
 _KEPT = 0.98  # of the sums of all steps before, per step
 _MAX_OUTLIER = 4.0  # a step that takes so many times the mean was disturbed
@@ -26,9 +25,9 @@ class Chances:
     """
 
     def __init__(self) -> None:
-        self._of: dict[str, acceptance.Chances] = {}
+        self._of: dict[int, acceptance.Chances] = {}
 
-    def of(self, offer: Candidates) -> list[float]:
+    def of(self, offer: Nodes) -> list[float]:
         """Return the chance of each candidate, in [0, 1], and never above its parent's."""
         chances: list[float] = []
         rows = zip(offer.writers, offer.parents, offer.depths, offer.path_logprobs, strict=True)
@@ -38,7 +37,7 @@ class Chances:
             chances.append(chance if parent == ROOT else min(chance, chances[parent]))
         return chances
 
-    def observe(self, chain: Candidates, num_accepted: int) -> None:
+    def observe(self, chain: Nodes, num_accepted: int) -> None:
         """Take what became of a chain, of which the first ``num_accepted`` were right."""
         rows = enumerate(zip(chain.writers, chain.depths, chain.path_logprobs, strict=True))
         for idx, (writers, depth, path_logprob) in rows:
@@ -48,7 +47,7 @@ class Chances:
             known.observe(depth, path_logprob, idx < num_accepted)
 
 
-def best_chain(offer: Candidates, chances: Sequence[float], row_cost: float, most: int) -> list[int]:
+def best_chain(offer: Nodes, chances: Sequence[float], row_cost: float, most: int) -> list[int]:
     """Return the indices of the chain that is worth most, from the root down; empty if none is worth its rows.
 
     A candidate is worth its chance of acceptance minus what its row costs.

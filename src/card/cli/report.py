@@ -23,12 +23,12 @@ def stats_line(method: str, stats: RequestStats, target_cost: str | None) -> str
     if stats.verified_by_writer:
         earned = sorted(stats.accepted_by_writer.items(), key=lambda pair: -pair[1])
         parts.append("accepted from " + (", ".join(f"{name} {count}" for name, count in earned) or "no writer"))
-    schedule, _, reason = stats.speculation.partition(": ")
-    if stats.drafter_state != "none":
-        parts.append(f"speculation off ({reason})" if schedule == "off" else f"schedule {schedule}")
+    if stats.drafter != "none":
+        is_off = stats.schedule == "off"
+        parts.append(f"speculation off ({stats.schedule_reason})" if is_off else f"schedule {stats.schedule}")
     if stats.reused_prompt_tokens:
         parts.append(f"{stats.reused_prompt_tokens} prompt tokens reused")
-    if stats.drafter_state not in ("none", "up"):
+    if stats.drafter not in ("none", "up"):
         parts.append(f"drafter {stats.drafter_state}")
     if stats.drafter_restarts:
         parts.append(f"drafter replaced {stats.drafter_restarts} times")

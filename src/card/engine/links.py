@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Literal
 from transformers import PreTrainedTokenizerBase
 
 from card.config import DraftSettings, EngineSettings, SamplingParams
-from card.engine.latency import measure_pass_cost
 from card.models.cuda.bucketed import make_runner
 from card.models.cuda.graphs import Lane
 from card.models.draft_vocab import always_drafted, restrict_head
@@ -19,6 +18,7 @@ from card.models.loading import context_limit, end_token_ids, load_decoder
 from card.models.torch_runner import TorchRunner
 from card.policy.cores import CorePlan, pinned
 from card.policy.cost import PassCost
+from card.policy.latency import measure_pass_cost
 from card.transport.child import DrafterChild
 from card.transport.drafter_process import DrafterConfig
 from card.transport.inline import InlineLink
@@ -88,9 +88,10 @@ class Drafter:
 def reported_cost(link: DrafterLink) -> PassCost | None:
     """Return what the drafter behind a link says its passes cost; None if it is not up yet, or says nothing."""
     ready = link.ready
-    if ready is None or len(ready.pass_s) < 2:
+    passes = ready.passes if ready is not None else None
+    if passes is None or len(passes.points) < 2:
         return None
-    return PassCost(ready.pass_s, ready.per_sequence_s, ready.per_context_row_s)
+    return PassCost(passes.points, passes.per_sequence_s, passes.per_context_row_s)
 
 
 def tree_rows(draft: DraftSettings) -> int:

@@ -12,7 +12,7 @@ from itertools import pairwise
 from statistics import mean
 
 from card.config import DraftSettings, SamplingParams
-from card.engine.links import DrafterPlan, make_drafter
+from card.engine.links import DrafterPlan, make_drafter, reported_cost
 from card.errors import WorkerError
 from card.policy.cost import PassCost
 from card.tree.messages import Close, Layer
@@ -71,8 +71,7 @@ class BusyDrafter:
     @property
     def cost(self) -> PassCost | None:
         """What the drafter found its passes to cost when it came up."""
-        ready = self._link.ready
-        return PassCost(ready.pass_s, ready.per_sequence_s, ready.per_context_row_s) if ready else None
+        return reported_cost(self._link)
 
     def begin(self, width: int) -> None:
         """Let it draft with a beam so wide; return when it does. Raises: WorkerError if nothing is heard of it."""
@@ -129,7 +128,7 @@ class BusyDrafter:
         if not layers:
             return
         self._drafted.message_s += [(time.perf_counter() - started) / len(layers)] * len(layers)
-        self._drafted.began += [m.pass_began_at for m in layers if m.seq > _FULL_FROM]
+        self._drafted.began += [m.pass_span_s[0] for m in layers if m.pass_span_s and m.seq > _FULL_FROM]
 
 
 def times_slower(busy_s: Sequence[float], alone_s: Sequence[float]) -> float:

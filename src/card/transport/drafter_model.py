@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-from card.engine.latency import measure_pass_cost
 from card.models.draft_vocab import restrict_head
 from card.models.fingerprint import tokenizer_fingerprint
 from card.models.grammar import BackgroundGrammars, GrammarCompiler
 from card.models.loading import context_limit, end_token_ids, load_decoder, load_tokenizer, parameter_count
 from card.models.torch_runner import TorchRunner
-from card.tree.messages import Ready
+from card.policy.latency import measure_pass_cost
+from card.tree.messages import PassSeconds, Ready
 from card.writers.beam import BeamWriter
 
 _MEASURING_S = 0.4
@@ -54,12 +54,10 @@ def load_drafter(draft: DraftModel) -> tuple[BeamWriter, Ready]:
         vocab_size=runner.vocab_size,
         max_model_len=runner.max_model_len,
         num_parameters=num_parameters,
-        pass_s=cost.points if cost else (),
-        per_sequence_s=cost.per_sequence_s if cost else 0.0,
-        per_context_row_s=cost.per_context_row_s if cost else 0.0,
+        passes=PassSeconds(cost.points, cost.per_sequence_s, cost.per_context_row_s) if cost else None,
         tokenizer=tokenizer_fingerprint(load_tokenizer(draft.name, cache_dir=draft.cache_dir))
         if draft.has_unknown_target
-        else "",
+        else None,
     )
 
     def make_compiler() -> GrammarCompiler:

@@ -13,8 +13,6 @@ from typing import TypeVar
 
 from card.errors import CapacityError, ProtocolError
 from card.tree.messages import (
-    MAX_BEAM_WIDTH,
-    MAX_LEAD,
     Close,
     Correction,
     DrafterMessage,
@@ -26,6 +24,7 @@ from card.tree.messages import (
     Resync,
     Shutdown,
     TargetMessage,
+    check_correction,
     check_spec,
 )
 from card.tree.nodes import NewNodes
@@ -70,7 +69,7 @@ class _Drafting:
         return self.account
 
     def layer(
-        self, request_id: int, nodes: NewNodes, *, is_reset: bool, began_at: float = 0.0, ended_at: float = 0.0
+        self, request_id: int, nodes: NewNodes, *, is_reset: bool, span_s: tuple[float, float] | None = None
     ) -> Layer:
         account, cache = self.account, self.beam.cache
         account.next_seq += 1
@@ -82,17 +81,13 @@ class _Drafting:
             root_id=cache.root_id,
             root_position=self.beam.root_position,
             known_len=len(self.beam.token_ids),
-            ids=nodes.ids,
-            parents=nodes.parents,
-            token_ids=nodes.tokens,
-            logprobs=nodes.logprobs,
+            nodes=nodes,
             num_passes=account.num_passes,
             busy_s=account.busy_s,
             num_reused=self.beam.num_reused,
             num_dropped=account.num_dropped + self.beam.num_dropped,
             num_rolled_back=account.num_rolled_back + self.beam.num_rolled_back,
-            pass_began_at=began_at,
-            pass_ended_at=ended_at,
+            pass_span_s=span_s,
         )
 
 
@@ -266,12 +261,7 @@ class DrafterWorker:
 
     def _receive_correction(self, message: Correction) -> list[DrafterMessage]:
         self._check_tokens(message.token_ids)
-        for name, most in (("beam_width", MAX_BEAM_WIDTH), ("lead", MAX_LEAD), ("start", None)):
-            value = getattr(message, name)
-            if value < 0 or (most is not None and value > most):
-                raise ProtocolError(f"{name} of a correction must be from 0 to {most or 'any number'}, got {value}")
-        if not (message.branch_below == -1.0 or 0.0 <= message.branch_below <= 1.0):
-            raise ProtocolError(f"branch_below of a correction must be -1 or from 0 to 1, got {message.branch_below}")
+        check_correction(message)
         self._num_messages += 1
         request_id, known = message.request_id, self._open.get(message.request_id)
         if known is None:
@@ -281,7 +271,7 @@ class DrafterWorker:
         if message.start > known_len:
             return [Resync(request_id, known_len)]
         if message.start + len(message.token_ids) >= known_len:  # not overtaken by a newer one: what it wants holds
-            known.beam.reshape(beam_width=message.beam_width, lead=message.lead, branch_below=message.branch_below)
+            known.beam.reshape(beam_width=message.beam_width, branch_below=message.branch_below)
         new_ids = message.token_ids[known_len - message.start :]
         if known_len + len(new_ids) > known.beam.spec.max_len:
             raise ProtocolError(
@@ -310,7 +300,7 @@ class DrafterWorker:
             has_place = len(self._open) < self._max_requests
             if not (has_place and self._writer.has_room(account.spec)):
                 return []
-        return [Resync(request_id, 0)]
+        return [Resync(request_id, None)]
 
     def _close(self, request_id: int) -> None:
         drafting = self._open.pop(request_id, None)
@@ -360,7 +350,7 @@ def step_together(
                 results[id(task.worker)] = nodes
             elif nodes.ids and not isinstance(said, ProtocolError):
                 layer = task.drafting.layer
-                said.append(layer(task.request_id, nodes, is_reset=False, began_at=started, ended_at=ended))
+                said.append(layer(task.request_id, nodes, is_reset=False, span_s=(started, ended)))
     return [results[id(worker)] for worker in workers]
 
 
