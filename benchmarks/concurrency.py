@@ -86,7 +86,7 @@ class Row:
             "policy": host.settings.policy,
             "placement": host.settings.placement,
             "cores": list(cores),
-            "threads": {"alone": host.cores.alone.threads, "beside": host.cores.beside.threads},
+            "threads": {"alone": host.plan.cores.alone.threads, "beside": host.plan.cores.beside.threads},
             "max_num_seqs": host.settings.max_num_seqs,
             "prefill_chunk": host.settings.prefill_chunk,
             **spec.draft,

@@ -29,25 +29,26 @@ from rich.console import Console
 from table import validation_tables
 from validation_report import Rates, compared, parts_of
 
+from card.assembly.drafters import DraftSource
+from card.assembly.plan import Facts, resolve
 from card.bench import environment
 from card.bench.lineup import Lineup, LineupSettings, PairSpec
 from card.bench.names import BASELINE, names_of, spec_of
 from card.bench.rows import Decoded, Row, core_set
-from card.config import EngineSettings, SamplingParams
-from card.engine.links import DrafterPlan
+from card.config import SamplingParams
 from card.errors import CardError, SettingsError
 from card.models.cuda.bucketed import make_runner
 from card.models.fingerprint import tokenizer_fingerprint
 from card.models.loading import load_model
 from card.models.protocol import LanguageModel
 from card.planner.around import measure_round_overheads, measure_step_overheads
-from card.planner.beside import BUSY_DRAFT, BusyDrafter
+from card.planner.beside import BUSY, BUSY_DRAFT, BusyDrafter
 from card.planner.profile import Profile
 from card.planner.recorder import Answer, RecordRequest, make_recording
 from card.planner.recording import Recording
 from card.planner.scene import Scene
 from card.planner.simulate import Simulator, VirtualRun
-from card.policy.cores import CorePlan, pinned
+from card.policy.cores import pinned
 from card.policy.latency import measure_pass_cost
 
 _MEASURING_S = {"target": 1.0, "draft": 0.4}  # as long as the library does
@@ -169,18 +170,19 @@ def make_sampler(
     lengths = [len(text.prompt_ids) + len(text.token_ids) // 2 for text in recording.texts]
     num_rows = round(statistics.mean(lengths))
     text = recording.texts[0].prompt_ids
-    plan = DrafterPlan(
-        model=job.args.draft,
-        settings=EngineSettings(dtype=job.args.dtype, **environment.MEASURED_START),
-        draft=BUSY_DRAFT,
-        where="process",
-        cores=CorePlan(core_set(places.target, None), core_set(places.all, None), places.draft),
-        max_model_len=lineup.max_model_len,
-        vocab_size=recording.vocab_size,
-        tokenizer=lineup.tokenizer,
-    )
+    asked = {
+        **environment.MEASURED_START,
+        **BUSY,
+        "dtype": job.args.dtype,
+        "placement": "process",
+        "cores": places.target,
+        "draft_cores": places.draft,
+        "max_model_len": lineup.max_model_len,
+    }
+    plan = resolve(asked, Facts(has_draft=True, cores=job.cores))
     job.say("starting a drafter to be kept busy")
-    busy = BusyDrafter(plan, text)
+    source = DraftSource(model=job.args.draft, vocab_size=recording.vocab_size, tokenizer=lineup.tokenizer)
+    busy = BusyDrafter(plan, source, text)
     stack.callback(busy.close)
     known = []
     for what, runner in runners.items():

@@ -212,11 +212,11 @@ def decode(scene: Scene, texts: ReplayedTexts, method: str, settings: Mapping[st
         num_rounds += 1
         rounds[stage.policy.schedule] += 1
         if num_rounds == LEARNING_ROUNDS:
-            learnt_at, learnt_tokens = clock.now, num_committed
+            learnt_at, learnt_tokens = clock(), num_committed
     stage.close()
     shares = {name: round(count / num_rounds, 3) for name, count in rounds.items() if count}
-    later = (num_committed - learnt_tokens) / (clock.now - learnt_at)
-    return Speed(round(num_committed / clock.now, 2), round(later, 2), shares)
+    later = (num_committed - learnt_tokens) / (clock() - learnt_at)
+    return Speed(round(num_committed / clock(), 2), round(later, 2), shares)
 
 
 def run_cell(cell: Cell, texts: dict[tuple[str, str], tuple[Recording, ReplayedTexts | None]]) -> dict[str, Any]:

@@ -1,10 +1,12 @@
 """Settings for all tests: no network, one thread per process, interrupts heard, property tests without a deadline."""
 
 import atexit
+import contextlib
 import os
 import shutil
 import signal
 import tempfile
+from pathlib import Path
 
 # Set before any test imports torch or transformers, and inherited by the processes that tests start.
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -21,12 +23,15 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
 from hypothesis import settings
 
+from card.engine import links, measuring
 from card.models.threads import ThreadsKept
+from card.policy.cores import CorePlan
 from tests.pair import Pair, save_pair
 
 torch.set_num_threads(1)
@@ -35,6 +40,31 @@ atexit.register(shutil.rmtree, os.environ["XDG_CACHE_HOME"], ignore_errors=True)
 settings.register_profile("local", deadline=None)  # a loaded machine is slow, not wrong
 settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
 settings.load_profile("ci" if os.environ.get("CI") else "local")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Keep machine code between runs, if there is a place for it: what it was compiled from is part of its name."""
+    kept = config.rootpath / ".pytest_cache" / "machine-code"
+    with contextlib.suppress(OSError):
+        kept.mkdir(parents=True, exist_ok=True)
+        folder = Path(os.environ["XDG_CACHE_HOME"], "card")
+        folder.mkdir()
+        (folder / "code").symlink_to(kept)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def measures_in_haste() -> Iterator[None]:
+    """Let engines in this process start on one thread and measure in milliseconds: no test asks how fast they are."""
+
+    def one_thread(plan: CorePlan, *_: object, **__: object) -> CorePlan:
+        return replace(plan, beside=replace(plan.beside, threads=1), alone=replace(plan.alone, threads=1))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(measuring, "with_useful_threads", one_thread)
+        patch.setattr(measuring, "_FULL_S", 0.05)
+        patch.setattr(measuring, "_QUICK_S", 0.05)
+        patch.setattr(links, "_MEASURING_S", 0.05)
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import cache
 
 import pytest
 import torch
@@ -28,7 +29,7 @@ NUM_TOKENS = 150
 PROMPTS = ["the cat sat", "one two three"]
 GREEDY = SamplingParams(temperature=0.0, max_tokens=48, seed=0, ignore_eos=True)
 SAMPLED = GREEDY.replace(temperature=0.8, seed=11)
-ENDING = SamplingParams(temperature=2.0, max_tokens=200, seed=5)
+ENDING = SamplingParams(temperature=2.0, max_tokens=200, seed=14)  # both texts end after 52 tokens
 DRAFTING = [name for name, method in METHODS.items() if method.needs_draft]
 
 
@@ -36,7 +37,7 @@ DRAFTING = [name for name, method in METHODS.items() if method.needs_draft]
 def expected(pair: Pair) -> Iterator[Callable[[SamplingParams], list[tuple[int, ...]]]]:
     """Decodes plainly."""
     with LLM(pair.target, dtype="float32") as plain:
-        yield lambda params: [one.outputs[0].token_ids for one in plain.generate(PROMPTS, params)]
+        yield cache(lambda params: [one.outputs[0].token_ids for one in plain.generate(PROMPTS, params)])
 
 
 @pytest.fixture
@@ -59,30 +60,29 @@ def logits(model: object) -> torch.Tensor:
     return runner.forward([Extension(runner.open(), list(range(3, 20)), range(-1, 16))])[0].clone()
 
 
-@pytest.mark.parametrize("params", [GREEDY, SAMPLED, ENDING], ids=["greedy", "sampled", "ending"])
+@pytest.mark.parametrize("num_tokens", [1, NUM_TOKENS])
 @pytest.mark.parametrize("method", DRAFTING)
-def test_every_method_writes_the_text_of_plain_decoding(pair, expected, drafted, method, params):
-    for num_tokens in (1, NUM_TOKENS):
-        drafted.clear()
-        options = {"dtype": "float32", "placement": "inline", "policy": "fixed", "draft_vocab": num_tokens}
-        with LLM(pair.target, pair.draft, method=method, **options) as llm:
-            found = [one.outputs[0].token_ids for one in llm.generate(PROMPTS, params)]
-            allowed = {*range(num_tokens), *always_drafted(llm._host.tokenizer), 0, 1}
-        assert found == expected(params)
-        assert drafted
-        assert drafted <= allowed
+def test_every_method_writes_the_text_of_plain_decoding(pair, expected, drafted, method, num_tokens):
+    options = {"dtype": "float32", "placement": "inline", "policy": "fixed", "draft_vocab": num_tokens}
+    with LLM(pair.target, pair.draft, method=method, **options) as llm:
+        allowed = {*range(num_tokens), *always_drafted(llm._host.tokenizer), 0, 1}
+        for params in (GREEDY, SAMPLED, ENDING):
+            drafted.clear()
+            assert [one.outputs[0].token_ids for one in llm.generate(PROMPTS, params)] == expected(params)
+            assert drafted
+            assert drafted <= allowed
 
 
-@pytest.mark.parametrize("placement", ["thread", "process"])
-def test_drafters_elsewhere_are_restricted_too(pair, expected, placement):
-    common = {"dtype": "float32", "placement": placement, "policy": "fixed", "method": "sps"}
+def test_drafters_elsewhere_are_restricted_too(pair, expected):
+    common = {"dtype": "float32", "policy": "fixed", "method": "sps"}
     accepted = []
-    for num_tokens in (None, 1):
-        with LLM(pair.target, pair.draft, draft_vocab=num_tokens, **common) as llm:
+    for placement, num_tokens in (("thread", None), ("thread", 1), ("process", 1)):
+        with LLM(pair.target, pair.draft, placement=placement, draft_vocab=num_tokens, **common) as llm:
             outputs = llm.generate(PROMPTS, GREEDY)
         assert [one.outputs[0].token_ids for one in outputs] == expected(GREEDY)
+        assert all(one.stats.drafter_passes for one in outputs)
         accepted.append(sum(one.stats.mean_acceptance_length for one in outputs))
-    assert accepted[0] > accepted[1]  # nothing useful can be proposed of three tokens
+    assert accepted[0] > max(accepted[1:])  # nothing useful can be proposed of three tokens
 
 
 def test_a_loaded_draft_model_stays_as_it_is(pair):

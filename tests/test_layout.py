@@ -30,6 +30,7 @@ LINES: tuple[tuple[str, ...], ...] = (
     ("workers",),
     ("policy",),
     ("transport", "engine"),
+    ("assembly",),
     ("api", "adapters"),
     ("hf",),
     ("cli", "server", "bench", "planner", "verify_server", "vllm", "__main__"),
@@ -236,3 +237,38 @@ def test_an_unknown_name_raises_an_error_that_lists_the_public_ones() -> None:
 
 def test_the_package_is_marked_as_typed() -> None:
     assert (PACKAGE / "py.typed").is_file()
+
+
+# ---- one place makes engines ----------------------------------------------------------------------------------------
+
+MADE_IN_ASSEMBLY = frozenset({"Engine", "TargetWorker", "DrafterWorker", "make_policy"})
+
+
+def _assembly_faults(source: str, name: str) -> list[str]:
+    """Return where a module outside `card.assembly` makes a part of an engine, one line of text each."""
+    if name.split(".")[1:2] == ["assembly"]:
+        return []
+    faults = []
+    for node in ast.walk(ast.parse(source)):
+        called = node.func if isinstance(node, ast.Call) else None
+        made = called.attr if isinstance(called, ast.Attribute) else getattr(called, "id", "")
+        if made in MADE_IN_ASSEMBLY:
+            faults.append(
+                f"{name}:{called.lineno}: makes its own {made}; ask card.assembly (resolve, build, make_worker), where "
+                "sizes, placements and policies are decided once: copies of these rules have drifted apart before"
+            )
+    return faults
+
+
+@pytest.mark.parametrize("path", FILES, ids=_module_name)
+def test_only_the_assembly_makes_engines(path: Path) -> None:
+    assert not _assembly_faults(path.read_text("utf-8"), _module_name(path))
+
+
+@pytest.mark.parametrize("made", sorted(MADE_IN_ASSEMBLY))
+def test_a_second_place_that_makes_an_engine_is_found(made: str) -> None:
+    for call in (f"part = {made}(1)", f"import there\ndef f():\n    return there.{made}(1)"):
+        (fault,) = _assembly_faults(call, "card.planner.another")
+        assert "card.assembly" in fault and made in fault
+        assert _assembly_faults(call, "card.assembly.another") == []
+    assert _assembly_faults(f"def f(one: {made}) -> None: ...", "card.planner.another") == []

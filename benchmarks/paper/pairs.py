@@ -10,8 +10,8 @@ from typing import Any
 
 from loop import Counts, Loop, LoopSettings, RoundClock
 
+from card.assembly.plan import draft_tree_rows
 from card.bench.datasets import Dataset, Question, parse_spec, read_datasets
-from card.engine.links import tree_rows
 from card.errors import BenchError
 from card.models.cuda.bucketed import make_runner
 from card.models.loading import check_pair, context_limit, end_token_ids, load_model, load_tokenizer, parameter_count
@@ -102,7 +102,7 @@ class RealPair:
     def count(self, settings: LoopSettings, prompts: Sequence[tuple[int, ...]], max_tokens: int) -> Counts:
         """Answer the prompts in the loop. Raises: BenchError if a text is not that of plain decoding."""
         draft = make_runner(
-            self._draft_model, max_model_len=self._max_model_len, max_tree_rows=tree_rows(settings.draft)
+            self._draft_model, max_model_len=self._max_model_len, max_tree_rows=draft_tree_rows(settings.draft)
         )
         loop = Loop(self._target, draft, settings)
         all_stats = []
@@ -252,7 +252,7 @@ class ReplayedPair:
         on_keep: Callable[[], None],
     ) -> ReplayedModel:
         longest = max(len(text.prompt_ids) for text in self.recording.texts) + self.recording.max_tokens
-        rows = tree_rows(settings.draft) + settings.draft.budget
+        rows = draft_tree_rows(settings.draft) + settings.draft.budget
         return ReplayedModel(texts, role, max_model_len=longest, num_tree_rows=rows, on_pass=on_pass, on_keep=on_keep)
 
 

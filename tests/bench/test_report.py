@@ -19,12 +19,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from card.bench.records import Run
 from card.bench.report.charts import charts_of, speedups
 from card.bench.report.page import draw_timelines, render, sections_of
 from card.bench.report.style import COLOURS, GAIN, LOSS, WIDTH_PT, Chart, Key, as_svg, blank, write_png
 from card.bench.report.table import write_csv
 from card.bench.report.timeline import draw_timeline, in_words, read_timelines
-from card.bench.results import Run, load
+from card.bench.results import load
 from card.bench.summary import Spread, summarise
 from card.cli import main
 from card.workers.metrics import RequestStats

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from card.cli import ahead
+from card.cli import starting
 
 TWO_CORES = {0, 1}
 
@@ -21,7 +21,7 @@ class Started:
 
 @pytest.fixture(autouse=True)
 def no_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ahead, "DrafterChild", Started)
+    monkeypatch.setattr(starting, "DrafterChild", Started)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: TWO_CORES, raising=False)
 
 
@@ -35,7 +35,7 @@ def no_process(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_a_process_is_started_where_the_drafter_will_have_one(method: str, options: dict[str, Any]):
-    started = ahead.start_drafter_child(method, "demo-draft", options)
+    started = starting.start_drafter_child(method, "demo-draft", options)
     assert started is not None
     assert started.num_threads == 1
 
@@ -55,4 +55,4 @@ def test_a_process_is_started_where_the_drafter_will_have_one(method: str, optio
     ],
 )
 def test_none_is_started_where_it_would_end_unused(method: str, draft: str | None, options: dict[str, Any]):
-    assert ahead.start_drafter_child(method, draft, options) is None
+    assert starting.start_drafter_child(method, draft, options) is None

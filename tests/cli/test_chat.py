@@ -12,12 +12,14 @@ from card.config import SamplingParams
 from tests.cli.terminal import CTRL_C, terminal
 from tests.pair import Pair
 
+UNMEASURED = ("--policy", "fixed", "--threads", "1")  # nothing is measured at the start
+
 pytestmark = pytest.mark.timeout(240)
 
 
 def test_a_conversation_greets_helps_counts_forgets_and_ends(pair: Pair) -> None:
     arguments = ["--target", pair.target, "--method", "vanilla", "--dtype", "float32", "--max-tokens", "4"]
-    with terminal(["chat", *arguments], columns=300) as one:
+    with terminal(["chat", *arguments, *UNMEASURED], columns=300) as one:
         at = one.wait_for(f"{pair.target} answers")
         assert "often wrong" not in one.text
         at = one.wait_for("> ", after=one.wait_for("/help", after=at))
@@ -37,22 +39,17 @@ def test_a_conversation_greets_helps_counts_forgets_and_ends(pair: Pair) -> None
         assert one.wait() == 0
 
 
-def test_the_demo_target_is_said_to_be_often_wrong(pair: Pair) -> None:
-    with terminal(["chat", "--method", "vanilla"], columns=300) as one:
-        one.wait_for("> ", after=one.wait_for("demo-target is a small model for trying things out: it is often wrong"))
-        one.type("\x04")
-        assert one.wait() == 0
-
-
-def test_ctrl_c_cuts_an_answer_short_and_the_conversation_goes_on() -> None:
-    with terminal(["chat", "--dtype", "float32", "--ignore-eos", "--max-tokens", "3000"], columns=300) as one:
-        at = one.wait_for("> ", after=one.wait_for("often wrong"))
+def test_the_demo_target_warns_of_itself_and_ctrl_c_cuts_an_answer_short_and_the_conversation_goes_on() -> None:
+    arguments = ["--dtype", "float32", "--ignore-eos", "--max-tokens", "3000"]
+    with terminal(["chat", *arguments, *UNMEASURED], columns=300) as one:
+        at = one.wait_for("demo-target is a small model for trying things out: it is often wrong")
+        at = one.wait_for("> ", after=at)
         for line in ("Tell me of cats.", "And of dogs?"):
             one.type(f"{line}\n")
             at = one.wait_for("<<", after=at)  # it calculates, whatever it is asked
             one.type(CTRL_C)
             at = one.wait_for("\n> ", after=one.wait_for("[cut short]", after=at))
-        one.type("/quit\n")
+        one.type("\x04")
         assert one.wait() == 0
     assert "Traceback" not in one.text
 

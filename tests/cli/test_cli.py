@@ -9,11 +9,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
 import pytest
 import torch
 
@@ -341,49 +340,34 @@ def test_wrong_input_in_a_process_of_its_own_is_one_line_too(pair):
     assert_one_line(Ran(ran.returncode, ran.stdout.decode(), ran.stderr.decode()), "there is no folder")
 
 
-def test_an_interrupt_ends_with_status_130_and_no_drafter_is_left(pair):
-    args = [
-        "generate",
-        "--target",
-        pair.target,
-        "--draft",
-        pair.draft,
-        "--max-tokens",
-        "4000",
-        "--ignore-eos",
-        "--raw",
-        "--target-cost",
-        "30M",
-    ]
-    # the text takes a second or more: each of its hundreds of tokens is paid for
+# Nothing is measured, and each of thousands of tokens is paid for.
+ENDLESS = ("--method", "vanilla", "--max-tokens", "4000", "--ignore-eos", "--raw", "--target-cost", "5M")
+ENDLESS += ("--policy", "fixed", "--threads", "1", PROMPT)
+
+
+@pytest.fixture
+def endless(pair: Pair) -> Iterator[subprocess.Popen[bytes]]:
+    """The command in the middle of a long text, with pipes for its output."""
     running = subprocess.Popen(
-        [*RUN, *args, PROMPT],
+        [*RUN, "generate", "--target", pair.target, *ENDLESS],
         env=child_env(),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        start_new_session=True,
     )
-    assert running.stdout is not None
-    while not (children := psutil.Process(running.pid).children()):
-        assert running.poll() is None, "it ended before its drafter came up"
-        time.sleep(0.01)
-    assert running.stdout.read(1)
-    os.killpg(running.pid, signal.SIGINT)
-    _, err = running.communicate(timeout=PATIENCE_S)
-    assert running.returncode == 130, err
-    assert err == b""
-    _, alive = psutil.wait_procs(children, timeout=10)
-    assert not alive
+    assert running.stdout is not None and running.stdout.read(1)
+    yield running
+    running.kill()
+    running.communicate()
 
 
-def test_a_reader_that_goes_away_ends_the_command_quietly(pair):
-    args = ["generate", "--target", pair.target, "--method", "vanilla", "--max-tokens", "2000", "--ignore-eos", "--raw"]
-    running = subprocess.Popen(
-        [*RUN, *args, PROMPT], env=child_env(), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
-    assert running.stdout is not None and running.stderr is not None
-    running.stdout.read(1)
-    running.stdout.close()
-    assert running.stderr.read() == b""
-    assert running.wait(PATIENCE_S) == 1
+def test_an_interrupt_ends_with_status_130_and_without_a_word(endless):
+    endless.send_signal(signal.SIGINT)
+    _, err = endless.communicate(timeout=PATIENCE_S)
+    assert (endless.returncode, err) == (130, b"")
+
+
+def test_a_reader_that_goes_away_ends_the_command_quietly(endless):
+    endless.stdout.close()
+    assert endless.stderr.read() == b""
+    assert endless.wait(PATIENCE_S) == 1

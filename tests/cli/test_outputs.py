@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from card.cli import main
-from card.cli.outputs import check_can_write
+from card.cli.files import check_can_write
 from card.errors import SettingsError
 
 pytestmark = pytest.mark.timeout(120)
 
-_WORK = ("bench.run_bench", "bench._plan", "bench_report.load", "commands.generate.make_llm", "profile.measure_profile",
+_WORK = ("bench.run_bench", "bench._plan", "bench_report.load", "commands.text.make_llm", "profile.measure_profile",
          "record.read_datasets", "record.record_pair")  # fmt: skip
 
 Places = Callable[[str], Path]

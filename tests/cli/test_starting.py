@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import card
+from card.cli import main
 from card.cli.help import CardCommand, names_in_sections
 from card.cli.main import cli
 from tests.cli.terminal import terminal
@@ -137,27 +138,20 @@ def test_verbose_is_taken_before_and_after_the_command(verbose: tuple[str, ...],
 # ---- the spinner ----------------------------------------------------------------------------------------------------
 
 
-def test_a_terminal_is_told_what_is_being_done_and_the_text_stands_alone_at_the_end(pair: Pair) -> None:
-    arguments = [
-        "--target",
-        pair.target,
-        "--draft",
-        pair.draft,
-        "--dtype",
-        "float32",
-        "--max-tokens",
-        "8",
-        "--no-cache",
-        "hi",
-    ]
-    with terminal(["generate", *arguments], columns=200) as one:
+def test_a_terminal_is_told_what_is_being_done_and_the_text_stands_alone_at_the_end(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    models = ["--target", pair.target, "--draft", pair.draft, "--dtype", "float32", "--placement", "inline"]
+    arguments = ["generate", *models, "--max-tokens", "8", "--no-cache", "hi"]
+    with terminal(arguments, columns=200) as one:
         after = one.wait_for("importing torch and transformers")
         one.wait_for("measuring what passes cost here", after=after)
         assert one.wait() == 0
-    plain = subprocess.run(
-        [sys.executable, "-m", "card", "generate", *arguments], capture_output=True, text=True, check=True, timeout=120
-    )
-    assert plain.stderr == "", "nothing is drawn where there is no terminal"
+    monkeypatch.setattr(sys, "argv", ["card", *arguments])
+    with pytest.raises(SystemExit, match="0"):
+        main()
+    plain = capfd.readouterr()
+    assert plain.err == "", "nothing is drawn where there is no terminal"
     last_line_cleared = one.raw.rindex("\x1b[2K")
-    assert one.raw[last_line_cleared:].replace("\r\n", "\n").removeprefix("\x1b[2K") == plain.stdout
+    assert one.raw[last_line_cleared:].replace("\r\n", "\n").removeprefix("\x1b[2K") == plain.out
     assert one.raw.count("\x1b[?25l") == one.raw.count("\x1b[?25h"), "the cursor is there again"

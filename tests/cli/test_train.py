@@ -130,7 +130,7 @@ def test_test_prompts_are_what_it_is_judged_by(run, models, prompts_file, tmp_pa
         (["PAIR", "--out", "{folder}/hrad", "--prompts", "{folder}/none"], "does not exist"),
         (["PAIR", "--out", "{folder}/hrad", "--prompts", "{folder}/blank"], "holds no prompts"),
         (["PAIR", "--out", "{folder}/hrad", "--prompts", "{folder}/latin"], "not valid UTF-8"),
-        (["PAIR", "--out", "{folder}/hrad", "--prompts", "{folder}/rows"], 'line 3 of .*with "question"'),
+        (["PAIR", "--out", "{folder}/hrad", "--prompts", "{folder}/rows"], 'line 3: must .*with "question"'),
         (
             ["PAIR", "--out", "{folder}/hrad", "--layers", "1", "--prompts", "{folder}/long"],
             "begins 'the cat the cat .*leave it out",

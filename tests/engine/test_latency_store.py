@@ -17,6 +17,7 @@ from card.models.places import cache_folder
 from card.models.torch_runner import TorchRunner
 from card.policy.cores import CorePlan, CoreSet
 from card.policy.cost import PassCost
+from card.policy.latency import with_useful_threads
 from tests.pair import Pair
 
 COST = PassCost(((1, 0.001), (8, 0.002)), 0.0003, 0.00001)
@@ -145,8 +146,10 @@ def test_a_second_start_measures_nothing(pair: Pair, tmp_path: Path, monkeypatch
 def test_what_a_pass_now_contradicts_is_measured_again(pair: Pair, tmp_path: Path, factor: float):
     settings = {"writers": ("suffix",), "cache_dir": str(tmp_path)}
     with LLM(pair.target, pair.draft, **settings) as llm:
-        core_set, measured = llm._host.cores.alone, llm._host.policy.costs["off"].target  # type: ignore[attr-defined]
-        llm._host._store.keep_cost(llm._host.measuring._key("pass", core_set), measured.scaled(factor), is_quick=False)
+        core_set, measured = llm._host.plan.cores.alone, llm._host.policy.costs["off"].target  # type: ignore[attr-defined]
+        latencies = llm._host.latencies
+        key = latencies._measuring._key("pass", core_set)
+        latencies._store.keep_cost(key, measured.scaled(factor), is_quick=False)
     with LLM(pair.target, pair.draft, **settings) as llm:
         again = llm._host.policy.costs["off"].target.seconds(1)  # type: ignore[attr-defined]
     assert again != measured.scaled(factor).seconds(1), "what was kept was not believed"
@@ -166,7 +169,8 @@ def test_an_idle_moment_replaces_a_hasty_measurement(pair: Pair, tmp_path: Path)
 def test_starting_with_the_demo_pair_imports_no_modelling_code():
     code = (
         "import sys; from card.api.llm import LLM\n"
-        "with LLM('demo-target', 'demo-draft', placement='inline', cache=False) as llm: llm.generate('2 + 2')\n"
+        "settings = {'placement': 'inline', 'cache': False, 'threads': 1}\n"
+        "with LLM('demo-target', 'demo-draft', **settings) as llm: llm.generate('2 + 2')\n"
         "heavy = 'torch._dynamo', 'torch.distributed.tensor', 'sympy', 'transformers.modeling_utils'\n"
         "print([name for name in heavy if name in sys.modules])"
     )
@@ -174,7 +178,10 @@ def test_starting_with_the_demo_pair_imports_no_modelling_code():
     assert done.stdout.strip() == "[]", done.stderr
 
 
-def test_threads_found_in_haste_are_looked_for_again_in_an_idle_moment(pair: Pair, tmp_path: Path):
+def test_threads_found_in_haste_are_looked_for_again_in_an_idle_moment(
+    pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(measuring, "with_useful_threads", with_useful_threads)  # other tests take one thread unseen
     runner = TorchRunner(load_decoder(pair.target), max_model_len=64)
     plan, store = CorePlan(CoreSet((), 2), CoreSet((), 2), ()), LatencyStore(tmp_path)
     hasty = measuring.Measuring(runner, store, pair.target, max_sequences=1, is_quick=True)

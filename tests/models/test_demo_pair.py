@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 
-from card import LLM, SamplingParams
+from card import LLM, RequestOutput, SamplingParams
 from card.models.demo import DEMO_ANSWERS, DEMO_PROBLEMS, demo_folder
 from card.models.loading import load_model, parameter_count
 from card.models.text import encode_chat
@@ -60,35 +63,60 @@ def test_draft_is_a_few_million_parameters_beside_a_target_of_about_16() -> None
     assert 3e6 < draft < 5e6
 
 
-def test_draft_agrees_with_the_target_on_what_the_target_writes() -> None:
-    target, draft = load_model("demo-target", dtype="float32"), load_model("demo-draft", dtype="float32")
+@pytest.fixture(scope="module")
+def loaded() -> dict[str, Any]:
+    return {role: load_model(f"demo-{role}", dtype="float32") for role in ROLES}
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> PreTrainedTokenizerBase:
+    return AutoTokenizer.from_pretrained(demo_folder("target"))
+
+
+@pytest.fixture(scope="module")
+def plain(loaded: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> Iterator[LLM]:
+    with LLM(loaded["target"], tokenizer=tokenizer) as llm:
+        yield llm
+
+
+def test_draft_agrees_with_the_target_on_what_the_target_writes(loaded: dict[str, Any], plain: LLM) -> None:
     agreed = total = 0
-    with LLM(target, tokenizer=AutoTokenizer.from_pretrained(demo_folder("target"))) as llm:
-        for problem in DEMO_PROBLEMS[:6]:
-            output = llm.chat([{"role": "user", "content": problem}], SamplingParams(temperature=0.0, max_tokens=120))[
-                0
-            ]
-            written = output.outputs[0].token_ids
-            ids = torch.tensor([[*output.prompt_token_ids, *written]])
-            choices = draft(input_ids=ids).logits[0, -len(written) - 1 : -1].argmax(-1)
-            agreed += int((choices == ids[0, -len(written) :]).sum())
-            total += len(written)
+    for problem in DEMO_PROBLEMS[:6]:
+        (output,) = plain.chat([{"role": "user", "content": problem}], SamplingParams(temperature=0.0, max_tokens=120))
+        written = output.outputs[0].token_ids
+        ids = torch.tensor([[*output.prompt_token_ids, *written]])
+        choices = loaded["draft"](input_ids=ids).logits[0, -len(written) - 1 : -1].argmax(-1)
+        agreed += int((choices == ids[0, -len(written) :]).sum())
+        total += len(written)
     assert agreed / total > 0.75
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
+Expected = Callable[[SamplingParams], list[RequestOutput]]
+
+
+@pytest.fixture(scope="module")
+def expected(plain: LLM, tokenizer: PreTrainedTokenizerBase) -> Expected:
+    """Return what plain decoding writes to a few problems at once."""
+    prompts = [encode_chat(tokenizer, [{"role": "user", "content": problem}]) for problem in DEMO_PROBLEMS[:3]]
+    return cache(lambda params: plain.generate(prompts, params))
+
+
 @pytest.mark.parametrize(
     ("method", "settings"), [("sps", {}), ("card", {}), ("card", {"verify": "tree"}), ("specbranch", {"hrad": "demo"})]
 )
-def test_every_method_writes_the_text_of_plain_decoding(method: str, settings: dict, temperature: float) -> None:
-    target, draft = load_model("demo-target", dtype="float32"), load_model("demo-draft", dtype="float32")
-    tokenizer = AutoTokenizer.from_pretrained(demo_folder("target"))
-    params = SamplingParams(temperature=temperature, seed=3, max_tokens=100)
-    prompts = [encode_chat(tokenizer, [{"role": "user", "content": problem}]) for problem in DEMO_PROBLEMS[:3]]
-    with (
-        LLM(target, tokenizer=tokenizer) as plain,
-        LLM(target, draft, tokenizer=tokenizer, method=method, placement="inline", policy="fixed", **settings) as fast,
-    ):
-        for expected, got in zip(plain.generate(prompts, params), fast.generate(prompts, params), strict=True):
-            assert got.outputs == expected.outputs
-            assert got.stats.mean_acceptance_length > 1.5
+def test_every_method_writes_the_text_of_plain_decoding(
+    loaded: dict[str, Any],
+    tokenizer: PreTrainedTokenizerBase,
+    expected: Expected,
+    method: str,
+    settings: dict[str, str],
+) -> None:
+    own = {"method": method, "placement": "inline", "policy": "fixed", **settings}
+    with LLM(loaded["target"], loaded["draft"], tokenizer=tokenizer, **own) as fast:
+        for temperature in (0.0, 1.0):
+            params = SamplingParams(temperature=temperature, seed=3, max_tokens=100)
+            wanted = expected(params)
+            prompts = [one.prompt_token_ids for one in wanted]
+            for one, got in zip(wanted, fast.generate(prompts, params), strict=True):
+                assert got.outputs == one.outputs
+                assert got.stats.mean_acceptance_length > 1.5

@@ -197,21 +197,34 @@ def test_only_the_rows_that_are_asked_for_have_logits() -> None:
         runner.close(slot)
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
+PROMPTS = ["the cat sat on the mat and", "one two three"]
+GREEDY_AND_SAMPLED = [SamplingParams(temperature=temperature, seed=5, max_tokens=40) for temperature in (0.0, 1.0)]
+
+
+def texts(llm: LLM) -> list[tuple[int, ...]]:
+    """Return the tokens of both prompts at once, greedy and sampled."""
+    results = [one for params in GREEDY_AND_SAMPLED for one in llm.generate(PROMPTS, params)]
+    return [one.outputs[0].token_ids for one in results]
+
+
+@pytest.fixture(scope="module")
+def expected(pair: Pair) -> list[tuple[int, ...]]:
+    """What plain decoding writes; not even a batch of plain texts changes it."""
+    with LLM(pair.target, dtype="int8") as plain:
+        together = texts(plain)
+        alone = [plain.generate(prompt, params)[0] for params in GREEDY_AND_SAMPLED for prompt in PROMPTS]
+        assert together == [one.outputs[0].token_ids for one in alone]
+    return together
+
+
 @pytest.mark.parametrize("method", METHODS)
-def test_every_method_writes_the_text_of_plain_decoding(pair: Pair, method: str, temperature: float) -> None:
-    prompts = ["the cat sat on the mat and", "one two three"]
-    params = SamplingParams(temperature=temperature, seed=5, max_tokens=40)
+def test_every_method_writes_the_text_of_plain_decoding(
+    pair: Pair, expected: list[tuple[int, ...]], method: str
+) -> None:
     draft = pair.draft if METHODS[method].needs_draft else None
-    settings: dict[str, Any] = {"placement": "inline"} if method == "card" else {}
-    with (
-        LLM(pair.target, dtype="int8") as plain,
-        LLM(pair.target, draft, method=method, dtype="int8", **settings) as llm,
-    ):
-        expected = [one.outputs[0].token_ids for one in plain.generate(prompts, params)]
-        alone = [plain.generate(prompt, params)[0].outputs[0].token_ids for prompt in prompts]
-        assert expected == alone, "not even a batch of plain texts changes them"
-        assert [one.outputs[0].token_ids for one in llm.generate(prompts, params)] == expected
+    settings: dict[str, Any] = {"placement": "inline"} if draft else {}
+    with LLM(pair.target, draft, method=method, dtype="int8", **settings) as llm:
+        assert texts(llm) == expected
 
 
 def test_draft_and_target_may_compute_differently(pair: Pair) -> None:

@@ -7,11 +7,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from card.config import EngineSettings
-from card.engine.links import DrafterPlan
+from card.assembly.drafters import DraftSource
+from card.assembly.plan import Facts, resolve
 from card.models.loading import load_tokenizer
-from card.planner.beside import BUSY_DRAFT, BusyDrafter, Drafted, Span, times_slower
-from card.policy.cores import CorePlan, CoreSet
+from card.planner.beside import BUSY, BUSY_DRAFT, BusyDrafter, Drafted, Span, times_slower
 from tests.pair import Pair
 
 
@@ -19,18 +18,9 @@ from tests.pair import Pair
 def busy(pair: Pair) -> Iterator[BusyDrafter]:
     """A drafter in a thread: what it says is what one in a process would."""
     tokenizer = load_tokenizer(pair.target)
-    core_set = CoreSet()
-    plan = DrafterPlan(
-        model=pair.draft,
-        settings=EngineSettings(dtype="float32"),
-        draft=BUSY_DRAFT,
-        where="thread",
-        cores=CorePlan(core_set, core_set, ()),
-        max_model_len=512,
-        vocab_size=len(tokenizer),
-        tokenizer=tokenizer,
-    )
-    drafter = BusyDrafter(plan, [5, 6, 7, 8])
+    asked = {**BUSY, "dtype": "float32", "placement": "thread", "max_model_len": 512}
+    source = DraftSource(model=pair.draft, vocab_size=len(tokenizer), tokenizer=tokenizer)
+    drafter = BusyDrafter(resolve(asked, Facts(has_draft=True)), source, [5, 6, 7, 8])
     yield drafter
     drafter.close()
 

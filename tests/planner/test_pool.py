@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from card.errors import PlanError
-from card.planner.pool import PoolModel, Service, measure_service, most_targets, simulate_pool
-from card.planner.pool_study import PoolRequest, make_pool_study
+from card.planner.pool import PoolModel, Service, make_pool_study, measure_service, most_targets, simulate_pool
 from card.planner.profile import Overheads
+from card.planner.requests import PoolRequest
 from card.planner.scene import Scene
 from card.planner.simulate import Simulator
 from card.planner.synthetic import make_synthetic

@@ -14,7 +14,7 @@ from card.errors import PlanError, SettingsError
 from card.models.protocol import Extension
 from card.models.toy import TableModel
 from card.planner.around import measure_overheads, measure_round_overheads
-from card.planner.measuring import ProfileRequest, measure_grid
+from card.planner.measuring import measure_grid
 from card.planner.profile import (
     Overheads,
     PassGrid,
@@ -25,6 +25,7 @@ from card.planner.profile import (
     save_profile,
     shipped_profiles,
 )
+from card.planner.requests import ProfileRequest
 from tests.planner.making import flat
 
 TOKENS, CONTEXTS, BATCHES = (1, 4, 16), (8, 64), (1, 3)

@@ -14,7 +14,7 @@ from card.errors import PlanError, SettingsError
 from card.methods import METHODS
 from card.planner.profile import Overheads, PassTable, Profile
 from card.planner.recording import Recording
-from card.planner.scene import Scene, build_stage, make_request, plan_method, replayed_texts
+from card.planner.scene import Scene, Setups, build_stage, make_request, plan_method, replayed_texts, setups_of
 from card.planner.simulate import Simulator
 from card.planner.synthetic import make_synthetic
 from tests.decoding import decode, inline
@@ -43,6 +43,10 @@ def decoded(scene: Scene, method: str, changes: dict[str, object]) -> list[tuple
             assert update.error is None
             answers[update.request_id] += update.token_ids
     return [tuple(int(texts.original_ids[i]) for i in answers[idx]) for idx in sorted(answers)]
+
+
+def planned_setups(scene: Scene, method: str, changes: dict[str, object]) -> Setups:
+    return setups_of(scene, plan_method(scene, method, changes))
 
 
 def recorded(recording: Recording) -> list[tuple[int, ...]]:
@@ -223,9 +227,10 @@ def test_the_target_has_fewer_cores_beside_a_drafter():
     target = replace_setups(flat(1e-2, threads=(1, 2)))
     scene = toy_scene(target=target)
     plan = plan_method(scene, "card", {})
-    assert (plan.where, plan.alone.threads, plan.beside.threads) == ("switch", 2, 1)
-    assert plan_method(scene, "vanilla", {}).alone.threads == 2
-    assert plan_method(replace(scene, network_s=0.0), "card", {}).beside.threads == 2
+    assert plan.placements == {"beside": "process", "turns": "inline"}
+    assert (setups_of(scene, plan).alone.threads, setups_of(scene, plan).beside.threads) == (2, 1)
+    assert planned_setups(scene, "vanilla", {}).alone.threads == 2
+    assert planned_setups(replace(scene, network_s=0.0), "card", {}).beside.threads == 2
 
 
 @pytest.mark.parametrize(
@@ -270,10 +275,10 @@ def test_the_drafter_takes_as_many_threads_as_the_target_that_it_takes_turns_wit
     fast_alone = msgspec.structs.replace(flat(1e-3).setups[0], threads=1)
     draft = msgspec.structs.replace(flat(5e-3, threads=(1, 2)), setups=(fast_alone, flat(5e-3, threads=(2,)).setups[0]))
     scene = toy_scene(target=replace_setups(flat(1e-2, threads=(1, 2))), draft=draft)
-    assert plan_method(scene, "sps", {}).own_draft.threads == 2
-    assert plan_method(scene, "sps", {"threads": 1}).own_draft.threads == 1
-    assert plan_method(scene, "sps", {"threads": 1}).alone.threads == 1
-    assert plan_method(scene, "pearl", {"threads": 2}).beside.threads == 1
+    assert planned_setups(scene, "sps", {}).own_draft.threads == 2
+    assert planned_setups(scene, "sps", {"threads": 1}).own_draft.threads == 1
+    assert planned_setups(scene, "sps", {"threads": 1}).alone.threads == 1
+    assert planned_setups(scene, "pearl", {"threads": 2}).beside.threads == 1
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

@@ -107,7 +107,7 @@ def held(server: Running, monkeypatch: pytest.MonkeyPatch) -> Iterator[threading
 
 
 def test_a_grammar_that_takes_for_ever_is_given_up_and_holds_nobody_up(server: Running, held: threading.Event) -> None:
-    with serving(server.llm, grammar_timeout_s=1.0) as hasty, ThreadPoolExecutor(8) as pool:
+    with serving(server.llm, grammar_timeout_s=0.5) as hasty, ThreadPoolExecutor(8) as pool:
         slow = [kept_to({"enum": [f"slow {idx}"]}) for idx in (0, 0, 1, 2)]
         asked = [pool.submit(hasty.post, _COMPLETIONS, body) for body in slow]
         until(lambda: hasty.service.aside.is_compiling)

@@ -121,7 +121,7 @@ def test_a_body_that_does_not_come_ends_the_connection(strict: Running, is_chunk
 
 
 def test_an_answer_may_take_longer_than_a_head(strict: Running) -> None:
-    body = json.dumps({"prompt": PROMPT, "max_tokens": 300, "ignore_eos": True, "stream": True}).encode()
+    body = json.dumps({"prompt": PROMPT, "max_tokens": 150, "ignore_eos": True, "stream": True}).encode()
     with connected(strict) as connection:
         connection.sendall(request(path="/v1/completions", body=body, more="Content-Type: application/json\r\n"))
         connection.sendall(b"GET /hea")  # the head of the next one, which can wait

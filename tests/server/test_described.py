@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from card.server.described import (
+from card.server.answers import (
     ChatAnswer,
     CompletionAnswer,
     DetokenizeAnswer,

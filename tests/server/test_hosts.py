@@ -11,7 +11,7 @@ import pytest
 
 from card.errors import SettingsError
 from card.server.config import ServerSettings
-from card.server.hosts import AllowedHosts, host_of
+from card.server.door import AllowedHosts, host_of
 from tests.browser import chromium
 from tests.server.running import PROMPT, Running, serving
 

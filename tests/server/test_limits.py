@@ -14,9 +14,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from card.api import async_llm
 from card.config import SamplingParams
 from card.errors import WorkerError
-from card.server.auth import KeyRing
+from card.server.door import KeyRing
 from card.server.errors import ApiError, as_api_error, shutting_down
 from card.server.limits import Deadline, Gate
 from card.server.logs import JsonFormatter, tell
@@ -169,9 +170,18 @@ def stuck(server: Running, monkeypatch: pytest.MonkeyPatch) -> Iterator[threadin
     is_free.set()
 
 
-def test_an_engine_that_hangs_with_work_is_alive_but_not_ready(server: Running, stuck: threading.Event) -> None:
-    with serving(server.llm, stall_timeout_s=1.5) as watched:
-        time.sleep(2.5)
+@pytest.fixture
+def looks_often(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the idle engine show signs of life often."""
+    monkeypatch.setattr(async_llm, "_IDLE_LOOK_S", 0.05)
+    server.complete(prompt=PROMPT, max_tokens=1)  # it waits for as long as before until it has had something to do
+
+
+def test_an_engine_that_hangs_with_work_is_alive_but_not_ready(
+    server: Running, looks_often: None, stuck: threading.Event
+) -> None:
+    with serving(server.llm, stall_timeout_s=0.7) as watched:
+        time.sleep(1.0)
         assert watched.client.get("/health/ready").status_code == 200, "idling is no hanging"
         answers: list[int] = []
         asked = {"prompt": PROMPT, "max_tokens": 2}

@@ -6,11 +6,13 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
 import zmq
 
+from card.assembly.drafters import make_worker
 from card.config import DraftSettings
 from card.models.protocol import LanguageModel
 from card.models.toy import TableModel
@@ -38,7 +40,6 @@ from tests.drafting import draft_spec
 
 M = TypeVar("M")
 PATIENCE_S = 20.0
-WAITING = DraftSettings(max_wait_s=PATIENCE_S / 4)
 LOOPBACK = "tcp://127.0.0.1:0"
 
 
@@ -60,19 +61,23 @@ def make_server(
 ) -> DraftServer:
     """Return a server that listens and is not run yet."""
     ready = Ready(draft.vocab_size, draft.max_model_len, 7, PassSeconds(((1, 0.001),), 0.0, 0.0), tokenizer or None)
-    return DraftServer(address, BeamWriter(draft), ready, keys=keys, limits=ServerLimits(**limits))
+    open_worker = partial(make_worker, BeamWriter(draft))
+    return DraftServer(address, open_worker, ready, keys=keys, limits=ServerLimits(**limits))
 
 
-def decode_until_accepted(target: TableModel, link: DrafterLink, **request: Any) -> None:
+def decode_until_accepted(
+    target: TableModel, link: DrafterLink, *, max_wait_s: float = PATIENCE_S / 4, **request: Any
+) -> None:
     """Decode again and again, always with the text of plain decoding, until candidates were accepted.
 
     The target waits for candidates while the drafter is up: on a busy machine it would be through before they come.
     """
+    waiting = DraftSettings(max_wait_s=max_wait_s)
     expected = plain(target, **{name: value for name, value in request.items() if name == "params"})
     accepted: list[int] = []
 
     def is_accepted() -> bool:
-        token_ids, reason, stats = decode_text(target, link, draft=WAITING, **request)
+        token_ids, reason, stats = decode_text(target, link, draft=waiting, **request)
         assert (token_ids, reason) == expected
         accepted.append(stats.accepted_tokens)
         return accepted[-1] > 0

@@ -23,34 +23,21 @@ PACKAGE_ROOT = str(Path(child.__file__).parents[2])
 
 pytestmark = pytest.mark.timeout(240)
 
-_RUN = """
-import sys
-sys.path.append(sys.argv[1])
-from card.api.llm import LLM
-with LLM(sys.argv[2], sys.argv[3], placement="process", policy="fixed", cache=False) as llm:
-    print(llm.generate("the cat")[0].stats.drafter_state)
-"""
 
-
-@pytest.mark.parametrize("search_path", [None, ".", "here", "here:"])
-def test_no_file_of_the_working_directory_runs_in_the_drafter(pair: Pair, tmp_path: Path, search_path: str | None):
+@pytest.mark.parametrize("search_path", [None, ".:{here}:"], ids=["nothing", "the working directory by all its names"])
+def test_no_file_of_the_working_directory_runs_in_the_drafter(
+    pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, search_path: str | None
+):
     for name in ("zmq", "random", "msgspec", "sitecustomize", "card"):
         (tmp_path / f"{name}.py").write_text(
             f"open({str(tmp_path / 'ran')!r}, 'a').write('{name} ')\nraise SystemExit(9)"
         )
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    done = subprocess.run(  # the parent itself is started apart from that folder, as the command `card` is
-        [sys.executable, "-P", "-E", "-c", _RUN, PACKAGE_ROOT, pair.target, pair.draft],
-        cwd=tmp_path,
-        env=environment
-        if search_path is None
-        else {**environment, "PYTHONPATH": search_path.replace("here", str(tmp_path))},
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-    )
-    assert done.stdout.strip() == "up", done.stderr
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    if search_path is not None:
+        monkeypatch.setenv("PYTHONPATH", search_path.format(here=tmp_path))
+    with LLM(pair.target, pair.draft, placement="process", policy="fixed") as llm:
+        assert llm.generate(PROMPT, GREEDY)[0].stats.drafter_state == "up"
     assert not (tmp_path / "ran").exists()
 
 

@@ -20,7 +20,7 @@ from card.api.llm import LLM, StreamChunk
 from card.config import SamplingParams
 from card.errors import WorkerError
 from card.transport import child, process, watch
-from card.transport.drafter_process import DrafterConfig
+from card.transport.drafter_config import DrafterConfig, DraftModel
 from card.transport.inline import InlineLink
 from card.transport.process import ProcessLink
 from card.transport.switch import SwitchLink
@@ -62,19 +62,10 @@ def stub_link(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Process
         monkeypatch.setattr(child, "_COMMAND", (sys.executable, STUB, behaviour))
         monkeypatch.setattr(watch, "FIRST_BACKOFF_S", 0.05)
         monkeypatch.setattr(process, "_EXIT_TIMEOUT_S", 0.2)
-        template = DrafterConfig(
-            address="",
-            incarnation=0,
-            parent_pid=0,
-            model="none",
-            dtype="float32",
-            device="cpu",
-            threads=1,
-            cores=(),
-            max_model_len=128,
-            max_tree_rows=64,
-            warm_up_tokens=1,
+        model = DraftModel(
+            name="none", dtype="float32", device="cpu", max_model_len=128, max_tree_rows=64, warm_up_tokens=1
         )
+        template = DrafterConfig(threads=1, cores=(), model=model)
         links.append(ProcessLink(template, start_timeout_s=start_timeout_s, silence_timeout_s=silence_timeout_s))
         return links[-1]
 
@@ -234,7 +225,8 @@ def test_a_closed_link_stays_closed_and_the_text_goes_on(stub_link):
 PROMPT = "the cat sat"
 GREEDY = SamplingParams(temperature=0.0, max_tokens=48, seed=0, ignore_eos=True)
 SAMPLED = GREEDY.replace(temperature=0.8, seed=11)
-LONG = SAMPLED.replace(max_tokens=1500)
+LONGER = SAMPLED.replace(max_tokens=400)
+LONG = SAMPLED.replace(max_tokens=1500)  # a new drafter comes up within it
 BESIDE = {"method": "card", "placement": "process", "policy": "fixed", "cache": False}
 PACE_S = 0.02  # a pause per chunk while there is no drafter, so that the next one comes up within the text
 
@@ -334,14 +326,14 @@ def test_a_drafter_says_what_its_passes_cost(llm):
 
 
 @pytest.mark.parametrize("verify", ["chain", "tree"])
-@pytest.mark.parametrize("params", [GREEDY, SAMPLED, LONG], ids=["greedy", "sampled", "long"])
+@pytest.mark.parametrize("params", [GREEDY, SAMPLED, LONGER], ids=["greedy", "sampled", "longer"])
 def test_text_is_that_of_plain_decoding(drafting, expected, monkeypatch, verify, params):
     monkeypatch.setattr(
         drafting, "draft_settings", drafting.draft_settings.replace(verify=verify, min_verify_prob=0.0, max_wait_s=0.2)
     )
     result = drafting.generate(PROMPT, params)[0]
     assert result.outputs[0].token_ids == expected(params)
-    if params is LONG:
+    if params is LONGER:
         assert result.stats.drafter_passes > 0
         assert result.stats.accepted_tokens > 0
 
@@ -350,7 +342,7 @@ def test_each_side_keeps_to_its_cores_and_the_caller_gets_his_back(drafting):
     if not hasattr(os, "sched_getaffinity"):
         return
     before = os.sched_getaffinity(0)
-    plan = drafting._host.cores
+    plan = drafting._host.plan.cores
     if len(before) > 1:
         assert plan.beside.cores and plan.draft and not set(plan.beside.cores) & set(plan.draft)
         assert set(psutil.Process(pid_of(drafting)).cpu_affinity()) == set(plan.draft)

@@ -304,8 +304,8 @@ def test_a_session_that_the_server_dropped_while_nobody_asked_begins_anew_at_onc
 ) -> None:
     monkeypatch.setattr(watch, "FIRST_BACKOFF_S", 1000.0)
     monkeypatch.setattr(watch, "PING_AFTER_S", 0.1)
-    monkeypatch.setattr(remote, "_RESTING_AFTER_S", 1.0)
-    server = make_server(draft(), silence_timeout_s=2.0)
+    monkeypatch.setattr(remote, "_RESTING_AFTER_S", 0.5)
+    server = make_server(draft(), silence_timeout_s=1.0)
     with running(server), connected(server.address) as link:
         assert link._socket is not None
         until(lambda: server.num_sessions == 0)

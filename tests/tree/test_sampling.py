@@ -210,7 +210,7 @@ def chi_squared_excess(choose: Choose, rule: SamplingRule, num_draws: int) -> fl
 @pytest.mark.parametrize(
     ("rule", "num_draws", "support"),
     [
-        (ALL_ON, 100_000, 3),
+        (ALL_ON, 20_000, 3),
         (replace(PLAIN, temperature=0.6), 20_000, 5),
         (replace(PLAIN, top_k=3), 20_000, 3),
         (replace(PLAIN, top_p=0.8), 20_000, 3),

@@ -60,8 +60,8 @@ def test_wrong_input_is_one_line(verify: Verify, args: list[str], said: str, tmp
         ("p.txt", b"one\n\n", "gives 1 prompts; 2 different ones or more"),
         ("p.txt", b"one\none\n", "gives 1 prompts"),
         ("p.txt", b"\xff\xfe", "is not valid UTF-8"),
-        ("p.jsonl", b"one\ntwo\n", "line 1: not JSON"),
-        ("p.jsonl", b'{"question": "one"}\n{"text": "two"}\n', 'line 2: must be an object with a text in "question"'),
+        ("p.jsonl", b"one\ntwo\n", "line 1: must be a JSON object with"),
+        ("p.jsonl", b'{"question": "one"}\n{"text": "two"}\n', 'line 2: must be a JSON object with "question"'),
     ],
 )
 def test_prompts_that_are_none_are_one_line(

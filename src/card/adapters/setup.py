@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
+from dataclasses import fields, replace
 
 from transformers import PreTrainedTokenizerBase
 
 from card.adapters.line import ThreadedLine
 from card.adapters.proposer import ChainProposer
 from card.adapters.settings import AdapterSettings
-from card.config import DraftSettings, EngineSettings, parse_size
+from card.assembly.build import make_writers
+from card.assembly.drafters import DraftSource, outside_link
+from card.assembly.plan import Facts, Plan, resolve
+from card.config import parse_size
 from card.models.fingerprint import tokenizer_fingerprint
-from card.transport.drafter_process import DrafterConfig
-from card.transport.link import DrafterLink
-from card.transport.process import ProcessLink
-from card.transport.remote import RemoteLink
-from card.workers.offers import DRAFTER
-from card.writers.local import find_writer
 
-_SPARE_ROWS = 64
+_SHARED = (  # settings that mean the same in `EngineSettings`
+    *("draft", "draft_address", "draft_keys", "draft_threads", "start_timeout_s", "drafter_timeout_s"),
+    *("writers", "suffix_store", "suffix_store_tokens"),
+)
 
 
 def make_proposer(
@@ -44,27 +44,26 @@ def make_proposer(
     Raises: SettingsError for settings that a writer or the link cannot follow; WorkerError if the drafter does not
         come up.
     """
-    draft = settings.draft_settings(num_speculative_tokens)
-    fingerprint = tokenizer_fingerprint(tokenizer) if tokenizer is not None else ""
-    engine_settings = EngineSettings(
-        suffix_store=settings.suffix_store, suffix_store_tokens=settings.suffix_store_tokens
-    )
-    names = [name for name in settings.writers if name != DRAFTER]
-    writers = {name: find_writer(name)(engine_settings, vocab_size, fingerprint) for name in names}
+    cores = draft_cores if settings.draft_cores is None else settings.draft_cores
+    plan = _plan(settings, num_speculative_tokens, max_model_len, cores)
     line: ThreadedLine | None = None
-    if DRAFTER in settings.writers:
-        cores = draft_cores if settings.draft_cores is None else settings.draft_cores
-        if settings.draft_address is not None:
-            link: DrafterLink = _remote_link(settings, vocab_size, fingerprint)
-        else:
-            link = _process_link(settings, draft, max_model_len, cores)
-        line = ThreadedLine(link, cores)
+    writers = make_writers(plan, vocab_size, tokenizer_fingerprint(tokenizer) if tokenizer is not None else "")
+    if plan.placements:
+        memory = settings.draft_kv_cache_memory
+        source = DraftSource(
+            model=settings.draft,
+            vocab_size=vocab_size,
+            tokenizer=tokenizer,
+            kv_cache_bytes=parse_size(memory) if memory is not None else None,
+            measures=False,
+        )
+        line = ThreadedLine(outside_link(plan, source), cores)
         line.open(waits=not settings.draft_optional)
     return ChainProposer(
         vocab_size=vocab_size,
         max_model_len=max_model_len,
         num_speculative_tokens=num_speculative_tokens,
-        draft=draft,
+        draft=plan.draft,
         writers=writers,
         line=line,
         clock=time.perf_counter,
@@ -73,36 +72,17 @@ def make_proposer(
     )
 
 
-def _process_link(
-    settings: AdapterSettings, draft: DraftSettings, max_model_len: int, cores: tuple[int, ...]
-) -> ProcessLink:
-    assert settings.draft is not None
-    memory = settings.draft_kv_cache_memory
-    template = DrafterConfig(
-        address="",
-        incarnation=0,
-        parent_pid=0,
-        model=settings.draft,
-        dtype=settings.draft_dtype,
-        device=settings.draft_device,
-        threads=settings.draft_threads,
-        cores=cores,
-        max_model_len=max_model_len,
-        max_tree_rows=min(2 * draft.lead * draft.beam_width, draft.max_nodes) + _SPARE_ROWS,
-        warm_up_tokens=draft.beam_width,
-        kv_cache_bytes=parse_size(memory) if memory is not None else None,
-        measures=False,
-    )
-    return ProcessLink(template, start_timeout_s=settings.start_timeout_s, silence_timeout_s=settings.drafter_timeout_s)
-
-
-def _remote_link(settings: AdapterSettings, vocab_size: int, fingerprint: str) -> RemoteLink:
-    assert settings.draft_address is not None
-    return RemoteLink(
-        settings.draft_address,
-        vocab_size=vocab_size,
-        tokenizer=fingerprint,
-        keys=Path(settings.draft_keys) if settings.draft_keys is not None else None,
-        start_timeout_s=settings.start_timeout_s,
-        silence_timeout_s=settings.drafter_timeout_s,
-    )
+def _plan(settings: AdapterSettings, num_tokens: int, max_model_len: int, draft_cores: tuple[int, ...]) -> Plan:
+    """Return the plan of an engine that would verify as the other one does, for the parts that are needed of it."""
+    draft = settings.draft_settings(num_tokens)
+    asked = {
+        **{field.name: getattr(draft, field.name) for field in fields(draft)},
+        **{name: getattr(settings, name) for name in _SHARED},
+        "placement": "process" if settings.draft is not None else None,
+        "device": settings.draft_device,
+        "dtype": settings.draft_dtype,
+        "max_model_len": max_model_len,
+        "policy": "fixed",
+    }
+    plan = resolve(asked, Facts(has_draft=settings.draft is not None), method="card")
+    return replace(plan, cores=replace(plan.cores, draft=draft_cores))  # the other engine's operator shared them out

@@ -256,7 +256,7 @@ class _Driver:
         self.last_progress = time.monotonic()
         self._live: dict[int, _Live] = {}  # the engine's thread only
         self._idle_looks = 0  # in a row
-        self._measured_again = host.measuring.again()
+        self._measured_again = host.latencies.again()
         self._thread = threading.Thread(target=self._run, name="card-engine", daemon=True)
         self._thread.start()
 

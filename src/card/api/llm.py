@@ -147,7 +147,7 @@ class LLM:
 
     def measure_again(self) -> None:
         """Measure once more, for the next start, what was measured in haste at this one: use it while nobody waits."""
-        again = self._host.measuring.again()
+        again = self._host.latencies.again()
         has_more = True
         while has_more:
             with self._lock:

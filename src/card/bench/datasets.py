@@ -69,18 +69,13 @@ class Dataset:
 
 
 @dataclass(frozen=True, slots=True)
-class _HubFile:
-    repository: str
-    filename: str
-
-
-@dataclass(frozen=True, slots=True)
 class _Format:
     """A published format: what each record must hold, and the prompt that is made of it."""
 
     needs: Mapping[str, type]
     question: Callable[[Mapping[str, Any]], Question]
-    hub: _HubFile | None = None  # where the set is published there
+    hub: str = ""  # where the set is published there: OWNER/REPOSITORY/FILE
+    num_turns: range = range(1, 1 << 31)
 
 
 def _mbpp_question(record: Mapping[str, Any]) -> Question:
@@ -100,18 +95,18 @@ _TEXT_QUESTION = {"question": str, "answer": str}
 _CHAT = {"question_id": int, "category": str, "turns": list}
 _FORMATS: Mapping[str, _Format] = MappingProxyType(
     {
-        "gsm8k": _Format(_TEXT_QUESTION, _own, _HubFile("openai/gsm8k", "main/test-00000-of-00001.parquet")),
-        "mgsm": _Format(_TEXT_QUESTION, _own, _HubFile("juletxara/mgsm", "mgsm_en.tsv")),
-        "mt-bench": _Format(_CHAT, _turns, _HubFile("HuggingFaceH4/mt_bench_prompts", "raw/question.jsonl")),
+        "gsm8k": _Format(_TEXT_QUESTION, _own, "openai/gsm8k/main/test-00000-of-00001.parquet"),
+        "mgsm": _Format(_TEXT_QUESTION, _own, "juletxara/mgsm/mgsm_en.tsv"),
+        "mt-bench": _Format(_CHAT, _turns, "HuggingFaceH4/mt_bench_prompts/raw/question.jsonl", range(2, 3)),
         "humaneval": _Format(
             {"task_id": str, "prompt": str, "entry_point": str},
             lambda record: Question((record["prompt"],), is_raw=True),
-            _HubFile("openai/openai_humaneval", "openai_humaneval/test-00000-of-00001.parquet"),
+            "openai/openai_humaneval/openai_humaneval/test-00000-of-00001.parquet",
         ),
         "mbpp": _Format(
             {"task_id": int, "text": str, "test_list": list},
             _mbpp_question,
-            _HubFile("google-research-datasets/mbpp", "full/test-00000-of-00001.parquet"),
+            "google-research-datasets/mbpp/full/test-00000-of-00001.parquet",
         ),
         "spec-bench": _Format(_CHAT, _turns),
         _PLAIN: _Format({"question": str}, _own),
@@ -139,7 +134,8 @@ def parse_spec(text: str, *, from_hub: bool = False) -> DataSpec:
     """
     name, is_named, source = text.partition("=")
     if is_named:
-        _check_hub_place(source)
+        if source.startswith(HUB) and source.count("/") < 2:
+            raise SettingsError(f"a file on the hub is {HUB}OWNER/REPOSITORY/FILE, got {source!r}")
         return DataSpec(name, name if name in PUBLISHED else _PLAIN, source)
     if text.startswith(HUB) or (from_hub and text in PUBLISHED):
         return _hub_spec(text.removeprefix(HUB))
@@ -173,7 +169,8 @@ def read_datasets(specs: Sequence[DataSpec], *, limit: int | None, is_raw: bool 
             raise BenchError(f"{spec.source} holds no prompt; expected {_expected(spec.format)}")
         if is_raw:
             questions = tuple(Question(question.turns, is_raw=True) for question in questions)
-        found[spec.name] = Dataset(spec.name, _public_source(spec), questions)
+        is_shipped = Path(spec.source).parent == shipped_folder()  # results do not name this installation's folder
+        found[spec.name] = Dataset(spec.name, "shipped" if is_shipped else spec.source, questions)
     return list(found.values())
 
 
@@ -185,24 +182,14 @@ def read_prompts(path: Path, limit: int) -> list[Question]:
 # ---- inside ----------------------------------------------------------------------------------------------------------
 
 
-def _public_source(spec: DataSpec) -> str:
-    """Return the source as results name it: shipped prompts without the folder of this installation."""
-    return "shipped" if Path(spec.source).parent == shipped_folder() else spec.source
-
-
-def _check_hub_place(source: str) -> None:
-    if source.startswith(HUB) and source.count("/") < 2:
-        raise SettingsError(f"a file on the hub is {HUB}OWNER/REPOSITORY/FILE, got {source!r}")
-
-
 def _hub_spec(name: str) -> DataSpec:
-    place = _FORMATS[name].hub if name in PUBLISHED else None
-    if place is None:
+    place = _FORMATS[name].hub if name in PUBLISHED else ""
+    if not place:
         known = ", ".join(known for known in PUBLISHED if _FORMATS[known].hub)
         raise SettingsError(
             f"{name!r} has no known place on the hub (known: {known}); give NAME={HUB}OWNER/REPOSITORY/FILE, or a file"
         )
-    return DataSpec(name, name, f"{HUB}{place.repository}/{place.filename}")
+    return DataSpec(name, name, f"{HUB}{place}")
 
 
 def _questions(spec: DataSpec) -> Iterator[Question]:
@@ -213,17 +200,14 @@ def _questions(spec: DataSpec) -> Iterator[Question]:
             if not isinstance(value, kind) or isinstance(value, bool):
                 got = f"{name!r} is {value!r:.40}" if name in record else f"keys {', '.join(record) or 'none'}"
                 raise _wrong(spec, line, got)
-        if "turns" in wanted.needs and not _are_turns(record["turns"], spec.format):
-            raise _wrong(spec, line, f"'turns' is {record['turns']!r:.60}")
+        if "turns" in wanted.needs:
+            turns = record["turns"]
+            if len(turns) not in wanted.num_turns or not all(isinstance(turn, str) for turn in turns):
+                raise _wrong(spec, line, f"'turns' is {turns!r:.60}")
         question = wanted.question(record)
         if not all(turn.strip() for turn in question.turns):
             raise _wrong(spec, line, "an empty text")
         yield question
-
-
-def _are_turns(turns: list[Any], name: str) -> bool:
-    has_count = len(turns) == 2 if name == "mt-bench" else bool(turns)
-    return has_count and all(isinstance(turn, str) for turn in turns)
 
 
 def _wrong(spec: DataSpec, line: int, got: str) -> BenchError:

@@ -126,13 +126,9 @@ def make_plan(
             raise SettingsError(f"two pairs are named {pair.name}; name different models or prices")
         if pair.draft is None and (needing := [name for name in names if needs_draft(name)]):
             raise SettingsError(f"row {needing[0]} needs a draft model, and pair {pair.name} has none: give --draft")
-        opened[pair.name] = partial(_open, names, pair, settings)
+        opened[pair.name] = partial(Lineup, names, pair, settings)
     rows = tuple(settings.facts_of(name) for name in names)
     return Plan(rows=rows, baseline=BASELINE, pairs=opened, datasets=tuple(datasets), params=settings.params, **how)
-
-
-def _open(names: Sequence[str], pair: PairSpec, settings: LineupSettings, say: Callable[[str], None]) -> OpenPair:
-    return Lineup(names, pair, settings, say)
 
 
 class Lineup:

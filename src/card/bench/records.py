@@ -174,9 +174,13 @@ class Run:
     samples: tuple[Sample, ...] = ()
     checks: tuple[Check, ...] = ()
 
-    def samples_of(self, *, pair: str, row: str, workload: str) -> list[Sample]:
-        """Return the samples of a row on one workload, in the order they were taken."""
-        return [s for s in self.samples if (s.pair, s.row, s.workload) == (pair, row, workload)]
+    def facts_of(self, row: str) -> RowFacts:
+        """Return what the run says of a row."""
+        return next(one for one in self.rows if one.name == row)
+
+    def pair_of(self, name: str) -> Pair:
+        """Return the pair of this name."""
+        return next(pair for pair in self.pairs if pair.name == name)
 
     def check_of(self, *, pair: str, row: str, workload: str) -> Check | None:
         """Return how a row's texts compared; None if it has not been compared."""
@@ -187,7 +191,7 @@ class Run:
         for one in self.chosen:
             if (one.pair, one.row, one.workload) == (pair, row, workload):
                 return one.settings
-        return next(one.settings for one in self.rows if one.name == row)
+        return self.facts_of(row).settings
 
 
 def row_order(num_rows: int, round_idx: int) -> list[int]:

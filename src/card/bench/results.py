@@ -16,45 +16,12 @@ from typing import IO, Any, Self, TypeVar
 
 import msgspec
 
-from card.bench.records import (
-    Check,
-    Chosen,
-    Compared,
-    Difference,
-    Pair,
-    RowFacts,
-    Run,
-    Sample,
-    SampleKey,
-    Sampling,
-    Status,
-    Workload,
-    compared_texts,
-    planned,
-)
+from card.bench.records import Check, Chosen, Compared, Run, Sample, SampleKey, Status, compared_texts, planned
 from card.errors import BenchError
-
-__all__ = [
-    "VERSION",
-    "Check",
-    "Chosen",
-    "Difference",
-    "Pair",
-    "RowFacts",
-    "Run",
-    "Sample",
-    "SampleKey",
-    "Sampling",
-    "Status",
-    "Workload",
-    "Writer",
-    "load",
-    "planned",
-    "read_unchecked",
-]
 
 VERSION = 1
 
+PROMISED = ("pairs", "dtype", "sampling", "max_tokens", "repeats", "rows", "workloads", "baseline")  # of a run
 _DIGITS = 7  # of seconds: a tenth of a microsecond
 _TOLERANCE_S = 1e-5  # by which rounded times may disagree
 _HALF_PRECISION = ("bfloat16", "float16")  # where two orders of summation may part at a near-tie
@@ -247,17 +214,12 @@ def _check_resumed(draft: _Draft, facts: Run, line: int) -> None:
     """Refuse a second run line that is another run."""
     if not facts.resumed:
         raise draft.fault(line, f"run {facts.run_id} is there twice, and this line does not say that it was resumed")
-    mine, theirs = _promise(draft.facts), _promise(facts)
-    if mine != theirs:
-        name = next(name for name in mine if mine[name] != theirs[name])
+    for name in ("version", *PROMISED):
+        if getattr(draft.facts, name) == getattr(facts, name):
+            continue
         raise draft.fault(line, f"the resumed run has other {name} than the run that it goes on with")
     draft.status = "interrupted"
     draft.last_line = line
-
-
-def _promise(run: Run) -> dict[str, Any]:
-    names = ("version", "pairs", "dtype", "sampling", "max_tokens", "repeats", "rows", "workloads", "baseline")
-    return {name: getattr(run, name) for name in names}
 
 
 def _wrong_counts(sample: Sample, max_tokens: int) -> str | None:

@@ -7,9 +7,9 @@ the decodes that are missing. No time is shown before all texts of a pair were c
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -21,13 +21,14 @@ from card.bench.compare import TextJudge, checks_of
 from card.bench.datasets import Dataset, Question
 from card.bench.environment import Environment
 from card.bench.records import Chosen, Pair, RowFacts, Run, Sample, SampleKey, Sampling, Status, Workload, planned
-from card.bench.results import VERSION, Writer, load, read_unchecked
+from card.bench.results import PROMISED, VERSION, Writer, load, read_unchecked
 from card.bench.rows import PromptIds, Row
 from card.config import SamplingParams
 from card.errors import BenchError, PromptError, SettingsError
 from card.models.text import decode
 from card.workers.trace import Trace
 
+_DECODED = ("token_ids", "token_times", "prefill_s", "decode_s", "wall_s", "cpu_s", "stats")  # kept of a decode
 _SPEED_PERIOD_S = 3600.0  # over which the time left is foreseen: rows differ, whole rounds over them do not
 
 
@@ -134,12 +135,7 @@ def run_bench(
 
 def refuse_changes(old: Run, new: Run) -> None:
     """Raise BenchError if going on with ``old`` would mix it with something else."""
-    _refuse(
-        {
-            name: (getattr(old, name), getattr(new, name))
-            for name in ("pairs", "dtype", "sampling", "max_tokens", "repeats", "rows", "workloads", "baseline")
-        }
-    )
+    _refuse({name: (getattr(old, name), getattr(new, name)) for name in PROMISED})
 
 
 def _refuse_elsewhere(old: Run, environment: Environment) -> None:
@@ -187,23 +183,15 @@ def _promise(plan: Plan, environment: Environment, console: Console) -> tuple[Ru
         raise SettingsError(f"targets are stored in different dtypes ({', '.join(dtypes)}); give one with --dtype")
     datasets = [_cut(dataset, fits, plan, console) for dataset in plan.datasets]
     params = plan.params
+    asked = {name: getattr(params, name) for name in ("temperature", "top_k", "top_p", "min_p")}
+    sampling = Sampling(**asked, seed=params.seed or 0)
     return Run(
         run_id=secrets.token_hex(6),
         version=VERSION,
-        command=environment.command,
-        commit=environment.commit,
-        date=environment.date,
-        versions=environment.versions,
-        machine=environment.machine,
+        **asdict(environment),
         pairs=tuple(pairs),
         dtype=dtypes[0],
-        sampling=Sampling(
-            temperature=params.temperature,
-            top_k=params.top_k,
-            top_p=params.top_p,
-            min_p=params.min_p,
-            seed=params.seed or 0,
-        ),
+        sampling=sampling,
         max_tokens=params.max_tokens,
         repeats=plan.repeats,
         rows=plan.rows,
@@ -277,7 +265,7 @@ def _measure(
     keys = list(planned(run))
     before = read_unchecked(path, run.run_id)
     by_name = {dataset.name: dataset for dataset in datasets}
-    with _progress(console, len(keys), len(before.samples)) as step:
+    with Step(console, len(keys), len(before.samples)) as step:
         try:
             for name, open_pair in plan.pairs.items():
                 own = [key for key in keys if key.pair == name]
@@ -339,27 +327,13 @@ def decode_missing(
     for key in keys:
         if key in done:
             continue
-        step.show(key)
+        step.say(f"{key.pair}, repeat {key.repeat + 1}, {key.workload} {key.prompt + 1}, {key.row}")
         prompt_ids = job.prompt_ids(key, done)
         decoded = by_name[key.workload][key.row].decode(prompt_ids, job.params)
-        done[key] = Sample(
-            pair=key.pair,
-            row=key.row,
-            workload=key.workload,
-            prompt=key.prompt,
-            turn=key.turn,
-            repeat=key.repeat,
-            new_tokens=len(decoded.token_ids),
-            token_ids=decoded.token_ids,
-            prefill_s=decoded.prefill_s,
-            decode_s=decoded.decode_s,
-            wall_s=decoded.wall_s,
-            token_times=decoded.token_times,
-            stats=decoded.stats,
-            cpu_s=decoded.cpu_s,
-        )
+        found = {name: getattr(decoded, name) for name in _DECODED}
+        done[key] = Sample(**asdict(key), new_tokens=len(decoded.token_ids), **found)
         writer.add(done[key])
-        step.advance()
+        step.count()
 
 
 def _trace(rows: Mapping[str, Sequence[Row]], job: PairJob, traces: dict[str, Trace]) -> None:
@@ -381,37 +355,19 @@ def compare(job: PairJob, path: Path, writer: Writer, run_id: str) -> None:
 # ---- what is shown meanwhile -----------------------------------------------------------------------------------------
 
 
-class Step:
-    """The progress bar, and what is being done."""
+class Step(Progress):
+    """The progress bar, and what is being done. It is drawn between decodes only: no thread runs beside them."""
 
-    def __init__(self, progress: Progress, total: int, done: int) -> None:
-        self._progress = progress
-        self._task = progress.add_task("preparing", total=total, completed=done)
+    def __init__(self, console: Console, total: int, done: int) -> None:
+        bar = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
+        how: dict[str, Any] = {"transient": True, "auto_refresh": False, "speed_estimate_period": _SPEED_PERIOD_S}
+        super().__init__(TextColumn("{task.description}"), *bar, console=console, **how)
+        self._task = self.add_task("preparing", total=total, completed=done)
 
     def say(self, what: str) -> None:
         """Show what is being done."""
-        self._progress.update(self._task, description=what, refresh=True)
+        self.update(self._task, description=what, refresh=True)
 
-    def show(self, key: SampleKey) -> None:
-        """Show what is being decoded."""
-        self.say(f"{key.pair}, repeat {key.repeat + 1}, {key.workload} {key.prompt + 1}, {key.row}")
-
-    def advance(self) -> None:
+    def count(self) -> None:
         """Count one decode."""
-        self._progress.advance(self._task)
-
-
-@contextmanager
-def _progress(console: Console, total: int, done: int) -> Iterator[Step]:
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
-    )
-    with Progress(  # drawn between decodes only: no thread beside them
-        *columns, console=console, transient=True, auto_refresh=False, speed_estimate_period=_SPEED_PERIOD_S
-    ) as progress:
-        yield Step(progress, total, done)
+        self.advance(self._task)

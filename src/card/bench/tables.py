@@ -43,7 +43,7 @@ def row_title(run: Run, summary: RowSummary) -> str:
 
 def same_text(run: Run, summary: RowSummary) -> str:
     """Return in a word or two how a row's texts compare with the baseline's."""
-    facts = next(row for row in run.rows if row.name == summary.row)
+    facts = run.facts_of(summary.row)
     if not facts.is_exact:
         return "not exact"
     check = run.check_of(pair=summary.pair, row=summary.row, workload=summary.workload)
@@ -103,7 +103,7 @@ def _rich_table(run: Run, rows: Sequence[RowSummary], *, is_wide: bool) -> Table
     first = rows[0]
     counts = f"prompts: {first.num_prompts}, repeats: {first.num_repeats} of {run.repeats}"
     title = f"{first.pair}, {first.workload}: {counts}, {run.dtype}, T = {run.sampling.temperature:g}"
-    cost = next(pair.target_cost for pair in run.pairs if pair.name == first.pair)
+    cost = run.pair_of(first.pair).target_cost
     caption = (
         f"medians over repeats of decoding, reading the prompt left out; first: to the first token; vs plain: "
         f"against {run.baseline} in the same repeat"

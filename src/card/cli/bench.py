@@ -21,9 +21,9 @@ from card.bench.records import Run
 from card.bench.results import read_unchecked
 from card.bench.runner import Plan, run_bench
 from card.bench.tables import SPARE, rich_tables
+from card.cli.files import check_can_write
 from card.cli.interrupts import INTERRUPTED
 from card.cli.options import DEMO_DRAFT, DEMO_TARGET, given
-from card.cli.outputs import check_can_write
 from card.cli.tables import show
 from card.config import SamplingParams
 from card.errors import BenchError, CardError, SettingsError
@@ -45,29 +45,27 @@ def run(**options: Any) -> int:
             raise SettingsError("--resume goes on in its own file; leave --out out")
         old, out = read_unchecked(resume), resume
         if old.status == "complete":
-            console.print(f"{resume}: the run is complete, nothing is missing", highlight=False, soft_wrap=True)
+            click.echo(f"{resume}: the run is complete, nothing is missing", err=True)
         options = _resumed_options(click.get_current_context(), options, old)
     out = out or Path(time.strftime("bench-%Y%m%d-%H%M%S.jsonl"))
     check_can_write(out)
     plan = _plan(options)
-    _warn_if_busy(environment, console)
+    _warn_if_busy(environment)
     size_before = out.stat().st_size if out.exists() else 0
     try:
         traces: dict[str, Trace] = {}
         done = run_bench(plan, environment, out, console, old, None if trace_file is None else traces)
     except CardError:
         if out.exists() and out.stat().st_size > size_before:
-            console.print(
-                f"what was measured is in {out}; card bench --resume {out} goes on with it",
-                highlight=False,
-                soft_wrap=True,
-            )
+            click.echo(f"what was measured is in {out}; card bench --resume {out} goes on with it", err=True)
         raise
     if traces:
-        write_trace(trace_file, traces, {"command": environment.command, "commit": environment.commit})
+        trace_file.parent.mkdir(parents=True, exist_ok=True)
+        with trace_file.open("w", encoding="utf-8") as file:
+            write_trace(file, traces, {"command": environment.command, "commit": environment.commit})
     elif trace_file is not None:
-        console.print("nothing was decoded, so there is no trace", highlight=False)
-    return _show(done, out, console, is_wide=is_wide)
+        click.echo("nothing was decoded, so there is no trace", err=True)
+    return _show(done, out, is_wide=is_wide)
 
 
 def _plan(options: dict[str, Any]) -> Plan:
@@ -150,22 +148,20 @@ def _resumed_options(context: click.Context, options: dict[str, Any], old: Run) 
     return {**options, **old.options}
 
 
-def _warn_if_busy(environment: Environment, console: Console) -> None:
+def _warn_if_busy(environment: Environment) -> None:
     load, cores = environment.machine["load_average"], environment.machine["cores"]
     if load > _BUSY_SHARE * cores:
-        console.print(
-            f"the machine is busy: load {load} on {cores} cores; figures will be poor", highlight=False, soft_wrap=True
-        )
+        click.echo(f"the machine is busy: load {load} on {cores} cores; figures will be poor", err=True)
 
 
-def _show(run: Run, out: Path, console: Console, *, is_wide: bool) -> int:
+def _show(run: Run, out: Path, *, is_wide: bool) -> int:
     """Print the tables and where the lines are. Returns the exit status."""
     tables = rich_tables(run, is_wide=is_wide)
     for table in tables:
         show(Console(), table, spare=SPARE, is_wide=is_wide)
     if run.status == "interrupted":
         shown = "the tables hold what is complete" if tables else "no prompt is complete"
-        console.print(f"interrupted; {shown}. card bench --resume {out} goes on", highlight=False, soft_wrap=True)
+        click.echo(f"interrupted; {shown}. card bench --resume {out} goes on", err=True)
         return INTERRUPTED
-    console.print(f"results are in {out}", highlight=False, soft_wrap=True)
+    click.echo(f"results are in {out}", err=True)
     return 0

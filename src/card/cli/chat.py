@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from card.cli.commands.text import stats_line
 from card.cli.interrupts import noting
 from card.cli.options import demo_note, make_llm, take_sampling_params
-from card.cli.progress import spin_until_first
-from card.cli.report import stats_line
+from card.cli.starting import spin_until_first
 from card.config import SamplingParams
 from card.errors import PromptError
 from card.workers.metrics import RequestStats

@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from card.api.host import Host
+from card.cli.files import read_prompts
 from card.cli.options import given, resolve_models
 from card.cli.pair_facts import (
     Agreement,
@@ -28,10 +29,10 @@ from card.cli.pair_facts import (
     memory_of,
     verdict,
 )
-from card.cli.progress import spinner
-from card.cli.tables import show
+from card.cli.starting import spinner
+from card.cli.tables import show, table
 from card.config import DraftSettings
-from card.errors import PromptError, VocabularyError
+from card.errors import VocabularyError
 from card.models.demo import SAMPLE_PROBLEMS
 from card.models.inflation import inflate, parse_parameter_count
 from card.models.loading import check_pair as check_tokenizers
@@ -48,7 +49,7 @@ def run(prompts: Path | None, max_tokens: int, as_json: bool, wide: bool, **opti
     """Do what `card check-pair` was asked for."""
     target, draft = resolve_models(options, needs_draft=True)
     assert draft is not None
-    sample = SAMPLE_PROBLEMS[:_NUM_SAMPLE_PROMPTS] if prompts is None else _read_prompts(prompts)
+    sample = SAMPLE_PROBLEMS[:_NUM_SAMPLE_PROMPTS] if prompts is None else read_prompts(prompts)
     with spinner("loading the models") as say:
         report = _examine(target, draft, sample, max_tokens, options, say)
     if as_json:
@@ -110,18 +111,6 @@ def _examine(
     )
 
 
-def _read_prompts(path: Path) -> tuple[str, ...]:
-    """Return the lines that are not blank. Raises: PromptError if there are none, or they are not UTF-8."""
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except UnicodeDecodeError:
-        raise PromptError(f"{path} is not valid UTF-8; convert it first") from None
-    prompts = tuple(line for line in lines if line.strip())
-    if not prompts:
-        raise PromptError(f"{path} holds no prompts; put one on each line")
-    return prompts
-
-
 # ---- how it reads ---------------------------------------------------------------------------------------------------
 
 
@@ -130,30 +119,23 @@ def _print(console: Console, report: PairReport, *, is_wide: bool) -> None:
     console.print(Text(f"target {report.target}{cost}, draft {report.draft}"))
     if report.memory and report.latencies and report.agreement and report.speeds:
         console.print("tokenizers fit: each token id means the same to both models")
-        for title, table in (
+        for title, one in (
             ("memory", _memory_table(*report.memory)),
             ("milliseconds a pass, by its tokens", _latency_table(report.latencies)),
             (_agreement_title(report.agreement), _agreement_table(report.agreement)),
             ("tokens/s, one request at a time", _speed_table(report.speeds)),
         ):
             console.print(Text(f"\n{title}", style="bold"))
-            sizes = [str(column.header) for column in table.columns[2:] if str(column.header).isdigit()]
-            show(console, table, spare=sizes, is_wide=is_wide)
+            sizes = [str(column.header) for column in one.columns[2:] if str(column.header).isdigit()]
+            show(console, one, spare=sizes, is_wide=is_wide)
         console.print(Text(_speed_note(report.speeds)))
         console.print()
     answer = Text("yes: " if report.is_worth_it else "no: ", style="bold green" if report.is_worth_it else "bold red")
     console.print(answer.append(report.reason, style="default"))
 
 
-def _table(*columns: str) -> Table:
-    table = Table(*columns, box=None, padding=(0, 0, 0, 2))
-    for column in table.columns[1:]:
-        column.justify = "right"
-    return table
-
-
 def _memory_table(target: ModelMemory, draft: ModelMemory) -> Table:
-    table = _table("", "target", "draft")
+    shown = table("", numbers=("target", "draft"))
     rows: dict[str, Callable[[ModelMemory], str]] = {
         "parameters": lambda memory: f"{memory.num_parameters / 1e6:,.1f}M",
         "weights": lambda memory: _megabytes(memory.weight_bytes),
@@ -164,8 +146,8 @@ def _memory_table(target: ModelMemory, draft: ModelMemory) -> Table:
         "in all, for one request": lambda memory: _megabytes(memory.total_bytes),
     }
     for name, read in rows.items():
-        table.add_row(name, read(target), read(draft))
-    return table
+        shown.add_row(name, read(target), read(draft))
+    return shown
 
 
 def _megabytes(num_bytes: int) -> str:
@@ -173,13 +155,13 @@ def _megabytes(num_bytes: int) -> str:
 
 
 def _latency_table(measured: tuple[Latency, ...]) -> Table:
-    table = _table("", *(str(size) for size in measured[0].pass_ms))
+    shown = table("", numbers=map(str, measured[0].pass_ms))
     where: dict[Schedule, str] = {"beside": "beside each other", "turns": "in turns", "off": "alone"}
     for one in measured:
         threads = f", {one.threads} thread{'s' * (one.threads > 1)}" if one.threads is not None else ""
         name = f"{one.model} {where[one.schedule]}{threads}"
-        table.add_row(name, *(f"{ms:.2f}" for ms in one.pass_ms.values()))
-    return table
+        shown.add_row(name, *(f"{ms:.2f}" for ms in one.pass_ms.values()))
+    return shown
 
 
 def _agreement_title(agreement: Agreement) -> str:
@@ -190,21 +172,21 @@ def _agreement_title(agreement: Agreement) -> str:
 
 
 def _agreement_table(agreement: Agreement) -> Table:
-    table = _table("drafted token", *(str(depth) for depth in range(1, len(agreement.taken_by_depth) + 1)))
-    table.add_row("taken", *(f"{share:.0%}" for share in agreement.taken_by_depth))
-    return table
+    shown = table("drafted token", numbers=map(str, range(1, len(agreement.taken_by_depth) + 1)))
+    shown.add_row("taken", *(f"{share:.0%}" for share in agreement.taken_by_depth))
+    return shown
 
 
 def _speed_table(speeds: Speeds) -> Table:
-    table = _table("", "predicted", "measured")
+    shown = table("", numbers=("predicted", "measured"))
     predicted = speeds.predicted_tokens_per_s
     for schedule, rate in predicted.items():
-        table.add_row(
+        shown.add_row(
             _SCHEDULES[schedule], f"{rate:.1f}", f"{speeds.plain_tokens_per_s:.1f}" if schedule == "off" else ""
         )
-    table.add_row("card", f"{max(predicted.values()):.1f}", f"{speeds.card_tokens_per_s:.1f}")
-    table.add_row("speed-up", f"{max(predicted.values()) / predicted['off']:.2f}x", f"{speeds.speed_up:.2f}x")
-    return table
+    shown.add_row("card", f"{max(predicted.values()):.1f}", f"{speeds.card_tokens_per_s:.1f}")
+    shown.add_row("speed-up", f"{max(predicted.values()) / predicted['off']:.2f}x", f"{speeds.speed_up:.2f}x")
+    return shown
 
 
 def _speed_note(speeds: Speeds) -> str:

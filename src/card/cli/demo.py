@@ -16,7 +16,7 @@ from rich.text import Text
 
 from card.api.llm import LLM
 from card.cli.options import DEMO_DRAFT, DEMO_TARGET, demo_note, given, resolve_models
-from card.cli.progress import spinner
+from card.cli.starting import spinner
 from card.cli.tables import show
 from card.config import INT8, SamplingParams
 from card.errors import SettingsError

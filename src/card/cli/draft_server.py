@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import os
 import signal
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import click
 
-from card.cli.progress import spinner
+from card.assembly.drafters import load_drafter, make_worker
+from card.cli.starting import spinner
 from card.config import INT8, parse_size
 from card.errors import SettingsError
 from card.models.threads import use_threads
-from card.transport.drafter_model import DraftModel, load_drafter
+from card.transport.drafter_config import DraftModel
 from card.transport.keys import check_may_listen, load_server_keys
 from card.transport.server import DraftServer, ServerLimits
 
@@ -24,13 +27,11 @@ def run(
     listen: str,
     draft: str,
     keys: Path | None,
-    dtype: str,
-    device: str,
     threads: int,
     cores: tuple[int, ...] | None,
-    max_model_len: int,
     kv_cache_memory: str | None,
     max_sessions: int,
+    **model: Any,
 ) -> None:
     """Do what `card draft-server` was asked for."""
     kv_cache_bytes = parse_size(kv_cache_memory) if kv_cache_memory else None
@@ -39,20 +40,18 @@ def run(
     limits = ServerLimits(max_sessions=max_sessions)
     if cores:
         _stay_on(cores)
-    use_threads(threads, in_integers=dtype == INT8)
-    model = DraftModel(
+    use_threads(threads, in_integers=model["dtype"] == INT8)
+    drafting = DraftModel(
         name=draft,
-        dtype=dtype,
-        device=device,
-        max_model_len=max_model_len,
         max_tree_rows=_TREE_ROWS,
         warm_up_tokens=_WARM_UP_TOKENS,
         kv_cache_bytes=kv_cache_bytes,
         has_unknown_target=True,
+        **model,
     )
     with spinner(f"loading {draft}"):
-        writer, ready = load_drafter(model)
-    server = DraftServer(listen, writer, ready, keys=server_keys, limits=limits)
+        writer, ready = load_drafter(drafting)
+    server = DraftServer(listen, partial(make_worker, writer), ready, keys=server_keys, limits=limits)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: server.stop())
     try:

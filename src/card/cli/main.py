@@ -8,20 +8,10 @@ import sys
 import click
 
 from card import __version__
-from card.cli.commands.bench import bench
-from card.cli.commands.chat import chat
-from card.cli.commands.check_pair import check_pair
-from card.cli.commands.demo import demo
-from card.cli.commands.draft_server import draft_server
-from card.cli.commands.generate import generate
-from card.cli.commands.keys import keys
-from card.cli.commands.plan import plan
-from card.cli.commands.profile import profile
-from card.cli.commands.record import record
-from card.cli.commands.report import report
-from card.cli.commands.serve import serve
-from card.cli.commands.train import train
-from card.cli.commands.verify_server import verify_server
+from card.cli.commands.measure import bench, plan, profile, report, verify_server
+from card.cli.commands.pairs import check_pair, record, train
+from card.cli.commands.serve import draft_server, keys, serve
+from card.cli.commands.text import chat, demo, generate
 from card.cli.help import CardGroup, StderrHandler
 from card.cli.interrupts import INTERRUPTED, is_interrupt, raising
 from card.errors import CardError

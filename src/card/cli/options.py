@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 import click
 
-from card.cli.ahead import start_drafter_child
-from card.cli.lazy import load
-from card.cli.progress import spinner
+from card.cli.starting import load, spinner, start_drafter_child
 from card.config import DraftSettings, EngineSettings, Grammar, SamplingParams
 from card.config.fields import Setting, declared, require
 from card.errors import SettingsError
@@ -119,10 +118,6 @@ def with_options(*options: Callable[[F], F]) -> Callable[[F], F]:
     return add
 
 
-def _complete_method(_: click.Context, __: click.Parameter, begun: str) -> list[str]:
-    return [name for name in METHODS if name.startswith(begun)]
-
-
 _WRITERS = (
     f"Who proposes candidates, such as beam,suffix: beam (the draft model), {', '.join(writer_names())}.  "
     "[default: by method]"
@@ -143,7 +138,7 @@ method_options = with_options(
         EngineSettings,
         "method",
         is_filled=True,
-        shell_complete=_complete_method,
+        shell_complete=lambda _, __, begun: [name for name in METHODS if name.startswith(begun)],
         help=f"One of {', '.join(METHODS)}.",
     ),
     *options_of(EngineSettings, "placement schedule policy"),
@@ -187,9 +182,7 @@ shaping_options = with_options(
 )
 
 
-def wide_option(command: F) -> F:
-    """Add --wide."""
-    return click.option("--wide", is_flag=True, help="Show all columns of the tables, however wide they get.")(command)
+wide_option = click.option("--wide", is_flag=True, help="Show all columns of the tables, however wide they get.")
 
 
 def take_sampling_params(options: dict[str, Any]) -> SamplingParams:
@@ -243,6 +236,11 @@ def demo_note(target: str) -> str:
 def given(options: dict[str, Any]) -> dict[str, Any]:
     """Return the options that the user gave a value; the rest keep the defaults of the settings."""
     return {name: value for name, value in options.items() if value is not None}
+
+
+def command_line() -> str:
+    """Return the command as it was typed, for files that say how they were made."""
+    return " ".join(["card", *sys.argv[1:]])
 
 
 def make_llm(options: dict[str, Any]) -> LLM:

@@ -9,16 +9,22 @@ from typing import Any
 
 import click
 from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
-from card.cli.plan_tables import print_plan, print_pool
-from card.cli.progress import spinner
+from card.cli.options import given
+from card.cli.starting import spinner
+from card.cli.tables import show, table
 from card.errors import PlanError
-from card.planner.plan import make_plan
-from card.planner.pool_study import PoolRequest, make_pool_study
+from card.planner.plan import MethodPlan, PlanReport, make_plan
+from card.planner.pool import PoolStudy, make_pool_study
 from card.planner.profile import load_profile
 from card.planner.recording import Recording, load_recording
+from card.planner.requests import PoolRequest
 from card.planner.scene import Scene
 from card.planner.synthetic import make_synthetic
+
+_SHOWN_SIZES = (1, 4, 16, 64, 256, 1024)
 
 
 def run(
@@ -27,10 +33,8 @@ def run(
     recording: Path | None,
     synthetic: float | None,
     methods: tuple[str, ...] | None,
-    cores: int | None,
-    draft_threads: int,
     network_ms: float | None,
-    concurrency: int,
+    delays_ms: tuple[float, ...],
     search: bool,
     pool: bool,
     as_json: bool,
@@ -42,29 +46,21 @@ def run(
         target=load_profile(target),
         draft=load_profile(draft) if draft else None,
         recording=_recording(recording, synthetic),
-        cores=cores,
-        draft_threads=draft_threads,
         network_s=None if network_ms is None else network_ms / 1e3,
-        concurrency=concurrency,
+        **{name: options.pop(name) for name in ("cores", "draft_threads", "concurrency")},
     )
     with spinner("planning") as say:
         if pool:
-            request = PoolRequest(
-                method=options["method"],
-                delays_s=tuple(delay / 1e3 for delay in options["delays_ms"]),
-                loads=options["loads"],
-                min_speed_up=options["min_speed_up"],
-                max_targets=options["max_targets"],
-            )
+            request = PoolRequest(delays_s=tuple(delay / 1e3 for delay in delays_ms), **given(options))
             study = make_pool_study(scene, request, tell=say)
         else:
             report = make_plan(scene, methods or (), searches=search, tell=say)
     if as_json:
         click.echo(json.dumps(asdict(study if pool else report), ensure_ascii=False))
     elif pool:
-        print_pool(Console(), study, is_wide=wide)
+        _print_pool(Console(), study, is_wide=wide)
     else:
-        print_plan(Console(), report, is_wide=wide)
+        _print_plan(Console(), report, is_wide=wide)
 
 
 def _recording(path: Path | None, agreement: float | None) -> Recording:
@@ -74,3 +70,94 @@ def _recording(path: Path | None, agreement: float | None) -> Recording:
         return load_recording(path)
     assert agreement is not None
     return make_synthetic(agreement)
+
+
+# ---- how it reads ---------------------------------------------------------------------------------------------------
+
+
+def _print_plan(console: Console, report: PlanReport, *, is_wide: bool) -> None:
+    """Print what to expect of every method."""
+    kind = "measured" if report.is_measured else "typed-in"
+    pair = f"target {report.target}" + (f", draft {report.draft}" if report.draft else "")
+    console.print(Text(f"{pair}; {kind} profiles"))
+    network = "" if report.network_s is None else f", draft server {1e3 * report.network_s:g} ms away"
+    cores = "" if report.cores is None else f", {report.cores} cores"
+    console.print(
+        Text(
+            f"{report.num_texts} texts of {report.num_tokens} tokens ({report.recording}); first choice right at "
+            f"{report.agreement:.0%}; {report.concurrency} at once{cores}{network}"
+        )
+    )
+    console.print()
+    show(console, _speed_table(report), is_wide=is_wide)
+    console.print(Text("\nwhere the time goes, as shipped: shares of it", style="bold"))
+    show(console, _time_table(report), spare=("waits", "overhead", "hits"), is_wide=is_wide)
+    if any(plan.sensitivity for plan in report.methods):
+        console.print(Text("\nwhat half and twice of a setting do to the speed", style="bold"))
+        show(console, _knob_table(report), is_wide=is_wide)
+    for name, reason in report.left_out.items():
+        console.print(Text(f"{name}: {reason}"))
+
+
+def _speed_table(report: PlanReport) -> Table:
+    shown = table("method", numbers=("tokens/s", "speed-up", "best"))
+    shown.add_column("with")
+    for plan in report.methods:
+        best = ", ".join(f"{name} {value}" for name, value in plan.best_settings.items())
+        speeds = (f"{plan.tokens_per_s:.1f}", f"{plan.speed_up:.2f}x", f"{plan.best_speed_up:.2f}x")
+        shown.add_row(plan.method, *speeds, best or "as shipped")
+    return shown
+
+
+def _time_table(report: PlanReport) -> Table:
+    shown = table("method", "drafter", numbers=("tokens a pass", "hits", "target", "waits", "overhead", "drafter"))
+    for plan in report.methods:
+        shares, has_drafter = plan.shares, plan.where != "none"
+        times = (shares.target, shares.waiting, shares.overhead)
+        shown.add_row(
+            plan.method,
+            _drafter(plan),
+            f"{plan.tokens_per_pass:.2f}",
+            f"{plan.hit_rate:.0%}" if has_drafter else "-",
+            *(f"{share:.0%}" for share in times),
+            f"{shares.drafter:.0%}" if has_drafter else "-",
+        )
+    return shown
+
+
+def _drafter(plan: MethodPlan) -> str:
+    """Return where the drafter is, and for one that can be switched the schedule that most texts ended with."""
+    if plan.where != "switch":
+        return plan.where
+    return max(plan.schedules, key=lambda name: plan.schedules[name])
+
+
+def _knob_table(report: PlanReport) -> Table:
+    shown = table("method", "setting", numbers=("value", "half", "twice"))
+    for plan in report.methods:
+        for one in plan.sensitivity:
+            changes = ("-" if ratio is None else f"{100 * (ratio - 1):+.1f} %" for ratio in (one.halved, one.doubled))
+            shown.add_row(plan.method, one.knob, str(one.value), *changes)
+    return shown
+
+
+def _print_pool(console: Console, study: PoolStudy, *, is_wide: bool) -> None:
+    """Print how many targets a drafter serves, and their speeds."""
+    console.print(
+        Text(f"{study.method} with one draft server; plain decoding: {study.plain_tokens_per_s:.1f} tokens/s")
+    )
+    console.print()
+    sizes = [size for size in _SHOWN_SIZES if size <= study.max_targets]
+    shown = table(numbers=("ms away", "load", "wanted", "served", *map(str, sizes)))
+    for point in study.points:
+        speeds = {run.num_targets: run.speed_up for run in point.runs}
+        most = f"{point.most_targets}{'+' if point.most_targets >= study.max_targets else ''}"
+        shown.add_row(
+            f"{1e3 * point.delay_s:g}",
+            f"{point.load:g}",
+            f"{point.least_tokens_per_s / study.plain_tokens_per_s:.2f}x",
+            most,
+            *(f"{speeds[size]:.2f}x" for size in sizes),
+        )
+    show(console, shown, spare=[str(size) for size in sizes[1:]], is_wide=is_wide)
+    console.print(Text("served: targets for which the mean speed-up is as wanted; right of it: speed-ups by targets"))

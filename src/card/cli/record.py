@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
 import click
 
 from card.bench.datasets import parse_spec, read_datasets
-from card.cli.options import resolve_models, take_sampling_params
-from card.cli.progress import spinner
+from card.cli.options import command_line, resolve_models, take_sampling_params
+from card.cli.starting import spinner
 from card.models.loading import load_tokenizer
 from card.planner.recorder import RecordRequest
 from card.planner.recorder import record as record_pair
@@ -24,9 +23,6 @@ def run(
     data: tuple[str, ...],
     limit: int | None,
     raw: bool,
-    dtype: str,
-    device: str,
-    coupled_noise: bool,
     **options: Any,
 ) -> None:
     """Do what `card record` was asked for."""
@@ -37,14 +33,7 @@ def run(
     tokenizer = load_tokenizer(target_name)
     prompts = [tuple(question.encode(tokenizer)) for dataset in datasets for question in dataset.questions]
     request = RecordRequest(
-        target=target_name,
-        draft=draft_name,
-        prompts=prompts,
-        params=params,
-        dtype=dtype,
-        device=device,
-        coupled_noise=coupled_noise,
-        command=" ".join(["card", *sys.argv[1:]]),
+        target=target_name, draft=draft_name, prompts=prompts, params=params, command=command_line(), **options
     )
     with spinner(f"loading {target_name}") as say:
         recording = record_pair(request, say)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from rich.console import Console
 from rich.measure import Measurement
@@ -32,6 +32,14 @@ def show(console: Console, table: Table, *, spare: Sequence[str] = (), is_wide: 
     console.print(table)
     if left_out:
         console.print(Text(f"left out here: {', '.join(reversed(left_out))}; --wide shows all columns", style="dim"))
+
+
+def table(*words: str, numbers: Iterable[str] = (), title: str | None = None) -> Table:
+    """Return a plain table with these columns: words stand to the left, numbers to the right."""
+    made = Table(*words, box=None, padding=(0, 2, 0, 0), title=title)
+    for number in numbers:
+        made.add_column(number, justify="right")
+    return made
 
 
 def _natural_width(console: Console, table: Table) -> int:

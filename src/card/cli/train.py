@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
 from transformers import PreTrainedTokenizerBase
 
+from card.cli.files import read_prompts
 from card.cli.options import resolve_models
-from card.cli.progress import spinner
+from card.cli.starting import spinner
+from card.cli.tables import table
 from card.errors import PromptError, SettingsError
 from card.models.cuda.bucketed import make_runner
 from card.models.demo import SAMPLE_PROBLEMS
@@ -30,43 +29,30 @@ _MOST_CONTEXT = 4096
 _CLASS_NAMES = ("all rejected", "undecided", "all accepted")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Job:
-    """What `card train hrad` was asked for, beside models and files."""
-
-    num_layers: int
-    num_speculative_tokens: int
-    max_tokens: int
-    epochs: int
-    balance: float
-    seed: int
-    max_prompts: int | None
-
-
 def run(
+    target: str | None,
+    draft: str | None,
     prompts: Path | None,
     test_prompts: Path | None,
+    max_prompts: int | None,
     out: Path,
     dtype: str,
     device: str,
     threads: int | None,
-    target: str | None,
-    draft: str | None,
-    **job: Any,
+    **training: Any,
 ) -> None:
     """Do what `card train hrad` was asked for."""
-    todo = _Job(**job)
     target_name, draft_name = resolve_models({"target": target, "draft": draft}, needs_draft=True)
     assert draft_name is not None
     if not out.absolute().parent.is_dir():
         raise SettingsError(f"there is no folder {out.absolute().parent} to write {out.name} into; make it first")
-    questions = (SAMPLE_PROBLEMS if prompts is None else _read_prompts(prompts))[: todo.max_prompts]
-    test_questions = () if test_prompts is None else _read_prompts(test_prompts)
+    questions = (SAMPLE_PROBLEMS if prompts is None else read_prompts(prompts))[:max_prompts]
+    test_questions = () if test_prompts is None else read_prompts(test_prompts)
     with _thread_count(threads):
         console = Console(stderr=True)
         with spinner("loading the models"):
             pair = load_pair(target_name, draft_name, dtype=dtype, target_device=device, draft_device=device)
-        trained = _train(pair, _short_name(draft_name), questions, test_questions, todo, console)
+        trained = _train(pair, _short_name(draft_name), questions, test_questions, console, **training)
         trained.hrad.save(out, trained.figures())
     _print(Console(), trained, out)
 
@@ -76,29 +62,23 @@ def _train(
     draft_name: str,
     questions: Sequence[str],
     test_questions: Sequence[str],
-    job: _Job,
     console: Console,
+    *,
+    num_layers: int,
+    num_speculative_tokens: int,
+    max_tokens: int,
+    **settings: Any,
 ) -> Trained:
     """Collect rounds and train on them. Raises: CardError of any kind."""
     assert pair.draft is not None
     max_model_len = min(_MOST_CONTEXT, context_limit(pair.target), context_limit(pair.draft))
     target, draft = (make_runner(model, max_model_len=max_model_len) for model in (pair.target, pair.draft))
-    collector = RoundCollector(
-        target,
-        draft,
-        num_layers=job.num_layers,
-        num_speculative_tokens=job.num_speculative_tokens,
-        max_tokens=job.max_tokens,
-        end_ids=pair.end_token_ids,
-    )
-    facts = target_facts(
-        target,
-        num_layers=job.num_layers,
-        draft=draft_name,
-        num_speculative_tokens=job.num_speculative_tokens,
-    )
+    shape = {"num_layers": num_layers, "num_speculative_tokens": num_speculative_tokens}
+    collector = RoundCollector(target, draft, max_tokens=max_tokens, end_ids=pair.end_token_ids, **shape)
+    facts = target_facts(target, draft=draft_name, **shape)
     prompt_ids = _encode(pair.tokenizer, questions, collector.max_prompt_tokens)
     test_ids = _encode(pair.tokenizer, test_questions, collector.max_prompt_tokens)
+    todo = TrainSettings(**settings)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
 
@@ -108,14 +88,8 @@ def _train(
 
         rounds = collect("answering prompts", prompt_ids)
         test_rounds = collect("answering test prompts", test_ids) if test_ids else None
-        task = progress.add_task("training", total=job.epochs)
-        return train_hrad(
-            rounds,
-            facts,
-            TrainSettings(epochs=job.epochs, balance=job.balance, seed=job.seed),
-            test_rounds=test_rounds,
-            on_epoch=lambda: progress.advance(task),
-        )
+        task = progress.add_task("training", total=todo.epochs)
+        return train_hrad(rounds, facts, todo, test_rounds=test_rounds, on_epoch=lambda: progress.advance(task))
 
 
 def _encode(tokenizer: PreTrainedTokenizerBase, questions: Sequence[str], most: int) -> list[list[int]]:
@@ -135,34 +109,6 @@ def _encode(tokenizer: PreTrainedTokenizerBase, questions: Sequence[str], most: 
     return encoded
 
 
-def _read_prompts(path: Path) -> tuple[str, ...]:
-    """Return the prompts of a file: its lines, or the "question" of each if the first is a JSON object.
-
-    Raises: PromptError if there are none, or they cannot be read.
-    """
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except UnicodeDecodeError:
-        raise PromptError(f"{path} is not valid UTF-8; convert it first") from None
-    numbered = [(number, line.strip()) for number, line in enumerate(lines, 1) if line.strip()]
-    if not numbered:
-        raise PromptError(f"{path} holds no prompts; put one on each line")
-    if not numbered[0][1].startswith("{"):
-        return tuple(line for _, line in numbered)
-    return tuple(_question(path, number, line) for number, line in numbered)
-
-
-def _question(path: Path, number: int, line: str) -> str:
-    try:
-        row = json.loads(line)
-        question = row["question"]
-    except (json.JSONDecodeError, KeyError, TypeError):
-        question = None
-    if not isinstance(question, str) or not question.strip():
-        raise PromptError(f'line {number} of {path} must be a JSON object with "question", a text; got {line[:60]!r}')
-    return question
-
-
 def _short_name(model: str) -> str:
     """Return how a model is called, without the folders that it lies in here."""
     return Path(model).resolve().name if Path(model).is_dir() else model
@@ -180,13 +126,11 @@ def _thread_count(threads: int | None) -> Iterator[None]:
 
 
 def _print(console: Console, trained: Trained, out: Path) -> None:
-    table = Table("rounds, by what was foreseen", *_CLASS_NAMES, "foreseen", box=None, padding=(0, 0, 0, 2))
-    for column in table.columns[1:]:
-        column.justify = "right"
+    shown = table("rounds, by what was foreseen", numbers=(*_CLASS_NAMES, "foreseen"))
     for name, row, recall in zip(_CLASS_NAMES, trained.confusion, trained.recalls, strict=True):
-        table.add_row(name, *(f"{count:,}" for count in row), f"{recall:.0%}")
-    table.add_row("right", *(f"{precision:.0%}" for precision in trained.precisions), "")
-    console.print(table)
+        shown.add_row(name, *(f"{count:,}" for count in row), f"{recall:.0%}")
+    shown.add_row("right", *(f"{precision:.0%}" for precision in trained.precisions), "")
+    console.print(shown)
     console.print(
         f"accuracy {trained.accuracy:.1%} of {trained.num_test_rounds:,} rounds that it never saw; always naming the"
         f" commonest class: {trained.majority_share:.1%}. Mean over the classes: {trained.balanced_accuracy:.1%}."

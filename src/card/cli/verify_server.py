@@ -10,15 +10,16 @@ from typing import Any
 
 import click
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from card import __version__
 from card.bench.names import shipped_folder
-from card.cli.progress import spinner
-from card.errors import SettingsError
+from card.cli.files import read_prompts
+from card.cli.starting import spinner
+from card.cli.tables import table
+from card.errors import PromptError, SettingsError
 from card.verify_server.comparing import Difference
-from card.verify_server.settings import Address, VerifySettings, base_url, parse_plain_fields, read_prompts
+from card.verify_server.settings import Address, VerifySettings, base_url, parse_plain_fields
 from card.verify_server.suite import Outcome, Report, Result, chosen, verify
 
 _STYLES: dict[Outcome, str] = {
@@ -41,7 +42,6 @@ def run(
     skip: tuple[str, ...] | None,
     prompts: Path | None,
     limit: int,
-    timeout: float,
     json_path: Path | None,
     **options: Any,
 ) -> int:
@@ -50,15 +50,20 @@ def run(
         raise SettingsError("--reference-model is for --reference; give both, or neither")
     if reference is not None and plain_fields is not None:
         raise SettingsError("--reference and --plain-fields exclude each other; give one of them")
-    settings = VerifySettings(
-        plain_fields=None if plain_fields is None else parse_plain_fields(plain_fields), timeout_s=timeout, **options
-    )
+    switch = None if plain_fields is None else parse_plain_fields(plain_fields)
+    settings = VerifySettings(plain_fields=switch, **options)
     checks = chosen(only or (), skip or ())
     address = Address(url=base_url(url), model=model, api_key=api_key or None)
     other = None
     if reference is not None:
         other = Address(url=base_url(reference), model=reference_model, api_key=reference_api_key or None)
-    questions = read_prompts(prompts or shipped_folder() / "questions.jsonl", limit)
+    path = prompts or shipped_folder() / "questions.jsonl"
+    questions = read_prompts(path)[:limit]
+    if len(set(questions)) < 2:  # what is asked at once must differ, or a server may answer it from one row
+        raise PromptError(
+            f"{path} with a limit of {limit} gives {len(set(questions))} prompts; 2 different ones or more are needed "
+            "to ask several at once"
+        )
     with spinner(f"asking {address.url}") as tell:
         report = asyncio.run(verify(address, other, questions, settings, checks, tell))
     if json_path is not None:
@@ -88,16 +93,15 @@ def _print(console: Console, report: Report) -> None:
     console.print(Text(f"compared with {report.compared_with}"))
     console.print(Text(_what_is_compared(report)))
     console.print()
-    table = Table(box=None, padding=(0, 2, 0, 0))
-    table.add_column("check", no_wrap=True)
-    table.add_column("outcome", no_wrap=True)
-    table.add_column("equal", no_wrap=True, justify="right")
-    table.add_column("what")
+    shown = table("check", "outcome", numbers=("equal",))
+    for column in shown.columns:
+        column.no_wrap = True
+    shown.add_column("what")
     for result in report.results:
         equal = f"{result.num_equal} of {result.num_asked}" if result.num_asked else ""
         outcome = Text(result.outcome, style=_STYLES[result.outcome])
-        table.add_row(result.title, outcome, equal, Text(_what(result).replace(report.url, "")))
-    console.print(table)
+        shown.add_row(result.title, outcome, equal, Text(_what(result).replace(report.url, "")))
+    console.print(shown)
     for result in report.results:
         if result.differences:
             console.print()

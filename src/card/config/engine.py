@@ -11,7 +11,8 @@ from card.config.drafting import DraftSettings
 from card.config.fields import Replaceable, check, require, setting, take_lists
 from card.errors import SettingsError
 
-Placement = Literal["inline", "thread", "process"]
+Placement = Literal["inline", "thread", "process", "remote"]  # where a drafter runs
+PlacementSetting = Literal["inline", "thread", "process"]  # draft_address says remote
 ScheduleSetting = Literal["auto", "beside", "turns"]
 PolicyName = Literal["auto", "fixed"]
 
@@ -30,8 +31,8 @@ class EngineSettings(Replaceable):
         "Draft model: a folder, a GGUF file, a hub name, or demo-draft, the default beside demo-target.",
     )
     method: str = setting("card", "Who drafts, and how.")
-    placement: Placement | None = setting(
-        None, f"Where the drafter runs: {', '.join(get_args(Placement))}.", shown="by method"
+    placement: PlacementSetting | None = setting(
+        None, f"Where the drafter runs: {', '.join(get_args(PlacementSetting))}.", shown="by method"
     )
     schedule: ScheduleSetting = setting(
         "auto", "Drafter beside the target, turns taken on all cores, or auto: what is faster here."

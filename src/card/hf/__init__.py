@@ -20,7 +20,6 @@ from card.errors import VocabularyError
 from card.hf.batch import Batch
 from card.hf.inputs import arguments_of_generate, prompts_of, refuse, requests_of, sampling_of
 from card.hf.session import borrowed_session, evaluating, release
-from card.methods import find_method
 from card.models.loading import context_limit, vocab_size
 from card.workers.metrics import RequestStats
 
@@ -73,7 +72,7 @@ def generate(
     params, processors = sampling_of(generation_config, logits_processor)
     requests = requests_of(input_ids, prompts, params, processors, stopping_criteria, context_limit(model))
     batch = Batch(input_ids, generation_config, stopping_criteria, streamer)
-    settings = find_method("card").shape(draft_settings or DraftSettings())
+    settings = draft_settings or DraftSettings()
     with evaluating(model, draft), borrowed_session(model, draft, settings, requests) as session:
         stats = session.run(requests, batch)
     if streamer is not None:

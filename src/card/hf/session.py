@@ -4,33 +4,28 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import time
 import weakref
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
+from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 
+from card.assembly.build import Models, build
+from card.assembly.drafters import link_here
+from card.assembly.plan import Facts, Plan, kv_bytes_for, resolve
 from card.config import DraftSettings
-from card.engine.engine import Engine, Limits
 from card.hf.batch import Batch
-from card.methods import find_method
 from card.models.loading import context_limit
 from card.models.torch_runner import TorchRunner
-from card.transport.inline import InlineLink
 from card.transport.link import DrafterLink
-from card.transport.thread import ThreadLink
-from card.workers.drafter import DrafterWorker
 from card.workers.metrics import RequestStats
 from card.workers.request import Request
-from card.workers.target import TargetWorker
 from card.writers.beam import BeamWriter
 
 _MOST_SESSIONS = 4  # kept between calls, one per target model
 _MOST_RETAINED_BYTES = 256 << 20  # of the target's KV, kept between calls
-_LEAST_MODEL_LEN = 4096  # an engine is made for at least so long a text, so that a longer prompt finds it fitting
-_SPARE_ROWS = 64
 _MOST_SEQUENCES = 64  # rows of a batch that run at once
 
 
@@ -48,29 +43,33 @@ class Session:
     ) -> None:
         self.settings = settings
         self.draft_ref = None if draft is None else weakref.ref(draft)
-        self.max_model_len = min(max(max_len, _LEAST_MODEL_LEN), context_limit(model))
         self._request_ids = itertools.count()
+        asked = _asked(model, draft, settings)
+        facts = Facts(
+            has_draft=draft is not None,
+            is_draft_loaded=True,
+            context_limit=context_limit(model),
+            longest_text=max_len,
+            num_texts=num_rows,
+        )
+        plan = resolve(asked, facts)
         # A walk past the modules would leave out what hooks do.
         fused = False if _has_hooks(model) else None
-        target_rows = settings.budget + _SPARE_ROWS
-        target = TorchRunner(model, max_model_len=self.max_model_len, max_tree_rows=target_rows, fused=fused)
+        target = TorchRunner(model, max_model_len=plan.max_model_len, max_tree_rows=plan.target_tree_rows, fused=fused)
         self._runners = [target]
         self.link: DrafterLink | None = None
         try:
             if draft is not None:
-                self.link = self._make_link(draft, max_len, num_rows)
+                self.link = self._make_link(plan, draft, max_len, num_rows)
         except BaseException:
             target.release()
             raise
         self._finalizer = weakref.finalize(self, self.link.close) if self.link else None
-        self.max_rows_held = num_rows * (max_len + target_rows)
         self.is_lasting = all(runner.is_fused for runner in self._runners)
         self.fingerprints = self._fingerprints(model, draft) if self.is_lasting else ()
-        worker = TargetWorker(
-            target, clock=time.perf_counter, max_kv_bytes=self.max_rows_held * target.row_bytes + (1 << 20)
-        )
-        limits = Limits(max_num_seqs=_MOST_SEQUENCES)
-        self._engine = Engine(worker, self.link, find_method("card" if self.link else "vanilla"), limits=limits)
+        self._row_bytes = target.row_bytes
+        self.plan = resolve(asked, replace(facts, row_bytes=target.row_bytes))
+        self._engine = build(self.plan, Models(target=target, link=self.link)).engine
         if self.link:
             self.link.start()
 
@@ -85,8 +84,8 @@ class Session:
     ) -> bool:
         """Return whether the session can serve this call: the same models with the same weights, and room enough."""
         same_draft = (self.draft_ref() if self.draft_ref else None) is draft
-        needed = num_rows * (max_len + settings.budget + _SPARE_ROWS)
-        has_room = self.max_model_len >= max_len and self.max_rows_held >= needed
+        needed = kv_bytes_for(num_rows, max_len, self.plan.target_tree_rows, self._row_bytes)
+        has_room = self.plan.max_model_len >= max_len and (self.plan.max_kv_bytes or 0) >= needed
         is_up = self.link is None or self.link.status.state == "up"
         return (
             same_draft
@@ -136,15 +135,13 @@ class Session:
         for runner in self._runners:
             runner.release()
 
-    def _make_link(self, draft: PreTrainedModel, max_len: int, num_rows: int) -> DrafterLink:
-        settings = self.settings
-        tree_rows = min(2 * settings.lead * settings.beam_width, settings.max_nodes) + _SPARE_ROWS
-        max_model_len = min(self.max_model_len, context_limit(draft))
-        runner = TorchRunner(draft, max_model_len=max_model_len, max_tree_rows=tree_rows)
+    def _make_link(self, plan: Plan, draft: PreTrainedModel, max_len: int, num_rows: int) -> DrafterLink:
+        max_model_len = min(plan.max_model_len, context_limit(draft))
+        runner = TorchRunner(draft, max_model_len=max_model_len, max_tree_rows=plan.draft_tree_rows)
         self._runners.append(runner)
-        kv_bytes = num_rows * (max_len + tree_rows) * runner.row_bytes + (1 << 20)
-        worker = DrafterWorker(BeamWriter(runner, kv_bytes), clock=time.perf_counter, max_requests=_MOST_SEQUENCES)
-        return ThreadLink(worker) if runner.device.type == "cuda" else InlineLink(worker)
+        kv_bytes = kv_bytes_for(num_rows, max_len, plan.draft_tree_rows, runner.row_bytes)
+        (placement,) = plan.placements.values()
+        return link_here(placement, BeamWriter(runner, kv_bytes))
 
     @staticmethod
     def _fingerprints(model: PreTrainedModel, draft: PreTrainedModel | None) -> tuple[object, ...]:
@@ -199,6 +196,17 @@ def evaluating(*models: PreTrainedModel | None) -> Iterator[None]:
     finally:
         for module in training:
             module.training = True
+
+
+def _asked(model: PreTrainedModel, draft: PreTrainedModel | None, settings: DraftSettings) -> dict[str, Any]:
+    """Return the settings of a session. Nothing is measured in it: calls may be short, and models change in between."""
+    return {
+        **{field.name: getattr(settings, field.name) for field in fields(settings)},
+        "device": model.device.type,
+        "draft_device": None if draft is None else draft.device.type,
+        "max_num_seqs": _MOST_SEQUENCES,
+        "policy": "fixed",
+    }
 
 
 def _has_hooks(model: PreTrainedModel) -> bool:

@@ -5,7 +5,6 @@ from card.methods.method import Method
 METHOD = Method(
     name="card",
     summary="query and correct: drafter and target run in parallel over a shared candidate tree",
-    schedule="parallel",
     placement="process",
     shape=lambda draft: draft,
     is_tuned=True,

@@ -5,8 +5,7 @@ from card.methods.method import Method
 METHOD = Method(
     name="lookahead",
     summary="n-grams from Jacobi iterations that ride on each target pass; no draft model",
-    schedule="alone",
-    placement="inline",
+    needs_draft=False,
     shape=lambda draft: draft.replace(budget=max(draft.budget, 32)),  # the window is verified, too
     writers=("lookahead",),
     is_tuned=True,

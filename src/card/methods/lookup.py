@@ -5,8 +5,7 @@ from card.methods.method import Method
 METHOD = Method(
     name="lookup",
     summary="copy what followed the last tokens earlier in the text; no draft model",
-    schedule="alone",
-    placement="inline",
+    needs_draft=False,
     shape=lambda draft: draft,
     writers=("lookup",),
     is_tuned=True,

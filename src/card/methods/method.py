@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from card.config import DraftSettings, Placement
 
@@ -15,8 +14,8 @@ class Method:
 
     name: str
     summary: str
-    schedule: Literal["alone", "sequential", "parallel"]  # none, in turns, or without a stop
-    placement: Placement  # the default one
+    needs_draft: bool = True  # it cannot run without a draft model
+    placement: Placement = "inline"  # of its drafter, unless set; inline is in turns with the target
     shape: Callable[[DraftSettings], DraftSettings]  # the settings that define the method, imposed on the user's
     writers: tuple[str, ...] = ()  # local writers that belong to it
     is_tuned: bool = False  # what was not set is chosen by measurement, the schedule included
@@ -30,8 +29,3 @@ class Method:
     def length_from_latencies(self) -> bool:
         """True if num_speculative_tokens, unless set, is what the drafter makes while the target runs once."""
         return self.passes_of_round is not None
-
-    @property
-    def needs_draft(self) -> bool:
-        """True if the method cannot run without a draft model."""
-        return self.schedule != "alone"

@@ -6,8 +6,6 @@ from card.methods.sps import chain_in_turns
 METHOD = Method(
     name="ouroboros",
     summary="sequential drafts, lengthened by phrases that earlier passes left behind",
-    schedule="sequential",
-    placement="inline",
     shape=lambda draft: chain_in_turns(draft).replace(budget=draft.num_speculative_tokens + draft.budget),
     writers=("phrases",),
 )

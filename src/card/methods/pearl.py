@@ -34,7 +34,6 @@ def rounds_of_one_chain(draft: DraftSettings) -> DraftSettings:
 METHOD = Method(
     name="pearl",
     summary="rounds of one target pass beside one block of drafts, verified before and after they are complete",
-    schedule="parallel",
     placement="process",
     shape=rounds_of_one_chain,
     passes_of_round=lambda draft: [1] * draft.num_speculative_tokens,

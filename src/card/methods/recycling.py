@@ -5,8 +5,7 @@ from card.methods.method import Method
 METHOD = Method(
     name="recycling",
     summary="a tree of the successors that the target thought likely before; no draft model",
-    schedule="alone",
-    placement="inline",
+    needs_draft=False,
     shape=lambda draft: draft,
     writers=("recycling",),
     is_tuned=True,

@@ -38,7 +38,6 @@ def passes_for_trunk_and_branches(draft: DraftSettings) -> list[int]:
 METHOD = Method(
     name="specbranch",
     summary="branches at the first unsure token grow while the target verifies what is before it",
-    schedule="parallel",
     placement="process",
     shape=trunk_and_branches,
     passes_of_round=passes_for_trunk_and_branches,

@@ -30,7 +30,5 @@ def chain_in_turns(draft: DraftSettings) -> DraftSettings:
 METHOD = Method(
     name="sps",
     summary="draft a chain, then verify it, in turns",
-    schedule="sequential",
-    placement="inline",
     shape=chain_in_turns,
 )

@@ -40,7 +40,6 @@ def passes_for_all_outcomes(draft: DraftSettings) -> list[int]:
 METHOD = Method(
     name="ssd",
     summary="while a chain is verified, chains are drafted for each likely outcome of that verification",
-    schedule="parallel",
     placement="process",
     shape=outcomes_of_one_chain,
     passes_of_round=passes_for_all_outcomes,

@@ -5,7 +5,6 @@ from card.methods.method import Method
 METHOD = Method(
     name="vanilla",
     summary="plain decoding, one token per target pass",
-    schedule="alone",
-    placement="inline",
+    needs_draft=False,
     shape=lambda draft: draft,
 )

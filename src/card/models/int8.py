@@ -35,6 +35,7 @@ from card.models.generic import layer_windows
 from card.models.hrad.features import KeptStates
 from card.models.kv_cache import KVLayout, SequenceRows
 from card.models.places import cache_folder
+from card.models.processor import has_matrix_unit
 from card.models.threads import integer_pass_threads
 
 if TYPE_CHECKING:
@@ -357,7 +358,8 @@ def machine_code(module: str) -> Any:
     numba: Any = import_module("numba")
     sources = sorted((Path(__file__).parent / "jit").glob("*.py"))
     digest = hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()[:16]
-    numba.config.CACHE_DIR = str(_code_folder() / digest)
+    kind = "matrix" if has_matrix_unit() else "vector"  # of the code that is made
+    numba.config.CACHE_DIR = str(_code_folder() / f"{digest}-{kind}")
     return import_module(f"card.models.jit.{module}")
 
 

@@ -6,8 +6,7 @@ The workers run for a moment; what is not in their passes is theirs.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
-from functools import partial
+from collections.abc import Sequence
 from statistics import median
 
 import msgspec
@@ -16,10 +15,11 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from card.api.text_stream import TextStream
-from card.config import DraftSettings, EngineSettings, SamplingParams
-from card.engine.engine import Engine
+from card.assembly.build import Models, build
+from card.assembly.drafters import make_worker
+from card.assembly.plan import Facts, resolve
+from card.config import DraftSettings, SamplingParams
 from card.errors import SettingsError
-from card.methods import find_method
 from card.models.protocol import Extension, LanguageModel
 from card.planner.profile import Overheads
 from card.policy.cores import CoreSet
@@ -31,10 +31,8 @@ from card.tree.messages import Close, DraftSpec, Open, TargetMessage
 from card.workers.drafter import DrafterWorker
 from card.workers.replica import draft_spec
 from card.workers.request import Request
-from card.workers.target import TargetWorker
 from card.writers.beam import BeamWriter
-from card.writers.local import find_writer, writer_names
-from card.writers.local.protocol import LocalWriter, WriterSequence
+from card.writers.local import writer_names
 
 _WIDTHS = (1, 8)  # of the beams whose steps are timed
 _NUM_STEPS = 60  # layers of a beam
@@ -100,15 +98,13 @@ def measure_round_overheads(model: LanguageModel, tokenizer: PreTrainedTokenizer
     defaults = Overheads()
     bench = _RoundBench(model, tokenizer)
     round_s, tuned_s = bench.round_s(), bench.round_s(is_tuned=True)
-    writers = {name: writer for name in writer_names() if (writer := _writer(name, model)) is not None}
+    writers_s = {name: bench.writer_s(name) for name in writer_names()}
     slower = round_s / defaults.round_s
     return Overheads(
         round_s=round_s,
         tuned_s=max(0.0, tuned_s - round_s),
         drafted_s=max(0.0, bench.round_s(is_drafted=True) - round_s),
-        by_writer={
-            name: max(0.0, bench.round_s(is_tuned=True, writers={name: one}) - tuned_s) for name, one in writers.items()
-        },
+        by_writer={name: max(0.0, one - tuned_s) for name, one in writers_s.items() if one is not None},
         request_s=slower * defaults.request_s,
         message_s=slower * defaults.message_s,
         latency_s=slower * defaults.latency_s,
@@ -135,37 +131,35 @@ class _RoundBench:
         self._model = model
         self._tokenizer = tokenizer
 
-    def round_s(
-        self, *, is_tuned: bool = False, is_drafted: bool = False, writers: Mapping[str, LocalWriter] | None = None
-    ) -> float:
+    def writer_s(self, name: str) -> float | None:
+        """Return the same with a local writer and a policy that tunes itself; None if it wants settings of its own."""
+        try:
+            return self.round_s(is_tuned=True, writers=(name,))
+        except SettingsError:
+            return None
+
+    def round_s(self, *, is_tuned: bool = False, is_drafted: bool = False, writers: tuple[str, ...] = ()) -> float:
         """Return the median seconds of a round beyond its pass.
 
         Args:
             is_tuned: the policy tunes itself.
             is_drafted: a chain of candidates is verified in each; what their drafter does is left out.
-            writers: those that propose candidates.
+            writers: names of local ones that propose candidates.
         """
-        timed, draft = _Timed(self._model), DraftSettings(num_speculative_tokens=_NUM_DRAFTED)
-        link = None
-        if is_drafted:
-            link = _TimedLink(DrafterWorker(BeamWriter(self._model), clock=time.perf_counter))
-        method = find_method("sps" if is_drafted else "vanilla")
-        named = writers or {}
-        worker = TargetWorker(
-            timed,  # type: ignore[arg-type]
-            clock=time.perf_counter,
-            writers={name: partial(_open_writer, writer) for name, writer in named.items()},
-            top_k=max((writer.top_k for writer in named.values()), default=0),
-        )
+        asked = {"num_speculative_tokens": _NUM_DRAFTED, "writers": writers or None}
+        facts = Facts(has_draft=is_drafted, is_draft_loaded=True)
+        plan = resolve(asked, facts, method="sps" if is_drafted else "vanilla")
+        timed, link = _Timed(self._model), _TimedLink(make_worker(BeamWriter(self._model))) if is_drafted else None
         costs: dict[Schedule, ScheduleCost] = {"off": ScheduleCost(CoreSet(), PassCost(((1, 1e-3), (2, 1e-3))))}
-        engine = Engine(worker, link, method, policy=TunedPolicy(costs, draft) if is_tuned else None)
+        models = Models(target=timed, link=link)  # type: ignore[arg-type]
+        engine = build(plan, models, policy=TunedPolicy(costs, plan.draft) if is_tuned else None).engine
         num_tokens = 2 * _NUM_TOKENS if is_drafted or writers else _NUM_TOKENS
         params = SamplingParams(temperature=0.0, seed=0, max_tokens=num_tokens, ignore_eos=True)
         request = Request(
             request_id=0,
             prompt_ids=_text(self._model),
             params=params,
-            draft=method.shape(draft),
+            draft=plan.draft,
             end_ids=frozenset(),
             uses_drafter=is_drafted,
         )
@@ -182,22 +176,10 @@ class _RoundBench:
         return median(beyond)
 
 
-def _writer(name: str, model: LanguageModel) -> LocalWriter | None:
-    """Return a writer as it is by default; None if it wants settings of its own."""
-    try:
-        return find_writer(name)(EngineSettings(), model.vocab_size)
-    except SettingsError:
-        return None
-
-
-def _open_writer(writer: LocalWriter, request: Request) -> WriterSequence:
-    return writer.open(request.prompt_ids)
-
-
 def _step_overhead_s(model: LanguageModel, width: int) -> float:
     """Return the median seconds of a drafter pass beyond the model's."""
     timed = _Timed(model)
-    worker = DrafterWorker(BeamWriter(timed), clock=time.perf_counter)  # type: ignore[arg-type]
+    worker = make_worker(BeamWriter(timed))  # type: ignore[arg-type]
     worker.receive(Open(0, _text(model), _spec(width)))
     worker.step()  # reads the text
     beyond: list[float] = []

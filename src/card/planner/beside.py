@@ -11,15 +11,17 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import mean
 
+from card.assembly.drafters import DraftSource, make_drafter
+from card.assembly.plan import Plan
 from card.config import DraftSettings, SamplingParams
-from card.engine.links import DrafterPlan, make_drafter, reported_cost
 from card.errors import WorkerError
 from card.policy.cost import PassCost
 from card.tree.messages import Close, Layer
 from card.workers.metrics import RequestStats
 from card.workers.replica import Replica
 
-BUSY_DRAFT = DraftSettings(lead=128, beam_width=16, min_path_logprob=-1e9)  # a plan with it has room for all beams
+BUSY = {"lead": 128, "beam_width": 16, "min_path_logprob": -1e9}  # a plan with these has room for all beams
+BUSY_DRAFT = DraftSettings(**BUSY)  # type: ignore[arg-type]
 _LONGEST_WAIT_S = 5.0
 _FULL_FROM = 3  # layers after which a beam has its width
 _POLL_S = 0.01
@@ -52,18 +54,19 @@ class Drafted:
 class BusyDrafter:
     """A drafter in its own process that drafts for one text, on and on, while other things are timed."""
 
-    def __init__(self, plan: DrafterPlan, text: Sequence[int]) -> None:
+    def __init__(self, plan: Plan, source: DraftSource, text: Sequence[int]) -> None:
         """Bring the drafter up; to be closed.
 
         Args:
-            plan: with the drafter in a process, and `BUSY_DRAFT` as its settings.
+            plan: with the drafter in a process, and `BUSY` among its settings.
             text: token ids to draft behind.
         Raises: WorkerError if it does not come up.
         """
-        self._plan = plan
+        self._vocab_size = source.vocab_size
         self._text = tuple(text)
         self._num_opened = 0
-        self._link = make_drafter(plan).link
+        self._drafter = make_drafter(plan, source)
+        self._link = self._drafter.link
         self._link.start()
         self._replica: Replica | None = None
         self._drafted = Drafted(0.0)
@@ -71,7 +74,7 @@ class BusyDrafter:
     @property
     def cost(self) -> PassCost | None:
         """What the drafter found its passes to cost when it came up."""
-        return reported_cost(self._link)
+        return self._drafter.reported()
 
     def begin(self, width: int) -> None:
         """Let it draft with a beam so wide; return when it does. Raises: WorkerError if nothing is heard of it."""
@@ -83,7 +86,7 @@ class BusyDrafter:
             draft,
             SamplingParams(temperature=0.0, seed=0),
             max_len=len(self._text) + 2 * draft.lead,
-            vocab_size=self._plan.vocab_size,
+            vocab_size=self._vocab_size,
             stats=RequestStats(),
             shaping=None,
         )

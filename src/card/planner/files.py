@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import platform
+from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
+import torch
 
+import card
 from card.errors import PlanError
 
 T = TypeVar("T", bound=msgspec.Struct)
@@ -19,42 +24,30 @@ class _Head(msgspec.Struct):
     version: int = 0
 
 
-def check_head(head: _Head, path: Path, kind: str, version: int) -> None:
-    """Raise PlanError unless the file says that it is of this kind and version."""
-    if head.kind != kind:
-        raise PlanError(f"{path} is no {kind}{f' but a {head.kind}' if head.kind else ''}; give one made by card")
-    if head.version != version:
-        raise PlanError(
-            f"{path} is a {kind} of version {head.version}, this card reads version {version}; make it again"
-        )
-
-
-def read_json(path: Path, type_: type[T], kind: str, version: int) -> T:
-    """Return what a JSON file holds. Raises: PlanError."""
-    data = read_bytes(path, kind)
+def read_file(path: Path, type_: type[T], kind: str, version: int, decode: Callable[..., Any]) -> T:
+    """Return what a file holds that `decode` of msgspec can read. Raises: PlanError."""
     try:
-        check_head(msgspec.json.decode(data, type=_Head), path, kind, version)
-        return msgspec.json.decode(data, type=type_)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise PlanError(f"{path} is a broken {kind}: {error}; make it again") from error
-
-
-def read_msgpack(path: Path, type_: type[T], kind: str, version: int) -> T:
-    """Return what a msgpack file holds. Raises: PlanError."""
-    data = read_bytes(path, kind)
-    try:
-        check_head(msgspec.msgpack.decode(data, type=_Head), path, kind, version)
-        return msgspec.msgpack.decode(data, type=type_)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise PlanError(f"{path} is a broken {kind}: {error}; make it again") from error
-
-
-def read_bytes(path: Path, kind: str) -> bytes:
-    """Return the content of a file. Raises: PlanError."""
-    try:
-        return path.read_bytes()
+        data = path.read_bytes()
     except OSError as error:
         raise PlanError(f"cannot read the {kind} {path}: {error.strerror}") from error
+    try:
+        head: _Head = decode(data, type=_Head)
+        if head.kind != kind:
+            raise PlanError(f"{path} is no {kind}{f' but a {head.kind}' if head.kind else ''}; give one made by card")
+        if head.version != version:
+            raise PlanError(
+                f"{path} is a {kind} of version {head.version}, this card reads version {version}; make it again"
+            )
+        found: T = decode(data, type=type_)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise PlanError(f"{path} is a broken {kind}: {error}; make it again") from error
+    return found
+
+
+def made_now() -> dict[str, Any]:
+    """Return date and versions, as files of measurements say them."""
+    versions = {"python": platform.python_version(), "torch": str(torch.__version__), "card": card.__version__}
+    return {"date": datetime.now(UTC).isoformat(timespec="seconds"), "versions": versions}
 
 
 def write_bytes(path: Path, data: bytes) -> None:

@@ -5,14 +5,11 @@ from __future__ import annotations
 import platform
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from datetime import UTC, datetime
 from os import getloadavg
 from statistics import median
 
 import torch
 
-import card
 from card.config import INT8
 from card.errors import PlanError
 from card.models.cuda.bucketed import make_runner
@@ -21,37 +18,14 @@ from card.models.inflation import inflate, parse_parameter_count
 from card.models.loading import context_limit, load_model, load_tokenizer, parameter_count
 from card.models.protocol import Extension, LanguageModel
 from card.planner.around import measure_overheads
+from card.planner.files import made_now
 from card.planner.profile import PassGrid, PassTable, Profile, Setup
-from card.planner.sizes import DEFAULT_BATCHES, DEFAULT_CONTEXTS, DEFAULT_TOKENS
+from card.planner.requests import ProfileRequest
 from card.policy.cores import CoreSet, pinned
 from card.policy.latency import measure_pass_cost
 
 _MAX_MODEL_LEN = 2048
 _TREE_ROWS = 1024
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProfileRequest:
-    """What to measure."""
-
-    model: str
-    dtype: str = "auto"
-    device: str = "cpu"
-    target_cost: str | None = None
-    threads: tuple[int, ...] = ()  # empty: torch's own number
-    tokens: tuple[int, ...] = DEFAULT_TOKENS
-    contexts: tuple[int, ...] = DEFAULT_CONTEXTS
-    batches: tuple[int, ...] = DEFAULT_BATCHES
-    num_runs: int = 9  # of each pass, after one that does not count
-    command: str = ""
-
-    def __post_init__(self) -> None:
-        for name in ("tokens", "contexts", "batches", "threads"):
-            axis = getattr(self, name)
-            if list(axis) != sorted(set(axis)) or any(size < 1 for size in axis):
-                raise PlanError(f"{name} must be different numbers of 1 or more in rising order, got {axis}")
-        if len(self.tokens) < 2 or not self.contexts or not self.batches or self.num_runs < 1:
-            raise PlanError("a profile needs two sizes of tokens or more, a context, a batch and a run")
 
 
 def measure_profile(request: ProfileRequest, tell: Callable[[str], None] = lambda _: None) -> Profile:
@@ -101,8 +75,7 @@ def measure_profile(request: ProfileRequest, tell: Callable[[str], None] = lambd
         num_parameters=own_parameters,
         cost_of=cost_of,
         tokenizer=tokenizer_fingerprint(tokenizer),
-        date=datetime.now(UTC).isoformat(timespec="seconds"),
-        versions={"python": platform.python_version(), "torch": str(torch.__version__), "card": card.__version__},
+        **made_now(),
         load_average=round(load_average, 2),
         setups=tuple(setups),
         overheads=overheads,

@@ -8,7 +8,7 @@ follows from the cost of its passes (`PoolModel`). Requests come and go in `simu
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from heapq import heappop, heappush
 from typing import Any
@@ -17,16 +17,19 @@ import numpy as np
 
 from card.errors import PlanError
 from card.planner.profile import Overheads, TrueCost
-from card.planner.scene import Scene, plan_method
+from card.planner.requests import PoolRequest
+from card.planner.scene import Scene, plan_method, setups_of
 from card.planner.simulate import Simulator, VirtualRun, sample_texts
+from card.transport.server import ServerLimits
 
 DEFAULT_SLOWDOWNS = (1.0, 1.5, 2.0, 3.0, 5.0, 8.0, 16.0, 64.0)
-_MAX_TOKENS_PER_PASS = 256  # of a draft server, as it is by default
 _SETTLED = 1e-6  # relative change of the slow-down at which it counts as found
 _MOST_STEPS = 500
 _FEWEST_REQUESTS, _MOST_REQUESTS, _ENOUGH_REQUESTS = 4, 20, 20_000  # of a target, and of a pool
 _EXACT_BITS = 6  # of a number of busy targets: up to 64 of them each number counts
 _MOST_COMMIT_SHARE = 0.95  # of a drafter's time, that corrections can take
+_WORTH_OF_ONE = 0.9  # of the speed that one target alone has with the drafter, unless another one is asked for
+_SHOWN_TARGETS = tuple(2**power for power in range(13))
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +100,7 @@ def measure_service(
 
 def _pass_cost(scene: Scene, method: str, settings: Mapping[str, Any] | None) -> _Pass:
     assert scene.draft is not None
-    setup = plan_method(scene, method, dict(settings or {})).far_draft
+    setup = setups_of(scene, plan_method(scene, method, dict(settings or {}))).far_draft
     assert setup is not None
     return _Pass(TrueCost(setup), scene.draft.overheads or Overheads())
 
@@ -171,7 +174,7 @@ class PoolModel:
         service = self._service
         nodes, rows = service.nodes_per_pass, service.context_rows
         num_beams = 1.0 + (num_busy - 1) * service.at(service.busy_share, slowdown)
-        most_beams = max(1.0, _MAX_TOKENS_PER_PASS / nodes)  # in one pass; more take turns
+        most_beams = max(1.0, ServerLimits().max_tokens_per_pass / nodes)  # in one pass; more take turns
         pass_s = self._pass.seconds(min(num_beams, most_beams), nodes, rows) * max(1.0, num_beams / most_beams)
         commits = self._pass.overheads.commit_s * service.at(service.rounds_per_s, slowdown)
         left = 1.0 - min(_MOST_COMMIT_SHARE, num_busy * commits)
@@ -315,3 +318,59 @@ def most_targets(
         else:
             bad = middle
     return good, tuple(runs[num] for num in sorted(runs))
+
+
+# ---- a whole study --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class PoolPoint:
+    """One delay and one load."""
+
+    delay_s: float
+    load: float
+    least_tokens_per_s: float  # asked for
+    most_targets: int  # that reach it on average
+    runs: tuple[PoolRun, ...]  # by number of targets
+
+
+@dataclass(frozen=True, slots=True)
+class PoolStudy:
+    """A whole study."""
+
+    method: str
+    plain_tokens_per_s: float
+    max_targets: int
+    services: tuple[Service, ...]  # by delay
+    points: tuple[PoolPoint, ...]
+
+
+def make_pool_study(scene: Scene, request: PoolRequest, tell: Callable[[str], None] = lambda _: None) -> PoolStudy:
+    """Measure in virtual time what a target is worth at each delay, then let pools of all sizes run.
+
+    Raises: PlanError, SettingsError as `measure_service`.
+    """
+    lengths = [len(text.token_ids) for text in scene.recording.texts]
+    services: list[Service] = []
+    points: list[PoolPoint] = []
+    for delay_s in request.delays_s:
+        tell(f"running targets {1e3 * delay_s:g} ms away from slower and slower drafters")
+        there = replace(scene, network_s=delay_s, concurrency=1)
+        service = measure_service(there, request.method)
+        services.append(service)
+        model = PoolModel(there, service)
+        for load in request.loads:
+            tell(f"pools {1e3 * delay_s:g} ms away under load {load:g}")
+            least = _WORTH_OF_ONE * model.tokens_per_s(1)
+            if request.min_speed_up is not None:
+                least = request.min_speed_up * service.plain_tokens_per_s
+            limit, seed = request.max_targets, request.seed
+            most, runs = most_targets(model, lengths, load=load, least_tokens_per_s=least, limit=limit, seed=seed)
+            known = {run.num_targets: run for run in runs}
+            for num in _SHOWN_TARGETS:
+                if num <= request.max_targets and num not in known:
+                    known[num] = simulate_pool(model, lengths, num_targets=num, load=load, seed=request.seed)
+            points.append(PoolPoint(delay_s, load, least, most, tuple(known[num] for num in sorted(known))))
+    return PoolStudy(
+        request.method, services[0].plain_tokens_per_s, request.max_targets, tuple(services), tuple(points)
+    )

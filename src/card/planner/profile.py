@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 from card.errors import PlanError, SettingsError
-from card.planner.files import read_json, write_bytes
+from card.planner.files import read_file, write_bytes
 from card.policy.cost import PassCost
 
 KIND, VERSION = "profile", 1
@@ -196,7 +196,7 @@ def load_profile(name_or_path: str | Path) -> Profile:
             f"there is no profile {name_or_path}; make one with card profile, or take one of "
             f"{', '.join(shipped_profiles())}"
         )
-    profile = read_json(path, Profile, KIND, VERSION)
+    profile = read_file(path, Profile, KIND, VERSION, msgspec.json.decode)
     try:
         check_profile(profile)
     except (SettingsError, PlanError) as error:

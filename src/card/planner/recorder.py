@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import platform
 import secrets
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from typing import Literal
 
 import numpy as np
-import torch
 from torch import Tensor
 
-import card
 from card.api.llm import LLM
 from card.config import SamplingParams, SamplingRule
 from card.errors import PlanError
@@ -22,6 +18,7 @@ from card.models.fingerprint import tokenizer_fingerprint
 from card.models.loading import check_pair, context_limit, load_model, load_tokenizer
 from card.models.protocol import Extension, LanguageModel
 from card.models.torch_runner import TorchRunner
+from card.planner.files import made_now
 from card.planner.recording import RecordedText, Recording, Rows, pack_text
 from card.tree.sampling import CandidateScorer
 
@@ -104,18 +101,13 @@ def make_recording(
         source=request.command or "card record",
         tokenizer=tokenizer,
         vocab_size=target.vocab_size,
-        temperature=params.temperature,
-        top_k=params.top_k,
-        top_p=params.top_p,
-        min_p=params.min_p,
+        **{name: getattr(params, name) for name in ("temperature", "top_k", "top_p", "min_p", "max_tokens")},
         seed=params.seed or 0,
         coupled_noise=request.coupled_noise,
-        max_tokens=params.max_tokens,
         num_candidates=min(NUM_CANDIDATES, draft.vocab_size),
         num_target_ids=min(NUM_TARGET_IDS, target.vocab_size),
         dtype=str(target.dtype).removeprefix("torch."),
-        date=datetime.now(UTC).isoformat(timespec="seconds"),
-        versions={"python": platform.python_version(), "torch": str(torch.__version__), "card": card.__version__},
+        **made_now(),
         texts=texts,
     )
 

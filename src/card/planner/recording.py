@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from card.errors import PlanError
-from card.planner.files import read_msgpack, write_bytes
+from card.planner.files import read_file, write_bytes
 
 KIND, VERSION = "recording", 1
 IntArray = npt.NDArray[np.int32]
@@ -116,7 +116,7 @@ def pack_text(
 
 def load_recording(path: Path) -> Recording:
     """Read a recording. Raises: PlanError if it cannot be read, is none, of another version, or contradicts itself."""
-    recording = read_msgpack(path, Recording, KIND, VERSION)
+    recording = read_file(path, Recording, KIND, VERSION, msgspec.msgpack.decode)
     try:
         check_recording(recording)
     except PlanError as error:

@@ -6,9 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from card.assembly.build import Parts
+from card.assembly.plan import Plan
 from card.errors import PlanError
 from card.planner.replay import ReplayedTexts
-from card.planner.scene import Plan, Scene, Stage, build_stage, make_request, plan_method, replayed_texts
+from card.planner.scene import Scene, build_stage, make_request, plan_method, replayed_texts
 from card.workers.metrics import RequestStats
 
 _SAMPLE_TOKENS = 600
@@ -64,15 +66,15 @@ class Simulator:
         scene, changes = self.scene, dict(settings or {})
         plan = plan_method(scene, method, changes)
         texts = self.texts(plan)
-        stage = build_stage(scene, plan, texts)
+        parts = build_stage(scene, plan, texts)
         chosen = list(text_idxs) or list(range(len(texts.prompts)))
         try:
-            decode(stage, scene, texts, chosen[:_NUM_WARM_UPS], first_id=0)
-            started = stage.clock.now
-            stats = decode(stage, scene, texts, chosen, first_id=len(chosen))
+            decode(parts, scene, texts, chosen[:_NUM_WARM_UPS], first_id=0)
+            started = parts.clock()
+            stats = decode(parts, scene, texts, chosen, first_id=len(chosen))
         finally:
-            stage.close()
-        return summary_of(plan, changes, stats, stage.clock.now - started, is_batch=scene.concurrency > 1)
+            parts.close()
+        return summary_of(plan, changes, stats, parts.clock() - started, is_batch=scene.concurrency > 1)
 
     def texts(self, plan: Plan) -> ReplayedTexts:
         """Return the texts with as many candidates as the plan looks at."""
@@ -95,7 +97,7 @@ def sample_texts(scene: Scene) -> tuple[int, ...]:
 
 
 def decode(
-    stage: Stage, scene: Scene, texts: ReplayedTexts, text_idxs: Sequence[int], *, first_id: int
+    parts: Parts, scene: Scene, texts: ReplayedTexts, text_idxs: Sequence[int], *, first_id: int
 ) -> list[RequestStats]:
     """Decode these texts and return their counters. Raises: PlanError if one came out otherwise than recorded."""
     waiting = list(enumerate(text_idxs, first_id))[::-1]
@@ -106,11 +108,11 @@ def decode(
     while waiting or num_open:
         while waiting and num_open < scene.concurrency:
             request_id, text_idx = waiting.pop()
-            stage.engine.forget_prefixes()
-            stage.engine.add(make_request(stage, scene, texts, text_idx, request_id))
+            parts.engine.forget_prefixes()
+            parts.engine.add(make_request(parts, scene, texts, text_idx, request_id))
             answers[request_id], wanted[request_id] = [], texts.answers[text_idx]
             num_open += 1
-        for update in stage.engine.step():
+        for update in parts.engine.step():
             if update.error is not None:
                 raise update.error
             answers[update.request_id] += update.token_ids
@@ -133,7 +135,7 @@ def summary_of(
         schedules[one.schedule] = schedules.get(one.schedule, 0) + 1
     return VirtualRun(
         method=plan.method.name,
-        where=plan.where or "none",
+        where="switch" if len(plan.placements) > 1 else next(iter(plan.placements.values()), "none"),
         settings=changes,
         num_speculative_tokens=plan.draft.num_speculative_tokens,
         schedules=schedules,

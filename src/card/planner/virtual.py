@@ -12,10 +12,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
+from card.assembly.drafters import make_worker
 from card.errors import ProtocolError
 from card.transport.link import LinkStatus
 from card.tree.messages import DrafterMessage, Ready, TargetMessage
-from card.workers.drafter import DrafterWorker, step_together
+from card.workers.drafter import MAX_TOKENS_PER_PASS, step_together
 from card.writers.beam import BeamWriter
 
 _LEAST_WAIT_S = 1e-3  # links to other processes wait whole milliseconds
@@ -54,19 +55,16 @@ class VirtualDrafter:
         *,
         num_targets: int = 1,
         delay_s: float,
-        max_tokens_per_pass: int | None = None,
     ) -> None:
         """Make a drafter that knows of no request.
 
         Args:
             clock: the drafter's own, which the passes of its model advance.
             delay_s: of a message on its way, each way.
-            max_tokens_per_pass: of all targets together; None sets no limit.
         """
-        self.workers = [DrafterWorker(writer, clock=clock, peers=lambda: self.workers) for _ in range(num_targets)]
+        self.workers = [make_worker(writer, clock=clock, peers=lambda: self.workers) for _ in range(num_targets)]
         self._clock = clock
         self._delay_s = delay_s
-        self._max_tokens_per_pass = max_tokens_per_pass
         self._inbox: list[_Arrival] = []
         self._outboxes: list[deque[tuple[float, DrafterMessage]]] = [deque() for _ in range(num_targets)]
         self._num_sent = 0
@@ -91,7 +89,7 @@ class VirtualDrafter:
         while self._inbox and self._inbox[0].at <= self._clock.now:
             arrival = heappop(self._inbox)
             self._answer(arrival.target_idx, self.workers[arrival.target_idx].receive(arrival.message))
-        results = step_together(self.workers, max_tokens=self._max_tokens_per_pass)
+        results = step_together(self.workers, max_tokens=MAX_TOKENS_PER_PASS)
         self.num_passes += any(results)
         for target_idx, result in enumerate(results):
             if isinstance(result, ProtocolError):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from card.config import EngineSettings
@@ -30,23 +30,30 @@ class CorePlan:
     draft: tuple[int, ...]  # cores of the drafter's process
 
 
-def plan_cores(settings: EngineSettings, *, own_drafter_core: bool, in_integers: bool = False) -> CorePlan:
+def usable_cores() -> tuple[int, ...] | None:
+    """Return the cores that this process may use; None where the system does not tell (not Linux)."""
+    return tuple(sorted(os.sched_getaffinity(0))) if hasattr(os, "sched_getaffinity") else None
+
+
+def plan_cores(
+    settings: EngineSettings, allowed: Sequence[int] | None, *, own_drafter_core: bool, in_integers: bool = False
+) -> CorePlan:
     """Share out the cores that this process may use: the last ones go to the drafter, if it has a process of its own.
 
     The target may have as many threads as cores, unless the settings say how many.
 
     Args:
+        allowed: those cores; None: the scheduler decides, and nothing is shared out.
         in_integers: the target's passes are integer ones.
     Raises: SettingsError if a core is asked for that this process may not use.
     """
-    if not hasattr(os, "sched_getaffinity"):  # not Linux: the scheduler decides
+    if allowed is None:
         core_set = CoreSet((), settings.threads, in_integers)
         return CorePlan(core_set, core_set, ())
-    allowed = sorted(os.sched_getaffinity(0))
     for name, cores in (("cores", settings.cores), ("draft_cores", settings.draft_cores)):
         for core in cores or ():
             if core not in allowed:
-                raise SettingsError(f"{name} must be among the cores of this process {allowed}, got {core}")
+                raise SettingsError(f"{name} must be among the cores of this process {list(allowed)}, got {core}")
     all_cores = settings.cores or tuple(allowed)
     alone = CoreSet(settings.cores or (), settings.threads or len(all_cores), in_integers)
     if not own_drafter_core:

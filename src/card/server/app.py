@@ -18,60 +18,75 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from card import __version__
 from card.api.async_llm import AsyncLLM
 from card.errors import CardError
-from card.server.answers import json_response
-from card.server.auth import KeyRing
-from card.server.catalog import detokenize, embeddings, list_models, show_model, tokenize
+from card.server.answers import (
+    ChatAnswer,
+    CompletionAnswer,
+    DetokenizeAnswer,
+    HealthAnswer,
+    LoadAnswer,
+    ModelAnswer,
+    ModelsAnswer,
+    ResponsesAnswer,
+    TokenizeAnswer,
+    VersionAnswer,
+    error_response,
+)
 from card.server.chat import chat_completions
 from card.server.completions import completions
 from card.server.config import ServerSettings
-from card.server.described import BODIES, answers, describe, operation
+from card.server.described import OF_BODIES, OF_WRITING, Route, add_route, describe
+from card.server.door import AllowedHosts, AllowedOrigins, KeyRing
 from card.server.errors import ApiError, as_api_error
-from card.server.health import health, load, metrics, ready, version
-from card.server.hosts import AllowedHosts, AllowedOrigins
+from card.server.info import (
+    detokenize,
+    embeddings,
+    health,
+    list_models,
+    load,
+    metrics,
+    ready,
+    show_model,
+    tokenize,
+    version,
+)
 from card.server.logs import tell, where
 from card.server.page import Playground
+from card.server.response_schemas import ResponsesRequest
 from card.server.responses import responses
+from card.server.schemas import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from card.server.service import Service
 
 logger = logging.getLogger(__name__)
 
 _REQUEST_ID = re.compile(r"[\w.:-]{1,128}")
 _QUIET_PATHS = ("/health", "/metrics", "/load", "/playground/")  # asked every few seconds, or many at once
-_HANDLERS = {
-    "/v1/chat/completions": chat_completions,
-    "/v1/completions": completions,
-    "/v1/responses": responses,
-    "/tokenize": tokenize,
-    "/detokenize": detokenize,
-    "/v1/models": list_models,
-    "/v1/models/{model_name:path}": show_model,
-    "/health": health,
-    "/health/ready": ready,
-    "/metrics": metrics,
-    "/version": version,
-    "/load": load,
-}
+_ROUTES = (
+    Route("/v1/chat/completions", chat_completions, ChatAnswer, OF_WRITING, ChatRequest),
+    Route("/v1/completions", completions, CompletionAnswer, OF_WRITING, CompletionRequest),
+    Route("/v1/responses", responses, ResponsesAnswer, OF_WRITING, ResponsesRequest),
+    Route("/tokenize", tokenize, TokenizeAnswer, OF_BODIES, TokenizeRequest),
+    Route("/detokenize", detokenize, DetokenizeAnswer, OF_BODIES, DetokenizeRequest),
+    Route("/v1/models", list_models, ModelsAnswer, (401,)),
+    Route("/v1/models/{model_name:path}", show_model, ModelAnswer, (401, 404)),
+    Route("/health", health, HealthAnswer, (503,)),
+    Route("/health/ready", ready, HealthAnswer, (503,)),
+    Route("/metrics", metrics, None),
+    Route("/version", version, VersionAnswer),
+    Route("/load", load, LoadAnswer, (503,)),
+)
 
 
 def make_app(llm: AsyncLLM, settings: ServerSettings) -> FastAPI:
     """Return the application around a model. Its `state.service` is what all endpoints share."""
     app = FastAPI(title="CARD", version=__version__, docs_url=None, redoc_url=None)
     app.state.service = service = Service(llm, settings)
-    for path, handler in _HANDLERS.items():
-        method = "POST" if path in BODIES else "GET"
-        app.add_api_route(
-            path,
-            handler,
-            methods=[method],
-            response_model=None,
-            response_class=Response,
-            openapi_extra=operation(path, has_keys=bool(settings.api_keys)),
-            responses=answers(path),
-        )
+    has_keys = bool(settings.api_keys)
+    for route in _ROUTES:
+        add_route(app, route, has_keys=has_keys)
     app.add_api_route("/v1/embeddings", embeddings, methods=["POST"], response_model=None, include_in_schema=False)
     playground = Playground()
-    for path, handler in (("/", playground.index), ("/playground/{name:path}", playground.asset)):
-        app.add_api_route(path, handler, methods=["GET", "HEAD"], response_model=None, include_in_schema=False)
+    app.add_api_route("/", playground.index, methods=["GET", "HEAD"], response_model=None, include_in_schema=False)
+    app.mount("/playground", playground)
     app.add_exception_handler(HTTPException, _on_http_exception)
     app.add_exception_handler(CardError, _on_card_error)
     origins = AllowedOrigins(settings.cors_origins)
@@ -86,8 +101,8 @@ def make_app(llm: AsyncLLM, settings: ServerSettings) -> FastAPI:
             allow_private_network=True,
         )
     hosts = AllowedHosts(settings.host, settings.allowed_hosts)
-    app.add_middleware(Envelope, service=service, hosts=hosts, origins=None if settings.api_keys else origins)
-    describe(app, service.limits, has_keys=bool(settings.api_keys))
+    app.add_middleware(Envelope, service=service, hosts=hosts, origins=None if has_keys else origins)
+    describe(app, [route.body for route in _ROUTES if route.body is not None], service.limits, has_keys=has_keys)
     return app
 
 
@@ -127,37 +142,24 @@ class Envelope:
                 self._origins.check(headers.get(b"origin"), headers.get(b"host", b""))
             await self._app(scope, receive, send_named)
         except ApiError as error:
-            await _response(error)(scope, receive, send_named)
+            await error_response(error)(scope, receive, send_named)
         finally:
             self._log(scope, request_id, status, time.perf_counter() - started_at)
 
     def _log(self, scope: Scope, request_id: str, status: int, seconds: float) -> None:
         if status >= 400:
-            errors = self._service.ledger.errors
-            errors[status] = errors.get(status, 0) + 1
+            self._service.ledger.errors[status] += 1
         level = logging.DEBUG if scope["path"].startswith(_QUIET_PATHS) else logging.INFO
-        generation = scope["state"].get("generation")
         fields: dict[str, object] = {}
-        if generation is not None:
+        if (generation := scope["state"].get("generation")) is not None:
             records = [choice.record for choice in generation.choices]
             fields = {
                 "prompt_tokens": sum(record.stats.num_prompt_tokens for record in records),
                 "new_tokens": sum(record.stats.num_new_tokens for record in records),
                 "finish_reasons": [record.finish_reason for record in records],
             }
-        client = scope.get("client")
-        tell(
-            logger,
-            level,
-            "request",
-            request_id=request_id,
-            method=scope["method"],
-            path=scope["path"][:200],
-            status=status,
-            seconds=round(seconds, 4),
-            client=client[0] if client else "",
-            **fields,
-        )
+        fields |= {"method": scope["method"], "path": scope["path"][:200], "client": (scope.get("client") or [""])[0]}
+        tell(logger, level, "request", request_id=request_id, status=status, seconds=round(seconds, 4), **fields)
 
 
 class Guard:
@@ -182,25 +184,21 @@ class Guard:
             self._keys.check(scope["path"], dict(scope["headers"]).get(b"authorization"))
             await self._app(scope, receive, send_noted)
         except ApiError as error:
-            await _response(error)(scope, receive, send)
+            await error_response(error)(scope, receive, send)
         except Exception as error:  # whatever it is, it is ours: the client gets an answer and the log the place
             at, request_id = where(error.__traceback__), scope["state"]["request_id"]
             tell(logger, logging.ERROR, "failed", request_id=request_id, exception=type(error).__name__, at=at)
             if has_begun:
                 raise
-            await _response(as_api_error(error))(scope, receive, send)
-
-
-def _response(error: ApiError) -> Response:
-    return json_response(error.body(), error.status, error.headers())
+            await error_response(as_api_error(error))(scope, receive, send)
 
 
 async def _on_card_error(request: Request, error: Exception) -> Response:
-    return _response(as_api_error(error))
+    return error_response(as_api_error(error))
 
 
 async def _on_http_exception(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     message = f"{request.method} {request.url.path[:200]}: {error.detail}"
-    answer = ApiError(error.status_code, message, code="no_such_path" if error.status_code == 404 else None)
-    return json_response(answer.body(), answer.status, {**answer.headers(), **(error.headers or {})})  # such as Allow
+    code = "no_such_path" if error.status_code == 404 else None
+    return error_response(ApiError(error.status_code, message, code=code), **(error.headers or {}))  # such as Allow

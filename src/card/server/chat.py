@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from card.api.outputs import StreamChunk
-from card.server.answers import json_response, metrics, new_head, told_of_tokens, unless_gone, usage
+from card.server.answers import AnswerMessage, Call, CalledFunction, ChatAnswer, ChatChoice, event, json_response
 from card.server.limits import read_body
 from card.server.params import sampling_params
 from card.server.schemas import ChatRequest
 from card.server.service import Choice, Generation, Service
-from card.server.streaming import EventStream, event
+from card.server.streaming import EventStream, unless_gone
 from card.server.tools.parser import CallArguments, CallBegun, Content, Piece
 from card.server.tools.support import ToolPlan
 from card.tree.sampling import TokenLogprobs
@@ -25,20 +25,22 @@ async def chat_completions(request: Request) -> Response:
     """Answer a conversation."""
     service: Service = request.app.state.service
     fields = await read_body(request, ChatRequest, service.settings.max_request_bytes)
-    model = service.check_model(fields.model)
+    service.check_model(fields.model)
     plan = service.tools.plan(fields)
     generation = await start_chat(request, service, fields, plan)
     if fields.stream:
-        head = new_head("chatcmpl", "chat.completion.chunk", model, service)
-        return EventStream(generation, _events(service, fields, plan, generation, head))
+        return EventStream(generation, _events(service, fields, plan, generation))
     try:
         await unless_gone(request, generation.collect())
     finally:
         await generation.close()
-    head = new_head("chatcmpl", "chat.completion", model, service)
-    choices = [_choice(service, fields, plan, choice) for choice in generation.choices]
-    tail = metrics(fields, generation.choices, service)
-    return json_response({**head, "choices": choices, "usage": usage(generation.choices, fields.n), **tail})
+    answer = ChatAnswer(
+        **generation.head("chatcmpl", "chat.completion"),
+        choices=[_choice(service, fields, plan, choice) for choice in generation.choices],
+        usage=generation.usage(),
+        **generation.metrics(),
+    )
+    return json_response(answer)
 
 
 async def start_chat(request: Request, service: Service, fields: ChatRequest, plan: ToolPlan) -> Generation:
@@ -57,39 +59,35 @@ async def start_chat(request: Request, service: Service, fields: ChatRequest, pl
     return generation
 
 
-def finish_reason(reason: str | None, num_calls: int) -> str | None:
+def _finish_reason(reason: str | None, num_calls: int) -> Any:
     """Return why an answer ends, as OpenAI has it: with calls, unless it was cut off."""
     return "tool_calls" if num_calls and reason == "stop" else reason
 
 
-def _choice(service: Service, fields: ChatRequest, plan: ToolPlan, choice: Choice) -> dict[str, Any]:
-    message: dict[str, Any] = {"role": "assistant", "content": choice.text, "refusal": None}
-    parser, calls = plan.parser(), []
+def _choice(service: Service, fields: ChatRequest, plan: ToolPlan, choice: Choice) -> ChatChoice:
+    parser, content, chunks = plan.parser(), choice.text, choice.chunks
+    calls: list[Call] = []
     if parser is not None:
-        pieces = [*parser.push(choice.text), *parser.flush()]
-        calls = [_call(plan, piece, pieces) for piece in pieces if isinstance(piece, CallBegun)]
-        content = "".join(piece.text for piece in pieces if isinstance(piece, Content))
-        message["content"] = content if content or not calls else None
+        content = ""
+        for piece in (*parser.push(choice.text), *parser.flush()):
+            match piece:
+                case Content(text):
+                    content += text
+                case CallBegun(_, name):
+                    calls.append(Call(id=plan.new_call_id(), function=CalledFunction(name=name, arguments="")))
+                case CallArguments(call_idx, text):
+                    calls[call_idx].function.arguments += text
+    message = AnswerMessage(content=content or (None if calls else ""))
     if calls:
-        message["tool_calls"] = calls
-    told: dict[str, Any] = {
-        "index": choice.index,
-        "message": message,
-        "logprobs": None,
-        "finish_reason": finish_reason(choice.finish_reason, len(calls)),
-    }
-    if fields.logprobs:
-        logprobs = [token for chunk in choice.chunks for token in chunk.logprobs]
-        told["logprobs"] = service.names.chat_logprobs(logprobs)
-    if fields.shows_tree:
-        told["tokens"] = told_of_tokens(choice.chunks, service.names)
-    return told
-
-
-def _call(plan: ToolPlan, call: CallBegun, pieces: Sequence[Piece]) -> dict[str, Any]:
-    own = [one for one in pieces if isinstance(one, CallArguments) and one.call_idx == call.call_idx]
-    arguments = "".join(one.text for one in own)
-    return {"id": plan.new_call_id(), "type": "function", "function": {"name": call.name, "arguments": arguments}}
+        message.tool_calls = calls
+    logprobs = service.names.chat_logprobs(token for chunk in chunks for token in chunk.logprobs)
+    return ChatChoice(
+        index=choice.index,
+        message=message,
+        logprobs=logprobs if fields.logprobs else None,
+        finish_reason=_finish_reason(choice.finish_reason, len(calls)),
+        **({"tokens": service.names.provenance(chunks)} if fields.shows_tree else {}),
+    )
 
 
 class _Writer:
@@ -103,25 +101,22 @@ class _Writer:
 
     def events(self, choice: Choice, chunk: StreamChunk) -> bytes:
         """Return the events of a chunk."""
-        begin = b"" if self._has_begun else self._event(choice, {"role": "assistant", "content": ""}, None)
+        begin = b"" if self._has_begun else self._event(choice, {"role": "assistant", "content": ""})
         self._has_begun = True
         self._logprobs += chunk.logprobs
         is_end = chunk.finish_reason is not None
         deltas = self._deltas(chunk.text, is_end=is_end)
         if not deltas and not is_end and not self._fields.shows_tree:
             return begin
-        reason = finish_reason(chunk.finish_reason, self._parser.num_calls if self._parser is not None else 0)
-        told: dict[str, Any] = {}  # comes with the first event, the reason with the last one
+        parts: list[dict[str, Any]] = [{"delta": delta} for delta in deltas or [{}]]
         if self._fields.logprobs:
-            told["logprobs"] = self._service.names.chat_logprobs(self._logprobs)
+            parts[0]["logprobs"] = self._service.names.chat_logprobs(self._logprobs)
             self._logprobs = []
         if self._fields.shows_tree:
-            told["tokens"] = told_of_tokens([chunk], self._service.names)
-        deltas = deltas or [{}]
-        reasons = [None] * (len(deltas) - 1) + [reason]
-        tolds = [told] + [{}] * (len(deltas) - 1)
-        parts = zip(deltas, reasons, tolds, strict=True)
-        return begin + b"".join(self._event(choice, delta, one, **extra) for delta, one, extra in parts)
+            parts[0]["tokens"] = self._service.names.provenance([chunk])
+        num_calls = self._parser.num_calls if self._parser is not None else 0
+        parts[-1]["finish_reason"] = _finish_reason(chunk.finish_reason, num_calls)
+        return begin + b"".join(self._event(choice, **part) for part in parts)
 
     def _deltas(self, text: str, *, is_end: bool) -> list[dict[str, Any]]:
         if self._parser is None:
@@ -140,22 +135,20 @@ class _Writer:
                 call = {"index": call_idx, "function": {"arguments": text}}
         return {"tool_calls": [call]}
 
-    def _event(self, choice: Choice, delta: dict[str, Any], reason: str | None, **told: Any) -> bytes:
-        content = {"index": choice.index, "delta": delta, "logprobs": None, "finish_reason": reason, **told}
+    def _event(self, choice: Choice, delta: dict[str, Any], **told: Any) -> bytes:
+        content = {"index": choice.index, "delta": delta, "logprobs": None, "finish_reason": None, **told}
         return event({**self._head, "choices": [content]})
 
 
 async def _events(
-    service: Service, fields: ChatRequest, plan: ToolPlan, generation: Generation, head: dict[str, Any]
+    service: Service, fields: ChatRequest, plan: ToolPlan, generation: Generation
 ) -> AsyncGenerator[bytes, None]:
     """Yield the answer as events; what comes together is sent together."""
+    head = generation.head("chatcmpl", "chat.completion.chunk")
     writers = [_Writer(service, fields, plan, head) for _ in generation.choices]
     async with contextlib.aclosing(generation.events()) as pieces:
         async for choice, chunk in pieces:
-            told = writers[choice.index].events(choice, chunk)
-            if told:
+            if told := writers[choice.index].events(choice, chunk):
                 yield told
-    tail = metrics(fields, generation.choices, service)
-    if fields.includes_usage or tail:
-        counted = {"usage": usage(generation.choices, fields.n)} if fields.includes_usage else {}
-        yield event({**head, "choices": [], **counted, **tail})
+    if told := generation.last_event(head):
+        yield told

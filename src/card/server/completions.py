@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncGenerator, Sequence
-from typing import Any
+from typing import Any, cast
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -12,12 +12,12 @@ from starlette.responses import Response
 from card.config import SamplingParams
 from card.engine.scoring import Scores
 from card.models.text import decode
-from card.server.answers import json_response, metrics, new_head, told_of_tokens, unless_gone, usage
+from card.server.answers import CompletionAnswer, CompletionChoice, event, json_response
 from card.server.limits import read_body
 from card.server.params import sampling_params
 from card.server.schemas import CompletionRequest, Prompts
 from card.server.service import Choice, Generation, Service
-from card.server.streaming import EventStream, event
+from card.server.streaming import EventStream, unless_gone
 from card.tree.sampling import TokenLogprobs
 
 Job = tuple[tuple[int, ...], SamplingParams | None]
@@ -41,7 +41,7 @@ async def completions(request: Request) -> Response:
     """Continue one prompt or several."""
     service: Service = request.app.state.service
     fields = await read_body(request, CompletionRequest, service.settings.max_request_bytes)
-    model = service.check_model(fields.model)
+    service.check_model(fields.model)
     prompts: Prompts = fields.prompt
     jobs = [await _job(service, fields, prompt) for prompt in prompts]
     generation = service.start(fields, jobs)
@@ -49,17 +49,19 @@ async def completions(request: Request) -> Response:
     try:
         echo = await unless_gone(request, _echo(service, fields, prompts, jobs, generation))
         if fields.stream:
-            head = new_head("cmpl", "text_completion", model, service)
-            return EventStream(generation, _events(service, fields, generation, head, echo))
+            return EventStream(generation, _events(service, fields, generation, echo))
         await unless_gone(request, generation.collect())
     except BaseException:
         await generation.close()
         raise
     await generation.close()
-    head = new_head("cmpl", "text_completion", model, service)
-    choices = [_choice(service, fields, choice, echo) for choice in generation.choices]
-    tail = metrics(fields, generation.choices, service)
-    return json_response({**head, "choices": choices, "usage": usage(generation.choices, fields.n), **tail})
+    answer = CompletionAnswer(
+        **generation.head("cmpl", "text_completion"),
+        choices=[_choice(service, fields, choice, echo) for choice in generation.choices],
+        usage=generation.usage(),
+        **generation.metrics(),
+    )
+    return json_response(answer)
 
 
 async def _job(service: Service, fields: CompletionRequest, prompt: str | list[int]) -> Job:
@@ -96,53 +98,46 @@ async def _echo(
     return _Echo(texts, scores)
 
 
-def _choice(service: Service, fields: CompletionRequest, choice: Choice, echo: _Echo) -> dict[str, Any]:
+def _choice(service: Service, fields: CompletionRequest, choice: Choice, echo: _Echo) -> CompletionChoice:
     prompt_idx = choice.index // fields.n
     told = [token for chunk in choice.chunks for token in chunk.logprobs]
-    content: dict[str, Any] = {
-        "index": choice.index,
-        "text": echo.text(prompt_idx) + choice.text,
-        "logprobs": None,
-        "finish_reason": choice.finish_reason,
-    }
-    if fields.logprobs is not None:
-        tokens = [*echo.logprobs(choice, prompt_idx), *told]
-        content["logprobs"] = service.names.completion_logprobs(tokens, 0)
-    if fields.shows_tree:
-        content["tokens"] = told_of_tokens(choice.chunks, service.names)
-    return content
+    logprobs = service.names.completion_logprobs([*echo.logprobs(choice, prompt_idx), *told], 0)
+    return CompletionChoice(
+        index=choice.index,
+        text=echo.text(prompt_idx) + choice.text,
+        logprobs=None if fields.logprobs is None else logprobs,
+        finish_reason=cast(Any, choice.finish_reason),
+        **({"tokens": service.names.provenance(choice.chunks)} if fields.shows_tree else {}),
+    )
 
 
 async def _events(
-    service: Service, fields: CompletionRequest, generation: Generation, head: dict[str, Any], echo: _Echo
+    service: Service, fields: CompletionRequest, generation: Generation, echo: _Echo
 ) -> AsyncGenerator[bytes, None]:
     """Yield the answer as events, those of a prompt that is echoed first."""
+    head = generation.head("cmpl", "text_completion")
     held_back: dict[int, list[TokenLogprobs]] = {}  # of tokens whose text has not come yet
     offsets = [0] * len(generation.choices)  # characters that the tokens told of so far have
 
-    def piece(choice: Choice, text: str, told: Sequence[TokenLogprobs | int], reason: str | None) -> dict[str, Any]:
-        content: dict[str, Any] = {"index": choice.index, "text": text, "logprobs": None, "finish_reason": reason}
+    def piece(choice: Choice, text: str, told: Sequence[TokenLogprobs | int], reason: str | None, **more: Any) -> bytes:
+        logprobs = None
         if fields.logprobs is not None:
-            content["logprobs"] = service.names.completion_logprobs(told, offsets[choice.index])
-            offsets[choice.index] += sum(map(len, content["logprobs"]["tokens"]))
-        return content
+            logprobs = service.names.completion_logprobs(told, offsets[choice.index])
+            offsets[choice.index] += sum(map(len, logprobs.tokens))
+        content = {"index": choice.index, "text": text, "logprobs": logprobs, "finish_reason": reason, **more}
+        return event({**head, "choices": [content]})
 
     for choice in generation.choices if fields.echo else ():
         prompt_idx = choice.index // fields.n
         reason = "length" if choice.stream is None else None
-        told = echo.logprobs(choice, prompt_idx)
-        yield event({**head, "choices": [piece(choice, echo.text(prompt_idx), told, reason)]})
+        yield piece(choice, echo.text(prompt_idx), echo.logprobs(choice, prompt_idx), reason)
     async with contextlib.aclosing(generation.events()) as pieces:
         async for choice, chunk in pieces:
             logprobs = [*held_back.pop(choice.index, ()), *chunk.logprobs]
             if not chunk.text and chunk.finish_reason is None and not fields.shows_tree:
                 held_back[choice.index] = logprobs
                 continue
-            content = piece(choice, chunk.text, logprobs, chunk.finish_reason)
-            if fields.shows_tree:
-                content["tokens"] = told_of_tokens([chunk], service.names)
-            yield event({**head, "choices": [content]})
-    tail = metrics(fields, generation.choices, service)
-    if fields.includes_usage or tail:
-        counted = {"usage": usage(generation.choices, fields.n)} if fields.includes_usage else {}
-        yield event({**head, "choices": [], **counted, **tail})
+            more = {"tokens": service.names.provenance([chunk])} if fields.shows_tree else {}
+            yield piece(choice, chunk.text, logprobs, chunk.finish_reason, **more)
+    if told := generation.last_event(head):
+        yield told

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-import msgspec
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.server import ServerState
 
+from card.server.answers import error_response
 from card.server.config import ServerSettings
 from card.server.errors import ApiError
 
@@ -161,14 +161,8 @@ class LimitedProtocol(HttpToolsProtocol):
     def _refuse(self, error: ApiError) -> None:
         """Answer without asking the application, and close."""
         self._cancel_head_timer()
-        body = msgspec.json.encode(error.body())
-        headers = {
-            **error.headers(),
-            "Content-Type": "application/json",
-            "Content-Length": str(len(body)),
-            "Connection": "close",
-        }
-        lines = [f"{name}: {value}\r\n".encode() for name, value in headers.items()]
-        self.transport.write(b"".join([STATUS_LINE[error.status], *lines, b"\r\n", body]))
+        response = error_response(error, Connection="close")
+        lines = [name + b": " + value + b"\r\n" for name, value in response.raw_headers]
+        self.transport.write(b"".join([STATUS_LINE[error.status], *lines, b"\r\n", response.body]))
         self.transport.close()
         self._watch_taking()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from typing import Any
 
 from card.config import SamplingParams
 from card.errors import CapacityError, CardError, PromptError, SettingsError, TargetError, WorkerError
@@ -48,10 +47,10 @@ class ApiError(CardError):
         self.retry_after_s = retry_after_s
         self.is_worth_retrying = is_worth_retrying
 
-    def body(self) -> dict[str, Any]:
-        """Return the body of the answer."""
-        kind = _TYPES.get(self.status, _TYPES[400] if self.status < 500 else _TYPES[500])
-        return {"error": {"message": str(self), "type": kind, "param": self.param, "code": self.code}}
+    @property
+    def kind(self) -> str:
+        """What sort of error it is, by OpenAI's names."""
+        return _TYPES.get(self.status, _TYPES[400] if self.status < 500 else _TYPES[500])
 
     def headers(self) -> dict[str, str]:
         """Return the headers that belong to the answer."""

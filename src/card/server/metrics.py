@@ -7,15 +7,20 @@ requests and what finished ones left behind. Nothing is counted per token.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from copy import deepcopy
+from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from card.api.outputs import StreamChunk
 from card.errors import WorkerError
-from card.workers.metrics import EngineStats, RequestStats
+from card.workers.metrics import RequestStats
+
+if TYPE_CHECKING:
+    from card.server.service import Service
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -46,23 +51,21 @@ _VLLM_NAMES = {  # ours, without prefix -> vLLM's; histograms have the same name
     "candidates_accepted_per_position": ("spec_decode_num_accepted_tokens_per_pos",),
     **{name: (name,) for name in _HISTOGRAMS},
 }
-_SUMS = (  # counters of RequestStats that are added up over all requests
-    "num_prompt_tokens",
-    "num_new_tokens",
-    "target_passes",
-    "target_busy_s",
-    "waited_s",
-    "verified_tokens",
-    "accepted_tokens",
-    "hits",
-    "late_hits",
-    "misses",
-    "drafter_passes",
-    "drafter_busy_s",
-    "drafter_dropped_nodes",
-    "rolled_back_tokens",
-    "reused_prompt_tokens",
-)
+_COUNTERS = {  # name, without prefix -> what it is, the counter of RequestStats that is added up over all requests
+    "prompt_tokens": ("Tokens of prompts.", "num_prompt_tokens"),
+    "generation_tokens": ("Tokens written.", "num_new_tokens"),
+    "verifications": ("Target passes of a request after its prompt: query, verify, correct.", "target_passes"),
+    "candidates_verified": ("Candidates that went through the target.", "verified_tokens"),
+    "candidates_accepted": ("Candidates that became text.", "accepted_tokens"),
+    "target_busy_seconds": ("Time of requests inside the target's passes.", "target_busy_s"),
+    "target_stall_seconds": ("Time of requests in which the target waited for candidates.", "waited_s"),
+    "drafter_passes": ("Passes of the draft model, for each request that they served.", "drafter_passes"),
+    "drafter_busy_seconds": ("Time of these passes.", "drafter_busy_s"),
+    "drafter_dropped_nodes": ("Candidates ruled out by what was committed.", "drafter_dropped_nodes"),
+    "drafter_rolled_back_tokens": ("Of these, those thought likeliest.", "rolled_back_tokens"),
+    "prompt_tokens_reused": ("Tokens of prompts whose KV was there already.", "reused_prompt_tokens"),
+}
+_SUMS = ("hits", "late_hits", *(counter for _, counter in _COUNTERS.values()))
 FALLBACKS = ("request", "policy", "drafter", "no_candidates")
 
 
@@ -114,7 +117,7 @@ class Ledger:
     def __init__(self) -> None:
         self.fallbacks = dict.fromkeys(FALLBACKS, 0)
         self.finished: dict[str, int] = {"stop": 0, "length": 0, "abort": 0, "error": 0}
-        self.errors: dict[int, int] = {}  # answers by status of 400 and above
+        self.errors: Counter[int] = Counter()  # answers by status of 400 and above
         self._running: set[Record] = set()
         self._ended = _Sums()
         self._registry = CollectorRegistry(auto_describe=False)
@@ -158,7 +161,7 @@ class Ledger:
 
     def sums(self) -> _Sums:
         """Return the sums over all texts, running ones as far as they have come."""
-        total = self._ended.copy()
+        total = deepcopy(self._ended)
         for record in self._running:
             total.add(record.stats)
         return total
@@ -172,44 +175,24 @@ class _Sums:
     """Counters of `RequestStats`, added up."""
 
     def __init__(self) -> None:
-        self.values = dict.fromkeys(_SUMS, 0.0)
-        self.accepted_per_depth: list[int] = []
-        self.by_writer: dict[str, list[int]] = {}  # [verified, accepted]
+        self.values: Counter[str] = Counter()
+        self.accepted_per_depth: Counter[int] = Counter()
+        self.verified_by_writer: Counter[str] = Counter()
+        self.accepted_by_writer: Counter[str] = Counter()
 
     def add(self, stats: RequestStats) -> None:
-        for name in _SUMS:
-            self.values[name] += getattr(stats, name)
-        self.accepted_per_depth.extend([0] * (len(stats.accepted_per_depth) - len(self.accepted_per_depth)))
-        for depth, count in enumerate(stats.accepted_per_depth):
-            self.accepted_per_depth[depth] += count
-        for column, counts in enumerate((stats.verified_by_writer, stats.accepted_by_writer)):
-            for writer, count in dict(counts).items():
-                self.by_writer.setdefault(writer, [0, 0])[column] += count
-
-    def copy(self) -> _Sums:
-        other = _Sums()
-        other.values = dict(self.values)
-        other.accepted_per_depth = list(self.accepted_per_depth)
-        other.by_writer = {writer: list(counts) for writer, counts in self.by_writer.items()}
-        return other
+        self.values.update({name: getattr(stats, name) for name in _SUMS})
+        self.accepted_per_depth.update(dict(enumerate(stats.accepted_per_depth)))
+        self.verified_by_writer.update(dict(stats.verified_by_writer))
+        self.accepted_by_writer.update(dict(stats.accepted_by_writer))
 
 
 class Scrape:
-    """Gathers everything for one answer of `/metrics`."""
+    """Gathers everything for one answer of `/metrics`; what the engine would say is left out if it is down."""
 
-    def __init__(
-        self, ledger: Ledger, stats: Callable[[], EngineStats], *, model_name: str, kv_bytes: int, num_inside: int
-    ) -> None:
-        """Take the books, the engine's figures and what the server knows itself.
-
-        Args:
-            stats: raises WorkerError if the engine is down; then its gauges are left out.
-            kv_bytes: most memory of the KV cache.
-            num_inside: requests that are being answered.
-        """
-        self._ledger, self._stats = ledger, stats
-        self._labels = {"model_name": model_name, "engine": "0"}
-        self._kv_bytes, self._num_inside = kv_bytes, num_inside
+    def __init__(self, service: Service) -> None:
+        self._service, self._ledger = service, service.ledger
+        self._labels = {"model_name": service.settings.served_model_names[0], "engine": "0"}
 
     def text(self) -> bytes:
         """Return the answer."""
@@ -228,20 +211,7 @@ class Scrape:
         yield from self._from_engine()
         sums = self._ledger.sums()
         values = sums.values
-        for name, what, key in (
-            ("prompt_tokens", "Tokens of prompts.", "num_prompt_tokens"),
-            ("generation_tokens", "Tokens written.", "num_new_tokens"),
-            ("verifications", "Target passes of a request after its prompt: query, verify, correct.", "target_passes"),
-            ("candidates_verified", "Candidates that went through the target.", "verified_tokens"),
-            ("candidates_accepted", "Candidates that became text.", "accepted_tokens"),
-            ("target_busy_seconds", "Time of requests inside the target's passes.", "target_busy_s"),
-            ("target_stall_seconds", "Time of requests in which the target waited for candidates.", "waited_s"),
-            ("drafter_passes", "Passes of the draft model, for each request that they served.", "drafter_passes"),
-            ("drafter_busy_seconds", "Time of these passes.", "drafter_busy_s"),
-            ("drafter_dropped_nodes", "Candidates ruled out by what was committed.", "drafter_dropped_nodes"),
-            ("drafter_rolled_back_tokens", "Of these, those thought likeliest.", "rolled_back_tokens"),
-            ("prompt_tokens_reused", "Tokens of prompts whose KV was there already.", "reused_prompt_tokens"),
-        ):
+        for name, (what, key) in _COUNTERS.items():
             yield CounterMetricFamily(f"card_{name}", what, value=values[key])
         yield _counters(
             "lookup_results",
@@ -253,34 +223,48 @@ class Scrape:
                 "miss": max(0.0, values["target_passes"] - values["hits"] - values["late_hits"]),
             },
         )
-        yield _counters("fallbacks", "Rounds decoded plainly, by cause.", "cause", self._ledger.fallbacks)
-        by_depth = {str(depth): count for depth, count in enumerate(sums.accepted_per_depth)}
-        yield _counters(
-            "candidates_accepted_per_position", "Candidates accepted, by their depth from 0.", "position", by_depth
-        )
-        for idx, column in enumerate(("verified", "accepted")):
-            by_writer = {writer: counts[idx] for writer, counts in sums.by_writer.items()}
-            yield _counters(
-                f"candidates_{column}_by_writer", f"Candidates {column}, by who proposed them.", "writer", by_writer
-            )
-        yield _counters("requests_finished", "Texts that ended, by reason.", "finished_reason", self._ledger.finished)
-        errors = {str(status): count for status, count in self._ledger.errors.items()}
-        yield _counters("http_errors", "Answers that were errors, by status.", "status", errors)
-        yield GaugeMetricFamily("card_requests_inside", "Requests that are being answered.", value=self._num_inside)
+        for name, what, label, counts in (
+            ("fallbacks", "Rounds decoded plainly, by cause.", "cause", self._ledger.fallbacks),
+            (
+                "candidates_accepted_per_position",
+                "Candidates accepted, by their depth from 0.",
+                "position",
+                sums.accepted_per_depth,
+            ),
+            (
+                "candidates_verified_by_writer",
+                "Candidates verified, by who proposed them.",
+                "writer",
+                sums.verified_by_writer,
+            ),
+            (
+                "candidates_accepted_by_writer",
+                "Candidates accepted, by who proposed them.",
+                "writer",
+                sums.accepted_by_writer,
+            ),
+            ("requests_finished", "Texts that ended, by reason.", "finished_reason", self._ledger.finished),
+            ("http_errors", "Answers that were errors, by status.", "status", self._ledger.errors),
+        ):
+            yield _counters(name, what, label, counts)
+        num_inside = self._service.gate.num_requests
+        yield GaugeMetricFamily("card_requests_inside", "Requests that are being answered.", value=num_inside)
         yield from self._ledger.histograms()
 
     def _from_engine(self) -> Iterator[Metric]:
         try:
-            stats = self._stats()
+            stats = self._service.llm.stats()
         except WorkerError:
             yield GaugeMetricFamily("card_engine_up", "Whether the engine is alive.", value=0)
             return
         yield GaugeMetricFamily("card_engine_up", "Whether the engine is alive.", value=1)
+        kv_bytes = self._service.llm.host.max_kv_bytes
+        kv_share = stats.kv_used_bytes / kv_bytes if kv_bytes else 0.0
         busy_share = self._ledger.sums().values["drafter_busy_s"] / stats.round_s if stats.round_s else 0.0
         for name, what, value in (
             ("requests_running", "Texts in the batch.", stats.num_running),
             ("requests_waiting", "Texts that wait for a place in the batch.", stats.num_waiting),
-            ("kv_cache_usage", "Share of the KV memory in use, kept prefixes included.", self._kv_share(stats)),
+            ("kv_cache_usage", "Share of the KV memory in use, kept prefixes included.", kv_share),
             ("drafter_up", "Whether the drafter drafts.", stats.drafter in ("up", "degraded")),
             ("drafter_lead", "Layers of candidates ahead of the text, mean of the running texts.", stats.drafter_lead),
             ("tree_nodes", "Candidates held for the running texts.", stats.tree_nodes),
@@ -298,14 +282,11 @@ class Scrape:
         ):
             yield CounterMetricFamily(f"card_{name}", what, value=value)
 
-    def _kv_share(self, stats: EngineStats) -> float:
-        return stats.kv_used_bytes / self._kv_bytes if self._kv_bytes else 0.0
 
-
-def _counters(name: str, what: str, label: str, values: dict[str, Any]) -> CounterMetricFamily:
+def _counters(name: str, what: str, label: str, values: Mapping[Any, float]) -> CounterMetricFamily:
     family = CounterMetricFamily(f"card_{name}", what, labels=[label])
     for key, value in values.items():
-        family.add_metric([key], value)
+        family.add_metric([str(key)], value)
     return family
 
 

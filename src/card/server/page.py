@@ -1,17 +1,17 @@
-"""The playground at `/`: a static page that is sent from memory, and may neither run nor load anything else."""
+"""The playground at `/`: a static page that may neither run nor load anything else."""
 
 from __future__ import annotations
 
-import hashlib
-from dataclasses import dataclass
+import os
 from pathlib import Path
+from typing import Any
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.staticfiles import StaticFiles
 
 _FOLDER = Path(__file__).parent / "playground"
-_INDEX = "index.html"
 _TYPES = {  # spelled out: the system's own table may know others, and with nosniff a wrong one breaks the page
     ".css": "text/css; charset=utf-8",
     ".html": "text/html; charset=utf-8",
@@ -31,43 +31,22 @@ _HEADERS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class _File:
-    content: bytes
-    headers: dict[str, str]
-
-    @property
-    def tag(self) -> str:
-        return self.headers["ETag"]
-
-
-class Playground:
+class Playground(StaticFiles):
     """The page and what belongs to it; needs no key, as it holds no secret: the page asks for one where it must."""
 
     def __init__(self) -> None:
-        """Read the files, all of them small."""
-        paths = [path for path in sorted(_FOLDER.rglob("*")) if path.suffix in _TYPES]
-        self._files = {path.relative_to(_FOLDER).as_posix(): _read(path) for path in paths}
+        """Serve the files of the package."""
+        super().__init__(directory=_FOLDER)
 
     async def index(self, request: Request) -> Response:
         """Send the page itself."""
-        return self._send(request, _INDEX)
+        return await self.get_response("index.html", request.scope)
 
-    async def asset(self, request: Request) -> Response:
-        """Send a file that the page names. Raises: HTTPException 404 for any other."""
-        return self._send(request, request.path_params["name"])
-
-    def _send(self, request: Request, name: str) -> Response:
-        file = self._files.get(name)
-        if file is None:
+    def file_response(self, full_path: str | os.PathLike[str], *args: Any, **options: Any) -> Response:
+        """Return a file with our headers. Raises: HTTPException 404 for a file that is not the page's."""
+        kind = _TYPES.get(Path(full_path).suffix)
+        if kind is None:
             raise HTTPException(404)
-        known = [tag.strip().removeprefix("W/") for tag in request.headers.get("if-none-match", "").split(",")]
-        if file.tag in known:
-            return Response(status_code=304, headers=file.headers)
-        return Response(file.content, headers=file.headers)
-
-
-def _read(path: Path) -> _File:
-    content = path.read_bytes()
-    tag = f'"{hashlib.sha256(content).hexdigest()[:32]}"'
-    return _File(content, {**_HEADERS, "Content-Type": _TYPES[path.suffix], "ETag": tag})
+        response = super().file_response(full_path, *args, **options)
+        response.headers.update({**_HEADERS, "Content-Type": kind})
+        return response

@@ -14,6 +14,15 @@ from card.server.errors import bad_request
 from card.server.schemas import SamplingFields
 
 _LEAST = 1e-6  # float32 rounds much smaller factors to 0, or what is divided by them to infinity
+_AS_ASKED = {
+    "stop",
+    "stop_token_ids",
+    "ignore_eos",
+    "presence_penalty",
+    "frequency_penalty",
+    "min_tokens",
+    "shows_tree",
+}
 _DEFAULTED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
@@ -40,24 +49,17 @@ def sampling_params(
             chosen[name] = _LEAST
     if "top_k" in chosen:
         chosen["top_k"] = max(0, chosen["top_k"])
-    for name in ("stop_token_ids",):
-        for token_id in getattr(fields, name):
-            _check_id(token_id, name, vocab_size)
+    for token_id in fields.stop_token_ids:
+        _check_id(token_id, "stop_token_ids", vocab_size)
     return SamplingParams(
         **chosen,
         seed=secrets.randbelow(2**31) if fields.seed is None else fields.seed & (2**63 - 1),
         max_tokens=max_tokens,
-        stop=tuple(fields.stop),
-        stop_token_ids=tuple(fields.stop_token_ids),
-        ignore_eos=fields.ignore_eos,
-        presence_penalty=fields.presence_penalty,
-        frequency_penalty=fields.frequency_penalty,
         logit_bias=_biases(fields.logit_bias, vocab_size),
-        min_tokens=fields.min_tokens,
         grammar=fields.grammar(),
         logprobs=logprobs,
         speculates=fields.speculation == "on",
-        shows_tree=fields.shows_tree,
+        **fields.model_dump(include=_AS_ASKED),
     )
 
 

@@ -7,11 +7,16 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, Tag, WithJsonSchema, field_validator, model_validator
 
 from card.server.limits import fitted
-from card.server.schemas import KWARGS_SCHEMA, ChatRequest, Effort
+from card.server.schemas import KWARGS_SCHEMA, ChatRequest, CommonFields, Effort
 from card.server.strict import NotDone, Strict
 from card.server.tool_schemas import ARGUMENTS_SCHEMA, MAX_TOOLS, FunctionDefinition
 
 _MAX_ITEMS = 4096
+_AS_IN_CHAT = {"model", "temperature", "top_p", "top_k", "min_p", "seed", "stream", "parallel_tool_calls"} | {
+    "chat_template_kwargs",
+    "speculation",
+    "include_metrics",
+}
 _CHOICE_SCHEMA = {
     "anyOf": [
         {"enum": ["none", "auto", "required"]},
@@ -158,38 +163,23 @@ class ResponseStreamOptions(Strict):
     include_obfuscation: NotDone = False
 
 
-class ResponsesRequest(Strict):
+class ResponsesRequest(CommonFields):
     """Body of `POST /v1/responses`."""
 
-    model: str = ""
     input: list[InputItem] = Field(min_length=1, max_length=_MAX_ITEMS, json_schema_extra=_or_text)
     instructions: str | None = None
     max_output_tokens: int | None = Field(None, ge=1, lt=2**31)
-    temperature: float | None = Field(None, ge=0.0, le=100.0)
-    top_p: float | None = Field(None, gt=0.0, le=1.0)
-    top_k: int | None = Field(None, ge=-1, lt=2**31, description="0 and -1 keep all")
-    min_p: float | None = Field(None, ge=0.0, lt=1.0)
-    seed: int | None = Field(None, ge=-(2**63), lt=2**63)
     text: TextOptions = Field(default_factory=TextOptions)
     tools: list[FunctionTool] = Field(default_factory=list, max_length=MAX_TOOLS)
     tool_choice: Annotated[Any, WithJsonSchema(_CHOICE_SCHEMA)] = "auto"
     parallel_tool_calls: bool = True
     reasoning: Reasoning = Field(default_factory=Reasoning)
-    stream: bool = False
     stream_options: ResponseStreamOptions | None = None
     include: list[Literal["reasoning.encrypted_content"]] = Field(default_factory=list, max_length=8)
     truncation: Literal["disabled"] = "disabled"
     background: NotDone = False
-    store: bool = Field(True, description="nothing is stored, whatever it says")
     previous_response_id: Annotated[str | None, WithJsonSchema({"type": "null"})] = None
-    metadata: dict[str, str] = Field(default_factory=dict, max_length=16)
-    service_tier: Literal["auto", "default", "flex", "priority", "scale"] = "auto"
-    user: str = ""
-    safety_identifier: str = ""
-    prompt_cache_key: str = ""
     chat_template_kwargs: Annotated[dict[str, Any], WithJsonSchema(KWARGS_SCHEMA)] = Field(default_factory=dict)
-    speculation: Literal["on", "off"] = "on"
-    include_metrics: bool = Field(False, description="say in the answer how long it took and how speculation did")
 
     @field_validator("input", mode="before")
     @classmethod
@@ -204,19 +194,15 @@ class ResponsesRequest(Strict):
 
     @field_validator("tool_choice")
     @classmethod
-    def _as_in_chat(cls, value: object) -> object:
-        """Return the choice as chat completions have it."""
-        if value in ("none", "auto", "required"):
+    def _is_a_choice(cls, value: object) -> object:
+        is_named = isinstance(value, dict) and set(value) == {"type", "name"} and value["type"] == "function"
+        if is_named or value in ("none", "auto", "required"):
             return value
-        if isinstance(value, dict) and set(value) == {"type", "name"} and value["type"] == "function":
-            return {"type": "function", "function": {"name": value["name"]}}
         raise ValueError('must be "none", "auto", "required" or {"type": "function", "name": ...}')
 
     def as_chat(self) -> ChatRequest:
         """Return the chat completion that gives the same text. Raises: ApiError 400."""
-        names = ("model", "temperature", "top_p", "top_k", "min_p", "seed", "stream", "parallel_tool_calls")
-        others = ("chat_template_kwargs", "speculation", "include_metrics", "tool_choice")
-        content = {name: getattr(self, name) for name in (*names, *others)}
+        content = self.model_dump(include=_AS_IN_CHAT)
         content["max_completion_tokens"] = self.max_output_tokens
         content["reasoning_effort"] = self.reasoning.effort
         content["messages"] = self._messages()
@@ -224,6 +210,9 @@ class ResponsesRequest(Strict):
             {"type": "function", "function": tool.model_dump(exclude={"type"}, exclude_none=True)}
             for tool in self.tools
         ]
+        content["tool_choice"] = self.tool_choice
+        if isinstance(self.tool_choice, dict):
+            content["tool_choice"] = {"type": "function", "function": {"name": self.tool_choice["name"]}}
         form = self.text.format
         if form is not None and form.type != "text":
             content["response_format"] = {"type": form.type}

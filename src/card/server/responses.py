@@ -5,23 +5,33 @@ from __future__ import annotations
 import contextlib
 import secrets
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterable
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from card.errors import CardError
-from card.server.answers import json_response, metrics, unless_gone, usage
+from card.server.answers import (
+    OutputCall,
+    OutputMessage,
+    OutputText,
+    ResponsesAnswer,
+    ResponseUsage,
+    event,
+    json_response,
+)
 from card.server.chat import start_chat
 from card.server.errors import as_api_error
 from card.server.limits import read_body
-from card.server.response_items import OutputItems
-from card.server.response_schemas import FunctionTool, ResponsesRequest
-from card.server.schemas import ChatRequest
+from card.server.response_schemas import ResponsesRequest
 from card.server.service import Generation, Service
-from card.server.streaming import EventStream, event
+from card.server.streaming import EventStream, unless_gone
+from card.server.tools.parser import CallArguments, CallBegun, Content, Piece
 from card.server.tools.support import ToolPlan
+
+Events = list[dict[str, Any]]
+_ECHOED = {"instructions", "max_output_tokens", "metadata", "parallel_tool_calls", "temperature", "top_p"}  # as asked
 
 
 async def responses(request: Request) -> Response:
@@ -32,7 +42,7 @@ async def responses(request: Request) -> Response:
     chat = fields.as_chat()
     plan = service.tools.plan(chat)
     generation = await start_chat(request, service, chat, plan)
-    answer = _Answer(service, fields, chat, plan, generation, model)
+    answer = _Answer(fields, plan, generation, model)
     if fields.stream:
         return EventStream(generation, answer.events(), tell=answer.failure, end=b"")
     try:
@@ -48,61 +58,40 @@ async def responses(request: Request) -> Response:
 class _Answer:
     """One response as it comes to be."""
 
-    def __init__(
-        self,
-        service: Service,
-        fields: ResponsesRequest,
-        chat: ChatRequest,
-        plan: ToolPlan,
-        generation: Generation,
-        model: str,
-    ) -> None:
-        self._service, self._fields, self._chat, self._generation = service, fields, chat, generation
-        self._model = model
+    def __init__(self, fields: ResponsesRequest, plan: ToolPlan, generation: Generation, model: str) -> None:
+        self._fields, self._generation, self._model = fields, generation, model
         self._id = f"resp_{secrets.token_hex(12)}"
         self._created_at = int(time.time())
-        self._status = "in_progress"
-        self._error: dict[str, str] | None = None
+        self._status: Any = "in_progress"
         self._num_events = 0
-        self.items = OutputItems(plan)
+        self.items = _OutputItems(plan)
 
-    def finish(self, reason: str) -> list[dict[str, Any]]:
+    def finish(self, reason: str) -> Events:
         """End the output; return the last events but one."""
         self._status = "incomplete" if reason == "length" else "completed"
-        return self.items.finish(is_complete=self._status == "completed")
+        return self.items.finish(self._status)
 
-    def body(self) -> dict[str, Any]:
-        """Return the response as it is now."""
-        fields = self._fields
+    def body(self, **changes: Any) -> ResponsesAnswer:
+        """Return the response as it is now, with ``changes``."""
+        fields, form = self._fields, self._fields.text.format
         is_over = self._status != "in_progress"
-        choices = self._generation.choices
-        return {
-            "id": self._id,
-            "object": "response",
-            "created_at": self._created_at,
-            "status": self._status,
-            "error": self._error,
-            "incomplete_details": {"reason": "max_output_tokens"} if self._status == "incomplete" else None,
-            "instructions": fields.instructions,
-            "max_output_tokens": fields.max_output_tokens,
-            "model": self._model,
-            "output": self.items.items if is_over else [],
-            "parallel_tool_calls": fields.parallel_tool_calls,
-            "previous_response_id": None,
-            "reasoning": {"effort": fields.reasoning.effort, "summary": None},
-            "service_tier": "default",
-            "store": False,
-            "temperature": fields.temperature,
-            "text": {"format": self._format()},
-            "tool_choice": self._choice(),
-            "tools": [_told_of(tool) for tool in fields.tools],
-            "top_p": fields.top_p,
-            "truncation": "disabled",
-            "usage": self._usage() if is_over else None,
-            "user": fields.user or None,
-            "metadata": fields.metadata,
-            **(metrics(self._chat, choices, self._service) if is_over else {}),
-        }
+        return ResponsesAnswer(
+            **fields.model_dump(include=_ECHOED),
+            id=self._id,
+            created_at=self._created_at,
+            status=self._status,
+            incomplete_details={"reason": "max_output_tokens"} if self._status == "incomplete" else None,
+            model=self._model,
+            output=self.items.items if is_over else [],
+            reasoning={"effort": fields.reasoning.effort, "summary": None},
+            text={"format": form.model_dump(by_alias=True, exclude_none=True) if form else {"type": "text"}},
+            tool_choice=fields.tool_choice,
+            tools=[{**tool.model_dump(), "strict": bool(tool.strict)} for tool in fields.tools],
+            usage=self._usage() if is_over else None,
+            user=fields.user or None,
+            **(self._generation.metrics() if is_over else {}),
+            **changes,
+        )
 
     async def events(self) -> AsyncGenerator[bytes, None]:
         """Yield the response as typed events; what comes together is sent together."""
@@ -119,38 +108,104 @@ class _Answer:
 
     def failure(self, error: CardError) -> bytes:
         """Return the event that ends a stream with an error."""
-        self._status, self._error = "failed", {"code": "server_error", "message": str(as_api_error(error))}
-        return self._event({"type": "response.failed", "response": self.body()})
+        self._status = "failed"
+        body = self.body(error={"code": "server_error", "message": str(as_api_error(error))})
+        return self._event({"type": "response.failed", "response": body})
 
     def _event(self, content: dict[str, Any]) -> bytes:
         numbered = {**content, "sequence_number": self._num_events}
         self._num_events += 1
         return f"event: {content['type']}\n".encode() + event(numbered)
 
-    def _usage(self) -> dict[str, Any]:
-        counted = usage(self._generation.choices, 1)
-        return {
-            "input_tokens": counted["prompt_tokens"],
-            "input_tokens_details": counted["prompt_tokens_details"],
-            "output_tokens": counted["completion_tokens"],
-            "output_tokens_details": {"reasoning_tokens": 0},
-            "total_tokens": counted["total_tokens"],
-        }
-
-    def _format(self) -> dict[str, Any]:
-        form = self._fields.text.format
-        return {"type": "text"} if form is None else form.model_dump(by_alias=True, exclude_none=True)
-
-    def _choice(self) -> object:
-        choice = self._fields.tool_choice
-        return {"type": "function", "name": choice["function"]["name"]} if isinstance(choice, dict) else choice
+    def _usage(self) -> ResponseUsage:
+        counted = self._generation.usage()
+        return ResponseUsage(
+            input_tokens=counted.prompt_tokens,
+            input_tokens_details=counted.prompt_tokens_details,
+            output_tokens=counted.completion_tokens,
+            total_tokens=counted.total_tokens,
+        )
 
 
-def _told_of(tool: FunctionTool) -> dict[str, Any]:
-    return {
-        "type": "function",
-        "name": tool.name,
-        "description": tool.description,
-        "parameters": tool.parameters,
-        "strict": bool(tool.strict),
-    }
+class _OutputItems:
+    """Makes items of an answer's pieces: messages of the assistant, and calls of functions. Tells how they grow."""
+
+    def __init__(self, plan: ToolPlan) -> None:
+        self._plan = plan
+        self._parser = plan.parser()
+        self.items: list[OutputMessage | OutputCall] = []
+        self._is_open = False  # the last one may still grow
+
+    def push(self, text: str) -> Events:
+        """Add text and return the events that tell of it."""
+        if self._parser is None:
+            return self._take([Content(text)] if text else [])
+        return self._take(self._parser.push(text))
+
+    def finish(self, status: Any) -> Events:
+        """End the last item and return the events that tell of it. An answer without any text is an empty message."""
+        events = self._take(self._parser.flush()) if self._parser is not None else []
+        if not self.items:
+            events += self._begin_message()
+        return events + self._end(status)
+
+    def _take(self, pieces: Iterable[Piece]) -> Events:
+        events: Events = []
+        for piece in pieces:
+            match piece:
+                case Content(text):
+                    if not self._is_open or not isinstance(self.items[-1], OutputMessage):
+                        events += self._end("completed") + self._begin_message()
+                    self._text.text += text
+                    events.append(self._told("output_text.delta", delta=text, logprobs=[]))
+                case CallBegun(_, name):
+                    events += self._end("completed")
+                    call_id = self._plan.new_call_id()
+                    events.append(self._begin(OutputCall(id=f"fc_{secrets.token_hex(12)}", call_id=call_id, name=name)))
+                case CallArguments(_, text):
+                    call = self.items[-1]
+                    assert isinstance(call, OutputCall)
+                    call.arguments += text
+                    events.append(self._told("function_call_arguments.delta", delta=text))
+        return events
+
+    @property
+    def _text(self) -> OutputText:
+        """The text of the message that is open."""
+        message = self.items[-1]
+        assert isinstance(message, OutputMessage)
+        return message.content[0]
+
+    def _begin_message(self) -> Events:
+        message = OutputMessage(id=f"msg_{secrets.token_hex(12)}", content=[])
+        added = self._begin(message)
+        message.content.append(OutputText())
+        return [added, self._told("content_part.added", part=OutputText())]
+
+    def _begin(self, item: OutputMessage | OutputCall) -> dict[str, Any]:
+        self.items.append(item)
+        self._is_open = True
+        return self._told_of_item("added")
+
+    def _end(self, status: Any) -> Events:
+        """End the item that is open, if there is one."""
+        if not self._is_open:
+            return []
+        item, self._is_open = self.items[-1], False
+        item.status = status
+        if isinstance(item, OutputCall):
+            done = self._told("function_call_arguments.done", name=item.name, arguments=item.arguments)
+            return [done, self._told_of_item("done")]
+        text = self._told("output_text.done", text=self._text.text, logprobs=[])
+        return [text, self._told("content_part.done", part=self._text), self._told_of_item("done")]
+
+    def _told(self, kind: str, **told: Any) -> dict[str, Any]:
+        item = self.items[-1]
+        place = {"item_id": item.id, "output_index": len(self.items) - 1}
+        if isinstance(item, OutputMessage):
+            place["content_index"] = 0
+        return {"type": f"response.{kind}", **place, **told}
+
+    def _told_of_item(self, kind: str) -> dict[str, Any]:
+        item = self.items[-1].model_dump()  # as it is now: it may grow before the event is written
+        return {"type": f"response.output_item.{kind}", "output_index": len(self.items) - 1, "item": item}

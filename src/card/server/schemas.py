@@ -70,38 +70,43 @@ class StreamOptions(Strict):
     include_obfuscation: NotDone = False
 
 
-class SamplingFields(GuidedFields):
-    """The fields that completions and chat completions share. None: as the model's generation config says."""
+class CommonFields(Strict):
+    """The fields of all requests that ask for text. None: as the model's generation config says."""
 
     model: str = ""
-    n: int = Field(1, ge=1, le=MAX_CHOICES)
     temperature: float | None = Field(None, ge=0.0, le=100.0)
     top_p: float | None = Field(None, gt=0.0, le=1.0)
     top_k: int | None = Field(None, ge=-1, lt=2**31, description="0 and -1 keep all")
     min_p: float | None = Field(None, ge=0.0, lt=1.0)
+    seed: int | None = Field(None, ge=-(2**63), le=_MAX_SEED)
+    stream: bool = False
+    speculation: Literal["on", "off"] = "on"
+    include_metrics: bool = Field(False, description="say in the answer how long it took and how speculation did")
+    user: str = Field("", description="asks for nothing, like the fields down to prompt_cache_key")
+    metadata: dict[str, str] = Field(default_factory=dict, max_length=16)
+    service_tier: Literal["auto", "default", "flex", "priority", "scale"] = "auto"
+    store: bool = Field(False, description="nothing is stored, whatever it says")
+    safety_identifier: str = ""
+    prompt_cache_key: str = ""
+
+
+class SamplingFields(CommonFields, GuidedFields):
+    """The fields that completions and chat completions share."""
+
+    n: int = Field(1, ge=1, le=MAX_CHOICES)
     repetition_penalty: float | None = Field(None, gt=0.0, le=1e6)
     presence_penalty: float = Field(0.0, ge=-2.0, le=2.0)
     frequency_penalty: float = Field(0.0, ge=-2.0, le=2.0)
     logit_bias: Annotated[dict[str, float], WithJsonSchema(_BIAS_SCHEMA)] = Field(
         default_factory=dict, max_length=_MAX_BIASES
     )
-    seed: int | None = Field(None, ge=-(2**63), le=_MAX_SEED)
     stop: Annotated[list[str], WithJsonSchema(_STOP_SCHEMA)] = Field(default_factory=list, max_length=_MAX_STOPS)
     stop_token_ids: list[TokenId] = Field(default_factory=list, max_length=1024)
     ignore_eos: bool = False
     min_tokens: int = Field(0, ge=0, lt=2**31)
-    stream: bool = False
     stream_options: StreamOptions | None = None
-    user: str = ""
-    best_of: int = Field(1, ge=1, le=1, description="asks for nothing, like the fields down to prompt_cache_key")
-    metadata: dict[str, str] = Field(default_factory=dict, max_length=16)
-    service_tier: Literal["auto", "default", "flex", "priority", "scale"] = "auto"
-    store: bool = False
-    safety_identifier: str = ""
-    prompt_cache_key: str = ""
-    speculation: Literal["on", "off"] = "on"
+    best_of: int = Field(1, ge=1, le=1, description="asks for nothing")
     shows_tree: bool = Field(False, description="say of each token who proposed it, and what lay beside it")
-    include_metrics: bool = Field(False, description="say in the answer how long it took and how speculation did")
 
     @field_validator("stop", mode="before")
     @classmethod

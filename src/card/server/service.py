@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import secrets
 import time
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
@@ -19,12 +20,13 @@ from card.api.outputs import StreamChunk
 from card.config import SamplingParams
 from card.errors import CardError, SettingsError
 from card.models.token_bytes import token_bytes
+from card.server.answers import PromptTokensDetails, Usage, event
 from card.server.aside import Aside
 from card.server.config import ServerSettings
 from card.server.described import Limits
 from card.server.errors import ApiError, bad_request, shutting_down
 from card.server.limits import Deadline, Gate, Ticket
-from card.server.metrics import Ledger, Record
+from card.server.metrics import Ledger, Record, request_metrics
 from card.server.params import derived_seed, model_defaults
 from card.server.schemas import MAX_CHOICES, SamplingFields
 from card.server.tokens import TokenNames
@@ -58,11 +60,47 @@ class Choice:
 class Generation:
     """All texts of one API request, from its admission until its answer was sent."""
 
-    def __init__(self, service: Service, ticket: Ticket, choices: Sequence[Choice]) -> None:
+    def __init__(self, service: Service, ticket: Ticket, fields: SamplingFields, choices: Sequence[Choice]) -> None:
         self.choices = choices
         self.deadline = Deadline(service.settings.request_timeout_s)
-        self._service, self._ticket = service, ticket
+        self._service, self._ticket, self._fields = service, ticket, fields
         service.running.add(self)
+
+    def head(self, prefix: str, kind: str) -> dict[str, Any]:
+        """Return what the answer, and every event of a stream, begins with."""
+        return {
+            "id": f"{prefix}-{secrets.token_hex(12)}",
+            "object": kind,
+            "created": int(time.time()),
+            "model": self._service.check_model(self._fields.model),
+            "system_fingerprint": f"card-{__version__}-{self._service.llm.method.name}",
+        }
+
+    def usage(self) -> Usage:
+        """Return the numbers of tokens; a prompt counts once, however many texts were written to it."""
+        prompts = self.choices[:: self._fields.n]
+        num_prompt = sum(len(choice.prompt_ids) for choice in prompts)
+        num_new = sum(choice.record.stats.num_new_tokens for choice in self.choices)
+        cached = sum(choice.record.stats.reused_prompt_tokens for choice in prompts)
+        return Usage(
+            prompt_tokens=num_prompt,
+            completion_tokens=num_new,
+            total_tokens=num_prompt + num_new,
+            prompt_tokens_details=PromptTokensDetails(cached_tokens=cached),
+        )
+
+    def metrics(self) -> dict[str, Any]:
+        """Return the `metrics` of the answer, if it is to have them: {} or {"metrics": ...}."""
+        if not self._fields.include_metrics and self._service.settings.spec_metrics == "none":
+            return {}
+        budget = self._service.llm.host.draft_settings.budget
+        return {"metrics": request_metrics([one.record for one in self.choices if one.stream is not None], budget)}
+
+    def last_event(self, head: dict[str, Any]) -> bytes:
+        """Return the event at the end of a stream that has usage and metrics; empty if neither is asked for."""
+        tail = {"usage": self.usage()} if self._fields.includes_usage else {}
+        tail |= self.metrics()
+        return event({**head, "choices": [], **tail}) if tail else b""
 
     async def events(self) -> AsyncGenerator[tuple[Choice, StreamChunk], None]:
         """Yield what is written, of all choices in the order in which it comes. Raises: CardError."""
@@ -127,11 +165,6 @@ class Service:
             num_choices=min(MAX_CHOICES, self.llm.host.settings.max_num_seqs + self.settings.max_num_queued_reqs),
             num_new_tokens=min(room, self.settings.max_request_tokens or room),
         )
-
-    @property
-    def fingerprint(self) -> str:
-        """What answers say of the system that wrote them."""
-        return f"card-{__version__}-{self.llm.method.name}"
 
     def check_model(self, name: str) -> str:
         """Return the name that the answer carries. Raises: ApiError 404 for a model that is not served."""
@@ -243,7 +276,7 @@ class Service:
                 self.ledger.forget(choice.record)
             ticket.give_back()  # the streams end as they are let go of
             raise
-        return Generation(self, ticket, choices)
+        return Generation(self, ticket, fields, choices)
 
     def cut_off(self) -> None:
         """End all that runs: its time for shutting down is over."""

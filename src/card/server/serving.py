@@ -10,6 +10,7 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from typing import Any
 
 import uvicorn
@@ -191,21 +192,7 @@ class _Run:
 def _shown(llm: AsyncLLM, settings: ServerSettings) -> dict[str, Any]:
     """Return the settings in effect, keys left out."""
     engine = llm.host.settings
-    names = (
-        "max_connections",
-        "max_num_queued_reqs",
-        "max_request_bytes",
-        "request_timeout_s",
-        "shutdown_timeout_s",
-        "stall_timeout_s",
-    )
-    return {
-        "model": engine.target,
-        "draft_model": engine.draft,
-        "method": llm.method.name,
-        "served_model_names": settings.served_model_names,
-        "max_model_len": llm.max_model_len,
-        "max_num_seqs": engine.max_num_seqs,
-        "num_api_keys": len(settings.api_keys),
-        **{name: getattr(settings, name) for name in names},
-    }
+    shown = asdict(settings) | {"num_api_keys": len(settings.api_keys)}
+    del shown["api_keys"]
+    models = {"model": engine.target, "draft_model": engine.draft, "method": llm.method.name}
+    return {**models, "max_model_len": llm.max_model_len, "max_num_seqs": engine.max_num_seqs, **shown}

@@ -1,32 +1,53 @@
-"""Server-sent events: the answer as it is written."""
+"""How answers are sent: as server-sent events while they are written, and only as long as somebody listens."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Callable
-from typing import Any
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from typing import Any, TypeVar
 
-import msgspec
+from starlette.requests import Request
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from card.errors import CardError
-from card.server.errors import as_api_error
+from card.server.answers import ErrorDetail, event
+from card.server.errors import ApiError, as_api_error
 from card.server.service import Generation
 
-_encode = msgspec.json.Encoder().encode
-
+T = TypeVar("T")
 DONE = b"data: [DONE]\n\n"
+_GONE = 499  # status in the log of a request whose client did not wait for the answer, as nginx has it
 
 
-def event(content: dict[str, Any]) -> bytes:
-    """Return one event."""
-    return b"data: " + _encode(content) + b"\n\n"
+async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """Return what ``work`` gives; give it up if the client hangs up meanwhile.
+
+    Raises: ApiError then, which nobody reads, and whatever ``work`` raises.
+    """
+    task = asyncio.ensure_future(work)
+    watch = asyncio.ensure_future(_hung_up(request))
+    try:
+        await asyncio.wait((task, watch), return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise ApiError(_GONE, "the client has hung up", code="client_gone")
+        return task.result()
+    finally:
+        watch.cancel()
+        if not task.done():
+            task.cancel()
+            await asyncio.wait((task,))
+
+
+async def _hung_up(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
 
 
 def failure(error: CardError) -> bytes:
     """Return the event that tells of an error."""
-    return event(as_api_error(error).body())
+    return event({"error": ErrorDetail.of(as_api_error(error))})
 
 
 class EventStream(StreamingResponse):

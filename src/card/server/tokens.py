@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
+from itertools import zip_longest
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
+from card.api.outputs import StreamChunk
 from card.models.text import REPLACEMENT
+from card.server.answers import Alternative, ChatLogprobs, CompletionLogprobs, Token, TokenLogprob, TopLogprob
 from card.tree.sampling import TokenLogprobs
 
 _LEAST_LOGPROB = -9999.0  # JSON has no minus infinity
@@ -49,44 +52,50 @@ class TokenNames:
 
     # ---- lists in OpenAI's shapes -----------------------------------------------------------------------------------
 
-    def chat_logprobs(self, tokens: Sequence[TokenLogprobs]) -> dict[str, Any]:
+    def chat_logprobs(self, tokens: Iterable[TokenLogprobs]) -> ChatLogprobs:
         """Return the `logprobs` of a choice of a chat completion."""
-        return {
-            "content": [
-                {
-                    **self._entry(token.token_id, token.logprob),
-                    "top_logprobs": [self._entry(token_id, logprob) for token_id, logprob in token.top],
-                }
-                for token in tokens
-            ]
-        }
+        content = []
+        for token in tokens:
+            top = [TopLogprob(**self._entry(token_id, logprob)) for token_id, logprob in token.top]
+            content.append(TokenLogprob(**self._entry(token.token_id, token.logprob), top_logprobs=top))
+        return ChatLogprobs(content=content)
 
-    def completion_logprobs(self, tokens: Sequence[TokenLogprobs | int], first_offset: int) -> dict[str, Any]:
+    def completion_logprobs(self, tokens: Iterable[TokenLogprobs | int], first_offset: int) -> CompletionLogprobs:
         """Return the `logprobs` of a choice of a completion.
 
         Args:
             tokens: a bare id has no log-probability: the first token of an echoed prompt.
             first_offset: characters of the text before the first of these tokens.
         """
-        texts: list[str] = []
-        offsets: list[int] = []
-        logprobs: list[float | None] = []
-        tops: list[dict[str, float] | None] = []
+        told = CompletionLogprobs(tokens=[], token_logprobs=[], top_logprobs=[], text_offset=[])
         for token in tokens:
             text = self.text(token if isinstance(token, int) else token.token_id)
-            offsets.append(first_offset)
+            told.text_offset.append(first_offset)
+            told.tokens.append(text)
             first_offset += len(text)
-            texts.append(text)
             if isinstance(token, int):
-                logprobs.append(None)
-                tops.append(None)
+                told.token_logprobs.append(None)
+                told.top_logprobs.append(None)
                 continue
-            logprobs.append(_finite(token.logprob))
+            told.token_logprobs.append(_finite(token.logprob))
             top: dict[str, float] = {}
             for token_id, logprob in (*token.top, (token.token_id, token.logprob)):
                 top.setdefault(self.text(token_id), _finite(logprob))  # of tokens with one name the likeliest counts
-            tops.append(top)
-        return {"tokens": texts, "token_logprobs": logprobs, "top_logprobs": tops, "text_offset": offsets}
+            told.top_logprobs.append(top)
+        return told
+
+    def provenance(self, chunks: Iterable[StreamChunk]) -> list[Token]:
+        """Return where each token came from and which candidates lay beside it (`shows_tree`)."""
+        found = []
+        for chunk in chunks:
+            for token_id, origin, beside in zip_longest(chunk.token_ids, chunk.origins, chunk.alternatives):
+                alternatives = [
+                    Alternative(token_id=other, text=self.text(other), path_logprob=logprob, writer=writer)
+                    for other, logprob, writer in beside or ()
+                ]
+                text = self.text(token_id)
+                found.append(Token(token_id=token_id, text=text, origin=origin or "", alternatives=alternatives))
+        return found
 
     def _entry(self, token_id: int, logprob: float) -> dict[str, Any]:
         return {"token": self.text(token_id), "logprob": _finite(logprob), "bytes": self.raw_bytes(token_id)}

@@ -15,13 +15,14 @@ import msgspec
 import zmq
 
 from card.transport.child import DrafterChild
-from card.transport.drafter_process import FOLDER_PREFIX, DrafterConfig
+from card.transport.drafter_config import DrafterConfig
 from card.transport.link import LinkStatus
 from card.transport.outside import OutsideLink
 from card.transport.watch import Watch
 from card.tree.messages import Shutdown
 
 logger = logging.getLogger(__name__)
+FOLDER_PREFIX = "card-"  # of the folder with the socket
 _EXIT_TIMEOUT_S = 2.0
 _LAST_WORDS_S = 0.05  # time for the frame in which a child that failed says why
 _FAULT_STATUS = 1  # exit status of such a child

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,8 +14,7 @@ from zmq.auth.thread import ThreadAuthenticator
 from card.errors import CardError, ProtocolError, SettingsError
 from card.transport.keys import ServerKeys, check_may_listen
 from card.tree.messages import DrafterMessage, Fault, Hello, Ping, Pong, Ready, Shutdown, decode, encode
-from card.workers.drafter import DrafterWorker, step_together
-from card.writers.beam import BeamWriter
+from card.workers.drafter import MAX_REQUESTS, MAX_TOKENS_PER_PASS, DrafterWorker, step_together
 
 logger = logging.getLogger(__name__)
 MAX_REQUEST_BYTES = 4 * 1024 * 1024  # of one frame of a target: a text of half a million tokens and more
@@ -30,8 +30,8 @@ class ServerLimits:
     """What the server grants its clients."""
 
     max_sessions: int = 16
-    max_requests: int = 64  # open at once, per session
-    max_tokens_per_pass: int = 256  # of all sessions together
+    max_requests: int = MAX_REQUESTS  # open at once, per session
+    max_tokens_per_pass: int = MAX_TOKENS_PER_PASS  # of all sessions together
     silence_timeout_s: float = 30.0  # after which a session is dropped
 
     def __post_init__(self) -> None:
@@ -61,7 +61,7 @@ class DraftServer:
     def __init__(
         self,
         address: str,
-        writer: BeamWriter,
+        open_worker: Callable[..., DrafterWorker],
         ready: Ready,
         *,
         keys: ServerKeys | None = None,
@@ -70,12 +70,13 @@ class DraftServer:
         """Listen on ``address``, tcp://host:port.
 
         Args:
+            open_worker: makes the worker of a session; gets ``max_requests`` and ``peers`` as `DrafterWorker` does.
             ready: what each client is told of the model.
             keys: those of the server and of its clients; None lets everyone in who can reach the address.
         Raises: SettingsError if the address is not free, or is open to others and there are no keys.
         """
         check_may_listen(address, has_keys=keys is not None)
-        self._writer, self._ready = writer, ready
+        self._open_worker, self._ready = open_worker, ready
         self._limits = limits or ServerLimits()
         self._sessions: dict[bytes, _Session] = {}
         self._is_stopping = False
@@ -192,9 +193,7 @@ class DraftServer:
                 reason = f"the server is full: it takes {self._limits.max_sessions} clients (--max-sessions)"
                 self._send(client, incarnation, [Fault(reason)])
                 return
-            worker = DrafterWorker(
-                self._writer,
-                clock=time.perf_counter,
+            worker = self._open_worker(
                 max_requests=self._limits.max_requests,
                 peers=lambda: [session.worker for session in self._sessions.values()],
             )

@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 from card.verify_server.answers import Answer
 from card.verify_server.comparing import Difference, compare_scores, largest_gap, misspelt, unlikely
 from card.verify_server.settings import VerifySettings
 from card.verify_server.sides import Question, Side
 
+T = TypeVar("T")
 NUM_TOP = 5  # likeliest tokens asked for; what APIs allow
 _NUM_CHOICES = 2
 _STOP_CHARS = 3
@@ -106,50 +108,45 @@ class Material:
         return await side.at_once(questions, self.settings.concurrency, **options)
 
 
+Run = Callable[[Material], Awaitable[list[Pair]]]
+
+
 def _pairs(questions: Sequence[Question], expected: Sequence[Answer], got: Sequence[Answer]) -> list[Pair]:
     rows = zip(questions, expected, got, strict=True)
     return [Pair(idx, question, one, other) for idx, (question, one, other) in enumerate(rows)]
 
 
-# ---- alone and in batches -------------------------------------------------------------------------------------------
+# ---- alone, in batches, streamed ------------------------------------------------------------------------------------
 
 
-async def _plain_again(about: Material) -> list[Pair]:
-    if about.plain is None:
-        raise NotSupportedError(NO_SWITCH)
-    questions = about.greedy_questions
-    return _pairs(questions, await about.greedy(), await about.plain.alone(questions))
+def _asked_again(
+    *,
+    seeded: bool = False,
+    plainly: bool = False,
+    needs_switch: bool = False,
+    batch: bool = False,
+    streams: bool = False,
+) -> Run:
+    """Return a check that asks all prompts again.
 
+    Args:
+        seeded: draw the answers with a seed each; otherwise they are greedy.
+        plainly: ask without speculation.
+        needs_switch: only a server that can be asked without speculation is asked.
+        batch: ask several at once; otherwise one after the other.
+        streams: let the answers come as streams.
+    """
 
-async def _plain_batch(about: Material) -> list[Pair]:
-    if about.plain is None:
-        raise NotSupportedError(NO_SWITCH)
-    questions = about.greedy_questions
-    return _pairs(questions, await about.greedy(), await about.at_once(about.plain, questions))
+    async def run(about: Material) -> list[Pair]:
+        if about.plain is None and (plainly or needs_switch):
+            raise NotSupportedError(NO_SWITCH)
+        questions = about.seeded_questions if seeded else about.greedy_questions
+        expected = await (about.seeded() if seeded else about.greedy())
+        side = about.base if plainly else about.fast
+        got = await (about.at_once if batch else Side.alone)(side, questions, streams=streams)
+        return _pairs(questions, expected, got)
 
-
-async def _greedy_alone(about: Material) -> list[Pair]:
-    if about.plain is None:
-        raise NotSupportedError(NO_SWITCH)
-    questions = about.greedy_questions
-    return _pairs(questions, await about.greedy(), await about.fast.alone(questions))
-
-
-async def _greedy_batch(about: Material) -> list[Pair]:
-    questions = about.greedy_questions
-    return _pairs(questions, await about.greedy(), await about.at_once(about.fast, questions))
-
-
-async def _seeded_alone(about: Material) -> list[Pair]:
-    if about.plain is None:
-        raise NotSupportedError(NO_SWITCH)
-    expected = await about.seeded()
-    return _pairs(about.seeded_questions, expected, await about.fast.alone(about.seeded_questions))
-
-
-async def _seeded_batch(about: Material) -> list[Pair]:
-    expected = await about.seeded()
-    return _pairs(about.seeded_questions, expected, await about.at_once(about.fast, about.seeded_questions))
+    return run
 
 
 # ---- reuse of prefixes ----------------------------------------------------------------------------------------------
@@ -184,22 +181,18 @@ def _schema_questions(about: Material) -> list[Question]:
     return [question.replace(response_format=form) for question in about.greedy_questions]
 
 
-async def _schema_alone(about: Material) -> list[Pair]:
+async def _schema(about: Material, *, beside_others: bool = False) -> list[Pair]:
     questions = _schema_questions(about)
     expected = await about.base.alone(questions)
     _check_forms(expected)
-    return _pairs(questions, expected, await about.fast.alone(questions))
+    if not beside_others:
+        return _pairs(questions, expected, await about.fast.alone(questions))
+    mixed = _in_turns(questions, about.greedy_questions)
+    return _pairs(mixed, _in_turns(expected, await about.greedy()), await about.at_once(about.fast, mixed))
 
 
-async def _schema_batch(about: Material) -> list[Pair]:
-    """Answers with a schema beside answers without."""
-    questions = _schema_questions(about)
-    expected = await about.base.alone(questions)
-    _check_forms(expected)
-    beside = about.greedy_questions
-    mixed = [question for both in zip(questions, beside, strict=True) for question in both]
-    got = await about.at_once(about.fast, mixed)
-    return _pairs(mixed, [one for both in zip(expected, await about.greedy(), strict=True) for one in both], got)
+def _in_turns(ones: Sequence[T], others: Sequence[T]) -> list[T]:
+    return [item for both in zip(ones, others, strict=True) for item in both]
 
 
 def _check_forms(answers: Sequence[Answer]) -> None:
@@ -234,10 +227,6 @@ async def _stop(about: Material, **options: Any) -> list[Pair]:
     if num_ignored == len(pairs):
         raise NotSupportedError("stop strings are not heeded")
     return pairs
-
-
-async def _stop_streamed(about: Material) -> list[Pair]:
-    return await _stop(about, streams=True)
 
 
 def _stop_string(text: str) -> str | None:
@@ -312,22 +301,7 @@ async def _several(side: Side, question: Question) -> list[Answer]:
     return answers
 
 
-# ---- streams --------------------------------------------------------------------------------------------------------
-
-
-async def _streamed(about: Material) -> list[Pair]:
-    questions = about.greedy_questions
-    return _pairs(questions, await about.greedy(), await about.fast.alone(questions, streams=True))
-
-
-async def _streamed_batch(about: Material) -> list[Pair]:
-    questions = about.greedy_questions
-    return _pairs(questions, await about.greedy(), await about.at_once(about.fast, questions, streams=True))
-
-
-async def _seeded_streamed(about: Material) -> list[Pair]:
-    expected = await about.seeded()
-    return _pairs(about.seeded_questions, expected, await about.fast.alone(about.seeded_questions, streams=True))
+# ---- all of them ----------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -336,30 +310,30 @@ class Check:
 
     name: str
     title: str
-    run: Callable[[Material], Awaitable[list[Pair]]]
+    run: Run
 
 
 CHECKS: Mapping[str, Check] = MappingProxyType(
     {
         check.name: check
         for check in (
-            Check("plain-again", "plain, asked again", _plain_again),
-            Check("plain-batch", "plain, several at once", _plain_batch),
-            Check("greedy", "greedy, alone", _greedy_alone),
-            Check("greedy-batch", "greedy, several at once", _greedy_batch),
-            Check("seeded", "seeded, alone", _seeded_alone),
-            Check("seeded-batch", "seeded, several at once", _seeded_batch),
+            Check("plain-again", "plain, asked again", _asked_again(plainly=True)),
+            Check("plain-batch", "plain, several at once", _asked_again(plainly=True, batch=True)),
+            Check("greedy", "greedy, alone", _asked_again(needs_switch=True)),
+            Check("greedy-batch", "greedy, several at once", _asked_again(batch=True)),
+            Check("seeded", "seeded, alone", _asked_again(seeded=True, needs_switch=True)),
+            Check("seeded-batch", "seeded, several at once", _asked_again(seeded=True, batch=True)),
             Check("again", "the same prompt again", _again),
             Check("extended", "a conversation that goes on", _extended),
-            Check("schema", "JSON schema, alone", _schema_alone),
-            Check("schema-batch", "JSON schema beside others", _schema_batch),
+            Check("schema", "JSON schema, alone", _schema),
+            Check("schema-batch", "JSON schema beside others", partial(_schema, beside_others=True)),
             Check("stop", "stop strings", _stop),
-            Check("stop-stream", "stop strings, streamed", _stop_streamed),
+            Check("stop-stream", "stop strings, streamed", partial(_stop, streams=True)),
             Check("logprobs", "log-probabilities", _logprobs),
             Check("likeliest", "greedy tokens are the likeliest", _likeliest),
-            Check("stream", "streamed, alone", _streamed),
-            Check("stream-batch", "streamed, several at once", _streamed_batch),
-            Check("seeded-stream", "seeded, streamed", _seeded_streamed),
+            Check("stream", "streamed, alone", _asked_again(streams=True)),
+            Check("stream-batch", "streamed, several at once", _asked_again(batch=True, streams=True)),
+            Check("seeded-stream", "seeded, streamed", _asked_again(seeded=True, streams=True)),
             Check("choices", "n = 2, greedy", _choices),
             Check("seeded-choices", "n = 2, seeded", _seeded_choices),
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from card.verify_server.answers import Answer, Score
+from card.verify_server.answers import Answer
 
 _BEFORE, _AFTER = 24, 24  # characters shown around a difference
 NEAR_TIE = 0.05  # log-probabilities no further apart may swap when a 16-bit pass rounds differently
@@ -75,8 +75,7 @@ def gap_at(difference: Difference, plain: Answer, got: Answer) -> float | None:
     place = len(got.text[: difference.char_idx].encode())
     begin = 0
     for score in plain.scores:
-        raw = _raw(score)
-        if begin + len(raw) > place:
+        if begin + len(score.raw) > place:
             rest = got.text.encode()[begin:]
             others = [
                 (len(text), logprob)
@@ -84,7 +83,7 @@ def gap_at(difference: Difference, plain: Answer, got: Answer) -> float | None:
                 if text != score.text and text and rest.startswith(text.encode())
             ]
             return score.logprob - max(others)[1] if others else None
-        begin += len(raw)
+        begin += len(score.raw)
     return None
 
 
@@ -121,7 +120,7 @@ def largest_gap(expected: Answer, got: Answer) -> float:
 def misspelt(answer: Answer, prompt_idx: int) -> Difference | None:
     """Return where the tokens of the log-probabilities do not spell the text; a special token may follow at its end."""
     scores = answer.scores or ()
-    whole, last = b"".join(map(_raw, scores)), _raw(scores[-1]) if scores else b""
+    whole, last = b"".join(score.raw for score in scores), scores[-1].raw if scores else b""
     text = answer.text.encode()
     spelt = [whole, whole.removesuffix(last)]
     spelt += [one.lstrip() for one in spelt]  # a tokenizer's leading blank that the text leaves out
@@ -154,10 +153,6 @@ def unlikely(answer: Answer, prompt_idx: int) -> Difference | None:
                 gap=best[1] - score.logprob,
             )
     return None
-
-
-def _raw(score: Score) -> bytes:
-    return score.raw if score.raw is not None else score.text.encode()
 
 
 def _first(one: Sequence[object], other: Sequence[object]) -> int | None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from card.verify_server.answers import Answer, read_answer, read_stream
+from card.verify_server.answers import Answer, read_answers
 from card.verify_server.client import BrokenAnswerError, Client, LostServerError, RefusedError, ServerError
 from card.verify_server.settings import Address, VerifySettings
 
@@ -61,9 +61,10 @@ class Side:
         path = "/chat/completions" if self.path == "chat" else "/completions"
         try:
             if streams:
-                answers = read_stream(await self.client.stream(path, {**body, "stream": True}))
+                events = await self.client.stream(path, {**body, "stream": True})
             else:
-                answers = read_answer(await self.client.post(path, body))
+                events = [await self.client.post(path, body)]
+            answers = read_answers(events)
         except BrokenAnswerError as error:
             if str(error).startswith(self.client.url):
                 raise

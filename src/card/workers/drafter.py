@@ -30,6 +30,8 @@ from card.tree.messages import (
 from card.tree.nodes import NewNodes
 from card.writers.beam import BeamSequence, BeamWriter, text_limit
 
+MAX_REQUESTS = 64  # open at once, of one target
+MAX_TOKENS_PER_PASS = 256  # a longer text is read in several passes, so that others, and pings, are not kept waiting
 V = TypeVar("V")
 _NEVER = (-math.inf, 0)
 _REMEMBERED = 1024  # requests that were closed, or turned away, so recently that it makes a difference
@@ -115,8 +117,8 @@ class DrafterWorker:
         writer: BeamWriter,
         *,
         clock: Callable[[], float],
-        max_requests: int = 64,
-        max_tokens_per_pass: int | None = None,
+        max_requests: int = MAX_REQUESTS,
+        max_tokens_per_pass: int = MAX_TOKENS_PER_PASS,
         peers: Callable[[], Iterable[DrafterWorker]] = tuple,
     ) -> None:
         """Make a worker without requests.
@@ -124,7 +126,7 @@ class DrafterWorker:
         Args:
             clock: seconds; only to report how long passes took and to take turns.
             max_requests: most requests open at once.
-            max_tokens_per_pass: a longer text is run in several passes; None sets no limit.
+            max_tokens_per_pass: a longer text is run in several passes.
             peers: returns the workers that share the writer's memory.
         """
         self.is_shut_down = False

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from card.bench.report.style import (
     FIFTH,
@@ -35,6 +35,7 @@ _BAR_PT = 16.0
 _GAP_PT = 14.0  # below each row of a bar chart
 _PANEL_PT = 190.0  # height of a line plot
 _ROWS_PER_PANEL = len(SERIES)
+_PER_TOKEN = "candidates per emitted token"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +61,9 @@ class _Row:
     colour: str = INK
 
 
+_Describe = Callable[[RowSummary], _Row | None]
+
+
 def charts_of(rows: Sequence[RowSummary], where: str, baseline: str) -> list[Chart]:
     """Return the plots of one pair on one workload; one that has nothing to show is left out.
 
@@ -69,17 +73,28 @@ def charts_of(rows: Sequence[RowSummary], where: str, baseline: str) -> list[Cha
 
     Raises: BenchError if matplotlib is missing.
     """
-    makers: tuple[Callable[[Sequence[RowSummary], str], list[Chart]], ...] = (
-        lambda rows, where: speedups(rows, where, baseline),
-        ceilings,
-        acceptances,
-        first_tokens,
-        inter_tokens,
-        candidates,
-        outcomes,
-        passes,
-    )
-    return [chart for make in makers for chart in make(rows, where)]
+    latency_keys = [Key("p50: half are faster", GAIN, "o"), Key("p90", SECOND, "D"), Key("p99", LOSS, "|")]
+    ceiling_keys = [Key("tokens/s", GAIN), Key("ceiling: drafter layers/s", SECOND, "|")]
+    candidate_keys = [Key("verified by the target", GAIN), Key("drafted and rolled back", LOSS)]
+    hit_keys = [Key("in the cache at once", GAIN), Key("turned up later", SECOND)]
+    pass_keys = [Key("target passes", GAIN), Key("drafter passes", SECOND)]
+
+    def bars(kind: str, title: str, x_label: str, describe: _Describe, keys: list[Key], **how: Any) -> list[Chart]:
+        described = [found for row in rows if (found := describe(row)) is not None]
+        return _bar_chart(kind, title, where, x_label, described, keys, **how)
+
+    hits_label = "verifications whose next token was a candidate, %"
+    between_label = "milliseconds; tokens of one pass come at once"
+    return [
+        *speedups(rows, where, baseline),
+        *bars("ceiling", "Speed against the drafter's ceiling", "tokens per second", _ceiling, ceiling_keys),
+        *acceptances(rows, where),
+        *bars("first-token", "Time to first token", "milliseconds", _first_token, latency_keys),
+        *bars("inter-token", "Time between tokens", between_label, _inter_token, latency_keys),
+        *bars("candidates", "Candidates per emitted token", _PER_TOKEN, _candidates, candidate_keys),
+        *bars("hits", "Hit rate", hits_label, _hits, hit_keys, most=100.0),
+        *bars("passes", "Passes for all samples", "passes", _passes, pass_keys),
+    ]
 
 
 def speedups(rows: Sequence[RowSummary], where: str, baseline: str) -> list[Chart]:
@@ -104,73 +119,63 @@ def in_words(speedup: Spread) -> str:
     return words if speedup.median >= 1 else f"{words} slower"
 
 
-def ceilings(rows: Sequence[RowSummary], where: str) -> list[Chart]:
-    """Return tokens/s beside what one drafter's passes allow at most."""
-    bars = []
-    for row in rows:
-        layers_per_s, share = row.costs.drafter_layers_per_s, row.costs.ceiling_share
-        if layers_per_s and share is not None:
-            rate = row.tokens_per_s.median
-            words = f"{rate:.0f} of {layers_per_s:.0f}/s, {share:.0%}"
-            bars.append(_Row(row.row, words, ((_Bar(rate, GAIN), _Bar(layers_per_s, SECOND, marker="|")),)))
-    keys = [Key("tokens/s", GAIN), Key("ceiling: drafter layers/s", SECOND, "|")]
-    return _bar_chart("ceiling", "Speed against the drafter's ceiling", where, "tokens per second", bars, keys)
+# ---- what the bars of a row show; None if it has nothing to show -----------------------------------------------------
 
 
-def first_tokens(rows: Sequence[RowSummary], where: str) -> list[Chart]:
-    """Return how long the first token took."""
-    return _latencies("first-token", "Time to first token", rows, where, lambda row: row.first_token)
+def _ceiling(row: RowSummary) -> _Row | None:
+    layers_per_s, share = row.costs.drafter_layers_per_s, row.costs.ceiling_share
+    if not layers_per_s or share is None:
+        return None
+    rate = row.tokens_per_s.median
+    words = f"{rate:.0f} of {layers_per_s:.0f}/s, {share:.0%}"
+    return _Row(row.row, words, ((_Bar(rate, GAIN), _Bar(layers_per_s, SECOND, marker="|")),))
 
 
-def inter_tokens(rows: Sequence[RowSummary], where: str) -> list[Chart]:
-    """Return how long one token came after the other."""
-    x_label = "milliseconds; tokens of one pass come at once"
-    return _latencies("inter-token", "Time between tokens", rows, where, lambda row: row.inter_token, x_label)
+def _first_token(row: RowSummary) -> _Row | None:
+    return _latency(row.row, row.first_token)
 
 
-def candidates(rows: Sequence[RowSummary], where: str) -> list[Chart]:
-    """Return how many candidates were verified, and rolled back, for each token that came out."""
-    bars = []
-    for row in rows:
-        verified, rolled_back = row.costs.verified_per_emitted, row.costs.rolled_back_per_emitted
-        if verified is not None:
-            lanes = [(_Bar(verified, GAIN),)]
-            words = f"{verified:.2f}"
-            if rolled_back is not None:
-                lanes.append((_Bar(rolled_back, LOSS),))
-                words += f", {rolled_back:.2f} rolled back"
-            bars.append(_Row(row.row, words, tuple(lanes)))
-    keys = [Key("verified by the target", GAIN), Key("drafted and rolled back", LOSS)]
-    title = "Candidates per emitted token"
-    return _bar_chart("candidates", title, where, "candidates per emitted token", bars, keys)
+def _inter_token(row: RowSummary) -> _Row | None:
+    return _latency(row.row, row.inter_token)
 
 
-def outcomes(rows: Sequence[RowSummary], where: str) -> list[Chart]:
-    """Return in what share of the verifications the next token had been drafted already."""
-    bars = []
-    for row in rows:
-        costs = row.costs
-        if costs.hit_rate is not None and costs.hits is not None and costs.late_hits is not None:
-            at_once = min(1.0, costs.hits / costs.target_passes) if costs.target_passes else 0.0
-            lane = (_Bar(100 * at_once, GAIN), _Bar(100 * costs.hit_rate, SECOND, start=100 * at_once))
-            bars.append(_Row(row.row, f"{costs.hit_rate:.0%}", (lane,)))
-    keys = [Key("in the cache at once", GAIN), Key("turned up later", SECOND)]
-    title = "Hit rate"
-    return _bar_chart("hits", title, where, "verifications whose next token was a candidate, %", bars, keys, most=100.0)
+def _latency(name: str, found: Percentiles | None) -> _Row | None:
+    if found is None:
+        return None
+    p50, p90, p99 = (1e3 * value for value in (found.p50, found.p90, found.p99))
+    words = " / ".join(f"{ms:.0f}" if ms >= 100 else f"{ms:.1f}" if ms >= 10 else f"{ms:.2f}" for ms in (p50, p90, p99))
+    line = _Bar(p99, FIFTH, start=p50, is_thin=True)
+    marks = _Bar(p50, GAIN, marker="o"), _Bar(p90, SECOND, marker="D"), _Bar(p99, LOSS, marker="|")
+    return _Row(name, f"{words} ms", ((line, *marks),))
 
 
-def passes(rows: Sequence[RowSummary], where: str) -> list[Chart]:
-    """Return how many passes target and drafter made for all samples."""
-    bars = []
-    for row in rows:
-        lanes = [(_Bar(row.costs.target_passes, GAIN),)]
-        words = f"{row.costs.target_passes:,}"
-        if row.costs.drafter_passes:
-            lanes.append((_Bar(row.costs.drafter_passes, SECOND),))
-            words += f" and {row.costs.drafter_passes:,}"
-        bars.append(_Row(row.row, words, tuple(lanes)))
-    keys = [Key("target passes", GAIN), Key("drafter passes", SECOND)]
-    return _bar_chart("passes", "Passes for all samples", where, "passes", bars, keys)
+def _candidates(row: RowSummary) -> _Row | None:
+    verified, rolled_back = row.costs.verified_per_emitted, row.costs.rolled_back_per_emitted
+    if verified is None:
+        return None
+    if rolled_back is None:
+        return _Row(row.row, f"{verified:.2f}", ((_Bar(verified, GAIN),),))
+    words = f"{verified:.2f}, {rolled_back:.2f} rolled back"
+    return _Row(row.row, words, ((_Bar(verified, GAIN),), (_Bar(rolled_back, LOSS),)))
+
+
+def _hits(row: RowSummary) -> _Row | None:
+    costs = row.costs
+    if costs.hit_rate is None or costs.hits is None:
+        return None
+    at_once = min(1.0, costs.hits / costs.target_passes) if costs.target_passes else 0.0
+    lane = (_Bar(100 * at_once, GAIN), _Bar(100 * costs.hit_rate, SECOND, start=100 * at_once))
+    return _Row(row.row, f"{costs.hit_rate:.0%}", (lane,))
+
+
+def _passes(row: RowSummary) -> _Row:
+    target, drafter = row.costs.target_passes, row.costs.drafter_passes
+    if not drafter:
+        return _Row(row.row, f"{target:,}", ((_Bar(target, GAIN),),))
+    return _Row(row.row, f"{target:,} and {drafter:,}", ((_Bar(target, GAIN),), (_Bar(drafter, SECOND),)))
+
+
+# ---- drawing ---------------------------------------------------------------------------------------------------------
 
 
 def acceptances(rows: Sequence[RowSummary], where: str) -> list[Chart]:
@@ -213,33 +218,6 @@ def slug(*parts: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", "-".join(parts).lower()).strip("-")
 
 
-def _latencies(
-    kind: str,
-    title: str,
-    rows: Sequence[RowSummary],
-    where: str,
-    percentiles_of: Callable[[RowSummary], Percentiles | None],
-    x_label: str = "milliseconds",
-) -> list[Chart]:
-    bars = []
-    for row in rows:
-        found = percentiles_of(row)
-        if found is not None:
-            values = [1e3 * found.p50, 1e3 * found.p90, 1e3 * found.p99]
-            words = " / ".join(_milliseconds(value) for value in values) + " ms"
-            marks = tuple(
-                _Bar(value, colour, marker=marker)
-                for value, (colour, marker) in zip(values, ((GAIN, "o"), (SECOND, "D"), (LOSS, "|")), strict=True)
-            )
-            bars.append(_Row(row.row, words, ((_Bar(values[2], FIFTH, start=values[0], is_thin=True), *marks),)))
-    keys = [Key("p50: half are faster", GAIN, "o"), Key("p90", SECOND, "D"), Key("p99", LOSS, "|")]
-    return _bar_chart(kind, title, where, x_label, bars, keys)
-
-
-def _milliseconds(value: float) -> str:
-    return f"{value:.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
-
-
 def _bar_chart(
     kind: str,
     title: str,
@@ -254,7 +232,10 @@ def _bar_chart(
     """Return the chart; none of no rows. Names stand above the bars, so that both have the whole width of a phone."""
     if not rows:
         return []
-    names = [_name_lines(row) for row in rows]
+    names = [wrapped(row.name, INSIDE_PT) for row in rows]
+    for lines, row in zip(names, rows, strict=True):
+        if text_width_pt(f"{row.name}  {row.words}") > INSIDE_PT:
+            lines.append("")  # the figures stand on a line of their own
     tops = [LINE_PT * len(lines) + 4 for lines in names]  # of a row's first bar
     heights = [top + _BAR_PT * len(row.lanes) + _GAP_PT for row, top in zip(rows, tops, strict=True)]
     figure, axes = blank(title, sum(heights), x_label=x_label, keys=keys)
@@ -276,13 +257,6 @@ def _bar_chart(
         start += height
     alt = "; ".join(f"{row.name} {row.words}" for row in rows)
     return [Chart(slug(kind, where), title, where, alt, figure)]
-
-
-def _name_lines(row: _Row) -> list[str]:
-    """Return a row's name in lines; the last one is empty if the figures do not fit beside the name."""
-    if text_width_pt(f"{row.name}  {row.words}") <= INSIDE_PT:
-        return [row.name]
-    return [*wrapped(row.name, INSIDE_PT), ""]
 
 
 def _write(axes: Axes, x: float, y: float, text: str, *, ha: Literal["left", "right"], color: str) -> None:

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import groupby
 
 from card.bench.records import Run
-from card.bench.report.table import facts_of
 from card.bench.summary import RowSummary, Spread
 
 _Table = Mapping[str, Mapping[str, Spread]]  # of each row on each workload, how often as fast as the baseline
@@ -31,7 +30,7 @@ def headlines(run: Run, rows: Sequence[RowSummary]) -> Iterator[list[str]]:
 def _sentences(run: Run, pair: str, table: _Table) -> Iterator[str]:
     workloads = list(dict.fromkeys(workload for speedups in table.values() for workload in speedups))
     whole = {name: speedups for name, speedups in table.items() if len(speedups) == len(workloads)}
-    exact = {name: speedups for name, speedups in whole.items() if facts_of(run, name).is_exact}
+    exact = {name: speedups for name, speedups in whole.items() if run.facts_of(name).is_exact}
     ranked = exact or whole or table
     best = max(ranked, key=lambda name: _mean(ranked[name]))
     yield _fastest(run, pair, best, ranked[best], table)
@@ -54,9 +53,9 @@ def _sentences(run: Run, pair: str, table: _Table) -> Iterator[str]:
 def _fastest(run: Run, pair: str, name: str, speedups: Mapping[str, Spread], table: _Table) -> str:
     """Return the first sentence."""
     plain = f"plain decoding, {run.baseline}"
-    are_exact = {facts_of(run, one).is_exact for one in table}
+    are_exact = {run.facts_of(one).is_exact for one in table}
     among = f"{' exact one' if len(are_exact) > 1 else ''} of {len(table)} methods" if len(table) > 1 else ""
-    inexact = "" if facts_of(run, name).is_exact else ", not exact,"
+    inexact = "" if run.facts_of(name).is_exact else ", not exact,"
     if len(speedups) == 1:
         ((workload, speedup),) = speedups.items()
         scope, speed = f"on {workload}", speedup.median
@@ -82,7 +81,7 @@ def _winner(run: Run, workload: str, own: Spread | None, others: _Table) -> str:
     if not faster:
         return ""
     speedup, name = max(faster, key=lambda one: one[0].median)
-    winner = f"{name} {_times(speedup.median)}{'' if facts_of(run, name).is_exact else ', not exact'}"
+    winner = f"{name} {_times(speedup.median)}{'' if run.facts_of(name).is_exact else ', not exact'}"
     if own is None:
         return winner
     scatter = ", within the scatter of the repeats" if speedup.least <= own.most else ""

@@ -15,7 +15,7 @@ from card.bench.records import Run
 from card.bench.report.charts import charts_of, in_words
 from card.bench.report.headline import headlines
 from card.bench.report.style import COLOURS, Chart, as_svg
-from card.bench.report.table import Summaries, cells, facts_of, pair_of
+from card.bench.report.table import Summaries, cells
 from card.bench.report.timeline import Timeline, draw_timeline
 from card.bench.summary import RowSummary, Spread
 
@@ -148,13 +148,13 @@ def _cell(speedup: Spread | None) -> dict[str, Any]:
 
 def _notes(section: Section) -> Iterator[str]:
     """Yield what a reader must know besides the figures."""
-    pair = pair_of(section.run, section.pair)
+    pair = section.run.pair_of(section.pair)
     if pair.target_cost:
         yield f"Inflated target: it costs {pair.target_cost}."
-    others = [row.row for row in section.rows if not facts_of(section.run, row.row).is_comparable]
+    others = [row.row for row in section.rows if not section.run.facts_of(row.row).is_comparable]
     if others:
         yield f"Drawn or computed with other numbers, so that the text is another one: {', '.join(others)}."
-    inexact = [row.row for row in section.rows if not facts_of(section.run, row.row).is_exact]
+    inexact = [row.row for row in section.rows if not section.run.facts_of(row.row).is_exact]
     if inexact:
         yield f"Not exact, the text may differ from plain decoding: {', '.join(inexact)}."
     slower = [row.row for row in section.rows if _is_loss(row)]

@@ -7,6 +7,7 @@ import re
 from bisect import bisect
 from collections.abc import Sequence
 from dataclasses import dataclass
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -117,7 +118,7 @@ def blank(
     Raises: BenchError if matplotlib is missing.
     """
     width_pt = WIDTH_PT - 2 * MARGIN_PT
-    titles = _title_lines(title, width_pt)
+    titles = wrapped(title, width_pt, size_pt=_TITLE_PT, is_bold=True)
     labels = [wrapped(key.label, width_pt - _MARK_PT) for key in keys]
     x_labels = wrapped(x_label, WIDTH_PT - left_pt - _RIGHT_PT)
     from matplotlib.figure import Figure
@@ -166,15 +167,6 @@ def _write_head(figure: Figure, titles: list[str], keys: list[tuple[Key, list[st
         write(y_label, color=MUTED)
 
 
-def _title_lines(title: str, width_pt: float) -> list[str]:
-    """Return a title in lines; one that is too long for one line breaks behind its colon first."""
-    if text_width_pt(title, size_pt=_TITLE_PT, is_bold=True) <= width_pt:
-        return [title]
-    what, colon, where = title.partition(": ")
-    parts = (what + colon.strip(), where)
-    return [line for part in parts for line in wrapped(part, width_pt, size_pt=_TITLE_PT, is_bold=True)]
-
-
 def write_png(chart: Chart, path: Path) -> None:
     """Write a plot in its light colours; as a picture stands alone, what it shows stands above the title."""
     from matplotlib.transforms import Bbox
@@ -216,9 +208,6 @@ def as_svg(chart: Chart, prefix: str) -> str:
     for name, (light, _) in COLOURS.items():
         svg = svg.replace(light, f"var(--{name})")
     title = f"{chart.title}, {chart.where}" if chart.where else chart.title
-    label = f'role="img" aria-label="{_escaped(title)}: {_escaped(chart.alt)}"'
+    alt = escape(f"{title}: {chart.alt}").replace("\\", "/")
+    label = f'role="img" aria-label="{alt}"'
     return re.sub(r'<svg (.*?)width="[^"]*" height="[^"]*"', rf"<svg {label} \g<1>", svg, count=1, flags=re.DOTALL)
-
-
-def _escaped(text: str) -> str:
-    return text.replace("&", "&amp;").replace('"', "&quot;").replace("<", "&lt;").replace("\\", "/")

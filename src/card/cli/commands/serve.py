@@ -1,4 +1,4 @@
-"""`card serve`: the model behind an HTTP server in OpenAI's shape."""
+"""`card serve`, `card draft-server` and the keys of the latter."""
 
 from __future__ import annotations
 
@@ -9,20 +9,21 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from card.cli.ahead import start_drafter_child
 from card.cli.help import command
-from card.cli.lazy import load
 from card.cli.options import (
+    DEMO_DRAFT,
     F,
     draft_options,
     given,
     method_options,
     model_options,
     option_of,
+    parse_cores,
     resolve_models,
     with_options,
 )
-from card.cli.progress import spinner
+from card.cli.starting import load, run, spinner, start_drafter_child
+from card.config import EngineSettings
 from card.config.fields import declared
 from card.errors import SettingsError
 from card.methods import find_method
@@ -164,3 +165,47 @@ def _require_extra() -> None:
 def _server(module: str, words: str = "") -> Any:
     """Return a module of the server, which stands on optional packages: other commands must not load it."""
     return load(f"card.server.{module}", words)
+
+
+# ---- drafting for other machines ------------------------------------------------------------------------------------
+
+
+@command(short_help="Draft for targets on other machines.")
+@click.option("--listen", default="tcp://127.0.0.1:5555", show_default=True, help="Address; port 0 takes a free one.")
+@click.option(
+    "--draft",
+    default=DEMO_DRAFT,
+    show_default=True,
+    help="Draft model: a folder, a GGUF file, a hub name, or demo-draft.",
+)
+@click.option(
+    "--keys", type=click.Path(path_type=Path), help="The server's folder of `card keys`; needed beyond this machine."
+)
+@option_of(EngineSettings, "dtype", is_filled=True)
+@option_of(EngineSettings, "device", is_filled=True, help="cpu, cuda, cuda:1.")
+@click.option("--threads", type=click.IntRange(1), default=1, show_default=True, help="CPU threads.")
+@click.option("--cores", callback=parse_cores, help="CPU cores, such as 0 or 0,1.")
+@click.option(
+    "--max-model-len", type=click.IntRange(2), default=4096, show_default=True, help="Longest text drafted for."
+)
+@click.option("--kv-cache-memory", help="Memory for KV rows, such as 2GiB.  [default: 16 texts of full length]")
+@click.option("--max-sessions", type=click.IntRange(1), default=16, show_default=True, help="Most clients at once.")
+def draft_server(**options: Any) -> int:
+    """Load a draft model and draft for every target that connects, until interrupted.
+
+    Prints one line with the address when it is ready. Targets use it with --draft-address.
+    """
+    return run("card.cli.draft_server", **options)
+
+
+@command(short_help="Make the keys of a draft server and its clients.")
+@click.argument("folder", metavar="DIR", type=click.Path(path_type=Path, file_okay=False))
+@click.option("--client", "clients", multiple=True, help="Name of a client; may be given several times.")
+def keys(folder: Path, clients: tuple[str, ...]) -> None:
+    """Make DIR/server for the machine of `card draft-server`, and DIR/client (or DIR/NAME) for each client's machine.
+
+    With --client, a server that is there already keeps its keys and gets to know the new clients; start it again then.
+    Nothing is overwritten.
+    """
+    for path in load("card.transport.keys", "").make_keys(folder, clients):
+        click.echo(f"{path}")

@@ -9,7 +9,14 @@ from __future__ import annotations
 
 from card.models.jit.attention import attend, prepare_heads
 from card.models.jit.compiled import compiled
-from card.models.jit.rows import project, quantize_rows, silu, tile_size
+from card.models.jit.rows import (
+    bytes_between_fours,
+    bytes_between_rows,
+    project,
+    quantize_rows,
+    silu,
+    tile_size,
+)
 from card.models.jit.tables import (
     ATTENDED,
     ATTENTION_OUT,
@@ -107,8 +114,8 @@ def gate(
                 place = 4 * (first * num_out + group * size + row)
                 quantize_group(
                     room + 4 * GROUP * row,
-                    entry(table, GATED) + GROUP * (first * num_out + group * size) + 4 * row,
-                    4 * size,
+                    entry(table, GATED) + GROUP * (first * num_out + group * size) + bytes_between_rows(size) * row,
+                    bytes_between_fours(size),
                     entry(table, GATED_SCALES) + place,
                     entry(table, GATED_STARTS) + place,
                 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from card.models.jit.compiled import compiled
+from card.models.jit.matrix import MATRIX_ROWS
 from card.models.jit.tiles import MOST_ROWS, PANEL, multiply
 from card.models.jit.vectors import (
     GROUP,
@@ -77,12 +78,24 @@ def tile_size(num_rows: int, first: int) -> int:
 
 
 @compiled
+def bytes_between_rows(rows_of_tile: int) -> int:
+    """Return how far apart the bytes of two rows of a tile begin, in each group."""
+    return GROUP if rows_of_tile >= MATRIX_ROWS else 4
+
+
+@compiled
+def bytes_between_fours(rows_of_tile: int) -> int:
+    """Return how far apart four bytes of a row and its next four are, in each group."""
+    return 4 if rows_of_tile >= MATRIX_ROWS else 4 * rows_of_tile
+
+
+@compiled
 def quantize_row(x: int, numbers: int, scales: int, starts: int, num_groups: int, rows_of_tile: int) -> None:
     """Quantize a row into its place in a tile."""
     for group in range(num_groups):
         at = 4 * group * rows_of_tile
         place = numbers + GROUP * group * rows_of_tile
-        quantize_group(x + 4 * GROUP * group, place, 4 * rows_of_tile, scales + at, starts + at)
+        quantize_group(x + 4 * GROUP * group, place, bytes_between_fours(rows_of_tile), scales + at, starts + at)
 
 
 @compiled
@@ -106,7 +119,7 @@ def quantize_rows(
                 rms_norm(source, norm, room, width, GROUP * num_groups, eps)
                 source = room
             at = 4 * (first * num_groups + row)
-            place = numbers + GROUP * first * num_groups + 4 * row
+            place = numbers + GROUP * first * num_groups + bytes_between_rows(size) * row
             quantize_row(source, place, scales + at, starts + at, num_groups, size)
         first += size
 
@@ -125,7 +138,8 @@ def project(
     panel_bytes = PANEL * GROUP * num_groups
     at = start
     while at < stop:
-        end = min(at + GROUP // PANEL, stop)  # few enough to stay in the core's cache for the next tile
+        # Few enough to stay in the core's cache for the next tile.
+        end = stop if num_rows <= MOST_ROWS else min(at + GROUP // PANEL, stop)
         first = 0
         while first < num_rows:
             size = tile_size(num_rows, first)

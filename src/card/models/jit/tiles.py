@@ -1,9 +1,13 @@
 """Products of bytes: up to 16 rows of activations times 16 to 64 output channels, weights read once.
 
 Weights are unsigned bytes around 128, in panels of 16 output channels: [in / 4][16][4]. Activations are signed bytes in
-groups of GROUP with a scale each; the rows of a tile lie beside each other: [in / 4][rows][4]. A group's products are
-added as 32-bit integers, which is exact. Then each group is scaled and added as a float, in the order of the groups. So
-an output depends on its own row and channel alone, whatever tile it is computed in.
+groups of GROUP with a scale each. A group's products are added as 32-bit integers, which is exact. Then each group is
+scaled and added as a float, in the order of the groups. So an output depends on its own row and channel alone, whatever
+tile it is computed in, and whatever instruction multiplied it.
+
+Two instructions multiply. VNNI takes four bytes of a row at a time, and the rows of a tile lie beside each other:
+[in / 4][rows][4]. A processor with a matrix unit (AMX) multiplies the whole group of a tile at once, from `MATRIX_ROWS`
+rows on, and each row's bytes of a group lie together: [in / 64][rows][64].
 """
 
 from __future__ import annotations
@@ -13,6 +17,7 @@ from typing import Any
 from llvmlite import ir
 from numba import cfunc, types
 
+from card.models.jit.matrix import MATRIX_ROWS, begin_matrix, end_matrix, matrix_products
 from card.models.jit.vectors import (
     BYTES,
     FLOATS,
@@ -43,15 +48,13 @@ PANEL = LANES  # output channels
 
 def _panels_of(num_rows: int) -> int:
     """Return how many panels beside each other are fastest: more share each activation, fewer fit the registers."""
+    if num_rows >= MATRIX_ROWS:
+        return 2
     return 4 if num_rows <= 4 else 2 if num_rows <= 12 else 1
 
 
-def _write_group(builder: Builder, num_rows: int, num_panels: int, sums: Any, at: dict[str, Value]) -> Any:
-    """Write the instructions for one group; return the new sums [row][panel]."""
-    whole = []
-    for row in range(num_rows):
-        start = repeated(builder, read(builder, moved(builder, at["starts"], 4 * row), _I32), INTS)
-        whole.append([start] * num_panels)
+def _products(builder: Builder, num_rows: int, num_panels: int, whole: Any, at: dict[str, Value]) -> Any:
+    """Return the integers [row][panel] that they are before, with a group's products added four at a time."""
     for four in range(GROUP // 4):
         places = [moved(builder, panel, 4 * LANES * four) for panel in at["panels"]]
         weights = [read(builder, place, BYTES) for place in places]
@@ -62,6 +65,20 @@ def _write_group(builder: Builder, num_rows: int, num_panels: int, sums: Any, at
             numbers = builder.bitcast(repeated(builder, read(builder, place, _I32), INTS), BYTES)
             for panel in range(num_panels):
                 whole[row][panel] = call(builder, _DOT, INTS, whole[row][panel], weights[panel], numbers)
+    return whole
+
+
+def _write_group(builder: Builder, num_rows: int, num_panels: int, sums: Any, at: dict[str, Value]) -> Any:
+    """Write the instructions for one group; return the new sums [row][panel]."""
+    whole = []
+    for row in range(num_rows):
+        start = repeated(builder, read(builder, moved(builder, at["starts"], 4 * row), _I32), INTS)
+        whole.append([start] * num_panels)
+    if num_rows >= MATRIX_ROWS:
+        products = matrix_products(builder, num_rows, at["numbers"], at["panels"])
+        whole = [[builder.add(*pair) for pair in zip(*rows, strict=True)] for rows in zip(whole, products, strict=True)]
+    else:
+        whole = _products(builder, num_rows, num_panels, whole, at)
     new = []
     for row in range(num_rows):
         scale = repeated(builder, read(builder, moved(builder, at["scales"], 4 * row), _F32), FLOATS)
@@ -165,8 +182,12 @@ def _multiply(builder: Builder, num_rows: Value, start: Value, stop: Value, *val
         switch.add_case(ir.Constant(_I64, rows), branch)
         builder.position_at_end(branch)
         left = start
+        if rows >= MATRIX_ROWS:
+            begin_matrix(builder, rows)
         for num_panels in sorted({_panels_of(rows), 1}, reverse=True):
             left = _write_panels(builder, rows, num_panels, left, stop, values)
+        if rows >= MATRIX_ROWS:
+            end_matrix(builder)
         builder.branch(done)
     builder.position_at_end(done)
 

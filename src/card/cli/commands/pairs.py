@@ -1,4 +1,4 @@
-"""The options of `card train hrad`."""
+"""The options of the commands about a pair of models: check-pair, record and train."""
 
 from __future__ import annotations
 
@@ -7,12 +7,72 @@ from typing import Any
 
 import click
 
-from card.cli.help import CardGroup
-from card.cli.lazy import run
-from card.cli.options import option_of, options_of, with_options
-from card.config import EngineSettings
+from card.cli.files import OutputPath
+from card.cli.help import CardGroup, command
+from card.cli.options import (
+    LEAST_CHECKED_TOKENS,
+    option_of,
+    options_of,
+    sampling_options,
+    wide_option,
+    with_options,
+)
+from card.cli.starting import run
+from card.config import DraftSettings, EngineSettings
 
 _PROMPTS_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+_PAIR = with_options(*options_of(EngineSettings, "target draft"))
+
+
+@command("check-pair", short_help="Measure whether a draft model is worth its while.")
+@click.argument("target", required=False)
+@click.argument("draft", required=False)
+@click.option(
+    "--prompts",
+    type=_PROMPTS_FILE,
+    help="UTF-8 file of sample prompts, one per line.  [default: a few word problems]",
+)
+@click.option(
+    "--max-tokens",
+    type=click.IntRange(LEAST_CHECKED_TOKENS),
+    default=64,
+    show_default=True,
+    help="Most new tokens per prompt.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the tables.")
+@option_of(EngineSettings, "target_cost")
+@option_of(EngineSettings, "dtype", is_filled=True)
+@option_of(EngineSettings, "device", is_filled=True)
+@with_options(*options_of(EngineSettings, "draft_device max_model_len threads draft_threads cores draft_cores"))
+@wide_option
+def check_pair(**options: Any) -> int:
+    """Measure whether DRAFT makes TARGET faster here; both are a folder, a GGUF file or a hub name,
+    the built-in pair if left out.
+
+    Exit status 0 for yes, 1 for no, 2 for an error.
+    """
+    return run("card.cli.check_pair", **options)
+
+
+@command(short_help="Record how a pair of models behaves, for plans.")
+@click.option("--out", type=OutputPath(), required=True, help="File to write.")
+@_PAIR
+@click.option(
+    "--data",
+    multiple=True,
+    default=("questions",),
+    show_default=True,
+    help="Prompts: shipped ones by name, a file, or NAME=FILE for a published format; as for card bench.",
+)
+@click.option("--limit", type=click.IntRange(1), help="Most prompts of each data set.  [default: all]")
+@click.option("--raw", is_flag=True, help="Continue prompts as they are, without the model's chat template.")
+@option_of(EngineSettings, "dtype", is_filled=True)
+@option_of(EngineSettings, "device", is_filled=True, help="Device of both models.")
+@option_of(DraftSettings, "coupled_noise", is_filled=True, show_default=True)
+@sampling_options
+def record(**options: Any) -> int:
+    """Let the target answer prompts, and write down what target and draft model held likely at each position."""
+    return run("card.cli.record", **options)
 
 
 @click.group(cls=CardGroup, short_help="Train a small model that helps a pair.")
@@ -21,7 +81,7 @@ def train() -> None:
 
 
 @train.command("hrad", short_help="Train H-RAD, which foresees rejections for method specbranch.")
-@with_options(*options_of(EngineSettings, "target draft"))
+@_PAIR
 @click.option(
     "--prompts",
     type=_PROMPTS_FILE,

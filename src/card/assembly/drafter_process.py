@@ -16,38 +16,16 @@ from pathlib import Path
 import msgspec
 import zmq
 
+from card.assembly.drafters import load_drafter, make_worker
 from card.config import INT8
 from card.errors import CardError, ProtocolError
 from card.models.threads import use_threads
-from card.transport.drafter_model import DraftModel, load_drafter
+from card.transport.drafter_config import DrafterConfig
+from card.transport.process import FOLDER_PREFIX
 from card.tree.messages import DrafterMessage, Fault, decode, encode
-from card.workers.drafter import DrafterWorker
 
-FOLDER_PREFIX = "card-"  # of the folder with the socket, which the parent makes
 _IDLE_POLL_MS = 500
 _PARENT_CHECK_S = 0.5
-_MAX_TOKENS_PER_PASS = 512  # a longer text is run in several passes: pings are answered in between
-
-
-class DrafterConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """What the child needs to know."""
-
-    address: str
-    incarnation: int
-    parent_pid: int
-    model: str
-    dtype: str
-    device: str
-    threads: int
-    cores: tuple[int, ...]  # where the parent has put the process; empty: anywhere
-    max_model_len: int
-    max_tree_rows: int
-    warm_up_tokens: int  # most tokens of a usual pass
-    kv_cache_bytes: int | None = None  # memory for KV rows; None: a few sequences of full length
-    measures: bool = True  # tell what passes cost
-    cache_dir: str | None = None  # for converted weights, as of `load_model`
-    draft_vocab: int | None = None  # the first so many tokens are proposed; None: all
-    always_drafted: tuple[int, ...] = ()  # and these
 
 
 class _Connection:
@@ -100,22 +78,9 @@ def main() -> None:
 
 
 def _run(config: DrafterConfig, connection: _Connection) -> None:
-    use_threads(config.threads, in_integers=config.dtype == INT8)
-    model = DraftModel(
-        name=config.model,
-        dtype=config.dtype,
-        device=config.device,
-        max_model_len=config.max_model_len,
-        max_tree_rows=config.max_tree_rows,
-        warm_up_tokens=config.warm_up_tokens,
-        kv_cache_bytes=config.kv_cache_bytes,
-        measures=config.measures,
-        cache_dir=config.cache_dir,
-        draft_vocab=config.draft_vocab,
-        always_drafted=config.always_drafted,
-    )
-    writer, ready = load_drafter(model)
-    worker = DrafterWorker(writer, clock=time.perf_counter, max_tokens_per_pass=_MAX_TOKENS_PER_PASS)
+    use_threads(config.threads, in_integers=config.model.dtype == INT8)
+    writer, ready = load_drafter(config.model)
+    worker = make_worker(writer)
     connection.send([ready])
     while not worker.is_shut_down:
         if worker.is_idle:

@@ -1,4 +1,4 @@
-"""`card generate`: one prompt in, text streamed out."""
+"""`card generate`, and the options of `card chat` and `card demo`."""
 
 from __future__ import annotations
 
@@ -12,20 +12,23 @@ from typing import TYPE_CHECKING, Any, TextIO
 import click
 
 from card.cli.help import command
-from card.cli.lazy import load
 from card.cli.options import (
     demo_note,
     draft_options,
     make_llm,
     method_options,
     model_options,
+    option_of,
     sampling_options,
     shaping_options,
     take_sampling_params,
+    wide_option,
 )
-from card.cli.progress import spin_until_first, spinner
-from card.cli.report import stats_line
+from card.cli.starting import load, run, spin_until_first, spinner
+from card.config import SamplingParams
 from card.errors import PromptError, SettingsError
+from card.models.demo import DEMO_PROBLEMS
+from card.workers.metrics import RequestStats
 
 if TYPE_CHECKING:  # loaded by make_llm
     from card.api.llm import LLM, StreamChunk
@@ -136,3 +139,66 @@ def _decoded(data: bytes, source: str) -> str:
         raise PromptError(
             f"{source} is not valid UTF-8: byte 0x{data[error.start]:02x} at offset {error.start}; convert it first"
         ) from None
+
+
+def stats_line(method: str, stats: RequestStats, target_cost: str | None) -> str:
+    """Return the figures of one request in a line or two."""
+    parts = [
+        f"{method}: {stats.num_new_tokens} tokens, {stats.decode_tokens_per_s:.1f} tokens/s",
+        f"prefill {stats.prefill_s:.2f} s",
+        f"{stats.target_passes} target passes",
+    ]
+    if stats.verified_tokens:
+        parts.append(f"{stats.mean_acceptance_length:.2f} tokens a pass")
+    if stats.drafter_passes:
+        parts += [
+            f"hit rate {stats.hit_rate:.0%}",
+            f"{stats.drafter_passes} drafter passes at {stats.drafter_layers_per_s:.0f}/s",
+            f"{stats.ceiling_share:.0%} of the ceiling",
+        ]
+    if stats.verified_by_writer:
+        earned = sorted(stats.accepted_by_writer.items(), key=lambda pair: -pair[1])
+        parts.append("accepted from " + (", ".join(f"{name} {count}" for name, count in earned) or "no writer"))
+    if stats.drafter != "none":
+        is_off = stats.schedule == "off"
+        parts.append(f"speculation off ({stats.schedule_reason})" if is_off else f"schedule {stats.schedule}")
+    if stats.reused_prompt_tokens:
+        parts.append(f"{stats.reused_prompt_tokens} prompt tokens reused")
+    if stats.drafter not in ("none", "up"):
+        parts.append(f"drafter {stats.drafter_state}")
+    if stats.drafter_restarts:
+        parts.append(f"drafter replaced {stats.drafter_restarts} times")
+    line = ", ".join(parts)
+    return f"{line}\ntarget costs {target_cost}" if target_cost else line
+
+
+# ---- chat and demo -------------------------------------------------------------------------------------------------
+
+
+@command(short_help="Talk with the target model.")
+@click.option("--stats", is_flag=True, help="Print what each answer cost to standard error.")
+@method_options
+@sampling_options
+@shaping_options
+@draft_options
+@model_options
+def chat(**options: Any) -> int:
+    """Talk with the target model.
+
+    /help lists what else may be typed. An empty line or Ctrl-D ends it, Ctrl-C cuts an answer short.
+    """
+    return run("card.cli.chat", "", **options)
+
+
+@command(short_help="Watch the methods side by side on the built-in pair.")
+@click.option(
+    "--problems", type=int, default=3, show_default=True, help=f"How many problems, at most {len(DEMO_PROBLEMS)}."
+)
+@option_of(SamplingParams, "max_tokens", default=128, help="Most new tokens per problem.")
+@option_of(SamplingParams, "temperature", default=0.0)
+@option_of(SamplingParams, "seed", default=0)
+@wide_option
+@model_options
+def demo(**options: Any) -> int:
+    """Answer a few problems with plain decoding, sequential speculation and CARD, and compare text and speed."""
+    return run("card.cli.demo", **options)

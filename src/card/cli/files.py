@@ -1,7 +1,8 @@
-"""Files and folders that a command writes: whether that can be is found out before any long work begins."""
+"""Files that commands read and write: prompts, and whether an output can be written before long work begins."""
 
 from __future__ import annotations
 
+import json
 import os
 import tempfile
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 
 import click
 
-from card.errors import SettingsError
+from card.errors import PromptError, SettingsError
 
 
 class OutputPath(click.Path):
@@ -27,19 +28,6 @@ class OutputPath(click.Path):
         except SettingsError as error:
             self.fail(str(error), param, ctx)
         return path
-
-
-class OutputFile(click.File):
-    """A text file that is opened when there is something to write, and checked at once."""
-
-    def __init__(self) -> None:
-        super().__init__("w", encoding="utf-8", lazy=True)
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Return the file. Fails with a usage error if it cannot be written."""
-        if value != "-":
-            OutputPath().convert(value, param, ctx)
-        return super().convert(value, param, ctx)
 
 
 def check_can_write(path: Path, *, is_folder: bool = False) -> None:
@@ -66,3 +54,35 @@ def _try_folder(folder: Path) -> None:
     number, name = tempfile.mkstemp(prefix=".card-", dir=folder)
     os.close(number)
     Path(name).unlink()
+
+
+# ---- prompts --------------------------------------------------------------------------------------------------------
+
+
+def read_prompts(path: Path) -> tuple[str, ...]:
+    """Return the prompts of a UTF-8 file; its lines are JSON if it is named so, or its first one begins so.
+
+    Raises: PromptError if there are none, or one cannot be read.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except UnicodeDecodeError:
+        raise PromptError(f"{path} is not valid UTF-8; convert it first") from None
+    except OSError as error:
+        raise PromptError(f"{path} cannot be read: {error.strerror}; name another file") from None
+    numbered = [(number, line.strip()) for number, line in enumerate(lines, 1) if line.strip()]
+    if not numbered:
+        raise PromptError(f"{path} holds no prompts; put one on each line")
+    if path.suffix != ".jsonl" and not numbered[0][1].startswith("{"):
+        return tuple(line for _, line in numbered)
+    return tuple(_question(path, number, line) for number, line in numbered)
+
+
+def _question(path: Path, number: int, line: str) -> str:
+    try:
+        question = json.loads(line)["question"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        question = None
+    if not isinstance(question, str) or not question.strip():
+        raise PromptError(f'{path}, line {number}: must be a JSON object with "question", a text; got {line[:60]!r}')
+    return question

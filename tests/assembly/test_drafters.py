@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from card.transport.drafter_model import DraftModel, load_drafter
+from card.assembly.drafters import load_drafter
+from card.transport.drafter_config import DraftModel
 from tests.pair import Pair
 
 

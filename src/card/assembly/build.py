@@ -1,0 +1,112 @@
+"""Make an engine as a plan says, of models that are there: real ones, or such as take virtual time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+from card.assembly.plan import Latencies, Plan
+from card.engine.engine import Engine, Limits
+from card.models.hrad.foresight import Foresight
+from card.models.protocol import LanguageModel
+from card.policy.cost import ScheduleCost
+from card.policy.rounds import FixedPolicy, Policy, Schedule
+from card.policy.tuned import TunedPolicy
+from card.transport.link import DrafterLink
+from card.workers.target import OpenWriter, TargetWorker
+from card.writers.local import find_writer
+from card.writers.local.protocol import LocalWriter
+
+_FIRST_DRAFT_SHARE = 0.1  # of the target's pass that a drafter's takes, while nothing is known of it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Models:
+    """What an engine runs."""
+
+    target: LanguageModel
+    link: DrafterLink | None = None  # to the drafter, if there is one
+    latencies: Latencies | None = None  # for a policy that tunes itself
+    tokenizer: str = ""  # fingerprint of the target's
+    foresee: Foresight | None = None  # where the drafter's trunk is to branch
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """An engine and what it is made of."""
+
+    plan: Plan
+    engine: Engine
+    worker: TargetWorker
+    policy: Policy
+    link: DrafterLink | None
+    clock: Callable[[], float]
+    writers: Mapping[str, LocalWriter]  # those without a model
+
+    def close(self) -> None:
+        """End the local writers. The link is its maker's."""
+        for writer in self.writers.values():
+            writer.close()
+
+
+def build(
+    plan: Plan, models: Models, *, clock: Callable[[], float] = time.perf_counter, policy: Policy | None = None
+) -> Parts:
+    """Return the engine of a plan.
+
+    Args:
+        clock: seconds; all times in statistics are its own.
+        policy: None: as the plan says, which may measure passes.
+    Raises: SettingsError for settings that a local writer cannot follow.
+    """
+    policy = policy or make_policy(plan, models.latencies)
+    writers = make_writers(plan, models.target.vocab_size, models.tokenizer)
+    worker = TargetWorker(
+        models.target,
+        clock=clock,
+        max_kv_bytes=plan.max_kv_bytes,
+        writers={name: _opener(writer) for name, writer in writers.items()},
+        top_k=max((writer.top_k for writer in writers.values()), default=0),
+        foresee=models.foresee,
+    )
+    limits = Limits(max_num_seqs=plan.settings.max_num_seqs, prefill_chunk=plan.settings.prefill_chunk)
+    engine = Engine(worker, models.link, plan.method, limits=limits, policy=policy, clock=clock)
+    return Parts(plan, engine, worker, policy, models.link, clock, writers)
+
+
+def make_writers(plan: Plan, vocab_size: int, tokenizer: str) -> dict[str, LocalWriter]:
+    """Return the local writers. Raises: SettingsError for settings that one of them cannot follow."""
+    return {name: find_writer(name)(plan.settings, vocab_size, tokenizer) for name in plan.writers}
+
+
+def make_policy(plan: Plan, latencies: Latencies | None) -> Policy:
+    """Return the policy of an engine: what was set, and for a tuned method the rest by measurement."""
+    is_tuned = plan.method.is_tuned and (plan.placements or plan.writers) and plan.settings.policy != "fixed"
+    if not is_tuned:
+        first = plan.first_schedule
+        cores = plan.cores_of(first)
+        return FixedPolicy(plan.method, cores, takes_turns=first == "turns", has_drafter=bool(plan.placements))
+    assert latencies is not None, "a policy that tunes itself needs latencies"
+    return TunedPolicy(schedule_costs(plan, latencies), plan.draft, pinned=plan.pinned)
+
+
+def schedule_costs(plan: Plan, latencies: Latencies) -> dict[Schedule, ScheduleCost]:
+    """Return the schedules that a tuned method may choose from, and what passes cost under each."""
+    costs = {schedule: _cost(plan, schedule, latencies) for schedule in plan.placements}
+    if not costs or plan.settings.schedule == "auto":
+        costs["off"] = replace(costs["turns"], drafter=None) if "turns" in costs else _cost(plan, "off", latencies)
+    return costs
+
+
+def _cost(plan: Plan, schedule: Schedule, latencies: Latencies) -> ScheduleCost:
+    target = latencies.target(plan, schedule)
+    if schedule == "off":
+        return ScheduleCost(plan.cores_of(schedule), target)
+    known = (latencies.drafter(plan, one) for one in (schedule, *plan.placements))
+    drafter = next((cost for cost in known if cost is not None), None)
+    return ScheduleCost(plan.cores_of(schedule), target, drafter or target.scaled(_FIRST_DRAFT_SHARE))
+
+
+def _opener(writer: LocalWriter) -> OpenWriter:
+    return lambda request: writer.open(request.prompt_ids)

@@ -1,0 +1,234 @@
+"""The drafter of a plan: its model, its worker and the link to it, wherever it runs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from transformers import PreTrainedTokenizerBase
+
+from card.assembly.plan import Plan
+from card.config import Placement, SamplingParams
+from card.models.cuda.bucketed import make_runner
+from card.models.cuda.graphs import Lane
+from card.models.draft_vocab import always_drafted, restrict_head
+from card.models.fingerprint import tokenizer_fingerprint
+from card.models.grammar import BackgroundGrammars, GrammarCompiler
+from card.models.loading import context_limit, end_token_ids, load_decoder, load_tokenizer, parameter_count
+from card.models.torch_runner import TorchRunner
+from card.policy.cores import CoreSet, pinned
+from card.policy.cost import PassCost
+from card.policy.latency import measure_pass_cost
+from card.transport.child import DrafterChild
+from card.transport.drafter_config import DrafterConfig, DraftModel
+from card.transport.inline import InlineLink
+from card.transport.link import DrafterLink
+from card.transport.process import ProcessLink
+from card.transport.remote import RemoteLink
+from card.transport.switch import SwitchLink
+from card.transport.thread import ThreadLink
+from card.tree.messages import PassSeconds, Ready
+from card.workers.drafter import MAX_REQUESTS, DrafterWorker
+from card.workers.replica import draft_spec
+from card.writers.beam import BeamWriter
+from card.writers.cuda.device_beam import DeviceBeamWriter, make_writer
+from card.writers.shaping import FindGrammar
+
+if TYPE_CHECKING:
+    from card.models.decoder_model import LoadedModel
+
+_MEASURING_S, _QUICK_S = 0.4, 0.1  # for the passes of a draft model; while somebody waits
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftSource:
+    """The draft model as it was given, and what its drafter must know of the target."""
+
+    model: str | LoadedModel | None  # None: the draft server has it
+    vocab_size: int  # of the target
+    tokenizer: PreTrainedTokenizerBase | None  # the target's; None: compare with a draft server's by size alone
+    find_grammar: FindGrammar | None = None  # for a drafter in this process
+    spare: DrafterChild | None = None  # a process that was started ahead of need
+    kv_cache_bytes: int | None = None  # of a drafter in a process of its own; None: a few sequences of full length
+    measures: bool = True  # a drafter in a process of its own tells what its passes cost
+
+
+@dataclass(frozen=True, slots=True)
+class Drafter:
+    """A link, and the draft model if it is in this process."""
+
+    link: DrafterLink
+    runner: TorchRunner | None = None
+    lane: Lane | None = None  # where it computes
+
+    def measured(self, cores: CoreSet, *, is_quick: bool = False) -> PassCost | None:
+        """Return what passes of a draft model in this process cost; None if there is none here."""
+        if self.runner is None or self.lane is None:
+            return None
+        with pinned(cores), self.lane.entered():
+            limit_s = _QUICK_S if is_quick else _MEASURING_S
+            return measure_pass_cost(self.runner, clock=time.perf_counter, time_limit_s=limit_s)
+
+    def reported(self) -> PassCost | None:
+        """Return what a drafter elsewhere says its passes cost; None if it is not up yet, or says nothing."""
+        passes = self.link.ready.passes if self.link.ready is not None else None
+        if passes is None or len(passes.points) < 2:
+            return None
+        return PassCost(passes.points, passes.per_sequence_s, passes.per_context_row_s)
+
+
+def make_drafter(plan: Plan, source: DraftSource) -> Drafter:
+    """Return the drafter that the plan asks for; what is elsewhere has begun to load.
+
+    Raises: ModelError if a draft model in this process cannot be loaded.
+    """
+    placements = dict(plan.placements)
+    outside: DrafterLink | None = None
+    if placements.get("beside") in ("process", "remote"):
+        outside = outside_link(plan, source)
+        outside.begin()
+        del placements["beside"]
+    if outside is not None and not placements:
+        return Drafter(outside)
+    try:
+        (placement,) = placements.values()
+        here = _make_here(plan, source, placement)
+    except BaseException:
+        if outside is not None:
+            outside.close()
+        raise
+    return here if outside is None else Drafter(SwitchLink(outside, here.link), here.runner, here.lane)
+
+
+def outside_link(plan: Plan, source: DraftSource) -> DrafterLink:
+    """Return the link to a drafter in a process of its own, or on a server; nothing is begun yet."""
+    return _remote_link(plan, source) if plan.settings.draft_address is not None else _process_link(plan, source)
+
+
+def link_here(
+    placement: Placement,
+    writer: BeamWriter,
+    *,
+    clock: Callable[[], float] = time.perf_counter,
+    lane: Lane | None = None,
+) -> InlineLink | ThreadLink:
+    """Return the link to a drafter in this process, in a thread of its own or in the target's."""
+    worker = make_worker(writer, clock=clock)
+    return ThreadLink(worker, lane) if placement == "thread" else InlineLink(worker)
+
+
+def make_worker(
+    writer: BeamWriter,
+    *,
+    clock: Callable[[], float] = time.perf_counter,
+    max_requests: int = MAX_REQUESTS,
+    peers: Callable[[], Iterable[DrafterWorker]] = tuple,
+) -> DrafterWorker:
+    """Return the worker of one target that drafts with this writer; arguments as of `DrafterWorker`."""
+    return DrafterWorker(writer, clock=clock, max_requests=max_requests, peers=peers)
+
+
+def load_drafter(draft: DraftModel) -> tuple[BeamWriter, Ready]:
+    """Load and warm up a model that no target's process holds; return its writer, and what targets are told of it.
+
+    Raises: ModelError if it cannot be loaded; SettingsError if not one sequence fits into the memory.
+    """
+    whole = _load(draft)
+    model = _restricted(whole, draft)
+    max_model_len = min(draft.max_model_len, context_limit(model))
+    runner = TorchRunner(model, max_model_len=max_model_len, max_tree_rows=draft.max_tree_rows)
+    runner.warm_up(draft.warm_up_tokens)
+    cost = None
+    if draft.measures:
+        cost = measure_pass_cost(runner, clock=time.perf_counter, time_limit_s=_MEASURING_S)
+    fingerprint: str | None = None
+    if draft.has_unknown_target:
+        fingerprint = tokenizer_fingerprint(load_tokenizer(draft.name, cache_dir=draft.cache_dir))
+    ready = Ready(
+        vocab_size=runner.vocab_size,
+        max_model_len=runner.max_model_len,
+        num_parameters=parameter_count(whole),
+        passes=PassSeconds(cost.points, cost.per_sequence_s, cost.per_context_row_s) if cost else None,
+        tokenizer=fingerprint,
+    )
+
+    def make_compiler() -> GrammarCompiler:
+        tokenizer = load_tokenizer(draft.name, cache_dir=draft.cache_dir)
+        return GrammarCompiler(tokenizer, runner.vocab_size, tuple(end_token_ids(model, tokenizer)))
+
+    return BeamWriter(runner, draft.kv_cache_bytes, find_grammar=BackgroundGrammars(make_compiler)), ready
+
+
+# ---- inside ---------------------------------------------------------------------------------------------------------
+
+
+def _make_here(plan: Plan, source: DraftSource, placement: Placement) -> Drafter:
+    """Return the drafter with its model in this process."""
+    assert source.model is not None
+    draft = _draft_model(plan, source)
+    model = _restricted(_load(draft) if isinstance(source.model, str) else source.model, draft)
+    lane = Lane(model.device)
+    with pinned(plan.cores.alone), lane.entered():
+        max_model_len = min(plan.max_model_len, context_limit(model))
+        runner = make_runner(model, max_model_len=max_model_len, max_tree_rows=plan.draft_tree_rows)
+        runner.warm_up(plan.draft.beam_width)
+        writer = make_writer(runner, takes_turns=placement == "inline", find_grammar=source.find_grammar)
+        if isinstance(writer, DeviceBeamWriter):
+            spec = draft_spec(plan.draft, SamplingParams(temperature=0.0, seed=0), runner.max_model_len)
+            writer.warm_up(spec, runner.max_model_len)
+    return Drafter(link_here(placement, writer, lane=lane), runner, lane)
+
+
+def _load(draft: DraftModel) -> LoadedModel:
+    return load_decoder(draft.name, dtype=draft.dtype, device=draft.device, cache_dir=draft.cache_dir)
+
+
+def _restricted(model: LoadedModel, draft: DraftModel) -> LoadedModel:
+    """Return the model with the part of its head that it is to propose tokens with."""
+    if draft.draft_vocab is None:
+        return model
+    return restrict_head(model, draft.draft_vocab, {*draft.always_drafted, *end_token_ids(model)})
+
+
+def _draft_model(plan: Plan, source: DraftSource) -> DraftModel:
+    settings, tokenizer = plan.settings, source.tokenizer
+    return DraftModel(
+        name=source.model if isinstance(source.model, str) else "",
+        dtype=settings.dtype_of_draft,
+        device=settings.draft_device or settings.device,
+        max_model_len=plan.max_model_len,
+        max_tree_rows=plan.draft_tree_rows,
+        warm_up_tokens=plan.draft.beam_width,
+        kv_cache_bytes=source.kv_cache_bytes,
+        measures=source.measures,
+        cache_dir=settings.weights_dir,
+        draft_vocab=settings.draft_vocab,
+        always_drafted=always_drafted(tokenizer) if settings.draft_vocab is not None and tokenizer is not None else (),
+    )
+
+
+def _process_link(plan: Plan, source: DraftSource) -> ProcessLink:
+    settings = plan.settings
+    assert isinstance(source.model, str)
+    return ProcessLink(
+        DrafterConfig(threads=settings.draft_threads, cores=plan.cores.draft, model=_draft_model(plan, source)),
+        start_timeout_s=settings.start_timeout_s,
+        silence_timeout_s=settings.drafter_timeout_s,
+        spare=source.spare,
+    )
+
+
+def _remote_link(plan: Plan, source: DraftSource) -> RemoteLink:
+    settings = plan.settings
+    assert settings.draft_address is not None
+    return RemoteLink(
+        settings.draft_address,
+        vocab_size=source.vocab_size,
+        tokenizer=tokenizer_fingerprint(source.tokenizer) if source.tokenizer is not None else "",
+        keys=Path(settings.draft_keys) if settings.draft_keys is not None else None,
+        start_timeout_s=settings.start_timeout_s,
+        silence_timeout_s=settings.drafter_timeout_s,
+    )

@@ -1,0 +1,106 @@
+"""What passes cost on this machine: as an earlier start found, as a drafter elsewhere says, or as measured now."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from card.assembly.drafters import Drafter
+from card.assembly.plan import Plan
+from card.engine.latency_store import LatencyKey, LatencyStore, drafter_key
+from card.engine.measuring import Measuring
+from card.models.places import cache_folder
+from card.models.torch_runner import TorchRunner
+from card.policy.cores import CorePlan, CoreSet
+from card.policy.cost import PassCost
+from card.policy.rounds import Schedule
+
+
+class MeasuredLatencies:
+    """The latencies of one target and its drafter; what is measured is kept for the next start."""
+
+    def __init__(self, plan: Plan, runner: TorchRunner, *, is_target_named: bool, is_draft_named: bool) -> None:
+        """Begin; nothing is measured yet.
+
+        Args:
+            runner: of the target.
+            is_target_named: the target was given by a name, under which its latencies are kept.
+            is_draft_named: the same of the draft model.
+        """
+        settings = plan.settings
+        self._settings = settings
+        self._is_draft_named = is_draft_named and settings.draft is not None
+        self._finds_threads = settings.threads is None and runner.device.type == "cpu"
+        self._useful: dict[CorePlan, CorePlan] = {}
+        self._drafter: Drafter | None = None
+        self._store = LatencyStore(cache_folder(settings.cache_dir) if settings.cache else None)
+        self._process_key: LatencyKey | None = None  # of a drafter in a process of its own
+        if self._is_draft_named and plan.has_drafter_process:
+            core_set = CoreSet(plan.cores.draft, settings.draft_threads)
+            self._process_key = drafter_key("drafter", settings, core_set)
+        self.waits_for_drafter = self._waits(plan)
+        self._measuring = Measuring(
+            runner,
+            self._store,
+            settings.target if is_target_named else None,
+            max_sequences=min(8, settings.max_num_seqs),
+            is_quick=not self.waits_for_drafter,
+            more=settings.target_cost or "",
+        )
+        self._measuring.doubt(plan.cores)
+
+    def useful(self, cores: CorePlan) -> CorePlan:
+        """Return the cores with no more threads for the target than speed it up, unless they were set."""
+        if not self._finds_threads:
+            return cores
+        if cores not in self._useful:
+            self._useful[cores] = self._measuring.useful(cores)
+        return self._useful[cores]
+
+    def target(self, plan: Plan, schedule: Schedule) -> PassCost:
+        """Return what the target's passes cost under a schedule."""
+        return self._measuring.cost(plan.cores_of(schedule))
+
+    def drafter(self, plan: Plan, schedule: Schedule) -> PassCost | None:
+        """Return what the drafter's passes cost under a schedule; None if that is not known."""
+        placement, drafter = plan.placements[schedule], self._drafter
+        if drafter is None:
+            return None
+        if placement in ("process", "remote"):
+            return drafter.reported() or (self._store.cost(self._process_key) if placement == "process" else None)
+        key = drafter_key("draft in turns", self._settings, plan.cores.alone) if self._is_draft_named else None
+        is_quick = not self.waits_for_drafter
+        return self._measuring.remembered(key, lambda: drafter.measured(plan.cores.alone, is_quick=is_quick))
+
+    @property
+    def knows_drafter(self) -> bool:
+        """Whether it is known what a drafter in a process of its own takes."""
+        return self._store.cost(self._process_key) is not None
+
+    def ask(self, drafter: Drafter) -> None:
+        """Ask this drafter from now on."""
+        self._drafter = drafter
+
+    def again(self) -> Iterator[None]:
+        """Measure what was measured in haste once more, for the next start; pauses after each part."""
+        return self._measuring.again()
+
+    def remember_drafter(self) -> None:
+        """Keep what a drafter in a process of its own said that its passes cost."""
+        cost = self._drafter.reported() if self._drafter is not None else None
+        if cost is not None:
+            self._store.keep_cost(self._process_key, cost, is_quick=False)
+
+    def _waits(self, plan: Plan) -> bool:
+        """Return whether the drafter must be up before the first token.
+
+        Not under a tuned policy, which decodes plainly or in turns meanwhile. A drafter of which nothing is known is
+        waited for even then, where it is the only one: the policy could not weigh it.
+        """
+        settings = plan.settings
+        if settings.wait_for_drafter is not None:
+            return settings.wait_for_drafter
+        if settings.draft_optional:
+            return False
+        if not plan.method.is_tuned or settings.policy == "fixed" or "remote" in plan.placements.values():
+            return True
+        return plan.placements == {"beside": "process"} and not self.knows_drafter

@@ -1,0 +1,256 @@
+"""What follows from settings and facts before an engine is built. Nothing in here loads, measures or starts anything.
+
+`resolve` may be asked again whenever more is known: before anything is loaded, to refuse what contradicts itself; when
+the target is there, for its context; and when latencies can be measured, for threads and lengths.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+from card.config import DraftSettings, EngineSettings, Placement, parse_size, split_settings
+from card.errors import SettingsError
+from card.methods import Method, find_method
+from card.policy.cores import CorePlan, CoreSet, plan_cores
+from card.policy.cost import PassCost
+from card.policy.rounds import Schedule
+from card.workers.offers import DRAFTER
+from card.writers.local import find_writer
+
+SPARE_ROWS = 64  # KV rows of a sequence beyond its text and its tree: `num_speculative_tokens` may grow by measurement
+DEFAULT_MODEL_LEN = 4096  # tokens of a text, if nothing is said and the target allows it
+_RAM_SHARE = 0.25  # of the free memory, that KV may take if nothing is said
+_POOL_BYTES = 1 << 20  # beyond the rows that are asked for: a pool gives them out in blocks
+_TYPICAL_TOKENS = 4  # of a verification, for the ratio of target and drafter passes
+_LONGEST_ROUND = 16  # drafter passes beside one of the target's, at most
+
+
+class Latencies(Protocol):
+    """What passes cost: measured, remembered, or typed in."""
+
+    def useful(self, cores: CorePlan) -> CorePlan:
+        """Return the cores with no more threads for the target than speed it up."""
+
+    def target(self, plan: Plan, schedule: Schedule) -> PassCost:
+        """Return what the target's passes cost under a schedule."""
+
+    def drafter(self, plan: Plan, schedule: Schedule) -> PassCost | None:
+        """Return what the drafter's passes cost under a schedule; None if that is not known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """What is known of models and machine; what is not known yet is left out."""
+
+    has_draft: bool = False  # there is a draft model
+    is_draft_loaded: bool = False  # as an object of this process, which it cannot leave
+    cores: tuple[int, ...] | None = None  # CPU cores that the process may use; None: it is not told which
+    in_integers: bool = False  # the target's passes are integer ones
+    context_limit: int | None = None  # most tokens of a text that the target allows
+    longest_text: int = 0  # tokens of the longest text that is known to come, answer included
+    num_texts: int | None = None  # texts that come at once, of that length at most; None: nobody knows
+    row_bytes: int | None = None  # of the target's KV; None: memory is no matter
+    free_bytes: int = 0  # on the target's device
+    latencies: Latencies | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """How an engine is put together."""
+
+    method: Method
+    settings: EngineSettings
+    draft: DraftSettings  # as the method shapes them
+    pinned: frozenset[str]  # names of those of them that were set
+    placements: Mapping[Schedule, Placement]  # where the drafter runs under each schedule; empty: there is none
+    writers: tuple[str, ...]  # those without a model
+    cores: CorePlan
+    max_model_len: int
+    target_tree_rows: int  # KV rows of one sequence beyond its text, in the target
+    draft_tree_rows: int  # and in the draft model
+    max_kv_bytes: int | None  # of the target; None: no limit
+
+    @property
+    def first_schedule(self) -> Schedule:
+        """The schedule of an engine that chooses none."""
+        return next(iter(self.placements), "off")
+
+    @property
+    def has_drafter_process(self) -> bool:
+        """Whether a drafter runs in a process of its own, with cores of its own."""
+        return "process" in self.placements.values()
+
+    def cores_of(self, schedule: Schedule) -> CoreSet:
+        """Return where the target computes under a schedule."""
+        return self.cores.beside if self.placements.get(schedule) == "process" else self.cores.alone
+
+
+def resolve(settings: Mapping[str, Any], facts: Facts, *, method: str | None = None) -> Plan:
+    """Return the plan that follows from settings and facts.
+
+    Args:
+        settings: fields of `EngineSettings` and `DraftSettings`; the others are as by default.
+        method: name of the decoding method; None takes card if there is a draft model and vanilla if not.
+    Raises: SettingsError for settings that are unknown, out of range, or contradict each other or the facts.
+    """
+    engine_changes, draft_changes = split_settings(settings)
+    has_draft = facts.has_draft or engine_changes.get("draft_address") is not None
+    chosen = find_method(method or ("card" if has_draft else "vanilla"))
+    engine = EngineSettings(**{**engine_changes, "method": chosen.name})
+    drafts, writers = _share_out(chosen, engine.writers)
+    _refuse_contradictions(engine, chosen, facts, drafts=drafts, has_draft=has_draft)
+    placements = _placements(chosen, engine, facts) if drafts else {}
+    asked = DraftSettings(**draft_changes)
+    shaped, max_model_len = chosen.shape(asked), _model_len(engine, facts)
+    target_tree_rows = shaped.budget + SPARE_ROWS
+    has_process = "process" in placements.values()
+    cores = plan_cores(engine, facts.cores, own_drafter_core=has_process, in_integers=facts.in_integers)
+    plan = Plan(
+        method=chosen,
+        settings=engine,
+        draft=shaped,
+        pinned=frozenset(draft_changes),
+        placements=placements,
+        writers=writers,
+        cores=cores if facts.latencies is None else facts.latencies.useful(cores),
+        max_model_len=max_model_len,
+        target_tree_rows=target_tree_rows,
+        draft_tree_rows=draft_tree_rows(shaped),
+        max_kv_bytes=_kv_bytes(engine, facts, max_model_len, target_tree_rows),
+    )
+    return plan if "num_speculative_tokens" in plan.pinned else _with_measured_length(plan, asked, facts.latencies)
+
+
+def draft_tree_rows(draft: DraftSettings) -> int:
+    """Return the KV rows that the tree of one request may take in the draft model."""
+    width = draft.beam_width
+    if draft.growth == "fan-out":
+        width = max(width, max(draft.fan_out) * (draft.num_speculative_tokens + 1))
+    return min(2 * draft.lead * width, draft.max_nodes) + SPARE_ROWS
+
+
+def kv_bytes_for(num_texts: int, longest_text: int, tree_rows: int, row_bytes: int) -> int:
+    """Return the memory that so many texts with their trees take in a model with rows of so many bytes."""
+    return num_texts * (longest_text + tree_rows) * row_bytes + _POOL_BYTES
+
+
+def round_length(method: Method, draft: DraftSettings, *, target: PassCost, drafter: PassCost, most: int) -> int:
+    """Return the longest draft whose drafter passes fit into one of the target's: 2 to ``most``, and 16 at most.
+
+    Args:
+        method: one that says what its passes are.
+        draft: settings before the method shapes them; they say how wide its passes are.
+    """
+    assert method.passes_of_round is not None
+    target_s = target.seconds(_TYPICAL_TOKENS)
+    for length in range(2, min(_LONGEST_ROUND, most)):
+        longer = method.shape(draft.replace(num_speculative_tokens=length + 1))
+        if sum(drafter.seconds(num_tokens) for num_tokens in method.passes_of_round(longer)) > target_s:
+            return length
+    return min(_LONGEST_ROUND, most)
+
+
+# ---- inside ---------------------------------------------------------------------------------------------------------
+
+
+def _share_out(method: Method, names: Sequence[str] | None) -> tuple[bool, tuple[str, ...]]:
+    """Return whether the draft model writes, and which local writers do; ``names`` None: by the method."""
+    if names is None:
+        return method.needs_draft, method.writers
+    if DRAFTER in names and not method.needs_draft:
+        raise SettingsError(f"method {method.name} has no draft model: leave {DRAFTER} out of the writers")
+    if DRAFTER not in names and method.needs_draft and not method.is_tuned:
+        raise SettingsError(
+            f"method {method.name} is defined by its draft model: add {DRAFTER} to the writers, or use method card"
+        )
+    local = [*method.writers, *(name for name in names if name != DRAFTER)]
+    for name in local:
+        find_writer(name)
+    return DRAFTER in names, tuple(dict.fromkeys(local))
+
+
+def _refuse_contradictions(
+    settings: EngineSettings, method: Method, facts: Facts, *, drafts: bool, has_draft: bool
+) -> None:
+    if drafts and not has_draft:
+        raise SettingsError(f"method {method.name} needs a draft model; give one, or use method vanilla")
+    if settings.draft_vocab is not None and not drafts:
+        raise SettingsError("draft_vocab is about a draft model: give draft, and a method and writers that use it")
+    if facts.is_draft_loaded and settings.placement == "process":
+        raise SettingsError(
+            "a loaded draft model cannot move into another process; give its folder, or placement thread"
+        )
+    if settings.schedule != "auto":
+        placement = settings.placement or ("remote" if settings.draft_address else None)
+        if not method.is_tuned or not drafts:
+            raise SettingsError(f"schedule is for method card; {method.name} has its own, so leave it out")
+        if placement is not None and (settings.schedule == "turns") != (placement == "inline"):
+            raise SettingsError(
+                f"schedule {settings.schedule} does not go with a drafter that is {placement}: turns are taken with a "
+                "drafter inline, and only that one takes turns; leave one of the two out"
+            )
+    if settings.draft_keys is not None and settings.draft_address is None:
+        raise SettingsError("draft_keys are for a draft server: give its draft_address too")
+
+
+def _placements(method: Method, settings: EngineSettings, facts: Facts) -> dict[Schedule, Placement]:
+    """Return where the drafter runs under each schedule: as set, else by the method; a tuned one may have two."""
+    if settings.draft_address is not None:
+        return {"beside": "remote"}
+    if settings.placement is not None or not method.is_tuned:
+        placement = settings.placement or method.placement
+        return {"turns" if placement == "inline" else "beside": placement}
+    if settings.schedule == "turns":
+        return {"turns": "inline"}
+    if {settings.device, settings.draft_device or settings.device} != {"cpu"}:
+        return {"beside": "thread"}
+    if facts.is_draft_loaded:
+        return {"beside": "thread"} if settings.schedule == "beside" else {"turns": "inline"}
+    if settings.schedule == "beside" or settings.policy == "fixed":
+        return {"beside": "process"}
+    has_cores = facts.cores is None or len(facts.cores) > settings.draft_threads
+    return {"beside": "process", "turns": "inline"} if has_cores else {"turns": "inline"}
+
+
+def _model_len(settings: EngineSettings, facts: Facts) -> int:
+    """Return the most tokens of a text: as set, else a usual length, or more if a longer text is known to come."""
+    limit = facts.context_limit
+    usual = max(DEFAULT_MODEL_LEN, facts.longest_text)
+    wanted = settings.max_model_len or (usual if limit is None else min(usual, limit))
+    if limit is not None and wanted > limit:
+        raise SettingsError(f"max_model_len must be at most {limit}, the target's own limit, got {wanted}")
+    return wanted
+
+
+def _kv_bytes(settings: EngineSettings, facts: Facts, max_model_len: int, tree_rows: int) -> int | None:
+    """Return the most memory for the target's KV. Raises: SettingsError if one longest request does not fit."""
+    if facts.row_bytes is None:
+        return None
+    num_rows = max_model_len + tree_rows
+    least = num_rows * facts.row_bytes
+    if settings.kv_cache_memory is not None:
+        given = parse_size(settings.kv_cache_memory)
+        if given < least:
+            raise SettingsError(
+                f"kv_cache_memory {settings.kv_cache_memory} holds {given // facts.row_bytes} rows of KV, but a "
+                f"request of max_model_len {max_model_len} with its candidates needs {num_rows} "
+                f"({least / 2**20:.0f}M); raise it, or lower max_model_len"
+            )
+        return given
+    if facts.num_texts is not None:
+        return kv_bytes_for(facts.num_texts, facts.longest_text, tree_rows, facts.row_bytes)
+    return max(min(settings.max_num_seqs * least, int(_RAM_SHARE * facts.free_bytes)), least)
+
+
+def _with_measured_length(plan: Plan, asked: DraftSettings, latencies: Latencies | None) -> Plan:
+    """Let a method that is defined by rounds draft as much as fits into one of the target's passes."""
+    if latencies is None or not plan.placements or not plan.method.length_from_latencies:
+        return plan
+    drafter = latencies.drafter(plan, plan.first_schedule)
+    if drafter is None:
+        return plan
+    target = latencies.target(plan, plan.first_schedule)
+    length = round_length(plan.method, asked, target=target, drafter=drafter, most=plan.max_model_len)
+    return replace(plan, draft=plan.method.shape(asked.replace(num_speculative_tokens=length)))

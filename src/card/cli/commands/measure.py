@@ -1,0 +1,191 @@
+"""The options of the commands that measure and predict: bench, report, verify-server, profile and plan."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from card.bench.names import DRAFT_OPTIONS, PRESETS, PUBLISHED, shipped
+from card.cli.files import OutputPath
+from card.cli.help import command
+from card.cli.options import (
+    DEMO_DRAFT,
+    DEMO_TARGET,
+    option_of,
+    options_of,
+    parse_cores,
+    parse_fractions,
+    parse_names,
+    parse_numbers,
+    wide_option,
+    with_options,
+)
+from card.cli.starting import run
+from card.config import DraftSettings, EngineSettings, SamplingParams
+from card.planner.requests import PoolRequest, ProfileRequest
+from card.verify_server.settings import VerifySettings
+
+_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+_OF_ROWS = "Of card-chain, card-tree, card-turns.  [default: the library's]"
+
+
+@command(short_help="Measure methods against each other: speed, acceptance, same text.")
+@click.option(
+    "--methods",
+    default="vanilla,sps,card",
+    show_default=True,
+    help=f"Rows, or presets ({', '.join(PRESETS)}), with commas; card+beam,suffix is CARD with these writers. Plain "
+    "decoding on all cores is always there, and so is the twin on all cores of a row on one.",
+)
+@click.option("--writers", multiple=True, help="One more row: CARD with these writers, such as beam,suffix.")
+@click.option(
+    "--data",
+    multiple=True,
+    help=f"What to decode, may be given several times: shipped prompts ({', '.join(shipped())}), a published set from "
+    f"its file such as gsm8k=FILE ({', '.join(PUBLISHED)}) or from the hub such as hub:gsm8k.  [default: questions]",
+)
+@click.option("--from-hub", is_flag=True, help="Fetch the published sets of --data that come without a file.")
+@click.option("--prompts", multiple=True, help="JSON lines with a question each: FILE or NAME=FILE.")
+@click.option("--raw", is_flag=True, help="Continue all prompts as they are, without the chat template.")
+@click.option("--limit", type=int, default=8, show_default=True, help="Prompts of each data set.")
+@click.option("--skip-long", is_flag=True, help="Leave out prompts that do not fit into the context.")
+@option_of(EngineSettings, "target")
+@click.option("--draft", help=f"Draft model, or none.  [default: {DEMO_DRAFT} beside {DEMO_TARGET}]")
+@click.option("--pair", nargs=2, multiple=True, metavar="TARGET DRAFT", help="A pair; may be given several times.")
+@click.option(
+    "--target-cost",
+    multiple=True,
+    help="Price of the target, such as 300M, or none for as it is; several make several pairs.  [default: none]",
+)
+@option_of(EngineSettings, "dtype", is_filled=True)
+@option_of(EngineSettings, "max_model_len")
+@option_of(SamplingParams, "max_tokens", default=128)
+@click.option("--repeats", type=int, default=5, show_default=True, help="Runs of each prompt and row.")
+@option_of(SamplingParams, "temperature", default=0.0)
+@with_options(*options_of(SamplingParams, "top_k top_p min_p", is_filled=True))
+@option_of(SamplingParams, "seed", default=0)
+@click.option("--cores", callback=parse_cores, help="Cores, the last one the drafter's.  [default: first and last]")
+@click.option(
+    "--sps-lengths",
+    callback=parse_numbers,
+    default="2,3,4,5,6,8,10,12",
+    show_default=True,
+    help="Draft lengths that sps, ouroboros, card-turns and transformers-assisted choose from.",
+)
+@option_of(EngineSettings, "draft_vocab")
+@option_of(EngineSettings, "hrad", is_filled=True)
+@wide_option
+@with_options(*(option_of(DraftSettings, name, help=_OF_ROWS) for name in DRAFT_OPTIONS))
+@click.option("--coupling-report", is_flag=True, help="Add rows that rank candidates without the sampling noise.")
+@click.option(
+    "--trace",
+    type=OutputPath(),
+    help="Decode the first prompt of each data set once more and write what happened when, for ui.perfetto.dev.",
+)
+@click.option("--out", type=Path, help="JSON lines are appended to it.  [default: bench-DATE-TIME.jsonl]")
+@click.option("--resume", type=Path, help="Go on with the last run of this file: exactly what is missing.")
+def bench(**options: Any) -> int:
+    """Measure methods against each other on the same weights, prompts and cores.
+
+    All rows decode a prompt before the next one comes. Texts are compared before any time is shown. Ctrl-C keeps what
+    is done.
+    """
+    return run("card.cli.bench", **options)
+
+
+@command(short_help="Make a page, pictures and a table of bench files.")
+@click.argument("results", nargs=-1, required=True, type=_FILE)
+@click.option("--out", type=OutputPath(), help="Write one HTML file that needs nothing else.")
+@click.option("--png", type=OutputPath(is_folder=True), help="Write each plot into this folder.")
+@click.option("--csv", "csv_path", type=OutputPath(), help="Write a line for each pair, row and workload.")
+@click.option("--trace", type=_FILE, help="Draw the timeline of this trace too, as written by --trace.")
+def report(**options: Any) -> int:
+    """Read RESULTS, the files of card bench, check that their texts are those of plain decoding, and draw them."""
+    return run("card.cli.bench_report", "reading", **options)
+
+
+@command("verify-server", short_help="Check that a server writes the same with and without speculation.")
+@click.argument("url")
+@click.option(
+    "--reference",
+    metavar="URL",
+    help="Server of the same model without speculation.  [default: the same server, switched off in each request]",
+)
+@click.option("--plain-fields", metavar="JSON", help='Fields that switch it off, such as {"speculation": "off"}.')
+@click.option("--model", help="Name of the model.  [default: the first one that the server lists]")
+@click.option("--reference-model", help="The same for --reference.")
+@click.option(
+    "--api-key",
+    envvar="CARD_API_KEY",
+    help="Key of the server; better in CARD_API_KEY, where no process list shows it.",
+)
+@click.option("--reference-api-key", envvar="CARD_REFERENCE_API_KEY", help="The same for --reference.")
+@option_of(VerifySettings, "api", is_filled=True)
+@click.option("--only", callback=parse_names, help="Run these checks alone, such as greedy,stream.")
+@click.option("--skip", callback=parse_names, help="Leave out these checks, such as seeded,seeded-batch.")
+@click.option(
+    "--prompts",
+    type=_FILE,
+    help="Prompts to ask: one per line, or JSON lines with a question each.  [default: shipped word problems]",
+)
+@click.option("--limit", type=click.IntRange(2), default=8, show_default=True, help="Most prompts asked.")
+@with_options(*options_of(VerifySettings, "max_tokens concurrency seed temperature", is_filled=True))
+@option_of(VerifySettings, "timeout_s", "--timeout", is_filled=True)
+@option_of(VerifySettings, "logprob_tolerance", is_filled=True)
+@click.option("--json", "json_path", type=OutputPath(), help="Write all that was found into this file, too.")
+def verify_server(**options: Any) -> int:
+    """Ask a server of OpenAI's API the same in many ways, with speculation and without, and compare the answers.
+
+    Exit status 0 if nothing differs, 1 if something does, 2 if the server cannot be used.
+    """
+    return run("card.cli.verify_server", "", **options)
+
+
+@command(short_help="Measure what the passes of a model cost here.")
+@click.argument("model")
+@click.option("--out", type=OutputPath(), required=True, help="File to write, JSON.")
+@option_of(EngineSettings, "dtype", is_filled=True)
+@option_of(EngineSettings, "device", is_filled=True, help="cpu, cuda, cuda:1.")
+@click.option("--target-cost", help="Inflate the model to the price of so many parameters, such as 300M; same outputs.")
+@with_options(*options_of(ProfileRequest, "threads tokens contexts batches"))
+@option_of(ProfileRequest, "num_runs", "--runs", is_filled=True)
+@wide_option
+def profile(**options: Any) -> int:
+    """Measure passes of MODEL over tokens, context and batch.
+
+    MODEL is a folder, a GGUF file, a hub name, demo-target or demo-draft.
+    """
+    return run("card.cli.profile", **options)
+
+
+@command(short_help="Predict the speed of every method from profiles and a recording.")
+@click.option("--target", required=True, help="Profile of the target: a file of card profile, or a shipped one.")
+@click.option("--draft", help="Profile of the draft model.")
+@click.option(
+    "--recording", type=click.Path(dir_okay=False, path_type=Path), help="What the pair does: a file of card record."
+)
+@click.option(
+    "--synthetic",
+    type=float,
+    help="Instead of a recording: the share of places at which the drafter's first choice is right, from 0 to 1.",
+)
+@click.option("--methods", callback=parse_names, help="Which methods, such as vanilla,sps,card.  [default: all]")
+@click.option("--cores", type=int, help="CPU threads of target and drafter together.  [default: as profiled]")
+@click.option("--draft-threads", type=int, default=1, show_default=True, help="Of a drafter in a process of its own.")
+@click.option("--network-ms", type=float, help="Put the drafter on a draft server so many milliseconds away, one way.")
+@click.option("--concurrency", type=int, default=1, show_default=True, help="Requests at once.")
+@click.option("--search/--no-search", default=True, show_default=True, help="Look for the best settings.")
+@click.option("--pool", is_flag=True, help="Ask instead how many targets one draft server can serve.")
+@option_of(PoolRequest, "method", is_filled=True)
+@click.option(
+    "--delays-ms", default="0,5,20", show_default=True, callback=parse_fractions, help="Pool: delays of the network."
+)
+@option_of(PoolRequest, "loads", callback=parse_fractions)
+@with_options(*options_of(PoolRequest, "min_speed_up max_targets"))
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the tables.")
+@wide_option
+def plan(**options: Any) -> int:
+    """Predict speeds, settings and where time goes: the engine runs in virtual time on what was recorded."""
+    return run("card.cli.plan", **options)

@@ -1,0 +1,100 @@
+"""What happens until a command can work: spinner, imports, and the drafter's process that imports meanwhile."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import contextmanager
+from importlib import import_module
+from typing import Any, TypeVar
+
+from card.cli.interrupts import leaving_at_once
+from card.methods import find_method
+from card.transport.child import DrafterChild
+
+T = TypeVar("T")
+Say = Callable[[str], None]  # takes what is being done now, such as "loading demo-target"
+
+
+@contextmanager
+def spinner(words: str) -> Iterator[Say]:
+    """Spin until the block ends; yields what changes the words. Writes nothing unless standard error is a terminal."""
+    if sys.stderr is None or not sys.stderr.isatty():
+        yield _say_nothing
+        return
+    console = import_module("rich.console").Console(stderr=True)  # rich only where it draws: importing it takes a while
+    escape = import_module("rich.markup").escape
+    with console.status(escape(words)) as status:
+        yield lambda words: status.update(escape(words))
+
+
+def spin_until_first(items: Iterator[T], words: str) -> Generator[T, None, None]:
+    """Yield the items; spin until the first one is there."""
+    with spinner(words):
+        first = next(items)
+    yield first
+    yield from items
+
+
+def _say_nothing(_: str) -> None:
+    pass
+
+
+# ---- imports --------------------------------------------------------------------------------------------------------
+
+
+_WORDS = "importing torch and transformers"
+
+
+def load(name: str, words: str = _WORDS) -> Any:
+    """Return a module, imported now if it was not yet. Ctrl-C meanwhile ends the process at once.
+
+    Args:
+        words: for the spinner; empty for a module that is there at once.
+    """
+    if name in sys.modules:
+        return import_module(name)
+    with leaving_at_once():
+        if not words:
+            return import_module(name)
+        with spinner(words):
+            return import_module(name)
+
+
+def run(name: str, words: str = _WORDS, /, **options: Any) -> int:
+    """Do the work of a command: call ``run`` of this module with the options; return the exit status."""
+    status = load(name, words).run(**options)
+    return status if isinstance(status, int) else 0
+
+
+# ---- the drafter's process ------------------------------------------------------------------------------------------
+
+
+def start_drafter_child(method: str, draft: str | None, options: Mapping[str, Any]) -> DrafterChild | None:
+    """Start a process for the drafter if these options lead to one; whoever loads the models takes it over.
+
+    A wrong guess costs a process that ends unused.
+    """
+    if draft is None or not _leads_to_a_process(method, options):
+        return None
+    try:
+        return DrafterChild(options.get("draft_threads") or 1)
+    except OSError:
+        return None  # the drafter's link says what is wrong
+
+
+def _leads_to_a_process(method: str, options: Mapping[str, Any]) -> bool:
+    chosen = find_method(method)
+    placement = options.get("placement") or (None if chosen.is_tuned else chosen.placement)
+    devices = {options.get("device") or "cpu", options.get("draft_device") or "cpu"}
+    num_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    writers = options.get("writers")
+    return (
+        placement in (None, "process")
+        and options.get("schedule") != "turns"
+        and options.get("draft_address") is None
+        and devices == {"cpu"}
+        and num_cores > (options.get("draft_threads") or 1)
+        and (writers is None or "beam" in writers)
+    )

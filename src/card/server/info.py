@@ -1,0 +1,177 @@
+"""What the server tells without writing text: its models and their tokens, its health, its figures."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from card import __version__
+from card.errors import WorkerError
+from card.models.text import decode
+from card.server.answers import (
+    DetokenizeAnswer,
+    ErrorDetail,
+    HealthAnswer,
+    LoadAnswer,
+    ModelAnswer,
+    ModelsAnswer,
+    TokenizeAnswer,
+    UnavailableAnswer,
+    VersionAnswer,
+    json_response,
+)
+from card.server.errors import ApiError, as_api_error, bad_request
+from card.server.limits import read_body
+from card.server.metrics import CONTENT_TYPE, Scrape
+from card.server.schemas import DetokenizeRequest, TokenizeRequest
+from card.server.service import Service
+
+_LONG_CHARS = 16_384  # of a text, or token ids: more of them hold up none that has less
+
+
+async def list_models(request: Request) -> Response:
+    """List the names under which the model is served."""
+    service: Service = request.app.state.service
+    return json_response(ModelsAnswer(data=[_model(service, name) for name in service.settings.served_model_names]))
+
+
+async def show_model(request: Request) -> Response:
+    """Describe one model."""
+    service: Service = request.app.state.service
+    return json_response(_model(service, service.check_model(request.path_params["model_name"])))
+
+
+async def tokenize(request: Request) -> Response:
+    """Give the token ids of a prompt, or of a conversation in the model's chat template."""
+    service: Service = request.app.state.service
+    fields = await read_body(request, TokenizeRequest, service.settings.max_request_bytes)
+    service.check_model(fields.model)
+    is_long = len(fields.prompt or "") >= _LONG_CHARS
+    if fields.messages is not None:
+        token_ids = list(await service.encode(service.tools.conversation(fields.messages), must_fit=False))
+    elif fields.add_special_tokens and fields.prompt:
+        token_ids = list(await service.encode(fields.prompt, must_fit=False))
+    else:
+        encode = service.tokenizer.encode
+        token_ids = await service.aside.run(
+            is_long, encode, fields.prompt or "", add_special_tokens=fields.add_special_tokens
+        )
+    names: Any = None
+    if fields.return_token_strs:
+        names = await service.aside.run(is_long, service.tokenizer.convert_ids_to_tokens, token_ids)
+    answer = TokenizeAnswer(
+        count=len(token_ids),
+        max_model_len=service.llm.max_model_len,
+        tokens=token_ids,
+        token_strs=names,
+    )
+    return json_response(answer)
+
+
+async def detokenize(request: Request) -> Response:
+    """Give the text of token ids."""
+    service: Service = request.app.state.service
+    fields = await read_body(request, DetokenizeRequest, service.settings.max_request_bytes)
+    service.check_model(fields.model)
+    text = await service.aside.run(len(fields.tokens) >= _LONG_CHARS, _text_of, service, fields.tokens)
+    return json_response(DetokenizeAnswer(prompt=text))
+
+
+def _text_of(service: Service, token_ids: Sequence[int]) -> str:
+    for token_id in token_ids:
+        if not 0 <= token_id < service.vocab_size:
+            raise bad_request(f"token ids must be from 0 to {service.vocab_size - 1}, got {token_id}", "tokens")
+    return decode(service.tokenizer, token_ids)
+
+
+async def embeddings(request: Request) -> Response:
+    """Say that there are none. Raises: ApiError 404."""
+    service: Service = request.app.state.service
+    names = ", ".join(service.settings.served_model_names)
+    raise ApiError(
+        404,
+        f"this server writes text with {names} and makes no embeddings; send them to a server of an embedding model",
+        code="no_such_path",
+    )
+
+
+def _model(service: Service, name: str) -> ModelAnswer:
+    root, length = service.llm.host.settings.target, service.llm.max_model_len
+    return ModelAnswer(id=name, created=service.started_at, root=root, max_model_len=length)
+
+
+# ---- health and figures ---------------------------------------------------------------------------------------------
+
+
+async def health(request: Request) -> Response:
+    """Say that the server lives: 503 only if the engine has died, which a restart alone can mend."""
+    return _answer(_death(request.app.state.service))
+
+
+async def ready(request: Request) -> Response:
+    """Say whether to send requests here: 503 while shutting down, or if the engine has work and does not get on."""
+    service: Service = request.app.state.service
+    return _answer(_death(service) or _reason_not_ready(service))
+
+
+async def load(request: Request) -> Response:
+    """Say how many requests are being answered, and how far the engine is with them."""
+    service: Service = request.app.state.service
+    stats = service.llm.stats()
+    answer = LoadAnswer(
+        server_load=service.gate.num_requests,
+        running=stats.num_running,
+        waiting=stats.num_waiting,
+        max_num_seqs=service.llm.host.settings.max_num_seqs,
+        max_num_queued_reqs=service.settings.max_num_queued_reqs,
+    )
+    return json_response(answer)
+
+
+async def version(request: Request) -> Response:
+    """Say which version of what is running."""
+    service: Service = request.app.state.service
+    engine = service.llm.host.settings
+    answer = VersionAnswer(
+        version=__version__,
+        model=engine.target,
+        draft_model=engine.draft,
+        method=service.llm.method.name,
+        exact=service.llm.method.is_exact,
+        target_cost=service.llm.target_cost,
+    )
+    return json_response(answer)
+
+
+async def metrics(request: Request) -> Response:
+    """Give the figures to Prometheus."""
+    service: Service = request.app.state.service
+    scrape = Scrape(service)
+    return Response(scrape.text(), media_type=None, headers={"Content-Type": CONTENT_TYPE})
+
+
+def _answer(problem: ApiError | None) -> Response:
+    if problem is None:
+        return json_response(HealthAnswer())
+    return json_response(UnavailableAnswer(error=ErrorDetail.of(problem)), problem.status, problem.headers())
+
+
+def _death(service: Service) -> ApiError | None:
+    try:
+        service.llm.stats()
+    except WorkerError as error:
+        return as_api_error(error)
+    return None
+
+
+def _reason_not_ready(service: Service) -> ApiError | None:
+    if not service.gate.is_open:
+        return ApiError(503, "the server is shutting down", code="shutting_down", retry_after_s=5)
+    stalled_s, stats = service.llm.stalled_s, service.llm.stats()
+    if stalled_s <= service.settings.stall_timeout_s:
+        return None
+    work = f"{stats.num_running} texts running and {stats.num_waiting} waiting"
+    return ApiError(503, f"the engine is stuck: no progress for {stalled_s:.0f} s, {work}", code="stuck")

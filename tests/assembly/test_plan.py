@@ -1,0 +1,175 @@
+"""What is resolved of settings and facts; draft lengths whose passes take no longer than one of the target's."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from card.assembly.plan import Facts, Plan, resolve, round_length
+from card.config import DraftSettings
+from card.errors import SettingsError
+from card.methods import METHODS
+from card.policy.cores import CorePlan
+from card.policy.cost import PassCost
+from card.policy.rounds import Schedule
+
+OF_ROUNDS = sorted(name for name, method in METHODS.items() if method.length_from_latencies)
+
+
+def cost(first_s: float, per_token_s: float = 0.0) -> PassCost:
+    return PassCost(((1, first_s), (101, first_s + 100 * per_token_s)))
+
+
+def length_of(name: str, *, ratio: float, per_token_s: float = 0.0, most: int = 100, **draft: object) -> int:
+    """Return the length beside a target whose pass takes ``ratio`` drafter passes of one token, each of a second."""
+    settings = DraftSettings(**draft)  # type: ignore[arg-type]
+    target, drafter = cost(ratio), cost(1.0, per_token_s)
+    return round_length(METHODS[name], settings, target=target, drafter=drafter, most=most)
+
+
+def test_they_are_the_methods_in_which_target_and_drafter_meet_after_each_block() -> None:
+    assert OF_ROUNDS == ["pearl", "specbranch", "ssd"]
+
+
+@pytest.mark.parametrize("name", OF_ROUNDS)
+def test_where_width_costs_nothing_a_round_is_as_long_as_the_target_takes(name: str) -> None:
+    assert [length_of(name, ratio=ratio) for ratio in (7.0, 7.9, 12.0)] == [7, 7, 12]
+
+
+@pytest.mark.parametrize("name", OF_ROUNDS)
+def test_a_round_is_two_long_at_least_and_bounded(name: str) -> None:
+    assert length_of(name, ratio=0.1) == 2
+    assert length_of(name, ratio=99.0) == 16
+    assert length_of(name, ratio=99.0, most=9) == 9
+
+
+def test_wide_passes_make_short_rounds() -> None:
+    wide = {"ratio": 12.0, "per_token_s": 0.1}
+    assert length_of("pearl", **wide) == 12, "its passes run one token"
+    assert length_of("specbranch", beam_width=6, **wide) == 9, "half of the passes run six: 1.0 * 4 + 1.5 * 5 = 11.5"
+    assert length_of("ssd", fan_out=(3,), **wide) == 4, "15 outcomes: 4 passes of 2.4 s; 5 of 2.7 s are too long"
+    assert length_of("ssd", fan_out=(6, 1), **wide) == 5, "11 outcomes: 5 passes of 2.0 s; 6 of 2.1 s are too long"
+
+
+@given(
+    name=st.sampled_from(OF_ROUNDS),
+    ratio=st.floats(0.5, 40.0),
+    per_token_s=st.floats(0.0, 0.5),
+    beam_width=st.integers(1, 12),
+    fan_out=st.lists(st.integers(0, 5), min_size=1, max_size=4).map(tuple),
+    most=st.integers(2, 40),
+)
+def test_its_passes_fit_and_those_of_a_longer_round_do_not(
+    name: str, ratio: float, per_token_s: float, beam_width: int, fan_out: tuple[int, ...], most: int
+) -> None:
+    shape = {"beam_width": beam_width, "fan_out": fan_out}
+    length = length_of(name, ratio=ratio, per_token_s=per_token_s, most=most, **shape)
+    method, drafter = METHODS[name], cost(1.0, per_token_s)
+    assert method.passes_of_round is not None
+
+    def round_s(num_speculative_tokens: int) -> float:
+        draft = method.shape(DraftSettings(num_speculative_tokens=num_speculative_tokens, **shape))
+        widths = method.passes_of_round(draft)
+        assert len(widths) == num_speculative_tokens, "one pass for each token of a chain"
+        return sum(drafter.seconds(width) for width in widths)
+
+    assert 2 <= length <= min(16, most)
+    assert length == 2 or round_s(length) <= ratio
+    assert length == min(16, most) or round_s(length + 1) > ratio
+
+
+# ---- what is resolved -----------------------------------------------------------------------------------------------
+
+
+class Told:
+    """Latencies that are typed in."""
+
+    def useful(self, cores: CorePlan) -> CorePlan:
+        return cores
+
+    def target(self, plan: Plan, schedule: Schedule) -> PassCost:
+        return cost(8.0)
+
+    def drafter(self, plan: Plan, schedule: Schedule) -> PassCost | None:
+        return cost(1.0)
+
+
+TWO_CORES = Facts(has_draft=True, cores=(0, 1))
+
+
+@pytest.mark.parametrize(
+    ("method", "settings", "facts", "placements"),
+    [
+        ("vanilla", {}, TWO_CORES, {}),
+        ("card", {}, TWO_CORES, {"beside": "process", "turns": "inline"}),
+        ("card", {}, replace(TWO_CORES, cores=(0,)), {"turns": "inline"}),
+        ("card", {"policy": "fixed"}, TWO_CORES, {"beside": "process"}),
+        ("card", {"schedule": "turns"}, TWO_CORES, {"turns": "inline"}),
+        ("card", {"device": "cuda"}, TWO_CORES, {"beside": "thread"}),
+        ("card", {}, replace(TWO_CORES, is_draft_loaded=True), {"turns": "inline"}),
+        ("card", {"draft_address": "tcp://127.0.0.1:1"}, Facts(), {"beside": "remote"}),
+        ("pearl", {}, TWO_CORES, {"beside": "process"}),
+        ("pearl", {"placement": "inline"}, TWO_CORES, {"turns": "inline"}),
+    ],
+)
+def test_the_drafter_is_placed_under_each_schedule(method, settings, facts, placements):
+    assert resolve(settings, facts, method=method).placements == placements
+
+
+def test_trees_that_fan_out_have_room_for_all_outcomes():
+    narrow, wide = (
+        resolve({"growth": growth, "fan_out": (9,), "beam_width": 2}, TWO_CORES).draft_tree_rows
+        for growth in ("layer", "fan-out")
+    )
+    assert narrow == 2 * 24 * 2 + 64
+    assert wide == 2 * 24 * 9 * 7 + 64
+
+
+def test_a_method_of_rounds_drafts_as_long_as_latencies_say_unless_it_is_told():
+    known = replace(TWO_CORES, latencies=Told())
+    assert resolve({}, TWO_CORES, method="pearl").draft.num_speculative_tokens == 6
+    assert resolve({}, known, method="pearl").draft.budget == 7
+    assert resolve({"num_speculative_tokens": 3}, known, method="pearl").draft.budget == 2
+
+
+def test_texts_and_memory_are_bounded_by_what_is_known():
+    facts = Facts(context_limit=1000, row_bytes=10, free_bytes=1 << 30)
+    plan = resolve({"max_num_seqs": 2}, facts)
+    assert (plan.max_model_len, plan.max_kv_bytes) == (1000, 2 * (1000 + plan.target_tree_rows) * 10)
+    assert resolve({}, replace(facts, context_limit=None, longest_text=5000)).max_model_len == 5000
+    assert resolve({}, Facts()).max_kv_bytes is None
+    with pytest.raises(SettingsError, match="at most 1000, the target's own limit"):
+        resolve({"max_model_len": 1001}, facts)
+    with pytest.raises(SettingsError, match="kv_cache_memory 1K holds 102 rows"):
+        resolve({"kv_cache_memory": "1K"}, facts)
+
+
+@pytest.mark.parametrize(
+    ("method", "settings", "facts", "words"),
+    [
+        ("card", {}, Facts(), "needs a draft model"),
+        ("vanilla", {"writers": ("beam",)}, TWO_CORES, "has no draft model"),
+        ("pearl", {"writers": ("suffix",)}, TWO_CORES, "is defined by its draft model"),
+        ("pearl", {"schedule": "turns"}, TWO_CORES, "schedule is for method card"),
+        (
+            "card",
+            {"schedule": "turns", "placement": "process"},
+            TWO_CORES,
+            "does not go with a drafter that is process",
+        ),
+        (
+            "card",
+            {"placement": "process"},
+            replace(TWO_CORES, is_draft_loaded=True),
+            "cannot move into another process",
+        ),
+        ("card", {"draft_keys": "keys"}, TWO_CORES, "give its draft_address too"),
+        ("card", {"cores": (7,)}, TWO_CORES, r"cores must be among the cores of this process \[0, 1\], got 7"),
+    ],
+)
+def test_contradictions_are_refused_before_anything_is_loaded(method, settings, facts, words):
+    with pytest.raises(SettingsError, match=words):
+        resolve(settings, facts, method=method)
