@@ -18,14 +18,14 @@ from card.workers.offers import DRAFTER_BIT, Offers
 from card.workers.replica import Replica
 from card.writers.local.protocol import LocalWriter, Observation
 
-# To ask the writers without a model takes most of a step's time where a batch is large. So they are asked where the
-# drafter has little, where they brought something lately, and now and then.
-_SURE = math.log(0.3)  # a path to the longest chain's end that is likelier is taken as it is
-_LITTLE = 2  # tokens
-_LEAST_GAIN = 0.1  # tokens a step that nobody but they had right, below which they are seldom asked
-_GAIN_KEPT = 0.9  # of that figure, per step
-_ASKED_EVERY = 8  # steps
-_FIRST_ROOM = 512  # tokens that a text gets to grow before the drafter is asked for more memory
+# In a large batch most of a step's time goes to asking the writers without a model. So they are asked only where the
+# drafter offers little or is unsure, or where they have been useful lately, and else once in a while.
+_SURE_PATH_LOGPROB = math.log(0.3)  # a full chain whose end is likelier needs no other writer
+_FEW_CANDIDATES = 2
+_USEFUL_GAIN = 0.1  # accepted tokens a step that no draft model proposed; below it the writers are seldom asked
+_GAIN_DISCOUNT = 0.9  # per step
+_STEPS_BETWEEN_TRIALS = 8
+_FIRST_ROOM = 512  # tokens that a text may grow by before the drafter is asked for more memory
 # Likeliest tokens by the draft model's own probabilities: the engine says nothing of temperatures and seeds.
 _PARAMS = SamplingParams(temperature=0.0, seed=0)
 
@@ -121,7 +121,7 @@ class Request(FollowedText):
         """Return what `judged` says of the chain, and remember whose it was."""
         known, num_right = judged(self.chain, new_ids)
         gain = sum(not writers & DRAFTER_BIT for writers in known.writers[:num_right])
-        self._others_gain = _GAIN_KEPT * self._others_gain + (1.0 - _GAIN_KEPT) * gain
+        self._others_gain = _GAIN_DISCOUNT * self._others_gain + (1.0 - _GAIN_DISCOUNT) * gain
         return known, num_right
 
     def commit(self, new_ids: Sequence[int], drafting: Drafting | None) -> list[TargetMessage]:
@@ -159,9 +159,9 @@ class Request(FollowedText):
         return offer if offer.writers else replace(offer, writers=(DRAFTER_BIT,) * len(offer))
 
     def _asks_others(self, drafted: Nodes, budget: int) -> bool:
-        if len(drafted) < _LITTLE or self._others_gain > _LEAST_GAIN:
-            return len(drafted) < budget or drafted.path_logprobs[-1] < _SURE
-        return self._stats.target_passes % _ASKED_EVERY == 0
+        if len(drafted) < _FEW_CANDIDATES or self._others_gain > _USEFUL_GAIN:
+            return len(drafted) < budget or drafted.path_logprobs[-1] < _SURE_PATH_LOGPROB
+        return self._stats.target_passes % _STEPS_BETWEEN_TRIALS == 0
 
 
 def judged(chain: Nodes, new_ids: Sequence[int]) -> tuple[Nodes, int]:

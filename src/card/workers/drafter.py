@@ -34,14 +34,14 @@ MAX_REQUESTS = 64  # open at once, of one target
 MAX_TOKENS_PER_PASS = 256  # a longer text is read in several passes, so that others, and pings, are not kept waiting
 V = TypeVar("V")
 _NEVER = (-math.inf, 0)
-_REMEMBERED = 1024  # requests that were closed, or turned away, so recently that it makes a difference
-_STALE_ROUNDS = 32  # messages about each other open request, after which one of which nothing is heard may go
-_ACKNOWLEDGED_TOKENS = 64  # a correction that repeats so much shows that the target waits to hear what arrived
+_MAX_REMEMBERED = 1024  # closed requests, and as many that were turned away: a late message revives none of them
+_STALE_ROUNDS = 32  # a request is stale after so many messages about each other one, and none about itself
+_MIN_REPEATED_TOKENS = 64  # a correction of so many tokens is answered: the target does not know what has arrived
 
 
 @dataclass(slots=True)
 class _Account:
-    """What has been said to the target about one request; it outlives a beam that must go and comes back."""
+    """Numbers that the target has seen of one request. They go on when its beam is closed and opened again."""
 
     spec: DraftSpec
     next_seq: int = 0
@@ -107,9 +107,9 @@ class _Task:
 class DrafterWorker:
     """Drafts for any number of requests of one target; owns the truth about each candidate tree.
 
-    A request that finds no room is turned away, and asked for again when there is room. It takes the place of another
-    one only if that seems forgotten by the target, or belongs to a worker that would still hold no less memory than
-    this one then: so nobody is starved, and no two turn each other out for ever.
+    A request that finds no room is turned away, and asked for again when there is room. It may take the place of a
+    request that the target seems to have forgotten, or of one of a worker that holds more memory, as long as that one
+    still holds no less afterwards. So no worker starves, and no two turn each other out for ever.
     """
 
     def __init__(
@@ -289,7 +289,7 @@ class DrafterWorker:
                 replies.append(known.layer(request_id, from_secondary, is_reset=False))
         if message.wants_snapshot:
             replies.append(known.layer(request_id, known.beam.cache.snapshot(), is_reset=True))
-        if not replies and len(message.token_ids) >= _ACKNOWLEDGED_TOKENS:
+        if not replies and len(message.token_ids) >= _MIN_REPEATED_TOKENS:
             replies.append(known.layer(request_id, NewNodes.none(), is_reset=False))
         return replies
 
@@ -374,5 +374,5 @@ def _fair_part(wanted: Sequence[list[_Task]], max_tokens: int) -> list[_Task]:
 
 def _remember(of: dict[int, V], request_id: int, value: V) -> None:
     of[request_id] = value
-    if len(of) > _REMEMBERED:
+    if len(of) > _MAX_REMEMBERED:
         of.pop(next(iter(of)))

@@ -20,7 +20,9 @@ logger = logging.getLogger(__name__)
 
 DRAFTER = "beam"  # the name of the draft model among the writers
 DRAFTER_BIT = 1  # among the bits of `Nodes.writers`
-_LIKELY = math.log(0.5)
+# A candidate whose path is likelier fills the budget: candidates of later writers would be verified after it. Chosen,
+# not measured.
+LIKELY_PATH_LOGPROB = math.log(0.5)
 
 
 class Offers:
@@ -97,7 +99,7 @@ class Offers:
                 self._silence(name, error)
 
     def _silence(self, name: str, error: Exception) -> None:
-        """Hear a writer no longer that raised: whatever the reason is, the text does not depend on it."""
+        """Leave out a writer that raised, until the request ends. The text does not depend on it."""
         self._heard.pop(name, None)
         what = f"{type(error).__name__}: {error}"
         logger.warning("the writer %s failed and is left out of this request: %s", name, what, exc_info=error)
@@ -146,7 +148,7 @@ class _Tree(MergedNodes):
 
     def num_likely(self) -> int:
         """Return how many candidates are so likely that hardly any of further writers will be verified before them."""
-        return sum(path_logprob > _LIKELY for path_logprob in self.path_logprobs)
+        return sum(path_logprob > LIKELY_PATH_LOGPROB for path_logprob in self.path_logprobs)
 
     def offer(self, max_depth: int) -> Nodes:
         """Return the candidates down to this depth: probes first, then by path score."""

@@ -14,7 +14,7 @@ from card.tree.candidates import CandidateCache
 from card.tree.messages import Correction, DraftSpec, Layer, Open, Resync, TargetMessage
 from card.workers.metrics import RequestStats
 
-_MOST_COUNTED = 1 << 40  # passes or nodes that a drafter can honestly report
+_MAX_COUNT = 1 << 40  # of passes or nodes in a layer; more is a forgery
 
 
 def draft_spec(
@@ -211,7 +211,7 @@ class Replica:
             )
         counts = (layer.num_passes, layer.num_dropped, layer.num_rolled_back)
         if (
-            not all(0 <= count < _MOST_COUNTED for count in counts)
+            not all(0 <= count < _MAX_COUNT for count in counts)
             or not 0 <= layer.busy_s < math.inf
             or not 0 <= layer.num_reused <= text_len
         ):
