@@ -29,7 +29,8 @@ import pytest
 import torch
 from hypothesis import settings
 
-from card.engine import links, measuring
+from card.assembly import drafters
+from card.engine import measuring
 from card.models.threads import ThreadsKept
 from card.policy.cores import CorePlan
 from tests.pair import Pair, save_pair
@@ -63,7 +64,7 @@ def measures_in_haste() -> Iterator[None]:
         patch.setattr(measuring, "with_useful_threads", one_thread)
         patch.setattr(measuring, "_FULL_S", 0.05)
         patch.setattr(measuring, "_QUICK_S", 0.05)
-        patch.setattr(links, "_MEASURING_S", 0.05)
+        patch.setattr(drafters, "_MEASURING_S", 0.05)
         yield
 
 

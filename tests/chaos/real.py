@@ -23,6 +23,7 @@ from card.transport.remote import RemoteLink
 from card.transport.server import DraftServer
 from card.transport.switch import SwitchLink
 from card.tree.messages import Fault, Layer, Resync, encode
+from card.writers.beam import BeamWriter
 from tests.chaos.forgery import LIES, OFFENCES, Forger, TappedSocket, forged_order, noise
 from tests.chaos.soak import MAX_NUM_SEQS, PATIENCE_S, until
 from tests.pair import Pair
@@ -205,7 +206,8 @@ class ServerThread:
         if self._server is not None:
             return
         runner = TorchRunner(self._model, max_model_len=MAX_MODEL_LEN, max_tree_rows=128)
-        self._server = make_server(runner, address=self.address)
+        self._writer = BeamWriter(runner)
+        self._server = make_server(runner, address=self.address, writer=self._writer)
         self.address = self._server.address
         self._is_ending.clear()
         self._thread = threading.Thread(target=self._run, args=(self._server,), name="draft-server", daemon=True)
@@ -226,7 +228,7 @@ class ServerThread:
         """The requests and the open sequences of all clients."""
         assert self._server is not None
         held = sum(session.worker.num_requests for session in self._server._sessions.values())
-        return held + self._server._writer._pool.stats.num_open
+        return held + self._writer._pool.stats.num_open
 
     def _run(self, server: DraftServer) -> None:
         while not self._is_ending.is_set():

@@ -18,7 +18,7 @@ from tests.decoding import decode, fake, inline, make_engine, make_request, plai
 from tests.unreliable_link import Faults
 
 DRAFTING = sorted(name for name, method in METHODS.items() if method.needs_draft)
-PARALLEL = sorted(name for name, method in METHODS.items() if method.schedule == "parallel")
+PARALLEL = sorted(name for name, method in METHODS.items() if method.needs_draft and method.placement != "inline")
 ALONE = sorted(name for name, method in METHODS.items() if not method.needs_draft)
 WRITERS = sorted(name for name in writer_names() if name != "store")  # that one needs a file
 

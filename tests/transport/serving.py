@@ -57,11 +57,12 @@ def make_server(
     address: str = LOOPBACK,
     keys: ServerKeys | None = None,
     tokenizer: str = "",
+    writer: BeamWriter | None = None,
     **limits: Any,
 ) -> DraftServer:
-    """Return a server that listens and is not run yet."""
+    """Return a server that listens and is not run yet, with a writer of its own unless one is given."""
     ready = Ready(draft.vocab_size, draft.max_model_len, 7, PassSeconds(((1, 0.001),), 0.0, 0.0), tokenizer or None)
-    open_worker = partial(make_worker, BeamWriter(draft))
+    open_worker = partial(make_worker, writer or BeamWriter(draft))
     return DraftServer(address, open_worker, ready, keys=keys, limits=ServerLimits(**limits))
 
 
