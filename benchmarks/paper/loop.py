@@ -138,9 +138,9 @@ class PaperRounds:
     def begin(self, num_requests: int, available: frozenset[Schedule]) -> None:
         """Nothing changes."""
 
-    def beam(self) -> tuple[int, int]:
-        """Leave width and lead as they are set."""
-        return 0, 0
+    def beam_width(self) -> int | None:
+        """Leave it as it is set."""
+        return None
 
     def prepare(self, view: RoundView) -> Draft | None:
         """Note how deep the best paths are, then draft."""
