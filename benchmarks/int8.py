@@ -9,6 +9,7 @@ Quality: perplexity of texts under both, and how often both find the same token 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import math
 import time
@@ -26,7 +27,6 @@ from card.models.protocol import Extension
 from card.models.torch_runner import TorchRunner
 
 _ROWS = (1, 2, 4, 8, 12, 16, 32)
-_PREFIX_ROWS = 64
 _SETTLE_S = 0.005  # the other runner's threads spin for a while after its pass
 
 
@@ -38,23 +38,23 @@ def load_runner(args: argparse.Namespace, dtype: str) -> TorchRunner:
     return make_runner(model, max_model_len=min(args.max_tokens, context_limit(model)), max_tree_rows=64)
 
 
-def measure_passes(runners: dict[str, TorchRunner], runs: int) -> dict[str, dict[int, float]]:
-    """Return the shortest milliseconds of a pass, by runner and rows; the runners take turns."""
+def measure_passes(runners: dict[str, TorchRunner], runs: int, prefix_rows: int) -> dict[str, dict[int, float]]:
+    """Return the shortest milliseconds of a pass behind so many rows, by runner and rows; the runners take turns."""
     slots = {}
     for name, runner in runners.items():
         slots[name] = runner.open()
-        runner.forward([Extension(slots[name], [5] * _PREFIX_ROWS, range(-1, _PREFIX_ROWS - 1))])
+        runner.forward([Extension(slots[name], [5] * prefix_rows, range(-1, prefix_rows - 1))])
     found = {name: dict.fromkeys(_ROWS, math.inf) for name in runners}
     for _ in range(runs + 1):
         for rows in _ROWS:
             for name, runner in runners.items():
-                tokens, parents = [7] * rows, range(_PREFIX_ROWS - 1, _PREFIX_ROWS - 1 + rows)
+                tokens, parents = [7] * rows, range(prefix_rows - 1, prefix_rows - 1 + rows)
                 time.sleep(_SETTLE_S)
                 for _ in range(2):
                     started = time.perf_counter()
                     runner.forward([Extension(slots[name], tokens, parents)])
                     found[name][rows] = min(found[name][rows], 1e3 * (time.perf_counter() - started))
-                    runner.keep(slots[name], _PREFIX_ROWS)
+                    runner.keep(slots[name], prefix_rows)
     for name, runner in runners.items():
         runner.close(slots[name])
     return found
@@ -102,6 +102,7 @@ def main() -> None:
     parser.add_argument("--max-tokens", type=int, default=512, help="of a text")
     parser.add_argument("--threads", type=int, nargs="*", default=[1, 2])
     parser.add_argument("--runs", type=int, default=20)
+    parser.add_argument("--prefix-rows", type=int, nargs="*", default=[64], help="rows of text before the pass")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     runners = {name: load_runner(args, dtype) for name, dtype in (("stored", args.dtype), ("int8", "int8"))}
@@ -113,11 +114,11 @@ def main() -> None:
         **options.describe_run(),
     }
     lines: list[dict[str, object]] = []
-    for threads in args.threads:
+    for threads, prefix_rows in itertools.product(args.threads, args.prefix_rows):
         torch.set_num_threads(threads)
-        passes = measure_passes(runners, args.runs)
-        lines.append({"threads": threads, "pass_ms": passes, **about})
-        print(f"{threads} threads, rows: stored / int8 in ms")
+        passes = measure_passes(runners, args.runs, prefix_rows)
+        lines.append({"threads": threads, "prefix_rows": prefix_rows, "pass_ms": passes, **about})
+        print(f"{threads} threads behind {prefix_rows} rows of text, rows: stored / int8 in ms")
         for rows in _ROWS:
             stored, integers = (passes[name][rows] for name in ("stored", "int8"))
             print(f"{rows:4d}: {stored:7.2f} / {integers:7.2f}   {stored / integers:.2f} times as fast")

@@ -230,7 +230,8 @@ def measure(
                     "benchmark": BENCHMARK,
                     "row": worker.row.name,
                     "at_once": at_once,
-                    "target_cost": args.target_cost,
+                    "target": args.target_cost,
+                    "prompts": args.prompts,
                     "dtype": args.dtype,
                     "cores": worker.num_cores,
                     "num_prompts": len(batch),
@@ -252,7 +253,8 @@ def print_table(path: Path) -> None:
     lines = options.read_lines(path, BENCHMARK)
     rows = [
         [
-            line["target_cost"] or "as it is",
+            line["target"] or "as it is",
+            line["prompts"],
             str(line["at_once"]),
             line["row"],
             f"{statistics.median(line['tokens_per_s']):.0f}",
@@ -263,7 +265,7 @@ def print_table(path: Path) -> None:
         ]
         for line in lines
     ]
-    titles = ["target", "at once", "row", "tokens/s", "/ plain", "range", "tokens a step and request", "texts apart"]
+    titles = ["target", "prompts", "at once", "row", "tokens/s", "/ plain", "range", "tokens a step", "texts apart"]
     print(markdown(titles, rows))
 
 
@@ -271,6 +273,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Measure what the command line asks for. Returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--target-cost", default="90M", help="price of the built-in target (default: %(default)s)")
+    parser.add_argument("--pair", nargs=2, metavar=("TARGET", "DRAFT"), help="folders of models instead of these")
+    parser.add_argument("--prompts", default="questions", help="as --data of card bench (default: %(default)s)")
     parser.add_argument("--concurrency", default="1,4,16")
     parser.add_argument("--lengths", default="4,6", help="draft lengths of vLLM's own draft model")
     parser.add_argument("--rows", default="", help="names with commas; default: all")
@@ -291,10 +295,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         print_table(args.table)
         return 0
     facts = options.describe_run()
-    target = save_demo("demo-target", args.target_cost, args.models.absolute())
-    draft = save_demo("demo-draft", None, args.models.absolute())
-    (dataset,) = read_datasets([parse_spec("questions")], limit=args.limit)
-    tokenizer = load_tokenizer("demo-target")
+    if args.pair:
+        target, draft = (str(Path(folder).absolute()) for folder in args.pair)
+        args.target_cost = Path(target).name
+    else:
+        target = save_demo("demo-target", args.target_cost, args.models.absolute())
+        draft = save_demo("demo-draft", None, args.models.absolute())
+    (dataset,) = read_datasets([parse_spec(args.prompts)], limit=args.limit)
+    tokenizer = load_tokenizer(target)
     prompts = [question.encode(tokenizer) for question in dataset.questions]
     cores = sorted(os.sched_getaffinity(0))
     workers = load_rows(args, target, draft, cores)

@@ -105,9 +105,19 @@ def _build_llama(folder: Path) -> None:
     shutil.rmtree(source / ".git", ignore_errors=True)  # a link to nowhere, for which ninja configures again and again
     options = ["-DCMAKE_BUILD_TYPE=Release", "-DGGML_NATIVE=ON", "-DBUILD_SHARED_LIBS=OFF", "-DLLAMA_CURL=OFF"]
     options += ["-DLLAMA_BUILD_TESTS=OFF", "-DLLAMA_BUILD_EXAMPLES=OFF"]
+    if _has_matrix_unit():  # there this version ends with a segmentation fault, in ggml_backend_amx_mul_mat
+        without = "-mno-amx-tile -mno-amx-int8 -mno-amx-bf16"
+        options += [f"-DCMAKE_C_FLAGS={without}", f"-DCMAKE_CXX_FLAGS={without}"]
     run_logged(["cmake", "-S", source, "-B", build, "-G", "Ninja", *options], folder / "logs" / "llama-configure.log")
     targets = ["--target", "llama-server", "llama-quantize"]
     run_logged(["cmake", "--build", build, "-j", _BUILD_JOBS, *targets], folder / "logs" / "llama-build.log")
+
+
+def _has_matrix_unit() -> bool:
+    """Return whether this processor has AMX, and so whether a native build would use it."""
+    with contextlib.suppress(OSError):
+        return "amx_tile" in Path("/proc/cpuinfo").read_text(encoding="utf-8").split()
+    return False
 
 
 def _make_environment(folder: Path, name: str, unwanted: Sequence[str] = ()) -> None:

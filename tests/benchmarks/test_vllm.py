@@ -28,7 +28,8 @@ def test_the_table_shows_each_row_against_plain_decoding(
         "benchmark": "vllm_plugin",
         "row": "card",
         "at_once": 4,
-        "target_cost": "90M",
+        "target": "90M",
+        "prompts": "code",
         "num_prompts": 8,
         "tokens_per_s": [100.0, 120.0, 110.0],
         "ratios": [2.0, 2.5, 2.25],
@@ -37,7 +38,7 @@ def test_the_table_shows_each_row_against_plain_decoding(
     }
     (tmp_path / "lines.jsonl").write_text(json.dumps(line) + "\n")
     assert bench["vllm_plugin"].main(["--table", str(tmp_path / "lines.jsonl")]) == 0
-    assert "| 90M | 4 | card | 110 | 2.25 | 2.00–2.50 | 2.50 | 1 of 8 |" in capsys.readouterr().out
+    assert "| 90M | code | 4 | card | 110 | 2.25 | 2.00–2.50 | 2.50 | 1 of 8 |" in capsys.readouterr().out
 
 
 def test_every_row_of_vllm_uses_all_cores_in_total(bench: dict[str, ModuleType]):
