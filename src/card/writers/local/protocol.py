@@ -21,9 +21,6 @@ def check_proposal(proposal: Nodes, vocab_size: int) -> None:
     counts = [len(proposal.tokens), len(proposal.parents), len(proposal.path_logprobs)]
     if len(set(counts)) > 1:
         raise ProtocolError(f"tokens, parents and path_logprobs of a proposal must be equally many, got {counts}")
-    counts = [len(proposal.tokens), len(proposal.parents), len(proposal.path_logprobs)]
-    if len(set(counts)) > 1:
-        raise ProtocolError(f"tokens, parents and path_logprobs of a proposal must be equally many, got {counts}")
     num_probes = proposal.num_probes
     if not 0 <= num_probes <= len(proposal) or PATH_END in proposal.parents[:num_probes]:
         raise ProtocolError(
