@@ -28,10 +28,10 @@ from card.cli.starting import load, run, spin_until_first, spinner
 from card.config import SamplingParams
 from card.errors import PromptError, SettingsError
 from card.models.demo import DEMO_PROBLEMS
-from card.workers.metrics import RequestStats
 
 if TYPE_CHECKING:  # loaded by make_llm
     from card.api.llm import LLM, StreamChunk
+    from card.workers.metrics import RequestStats
 
 
 @command(short_help="Continue or answer a prompt.")
