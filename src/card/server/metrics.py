@@ -106,9 +106,9 @@ def _cause(stats: RequestStats, *, speculates: bool) -> str:
     """Return why the last round of a request had no candidates to verify."""
     if not speculates:
         return "request"
-    if stats.speculation.startswith("off"):
+    if stats.schedule == "off":
         return "policy"
-    return "no_candidates" if stats.drafter_state in ("up", "none") else "drafter"
+    return "no_candidates" if stats.drafter in ("up", "none") else "drafter"
 
 
 class Ledger:
@@ -257,7 +257,6 @@ class Scrape:
         except WorkerError:
             yield GaugeMetricFamily("card_engine_up", "Whether the engine is alive.", value=0)
             return
-        state = stats.drafter_state.partition(":")[0]
         yield GaugeMetricFamily("card_engine_up", "Whether the engine is alive.", value=1)
         kv_bytes = self._service.llm.host.max_kv_bytes
         kv_share = stats.kv_used_bytes / kv_bytes if kv_bytes else 0.0
@@ -266,7 +265,7 @@ class Scrape:
             ("requests_running", "Texts in the batch.", stats.num_running),
             ("requests_waiting", "Texts that wait for a place in the batch.", stats.num_waiting),
             ("kv_cache_usage", "Share of the KV memory in use, kept prefixes included.", kv_share),
-            ("drafter_up", "Whether the drafter drafts.", state in ("up", "degraded")),
+            ("drafter_up", "Whether the drafter drafts.", stats.drafter in ("up", "degraded")),
             ("drafter_lead", "Layers of candidates ahead of the text, mean of the running texts.", stats.drafter_lead),
             ("tree_nodes", "Candidates held for the running texts.", stats.tree_nodes),
             ("drafter_busy_share", "Drafting time over the time of rounds, since the start.", busy_share),
