@@ -99,6 +99,7 @@ def _make_server(settings: AppSettings) -> tuple[DraftServer, DrafterReport]:
             cache_dir=engine.weights_dir,
         )
     )
+    assert ready.tokenizer is not None  # a model to serve tells of it
     limits = ServerLimits(max_sessions=pool.max_targets_per_drafter)
     server = DraftServer(
         f"tcp://{host if keys else '127.0.0.1'}:0", partial(make_worker, writer), ready, keys=keys, limits=limits
