@@ -21,6 +21,7 @@ import argparse
 import json
 import math
 import os
+import secrets
 import statistics
 import sys
 import threading
@@ -116,6 +117,8 @@ class Pool:
     def __init__(self, args: Mapping[str, Any]) -> None:
         os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"  # addresses and ports stay on 127.0.0.1
         os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+        os.environ["RAY_AUTH_MODE"] = "token"  # Serve binds a port of each replica to all addresses
+        os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))  # Ray reads it once
         import ray
         from ray import serve
 
