@@ -94,9 +94,10 @@ class FakeEngine:
             if request.num_unread:
                 request.num_unread -= 1
             elif request.num_left:
-                events += [Event(request, Flags.TOKEN, token) for token in self._advance(request)]
-                if not request.num_left:
-                    events.append(Event(request, Flags.TURN_FINISHED))
+                *tokens, last = self._advance(request)
+                events += [Event(request, Flags.TOKEN, token) for token in tokens]
+                end = Flags.NONE if request.num_left else Flags.TURN_FINISHED
+                events.append(Event(request, Flags.TOKEN | end, last))
         return [*events, Event(None, Flags.CAPACITY_BLOCKED)]
 
     def _advance(self, request: FakeRequest) -> list[int]:

@@ -1,0 +1,101 @@
+"""The wrapper around ONNX Runtime GenAI's own engine, on a CPU: same text, whatever happens. Run by make test-onnx."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from card.models.inflation import inflate, parse_parameter_count
+from card.models.loading import load_model, load_tokenizer
+from tests.onnx.running import Decoded, decode, load_engine_model, turns
+
+pytestmark = [pytest.mark.onnx, pytest.mark.timeout(600)]
+
+QUESTIONS = [
+    "Ann has 3 apples and buys 4 more. She gives 2 to Tom. How many apples does she have?",
+    "A box holds 12 pens. How many pens are in 5 boxes?",
+    "Tom had 20 coins, lost 6 of them and found 3. How many coins does Tom have now?",
+    "There are 7 days in a week. How many days are in 9 weeks?",
+    "Ann has 3 apples and buys 4 more. She gives 2 to Tom. How many apples does Tom have?",
+]
+NUM_NEW = 64
+CARD = {"draft": "demo-draft", "draft_dtype": "float32"}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The demo target at the price of 60 M parameters, so that a drafter has time to draft."""
+    from tests.onnx.paged import export_paged
+
+    folder = tmp_path_factory.mktemp("target")
+    model = load_model("demo-target").float()
+    export_paged(inflate(model, parse_parameter_count("60M")), folder)
+    load_tokenizer("demo-target").save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def model(folder: Path) -> Any:
+    return load_engine_model(folder)
+
+
+@pytest.fixture(scope="module")
+def prompts() -> list[list[int]]:
+    tokenizer = load_tokenizer("demo-target")
+    return [tokenizer(question)["input_ids"] for question in QUESTIONS]
+
+
+@pytest.fixture(scope="module")
+def plain(model: Any, folder: Path, prompts: list[list[int]]) -> Decoded:
+    return decode(model, folder, prompts, max_tokens=NUM_NEW, at_once=3, card=None)
+
+
+def test_the_model_of_these_tests_says_what_the_target_says(plain: Decoded, prompts: list[list[int]]):
+    target = load_model("demo-target").float()
+    for prompt_ids, text in zip(prompts, plain.texts, strict=True):
+        told = target.generate(torch.tensor([prompt_ids]), max_new_tokens=NUM_NEW, do_sample=False)
+        assert text == told[0, len(prompt_ids) :].tolist()
+
+
+def test_greedy_texts_are_the_same_and_take_fewer_runs(
+    model: Any, folder: Path, prompts: list[list[int]], plain: Decoded
+):
+    with_card = decode(model, folder, prompts, max_tokens=NUM_NEW, at_once=3, card=CARD)
+    assert with_card.texts == plain.texts
+    assert with_card.is_up
+    assert with_card.num_runs < 0.8 * plain.num_runs
+    assert 0 < sum(with_card.told.values()) <= with_card.num_accepted
+    assert any(name.startswith("beam") for name in with_card.told)
+
+
+def test_a_killed_drafter_changes_no_text(model: Any, folder: Path, prompts: list[list[int]], plain: Decoded):
+    with_card = decode(model, folder, prompts, max_tokens=NUM_NEW, at_once=3, card=CARD, kill_at=12)
+    assert with_card.texts == plain.texts
+    assert with_card.restarts > 0 or not with_card.is_up
+
+
+def test_writers_without_a_draft_model_need_no_process(
+    model: Any, folder: Path, prompts: list[list[int]], plain: Decoded
+):
+    with_card = decode(model, folder, prompts, max_tokens=NUM_NEW, at_once=1, card={})
+    assert with_card.texts == plain.texts
+    assert with_card.num_accepted > 0
+
+
+def test_two_turns_of_one_request_are_the_same(model: Any, folder: Path, prompts: list[list[int]]):
+    assert turns(model, folder, prompts[:2], None) == turns(model, folder, prompts[:2], CARD)
+
+
+def test_a_sampled_request_takes_drafts_and_one_with_penalties_goes_on_without(model: Any, folder: Path):
+    sampled = {"do_sample": True, "top_k": 4, "temperature": 0.7, "seed": 5}
+    prompts = [[5, 6, 7, 5, 6, 7, 5, 6]]
+    card = {**CARD, "row_cost": 0.0}
+    assert decode(model, folder, prompts, max_tokens=32, at_once=1, card=card, sampling=sampled).num_accepted > 0
+    penalised = {"repetition_penalty": 1.3}
+    alone = decode(model, folder, prompts, max_tokens=32, at_once=1, card=None, sampling=penalised)
+    with_card = decode(model, folder, prompts, max_tokens=32, at_once=1, card=card, sampling=penalised)
+    assert with_card.texts == alone.texts
+    assert with_card.num_accepted == 0
