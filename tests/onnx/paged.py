@@ -47,12 +47,11 @@ class _Graph:
         return self.add("Cast", name, to=TensorProto.INT64)
 
 
-def export_paged(model: LlamaForCausalLM, folder: Path, *, num_blocks: int = 256, num_threads: int = 1) -> None:
+def export_paged(model: LlamaForCausalLM, folder: Path, *, num_blocks: int = 256) -> None:
     """Write a Llama as ``model.onnx`` and ``genai_config.json``, in float32.
 
     Args:
         num_blocks: pages of `BLOCK_SIZE` tokens for all requests together.
-        num_threads: that ONNX Runtime computes with.
     """
     config = model.config
     weights = {name: tensor.float().numpy() for name, tensor in model.state_dict().items()}
@@ -66,7 +65,7 @@ def export_paged(model: LlamaForCausalLM, folder: Path, *, num_blocks: int = 256
     graph.add("MatMul", x, graph.constant(weights["lm_head.weight"].T), output="logits")
     folder.mkdir(parents=True, exist_ok=True)
     _save(graph, config, folder, num_blocks)
-    (folder / "genai_config.json").write_text(json.dumps(_genai_config(config, num_blocks, num_threads)))
+    (folder / "genai_config.json").write_text(json.dumps(_genai_config(config, num_blocks)))
 
 
 class _Places:
@@ -190,9 +189,9 @@ def _save(graph: _Graph, config: Any, folder: Path, num_blocks: int) -> None:
     onnx.save_model(helper.make_model(made, opset_imports=opsets, ir_version=9), folder / "model.onnx")
 
 
-def _genai_config(config: Any, num_blocks: int, num_threads: int) -> dict[str, Any]:
+def _genai_config(config: Any, num_blocks: int) -> dict[str, Any]:
     decoder = {
-        "session_options": {"intra_op_num_threads": num_threads, "provider_options": []},
+        "session_options": {"intra_op_num_threads": 1, "provider_options": []},
         "filename": "model.onnx",
         "head_size": config.head_dim,
         "hidden_size": config.hidden_size,
@@ -222,5 +221,4 @@ def _genai_config(config: Any, num_blocks: int, num_threads: int) -> dict[str, A
         },
         "search": {"max_length": config.max_position_embeddings, "do_sample": False},
         "engine": {"dynamic_batching": {"block_size": BLOCK_SIZE, "num_blocks": num_blocks, "max_batch_size": 8}},
-        "speculative": {"max_draft_tokens": 8},
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import time
@@ -18,11 +19,13 @@ _EVENTS = 256
 _MAX_EVENTS_S = 300.0
 
 
-def load_engine_model(folder: Path) -> Any:
-    """Return the `og.Model` in a folder."""
+def load_engine_model(folder: Path, num_threads: int = 1) -> Any:
+    """Return the `og.Model` in a folder, which computes with so many threads."""
     import onnxruntime_genai as og
 
-    return og.Model(str(folder))
+    config = og.Config(str(folder))
+    config.overlay(json.dumps({"model": {"decoder": {"session_options": {"intra_op_num_threads": num_threads}}}}))
+    return og.Model(config)
 
 
 @dataclass(slots=True)

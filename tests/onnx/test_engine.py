@@ -175,6 +175,8 @@ def test_an_engine_that_verifies_no_drafts_is_refused_with_what_to_do(folder: Pa
 def test_bad_settings_and_a_draft_of_another_tokenizer_are_refused(folder: Path, pair: Pair):
     with pytest.raises(SettingsError, match="unknown setting 'drafft'"):
         SpeculativeEngine(FakeEngine(FOLLOW), folder, drafft="demo-draft")
+    with pytest.raises(SettingsError, match="metrics_port is for vLLM"):
+        SpeculativeEngine(FakeEngine(FOLLOW), folder, metrics_port=9400)
     config = {"model": {"vocab_size": 320, "context_length": 128}}
     shutil.copytree(pair.target, folder, dirs_exist_ok=True)
     (folder / "genai_config.json").write_text(json.dumps(config))

@@ -72,6 +72,8 @@ class SpeculativeEngine:
         self._flags = genai().EngineEventFlags
         self._engine = engine
         parsed = AdapterSettings.from_mapping(settings)
+        if parsed.metrics_port is not None:
+            raise SettingsError("metrics_port is for vLLM; here `figures` has the counters")
         most = engine.max_draft_tokens_per_proposal()
         if most == 0:
             raise SettingsError(
