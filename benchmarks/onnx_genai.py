@@ -64,7 +64,6 @@ def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
                 runs[name].append(new)
         for name, timed in runs.items():
             rates = [sum(map(len, one.texts)) / one.wall_s for one in timed]
-            ratios = [one.wall_s for one in runs["plain"]]
             lines.append(
                 {
                     "benchmark": BENCHMARK,

@@ -65,9 +65,9 @@ class SpeculativeEngine:
             engine: of a model with dynamic batching.
             model_path: the model's folder, with ``genai_config.json`` and the tokenizer.
             settings: fields of `AdapterSettings`, such as ``draft`` and ``writers``.
-        Raises: SettingsError for settings that cannot be followed, an engine that verifies no drafts, or another version
-            of ONNX Runtime GenAI; VocabularyError if the draft model has another tokenizer; WorkerError if the drafter
-            does not come up.
+        Raises: SettingsError for settings that cannot be followed, an engine that verifies no drafts, or another
+            version of ONNX Runtime GenAI; VocabularyError if the draft model has another tokenizer; WorkerError if the
+            drafter does not come up.
         """
         self._flags = genai().EngineEventFlags
         self._engine = engine
