@@ -35,7 +35,8 @@ class Decoded:
     texts: list[list[int]]
     num_runs: int = 0
     wall_s: float = 0.0
-    num_accepted: int = 0  # drafts, as the engine counts them
+    num_proposed: int = 0  # drafts, as the engine counts them
+    num_accepted: int = 0
     told: Mapping[str, int] = field(default_factory=dict)  # accepted by writer, as CARD counts them
     restarts: int = 0
     is_up: bool = False
@@ -93,7 +94,8 @@ def decode(
         decoded.num_runs += 1
         assert time.perf_counter() - began < _MAX_EVENTS_S
     decoded.wall_s = time.perf_counter() - began
-    decoded.num_accepted = engine.get_speculative_stats()["draft_tokens_accepted"]
+    stats = engine.get_speculative_stats()
+    decoded.num_proposed, decoded.num_accepted = stats["draft_tokens_proposed"], stats["draft_tokens_accepted"]
     if drafts is not None:
         assert drafts.proposer is not None
         decoded.told = dict(drafts.figures.accepted_by_writer)

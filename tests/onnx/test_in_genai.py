@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,8 @@ import torch
 
 from card.models.inflation import inflate, parse_parameter_count
 from card.models.loading import load_model, load_tokenizer
+from tests.laws import NUM_NEW as NUM_SAMPLED
+from tests.laws import NUM_TEXTS, TEMPERATURE, VOCAB_SIZE, chi_square, law_of, mixed_law, tiny_model
 from tests.onnx.running import Decoded, decode, load_engine_model, turns
 
 pytestmark = [pytest.mark.onnx, pytest.mark.timeout(600)]
@@ -89,13 +92,34 @@ def test_two_turns_of_one_request_are_the_same(model: Any, folder: Path, prompts
     assert turns(model, folder, prompts[:2], None) == turns(model, folder, prompts[:2], CARD)
 
 
-def test_a_sampled_request_takes_drafts_and_one_with_penalties_goes_on_without(model: Any, folder: Path):
-    sampled = {"do_sample": True, "top_k": 4, "temperature": 0.7, "seed": 5}
-    prompts = [[5, 6, 7, 5, 6, 7, 5, 6]]
-    card = {**CARD, "row_cost": 0.0}
-    assert decode(model, folder, prompts, max_tokens=32, at_once=1, card=card, sampling=sampled).num_accepted > 0
+def test_a_request_with_penalties_goes_on_without_drafts(model: Any, folder: Path, prompts: list[list[int]]):
     penalised = {"repetition_penalty": 1.3}
-    alone = decode(model, folder, prompts, max_tokens=32, at_once=1, card=None, sampling=penalised)
-    with_card = decode(model, folder, prompts, max_tokens=32, at_once=1, card=card, sampling=penalised)
+    alone = decode(model, folder, prompts[:2], max_tokens=32, at_once=2, card=None, sampling=penalised)
+    with_card = decode(model, folder, prompts[:2], max_tokens=32, at_once=2, card=CARD, sampling=penalised)
     assert with_card.texts == alone.texts
     assert with_card.num_accepted == 0
+
+
+def test_sampled_text_follows_the_law_of_the_target_alone(tmp_path: Path):
+    """The engine's rule is its own; that it is exact for candidates like ours is worth to be known."""
+    from tests.onnx.paged import export_paged
+
+    target = tiny_model(0.0)
+    export_paged(target, tmp_path / "target", num_blocks=64)
+    tiny_model(0.5).save_pretrained(tmp_path / "draft")
+    prompt_ids = [0, 1, 2, 3, 4, 0, 1, 2]
+    sampled = decode(
+        load_engine_model(tmp_path / "target"),
+        tmp_path / "target",
+        [prompt_ids] * NUM_TEXTS,
+        max_tokens=NUM_SAMPLED,
+        at_once=8,
+        card={"draft": str(tmp_path / "draft"), "draft_dtype": "float32", "row_cost": 0.0},
+        sampling={"do_sample": True, "temperature": TEMPERATURE, "top_k": VOCAB_SIZE, "top_p": 1.0},
+    )
+    law = law_of(target, prompt_ids)
+    counts = Counter(tuple(text) for text in sampled.texts)
+    assert set(counts) <= set(law)
+    assert chi_square(counts, law) < 4.0
+    assert chi_square(counts, mixed_law(law)) > 8.0  # the test can tell
+    assert 1000 < sampled.num_accepted < sampled.num_proposed - 1000  # both happened often enough to be seen
