@@ -16,12 +16,13 @@ from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from card.adapters import AdapterSettings, ChainProposer, make_proposer
 from card.adapters.figures import Figures
 from card.adapters.requests import Request
 from card.adapters.tracking import Followed
-from card.errors import SettingsError
+from card.errors import ModelError, SettingsError
 from card.models.loading import load_tokenizer
 from card.models.text import check_tokenizers_fit
 from card.tree.nodes import Candidates
@@ -34,10 +35,11 @@ _MOST_REFUSALS = 8  # in a row, after which a turn gets no more drafts: its samp
 class _Turn:
     """A text while the engine goes on with it."""
 
-    def __init__(self, owner: Any, text: Request) -> None:
+    def __init__(self, owner: Any, token_ids: list[int], text: Request) -> None:
         self.owner = weakref.ref(owner)  # the engine gives up requests that nobody holds any longer
+        self.token_ids = token_ids
         self.text = text
-        self.new_ids: list[int] = []
+        self.new_ids: list[int] = []  # of these, what the proposer has yet to be told
         self.is_over = False
         self.num_refusals = 0
 
@@ -47,8 +49,8 @@ class _Turn:
 
     @property
     def is_running(self) -> bool:
-        """Also while its last tokens have yet to be told of."""
-        return bool(self.new_ids) or self.wants_drafts
+        """Also while the proposer has yet to be told of its last tokens."""
+        return bool(self.new_ids) if self.is_over else self.wants_drafts
 
 
 class SpeculativeEngine:
@@ -66,8 +68,8 @@ class SpeculativeEngine:
             model_path: the model's folder, with ``genai_config.json`` and the tokenizer.
             settings: fields of `AdapterSettings`, such as ``draft`` and ``writers``.
         Raises: SettingsError for settings that cannot be followed, an engine that verifies no drafts, or another
-            version of ONNX Runtime GenAI; VocabularyError if the draft model has another tokenizer; WorkerError if the
-            drafter does not come up.
+            version of ONNX Runtime GenAI; ModelError if the tokenizer cannot be read; VocabularyError if the draft
+            model has another; WorkerError if the drafter does not come up.
         """
         self._flags = genai().EngineEventFlags
         self._engine = engine
@@ -83,7 +85,7 @@ class SpeculativeEngine:
         folder = Path(model_path)
         model = json.loads((folder / "genai_config.json").read_text("utf-8"))["model"]
         vocab_size = model["vocab_size"]
-        tokenizer = load_tokenizer(str(folder)) if (folder / "tokenizer.json").is_file() else None
+        tokenizer = _tokenizer(folder)
         if parsed.draft is not None and tokenizer is not None:
             check_tokenizers_fit(tokenizer, load_tokenizer(parsed.draft), vocab_size, vocab_size)
         self._turns: weakref.WeakKeyDictionary[Any, _Turn] = weakref.WeakKeyDictionary()  # the last of each request
@@ -122,8 +124,8 @@ class SpeculativeEngine:
         if self._proposer is not None:
             with self._harmless():
                 before = self._turns.get(request)
-                token_ids = [*(before.text.token_ids if before else ()), *map(int, tokens)]
-                turn = _Turn(request, self._proposer.begin(np.array(token_ids, np.int32)))
+                token_ids = [*(before.token_ids if before else ()), *map(int, tokens)]
+                turn = _Turn(request, token_ids, self._proposer.begin(np.array(token_ids, np.int32)))
                 self._turns[request] = turn
                 self._begun.append(turn)
         return turn_id
@@ -162,6 +164,7 @@ class SpeculativeEngine:
         for event in events:
             turn = self._turns.get(event.request) if event.request is not None else None
             if turn is not None and event.flags & self._flags.TOKEN:
+                turn.token_ids.append(int(event.token))
                 turn.new_ids.append(int(event.token))
             if turn is not None and event.flags & ends:
                 turn.is_over = True
@@ -178,6 +181,17 @@ class SpeculativeEngine:
             if turn.new_ids and turn.wants_drafts:
                 _hand_over(turn, chain)
             turn.new_ids = []
+
+
+def _tokenizer(folder: Path) -> PreTrainedTokenizerBase | None:
+    """Return the tokenizer in a folder of the model builder, which has no ``config.json``; None if there is none."""
+    if not (folder / "tokenizer.json").is_file():
+        return None
+    try:
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder)
+    except (OSError, ValueError) as error:
+        raise ModelError(f"the tokenizer of {folder} cannot be read: {error}") from error
+    return tokenizer
 
 
 def _hand_over(turn: _Turn, chain: list[int]) -> None:
