@@ -1,6 +1,7 @@
 """Make Markdown tables from the lines of `run.py`.
 
 python benchmarks/peers/peer_table.py benchmarks/results/peers.jsonl
+python benchmarks/peers/peer_table.py benchmarks/results/peers.jsonl --fastest    # few rows
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from catalog import OURS
 from peer_results import Line, Summary, groups, read_lines, summarise
 
 _HEADER = (
@@ -24,11 +26,19 @@ _HEADER = (
 )
 
 
-def tables(lines: Sequence[Line]) -> str:
-    """Return a table for each model and set of prompts, the fastest row first."""
+def tables(lines: Sequence[Line], *, fastest: bool = False) -> str:
+    """Return a table for each model and set of prompts, the fastest row first.
+
+    Args:
+        fastest: only the fastest row of each engine, and ours as it tunes itself.
+    """
     parts = []
     for title, of_group in groups(lines).items():
-        parts += [f"{title}:", table(summarise(of_group))]
+        summaries = summarise(of_group)
+        if fastest:
+            first_of = {summary.row.peer: summary for summary in reversed(summaries)}
+            summaries = [one for one in summaries if first_of[one.row.peer] is one or one.row.method == OURS]
+        parts += [f"{title}:", table(summaries)]
     return "\n\n".join([*parts, note(lines)])
 
 
@@ -72,9 +82,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Print the tables of a file's last run. Returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("file", type=Path, help="file of benchmarks/peers/run.py")
+    parser.add_argument("--fastest", action="store_true", help="only the fastest row of each engine, and `card`")
     args = parser.parse_args(argv)
     try:
-        print(tables(read_lines(args.file)))
+        print(tables(read_lines(args.file), fastest=args.fastest))
     except (OSError, ValueError) as error:
         print(f"peer_table.py: error: {error}", file=sys.stderr)
         return 2
