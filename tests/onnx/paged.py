@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from transformers import LlamaForCausalLM
 
 BLOCK_SIZE = 16
+END_ID = 0  # of a model that names none: the engine wants one
 _CACHE = "past_key_values.{}.{}"
 _PRESENT = "present.{}.{}"
 
@@ -215,7 +216,7 @@ def _genai_config(config: Any, num_blocks: int) -> dict[str, Any]:
             "type": "llama",
             "vocab_size": config.vocab_size,
             "context_length": config.max_position_embeddings,
-            "eos_token_id": [] if config.eos_token_id is None else config.eos_token_id,
+            "eos_token_id": config.eos_token_id or END_ID,
             "pad_token_id": config.pad_token_id or 0,
             "decoder": decoder,
         },
