@@ -98,8 +98,8 @@ class ClosedLoop:
                         served[one.prompt_idx] = result
                         del in_flight[update.request_id]
                 if updates:
-                    schedule, _, reason = updates[-1].stats.speculation.partition(": ")
-                    schedules[schedule] += 1
+                    last = updates[-1].stats
+                    schedules[last.schedule], reason = schedules[last.schedule] + 1, last.schedule_reason
         finally:
             for request_id in in_flight:  # after an error or Ctrl-C: the engine may be used again
                 self.host.engine.abort(request_id)

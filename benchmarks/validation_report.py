@@ -56,7 +56,7 @@ def parts_of(stats: Sequence[RequestStats]) -> dict[str, Any]:
     busy_s, waited_s = sum(one.target_busy_s for one in stats), sum(one.waited_s for one in stats)
     beyond_s = sum(one.decode_s for one in stats) - busy_s - waited_s
     steps = sum(one.drafter_passes for one in stats)
-    schedules = Counter(one.speculation.partition(":")[0] for one in stats)
+    schedules = Counter(one.schedule for one in stats)
     return {
         "pass_ms": round(1e3 * busy_s / passes, 3),
         "waited_ms": round(1e3 * waited_s / passes, 3),

@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from card.config import SamplingRule, TreeShape
 from card.models.protocol import NO_PARENT
 from card.models.toy import TableModel
 from card.tree.messages import DraftSpec
 from card.writers.beam import BeamSequence
 
-_SPEC = DraftSpec(
-    temperature=1.0,
-    top_k=0,
-    top_p=1.0,
-    min_p=0.0,
-    seed=5,
+_SAMPLING = SamplingRule(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, seed=5)
+_SHAPE = TreeShape(
     coupled_noise=False,
     beam_width=4,
     branch=3,
     lead=6,
     max_nodes=1000,
     min_path_logprob=-1e9,
-    max_len=1000,
-    growth="layer",
     branch_below=0.4,
     fan_out=(2,),
     num_speculative_tokens=3,
@@ -33,7 +29,10 @@ _SPEC = DraftSpec(
 
 def draft_spec(**changes: Any) -> DraftSpec:
     """Return a spec, with some values changed, whose scores are the plain log-probabilities of the model."""
-    return DraftSpec(**{name: getattr(_SPEC, name) for name in DraftSpec.__struct_fields__} | changes)
+    sampling = {name: changes.pop(name) for name in _SAMPLING.__slots__ if name in changes}
+    shape = {name: changes.pop(name) for name in _SHAPE.__slots__ if name in changes}
+    parts = {"sampling": replace(_SAMPLING, **sampling), "shape": replace(_SHAPE, **shape), "max_len": 1000}
+    return DraftSpec(**parts | changes)
 
 
 def assert_rows_fit_the_tree(model: TableModel, beam: BeamSequence) -> None:

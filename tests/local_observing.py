@@ -5,8 +5,9 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
+from card.tree.nodes import NO_NODES, Nodes
 from card.tree.verify import match
-from card.writers.local.protocol import Observation, Proposal, WriterSequence
+from card.writers.local.protocol import Observation, WriterSequence
 from tests.local_writing import Target, TopTokens, assert_well_formed, hung
 
 
@@ -35,12 +36,12 @@ def plain(prompt_ids: Sequence[int], target: Target, count: int) -> list[int]:
     return text
 
 
-def tree(*nodes: tuple[int, int]) -> Proposal:
+def tree(*nodes: tuple[int, int]) -> Nodes:
     """Return the candidates of these (parent, token)."""
-    return Proposal(tuple(n[1] for n in nodes), tuple(n[0] for n in nodes), tuple(0.0 for _ in nodes))
+    return Nodes(tuple(n[1] for n in nodes), tuple(n[0] for n in nodes), tuple(0.0 for _ in nodes))
 
 
-def paths_of(proposal: Proposal) -> list[tuple[int, ...]]:
+def paths_of(proposal: Nodes) -> list[tuple[int, ...]]:
     """Return the tokens from below the root down to each candidate."""
     paths: list[tuple[int, ...]] = []
     for token, parent in zip(proposal.tokens, proposal.parents, strict=True):
@@ -48,12 +49,12 @@ def paths_of(proposal: Proposal) -> list[tuple[int, ...]]:
     return paths
 
 
-def scores_of(proposal: Proposal) -> dict[tuple[int, ...], float]:
+def scores_of(proposal: Nodes) -> dict[tuple[int, ...], float]:
     """Return the path score of each candidate by its path."""
     return dict(zip(paths_of(proposal), proposal.path_logprobs, strict=True))
 
 
-def run(proposal: Proposal, text: Sequence[int], target: Target, top: TopTokens | None = None) -> Observation:
+def run(proposal: Nodes, text: Sequence[int], target: Target, top: TopTokens | None = None) -> Observation:
     """Run the candidates below the last token of ``text``."""
     texts = [list(text), *([*text, *path] for path in paths_of(proposal))]
     choices = tuple(target(one) for one in texts)
@@ -63,9 +64,7 @@ def run(proposal: Proposal, text: Sequence[int], target: Target, top: TopTokens 
     return Observation(new_ids, proposal.tokens, proposal.parents, choices, verdict.accepted, top_ids)
 
 
-def shaken(
-    proposal: Proposal, rng: random.Random, *, vocab_size: int, keep: float = 0.8, num_foreign: int = 4
-) -> Proposal:
+def shaken(proposal: Nodes, rng: random.Random, *, vocab_size: int, keep: float = 0.8, num_foreign: int = 4) -> Nodes:
     """Return what an engine may run in the proposal's place: a part of it among others' candidates, in another order.
 
     Args:
@@ -102,12 +101,12 @@ def play_shaken(
     """
     rng = random.Random(seed)
     text = list(prompt_ids)
-    proposal = Proposal.none()
+    proposal = NO_NODES
     for _ in range(num_rounds):
         seen = run(shaken(proposal, rng, vocab_size=vocab_size), text, target, top)
         text += seen.new_ids
         sequence.observe(seen)
-        proposal = Proposal.none()
+        proposal = NO_NODES
         for _ in range(rng.randrange(3)):
             best_path = [rng.randrange(vocab_size) for _ in range(rng.randrange(5))]
             proposal = sequence.propose(best_path, budget)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from card.tree.verify import ROOT, match
-from card.writers.local.protocol import PATH_END, Observation, Proposal, WriterSequence
+from card.tree.nodes import NO_NODES, PATH_END, ROOT, Nodes
+from card.tree.verify import match
+from card.writers.local.protocol import Observation, WriterSequence
 
 Target = Callable[[Sequence[int]], int]
 """The token that follows a text."""
@@ -19,10 +20,10 @@ class Played:
     """The text that came of it, and each round's proposal with the number of its candidates that were accepted."""
 
     token_ids: list[int]
-    rounds: list[tuple[Proposal, int]] = field(default_factory=list)
+    rounds: list[tuple[Nodes, int]] = field(default_factory=list)
 
 
-def assert_well_formed(proposal: Proposal, budget: int) -> None:
+def assert_well_formed(proposal: Nodes, budget: int) -> None:
     """Check what every proposal must be: a tree of at most ``budget`` candidates, distinct below each parent."""
     count = len(proposal)
     assert count == len(proposal.parents) == len(proposal.path_logprobs) <= budget
@@ -34,11 +35,11 @@ def assert_well_formed(proposal: Proposal, budget: int) -> None:
         assert path_logprob <= (proposal.path_logprobs[parent] if parent >= 0 else 0.0)
 
 
-def hung(proposal: Proposal, best_path: Sequence[int]) -> Proposal:
+def hung(proposal: Nodes, best_path: Sequence[int]) -> Nodes:
     """Return the proposal as one tree: with the best path, as certain candidates, if it lengthens that."""
     if PATH_END not in proposal.parents:
         return proposal
-    path = Proposal.chain(best_path, [0.0] * len(best_path))
+    path = Nodes.chain(best_path, [0.0] * len(best_path))
     nodes = dict(zip(zip(path.parents, path.tokens, strict=True), path.path_logprobs, strict=True))
     place = {ROOT: ROOT, PATH_END: len(path) - 1}  # of each of the proposal's candidates in that tree
     rows = zip(proposal.parents, proposal.tokens, proposal.path_logprobs, strict=True)
@@ -47,7 +48,7 @@ def hung(proposal: Proposal, best_path: Sequence[int]) -> Proposal:
         nodes.setdefault(pair, score)
         place[idx] = list(nodes).index(pair)
     parents, tokens = zip(*nodes, strict=True)
-    return Proposal(tokens, parents, tuple(nodes.values()), proposal.num_probes)
+    return Nodes(tokens, parents, tuple(nodes.values()), num_probes=proposal.num_probes)
 
 
 def play(
@@ -63,7 +64,7 @@ def play(
     """Decode at least ``num_new`` tokens; the writer was opened on the same prompt."""
     played = Played(list(prompt_ids))
 
-    def observe(proposal: Proposal) -> int:
+    def observe(proposal: Nodes) -> int:
         text = list(played.token_ids)
         texts = [text]
         for token, parent in zip(proposal.tokens, proposal.parents, strict=True):
@@ -78,7 +79,7 @@ def play(
         )
         return len(verdict.accepted)
 
-    observe(Proposal.none())  # the end of the prompt
+    observe(NO_NODES)  # the end of the prompt
     while len(played.token_ids) < len(prompt_ids) + num_new:
         path = best_path(played.token_ids)
         proposal = sequence.propose(path, budget)

@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from hypothesis import strategies as st
 
-from card.config import SamplingParams
+from card.config import SamplingParams, SamplingRule
 from card.errors import TargetError
 from card.models.toy import TableModel
-from card.tree.sampling import Sampler, SamplingRule
+from card.tree.sampling import Sampler
 from card.tree.shaping import Path
 
 TOY_VOCAB_SIZE = 12

@@ -12,6 +12,7 @@ from card.config import DraftSettings, SamplingParams
 from card.errors import ProtocolError
 from card.transport.link import LinkStatus
 from card.tree.messages import DrafterMessage, Fault, Layer, Pong, Ready, Resync, TargetMessage, decode, encode
+from card.tree.nodes import NewNodes
 from card.workers.metrics import RequestStats
 from tests.decoding import decode as run
 from tests.decoding import fake, plain, toy_draft, toy_target
@@ -119,24 +120,25 @@ def layers(draw: st.DrawFn) -> Layer:
         root_id=draw(st.one_of(st.just(0), numbers)),
         root_position=root_position,
         known_len=draw(st.one_of(st.just(min(root_position + 1, 2**63 - 1)), numbers)),
-        ids=ids,
-        parents=tuple(draw(st.lists(st.one_of(st.integers(0, first), numbers), min_size=size, max_size=size))),
-        token_ids=tuple(draw(st.lists(st.one_of(st.integers(0, 11), numbers), min_size=size, max_size=size))),
-        logprobs=tuple(draw(st.lists(floats, min_size=size, max_size=size))),
+        nodes=NewNodes(
+            ids=ids,
+            parents=tuple(draw(st.lists(st.one_of(st.integers(0, first), numbers), min_size=size, max_size=size))),
+            tokens=tuple(draw(st.lists(st.one_of(st.integers(0, 11), numbers), min_size=size, max_size=size))),
+            logprobs=tuple(draw(st.lists(floats, min_size=size, max_size=size))),
+        ),
         num_passes=draw(numbers),
         busy_s=draw(floats),
         num_reused=draw(numbers),
         num_dropped=draw(numbers),
         num_rolled_back=draw(numbers),
-        pass_began_at=draw(floats),
-        pass_ended_at=draw(floats),
+        pass_span_s=draw(st.none() | st.tuples(floats, floats)),
     )
 
 
 nonsense = st.one_of(
     layers(),
     layers(),
-    st.builds(Resync, request_id=request_ids, known_len=numbers),
+    st.builds(Resync, request_id=request_ids, known_len=st.none() | numbers),
     st.builds(Ready, numbers, numbers, numbers),
     st.builds(Pong, numbers),
     st.builds(Fault, st.text(max_size=8)),

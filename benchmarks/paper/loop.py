@@ -24,10 +24,9 @@ from card.policy.cores import CoreSet
 from card.policy.rounds import Draft, Outcome, RoundView, Schedule
 from card.transport.inline import InlineLink
 from card.tree.messages import Correction, DrafterMessage, DraftSpec, Open, TargetMessage
-from card.tree.nodes import Candidates, NewNodes
+from card.tree.nodes import NewNodes, Nodes
 from card.workers.drafter import DrafterWorker
 from card.workers.metrics import RequestStats
-from card.workers.offers import leading
 from card.workers.request import Request, StopCheck
 from card.workers.target import TargetWorker
 from card.writers.beam import BeamSequence, BeamWriter
@@ -139,9 +138,9 @@ class PaperRounds:
     def begin(self, num_requests: int, available: frozenset[Schedule]) -> None:
         """Nothing changes."""
 
-    def beam(self) -> tuple[int, int]:
-        """Leave width and lead as they are set."""
-        return 0, 0
+    def beam_width(self) -> int | None:
+        """Leave it as it is set."""
+        return None
 
     def prepare(self, view: RoundView) -> Draft | None:
         """Note how deep the best paths are, then draft."""
@@ -150,11 +149,11 @@ class PaperRounds:
         self._depths = [depth for depth, _ in view.best_paths]
         return Draft(self._num_layers)
 
-    def choose(self, view: RoundView, offers: Sequence[Candidates]) -> Sequence[Candidates]:
+    def choose(self, view: RoundView, offers: Sequence[Nodes]) -> Sequence[Nodes]:
         """Return the best paths as far as they were there: layers made since only lengthen them."""
         if self._verifies_new_layers:
             return offers
-        return [leading(offer, min(depth, len(offer))) for offer, depth in zip(offers, self._depths, strict=True)]
+        return [offer.leading(min(depth, len(offer))) for offer, depth in zip(offers, self._depths, strict=True)]
 
     def observe(self, outcome: Outcome) -> None:
         """Nothing is learnt."""

@@ -10,11 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from card.adapters.chains import RowCosts, best_chain
-from card.tree.nodes import Candidates
-from card.tree.verify import ROOT
+from card.tree.nodes import ROOT, Nodes
 
 
-def random_tree(seed: int) -> tuple[Candidates, list[float]]:
+def random_tree(seed: int) -> tuple[Nodes, list[float]]:
     """Return a tree and chances that no child has above its parent's."""
     rng = random.Random(seed)
     parents: list[int] = []
@@ -26,13 +25,11 @@ def random_tree(seed: int) -> tuple[Candidates, list[float]]:
         depths.append(1 if parent == ROOT else depths[parent] + 1)
         chances.append(rng.random() * (1.0 if parent == ROOT else chances[parent]))
     count = len(parents)
-    tree = Candidates(
-        tuple(range(count)), tuple(range(count)), tuple(parents), tuple(map(math.log, chances)), tuple(depths)
-    )
+    tree = Nodes(tuple(range(count)), tuple(parents), tuple(map(math.log, chances)), tuple(depths))
     return tree, chances
 
 
-def path_to(tree: Candidates, idx: int) -> list[int]:
+def path_to(tree: Nodes, idx: int) -> list[int]:
     return [] if idx == ROOT else [*path_to(tree, tree.parents[idx]), idx]
 
 

@@ -10,13 +10,14 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from card.adapters.proposer import ChainProposer
 from card.adapters.requests import Drafting, judged
 from card.adapters.tracking import Followed, RowTracker
 from card.models.toy import TableModel
 from card.tree.messages import DrafterMessage, Layer, Open, TargetMessage
-from card.tree.nodes import Candidates
+from card.tree.nodes import NewNodes, Nodes
 from tests.adapters.drafters import VOCAB_SIZE, DirectLine, greedy_of, plain, toy_proposer
 from tests.adapters.engine import FakeEngine, Turmoil
 from tests.decoding import toy_draft, toy_target
@@ -141,10 +142,12 @@ class Lying(FakeLink):
                     root_id=0,
                     root_position=len(message.token_ids) - lies.choice([1, 1, 1, 0, 5]),
                     known_len=len(message.token_ids),
-                    ids=tuple(range(1, num + 1)),
-                    parents=tuple(range(num)),
-                    token_ids=tuple(lies.randint(-1, VOCAB_SIZE + (lies.random() < 0.2)) for _ in range(num)),
-                    logprobs=tuple(lies.choice([0.0, -0.1, float("nan")]) for _ in range(num)),
+                    nodes=NewNodes(
+                        ids=tuple(range(1, num + 1)),
+                        parents=tuple(range(num)),
+                        tokens=tuple(lies.randint(-1, VOCAB_SIZE + (lies.random() < 0.2)) for _ in range(num)),
+                        logprobs=tuple(lies.choice([0.0, -0.1, float("nan")]) for _ in range(num)),
+                    ),
                     num_passes=1,
                     busy_s=0.0,
                     num_reused=0,
@@ -230,10 +233,8 @@ def test_closing_ends_writers_and_drafter_and_can_be_done_twice():
     assert proposer.line.is_closed
 
 
-def chain_of(*tokens: int) -> Candidates:
-    count = len(tokens)
-    depths = tuple(range(1, count + 1))
-    return Candidates((-1,) * count, tokens, tuple(range(-1, count - 1)), (0.0,) * count, depths, ("beam",) * count)
+def chain_of(*tokens: int) -> Nodes:
+    return replace(Nodes.chain(tokens, (0.0,) * len(tokens)), writers=(1,) * len(tokens))
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,8 @@ def test_a_loaded_drafter_says_what_it_is(pair: Pair, has_unknown_target: bool) 
     writer, ready = load_drafter(draft)
     assert (ready.vocab_size, ready.max_model_len) == (writer.model.vocab_size, 64)
     assert ready.num_parameters > 0
-    assert ready.pass_s[0][0] == 1
-    assert ready.per_sequence_s >= 0
-    assert ready.per_context_row_s >= 0
-    assert bool(ready.tokenizer) is has_unknown_target
+    assert ready.passes is not None
+    assert ready.passes.points[0][0] == 1
+    assert ready.passes.per_sequence_s >= 0
+    assert ready.passes.per_context_row_s >= 0
+    assert (ready.tokenizer is not None) is has_unknown_target

@@ -136,7 +136,8 @@ def _sample(key: Any, speed: tuple[float, float, float], rng: random.Random) -> 
         drafter_busy_s=decode_s if layers_per_s else 0.0,
         drafter_dropped_nodes=round(0.6 * passes) if layers_per_s else 0,
         rolled_back_tokens=round(0.6 * passes) if layers_per_s else 0,
-        speculation="beside: measured" if layers_per_s else "off: no drafter",
+        schedule="beside" if layers_per_s else "off",
+        schedule_reason="measured" if layers_per_s else "no drafter",
     )
     names = {name: getattr(key, name) for name in ("pair", "row", "workload", "prompt", "turn", "repeat")}
     return Sample(

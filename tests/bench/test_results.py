@@ -51,6 +51,24 @@ def test_what_was_written_is_read_back(run: Run, tmp_path: Path) -> None:
         assert own.decode_s == pytest.approx(other.decode_s, abs=1e-6)
 
 
+def test_a_file_that_holds_states_and_reasons_in_one_text_is_read_as_one_that_says_them_apart(
+    run: Run, tmp_path: Path
+) -> None:
+    lines = lines_of(write_run(tmp_path / "a.jsonl", run))
+    for one in samples(lines, row="card"):
+        one["stats"].update(drafter_state="down: it was killed", speculation="turns: 2.1 times plain decoding")
+    for one in samples(lines):
+        for name in ("drafter", "drafter_reason", "schedule", "schedule_reason"):
+            del one["stats"][name]
+    (found,) = load(write_lines(tmp_path / "b.jsonl", lines))
+    stats = {sample.row: sample.stats for sample in found.samples}
+    tuned, plain = stats["card"], stats[run.baseline]
+    assert tuned is not None and plain is not None
+    assert (tuned.drafter, tuned.drafter_reason) == ("down", "it was killed")
+    assert (tuned.schedule, tuned.schedule_reason) == ("turns", "2.1 times plain decoding")
+    assert (plain.drafter, plain.schedule, plain.schedule_reason) == ("none", "off", "no drafter")
+
+
 def test_every_row_is_first_equally_often_and_repeats_are_outermost(run: Run) -> None:
     keys = list(planned(make_run(num_prompts=4, repeats=4)))
     firsts = keys[:: len(run.rows)]

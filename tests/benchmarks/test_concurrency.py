@@ -169,7 +169,7 @@ class StubEngine:
         self.seen.append(len(self.running))
         request_id = self.running[0]
         self._num_tokens[request_id] += 1
-        stats = RequestStats(speculation="beside: it pays")
+        stats = RequestStats(schedule="beside", schedule_reason="it pays")
         if request_id == self._fails:
             return [Update(request_id, (), "error", stats, TargetError("out of memory"))]
         is_end = self._num_tokens[request_id] == 2

@@ -109,7 +109,7 @@ def test_speeds_are_compared_as_medians_and_ratios_repeat_by_repeat(bench: dict[
 def test_the_parts_of_a_round_are_shares_of_all_passes(bench: dict[str, ModuleType]) -> None:
     one = RequestStats(num_new_tokens=9, target_passes=4, target_busy_s=0.04, waited_s=0.004, wall_s=0.06)
     other = RequestStats(num_new_tokens=5, target_passes=2, target_busy_s=0.02, wall_s=0.03, prefill_s=0.006)
-    one.drafter_passes, one.drafter_busy_s, one.speculation = 12, 0.024, "beside: as set"
+    one.drafter_passes, one.drafter_busy_s, one.schedule = 12, 0.024, "beside"
     parts = bench["validation_report"].parts_of([one, other])
     assert parts["pass_ms"] == 10.0 and parts["tokens_per_pass"] == 2.0
     assert parts["waited_ms"] == pytest.approx(4 / 6, abs=1e-3)

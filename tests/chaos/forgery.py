@@ -24,6 +24,7 @@ from card.tree.messages import (
     TargetMessage,
     encode,
 )
+from card.tree.nodes import NewNodes
 from card.workers.target import TargetWorker
 from tests.drafting import draft_spec
 
@@ -81,28 +82,30 @@ class Forger:
             num_reused=0,
             num_dropped=0,
             num_rolled_back=0,
-            **tree,
+            nodes=NewNodes(**tree),
         )
         return self._spoil(believable, kind, vocab_size)
 
     def _spoil(self, layer: Layer, kind: str, vocab_size: int) -> DrafterMessage:
         match kind:
             case "false resync":
-                return Resync(layer.request_id, self._rng.choice([-_FAR, -1, 0, 1, layer.known_len, _FAR]))
+                return Resync(layer.request_id, self._rng.choice([None, -_FAR, -1, 0, 1, layer.known_len, _FAR]))
             case "unasked ready":
                 return Ready(vocab_size, 1, 1)
             case "pong":
                 return Pong(_FAR)
-        return msgspec.structs.replace(layer, **self._changes(layer, vocab_size)[kind])
+        changes = self._changes(layer, vocab_size)[kind]
+        nodes = {name: changes.pop(name) for name in NewNodes.__struct_fields__ if name in changes}
+        return msgspec.structs.replace(layer, nodes=msgspec.structs.replace(layer.nodes, **nodes), **changes)
 
     def _changes(self, layer: Layer, vocab_size: int) -> dict[str, dict[str, Any]]:
         """Return what turns a believable layer into one of each kind."""
-        pick, one_less = self._rng.choice, layer.token_ids[:-1]
+        pick, one_less = self._rng.choice, layer.nodes.tokens[:-1]
         is_reset = pick([True, False])
         return {
             "wrong tokens": {},
             "stale epoch": {"is_reset": False, "epoch": pick([-1, 0, _FAR])},
-            "unknown parents": {"ids": tuple(i + _FAR for i in layer.ids), "is_reset": is_reset},
+            "unknown parents": {"ids": tuple(i + _FAR for i in layer.nodes.ids), "is_reset": is_reset},
             "foreign request": {"request_id": pick([-1, _FAR, 2**64 - 1])},
             "repeated": {"seq": layer.seq - 1},
             "huge seq": {"seq": _FAR, "is_reset": is_reset},
@@ -112,14 +115,14 @@ class Forger:
                 "num_reused": -_FAR,
                 "num_dropped": pick([-_FAR, _FAR]),
                 "num_rolled_back": pick([-_FAR, _FAR]),
-                "pass_ended_at": pick([math.nan, math.inf, -1.0]),
+                "pass_span_s": (0.0, pick([math.nan, math.inf, -1.0])),
             },
-            "token outside the vocabulary": {"token_ids": (*one_less, pick([vocab_size, _FAR]))},
-            "negative token": {"token_ids": (*one_less, -1)},
-            "ids that fall": {"ids": layer.ids[::-1]},
-            "unequal lengths": {"parents": layer.parents[1:]},
-            "no number": {"logprobs": (*layer.logprobs[:-1], pick([math.nan, -math.inf]))},
-            "probability above 1": {"logprobs": (*layer.logprobs[:-1], 5.0)},
+            "token outside the vocabulary": {"tokens": (*one_less, pick([vocab_size, _FAR]))},
+            "negative token": {"tokens": (*one_less, -1)},
+            "ids that fall": {"ids": layer.nodes.ids[::-1]},
+            "unequal lengths": {"parents": layer.nodes.parents[1:]},
+            "no number": {"logprobs": (*layer.nodes.logprobs[:-1], pick([math.nan, -math.inf]))},
+            "probability above 1": {"logprobs": (*layer.nodes.logprobs[:-1], 5.0)},
             "root beyond the text": {"root_position": layer.known_len + 7, "known_len": layer.known_len + 8},
             "negative position": {"root_position": -1},
         }
@@ -130,7 +133,7 @@ class Forger:
         return {
             "ids": tuple(range(1, size + 1)),
             "parents": tuple(self._rng.randint(max(0, i - 2), i) for i in range(size)),
-            "token_ids": tuple(self._rng.randrange(vocab_size) for _ in range(size)),
+            "tokens": tuple(self._rng.randrange(vocab_size) for _ in range(size)),
             "logprobs": tuple(-self._rng.random() / 10 for _ in range(size)),
         }
 
@@ -155,7 +158,7 @@ def noise(rng: random.Random, incarnation: int) -> bytes:
 
 def forged_order(rng: random.Random) -> TargetMessage:
     """Return a message that no target sends."""
-    correction = Correction(1, 0, 0, (0, 1), wants_snapshot=False, beam_width=0, lead=0, branch_below=-1.0)
+    correction = Correction(1, 0, 0, (0, 1), wants_snapshot=False)
     return rng.choice(
         [
             Open(_FAR, (0, _FAR), draft_spec()),
@@ -164,7 +167,7 @@ def forged_order(rng: random.Random) -> TargetMessage:
             Open(_FAR, (0, 1), draft_spec(beam_width=10**6)),
             msgspec.structs.replace(correction, token_ids=(_FAR,)),
             msgspec.structs.replace(correction, start=-1),
-            msgspec.structs.replace(correction, lead=_FAR),
+            msgspec.structs.replace(correction, beam_width=_FAR),
             msgspec.structs.replace(correction, branch_below=math.nan),
         ]
     )

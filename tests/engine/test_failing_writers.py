@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 from card.config import DraftSettings, EngineSettings, SamplingParams
 from card.engine.engine import Engine, Limits
 from card.methods import find_method
+from card.tree.nodes import PATH_END, Nodes
 from card.workers.request import Request
 from card.workers.target import TargetWorker
 from card.writers.local import find_writer
-from card.writers.local.protocol import PATH_END, Observation, Proposal, WriterSequence
+from card.writers.local.protocol import Observation, WriterSequence
 from tests.decoding import inline, make_request, plain, run_all, toy_draft, toy_target
 
 CALLS = ("open", "propose", "observe", "close")
@@ -34,15 +35,15 @@ class Unreliable:
         self._stumble()
         return self
 
-    def propose(self, best_path: Sequence[int], budget: int) -> Proposal:
+    def propose(self, best_path: Sequence[int], budget: int) -> Nodes:
         self._stumble()
         rng, size = self._rng, self._rng.randrange(6)
         parents = [rng.randrange(PATH_END, idx) for idx in range(size)]
         tokens = [rng.randrange(12) for _ in range(size)]
         if rng.random() < self._nonsense:
             kinds = rng.choices((tokens, parents, [0.0] * size), k=3)
-            return Proposal(*map(tuple, kinds), rng.randrange(9))
-        return Proposal(tuple(tokens), tuple(parents), (-1.0,) * size)
+            return Nodes(*map(tuple, kinds), num_probes=rng.randrange(9))
+        return Nodes(tuple(tokens), tuple(parents), (-1.0,) * size)
 
     def observe(self, seen: Observation) -> None:
         self._stumble()
@@ -105,9 +106,9 @@ def test_only_the_writer_that_raises_is_left_out_and_only_in_its_request(
             if self._fails and name == fails_at:
                 raise ZeroDivisionError("a bug")
 
-        def propose(self, best_path: Sequence[int], budget: int) -> Proposal:
+        def propose(self, best_path: Sequence[int], budget: int) -> Nodes:
             self._call("propose")
-            return Proposal((3, 4), (-1, -1), (-0.1, -0.2))
+            return Nodes((3, 4), (-1, -1), (-0.1, -0.2))
 
         def observe(self, seen: Observation) -> None:
             self._call("observe")

@@ -181,6 +181,8 @@ def test_bad_settings_and_a_draft_of_another_tokenizer_are_refused(folder: Path,
         SpeculativeEngine(FakeEngine(FOLLOW), folder, drafft="demo-draft")
     with pytest.raises(SettingsError, match="metrics_port is for vLLM"):
         SpeculativeEngine(FakeEngine(FOLLOW), folder, metrics_port=9400)
+    with pytest.raises(SettingsError, match=r"holds no genai_config\.json; give the folder"):
+        SpeculativeEngine(FakeEngine(FOLLOW), pair.target)
     config = {"model": {"vocab_size": 320, "context_length": 128}}
     shutil.copytree(pair.target, folder, dirs_exist_ok=True)
     (folder / "genai_config.json").write_text(json.dumps(config))

@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from card.config import SamplingParams
+from card.config import SamplingParams, SamplingRule
 from card.errors import PlanError
 from card.planner.recorder import Answer, record_texts
 from card.planner.recording import Recording, load_recording, rows_of, save_recording
 from card.planner.synthetic import make_synthetic
-from card.tree.sampling import CandidateScorer, SamplingRule
+from card.tree.sampling import CandidateScorer
 from tests.planner.making import toy_models, toy_recording
 
 

@@ -8,13 +8,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from card.config import SamplingParams
+from card.config import SamplingParams, SamplingRule
 from card.errors import CapacityError, PlanError
 from card.models.protocol import NO_PARENT, Extension
 from card.planner.recorder import Answer, record_texts
 from card.planner.recording import Recording, rows_of
 from card.planner.replay import ReplayedModel, ReplayedTexts, Role
-from card.tree.sampling import CandidateScorer, SamplingRule
+from card.tree.sampling import CandidateScorer
 from tests.planner.making import toy_models, toy_recording
 
 GREEDY = SamplingRule(0.0, 0, 1.0, 0.0, 0)

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import math
 import random
-from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from card.config import SamplingParams
 from card.policy.acceptance import FIRST_AGREEMENT, Acceptance, Chances
-from card.tree.nodes import Candidates
+from card.tree.nodes import NO_NODES, Nodes
 from card.workers.request import Verified
 from tests.decoding import make_request
 
@@ -20,18 +20,21 @@ probs = st.floats(1e-4, 1.0)
 depths = st.integers(1, 20)
 
 
-def tree(*nodes: tuple[int, float], writers: tuple[str, ...] = ()) -> Candidates:
+BEAM, SUFFIX, RECYCLING = 1, 2, 4
+
+
+def tree(*nodes: tuple[int, float], writers: tuple[int, ...] = ()) -> Nodes:
     """Return candidates from (parent index, path probability)."""
     depth: list[int] = []
     for parent, _ in nodes:
         depth.append(1 if parent < 0 else depth[parent] + 1)
     order = tuple(range(len(nodes)))
     parents = tuple(parent for parent, _ in nodes)
-    return Candidates(order, order, parents, tuple(math.log(prob) for _, prob in nodes), tuple(depth), writers)
+    return Nodes(order, parents, tuple(math.log(prob) for _, prob in nodes), tuple(depth), writers)
 
 
 def verified(
-    offer: Candidates, accepted: tuple[int, ...] = (), *, compared: int = 0, agreed: int = 0, is_greedy: bool = True
+    offer: Nodes, accepted: tuple[int, ...] = (), *, compared: int = 0, agreed: int = 0, is_greedy: bool = True
 ) -> Verified:
     return Verified(0, offer, accepted, is_greedy, compared, agreed)
 
@@ -102,7 +105,7 @@ def test_greedy_and_sampled_text_are_learnt_apart() -> None:
 
 
 @given(
-    seen=st.lists(st.tuples(st.sampled_from("ab"), probs, st.booleans()), max_size=40),
+    seen=st.lists(st.tuples(st.sampled_from((2, 4)), probs, st.booleans()), max_size=40),
     rows=st.data(),
 )
 @settings(max_examples=80)
@@ -112,8 +115,8 @@ def test_siblings_are_together_never_likelier_than_their_parent(seen, rows) -> N
         acceptance.observe([verified(tree((-1, prob), writers=(writer,)), (0,) if was_accepted else ())])
     nodes = rows.draw(st.lists(st.tuples(st.integers(-1, 9), probs), min_size=1, max_size=10))
     offer = tree(*[(min(parent, idx - 1), prob) for idx, (parent, prob) in enumerate(nodes)])
-    names = tuple(rows.draw(st.sampled_from(("a", "b", "a+b"))) for _ in nodes)
-    chances = acceptance.probabilities(make_request(0), replace(offer, writers=names))
+    writers = tuple(rows.draw(st.sampled_from((2, 4, 6))) for _ in nodes)
+    chances = acceptance.probabilities(make_request(0), replace(offer, writers=writers))
     assert all(0.0 <= chance <= 1.0 for chance in chances)
     for parent in {-1, *range(len(nodes))}:
         below = [chance for chance, above in zip(chances, offer.parents, strict=True) if above == parent]
@@ -122,16 +125,16 @@ def test_siblings_are_together_never_likelier_than_their_parent(seen, rows) -> N
 
 def test_what_one_writer_is_sure_of_leaves_little_to_what_another_says_instead() -> None:
     acceptance, request = Acceptance(), make_request(0, params=SamplingParams(temperature=0.0, seed=0))
-    for writer, share in (("suffix", 0.95), ("recycling", 0.6)):
+    for writer, share in ((SUFFIX, 0.95), (RECYCLING, 0.6)):
         offer = tree((-1, 0.7), writers=(writer,))
         for i in range(1000):
             acceptance.observe([verified(offer, (0,) if i * 37 % 100 < 100 * share else ())])
-    said = tree((-1, 0.7), (-1, 0.7), (1, 0.7), writers=("recycling", "suffix", "recycling"))
+    said = tree((-1, 0.7), (-1, 0.7), (1, 0.7), writers=(RECYCLING, SUFFIX, RECYCLING))
     other, sure, below = acceptance.probabilities(request, said)
     assert sure == pytest.approx(0.95, abs=0.02)
     assert other == pytest.approx(1 - sure)
     assert below <= sure
-    alone = tree((-1, 0.7), writers=("recycling",))
+    alone = tree((-1, 0.7), writers=(RECYCLING,))
     assert acceptance.probabilities(request, alone) == [pytest.approx(0.6, abs=0.02)]
 
 
@@ -142,17 +145,17 @@ def test_agreement_is_the_share_of_compared_candidates_that_the_target_took() ->
     acceptance = Acceptance()
     assert acceptance.agreement == FIRST_AGREEMENT
     for _ in range(200):
-        acceptance.observe([verified(Candidates.none(), compared=5, agreed=2)])
+        acceptance.observe([verified(NO_NODES, compared=5, agreed=2)])
     assert acceptance.agreement == pytest.approx(0.4, abs=0.02)
 
 
 def test_rounds_that_compare_nothing_bring_the_first_agreement_back() -> None:
     acceptance = Acceptance()
     for _ in range(50):
-        acceptance.observe([verified(Candidates.none(), compared=1, agreed=0)])
+        acceptance.observe([verified(NO_NODES, compared=1, agreed=0)])
     spoilt = acceptance.agreement
     for _ in range(2000):
-        acceptance.observe([verified(Candidates.none())])
+        acceptance.observe([verified(NO_NODES)])
     assert spoilt < 0.2
     assert acceptance.agreement > FIRST_AGREEMENT - 0.05
 
@@ -163,7 +166,7 @@ def test_a_new_text_lets_what_was_seen_of_old_ones_count_for_less_the_more_of_th
         texts = [make_request(i) for i in range(num_texts)]
         assert acceptance.begin(texts)
         for _ in range(30):
-            acceptance.observe([verified(Candidates.none(), compared=1, agreed=0)])
+            acceptance.observe([verified(NO_NODES, compared=1, agreed=0)])
         assert not acceptance.begin(texts)
         before = acceptance.agreement
         assert acceptance.begin([*texts[1:], make_request(99)])
@@ -174,7 +177,7 @@ def test_a_new_text_lets_what_was_seen_of_old_ones_count_for_less_the_more_of_th
 
 def test_others_are_what_they_get_accepted_by_depth_whoever_else_proposed_it() -> None:
     acceptance = Acceptance()
-    offer = tree((-1, 0.9), (0, 0.8), (1, 0.7), (-1, 0.1), writers=("beam+suffix", "suffix", "beam", "beam"))
+    offer = tree((-1, 0.9), (0, 0.8), (1, 0.7), (-1, 0.1), writers=(BEAM | SUFFIX, SUFFIX, BEAM, BEAM))
     for _ in range(10):
         acceptance.observe([verified(offer, (0, 1, 2)), verified(offer, (3,))])
     shares, num_rows = acceptance.others
@@ -184,6 +187,6 @@ def test_others_are_what_they_get_accepted_by_depth_whoever_else_proposed_it() -
 
 def test_a_chain_of_others_ends_where_only_the_draft_model_goes_on() -> None:
     acceptance = Acceptance()
-    offer = tree((-1, 0.9), (0, 0.8), writers=("beam", "suffix"))
+    offer = tree((-1, 0.9), (0, 0.8), writers=(BEAM, SUFFIX))
     acceptance.observe([verified(offer, (0, 1))])
     assert acceptance.others == ((0.0,) * 12, 0.0), "nobody would have reached it without the draft model"

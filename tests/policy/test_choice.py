@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from card.policy.choice import best_by_depth, choose, is_worth_drafting
 from card.policy.cost import PassCost
-from card.tree.nodes import Candidates
+from card.tree.nodes import NO_NODES, Nodes
 
 Offers = list[list[float]]
 Seconds = Callable[[int], float]
@@ -123,6 +123,6 @@ def test_a_layer_that_brings_nothing_is_drafted_only_for_what_the_next_ones_brin
 
 
 def test_the_best_chance_at_each_depth_is_that_of_any_branch() -> None:
-    tree = Candidates((0, 1, 2, 3), (5, 6, 7, 8), (-1, -1, 0, 1), (0.0,) * 4, (1, 1, 2, 2))
+    tree = Nodes((5, 6, 7, 8), (-1, -1, 0, 1), (0.0,) * 4, (1, 1, 2, 2))
     assert best_by_depth(tree, [0.5, 0.7, 0.4, 0.1]) == [0.7, 0.4]
-    assert best_by_depth(Candidates.none(), []) == []
+    assert best_by_depth(NO_NODES, []) == []

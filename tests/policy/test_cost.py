@@ -11,7 +11,7 @@ from card.policy.cores import CoreSet
 from card.policy.cost import REQUEST_S, Costs, PassCost, Ratio, ScheduleCost
 from card.policy.prediction import beam_width, tokens_per_s
 from card.policy.rounds import Outcome, RoundView, Schedule
-from card.tree.nodes import Candidates
+from card.tree.nodes import NO_NODES, Nodes
 from card.workers.request import StepResult, Verified
 from tests.decoding import make_request
 
@@ -39,7 +39,7 @@ def outcome(seconds: float, busy_s: float, num_requests: int = 1, **changes: obj
 def agreeing(agreement: float) -> Acceptance:
     acceptance = Acceptance()
     for _ in range(500):
-        acceptance.observe([Verified(0, Candidates.none(), (), True, 100, round(100 * agreement))])
+        acceptance.observe([Verified(0, NO_NODES, (), True, 100, round(100 * agreement))])
     return acceptance
 
 
@@ -110,7 +110,7 @@ def test_a_dear_drafter_pays_beside_the_target_before_it_pays_in_turns():
 
 def test_what_others_get_accepted_speeds_every_schedule_up_and_leaves_less_to_the_drafter():
     alone, helped = agreeing(0.7), agreeing(0.7)
-    offer = Candidates((-1, -1), (1, 2), (-1, 0), (-0.1, -0.2), (1, 2), ("suffix", "suffix"))
+    offer = Nodes((1, 2), (-1, 0), (-0.1, -0.2), (1, 2), (2, 2))
     for _ in range(100):
         helped.observe([Verified(0, offer, (0, 1), True, 0, 0)])
     gains = []

@@ -7,6 +7,7 @@ import random
 import time
 from dataclasses import dataclass, replace
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -20,10 +21,9 @@ from card.policy.rounds import Draft, FixedPolicy, Outcome, RoundView, Schedule,
 from card.policy.tuned import TunedPolicy
 from card.transport.link import LinkStatus
 from card.transport.switch import SwitchLink
-from card.tree.nodes import Candidates
+from card.tree.nodes import NO_NODES, Nodes
 from card.workers.request import StepResult, Verified
 from card.workers.target import TargetWorker
-from card.writers.local.protocol import Proposal
 from tests.decoding import fake, inline, make_request, plain, run_all, toy_draft, toy_target
 from tests.unreliable_link import Faults
 
@@ -45,9 +45,8 @@ def costs(**changes: PassCost) -> dict[Schedule, ScheduleCost]:
     }
 
 
-def chain(*path_logprobs: float) -> Candidates:
-    ids = tuple(range(len(path_logprobs)))
-    return Candidates(ids, ids, tuple(i - 1 for i in ids), path_logprobs, tuple(i + 1 for i in ids))
+def chain(*path_logprobs: float) -> Nodes:
+    return Nodes.chain(range(len(path_logprobs)), path_logprobs)
 
 
 def view(num_requests: int = 1, **changes) -> RoundView:
@@ -77,7 +76,7 @@ class World:
                 agreed = [rng.random() < self.agreement for _ in range(3)]
                 num_agreed = agreed.index(False) if False in agreed else 3
                 compared = (0, 0) if schedule == "off" else (min(num_agreed + 1, 3), num_agreed)
-                verified.append(Verified(idx, Candidates.none(), (), True, *compared))
+                verified.append(Verified(idx, NO_NODES, (), True, *compared))
             committed = num_requests + sum(one.num_agreed for one in verified)
             seconds = committed / self.speed[schedule]
             num_tokens = num_requests * (1 if schedule == "off" else 4)
@@ -127,7 +126,7 @@ def test_a_bad_pair_is_predicted_to_be_off_and_a_good_one_is_not():
     assert TunedPolicy(costs(), DraftSettings()).schedule != "off"
 
 
-def num_chosen(policy: TunedPolicy, offers: list[Candidates]) -> int:
+def num_chosen(policy: TunedPolicy, offers: list[Nodes]) -> int:
     """Return how many candidates are verified; they are the leading ones of each offer."""
     chosen = policy.choose(view(), offers)
     for offer, part in zip(offers, chosen, strict=True):
@@ -266,7 +265,7 @@ def test_it_waits_on_a_miss_only_if_no_request_has_candidates_and_the_target_is_
 def test_it_waits_for_no_drafter_while_other_writers_are_as_sure():
     policy = TunedPolicy({"beside": costs(beside=cost(0.1, 1e-3))["beside"]}, DraftSettings())
     missed = view(best_paths=[(0, 0.0)], num_short=1)
-    others = [replace(chain(*scores), writers=("suffix",) * 16) for scores in ((-0.001,) * 16, (-6.0,) * 16)]
+    others = [msgspec.structs.replace(chain(*scores), writers=(2,) * 16) for scores in ((-0.001,) * 16, (-6.0,) * 16)]
     assert policy.prepare(replace(missed, undrafted=[others[0]])) is None
     assert isinstance(policy.prepare(replace(missed, undrafted=[others[1]])), Wait)
 
@@ -281,7 +280,7 @@ def test_beams_become_narrower_in_a_bigger_batch():
     widths = []
     for num_requests in (1, 4, 16):
         policy.begin(num_requests, ALL)
-        widths.append(policy.beam()[0])
+        widths.append(policy.beam_width())
     assert widths == sorted(widths, reverse=True)
     assert widths[0] > widths[-1] >= 1
 
@@ -292,7 +291,7 @@ def test_what_was_set_is_obeyed():
     policy = TunedPolicy({"beside": costs()["beside"]}, draft, pinned=pinned)
     for num_requests in (1, 16):
         policy.begin(num_requests, ALL)
-        assert policy.beam() == (5, 0), "the lead stays as the settings say"
+        assert policy.beam_width() == 5
     assert num_chosen(policy, [chain(-0.1, -0.6, -0.8)]) == 2
     assert policy.prepare(view(best_paths=[(0, 0.0)], num_short=1)) == Wait(0.25)
 
@@ -372,12 +371,12 @@ def test_in_turns_nothing_is_drafted_that_other_writers_have_as_surely():
     policy = TunedPolicy({"turns": costs()["turns"]}, DraftSettings())
     fresh = replace(view(), takes_turns=True, best_paths=[(0, 0.0)])
     assert policy.prepare(fresh) == Draft(1)
-    sure = replace(chain(*[-0.001 * i for i in range(1, 13)]), writers=("suffix",) * 12)
+    sure = msgspec.structs.replace(chain(*[-0.001 * i for i in range(1, 13)]), writers=(2,) * 12)
     for _ in range(60):
         verified = [Verified(0, sure, tuple(range(12)), True, 0, 0)]
         policy.observe(Outcome(replace(view(), num_passes=1), StepResult(verified=verified), 0.05, 5, 1, 0.0))
     assert policy.prepare(replace(fresh, undrafted=[sure])) is None
-    unsure = replace(sure, path_logprobs=tuple(-2.0 * i for i in range(1, 13)))
+    unsure = msgspec.structs.replace(sure, path_logprobs=tuple(-2.0 * i for i in range(1, 13)))
     assert policy.prepare(replace(fresh, undrafted=[unsure])) == Draft(1)
 
 
@@ -386,7 +385,7 @@ def in_turns(drafter_s: float, token_s: float, *, num_compared: int, num_agreed:
     policy = TunedPolicy(
         {"turns": ScheduleCost(CoreSet(), cost(7e-3, token_s), cost(drafter_s, 5e-5))}, DraftSettings()
     )
-    verified = [Verified(0, Candidates.none(), (), True, num_compared, num_agreed)]
+    verified = [Verified(0, NO_NODES, (), True, num_compared, num_agreed)]
     for _ in range(100):
         policy.observe(Outcome(view(0), StepResult(verified=verified), 0.01, 2, 0, 0.0))
     policy.begin(1, frozenset({"turns"}))
@@ -403,7 +402,7 @@ def test_in_turns_a_drafter_that_agrees_is_let_draft_and_one_that_does_not_is_no
 def test_the_engine_shows_what_the_writers_have_where_nothing_is_drafted(schedule):
     class Repeats:
         def propose(self, best_path, budget):
-            return Proposal.chain((3, 4), (-0.1, -0.2))
+            return Nodes.chain((3, 4), (-0.1, -0.2))
 
         def observe(self, seen):
             pass

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from card.server.metrics import speculative_decoding
-from card.tree.nodes import Candidates
+from card.tree.nodes import Nodes
 from card.workers.metrics import RequestStats
 from tests.server.running import PROMPT, Running, streams
 
@@ -110,8 +110,8 @@ def test_the_histogram_of_a_request_is_that_of_its_rounds(rounds: list[tuple[int
     for num_offered, num_kept in rounds:
         size = max(num_offered, num_kept)
         chain = tuple(range(size))
-        offer = Candidates(chain, chain, tuple(range(-1, size - 1)), (0.0,) * size, tuple(range(1, size + 1)))
-        stats.count_verification(offer, range(num_kept))
+        offer = Nodes.chain(chain, (0.0,) * size)
+        stats.count_verification(offer, range(num_kept), ("beam",))
     told = speculative_decoding(stats, most)
     kept = [num_kept for _, num_kept in rounds]
     wanted = [kept.count(count) for count in range(max([most, *kept]) + 1)]

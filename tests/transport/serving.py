@@ -27,6 +27,7 @@ from card.tree.messages import (
     DraftSpec,
     Hello,
     Open,
+    PassSeconds,
     Ready,
     TargetMessage,
     decode,
@@ -60,7 +61,7 @@ def make_server(
     **limits: Any,
 ) -> DraftServer:
     """Return a server that listens and is not run yet, with a writer of its own unless one is given."""
-    ready = Ready(draft.vocab_size, draft.max_model_len, 7, ((1, 0.001),), tokenizer)
+    ready = Ready(draft.vocab_size, draft.max_model_len, 7, PassSeconds(((1, 0.001),), 0.0, 0.0), tokenizer or None)
     open_worker = partial(make_worker, writer or BeamWriter(draft))
     return DraftServer(address, open_worker, ready, keys=keys, limits=ServerLimits(**limits))
 
@@ -163,4 +164,4 @@ class RawClient:
 
 def correction(request_id: int, start: int, *token_ids: int) -> Correction:
     """Return a correction that changes no setting."""
-    return Correction(request_id, 0, start, token_ids, wants_snapshot=False, beam_width=0, lead=0, branch_below=-1.0)
+    return Correction(request_id, 0, start, token_ids, wants_snapshot=False)

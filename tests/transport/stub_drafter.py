@@ -12,6 +12,7 @@ import msgspec
 import zmq
 
 from card.tree.messages import PROTOCOL_VERSION, Fault, Layer, Open, Ping, Pong, Ready, Shutdown, decode, encode
+from card.tree.nodes import NewNodes
 
 FOREVER_S = 600.0
 READY = Ready(12, 128, 0)
@@ -73,7 +74,7 @@ def answer(stub: Stub, behaviour: str, message: object) -> None:
         case "other version", _:
             stub.say(Pong(0), version=PROTOCOL_VERSION + 1)
         case "lies", Open(request_id=request_id):  # of a text of 501 tokens
-            stub.say(Layer(request_id, 0, 0, True, 0, 500, 501, (), (), (), (), 0, 0.0, 0, 0, 0))
+            stub.say(Layer(request_id, 0, 0, True, 0, 500, 501, NewNodes.none(), 0, 0.0, 0, 0, 0))
         case "ghost", Open():  # frames of other incarnations, each of them harmful
             stub.say(Fault("of a ghost"), incarnation=stub.incarnation - 1)
             stub.say(Ready(1, 1, 1), incarnation=stub.incarnation + 1)

@@ -317,11 +317,12 @@ def test_a_drafter_outlives_the_thread_that_started_it(llm):
 
 def test_a_drafter_says_what_its_passes_cost(llm):
     ready = link_of(llm).ready
-    sizes = [num_tokens for num_tokens, _ in ready.pass_s]
+    assert ready.passes is not None
+    sizes = [num_tokens for num_tokens, _ in ready.passes.points]
     assert len(sizes) > 1
     assert sizes == sorted(sizes)
     assert sizes[0] == 1
-    assert all(seconds > 0 for _, seconds in ready.pass_s)
+    assert all(seconds > 0 for _, seconds in ready.passes.points)
 
 
 @pytest.mark.parametrize("verify", ["chain", "tree"])

@@ -19,7 +19,7 @@ from card.models.toy import TableModel
 from card.transport import remote, watch
 from card.transport.keys import load_server_keys, make_keys
 from card.transport.remote import RemoteLink
-from card.tree.messages import Open, Ready, encode
+from card.tree.messages import Open, PassSeconds, Ready, encode
 from tests.decoding import decode, plain, toy_draft, toy_target
 from tests.drafting import draft_spec
 from tests.pair import Pair
@@ -56,7 +56,7 @@ def short_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_the_server_says_of_itself_is_known_after_the_start() -> None:
     with running(make_server(draft(), tokenizer="abc")) as server, connected(server.address, tokenizer="abc") as link:
-        assert link.ready == Ready(12, 128, 7, ((1, 0.001),), "abc")
+        assert link.ready == Ready(12, 128, 7, PassSeconds(((1, 0.001),), 0.0, 0.0), "abc")
         assert str(link.status) == "up"
         assert link.receive() == []
 

@@ -103,8 +103,8 @@ def test_one_pass_serves_all_clients() -> None:
         server._draft()
         assert model.num_forward_passes == 1
         assert model.num_forward_tokens == 3 + 3 + 2
-        until(lambda: one.hear(Layer).ids)
-        until(lambda: other.hear(Layer).ids)
+        until(lambda: one.hear(Layer).nodes.ids)
+        until(lambda: other.hear(Layer).nodes.ids)
     server.close()
 
 
@@ -187,7 +187,7 @@ def test_a_message_out_of_bounds_costs_its_client_the_session_and_frees_its_rows
         assert "begin with Hello" in client.hear(Fault).reason
         client.begin(1)
         client.hear(Ready)
-        until(lambda: client.hear(Layer).ids)
+        until(lambda: client.hear(Layer).nodes.ids)
 
 
 def test_an_oversized_frame_ends_the_connection_and_not_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -282,7 +282,7 @@ def test_a_new_incarnation_on_the_same_connection_knows_of_no_request() -> None:
         client.say(Hello())
         client.hear(Ready)
         client.say(correction(1, 3, 1))
-        assert client.hear(Resync) == Resync(1, 0)
+        assert client.hear(Resync) == Resync(1, None)
 
 
 def test_the_rows_of_a_client_that_went_without_a_word_are_freed() -> None:
@@ -364,7 +364,7 @@ def test_a_client_that_does_not_read_loses_messages_and_holds_up_nobody(monkeypa
         (session,) = server._sessions.values()
         until(lambda: session.worker.num_requests == 1 and session.worker.is_idle)
         for _ in range(num_snapshots):
-            deaf.say(Correction(1, 0, 3, (), wants_snapshot=True, beam_width=0, lead=0, branch_below=-1.0))
+            deaf.say(Correction(1, 0, 3, (), wants_snapshot=True))
         deaf.say(Close(1))
         with connected(server.address) as link:
             decode_until_accepted(TARGET, link)

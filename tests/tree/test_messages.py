@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import random
 import re
 import typing
@@ -12,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from card.config import Grammar, ShapingRule
+from card.config import Grammar, Growth, SamplingRule, ShapingRule, TreeShape
 from card.errors import ProtocolError
 from card.tree.messages import (
     MAX_FRAME_BYTES,
@@ -25,45 +26,55 @@ from card.tree.messages import (
     Hello,
     Layer,
     Open,
+    PassSeconds,
     Ping,
     Pong,
     Ready,
     Resync,
     Shutdown,
     TargetMessage,
+    check_correction,
     check_spec,
     decode,
     encode,
 )
+from card.tree.nodes import NewNodes
+from tests.drafting import draft_spec
 
 Message = TargetMessage | DrafterMessage
 integers = st.integers(-(2**63), 2**63 - 1)
 floats = st.floats(allow_nan=False)
 id_lists = st.lists(integers, max_size=6).map(tuple)
+points = st.lists(st.tuples(integers, floats), max_size=3).map(tuple)
+shapes = st.builds(
+    TreeShape,
+    **dict.fromkeys(("min_path_logprob", "branch_below"), floats),
+    **dict.fromkeys(("beam_width", "branch", "lead", "max_nodes", "num_speculative_tokens"), integers),
+    growth=st.sampled_from(typing.get_args(Growth)),
+    fan_out=id_lists,
+    coupled_noise=st.booleans(),
+)
+shapings = st.builds(
+    ShapingRule,
+    num_prompt_tokens=integers,
+    min_tokens=integers,
+    end_ids=id_lists,
+    **dict.fromkeys(("presence_penalty", "frequency_penalty", "repetition_penalty"), floats),
+    logit_bias=st.lists(st.tuples(integers, floats), max_size=3).map(tuple),
+    grammar=st.sampled_from([None, Grammar("json_object"), Grammar("regex", "a*")]),
+)
 specs = st.builds(
     DraftSpec,
-    **dict.fromkeys(("temperature", "top_p", "min_p", "min_path_logprob", "branch_below"), floats),
-    **dict.fromkeys(("top_k", "seed", "beam_width", "branch", "lead", "max_nodes", "max_len"), integers),
-    growth=st.text(max_size=9),
-    fan_out=id_lists,
-    num_speculative_tokens=integers,
-    coupled_noise=st.booleans(),
-    shaping=st.none()
-    | st.builds(
-        ShapingRule,
-        num_prompt_tokens=integers,
-        min_tokens=integers,
-        end_ids=id_lists,
-        **dict.fromkeys(("presence_penalty", "frequency_penalty", "repetition_penalty"), floats),
-        logit_bias=st.lists(st.tuples(integers, floats), max_size=3).map(tuple),
-        grammar=st.sampled_from([None, Grammar("json_object"), Grammar("regex", "a*")]),
-    ),
+    sampling=st.builds(SamplingRule, floats, integers, floats, floats, integers),
+    shape=shapes,
+    max_len=integers,
+    shaping=st.none() | shapings,
 )
 MESSAGES: dict[type, st.SearchStrategy[Message]] = {
     Hello: st.builds(Hello),
     Open: st.builds(Open, integers, id_lists, specs),
     Correction: st.builds(
-        Correction, integers, integers, integers, id_lists, st.booleans(), integers, integers, floats
+        Correction, integers, integers, integers, id_lists, st.booleans(), st.none() | integers, st.none() | floats
     ),
     Close: st.builds(Close, integers),
     Shutdown: st.builds(Shutdown),
@@ -74,8 +85,9 @@ MESSAGES: dict[type, st.SearchStrategy[Message]] = {
         integers,
         integers,
         integers,
-        st.lists(st.tuples(integers, floats), max_size=3).map(tuple),
-        st.text(max_size=8),
+        st.none()
+        | st.builds(PassSeconds, st.lists(st.tuples(integers, floats), max_size=3).map(tuple), floats, floats),
+        st.none() | st.text(max_size=8),
     ),
     Layer: st.builds(
         Layer,
@@ -85,14 +97,12 @@ MESSAGES: dict[type, st.SearchStrategy[Message]] = {
         ),
         num_dropped=integers,
         num_rolled_back=integers,
-        pass_began_at=floats,
-        pass_ended_at=floats,
-        **dict.fromkeys(("ids", "parents", "token_ids"), id_lists),
+        pass_span_s=st.none() | st.tuples(floats, floats),
+        nodes=st.builds(NewNodes, id_lists, id_lists, id_lists, st.lists(floats, max_size=6).map(tuple)),
         is_reset=st.booleans(),
-        logprobs=st.lists(floats, max_size=6).map(tuple),
         busy_s=floats,
     ),
-    Resync: st.builds(Resync, integers, integers),
+    Resync: st.builds(Resync, integers, st.none() | integers),
     Fault: st.builds(Fault, st.text(max_size=30)),
 }
 messages = st.one_of(*MESSAGES.values())
@@ -103,8 +113,7 @@ CORRECTION = {
     "start": 3,
     "token_ids": [4],
     "wants_snapshot": False,
-    "beam_width": 0,
-    "lead": 5,
+    "beam_width": None,
     "branch_below": 0.5,
 }
 
@@ -146,7 +155,7 @@ def test_a_frame_is_refused_by_its_size_alone() -> None:
 
 @pytest.mark.parametrize("version", [PROTOCOL_VERSION - 1, PROTOCOL_VERSION + 1, -1])
 def test_a_frame_of_another_version_is_refused(version: int) -> None:
-    assert decode(frame(CORRECTION)) == (0, Correction(1, 2, 3, (4,), False, 0, 5, 0.5))
+    assert decode(frame(CORRECTION)) == (0, Correction(1, 2, 3, (4,), False, None, 0.5))
     with pytest.raises(ProtocolError, match=f"protocol version {version}, this side speaks {PROTOCOL_VERSION}"):
         decode(frame(CORRECTION, version))
 
@@ -156,24 +165,6 @@ def test_a_message_that_only_another_version_has_is_refused_for_its_version() ->
         decode(frame({"type": "Telepathy", "thought": 1}, version=99))
 
 
-VALID = {
-    "temperature": 1.0,
-    "top_k": 0,
-    "top_p": 1.0,
-    "min_p": 0.0,
-    "seed": 0,
-    "coupled_noise": True,
-    "beam_width": 4,
-    "branch": 3,
-    "lead": 6,
-    "max_nodes": 100,
-    "min_path_logprob": -5.0,
-    "max_len": 64,
-    "growth": "layer",
-    "branch_below": 0.5,
-    "fan_out": (3,),
-    "num_speculative_tokens": 6,
-}
 NAN, INFINITY = float("nan"), float("inf")
 
 
@@ -191,7 +182,7 @@ BOUNDS: dict[str, tuple[list[typing.Any], list[typing.Any]]] = {  # allowed and 
     "branch": ([1, 256], [0, 257]),
     "lead": ([1, 4096], [0, 4097]),
     "max_nodes": ([1, 1 << 16], [0, (1 << 16) + 1]),
-    "min_path_logprob": ([0.0, -INFINITY], [0.1, NAN]),
+    "min_path_logprob": ([-1e-9, -INFINITY], [0.0, 0.1, NAN]),
     "max_len": ([1, 1 << 20], [0, (1 << 20) + 1]),
     "growth": (["layer", "best-first", "branch", "fan-out"], ["", "deep"]),
     "branch_below": ([0.0, 1.0], [-0.1, 1.1, NAN]),
@@ -219,11 +210,12 @@ BOUNDS: dict[str, tuple[list[typing.Any], list[typing.Any]]] = {  # allowed and 
 
 
 def test_every_number_of_a_spec_has_bounds() -> None:
-    assert {*BOUNDS, "coupled_noise"} == set(DraftSpec.__struct_fields__)
+    parts = {field.name for kind in (SamplingRule, TreeShape) for field in dataclasses.fields(kind)}
+    assert {*BOUNDS, "coupled_noise"} == parts | {"max_len", "shaping"}
 
 
 def test_a_spec_with_a_grammar_that_cannot_be_meant_is_refused() -> None:
-    spec = DraftSpec(**VALID, shaping=shaping(grammar=Grammar("regex", "abcabc")))
+    spec = draft_spec(shaping=shaping(grammar=Grammar("regex", "abcabc")))
     whole = encode(Open(1, (5,), spec), 0)
     assert decode(whole) == (0, Open(1, (5,), spec))
     for broken in (whole.replace(b"abcabc", b" " * 6), whole.replace(b"regex", b"regop")):
@@ -235,11 +227,36 @@ def test_a_spec_with_a_grammar_that_cannot_be_meant_is_refused() -> None:
 def test_a_spec_out_of_bounds_is_refused_by_the_name_of_the_field(name: str) -> None:
     allowed, refused = BOUNDS[name]
     for value in allowed:
-        check_spec(DraftSpec(**VALID | {name: value}))
+        check_spec(draft_spec(**{name: value}))
     for value in refused:
-        with pytest.raises(ProtocolError, match=re.escape(f", got {value}")) as caught:
-            check_spec(DraftSpec(**VALID | {name: value}))
+        with pytest.raises(ProtocolError, match=re.escape(f", got {value!r}")) as caught:
+            check_spec(draft_spec(**{name: value}))
         assert str(caught.value).startswith(f"{name} of a draft spec must be ")
+
+
+@pytest.mark.parametrize(
+    ("name", "allowed", "refused"),
+    [
+        ("start", [0, 10**9], [-1]),
+        ("beam_width", [None, 1, 256], [0, 257]),
+        ("branch_below", [None, 0.0, 1.0], [-1.0, 1.1, NAN]),
+    ],
+)
+def test_a_correction_out_of_bounds_is_refused(name: str, allowed: list[typing.Any], refused: list[typing.Any]) -> None:
+    def changed(value: object) -> Correction:
+        return msgspec.structs.replace(Correction(1, 2, 3, (4,), False), **{name: value})
+
+    for value in allowed:
+        check_correction(changed(value))
+    for value in refused:
+        with pytest.raises(ProtocolError, match=f"^{name} of a correction must be .*, got {value}"):
+            check_correction(changed(value))
+
+
+def test_what_is_not_said_is_not_there() -> None:
+    _, correction = decode(encode(Correction(1, 2, 3, (4,), False), 0))
+    assert (correction.beam_width, correction.branch_below) == (None, None), "as before"
+    assert decode(frame({name: value for name, value in CORRECTION.items() if name != "beam_width"}))
 
 
 @pytest.mark.parametrize(
@@ -274,7 +291,7 @@ def test_a_body_of_wrong_types_is_refused(body: object) -> None:
         msgspec.msgpack.encode(CORRECTION),
         encode(Fault("abc"), 0).replace(b"abc", b"\xff\xfe\xfd"),  # not UTF-8
         encode(Fault("abc"), 0).replace(b"Fault", b"F\xff\xff\xfft"),
-        encode(Open(1, (5,), DraftSpec(**VALID)), 0).replace(
+        encode(Open(1, (5,), draft_spec()), 0).replace(
             b"token_ids\x91",
             b"token_ids\xdd\xff\xff\xff\xff",  # claims four billion tokens
         ),

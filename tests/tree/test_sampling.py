@@ -13,10 +13,10 @@ from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from card.config import SamplingParams
+from card.config import SamplingParams, SamplingRule
 from card.errors import SettingsError
 from card.tree import sampling
-from card.tree.sampling import CHOICE_SHARPNESS, CandidateScorer, GumbelNoise, Sampler, SamplingRule, filter_logits
+from card.tree.sampling import CHOICE_SHARPNESS, CandidateScorer, GumbelNoise, Sampler, filter_logits
 
 GREEDY = SamplingRule(temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, seed=0)
 PLAIN = replace(GREEDY, temperature=1.0)

@@ -1,4 +1,4 @@
-"""Acceptance rules: what is emitted has exactly the target's law, shown by enumeration; broken rules do not."""
+"""The acceptance rule: what is emitted has exactly the target's law, shown by enumeration; broken rules do not."""
 
 from __future__ import annotations
 
@@ -7,13 +7,11 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor
 
-from card.errors import CardError
-from card.tree.verify import ROOT, Verdict, acceptance_probs, match, residual_probs
+from card.tree.nodes import ROOT
+from card.tree.verify import Verdict, match
 
 V = 3
 Tree = tuple[list[int], list[int]]  # draft_ids, parents
@@ -116,67 +114,3 @@ def _match_with_choices_one_node_late(
 def test_the_law_test_finds_a_broken_match(broken: Rule) -> None:
     assert is_target_law(law_of_two_tokens(match, [1, 2], [ROOT, 0]))
     assert not is_target_law(law_of_two_tokens(broken, [1, 2], [ROOT, 0]))
-
-
-# ---- ratio ----------------------------------------------------------------------------------------------------------
-
-
-def simplex(size: int) -> st.SearchStrategy[Tensor]:
-    """Return [size] float64 that sums to 1, zeros included, as top-k leaves them."""
-    weights = st.lists(st.integers(0, 9), min_size=size, max_size=size).filter(any)
-    return weights.map(lambda ws: torch.tensor(ws, dtype=torch.float64) / sum(ws))
-
-
-def emitted_law(target: Tensor, draft: Tensor, keep: Tensor, residual: Tensor) -> Tensor:
-    """Return the law of one token: drafted from ``draft``, kept with ``keep``, else drawn from ``residual``."""
-    return draft * keep + (draft * (1 - keep)).sum(-1, keepdim=True) * residual
-
-
-@given(laws=st.integers(1, 6).flatmap(lambda size: st.tuples(simplex(size), simplex(size))))
-def test_one_ratio_step_emits_exactly_the_target_distribution(laws: tuple[Tensor, Tensor]) -> None:
-    target, draft = laws
-    keep, residual = acceptance_probs(target, draft), residual_probs(target, draft)
-    assert ((keep >= 0) & (keep <= 1)).all()
-    torch.testing.assert_close(residual.sum(), torch.tensor(1.0, dtype=torch.float64))
-    torch.testing.assert_close(emitted_law(target, draft, keep, residual), target, atol=1e-12, rtol=0)
-
-
-@given(laws=st.tuples(simplex(4), simplex(4)))
-def test_ratio_accepts_as_often_as_any_exact_rule_can(laws: tuple[Tensor, Tensor]) -> None:
-    target, draft = laws
-    accepted = (draft * acceptance_probs(target, draft)).sum()
-    torch.testing.assert_close(accepted, torch.minimum(target, draft).sum())  # 1 - total variation distance
-
-
-def test_the_ratio_law_test_finds_broken_rules() -> None:
-    target = torch.tensor([0.5, 0.2, 0.2, 0.1], dtype=torch.float64)
-    draft = torch.tensor([0.1, 0.5, 0.1, 0.3], dtype=torch.float64)
-    keep, residual = acceptance_probs(target, draft), residual_probs(target, draft)
-    torch.testing.assert_close(emitted_law(target, draft, keep, residual), target)
-    residual_by_argmax = torch.nn.functional.one_hot(residual.argmax(), 4).double()
-    top_two = torch.where(draft >= 0.3, draft, 0)
-    keep_by_renormalised = acceptance_probs(target, top_two / top_two.sum())  # not what the token was drawn from
-    for broken in (
-        emitted_law(target, draft, keep, residual_by_argmax),
-        emitted_law(target, draft, keep, target),
-        emitted_law(target, draft, keep_by_renormalised, residual),
-    ):
-        assert (broken - target).abs().max() > 0.01
-
-
-@given(rows=st.lists(st.tuples(simplex(3), simplex(3)), min_size=1, max_size=4))
-def test_ratio_treats_each_row_as_if_alone(rows: list[tuple[Tensor, Tensor]]) -> None:
-    target, draft = (torch.stack(column) for column in zip(*rows, strict=True))
-    for rule in (acceptance_probs, residual_probs):
-        together = rule(target[None], draft[None])
-        assert torch.equal(together[0], torch.stack([rule(t, d) for t, d in rows]))
-
-
-def test_residual_of_equal_distributions_is_the_target() -> None:
-    same = torch.tensor([[0.25, 0.75], [1.0, 0.0]])
-    assert torch.equal(residual_probs(same, same.clone()), same)
-
-
-def test_ratio_refuses_distributions_over_different_vocabularies() -> None:
-    with pytest.raises(CardError, match=r"target_probs \(4,\) and draft_probs \(3,\) differ"):
-        acceptance_probs(torch.ones(4) / 4, torch.ones(3) / 3)

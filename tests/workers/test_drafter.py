@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -19,7 +20,6 @@ from card.models.torch_runner import TorchRunner
 from card.models.toy import TableModel
 from card.tree.candidates import CandidateCache
 from card.tree.messages import Close, Correction, DrafterMessage, DraftSpec, Layer, Open, Ping, Pong, Resync, Shutdown
-from card.tree.nodes import NewNodes
 from card.workers.drafter import DrafterWorker, step_together
 from card.writers.beam import BeamSequence, BeamWriter
 from card.writers.growth import RULES
@@ -44,7 +44,7 @@ class Replica:
 
     def __init__(self, text: Iterable[int], spec: DraftSpec) -> None:
         self.text = list(text)
-        self.cache = CandidateCache(max_nodes=spec.max_nodes, lead=1000)
+        self.cache = CandidateCache(max_nodes=spec.shape.max_nodes, lead=1000)
         self.next_seq = 0
 
     def commit(self, token_ids: list[int]) -> None:
@@ -58,17 +58,13 @@ class Replica:
             self.next_seq += 1
             if layer.is_reset:
                 self.cache.restart(layer.epoch, layer.root_id, self.text[layer.root_position + 1 :])
-            self.cache.extend(layer.epoch, nodes_of(layer))
+            self.cache.extend(layer.epoch, layer.nodes)
 
     def assert_equals(self, beam: BeamSequence) -> None:
         assert self.text == beam.token_ids
         assert not self.cache.pending
         assert (self.cache.epoch, self.cache.root_id) == (beam.cache.epoch, beam.cache.root_id)
         assert self.cache.snapshot() == beam.cache.snapshot()
-
-
-def nodes_of(layer: Layer) -> NewNodes:
-    return NewNodes(layer.ids, layer.parents, layer.token_ids, layer.logprobs)
 
 
 def toy(seed: int = 0, **settings: int) -> TableModel:
@@ -90,7 +86,7 @@ def beam_of(worker: DrafterWorker, request_id: int = 7) -> BeamSequence:
 
 
 def correction(start: int, ids: Iterable[int], **changes: Any) -> Correction:
-    unchanged = {"request_id": 7, "wants_snapshot": False, "beam_width": 0, "lead": 0, "branch_below": -1.0}
+    unchanged = {"request_id": 7, "wants_snapshot": False}
     return Correction(round_idx=0, start=start, token_ids=tuple(ids), **unchanged | changes)
 
 
@@ -129,7 +125,7 @@ def known_children(model: TableModel, beam: BeamSequence) -> dict[tuple[int, ...
     return {
         (*path, token): -1
         for path in expanded
-        for token in model.logits_after([*beam.token_ids, *path]).topk(beam.spec.branch).indices.tolist()
+        for token in model.logits_after([*beam.token_ids, *path]).topk(beam.spec.shape.branch).indices.tolist()
     }
 
 
@@ -167,8 +163,8 @@ def test_rows_and_tree_are_those_of_the_text_after_any_corrections(
             below = {path: node for path, node in survivors.items() if path[: len(tokens)] == tuple(tokens)}
             below.pop(tuple(tokens), None)  # the root now
             assert all(beam.cache.path_tokens(node) == list(path[len(tokens) :]) for path, node in below.items())
-        assert beam.cache.num_nodes <= spec.max_nodes
-        assert beam.cache.depth <= spec.lead
+        assert beam.cache.num_nodes <= spec.shape.max_nodes
+        assert beam.cache.depth <= spec.shape.lead
     replica.receive(worker.step())
     replica.assert_equals(beam)
 
@@ -268,12 +264,12 @@ def test_a_miss_starts_a_new_epoch_from_the_new_text() -> None:
     candidates = {beam.cache.token(node) for node in beam.cache.alive_ids()}
     missing = next(token for token in range(V) if token not in candidates)
     (reset,) = layers_of(worker.receive(correction(5, [missing])))
-    assert (reset.is_reset, reset.epoch, reset.ids, reset.root_position, reset.known_len) == (True, 1, (), 5, 6)
+    assert (reset.is_reset, reset.epoch, len(reset.nodes), reset.root_position, reset.known_len) == (True, 1, 0, 5, 6)
     (layer,) = layers_of(worker.step())
     fresh = worker_on(toy())
     fresh.receive(Open(7, (*TEXT, missing), draft_spec(branch=2)))
     (expected,) = layers_of(fresh.step())
-    assert (layer.token_ids, layer.logprobs) == (expected.token_ids, expected.logprobs)
+    assert (layer.nodes.tokens, layer.nodes.logprobs) == (expected.nodes.tokens, expected.nodes.logprobs)
     assert (layer.epoch, layer.is_reset, layer.root_id) == (1, False, reset.root_id)
     assert model.num_forward_tokens == 5 + 1, "the text is not run again"
 
@@ -282,7 +278,7 @@ def test_a_miss_starts_a_new_epoch_from_the_new_text() -> None:
 
 
 def test_a_correction_of_an_unknown_request_asks_for_everything() -> None:
-    assert worker_on(toy()).receive(correction(4, [1], request_id=3)) == [Resync(3, 0)]
+    assert worker_on(toy()).receive(correction(4, [1], request_id=3)) == [Resync(3, None)]
 
 
 def test_a_correction_that_does_not_connect_asks_for_the_text_between() -> None:
@@ -339,7 +335,7 @@ def test_a_snapshot_rebuilds_a_replica_that_lost_layers() -> None:
     replica.receive(worker.step())
     replica.assert_equals(beam_of(worker))
     (again,) = layers_of(worker.receive(correction(6, [], wants_snapshot=True)))
-    assert nodes_of(again) == beam_of(worker).cache.snapshot(), "asked for without new tokens, it comes too"
+    assert again.nodes == beam_of(worker).cache.snapshot(), "asked for without new tokens, it comes too"
 
 
 def test_a_closed_request_frees_its_rows_and_is_not_revived_by_late_messages() -> None:
@@ -384,7 +380,7 @@ def test_a_request_that_finds_no_room_is_asked_for_when_there_is_some(is_memory:
     for _ in range(5):
         assert worker.receive(correction(5, [4], request_id=3)) == [], "there is still no room"
     worker.receive(Close(1))
-    assert worker.receive(correction(5, [4], request_id=3)) == [Resync(3, 0)]
+    assert worker.receive(correction(5, [4], request_id=3)) == [Resync(3, None)]
     (layer,) = layers_of(worker.receive(Open(3, (*TEXT, 4), draft_spec())))
     assert (layer.request_id, layer.seq, layer.known_len) == (3, 0, 6)
     assert worker.receive(correction(5, [4], request_id=1)) == [], "closed for good"
@@ -406,7 +402,7 @@ def test_a_request_that_its_target_has_forgotten_makes_place_and_may_come_back()
     assert set(worker._open) == {2, 3}
     assert worker.receive(correction(5, [4], request_id=1)) == []
     worker.receive(Close(2))
-    assert worker.receive(correction(5, [4], request_id=1)) == [Resync(1, 0)]
+    assert worker.receive(correction(5, [4], request_id=1)) == [Resync(1, None)]
     (layer,) = layers_of(worker.receive(Open(1, (*TEXT, 4), draft_spec())))
     assert layer.seq == said[-1] + 1, "the target has seen the numbers before"
     assert (layer.is_reset, layer.epoch, layer.num_passes) == (True, 1, 2)
@@ -593,21 +589,15 @@ def test_layers_count_the_nodes_that_corrections_have_ruled_out(growth: str) -> 
 # ---- protocol -------------------------------------------------------------------------------------------------------
 
 
-def test_a_correction_changes_width_lead_and_what_is_unsure() -> None:
+def test_a_correction_changes_the_width_and_what_is_unsure_and_nothing_that_it_does_not_name() -> None:
     worker = opened(toy(), beam_width=2, lead=2)
-    for _ in range(4):
-        worker.step()
-    assert worker.is_idle
-    worker.receive(correction(5, [], beam_width=3, lead=4))
-    while not worker.is_idle:
-        worker.step()
-    assert beam_of(worker).cache.depth == 4
-    assert beam_of(worker).spec.beam_width == 3
-    worker.receive(correction(5, [], branch_below=0.75))
-    spec = beam_of(worker).spec
-    assert (spec.beam_width, spec.lead, spec.branch_below) == (3, 4, 0.75)
+    before = beam_of(worker).spec.shape
+    worker.receive(correction(5, [], beam_width=3))
+    assert beam_of(worker).spec.shape == replace(before, beam_width=3)
+    worker.receive(correction(5, [], branch_below=0.0))
+    assert beam_of(worker).spec.shape == replace(before, beam_width=3, branch_below=0.0)
     worker.receive(correction(5, []))
-    assert beam_of(worker).spec == spec
+    assert beam_of(worker).spec.shape == replace(before, beam_width=3, branch_below=0.0)
 
 
 def test_a_correction_that_a_newer_one_overtook_changes_nothing() -> None:
@@ -616,7 +606,7 @@ def test_a_correction_that_a_newer_one_overtook_changes_nothing() -> None:
     older, newer = correction(5, [1], branch_below=1.0), correction(5, [1, 2], branch_below=0.25)
     worker.receive(newer)
     worker.receive(older)
-    assert beam_of(worker).spec.branch_below == 0.25
+    assert beam_of(worker).spec.shape.branch_below == 0.25
     assert beam_of(worker).token_ids[5:] == [1, 2]
 
 
@@ -635,13 +625,13 @@ def test_what_is_unsure_is_that_of_the_tokens_that_it_comes_with(branch_below: f
 @pytest.mark.parametrize(
     ("message", "reason"),
     [
-        (Open(8, TEXT, draft_spec(branch=0)), "branch of a draft spec must be from 1"),
-        (correction(5, [1], beam_width=257), "beam_width of a correction must be from 0 to 256"),
-        (correction(5, [1], lead=-1), "lead of a correction must be from 0 to 4096"),
-        (correction(5, [1], branch_below=-0.5), "branch_below of a correction must be -1 or from 0 to 1"),
-        (correction(5, [1], branch_below=1.5), "branch_below of a correction must be -1 or from 0 to 1"),
-        (correction(5, [1], branch_below=math.nan), "branch_below of a correction must be -1 or from 0 to 1"),
-        (correction(-2, [1]), "start of a correction must be from 0 to any number"),
+        (Open(8, TEXT, draft_spec(branch=0)), "branch of a draft spec must be 1 or more"),
+        (correction(5, [1], beam_width=257), "beam_width of a correction must be from 1 to 256"),
+        (correction(5, [1], beam_width=0), "beam_width of a correction must be from 1 to 256"),
+        (correction(5, [1], branch_below=-0.5), "branch_below of a correction must be from 0 to 1"),
+        (correction(5, [1], branch_below=1.5), "branch_below of a correction must be from 0 to 1"),
+        (correction(5, [1], branch_below=math.nan), "branch_below of a correction must be from 0 to 1"),
+        (correction(-2, [1]), "start of a correction must be 0 or more"),
         (correction(5, [1, 1, 1]), "has 8 tokens; .* it gets 7 at most"),
     ],
 )

@@ -11,12 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from card.config import DraftSettings, SamplingParams
+from card.config import DraftSettings, SamplingParams, SamplingRule
 from card.errors import ProtocolError
 from card.models.toy import TableModel
 from card.policy.rounds import likely
 from card.tree.messages import Close, Correction, Layer, Open, Pong, Resync, TargetMessage
-from card.tree.sampling import Sampler, SamplingRule
+from card.tree.nodes import NewNodes
+from card.tree.sampling import Sampler
 from card.workers.request import Progress, Request, StepResult, Work
 from card.workers.target import TargetWorker
 from tests.decoding import GREEDY, PROMPT, drafter_for, plain, toy_draft, toy_target
@@ -68,8 +69,17 @@ def upcoming(count: int) -> list[int]:
 def layer(*entries: tuple[int, int, int, float], **changes: Any) -> Layer:
     """Return the drafter's first message after the first token, with nodes of (id, parent, token, logprob)."""
     columns = [tuple(column) for column in zip(*entries, strict=True)] or [()] * 4
-    values: dict[str, Any] = dict(zip(("ids", "parents", "token_ids", "logprobs"), columns, strict=True))
-    values |= {"request_id": 7, "seq": 0, "epoch": 0, "is_reset": True, "root_id": 0, "root_position": 5}
+    names = ("ids", "parents", "tokens", "logprobs")
+    nodes = dict(zip(names, columns, strict=True)) | {name: changes.pop(name) for name in names if name in changes}
+    values: dict[str, Any] = {
+        "nodes": NewNodes(**nodes),
+        "request_id": 7,
+        "seq": 0,
+        "epoch": 0,
+        "is_reset": True,
+        "root_id": 0,
+        "root_position": 5,
+    }
     return Layer(
         **values
         | {"known_len": 6, "num_passes": 1, "busy_s": 0.5, "num_reused": 0, "num_dropped": 0}
@@ -95,8 +105,8 @@ GARBAGE: dict[str, dict[str, Any]] = {
     "root before the text": {"root_position": -1},
     "root not known": {"root_position": 5, "known_len": 5},
     "more known than there is": {"known_len": 7},
-    "token beyond the vocabulary": {"token_ids": (1, 12)},
-    "negative token": {"token_ids": (1, -1)},
+    "token beyond the vocabulary": {"tokens": (1, 12)},
+    "negative token": {"tokens": (1, -1)},
     "ids not increasing": {"ids": (9, 9)},
     "ids decreasing": {"ids": (9, 8)},
     "parent not before the node": {"parents": (0, 10)},
@@ -111,9 +121,9 @@ GARBAGE: dict[str, dict[str, Any]] = {
     "endless drops": {"num_dropped": 2**62},
     "negative rollback": {"num_rolled_back": -1},
     "time that is no number": {"busy_s": math.nan},
-    "pass that ends before it begins": {"pass_began_at": 2.0, "pass_ended_at": 1.0},
-    "pass without an end": {"pass_ended_at": math.inf},
-    "pass at no time": {"pass_began_at": math.nan},
+    "pass that ends before it begins": {"pass_span_s": (2.0, 1.0)},
+    "pass without an end": {"pass_span_s": (0.0, math.inf)},
+    "pass at no time": {"pass_span_s": (math.nan, 0.0)},
     "more reused than there is": {"num_reused": 99},
 }
 
@@ -128,7 +138,7 @@ def test_a_garbage_layer_raises_and_changes_neither_text_nor_candidates(
     worker.receive(chain_layer(candidates))
     generation = worker._running[7]
     text, stats, nodes = list(text_of(worker)), generation.stats.as_dict(), generation.replica.tree.snapshot()
-    bad = {"ids": (9, 10), "parents": (0, 0), "token_ids": (1, 2), "logprobs": (-1.0, -2.0), "seq": 1} | garbage
+    bad = {"ids": (9, 10), "parents": (0, 0), "tokens": (1, 2), "logprobs": (-1.0, -2.0), "seq": 1} | garbage
     with pytest.raises(ProtocolError):
         worker.receive(layer(is_reset=is_reset, epoch=int(is_reset), **bad))
     assert (text_of(worker), generation.stats.as_dict()) == (text, stats)
@@ -160,7 +170,7 @@ def test_repeated_and_overtaken_layers_are_ignored_whatever_they_hold() -> None:
     before = worker._running[7].replica.tree.snapshot()
     worker.receive(layer((5, 0, 11, -0.1), seq=4, is_reset=False))
     worker.receive(layer((5, 0, 11, -0.1), seq=3, is_reset=True, epoch=9))
-    worker.receive(layer(seq=2, root_position=-5, token_ids=(99,)))
+    worker.receive(layer(seq=2, root_position=-5, tokens=(99,)))
     assert worker._running[7].replica.tree.snapshot() == before
     assert not correction_of(run_round(worker, [7])).wants_snapshot
 
@@ -209,7 +219,7 @@ def test_messages_about_unknown_requests_or_for_nobody_are_ignored() -> None:
     worker = started(uses_drafter=False)
     assert worker.receive(layer(request_id=8, root_position=99)) == []
     assert worker.receive(layer(root_position=99)) == [], "a request without a drafter listens to none"
-    assert worker.receive(Resync(8, 0)) == worker.receive(Resync(7, 0)) == []
+    assert worker.receive(Resync(8, None)) == worker.receive(Resync(7, None)) == []
     assert worker.receive(Pong(1)) == []
 
 
@@ -233,14 +243,14 @@ def test_a_drafter_that_asks_gets_the_text_from_where_it_is_or_a_new_opening() -
     worker = started()
     worker.receive(layer())
     (message,) = worker.receive(Resync(7, 3))
-    assert message == Correction(7, 1, 3, tuple(text_of(worker)[3:]), False, 0, 0, -1.0)
-    (message,) = worker.receive(Resync(7, 0))
+    assert message == Correction(7, 1, 3, tuple(text_of(worker)[3:]), False)
+    (message,) = worker.receive(Resync(7, None))
     assert isinstance(message, Open)
     assert message.token_ids == tuple(text_of(worker))
     (message,) = worker.receive(Resync(7, 10**9))
-    assert message == Correction(7, 1, 6, (), False, 0, 0, -1.0), "it cannot know more than there is"
+    assert message == Correction(7, 1, 6, (), False), "it cannot know more than there is"
     (message,) = worker.receive(Resync(7, -4))
-    assert isinstance(message, Open)
+    assert message == Correction(7, 1, 0, tuple(text_of(worker)), False), "nor less than nothing"
 
 
 def test_the_spec_of_an_opening_is_what_the_request_asks_for() -> None:
@@ -250,11 +260,11 @@ def test_the_spec_of_an_opening_is_what_the_request_asks_for() -> None:
     (opening,) = TargetWorker(toy_target(), clock=Clock()).add(request(params=params, draft=draft))
     assert isinstance(opening, Open)
     for name in ("temperature", "top_k", "top_p", "min_p", "seed"):
-        assert getattr(opening.spec, name) == getattr(params, name)
+        assert getattr(opening.spec.sampling, name) == getattr(params, name)
     for name in ("beam_width", "branch", "lead", "max_nodes", "min_path_logprob", "coupled_noise"):
-        assert getattr(opening.spec, name) == getattr(draft, name)
+        assert getattr(opening.spec.shape, name) == getattr(draft, name)
     for name in ("growth", "branch_below", "fan_out", "num_speculative_tokens"):
-        assert getattr(opening.spec, name) == getattr(draft, name)
+        assert getattr(opening.spec.shape, name) == getattr(draft, name)
 
 
 def test_a_new_incarnation_is_told_everything_and_the_old_ones_candidates_are_dropped() -> None:

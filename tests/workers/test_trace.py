@@ -21,6 +21,7 @@ from card.api.llm import LLM
 from card.cli import main
 from card.config import DraftSettings, SamplingParams
 from card.tree.messages import Correction, Layer, Open
+from card.tree.nodes import NewNodes
 from card.workers.drafter import DrafterWorker
 from card.workers.metrics import RequestStats
 from card.workers.replica import draft_spec
@@ -49,12 +50,10 @@ DRAFT = DraftSettings(beam_width=3, min_verify_prob=0.0)
 
 def layer(began_at: float, ended_at: float, *, request_id: int = 7, seq: int = 0) -> Layer:
     """Return a layer of one node that came of this pass."""
-    ids = {"ids": (1,), "parents": (0,), "token_ids": (3,), "logprobs": (-0.5,)}
+    nodes = NewNodes((1,), (0,), (3,), (-0.5,))
     counts = {"num_passes": 1, "busy_s": 0.1, "num_reused": 0, "num_dropped": 0, "num_rolled_back": 0}
     place = {"epoch": 0, "is_reset": False, "root_id": 0, "root_position": 5, "known_len": 6}
-    return Layer(
-        request_id=request_id, seq=seq, **place, **ids, **counts, pass_began_at=began_at, pass_ended_at=ended_at
-    )
+    return Layer(request_id=request_id, seq=seq, **place, nodes=nodes, **counts, pass_span_s=(began_at, ended_at))
 
 
 def traced(method: str = "card", faults: Faults | None = None, num_requests: int = 1) -> tuple[Trace, dict[int, Any]]:
@@ -185,12 +184,12 @@ def test_a_layer_says_when_its_pass_began_and_ended_on_the_drafters_clock() -> N
     spec = draft_spec(DRAFT, GREEDY, 64)
     (opening,) = worker.receive(Open(7, (3, 1, 4), spec))
     assert isinstance(opening, Layer)
-    assert (opening.pass_began_at, opening.pass_ended_at) == (0.0, 0.0), "no pass made it"
+    assert opening.pass_span_s is None, "no pass made it"
     (first,), (second,) = worker.step(), worker.step()
     assert isinstance(first, Layer)
     assert isinstance(second, Layer)
-    assert (first.pass_began_at, first.pass_ended_at) == (100.0, 100.25)
-    assert (second.pass_began_at, second.pass_ended_at) == (100.5, 100.75)
+    assert first.pass_span_s == (100.0, 100.25)
+    assert second.pass_span_s == (100.5, 100.75)
     assert second.busy_s == pytest.approx(0.5)
 
 
@@ -365,7 +364,7 @@ def test_whatever_happens_the_file_is_in_the_format(data: st.DataObject) -> None
                 )
                 now = span[1]
             case "sent":
-                trace.sent([Correction(request_id, 1, 0, (1,), False, 0, 0, -1.0)], now)
+                trace.sent([Correction(request_id, 1, 0, (1,), False)], now)
             case "drafter":
                 trace.drafter_came()
                 step_end = now

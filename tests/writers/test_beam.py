@@ -6,10 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from card.config import SamplingRule
 from card.errors import CapacityError, ProtocolError
 from card.models.toy import TableModel
 from card.tree.nodes import NewNodes
-from card.tree.sampling import Sampler, SamplingRule
+from card.tree.sampling import Sampler
 from card.writers.beam import BeamSequence, BeamWriter
 from tests.drafting import assert_rows_fit_the_tree, assert_scores_are_those_of_the_model, draft_spec
 
@@ -356,20 +357,17 @@ def test_a_pass_cut_short_expands_the_best_nodes_and_the_next_one_the_rest() -> 
     assert_scores_are_those_of_the_model(model, beam)
 
 
-def test_width_and_lead_change_while_it_runs() -> None:
+def test_the_width_changes_while_it_runs() -> None:
     model = toy()
     writer, beam = opened(model, beam_width=2, branch=12, lead=2)
     for _ in range(5):
         grow(writer, beam)
     assert beam.frontier() == []
-    beam.reshape(beam_width=5, lead=4)
-    while beam.frontier():
-        grow(writer, beam)
-    assert beam.cache.depth == 4
+    beam.reshape(beam_width=5)
     beam.commit(next(path for path in paths(beam) if len(path) == 1))
     assert len(beam.frontier()) == 5
-    beam.reshape(beam_width=0, lead=0)
-    assert (beam.spec.beam_width, beam.spec.lead, beam.cache.lead) == (5, 4, 4)
+    beam.reshape()
+    assert beam.spec.shape.beam_width == 5
 
 
 def test_scores_that_are_no_numbers_are_one_beams_error() -> None:

@@ -83,15 +83,15 @@ class SlowTree:
     """The tree as a set of paths and, for each path that was run, what the draft model said: all is worked out anew."""
 
     def __init__(self, model: TableModel, spec: DraftSpec, text: list[int]) -> None:
-        self.model, self.spec, self.text = model, spec, list(text)
+        self.model, self.shape, self.max_len, self.text = model, spec.shape, spec.max_len, list(text)
         self.num_dropped = self.num_rolled_back = 0
         self.nodes: set[Path] = set()
         self.told: dict[Path, list[tuple[int, float]]] = {}
 
     @property
     def num_layers(self) -> int:
-        limit = min(self.spec.max_len, self.model.max_model_len)
-        return min(self.spec.lead, limit - len(self.text))
+        limit = min(self.max_len, self.model.max_model_len)
+        return min(self.shape.lead, limit - len(self.text))
 
     def score(self, path: Path) -> float:
         return sum(
@@ -101,7 +101,7 @@ class SlowTree:
 
     def step(self) -> None:
         for path in self.frontier():
-            self.told[path] = top(self.model, [*self.text, *path], self.spec.branch)
+            self.told[path] = top(self.model, [*self.text, *path], self.shape.branch)
         self.settle()
 
     def commit(self, tokens: Path) -> bool:
@@ -129,13 +129,13 @@ class SlowTree:
             self.nodes |= new
 
     def may_be(self, path: Path) -> bool:
-        return len(path) <= self.num_layers and self.score(path) >= self.spec.min_path_logprob
+        return len(path) <= self.num_layers and self.score(path) >= self.shape.min_path_logprob
 
     def wanted(self) -> set[Path]:
-        return getattr(self, "wanted_" + self.spec.growth.replace("-", "_"))()  # type: ignore[no-any-return]
+        return getattr(self, "wanted_" + self.shape.growth.replace("-", "_"))()  # type: ignore[no-any-return]
 
     def frontier(self) -> list[Path]:
-        ends = getattr(self, "ends_" + self.spec.growth.replace("-", "_"))()
+        ends = getattr(self, "ends_" + self.shape.growth.replace("-", "_"))()
         ends = [path for path in ends if len(path) < self.num_layers and path not in self.told]
         return sorted(ends, key=self.score, reverse=True)
 
@@ -166,7 +166,7 @@ class SlowTree:
 
     def ends_best_first(self) -> list[Path]:
         ends = [path for path in self.nodes | {()} if path not in self.told and len(path) < self.num_layers]
-        return sorted(ends, key=self.score, reverse=True)[: self.spec.beam_width]
+        return sorted(ends, key=self.score, reverse=True)[: self.shape.beam_width]
 
     # branch: a trunk to the first unsure position, then rolled branches
 
@@ -174,8 +174,8 @@ class SlowTree:
         trunk: Path = ()
         while trunk in self.told and len(trunk) < self.num_layers:
             prob = math.exp(self.told[trunk][0][1])
-            if self.spec.branch_below == 1.0 or prob < self.spec.branch_below:
-                count = min(self.spec.beam_width, max(1 + (prob < 1), int(self.spec.beam_width * (1 - prob))))
+            if self.shape.branch_below == 1.0 or prob < self.shape.branch_below:
+                count = min(self.shape.beam_width, max(1 + (prob < 1), int(self.shape.beam_width * (1 - prob))))
                 return trunk, self.below(trunk)[:count]
             if self.below(trunk)[0] not in self.nodes:
                 break
@@ -186,36 +186,36 @@ class SlowTree:
         trunk, heads = self.trunk_and_heads()
         if not heads:
             return {(*trunk, token) for token, _ in self.told.get(trunk, [])[:1]}
-        rolled = [self.roll(head, self.spec.num_speculative_tokens) for head in heads if head in self.nodes]
-        open_ends = [path[-1] for path in rolled if len(path) <= self.spec.num_speculative_tokens]
+        rolled = [self.roll(head, self.shape.num_speculative_tokens) for head in heads if head in self.nodes]
+        open_ends = [path[-1] for path in rolled if len(path) <= self.shape.num_speculative_tokens]
         return {*heads, *(child for end in open_ends for child in self.below(end)[:1])}
 
     def ends_branch(self) -> list[Path]:
         trunk, heads = self.trunk_and_heads()
-        rolled = [self.roll(head, self.spec.num_speculative_tokens) for head in heads if head in self.nodes]
-        return [path[-1] for path in rolled if len(path) <= self.spec.num_speculative_tokens] if heads else [trunk]
+        rolled = [self.roll(head, self.shape.num_speculative_tokens) for head in heads if head in self.nodes]
+        return [path[-1] for path in rolled if len(path) <= self.shape.num_speculative_tokens] if heads else [trunk]
 
     # fan-out: a chain, then so many children at each of its positions, all rolled
 
     def chain(self) -> list[Path]:
-        return self.roll((), self.spec.num_speculative_tokens)
+        return self.roll((), self.shape.num_speculative_tokens)
 
     def is_waiting_for(self, chain: list[Path]) -> bool:
         """Return whether the chain is too short, and its end can be run."""
-        is_short = len(chain) <= self.spec.num_speculative_tokens
+        is_short = len(chain) <= self.shape.num_speculative_tokens
         return is_short and chain[-1] not in self.told and len(chain[-1]) < self.num_layers
 
     def short_branches(self, chain: list[Path]) -> list[Path]:
         heads = [path for path in self.nodes if path not in chain and path[:-1] in chain]
-        rolled = [self.roll(head, self.spec.num_speculative_tokens) for head in heads]
-        return [path[-1] for path in rolled if len(path) <= self.spec.num_speculative_tokens]
+        rolled = [self.roll(head, self.shape.num_speculative_tokens) for head in heads]
+        return [path[-1] for path in rolled if len(path) <= self.shape.num_speculative_tokens]
 
     def count_at(self, position: int) -> int:
-        return self.spec.fan_out[position] if position < len(self.spec.fan_out) else self.spec.fan_out[-1]
+        return self.shape.fan_out[position] if position < len(self.shape.fan_out) else self.shape.fan_out[-1]
 
     def wanted_fan_out(self) -> set[Path]:
         chain = self.chain()
-        is_short = len(chain) <= self.spec.num_speculative_tokens
+        is_short = len(chain) <= self.shape.num_speculative_tokens
         following = {path for path in self.below(chain[-1])[:1] if is_short and self.may_be(path)}
         if following or self.is_waiting_for(chain):
             return following
@@ -293,15 +293,15 @@ def test_bounds_hold_and_there_is_something_to_do_until_one_of_them_is_met(
             shares = [rng.randint(1, beam.num_tokens(frontier))]  # passes cut short among them
             writer.step([(beam, frontier)], shares)
             assert beam.cache.num_nodes <= max_nodes
-            assert beam.cache.depth <= beam.spec.lead
+            assert beam.cache.depth <= beam.spec.shape.lead
             assert model.num_rows(beam._slot) <= model.capacity(beam._slot)
             assert_rows_fit_the_tree(model, beam)
         cache = beam.cache
         ends = [node for node in cache.alive_ids() if not cache.is_expanded(node)]
         is_out_of_rows = model.num_rows(beam._slot) == model.capacity(beam._slot)
         is_deep = all(cache.depth_of(node) >= beam._num_layers for node in ends)
-        least = {"best-first": math.inf, "branch": 1, "fan-out": beam.spec.num_speculative_tokens}
-        is_done = cache.depth >= least[beam.spec.growth]
+        least = {"best-first": math.inf, "branch": 1, "fan-out": beam.spec.shape.num_speculative_tokens}
+        is_done = cache.depth >= least[beam.spec.shape.growth]
         assert is_out_of_rows or is_deep or is_done or cache.num_nodes == max_nodes
         if len(beam.token_ids) + 2 >= min(beam.spec.max_len, 32):
             break
@@ -449,7 +449,7 @@ def test_fewer_branches_grow_on_once_less_are_wanted() -> None:
     heads = grow(writer, beam)
     prob = math.exp(beam.cache.likeliest(beam.cache.root_id))
     assert len(heads) == num_branches(prob, 6) > num_branches(prob, 3) > 1
-    beam.reshape(beam_width=3, lead=0)
+    beam.reshape(beam_width=3)
     assert [path_of(beam, node) for node in beam.frontier()] == heads[: num_branches(prob, 3)]
 
 
@@ -457,12 +457,12 @@ def test_a_hint_moves_the_branch_point_with_the_next_commit() -> None:
     model = toy(5)
     writer, beam = opened("branch", model, beam_width=4, branch_below=0.0, num_speculative_tokens=2, lead=6)
     grow_all(writer, beam)
-    beam.reshape(beam_width=0, lead=0, branch_below=1.0)
+    beam.reshape(branch_below=1.0)
     beam.commit(likeliest(model, TEXT, 1))
     prob = math.exp(beam.cache.likeliest(beam.cache.root_id))
     assert len(beam.cache.children(beam.cache.root_id)) == num_branches(prob, 4) > 1
-    beam.reshape(beam_width=0, lead=0)
-    assert beam.spec.branch_below == 1.0
+    beam.reshape()
+    assert beam.spec.shape.branch_below == 1.0
 
 
 # ---- fan-out --------------------------------------------------------------------------------------------------------

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from card.errors import SettingsError
-from card.tree.verify import ROOT
-from card.writers.guesses import Guesses, GuessTree, NgramPool, RankRates, guess_rates, merged
+from card.tree.nodes import ROOT, MergedNodes
+from card.writers.guesses import Guesses, NgramPool, RankRates, guess_rates, merged
 from tests.local_observing import scores_of
 
 tokens = st.integers(0, 3)
@@ -95,14 +95,15 @@ def test_what_continuations_begin_with_in_common_is_one_guess() -> None:
 
 
 def test_equal_tokens_below_one_parent_are_one_node_with_the_best_score_given() -> None:
-    tree = GuessTree()
+    tree = MergedNodes()
     first = tree.add(ROOT, 5, -3.0)
     below = tree.add(first, 5, -4.0)
     assert tree.add(ROOT, 5, -1.0) == first
     assert tree.add(first, 5, -9.0) == below
-    assert scores_of(tree.proposal(1)) == {(5,): -1.0, (5, 5): -4.0}
-    assert tree.proposal(1).num_probes == 1
-    assert [tree.num_missing(ROOT, path) for path in ([], [5], [5, 5, 6], [6, 5])] == [0, 0, 1, 2]
+    assert scores_of(tree.nodes(1)) == {(5,): -1.0, (5, 5): -4.0}
+    assert tree.nodes(1).num_probes == 1
+    assert [tree.child(ROOT, 5), tree.child(first, 5), tree.child(ROOT, 6)] == [first, below, None]
+    assert tree.nodes().depths == (1, 2)
 
 
 def all_paths(guesses: Guesses) -> list[tuple[int, ...]]:
@@ -121,24 +122,24 @@ def test_of_all_guesses_the_likeliest_paths_go_into_the_tree(
     guesses, rates = merged(rows), guess_rates(5)
     for token_ids in seen:
         rates.learn(guesses, token_ids)
-    full, part = GuessTree(), GuessTree()
+    full, part = MergedNodes(), MergedNodes()
     rates.add(full, ROOT, guesses, -0.5, 1000)
     rates.add(part, ROOT, guesses, -0.5, max_nodes)
-    scores = scores_of(full.proposal())
+    scores = scores_of(full.nodes())
     assert set(scores) == set(all_paths(guesses))
     assert all(score < (scores[path[:-1]] if len(path) > 1 else -0.5) for path, score in scores.items())
     expected = sorted(scores.values(), reverse=True)[:max_nodes]
-    assert sorted(scores_of(part.proposal()).values(), reverse=True) == expected
+    assert sorted(scores_of(part.nodes()).values(), reverse=True) == expected
 
 
 def test_a_guess_that_was_right_gets_likelier_and_a_wrong_one_less_likely() -> None:
     guesses = merged([(1, 2, 3), (4, 5, 6)])
 
     def scores(*token_ids: int) -> dict[tuple[int, ...], float]:
-        rates, tree = guess_rates(3), GuessTree()
+        rates, tree = guess_rates(3), MergedNodes()
         rates.learn(guesses, token_ids)
         rates.add(tree, ROOT, guesses, 0.0, 100)
-        return scores_of(tree.proposal())
+        return scores_of(tree.nodes())
 
     before, right, stopped, other, wrong = scores(), scores(1, 2, 3), scores(1, 9), scores(4), scores(9)
     assert right[1,] > before[1,] > wrong[1,]

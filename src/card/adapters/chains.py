@@ -7,13 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from card.policy import acceptance
-from card.tree.nodes import Candidates
-from card.tree.verify import ROOT
+from card.tree.nodes import ROOT, Nodes
 
-_KEPT = 0.98  # of the sums of all steps before, per step
-_MAX_OUTLIER = 4.0  # a step that takes so many times the mean was disturbed
-_MIN_STEPS = 6.0  # before which the prior stands alone
-_PRIOR_SLOPE = 0.05  # share of a step's time that a doubling of its rows is taken for at first
+_DISCOUNT = 0.98  # of all earlier steps, per step
+_OUTLIER_FACTOR = 4.0  # a step that takes so many times the mean was disturbed, and is left out
+_MIN_STEPS = 6.0  # measured steps before the prior is corrected
+_PRIOR_SLOPE = 0.05  # share of a step's time by which doubling its rows lengthens it, as long as nothing is measured
 _PRIOR_WEIGHT = 4.0  # steps that the prior slope counts for
 _MIN_COST, _MAX_COST = 0.01, 0.9
 _FIRST_COST = 0.05  # of a row before any step was timed, in tokens
@@ -26,9 +25,9 @@ class Chances:
     """
 
     def __init__(self) -> None:
-        self._of: dict[str, acceptance.Chances] = {}
+        self._of: dict[int, acceptance.Chances] = {}
 
-    def of(self, offer: Candidates) -> list[float]:
+    def of(self, offer: Nodes) -> list[float]:
         """Return the chance of each candidate, in [0, 1], and never above its parent's."""
         chances: list[float] = []
         rows = zip(offer.writers, offer.parents, offer.depths, offer.path_logprobs, strict=True)
@@ -38,7 +37,7 @@ class Chances:
             chances.append(chance if parent == ROOT else min(chance, chances[parent]))
         return chances
 
-    def observe(self, chain: Candidates, num_accepted: int) -> None:
+    def observe(self, chain: Nodes, num_accepted: int) -> None:
         """Take what became of a chain, of which the first ``num_accepted`` were right."""
         rows = enumerate(zip(chain.writers, chain.depths, chain.path_logprobs, strict=True))
         for idx, (writers, depth, path_logprob) in rows:
@@ -48,7 +47,7 @@ class Chances:
             known.observe(depth, path_logprob, idx < num_accepted)
 
 
-def best_chain(offer: Candidates, chances: Sequence[float], row_cost: float, most: int) -> list[int]:
+def best_chain(offer: Nodes, chances: Sequence[float], row_cost: float, most: int) -> list[int]:
     """Return the indices of the chain that is worth most, from the root down; empty if none is worth its rows.
 
     A candidate is worth its chance of acceptance minus what its row costs.
@@ -91,12 +90,12 @@ class _Sums:
     tokens: float = 0.0
 
     def add(self, rows: float, seconds: float, tokens: float) -> None:
-        self.num = self.num * _KEPT + 1.0
-        self.x = self.x * _KEPT + rows
-        self.y = self.y * _KEPT + seconds
-        self.xx = self.xx * _KEPT + rows * rows
-        self.xy = self.xy * _KEPT + rows * seconds
-        self.tokens = self.tokens * _KEPT + tokens
+        self.num = self.num * _DISCOUNT + 1.0
+        self.x = self.x * _DISCOUNT + rows
+        self.y = self.y * _DISCOUNT + seconds
+        self.xx = self.xx * _DISCOUNT + rows * rows
+        self.xy = self.xy * _DISCOUNT + rows * seconds
+        self.tokens = self.tokens * _DISCOUNT + tokens
 
 
 class RowCosts:
@@ -122,7 +121,7 @@ class RowCosts:
             seconds: from the handing over of the candidates to the tokens.
         """
         sums = self._sums.setdefault(num_requests.bit_length(), _Sums())
-        if sums.num >= _MIN_STEPS and seconds > _MAX_OUTLIER * sums.y / sums.num:
+        if sums.num >= _MIN_STEPS and seconds > _OUTLIER_FACTOR * sums.y / sums.num:
             return
         sums.add(num_rows, seconds, num_tokens)
 

@@ -16,8 +16,8 @@ from card.adapters.tracking import Followed, RowTracker, Tokens
 from card.config import DraftSettings
 from card.errors import ProtocolError
 from card.tree.messages import Layer, Ready, Resync, TargetMessage
-from card.tree.nodes import Candidates
-from card.workers.offers import select
+from card.tree.nodes import NO_NODES
+from card.workers.offers import DRAFTER, writer_label
 from card.writers.local.protocol import LocalWriter
 
 _LEAST_OTHERS_S = 0.0003  # however late it is: some rows of a large batch have their turn in each step
@@ -137,6 +137,10 @@ class ChainProposer:
         if self._line is not None:
             self._line.close()
 
+    def _labels(self, writers: Sequence[int]) -> list[str]:
+        names = (DRAFTER, *self._writers)
+        return [writer_label(bits, names) for bits in writers]
+
     def _open(self, request: Request) -> list[TargetMessage]:
         if self._drafting is None:
             return []
@@ -147,7 +151,7 @@ class ChainProposer:
 
     def _close_drafter(self, request: Request) -> list[TargetMessage]:
         """End the drafter's part of a request without a row, which may never come back."""
-        request.chain = Candidates.none()
+        request.chain = NO_NODES
         if request.drafter_id is not None:
             del self._by_drafter_id[request.drafter_id]
         return request.close_drafter()
@@ -181,7 +185,7 @@ class ChainProposer:
         if request.chain:
             known, num_right = request.judge(new_ids)
             self._chances.observe(known, num_right)
-            self.figures.accepted_by_writer.update(known.writers[:num_right])
+            self.figures.accepted_by_writer.update(self._labels(known.writers[:num_right]))
         old_id = request.drafter_id
         messages = request.commit(new_ids, self._drafting)
         if request.drafter_id != old_id:  # it has outgrown its room and was opened anew
@@ -211,12 +215,12 @@ class ChainProposer:
     def _chain(self, request: Request, row_cost: float, has_time: bool) -> list[int]:
         """Return the best chain of a request, which remembers it."""
         most = min(self._most, self._max_model_len - len(request) - 1)
-        offer = request.offer(most, has_time=has_time) if most > 0 else Candidates.none()
-        chain = select(offer, best_chain(offer, self._chances.of(offer), row_cost, most))
+        offer = request.offer(most, has_time=has_time) if most > 0 else NO_NODES
+        chain = offer.take(best_chain(offer, self._chances.of(offer), row_cost, most))
         request.chain = chain
         if not chain:
             self.figures.empty_rows += 1
-        self.figures.proposed_by_writer.update(chain.writers)
+        self.figures.proposed_by_writer.update(self._labels(chain.writers))
         return list(chain.tokens)
 
     def _count(self, begun: Sequence[Request], resumed: Sequence[Request], seconds: float) -> None:

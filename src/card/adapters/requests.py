@@ -4,28 +4,28 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from itertools import count
+
+from msgspec.structs import replace
 
 from card.adapters.tracking import FollowedText, Tokens
 from card.config import DraftSettings, SamplingParams
 from card.tree.messages import Close, Layer, Open, Resync, TargetMessage
-from card.tree.nodes import Candidates
-from card.tree.verify import ROOT
+from card.tree.nodes import NO_NODES, ROOT, Nodes
 from card.workers.metrics import RequestStats
-from card.workers.offers import DRAFTER, Offers, leading
+from card.workers.offers import DRAFTER_BIT, Offers
 from card.workers.replica import Replica
 from card.writers.local.protocol import LocalWriter, Observation
 
-# To ask the writers without a model takes most of a step's time where a batch is large. So they are asked where the
-# drafter has little, where they brought something lately, and now and then.
-_SURE = math.log(0.3)  # a path to the longest chain's end that is likelier is taken as it is
-_LITTLE = 2  # tokens
-_LEAST_GAIN = 0.1  # tokens a step that nobody but they had right, below which they are seldom asked
-_GAIN_KEPT = 0.9  # of that figure, per step
-_ASKED_EVERY = 8  # steps
-_FIRST_ROOM = 512  # tokens that a text gets to grow before the drafter is asked for more memory
+# In a large batch most of a step's time goes to asking the writers without a model. So they are asked only where the
+# drafter offers little or is unsure, or where they have been useful lately, and else once in a while.
+_SURE_PATH_LOGPROB = math.log(0.3)  # a full chain whose end is likelier needs no other writer
+_FEW_CANDIDATES = 2
+_USEFUL_GAIN = 0.1  # accepted tokens a step that no draft model proposed; below it the writers are seldom asked
+_GAIN_DISCOUNT = 0.9  # per step
+_STEPS_BETWEEN_TRIALS = 8
+_FIRST_ROOM = 512  # tokens that a text may grow by before the drafter is asked for more memory
 # Likeliest tokens by the draft model's own probabilities: the engine says nothing of temperatures and seeds.
 _PARAMS = SamplingParams(temperature=0.0, seed=0)
 
@@ -55,7 +55,7 @@ class Request(FollowedText):
     The drafter holds a part of it while it is in a row of the engine; the writers keep theirs until it is forgotten.
     """
 
-    chain: Candidates
+    chain: Nodes
     """What was handed over for the next step."""
     drafter_id: int | None
     """Its name for the drafter; None while that is not to draft for it."""
@@ -64,7 +64,7 @@ class Request(FollowedText):
         """Begin with a text of 1 token or more, of which any may be none of the target's."""
         super().__init__(token_ids)
         self.has_foreign_tokens = bool(token_ids.min() < 0 or token_ids.max() >= vocab_size)
-        self.chain = Candidates.none()
+        self.chain = NO_NODES
         self.drafter_id = None
         self._replica: Replica | None = None
         self._room = 0
@@ -117,11 +117,11 @@ class Request(FollowedText):
         """Take a message of the drafter and return the replies. Raises: ProtocolError if it is malformed."""
         return [] if self._replica is None else self._replica.receive(message)
 
-    def judge(self, new_ids: Sequence[int]) -> tuple[Candidates, int]:
+    def judge(self, new_ids: Sequence[int]) -> tuple[Nodes, int]:
         """Return what `judged` says of the chain, and remember whose it was."""
         known, num_right = judged(self.chain, new_ids)
-        gain = sum(not writers.startswith(DRAFTER) for writers in known.writers[:num_right])
-        self._others_gain = _GAIN_KEPT * self._others_gain + (1.0 - _GAIN_KEPT) * gain
+        gain = sum(not writers & DRAFTER_BIT for writers in known.writers[:num_right])
+        self._others_gain = _GAIN_DISCOUNT * self._others_gain + (1.0 - _GAIN_DISCOUNT) * gain
         return known, num_right
 
     def commit(self, new_ids: Sequence[int], drafting: Drafting | None) -> list[TargetMessage]:
@@ -146,25 +146,25 @@ class Request(FollowedText):
         self._replica.advance(new_ids)
         return [self._replica.correction()]
 
-    def offer(self, budget: int, *, has_time: bool = True) -> Candidates:
-        """Return everybody's candidates as one tree of up to ``budget`` layers, each with the names of its writers.
+    def offer(self, budget: int, *, has_time: bool = True) -> Nodes:
+        """Return everybody's candidates as one tree of up to ``budget`` layers, each marked with its writers.
 
         Args:
             has_time: False leaves out the writers without a model.
         """
-        drafted = Candidates.none() if self._replica is None else self._replica.tree.query(budget, "chain", budget)
+        drafted = NO_NODES if self._replica is None else self._replica.tree.query(budget, "chain", budget)
         offer = (
             self._offers.merge(drafted, budget, budget) if has_time and self._asks_others(drafted, budget) else drafted
         )
-        return offer if offer.writers else replace(offer, writers=(DRAFTER,) * len(offer))
+        return offer if offer.writers else replace(offer, writers=(DRAFTER_BIT,) * len(offer))
 
-    def _asks_others(self, drafted: Candidates, budget: int) -> bool:
-        if len(drafted) < _LITTLE or self._others_gain > _LEAST_GAIN:
-            return len(drafted) < budget or drafted.path_logprobs[-1] < _SURE
-        return self._stats.target_passes % _ASKED_EVERY == 0
+    def _asks_others(self, drafted: Nodes, budget: int) -> bool:
+        if len(drafted) < _FEW_CANDIDATES or self._others_gain > _USEFUL_GAIN:
+            return len(drafted) < budget or drafted.path_logprobs[-1] < _SURE_PATH_LOGPROB
+        return self._stats.target_passes % _STEPS_BETWEEN_TRIALS == 0
 
 
-def judged(chain: Candidates, new_ids: Sequence[int]) -> tuple[Candidates, int]:
+def judged(chain: Nodes, new_ids: Sequence[int]) -> tuple[Nodes, int]:
     """Return the candidates of which the committed tokens tell whether they were right, and how many of them were.
 
     An engine may verify less than it was given: of the rest nothing is known, unless the text itself tells.
@@ -172,4 +172,4 @@ def judged(chain: Candidates, new_ids: Sequence[int]) -> tuple[Candidates, int]:
     pairs = enumerate(zip(chain.tokens, new_ids, strict=False))
     num_right = next((i for i, (token, new_id) in pairs if token != new_id), min(len(chain), len(new_ids)))
     num_known = num_right if num_right == len(new_ids) else len(chain)
-    return leading(chain, num_known), num_right
+    return chain.leading(num_known), num_right

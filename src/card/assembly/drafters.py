@@ -12,7 +12,6 @@ from transformers import PreTrainedTokenizerBase
 
 from card.assembly.plan import Plan
 from card.config import Placement, SamplingParams
-from card.engine.latency import measure_pass_cost
 from card.models.cuda.bucketed import make_runner
 from card.models.cuda.graphs import Lane
 from card.models.draft_vocab import always_drafted, restrict_head
@@ -22,6 +21,7 @@ from card.models.loading import context_limit, end_token_ids, load_decoder, load
 from card.models.torch_runner import TorchRunner
 from card.policy.cores import CoreSet, pinned
 from card.policy.cost import PassCost
+from card.policy.latency import measure_pass_cost
 from card.transport.child import DrafterChild
 from card.transport.drafter_config import DrafterConfig, DraftModel
 from card.transport.inline import InlineLink
@@ -30,7 +30,7 @@ from card.transport.process import ProcessLink
 from card.transport.remote import RemoteLink
 from card.transport.switch import SwitchLink
 from card.transport.thread import ThreadLink
-from card.tree.messages import Ready
+from card.tree.messages import PassSeconds, Ready
 from card.workers.drafter import MAX_REQUESTS, DrafterWorker
 from card.workers.replica import draft_spec
 from card.writers.beam import BeamWriter
@@ -74,10 +74,10 @@ class Drafter:
 
     def reported(self) -> PassCost | None:
         """Return what a drafter elsewhere says its passes cost; None if it is not up yet, or says nothing."""
-        ready = self.link.ready
-        if ready is None or len(ready.pass_s) < 2:
+        passes = self.link.ready.passes if self.link.ready is not None else None
+        if passes is None or len(passes.points) < 2:
             return None
-        return PassCost(ready.pass_s, ready.per_sequence_s, ready.per_context_row_s)
+        return PassCost(passes.points, passes.per_sequence_s, passes.per_context_row_s)
 
 
 def make_drafter(plan: Plan, source: DraftSource) -> Drafter:
@@ -144,16 +144,14 @@ def load_drafter(draft: DraftModel) -> tuple[BeamWriter, Ready]:
     cost = None
     if draft.measures:
         cost = measure_pass_cost(runner, clock=time.perf_counter, time_limit_s=_MEASURING_S)
-    fingerprint = ""
+    fingerprint: str | None = None
     if draft.has_unknown_target:
         fingerprint = tokenizer_fingerprint(load_tokenizer(draft.name, cache_dir=draft.cache_dir))
     ready = Ready(
         vocab_size=runner.vocab_size,
         max_model_len=runner.max_model_len,
         num_parameters=parameter_count(whole),
-        pass_s=cost.points if cost else (),
-        per_sequence_s=cost.per_sequence_s if cost else 0.0,
-        per_context_row_s=cost.per_context_row_s if cost else 0.0,
+        passes=PassSeconds(cost.points, cost.per_sequence_s, cost.per_context_row_s) if cost else None,
         tokenizer=fingerprint,
     )
 

@@ -127,7 +127,7 @@ class _Draft:
         """Take one line that belongs to this run. Raises: BenchError."""
         self.last_line = line
         if kind == "sample":
-            self._take_sample(_convert(record, Sample, self.path, line), line)
+            self._take_sample(_convert(_with_reasons_apart(record), Sample, self.path, line), line)
         elif kind == "chosen":
             chosen = _convert(record, Chosen, self.path, line)
             self.chosen[chosen.pair, chosen.row, chosen.workload] = chosen
@@ -265,6 +265,17 @@ def _check_check(draft: _Draft, group: tuple[str, str, str], found: Compared) ->
     else:
         return
     raise draft.fault(draft.last_line, f"{what}: {reason}")
+
+
+def _with_reasons_apart(sample: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a sample whose statistics say states and reasons apart; older files hold both in one text."""
+    stats = sample.get("stats")
+    if not isinstance(stats, dict) or "schedule" in stats:
+        return sample
+    drafter, _, drafter_reason = str(stats.get("drafter_state", "none")).partition(": ")
+    schedule, _, schedule_reason = str(stats.get("speculation", "off")).partition(": ")
+    apart = {"drafter": drafter, "drafter_reason": drafter_reason}
+    return {**sample, "stats": {**stats, **apart, "schedule": schedule, "schedule_reason": schedule_reason}}
 
 
 def _convert(record: Mapping[str, Any], kind: type[T], path: Path, line: int) -> T:

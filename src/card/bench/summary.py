@@ -222,7 +222,7 @@ def _with_times(costs: Costs, stats: Sequence[RequestStats]) -> Costs:
     per_pass_ms = 1e3 / costs.target_passes
     busy_s, waited_s = sum(s.target_busy_s for s in stats), sum(s.waited_s for s in stats)
     decode_s = sum(s.decode_s for s in stats)
-    schedules = Counter(s.speculation.partition(":")[0] for s in stats)
+    schedules = Counter(s.schedule for s in stats)
     overhead_ms = None  # a drafter that takes turns drafts between the passes, which is no overhead
     if not schedules["turns"]:
         overhead_ms = per_pass_ms * (decode_s - busy_s - waited_s)

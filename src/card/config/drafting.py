@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Literal, get_args
 
 from card.config.fields import Replaceable, check, require, setting, take_lists
@@ -33,6 +33,11 @@ class TreeShape:
         6, "Tokens drafted per turn where drafter and target take turns.", least=1
     )
     coupled_noise: bool = setting(True, "Rank candidates with the target's sampling noise.")
+
+    @classmethod
+    def of(cls, draft: DraftSettings) -> TreeShape:
+        """Return the shape alone, without what only the target needs to know."""
+        return cls(**{one.name: getattr(draft, one.name) for one in fields(cls)})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -45,11 +45,6 @@ class Bounds:
             return f"{low} and {high}"
         return f"{self.least} or more" if self.least is not None else low or high
 
-    def as_pydantic(self) -> dict[str, float]:
-        """Return the arguments of pydantic's `Field`."""
-        named = {"ge": self.least, "gt": self.above, "le": self.most, "lt": self.below}
-        return {name: bound for name, bound in named.items() if bound is not None and math.isfinite(bound)}
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Rule:
@@ -181,6 +176,7 @@ def check(
     values: Any,
     *,
     of: str = "",
+    by: type | None = None,
     bounds: Mapping[str, Bounds] | None = None,
     error: type[CardError] = SettingsError,
 ) -> None:
@@ -188,11 +184,12 @@ def check(
 
     Args:
         of: what it belongs to, for the message.
+        by: the class that declares its fields; None: its own.
         bounds: further ones by name.
     Raises: ``error`` with the name, what is allowed and the value.
     """
-    for name, one in declared(values.__class__).items():
-        value = getattr(values, name)
+    for name in declared(values.__class__):
+        one, value = declared(by or values.__class__)[name], getattr(values, name)
         if allowed := one.fault(value, (bounds or {}).get(name)):
             require(False, name + of, allowed, value, error)
 

@@ -19,10 +19,9 @@ from card.policy.rounds import Draft, FixedPolicy, Outcome, Policy, RoundView, S
 from card.transport.link import DrafterLink, LinkStatus
 from card.transport.switch import SwitchLink
 from card.tree.messages import DrafterMessage, Layer, Ready, TargetMessage
-from card.tree.nodes import Candidates
+from card.tree.nodes import Nodes
 from card.workers.details import TokenDetails
 from card.workers.metrics import EngineStats, RequestStats
-from card.workers.offers import leading
 from card.workers.request import FinishReason, Request, StepResult, Work
 from card.workers.target import TargetWorker
 from card.workers.trace import MIXED, PREFILL, VERIFY, Trace
@@ -98,7 +97,7 @@ class Engine:
         self._waiting: deque[_Entry] = deque()
         self._running: dict[int, _Entry] = {}
         self._is_behind = False  # the drafter was not told of what the last passes committed
-        self._beam = (0, 0)
+        self._beam_width: int | None = None
         self._num_failed_rounds = 0
         self._death: str | None = None
         self._totals = EngineStats()
@@ -179,7 +178,8 @@ class Engine:
         totals.tree_nodes = sum(map(self._worker.num_candidates, self._running))
         if self._link:
             status = self._drafter_status(self._link)
-            totals.drafter_state, totals.drafter_restarts = str(status), status.num_restarts
+            totals.drafter, totals.drafter_reason = status.state, status.reason
+            totals.drafter_restarts = status.num_restarts
         return totals.copy()
 
     def forget_prefixes(self) -> None:
@@ -311,7 +311,7 @@ class Engine:
             if not view.takes_turns and self._is_waited_for(entry):
                 entry.unheard_at = stats.drafter_passes
 
-    def _offers(self, view: RoundView) -> list[Candidates]:
+    def _offers(self, view: RoundView) -> list[Nodes]:
         """Return what each decoding request verifies."""
         if view.undrafted and not any(depth for depth, _ in view.best_paths):
             offers = list(view.undrafted)  # the drafter has nothing to add
@@ -320,9 +320,9 @@ class Engine:
         if not any(offers):
             return offers
         chosen = self._policy.choose(view, offers)
-        return [leading(o, self._worker.rows_left(r.request_id)) for r, o in zip(view.requests, chosen, strict=True)]
+        return [o.leading(self._worker.rows_left(r.request_id)) for r, o in zip(view.requests, chosen, strict=True)]
 
-    def _query(self, request: Request, *, asks_drafter: bool) -> Candidates:
+    def _query(self, request: Request, *, asks_drafter: bool) -> Nodes:
         draft = request.draft
         return self._worker.query(request.request_id, draft.budget, draft.verify, asks_drafter=asks_drafter)
 
@@ -397,10 +397,10 @@ class Engine:
         if self._link:
             status = self._drafter_status(self._link)
             stats.drafter_restarts = status.num_restarts - entry.restarts_before
-            stats.drafter_state = str(status)
-            stats.speculation = f"{self._policy.schedule}: {self._policy.reason}"
+            stats.drafter, stats.drafter_reason = status.state, status.reason
+            stats.schedule, stats.schedule_reason = self._policy.schedule, self._policy.reason
         if not entry.request.params.speculates:
-            stats.speculation = "off: the request wants none"
+            stats.schedule, stats.schedule_reason = "off", "the request wants none"
         return stats
 
     def _drafter_status(self, link: DrafterLink) -> LinkStatus:
@@ -446,10 +446,10 @@ class Engine:
             self._link.use(self._policy.schedule)
         if self._policy.schedule == "beside":
             self._let_catch_up()
-        beam = self._policy.beam()
-        if beam != self._beam:
-            self._beam = beam
-            self._worker.tune(*beam)
+        beam_width = self._policy.beam_width()
+        if beam_width != self._beam_width:
+            self._beam_width = beam_width
+            self._worker.tune(beam_width)
 
     def _let_catch_up(self) -> None:
         """Tell the drafter what it missed while nobody wanted to hear it."""

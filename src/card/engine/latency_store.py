@@ -10,12 +10,12 @@ import os
 import platform
 import tempfile
 import time
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import msgspec
 import torch
 
-from card import __version__
 from card.config import EngineSettings
 from card.models.demo import DEMO_NAMES, demo_folder
 from card.models.places import is_gguf
@@ -125,9 +125,16 @@ class LatencyKey(msgspec.Struct, frozen=True, kw_only=True):
             "cores": str(len(core_set.cores)),
             "more": more,
             "machine": _machine(),
-            "versions": f"card {__version__}, torch {torch.__version__}",
+            "versions": f"card {_own_version()}, torch {torch.__version__}",
         }
         return cls(about=about)
+
+
+def _own_version() -> str:
+    try:
+        return version("card-decoding")
+    except PackageNotFoundError:  # a source tree that was never installed
+        return "source"
 
 
 def drafter_key(what: str, settings: EngineSettings, core_set: CoreSet) -> LatencyKey:

@@ -25,7 +25,7 @@ from card.adapters.tracking import Followed
 from card.errors import ModelError, SettingsError
 from card.models.loading import load_tokenizer
 from card.models.text import check_tokenizers_fit
-from card.tree.nodes import Candidates
+from card.tree.nodes import NO_NODES
 
 logger = logging.getLogger(__name__)
 SUPPORTED = "0.18"  # the engine's interface is experimental: every minor version may change it
@@ -83,6 +83,8 @@ class SpeculativeEngine:
                 "or WebGPU"
             )
         folder = Path(model_path)
+        if not (folder / "genai_config.json").is_file():
+            raise SettingsError(f"{folder} holds no genai_config.json; give the folder that the engine's model is from")
         model = json.loads((folder / "genai_config.json").read_text("utf-8"))["model"]
         vocab_size = model["vocab_size"]
         tokenizer = _tokenizer(folder)
@@ -201,9 +203,10 @@ def _hand_over(turn: _Turn, chain: list[int]) -> None:
         return
     try:
         request.set_draft_tokens(np.array(chain, np.int32))
-        turn.num_refusals = 0
+        if chain:  # to take back is never refused
+            turn.num_refusals = 0
     except RuntimeError:  # its way to sample allows none, its session has no room, or it was preempted
-        turn.text.chain = Candidates.none()
+        turn.text.chain = NO_NODES
         turn.num_refusals += 1
 
 

@@ -65,7 +65,8 @@ class BusyDrafter:
         self._vocab_size = source.vocab_size
         self._text = tuple(text)
         self._num_opened = 0
-        self._link = make_drafter(plan, source).link
+        self._drafter = make_drafter(plan, source)
+        self._link = self._drafter.link
         self._link.start()
         self._replica: Replica | None = None
         self._drafted = Drafted(0.0)
@@ -73,8 +74,7 @@ class BusyDrafter:
     @property
     def cost(self) -> PassCost | None:
         """What the drafter found its passes to cost when it came up."""
-        ready = self._link.ready
-        return PassCost(ready.pass_s, ready.per_sequence_s, ready.per_context_row_s) if ready else None
+        return self._drafter.reported()
 
     def begin(self, width: int) -> None:
         """Let it draft with a beam so wide; return when it does. Raises: WorkerError if nothing is heard of it."""
@@ -131,7 +131,7 @@ class BusyDrafter:
         if not layers:
             return
         self._drafted.message_s += [(time.perf_counter() - started) / len(layers)] * len(layers)
-        self._drafted.began += [m.pass_began_at for m in layers if m.seq > _FULL_FROM]
+        self._drafted.began += [m.pass_span_s[0] for m in layers if m.pass_span_s and m.seq > _FULL_FROM]
 
 
 def times_slower(busy_s: Sequence[float], alone_s: Sequence[float]) -> float:

@@ -11,7 +11,7 @@ import numpy as np
 from torch import Tensor
 
 from card.api.llm import LLM
-from card.config import SamplingParams
+from card.config import SamplingParams, SamplingRule
 from card.errors import PlanError
 from card.models.cuda.bucketed import make_runner
 from card.models.fingerprint import tokenizer_fingerprint
@@ -20,7 +20,7 @@ from card.models.protocol import Extension, LanguageModel
 from card.models.torch_runner import TorchRunner
 from card.planner.files import made_now
 from card.planner.recording import RecordedText, Recording, Rows, pack_text
-from card.tree.sampling import CandidateScorer, SamplingRule
+from card.tree.sampling import CandidateScorer
 
 NUM_CANDIDATES = 32
 NUM_TARGET_IDS = 8  # as many as token recycling keeps

@@ -132,8 +132,7 @@ def summary_of(
     passes = sum(s.target_passes for s in stats)
     schedules: dict[str, int] = {}
     for one in stats:
-        schedule = one.speculation.partition(":")[0]
-        schedules[schedule] = schedules.get(schedule, 0) + 1
+        schedules[one.schedule] = schedules.get(one.schedule, 0) + 1
     return VirtualRun(
         method=plan.method.name,
         where="switch" if len(plan.placements) > 1 else next(iter(plan.placements.values()), "none"),

@@ -6,9 +6,8 @@ import math
 from collections.abc import Sequence
 
 from card.policy.cost import DISCOUNT
-from card.tree.nodes import Candidates
-from card.tree.verify import ROOT
-from card.workers.offers import AND_OTHERS, DRAFTER
+from card.tree.nodes import ROOT, Nodes
+from card.workers.offers import DRAFTER_BIT
 from card.workers.request import Request, Verified
 
 # Chance that the draft model's next token is the target's, until it has been seen. Too high a value costs a few rounds
@@ -23,7 +22,7 @@ TEXT_KEPT = 0.7
 # Deepest candidates that predictions tell apart, in layers. Evidence: 8 and 12 are alike on the gate.
 DEEPEST = 12
 
-_ANY_OF_DRAFTER = ""  # the label of all that the draft model proposes, whoever else does
+_ANY_OF_DRAFTER = 0  # stands for all that the draft model proposes, whoever else does
 
 
 class Chances:
@@ -70,7 +69,7 @@ class Acceptance:
     """What is known of the text: the chance of each candidate, and how far the draft model and the others get."""
 
     def __init__(self) -> None:
-        self._chances: dict[tuple[bool, str], Chances] = {}
+        self._chances: dict[tuple[bool, int], Chances] = {}
         self._agreed, self._compared = FIRST_AGREEMENT * PRIOR_COUNT, PRIOR_COUNT
         self._others = [0.0] * DEEPEST  # [d] share of verifications whose accepted token at depth d + 1 was others'
         self._num_rows = 0.0  # candidates of others in a verification
@@ -92,7 +91,7 @@ class Acceptance:
         """Return the chance that a path of the draft model's is accepted to its end."""
         return self._of(request.params.temperature == 0.0).probability(depth, path_logprob)
 
-    def probabilities(self, request: Request, offer: Candidates) -> list[float]:
+    def probabilities(self, request: Request, offer: Nodes) -> list[float]:
         """Return the chance of each candidate to be accepted, in [0, 1].
 
         Of siblings one at most is accepted: together they are never likelier than their parent. Each writer is
@@ -100,8 +99,8 @@ class Acceptance:
         at most what the likelier ones leave.
         """
         is_greedy = request.params.temperature == 0.0
-        names = offer.writers or (_ANY_OF_DRAFTER,) * len(offer)
-        rows = zip(names, offer.depths, offer.path_logprobs, strict=True)
+        all_writers = offer.writers or (_ANY_OF_DRAFTER,) * len(offer)
+        rows = zip(all_writers, offer.depths, offer.path_logprobs, strict=True)
         probs = [self._of(is_greedy, writers).probability(depth, logprob) for writers, depth, logprob in rows]
         children: dict[int, list[int]] = {}
         for idx, parent in enumerate(offer.parents):
@@ -136,20 +135,20 @@ class Acceptance:
 
     def _observe_offer(self, one: Verified) -> None:
         offer, on_path = one.offer, set(one.accepted)
-        names = offer.writers or (_ANY_OF_DRAFTER,) * len(offer)
+        all_writers = offer.writers or (_ANY_OF_DRAFTER,) * len(offer)
         theirs: list[bool] = []  # of each candidate, whether others propose it and all above it
-        rows = zip(names, offer.parents, offer.depths, offer.path_logprobs, strict=True)
+        rows = zip(all_writers, offer.parents, offer.depths, offer.path_logprobs, strict=True)
         for idx, (writers, parent, depth, logprob) in enumerate(rows):
             self._of(one.is_greedy, writers).observe(depth, logprob, idx in on_path)
-            if writers == DRAFTER or writers.startswith(AND_OTHERS):
+            if writers & DRAFTER_BIT:
                 self._of(one.is_greedy).observe(depth, logprob, idx in on_path)
-            is_others = writers not in (DRAFTER, _ANY_OF_DRAFTER)
+            is_others = writers & ~DRAFTER_BIT != 0
             theirs.append(is_others and (parent == ROOT or theirs[parent]))
             if theirs[-1] and idx in on_path and depth <= DEEPEST:
                 self._others[depth - 1] += 1
         self._num_rows += sum(theirs)
 
-    def _of(self, is_greedy: bool, writers: str = _ANY_OF_DRAFTER) -> Chances:
+    def _of(self, is_greedy: bool, writers: int = _ANY_OF_DRAFTER) -> Chances:
         found = self._chances.get((is_greedy, writers))
         if found is None:
             found = self._chances[is_greedy, writers] = Chances()

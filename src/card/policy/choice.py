@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from card.tree.nodes import Candidates
+from card.tree.nodes import Nodes
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ def choose(
     return Choice(tuple(counts), best_expected_tokens, best_seconds)
 
 
-def best_by_depth(offer: Candidates, probs: Sequence[float]) -> list[float]:
+def best_by_depth(offer: Nodes, probs: Sequence[float]) -> list[float]:
     """Return the highest acceptance probability at each depth, from depth 1 on; parents come before children."""
     best: list[float] = []
     for depth, probability in zip(offer.depths, probs, strict=True):

@@ -14,8 +14,7 @@ from typing import Literal, Protocol
 
 from card.methods import Method
 from card.policy.cores import CoreSet
-from card.tree.nodes import Candidates
-from card.workers.offers import leading
+from card.tree.nodes import Nodes
 from card.workers.request import Request, StepResult
 
 Schedule = Literal["beside", "turns", "off"]  # the drafter runs beside the target / takes turns with it / rests
@@ -45,7 +44,7 @@ class RoundView:
     takes_turns: bool  # the drafter only drafts when it is told to
     is_up: bool = False  # the drafter can be spoken to
     best_paths: Sequence[tuple[int, float]] = ()  # R; (depth, path score) of the end of each best path
-    undrafted: Sequence[Candidates] = ()  # R or none; what other writers offer alone, in turns or if nothing is drafted
+    undrafted: Sequence[Nodes] = ()  # R or none; what other writers offer alone, in turns or if nothing is drafted
     num_short: int = 0  # requests that want to wait: less than min_depth candidates, and heard of since the last wait
     num_unread: int = 0  # requests whose text the drafter has yet to read: its next pass takes longer
     num_passes: int = 0  # passes that the drafter was told to make in this round
@@ -86,13 +85,13 @@ class Policy(Protocol):
     def begin(self, num_requests: int, available: frozenset[Schedule]) -> None:
         """Start a round of so many requests, prompts included: now the schedule may change to another available one."""
 
-    def beam(self) -> tuple[int, int]:
-        """Return the width and the lead for the drafter; zeros leave them as the settings say."""
+    def beam_width(self) -> int | None:
+        """Return the width of the drafter's layers; None leaves it as the settings say."""
 
     def prepare(self, view: RoundView) -> Draft | Wait | None:
         """Return what to do before the pass; None to verify what there is."""
 
-    def choose(self, view: RoundView, offers: Sequence[Candidates]) -> Sequence[Candidates]:
+    def choose(self, view: RoundView, offers: Sequence[Nodes]) -> Sequence[Nodes]:
         """Return what to verify of each offer: all its probes, and at most the budget of its request."""
 
     def observe(self, outcome: Outcome) -> None:
@@ -119,9 +118,9 @@ class FixedPolicy:
     def begin(self, num_requests: int, available: frozenset[Schedule]) -> None:
         """Nothing changes."""
 
-    def beam(self) -> tuple[int, int]:
-        """Leave them as the settings say."""
-        return 0, 0
+    def beam_width(self) -> int | None:
+        """Leave it as the settings say."""
+        return None
 
     def prepare(self, view: RoundView) -> Draft | Wait | None:
         """Draft or wait as the settings say."""
@@ -137,7 +136,7 @@ class FixedPolicy:
                 return Wait(longest - view.waited_s)
         return None
 
-    def choose(self, view: RoundView, offers: Sequence[Candidates]) -> Sequence[Candidates]:
+    def choose(self, view: RoundView, offers: Sequence[Nodes]) -> Sequence[Nodes]:
         """Return the candidates that are as likely as the settings want."""
         pairs = zip(view.requests, offers, strict=True)
         return [likely(offer, request.draft.min_verify_prob, request.draft.budget) for request, offer in pairs]
@@ -146,7 +145,7 @@ class FixedPolicy:
         """Nothing is learnt."""
 
 
-def likely(offer: Candidates, min_prob: float, budget: int) -> Candidates:
+def likely(offer: Nodes, min_prob: float, budget: int) -> Nodes:
     """Return the leading candidates whose path has at least this probability, ``budget`` of them at most.
 
     Scores behind the probes must not increase.
@@ -154,4 +153,4 @@ def likely(offer: Candidates, min_prob: float, budget: int) -> Candidates:
     floor = math.log(min_prob) if min_prob > 0 else -math.inf
     scores = offer.path_logprobs[offer.num_probes :]
     count = next((i for i, score in enumerate(scores) if score < floor), len(scores))
-    return leading(offer, min(offer.num_probes + count, budget))
+    return offer.leading(min(offer.num_probes + count, budget))

@@ -17,8 +17,7 @@ from card.policy.cost import REQUEST_S, Costs, ScheduleCost
 from card.policy.prediction import beam_width, tokens_per_s
 from card.policy.rounds import Draft, Outcome, RoundView, Schedule, Wait, likely
 from card.policy.schedule import Schedules, bucket
-from card.tree.nodes import Candidates
-from card.workers.offers import leading, select
+from card.tree.nodes import NO_NODES, Nodes
 from card.workers.request import Request
 
 
@@ -44,10 +43,10 @@ class TunedPolicy:
         self._costs = Costs(schedules)
         self._acceptance = Acceptance()
         self._schedules = Schedules(schedules, self.predicted)
-        self._known: dict[int, tuple[Candidates, list[float]]] = {}  # by id, what was calibrated in this round
+        self._known: dict[int, tuple[Nodes, list[float]]] = {}  # by id, what was calibrated in this round
         self._num_requests = 1
         self._has_new_text = False
-        self._beam = self._width(self.schedule, 1), 0
+        self._beam_width = self._width(self.schedule, 1)
         self._is_resting = False  # in turns: the last round had no use for the drafter
         self._depth_before_draft = -1
 
@@ -94,11 +93,11 @@ class TunedPolicy:
         self._schedules.begin(num_requests, available, has_new_text=self._has_new_text)
         self._has_new_text = False
         if has_new_bucket or self._schedules.rounds_here == 0:
-            self._beam = self._width(self.schedule, num_requests), 0
+            self._beam_width = self._width(self.schedule, num_requests)
 
-    def beam(self) -> tuple[int, int]:
-        """Return the beam's width for this batch; the lead stays as it is."""
-        return self._beam
+    def beam_width(self) -> int | None:
+        """Return the beam's width for this batch."""
+        return self._beam_width
 
     def prepare(self, view: RoundView) -> Draft | Wait | None:
         """Draft one more layer, or wait for the first ones, where that brings more than its time is worth."""
@@ -114,7 +113,7 @@ class TunedPolicy:
             return Wait(longest - view.waited_s) if view.num_short and longest > view.waited_s else None
         return self._prepare_wait(view)
 
-    def choose(self, view: RoundView, offers: Sequence[Candidates]) -> Sequence[Candidates]:
+    def choose(self, view: RoundView, offers: Sequence[Nodes]) -> Sequence[Nodes]:
         """Verify what promises more tokens than its seconds are worth at the present rate."""
         if "min_verify_prob" in self._pinned:
             floor, budget = self._draft.min_verify_prob, self._draft.budget
@@ -137,7 +136,7 @@ class TunedPolicy:
             return
         self._has_new_text = self._acceptance.begin(view.requests) or self._has_new_text
         self._acceptance.observe(result.verified)
-        self._costs.observe(self.schedule, self._beam[0], outcome)
+        self._costs.observe(self.schedule, self._beam_width, outcome)
         self._is_resting = view.takes_turns and not view.num_passes
         pass_of = self._costs.pass_of(self.schedule, view)
         prompts_s = pass_of(result.num_tokens) - pass_of(max(1, result.num_tokens - view.num_prompt_tokens))
@@ -152,7 +151,7 @@ class TunedPolicy:
             return None  # the last pass made nothing deeper
         self._depth_before_draft = depth
         num_requests, rate, agreement = len(view.requests), self._schedules.rate, self._acceptance.agreement
-        draft_s = self._costs.draft_s(self.schedule, num_requests, self._beam[0])
+        draft_s = self._costs.draft_s(self.schedule, num_requests, self._beam_width)
         seconds, num_tokens = self._costs.pass_of(self.schedule, view), num_requests + depth + view.num_prompt_tokens
         price = rate * (seconds(num_tokens + num_requests) - seconds(num_tokens)) / num_requests  # of one candidate
         gains = [0.0] * DEEPEST
@@ -175,7 +174,7 @@ class TunedPolicy:
     def _prepare_wait(self, view: RoundView) -> Wait | None:
         """Wait for the first layers where no request has any candidate; others never wait for one that missed."""
         num_requests, rate = len(view.requests), self._schedules.rate
-        layer_s = self._costs.draft_s(self.schedule, num_requests, self._beam[0])
+        layer_s = self._costs.draft_s(self.schedule, num_requests, self._beam_width)
         if view.num_prompt_tokens or layer_s <= 0 or not view.num_short:
             return None
         if view.waited_s == 0 and any(depth for depth, _ in view.best_paths):
@@ -206,10 +205,10 @@ class TunedPolicy:
     # ---- candidates -------------------------------------------------------------------------------------------------
 
     @staticmethod
-    def _undrafted(view: RoundView) -> Sequence[Candidates]:
-        return view.undrafted or [Candidates.none()] * len(view.requests)
+    def _undrafted(view: RoundView) -> Sequence[Nodes]:
+        return view.undrafted or [NO_NODES] * len(view.requests)
 
-    def _ranked(self, request: Request, offer: Candidates) -> tuple[Sequence[int], list[float]]:
+    def _ranked(self, request: Request, offer: Nodes) -> tuple[Sequence[int], list[float]]:
         """Return the offer's indices, the likeliest candidates first behind its probes, and the chances of these."""
         probs, num_probes = self._probabilities(request, offer), offer.num_probes
         if not offer.writers:
@@ -218,11 +217,11 @@ class TunedPolicy:
         return [*range(num_probes), *order], [probs[idx] for idx in order]
 
     @staticmethod
-    def _taken(offer: Candidates, indices: Sequence[int]) -> Candidates:
+    def _taken(offer: Nodes, indices: Sequence[int]) -> Nodes:
         """Return these candidates in this order, probes first."""
-        return select(offer, indices, num_probes=offer.num_probes) if offer.writers else leading(offer, len(indices))
+        return offer.take(indices, num_probes=offer.num_probes) if offer.writers else offer.leading(len(indices))
 
-    def _probabilities(self, request: Request, offer: Candidates) -> list[float]:
+    def _probabilities(self, request: Request, offer: Nodes) -> list[float]:
         """Return the chance of each candidate; the same offer is often looked at two or three times in a round."""
         known = self._known.get(id(offer))
         if known is None:

@@ -25,8 +25,8 @@ from card.server.answers import (
 )
 from card.server.errors import ApiError, as_api_error, bad_request
 from card.server.limits import read_body
-from card.server.metrics import CONTENT_TYPE, Scrape
 from card.server.schemas import DetokenizeRequest, TokenizeRequest
+from card.server.scrape import CONTENT_TYPE, Scrape
 from card.server.service import Service
 
 _LONG_CHARS = 16_384  # of a text, or token ids: more of them hold up none that has less

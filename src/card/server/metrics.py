@@ -1,6 +1,6 @@
-"""Figures of the server for Prometheus: names of our own, and vLLM's for the dashboards that know those.
+"""What the server counts: of each text as it is written, and summed over all of them.
 
-A request's counters live in its `RequestStats`, which the engine keeps anyway; a scrape adds up those of running
+A request's counters live in its `RequestStats`, which the engine keeps anyway; the sums add up those of running
 requests and what finished ones left behind. Nothing is counted per token.
 """
 
@@ -8,25 +8,19 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from copy import deepcopy
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from prometheus_client import CollectorRegistry, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client import CollectorRegistry, Histogram
+from prometheus_client.core import Metric
 
 from card.api.outputs import StreamChunk
-from card.errors import WorkerError
 from card.workers.metrics import RequestStats
-
-if TYPE_CHECKING:
-    from card.server.service import Service
-
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 _TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 50000)
-_HISTOGRAMS = {  # name, without prefix -> what it is, its buckets
+HISTOGRAMS = {  # name, without prefix -> what it is, its buckets
     "time_to_first_token_seconds": ("From a request's arrival to its first token.", _SECONDS),
     "inter_token_latency_seconds": ("Between two pieces of a text, each of one token or more.", _SECONDS),
     "request_time_per_output_token_seconds": ("Decoding time over tokens, of a finished request.", _SECONDS),
@@ -37,21 +31,7 @@ _HISTOGRAMS = {  # name, without prefix -> what it is, its buckets
     "request_prompt_tokens": ("Tokens of a prompt.", _TOKENS),
     "request_generation_tokens": ("Tokens of an answer.", _TOKENS),
 }
-_VLLM_NAMES = {  # ours, without prefix -> vLLM's; histograms have the same name in both
-    "requests_running": ("num_requests_running",),
-    "requests_waiting": ("num_requests_waiting",),
-    "kv_cache_usage": ("kv_cache_usage_perc",),
-    "prompt_tokens": ("prompt_tokens", "prefix_cache_queries"),  # both are counted in tokens
-    "prompt_tokens_reused": ("prefix_cache_hits",),
-    "generation_tokens": ("generation_tokens",),
-    "requests_finished": ("request_success",),
-    "verifications": ("spec_decode_num_drafts",),
-    "candidates_verified": ("spec_decode_num_draft_tokens",),
-    "candidates_accepted": ("spec_decode_num_accepted_tokens",),
-    "candidates_accepted_per_position": ("spec_decode_num_accepted_tokens_per_pos",),
-    **{name: (name,) for name in _HISTOGRAMS},
-}
-_COUNTERS = {  # name, without prefix -> what it is, the counter of RequestStats that is added up over all requests
+COUNTERS = {  # name, without prefix -> what it is, the counter of RequestStats that is added up over all requests
     "prompt_tokens": ("Tokens of prompts.", "num_prompt_tokens"),
     "generation_tokens": ("Tokens written.", "num_new_tokens"),
     "verifications": ("Target passes of a request after its prompt: query, verify, correct.", "target_passes"),
@@ -65,7 +45,7 @@ _COUNTERS = {  # name, without prefix -> what it is, the counter of RequestStats
     "drafter_rolled_back_tokens": ("Of these, those thought likeliest.", "rolled_back_tokens"),
     "prompt_tokens_reused": ("Tokens of prompts whose KV was there already.", "reused_prompt_tokens"),
 }
-_SUMS = ("hits", "late_hits", *(counter for _, counter in _COUNTERS.values()))
+_SUMS = ("hits", "late_hits", *(counter for _, counter in COUNTERS.values()))
 FALLBACKS = ("request", "policy", "drafter", "no_candidates")
 
 
@@ -106,9 +86,9 @@ def _cause(stats: RequestStats, *, speculates: bool) -> str:
     """Return why the last round of a request had no candidates to verify."""
     if not speculates:
         return "request"
-    if stats.speculation.startswith("off"):
+    if stats.schedule == "off":
         return "policy"
-    return "no_candidates" if stats.drafter_state in ("up", "none") else "drafter"
+    return "no_candidates" if stats.drafter in ("up", "none") else "drafter"
 
 
 class Ledger:
@@ -123,7 +103,7 @@ class Ledger:
         self._registry = CollectorRegistry(auto_describe=False)
         self._histograms = {
             name: Histogram(f"card_{name}", what, buckets=buckets, registry=self._registry)
-            for name, (what, buckets) in _HISTOGRAMS.items()
+            for name, (what, buckets) in HISTOGRAMS.items()
         }
 
     def begin(self, num_prompt_tokens: int, *, speculates: bool) -> Record:
@@ -185,120 +165,6 @@ class _Sums:
         self.accepted_per_depth.update(dict(enumerate(stats.accepted_per_depth)))
         self.verified_by_writer.update(dict(stats.verified_by_writer))
         self.accepted_by_writer.update(dict(stats.accepted_by_writer))
-
-
-class Scrape:
-    """Gathers everything for one answer of `/metrics`; what the engine would say is left out if it is down."""
-
-    def __init__(self, service: Service) -> None:
-        self._service, self._ledger = service, service.ledger
-        self._labels = {"model_name": service.settings.served_model_names[0], "engine": "0"}
-
-    def text(self) -> bytes:
-        """Return the answer."""
-        registry = CollectorRegistry(auto_describe=False)
-        registry.register(self)
-        return generate_latest(registry)
-
-    def collect(self) -> Iterator[Metric]:
-        """Yield each family under our name, and under vLLM's if it has one."""
-        for family in self._families():
-            yield _relabelled(family, family.name, self._labels)
-            for alias in _VLLM_NAMES.get(family.name.removeprefix("card_"), ()):
-                yield _relabelled(family, f"vllm:{alias}", self._labels)
-
-    def _families(self) -> Iterator[Metric]:
-        yield from self._from_engine()
-        sums = self._ledger.sums()
-        values = sums.values
-        for name, (what, key) in _COUNTERS.items():
-            yield CounterMetricFamily(f"card_{name}", what, value=values[key])
-        yield _counters(
-            "lookup_results",
-            "Whether the target's next token was a candidate already.",
-            "result",
-            {
-                "hit": values["hits"],
-                "late_hit": values["late_hits"],
-                "miss": max(0.0, values["target_passes"] - values["hits"] - values["late_hits"]),
-            },
-        )
-        for name, what, label, counts in (
-            ("fallbacks", "Rounds decoded plainly, by cause.", "cause", self._ledger.fallbacks),
-            (
-                "candidates_accepted_per_position",
-                "Candidates accepted, by their depth from 0.",
-                "position",
-                sums.accepted_per_depth,
-            ),
-            (
-                "candidates_verified_by_writer",
-                "Candidates verified, by who proposed them.",
-                "writer",
-                sums.verified_by_writer,
-            ),
-            (
-                "candidates_accepted_by_writer",
-                "Candidates accepted, by who proposed them.",
-                "writer",
-                sums.accepted_by_writer,
-            ),
-            ("requests_finished", "Texts that ended, by reason.", "finished_reason", self._ledger.finished),
-            ("http_errors", "Answers that were errors, by status.", "status", self._ledger.errors),
-        ):
-            yield _counters(name, what, label, counts)
-        num_inside = self._service.gate.num_requests
-        yield GaugeMetricFamily("card_requests_inside", "Requests that are being answered.", value=num_inside)
-        yield from self._ledger.histograms()
-
-    def _from_engine(self) -> Iterator[Metric]:
-        try:
-            stats = self._service.llm.stats()
-        except WorkerError:
-            yield GaugeMetricFamily("card_engine_up", "Whether the engine is alive.", value=0)
-            return
-        state = stats.drafter_state.partition(":")[0]
-        yield GaugeMetricFamily("card_engine_up", "Whether the engine is alive.", value=1)
-        kv_bytes = self._service.llm.host.max_kv_bytes
-        kv_share = stats.kv_used_bytes / kv_bytes if kv_bytes else 0.0
-        busy_share = self._ledger.sums().values["drafter_busy_s"] / stats.round_s if stats.round_s else 0.0
-        for name, what, value in (
-            ("requests_running", "Texts in the batch.", stats.num_running),
-            ("requests_waiting", "Texts that wait for a place in the batch.", stats.num_waiting),
-            ("kv_cache_usage", "Share of the KV memory in use, kept prefixes included.", kv_share),
-            ("drafter_up", "Whether the drafter drafts.", state in ("up", "degraded")),
-            ("drafter_lead", "Layers of candidates ahead of the text, mean of the running texts.", stats.drafter_lead),
-            ("tree_nodes", "Candidates held for the running texts.", stats.tree_nodes),
-            ("drafter_busy_share", "Drafting time over the time of rounds, since the start.", busy_share),
-            ("speculating", "Whether the present schedule speculates.", stats.schedule != "off"),
-        ):
-            yield GaugeMetricFamily(f"card_{name}", what, value=float(value))
-        for name, what, value in (
-            ("rounds", "Rounds of the engine.", stats.rounds),
-            ("round_seconds", "Time of these rounds.", stats.round_s),
-            ("target_tokens", "Rows that went through the target.", stats.target_tokens),
-            ("drafter_restarts", "Times that the drafter was replaced.", stats.drafter_restarts),
-            ("prefix_cache_queries", "Prompts looked up among kept prefixes.", stats.prefix_queries),
-            ("prefix_cache_hits", "Of these, how many were found.", stats.prefix_hits),
-        ):
-            yield CounterMetricFamily(f"card_{name}", what, value=value)
-
-
-def _counters(name: str, what: str, label: str, values: Mapping[Any, float]) -> CounterMetricFamily:
-    family = CounterMetricFamily(f"card_{name}", what, labels=[label])
-    for key, value in values.items():
-        family.add_metric([str(key)], value)
-    return family
-
-
-def _relabelled(family: Metric, name: str, labels: dict[str, str]) -> Metric:
-    """Return a family under another name, its samples with more labels."""
-    other = Metric(name, family.documentation, family.type)
-    other.samples = [
-        sample._replace(name=name + sample.name.removeprefix(family.name), labels={**labels, **sample.labels})
-        for sample in family.samples
-    ]
-    return other
 
 
 def speculative_decoding(stats: RequestStats, most_candidates: int) -> dict[str, Any]:

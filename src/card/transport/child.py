@@ -12,8 +12,6 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import card
-
 # Runs without the working directory (-P) and without PYTHON* variables (-E) on its import path. What else the parent
 # imports from comes last, where it can shadow nothing.
 _PROGRAM = "import sys; sys.path += sys.argv[1:]; from card.assembly.drafter_process import main; main()"
@@ -77,7 +75,7 @@ def _import_paths(paths: Sequence[str]) -> list[str]:
     """
     main = getattr(sys.modules.get("__main__"), "__file__", None)
     barred = {Path.cwd().resolve(), *([Path(main).resolve().parent] if main else [])}
-    package_root = Path(card.__file__).resolve().parents[1]
+    package_root = Path(__file__).resolve().parents[2]
     kept = [path for path in paths if os.path.isabs(path) and Path(path).resolve() not in barred]
     return [*kept, str(package_root)]
 

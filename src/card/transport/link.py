@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Protocol
 
 from card.tree.messages import DrafterMessage, Ready, TargetMessage
-
-DrafterState = Literal["starting", "up", "degraded", "down"]
+from card.workers.metrics import DrafterState
 
 
 @dataclass(frozen=True, slots=True)

@@ -123,7 +123,7 @@ class RemoteLink(OutsideLink):
 
     def _mismatch(self, ready: Ready) -> str:
         """Return why the server's model cannot draft for this target; empty if it can."""
-        if ready.tokenizer and self._tokenizer:
+        if ready.tokenizer is not None and self._tokenizer:
             if ready.tokenizer != self._tokenizer:
                 return "its draft model has another tokenizer than the target; start it with one that shares it"
         elif ready.vocab_size != self._vocab_size:

@@ -74,7 +74,7 @@ class SwitchLink:
         self._open.clear()
         self._term = (self._term + 1) % _TERMS
         self._active = link
-        self._pending = [Ready(0, 0, 0, (), "")]
+        self._pending = [Ready(0, 0, 0)]
 
     def begin(self) -> None:
         """Bring both drafters up without waiting for them."""

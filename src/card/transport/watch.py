@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
-from card.transport.link import DrafterState, LinkStatus
+from card.transport.link import LinkStatus
+from card.workers.metrics import DrafterState
 
 FIRST_BACKOFF_S = 0.25
 MAX_BACKOFF_S = 30.0

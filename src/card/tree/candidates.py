@@ -15,7 +15,7 @@ from typing import get_args
 
 from card.config import VerifyShape
 from card.errors import SettingsError
-from card.tree.nodes import Candidates, NewNodes, check_nodes, check_rows
+from card.tree.nodes import NO_NODES, ROOT, NewNodes, Nodes, check_nodes, check_rows
 
 _SHAPES: tuple[VerifyShape, ...] = get_args(VerifyShape)
 
@@ -136,7 +136,7 @@ class CandidateCache:
         num_right = next((i for i, (node, token) in pairs if self.token(node) != token), len(best))
         return len(best) - num_right
 
-    def query(self, budget: int, shape: VerifyShape, max_depth: int | None = None) -> Candidates:
+    def query(self, budget: int, shape: VerifyShape, max_depth: int | None = None) -> Nodes:
         """Return the best candidates below the root, none while tokens are pending. Never waits.
 
         Args:
@@ -151,7 +151,7 @@ class CandidateCache:
             raise SettingsError(f"shape of a query must be one of {', '.join(_SHAPES)}, got {shape!r}")
         num_layers = self.depth if max_depth is None else min(max_depth, self.depth)
         if num_layers <= 0:
-            return Candidates.none()
+            return NO_NODES
         if shape != "tree":
             return self._best_chain(min(budget, num_layers), stops_at_branch=shape == "trunk")
         return self._best_tree(budget, num_layers)
@@ -438,40 +438,35 @@ class CandidateCache:
             parent.spare.append((logprob, token))
         return _new_nodes(made)
 
-    def _best_chain(self, length: int, *, stops_at_branch: bool) -> Candidates:
-        ids: list[int] = []
+    def _best_chain(self, length: int, *, stops_at_branch: bool) -> Nodes:
         tokens: list[int] = []
         scores: list[float] = []
         above, node = self._root, self._root.best
-        while node is not None and len(ids) < length and not (stops_at_branch and len(above.kids) > 1):
-            ids.append(node.id)
+        while node is not None and len(tokens) < length and not (stops_at_branch and len(above.kids) > 1):
             tokens.append(node.token)
             scores.append(node.score)
             above, node = node, node.best
-        end = len(ids)
-        return Candidates(tuple(ids), tuple(tokens), tuple(range(-1, end - 1)), tuple(scores), tuple(range(1, end + 1)))
+        return Nodes.chain(tokens, scores)
 
-    def _best_tree(self, budget: int, num_layers: int) -> Candidates:
+    def _best_tree(self, budget: int, num_layers: int) -> Nodes:
         """Walk best first from the root: the same nodes in the same order as sorting all, at the price of a few."""
-        heap = [(-kid.score, kid.id, -1, 1, kid) for kid in self._root.kids.values()]
+        heap = [(-kid.score, kid.id, ROOT, 1, kid) for kid in self._root.kids.values()]
         heapify(heap)
-        ids: list[int] = []
         tokens: list[int] = []
         parents: list[int] = []
         scores: list[float] = []
         depths: list[int] = []
-        while heap and len(ids) < budget:
-            cost, node_id, parent_idx, depth, node = heappop(heap)
+        while heap and len(tokens) < budget:
+            cost, _, parent_idx, depth, node = heappop(heap)
             if depth < num_layers:
-                own_idx, below = len(ids), depth + 1
+                own_idx, below = len(tokens), depth + 1
                 for kid in node.kids.values():
                     heappush(heap, (-kid.score, kid.id, own_idx, below, kid))
-            ids.append(node_id)
             tokens.append(node.token)
             parents.append(parent_idx)
             scores.append(-cost)
             depths.append(depth)
-        return Candidates(tuple(ids), tuple(tokens), tuple(parents), tuple(scores), tuple(depths))
+        return Nodes(tuple(tokens), tuple(parents), tuple(scores), tuple(depths))
 
 
 def _new_nodes(nodes: Sequence[_Node]) -> NewNodes:

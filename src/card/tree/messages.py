@@ -6,15 +6,14 @@ harm: corrections carry absolute positions, layers are numbered, and each side c
 
 from __future__ import annotations
 
-import math
-from typing import get_args
-
 import msgspec
 
-from card.config import Growth, ShapingRule
+from card.config import SamplingParams, SamplingRule, ShapingRule, TreeShape
+from card.config.fields import Bounds, check, declared, require
 from card.errors import ProtocolError, SettingsError
+from card.tree.nodes import NewNodes
 
-PROTOCOL_VERSION = 5
+PROTOCOL_VERSION = 6
 MAX_FRAME_BYTES = 16 * 1024 * 1024
 # What a drafter grants one request at most: far above any use, and too little to exhaust it.
 MAX_BEAM_WIDTH = 256
@@ -22,28 +21,23 @@ MAX_BRANCH = 256
 MAX_LEAD = 4096
 MAX_NODES = 1 << 16
 MAX_LEN = 1 << 20
-MAX_FAN_OUTS = 64
+_MOST_GRANTED = {
+    "beam_width": Bounds(least=1, most=MAX_BEAM_WIDTH),
+    "branch": Bounds(least=1, most=MAX_BRANCH),
+    "lead": Bounds(least=1, most=MAX_LEAD),
+    "max_nodes": Bounds(least=1, most=MAX_NODES),
+    "fan_out": Bounds(least=0, most=MAX_BRANCH),
+    "num_speculative_tokens": Bounds(least=1, most=MAX_LEAD),
+}
+_PENALTIES = ("presence_penalty", "frequency_penalty", "repetition_penalty")
 
 
 class DraftSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """How one request is to be drafted: the sampling rule and the shape of the tree."""
+    """How one request is to be drafted."""
 
-    temperature: float
-    top_k: int
-    top_p: float
-    min_p: float
-    seed: int
-    coupled_noise: bool
-    beam_width: int
-    branch: int
-    lead: int
-    max_nodes: int
-    min_path_logprob: float
+    sampling: SamplingRule
+    shape: TreeShape
     max_len: int  # most tokens that the text can get, prompt included
-    growth: str  # which rule the tree grows by: one of `card.config.Growth`
-    branch_below: float  # branch: a token less likely than this ends the trunk
-    fan_out: tuple[int, ...]  # fan-out: branches at each position of the chain; the last number goes on
-    num_speculative_tokens: int  # branch, fan-out: tokens of each branch beyond its first
     shaping: ShapingRule | None = None  # what else changes the logits; None: nothing
 
 
@@ -67,9 +61,8 @@ class Correction(msgspec.Struct, frozen=True, tag=True):
     start: int  # at most the length that the drafter is known to hold
     token_ids: tuple[int, ...]
     wants_snapshot: bool  # a layer was lost: send the whole tree once
-    beam_width: int  # from now on; 0: as before
-    lead: int  # from now on; 0: as before
-    branch_below: float  # from now on; -1: as before
+    beam_width: int | None = None  # from now on; None: as before
+    branch_below: float | None = None  # from now on; None: as before
 
 
 class Close(msgspec.Struct, frozen=True, tag=True):
@@ -94,16 +87,22 @@ class Pong(msgspec.Struct, frozen=True, tag=True):
     nonce: int
 
 
+class PassSeconds(msgspec.Struct, frozen=True):
+    """What passes of a draft model were measured to take."""
+
+    points: tuple[tuple[int, float], ...]  # (tokens, seconds) of passes of one sequence
+    per_sequence_s: float  # seconds that each further sequence adds to a pass of as many tokens
+    per_context_row_s: float  # and each row of its text
+
+
 class Ready(msgspec.Struct, frozen=True, tag=True):
     """Drafter -> target: loaded and listening."""
 
     vocab_size: int
     max_model_len: int
     num_parameters: int
-    pass_s: tuple[tuple[int, float], ...] = ()  # (tokens, seconds) of drafter passes; () if not measured
-    tokenizer: str = ""  # fingerprint of the draft model's tokenizer; empty if unknown
-    per_sequence_s: float = 0.0  # seconds that each further sequence adds to a pass of as many tokens
-    per_context_row_s: float = 0.0  # and each row of its text
+    passes: PassSeconds | None = None  # None: not measured
+    tokenizer: str | None = None  # fingerprint of the draft model's tokenizer; None: the target chose the model
 
 
 class Layer(msgspec.Struct, frozen=True, tag=True):
@@ -116,24 +115,20 @@ class Layer(msgspec.Struct, frozen=True, tag=True):
     root_id: int
     root_position: int  # absolute position of the root's token
     known_len: int  # length of the committed text that the drafter holds
-    ids: tuple[int, ...]
-    parents: tuple[int, ...]
-    token_ids: tuple[int, ...]
-    logprobs: tuple[float, ...]
+    nodes: NewNodes
     num_passes: int  # drafter passes for this request so far
     busy_s: float  # time spent in them, seconds
     num_reused: int  # tokens of the text whose KV rows were there already when this request was opened
     num_dropped: int  # nodes that corrections have ruled out so far
     num_rolled_back: int  # of these, those that were drafted on the path thought likeliest
-    pass_began_at: float = 0.0  # the pass that made these nodes, on the drafter's clock, seconds
-    pass_ended_at: float = 0.0  # the same as pass_began_at if no pass made them
+    pass_span_s: tuple[float, float] | None = None  # when that pass began and ended, by its clock; None: no pass
 
 
 class Resync(msgspec.Struct, frozen=True, tag=True):
-    """Drafter -> target: a correction did not connect; send the text from ``known_len`` on (0: open again)."""
+    """Drafter -> target: a correction did not connect; send the text from ``known_len`` on."""
 
     request_id: int
-    known_len: int
+    known_len: int | None  # committed tokens that the drafter holds; None: open the request again
 
 
 class Fault(msgspec.Struct, frozen=True, tag=True):
@@ -189,41 +184,33 @@ def check_spec(spec: DraftSpec) -> None:
 
     Raises: ProtocolError that names the field.
     """
-    rules = (
-        ("temperature", 0.0 <= spec.temperature < math.inf, "0 or more"),
-        ("top_k", spec.top_k >= 0, "0 (keep all) or more"),
-        ("top_p", 0.0 < spec.top_p <= 1.0, "above 0 and at most 1"),
-        ("min_p", 0.0 <= spec.min_p < 1.0, "at least 0 and below 1"),
-        ("seed", 0 <= spec.seed < 2**63, "an integer from 0 to 2**63 - 1"),
-        ("beam_width", 1 <= spec.beam_width <= MAX_BEAM_WIDTH, f"from 1 to {MAX_BEAM_WIDTH}"),
-        ("branch", 1 <= spec.branch <= MAX_BRANCH, f"from 1 to {MAX_BRANCH}"),
-        ("lead", 1 <= spec.lead <= MAX_LEAD, f"from 1 to {MAX_LEAD}"),
-        ("max_nodes", 1 <= spec.max_nodes <= MAX_NODES, f"from 1 to {MAX_NODES}"),
-        ("min_path_logprob", spec.min_path_logprob <= 0.0, "0 or less"),
-        ("max_len", 1 <= spec.max_len <= MAX_LEN, f"from 1 to {MAX_LEN}"),
-        ("growth", spec.growth in get_args(Growth), "one of " + ", ".join(get_args(Growth))),
-        ("branch_below", 0.0 <= spec.branch_below <= 1.0, "from 0 to 1"),
-        ("fan_out", _are_fan_outs(spec.fan_out), f"1 to {MAX_FAN_OUTS} numbers from 0 to {MAX_BRANCH}"),
-        ("num_speculative_tokens", 1 <= spec.num_speculative_tokens <= MAX_LEAD, f"from 1 to {MAX_LEAD}"),
-        ("shaping", spec.shaping is None or _is_sound(spec.shaping), "one that sampling parameters stand for"),
-    )
-    for name, holds, allowed in rules:
-        if not holds:
-            raise ProtocolError(f"{name} of a draft spec must be {allowed}, got {getattr(spec, name)}")
+    of = " of a draft spec"
+    check(spec.sampling, of=of, by=SamplingParams, error=ProtocolError)
+    check(spec.shape, of=of, bounds=_MOST_GRANTED, error=ProtocolError)
+    require(1 <= spec.max_len <= MAX_LEN, f"max_len{of}", f"from 1 to {MAX_LEN}", spec.max_len, ProtocolError)
+    is_sound = spec.shaping is None or _is_sound(spec.shaping)
+    require(is_sound, f"shaping{of}", "one that sampling parameters stand for", spec.shaping, ProtocolError)
 
 
-def _are_fan_outs(counts: tuple[int, ...]) -> bool:
-    return 1 <= len(counts) <= MAX_FAN_OUTS and 0 <= min(counts) <= max(counts) <= MAX_BRANCH
+def check_correction(message: Correction) -> None:
+    """Refuse a correction that no target sends, or that would cost a drafter too much. Raises: ProtocolError."""
+    for name, bounds in (
+        ("start", Bounds(least=0)),
+        ("beam_width", Bounds(least=1, most=MAX_BEAM_WIDTH)),
+        ("branch_below", Bounds(least=0, most=1)),
+    ):
+        value = getattr(message, name)
+        is_allowed = value is None or bounds.hold(value)
+        require(is_allowed, f"{name} of a correction", str(bounds), value, ProtocolError)
 
 
 def _is_sound(rule: ShapingRule) -> bool:
     ids = (*rule.end_ids, *(token_id for token_id, _ in rule.logit_bias))
-    penalties = (rule.presence_penalty, rule.frequency_penalty)
+    params = declared(SamplingParams)
     return (
         rule.num_prompt_tokens >= 0
         and min(ids, default=0) >= 0
-        and all(abs(value) <= 2.0 for value in penalties)
-        and 0.0 < rule.repetition_penalty < math.inf
+        and not any(params[name].fault(getattr(rule, name)) for name in _PENALTIES)
         and all(abs(value) <= 100.0 for _, value in rule.logit_bias)
     )
 

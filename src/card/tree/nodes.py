@@ -1,18 +1,20 @@
-"""What is said about nodes of a candidate tree: those that the drafter made, and those that a query offers."""
+"""What is said about nodes of a candidate tree: those that the drafter made, and those that the target is offered."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from card.errors import ProtocolError
 
+ROOT = -1  # parent index of a node below the root, the last committed token
+PATH_END = -2  # that of a proposed one below the best path's end, which is the root if nobody proposed any
 _MAX_LOGPROB = 1e-6  # a log-probability may exceed 0 by rounding only
 
 
-@dataclass(frozen=True, slots=True)
-class NewNodes:
+class NewNodes(msgspec.Struct, frozen=True):
     """Nodes added in one step, ids increasing: what the drafter sends to a replica. All four have the same length."""
 
     ids: tuple[int, ...]
@@ -42,25 +44,111 @@ class NewNodes:
         return len(self.ids)
 
 
-@dataclass(frozen=True, slots=True)
-class Candidates:
-    """Answer of a query, best path score first for a tree, from the root down for a chain."""
+class Nodes(msgspec.Struct, frozen=True):
+    """Candidates of one or several writers, parents before children. The arrays are equally long.
 
-    ids: tuple[int, ...]
-    tokens: tuple[int, ...]
-    parents: tuple[int, ...]  # index into this answer, below the own index; -1 for the root
-    path_logprobs: tuple[float, ...]  # sum of log-probabilities from the root
-    depths: tuple[int, ...]  # below the root, whose children have depth 1
-    writers: tuple[str, ...] = ()  # who proposed each, several joined by "+"; (): the drafter alone
-    num_probes: int = 0  # the first so many are verified whatever they promise
+    What a query or a merge offers hangs below the last committed token, the root. What a writer proposes hangs there or
+    below the end of the best path that it was shown; it leaves out depths and writers, which the merge finds.
+    """
+
+    tokens: tuple[int, ...] = ()
+    parents: tuple[int, ...] = ()  # index of each one's parent among them; ROOT or, in a proposal, PATH_END at the top
+    path_logprobs: tuple[float, ...] = ()  # of the path from the top down to it: at most 0 and the parent's
+    depths: tuple[int, ...] = ()  # below the root, whose children have depth 1
+    writers: tuple[int, ...] = ()  # bit i: writer i proposed it, 0 being the draft model; (): the draft model alone did
+    num_probes: int = 0  # the first so many, below the root, are run whatever they promise, for what they teach
 
     @classmethod
-    def none(cls) -> Candidates:
-        """Return no candidates."""
-        return cls((), (), (), (), ())
+    def chain(cls, tokens: Sequence[int], path_logprobs: Sequence[float]) -> Nodes:
+        """Return a chain, first token first."""
+        num = len(tokens)
+        return cls(tuple(tokens), tuple(range(ROOT, num - 1)), tuple(path_logprobs), tuple(range(1, num + 1)))
 
     def __len__(self) -> int:
-        return len(self.ids)
+        return len(self.tokens)
+
+    def take(self, indices: Sequence[int], *, num_probes: int = 0) -> Nodes:
+        """Return these nodes in this order; each one's parent is at the top or stands before it.
+
+        Args:
+            num_probes: how many of the first ones are probes.
+        """
+        place = {ROOT: ROOT} | {idx: i for i, idx in enumerate(indices)}
+        return Nodes(
+            tuple([self.tokens[i] for i in indices]),
+            tuple([place[self.parents[i]] for i in indices]),
+            tuple([self.path_logprobs[i] for i in indices]),
+            tuple([self.depths[i] for i in indices]),
+            tuple([self.writers[i] for i in indices]) if self.writers else (),
+            num_probes,
+        )
+
+    def leading(self, count: int) -> Nodes:
+        """Return the first ``count`` nodes: parents come before children, so any number of them is a tree."""
+        if count >= len(self.tokens):
+            return self
+        return Nodes(
+            self.tokens[:count],
+            self.parents[:count],
+            self.path_logprobs[:count],
+            self.depths[:count],
+            self.writers[:count],
+            min(self.num_probes, count),
+        )
+
+    def kept(self, flags: Sequence[bool]) -> Nodes:
+        """Return the nodes that are flagged, probes included; whose parent is not flagged must not be either."""
+        if all(flags):
+            return self
+        indices = [idx for idx, flag in enumerate(flags) if flag]
+        return self.take(indices, num_probes=sum(flags[: self.num_probes]))
+
+
+NO_NODES = Nodes()
+
+
+class MergedNodes:
+    """Nodes in the making. Equal tokens below one parent are one node, with the best score it was given."""
+
+    def __init__(self) -> None:
+        self._child_of: dict[tuple[int, int], int] = {}  # by (parent, token)
+        self.tokens: list[int] = []
+        self.parents: list[int] = []
+        self.path_logprobs: list[float] = []
+        self.depths: list[int] = []
+        self.writers: list[int] = []
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def add(self, parent: int, token: int, path_logprob: float, writers: int = 0) -> int:
+        """Return the index of a node that is made if it is not there; the score is at most 0 and the parent's."""
+        idx = self._child_of.setdefault((parent, token), len(self.tokens))
+        if idx == len(self.tokens):
+            self.tokens.append(token)
+            self.parents.append(parent)
+            self.path_logprobs.append(path_logprob)
+            self.depths.append(self.depths[parent] + 1 if parent >= 0 else 1)
+            self.writers.append(writers)
+        else:
+            self.writers[idx] |= writers
+            self.path_logprobs[idx] = max(self.path_logprobs[idx], path_logprob)
+        return idx
+
+    def child(self, parent: int, token: int) -> int | None:
+        """Return the index of a node; None if it is not there."""
+        return self._child_of.get((parent, token))
+
+    def nodes(self, num_probes: int = 0) -> Nodes:
+        """Return the nodes in the order in which they were made."""
+        return Nodes(
+            tuple(self.tokens),
+            tuple(self.parents),
+            tuple(self.path_logprobs),
+            tuple(self.depths),
+            tuple(self.writers),
+            num_probes,
+        )
 
 
 def check_nodes(nodes: NewNodes) -> None:

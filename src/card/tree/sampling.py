@@ -17,8 +17,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from card.config import SamplingParams
-from card.errors import ModelError, SettingsError
+from card.config import SamplingRule
+from card.errors import ModelError
 
 T = TypeVar("T")
 
@@ -31,29 +31,6 @@ _RARE_BITS = np.uint64(math.ceil(math.exp(-math.exp(-_RARE_NOISE)) * 2.0**64))
 # Where the target's choice is a function of its logits (greedy, or with known noise), it is more certain than the
 # draft's own probability says: scores are sharpened by this before they count as log-probabilities. docs/decisions.md
 CHOICE_SHARPNESS = 1.5
-
-
-@dataclass(frozen=True, slots=True)
-class SamplingRule:
-    """The part of the sampling parameters that decides which token follows given logits."""
-
-    temperature: float
-    top_k: int
-    top_p: float
-    min_p: float
-    seed: int
-
-    @classmethod
-    def of(cls, params: SamplingParams) -> SamplingRule:
-        """Return the rule of parameters whose seed has been fixed."""
-        if params.seed is None:
-            raise SettingsError("seed must be fixed before sampling, got None; draw one first")
-        return cls(params.temperature, params.top_k, params.top_p, params.min_p, params.seed)
-
-    @property
-    def is_greedy(self) -> bool:
-        """True if the most likely token is taken and no noise is used."""
-        return self.temperature == 0.0
 
 
 class GumbelNoise:

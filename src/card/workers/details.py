@@ -1,14 +1,14 @@
-"""What is told of committed tokens besides their ids: where each came from, how likely it was, what lay beside it."""
+"""Per-token provenance: which writer proposed a token, how likely it was, and what was verified beside it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from card.tree.nodes import Candidates
+from card.tree.nodes import ROOT, Nodes
 from card.tree.sampling import TokenLogprobs
-from card.tree.verify import ROOT, Verdict
-from card.workers.offers import DRAFTER
+from card.tree.verify import Verdict
+from card.workers.offers import DRAFTER, writer_label
 
 CORRECTED = ""  # origin of a token that the target chose itself where candidates were wrong or ran out
 PLAIN = "plain"  # origin of a token of a round without candidates
@@ -42,13 +42,13 @@ class TokenDetails:
         return TokenDetails(self.origins[:count], self.logprobs[:count], self.alternatives[:count])
 
 
-def origins_of(offer: Candidates, verdict: Verdict) -> tuple[str, ...]:
-    """Return where each token of a verdict came from."""
+def origins_of(offer: Nodes, verdict: Verdict, names: Sequence[str]) -> tuple[str, ...]:
+    """Return where each token of a verdict came from; ``names`` as of `Offers`."""
     own = CORRECTED if offer else PLAIN
-    return (*(_writer(offer, idx) for idx in verdict.accepted), own)
+    return (*(_writer(offer, idx, names) for idx in verdict.accepted), own)
 
 
-def alternatives_to(offer: Candidates, verdict: Verdict) -> tuple[tuple[Alternative, ...], ...]:
+def alternatives_to(offer: Nodes, verdict: Verdict, names: Sequence[str]) -> tuple[tuple[Alternative, ...], ...]:
     """Return the candidates that were verified in the place of each token of a verdict, and rejected."""
     beside: dict[int, list[int]] = {}
     for idx, parent in enumerate(offer.parents):
@@ -58,9 +58,9 @@ def alternatives_to(offer: Candidates, verdict: Verdict) -> tuple[tuple[Alternat
     for parent, chosen in places:
         others = [idx for idx in beside.get(parent, ()) if idx != chosen]
         others.sort(key=lambda idx: -offer.path_logprobs[idx])
-        found.append(tuple([(offer.tokens[idx], offer.path_logprobs[idx], _writer(offer, idx)) for idx in others]))
+        found.append(tuple([(offer.tokens[i], offer.path_logprobs[i], _writer(offer, i, names)) for i in others]))
     return tuple(found)
 
 
-def _writer(offer: Candidates, idx: int) -> str:
-    return offer.writers[idx] if offer.writers else DRAFTER
+def _writer(offer: Nodes, idx: int, names: Sequence[str]) -> str:
+    return writer_label(offer.writers[idx], names) if offer.writers else DRAFTER

@@ -13,8 +13,6 @@ from typing import TypeVar
 
 from card.errors import CapacityError, ProtocolError
 from card.tree.messages import (
-    MAX_BEAM_WIDTH,
-    MAX_LEAD,
     Close,
     Correction,
     DrafterMessage,
@@ -26,6 +24,7 @@ from card.tree.messages import (
     Resync,
     Shutdown,
     TargetMessage,
+    check_correction,
     check_spec,
 )
 from card.tree.nodes import NewNodes
@@ -35,14 +34,14 @@ MAX_REQUESTS = 64  # open at once, of one target
 MAX_TOKENS_PER_PASS = 256  # a longer text is read in several passes, so that others, and pings, are not kept waiting
 V = TypeVar("V")
 _NEVER = (-math.inf, 0)
-_REMEMBERED = 1024  # requests that were closed, or turned away, so recently that it makes a difference
-_STALE_ROUNDS = 32  # messages about each other open request, after which one of which nothing is heard may go
-_ACKNOWLEDGED_TOKENS = 64  # a correction that repeats so much shows that the target waits to hear what arrived
+_MAX_REMEMBERED = 1024  # closed requests, and as many that were turned away: a late message revives none of them
+_STALE_ROUNDS = 32  # a request is stale after so many messages about each other one, and none about itself
+_MIN_REPEATED_TOKENS = 64  # a correction of so many tokens is answered: the target does not know what has arrived
 
 
 @dataclass(slots=True)
 class _Account:
-    """What has been said to the target about one request; it outlives a beam that must go and comes back."""
+    """Numbers that the target has seen of one request. They go on when its beam is closed and opened again."""
 
     spec: DraftSpec
     next_seq: int = 0
@@ -72,7 +71,7 @@ class _Drafting:
         return self.account
 
     def layer(
-        self, request_id: int, nodes: NewNodes, *, is_reset: bool, began_at: float = 0.0, ended_at: float = 0.0
+        self, request_id: int, nodes: NewNodes, *, is_reset: bool, span_s: tuple[float, float] | None = None
     ) -> Layer:
         account, cache = self.account, self.beam.cache
         account.next_seq += 1
@@ -84,17 +83,13 @@ class _Drafting:
             root_id=cache.root_id,
             root_position=self.beam.root_position,
             known_len=len(self.beam.token_ids),
-            ids=nodes.ids,
-            parents=nodes.parents,
-            token_ids=nodes.tokens,
-            logprobs=nodes.logprobs,
+            nodes=nodes,
             num_passes=account.num_passes,
             busy_s=account.busy_s,
             num_reused=self.beam.num_reused,
             num_dropped=account.num_dropped + self.beam.num_dropped,
             num_rolled_back=account.num_rolled_back + self.beam.num_rolled_back,
-            pass_began_at=began_at,
-            pass_ended_at=ended_at,
+            pass_span_s=span_s,
         )
 
 
@@ -112,9 +107,9 @@ class _Task:
 class DrafterWorker:
     """Drafts for any number of requests of one target; owns the truth about each candidate tree.
 
-    A request that finds no room is turned away, and asked for again when there is room. It takes the place of another
-    one only if that seems forgotten by the target, or belongs to a worker that would still hold no less memory than
-    this one then: so nobody is starved, and no two turn each other out for ever.
+    A request that finds no room is turned away, and asked for again when there is room. It may take the place of a
+    request that the target seems to have forgotten, or of one of a worker that holds more memory, as long as that one
+    still holds no less afterwards. So no worker starves, and no two turn each other out for ever.
     """
 
     def __init__(
@@ -268,12 +263,7 @@ class DrafterWorker:
 
     def _receive_correction(self, message: Correction) -> list[DrafterMessage]:
         self._check_tokens(message.token_ids)
-        for name, most in (("beam_width", MAX_BEAM_WIDTH), ("lead", MAX_LEAD), ("start", None)):
-            value = getattr(message, name)
-            if value < 0 or (most is not None and value > most):
-                raise ProtocolError(f"{name} of a correction must be from 0 to {most or 'any number'}, got {value}")
-        if not (message.branch_below == -1.0 or 0.0 <= message.branch_below <= 1.0):
-            raise ProtocolError(f"branch_below of a correction must be -1 or from 0 to 1, got {message.branch_below}")
+        check_correction(message)
         self._num_messages += 1
         request_id, known = message.request_id, self._open.get(message.request_id)
         if known is None:
@@ -283,7 +273,7 @@ class DrafterWorker:
         if message.start > known_len:
             return [Resync(request_id, known_len)]
         if message.start + len(message.token_ids) >= known_len:  # not overtaken by a newer one: what it wants holds
-            known.beam.reshape(beam_width=message.beam_width, lead=message.lead, branch_below=message.branch_below)
+            known.beam.reshape(beam_width=message.beam_width, branch_below=message.branch_below)
         new_ids = message.token_ids[known_len - message.start :]
         if known_len + len(new_ids) > known.beam.spec.max_len:
             raise ProtocolError(
@@ -299,7 +289,7 @@ class DrafterWorker:
                 replies.append(known.layer(request_id, from_secondary, is_reset=False))
         if message.wants_snapshot:
             replies.append(known.layer(request_id, known.beam.cache.snapshot(), is_reset=True))
-        if not replies and len(message.token_ids) >= _ACKNOWLEDGED_TOKENS:
+        if not replies and len(message.token_ids) >= _MIN_REPEATED_TOKENS:
             replies.append(known.layer(request_id, NewNodes.none(), is_reset=False))
         return replies
 
@@ -312,7 +302,7 @@ class DrafterWorker:
             has_place = len(self._open) < self._max_requests
             if not (has_place and self._writer.has_room(account.spec)):
                 return []
-        return [Resync(request_id, 0)]
+        return [Resync(request_id, None)]
 
     def _close(self, request_id: int) -> None:
         drafting = self._open.pop(request_id, None)
@@ -362,7 +352,7 @@ def step_together(
                 results[id(task.worker)] = nodes
             elif nodes.ids and not isinstance(said, ProtocolError):
                 layer = task.drafting.layer
-                said.append(layer(task.request_id, nodes, is_reset=False, began_at=started, ended_at=ended))
+                said.append(layer(task.request_id, nodes, is_reset=False, span_s=(started, ended)))
     return [results[id(worker)] for worker in workers]
 
 
@@ -384,5 +374,5 @@ def _fair_part(wanted: Sequence[list[_Task]], max_tokens: int) -> list[_Task]:
 
 def _remember(of: dict[int, V], request_id: int, value: V) -> None:
     of[request_id] = value
-    if len(of) > _REMEMBERED:
+    if len(of) > _MAX_REMEMBERED:
         of.pop(next(iter(of)))

@@ -2,15 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
-from card.tree.nodes import Candidates
+from card.tree.nodes import Nodes
+from card.workers.offers import writer_label
+
+DrafterState = Literal["none", "starting", "up", "degraded", "down"]
 
 
-@dataclass(slots=True)
-class RequestStats:
+@dataclass(slots=True, kw_only=True)
+class DrafterHealth:
+    """How the drafter is doing."""
+
+    drafter: DrafterState = "none"
+    drafter_reason: str = ""  # why it is not up
+    drafter_restarts: int = 0
+
+    @property
+    def drafter_state(self) -> str:
+        """Its state, with the reason where there is one."""
+        return f"{self.drafter}: {self.drafter_reason}" if self.drafter_reason else self.drafter
+
+
+@dataclass(slots=True, kw_only=True)
+class RequestStats(DrafterHealth):
     """What one request cost and what speculation earned it. Times are wall-clock seconds."""
 
     num_prompt_tokens: int = 0
@@ -36,10 +54,14 @@ class RequestStats:
     drafter_busy_s: float = 0.0
     drafter_dropped_nodes: int = 0  # drafted, and ruled out by what was committed
     rolled_back_tokens: int = 0  # of these, those on the path that was thought likeliest: side branches left out
-    drafter_restarts: int = 0
-    drafter_state: str = "none"  # none, up, degraded or down, with the reason
-    speculation: str = "off: no drafter"  # schedule of the last round, with the reason
+    schedule: str = "off"  # beside, turns or off: that of the last round
+    schedule_reason: str = "no drafter"
     seed: int = 0
+
+    @property
+    def speculation(self) -> str:
+        """Schedule of the last round, with the reason."""
+        return f"{self.schedule}: {self.schedule_reason}"
 
     @property
     def decode_s(self) -> float:
@@ -88,8 +110,8 @@ class RequestStats:
             return 0.0
         return 1e3 * (self.decode_s - self.target_busy_s - self.waited_s) / self.target_passes
 
-    def count_verification(self, offer: Candidates, accepted: Sequence[int]) -> None:
-        """Add one verification of these candidates, of which the ``accepted`` ones were kept."""
+    def count_verification(self, offer: Nodes, accepted: Sequence[int], names: Sequence[str]) -> None:
+        """Add one verification of these candidates, of which the ``accepted`` ones were kept; names as of `Offers`."""
         self.target_passes += 1
         self.verified_tokens += len(offer)
         self.accepted_tokens += len(accepted)
@@ -98,15 +120,15 @@ class RequestStats:
             counts.extend([0] * (depth - len(counts)))
             for d in range(depth):
                 counts[d] += 1
-        for name in offer.writers:
-            self.verified_by_writer[name] = self.verified_by_writer.get(name, 0) + 1
-        for idx in accepted if offer.writers else ():
-            name = offer.writers[idx]
-            self.accepted_by_writer[name] = self.accepted_by_writer.get(name, 0) + 1
+        if offer.writers:
+            _count(self.verified_by_writer, offer.writers, names)
+            _count(self.accepted_by_writer, [offer.writers[idx] for idx in accepted], names)
 
     def as_dict(self) -> dict[str, Any]:
         """Return counters and derived figures as plain values for JSON."""
         derived = (
+            "drafter_state",
+            "speculation",
             "decode_s",
             "decode_tokens_per_s",
             "mean_acceptance_length",
@@ -120,8 +142,14 @@ class RequestStats:
         return {**asdict(self), **{name: getattr(self, name) for name in derived}}
 
 
-@dataclass(slots=True)
-class EngineStats:
+def _count(counts: dict[str, int], writers: Iterable[int], names: Sequence[str]) -> None:
+    for bits, count in Counter(writers).items():
+        label = writer_label(bits, names)
+        counts[label] = counts.get(label, 0) + count
+
+
+@dataclass(slots=True, kw_only=True)
+class EngineStats(DrafterHealth):
     """Gauges and totals of an engine."""
 
     num_running: int = 0
@@ -139,8 +167,6 @@ class EngineStats:
     prefix_queries: int = 0
     prefix_hits: int = 0
     prefix_reused_tokens: int = 0
-    drafter_state: str = "none"
-    drafter_restarts: int = 0
     drafter_lead: float = 0.0  # layers of candidates ahead of the text, mean of the requests of the last round
     tree_nodes: int = 0  # candidates of the drafter's that the target holds for running requests
     schedule: str = "off"

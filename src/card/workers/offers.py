@@ -1,7 +1,7 @@
 """What one request offers for verification: the drafter's candidates merged with those of the local writers.
 
-Candidates with equal tokens below equal parents are one candidate, whoever proposed them; it is labelled with all their
-names, since a token that two writers agree on is accepted more often than one of either alone.
+Candidates with equal tokens below equal parents are one, whoever proposed them; it is marked with all of them, since a
+token that two writers agree on is accepted more often than one of either alone.
 
 Candidates are a help and no more: a writer that fails or proposes nonsense is heard no longer in that request, and
 nothing else happens.
@@ -13,16 +13,16 @@ import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 
-from card.tree.nodes import Candidates
-from card.tree.verify import ROOT
-from card.writers.local.protocol import PATH_END, Observation, Proposal, WriterSequence, check_proposal
+from card.tree.nodes import NO_NODES, PATH_END, ROOT, MergedNodes, Nodes
+from card.writers.local.protocol import Observation, WriterSequence, check_proposal
 
 logger = logging.getLogger(__name__)
 
 DRAFTER = "beam"  # the name of the draft model among the writers
-AND_OTHERS = f"{DRAFTER}+"  # how candidates begin to be labelled that others propose besides: it is asked first
-_LIKELY = math.log(0.5)
-_NO_ID = -1  # candidates of local writers are in no tree of a drafter
+DRAFTER_BIT = 1  # among the bits of `Nodes.writers`
+# A candidate whose path is likelier fills the budget: candidates of later writers would be verified after it. Chosen,
+# not measured.
+LIKELY_PATH_LOGPROB = math.log(0.5)
 
 
 class Offers:
@@ -37,15 +37,16 @@ class Offers:
         self._vocab_size = vocab_size
         self._begun: dict[str, WriterSequence] = {}
         self._heard: dict[str, WriterSequence] = {}  # those that have not failed
-        self._asked: tuple[Candidates, int, int] | None = None  # the arguments of the last merge since a pass
-        self._merged = Candidates.none()  # and its result
+        self.names = (DRAFTER, *openers)  # of the writers, in the order of their bits
+        self._asked: tuple[Nodes, int, int] | None = None  # the arguments of the last merge since a pass
+        self._merged = NO_NODES  # and its result
         for name, begin in openers.items():
             try:
                 self._begun[name] = self._heard[name] = begin()
             except Exception as error:
                 self._silence(name, error)
 
-    def merge(self, drafted: Candidates, budget: int, max_depth: int) -> Candidates:
+    def merge(self, drafted: Nodes, budget: int, max_depth: int) -> Nodes:
         """Return the drafter's candidates and those of all writers as one tree: probes first, then by path score.
 
         Asked for the same once more before the next pass it returns the same object.
@@ -61,22 +62,24 @@ class Offers:
             self._asked, self._merged = asked, self._merge(drafted, budget, max_depth)
         return self._merged
 
-    def _merge(self, drafted: Candidates, budget: int, max_depth: int) -> Candidates:
+    def _merge(self, drafted: Nodes, budget: int, max_depth: int) -> Nodes:
         tree = _Tree()
-        if drafted:
-            tree.add(DRAFTER, Proposal(drafted.tokens, drafted.parents, drafted.path_logprobs), ids=drafted.ids)
-        for name, writer in list(self._heard.items()):
+        tree.add_all(drafted, DRAFTER_BIT)
+        for bit, name in enumerate(self.names):
+            writer = self._heard.get(name)
             room = budget - tree.num_likely()
             if room < 1:
                 break
+            if writer is None:
+                continue
             path = tree.best_path()
             try:
-                proposal = writer.propose(tree.tokens(path), room)
+                proposal = writer.propose([tree.tokens[idx] for idx in path], room)
                 check_proposal(proposal, self._vocab_size)
-                tree.add(name, proposal, path_end=path[-1] if path else ROOT)
+                tree.add_all(proposal, 1 << bit, path_end=path[-1] if path else ROOT)
             except Exception as error:
                 self._silence(name, error)
-        return tree.candidates(max_depth)
+        return tree.offer(max_depth)
 
     def observe(self, seen: Observation) -> None:
         """Tell every writer what a pass told."""
@@ -96,60 +99,45 @@ class Offers:
                 self._silence(name, error)
 
     def _silence(self, name: str, error: Exception) -> None:
-        """Hear a writer no longer that raised: whatever the reason is, the text does not depend on it."""
+        """Leave out a writer that raised, until the request ends. The text does not depend on it."""
         self._heard.pop(name, None)
         what = f"{type(error).__name__}: {error}"
         logger.warning("the writer %s failed and is left out of this request: %s", name, what, exc_info=error)
 
 
-class _Tree:
+def writer_label(writers: int, names: Sequence[str]) -> str:
+    """Return who proposed a candidate, several joined by "+"; ``names`` as of `Offers`."""
+    return "+".join([name for bit, name in enumerate(names) if writers >> bit & 1])
+
+
+class _Tree(MergedNodes):
     """Candidates of several writers below one root, each with the best score that any of them gave it."""
 
     def __init__(self) -> None:
-        self._child_of: dict[tuple[int, int], int] = {}  # (parent, token)
-        self._ids: list[int] = []
-        self._tokens: list[int] = []
-        self._parents: list[int] = []
-        self._path_logprobs: list[float] = []
-        self._depths: list[int] = []
-        self._writers: list[str] = []
+        super().__init__()
         self._probes: set[int] = set()
 
-    def add(self, name: str, proposal: Proposal, *, path_end: int = ROOT, ids: Sequence[int] = ()) -> None:
-        """Add a proposal, which may lengthen the path to ``path_end``; ``ids`` are those of a drafter's nodes."""
-        end_logprob = 0.0 if path_end == ROOT else self._path_logprobs[path_end]
+    def add_all(self, proposal: Nodes, writer: int, *, path_end: int = ROOT) -> None:
+        """Add what a writer proposes, which may lengthen the path to ``path_end``."""
+        end_logprob = 0.0 if path_end == ROOT else self.path_logprobs[path_end]
         idx_of: list[int] = []  # of each of the proposal's candidates in the tree
         top_logprobs: list[float] = []  # of what each of them hangs below: that of the best path's end, or of the root
         rows = zip(proposal.tokens, proposal.parents, proposal.path_logprobs, strict=True)
-        for i, (token, parent, logprob) in enumerate(rows):
+        for token, parent, logprob in rows:
             if parent >= 0:
                 above, top_logprob = idx_of[parent], top_logprobs[parent]
             else:
                 above, top_logprob = (path_end, end_logprob) if parent == PATH_END else (ROOT, 0.0)
-            path_logprob = top_logprob + logprob
             top_logprobs.append(top_logprob)
-            idx = self._child_of.setdefault((above, token), len(self._tokens))
-            if idx == len(self._tokens):
-                self._ids.append(ids[i] if ids else _NO_ID)
-                self._tokens.append(token)
-                self._parents.append(above)
-                self._path_logprobs.append(path_logprob)
-                self._depths.append(1 if above == ROOT else self._depths[above] + 1)
-                self._writers.append(name)
-            else:
-                self._path_logprobs[idx] = max(self._path_logprobs[idx], path_logprob)
-                if idx not in idx_of:  # the same path may be proposed below the root and below the best path's end
-                    self._writers[idx] += f"+{name}"
-            if i < proposal.num_probes:
-                self._probes.add(idx)
-            idx_of.append(idx)
+            idx_of.append(self.add(above, token, top_logprob + logprob, writer))
+        self._probes.update(idx_of[: proposal.num_probes])
 
     def best_path(self) -> list[int]:
         """Return the candidates from below the root down, following the best child."""
         best: dict[int, int] = {}  # by parent
-        for idx, parent in enumerate(self._parents):
+        for idx, parent in enumerate(self.parents):
             other = best.get(parent)
-            if other is None or self._path_logprobs[idx] > self._path_logprobs[other]:
+            if other is None or self.path_logprobs[idx] > self.path_logprobs[other]:
                 best[parent] = idx
         path = []
         node = best.get(ROOT)
@@ -160,61 +148,10 @@ class _Tree:
 
     def num_likely(self) -> int:
         """Return how many candidates are so likely that hardly any of further writers will be verified before them."""
-        return sum(path_logprob > _LIKELY for path_logprob in self._path_logprobs)
+        return sum(path_logprob > LIKELY_PATH_LOGPROB for path_logprob in self.path_logprobs)
 
-    def tokens(self, indices: Sequence[int]) -> list[int]:
-        return [self._tokens[idx] for idx in indices]
-
-    def candidates(self, max_depth: int) -> Candidates:
-        order = [idx for idx, depth in enumerate(self._depths) if depth <= max_depth]
-        order.sort(key=lambda idx: (idx not in self._probes, -self._path_logprobs[idx], idx))
-        everything = Candidates(
-            tuple(self._ids),
-            tuple(self._tokens),
-            tuple(self._parents),
-            tuple(self._path_logprobs),
-            tuple(self._depths),
-            tuple(self._writers),
-        )
-        return select(everything, order, num_probes=sum(idx in self._probes for idx in order))
-
-
-def select(offer: Candidates, indices: Sequence[int], *, num_probes: int = 0) -> Candidates:
-    """Return these candidates in this order; each one's parent is the root or stands before it.
-
-    Args:
-        num_probes: how many of the first ones are probes.
-    """
-    place = {ROOT: ROOT} | {idx: i for i, idx in enumerate(indices)}
-    return Candidates(
-        tuple([offer.ids[i] for i in indices]),
-        tuple([offer.tokens[i] for i in indices]),
-        tuple([place[offer.parents[i]] for i in indices]),
-        tuple([offer.path_logprobs[i] for i in indices]),
-        tuple([offer.depths[i] for i in indices]),
-        tuple([offer.writers[i] for i in indices]) if offer.writers else (),
-        num_probes,
-    )
-
-
-def kept(offer: Candidates, flags: Sequence[bool]) -> Candidates:
-    """Return the candidates that are flagged, probes included; whose parent is not flagged must not be either."""
-    if all(flags):
-        return offer
-    indices = [idx for idx, flag in enumerate(flags) if flag]
-    return select(offer, indices, num_probes=sum(flags[: offer.num_probes]))
-
-
-def leading(offer: Candidates, count: int) -> Candidates:
-    """Return the first ``count`` candidates: parents come before children, so any number of them is a tree."""
-    if count >= len(offer):
-        return offer
-    return Candidates(
-        offer.ids[:count],
-        offer.tokens[:count],
-        offer.parents[:count],
-        offer.path_logprobs[:count],
-        offer.depths[:count],
-        offer.writers[:count],
-        min(offer.num_probes, count),
-    )
+    def offer(self, max_depth: int) -> Nodes:
+        """Return the candidates down to this depth: probes first, then by path score."""
+        order = [idx for idx, depth in enumerate(self.depths) if depth <= max_depth]
+        order.sort(key=lambda idx: (idx not in self._probes, -self.path_logprobs[idx], idx))
+        return self.nodes().take(order, num_probes=sum(idx in self._probes for idx in order))

@@ -8,14 +8,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from card.config import DraftSettings, SamplingParams, ShapingRule
+from card.config import DraftSettings, SamplingParams, SamplingRule, ShapingRule, TreeShape
 from card.errors import ProtocolError
 from card.tree.candidates import CandidateCache
 from card.tree.messages import Correction, DraftSpec, Layer, Open, Resync, TargetMessage
-from card.tree.nodes import NewNodes
 from card.workers.metrics import RequestStats
 
-_MOST_COUNTED = 1 << 40  # passes or nodes that a drafter can honestly report
+_MAX_COUNT = 1 << 40  # of passes or nodes in a layer; more is a forgery
 
 
 def draft_spec(
@@ -27,25 +26,7 @@ def draft_spec(
         max_len: most tokens that its text can get.
         shaping: that of the parameters; None if they have none.
     """
-    return DraftSpec(
-        temperature=params.temperature,
-        top_k=params.top_k,
-        top_p=params.top_p,
-        min_p=params.min_p,
-        seed=params.seed or 0,
-        coupled_noise=draft.coupled_noise,
-        beam_width=draft.beam_width,
-        branch=draft.branch,
-        lead=draft.lead,
-        max_nodes=draft.max_nodes,
-        min_path_logprob=draft.min_path_logprob,
-        growth=draft.growth,
-        branch_below=draft.branch_below,
-        fan_out=draft.fan_out,
-        num_speculative_tokens=draft.num_speculative_tokens,
-        max_len=max_len,
-        shaping=shaping,
-    )
+    return DraftSpec(sampling=SamplingRule.of(params), shape=TreeShape.of(draft), max_len=max_len, shaping=shaping)
 
 
 class Replica:
@@ -94,12 +75,12 @@ class Replica:
         self._passes_before = 0  # drafter passes of earlier incarnations
         self._busy_before_s = 0.0
         self._dropped_before = self._rolled_back_before = 0
-        self._beam = (0, 0)  # width and lead; 0: as the settings say
-        self._branch_below = -1.0  # the same
+        self._beam_width: int | None = None  # None: as the settings say
+        self._branch_below: float | None = None  # None: as the settings say
 
-    def tune(self, beam_width: int, lead: int) -> None:
-        """Let the drafter make so wide and so many layers from the next message on; 0 leaves one at the settings."""
-        self._beam = (beam_width, lead)
+    def tune(self, beam_width: int | None) -> None:
+        """Let the drafter make layers of this width from the next message on; None leaves it at the settings."""
+        self._beam_width = beam_width
 
     def branch_below(self, probability: float) -> None:
         """Let the trunk branch at the next token that is less likely than this, from the next message on."""
@@ -107,12 +88,8 @@ class Replica:
 
     def open_message(self) -> Open:
         """Return what tells a drafter everything about the request."""
-        (beam_width, lead), draft = self._beam, self._draft
-        draft = draft.replace(
-            beam_width=beam_width or draft.beam_width,
-            lead=lead or draft.lead,
-            branch_below=self._branch_below if self._branch_below >= 0.0 else draft.branch_below,
-        )
+        told = {"beam_width": self._beam_width, "branch_below": self._branch_below}
+        draft = self._draft.replace(**{name: value for name, value in told.items() if value is not None})
         spec = draft_spec(draft, self._params, self._max_len, self._shaping)
         return Open(self._request_id, tuple(self._token_ids), spec)
 
@@ -125,8 +102,7 @@ class Replica:
             start=start,
             token_ids=tuple(self._token_ids[start:]),
             wants_snapshot=self._lost_a_layer,
-            beam_width=self._beam[0],
-            lead=self._beam[1],
+            beam_width=self._beam_width,
             branch_below=self._branch_below,
         )
 
@@ -172,19 +148,18 @@ class Replica:
         Raises: ProtocolError if it is malformed; the tree is as before then.
         """
         if isinstance(message, Resync):
-            self._known_len = max(0, min(message.known_len, len(self._token_ids)))
-            return [self.correction()] if self._known_len else [self.open_message()]
+            self._known_len = max(0, min(message.known_len or 0, len(self._token_ids)))
+            return [self.open_message() if message.known_len is None else self.correction()]
         if message.seq < self._next_seq:
             return []  # repeated, or overtaken by a snapshot
         if message.seq > self._next_seq and not message.is_reset:
             self._lost_a_layer = True
             return []
         self._check(message)
-        nodes = NewNodes(message.ids, message.parents, message.token_ids, message.logprobs)
         if message.is_reset:
-            self._restart(message, nodes)
+            self._restart(message)
         else:
-            self._extend(message, nodes)
+            self._extend(message)
         self._next_seq = message.seq + 1
         self._known_len = max(self._known_len, message.known_len)
         stats = self._stats
@@ -195,10 +170,10 @@ class Replica:
         stats.rolled_back_tokens = self._rolled_back_before + message.num_rolled_back
         return []
 
-    def _restart(self, layer: Layer, nodes: NewNodes) -> None:
+    def _restart(self, layer: Layer) -> None:
         fresh = self._empty_tree()  # a malformed layer raises here and leaves the old one alone
         fresh.restart(layer.epoch, layer.root_id, self._token_ids[layer.root_position + 1 :])
-        fresh.extend(layer.epoch, nodes)
+        fresh.extend(layer.epoch, layer.nodes)
         self.tree = fresh
         self._lost_a_layer = False
         has_begun = len(self._token_ids) > self._stats.num_prompt_tokens
@@ -207,10 +182,10 @@ class Replica:
             self.is_after_miss = True
         self._epochs_seen = layer.epoch
 
-    def _extend(self, layer: Layer, nodes: NewNodes) -> None:
+    def _extend(self, layer: Layer) -> None:
         tree, stats = self.tree, self._stats
         late_before, first_awaited = tree.num_late_hits, len(self._token_ids) - len(tree.pending)
-        tree.extend(layer.epoch, nodes)
+        tree.extend(layer.epoch, layer.nodes)
         num_settled = tree.num_late_hits - late_before
         is_of_prefill = first_awaited == stats.num_prompt_tokens  # the prefill's token: it is no verification
         stats.late_hits += num_settled - (num_settled > 0 and is_of_prefill)
@@ -223,19 +198,20 @@ class Replica:
                 f"layer of request {layer.request_id} has root position {layer.root_position} and {layer.known_len} "
                 f"known tokens, but the text has {text_len}"
             )
-        if max(layer.token_ids, default=0) >= self._vocab_size:
+        if max(layer.nodes.tokens, default=0) >= self._vocab_size:
             raise ProtocolError(
-                f"layer of request {layer.request_id} has token {max(layer.token_ids)}; the target has tokens 0 to "
+                f"layer of request {layer.request_id} has token {max(layer.nodes.tokens)}; the target has tokens 0 to "
                 f"{self._vocab_size - 1}"
             )
-        if not -math.inf < layer.pass_began_at <= layer.pass_ended_at < math.inf:
+        began_s, ended_s = layer.pass_span_s or (0.0, 0.0)
+        if not -math.inf < began_s <= ended_s < math.inf:
             raise ProtocolError(
-                f"layer of request {layer.request_id} comes of a pass from {layer.pass_began_at} to "
-                f"{layer.pass_ended_at} s; both must be numbers in this order"
+                f"layer of request {layer.request_id} comes of a pass from {began_s} to {ended_s} s; both must be "
+                "numbers in this order"
             )
         counts = (layer.num_passes, layer.num_dropped, layer.num_rolled_back)
         if (
-            not all(0 <= count < _MOST_COUNTED for count in counts)
+            not all(0 <= count < _MAX_COUNT for count in counts)
             or not 0 <= layer.busy_s < math.inf
             or not 0 <= layer.num_reused <= text_len
         ):

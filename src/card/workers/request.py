@@ -11,7 +11,7 @@ from torch import Tensor
 from card.config import DraftSettings, SamplingParams
 from card.errors import SettingsError
 from card.tree.messages import TargetMessage
-from card.tree.nodes import Candidates
+from card.tree.nodes import NO_NODES, Nodes
 from card.tree.shaping import GrammarState
 from card.workers.details import TokenDetails
 
@@ -53,7 +53,7 @@ class Work:
 
     request_id: int
     num_prompt_tokens: int = 0  # most tokens of the prompt to run; 0 once all of them were
-    offer: Candidates = field(default_factory=Candidates.none)
+    offer: Nodes = NO_NODES
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ class Verified:
     """The outcome of one verification."""
 
     request_id: int
-    offer: Candidates
+    offer: Nodes
     accepted: tuple[int, ...]  # indices into the offer, from the root down
     is_greedy: bool  # the request takes the likeliest token
     num_compared: int  # candidates of the best path, verified or not, that the target's tokens can be compared with

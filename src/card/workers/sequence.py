@@ -7,16 +7,16 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from card.config import ShapingRule
+from card.config import SamplingRule, ShapingRule
 from card.errors import TargetError
 from card.models.protocol import NO_PARENT, Extension
-from card.tree.nodes import Candidates
-from card.tree.sampling import Sampler, SamplingRule, TokenLogprobs, token_logprobs
+from card.tree.nodes import ROOT, Nodes
+from card.tree.sampling import Sampler, TokenLogprobs, token_logprobs
 from card.tree.shaping import Shaping
-from card.tree.verify import ROOT, Verdict, match
+from card.tree.verify import Verdict, match
 from card.workers.details import TokenDetails, alternatives_to, origins_of
 from card.workers.metrics import RequestStats
-from card.workers.offers import Offers, kept
+from card.workers.offers import Offers
 from card.workers.replica import Replica
 from card.workers.request import FinishReason, Request, Work
 from card.writers.local.protocol import Observation
@@ -76,12 +76,12 @@ class Sequence:
         tokens_left = self.request.params.max_tokens - self.num_new_tokens
         return min(tokens_left - 1, self._max_model_len - len(self.token_ids))
 
-    def permitted(self, offer: Candidates) -> Candidates:
+    def permitted(self, offer: Nodes) -> Nodes:
         """Return the candidates that the grammar permits, if there is one: no other can be accepted."""
         if self.shaping is None or not offer:
             return offer
         permitted = self.shaping.permitted(_paths(offer))
-        return offer if permitted is None else kept(offer, permitted)
+        return offer if permitted is None else offer.kept(permitted)
 
     def cut(self, new_ids: list[int]) -> tuple[list[int], FinishReason | None]:
         """Return the new tokens up to the one that ends the text, and why it ends, if it does."""
@@ -107,7 +107,7 @@ class Pass:
 
     sequence: Sequence
     extension: Extension
-    offer: Candidates
+    offer: Nodes
     chosen: list[int] = field(default_factory=list)  # the target's token after the root and after each candidate
     verdict: Verdict | None = None  # None: a part of the prompt was run, and more of it follows
     top_ids: list[list[int]] = field(default_factory=list)  # likeliest tokens of each row
@@ -139,7 +139,7 @@ class Pass:
         if len(logits):
             self.chosen = _choose(self.sequence, self.offer, logits)
             self.verdict = match(self.offer.tokens, self.offer.parents, self.chosen)
-            self.details = _details(self.sequence.request, self.offer, self.verdict, logits)
+            self.details = _details(self.sequence, self.offer, self.verdict, logits)
 
     def observation(self, verdict: Verdict) -> Observation:
         """Return what the writers are told of this pass."""
@@ -148,7 +148,7 @@ class Pass:
         return Observation(new_ids, self.offer.tokens, self.offer.parents, chosen, verdict.accepted, self.top_ids)
 
 
-def _choose(sequence: Sequence, offer: Candidates, logits: Tensor) -> list[int]:
+def _choose(sequence: Sequence, offer: Nodes, logits: Tensor) -> list[int]:
     """Return the target's token after the root and after each candidate.
 
     Args:
@@ -170,7 +170,7 @@ def _choose(sequence: Sequence, offer: Candidates, logits: Tensor) -> list[int]:
     return sequence.sampler.choose(logits, positions)
 
 
-def _paths(offer: Candidates) -> list[tuple[int, ...]]:
+def _paths(offer: Nodes) -> list[tuple[int, ...]]:
     """Return the tokens of each candidate's path, its own included."""
     paths: list[tuple[int, ...]] = []
     for token, parent in zip(offer.tokens, offer.parents, strict=True):
@@ -178,13 +178,13 @@ def _paths(offer: Candidates) -> list[tuple[int, ...]]:
     return paths
 
 
-def _details(request: Request, offer: Candidates, verdict: Verdict, logits: Tensor) -> TokenDetails:
+def _details(sequence: Sequence, offer: Nodes, verdict: Verdict, logits: Tensor) -> TokenDetails:
     """Return what is told of the tokens of a verdict. ``logits`` are the model's own, [1 + candidates, V]."""
-    params = request.params
+    params, names = sequence.request.params, sequence.offers.names
     logprobs: tuple[TokenLogprobs, ...] = ()
     if params.logprobs is not None:
         rows = [0, *(1 + idx for idx in verdict.accepted)]
         new_ids = [*(offer.tokens[idx] for idx in verdict.accepted), verdict.next_id]
         logprobs = token_logprobs(logits[rows], new_ids, params.logprobs)
-    alternatives = alternatives_to(offer, verdict) if params.shows_tree else ()
-    return TokenDetails(origins_of(offer, verdict), logprobs, alternatives)
+    alternatives = alternatives_to(offer, verdict, names) if params.shows_tree else ()
+    return TokenDetails(origins_of(offer, verdict, names), logprobs, alternatives)

@@ -14,7 +14,7 @@ from card.models.hrad.foresight import Foresight
 from card.models.pool import SequencePool
 from card.models.protocol import LanguageModel
 from card.tree.messages import Close, DrafterMessage, Layer, Resync, TargetMessage
-from card.tree.nodes import Candidates
+from card.tree.nodes import NO_NODES, Nodes
 from card.tree.verify import Verdict
 from card.workers.metrics import RequestStats
 from card.workers.offers import Offers
@@ -55,7 +55,7 @@ class TargetWorker:
         self.pool = SequencePool(model, max_kv_bytes if max_kv_bytes is not None else 1 << 62)
         self._clock = clock
         self._running: dict[int, Sequence] = {}
-        self._beam = (0, 0)  # width and lead; zeros: as each request's settings say
+        self._beam_width: int | None = None  # None: as each request's settings say
 
     @property
     def has_writers(self) -> bool:
@@ -79,7 +79,7 @@ class TargetWorker:
         openers = {name: partial(begin, request) for name, begin in writers.items()}
         offers = Offers(openers, vocab_size=self.model.vocab_size)
         sequence = Sequence(request, opened.slot, opened.num_reused, offers=offers, **sizes)
-        sequence.replica.tune(*self._beam)
+        sequence.replica.tune(self._beam_width)
         self._running[request.request_id] = sequence
         return [sequence.replica.open_message()] if request.uses_drafter else []
 
@@ -106,11 +106,14 @@ class TargetWorker:
         """Return how many KV rows the request's text holds."""
         return self._running[request_id].num_rows
 
-    def tune(self, beam_width: int, lead: int) -> None:
-        """Let the drafter make so wide and so many layers for all requests; running ones hear it with a correction."""
-        self._beam = (beam_width, lead)
+    def tune(self, beam_width: int | None) -> None:
+        """Let the drafter make layers of this width for all requests; None: as each request's settings say.
+
+        Running ones hear it with a correction.
+        """
+        self._beam_width = beam_width
         for sequence in self._running.values():
-            sequence.replica.tune(*self._beam)
+            sequence.replica.tune(self._beam_width)
 
     def reopen(self) -> list[TargetMessage]:
         """Tell a new incarnation of the drafter about every running request."""
@@ -155,7 +158,7 @@ class TargetWorker:
         """Return how many candidates of the drafter's the replica holds."""
         return self._running[request_id].replica.tree.num_nodes
 
-    def query(self, request_id: int, budget: int, shape: VerifyShape, *, asks_drafter: bool = True) -> Candidates:
+    def query(self, request_id: int, budget: int, shape: VerifyShape, *, asks_drafter: bool = True) -> Nodes:
         """Return candidates to verify, no deeper than the request may still grow, up to ``budget`` of each writer.
 
         Args:
@@ -166,9 +169,9 @@ class TargetWorker:
         max_depth = sequence.deepest
         budget = min(budget, self.rows_left(request_id))
         if sequence.is_prefilling or max_depth < 1 or budget < 1:
-            return Candidates.none()
+            return NO_NODES
         uses_drafter = asks_drafter and request.uses_drafter
-        drafted = sequence.replica.tree.query(budget, shape, max_depth) if uses_drafter else Candidates.none()
+        drafted = sequence.replica.tree.query(budget, shape, max_depth) if uses_drafter else NO_NODES
         offer = sequence.offers.merge(drafted, budget, max_depth)
         return sequence.permitted(offer)
 
@@ -234,7 +237,7 @@ class TargetWorker:
         stats, request_id = sequence.stats, sequence.request.request_id
         stats.num_new_tokens = sequence.num_new_tokens
         if not was_prefilling:
-            stats.count_verification(offer, verdict.accepted[: len(kept_rows)])
+            stats.count_verification(offer, verdict.accepted[: len(kept_rows)], sequence.offers.names)
             is_greedy = sequence.sampler.rule.is_greedy
             compared, agreed = sequence.replica.compare(new_ids)
             result.verified.append(Verified(request_id, offer, tuple(verdict.accepted), is_greedy, compared, agreed))

@@ -144,16 +144,17 @@ class Trace:
 
     def layer(self, layer: Layer, now: float) -> None:
         """A layer has arrived. Those of one pass, and repeated ones, are told by its times; nonsense is ignored."""
-        if not 0 < layer.pass_ended_at - layer.pass_began_at < math.inf:  # a NaN fails too
+        began_s, ended_s = layer.pass_span_s or (0.0, 0.0)
+        if not 0 < ended_s - began_s < math.inf:  # a NaN fails too
             return
-        key = (self._drafter_idx, layer.pass_began_at, layer.pass_ended_at)
+        key = (self._drafter_idx, began_s, ended_s)
         known = self._passes.get(key)
         if known is None:
             if self._has_room(now):
-                self._passes[key] = _DrafterPass(*key, now, [layer.request_id], len(layer.ids))
+                self._passes[key] = _DrafterPass(*key, now, [layer.request_id], len(layer.nodes))
         elif layer.request_id not in known.request_ids:
             known.request_ids.append(layer.request_id)
-            known.num_nodes += len(layer.ids)
+            known.num_nodes += len(layer.nodes)
 
     def follow(self, request_id: int, stats: RequestStats, num_candidates: int, now: float) -> None:
         """The counters of a running request are these now: tell what has happened since the last time.

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
 import msgspec
 from torch import Tensor
@@ -14,7 +16,7 @@ from card.models.protocol import NO_PARENT, Extension, LanguageModel
 from card.tree.candidates import CandidateCache
 from card.tree.messages import DraftSpec
 from card.tree.nodes import NewNodes
-from card.tree.sampling import CandidateScorer, SamplingRule
+from card.tree.sampling import CandidateScorer
 from card.writers.growth import RULES, Found, GrowingTree
 from card.writers.shaping import DraftShaping, FindGrammar
 
@@ -51,16 +53,15 @@ class BeamSequence:
         self.spec = spec
         self.num_dropped = self.num_rolled_back = 0
         self.token_ids = list(token_ids)
-        self.cache = CandidateCache(max_nodes=spec.max_nodes, lead=spec.lead)
+        self.cache = CandidateCache(max_nodes=spec.shape.max_nodes, lead=spec.shape.lead)
         self.cache.restart(epoch)
         self._pool = pool
         self._model = model
-        rule = SamplingRule(spec.temperature, spec.top_k, spec.top_p, spec.min_p, spec.seed)
-        self._scorer = CandidateScorer(rule, self._model.vocab_size, coupled=spec.coupled_noise)
+        self._scorer = CandidateScorer(spec.sampling, self._model.vocab_size, coupled=spec.shape.coupled_noise)
         self._shaping: DraftShaping | None = None
         if spec.shaping is not None:
             self._shaping = DraftShaping(spec.shaping, self.token_ids, model.vocab_size, find_grammar)
-        self._growth = RULES[spec.growth]
+        self._growth = RULES[spec.shape.growth]
         self.num_rows = rows_of(spec, model)
         opened = pool.open(self.token_ids, self.num_rows)
         self._slot, self.num_reused = opened.slot, opened.num_reused
@@ -81,25 +82,21 @@ class BeamSequence:
 
     @property
     def _growing(self) -> GrowingTree:
-        return GrowingTree(self.cache, self.spec, self._num_layers)
+        return GrowingTree(self.cache, self.spec.shape, self._num_layers)
 
     def close(self) -> None:
         """Give the sequence back; the rows of the text stay in the pool for a text that begins with it."""
         self._pool.close(self._slot, self.token_ids[: self._num_committed_rows])
 
-    def reshape(self, *, beam_width: int, lead: int, branch_below: float = -1.0) -> None:
-        """Change width, lead and what counts as unsure; 0 leaves one of the former as it is, -1 the last.
+    def reshape(self, *, beam_width: int | None = None, branch_below: float | None = None) -> None:
+        """Change the width of layers and what counts as unsure; None leaves one as it is.
 
         Frontiers obey at once. Nodes that the new shape wants of what is known already are made by the next commit or
         pass: whoever changes the shape commits tokens with it, and the tree below them is made anew anyway.
         """
-        self.spec = msgspec.structs.replace(
-            self.spec,
-            beam_width=beam_width or self.spec.beam_width,
-            lead=lead or self.spec.lead,
-            branch_below=branch_below if branch_below >= 0.0 else self.spec.branch_below,
-        )
-        self.cache.lead = self.spec.lead
+        told = {"beam_width": beam_width, "branch_below": branch_below}
+        changes: dict[str, Any] = {name: value for name, value in told.items() if value is not None}
+        self.spec = msgspec.structs.replace(self.spec, shape=replace(self.spec.shape, **changes))
         self._frontier = None
 
     def commit(self, token_ids: Sequence[int]) -> NewNodes | None:
@@ -187,7 +184,7 @@ class BeamSequence:
         positions = [self.root_position + self.cache.depth_of(node) + 1 for node in frontier]
         if self._shaping is not None:
             logits = self._shaping.apply(logits, [self.cache.path_tokens(node) for node in frontier])
-        tokens, logprobs = self._scorer.top(logits, positions, self.spec.branch)
+        tokens, logprobs = self._scorer.top(logits, positions, self.spec.shape.branch)
         return self._growth.grow(self._growing, Found(frontier, tokens.tolist(), logprobs.tolist()))
 
 

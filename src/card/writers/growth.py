@@ -11,8 +11,8 @@ from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
+from card.config import TreeShape
 from card.tree.candidates import CandidateCache
-from card.tree.messages import DraftSpec
 from card.tree.nodes import NewNodes
 
 Demands = Generator[tuple[int, int], None, None]  # (node, children that it should have)
@@ -23,7 +23,7 @@ class GrowingTree:
     """A tree, the shape that it is to get, and how deep it may become now."""
 
     cache: CandidateCache
-    spec: DraftSpec
+    shape: TreeShape
     num_layers: int  # nodes so deep below the root, or deeper, are not to be expanded
 
 
@@ -62,17 +62,17 @@ class LayerRule:
 
     def frontier(self, tree: GrowingTree) -> list[int]:
         """Return the ``beam_width`` best nodes."""
-        best = tree.cache.frontier(tree.spec.beam_width)
+        best = tree.cache.frontier(tree.shape.beam_width)
         return [node for node in best if tree.cache.depth_of(node) < tree.num_layers]
 
     def grow(self, tree: GrowingTree, found: Found) -> NewNodes:
         """Make the ``beam_width`` best children."""
-        return _grow(tree, found, width=tree.spec.beam_width)
+        return _grow(tree, found, width=tree.shape.beam_width)
 
     def widen(self, tree: GrowingTree) -> NewNodes:
         """Make up for nodes that a full beam lacks."""
-        missing = tree.spec.beam_width - len(tree.cache.frontier(tree.spec.beam_width))
-        return tree.cache.refill(missing, tree.spec.min_path_logprob) if missing > 0 else NewNodes.none()
+        missing = tree.shape.beam_width - len(tree.cache.frontier(tree.shape.beam_width))
+        return tree.cache.refill(missing, tree.shape.min_path_logprob) if missing > 0 else NewNodes.none()
 
 
 class BestFirstRule:
@@ -88,7 +88,7 @@ class BestFirstRule:
     def frontier(self, tree: GrowingTree) -> list[int]:
         """Return the ``beam_width`` best nodes that may be expanded."""
         is_full = tree.cache.num_nodes >= tree.cache.max_nodes
-        return [] if is_full else tree.cache.frontier(tree.spec.beam_width, num_layers=tree.num_layers)
+        return [] if is_full else tree.cache.frontier(tree.shape.beam_width, num_layers=tree.num_layers)
 
     def grow(self, tree: GrowingTree, found: Found) -> NewNodes:
         """Make all children."""
@@ -96,7 +96,7 @@ class BestFirstRule:
 
     def widen(self, tree: GrowingTree) -> NewNodes:
         """Make the children that were too unlikely from the old root, or found no room."""
-        return tree.cache.refill(tree.cache.max_nodes, tree.spec.min_path_logprob)
+        return tree.cache.refill(tree.cache.max_nodes, tree.shape.min_path_logprob)
 
 
 class _PathRule:
@@ -120,7 +120,7 @@ class _PathRule:
 
     def widen(self, tree: GrowingTree) -> NewNodes:
         """Make all children that are wanted and known."""
-        cache, floor = tree.cache, tree.spec.min_path_logprob
+        cache, floor = tree.cache, tree.shape.min_path_logprob
         made = [
             cache.refill_below(node, count - len(cache.children(node)), floor)
             for node, count in self._demands(tree)
@@ -144,12 +144,12 @@ class BranchRule(_PathRule):
     """
 
     def _demands(self, tree: GrowingTree) -> Demands:
-        cache, spec = tree.cache, tree.spec
+        cache, shape = tree.cache, tree.shape
         node: int | None = cache.root_id
         while node is not None and cache.depth_of(node) < tree.num_layers:
             prob = math.exp(cache.likeliest(node))
-            is_sure = spec.branch_below < 1.0 and prob >= spec.branch_below
-            count = 1 if is_sure else num_branches(prob, spec.beam_width)
+            is_sure = shape.branch_below < 1.0 and prob >= shape.branch_below
+            count = 1 if is_sure else num_branches(prob, shape.beam_width)
             yield node, count
             if not cache.is_expanded(node):
                 return
@@ -172,7 +172,7 @@ class FanOutRule(_PathRule):
     """
 
     def _demands(self, tree: GrowingTree) -> Demands:
-        cache, fan_out, length = tree.cache, tree.spec.fan_out, tree.spec.num_speculative_tokens
+        cache, fan_out, length = tree.cache, tree.shape.fan_out, tree.shape.num_speculative_tokens
         yield from _path(tree, cache.root_id)
         chain = [cache.root_id, *cache.best_path(cache.root_id, length)]
         is_open = len(chain) <= length and cache.depth_of(chain[-1]) < tree.num_layers
@@ -199,13 +199,13 @@ def num_branches(prob: float, most: int) -> int:
 
 
 def _grow(tree: GrowingTree, found: Found, *, width: int) -> NewNodes:
-    floor = tree.spec.min_path_logprob
+    floor = tree.shape.min_path_logprob
     return tree.cache.grow(found.parents, found.tokens, found.logprobs, width=width, min_path_logprob=floor)
 
 
 def _path(tree: GrowingTree, head: int) -> Demands:
     """Demand a child at the end of the path of likeliest tokens below ``head``, unless it is long enough already."""
-    cache, length = tree.cache, tree.spec.num_speculative_tokens
+    cache, length = tree.cache, tree.shape.num_speculative_tokens
     path = [head, *cache.best_path(head, length)]
     if len(path) <= length and cache.depth_of(path[-1]) < tree.num_layers:
         yield path[-1], 1

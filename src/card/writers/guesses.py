@@ -1,4 +1,4 @@
-"""What writers without a model share: n-grams seen, how often a guess of each rank was right, a tree of guesses."""
+"""What writers without a model share: n-grams seen, and how often a guess of each rank was right."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from heapq import heapify, heappop, heappush
 from itertools import count
 
 from card.errors import SettingsError
-from card.writers.local.protocol import Observation, Proposal
+from card.tree.nodes import MergedNodes
+from card.writers.local.protocol import Observation
 
 Guesses = dict[int, "Guesses"]
 """Ways in which a text may go on: the next tokens, best guess first, each with the guesses of what follows it."""
@@ -109,41 +110,6 @@ class RankRates:
         return [math.log(trials / hits) for hits, trials in zip(self._hits, self._trials, strict=True)]
 
 
-class GuessTree:
-    """A proposal in the making. Equal tokens below one parent are one node, which has the best score it was given."""
-
-    def __init__(self) -> None:
-        self._child_of: dict[tuple[int, int], int] = {}  # by (parent, token)
-        self._path_logprobs: list[float] = []
-
-    def __len__(self) -> int:
-        return len(self._path_logprobs)
-
-    def add(self, parent: int, token: int, path_logprob: float) -> int:
-        """Return the index of a node that is made if it is not there; the score is at most 0 and the parent's."""
-        idx = self._child_of.setdefault((parent, token), len(self._path_logprobs))
-        if idx == len(self._path_logprobs):
-            self._path_logprobs.append(path_logprob)
-        elif path_logprob > self._path_logprobs[idx]:
-            self._path_logprobs[idx] = path_logprob
-        return idx
-
-    def num_missing(self, parent: int, path: Sequence[int]) -> int:
-        """Return how many nodes it would take to hold ``path`` below ``parent``."""
-        node: int | None = parent
-        for depth, token in enumerate(path):
-            node = self._child_of.get((parent, token))
-            if node is None:
-                return len(path) - depth
-            parent = node
-        return 0
-
-    def proposal(self, num_probes: int = 0) -> Proposal:
-        """Return the nodes in the order in which they were made."""
-        parents, tokens = zip(*self._child_of, strict=True) if self._child_of else ((), ())
-        return Proposal(tokens, parents, tuple(self._path_logprobs), num_probes)
-
-
 class GuessRates:
     """The chances of `Guesses`: of those for the next token, and of those for each token after a right one."""
 
@@ -161,7 +127,7 @@ class GuessRates:
             rates = self._later
             guesses = guesses.get(token, _NO_GUESSES)
 
-    def add(self, tree: GuessTree, parent: int, guesses: Guesses, path_logprob: float, max_nodes: int) -> None:
+    def add(self, tree: MergedNodes, parent: int, guesses: Guesses, path_logprob: float, max_nodes: int) -> None:
         """Put the likeliest guesses into ``tree`` until it has ``max_nodes``.
 
         Args:

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from card.config import EngineSettings
 from card.errors import SettingsError
+from card.tree.nodes import NO_NODES
 from card.writers.local.lookahead import WRITER, LookaheadSequence, LookaheadWriter
-from card.writers.local.protocol import Observation, Proposal
+from card.writers.local.protocol import Observation
 from tests.local_observing import paths_of, plain, play_shaken, random_target, run, scores_of, shaken, tree
 from tests.local_writing import Target, assert_well_formed, play
 
@@ -261,8 +262,8 @@ def test_a_proposal_that_was_never_run_or_never_made_is_no_matter() -> None:
     sequence = opened([1, 2, 3, 1, 2, 3, 1])
     first = sequence.propose((), 16)
     assert sequence.propose((), 16) == first
-    sequence.observe(run(Proposal.none(), [1, 2, 3, 1, 2, 3, 1], lambda text: 2))
-    sequence.observe(run(Proposal.none(), [1, 2, 3, 1, 2, 3, 1, 2], lambda text: 3))
+    sequence.observe(run(NO_NODES, [1, 2, 3, 1, 2, 3, 1], lambda text: 2))
+    sequence.observe(run(NO_NODES, [1, 2, 3, 1, 2, 3, 1, 2], lambda text: 3))
     assert_well_formed(sequence.propose((), 16), 16)
 
 

@@ -11,9 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from card.config import EngineSettings
+from card.tree.nodes import Nodes
 from card.writers.local import find_writer
 from card.writers.local.lookup import LookupWriter, chance_per_count
-from card.writers.local.protocol import Observation, Proposal
+from card.writers.local.protocol import Observation
 from tests.local_writing import assert_well_formed, play
 
 VOCAB_SIZE = 5
@@ -28,7 +29,7 @@ def committed(*token_ids: int) -> Observation:
 
 def proposed_after(
     text: Sequence[int], *, num_prompt: int, budget: int, min_ngram: int = 2, max_ngram: int = 8
-) -> Proposal:
+) -> Nodes:
     """Return the proposal for ``text``, of which all behind the prompt was observed, in pieces of up to 3 tokens."""
     writer = LookupWriter(EngineSettings(), VOCAB_SIZE, min_ngram=min_ngram, max_ngram=max_ngram)
     sequence = writer.open(text[:num_prompt])

@@ -12,11 +12,10 @@ from hypothesis import strategies as st
 
 from card.config import EngineSettings
 from card.errors import SettingsError
-from card.tree.nodes import Candidates
-from card.tree.verify import ROOT
+from card.tree.nodes import NO_NODES, PATH_END, ROOT, Nodes
 from card.workers.offers import Offers
 from card.writers.local.phrases import WRITER, PhraseSequence, PhraseWriter
-from card.writers.local.protocol import PATH_END, Observation, Proposal
+from card.writers.local.protocol import Observation
 from tests.local_observing import paths_of, plain, play_shaken, random_target, run, scores_of, shaken, tree
 from tests.local_writing import Target, hung, play
 
@@ -91,24 +90,24 @@ def test_the_newest_phrases_are_proposed_below_the_end_of_the_best_path() -> Non
 
 def test_without_a_path_the_phrases_follow_the_last_committed_token() -> None:
     sequence = opened([5, 1, 2, 3, 8, 8, 8])
-    assert sequence.propose((), 9) == Proposal.none()
+    assert sequence.propose((), 9) == NO_NODES
     sequence.observe(Observation((5,), (), (), (5,), ()))
     assert paths_of(sequence.propose((), 9)) == [(1,), (1, 2), (1, 2, 3)]
 
 
 def test_nothing_is_proposed_if_no_phrase_is_known_or_none_finds_room() -> None:
     sequence = opened([5, 1, 2, 3, 8])
-    assert sequence.propose([5, 7], 9) == Proposal.none()
-    assert sequence.propose([7, 5], 2) == Proposal.none()
+    assert sequence.propose([5, 7], 9) == NO_NODES
+    assert sequence.propose([7, 5], 2) == NO_NODES
     assert paths_of(sequence.propose([7, 5], 3)) == [(1,)], "the path goes into the budget too"
 
 
 def test_an_unsure_drafters_path_is_no_surer_for_the_phrases_below_it() -> None:
-    drafted = Candidates((1, 2), (7, 5), (-1, 0), (-2.0, -4.0), (1, 2))
+    drafted = Nodes((7, 5), (-1, 0), (-2.0, -4.0), (1, 2))
     offers = Offers({"phrases": lambda: opened([5, 1, 2, 3, 8])}, vocab_size=VOCAB_SIZE + 10)
     merged = offers.merge(drafted, 9, 9)
     assert merged.tokens == (7, 5, 1, 2, 3)
-    assert merged.writers == ("beam", "beam", "phrases", "phrases", "phrases")
+    assert merged.writers == (1, 1, 2, 2, 2)
     assert merged.path_logprobs[:3] == pytest.approx((-2.0, -4.0, -4.0 + math.log(0.35)))
 
 
@@ -174,7 +173,7 @@ def test_passes_teach_the_text_and_every_rejected_branch_that_the_target_goes_al
     sequence, text = opened(prompt, ngram=ngram), list(prompt)
     expected = ngrams(prompt, ngram)
     for _ in range(3):
-        seen = run(shaken(Proposal.none(), rng, vocab_size=vocab_size, num_foreign=num_nodes), text, target)
+        seen = run(shaken(NO_NODES, rng, vocab_size=vocab_size, num_foreign=num_nodes), text, target)
         sequence.observe(seen)
         text += seen.new_ids
         expected |= ngrams(text, ngram) | rejected_phrases(seen, ngram)
@@ -212,7 +211,7 @@ def test_a_phrase_that_was_not_run_whole_stays(run_part: tuple[tuple[int, int], 
 def test_requests_do_not_share_their_phrases() -> None:
     writer = WRITER(EngineSettings(), VOCAB_SIZE)
     writer.open([1, 2, 3, 4, 5, 0] * 4)
-    assert writer.open([1]).propose((), 16) == Proposal.none()
+    assert writer.open([1]).propose((), 16) == NO_NODES
 
 
 # ---- what it is worth -----------------------------------------------------------------------------------------------

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from card.config import EngineSettings
-from card.tree.verify import ROOT
-from card.writers.local.protocol import PATH_END, Observation, Proposal
+from card.tree.nodes import NO_NODES, PATH_END, ROOT, Nodes
+from card.writers.local.protocol import Observation
 from card.writers.local.recycling import WRITER, RecyclingSequence
 from tests.local_observing import plain, play_shaken, random_target, ranked_tokens, run, scores_of, shaken
 from tests.local_writing import play
@@ -80,7 +80,7 @@ def test_successors_are_those_of_the_last_pass_over_a_token(prompt: list[int], s
 
     sequence, table, text = RecyclingSequence(prompt), PlainTable(prompt), list(prompt)
     for _ in range(6):
-        proposal = shaken(Proposal.none(), rng, vocab_size=VOCAB_SIZE, num_foreign=12)
+        proposal = shaken(NO_NODES, rng, vocab_size=VOCAB_SIZE, num_foreign=12)
         seen = run(proposal, text, target, top)
         sequence.observe(seen)
         table.observe(seen)
@@ -170,7 +170,7 @@ def test_the_tree_holds_the_likeliest_paths_by_the_measured_chance_of_each_rank(
 def test_the_rank_that_the_target_takes_comes_first_after_a_while() -> None:
     sequence = RecyclingSequence([0])
     row = [4, 5, 6, 7]
-    assert sequence.propose((), 4) == Proposal.none()
+    assert sequence.propose((), 4) == NO_NODES
     for _ in range(30):
         sequence.observe(Observation((6,), (), (), (6,), (), [row]))
         sequence.observe(Observation((0,), (), (), (0,), (), [[1, 2, 0, 3]]))
@@ -214,7 +214,7 @@ def test_random_text_of_few_successors_is_accepted_well() -> None:
 # ---- below the best path of others ----------------------------------------------------------------------------------
 
 
-def by_top(proposal: Proposal) -> dict[int, dict[tuple[int, ...], float]]:
+def by_top(proposal: Nodes) -> dict[int, dict[tuple[int, ...], float]]:
     """Return the path scores below the last token, and those below the best path's end."""
     found: dict[int, dict[tuple[int, ...], float]] = {ROOT: {}, PATH_END: {}}
     places: list[tuple[int, tuple[int, ...]]] = []

@@ -12,9 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from card.config import EngineSettings
+from card.tree.nodes import Nodes
 from card.writers.local import find_writer
 from card.writers.local.lookup import chance_per_count
-from card.writers.local.protocol import Observation, Proposal
+from card.writers.local.protocol import Observation
 from card.writers.local.suffix import SuffixAutomaton, SuffixWriter, best_first
 from tests.local_writing import assert_well_formed, play
 
@@ -32,7 +33,7 @@ def automaton_of(text: Sequence[int]) -> SuffixAutomaton:
     return automaton
 
 
-def proposed_after(text: Sequence[int], *, num_prompt: int, budget: int) -> Proposal:
+def proposed_after(text: Sequence[int], *, num_prompt: int, budget: int) -> Nodes:
     """Return the proposal for ``text``, of which all behind the prompt was observed, in pieces of up to 3 tokens."""
     sequence = SuffixWriter(EngineSettings(), VOCAB_SIZE).open(text[:num_prompt])
     for start in range(num_prompt, len(text), 3):

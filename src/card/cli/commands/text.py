@@ -28,10 +28,10 @@ from card.cli.starting import load, run, spin_until_first, spinner
 from card.config import SamplingParams
 from card.errors import PromptError, SettingsError
 from card.models.demo import DEMO_PROBLEMS
-from card.workers.metrics import RequestStats
 
 if TYPE_CHECKING:  # loaded by make_llm
     from card.api.llm import LLM, StreamChunk
+    from card.workers.metrics import RequestStats
 
 
 @command(short_help="Continue or answer a prompt.")
@@ -159,12 +159,12 @@ def stats_line(method: str, stats: RequestStats, target_cost: str | None) -> str
     if stats.verified_by_writer:
         earned = sorted(stats.accepted_by_writer.items(), key=lambda pair: -pair[1])
         parts.append("accepted from " + (", ".join(f"{name} {count}" for name, count in earned) or "no writer"))
-    schedule, _, reason = stats.speculation.partition(": ")
-    if stats.drafter_state != "none":
-        parts.append(f"speculation off ({reason})" if schedule == "off" else f"schedule {schedule}")
+    if stats.drafter != "none":
+        is_off = stats.schedule == "off"
+        parts.append(f"speculation off ({stats.schedule_reason})" if is_off else f"schedule {stats.schedule}")
     if stats.reused_prompt_tokens:
         parts.append(f"{stats.reused_prompt_tokens} prompt tokens reused")
-    if stats.drafter_state not in ("none", "up"):
+    if stats.drafter not in ("none", "up"):
         parts.append(f"drafter {stats.drafter_state}")
     if stats.drafter_restarts:
         parts.append(f"drafter replaced {stats.drafter_restarts} times")

@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from card.config import SamplingRule
 from card.models.hrad.network import ALL_ACCEPTED, ALL_REJECTED, UNDECIDED
 from card.models.protocol import Extension
 from card.models.torch_runner import TorchRunner
-from card.tree.sampling import CandidateScorer, SamplingRule
+from card.tree.sampling import CandidateScorer
 
 BATCH = 32  # texts that are written side by side
 

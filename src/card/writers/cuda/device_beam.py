@@ -9,7 +9,7 @@ step begins from the host's frontier. So a step in vain is the worst that can ha
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -22,7 +22,7 @@ from card.models.pool import SequencePool
 from card.models.protocol import LanguageModel
 from card.tree.messages import DraftSpec
 from card.tree.nodes import NewNodes
-from card.tree.sampling import GumbelNoise, SamplingRule
+from card.tree.sampling import GumbelNoise
 from card.writers.beam import BeamSequence, BeamWriter, text_limit
 from card.writers.cuda.device_step import BeamStep, NewestLayer, StepResult, StepShape
 from card.writers.shaping import FindGrammar
@@ -62,7 +62,7 @@ class DeviceBeamSequence(BeamSequence):
         super().__init__(writer.model, pool, token_ids, spec, epoch=epoch, find_grammar=find_grammar)
         self._writer = writer
         self._runner = writer.model
-        self.noise = GumbelNoise(spec.seed, writer.model.vocab_size)
+        self.noise = GumbelNoise(spec.sampling.seed, writer.model.vocab_size)
 
     def close(self) -> None:
         """Give the sequence back; the rows of the text stay in the pool for a text that begins with it."""
@@ -109,8 +109,8 @@ class DeviceBeamSequence(BeamSequence):
             layer,
             result.tokens[: len(layer)],
             result.logprobs[: len(layer)],
-            width=self.spec.beam_width,
-            min_path_logprob=self.spec.min_path_logprob,
+            width=self.spec.shape.beam_width,
+            min_path_logprob=self.spec.shape.min_path_logprob,
         )
         self._frontier = None
         self._runner.adopt(self._slot, parents)
@@ -120,9 +120,9 @@ class DeviceBeamSequence(BeamSequence):
     def can_look_ahead(self, layer: Sequence[int]) -> bool:
         """Return whether all children of ``layer``, whichever they are, have positions and rows to be run in."""
         spec = self.spec
-        end = min(spec.lead, text_limit(spec, self._runner) - 1 - self.root_position)
+        end = min(spec.shape.lead, text_limit(spec, self._runner) - 1 - self.root_position)
         has_depth = max(self.cache.depth_of(node) for node in layer) + 1 < end
-        num_rows = self.num_held_rows + len(layer) + spec.beam_width
+        num_rows = self.num_held_rows + len(layer) + spec.shape.beam_width
         return has_depth and num_rows <= self._runner.capacity(self._slot)
 
 
@@ -217,12 +217,12 @@ class DeviceBeamWriter(BeamWriter):
         first_row = beam.num_held_rows
         step = self._step_for(static, spec, static.span_of(min(first_row + 2 * num_places, static.num_rows)))
         layer = beam.newest_layer(frontier)
-        step.load(layer, first_row=first_row, width=spec.beam_width, floor=spec.min_path_logprob)
+        step.load(layer, first_row=first_row, width=spec.shape.beam_width, floor=spec.shape.min_path_logprob)
         return self._start(beam, step, list(frontier))
 
     def _start(self, beam: DeviceBeamSequence, step: BeamStep, layer: list[int], num_steps_before: int = 0) -> _Launch:
         following = {position + 1 + num_steps_before for position in beam.positions(layer)}
-        step.load_noise(beam.noise, beam.spec.seed, following)
+        step.load_noise(beam.noise, beam.spec.sampling.seed, following)
         return _Launch(beam, step, step.launch(), layer)
 
     def _grow(self, launch: _Launch, *, looks_ahead: bool) -> NewNodes | ProtocolError:
@@ -246,10 +246,10 @@ class DeviceBeamWriter(BeamWriter):
 
     def _step_for(self, static: StaticDecoder, spec: DraftSpec, span: int) -> BeamStep:
         """Return the recorded step for this spec and span; one is recorded if need be."""
-        rule = SamplingRule(spec.temperature, spec.top_k, spec.top_p, spec.min_p, seed=0)
-        is_coupled = spec.coupled_noise and not rule.is_greedy
-        num_noise_rows = (bucket_of(spec.lead + 2, _NOISE_BUCKETS) or 0) if is_coupled else 0
-        shape = StepShape(_places(spec), spec.branch, span, rule, num_noise_rows)
+        rule = replace(spec.sampling, seed=0)  # steps are shared by requests of different seeds
+        is_coupled = spec.shape.coupled_noise and not rule.is_greedy
+        num_noise_rows = (bucket_of(spec.shape.lead + 2, _NOISE_BUCKETS) or 0) if is_coupled else 0
+        shape = StepShape(_places(spec), spec.shape.branch, span, rule, num_noise_rows)
         step = self._steps.pop(shape, None)
         if step is None:
             if len(self._steps) >= _MAX_STEPS:
@@ -262,11 +262,11 @@ class DeviceBeamWriter(BeamWriter):
 
 def _has_steps(spec: DraftSpec) -> bool:
     """Return whether recorded steps can grow a tree of this spec."""
-    return spec.growth == "layer" and spec.beam_width <= TOKEN_BUCKETS[-1] and spec.shaping is None
+    return spec.shape.growth == "layer" and spec.shape.beam_width <= TOKEN_BUCKETS[-1] and spec.shaping is None
 
 
 def _places(spec: DraftSpec) -> int:
-    num_places = bucket_of(spec.beam_width, TOKEN_BUCKETS)
+    num_places = bucket_of(spec.shape.beam_width, TOKEN_BUCKETS)
     assert num_places is not None
     return num_places
 

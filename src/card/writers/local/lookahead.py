@@ -7,9 +7,9 @@ from typing import ClassVar
 
 from card.config import EngineSettings
 from card.errors import SettingsError
-from card.tree.verify import ROOT
-from card.writers.guesses import Guesses, GuessTree, NgramPool, children_of, guess_rates, merged, nodes_along
-from card.writers.local.protocol import LocalWriter, Observation, Proposal, WriterSequence
+from card.tree.nodes import ROOT, MergedNodes, Nodes
+from card.writers.guesses import Guesses, NgramPool, children_of, guess_rates, merged, nodes_along
+from card.writers.local.protocol import LocalWriter, Observation, WriterSequence
 
 _PROBE_LOGPROB = -6.0  # of every node of the window that is no guess, too: accepted now and then by chance
 
@@ -46,21 +46,21 @@ class LookaheadSequence:
         """The window: for each column its head, then what followed it, oldest choice first."""
         return tuple(self._columns)
 
-    def propose(self, best_path: Sequence[int], budget: int) -> Proposal:
+    def propose(self, best_path: Sequence[int], budget: int) -> Nodes:
         """Return the window, as far as half of the budget holds it, and guesses. ``best_path`` is not looked at."""
-        tree = GuessTree()
+        tree = MergedNodes()
         self._add_window(tree, budget // 2)
         num_probes = len(tree)
         self._guesses = merged(self.pool.newest(self._tail[-1]))
         self._rates.add(tree, ROOT, self._guesses, 0.0, budget)
-        return tree.proposal(num_probes)
+        return tree.nodes(num_probes)
 
-    def _add_window(self, tree: GuessTree, max_nodes: int) -> None:
+    def _add_window(self, tree: MergedNodes, max_nodes: int) -> None:
         """Add the leading columns, whole ones only: what stands behind a part of one is not its next token."""
         above = ROOT
         for idx, column in enumerate(self._columns):
             path = column[1:] if idx == 0 else column
-            if len(tree) + tree.num_missing(above, path) > max_nodes:
+            if len(tree) + _num_missing(tree, above, path) > max_nodes:
                 return
             node = above
             for depth, token in enumerate(path):
@@ -102,6 +102,16 @@ class LookaheadSequence:
 
     def close(self) -> None:
         """Nothing is held beyond the object."""
+
+
+def _num_missing(tree: MergedNodes, parent: int, path: Sequence[int]) -> int:
+    """Return how many nodes it would take to hold ``path`` below ``parent``."""
+    for depth, token in enumerate(path):
+        node = tree.child(parent, token)
+        if node is None:
+            return len(path) - depth
+        parent = node
+    return 0
 
 
 class LookaheadWriter:

@@ -11,7 +11,8 @@ from itertools import accumulate
 from typing import ClassVar
 
 from card.config import EngineSettings
-from card.writers.local.protocol import LocalWriter, Observation, Proposal, WriterSequence
+from card.tree.nodes import NO_NODES, Nodes
+from card.writers.local.protocol import LocalWriter, Observation, WriterSequence
 
 
 def chance_per_count(match_length: int, total: int = 1, *, novelty: float = 2.5) -> float:
@@ -49,15 +50,15 @@ class LookupSequence:
         self._match_length = 0
         self._extend(prompt_ids)
 
-    def propose(self, best_path: Sequence[int], budget: int) -> Proposal:
+    def propose(self, best_path: Sequence[int], budget: int) -> Nodes:
         """Return what followed the latest of the longest matches, as a chain that ends where the text ends."""
         if self._match_end < 0:
-            return Proposal.none()
+            return NO_NODES
         start = self._match_end + 1
         tokens = self._token_ids[start : start + budget]
         # Whatever of the chain is accepted makes the match longer.
         logprobs = [math.log(chance_per_count(self._match_length + depth)) for depth in range(len(tokens))]
-        return Proposal.chain(tokens, list(accumulate(logprobs)))
+        return Nodes.chain(tokens, list(accumulate(logprobs)))
 
     def observe(self, seen: Observation) -> None:
         """Append the committed tokens."""

@@ -7,9 +7,9 @@ from typing import ClassVar
 
 from card.config import EngineSettings
 from card.errors import SettingsError
-from card.tree.verify import ROOT
-from card.writers.guesses import GuessTree, NgramPool, children_of, guess_rates, merged, nodes_along
-from card.writers.local.protocol import PATH_END, LocalWriter, Observation, Proposal, WriterSequence
+from card.tree.nodes import NO_NODES, PATH_END, ROOT, MergedNodes, Nodes
+from card.writers.guesses import NgramPool, children_of, guess_rates, merged, nodes_along
+from card.writers.local.protocol import LocalWriter, Observation, WriterSequence
 
 
 class PhraseSequence:
@@ -29,16 +29,16 @@ class PhraseSequence:
         self._path: tuple[int, ...] = ()
         self._phrases: list[tuple[int, ...]] = []
 
-    def propose(self, best_path: Sequence[int], budget: int) -> Proposal:
+    def propose(self, best_path: Sequence[int], budget: int) -> Nodes:
         """Return the newest phrases as branches below the best path's end, which goes into the budget with them."""
         self._path = tuple(best_path)
         key = best_path[-1] if best_path else self._tail[-1]
         self._phrases = self.pool.newest(key, self._num_phrases) if len(best_path) < budget else []
         if not self._phrases:
-            return Proposal.none()
-        tree = GuessTree()
+            return NO_NODES
+        tree = MergedNodes()
         self._phrase_rates.add(tree, PATH_END, merged(self._phrases), 0.0, budget - len(best_path))
-        return tree.proposal()
+        return tree.nodes()
 
     def observe(self, seen: Observation) -> None:
         """Take phrases from branches of candidates, from the proposed phrases and from the text, the best ones last."""

@@ -13,39 +13,10 @@ from typing import ClassVar, Protocol
 
 from card.config import EngineSettings
 from card.errors import ProtocolError
-from card.tree.verify import ROOT
-
-PATH_END = -2  # parent of candidates below the end of the best path, which is the root if nobody proposed any
+from card.tree.nodes import PATH_END, Nodes
 
 
-@dataclass(frozen=True, slots=True)
-class Proposal:
-    """Candidates, parents before children. The tuples are equally long.
-
-    They hang below the last committed token, or lengthen the best path that their writer was shown, which keeps the
-    chances that others gave it.
-    """
-
-    tokens: tuple[int, ...]
-    parents: tuple[int, ...]  # index into this proposal, below the own one; ROOT or PATH_END at the top
-    path_logprobs: tuple[float, ...]  # log of the chance of the path from the top on: at most 0 and the parent's
-    num_probes: int = 0  # the first so many, below the root, are run whatever they promise, for what they teach
-
-    @classmethod
-    def none(cls) -> Proposal:
-        """Return no candidates."""
-        return cls((), (), ())
-
-    @classmethod
-    def chain(cls, tokens: Sequence[int], path_logprobs: Sequence[float]) -> Proposal:
-        """Return a chain, first token first."""
-        return cls(tuple(tokens), tuple(range(ROOT, len(tokens) - 1)), tuple(path_logprobs))
-
-    def __len__(self) -> int:
-        return len(self.tokens)
-
-
-def check_proposal(proposal: Proposal, vocab_size: int) -> None:
+def check_proposal(proposal: Nodes, vocab_size: int) -> None:
     """Raise ProtocolError unless the proposal is made of trees of tokens below the root and the best path's end."""
     counts = [len(proposal.tokens), len(proposal.parents), len(proposal.path_logprobs)]
     if len(set(counts)) > 1:
@@ -83,7 +54,7 @@ class Observation:
 class WriterSequence(Protocol):
     """What a writer knows of one request. One that raises falls silent until the request is over."""
 
-    def propose(self, best_path: Sequence[int], budget: int) -> Proposal:
+    def propose(self, best_path: Sequence[int], budget: int) -> Nodes:
         """Return up to ``budget`` candidates for the next pass. A pass whose budget others have filled asks for none.
 
         Args:

@@ -8,9 +8,9 @@ from itertools import pairwise
 from typing import ClassVar
 
 from card.config import EngineSettings
-from card.tree.verify import ROOT
+from card.tree.nodes import PATH_END, ROOT, Nodes
 from card.writers.guesses import RankRates
-from card.writers.local.protocol import PATH_END, LocalWriter, Observation, Proposal, WriterSequence
+from card.writers.local.protocol import LocalWriter, Observation, WriterSequence
 
 _NUM_SUCCESSORS = 8  # kept of each token
 _PRIOR = (0.45, 0.12, 0.07, 0.05, 0.04, 0.03, 0.02, 0.02)  # of each rank, before the text tells
@@ -37,7 +37,7 @@ class RecyclingSequence:
         """Return what may follow a token, best first."""
         return tuple(self._successors.get(token, ()))
 
-    def propose(self, best_path: Sequence[int], budget: int) -> Proposal:
+    def propose(self, best_path: Sequence[int], budget: int) -> Nodes:
         """Return the likeliest paths of successors below the last token and below the best path's end, best first.
 
         The chance of a path is the product of how often successors of such ranks were right: the tree has the shape
@@ -62,7 +62,7 @@ class RecyclingSequence:
             tokens.append(token)
             parents.append(parent)
             path_logprobs.append((path_logprobs[parent] if parent >= 0 else 0.0) - rank_cost)
-        return Proposal(tuple(tokens), tuple(parents), tuple(path_logprobs))
+        return Nodes(tuple(tokens), tuple(parents), tuple(path_logprobs))
 
     def observe(self, seen: Observation) -> None:
         """Count which ranks were right, then take the successors that the pass showed."""

@@ -25,8 +25,9 @@ from numpy.typing import NDArray
 
 from card.config import EngineSettings
 from card.errors import SettingsError
+from card.tree.nodes import NO_NODES, Nodes
 from card.writers.local.lookup import chance_per_count
-from card.writers.local.protocol import LocalWriter, Observation, Proposal, WriterSequence
+from card.writers.local.protocol import LocalWriter, Observation, WriterSequence
 from card.writers.local.suffix import best_first
 
 logger = logging.getLogger(__name__)
@@ -273,12 +274,12 @@ class StoreSequence:
         self._token_ids = list(prompt_ids[-_MAX_MATCH:])
         self._num_prompt_tokens = len(self._token_ids)
 
-    def propose(self, best_path: Sequence[int], budget: int) -> Proposal:
+    def propose(self, best_path: Sequence[int], budget: int) -> Nodes:
         """Return the tree of what followed the longest match in the stored texts, likeliest candidates first."""
         end = self._token_ids[-_MAX_MATCH:]
         matches = [(index.find(end), index) for index in self._writer.indexes]
         match, index = max(matches, key=lambda found: found[0][0])  # the first index, of newer texts, wins a draw
-        return best_first(match, index.followers, budget) if match[0] >= _MIN_MATCH else Proposal.none()
+        return best_first(match, index.followers, budget) if match[0] >= _MIN_MATCH else NO_NODES
 
     def observe(self, seen: Observation) -> None:
         """Append the committed tokens."""

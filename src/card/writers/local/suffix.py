@@ -14,8 +14,9 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import ClassVar, TypeVar
 
 from card.config import EngineSettings
+from card.tree.nodes import Nodes
 from card.writers.local.lookup import chance_per_count
-from card.writers.local.protocol import LocalWriter, Observation, Proposal, WriterSequence
+from card.writers.local.protocol import LocalWriter, Observation, WriterSequence
 
 _MIN_PATH_CHANCE = 0.02  # paths less likely than this are not worth a row of any target
 _MAX_COUNTED_LINKS = 32  # suffixes of the text, longest first, whose counts a new token raises
@@ -26,7 +27,7 @@ Place = TypeVar("Place")
 
 def best_first(
     root: Place, followers: Callable[[Place, float], Iterable[tuple[int, float, Place]]], budget: int
-) -> Proposal:
+) -> Nodes:
     """Return the likeliest candidates of a tree: each is the best one left whose parent is there already.
 
     Args:
@@ -52,7 +53,7 @@ def best_first(
         tokens.append(token)
         parents.append(parent)
         path_logprobs.append(math.log(path_chance))
-    return Proposal(tuple(tokens), tuple(parents), tuple(path_logprobs))
+    return Nodes(tuple(tokens), tuple(parents), tuple(path_logprobs))
 
 
 class SuffixAutomaton:
@@ -152,7 +153,7 @@ class SuffixSequence:
         self._automaton = SuffixAutomaton()
         self._extend(prompt_ids)
 
-    def propose(self, best_path: Sequence[int], budget: int) -> Proposal:
+    def propose(self, best_path: Sequence[int], budget: int) -> Nodes:
         """Return the tree of what followed the longest repeated suffix of the text, likeliest candidates first."""
         return best_first(self._automaton.longest_repeated_suffix(), self._automaton.followers, budget)
 

@@ -18,11 +18,12 @@ _WARMED_TOKENS = 17  # passes of up to so many tokens run once before any is tim
 _MOST_RUNS = 15  # of each timed pass; a large model gets fewer within its time
 _POINTS_SHARE, _SEQUENCES_SHARE, _PREFILL_SHARE = 0.6, 0.75, 0.9  # of the time limit, after which each part stops
 
-_TRIED_TOKENS = (4, 16)  # of the passes that the number of threads is chosen for: more tokens gain more by them
-_TRYING_S, _TRYING_TURNS = 0.04, 10  # for each number of threads, and how often
-_TRYING_LIMIT_S = 3.0  # after which no further turn begins: passes of large models are long, and scatter less
-_QUICK_TURNS, _QUICK_LIMIT_S = 2, 0.2  # the same while somebody waits
-_AS_FAST = 1.03  # times the seconds of the fastest number of threads: more of them may take so long
+# How many threads the target gets: each number is timed in several turns, by passes of these sizes.
+_TRIED_TOKENS = (4, 16)  # more tokens gain more by threads
+_TURN_S, _NUM_TURNS = 0.04, 10
+_TURNS_LIMIT_S = 3.0  # no turn begins later: passes of large models are long, and scatter less
+_QUICK_NUM_TURNS, _QUICK_LIMIT_S = 2, 0.2  # the same while somebody waits for the first text
+_THREADS_TOLERANCE = 1.03  # more threads than the fastest number may take so many times as long
 
 
 def measure_pass_cost(
@@ -99,7 +100,7 @@ def with_useful_threads(
         is_quick: take a third of the usual time or less, as somebody waits for the first text.
         limit_s: seconds after which no further turn begins; None: some seconds, or fewer if it is to be quick.
     """
-    turns, usual_s = (_QUICK_TURNS, _QUICK_LIMIT_S) if is_quick else (_TRYING_TURNS, _TRYING_LIMIT_S)
+    turns, usual_s = (_QUICK_NUM_TURNS, _QUICK_LIMIT_S) if is_quick else (_NUM_TURNS, _TURNS_LIMIT_S)
     longest_s = usual_s if limit_s is None else limit_s
     alone = _useful(plan.alone, model, clock, turns, longest_s)
     beside = alone if plan.beside == plan.alone else _useful(plan.beside, model, clock, turns, longest_s)
@@ -124,7 +125,7 @@ def _useful(
             for num_tokens, seconds in _tried_s(replace(core_set, threads=threads), model, clock).items():
                 best[num_tokens] = min(best[num_tokens], seconds)
     sums_s = {threads: sum(best.values()) for threads, best in fastest.items()}
-    longest_s = _AS_FAST * min(sums_s.values())
+    longest_s = _THREADS_TOLERANCE * min(sums_s.values())
     return replace(core_set, threads=max(threads for threads in counts if sums_s[threads] <= longest_s))
 
 
@@ -140,7 +141,7 @@ def _tried_s(core_set: CoreSet, model: LanguageModel, clock: Callable[[], float]
         try:
             slot = bench.open(min(max(_TRIED_TOKENS), model.max_model_len))
             passes = [_Pass((slot,), min(num_tokens, model.max_model_len)) for num_tokens in _TRIED_TOKENS]
-            found = bench.fastest(passes, clock() + _TRYING_S, num_needed=len(passes))
+            found = bench.fastest(passes, clock() + _TURN_S, num_needed=len(passes))
             return {num_tokens: found[timed] for num_tokens, timed in zip(_TRIED_TOKENS, passes, strict=True)}
         finally:
             bench.close()
