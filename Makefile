@@ -6,11 +6,12 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 CLIENTS := .venv-clients
 VLLM := .venv-vllm
+ONNX := .venv-onnx
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-gpu test-clients test-vllm bench-peers lint clean
+.PHONY: help demo test test-gpu test-clients test-vllm test-onnx bench-peers lint clean
 
 help: ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)$$/make \1: \2/p' Makefile
@@ -30,6 +31,9 @@ test-clients: $(CLIENTS)/.installed tests/clients/node_modules/.installed ## set
 test-vllm: $(VLLM)/.installed ## set up vLLM apart, then run the tests of the plug-in inside it (a quarter of an hour on two cores)
 	$(VLLM)/bin/python -m pytest -m vllm tests/vllm
 
+test-onnx: $(ONNX)/.installed ## set up ONNX Runtime GenAI apart, then run the tests of the adapter around its engine
+	$(ONNX)/bin/python -m pytest -m onnx tests/onnx
+
 bench-peers: $(STAMP) ## set up other engines apart, then measure ours beside them (ARGS="--help" lists options; hours on two cores)
 	$(BIN)/python benchmarks/peers/run.py $(ARGS)
 
@@ -39,7 +43,7 @@ lint: $(STAMP) ## set up, then check format, lint and types
 	$(BIN)/python -m mypy
 
 clean: ## remove .venv, the other engines of bench-peers, dist and the tools' caches; build/ (training runs) stays
-	rm -rf $(VENV) $(CLIENTS) $(VLLM) benchmarks/peers/.build tests/clients/node_modules dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(CLIENTS) $(VLLM) $(ONNX) benchmarks/peers/.build tests/clients/node_modules dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # One pip call, so that every version is resolved under the constraints.
@@ -57,6 +61,11 @@ $(VLLM)/.installed: pyproject.toml tests/vllm/requirements.txt
 	test -x $(VLLM)/bin/python || $(PYTHON) -m venv $(VLLM)
 	$(VLLM)/bin/python -m pip install -q -r tests/vllm/requirements.txt -e '.[vllm]'
 	$(VLLM)/bin/python -m pip uninstall -q -y torchvision torchaudio torchcodec
+	touch $@
+
+$(ONNX)/.installed: pyproject.toml constraints.txt tests/onnx/requirements.txt
+	test -x $(ONNX)/bin/python || $(PYTHON) -m venv $(ONNX)
+	$(ONNX)/bin/python -m pip install -q -c constraints.txt -r tests/onnx/requirements.txt -e '.[onnx]'
 	touch $@
 
 tests/clients/node_modules/.installed: tests/clients/package.json tests/clients/package-lock.json
