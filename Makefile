@@ -7,11 +7,12 @@ STAMP := $(VENV)/.installed
 CLIENTS := .venv-clients
 VLLM := .venv-vllm
 ONNX := .venv-onnx
+RAY := .venv-ray
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-gpu test-clients test-vllm test-onnx bench-peers lint clean
+.PHONY: help demo test test-gpu test-clients test-vllm test-onnx test-ray bench-peers lint clean
 
 help: ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)$$/make \1: \2/p' Makefile
@@ -34,6 +35,9 @@ test-vllm: $(VLLM)/.installed ## set up vLLM apart, then run the tests of the pl
 test-onnx: $(ONNX)/.installed ## set up ONNX Runtime GenAI apart, then run the tests of the adapter around its engine
 	$(ONNX)/bin/python -m pytest -m onnx tests/onnx
 
+test-ray: $(RAY)/.installed ## set up Ray apart, then run the tests of targets and drafters on Ray Serve (ten minutes on two cores)
+	$(RAY)/bin/python -m pytest -m ray tests/ray
+
 bench-peers: $(STAMP) ## set up other engines apart, then measure ours beside them (ARGS="--help" lists options; hours on two cores)
 	$(BIN)/python benchmarks/peers/run.py $(ARGS)
 
@@ -43,7 +47,7 @@ lint: $(STAMP) ## set up, then check format, lint and types
 	$(BIN)/python -m mypy
 
 clean: ## remove .venv, the other engines of bench-peers, dist and the tools' caches; build/ (training runs) stays
-	rm -rf $(VENV) $(CLIENTS) $(VLLM) $(ONNX) benchmarks/peers/.build tests/clients/node_modules dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(CLIENTS) $(VLLM) $(ONNX) $(RAY) benchmarks/peers/.build tests/clients/node_modules dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # One pip call, so that every version is resolved under the constraints.
@@ -66,6 +70,11 @@ $(VLLM)/.installed: pyproject.toml tests/vllm/requirements.txt
 $(ONNX)/.installed: pyproject.toml constraints.txt tests/onnx/requirements.txt
 	test -x $(ONNX)/bin/python || $(PYTHON) -m venv $(ONNX)
 	$(ONNX)/bin/python -m pip install -q -c constraints.txt -r tests/onnx/requirements.txt -e '.[onnx]'
+	touch $@
+
+$(RAY)/.installed: pyproject.toml constraints.txt tests/ray/requirements.txt
+	test -x $(RAY)/bin/python || $(PYTHON) -m venv $(RAY)
+	$(RAY)/bin/python -m pip install -q -c constraints.txt -r tests/ray/requirements.txt -e '.[ray]'
 	touch $@
 
 tests/clients/node_modules/.installed: tests/clients/package.json tests/clients/package-lock.json

@@ -33,7 +33,7 @@ LINES: tuple[tuple[str, ...], ...] = (
     ("assembly",),
     ("api", "adapters"),
     ("hf",),
-    ("cli", "server", "bench", "planner", "verify_server", "vllm", "onnx", "__main__"),
+    ("cli", "server", "bench", "planner", "ray", "verify_server", "vllm", "onnx", "__main__"),
 )
 LINE_OF = {part: line_idx for line_idx, parts in enumerate(LINES) for part in parts}
 
@@ -49,6 +49,7 @@ OPTIONAL_PACKAGES = frozenset(
         "matplotlib",
         "onnxruntime_genai",
         "prometheus_client",
+        "ray",
         "triton",
     }
     | {"uvicorn", "vllm", "yaml"}

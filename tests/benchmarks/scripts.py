@@ -20,6 +20,7 @@ MODULES = (
     "plot",
     "plot_validation",
     "policy_gate",
+    "ray_pool",
     "server_overhead",
     "table",
     "validation_report",

@@ -27,6 +27,7 @@ from card.engine.scoring import Scores, ScoringJob
 from card.errors import CardError, PromptError, SettingsError, WorkerError
 from card.methods import Method
 from card.transport.child import DrafterChild
+from card.transport.leases import Leases
 from card.workers.metrics import EngineStats, RequestStats
 from card.workers.trace import Trace
 
@@ -59,6 +60,7 @@ class AsyncLLM:
         tokenizer: PreTrainedTokenizerBase | None = None,
         method: str | None = None,
         spare: DrafterChild | None = None,
+        leases: Leases | None = None,
         say: Callable[[str], None] = lambda _: None,
         **settings: Any,
     ) -> None:
@@ -66,7 +68,9 @@ class AsyncLLM:
 
         Raises: SettingsError, ModelError, VocabularyError, WorkerError.
         """
-        self._host = Host(target, draft, tokenizer=tokenizer, method=method, settings=settings, spare=spare, say=say)
+        self._host = Host(
+            target, draft, tokenizer=tokenizer, method=method, settings=settings, spare=spare, leases=leases, say=say
+        )
         self._driver = _Driver(self._host)
         self._finalizer = weakref.finalize(self, self._driver.close)
         self._request_ids = itertools.count()

@@ -48,6 +48,7 @@ from card.models.loading import (
 from card.models.text import encode_chat, encode_prompt
 from card.policy.cores import pinned, usable_cores
 from card.transport.child import DrafterChild
+from card.transport.leases import Leases
 from card.transport.link import DrafterLink
 from card.workers.request import Request
 from card.workers.trace import Trace
@@ -82,18 +83,21 @@ class Host:
         method: str | None,
         settings: Mapping[str, Any],
         spare: DrafterChild | None = None,
+        leases: Leases | None = None,
         say: Callable[[str], None] = lambda _: None,
     ) -> None:
         """Load the models and bring the drafter up; arguments as of `LLM`.
 
         Args:
             spare: a process for the drafter that was started ahead of need.
+            leases: of a pool of draft servers, which is never waited for; stays the caller's to close.
             say: is told what goes on, in words for a user who waits.
         Raises: SettingsError, ModelError, VocabularyError, WorkerError.
         """
         is_loaded = draft is not None and not isinstance(draft, str)
         asked = {**settings, "target": _name(target), "draft": None if draft is None else _name(draft)}
-        facts = Facts(has_draft=draft is not None, is_draft_loaded=is_loaded, cores=usable_cores())
+        has_pool, cores = leases is not None, usable_cores()
+        facts = Facts(has_draft=draft is not None, has_pool=has_pool, is_draft_loaded=is_loaded, cores=cores)
         plan = resolve(asked, facts, method=method)  # refuses what contradicts itself before anything is loaded
         self.method, self.settings = plan.method, plan.settings
         say(f"loading {self.settings.target}")
@@ -109,7 +113,7 @@ class Host:
         self.latencies = MeasuredLatencies(
             plan, self.runner, is_target_named=isinstance(target, str), is_draft_named=isinstance(draft, str)
         )
-        self.link = self._begin_drafter(plan, draft, spare)
+        self.link = self._begin_drafter(plan, draft, spare, leases)
         if self.link is not None and self.latencies.waits_for_drafter:  # while it loads it takes a core
             say("waiting for the drafter")
             self.link.start()
@@ -233,7 +237,7 @@ class Host:
         return foresight(predictor, self.runner, draft.branch_below)
 
     def _begin_drafter(
-        self, plan: Plan, draft: str | LoadedModel | None, spare: DrafterChild | None
+        self, plan: Plan, draft: str | LoadedModel | None, spare: DrafterChild | None, leases: Leases | None
     ) -> DrafterLink | None:
         """Return the link to the drafter, if there is one; one that is elsewhere loads while this process goes on."""
         if spare is not None and not plan.has_drafter_process:
@@ -247,6 +251,7 @@ class Host:
             find_grammar=self._grammars.find,
             spare=spare,
             measures=not self.latencies.knows_drafter,
+            leases=leases,
         )
         drafter = make_drafter(plan, source)
         self.latencies.ask(drafter)

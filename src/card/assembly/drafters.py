@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from transformers import PreTrainedTokenizerBase
 
@@ -25,6 +25,7 @@ from card.policy.latency import measure_pass_cost
 from card.transport.child import DrafterChild
 from card.transport.drafter_config import DrafterConfig, DraftModel
 from card.transport.inline import InlineLink
+from card.transport.leases import LeasedLink, Leases
 from card.transport.link import DrafterLink
 from card.transport.process import ProcessLink
 from card.transport.remote import RemoteLink
@@ -54,6 +55,7 @@ class DraftSource:
     spare: DrafterChild | None = None  # a process that was started ahead of need
     kv_cache_bytes: int | None = None  # of a drafter in a process of its own; None: a few sequences of full length
     measures: bool = True  # a drafter in a process of its own tells what its passes cost
+    leases: Leases | None = None  # of a pool, which has the models
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +107,7 @@ def make_drafter(plan: Plan, source: DraftSource) -> Drafter:
 
 def outside_link(plan: Plan, source: DraftSource) -> DrafterLink:
     """Return the link to a drafter in a process of its own, or on a server; nothing is begun yet."""
-    return _remote_link(plan, source) if plan.settings.draft_address is not None else _process_link(plan, source)
+    return _remote_link(plan, source) if "remote" in plan.placements.values() else _process_link(plan, source)
 
 
 def link_here(
@@ -223,12 +225,13 @@ def _process_link(plan: Plan, source: DraftSource) -> ProcessLink:
 
 def _remote_link(plan: Plan, source: DraftSource) -> RemoteLink:
     settings = plan.settings
-    assert settings.draft_address is not None
-    return RemoteLink(
-        settings.draft_address,
-        vocab_size=source.vocab_size,
-        tokenizer=tokenizer_fingerprint(source.tokenizer) if source.tokenizer is not None else "",
-        keys=Path(settings.draft_keys) if settings.draft_keys is not None else None,
-        start_timeout_s=settings.start_timeout_s,
-        silence_timeout_s=settings.drafter_timeout_s,
-    )
+    common: dict[str, Any] = {
+        "vocab_size": source.vocab_size,
+        "tokenizer": tokenizer_fingerprint(source.tokenizer) if source.tokenizer is not None else "",
+        "keys": Path(settings.draft_keys) if settings.draft_keys is not None else None,
+        "start_timeout_s": settings.start_timeout_s,
+        "silence_timeout_s": settings.drafter_timeout_s,
+    }
+    if source.leases is not None:
+        return LeasedLink(source.leases, **common)
+    return RemoteLink(settings.draft_address, **common)

@@ -99,7 +99,7 @@ class MeasuredLatencies:
         settings = plan.settings
         if settings.wait_for_drafter is not None:
             return settings.wait_for_drafter
-        if settings.draft_optional:
+        if settings.draft_optional or plan.leases_drafter:
             return False
         if not plan.method.is_tuned or settings.policy == "fixed" or "remote" in plan.placements.values():
             return True

@@ -45,6 +45,7 @@ class Facts:
     """What is known of models and machine; what is not known yet is left out."""
 
     has_draft: bool = False  # there is a draft model
+    has_pool: bool = False  # draft servers are leased from a pool
     is_draft_loaded: bool = False  # as an object of this process, which it cannot leave
     cores: tuple[int, ...] | None = None  # CPU cores that the process may use; None: it is not told which
     in_integers: bool = False  # the target's passes are integer ones
@@ -78,6 +79,11 @@ class Plan:
         return next(iter(self.placements), "off")
 
     @property
+    def leases_drafter(self) -> bool:
+        """Whether a pool says which draft server to use."""
+        return "remote" in self.placements.values() and self.settings.draft_address is None
+
+    @property
     def has_drafter_process(self) -> bool:
         """Whether a drafter runs in a process of its own, with cores of its own."""
         return "process" in self.placements.values()
@@ -96,7 +102,7 @@ def resolve(settings: Mapping[str, Any], facts: Facts, *, method: str | None = N
     Raises: SettingsError for settings that are unknown, out of range, or contradict each other or the facts.
     """
     engine_changes, draft_changes = split_settings(settings)
-    has_draft = facts.has_draft or engine_changes.get("draft_address") is not None
+    has_draft = facts.has_draft or facts.has_pool or engine_changes.get("draft_address") is not None
     chosen = find_method(method or ("card" if has_draft else "vanilla"))
     engine = EngineSettings(**{**engine_changes, "method": chosen.name})
     drafts, writers = _share_out(chosen, engine.writers)
@@ -183,7 +189,7 @@ def _refuse_contradictions(
             "a loaded draft model cannot move into another process; give its folder, or placement thread"
         )
     if settings.schedule != "auto":
-        placement = settings.placement or ("remote" if settings.draft_address else None)
+        placement = settings.placement or ("remote" if settings.draft_address or facts.has_pool else None)
         if not method.is_tuned or not drafts:
             raise SettingsError(f"schedule is for method card; {method.name} has its own, so leave it out")
         if placement is not None and (settings.schedule == "turns") != (placement == "inline"):
@@ -191,13 +197,15 @@ def _refuse_contradictions(
                 f"schedule {settings.schedule} does not go with a drafter that is {placement}: turns are taken with a "
                 "drafter inline, and only that one takes turns; leave one of the two out"
             )
-    if settings.draft_keys is not None and settings.draft_address is None:
+    if facts.has_pool and (facts.has_draft or settings.draft_address or settings.placement):
+        raise SettingsError("a pool has the drafters: leave draft, draft_address and placement out")
+    if settings.draft_keys is not None and settings.draft_address is None and not facts.has_pool:
         raise SettingsError("draft_keys are for a draft server: give its draft_address too")
 
 
 def _placements(method: Method, settings: EngineSettings, facts: Facts) -> dict[Schedule, Placement]:
     """Return where the drafter runs under each schedule: as set, else by the method; a tuned one may have two."""
-    if settings.draft_address is not None:
+    if settings.draft_address is not None or facts.has_pool:
         return {"beside": "remote"}
     if settings.placement is not None or not method.is_tuned:
         placement = settings.placement or method.placement

@@ -19,9 +19,6 @@ from card.transport.drafter_config import DraftModel
 from card.transport.keys import check_may_listen, load_server_keys
 from card.transport.server import DraftServer, ServerLimits
 
-_TREE_ROWS = 512  # per request, whatever lead and width its client asks for
-_WARM_UP_TOKENS = 16
-
 
 def run(
     listen: str,
@@ -41,14 +38,7 @@ def run(
     if cores:
         _stay_on(cores)
     use_threads(threads, in_integers=model["dtype"] == INT8)
-    drafting = DraftModel(
-        name=draft,
-        max_tree_rows=_TREE_ROWS,
-        warm_up_tokens=_WARM_UP_TOKENS,
-        kv_cache_bytes=kv_cache_bytes,
-        has_unknown_target=True,
-        **model,
-    )
+    drafting = DraftModel.to_serve(draft, kv_cache_bytes=kv_cache_bytes, **model)
     with spinner(f"loading {draft}"):
         writer, ready = load_drafter(drafting)
     server = DraftServer(listen, partial(make_worker, writer), ready, keys=server_keys, limits=limits)

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
+
+_SERVED_TREE_ROWS = 512  # per request, whatever lead and width its client asks for
+_SERVED_WARM_UP_TOKENS = 16
 
 
 class DraftModel(msgspec.Struct, frozen=True, kw_only=True):
@@ -20,6 +25,17 @@ class DraftModel(msgspec.Struct, frozen=True, kw_only=True):
     draft_vocab: int | None = None  # the first so many tokens are proposed; None: all
     always_drafted: tuple[int, ...] = ()  # and these
     has_unknown_target: bool = False  # the target must be told which tokenizer this is
+
+    @classmethod
+    def to_serve(cls, name: str, **model: Any) -> DraftModel:
+        """Return a model for targets that are not known yet; ``model`` are other fields."""
+        return cls(
+            name=name,
+            max_tree_rows=_SERVED_TREE_ROWS,
+            warm_up_tokens=_SERVED_WARM_UP_TOKENS,
+            has_unknown_target=True,
+            **model,
+        )
 
 
 class DrafterConfig(msgspec.Struct, frozen=True, kw_only=True):

@@ -34,7 +34,7 @@ class RemoteLink(OutsideLink):
 
     def __init__(
         self,
-        address: str,
+        address: str | None,
         *,
         vocab_size: int,
         tokenizer: str = "",
@@ -45,13 +45,13 @@ class RemoteLink(OutsideLink):
         """Read the keys; nothing is sent yet.
 
         Args:
-            address: tcp://host:port of the server.
+            address: tcp://host:port of the server; None where it comes with a lease.
             vocab_size: of the target.
             tokenizer: fingerprint of the target's; empty compares the vocabularies by their size alone.
             keys: folder with the client's keys; None for a server without.
         Raises: SettingsError for a malformed address, or keys that cannot be read.
         """
-        self._address = check_address(address)
+        self._address = address if address is None else check_address(address)
         self._keys: ClientKeys | None = load_client_keys(keys) if keys is not None else None
         self._vocab_size, self._tokenizer = vocab_size, tokenizer
         self._answer_timeout_s = min(start_timeout_s, _ANSWER_TIMEOUT_S)
@@ -59,6 +59,7 @@ class RemoteLink(OutsideLink):
         super().__init__(Watch(start_timeout_s=self._answer_timeout_s, silence_timeout_s=silence_timeout_s))
         self._monitor: zmq.Socket[bytes] | None = None
         self._has_connected = False  # the address answered, whatever came after
+        self._reached_out_at = 0.0
         self._woke_at = -math.inf
 
     def receive(self) -> list[DrafterMessage]:
@@ -81,12 +82,22 @@ class RemoteLink(OutsideLink):
         return f"session {self._watch.incarnation} with the draft server is lost: {reason}"
 
     def _farewell(self) -> None:
-        self.send(Shutdown())
+        self._take_leave()
+
+    def _take_leave(self) -> None:
+        """End the session, and let the server know."""
+        if self._watch.is_listening:
+            self._say(Shutdown())
         self._disconnect(linger_ms=_FAREWELL_MS)
 
     def _open(self) -> None:
         self._watch.begin(time.monotonic())
-        self._has_connected = False
+        assert self._address is not None
+        self._reach_out(self._address)
+
+    def _reach_out(self, address: str) -> None:
+        """Begin a session of the present incarnation at this address."""
+        self._has_connected, self._reached_out_at = False, time.monotonic()
         self._socket = self._context.socket(zmq.DEALER)
         options: dict[int, Any] = {
             zmq.LINGER: 0,
@@ -96,7 +107,7 @@ class RemoteLink(OutsideLink):
             zmq.TCP_KEEPALIVE: 1,
             zmq.RECONNECT_IVL: _RECONNECT_MS[0],
             zmq.RECONNECT_IVL_MAX: _RECONNECT_MS[1],
-            zmq.IPV6: 1 if "[" in self._address else 0,
+            zmq.IPV6: 1 if "[" in address else 0,
         }
         if self._keys is not None:
             options |= {
@@ -107,7 +118,7 @@ class RemoteLink(OutsideLink):
         for option, value in options.items():
             self._socket.setsockopt(option, value)
         self._monitor = self._socket.get_monitor_socket(_EVENTS)
-        self._socket.connect(self._address)
+        self._socket.connect(address)
         self._say(Hello())
 
     def _drop(self) -> None:
@@ -137,7 +148,7 @@ class RemoteLink(OutsideLink):
         """Notice a connection that broke off, and an address where nobody answers."""
         self._look_at_connection()
         is_unreached = self._watch.state == "starting" and not self._has_connected
-        if is_unreached and now - self._watch.begun_at > self._connect_timeout_s:
+        if is_unreached and now - self._reached_out_at > self._connect_timeout_s:
             self._fail(self._complaint(now))
             return True
         return False

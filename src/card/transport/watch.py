@@ -55,21 +55,21 @@ class Watch:
         self._heard_at, self._pinged_at = now, None
         self.state, self.reason = "up", ""
 
-    def fail(self, now: float, reason: str) -> None:
+    def fail(self, now: float, reason: str, most_backoff_s: float = MAX_BACKOFF_S) -> None:
         """Note that this drafter is lost; the next one is due after the back-off."""
         if now - self.begun_at > STABLE_AFTER_S:
             self._backoff_s = FIRST_BACKOFF_S
         self.state, self.reason = "down", reason
-        self._next_at = now + self._backoff_s
-        self._backoff_s = min(2 * self._backoff_s, MAX_BACKOFF_S)
+        self._next_at = now + min(self._backoff_s, most_backoff_s)
+        self._backoff_s = min(2 * self._backoff_s, most_backoff_s)
 
     def forgive(self) -> None:
         """Let the next drafter start at once: nothing was wrong with the last one."""
         self._next_at, self._backoff_s = 0.0, FIRST_BACKOFF_S
 
-    def end(self) -> None:
-        """Note that the link is closed."""
-        self.state, self.reason = "down", "closed"
+    def end(self, reason: str = "closed") -> None:
+        """Note that no drafter is wanted: for good, or until `forgive`."""
+        self.state, self.reason = "down", reason
         self._next_at = None
 
     def advise(self, now: float) -> Advice:

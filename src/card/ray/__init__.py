@@ -1,0 +1,23 @@
+"""Targets and a pool of drafters on Ray Serve: `serve run card.ray:app`. Nothing else imports it.
+
+Needs `pip install 'card-decoding[ray]'`; `card.ray.allocation` and `card.ray.settings` do without it.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+from card.errors import SettingsError
+
+__all__ = ["app", "pool"]
+
+
+def __getattr__(name: str) -> Any:
+    """Load an application when it is asked for: the table of leases needs no Ray. Raises: SettingsError without Ray."""
+    if name not in __all__:
+        raise AttributeError(f"module 'card.ray' has no attribute {name!r}; it has {', '.join(__all__)}")
+    if find_spec("ray") is None or find_spec("ray.serve") is None:
+        raise SettingsError("card.ray needs Ray Serve, which is not installed; run pip install 'card-decoding[ray]'")
+    return getattr(import_module("card.ray.apps"), name)
