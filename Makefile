@@ -6,12 +6,13 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 CLIENTS := .venv-clients
 VLLM := .venv-vllm
+ONNX := .venv-onnx
 RAY := .venv-ray
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-gpu test-clients test-vllm test-ray bench-peers lint clean
+.PHONY: help demo test test-gpu test-clients test-vllm test-onnx test-ray bench-peers lint clean
 
 help: ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)$$/make \1: \2/p' Makefile
@@ -31,6 +32,9 @@ test-clients: $(CLIENTS)/.installed tests/clients/node_modules/.installed ## set
 test-vllm: $(VLLM)/.installed ## set up vLLM apart, then run the tests of the plug-in inside it (a quarter of an hour on two cores)
 	$(VLLM)/bin/python -m pytest -m vllm tests/vllm
 
+test-onnx: $(ONNX)/.installed ## set up ONNX Runtime GenAI apart, then run the tests of the adapter around its engine
+	$(ONNX)/bin/python -m pytest -m onnx tests/onnx
+
 test-ray: $(RAY)/.installed ## set up Ray apart, then run the tests of targets and drafters on Ray Serve (ten minutes on two cores)
 	$(RAY)/bin/python -m pytest -m ray tests/ray
 
@@ -43,7 +47,7 @@ lint: $(STAMP) ## set up, then check format, lint and types
 	$(BIN)/python -m mypy
 
 clean: ## remove .venv, the other engines of bench-peers, dist and the tools' caches; build/ (training runs) stays
-	rm -rf $(VENV) $(CLIENTS) $(VLLM) $(RAY) benchmarks/peers/.build tests/clients/node_modules dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(CLIENTS) $(VLLM) $(ONNX) $(RAY) benchmarks/peers/.build tests/clients/node_modules dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # One pip call, so that every version is resolved under the constraints.
@@ -61,6 +65,11 @@ $(VLLM)/.installed: pyproject.toml tests/vllm/requirements.txt
 	test -x $(VLLM)/bin/python || $(PYTHON) -m venv $(VLLM)
 	$(VLLM)/bin/python -m pip install -q -r tests/vllm/requirements.txt -e '.[vllm]'
 	$(VLLM)/bin/python -m pip uninstall -q -y torchvision torchaudio torchcodec
+	touch $@
+
+$(ONNX)/.installed: pyproject.toml constraints.txt tests/onnx/requirements.txt
+	test -x $(ONNX)/bin/python || $(PYTHON) -m venv $(ONNX)
+	$(ONNX)/bin/python -m pip install -q -c constraints.txt -r tests/onnx/requirements.txt -e '.[onnx]'
 	touch $@
 
 $(RAY)/.installed: pyproject.toml constraints.txt tests/ray/requirements.txt

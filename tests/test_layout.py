@@ -33,7 +33,7 @@ LINES: tuple[tuple[str, ...], ...] = (
     ("assembly",),
     ("api", "adapters"),
     ("hf",),
-    ("cli", "server", "bench", "planner", "ray", "verify_server", "vllm", "__main__"),
+    ("cli", "server", "bench", "planner", "ray", "verify_server", "vllm", "onnx", "__main__"),
 )
 LINE_OF = {part: line_idx for line_idx, parts in enumerate(LINES) for part in parts}
 
@@ -47,6 +47,7 @@ OPTIONAL_PACKAGES = frozenset(
         "gguf",
         "llguidance",
         "matplotlib",
+        "onnxruntime_genai",
         "prometheus_client",
         "ray",
         "triton",

@@ -84,7 +84,7 @@ def test_rows_that_are_taken_for_one_another_cost_speed_only(seed: int):
 
     rng = random.Random(seed)
     proposer = toy_proposer(DRAFT)
-    proposer._tracker = Confused(proposer._begin)
+    proposer._tracker = Confused(proposer.begin)
     decode(proposer, turmoil=STORM, seed=seed)
 
 

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from card.models.inflation import inflate, parse_parameter_count
 from card.models.loading import load_model, load_tokenizer
+from tests.laws import NUM_NEW, NUM_TEXTS, TEMPERATURE, VOCAB_SIZE, chi_square, law_of, mixed_law, tiny_model
 from tests.vllm.running import run_vllm, start_vllm
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1800)]
@@ -97,55 +95,6 @@ def test_a_killed_drafter_stalls_nothing_and_changes_no_text(
 
 # ---- the law of sampled text ----------------------------------------------------------------------------------------
 
-VOCAB_SIZE, NUM_NEW, NUM_TEXTS = 5, 4, 6000
-TEMPERATURE = 0.8
-
-
-def tiny_model(noise: float) -> LlamaForCausalLM:
-    config = LlamaConfig(
-        vocab_size=VOCAB_SIZE,
-        hidden_size=64,
-        intermediate_size=64,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        max_position_embeddings=128,
-        initializer_range=0.3,
-        bos_token_id=None,
-        eos_token_id=None,
-        pad_token_id=None,
-    )
-    torch.manual_seed(3)
-    model = LlamaForCausalLM(config)
-    with torch.no_grad():
-        for weight in model.parameters():
-            weight.add_(noise * weight.std() * torch.randn_like(weight))
-    return model.eval()
-
-
-@torch.no_grad()
-def law_of(model: LlamaForCausalLM, prompt_ids: list[int]) -> dict[tuple[int, ...], float]:
-    """Return the probability of every continuation of NUM_NEW tokens."""
-    law = {(): 1.0}
-    for _ in range(NUM_NEW):
-        texts = list(law)
-        logits = model(torch.tensor([[*prompt_ids, *text] for text in texts])).logits[:, -1]
-        probs = (logits.double() / TEMPERATURE).softmax(-1).tolist()
-        pairs = itertools.product(zip(texts, probs, strict=True), range(VOCAB_SIZE))
-        law = {(*text, token): law[text] * row[token] for (text, row), token in pairs}
-    return law
-
-
-def chi_square(counts: Counter[tuple[int, ...]], law: dict[tuple[int, ...], float]) -> float:
-    """Return by how many standard deviations counts are off a law; rare texts count as one."""
-    expected = {text: NUM_TEXTS * prob for text, prob in law.items()}
-    common = [text for text, number in expected.items() if number >= 8.0]
-    rest = NUM_TEXTS - sum(expected[text] for text in common)
-    num_rest = NUM_TEXTS - sum(counts[text] for text in common)
-    statistic = sum((counts[text] - expected[text]) ** 2 / expected[text] for text in common)
-    statistic += (num_rest - rest) ** 2 / rest if rest > 1.0 else 0.0
-    freedom = len(common) - (rest <= 1.0)
-    return float((statistic - freedom) / (2 * freedom) ** 0.5)
-
 
 def test_sampled_text_follows_the_law_of_the_target_alone(tmp_path: Path):
     """A chain counts as certain in vLLM's rejection sampler. This is exact for candidates chosen without chance."""
@@ -170,8 +119,7 @@ def test_sampled_text_follows_the_law_of_the_target_alone(tmp_path: Path):
     assert chi_square(counts, law) < 4.0
     accepted, proposed = total(report["figures"], "accepted"), total(report["figures"], "proposed")
     assert 1000 < accepted < proposed - 1000  # both happened often enough to be seen in the law
-    wrong = {text: (prob + 1.15 * law[text[::-1]]) / 2.15 for text, prob in law.items()}
-    assert chi_square(counts, wrong) > 8.0  # the test can tell
+    assert chi_square(counts, mixed_law(law)) > 8.0  # the test can tell
 
 
 # ---- what is refused ------------------------------------------------------------------------------------------------

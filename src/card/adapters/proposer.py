@@ -12,7 +12,7 @@ from card.adapters.chains import Chances, RowCosts, best_chain
 from card.adapters.figures import Figures
 from card.adapters.line import DrafterLine
 from card.adapters.requests import Drafting, Request
-from card.adapters.tracking import RowTracker, Tokens
+from card.adapters.tracking import Followed, RowTracker, Tokens
 from card.config import DraftSettings
 from card.errors import ProtocolError
 from card.tree.messages import Layer, Ready, Resync, TargetMessage
@@ -65,7 +65,7 @@ class ChainProposer:
         self._writers = writers
         self._line = line
         self._clock = clock
-        self._tracker = RowTracker(self._begin, max_parked=max_parked)
+        self._tracker = RowTracker(self.begin, max_parked=max_parked)
         self._by_drafter_id: dict[int, Request] = {}
         self._chances = Chances()
         self._costs = RowCosts(row_cost)
@@ -86,10 +86,25 @@ class ChainProposer:
             tokens: [B or more, S] int32; the rows. Nothing beyond ``lengths`` is read.
         """
         began = self._clock()
+        before = [int(lengths[row]) - len(ids) for row, ids in enumerate(new_ids)]
+        return self._propose(self._tracker.follow(before, tokens), new_ids, began)
+
+    def propose_for(self, step: Followed[Request], new_ids: Sequence[Sequence[int]]) -> list[list[int]]:
+        """Do the same for an engine that says itself which request is which.
+
+        Args:
+            step: the request of each row, and which ones have come and gone; new ones are made by `begin`.
+            new_ids: [B] tokens that the last step committed in each row.
+        """
+        return self._propose(step, new_ids, self._clock())
+
+    def begin(self, token_ids: Tokens) -> Request:
+        """Return a request that begins with these tokens, [S], 1 or more."""
+        return Request(token_ids, self._writers, self._vocab_size)
+
+    def _propose(self, step: Followed[Request], new_ids: Sequence[Sequence[int]], began: float) -> list[list[int]]:
         messages = self._listen()
         num_tokens = sum(map(len, new_ids))
-        before = [int(lengths[row]) - len(ids) for row, ids in enumerate(new_ids)]
-        step = self._tracker.follow(before, tokens)
         for request in step.left:
             messages += self._close_drafter(request)
         for request in step.forgotten:
@@ -125,9 +140,6 @@ class ChainProposer:
     def _labels(self, writers: Sequence[int]) -> list[str]:
         names = (DRAFTER, *self._writers)
         return [writer_label(bits, names) for bits in writers]
-
-    def _begin(self, token_ids: Tokens) -> Request:
-        return Request(token_ids, self._writers, self._vocab_size)
 
     def _open(self, request: Request) -> list[TargetMessage]:
         if self._drafting is None:
