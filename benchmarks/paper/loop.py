@@ -142,6 +142,10 @@ class PaperRounds:
         """Leave it as it is set."""
         return None
 
+    def budget(self, request: Request) -> int:
+        """Return what the settings say."""
+        return request.draft.budget
+
     def prepare(self, view: RoundView) -> Draft | None:
         """Note how deep the best paths are, then draft."""
         if view.num_passes:

@@ -153,6 +153,18 @@ def test_candidates_that_the_target_never_takes_are_soon_not_verified_any_more()
     assert num_chosen(policy, [offer]) == 0
 
 
+def test_writers_are_asked_for_little_where_little_is_worth_verifying_and_for_more_where_more_is():
+    policy = TunedPolicy({"beside": costs(beside=cost(1e-2, 3e-3))["beside"]}, DraftSettings())
+    (request,) = view().requests
+    assert policy.budget(request) == request.draft.budget
+    for _ in range(request.draft.budget):
+        assert num_chosen(policy, [chain(-6.0, -7.0)]) == 0
+    assert policy.budget(request) == 1
+    for more in (2, 4, 8):
+        num_chosen(policy, [chain(*[-0.01] * policy.budget(request))])
+        assert policy.budget(request) == more
+
+
 def test_in_turns_it_drafts_until_a_layer_is_not_worth_its_time():
     policy = TunedPolicy({"turns": costs()["turns"]}, DraftSettings())
     policy.begin(1, ALL)

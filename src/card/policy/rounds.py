@@ -88,6 +88,9 @@ class Policy(Protocol):
     def beam_width(self) -> int | None:
         """Return the width of the drafter's layers; None leaves it as the settings say."""
 
+    def budget(self, request: Request) -> int:
+        """Return how many candidates of the request each local writer is asked for."""
+
     def prepare(self, view: RoundView) -> Draft | Wait | None:
         """Return what to do before the pass; None to verify what there is."""
 
@@ -121,6 +124,10 @@ class FixedPolicy:
     def beam_width(self) -> int | None:
         """Leave it as the settings say."""
         return None
+
+    def budget(self, request: Request) -> int:
+        """Return what the settings say."""
+        return request.draft.budget
 
     def prepare(self, view: RoundView) -> Draft | Wait | None:
         """Draft or wait as the settings say."""

@@ -44,6 +44,7 @@ class TunedPolicy:
         self._acceptance = Acceptance()
         self._schedules = Schedules(schedules, self.predicted)
         self._known: dict[int, tuple[Nodes, list[float]]] = {}  # by id, what was calibrated in this round
+        self._budgets: dict[int, int] = {}  # by request id, of the last round
         self._num_requests = 1
         self._has_new_text = False
         self._beam_width = self._width(self.schedule, 1)
@@ -99,6 +100,13 @@ class TunedPolicy:
         """Return the beam's width for this batch."""
         return self._beam_width
 
+    def budget(self, request: Request) -> int:
+        """Return twice what the last round verified of the request's offer; it falls by one a round at most.
+
+        In a batch few candidates of a request are worth their rows, and writers take Python for each they propose.
+        """
+        return min(request.draft.budget, self._budgets.get(request.request_id, request.draft.budget))
+
     def prepare(self, view: RoundView) -> Draft | Wait | None:
         """Draft one more layer, or wait for the first ones, where that brings more than its time is worth."""
         if not view.requests:  # who takes turns reads prompts in the prefill, as who runs beside does
@@ -127,7 +135,10 @@ class TunedPolicy:
             max_per_request=self._draft.budget,
         )
         chosen = zip(offers, ranked, choice.counts, strict=True)
-        return [self._taken(offer, order[: offer.num_probes + count]) for offer, (order, _), count in chosen]
+        taken = [self._taken(offer, order[: offer.num_probes + count]) for offer, (order, _), count in chosen]
+        pairs = zip(view.requests, taken, strict=True)
+        self._budgets = {one.request_id: max(2 * len(nodes), 1, self.budget(one) - 1) for one, nodes in pairs}
+        return taken
 
     def observe(self, outcome: Outcome) -> None:
         """Learn acceptance, costs and the speed of the schedule from a round."""

@@ -158,10 +158,13 @@ class TargetWorker:
         """Return how many candidates of the drafter's the replica holds."""
         return self._running[request_id].replica.tree.num_nodes
 
-    def query(self, request_id: int, budget: int, shape: VerifyShape, *, asks_drafter: bool = True) -> Nodes:
+    def query(
+        self, request_id: int, budget: int, shape: VerifyShape, *, others: int | None = None, asks_drafter: bool = True
+    ) -> Nodes:
         """Return candidates to verify, no deeper than the request may still grow, up to ``budget`` of each writer.
 
         Args:
+            others: most candidates of each local writer, at most ``budget``; None: as many.
             asks_drafter: False leaves the drafter's candidates out.
         """
         sequence = self._running[request_id]
@@ -172,7 +175,7 @@ class TargetWorker:
             return NO_NODES
         uses_drafter = asks_drafter and request.uses_drafter
         drafted = sequence.replica.tree.query(budget, shape, max_depth) if uses_drafter else NO_NODES
-        offer = sequence.offers.merge(drafted, budget, max_depth)
+        offer = sequence.offers.merge(drafted, budget if others is None else min(others, budget), max_depth)
         return sequence.permitted(offer)
 
     def rows_left(self, request_id: int) -> int:
