@@ -142,7 +142,7 @@ class PaperRounds:
         """Leave it as it is set."""
         return None
 
-    def budget(self, request: Request) -> int:
+    def writer_budget(self, request: Request) -> int:
         """Return what the settings say."""
         return request.draft.budget
 

@@ -156,13 +156,13 @@ def test_candidates_that_the_target_never_takes_are_soon_not_verified_any_more()
 def test_writers_are_asked_for_little_where_little_is_worth_verifying_and_for_more_where_more_is():
     policy = TunedPolicy({"beside": costs(beside=cost(1e-2, 3e-3))["beside"]}, DraftSettings())
     (request,) = view().requests
-    assert policy.budget(request) == request.draft.budget
+    assert policy.writer_budget(request) == request.draft.budget
     for _ in range(request.draft.budget):
         assert num_chosen(policy, [chain(-6.0, -7.0)]) == 0
-    assert policy.budget(request) == 1
+    assert policy.writer_budget(request) == 1
     for more in (2, 4, 8):
-        num_chosen(policy, [chain(*[-0.01] * policy.budget(request))])
-        assert policy.budget(request) == more
+        num_chosen(policy, [chain(*[-0.01] * policy.writer_budget(request))])
+        assert policy.writer_budget(request) == more
 
 
 def test_in_turns_it_drafts_until_a_layer_is_not_worth_its_time():
@@ -408,6 +408,30 @@ def test_in_turns_a_drafter_that_agrees_is_let_draft_and_one_that_does_not_is_no
     fresh = replace(view(), takes_turns=True, best_paths=[(0, 0.0)])
     assert in_turns(3e-3, 5e-4, num_compared=5, num_agreed=5).prepare(fresh) == Draft(1)
     assert in_turns(5e-3, 5e-4, num_compared=4, num_agreed=1).prepare(fresh) is None
+
+
+def test_the_engine_asks_local_writers_for_as_much_as_the_policy_says():
+    asked: list[int] = []
+
+    class Wrong:
+        def propose(self, best_path, budget):
+            asked.append(budget)
+            return Nodes.chain((3,), (-9.0,))
+
+        def observe(self, seen):
+            pass
+
+        def close(self):
+            pass
+
+    policy = TunedPolicy({"off": costs()["off"]}, DraftSettings())
+    target = toy_target(1)
+    worker = TargetWorker(target, clock=time.perf_counter, writers={"wrong": lambda request: Wrong()})
+    engine = Engine(worker, None, find_method("card"), policy=policy)
+    request = make_request(0, params=SamplingParams(temperature=0.0, seed=0, max_tokens=30))
+    assert run_all(engine, {0: [request]})[0] == plain(toy_target(1), params=request.params, prompt=request.prompt_ids)
+    assert asked[0] == request.draft.budget
+    assert asked[-1] == 1
 
 
 @pytest.mark.parametrize("schedule", ["turns", "beside"])

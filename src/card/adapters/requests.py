@@ -21,10 +21,10 @@ from card.writers.local.protocol import LocalWriter, Observation
 # In a large batch most of a step's time goes to asking the writers without a model. So they are asked only where the
 # drafter offers little or is unsure, or where they have been useful lately, and else once in a while.
 _SURE_PATH_LOGPROB = math.log(0.3)  # a full chain whose end is likelier needs no other writer
-_FEW_CANDIDATES = 2
+_FEW_CANDIDATES = 2  # of the drafter; fewer, and the writers are asked too. Chosen, not measured
 _USEFUL_GAIN = 0.1  # accepted tokens a step that no draft model proposed; below it the writers are seldom asked
 _GAIN_DISCOUNT = 0.9  # per step
-_STEPS_BETWEEN_TRIALS = 8
+_STEPS_BETWEEN_TRIALS = 8  # in which writers that were no use are left alone. Chosen, not measured
 _FIRST_ROOM = 512  # tokens that a text may grow by before the drafter is asked for more memory
 # Likeliest tokens by the draft model's own probabilities: the engine says nothing of temperatures and seeds.
 _PARAMS = SamplingParams(temperature=0.0, seed=0)

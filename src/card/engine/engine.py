@@ -323,9 +323,13 @@ class Engine:
         return [o.leading(self._worker.rows_left(r.request_id)) for r, o in zip(view.requests, chosen, strict=True)]
 
     def _query(self, request: Request, *, asks_drafter: bool) -> Nodes:
-        draft, others = request.draft, self._policy.budget(request)
+        draft, writer_budget = request.draft, self._policy.writer_budget(request)
         return self._worker.query(
-            request.request_id, draft.budget, draft.verify, others=others, asks_drafter=asks_drafter
+            request.request_id,
+            draft.budget,
+            draft.verify,
+            writer_budget=writer_budget,
+            asks_drafter=asks_drafter,
         )
 
     def _is_waited_for(self, entry: _Entry) -> bool:

@@ -88,7 +88,7 @@ class Policy(Protocol):
     def beam_width(self) -> int | None:
         """Return the width of the drafter's layers; None leaves it as the settings say."""
 
-    def budget(self, request: Request) -> int:
+    def writer_budget(self, request: Request) -> int:
         """Return how many candidates of the request each local writer is asked for."""
 
     def prepare(self, view: RoundView) -> Draft | Wait | None:
@@ -125,7 +125,7 @@ class FixedPolicy:
         """Leave it as the settings say."""
         return None
 
-    def budget(self, request: Request) -> int:
+    def writer_budget(self, request: Request) -> int:
         """Return what the settings say."""
         return request.draft.budget
 

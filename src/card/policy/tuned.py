@@ -44,7 +44,7 @@ class TunedPolicy:
         self._acceptance = Acceptance()
         self._schedules = Schedules(schedules, self.predicted)
         self._known: dict[int, tuple[Nodes, list[float]]] = {}  # by id, what was calibrated in this round
-        self._budgets: dict[int, int] = {}  # by request id, of the last round
+        self._writer_budgets: dict[int, int] = {}  # by request id, as of the last round
         self._num_requests = 1
         self._has_new_text = False
         self._beam_width = self._width(self.schedule, 1)
@@ -100,12 +100,12 @@ class TunedPolicy:
         """Return the beam's width for this batch."""
         return self._beam_width
 
-    def budget(self, request: Request) -> int:
+    def writer_budget(self, request: Request) -> int:
         """Return twice what the last round verified of the request's offer; it falls by one a round at most.
 
         In a batch few candidates of a request are worth their rows, and writers take Python for each they propose.
         """
-        return min(request.draft.budget, self._budgets.get(request.request_id, request.draft.budget))
+        return min(request.draft.budget, self._writer_budgets.get(request.request_id, request.draft.budget))
 
     def prepare(self, view: RoundView) -> Draft | Wait | None:
         """Draft one more layer, or wait for the first ones, where that brings more than its time is worth."""
@@ -137,7 +137,9 @@ class TunedPolicy:
         chosen = zip(offers, ranked, choice.counts, strict=True)
         taken = [self._taken(offer, order[: offer.num_probes + count]) for offer, (order, _), count in chosen]
         pairs = zip(view.requests, taken, strict=True)
-        self._budgets = {one.request_id: max(2 * len(nodes), 1, self.budget(one) - 1) for one, nodes in pairs}
+        self._writer_budgets = {
+            one.request_id: max(2 * len(nodes), 1, self.writer_budget(one) - 1) for one, nodes in pairs
+        }
         return taken
 
     def observe(self, outcome: Outcome) -> None:

@@ -159,12 +159,19 @@ class TargetWorker:
         return self._running[request_id].replica.tree.num_nodes
 
     def query(
-        self, request_id: int, budget: int, shape: VerifyShape, *, others: int | None = None, asks_drafter: bool = True
+        self,
+        request_id: int,
+        budget: int,
+        shape: VerifyShape,
+        *,
+        writer_budget: int | None = None,
+        asks_drafter: bool = True,
     ) -> Nodes:
-        """Return candidates to verify, no deeper than the request may still grow, up to ``budget`` of each writer.
+        """Return candidates to verify, no deeper than the request may still grow.
 
         Args:
-            others: most candidates of each local writer, at most ``budget``; None: as many.
+            budget: most candidates of the drafter, and of each local writer.
+            writer_budget: most of each local writer, if that is less; None: no less.
             asks_drafter: False leaves the drafter's candidates out.
         """
         sequence = self._running[request_id]
@@ -175,7 +182,9 @@ class TargetWorker:
             return NO_NODES
         uses_drafter = asks_drafter and request.uses_drafter
         drafted = sequence.replica.tree.query(budget, shape, max_depth) if uses_drafter else NO_NODES
-        offer = sequence.offers.merge(drafted, budget if others is None else min(others, budget), max_depth)
+        offer = sequence.offers.merge(
+            drafted, budget if writer_budget is None else min(budget, writer_budget), max_depth
+        )
         return sequence.permitted(offer)
 
     def rows_left(self, request_id: int) -> int:
