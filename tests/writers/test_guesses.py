@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from card.errors import SettingsError
 from card.tree.nodes import ROOT, MergedNodes
 from card.writers.guesses import Guesses, NgramPool, RankRates, guess_rates, merged
 from tests.local_observing import scores_of
@@ -64,13 +63,6 @@ def test_a_text_teaches_each_of_its_ngrams(text: list[int], length: int) -> None
         if start + length <= len(text):
             model.insert(text[start], tuple(text[start + 1 : start + length]))
     assert [pool.newest(one) for one in range(4)] == [model.newest(one) for one in range(4)]
-    assert pool.first_tokens() == {key for key, _ in model.entries}
-
-
-@pytest.mark.parametrize(("length", "per_key", "name"), [(1, 3, "length"), (3, 0, "per_key")])
-def test_a_pool_that_could_hold_nothing_is_refused(length: int, per_key: int, name: str) -> None:
-    with pytest.raises(SettingsError, match=name):
-        NgramPool(length, per_key)
 
 
 def test_the_chance_of_a_rank_is_its_prior_until_guesses_tell() -> None:

@@ -14,7 +14,7 @@ from heapq import heappop, heappush
 
 from card.assembly.drafters import make_worker
 from card.errors import ProtocolError
-from card.transport.link import LinkStatus
+from card.transport.link import DrafterLink, LinkStatus
 from card.tree.messages import DrafterMessage, Ready, TargetMessage
 from card.workers.drafter import MAX_TOKENS_PER_PASS, step_together
 from card.writers.beam import BeamWriter
@@ -141,7 +141,7 @@ class World:
             self.drafter.act()
 
 
-class VirtualLink:
+class VirtualLink(DrafterLink):
     """The way from one target to a drafter that runs by itself."""
 
     runs_by_itself = True

@@ -6,28 +6,22 @@ import logging
 from collections.abc import Callable
 
 from card.errors import CardError
-from card.transport.link import LinkStatus
-from card.tree.messages import DrafterMessage, Ready, TargetMessage
+from card.transport.link import DrafterLink, LinkStatus
+from card.tree.messages import DrafterMessage, TargetMessage
 from card.workers.drafter import DrafterWorker
 
 logger = logging.getLogger(__name__)
 
 
-class InlineLink:
+class InlineLink(DrafterLink):
     """Runs the drafter only inside `draft`. A worker that raises is down for good; the target goes on alone."""
 
     runs_by_itself = False
 
     def __init__(self, worker: DrafterWorker) -> None:
-        self._status = LinkStatus("up")
+        super().__init__()
         self._worker = worker
         self._received: list[DrafterMessage] = []
-
-    def begin(self) -> None:
-        """Nothing to bring up."""
-
-    def start(self) -> None:
-        """Nothing to bring up."""
 
     def send(self, message: TargetMessage) -> None:
         """Hand the message to the worker at once."""
@@ -38,32 +32,12 @@ class InlineLink:
         received, self._received = self._received, []
         return received
 
-    def wait(self, timeout_s: float) -> None:
-        """Return at once: nothing arrives while the target waits."""
-
     def draft(self, num_passes: int) -> None:
         """Make up to ``num_passes`` drafter passes."""
         for _ in range(num_passes):
             if self._status.state == "down" or self._worker.is_idle:
                 break
             self._run(self._worker.step)
-
-    def reject(self, reason: str) -> None:
-        """Listen no more to a drafter that sends nonsense."""
-        self._status = LinkStatus("down", reason)
-
-    @property
-    def ready(self) -> Ready | None:
-        """Nothing: the drafter is in this process."""
-        return None
-
-    @property
-    def status(self) -> LinkStatus:
-        """Up until rejected, or until the worker raises."""
-        return self._status
-
-    def close(self) -> None:
-        """Nothing to end."""
 
     def _run(self, act: Callable[[], list[DrafterMessage]]) -> None:
         if self._status.state == "down":

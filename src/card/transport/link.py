@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
 
 from card.tree.messages import DrafterMessage, Ready, TargetMessage
 from card.workers.metrics import DrafterState
@@ -21,15 +20,18 @@ class LinkStatus:
         return f"{self.state}: {self.reason}" if self.reason else self.state
 
 
-class DrafterLink(Protocol):
+class DrafterLink:
     """A drafter as the engine sees it. Nothing here blocks but `wait`, `start` and `close`, each for a bounded time.
 
     Messages may be lost. A `Ready` among the received ones means that a new drafter is there which knows of no request.
+    What is written here is the way of a drafter in this process.
     """
 
-    @property
-    def runs_by_itself(self) -> bool:
-        """False if it drafts only inside `draft`."""
+    runs_by_itself: bool = True
+    """False if it drafts only inside `draft`."""
+
+    def __init__(self) -> None:
+        self._status = LinkStatus("up")
 
     def begin(self) -> None:
         """Bring the drafter up without waiting for it: it joins when it is ready, or is tried again."""
@@ -39,12 +41,15 @@ class DrafterLink(Protocol):
 
         Raises: WorkerError if it fails or takes too long.
         """
+        self.begin()
 
     def send(self, message: TargetMessage) -> None:
         """Hand over a message, or drop it if the drafter cannot take it now."""
+        raise NotImplementedError
 
     def receive(self) -> list[DrafterMessage]:
         """Return what has arrived."""
+        raise NotImplementedError
 
     def wait(self, timeout_s: float) -> None:
         """Return when something has arrived, or after ``timeout_s`` seconds."""
@@ -54,14 +59,17 @@ class DrafterLink(Protocol):
 
     def reject(self, reason: str) -> None:
         """Tell that the drafter sent something impossible: it is replaced, or down for good."""
+        self._status = LinkStatus("down", reason)
 
     @property
     def ready(self) -> Ready | None:
         """What the newest drafter outside this process said of itself when it came up; None if there was none yet."""
+        return None
 
     @property
     def status(self) -> LinkStatus:
         """How the drafter is doing."""
+        return self._status
 
     def close(self) -> None:
         """End the drafter. May be called twice."""

@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 import zmq
 
 from card.errors import ProtocolError, WorkerError
-from card.transport.link import LinkStatus
+from card.transport.link import DrafterLink, LinkStatus
 from card.transport.watch import Watch
 from card.tree.messages import DrafterMessage, Fault, Layer, Ping, Ready, Resync, TargetMessage, decode, encode
 
@@ -17,13 +17,11 @@ logger = logging.getLogger(__name__)
 _CHECK_INTERVAL_S = 0.02  # between looks at the drafter; a look is a system call
 
 
-class OutsideLink(ABC):
+class OutsideLink(DrafterLink, ABC):
     """Talks to one drafter after the other, each under an incarnation of its own.
 
     The text never waits for a drafter: what cannot be sent now is dropped.
     """
-
-    runs_by_itself = True
 
     def __init__(self, watch: Watch) -> None:
         """Make a link without a drafter."""
@@ -86,10 +84,6 @@ class OutsideLink(ABC):
             self._socket.poll(max(1, round(timeout_s * 1e3)))
         else:
             time.sleep(timeout_s)
-
-    def draft(self, num_passes: int) -> None:
-        """Ignored: the drafter runs by itself."""
-        del num_passes
 
     def reject(self, reason: str) -> None:
         """Leave a drafter that sends nonsense; the next one is tried later."""

@@ -15,7 +15,7 @@ _LOOK_AFTER_S = 0.1  # between looks after the drafter that rests
 _TERMS = 1 << 16  # request ids carry the number of the term that they were opened in, modulo this
 
 
-class SwitchLink:
+class SwitchLink(DrafterLink):
     """Speaks to the drafter of the present schedule; the other one holds no requests and costs no time.
 
     Each switch begins a new term, under whose number the drafter knows the requests, so that what is still on its way
@@ -26,6 +26,7 @@ class SwitchLink:
     def __init__(self, beside: DrafterLink, turns: DrafterLink, clock: Callable[[], float] = time.monotonic) -> None:
         self._links: dict[Schedule, DrafterLink] = {"beside": beside, "turns": turns}
         self._active = beside
+        self.runs_by_itself = beside.runs_by_itself
         self._term = 0
         self._open: set[int] = set()  # request ids of the target, opened in this term
         self._pending: list[DrafterMessage] = []
@@ -37,11 +38,6 @@ class SwitchLink:
         """The schedules whose drafter is alive, and to do without one."""
         alive = {schedule for schedule, link in self._links.items() if link.status.state in ("up", "degraded")}
         return frozenset({"off", *alive})
-
-    @property
-    def runs_by_itself(self) -> bool:
-        """Whether the present drafter drafts without being told to."""
-        return self._active.runs_by_itself
 
     @property
     def status(self) -> LinkStatus:
@@ -73,7 +69,7 @@ class SwitchLink:
             self._active.send(Close(self._known_as(request_id)))
         self._open.clear()
         self._term = (self._term + 1) % _TERMS
-        self._active = link
+        self._active, self.runs_by_itself = link, link.runs_by_itself
         self._pending = [Ready(0, 0, 0)]
 
     def begin(self) -> None:

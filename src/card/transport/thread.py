@@ -10,27 +10,25 @@ import torch
 
 from card.errors import CardError
 from card.models.cuda.graphs import Lane
-from card.transport.link import LinkStatus
-from card.tree.messages import DrafterMessage, Fault, Ready, Shutdown, TargetMessage
+from card.transport.link import DrafterLink, LinkStatus
+from card.tree.messages import DrafterMessage, Fault, Shutdown, TargetMessage
 from card.workers.drafter import DrafterWorker
 
 logger = logging.getLogger(__name__)
 _JOIN_TIMEOUT_S = 10.0
 
 
-class ThreadLink:
+class ThreadLink(DrafterLink):
     """Runs a drafter worker in a daemon thread. A worker that raises is down for good; the target goes on alone."""
-
-    runs_by_itself = True
 
     def __init__(self, worker: DrafterWorker, lane: Lane | None = None) -> None:
         """Take over ``worker``; its model computes in ``lane``, None: as it would in the caller's thread."""
+        super().__init__()
         self._worker = worker
         self._lane = lane or Lane(torch.device("cpu"))
         self._to_drafter: queue.SimpleQueue[TargetMessage] = queue.SimpleQueue()
         self._to_target: queue.SimpleQueue[DrafterMessage] = queue.SimpleQueue()
         self._arrived = threading.Event()
-        self._status = LinkStatus("up")
         self._is_started = False
         self._thread = threading.Thread(target=self._run, name="card-drafter", daemon=True)
 
@@ -39,10 +37,6 @@ class ThreadLink:
         if not self._is_started:
             self._is_started = True
             self._thread.start()
-
-    def start(self) -> None:
-        """Start the thread, whose model is loaded already."""
-        self.begin()
 
     def send(self, message: TargetMessage) -> None:
         """Queue the message, if anyone will read it."""
@@ -64,18 +58,6 @@ class ThreadLink:
     def wait(self, timeout_s: float) -> None:
         """Wait for the next message of the drafter."""
         self._arrived.wait(timeout_s)
-
-    def draft(self, num_passes: int) -> None:
-        """Ignored: the thread runs by itself."""
-
-    def reject(self, reason: str) -> None:
-        """Listen no more to a drafter that sends nonsense."""
-        self._status = LinkStatus("down", reason)
-
-    @property
-    def ready(self) -> Ready | None:
-        """Nothing: the drafter is in this process."""
-        return None
 
     @property
     def status(self) -> LinkStatus:

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Sequence
 from heapq import heapify, heappop, heappush
 from itertools import count
 
-from card.errors import SettingsError
 from card.tree.nodes import MergedNodes
 from card.writers.local.protocol import Observation
 
@@ -52,11 +51,7 @@ class NgramPool:
         Args:
             length: tokens of an n-gram, the first one included; 2 or more.
             per_key: most n-grams that begin with one token; 1 or more.
-        Raises: SettingsError for less.
         """
-        for name, value, least in (("length", length, 2), ("per_key", per_key, 1)):
-            if value < least:
-                raise SettingsError(f"{name} of an n-gram pool must be {least} or more, got {value}")
         self._length = length
         self._per_key = per_key
         self._by_key: dict[int, dict[tuple[int, ...], None]] = {}  # dicts keep the order: oldest first
@@ -83,10 +78,6 @@ class NgramPool:
     def newest(self, key: int, most: int | None = None) -> list[tuple[int, ...]]:
         """Return what followed ``key``, newest first; None returns all of it."""
         return list(reversed(self._by_key.get(key, {})))[:most]
-
-    def first_tokens(self) -> set[int]:
-        """Return the tokens that n-grams begin with."""
-        return set(self._by_key)
 
 
 class RankRates:

@@ -40,6 +40,11 @@ def put_out(writer: StoreWriter, text: Sequence[int], *, prompt_ids: Sequence[in
     sequence.close()
 
 
+def flush(writer: StoreWriter) -> None:
+    """Wait until all texts so far are stored and indexed, or cannot be."""
+    writer._thread.submit(bool).result(60)
+
+
 def store_texts(path: Path, first: int, num_texts: int, barrier: Barrier) -> None:
     """Store texts that begin with first, first + 1, ..., as one process of several."""
     barrier.wait(60)
@@ -47,7 +52,7 @@ def store_texts(path: Path, first: int, num_texts: int, barrier: Barrier) -> Non
         for start in range(first, first + num_texts):
             put_out(writer, [start, 1, 2, start])
             if start % 10 == 0:
-                assert writer.flush()
+                flush(writer)
 
 
 def store_texts_forever(path: Path) -> None:
@@ -56,4 +61,4 @@ def store_texts_forever(path: Path) -> None:
         while True:
             for start in range(900):
                 put_out(writer, range(start, start + 40))
-            writer.flush()
+            flush(writer)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from card.config import EngineSettings
 from card.tree.nodes import Nodes
 from card.writers.local import find_writer
-from card.writers.local.lookup import LookupWriter, chance_per_count
+from card.writers.local.lookup import LookupSequence, LookupWriter, chance_per_count
 from card.writers.local.protocol import Observation
 from tests.local_writing import assert_well_formed, play
 
@@ -31,8 +31,7 @@ def proposed_after(
     text: Sequence[int], *, num_prompt: int, budget: int, min_ngram: int = 2, max_ngram: int = 8
 ) -> Nodes:
     """Return the proposal for ``text``, of which all behind the prompt was observed, in pieces of up to 3 tokens."""
-    writer = LookupWriter(EngineSettings(), VOCAB_SIZE, min_ngram=min_ngram, max_ngram=max_ngram)
-    sequence = writer.open(text[:num_prompt])
+    sequence = LookupSequence(text[:num_prompt], VOCAB_SIZE, min_ngram=min_ngram, max_ngram=max_ngram)
     for start in range(num_prompt, len(text), 3):
         sequence.observe(committed(*text[start : start + 3]))
     return sequence.propose((), budget)

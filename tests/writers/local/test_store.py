@@ -31,7 +31,7 @@ from card.writers.local.store import ContextIndex, StoreWriter, Tokens
 from card.writers.local.suffix import best_first
 from tests.local_writing import assert_well_formed, play
 from tests.pair import Pair
-from tests.writers.local.storing import VOCAB_SIZE, opened, put_out, store_texts, store_texts_forever
+from tests.writers.local.storing import VOCAB_SIZE, flush, opened, put_out, store_texts, store_texts_forever
 
 MAX_MATCH = 32
 MAX_PLACES = 32
@@ -132,7 +132,7 @@ def test_no_match_and_no_candidate_crosses_from_one_text_to_the_next(tmp_path: P
     with opened(tmp_path / "texts") as writer:
         put_out(writer, [1, 2, 3, 4])
         put_out(writer, [5, 6, 7, 8])
-        assert writer.flush()
+        flush(writer)
         assert followed(writer, [2, 3]) == (4,)
         assert followed(writer, [3, 4]) == ()
         assert followed(writer, [4, 5]) == ()
@@ -149,7 +149,7 @@ def test_what_one_writer_stored_another_finds_after_it(tmp_path: Path) -> None:
 def test_a_text_is_found_in_the_same_writer_as_soon_as_it_is_indexed(tmp_path: Path) -> None:
     with opened(tmp_path / "texts") as writer:
         put_out(writer, [1, 2, 3, 4, 5])
-        assert writer.flush()
+        flush(writer)
         assert followed(writer, [1, 2]) == (3, 4, 5)
 
 
@@ -159,7 +159,7 @@ def test_the_longer_match_counts_whether_it_is_new_or_old(tmp_path: Path) -> Non
         put_out(writer, [7, 2, 3, 5])
     with opened(tmp_path / "texts", most=10_000) as writer:
         put_out(writer, [8, 2, 3, 6])
-        assert writer.flush()
+        flush(writer)
         assert followed(writer, [1, 2, 3]) == (4,)
         assert followed(writer, [8, 2, 3]) == (6,)
 
@@ -231,7 +231,7 @@ def test_the_newest_texts_that_fit_are_kept_on_disk_and_in_memory(
     with opened(path, most=most) as writer:
         for text in texts:
             put_out(writer, text)
-            assert writer.flush()
+            flush(writer)
             assert sum(index.num_tokens for index in writer.indexes) <= most + most // 16
     kept: list[list[int]] = []
     for text in reversed(texts):
@@ -262,11 +262,11 @@ def test_texts_that_another_writer_stores_meanwhile_are_taken_in_with_the_next_l
             put_out(other, [1, 2, 3, 4])
         assert followed(writer, [1, 2]) == ()
         put_out(writer, range(100, 250))  # more than a sixteenth of the bound
-        assert writer.flush()
+        flush(writer)
         assert followed(writer, [1, 2]) == (3, 4)
         assert followed(writer, [100, 101], budget=2) == (102, 103)
         put_out(writer, range(300, 310))  # goes into a small index again, alone
-        assert writer.flush()
+        flush(writer)
         assert [index.num_tokens for index in writer.indexes] == [10, 154]
 
 
@@ -274,7 +274,7 @@ def test_a_request_like_an_earlier_one_is_mostly_accepted(tmp_path: Path) -> Non
     answer = [(7 * i * i + i) % 97 for i in range(96)]
     with opened(tmp_path / "texts") as writer:
         put_out(writer, answer)
-        assert writer.flush()
+        flush(writer)
         sequence = writer.open([99])
         played = play(sequence, [99], lambda text: answer[(len(text) - 1) % 96], num_new=96)
         assert sum(accepted for _, accepted in played.rounds) > 80
@@ -296,7 +296,7 @@ def test_the_text_is_the_one_of_plain_decoding(tmp_path_factory: pytest.TempPath
             sequence = writer.open(prompt)
             played = play(sequence, prompt, target, num_new=60)
             sequence.close()
-            assert writer.flush()
+            flush(writer)
             assert played.token_ids[:61] == plain
 
 
@@ -394,7 +394,7 @@ def test_a_file_that_another_process_keeps_locked_is_refused_in_time(tmp_path: P
 def test_the_file_is_for_its_owner_only(tmp_path: Path) -> None:
     with opened(tmp_path / "texts") as writer:
         put_out(writer, [1, 2, 3, 4])
-        assert writer.flush()
+        flush(writer)
         modes = {stat.S_IMODE(file.stat().st_mode) for file in tmp_path.iterdir()}
     assert modes == {0o600}
 
@@ -404,7 +404,7 @@ def test_a_file_that_others_could_read_is_closed_to_them_and_the_log_says_so(
 ) -> None:
     with opened(tmp_path / "texts") as other:  # goes on using the file, so that there are two beside it
         put_out(other, [1, 2, 3, 4])
-        assert other.flush()
+        flush(other)
         files = list(tmp_path.iterdir())
         assert len(files) == 3
         for file, mode in zip(files, (0o644, 0o666, 0o660), strict=True):
@@ -450,11 +450,11 @@ def test_a_lock_that_lasts_is_logged_once_and_the_writer_goes_on(
         db.execute("BEGIN IMMEDIATE")
         for _ in range(3):
             put_out(writer, [5, 6, 7, 8])
-            assert writer.flush()
+            flush(writer)
         db.close()
         assert followed(writer, [1, 2]) == (3, 4)
         put_out(writer, [5, 6, 7, 8])
-        assert writer.flush()
+        flush(writer)
     assert [text for text in warnings_in(caplog) if "locked" in text] == warnings_in(caplog)
     assert len(warnings_in(caplog)) == 1
     assert stored_in(tmp_path / "texts") == [[1, 2, 3, 4]]
@@ -463,12 +463,12 @@ def test_a_lock_that_lasts_is_logged_once_and_the_writer_goes_on(
 def test_a_full_disk_is_logged_once_and_the_writer_goes_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with opened(tmp_path / "texts") as writer:
         put_out(writer, [1, 2, 3, 4])
-        assert writer.flush()
+        flush(writer)
         writer._database._db.execute("PRAGMA max_page_count = 1")  # no page more than there are
         put_out(writer, [i % VOCAB_SIZE for i in range(20_000)])
-        assert writer.flush()
+        flush(writer)
         put_out(writer, [5, 6, 7, 8])
-        assert writer.flush()
+        flush(writer)
         assert followed(writer, [1, 2]) == (3, 4)
     assert len(warnings_in(caplog)) == 1
     assert "full" in warnings_in(caplog)[0]
@@ -516,7 +516,7 @@ def test_a_process_killed_while_writing_leaves_whole_texts_and_a_usable_file(tmp
         process.kill()
         process.join(30)
         put_out(writer, [7, 7, 7, 8])
-        assert writer.flush()
+        flush(writer)
     *texts, last = stored_in(tmp_path / "texts")
     assert len(texts) >= 1000
     assert all(text == list(range(text[0], text[0] + 40)) for text in texts)

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
 
-from card.config import EngineSettings
-from card.errors import SettingsError
 from card.tree.nodes import ROOT, MergedNodes, Nodes
 from card.writers.guesses import Guesses, NgramPool, children_of, guess_rates, merged, nodes_along
 from card.writers.local.protocol import LocalWriter, Observation, WriterSequence
@@ -14,7 +11,7 @@ from card.writers.local.protocol import LocalWriter, Observation, WriterSequence
 _PROBE_LOGPROB = -6.0  # of every node of the window that is no guess, too: accepted now and then by chance
 
 
-class LookaheadSequence:
+class LookaheadSequence(WriterSequence):
     """The window and the n-grams of one request.
 
     The window has W columns of N - 1 tokens: a head, then what the target chose behind it in the latest passes. Column
@@ -26,8 +23,17 @@ class LookaheadSequence:
     pool: NgramPool
     """The n-grams that guesses come from."""
 
-    def __init__(self, prompt_ids: Sequence[int], *, window: int, ngram: int, guesses: int, learns_text: bool) -> None:
-        """Begin with stretches of the prompt as columns, evenly spaced. See `LookaheadWriter` for the arguments."""
+    def __init__(
+        self, prompt_ids: Sequence[int], *, window: int = 5, ngram: int = 4, guesses: int = 8, learns_text: bool = True
+    ) -> None:
+        """Begin with stretches of the prompt as columns, evenly spaced.
+
+        Args:
+            window: columns of the window (W), 1 or more.
+            ngram: tokens of an n-gram (N), the one included that it is found by; 2 or more.
+            guesses: most n-grams kept for one token (G), 1 or more.
+            learns_text: whether n-grams of prompt and generated text are guesses, too.
+        """
         self.pool = NgramPool(ngram, guesses)
         self._ngram = ngram
         self._learns_text = learns_text
@@ -100,9 +106,6 @@ class LookaheadSequence:
     def _put_head(self) -> None:
         self._columns[0] = (self._tail[-1], *self._columns[0][1:])
 
-    def close(self) -> None:
-        """Nothing is held beyond the object."""
-
 
 def _num_missing(tree: MergedNodes, parent: int, path: Sequence[int]) -> int:
     """Return how many nodes it would take to hold ``path`` below ``parent``."""
@@ -114,7 +117,7 @@ def _num_missing(tree: MergedNodes, parent: int, path: Sequence[int]) -> int:
     return 0
 
 
-class LookaheadWriter:
+class LookaheadWriter(LocalWriter):
     """Proposes n-grams that begin with the last token: from Jacobi iterations of the target, and from the text.
 
     The window costs (W - 1) + W (N - 2) candidates in every pass, less where columns share tokens. Like the published
@@ -125,48 +128,9 @@ class LookaheadWriter:
     Source: Fu et al. 2024, arXiv:2402.02057.
     """
 
-    top_k: ClassVar[int] = 0
-
-    def __init__(
-        self,
-        settings: EngineSettings,
-        vocab_size: int,
-        tokenizer: str = "",
-        *,
-        window: int = 5,
-        ngram: int = 4,
-        guesses: int = 8,
-        learns_text: bool = True,
-    ) -> None:
-        """Make the writer.
-
-        Args:
-            window: columns of the window (W).
-            ngram: tokens of an n-gram (N), the one included that it is found by.
-            guesses: most n-grams kept for one token (G).
-            learns_text: whether n-grams of prompt and generated text are guesses, too.
-        Raises: SettingsError for a window or guesses below 1, or n-grams of less than 2 tokens.
-        """
-        for name, value, least in (("window", window, 1), ("ngram", ngram, 2), ("guesses", guesses, 1)):
-            if value < least:
-                raise SettingsError(f"{name} of lookahead must be {least} or more, got {value}")
-        self._window = window
-        self._ngram = ngram
-        self._guesses = guesses
-        self._learns_text = learns_text
-
     def open(self, prompt_ids: Sequence[int]) -> WriterSequence:
         """Begin a request."""
-        return LookaheadSequence(
-            prompt_ids,
-            window=self._window,
-            ngram=self._ngram,
-            guesses=self._guesses,
-            learns_text=self._learns_text,
-        )
-
-    def close(self) -> None:
-        """Nothing is held."""
+        return LookaheadSequence(prompt_ids)
 
 
-WRITER: type[LocalWriter] = LookaheadWriter
+WRITER = LookaheadWriter

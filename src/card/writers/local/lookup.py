@@ -8,9 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import ClassVar
 
-from card.config import EngineSettings
 from card.tree.nodes import NO_NODES, Nodes
 from card.writers.local.protocol import LocalWriter, Observation, WriterSequence
 
@@ -33,13 +31,21 @@ def chance_per_count(match_length: int, total: int = 1, *, novelty: float = 2.5)
     return 1.0 / (total + novelty / match_length)
 
 
-class LookupSequence:
+class LookupSequence(WriterSequence):
     """The text of one request, with the last place of every run of ``min_ngram`` to ``max_ngram`` tokens.
 
     A token costs one look into each of the ``max_ngram - min_ngram + 1`` dictionaries, whatever the text's length.
     """
 
-    def __init__(self, prompt_ids: Sequence[int], vocab_size: int, *, min_ngram: int, max_ngram: int) -> None:
+    def __init__(
+        self, prompt_ids: Sequence[int], vocab_size: int, *, min_ngram: int = 2, max_ngram: int = 8
+    ) -> None:
+        """Begin a request.
+
+        Args:
+            min_ngram: shortest match that is followed; matches of one token are mostly chance.
+            max_ngram: longest match that is told from longer ones when the place is chosen.
+        """
         self._token_ids: list[int] = []
         self._vocab_size = vocab_size
         self._min_ngram = min_ngram
@@ -64,9 +70,6 @@ class LookupSequence:
         """Append the committed tokens."""
         self._extend(seen.new_ids)
 
-    def close(self) -> None:
-        """Nothing outlives the request."""
-
     def _extend(self, token_ids: Sequence[int]) -> None:
         for token in token_ids:
             self._runs = [token, *(run * self._vocab_size + token for run in self._runs[: self._max_ngram - 1])]
@@ -83,36 +86,12 @@ class LookupSequence:
             self._match_end, self._match_length = match_end, match_length
 
 
-class LookupWriter:
+class LookupWriter(LocalWriter):
     """Proposes what the request's own text says after the longest earlier occurrence of its last tokens."""
-
-    top_k: ClassVar[int] = 0
-
-    def __init__(
-        self,
-        settings: EngineSettings,
-        vocab_size: int,
-        tokenizer: str = "",
-        *,
-        min_ngram: int = 2,
-        max_ngram: int = 8,
-    ) -> None:
-        """Make the writer.
-
-        Args:
-            min_ngram: shortest match that is followed; matches of one token are mostly chance.
-            max_ngram: longest match that is told from longer ones when the place is chosen.
-        """
-        self._vocab_size = vocab_size
-        self._min_ngram = min_ngram
-        self._max_ngram = max_ngram
 
     def open(self, prompt_ids: Sequence[int]) -> WriterSequence:
         """Begin a request."""
-        return LookupSequence(prompt_ids, self._vocab_size, min_ngram=self._min_ngram, max_ngram=self._max_ngram)
-
-    def close(self) -> None:
-        """The writer holds nothing besides its requests."""
+        return LookupSequence(prompt_ids, self._vocab_size)
 
 
-WRITER: type[LocalWriter] = LookupWriter
+WRITER = LookupWriter

@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
 
-from card.config import EngineSettings
-from card.errors import SettingsError
 from card.tree.nodes import NO_NODES, PATH_END, ROOT, MergedNodes, Nodes
 from card.writers.guesses import NgramPool, children_of, guess_rates, merged, nodes_along
 from card.writers.local.protocol import LocalWriter, Observation, WriterSequence
 
 
-class PhraseSequence:
+class PhraseSequence(WriterSequence):
     """The phrases of one request, and those of its latest proposal until it is known how they fared."""
 
     pool: NgramPool
     """The phrases, by the token that they follow."""
 
-    def __init__(self, prompt_ids: Sequence[int], *, ngram: int, per_key: int, num_phrases: int) -> None:
-        """Begin with the phrases of the prompt. See `PhraseWriter` for the arguments."""
+    def __init__(
+        self, prompt_ids: Sequence[int], *, ngram: int = 6, per_key: int = 8, num_phrases: int = 3
+    ) -> None:
+        """Begin with the phrases of the prompt.
+
+        Args:
+            ngram: tokens of a phrase and of the one that it follows, together; 2 or more.
+            per_key: most phrases kept for one token, 1 or more.
+            num_phrases: most phrases proposed at once (K), 1 or more.
+        """
         self.pool = NgramPool(ngram, per_key)
         self.pool.learn_text(prompt_ids)
         self._ngram = ngram
@@ -49,9 +54,6 @@ class PhraseSequence:
         self.pool.learn_text(text)
         self._tail = text[1 - self._ngram :]
         self._path, self._phrases = (), []
-
-    def close(self) -> None:
-        """Nothing is held beyond the object."""
 
     def _learn_rates(self, new_ids: Sequence[int]) -> None:
         """Note how the phrases fared where all before them was right."""
@@ -91,7 +93,7 @@ class PhraseSequence:
                 self.pool.replace(key, phrase, tuple([seen.choices[node + 1] for node in nodes]))
 
 
-class PhraseWriter:
+class PhraseWriter(LocalWriter):
     """Lengthens the best path of all writers before it by phrases that followed its last token.
 
     Phrases come from the text, from candidates that were rejected but that the target would have gone along with from
@@ -101,39 +103,9 @@ class PhraseWriter:
     Source: Ouroboros, arXiv:2402.13720.
     """
 
-    top_k: ClassVar[int] = 0
-
-    def __init__(
-        self,
-        settings: EngineSettings,
-        vocab_size: int,
-        tokenizer: str = "",
-        *,
-        ngram: int = 6,
-        per_key: int = 8,
-        num_phrases: int = 3,
-    ) -> None:
-        """Make the writer.
-
-        Args:
-            ngram: tokens of a phrase and of the one that it follows, together.
-            per_key: most phrases kept for one token.
-            num_phrases: most phrases proposed at once (K).
-        Raises: SettingsError for phrases of no token, or none kept or proposed.
-        """
-        for name, value, least in (("ngram", ngram, 2), ("per_key", per_key, 1), ("num_phrases", num_phrases, 1)):
-            if value < least:
-                raise SettingsError(f"{name} of phrases must be {least} or more, got {value}")
-        self._ngram = ngram
-        self._per_key = per_key
-        self._num_phrases = num_phrases
-
     def open(self, prompt_ids: Sequence[int]) -> WriterSequence:
         """Begin a request."""
-        return PhraseSequence(prompt_ids, ngram=self._ngram, per_key=self._per_key, num_phrases=self._num_phrases)
-
-    def close(self) -> None:
-        """Nothing is held."""
+        return PhraseSequence(prompt_ids)
 
 
-WRITER: type[LocalWriter] = PhraseWriter
+WRITER = PhraseWriter

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 from card.config import EngineSettings
 from card.errors import ProtocolError
@@ -51,7 +51,7 @@ class Observation:
     top_ids: Sequence[Sequence[int]] = ()  # [1 + n][k] likeliest tokens there, best first; () unless asked for
 
 
-class WriterSequence(Protocol):
+class WriterSequence:
     """What a writer knows of one request. One that raises falls silent until the request is over."""
 
     def propose(self, best_path: Sequence[int], budget: int) -> Nodes:
@@ -61,21 +61,23 @@ class WriterSequence(Protocol):
             best_path: tokens of the best path that the drafter and the writers before this one propose; may be empty.
             budget: what the likely candidates among theirs leave of the request's own, 1 or more.
         """
+        raise NotImplementedError
 
     def observe(self, seen: Observation) -> None:
         """Take what a pass told. The pass that ends the prompt is told too; it has no candidates."""
+        raise NotImplementedError
 
     def close(self) -> None:
         """The request is over, finished or not. Called once."""
 
 
-class LocalWriter(Protocol):
-    """A writer of one engine. Made with (settings, vocab_size, tokenizer).
+class LocalWriter:
+    """A writer of one engine; this one gives what most writers share.
 
-    A module of this package holds one of them and names the class WRITER; the module's name is the writer's name.
+    A module of this package holds a writer and names its class WRITER; the module's name is the writer's name.
     """
 
-    top_k: ClassVar[int]
+    top_k: ClassVar[int] = 0
     """How many likeliest tokens it wants to see at every token that the target runs; 0: none."""
 
     def __init__(self, settings: EngineSettings, vocab_size: int, tokenizer: str = "") -> None:
@@ -85,9 +87,11 @@ class LocalWriter(Protocol):
             tokenizer: fingerprint of the target's, for what outlives the engine.
         Raises: SettingsError for settings that it cannot follow.
         """
+        self._vocab_size = vocab_size
 
     def open(self, prompt_ids: Sequence[int]) -> WriterSequence:
         """Begin a request."""
+        raise NotImplementedError
 
     def close(self) -> None:
         """End the writer. May be called twice."""

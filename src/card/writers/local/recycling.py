@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from heapq import heappop, heappush
 from itertools import pairwise
-from typing import ClassVar
 
-from card.config import EngineSettings
 from card.tree.nodes import PATH_END, ROOT, Nodes
 from card.writers.guesses import RankRates
 from card.writers.local.protocol import LocalWriter, Observation, WriterSequence
@@ -21,7 +19,7 @@ _Waiting = tuple[float, int, int, float, Sequence[int]]
 """The best candidate not made yet below one node: its cost, that node, its place, the node's cost and successors."""
 
 
-class RecyclingSequence:
+class RecyclingSequence(WriterSequence):
     """The likeliest successors of each token of one request, as of the last time that the target ran the token."""
 
     def __init__(self, prompt_ids: Sequence[int]) -> None:
@@ -82,9 +80,6 @@ class RecyclingSequence:
                 self._put_first(inputs[idx + 1], seen.choices[idx + 1])
         self._last = seen.new_ids[-1]
 
-    def close(self) -> None:
-        """Nothing is held beyond the object."""
-
     def _put_first(self, token: int, successor: int) -> None:
         others = [other for other in self._successors.get(token, ()) if other != successor]
         self._successors[token] = (successor, *others[: _NUM_SUCCESSORS - 1])
@@ -109,7 +104,7 @@ def _wait(
             return
 
 
-class RecyclingWriter:
+class RecyclingWriter(LocalWriter):
     """Proposes a tree from the tokens that the target held likely before and that came to nothing then.
 
     Unlike the published method it has no fixed template: the tree is drawn best first with the acceptance of each rank
@@ -119,17 +114,11 @@ class RecyclingWriter:
     Source: Token Recycling, arXiv:2408.08696.
     """
 
-    top_k: ClassVar[int] = _NUM_SUCCESSORS
-
-    def __init__(self, settings: EngineSettings, vocab_size: int, tokenizer: str = "") -> None:
-        """Make the writer; it has no settings of its own."""
+    top_k = _NUM_SUCCESSORS
 
     def open(self, prompt_ids: Sequence[int]) -> WriterSequence:
         """Begin a request with the successors that its prompt shows."""
         return RecyclingSequence(prompt_ids)
 
-    def close(self) -> None:
-        """Nothing is held."""
 
-
-WRITER: type[LocalWriter] = RecyclingWriter
+WRITER = RecyclingWriter

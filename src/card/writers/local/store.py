@@ -17,8 +17,9 @@ import time
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,7 +47,6 @@ _MAX_PLACES = 32  # occurrences of a match that are followed
 _NOVELTY = 7.0  # see `chance_per_count`: among many texts, more matches are chance
 _MIN_MERGED_TOKENS = 4096  # indexing so many takes about a millisecond
 _MERGED_SHARE = 16  # new texts are merged when they are more than one part in so many of the others
-_CLOSE_TIMEOUT_S = 30.0
 _IS_OWN = "key = :key AND tokenizer = :tokenizer AND vocab_size = :vocab_size"
 
 
@@ -266,7 +266,7 @@ def _sorted_places(tokens: Tokens) -> NDArray[np.int64]:
         ranks[order[1:]] = np.cumsum(is_new)
 
 
-class StoreSequence:
+class StoreSequence(WriterSequence):
     """The end of one request's text, and what it put out."""
 
     def __init__(self, writer: StoreWriter, prompt_ids: Sequence[int]) -> None:
@@ -290,15 +290,13 @@ class StoreSequence:
         self._writer.keep(self._token_ids[self._num_prompt_tokens :])
 
 
-class StoreWriter:
+class StoreWriter(LocalWriter):
     """Proposes what earlier requests of the same key and tokenizer put out, in this process and before it.
 
     A thread of its own stores the texts and indexes them: in a small index of new texts, which is made anew for each
     batch, and in a large one, which is made from the file when the small one has outgrown its share, and so holds by
     then what other processes have stored too. A round of decoding never waits for either.
     """
-
-    top_k: ClassVar[int] = 0
 
     def __init__(
         self, settings: EngineSettings, vocab_size: int, tokenizer: str = "", *, busy_timeout_s: float = 5.0
@@ -331,11 +329,9 @@ class StoreWriter:
         self.indexes: tuple[ContextIndex, ContextIndex] = (ContextIndex([]), old)  # the newer texts win a draw
         self._new_texts: list[Tokens] = []  # those of the first index
         self._waiting: list[Tokens] = []
-        self._is_busy = False
-        self._is_closing = False
-        self._changed = threading.Condition()
-        self._thread = threading.Thread(target=self._keep_texts, name="card-suffix-store", daemon=True)
-        self._thread.start()
+        self._is_closing = self._has_failed = False
+        self._lock = threading.Lock()  # held for moments only
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="card-suffix-store")
 
     def open(self, prompt_ids: Sequence[int]) -> WriterSequence:
         """Begin a request."""
@@ -343,49 +339,32 @@ class StoreWriter:
 
     def keep(self, token_ids: Sequence[int]) -> None:
         """Have a text stored soon. One that no match could be followed in is not."""
-        if len(token_ids) <= _MIN_MATCH:
-            return
-        with self._changed:
-            if not self._is_closing:
+        with self._lock:
+            if len(token_ids) > _MIN_MATCH and not self._is_closing:
                 self._waiting.append(np.array(token_ids, np.uint32))
-                self._changed.notify_all()
-
-    def flush(self, timeout_s: float = _CLOSE_TIMEOUT_S) -> bool:
-        """Wait until all texts so far are stored and indexed, or cannot be. Returns: whether that came to pass."""
-        with self._changed:
-            return self._changed.wait_for(lambda: not self._waiting and not self._is_busy, timeout_s)
+                self._thread.submit(self._store)
 
     def close(self) -> None:
         """Store what waits and end the thread. May be called twice."""
-        with self._changed:
-            self._is_closing = True
-            self._changed.notify_all()
-        self._thread.join(_CLOSE_TIMEOUT_S)
+        with self._lock:
+            if not self._is_closing:
+                self._is_closing = True
+                self._thread.submit(self._database.close)
+        self._thread.shutdown()
 
-    def _keep_texts(self) -> None:
-        try:
-            while texts := self._next_batch():
-                self._database.add(texts)
-                if not self._is_closing:
-                    self._index(texts)
-        except sqlite3.Error as error:
-            logger.warning("texts are no longer stored: suffix_store failed: %s", error)
-        finally:
-            with self._changed:
-                self._is_closing, self._is_busy = True, False
-                self._waiting.clear()
-                self._changed.notify_all()
-            self._database.close()
-
-    def _next_batch(self) -> list[Tokens]:
-        """Wait for texts; empty when the writer closes and none is left."""
-        with self._changed:
-            self._is_busy = False
-            self._changed.notify_all()
-            self._changed.wait_for(lambda: self._waiting or self._is_closing)
-            self._is_busy = True
+    def _store(self) -> None:
+        """Store and index, as one batch, the texts that have come since the last time."""
+        with self._lock:
             texts, self._waiting = self._waiting, []
-            return texts
+        if self._has_failed or not texts:
+            return
+        try:
+            self._database.add(texts)
+            if not self._is_closing:
+                self._index(texts)
+        except sqlite3.Error as error:
+            self._has_failed = True
+            logger.warning("texts are no longer stored: suffix_store failed: %s", error)
 
     def _index(self, texts: Sequence[Tokens]) -> None:
         old = self.indexes[1]
@@ -398,4 +377,4 @@ class StoreWriter:
             self.indexes = ContextIndex(self._new_texts), old
 
 
-WRITER: type[LocalWriter] = StoreWriter
+WRITER = StoreWriter

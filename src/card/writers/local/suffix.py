@@ -11,9 +11,8 @@ import heapq
 import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import ClassVar, TypeVar
+from typing import TypeVar
 
-from card.config import EngineSettings
 from card.tree.nodes import Nodes
 from card.writers.local.lookup import chance_per_count
 from card.writers.local.protocol import LocalWriter, Observation, WriterSequence
@@ -146,7 +145,7 @@ class SuffixAutomaton:
         ]
 
 
-class SuffixSequence:
+class SuffixSequence(WriterSequence):
     """The automaton of one request's prompt and output."""
 
     def __init__(self, prompt_ids: Sequence[int]) -> None:
@@ -161,28 +160,17 @@ class SuffixSequence:
         """Append the committed tokens."""
         self._extend(seen.new_ids)
 
-    def close(self) -> None:
-        """Nothing outlives the request."""
-
     def _extend(self, token_ids: Sequence[int]) -> None:
         for token in token_ids:
             self._automaton.extend(token)
 
 
-class SuffixWriter:
+class SuffixWriter(LocalWriter):
     """Proposes a tree of all that the request's own text said after the longest match, weighed by how often."""
-
-    top_k: ClassVar[int] = 0
-
-    def __init__(self, settings: EngineSettings, vocab_size: int, tokenizer: str = "") -> None:
-        """Make the writer."""
 
     def open(self, prompt_ids: Sequence[int]) -> WriterSequence:
         """Begin a request."""
         return SuffixSequence(prompt_ids)
 
-    def close(self) -> None:
-        """The writer holds nothing besides its requests."""
 
-
-WRITER: type[LocalWriter] = SuffixWriter
+WRITER = SuffixWriter
