@@ -1,4 +1,4 @@
-"""The decoding methods, one module each, found by their module's name: it holds one `Method`, named METHOD."""
+"""The decoding methods: every `Method` that a module of this package holds."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ __all__ = ["METHODS", "Method", "find_method"]
 
 
 def _all_methods() -> dict[str, Method]:
-    modules = [module.name for module in pkgutil.iter_modules(__path__) if module.name != "method"]
-    methods: list[Method] = [import_module(f"{__name__}.{name}").METHOD for name in modules]
-    return {method.name: method for method in methods}
+    modules = [import_module(f"{__name__}.{module.name}") for module in pkgutil.iter_modules(__path__)]
+    found = {value.name: value for module in modules for value in vars(module).values() if isinstance(value, Method)}
+    return dict(sorted(found.items()))
 
 
 METHODS = _all_methods()

@@ -6,6 +6,5 @@ METHOD = Method(
     name="card",
     summary="query and correct: drafter and target run in parallel over a shared candidate tree",
     placement="process",
-    shape=lambda draft: draft,
     is_tuned=True,
 )

@@ -4,8 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from card.config import DraftSettings, Placement
+
+_LONGEST_WAIT_S = 1.0  # for the drafts of a round; a drafter that takes longer is not waited for
+
+
+def in_rounds(draft: DraftSettings, *, min_depth: int, **shape: Any) -> DraftSettings:
+    """Return settings under which the target waits for drafts so deep, and verifies them however unlikely they are.
+
+    Args:
+        shape: other settings that the method imposes.
+    """
+    return draft.replace(
+        min_depth=min_depth, max_wait_s=_LONGEST_WAIT_S, min_verify_prob=0.0, min_path_logprob=-1e9, **shape
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,13 +30,11 @@ class Method:
     summary: str
     needs_draft: bool = True  # it cannot run without a draft model
     placement: Placement = "inline"  # of its drafter, unless set; inline is in turns with the target
-    shape: Callable[[DraftSettings], DraftSettings]  # the settings that define the method, imposed on the user's
+    shape: Callable[[DraftSettings], DraftSettings] = lambda draft: draft  # settings imposed on the user's
     writers: tuple[str, ...] = ()  # local writers that belong to it
     is_tuned: bool = False  # what was not set is chosen by measurement, the schedule included
     uses_predictor: bool = False  # of rejections (H-RAD), if the setting hrad names one
-    passes_of_round: Callable[[DraftSettings], Sequence[int]] | None = (
-        None  # tokens in each of them, for `round_length`
-    )
+    passes_of_round: Callable[[DraftSettings], Sequence[int]] | None = None  # tokens in each, for `round_length`
     is_exact: bool = True  # the text is that of plain decoding
 
     @property

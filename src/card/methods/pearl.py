@@ -8,15 +8,14 @@ first token of the block that is drafted meanwhile (pre-verify). A rejection any
 from __future__ import annotations
 
 from card.config import DraftSettings
-from card.methods.method import Method
-
-_LONGEST_WAIT_S = 1.0  # for the end of a round; a drafter that takes longer is not waited for
+from card.methods.method import Method, in_rounds
 
 
 def rounds_of_one_chain(draft: DraftSettings) -> DraftSettings:
     """Return settings under which target and drafter meet after each block of num_speculative_tokens drafts."""
     length = max(draft.num_speculative_tokens, 2)
-    return draft.replace(
+    return in_rounds(
+        draft,
         verify="chain",
         growth="layer",
         beam_width=1,
@@ -24,10 +23,7 @@ def rounds_of_one_chain(draft: DraftSettings) -> DraftSettings:
         budget=length - 1,  # the token after them is verified by the pass, too: the first of the next block
         lead=2 * length - 1,
         min_depth=length - 1,
-        max_wait_s=_LONGEST_WAIT_S,
         waits_after_miss=False,
-        min_verify_prob=0.0,
-        min_path_logprob=-1e9,
     )
 
 

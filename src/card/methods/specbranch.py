@@ -9,24 +9,13 @@ target's hidden states.
 from __future__ import annotations
 
 from card.config import DraftSettings
-from card.methods.method import Method
-
-_LONGEST_WAIT_S = 1.0
+from card.methods.method import Method, in_rounds
 
 
 def trunk_and_branches(draft: DraftSettings) -> DraftSettings:
     """Return settings under which a trunk of num_speculative_tokens at most is verified while its branches grow."""
     length = draft.num_speculative_tokens
-    return draft.replace(
-        verify="trunk",
-        growth="branch",
-        budget=length,
-        lead=2 * length,
-        min_depth=length,
-        max_wait_s=_LONGEST_WAIT_S,
-        min_verify_prob=0.0,
-        min_path_logprob=-1e9,
-    )
+    return in_rounds(draft, verify="trunk", growth="branch", budget=length, lead=2 * length, min_depth=length)
 
 
 def passes_for_trunk_and_branches(draft: DraftSettings) -> list[int]:

@@ -6,29 +6,13 @@ Acceptance is by match, so that the text is that of plain decoding at any temper
 from __future__ import annotations
 
 from card.config import DraftSettings
-from card.methods.method import Method
-
-_LONGEST_WAIT_S = 1.0  # a drafter elsewhere that takes longer is not waited for in that round
+from card.methods.method import Method, in_rounds
 
 
 def chain_in_turns(draft: DraftSettings) -> DraftSettings:
     """Return settings under which a chain of num_speculative_tokens is drafted and waited for in each round."""
     length = draft.num_speculative_tokens
-    return draft.replace(
-        verify="chain",
-        beam_width=1,
-        branch=1,
-        budget=length,
-        lead=length,
-        min_depth=length,
-        max_wait_s=_LONGEST_WAIT_S,
-        min_verify_prob=0.0,
-        min_path_logprob=-1e9,
-    )
+    return in_rounds(draft, verify="chain", beam_width=1, branch=1, budget=length, lead=length, min_depth=length)
 
 
-METHOD = Method(
-    name="sps",
-    summary="draft a chain, then verify it, in turns",
-    shape=chain_in_turns,
-)
+METHOD = Method(name="sps", summary="draft a chain, then verify it, in turns", shape=chain_in_turns)

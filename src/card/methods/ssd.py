@@ -9,24 +9,21 @@ goes on with what other writers propose, as those of ``--writers beam,lookup``.
 from __future__ import annotations
 
 from card.config import DraftSettings
-from card.methods.method import Method
+from card.methods.method import Method, in_rounds
 
-_LONGEST_WAIT_S = 1.0
 _SPARE_LAYERS = 2
 
 
 def outcomes_of_one_chain(draft: DraftSettings) -> DraftSettings:
     """Return settings under which all outcomes of a chain of num_speculative_tokens get a chain of their own."""
     length = draft.num_speculative_tokens
-    return draft.replace(
+    return in_rounds(
+        draft,
         verify="chain",
         growth="fan-out",
         budget=length,
         lead=2 * length + _SPARE_LAYERS,
         min_depth=length,
-        max_wait_s=_LONGEST_WAIT_S,
-        min_verify_prob=0.0,
-        min_path_logprob=-1e9,
     )
 
 
