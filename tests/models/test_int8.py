@@ -283,7 +283,7 @@ def test_the_probe_names_a_kernel_that_is_not_exact(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.timeout(30)
 def test_an_interrupt_before_a_pass_leaves_no_thread_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    crew = int8.machine_code("crew")
+    crew = int8.machine_code("passes")
     runner, run = make_runner("llama"), crew.run
     expected = logits_of(runner, TEXT)
     use_threads(2, in_integers=True)
@@ -325,7 +325,7 @@ def test_machine_code_is_kept_in_a_folder_of_ones_own_or_in_a_fresh_one(
 
 @pytest.mark.timeout(30)
 def test_a_thread_that_cannot_be_started_is_not_waited_for_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    crew = int8.machine_code("crew")
+    crew = int8.machine_code("passes")
     runner = make_runner("llama")
     expected = logits_of(runner, TEXT)
 

@@ -81,7 +81,7 @@ def quantize_linear(weight: Tensor, bias: Tensor | None, *, out_multiple: int = 
     panels = torch.full((size_out // _PANEL, _PANEL * size_in), _ZERO, dtype=torch.uint8)
     scales = torch.zeros(size_out)
     is_bfloat16 = int(weight.dtype == torch.bfloat16)
-    machine_code("packing").pack(
+    machine_code("rows").pack(
         weight.data_ptr(), is_bfloat16, *weight.shape, panels.data_ptr(), panels.shape[1], scales.data_ptr()
     )
     return Int8Linear(panels, scales, _extended(bias, size_out))
@@ -118,7 +118,7 @@ class Int8Decoder:
 
     def __init__(self, model: LoadedModel, max_model_len: int) -> None:
         self._code = machine_code("tables")
-        self._crew = machine_code("crew").Crew()
+        self._crew = machine_code("passes").Crew()
         inner: Any = model.model
         config = model.config
         self._head_size = int(inner.layers[0].self_attn.head_dim)

@@ -1,61 +1,187 @@
-"""Attention of single rows, through the positions of their own text in order, wherever the cache holds them."""
+"""Attention of single rows, 16 positions of their own text at a time and in order, wherever the cache holds them."""
 
 from __future__ import annotations
 
-import numpy as np
+from typing import Any
 
-from card.models.jit.blocks import BLOCK, MOST_HEADS, add_value_block, clear, room_of, score_block, widen
-from card.models.jit.compiled import compiled
+import numpy as np
+from llvmlite import ir
+from numba import types
+
+from card.models.jit import tables as t
 from card.models.jit.rows import MINUS_ONE, ONE, ZERO, exponential, rms_norm
-from card.models.jit.tables import (
-    ANCESTORS,
-    ATTENDED,
-    COS,
-    EPS,
-    FIRST_ANCESTOR,
-    HEAD,
-    HEAD_BYTES,
-    HEADS,
-    KEY_NORM,
-    KV,
-    KV_HEADS,
-    KV_ROW,
-    LAYER_BYTES,
-    PADDED_HEAD,
-    POSITION,
-    PREFIX,
-    PROJECTED,
-    QUERY_NORM,
-    ROWS,
-    SCALE,
-    SIN,
-    SLOT,
-    WINDOW,
-    entry,
-    layer_entry,
-    real_entry,
-    row_entry,
-)
+from card.models.jit.tables import entry, layer_entry, real_entry, row_entry
 from card.models.jit.vectors import (
+    FLOATS,
     GROUP,
     LANES,
+    Builder,
+    Value,
     add,
+    compiled,
     fill,
+    floats,
     fma,
+    fma_of,
     largest,
     load,
     load_float,
+    load_halves,
     load_int,
     maximum,
+    moved,
+    operation,
+    read,
+    repeated,
     store,
     store_float,
     store_halves,
     times,
     total,
+    write,
 )
 
+BLOCK = LANES  # positions
+_I32, _I64, _F32 = ir.IntType(32), ir.IntType(64), ir.FloatType()
+MOST_HEADS = 4  # whose sums are made at once
+_ACROSS = 4  # vectors of an output that are summed side by side
 _BEHIND = 4 * LANES  # floats that may be read behind a block
 _NOTHING = np.float32(-3.0e38)  # a score that gets no weight
+
+
+def _loop(builder: Builder, count: Value, first: list[Value]) -> tuple[Value, list[Any], Any]:
+    """Begin a loop with values that it carries; return its index, them, and what ends it with their new ones."""
+    before = builder.block
+    body, after = (builder.append_basic_block(name) for name in ("body", "after"))
+    builder.branch(body)
+    builder.position_at_end(body)
+    index = builder.phi(_I64)
+    index.add_incoming(ir.Constant(_I64, 0), before)
+    carried = [builder.phi(value.type) for value in first]
+    for phi, value in zip(carried, first, strict=True):
+        phi.add_incoming(value, before)
+
+    def end(new: list[Value]) -> None:
+        following = builder.add(index, ir.Constant(_I64, 1))
+        index.add_incoming(following, body)
+        for phi, value in zip(carried, new, strict=True):
+            phi.add_incoming(value, body)
+        builder.cbranch(builder.icmp_signed("<", following, count), body, after)
+        builder.position_at_end(after)
+
+    return index, carried, end
+
+
+def _sums(builder: Builder, rows: list[Value]) -> Value:
+    """Return the sum of each of 16 vectors in its own lane, all in the same order: halves, quarters and so on."""
+    width = LANES // 2
+    while width:
+        count = len(rows) // 2
+        # Each vector holds LANES // (2 * width) rows by now; two of them are folded into one that holds both.
+        low = [lane for lane in range(LANES) if not lane & width]
+        places = [(lane, lane + width) for lane in low]
+        kept = ir.Constant(ir.VectorType(_I32, LANES), _woven([a for a, _ in places], width))
+        added = ir.Constant(ir.VectorType(_I32, LANES), _woven([b for _, b in places], width))
+        rows = [
+            builder.fadd(
+                builder.shuffle_vector(rows[i], rows[i + count], kept),
+                builder.shuffle_vector(rows[i], rows[i + count], added),
+            )
+            for i in range(count)
+        ]
+        width //= 2
+    return rows[0]
+
+
+def _woven(lanes: list[int], width: int) -> list[int]:
+    """Return where the lanes of a fold come from: runs of ``width`` of the first vector, then of the second."""
+    woven = []
+    for first in range(0, len(lanes), width):
+        run = lanes[first : first + width]
+        woven += run + [lane + LANES for lane in run]
+    return woven
+
+
+@operation(floats, types.int64, types.int64, types.int64)
+def score_block(builder: Builder, rows: Value, query: Value, num_vectors: Value) -> Value:
+    """Return the products of a query with BLOCK rows of so many vectors of floats, one row in each lane."""
+    zero = ir.Constant(FLOATS, [0.0] * LANES)
+    index, sums, end = _loop(builder, num_vectors, [zero] * BLOCK)
+    at = builder.mul(index, ir.Constant(_I64, 4 * LANES))
+    part, row = read(builder, builder.add(query, at), FLOATS), builder.add(rows, at)
+    row_bytes = builder.mul(num_vectors, ir.Constant(_I64, 4 * LANES))
+    new = []
+    for one in sums:
+        new.append(fma_of(builder, part, read(builder, row, FLOATS), one))
+        row = builder.add(row, row_bytes)
+    end(new)
+    return _sums(builder, new)
+
+
+def _write_sums(builder: Builder, num_heads: int, values: tuple[Value, ...]) -> None:
+    """Write the loop that adds BLOCK rows times the weights of so many heads, whose sums fill the registers."""
+    rows, num_vectors, weights, weight_bytes, out, out_bytes = values
+    row_bytes = builder.mul(num_vectors, ir.Constant(_I64, 4 * LANES))
+    rounds = builder.udiv(builder.add(num_vectors, ir.Constant(_I64, _ACROSS - 1)), ir.Constant(_I64, _ACROSS))
+    index, _, end = _loop(builder, rounds, [])
+    at = builder.mul(index, ir.Constant(_I64, 4 * LANES * _ACROSS))
+    row = builder.add(rows, at)
+    of_heads = [builder.mul(out_bytes, ir.Constant(_I64, head)) for head in range(num_heads)]
+    places = [builder.add(builder.add(out, at), of_head) for of_head in of_heads]
+    of_heads = [builder.mul(weight_bytes, ir.Constant(_I64, head)) for head in range(num_heads)]
+    weights_of = [builder.add(weights, of_head) for of_head in of_heads]
+    sums = [[read(builder, moved(builder, place, 4 * LANES * i), FLOATS) for i in range(_ACROSS)] for place in places]
+    for position in range(BLOCK):
+        parts = [read(builder, moved(builder, row, 4 * LANES * i), FLOATS) for i in range(_ACROSS)]
+        for head in range(num_heads):
+            weight = read(builder, moved(builder, weights_of[head], 4 * position), _F32)
+            factor = repeated(builder, weight, FLOATS)
+            sums[head] = [fma_of(builder, factor, part, one) for part, one in zip(parts, sums[head], strict=True)]
+        row = builder.add(row, row_bytes)
+    for place, of_head in zip(places, sums, strict=True):
+        for i, one in enumerate(of_head):
+            write(builder, one, moved(builder, place, 4 * LANES * i))
+    end([])
+
+
+@operation(types.void, *[types.int64] * 7)
+def add_value_block(builder: Builder, num_heads: Value, *values: Value) -> None:
+    """Add BLOCK rows of floats times weights to the sums of 1 to MOST_HEADS heads, one row after the other.
+
+    Args, all integers: num_heads; then
+        rows, num_vectors: address of the rows, and how many vectors each has. A vector behind them is read, too.
+        weights, weight_bytes: address of the first head's BLOCK weights, and bytes from head to head.
+        out, out_bytes: address of the first head's sum, of `room_of` bytes, and bytes from head to head.
+    """
+    done = builder.append_basic_block("added")
+    switch = builder.switch(num_heads, done)
+    for heads in range(1, MOST_HEADS + 1):
+        branch = builder.append_basic_block(f"heads{heads}")
+        switch.add_case(ir.Constant(_I64, heads), branch)
+        builder.position_at_end(branch)
+        _write_sums(builder, heads, values)
+        builder.branch(done)
+    builder.position_at_end(done)
+
+
+@compiled
+def room_of(num_vectors: int) -> int:
+    """Return the bytes of a sum as `add_value_block` makes it."""
+    return 4 * LANES * _ACROSS * ((num_vectors + _ACROSS - 1) // _ACROSS)
+
+
+@compiled
+def clear(at: int, num_bytes: int) -> None:
+    """Fill whole vectors with zeros."""
+    for place in range(at, at + num_bytes, 4 * LANES):
+        store(place, fill(0.0))
+
+
+@compiled
+def widen(halves: int, out: int, num_vectors: int) -> None:
+    """Turn what the cache holds into floats."""
+    for index in range(num_vectors):
+        store(out + 4 * LANES * index, load_halves(halves + 2 * LANES * index))
 
 
 @compiled
@@ -77,21 +203,21 @@ def turn(x: int, cos: int, sin: int, size: int) -> None:
 def prepare_heads(table: int, layer: int, first: int, last: int) -> None:
     """Norm and turn heads ``first`` to ``last`` (queries, keys, values) of all rows; keep keys and values."""
     of = layer_entry(table, layer)
-    heads, kv_heads = entry(table, HEADS), entry(table, KV_HEADS)
-    size, padded, eps = entry(table, HEAD), entry(table, PADDED_HEAD), real_entry(table, EPS)
-    for row in range(entry(table, ROWS)):
+    heads, kv_heads = entry(table, t.HEADS), entry(table, t.KV_HEADS)
+    size, padded, eps = entry(table, t.HEAD), entry(table, t.PADDED_HEAD), real_entry(table, t.EPS)
+    for row in range(entry(table, t.ROWS)):
         its = row_entry(table, row)
-        angle = 4 * size * entry(its, POSITION)
-        kept = entry(its, KV) + layer * entry(its, LAYER_BYTES) + entry(its, SLOT) * entry(its, KV_ROW)
+        angle = 4 * size * entry(its, t.POSITION)
+        kept = entry(its, t.KV) + layer * entry(its, t.LAYER_BYTES) + entry(its, t.SLOT) * entry(its, t.KV_ROW)
         for head in range(first, last):
-            x = entry(table, PROJECTED) + 4 * padded * (row * (heads + 2 * kv_heads) + head)
+            x = entry(table, t.PROJECTED) + 4 * padded * (row * (heads + 2 * kv_heads) + head)
             if head < heads + kv_heads:
-                norm = entry(of, QUERY_NORM if head < heads else KEY_NORM)
+                norm = entry(of, t.QUERY_NORM if head < heads else t.KEY_NORM)
                 if norm:
                     rms_norm(x, norm, x, size, padded, eps)
-                turn(x, entry(table, COS) + angle, entry(table, SIN) + angle, size)
+                turn(x, entry(table, t.COS) + angle, entry(table, t.SIN) + angle, size)
             if head >= heads:
-                out = kept + (head - heads) * entry(its, HEAD_BYTES)
+                out = kept + (head - heads) * entry(its, t.HEAD_BYTES)
                 for at in range(0, padded, LANES):
                     store_halves(out + 2 * at, load(x + 4 * at))
 
@@ -127,9 +253,9 @@ def widen_block(table: int, row: int, first: int, position: int, stop: int, out:
         row: of the pass, whose text it is.
         first: address of the keys or values of the text's row 0.
     """
-    its, num_vectors = row_entry(table, row), entry(table, PADDED_HEAD) // LANES
-    row_bytes, prefix = entry(its, KV_ROW), entry(its, PREFIX)
-    ancestors = entry(table, ANCESTORS) + 8 * entry(its, FIRST_ANCESTOR)
+    its, num_vectors = row_entry(table, row), entry(table, t.PADDED_HEAD) // LANES
+    row_bytes, prefix = entry(its, t.KV_ROW), entry(its, t.PREFIX)
+    ancestors = entry(table, t.ANCESTORS) + 8 * entry(its, t.FIRST_ANCESTOR)
     if position + BLOCK <= min(prefix, stop):  # most blocks: their rows lie one behind the other
         widen(first + position * row_bytes, out, BLOCK * num_vectors)
         return
@@ -144,20 +270,20 @@ def widen_block(table: int, row: int, first: int, position: int, stop: int, out:
 
 @compiled
 def attend(table: int, layer: int, row: int, kv_head: int, room: int) -> None:
-    """Write the attention of a row's query heads that share a KV head.
+    """Write the attention of a row's query heads that share a t.KV head.
 
     ``room`` has place for BLOCK rows as floats, a vector behind them, and for each head a sum and the scores.
     """
-    heads, kv_heads, padded = entry(table, HEADS), entry(table, KV_HEADS), entry(table, PADDED_HEAD)
+    heads, kv_heads, padded = entry(table, t.HEADS), entry(table, t.KV_HEADS), entry(table, t.PADDED_HEAD)
     group, its, num_vectors = heads // kv_heads, row_entry(table, row), padded // LANES
-    stop, window = entry(its, POSITION) + 1, entry(layer_entry(table, layer), WINDOW)
+    stop, window = entry(its, t.POSITION) + 1, entry(layer_entry(table, layer), t.WINDOW)
     start = max(0, stop - window) if window else 0
     width = 4 * ((stop - start + LANES - 1) // LANES * LANES)
-    keys = entry(its, KV) + layer * entry(its, LAYER_BYTES) + kv_head * entry(its, HEAD_BYTES)
-    values = keys + kv_heads * entry(its, HEAD_BYTES)
-    query = entry(table, PROJECTED) + 4 * padded * (row * (heads + 2 * kv_heads) + kv_head * group)
+    keys = entry(its, t.KV) + layer * entry(its, t.LAYER_BYTES) + kv_head * entry(its, t.HEAD_BYTES)
+    values = keys + kv_heads * entry(its, t.HEAD_BYTES)
+    query = entry(table, t.PROJECTED) + 4 * padded * (row * (heads + 2 * kv_heads) + kv_head * group)
     sums, sum_bytes = room + 4 * (BLOCK * padded + _BEHIND), room_of(num_vectors)
-    scores, scale = sums + group * sum_bytes, fill(real_entry(table, SCALE))
+    scores, scale = sums + group * sum_bytes, fill(real_entry(table, t.SCALE))
     for position in range(start, stop, BLOCK):
         widen_block(table, row, keys, position, stop, room)
         for one in range(group):
@@ -173,7 +299,7 @@ def attend(table: int, layer: int, row: int, kv_head: int, room: int) -> None:
             add_value_block(
                 min(MOST_HEADS, group - one), room, num_vectors, weights, width, sums + one * sum_bytes, sum_bytes
             )
-    out = entry(table, ATTENDED) + row * (4 * ((heads * padded + GROUP - 1) // GROUP * GROUP))
+    out = entry(table, t.ATTENDED) + row * (4 * ((heads * padded + GROUP - 1) // GROUP * GROUP))
     for one in range(group):
         for at in range(0, 4 * padded, 4 * LANES):
             store(out + 4 * padded * (kv_head * group + one) + at, load(sums + one * sum_bytes + at))

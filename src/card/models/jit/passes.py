@@ -7,8 +7,12 @@ channels, and wait for each other five times a layer.
 
 from __future__ import annotations
 
+import threading
+from queue import SimpleQueue
+from typing import Any
+
+from card.models.jit import tables as t
 from card.models.jit.attention import attend, prepare_heads
-from card.models.jit.compiled import compiled
 from card.models.jit.rows import (
     bytes_between_fours,
     bytes_between_rows,
@@ -17,50 +21,13 @@ from card.models.jit.rows import (
     silu,
     tile_size,
 )
-from card.models.jit.tables import (
-    ATTENDED,
-    ATTENTION_OUT,
-    BARRIER,
-    CHOSEN_ROWS,
-    COPY_TO,
-    DOWN,
-    EPS,
-    GATE,
-    GATED,
-    GATED_SCALES,
-    GATED_STARTS,
-    HEADS,
-    HIDDEN,
-    INPUT_NORM,
-    KV_HEADS,
-    LAYERS,
-    LOGITS,
-    MLP,
-    MLP_NORM,
-    MULTIPLIER,
-    NORM,
-    NUM_CHOSEN,
-    OUTPUT,
-    OWN,
-    OWN_BYTES,
-    PADDED_HEAD,
-    PADDED_WIDTH,
-    PROJECTED,
-    QKV,
-    ROWS,
-    THREADS,
-    UP,
-    VOCAB,
-    WIDTH,
-    entry,
-    layer_entry,
-    real_entry,
-)
+from card.models.jit.tables import entry, layer_entry, real_entry
 from card.models.jit.tiles import MOST_ROWS, PANEL, multiply
 from card.models.jit.vectors import (
     GROUP,
     LANES,
     arrive,
+    compiled,
     let_others_run,
     load,
     look,
@@ -71,6 +38,7 @@ from card.models.jit.vectors import (
 )
 
 _PATIENCE = 2000  # looks at the others before the core is given away
+_PAST_ALL = 1 << 40  # a counter that nobody waits for
 
 
 @compiled
@@ -94,15 +62,15 @@ def gate(
 ) -> None:  # fmt: skip
     """Compute groups ``start`` to ``stop`` of silu(gate) * up for all rows, and quantize them."""
     of = layer_entry(table, layer)
-    num_rows, num_groups = entry(table, ROWS), entry(table, PADDED_WIDTH) // GROUP
-    num_out, num_panels, other = entry(table, MLP) // GROUP, GROUP // PANEL, room + 4 * GROUP * MOST_ROWS
-    multiplier, panel_bytes = entry(table, MULTIPLIER), PANEL * GROUP * num_groups
+    num_rows, num_groups = entry(table, t.ROWS), entry(table, t.PADDED_WIDTH) // GROUP
+    num_out, num_panels, other = entry(table, t.MLP) // GROUP, GROUP // PANEL, room + 4 * GROUP * MOST_ROWS
+    multiplier, panel_bytes = entry(table, t.MULTIPLIER), PANEL * GROUP * num_groups
     for group in range(start, stop):
         first = 0
         while first < num_rows:
             size = tile_size(num_rows, first)
             before = first * num_groups
-            for linear, out in ((of + 8 * GATE, room), (of + 8 * UP, other)):
+            for linear, out in ((of + 8 * t.GATE, room), (of + 8 * t.UP, other)):
                 multiply(
                     multiplier, size, 0, num_panels, entry(linear, 0) + group * num_panels * panel_bytes, panel_bytes,
                     numbers + GROUP * before, scales + 4 * before, starts + 4 * before, num_groups,
@@ -114,10 +82,10 @@ def gate(
                 place = 4 * (first * num_out + group * size + row)
                 quantize_group(
                     room + 4 * GROUP * row,
-                    entry(table, GATED) + GROUP * (first * num_out + group * size) + bytes_between_rows(size) * row,
+                    entry(table, t.GATED) + GROUP * (first * num_out + group * size) + bytes_between_rows(size) * row,
                     bytes_between_fours(size),
-                    entry(table, GATED_SCALES) + place,
-                    entry(table, GATED_STARTS) + place,
+                    entry(table, t.GATED_SCALES) + place,
+                    entry(table, t.GATED_STARTS) + place,
                 )
             first += size
 
@@ -131,22 +99,22 @@ def share(count: int, thread: int, num_threads: int) -> int:
 @compiled
 def run_layer(table: int, layer: int, thread: int, turn: int, own: int) -> int:
     """Do a thread's part of a layer; return the next turn."""
-    of, num_rows, threads = layer_entry(table, layer), entry(table, ROWS), entry(table, THREADS)
-    width, padded_width, barrier = entry(table, WIDTH), entry(table, PADDED_WIDTH), entry(table, BARRIER)
-    heads, kv_heads, padded = entry(table, HEADS), entry(table, KV_HEADS), entry(table, PADDED_HEAD)
+    of, num_rows, threads = layer_entry(table, layer), entry(table, t.ROWS), entry(table, t.THREADS)
+    width, padded_width, barrier = entry(table, t.WIDTH), entry(table, t.PADDED_WIDTH), entry(table, t.BARRIER)
+    heads, kv_heads, padded = entry(table, t.HEADS), entry(table, t.KV_HEADS), entry(table, t.PADDED_HEAD)
     all_heads, attended_groups = heads + 2 * kv_heads, (heads * padded + GROUP - 1) // GROUP
-    groups, mlp_groups, eps = padded_width // GROUP, entry(table, MLP) // GROUP, real_entry(table, EPS)
-    multiplier, hidden, hidden_bytes = entry(table, MULTIPLIER), entry(table, HIDDEN), 4 * padded_width
+    groups, mlp_groups, eps = padded_width // GROUP, entry(table, t.MLP) // GROUP, real_entry(table, t.EPS)
+    multiplier, hidden, hidden_bytes = entry(table, t.MULTIPLIER), entry(table, t.HIDDEN), 4 * padded_width
     most_groups = max(groups, attended_groups)
     numbers, scales = own, own + GROUP * most_groups * num_rows
     starts = scales + 4 * most_groups * num_rows
     room = starts + 4 * most_groups * num_rows + 4 * GROUP * most_groups
-    norm = entry(of, INPUT_NORM)
+    norm = entry(of, t.INPUT_NORM)
     quantize_rows(hidden, hidden_bytes, num_rows, width, norm, groups, eps, numbers, scales, starts, 0)
     first, last = share(all_heads, thread, threads), share(all_heads, thread + 1, threads)
     project(
-        multiplier, of + 8 * QKV, num_rows, padded // PANEL * first, padded // PANEL * last, numbers, scales, starts,
-        groups, entry(table, PROJECTED), 4 * padded * all_heads, 0,
+        multiplier, of + 8 * t.QKV, num_rows, padded // PANEL * first, padded // PANEL * last, numbers, scales, starts,
+        groups, entry(table, t.PROJECTED), 4 * padded * all_heads, 0,
     )  # fmt: skip
     prepare_heads(table, layer, first, last)
     turn = wait(barrier, threads, turn)
@@ -154,25 +122,25 @@ def run_layer(table: int, layer: int, thread: int, turn: int, own: int) -> int:
         attend(table, layer, unit // kv_heads, unit % kv_heads, room)
     turn = wait(barrier, threads, turn)
     quantize_rows(
-        entry(table, ATTENDED), 4 * GROUP * attended_groups, num_rows, 0, 0, attended_groups, eps, numbers, scales,
+        entry(table, t.ATTENDED), 4 * GROUP * attended_groups, num_rows, 0, 0, attended_groups, eps, numbers, scales,
         starts, 0,
     )  # fmt: skip
     first = share(padded_width // PANEL, thread, threads)
     last = share(padded_width // PANEL, thread + 1, threads)
-    out = of + 8 * ATTENTION_OUT
+    out = of + 8 * t.ATTENTION_OUT
     project(multiplier, out, num_rows, first, last, numbers, scales, starts, attended_groups, hidden, hidden_bytes, 1)
     turn = wait(barrier, threads, turn)
-    norm = entry(of, MLP_NORM)
+    norm = entry(of, t.MLP_NORM)
     quantize_rows(hidden, hidden_bytes, num_rows, width, norm, groups, eps, numbers, scales, starts, 0)
     start, stop = share(mlp_groups, thread, threads), share(mlp_groups, thread + 1, threads)
     gate(table, layer, start, stop, numbers, scales, starts, room)
     turn = wait(barrier, threads, turn)
     project(
-        multiplier, of + 8 * DOWN, num_rows, first, last, entry(table, GATED), entry(table, GATED_SCALES),
-        entry(table, GATED_STARTS), mlp_groups, hidden, hidden_bytes, 1,
+        multiplier, of + 8 * t.DOWN, num_rows, first, last, entry(table, t.GATED), entry(table, t.GATED_SCALES),
+        entry(table, t.GATED_STARTS), mlp_groups, hidden, hidden_bytes, 1,
     )  # fmt: skip
     turn = wait(barrier, threads, turn)
-    copy_to = entry(of, COPY_TO)
+    copy_to = entry(of, t.COPY_TO)
     if copy_to and thread == 0:  # nobody writes to the hidden states before this thread has come to the next layer
         for at in range(0, hidden_bytes * num_rows, 4 * LANES):
             store(copy_to + at, load(hidden + at))
@@ -182,32 +150,71 @@ def run_layer(table: int, layer: int, thread: int, turn: int, own: int) -> int:
 @compiled
 def run(table: int, thread: int) -> None:
     """Do a thread's part of the pass that a table describes; all its threads must be under way at once."""
-    threads, own = entry(table, THREADS), entry(table, OWN) + thread * entry(table, OWN_BYTES)
+    threads, own = entry(table, t.THREADS), entry(table, t.OWN) + thread * entry(table, t.OWN_BYTES)
     turn = 1
-    for layer in range(entry(table, LAYERS)):
+    for layer in range(entry(table, t.LAYERS)):
         turn = run_layer(table, layer, thread, turn, own)
-    num_chosen, groups = entry(table, NUM_CHOSEN), entry(table, PADDED_WIDTH) // GROUP
+    num_chosen, groups = entry(table, t.NUM_CHOSEN), entry(table, t.PADDED_WIDTH) // GROUP
     scales = own + GROUP * groups * num_chosen
     starts = scales + 4 * groups * num_chosen
     quantize_rows(
-        entry(table, HIDDEN), 4 * GROUP * groups, num_chosen, entry(table, WIDTH), entry(table, NORM), groups,
-        real_entry(table, EPS), own, scales, starts, entry(table, CHOSEN_ROWS),
+        entry(table, t.HIDDEN), 4 * GROUP * groups, num_chosen, entry(table, t.WIDTH), entry(table, t.NORM), groups,
+        real_entry(table, t.EPS), own, scales, starts, entry(table, t.CHOSEN_ROWS),
     )  # fmt: skip
-    panels = entry(table, VOCAB) // PANEL
+    panels = entry(table, t.VOCAB) // PANEL
     first, last = share(panels, thread, threads), share(panels, thread + 1, threads)
-    out, out_bytes = entry(table, LOGITS), 4 * PANEL * panels
+    out, out_bytes = entry(table, t.LOGITS), 4 * PANEL * panels
     project(
-        entry(table, MULTIPLIER),
-        table + 8 * OUTPUT,
-        num_chosen,
-        first,
-        last,
-        own,
-        scales,
-        starts,
-        groups,
-        out,
-        out_bytes,
-        0,
-    )
-    wait(entry(table, BARRIER), threads, turn)
+        entry(table, t.MULTIPLIER), table + 8 * t.OUTPUT, num_chosen, first, last, own, scales, starts, groups, out,
+        out_bytes, 0,
+    )  # fmt: skip
+    wait(entry(table, t.BARRIER), threads, turn)
+
+
+class Crew:
+    """The threads of one decoder; they sleep between passes and end with the process or the decoder."""
+
+    def __init__(self) -> None:
+        self._orders: list[SimpleQueue[Any]] = []
+
+    def run(self, table: Any, barrier: Any) -> None:
+        """Do the pass that a table describes, an int64 array whose addresses stay valid meanwhile.
+
+        Args:
+            barrier: the array of its counter, which the others may still look at when this returns.
+        """
+        num_threads = int(table[t.THREADS])
+        while len(self._orders) < num_threads - 1:
+            orders: SimpleQueue[Any] = SimpleQueue()
+            threading.Thread(target=_work, args=(orders, len(self._orders) + 1), daemon=True).start()
+            self._orders.append(orders)  # not before: nobody would take what is put there if no thread can be started
+        try:
+            for orders in self._orders[: num_threads - 1]:
+                orders.put((table, barrier))
+            run(table.ctypes.data, 0)
+        except BaseException:  # an interrupt before this thread's part: the others would wait for it for ever
+            barrier[0] = _PAST_ALL
+            self._wait_for_others()
+            raise
+
+    def _wait_for_others(self) -> None:
+        """Return when the others have done what they were told."""
+        for orders in self._orders:
+            done = threading.Event()
+            orders.put(done)
+            done.wait()
+
+    def __del__(self) -> None:
+        for orders in self._orders:
+            orders.put(None)
+
+
+def _work(orders: SimpleQueue[Any], thread: int) -> None:
+    """Do one thread's part of each pass until there are no more."""
+    while (order := orders.get()) is not None:
+        if isinstance(order, threading.Event):
+            order.set()
+            continue
+        table, _ = order
+        run(table.ctypes.data, thread)
+        del order, table

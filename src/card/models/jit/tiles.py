@@ -6,18 +6,19 @@ scaled and added as a float, in the order of the groups. So an output depends on
 tile it is computed in, and whatever instruction multiplied it.
 
 Two instructions multiply. VNNI takes four bytes of a row at a time, and the rows of a tile lie beside each other:
-[in / 4][rows][4]. A processor with a matrix unit (AMX) multiplies the whole group of a tile at once, from `MATRIX_ROWS`
-rows on, and each row's bytes of a group lie together: [in / 64][rows][64].
+[in / 4][rows][4]. The matrix unit of newer Intel processors (AMX) multiplies the whole group of a tile at once, from
+`MATRIX_ROWS` rows on, and each row's bytes of a group lie together: [in / 64][rows][64].
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from llvmlite import ir
 from numba import cfunc, types
+from numba.core import cgutils
 
-from card.models.jit.matrix import MATRIX_ROWS, begin_matrix, end_matrix, matrix_products
 from card.models.jit.vectors import (
     BYTES,
     FLOATS,
@@ -35,15 +36,67 @@ from card.models.jit.vectors import (
     repeated,
     write,
 )
+from card.models.processor import has_matrix_unit
 
-MOST_ROWS = 16  # of a tile: their sums of integers and of floats fill the registers
-_I32, _I64, _F32 = ir.IntType(32), ir.IntType(64), ir.FloatType()
-_AHEAD = 8192  # bytes of weights on their way from memory while others are used
-_FETCHED_ROWS = (
-    3  # from which weights are fetched ahead: fewer rows do nothing but wait for memory, which fetches itself
-)
-_DOT = "llvm.x86.avx512.vpdpbusd.512"
 PANEL = LANES  # output channels
+MOST_ROWS = 16  # of a tile: their sums of integers and of floats fill the registers
+_I8, _I32, _I64, _F32, _VOID = ir.IntType(8), ir.IntType(32), ir.IntType(64), ir.FloatType(), ir.VoidType()
+_DOT = "llvm.x86.avx512.vpdpbusd.512"
+_FETCHED_ROWS = 3  # from which weights are fetched ahead: fewer only wait for memory, which fetches by itself then
+_TILE_BYTES = GROUP * LANES
+_AHEAD = 8192  # bytes of weights on their way from memory while others are used
+_ROWS, _WEIGHTS, _PRODUCTS = 0, 1, 4  # first tiles of activations, of weights and of sums: there are eight in all
+# Rows of a tile from which the unit is used. Evidence: at 300 M it is faster from 6 rows on, in a draft model of 4 M
+# from 12 on, and below that both are alike (benchmarks/LOG.md).
+MATRIX_ROWS = 6 if has_matrix_unit() else 1 << 30
+
+
+def _tile(number: int) -> Value:
+    return ir.Constant(_I8, number)
+
+
+def _pointer(builder: Builder, address: Value) -> Value:
+    return builder.inttoptr(address, ir.PointerType())
+
+
+def begin_matrix(builder: Builder, num_rows: int) -> None:
+    """Set the unit up for tiles of so many rows: activations and sums have them, weights 16 times four channels."""
+    heights = [num_rows if tile not in (_WEIGHTS, _WEIGHTS + 1) else GROUP // 4 for tile in range(8)]
+    widths = [byte for _ in range(8) for byte in (GROUP, 0)]
+    setting = bytes([1, *[0] * 15, *widths, *[0] * 16, *heights, *[0] * 8])
+    place = cgutils.global_constant(builder, f"tiles_of_{num_rows}", cgutils.make_bytearray(setting))
+    call(builder, "llvm.x86.ldtilecfg", _VOID, builder.bitcast(place, ir.PointerType()))
+
+
+def end_matrix(builder: Builder) -> None:
+    """Let go of the tiles: what other code keeps of them would be saved at each change of threads."""
+    call(builder, "llvm.x86.tilerelease", _VOID)
+
+
+def matrix_products(builder: Builder, num_rows: int, numbers: Value, panels: Sequence[Value]) -> Any:
+    """Return the products of a group as vectors of 16 integers, [row][panel].
+
+    Args:
+        numbers: address of the group's activations, [rows][64] signed bytes.
+        panels: addresses of its weights, [16][16][4] unsigned bytes each.
+    """
+    with builder.goto_entry_block():  # numba's own way to do this fills it with zeros at each call
+        kept = builder.alloca(ir.ArrayType(_I8, _TILE_BYTES * len(panels)), name="products")
+    kept.align = 64
+    room, stride = builder.ptrtoint(kept, _I64), ir.Constant(_I64, GROUP)
+    call(builder, "llvm.x86.tileloadd64", _VOID, _tile(_ROWS), _pointer(builder, numbers), stride)
+    for i, panel in enumerate(panels):
+        for line in range(0, _TILE_BYTES, 64):
+            fetch(builder, moved(builder, panel, _AHEAD // len(panels) + line))
+        call(builder, "llvm.x86.tilezero", _VOID, _tile(_PRODUCTS + i))
+        call(builder, "llvm.x86.tileloadd64", _VOID, _tile(_WEIGHTS + i), _pointer(builder, panel), stride)
+        call(builder, "llvm.x86.tdpbsud", _VOID, _tile(_PRODUCTS + i), _tile(_ROWS), _tile(_WEIGHTS + i))
+        place = _pointer(builder, moved(builder, room, _TILE_BYTES * i))
+        call(builder, "llvm.x86.tilestored64", _VOID, _tile(_PRODUCTS + i), place, stride)
+    return [
+        [read(builder, moved(builder, room, _TILE_BYTES * i + GROUP * row), INTS) for i in range(len(panels))]
+        for row in range(num_rows)
+    ]
 
 
 def _panels_of(num_rows: int) -> int:

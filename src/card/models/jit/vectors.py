@@ -8,10 +8,10 @@ plain integers: nothing here checks them.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from llvmlite import ir
-from numba import types
+from numba import njit, types
 from numba.core import cgutils
 from numba.core.extending import intrinsic, models, register_model
 
@@ -40,6 +40,18 @@ class _FloatsModel(models.PrimitiveModel):
 
 
 floats = _FloatsType()
+_KINDS = {"int": types.int64, "float": types.float32, "Floats": floats, "None": types.void}
+F = TypeVar("F", bound=Callable[..., object])
+
+
+def compiled(function: F) -> F:
+    """Compile a function now, or take what an earlier process compiled; it runs without Python's lock.
+
+    Its module must defer annotations, and each must be one of `_KINDS`. What it calls must be compiled above it.
+    """
+    *arguments, result = (_KINDS[name] for name in function.__annotations__.values())
+    made: Any = njit(result(*arguments), nogil=True, cache=True)(function)
+    return cast(F, made)
 
 
 def operation(result: Any, *arguments: Any) -> Callable[[Callable[..., Value]], Any]:
@@ -52,8 +64,8 @@ def operation(result: Any, *arguments: Any) -> Callable[[Callable[..., Value]], 
 
         names = ", ".join(f"x{i}" for i in range(len(arguments)))
         space: dict[str, Any] = {"signature": result(*arguments), "codegen": codegen}
-        exec(f"def {instructions.__name__}(context, {names}):\n    return signature, codegen", space)
-        return intrinsic(space[instructions.__name__])
+        exec(f"def made(context, {names}):\n    return signature, codegen", space)
+        return intrinsic(space["made"])
 
     return made
 
@@ -162,40 +174,13 @@ def fill(builder: Builder, x: Value) -> Value:
     return repeated(builder, x, FLOATS)
 
 
-@operation(floats, floats, floats, floats)
-def fma(builder: Builder, x: Value, y: Value, z: Value) -> Value:
-    """Return x * y + z, rounded once."""
-    return fma_of(builder, x, y, z)
-
-
-@operation(floats, floats, floats)
-def add(builder: Builder, x: Value, y: Value) -> Value:
-    """Return x + y."""
-    return builder.fadd(x, y)
-
-
-@operation(floats, floats, floats)
-def times(builder: Builder, x: Value, y: Value) -> Value:
-    """Return x * y."""
-    return builder.fmul(x, y)
-
-
-@operation(floats, floats, floats)
-def divide(builder: Builder, x: Value, y: Value) -> Value:
-    """Return x / y."""
-    return builder.fdiv(x, y)
-
-
-@operation(floats, floats, floats)
-def maximum(builder: Builder, x: Value, y: Value) -> Value:
-    """Return the larger of each lane."""
-    return _maximum(builder, x, y)
-
-
-@operation(floats, floats, floats)
-def minimum(builder: Builder, x: Value, y: Value) -> Value:
-    """Return the smaller of each lane."""
-    return builder.select(builder.fcmp_ordered("<", x, y), x, y)
+# Lane by lane: x * y + z, rounded once; x + y; x * y; x / y; the larger; the smaller.
+fma = operation(floats, floats, floats, floats)(fma_of)
+add = operation(floats, floats, floats)(lambda builder, x, y: builder.fadd(x, y))
+times = operation(floats, floats, floats)(lambda builder, x, y: builder.fmul(x, y))
+divide = operation(floats, floats, floats)(lambda builder, x, y: builder.fdiv(x, y))
+maximum = operation(floats, floats, floats)(_maximum)
+minimum = operation(floats, floats, floats)(lambda builder, x, y: builder.select(builder.fcmp_ordered("<", x, y), x, y))
 
 
 @operation(floats, floats)
