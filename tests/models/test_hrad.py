@@ -298,7 +298,7 @@ def test_a_saved_predictor_is_the_same_one(tmp_path: Path) -> None:
     assert torch.equal(loaded.probabilities(inputs), chances)
     assert all(
         torch.equal(*pair)
-        for layers in zip(loaded._folded, hrad._folded, strict=True)
+        for layers in zip(loaded._layers, hrad._layers, strict=True)
         for pair in zip(*layers, strict=True)
     )
     assert load_file(tmp_path / "one.safetensors")["0.weight"].dtype == torch.float16

@@ -45,8 +45,8 @@ class HRadFacts:
     hidden_size: int  # D of the target
     vocab_size: int
     num_parameters: int
-    draft: str  # name of the draft model whose tokens were counted
     num_speculative_tokens: int  # K: length of the chains
+    draft: str  # name of the draft model whose tokens were counted
 
     @property
     def num_inputs(self) -> int:
@@ -89,9 +89,6 @@ class HRad:
         self.evidence = evidence
         self._layers = [(weight.to(_STORED_DTYPE).float(), bias) for weight, bias in layers]
         self._mean, self._std = mean, std
-        (weight, bias), *deeper = self._layers
-        scaled = weight / std  # the inputs' mean and spread are part of the first layer from here on
-        self._folded = [(scaled, bias - scaled @ mean), *deeper]
         self._runner: TorchRunner | None = None
 
     @property
@@ -113,7 +110,8 @@ class HRad:
         if metadata.get("format") != _FORMAT:
             raise ModelError(f"{path} is no H-RAD predictor ({_FORMAT}); give a file that card train hrad wrote")
         try:
-            facts = HRadFacts(**{f.name: _parse(f.name, metadata[f.name]) for f in fields(HRadFacts)})
+            numbers: dict[str, Any] = {one.name: int(metadata[one.name]) for one in fields(HRadFacts)[:-1]}
+            facts = HRadFacts(**numbers, draft=metadata["draft"])
             num_layers = sum(name.endswith(".weight") for name in tensors)
             layers = [(tensors[f"{i}.weight"], tensors[f"{i}.bias"]) for i in range(num_layers)]
             evidence = Evidence(float(metadata["evidence_weight"]), float(metadata["evidence_mean"]))
@@ -183,8 +181,8 @@ class HRad:
             features: [..., facts.num_inputs] float32 on the CPU: hidden states and embedding.
         """
         with torch.inference_mode():
-            values = features
-            *hidden, (weight, bias) = self._folded
+            values = (features - self._mean) / self._std
+            *hidden, (weight, bias) = self._layers
             for hidden_weight, hidden_bias in hidden:
                 values = functional.linear(values, hidden_weight, hidden_bias).relu_()
             return functional.linear(values, weight, bias).softmax(-1)
@@ -218,10 +216,6 @@ def target_facts(runner: TorchRunner, *, num_layers: int, draft: str, num_specul
         draft=draft,
         num_speculative_tokens=num_speculative_tokens,
     )
-
-
-def _parse(name: str, text: str) -> Any:
-    return text if name == "draft" else int(text)
 
 
 def _describe(num_parameters: int, vocab_size: int, hidden_size: int) -> str:

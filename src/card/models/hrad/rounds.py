@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -57,31 +57,14 @@ class _Text:
     features: Tensor  # [num_layers * D] of the row that gave the last token
 
 
-@dataclass(slots=True)
-class _Found:
-    """Rounds as they come in."""
+@dataclass(frozen=True, slots=True)
+class _Round:
+    """One round, as `Rounds` has many."""
 
-    inputs: list[Tensor] = field(default_factory=list)
-    num_accepted: list[int] = field(default_factory=list)
-    confidences: list[list[float]] = field(default_factory=list)
-    prompt_idx: list[int] = field(default_factory=list)
-
-    def rounds(self, num_drafted: int) -> Rounds:
-        """Return them all."""
-        return Rounds(
-            torch.stack(self.inputs) if self.inputs else torch.zeros((0, 0)),
-            torch.tensor(self.num_accepted, dtype=torch.int64),
-            torch.tensor(self.confidences, dtype=torch.float32).view(-1, num_drafted),
-            torch.tensor(self.prompt_idx, dtype=torch.int64),
-        )
-
-
-@dataclass(slots=True)
-class _Drafted:
-    """A chain as it is drafted."""
-
-    token_ids: list[int] = field(default_factory=list)
-    confidences: list[float] = field(default_factory=list)
+    inputs: Tensor
+    num_accepted: int
+    confidences: list[float]
+    prompt_idx: int
 
 
 class RoundCollector:
@@ -127,7 +110,7 @@ class RoundCollector:
             prompts: token ids, 1 to `max_prompt_tokens` each.
             on_answer: called after each answer.
         """
-        found = _Found()
+        found: list[_Round] = []
         waiting = list(enumerate(prompts))[::-1]
         running: list[_Text] = []
         while waiting or running:
@@ -141,7 +124,12 @@ class RoundCollector:
                 self._target.close(text.target_slot)
                 self._draft.close(text.draft_slot)
                 on_answer()
-        return found.rounds(self._num_drafted)
+        return Rounds(
+            torch.stack([one.inputs for one in found]) if found else torch.zeros((0, 0)),
+            torch.tensor([one.num_accepted for one in found], dtype=torch.int64),
+            torch.tensor([one.confidences for one in found], dtype=torch.float32).view(-1, self._num_drafted),
+            torch.tensor([one.prompt_idx for one in found], dtype=torch.int64),
+        )
 
     def _begin(self, prompt_idx: int, prompt: Sequence[int]) -> _Text:
         """Run a prompt and take its first token."""
@@ -153,45 +141,48 @@ class RoundCollector:
         features = self._target.features(0)[0].cpu()
         return _Text(prompt_idx, [*prompt, int(logits[0].argmax())], num_prompt, target_slot, draft_slot, features)
 
-    def _round(self, texts: Sequence[_Text], found: _Found) -> None:
+    def _round(self, texts: Sequence[_Text], found: list[_Round]) -> None:
         """Draft for every text, verify, and commit what was accepted and the target's next token."""
-        for text, drafted, (choices, features) in zip(texts, *self._drafted_and_verified(texts), strict=True):
-            chain = drafted.token_ids
+        chains, confidences = self._draft_chains(texts)
+        for text, chain, probs, (choices, features) in zip(
+            texts, chains, confidences, self._verify(texts, chains), strict=True
+        ):
             num_accepted = next((i for i, one in enumerate(chain) if one != choices[i]), len(chain))
             accepted = chain[:num_accepted]
             if not self._end_ids.intersection(accepted):
                 embedding = self._target.embedding(text.token_ids[-1]).cpu()
-                found.inputs.append(torch.cat((text.features, embedding)))
-                found.num_accepted.append(num_accepted)
-                found.confidences.append(drafted.confidences)
-                found.prompt_idx.append(text.prompt_idx)
+                found.append(_Round(torch.cat((text.features, embedding)), num_accepted, probs, text.prompt_idx))
             num_rows = len(text.token_ids) + num_accepted
             self._target.keep(text.target_slot, num_rows)
             self._draft.keep(text.draft_slot, min(num_rows, self._draft.num_rows(text.draft_slot)))
             text.features = features[num_accepted].clone()
             text.token_ids += [*accepted, choices[num_accepted]]
 
-    def _drafted_and_verified(self, texts: Sequence[_Text]) -> tuple[list[_Drafted], list[tuple[list[int], Tensor]]]:
-        """Return the chain drafted for each text; and the target's token after the text and after each of the chain,
-        with the features of these rows, [1 + K, num_layers * D]."""
-        drafted = [_Drafted() for _ in texts]
+    def _draft_chains(self, texts: Sequence[_Text]) -> tuple[list[list[int]], list[list[float]]]:
+        """Return the chain drafted for each text, and how likely the drafter found each of its tokens."""
+        chains: list[list[int]] = [[] for _ in texts]
+        confidences: list[list[float]] = [[] for _ in texts]
         for _ in range(self._num_drafted):
             extensions = [
-                _newest(self._draft, text.draft_slot, [*text.token_ids, *chain.token_ids])
-                for text, chain in zip(texts, drafted, strict=True)
+                _newest(self._draft, text.draft_slot, [*text.token_ids, *chain])
+                for text, chain in zip(texts, chains, strict=True)
             ]
             logits = torch.cat(self._draft.forward(extensions))
             best, logprobs = self._scorer.top(logits, [0] * len(texts), 1)
-            for chain, token_id, prob in zip(drafted, best[:, 0].tolist(), logprobs[:, 0].exp().tolist(), strict=True):
-                chain.token_ids.append(token_id)
-                chain.confidences.append(prob)
+            for i, (token_id, prob) in enumerate(zip(best[:, 0].tolist(), logprobs[:, 0].exp().tolist(), strict=True)):
+                chains[i].append(token_id)
+                confidences[i].append(prob)
+        return chains, confidences
+
+    def _verify(self, texts: Sequence[_Text], chains: Sequence[list[int]]) -> list[tuple[list[int], Tensor]]:
+        """Return the target's token after each text and after each token of its chain, with the features of these
+        rows, [1 + K, num_layers * D]."""
         extensions = [
-            _newest(self._target, text.target_slot, [*text.token_ids, *chain.token_ids], self._num_drafted)
-            for text, chain in zip(texts, drafted, strict=True)
+            _newest(self._target, text.target_slot, [*text.token_ids, *chain], self._num_drafted)
+            for text, chain in zip(texts, chains, strict=True)
         ]
         choices = [logits.argmax(-1).tolist() for logits in self._target.forward(extensions)]
-        features = [self._target.features(i).cpu() for i in range(len(texts))]
-        return drafted, list(zip(choices, features, strict=True))
+        return [(choice, self._target.features(i).cpu()) for i, choice in enumerate(choices)]
 
     def _is_done(self, text: _Text) -> bool:
         written = text.token_ids[text.num_prompt :]

@@ -21,6 +21,8 @@ _HELD_OUT_SHARE = 0.1
 _EVALUATED_ROWS = 4096  # at a time
 _LEAST_PROBABILITY = 1e-9  # before calibration
 _SMALLEST_STD = 1e-3  # an input that hardly varies is not blown up
+_LEARNING_RATE, _WEIGHT_DECAY = 3e-4, 0.5
+_DROPOUT = 0.2  # of inputs and hidden values
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,9 +32,6 @@ class TrainSettings:
     epochs: int = 20  # at most
     patience: int = 4  # epochs without a lower loss on the stopping part, after which training ends
     batch_size: int = 256
-    learning_rate: float = 3e-4
-    weight_decay: float = 0.5
-    dropout: float = 0.2  # of inputs and hidden values
     balance: float = 0.25  # a class weighs as its share to the power of minus this: 0 all rounds, 1 all classes alike
     seed: int = 0
 
@@ -126,17 +125,12 @@ def train_hrad(
     train, stop = rounds.of_prompts(learnt_from), rounds.of_prompts(stop_by)
     test = rounds.of_prompts(judged_by) if test_rounds is None else test_rounds
     mean, std = _spread(train)
-    layers, num_epochs = _Training(train, stop, mean, std, settings, generator).run(on_epoch)
+    layers, num_epochs = _fit(train, stop, (mean, std), settings, generator, on_epoch)
     scores = _probabilities(HRad(facts, layers, mean, std), stop).clamp_min(_LEAST_PROBABILITY).log()
     layers = calibrated(layers, scores, stop.labels)
     foreseen = log_odds(_probabilities(HRad(facts, layers, mean, std), stop))
     tokens = TokenOutcomes(stop, foreseen)
     hrad = HRad(facts, layers, mean, std, evidence_of(tokens, float(foreseen.mean())))
-    return _judged(hrad, tokens, test, num_train_rounds=len(train), num_epochs=num_epochs)
-
-
-def _judged(hrad: HRad, tokens: TokenOutcomes, test: Rounds, *, num_train_rounds: int, num_epochs: int) -> Trained:
-    """Return the predictor with how it does on ``test``; what counts how much is learnt from ``tokens``."""
     probabilities = _probabilities(hrad, test)
     test_tokens = TokenOutcomes(test, log_odds(probabilities))
     return Trained(
@@ -144,7 +138,7 @@ def _judged(hrad: HRad, tokens: TokenOutcomes, test: Rounds, *, num_train_rounds
         _confusion(test.labels, probabilities.argmax(-1)),
         confidence_loss=test_tokens.loss(tokens.fit(uses_foreseen=False)),
         foreseen_loss=test_tokens.loss(tokens.fit(uses_foreseen=True)),
-        num_train_rounds=num_train_rounds,
+        num_train_rounds=len(train),
         num_epochs=num_epochs,
     )
 
@@ -173,73 +167,48 @@ def _spread(part: Rounds) -> tuple[Tensor, Tensor]:
     return mean.float(), variance.clamp_min(0).sqrt().clamp_min(_SMALLEST_STD).float()
 
 
-class _Training:
-    """One run."""
+def _fit(
+    train: Rounds,
+    stop: Rounds,
+    spread: tuple[Tensor, Tensor],
+    settings: TrainSettings,
+    generator: torch.Generator,
+    on_epoch: Callable[[], None],
+) -> tuple[list[Layer], int]:
+    """Return the layers of the epoch that did best on the rounds to stop by, and its number, counted from 1."""
+    layers = _new_layers((len(spread[0]), *HIDDEN_WIDTHS, len(CLASSES)), generator)
+    shares = torch.bincount(train.labels, minlength=len(CLASSES)) / len(train)
+    class_weights = shares.clamp_min(1 / len(train)) ** -settings.balance
 
-    def __init__(
-        self,
-        train: Rounds,
-        stop: Rounds,
-        mean: Tensor,
-        std: Tensor,
-        settings: TrainSettings,
-        generator: torch.Generator,
-    ) -> None:
-        self._train, self._stop, self._mean, self._std = train, stop, mean, std
-        self._settings, self._generator = settings, generator
-        self._layers = _new_layers((len(mean), *HIDDEN_WIDTHS, len(CLASSES)), generator)
-        shares = torch.bincount(train.labels, minlength=len(CLASSES)) / len(train)
-        self._class_weights = shares.clamp_min(1 / len(train)) ** -settings.balance
-        self._best_loss, self._best_layers, self._best_epoch = math.inf, self._copied(), 0
-
-    def run(self, on_epoch: Callable[[], None]) -> tuple[list[Layer], int]:
-        """Return the layers of the best epoch, and its number, counted from 1."""
-        parameters = [tensor for layer in self._layers for tensor in layer]
-        for parameter in parameters:
-            parameter.requires_grad_(True)
-        optimizer = torch.optim.AdamW(
-            parameters, lr=self._settings.learning_rate, weight_decay=self._settings.weight_decay
-        )
-        for epoch in range(1, self._settings.epochs + 1):
-            order = torch.randperm(len(self._train), generator=self._generator)
-            for rows in torch.split(order, self._settings.batch_size):
-                loss = self._loss(self._train, rows, dropout=self._settings.dropout)
-                optimizer.zero_grad()
-                loss.backward()  # type: ignore[no-untyped-call]
-                optimizer.step()
-            self._note(epoch)
-            on_epoch()
-            if epoch - self._best_epoch >= self._settings.patience:
-                break
-        return self._best_layers, self._best_epoch
-
-    def _note(self, epoch: int) -> None:
-        """Keep the layers if they do better than all before on the rounds to stop by."""
-        pieces = _pieces(self._stop)
-        with torch.no_grad():
-            losses = [self._loss(self._stop, piece) * len(self._stop.inputs[piece]) for piece in pieces]
-        loss = float(torch.stack(losses).sum())
-        if loss < self._best_loss:
-            self._best_loss, self._best_layers, self._best_epoch = loss, self._copied(), epoch
-
-    def _loss(self, part: Rounds, rows: Tensor | slice, *, dropout: float = 0.0) -> Tensor:
+    def loss_of(part: Rounds, rows: Tensor | slice, dropout: float = 0.0) -> Tensor:
         """Return the mean cross-entropy of some rounds, each weighed by its class."""
-        values = (part.inputs[rows].float() - self._mean) / self._std
-        for weight, bias in self._layers[:-1]:
-            values = functional.linear(self._thinned(values, dropout), weight, bias).relu()
-        scores = functional.linear(self._thinned(values, dropout), *self._layers[-1])
+        values = (part.inputs[rows].float() - spread[0]) / spread[1]
+        for i, (weight, bias) in enumerate(layers):
+            values = values.relu() if i else values
+            if dropout:  # the values that are left make up for the others
+                values = values * (torch.rand(values.shape, generator=generator) >= dropout) / (1 - dropout)
+            values = functional.linear(values, weight, bias)
         labels = outcomes(part.num_accepted[rows], part.num_drafted)
-        losses = functional.cross_entropy(scores, labels, reduction="none")
-        return (losses * self._class_weights[labels]).mean()
+        return (functional.cross_entropy(values, labels, reduction="none") * class_weights[labels]).mean()
 
-    def _thinned(self, values: Tensor, dropout: float) -> Tensor:
-        """Return ``values`` with a random share of them set to 0 and the others raised to make up for it."""
-        if not dropout:
-            return values
-        return values * (torch.rand(values.shape, generator=self._generator) >= dropout) / (1 - dropout)
-
-    def _copied(self) -> list[Layer]:
-        return [(weight.detach().clone(), bias.detach().clone()) for weight, bias in self._layers]
+    parameters = [tensor.requires_grad_(True) for layer in layers for tensor in layer]
+    optimizer = torch.optim.AdamW(parameters, lr=_LEARNING_RATE, weight_decay=_WEIGHT_DECAY)
+    least_loss, best, best_epoch = math.inf, layers, 0
+    for epoch in range(1, settings.epochs + 1):
+        order = torch.randperm(len(train), generator=generator)
+        for rows in torch.split(order, settings.batch_size):
+            optimizer.zero_grad()
+            loss_of(train, rows, _DROPOUT).backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+        with torch.no_grad():
+            loss = sum(float(loss_of(stop, piece)) * len(stop.inputs[piece]) for piece in _pieces(stop))
+        if loss < least_loss:
+            least_loss, best_epoch = loss, epoch
+            best = [(weight.detach().clone(), bias.detach().clone()) for weight, bias in layers]
+        on_epoch()
+        if epoch - best_epoch >= settings.patience:
+            break
+    return best, best_epoch
 
 
 def _new_layers(widths: Sequence[int], generator: torch.Generator) -> list[Layer]:
