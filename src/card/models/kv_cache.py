@@ -200,14 +200,10 @@ class KVCache:
         self.layout = layout
         self.max_rows = max_rows
         self.max_free_bytes = max_free_bytes
+        self.row_bytes = layout.row_elements * layout.dtype.itemsize
         self._slots: dict[int, SequenceRows] = {}
         self._free: list[Tensor] = []  # buffers of closed sequences, the oldest first
         self._next_slot = 0
-
-    @property
-    def row_bytes(self) -> int:
-        """Memory of one row."""
-        return self.layout.row_elements * self.layout.dtype.itemsize
 
     @property
     def free_bytes(self) -> int:

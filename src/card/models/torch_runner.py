@@ -78,12 +78,18 @@ class TorchRunner:
                 self._decoder = FusedDecoder(model, max_model_len)
             else:
                 self._decoder = GenericDecoder(cast("PreTrainedModel", model), max_model_len)
-        self._max_model_len = max_model_len
+        self.max_model_len = max_model_len  # most positions of one sequence
+        self.vocab_size = self._decoder.vocab_size  # number of token ids; V of the logits
+        self.device, self.dtype = self._decoder.layout.device, self._decoder.layout.dtype  # of logits and computation
         self.original = original_size(model)  # of the model, or of the one that it was inflated from
         self._embeddings = cast(Tensor, model.get_input_embeddings().weight).detach()
         self._pass_features: Tensor | None = None  # of the rows with logits in the last pass, if they are kept
         self._features: Sequence[Tensor] = ()  # the same per extension
         self._cache = KVCache(self._decoder.layout, max_model_len + max_tree_rows)
+        self.max_rows, self.row_bytes = (
+            self._cache.max_rows,
+            self._cache.row_bytes,
+        )  # most of one sequence; memory of one
 
     def warm_up(self, most_tokens: int) -> None:
         """Run passes of 1 to ``most_tokens`` tokens: kernels are made at the first call of each size."""
@@ -104,39 +110,9 @@ class TorchRunner:
         return not isinstance(self._decoder, GenericDecoder)
 
     @property
-    def device(self) -> torch.device:
-        """Where the model computes; logits are there."""
-        return self._decoder.layout.device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """What the model computes in."""
-        return self._decoder.layout.dtype
-
-    @property
     def precision(self) -> str:
         """How it computes: int8, or the dtype."""
         return "int8" if isinstance(self._decoder, Int8Decoder) else str(self.dtype).removeprefix("torch.")
-
-    @property
-    def vocab_size(self) -> int:
-        """Number of token ids; V of the logits."""
-        return self._decoder.vocab_size
-
-    @property
-    def max_model_len(self) -> int:
-        """Most positions of one sequence."""
-        return self._max_model_len
-
-    @property
-    def max_rows(self) -> int:
-        """Most rows of one sequence."""
-        return self._cache.max_rows
-
-    @property
-    def row_bytes(self) -> int:
-        """Memory of one KV row, all layers together."""
-        return self._cache.row_bytes
 
     @property
     def kv_bytes(self) -> int:
@@ -264,10 +240,10 @@ class TorchRunner:
             tree = self._cache[extension.slot].tree
             start = tree.num_rows
             tree.append(np.asarray(extension.parents, np.int64))
-            if (last := int(tree.positions(start).max())) >= self._max_model_len:
+            if (last := int(tree.positions(start).max())) >= self.max_model_len:
                 raise CapacityError(
                     f"slot {extension.slot}: a token at position {last} does not fit into max_model_len"
-                    f" ({self._max_model_len}); end the sequence, or set a larger max_model_len"
+                    f" ({self.max_model_len}); end the sequence, or set a larger max_model_len"
                 )
         token_ids = np.concatenate([np.asarray(extension.token_ids, np.int64) for extension in extensions])
         if int(token_ids.min()) < 0 or int(token_ids.max()) >= len(self._embeddings):

@@ -86,34 +86,14 @@ class TableModel:
             if count < 1:
                 raise SettingsError(f"{name} must be 1 or more, got {count}")
         self.seed, self.order, self.spread = seed, order, spread
-        self._vocab_size, self._max_model_len = vocab_size, max_model_len
-        self._max_rows, self._max_slots = max_model_len + num_tree_rows, max_slots
-        self._row_bytes = row_bytes
+        self.vocab_size, self.max_model_len = vocab_size, max_model_len
+        self.max_rows, self._max_slots = max_model_len + num_tree_rows, max_slots
+        self.row_bytes = row_bytes
         self._sequences: dict[int, _Rows] = {}
         self._next_slot = 0
         self._known: dict[tuple[int, ...], Tensor] = {}
         self.num_forward_passes = 0
         self.num_forward_tokens = 0
-
-    @property
-    def vocab_size(self) -> int:
-        """Number of token ids."""
-        return self._vocab_size
-
-    @property
-    def max_model_len(self) -> int:
-        """Most positions of one sequence."""
-        return self._max_model_len
-
-    @property
-    def max_rows(self) -> int:
-        """Most rows of one sequence."""
-        return self._max_rows
-
-    @property
-    def row_bytes(self) -> int:
-        """Memory that a row pretends to take."""
-        return self._row_bytes
 
     @property
     def num_open(self) -> int:
@@ -144,9 +124,9 @@ class TableModel:
 
         Raises: CapacityError if ``max_slots`` are open or ``max_rows`` is out of range.
         """
-        capacity = self._max_rows if max_rows is None else max_rows
-        if not 1 <= capacity <= self._max_rows:
-            raise CapacityError(f"a sequence has room for 1 to {self._max_rows} rows, got {capacity}")
+        capacity = self.max_rows if max_rows is None else max_rows
+        if not 1 <= capacity <= self.max_rows:
+            raise CapacityError(f"a sequence has room for 1 to {self.max_rows} rows, got {capacity}")
         if self._max_slots is not None and len(self._sequences) >= self._max_slots:
             raise CapacityError(f"all {self._max_slots} slots are open; close one first")
         self._next_slot += 1  # slots are never used twice, so that a stale one is caught
@@ -224,7 +204,7 @@ class TableModel:
 
     def _make_logits(self, context: tuple[int, ...]) -> Tensor:
         """Return [V] float32 after ``context``, at most ``order`` tokens: independent Gumbel variables times spread."""
-        uniforms = _uniforms(_hash(self.seed, context), self._vocab_size)
+        uniforms = _uniforms(_hash(self.seed, context), self.vocab_size)
         return torch.from_numpy((-self.spread * np.log(-np.log(uniforms))).astype(np.float32))
 
     def _rows(self, slot: int) -> _Rows:
@@ -246,16 +226,16 @@ class TableModel:
             )
         positions: list[int] = []
         for row, (token_id, parent) in enumerate(zip(extension.token_ids, extension.parents, strict=True), num_held):
-            if not 0 <= token_id < self._vocab_size:
-                raise ModelError(f"token ids must be 0 to {self._vocab_size - 1}, got {token_id}")
+            if not 0 <= token_id < self.vocab_size:
+                raise ModelError(f"token ids must be 0 to {self.vocab_size - 1}, got {token_id}")
             if not NO_PARENT <= parent < row:
                 raise ModelError(f"the parent of row {row} must be {NO_PARENT} or an earlier row, got {parent}")
             if parent == NO_PARENT:
                 position = 0
             else:
                 position = 1 + (held.positions[parent] if parent < num_held else positions[parent - num_held])
-            if position >= self._max_model_len:
-                raise CapacityError(f"position {position} is not below max_model_len ({self._max_model_len})")
+            if position >= self.max_model_len:
+                raise CapacityError(f"position {position} is not below max_model_len ({self.max_model_len})")
             positions.append(position)
         return positions
 
@@ -267,7 +247,7 @@ class TableModel:
         held.positions.extend(positions)
         self.num_forward_tokens += len(positions)
         logits = [self.logits_after(self._context(held, row)) for row in range(first_row, len(held.token_ids))]
-        return torch.stack(logits) if logits else torch.empty(0, self._vocab_size)
+        return torch.stack(logits) if logits else torch.empty(0, self.vocab_size)
 
     def _context(self, held: _Rows, row: int) -> list[int]:
         newest_first: list[int] = []

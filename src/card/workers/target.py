@@ -99,8 +99,7 @@ class TargetWorker:
 
     def prompt_tokens_left(self, request_id: int) -> int:
         """Return how many tokens of the prompt are still to be run."""
-        sequence = self._running[request_id]
-        return sequence.prompt_tokens_left
+        return self._running[request_id].prompt_tokens_left
 
     def num_context_rows(self, request_id: int) -> int:
         """Return how many KV rows the request's text holds."""

@@ -86,6 +86,10 @@ class Trace:
 
     num_dropped: int
     """Events that came when the trace was full."""
+    marks: list[Mark]
+    """All marks in the order in which they were told."""
+    levels: list[Level]
+    """All levels in the order in which they were told."""
 
     def __init__(self, *, shares_clock: bool = True, max_events: int = MOST_EVENTS) -> None:
         """Begin an empty trace.
@@ -100,8 +104,7 @@ class Trace:
         self._max_events = max_events
         self._num_events = 0
         self._spans: list[Span] = []
-        self._marks: list[Mark] = []
-        self._levels: list[Level] = []
+        self.marks, self.levels = [], []
         self._passes: dict[tuple[int, float, float], _DrafterPass] = {}
         self._drafter_idx = 0
         self._seen: dict[int, _Seen] = {}
@@ -184,16 +187,6 @@ class Trace:
         running = [span for i, seen in self._seen.items() for span in _phases(i, seen, self._latest_s)]
         return sorted([*self._spans, *self._drafter_spans(), *running], key=lambda span: (span.start_s, -span.end_s))
 
-    @property
-    def marks(self) -> list[Mark]:
-        """All marks in the order in which they were told."""
-        return list(self._marks)
-
-    @property
-    def levels(self) -> list[Level]:
-        """All levels in the order in which they were told."""
-        return list(self._levels)
-
     # ---- inside -----------------------------------------------------------------------------------------------------
 
     def _has_room(self, latest_s: float) -> bool:
@@ -209,12 +202,12 @@ class Trace:
 
     def _mark(self, mark: Mark) -> None:
         if self._has_room(mark.at_s):
-            self._marks.append(mark)
+            self.marks.append(mark)
 
     def _level(self, request_id: int, seen: _Seen, now: float, num_candidates: int) -> None:
         if num_candidates != seen.num_candidates and self._has_room(now):
             seen.num_candidates = num_candidates
-            self._levels.append(Level(request_id, now, num_candidates))
+            self.levels.append(Level(request_id, now, num_candidates))
 
     def _drafter_spans(self) -> list[Span]:
         passes = self._passes.values()
@@ -279,45 +272,24 @@ def _events(trace: Trace, pids: Mapping[Track, int], label: str) -> list[dict[st
         return round((at_s - zero_s) * _MICROSECONDS, 3)
 
     timed: list[dict[str, Any]] = []
+
+    def add(phase: str, track: Track, name: str, at_s: float, request_id: int | None, **more: Any) -> None:
+        thread = (
+            1 + request_id if track == "requests" and request_id is not None else 1
+        )  # one for all passes of a worker
+        place = {"pid": pids[track], "tid": thread, "ts": microseconds(at_s)}
+        args = {} if request_id is None else {"request": request_id}
+        timed.append({"ph": phase, "name": name, "cat": track, "args": args, **place, **more})
+
     for span in spans:
-        start = microseconds(span.start_s)
-        timed.append(
-            {
-                "ph": "X",
-                "name": span.name,
-                "cat": span.track,
-                "pid": pids[span.track],
-                "tid": _thread(span.track, span.request_id),
-                "ts": start,
-                "dur": round(max(0.0, microseconds(span.end_s) - start), 3),
-                "args": {**({} if span.request_id is None else {"request": span.request_id}), **span.details},
-            }
-        )
+        add("X", span.track, span.name, span.start_s, span.request_id)
+        timed[-1]["dur"] = round(max(0.0, microseconds(span.end_s) - timed[-1]["ts"]), 3)
+        timed[-1]["args"] |= span.details
     for mark in marks:
-        timed.append(
-            {
-                "ph": "i",
-                "s": "t",  # as tall as its thread
-                "name": mark.name,
-                "cat": mark.track,
-                "pid": pids[mark.track],
-                "tid": _thread(mark.track, mark.request_id),
-                "ts": microseconds(mark.at_s),
-                "args": {} if mark.request_id is None else {"request": mark.request_id},
-            }
-        )
+        add("i", mark.track, mark.name, mark.at_s, mark.request_id, s="t")  # as tall as its thread
     for level in levels:
-        timed.append(
-            {
-                "ph": "C",
-                "name": f"candidates of request {level.request_id}",
-                "cat": "requests",
-                "pid": pids["requests"],
-                "tid": _thread("requests", level.request_id),
-                "ts": microseconds(level.at_s),
-                "args": {"candidates": level.num_candidates},
-            }
-        )
+        name, args = f"candidates of request {level.request_id}", {"candidates": level.num_candidates}
+        add("C", "requests", name, level.at_s, level.request_id, args=args)
     timed.sort(key=lambda event: (event["ts"], -event.get("dur", 0.0)))
     threads = {(event["pid"], event["tid"]): event["args"].get("request") for event in timed if event["ph"] == "X"}
     return _names(pids, label, threads) + timed
@@ -339,8 +311,3 @@ def _names(
             if thread_pid == pid:
                 name("thread_name", pid, tid, name=f"request {request_id}" if track == "requests" else "passes")
     return events
-
-
-def _thread(track: Track, request_id: int | None) -> int:
-    """Return the number of the thread: one for all passes of a worker, one for each request."""
-    return 1 + request_id if track == "requests" and request_id is not None else 1
