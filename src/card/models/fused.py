@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -34,30 +34,20 @@ MAX_MIRRORED_ROWS = 64  # up to here `mirrored_rms_norm` is faster on CPU
 Linear = tuple[Any, Tensor | None]  # weight in the form of its kernels, bias [out]
 
 
-class Kernels(Protocol):
-    """The matrix products of a layer; ``x`` is [T, in], results are [T, out]."""
-
-    def linear(self, x: Tensor, layer: Linear) -> Tensor:
-        """Return x W^T + b."""
-
-    def linear_add(self, x: Tensor, layer: Linear, residual: Tensor) -> Tensor:
-        """Return residual + x W^T + b."""
-
-    def gated(self, x: Tensor, gate_up: tuple[Linear, ...]) -> Tensor:
-        """Return silu(gate(x)) * up(x)."""
-
-
 class PlainKernels:
     """Weights as they are; gate and up are one product. For GPUs, float64 and models too large to hold twice."""
 
     def linear(self, x: Tensor, layer: Linear) -> Tensor:
+        """Return x W^T + b, [T, out], of x [T, in]."""
         return functional.linear(x, layer[0], layer[1])
 
     def linear_add(self, x: Tensor, layer: Linear, residual: Tensor) -> Tensor:
+        """Return residual + x W^T + b."""
         out = torch.addmm(residual, x, layer[0].t())
         return out if layer[1] is None else out.add_(layer[1])
 
     def gated(self, x: Tensor, gate_up: tuple[Linear, ...]) -> Tensor:
+        """Return silu(gate(x)) * up(x)."""
         gate, up = functional.linear(x, *gate_up[0]).chunk(2, -1)
         return functional.silu(gate).mul_(up)
 
@@ -201,7 +191,6 @@ class FusedDecoder:
         config = model.config
         self._head_size = head_size = int(inner.layers[0].self_attn.head_dim)
         self.embedding: Tensor = inner.embed_tokens.weight.detach()
-        self._kernels: Kernels
         self._make_kernels(model)
         self._eps = float(config.rms_norm_eps)
         self._scale = float(inner.layers[0].self_attn.scaling)
@@ -235,7 +224,7 @@ class FusedDecoder:
         num_bytes = sum(p.numel() * p.element_size() for p in model.parameters())
         self._dtype = self.embedding.dtype
         self._is_packed = can_pack(self.embedding, num_bytes)
-        self._kernels = PackedKernels() if self._is_packed else PlainKernels()
+        self._kernels: PackedKernels | PlainKernels = PackedKernels() if self._is_packed else PlainKernels()
         self._is_cpu = self.embedding.device.type == "cpu"
 
     def _linear(self, linears: Sequence[nn.Linear]) -> Linear:

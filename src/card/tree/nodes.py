@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from itertools import chain
 
 import msgspec
+from msgspec.structs import astuple
 
 from card.errors import ProtocolError
 
@@ -31,14 +33,9 @@ class NewNodes(msgspec.Struct, frozen=True):
     def joined(cls, parts: Iterable[NewNodes]) -> NewNodes:
         """Return the nodes of all parts, in the order in which they were made."""
         filled = [part for part in parts if part.ids]
-        if len(filled) == 1:
-            return filled[0]
-        return cls(
-            tuple([node_id for part in filled for node_id in part.ids]),
-            tuple([parent for part in filled for parent in part.parents]),
-            tuple([token for part in filled for token in part.tokens]),
-            tuple([logprob for part in filled for logprob in part.logprobs]),
-        )
+        if len(filled) < 2:
+            return filled[0] if filled else cls.none()
+        return cls(*(tuple(chain.from_iterable(columns)) for columns in zip(*map(astuple, filled), strict=True)))
 
     def __len__(self) -> int:
         return len(self.ids)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 from card.config import TreeShape
 from card.tree.candidates import CandidateCache
@@ -36,29 +36,32 @@ class Found:
     logprobs: Sequence[Sequence[float]]  # [F][b]
 
 
-class GrowthRule(Protocol):
+class GrowthRule:
     """One way to grow a tree."""
 
-    is_run_whole: ClassVar[bool]
+    is_run_whole: ClassVar[bool] = False
     """A frontier that finds no room is not run in part."""
 
     def frontier(self, tree: GrowingTree) -> list[int]:
         """Return the nodes to expand next, best path score first; empty if there is nothing worth doing."""
+        raise NotImplementedError
 
     def grow(self, tree: GrowingTree, found: Found) -> NewNodes:
         """Make nodes of what a pass found. Raises: ProtocolError if that is malformed, see `CandidateCache.grow`."""
+        raise NotImplementedError
 
     def widen(self, tree: GrowingTree) -> NewNodes:
         """Make the nodes that a tree with a new root lacks, from the secondary tier."""
+        raise NotImplementedError
 
 
-class LayerRule:
+class LayerRule(GrowthRule):
     """Each pass expands the best nodes and makes the best children over all of them: one layer of equal width.
 
     Source: CARD, arXiv:2508.04462.
     """
 
-    is_run_whole: ClassVar[bool] = True
+    is_run_whole = True
 
     def frontier(self, tree: GrowingTree) -> list[int]:
         """Return the ``beam_width`` best nodes."""
@@ -75,15 +78,13 @@ class LayerRule:
         return tree.cache.refill(missing, tree.shape.min_path_logprob) if missing > 0 else NewNodes.none()
 
 
-class BestFirstRule:
+class BestFirstRule(GrowthRule):
     """Each pass expands the best nodes and makes all their children: unlikely branches stay shallow, likely ones not.
 
     Nothing grows as long as the tree is full.
 
     Source: SwiftSpec, arXiv:2506.11309.
     """
-
-    is_run_whole: ClassVar[bool] = False
 
     def frontier(self, tree: GrowingTree) -> list[int]:
         """Return the ``beam_width`` best nodes that may be expanded."""
@@ -99,13 +100,11 @@ class BestFirstRule:
         return tree.cache.refill(tree.cache.max_nodes, tree.shape.min_path_logprob)
 
 
-class _PathRule:
+class _PathRule(GrowthRule):
     """A rule that draws paths of likeliest tokens and says how many children each node on them should have.
 
     `_demands` walks along while the demands are met, so that a path goes on over a node made just now.
     """
-
-    is_run_whole: ClassVar[bool] = False
 
     def frontier(self, tree: GrowingTree) -> list[int]:
         """Return the ends of all paths."""

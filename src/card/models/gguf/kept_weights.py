@@ -14,7 +14,7 @@ import logging
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -60,7 +60,6 @@ class Kept:
             self._lock = None
 
     def __del__(self) -> None:
-        """Let it go."""
         self.close()
 
     def __deepcopy__(self, _: object) -> Kept:
@@ -107,7 +106,8 @@ class KeptWeights:
         except OSError:
             lock = None  # a folder that may only be read, where nobody removes anything
         if not folder.is_dir():
-            _close(lock)
+            if lock is not None:
+                os.close(lock)
             return None
         with contextlib.suppress(OSError):
             os.utime(folder)
@@ -121,43 +121,39 @@ class KeptWeights:
         Returns: None if it cannot be kept, which is logged.
         Raises: whatever ``write`` raises besides OSError.
         """
+        folder = self._folder / name
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             lock = self._locked(name, fcntl.LOCK_EX)
+            try:
+                if not folder.is_dir():
+                    self._write(folder, num_bytes, write)
+                fcntl.flock(lock, fcntl.LOCK_SH)
+                if not folder.is_dir():
+                    raise OSError("another process has removed it")
+            except BaseException:
+                os.close(lock)
+                raise
         except OSError as error:
-            self._say_not_kept(error.strerror or str(error))
-            return None
-        try:
-            folder, unfinished = self._folder / name, self._folder / (name + _UNFINISHED)
-            if not folder.is_dir():
-                shutil.rmtree(unfinished, ignore_errors=True)
-                problem = self._make_room(num_bytes)
-                if problem:
-                    _close(lock)
-                    self._say_not_kept(problem)
-                    return None
-                try:
-                    unfinished.mkdir()
-                    write(unfinished)
-                    unfinished.rename(folder)
-                finally:
-                    shutil.rmtree(unfinished, ignore_errors=True)
-            fcntl.flock(lock, fcntl.LOCK_SH)
-        except OSError as error:
-            _close(lock)
-            self._say_not_kept(error.strerror or str(error))
-            return None
-        except BaseException:
-            _close(lock)
-            raise
-        if not folder.is_dir():
-            _close(lock)
-            self._say_not_kept("another process has removed it")
+            _warn_once(
+                f"converted weights are not kept in {self._folder}, so the next start converts again: "
+                f"{error.strerror or error}"
+            )
             return None
         return Kept(folder, lock)
 
-    def _say_not_kept(self, reason: str) -> None:
-        _warn_once(f"converted weights are not kept in {self._folder}, so the next start converts again: {reason}")
+    def _write(self, folder: Path, num_bytes: int, write: Callable[[Path], None]) -> None:
+        """Make an entry under another name, then rename it. Raises: OSError, also where there is no room."""
+        unfinished = folder.with_name(folder.name + _UNFINISHED)
+        shutil.rmtree(unfinished, ignore_errors=True)
+        if problem := self._make_room(num_bytes):
+            raise OSError(problem)
+        try:
+            unfinished.mkdir()
+            write(unfinished)
+            unfinished.rename(folder)
+        finally:
+            shutil.rmtree(unfinished, ignore_errors=True)
 
     def _locked(self, name: str, how: int) -> int:
         """Return the open lock of an entry. Raises: OSError, BlockingIOError if ``how`` does not wait."""
@@ -221,20 +217,10 @@ def _warn_once(message: str) -> None:
     logger.warning(message)
 
 
-def _close(lock: int | None) -> None:
-    if lock is not None:
-        os.close(lock)
-
-
-def _files(folder: Path) -> Iterator[Path]:
-    with contextlib.suppress(OSError):
-        yield from folder.iterdir()
-
-
 def _num_bytes(folder: Path) -> int:
     total = 0
-    for file in _files(folder):
-        with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError):  # it may be removed meanwhile
+        for file in folder.iterdir():
             total += file.stat().st_size
     return total
 

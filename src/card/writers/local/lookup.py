@@ -37,9 +37,7 @@ class LookupSequence(WriterSequence):
     A token costs one look into each of the ``max_ngram - min_ngram + 1`` dictionaries, whatever the text's length.
     """
 
-    def __init__(
-        self, prompt_ids: Sequence[int], vocab_size: int, *, min_ngram: int = 2, max_ngram: int = 8
-    ) -> None:
+    def __init__(self, prompt_ids: Sequence[int], vocab_size: int, *, min_ngram: int = 2, max_ngram: int = 8) -> None:
         """Begin a request.
 
         Args:

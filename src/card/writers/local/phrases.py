@@ -15,9 +15,7 @@ class PhraseSequence(WriterSequence):
     pool: NgramPool
     """The phrases, by the token that they follow."""
 
-    def __init__(
-        self, prompt_ids: Sequence[int], *, ngram: int = 6, per_key: int = 8, num_phrases: int = 3
-    ) -> None:
+    def __init__(self, prompt_ids: Sequence[int], *, ngram: int = 6, per_key: int = 8, num_phrases: int = 3) -> None:
         """Begin with the phrases of the prompt.
 
         Args:
