@@ -10,7 +10,6 @@ from card.config import DraftSettings, EngineSettings, SamplingParams
 from card.engine.engine import Engine, Limits
 from card.methods import find_method
 from card.models.protocol import LanguageModel
-from card.models.toy import TableModel
 from card.transport.inline import InlineLink
 from card.transport.link import DrafterLink
 from card.tree.shaping import GrammarState
@@ -20,6 +19,7 @@ from card.workers.request import Request
 from card.workers.target import TargetWorker
 from card.writers.beam import BeamWriter
 from card.writers.local import find_writer
+from tests.toy import TableModel
 from tests.unreliable_link import FakeLink, Faults
 
 PROMPT = (3, 1, 4, 1, 5)

@@ -9,9 +9,9 @@ import pytest
 
 from card.config import SamplingRule, TreeShape
 from card.models.protocol import NO_PARENT
-from card.models.toy import TableModel
 from card.tree.messages import DraftSpec
 from card.writers.beam import BeamSequence
+from tests.toy import TableModel
 
 _SAMPLING = SamplingRule(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, seed=5)
 _SHAPE = TreeShape(

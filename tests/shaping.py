@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from card.config import SamplingParams, SamplingRule
 from card.errors import TargetError
-from card.models.toy import TableModel
 from card.tree.sampling import Sampler
 from card.tree.shaping import Path
+from tests.toy import TableModel
 
 TOY_VOCAB_SIZE = 12
 

@@ -8,11 +8,11 @@ from collections.abc import Callable, Sequence
 from card.adapters.proposer import ChainProposer
 from card.adapters.settings import AdapterSettings
 from card.config import EngineSettings
-from card.models.toy import TableModel
 from card.transport.link import LinkStatus
 from card.tree.messages import DrafterMessage, TargetMessage
 from card.writers.local import find_writer
 from tests.decoding import drafter_for
+from tests.toy import TableModel
 from tests.unreliable_link import FakeLink, Faults
 
 VOCAB_SIZE = 12

@@ -15,12 +15,12 @@ from msgspec.structs import replace
 from card.adapters.proposer import ChainProposer
 from card.adapters.requests import Drafting, judged
 from card.adapters.tracking import Followed, RowTracker
-from card.models.toy import TableModel
 from card.tree.messages import DrafterMessage, Layer, Open, TargetMessage
 from card.tree.nodes import NewNodes, Nodes
 from tests.adapters.drafters import VOCAB_SIZE, DirectLine, greedy_of, plain, toy_proposer
 from tests.adapters.engine import FakeEngine, Turmoil
 from tests.decoding import toy_draft, toy_target
+from tests.toy import TableModel
 from tests.unreliable_link import FakeLink, Faults
 
 TARGET = toy_target()

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from card.models.toy import TableModel
 from tests.benchmarks.scripts import lines_of
+from tests.toy import TableModel
 
 PAPER = Path(__file__).parents[2] / "benchmarks" / "paper"
 MODULES = tuple(path.stem for path in sorted(PAPER.glob("*.py")))

@@ -13,13 +13,13 @@ from card.engine.engine import Engine, Limits
 from card.errors import CardError, ModelError
 from card.methods import find_method
 from card.models.protocol import Extension
-from card.models.toy import TableModel
 from card.tree.messages import DrafterMessage, Ready
 from card.workers.drafter import DrafterWorker
 from card.workers.target import TargetWorker
 from tests.chaos.forgery import LIES, OFFENCES, Forger, forged_order
 from tests.chaos.soak import MAX_NUM_SEQS
 from tests.decoding import drafter_for
+from tests.toy import TableModel
 from tests.unreliable_link import FakeLink, Faults
 
 VOCAB_SIZE = 40

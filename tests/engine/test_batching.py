@@ -13,13 +13,13 @@ from card.config import DraftSettings, SamplingParams
 from card.engine.engine import Engine, Limits
 from card.errors import CapacityError, PromptError, TargetError, WorkerError
 from card.methods import find_method
-from card.models.toy import TableModel
 from card.policy.cores import CoreSet
 from card.policy.rounds import FixedPolicy
 from card.transport.link import DrafterLink
 from card.workers.request import Request
 from card.workers.target import TargetWorker
 from tests.decoding import GREEDY, fake, inline, make_request, plain, run_all, toy_draft, toy_target
+from tests.toy import TableModel
 from tests.unreliable_link import Faults
 
 

@@ -18,8 +18,8 @@ from card.models.kv_cache import MAX_FREE_BYTES, MAX_SLACK
 from card.models.pool import BLOCK_ROWS, MIN_SHARED_TOKENS, SequencePool
 from card.models.protocol import Extension, LanguageModel
 from card.models.torch_runner import TorchRunner
-from card.models.toy import TableModel
 from tests.pair import make_model
+from tests.toy import TableModel
 
 V = 64
 BASE = [(7 * i + i * i) % V for i in range(150)]

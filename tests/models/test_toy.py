@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from card.errors import CapacityError, ModelError, SettingsError, VocabularyError
 from card.models.protocol import NO_PARENT, Extension, LanguageModel
-from card.models.toy import TableModel
+from tests.toy import TableModel
 
 V = 8
 

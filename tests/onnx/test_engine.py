@@ -14,13 +14,13 @@ import pytest
 
 from card.adapters.proposer import ChainProposer
 from card.errors import SettingsError
-from card.models.toy import TableModel
 from card.onnx import SpeculativeEngine
 from card.onnx import engine as module
 from tests.adapters.drafters import VOCAB_SIZE, DirectLine, greedy_of, plain, toy_proposer
 from tests.decoding import toy_draft, toy_target
 from tests.onnx.fake import MODULE, FakeEngine, FakeRequest
 from tests.pair import Pair
+from tests.toy import TableModel
 from tests.unreliable_link import Faults
 
 TARGET = toy_target()

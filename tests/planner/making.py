@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from card.config import SamplingParams, SamplingRule
-from card.models.toy import TableModel
 from card.planner.profile import Overheads, PassTable, Profile, Setup
 from card.planner.recorder import Answer, record_texts
 from card.planner.recording import Recording
 from card.planner.scene import Scene
 from card.tree.sampling import Sampler
+from tests.toy import TableModel
 
 NO_OVERHEADS = Overheads(**{name: 0.0 for name in Overheads.__struct_fields__ if name.endswith("_s")}, source="none")
 

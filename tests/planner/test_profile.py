@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from card.errors import PlanError, SettingsError
 from card.models.protocol import Extension
-from card.models.toy import TableModel
 from card.planner.around import measure_overheads, measure_round_overheads
 from card.planner.measuring import measure_grid
 from card.planner.profile import (
@@ -27,6 +26,7 @@ from card.planner.profile import (
 )
 from card.planner.requests import ProfileRequest
 from tests.planner.making import flat
+from tests.toy import TableModel
 
 TOKENS, CONTEXTS, BATCHES = (1, 4, 16), (8, 64), (1, 3)
 

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from card.errors import CapacityError, SettingsError
 from card.models.protocol import Extension
-from card.models.toy import TableModel
 from card.policy.cores import CorePlan, CoreSet
 from card.policy.cost import PassCost
 from card.policy.latency import measure_pass_cost, with_useful_threads
+from tests.toy import TableModel
 
 
 class TimedModel(TableModel):

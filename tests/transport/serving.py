@@ -15,7 +15,6 @@ import zmq
 from card.assembly.drafters import make_worker
 from card.config import DraftSettings
 from card.models.protocol import LanguageModel
-from card.models.toy import TableModel
 from card.transport.keys import ServerKeys
 from card.transport.link import DrafterLink
 from card.transport.remote import RemoteLink
@@ -37,6 +36,7 @@ from card.writers.beam import BeamWriter
 from tests.decoding import decode as decode_text
 from tests.decoding import plain
 from tests.drafting import draft_spec
+from tests.toy import TableModel
 
 M = TypeVar("M")
 PATIENCE_S = 20.0

@@ -15,7 +15,6 @@ from benchmarks.delay_proxy import DelayProxy
 from card.api.llm import LLM
 from card.config import SamplingParams
 from card.errors import SettingsError, WorkerError
-from card.models.toy import TableModel
 from card.transport import remote, watch
 from card.transport.keys import load_server_keys, make_keys
 from card.transport.remote import RemoteLink
@@ -23,6 +22,7 @@ from card.tree.messages import Open, PassSeconds, Ready, encode
 from tests.decoding import decode, plain, toy_draft, toy_target
 from tests.drafting import draft_spec
 from tests.pair import Pair
+from tests.toy import TableModel
 from tests.transport.serving import connected, decode_until_accepted, make_server, running, until
 
 pytestmark = pytest.mark.timeout(60)

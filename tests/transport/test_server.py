@@ -15,7 +15,6 @@ import zmq
 
 from card.config import SamplingParams
 from card.errors import SettingsError, WorkerError
-from card.models.toy import TableModel
 from card.transport import server as server_module
 from card.transport import watch
 from card.transport.keys import load_server_keys, make_keys
@@ -39,6 +38,7 @@ from card.tree.messages import (
 )
 from tests.decoding import GREEDY, toy_draft, toy_target
 from tests.drafting import draft_spec
+from tests.toy import TableModel
 from tests.transport.serving import (
     RawClient,
     connected,

@@ -17,13 +17,13 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from card.errors import ProtocolError
 from card.models.protocol import NO_PARENT, Extension
 from card.models.torch_runner import TorchRunner
-from card.models.toy import TableModel
 from card.tree.candidates import CandidateCache
 from card.tree.messages import Close, Correction, DrafterMessage, DraftSpec, Layer, Open, Ping, Pong, Resync, Shutdown
 from card.workers.drafter import DrafterWorker, step_together
 from card.writers.beam import BeamSequence, BeamWriter
 from card.writers.growth import RULES
 from tests.drafting import assert_rows_fit_the_tree, assert_scores_are_those_of_the_model, draft_spec
+from tests.toy import TableModel
 
 TEXT = (3, 1, 4, 1, 5)
 V = 12

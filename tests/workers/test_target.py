@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from card.config import DraftSettings, SamplingParams, SamplingRule
 from card.errors import ProtocolError
-from card.models.toy import TableModel
 from card.policy.rounds import likely
 from card.tree.messages import Close, Correction, Layer, Open, Pong, Resync, TargetMessage
 from card.tree.nodes import NewNodes
@@ -21,6 +20,7 @@ from card.tree.sampling import Sampler
 from card.workers.request import Progress, Request, StepResult, Work
 from card.workers.target import TargetWorker
 from tests.decoding import GREEDY, PROMPT, drafter_for, plain, toy_draft, toy_target
+from tests.toy import TableModel
 
 CHAIN = DraftSettings(budget=4, min_verify_prob=0.0)
 
