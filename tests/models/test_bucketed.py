@@ -355,7 +355,7 @@ def test_lent_rows_leave_the_sequence_alone_and_adopted_ones_are_its_own(
     with torch.inference_mode():
         runner.static._kv[:, :, :, 3:6] = 0.5
     runner.adopt(slot, [2, 0, 2])
-    assert runner.positions(slot).tolist() == [0, 1, 2, 3, 1, 3]
+    assert runner._cache[slot].tree.positions().tolist() == [0, 1, 2, 3, 1, 3]
     assert torch.equal(runner._cache[slot].kv[:, :, :, 3:6], runner.static._kv[:, :, :, 3:6])
     assert_desk_is_true(runner)
     runner.close(slot)

@@ -362,7 +362,7 @@ def test_a_reused_prefix_has_the_rows_of_its_source_and_the_logits_of_a_fresh_pr
         assert opened.num_reused == num_alike
         rows, lent = (runner._cache[slot].kv[:, :, :, :num_alike].clone() for slot in (opened.slot, source))
         assert torch.equal(rows, lent)
-        assert runner.positions(opened.slot).tolist() == list(range(num_alike))
+        assert runner._cache[opened.slot].tree.positions().tolist() == list(range(num_alike))
         fresh = runner.open(len(text))
         torch.testing.assert_close(fill(runner, opened.slot, text), fill(runner, fresh, text), atol=1e-5, rtol=1e-5)
         runner.close(fresh)
@@ -395,9 +395,9 @@ def test_the_memory_of_a_real_model_stays_bounded_over_many_requests() -> None:
             noted = running.pop(slot)
             pool.close(slot, noted if i % 2 else [])
         assert pool.stats.used_bytes <= max_bytes
-        assert runner.kv_bytes <= MAX_SLACK * max_bytes + MAX_FREE_BYTES
+        assert runner._cache.num_bytes <= MAX_SLACK * max_bytes + MAX_FREE_BYTES
     for slot in running:
         pool.close(slot)
     pool.clear()
-    assert runner.kv_bytes == runner._cache.free_bytes
-    assert runner.kv_bytes <= 4 * max_bytes  # however many requests there were
+    assert runner._cache.num_bytes == runner._cache.free_bytes
+    assert runner._cache.num_bytes <= 4 * max_bytes  # however many requests there were

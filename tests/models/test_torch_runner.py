@@ -144,7 +144,7 @@ def test_every_node_of_a_tree_gets_the_logits_of_its_path(
     parts = [runner.forward([Extension(slot, ids[a:b], parents[a:b])])[0] for a, b in itertools.pairwise(bounds)]
     expected = torch.stack([own_logits(name, [ids[i] for i in path_to(row, parents)]) for row in range(len(ids))])
     assert_same(torch.cat(parts), expected)
-    assert runner.positions(slot).tolist() == [len(path_to(row, parents)) - 1 for row in range(len(ids))]
+    assert runner._cache[slot].tree.positions().tolist() == [len(path_to(row, parents)) - 1 for row in range(len(ids))]
     runner.close(slot)
 
 
@@ -189,7 +189,7 @@ def test_kept_rows_equal_a_fresh_prefill_of_the_kept_text(
     new_parents = [kept.index(parents[row]) if parents[row] != NO_PARENT else NO_PARENT for row in kept]
     runner.forward([Extension(fresh, [ids[row] for row in kept], new_parents)])
     assert runner.num_rows(slot) == len(kept)
-    assert runner.positions(slot).tolist() == runner.positions(fresh).tolist()
+    assert runner._cache[slot].tree.positions().tolist() == runner._cache[fresh].tree.positions().tolist()
     kv, fresh_kv = (runner._cache[s].kv[:, :, :, : len(kept)].clone() for s in (slot, fresh))
     torch.testing.assert_close(kv, fresh_kv, atol=1e-4, rtol=1e-4)
     tip = kept.index(kept_path[-1])
@@ -291,9 +291,9 @@ def test_the_memory_of_rows_is_reported_in_bytes() -> None:
         assert runner.row_bytes == 3 * 2 * 2 * 8 * num_bytes
         slot = runner.open(10)
         runner.open()
-        assert runner.kv_bytes == 30 * runner.row_bytes
+        assert runner._cache.num_bytes == 30 * runner.row_bytes
         runner.close(slot)
-        assert runner.kv_bytes == 30 * runner.row_bytes  # kept for the next sequence
+        assert runner._cache.num_bytes == 30 * runner.row_bytes  # kept for the next sequence
 
 
 @pytest.mark.parametrize("fused", [True, False])

@@ -213,7 +213,7 @@ def check_rows(runner: TorchRunner, reference: LlamaForCausalLM, worker: Drafter
     """Check the rows' positions and keys, and that the next layer is what the model says of each path alone."""
     beam = beam_of(worker)
     cache, num_committed = beam.cache, beam._num_committed_rows
-    positions = runner.positions(beam._slot).tolist()
+    positions = runner._cache[beam._slot].tree.positions().tolist()
     assert positions[:num_committed] == list(range(num_committed))
     for node, row in beam._row_of.items():
         assert positions[row] == beam.root_position + cache.depth_of(node)  # the number of its ancestors

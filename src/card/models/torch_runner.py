@@ -114,11 +114,6 @@ class TorchRunner:
         """How it computes: int8, or the dtype."""
         return "int8" if isinstance(self._decoder, Int8Decoder) else str(self.dtype).removeprefix("torch.")
 
-    @property
-    def kv_bytes(self) -> int:
-        """Memory of all KV rows: of open sequences, and what closed ones left for reuse."""
-        return self._cache.num_bytes
-
     def open(self, max_rows: int | None = None) -> int:
         """Start an empty sequence with room for ``max_rows`` rows (None: `max_rows` of the model); return its slot.
 
@@ -143,10 +138,6 @@ class TorchRunner:
     def num_rows(self, slot: int) -> int:
         """Return how many rows the sequence holds. Raises: ModelError if the slot is not open."""
         return self._cache[slot].tree.num_rows
-
-    def positions(self, slot: int) -> IntArray:
-        """Return the position of each row, [S] int64. Raises: ModelError if the slot is not open."""
-        return self._cache[slot].tree.positions().copy()
 
     def keep(self, slot: int, num_prefix_rows: int, rows: Sequence[int] = ()) -> None:
         """Keep the first rows and then ``rows``, in this order; drop the rest. Raises: see `KVCache.keep`."""

@@ -92,7 +92,7 @@ class LeasedLink(RemoteLink):
             silence_timeout_s=silence_timeout_s,
         )
         self._leases = leases
-        self._lease: Lease | None = None
+        self.lease: Lease | None = None  # what is held now
         self._asked: Future[Lease | NoLease] | None = None
         self._renewal: Future[Lease | NoLease] | None = None
         self._renewed_at = 0.0
@@ -101,11 +101,6 @@ class LeasedLink(RemoteLink):
         self._looked_at = self._wanted_at = time.monotonic()
         self._is_resting = False
         self._refused_for = ""
-
-    @property
-    def lease(self) -> Lease | None:
-        """What is held now."""
-        return self._lease
 
     def send(self, message: TargetMessage) -> None:
         """Send the message unless there is no drafter; requests that are open make up the load."""
@@ -155,7 +150,7 @@ class LeasedLink(RemoteLink):
     def _is_lost(self, now: float) -> bool:
         if self._asked is not None:
             return self._is_refused(self._asked, now)
-        if self._lease is not None and self._is_replaced(self._lease, now):
+        if self.lease is not None and self._is_replaced(self.lease, now):
             return True
         return super()._is_lost(now)
 
@@ -163,8 +158,8 @@ class LeasedLink(RemoteLink):
         return _SILENT_POOL if self._asked is not None else super()._complaint(now)
 
     def _fail(self, reason: str) -> None:
-        if self._lease is not None:
-            self._failed = self._lease.incarnation
+        if self.lease is not None:
+            self._failed = self.lease.incarnation
         super()._fail(reason)
 
     # ---- the lease --------------------------------------------------------------------------------------------------
@@ -197,7 +192,7 @@ class LeasedLink(RemoteLink):
             return False  # the drafter is there, whether or not the pool can be asked
         answer = renewal.result()
         if isinstance(answer, NoLease):
-            self._lease = None
+            self.lease = None
             self._fail(f"the pool has ended the lease: {answer.reason}")
             return True
         if answer != lease:
@@ -209,7 +204,7 @@ class LeasedLink(RemoteLink):
 
     def _use(self, lease: Lease, now: float) -> bool:
         """Begin a session with a drafter; return whether its address is one."""
-        self._lease, self._renewed_at, self._refused_for = lease, now, ""
+        self.lease, self._renewed_at, self._refused_for = lease, now, ""
         try:
             self._reach_out(check_address(lease.address))
         except (SettingsError, zmq.ZMQError):
@@ -225,6 +220,6 @@ class LeasedLink(RemoteLink):
         self._watch.end(_NO_REQUESTS)
 
     def _return_lease(self) -> None:
-        if self._lease is not None or self._asked is not None:
+        if self.lease is not None or self._asked is not None:
             self._leases.give_back()
-        self._lease = self._asked = self._renewal = None
+        self.lease = self._asked = self._renewal = None

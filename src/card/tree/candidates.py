@@ -11,13 +11,9 @@ import math
 from collections.abc import Sequence
 from heapq import heapify, heappop, heappush, heapreplace
 from operator import itemgetter
-from typing import get_args
 
 from card.config import VerifyShape
-from card.errors import SettingsError
 from card.tree.nodes import NO_NODES, ROOT, NewNodes, Nodes, check_nodes, check_rows
-
-_SHAPES: tuple[VerifyShape, ...] = get_args(VerifyShape)
 
 
 class _Node:
@@ -61,13 +57,9 @@ class CandidateCache:
         """Make an empty cache of epoch 0.
 
         Args:
-            max_nodes: most nodes held, the root not counted.
-            lead: most layers below the root that the drafter makes.
-        Raises: SettingsError if one of them is below 1.
+            max_nodes: most nodes held, the root not counted; 1 or more.
+            lead: most layers below the root that the drafter makes; 1 or more.
         """
-        for name, value in (("max_nodes", max_nodes), ("lead", lead)):
-            if value < 1:
-                raise SettingsError(f"{name} must be 1 or more, got {value}")
         self.max_nodes = max_nodes
         self.lead = lead
         self.num_late_hits = 0
@@ -145,10 +137,7 @@ class CandidateCache:
                 takes the nodes with the best path scores, which is closed under parents as a child's score is never
                 above its parent's.
             max_depth: deepest layer below the root that is offered; None sets no limit.
-        Raises: SettingsError for another shape.
         """
-        if shape not in _SHAPES:
-            raise SettingsError(f"shape of a query must be one of {', '.join(_SHAPES)}, got {shape!r}")
         num_layers = self.depth if max_depth is None else min(max_depth, self.depth)
         if num_layers <= 0:
             return NO_NODES

@@ -44,13 +44,9 @@ class LookaheadSequence(WriterSequence):
             self.pool.learn_text(prompt_ids)
         length = len(prompt_ids)
         starts = [column * length // window for column in range(window)]
+        # The window: for each column its head, then what followed it, oldest choice first.
         self._columns = [tuple([prompt_ids[(start + i) % length] for i in range(ngram - 1)]) for start in starts]
         self._put_head()
-
-    @property
-    def columns(self) -> tuple[tuple[int, ...], ...]:
-        """The window: for each column its head, then what followed it, oldest choice first."""
-        return tuple(self._columns)
 
     def propose(self, best_path: Sequence[int], budget: int) -> Nodes:
         """Return the window, as far as half of the budget holds it, and guesses. ``best_path`` is not looked at."""

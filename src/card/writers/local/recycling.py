@@ -31,10 +31,6 @@ class RecyclingSequence(WriterSequence):
         for token, successor in pairwise(prompt_ids):
             self._put_first(token, successor)
 
-    def successors(self, token: int) -> tuple[int, ...]:
-        """Return what may follow a token, best first."""
-        return tuple(self._successors.get(token, ()))
-
     def propose(self, best_path: Sequence[int], budget: int) -> Nodes:
         """Return the likeliest paths of successors below the last token and below the best path's end, best first.
 
