@@ -102,7 +102,7 @@ def make_app(llm: AsyncLLM, settings: ServerSettings) -> FastAPI:
         )
     hosts = AllowedHosts(settings.host, settings.allowed_hosts)
     app.add_middleware(Envelope, service=service, hosts=hosts, origins=None if has_keys else origins)
-    describe(app, [route.body for route in _ROUTES if route.body is not None], service.limits, has_keys=has_keys)
+    describe(app, [route.body for route in _ROUTES if route.body is not None], service, has_keys=has_keys)
     return app
 
 

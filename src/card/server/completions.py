@@ -40,9 +40,9 @@ class _Echo:
 async def completions(request: Request) -> Response:
     """Continue one prompt or several."""
     service: Service = request.app.state.service
-    fields = await read_body(request, CompletionRequest, service.settings.max_request_bytes)
+    fields = await read_body(request, CompletionRequest)
     service.check_model(fields.model)
-    prompts: Prompts = fields.prompt
+    prompts = fields.prompts
     jobs = [await _job(service, fields, prompt) for prompt in prompts]
     generation = service.start(fields, jobs)
     request.state.generation = generation

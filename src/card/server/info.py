@@ -47,7 +47,7 @@ async def show_model(request: Request) -> Response:
 async def tokenize(request: Request) -> Response:
     """Give the token ids of a prompt, or of a conversation in the model's chat template."""
     service: Service = request.app.state.service
-    fields = await read_body(request, TokenizeRequest, service.settings.max_request_bytes)
+    fields = await read_body(request, TokenizeRequest)
     service.check_model(fields.model)
     is_long = len(fields.prompt or "") >= _LONG_CHARS
     if fields.messages is not None:
@@ -74,7 +74,7 @@ async def tokenize(request: Request) -> Response:
 async def detokenize(request: Request) -> Response:
     """Give the text of token ids."""
     service: Service = request.app.state.service
-    fields = await read_body(request, DetokenizeRequest, service.settings.max_request_bytes)
+    fields = await read_body(request, DetokenizeRequest)
     service.check_model(fields.model)
     text = await service.aside.run(len(fields.tokens) >= _LONG_CHARS, _text_of, service, fields.tokens)
     return json_response(DetokenizeAnswer(prompt=text))

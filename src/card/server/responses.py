@@ -31,13 +31,21 @@ from card.server.tools.parser import CallArguments, CallBegun, Content, Piece
 from card.server.tools.support import ToolPlan
 
 Events = list[dict[str, Any]]
-_ECHOED = {"instructions", "max_output_tokens", "metadata", "parallel_tool_calls", "temperature", "top_p"}  # as asked
+_ECHOED = {
+    "instructions",
+    "max_output_tokens",
+    "metadata",
+    "parallel_tool_calls",
+    "temperature",
+    "tool_choice",
+    "top_p",
+}
 
 
 async def responses(request: Request) -> Response:
     """Answer what was said, with text or calls of functions."""
     service: Service = request.app.state.service
-    fields = await read_body(request, ResponsesRequest, service.settings.max_request_bytes)
+    fields = await read_body(request, ResponsesRequest)
     model = service.check_model(fields.model)
     chat = fields.as_chat()
     plan = service.tools.plan(chat)
@@ -85,7 +93,6 @@ class _Answer:
             output=self.items.items if is_over else [],
             reasoning={"effort": fields.reasoning.effort, "summary": None},
             text={"format": form.model_dump(by_alias=True, exclude_none=True) if form else {"type": "text"}},
-            tool_choice=fields.tool_choice,
             tools=[{**tool.model_dump(), "strict": bool(tool.strict)} for tool in fields.tools],
             usage=self._usage() if is_over else None,
             user=fields.user or None,

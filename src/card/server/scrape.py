@@ -92,7 +92,7 @@ class Scrape:
             yield _counters(name, what, label, counts)
         num_inside = self._service.gate.num_requests
         yield GaugeMetricFamily("card_requests_inside", "Requests that are being answered.", value=num_inside)
-        yield from self._ledger.histograms()
+        yield from self._ledger.registry.collect()
 
     def _from_engine(self) -> Iterator[Metric]:
         try:

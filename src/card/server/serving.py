@@ -135,7 +135,7 @@ class _Run:
         try:
             await self._server.serve(sockets=[self._socket])
         finally:
-            self._service.close()
+            self._service.aside.close()
             if not await self._close_engine(_CLOSING_S):
                 os._exit(1)
             for number in _SIGNALS:
@@ -151,7 +151,7 @@ class _Run:
         self._num_signals += 1
         tell(logger, logging.WARNING, "signal", name=signal.Signals(number).name, count=self._num_signals)
         if self._num_signals == 1:
-            self._service.gate.close()
+            self._service.gate.is_open = False
             self._draining = asyncio.get_running_loop().create_task(self._drain())
         elif self._num_signals == 2:
             self._draining = asyncio.get_running_loop().create_task(self._leave(128 + number))
