@@ -35,7 +35,7 @@ def run(stats: bool, **options: Any) -> None:
     with make_llm(options) as llm:
         if llm.target_cost:
             click.echo(f"target costs {llm.target_cost}", err=True)
-        if _is_interactive():
+        if sys.stdin.isatty() and sys.stderr.isatty():
             _greet(llm)
             threading.Thread(target=llm.measure_again, daemon=True).start()  # while the user types
         conversation = _Conversation(llm, params, shows_stats=stats)
@@ -101,8 +101,7 @@ def _greet(llm: LLM) -> None:
     settings = llm.settings
     drafted = f", {settings.draft} drafts" if settings.draft else ""
     click.echo(f"{settings.target} answers{drafted} (method {llm.method.name}). /help lists commands.", err=True)
-    note = demo_note(settings.target)
-    if note:
+    if note := demo_note(settings.target):
         click.echo(note, err=True)
 
 
@@ -115,7 +114,3 @@ def _ask() -> str | None:
     except UnicodeDecodeError:
         raise PromptError("standard input is not valid UTF-8; convert it first") from None
     return line.strip() or None
-
-
-def _is_interactive() -> bool:
-    return sys.stdin.isatty() and sys.stderr.isatty()

@@ -21,7 +21,7 @@ Say = Callable[[str], None]  # takes what is being done now, such as "loading de
 def spinner(words: str) -> Iterator[Say]:
     """Spin until the block ends; yields what changes the words. Writes nothing unless standard error is a terminal."""
     if sys.stderr is None or not sys.stderr.isatty():
-        yield _say_nothing
+        yield lambda _: None
         return
     console = import_module("rich.console").Console(stderr=True)  # rich only where it draws: importing it takes a while
     escape = import_module("rich.markup").escape
@@ -35,10 +35,6 @@ def spin_until_first(items: Iterator[T], words: str) -> Generator[T, None, None]
         first = next(items)
     yield first
     yield from items
-
-
-def _say_nothing(_: str) -> None:
-    pass
 
 
 # ---- imports --------------------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from transformers import PreTrainedTokenizerBase
 
+from card.bench.datasets import Question
 from card.cli.files import read_prompts
 from card.cli.options import resolve_models
 from card.cli.starting import spinner
@@ -23,7 +24,6 @@ from card.models.hrad.network import target_facts
 from card.models.hrad.rounds import RoundCollector, Rounds
 from card.models.hrad.training import Trained, TrainSettings, train_hrad
 from card.models.loading import LoadedPair, context_limit, load_pair
-from card.models.text import encode_chat, encode_prompt
 
 _MOST_CONTEXT = 4096
 _CLASS_NAMES = ("all rejected", "undecided", "all accepted")
@@ -96,10 +96,7 @@ def _encode(tokenizer: PreTrainedTokenizerBase, questions: Sequence[str], most: 
     """Return the token ids of each question, as a chat turn where the model has a template. Raises: PromptError."""
     encoded = []
     for question in questions:
-        if tokenizer.chat_template:
-            ids = encode_chat(tokenizer, [{"role": "user", "content": question}])
-        else:
-            ids = encode_prompt(tokenizer, question)
+        ids = Question((question,), is_raw=not tokenizer.chat_template).encode(tokenizer)
         if len(ids) > most:
             raise PromptError(
                 f"the prompt that begins {question[:40]!r} has {len(ids)} tokens, and the models' context leaves room"

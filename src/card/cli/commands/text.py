@@ -73,14 +73,13 @@ def generate(
         with llm.trace() if trace_file else nullcontext() as trace:
             stream = llm.stream(text if raw else [{"role": "user", "content": text}], params)
             chunks = _collect(stream) if as_json else _show(stream)
-        last = chunks[-1]
         if trace_file and trace:
             about = {"method": llm.method.name, "target": llm.settings.target, "target_cost": llm.target_cost or ""}
             load("card.workers.trace").write_trace(trace_file, {llm.method.name: trace}, about)
         if as_json:
             click.echo(json.dumps(_result(llm, chunks), ensure_ascii=False))
         elif stats or llm.target_cost:
-            click.echo(stats_line(llm.method.name, last.stats, llm.target_cost), err=True)
+            click.echo(stats_line(llm.method.name, chunks[-1].stats, llm.target_cost), err=True)
 
 
 def _show(stream: Iterator[StreamChunk]) -> list[StreamChunk]:
