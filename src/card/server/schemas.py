@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, cast
 
-from pydantic import FailFast, Field, ValidationInfo, WithJsonSchema, field_validator, model_validator
+from pydantic import Field, ValidationInfo, WithJsonSchema, field_validator, model_validator
 
 from card.server.guided import GuidedFields
 from card.server.strict import NotDone, Strict, takes
@@ -21,14 +21,14 @@ Prompts = list[str | list[int]]
 
 TOKEN_ID = "TokenId"  # component of `/openapi.json`: the ids of the model that is served
 TokenId = Annotated[int, WithJsonSchema({"$ref": f"#/components/schemas/{TOKEN_ID}"})]
-_TokenIds = Annotated[list[TokenId], Field(min_length=1), FailFast()]
+_TokenIds = Annotated[list[TokenId], Field(min_length=1, fail_fast=True)]
 _Text = Annotated[str, Field(min_length=1)]
 _Prompt = Annotated[
-    _Text | _TokenIds | Annotated[list[_Text | _TokenIds], Field(min_length=1, max_length=_MAX_PROMPTS), FailFast()],
+    _Text | _TokenIds | Annotated[list[_Text | _TokenIds], Field(min_length=1, max_length=_MAX_PROMPTS, fail_fast=True)],
     takes(f"a string, token ids, or a list of at most {_MAX_PROMPTS} of either, none of them empty"),
 ]
 _Stop = Annotated[
-    _Text | Annotated[list[_Text], Field(max_length=_MAX_STOPS), FailFast()],
+    _Text | Annotated[list[_Text], Field(max_length=_MAX_STOPS, fail_fast=True)],
     takes(f"a string or a list of at most {_MAX_STOPS} strings, none of them empty"),
 ]
 _BIAS_SCHEMA = {
