@@ -58,19 +58,15 @@ def _read_config(context: click.Context, _: click.Parameter, path: Path | None) 
     if path is None:
         return
     _require_extra()
-    options = {p.name: p for p in context.command.params if isinstance(p, click.Option) and p.name and p.expose_value}
-    known = {name.replace("-", "_") for p in options.values() for flag in p.opts for name in [flag.lstrip("-")]}
-    settings = read_config_file(path, known)
-    by_flag = {flag.lstrip("-").replace("-", "_"): p for p in options.values() for flag in p.opts}
+    options = [p for p in context.command.params if isinstance(p, click.Option) and p.expose_value]
+    by_flag = {flag.lstrip("-").replace("-", "_"): p for p in options for flag in p.opts}
     defaults: dict[str, Any] = {}
-    for name, value in settings.items():
+    for name, value in read_config_file(path, by_flag).items():
         option = by_flag[name]
         assert option.name is not None
-        if isinstance(value, tuple) and not option.multiple:
-            value = ",".join(map(str, value))  # noqa: PLW2901
-        elif option.multiple and not isinstance(value, tuple):
-            value = (value,)  # noqa: PLW2901
-        defaults[option.name] = value
+        several = value if isinstance(value, tuple) else (value,)
+        is_joined = isinstance(value, tuple) and not option.multiple
+        defaults[option.name] = several if option.multiple else ",".join(map(str, several)) if is_joined else value
     context.default_map = {**(context.default_map or {}), **defaults}
 
 
