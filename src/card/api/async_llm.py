@@ -339,7 +339,6 @@ class _Driver:
                 done.set_result(was_running)
 
     def _obey(self, command: Command) -> None:
-        """Carry out a command between two rounds."""
         engine = self._host.engine
         if isinstance(command, ScoringJob):
             self._host.scorer.add(command)

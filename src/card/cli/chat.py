@@ -106,7 +106,6 @@ def _greet(llm: LLM) -> None:
 
 
 def _ask() -> str | None:
-    """Return the next line of the user, or None to end."""
     try:
         line = input("> " if sys.stdin.isatty() else "")
     except EOFError:

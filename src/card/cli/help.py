@@ -138,7 +138,6 @@ class StderrHandler(logging.Handler):
     """Log lines of the command: to standard error as it is at the moment, so that they do not tear a spinner."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write one line."""
         click.echo(self.format(record), err=True)
 
 

@@ -76,7 +76,6 @@ def _recording(path: Path | None, agreement: float | None) -> Recording:
 
 
 def _print_plan(console: Console, report: PlanReport, *, is_wide: bool) -> None:
-    """Print what to expect of every method."""
     kind = "measured" if report.is_measured else "typed-in"
     pair = f"target {report.target}" + (f", draft {report.draft}" if report.draft else "")
     console.print(Text(f"{pair}; {kind} profiles"))
@@ -142,7 +141,6 @@ def _knob_table(report: PlanReport) -> Table:
 
 
 def _print_pool(console: Console, study: PoolStudy, *, is_wide: bool) -> None:
-    """Print how many targets a drafter serves, and their speeds."""
     console.print(
         Text(f"{study.method} with one draft server; plain decoding: {study.plain_tokens_per_s:.1f} tokens/s")
     )

@@ -67,7 +67,6 @@ def add_route(app: FastAPI, route: Route, *, has_keys: bool) -> None:
 
 
 def _responses(route: Route) -> dict[int | str, dict[str, Any]]:
-    """Return what a path answers, by status."""
     done: dict[str, Any] = {"description": "Done.", "content": {}}
     if route.answer is None:
         done["content"]["text/plain"] = {"schema": {"type": "string"}}

@@ -46,7 +46,6 @@ def _joined(value: list[TextPart] | str) -> str:
 
 
 def _as_parts(value: object) -> object:
-    """Return a text as parts."""
     return [{"type": "text", "text": value}] if isinstance(value, str) else value
 
 

@@ -178,7 +178,6 @@ class _OutputItems:
 
     @property
     def _text(self) -> OutputText:
-        """The text of the message that is open."""
         message = self.items[-1]
         assert isinstance(message, OutputMessage)
         return message.content[0]
@@ -195,7 +194,6 @@ class _OutputItems:
         return self._told_of_item("added")
 
     def _end(self, status: Any) -> Events:
-        """End the item that is open, if there is one."""
         if not self._is_open:
             return []
         item, self._is_open = self.items[-1], False

@@ -24,7 +24,9 @@ TokenId = Annotated[int, WithJsonSchema({"$ref": f"#/components/schemas/{TOKEN_I
 _TokenIds = Annotated[list[TokenId], Field(min_length=1, fail_fast=True)]
 _Text = Annotated[str, Field(min_length=1)]
 _Prompt = Annotated[
-    _Text | _TokenIds | Annotated[list[_Text | _TokenIds], Field(min_length=1, max_length=_MAX_PROMPTS, fail_fast=True)],
+    _Text
+    | _TokenIds
+    | Annotated[list[_Text | _TokenIds], Field(min_length=1, max_length=_MAX_PROMPTS, fail_fast=True)],
     takes(f"a string, token ids, or a list of at most {_MAX_PROMPTS} of either, none of them empty"),
 ]
 _Stop = Annotated[

@@ -287,7 +287,6 @@ async def _read(choice: Choice) -> AsyncGenerator[tuple[Choice, StreamChunk], No
 
 
 async def _merged(choices: Sequence[Choice]) -> AsyncGenerator[tuple[Choice, StreamChunk], None]:
-    """Yield what several choices write, as it comes."""
     arrived: asyncio.Queue[tuple[Choice, StreamChunk] | CardError | None] = asyncio.Queue()
 
     async def pump(choice: Choice) -> None:

@@ -47,7 +47,6 @@ class Client:
     """Connections to one server; an asynchronous context manager."""
 
     def __init__(self, address: Address, *, timeout_s: float, connections: int) -> None:
-        """Connect to nothing yet."""
         self.url = address.url
         self._key = address.api_key
         self._timeout_s = timeout_s
@@ -149,7 +148,6 @@ class Client:
         return b"".join(parts)
 
     def _refuse(self, response: httpx2.Response, path: str, raw: bytes) -> None:
-        """Raise ServerError for an answer that is an error."""
         status, said = response.status_code, self._said(raw.decode("utf-8", "replace"))
         where = f"{self.url}{path}"
         if status in (401, 403):
@@ -173,7 +171,6 @@ class Client:
         return content
 
     def _said(self, text: str) -> str:
-        """Return what the body of an error says, in one short line."""
         try:
             content: Any = json.loads(text)
         except (ValueError, RecursionError):

@@ -131,7 +131,6 @@ async def switched_off(side: Side, settings: VerifySettings, probe: Question) ->
 
 
 async def _model(client: Client, wanted: str | None) -> tuple[str, str]:
-    """Return the model's name and who made the server. Raises: ServerError."""
     try:
         listed = (await client.ask("/models")).get("data")
     except RefusedError as error:

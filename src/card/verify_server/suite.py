@@ -164,7 +164,6 @@ async def _run(about: Material, checks: Sequence[Check], tell: Tell) -> list[Res
 
 
 async def _judged(about: Material, check: Check, pairs: Sequence[Pair]) -> Result:
-    """Compare the pairs of a check. Raises: LostServerError."""
     differences: list[Difference] = []
     for pair in pairs:
         found = pair.found or compare(pair.expected, pair.got, by_text=pair.by_text)

@@ -13,6 +13,7 @@ from card.cli.help import command
 from card.cli.options import (
     DEMO_DRAFT,
     F,
+    counted,
     draft_options,
     given,
     method_options,
@@ -179,13 +180,11 @@ def _server(module: str, words: str = "") -> Any:
 )
 @option_of(EngineSettings, "dtype", is_filled=True)
 @option_of(EngineSettings, "device", is_filled=True, help="cpu, cuda, cuda:1.")
-@click.option("--threads", type=click.IntRange(1), default=1, show_default=True, help="CPU threads.")
+@counted("--threads", default=1, words="CPU threads.")
 @click.option("--cores", callback=parse_cores, help="CPU cores, such as 0 or 0,1.")
-@click.option(
-    "--max-model-len", type=click.IntRange(2), default=4096, show_default=True, help="Longest text drafted for."
-)
+@counted("--max-model-len", default=4096, least=2, words="Longest text drafted for.")
 @click.option("--kv-cache-memory", help="Memory for KV rows, such as 2GiB.  [default: 16 texts of full length]")
-@click.option("--max-sessions", type=click.IntRange(1), default=16, show_default=True, help="Most clients at once.")
+@counted("--max-sessions", default=16, words="Most clients at once.")
 def draft_server(**options: Any) -> int:
     """Load a draft model and draft for every target that connects, until interrupted.
 

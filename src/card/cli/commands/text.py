@@ -15,6 +15,7 @@ from card.cli.help import command
 from card.cli.options import (
     demo_note,
     draft_options,
+    file_option,
     make_llm,
     method_options,
     model_options,
@@ -36,9 +37,7 @@ if TYPE_CHECKING:  # loaded by make_llm
 
 @command(short_help="Continue or answer a prompt.")
 @click.argument("prompt", required=False)
-@click.option(
-    "--prompt-file", type=click.Path(path_type=Path, exists=True, dir_okay=False), help="File with the prompt, UTF-8."
-)
+@file_option("--prompt-file", words="File with the prompt, UTF-8.")
 @click.option("--raw", is_flag=True, help="Continue the prompt as it is, without the model's chat template.")
 @click.option("--stats", is_flag=True, help="Print what it cost to standard error.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the text.")
@@ -83,7 +82,6 @@ def generate(
 
 
 def _show(stream: Iterator[StreamChunk]) -> list[StreamChunk]:
-    """Print the text as it comes."""
     chunks = []
     for chunk in spin_until_first(stream, "reading the prompt"):
         chunks.append(chunk)
@@ -99,7 +97,6 @@ def _collect(stream: Iterator[StreamChunk]) -> list[StreamChunk]:
 
 
 def _result(llm: LLM, chunks: list[StreamChunk]) -> dict[str, Any]:
-    """Return what --json prints."""
     return {
         "text": "".join(chunk.text for chunk in chunks),
         "token_ids": [token_id for chunk in chunks for token_id in chunk.token_ids],
@@ -113,27 +110,18 @@ def _result(llm: LLM, chunks: list[StreamChunk]) -> dict[str, Any]:
 
 def _read_prompt(prompt: str | None, file: Path | None) -> str:
     """Return the prompt from where it is. Raises: SettingsError for two of them; PromptError if it is not UTF-8."""
-    if file is None:
-        return _read_stdin() if prompt in (None, "-") else str(prompt)
-    if prompt is not None:
+    if file is not None and prompt is not None:
         raise SettingsError("the prompt is given twice, as an argument and as --prompt-file; leave one out")
-    try:
-        data = file.read_bytes()
-    except OSError as error:
-        raise PromptError(f"{file} cannot be read: {error.strerror}") from error
-    return _decoded(data, str(file))
-
-
-def _read_stdin() -> str:
-    """Return standard input as text. Raises: PromptError if it is a terminal or not valid UTF-8."""
-    if sys.stdin is None or sys.stdin.isatty():  # None: closed by the caller
+    if file is None and prompt not in (None, "-"):
+        return str(prompt)
+    if file is None and (sys.stdin is None or sys.stdin.isatty()):  # None: closed by the caller
         raise PromptError("no prompt: give it as an argument or on standard input")
-    return _decoded(sys.stdin.buffer.read(), "standard input")
-
-
-def _decoded(data: bytes, source: str) -> str:
+    source = "standard input" if file is None else str(file)
     try:
+        data = sys.stdin.buffer.read() if file is None else file.read_bytes()
         return data.decode("utf-8").strip("\n")
+    except OSError as error:
+        raise PromptError(f"{source} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise PromptError(
             f"{source} is not valid UTF-8: byte 0x{data[error.start]:02x} at offset {error.start}; convert it first"
