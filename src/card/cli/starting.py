@@ -59,8 +59,9 @@ def load(name: str, words: str = _WORDS) -> Any:
 
 
 def run(name: str, words: str = _WORDS, /, **options: Any) -> int:
-    """Do the work of a command: call ``run`` of this module with the options; return the exit status."""
-    status = load(name, words).run(**options)
+    """Do the work of a command: call this function of a module with the options; return the exit status."""
+    module, _, function = name.rpartition(".")
+    status = getattr(load(module, words), function)(**options)
     return status if isinstance(status, int) else 0
 
 

@@ -94,7 +94,7 @@ def bench(**options: Any) -> int:
     All rows decode a prompt before the next one comes. Texts are compared before any time is shown. Ctrl-C keeps what
     is done.
     """
-    return run("card.cli.bench", **options)
+    return run("card.cli.bench.run", **options)
 
 
 @command(short_help="Make a page, pictures and a table of bench files.")
@@ -105,7 +105,7 @@ def bench(**options: Any) -> int:
 @file_option("--trace", words="Draw the timeline of this trace too, as written by --trace.")
 def report(**options: Any) -> int:
     """Read RESULTS, the files of card bench, check that their texts are those of plain decoding, and draw them."""
-    return run("card.cli.bench_report", "reading", **options)
+    return run("card.cli.bench_report.run", "reading", **options)
 
 
 @command("verify-server", short_help="Check that a server writes the same with and without speculation.")
@@ -141,7 +141,7 @@ def verify_server(**options: Any) -> int:
 
     Exit status 0 if nothing differs, 1 if something does, 2 if the server cannot be used.
     """
-    return run("card.cli.verify_server", "", **options)
+    return run("card.cli.verify_server.run", "", **options)
 
 
 @command(short_help="Measure what the passes of a model cost here.")
@@ -158,7 +158,7 @@ def profile(**options: Any) -> int:
 
     MODEL is a folder, a GGUF file, a hub name, demo-target or demo-draft.
     """
-    return run("card.cli.profile", **options)
+    return run("card.cli.plan.profile", **options)
 
 
 @command(short_help="Predict the speed of every method from profiles and a recording.")
@@ -189,4 +189,4 @@ def profile(**options: Any) -> int:
 @wide_option
 def plan(**options: Any) -> int:
     """Predict speeds, settings and where time goes: the engine runs in virtual time on what was recorded."""
-    return run("card.cli.plan", **options)
+    return run("card.cli.plan.plan", **options)

@@ -43,7 +43,7 @@ def check_pair(**options: Any) -> int:
 
     Exit status 0 for yes, 1 for no, 2 for an error.
     """
-    return run("card.cli.check_pair", **options)
+    return run("card.cli.check_pair.run", **options)
 
 
 @command(short_help="Record how a pair of models behaves, for plans.")
@@ -64,7 +64,7 @@ def check_pair(**options: Any) -> int:
 @sampling_options
 def record(**options: Any) -> int:
     """Let the target answer prompts, and write down what target and draft model held likely at each position."""
-    return run("card.cli.record", **options)
+    return run("card.cli.plan.record", **options)
 
 
 @click.group(cls=CardGroup, short_help="Train a small model that helps a pair.")
@@ -117,4 +117,4 @@ def hrad(**options: Any) -> int:
     The pair answers the prompts greedily by sequential speculation; every round is an example. The rounds of a tenth of
     the prompts say when to stop.
     """
-    return run("card.cli.train", **options)
+    return run("card.cli.train.run", **options)

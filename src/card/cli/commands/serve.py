@@ -190,7 +190,7 @@ def draft_server(**options: Any) -> int:
 
     Prints one line with the address when it is ready. Targets use it with --draft-address.
     """
-    return run("card.cli.draft_server", **options)
+    return run("card.cli.draft_server.run", **options)
 
 
 @command(short_help="Make the keys of a draft server and its clients.")

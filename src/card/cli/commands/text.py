@@ -174,7 +174,7 @@ def chat(**options: Any) -> int:
 
     /help lists what else may be typed. An empty line or Ctrl-D ends it, Ctrl-C cuts an answer short.
     """
-    return run("card.cli.chat", "", **options)
+    return run("card.cli.chat.run", "", **options)
 
 
 @command(short_help="Watch the methods side by side on the built-in pair.")
@@ -188,4 +188,4 @@ def chat(**options: Any) -> int:
 @model_options
 def demo(**options: Any) -> int:
     """Answer a few problems with plain decoding, sequential speculation and CARD, and compare text and speed."""
-    return run("card.cli.demo", **options)
+    return run("card.cli.demo.run", **options)
