@@ -209,7 +209,7 @@ class CompletionRequest(SamplingFields):
         """All prompts, also where there is one."""
         if isinstance(self.prompt, str) or isinstance(self.prompt[0], int):
             return cast(Prompts, [self.prompt])
-        return cast(Prompts, self.prompt)
+        return self.prompt
 
 
 class TokenizeRequest(Strict):

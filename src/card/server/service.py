@@ -32,7 +32,7 @@ from card.server.tokens import TokenNames
 from card.server.tools.support import ToolSupport
 from card.workers.request import FinishReason
 
-_LARGE_PROMPT_CHARS = 16_384  # a longer one is tokenized where it holds up none that is shorter
+LONG_CHARS = 16_384  # of a text, or token ids: more of them hold up none that has less
 
 
 @dataclass(slots=True)
@@ -180,7 +180,7 @@ class Service:
         )
         if not texts and must_fit and len(prompt) > self.llm.max_model_len:
             raise self._too_long(len(prompt))
-        is_long = max(len(prompt), sum(map(len, texts))) >= _LARGE_PROMPT_CHARS
+        is_long = max(len(prompt), sum(map(len, texts))) >= LONG_CHARS
         return await self.aside.run(is_long, self._encode, prompt, texts if must_fit else [])
 
     def _encode(self, prompt: Prompt, texts: Sequence[str]) -> tuple[int, ...]:
@@ -271,6 +271,10 @@ class Service:
         """End all that runs: its time for shutting down is over."""
         for generation in list(self.running):
             generation.deadline.cut(shutting_down())
+
+    def close(self) -> None:
+        """End the threads beside the event loop."""
+        self.aside.close()
 
 
 async def _read(choice: Choice) -> AsyncGenerator[tuple[Choice, StreamChunk], None]:

@@ -135,7 +135,7 @@ class _Run:
         try:
             await self._server.serve(sockets=[self._socket])
         finally:
-            self._service.aside.close()
+            self._service.close()
             if not await self._close_engine(_CLOSING_S):
                 os._exit(1)
             for number in _SIGNALS:

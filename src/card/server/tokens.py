@@ -15,7 +15,8 @@ from card.server.answers import Alternative, ChatLogprobs, CompletionLogprobs, T
 from card.tree.sampling import TokenLogprobs
 
 _LEAST_LOGPROB = -9999.0  # JSON has no minus infinity
-_BYTE_OF = {char: byte for byte, char in bytes_to_unicode().items()}  # the alphabet of byte-level vocabularies
+# The alphabet of byte-level vocabularies.
+_BYTE_OF = {char: byte for byte, char in bytes_to_unicode().items()}  # type: ignore[no-untyped-call]
 _SPACE_MARK = "\u2581"  # a SentencePiece token that begins a word
 
 

@@ -99,7 +99,7 @@ class Client:
         return self._events(raw.decode("utf-8", "replace"), path)
 
     def _events(self, text: str, path: str) -> list[dict[str, Any]]:
-        events = []
+        events: list[dict[str, Any]] = []
         for line in re.split(r"\r\n|\n|\r", text):
             if not line.startswith("data:"):
                 continue  # a blank, a comment, the name of an event

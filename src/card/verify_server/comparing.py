@@ -44,7 +44,7 @@ def compare(expected: Answer, got: Answer, *, by_text: bool = False) -> Differen
         return _apart("text", expected.text, got.text, token_idx=token_idx)
     if token_idx is not None:
         sides = [f"{ids[token_idx : token_idx + 4]}" for ids in (expected.token_ids, got.token_ids) if ids is not None]
-        return Difference("token ids", *sides, token_idx=token_idx)
+        return Difference("token ids", sides[0], sides[1], token_idx=token_idx)
     if expected.finish_reason != got.finish_reason:
         return Difference("finish reason", str(expected.finish_reason), str(got.finish_reason))
     return None
@@ -83,7 +83,8 @@ def compare_scores(expected: Answer, got: Answer, tolerance: float) -> Differenc
             return Difference("log-probabilities", *sides, token_idx=idx)
     sizes = [len(answer.scores or ()) for answer in (expected, got)]
     if sizes[0] != sizes[1]:
-        return Difference("log-probabilities", *(f"{size} tokens" for size in sizes), token_idx=min(sizes))
+        told = [f"{size} tokens" for size in sizes]
+        return Difference("log-probabilities", told[0], told[1], token_idx=min(sizes))
     return None
 
 
