@@ -79,12 +79,12 @@ class _Conversation:
                     self.stats = chunk.stats
                     click.echo(chunk.text, nl=False)
                     sys.stdout.flush()
-                    if interrupt.is_set:
+                    if interrupt.is_set():
                         break
         except PromptError as error:
             click.echo(f"card: {error} (/reset forgets the conversation)", err=True)
             return
-        click.echo(" [cut short]" if interrupt.is_set else "")
+        click.echo(" [cut short]" if interrupt.is_set() else "")
         if answer:
             self.messages += [asked, {"role": "assistant", "content": answer}]
         if self.shows_stats:

@@ -77,7 +77,7 @@ def option_of(
     flags = flags or (f"{flag}/--no-{flag[2:]}" if is_pair else flag,)
     if is_filled:
         how.setdefault("default", one.default)
-    words = one.meaning.removesuffix(".") + ("; may be given several times." if how.get("multiple") else ".")
+    words = one.rule.meaning.removesuffix(".") + ("; may be given several times." if how.get("multiple") else ".")
     if "default" in how:
         how.setdefault("show_default", how["default"] is not None and one.kind is not bool)
     elif shows_default and one.shown:

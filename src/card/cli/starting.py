@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from importlib import import_module
 from typing import Any, TypeVar
 
@@ -51,11 +51,8 @@ def load(name: str, words: str = _WORDS) -> Any:
     """
     if name in sys.modules:
         return import_module(name)
-    with leaving_at_once():
-        if not words:
-            return import_module(name)
-        with spinner(words):
-            return import_module(name)
+    with leaving_at_once(), spinner(words) if words else nullcontext():
+        return import_module(name)
 
 
 def run(name: str, words: str = _WORDS, /, **options: Any) -> int:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,12 +47,11 @@ def run(
         raise SettingsError(f"there is no folder {out.absolute().parent} to write {out.name} into; make it first")
     questions = (SAMPLE_PROBLEMS if prompts is None else read_prompts(prompts))[:max_prompts]
     test_questions = () if test_prompts is None else read_prompts(test_prompts)
-    with _thread_count(threads):
-        console = Console(stderr=True)
-        with spinner("loading the models"):
-            pair = load_pair(target_name, draft_name, dtype=dtype, target_device=device, draft_device=device)
-        trained = _train(pair, _short_name(draft_name), questions, test_questions, console, **training)
-        trained.hrad.save(out, trained.figures())
+    torch.set_num_threads(threads or torch.get_num_threads())
+    with spinner("loading the models"):
+        pair = load_pair(target_name, draft_name, dtype=dtype, target_device=device, draft_device=device)
+    trained = _train(pair, _short_name(draft_name), questions, test_questions, Console(stderr=True), **training)
+    trained.hrad.save(out, trained.figures())
     _print(Console(), trained, out)
 
 
@@ -109,17 +107,6 @@ def _encode(tokenizer: PreTrainedTokenizerBase, questions: Sequence[str], most: 
 def _short_name(model: str) -> str:
     """Return how a model is called, without the folders that it lies in here."""
     return Path(model).resolve().name if Path(model).is_dir() else model
-
-
-@contextmanager
-def _thread_count(threads: int | None) -> Iterator[None]:
-    """Let torch use so many threads meanwhile; None leaves its choice."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads or before)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def _print(console: Console, trained: Trained, out: Path) -> None:

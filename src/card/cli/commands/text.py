@@ -71,7 +71,11 @@ def generate(
             click.echo(note, err=True)
         with llm.trace() if trace_file else nullcontext() as trace:
             stream = llm.stream(text if raw else [{"role": "user", "content": text}], params)
-            chunks = _collect(stream) if as_json else _show(stream)
+            if not as_json:
+                chunks = _show(stream)
+            else:
+                with spinner("answering"):
+                    chunks = list(stream)
         if trace_file and trace:
             about = {"method": llm.method.name, "target": llm.settings.target, "target_cost": llm.target_cost or ""}
             load("card.workers.trace").write_trace(trace_file, {llm.method.name: trace}, about)
@@ -89,11 +93,6 @@ def _show(stream: Iterator[StreamChunk]) -> list[StreamChunk]:
         sys.stdout.flush()
     click.echo()
     return chunks
-
-
-def _collect(stream: Iterator[StreamChunk]) -> list[StreamChunk]:
-    with spinner("answering"):
-        return list(stream)
 
 
 def _result(llm: LLM, chunks: list[StreamChunk]) -> dict[str, Any]:
