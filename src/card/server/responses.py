@@ -31,15 +31,8 @@ from card.server.tools.parser import CallArguments, CallBegun, Content, Piece
 from card.server.tools.support import ToolPlan
 
 Events = list[dict[str, Any]]
-_ECHOED = {
-    "instructions",
-    "max_output_tokens",
-    "metadata",
-    "parallel_tool_calls",
-    "temperature",
-    "tool_choice",
-    "top_p",
-}
+_ECHOED = {"instructions", "max_output_tokens", "metadata", "parallel_tool_calls"}  # as asked
+_ECHOED |= {"temperature", "tool_choice", "top_p"}
 
 
 async def responses(request: Request) -> Response:
