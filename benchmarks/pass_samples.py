@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from statistics import mean, median
 
 import msgspec
+from busy_drafter import BusyDrafter, Span, times_slower
 
 from card.bench.rows import SETTLE_S, core_set
 from card.models.protocol import Extension, LanguageModel
-from card.planner.beside import BusyDrafter, Span, times_slower
 from card.planner.profile import Overheads, PassGrid, PassTable, Profile, Setup
 from card.policy.cores import pinned
 from card.policy.cost import PassCost
@@ -216,7 +216,7 @@ def _target_factor(sampler: Sampler) -> float:
 
 def _drafter_factor(sampler: Sampler, draft: Profile) -> float:
     """Return how many times as long the drafter's steps take in its process, beside a target, as the profile says."""
-    around, setup = draft.overheads or Overheads(), draft.setup_of(1)
+    around, setup = draft.overheads, draft.setup_of(1)
     assert setup.grid is not None
     rows = setup.grid.contexts[0]
     measured, planned = [], []

@@ -131,7 +131,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     versions: dict[str, str] = {}
     load_average: float = 0.0  # before the measurement
     setups: tuple[Setup, ...]
-    overheads: Overheads | None = None  # None: the defaults
+    overheads: Overheads = Overheads()
 
     def setup(self, max_threads: int | None = None) -> Setup:
         """Return the fastest way to verify a few tokens on so many threads at most; None allows all.
