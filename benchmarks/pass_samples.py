@@ -196,13 +196,11 @@ def make_profiles(names: tuple[str, str], sampler: Sampler, known: tuple[Known, 
 
 
 def _profile(name: str, what: str, sampler: Sampler, known: Known, around: Overheads) -> Profile:
-    setups = []
-    for threads, cost in known.costs.items():
-        table = PassTable(
-            points=cost.points, per_sequence_s=cost.per_sequence_s, per_context_row_s=cost.per_context_row_s
-        )
-        setups.append(Setup(threads=threads, cost=table, grid=sampler.grid(what, threads)))
-    return Profile(name=name, measured=True, source="samples", setups=tuple(setups), overheads=around)
+    setups = tuple(
+        Setup(threads=threads, cost=PassTable.of(cost), grid=sampler.grid(what, threads))
+        for threads, cost in known.costs.items()
+    )
+    return Profile(name=name, measured=True, source="samples", setups=setups, overheads=around)
 
 
 def _target_factor(sampler: Sampler) -> float:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from heapq import heappop, heappush
-from typing import Any
 
 from card.assembly.drafters import make_worker
 from card.errors import ProtocolError
@@ -151,15 +150,13 @@ class Seat:
         return wake_at()
 
 
-def run_shared(
-    simulator: Simulator, method: str, settings: Mapping[str, Any] | None = None, *, num_targets: int
-) -> tuple[VirtualRun, ...]:
+def run_shared(simulator: Simulator, method: str, *, num_targets: int) -> tuple[VirtualRun, ...]:
     """Run one method on several targets that share one draft server, each busy with one text after the other.
 
     Each target begins with another text.
     """
-    scene, changes = simulator.scene, dict(settings or {})
-    plan = plan_method(scene, method, changes)
+    scene = simulator.scene
+    plan = plan_method(scene, method, {})
     texts, clock = simulator.texts(plan), VirtualClock()
     assert scene.network_s is not None
     writer = BeamWriter(draft_model(scene, plan, texts, clock), kv_cache_bytes=1 << 40)
@@ -174,4 +171,4 @@ def run_shared(
         found[idx] = decode(stages[idx], scene, texts, order, first_id=len(order))
 
     world.run([stage.clock for stage in stages], [partial(job, idx) for idx in range(num_targets)])  # type: ignore[misc]
-    return tuple(summary_of(plan, changes, stats, 0.0, is_batch=False) for stats in found)
+    return tuple(summary_of(plan, stats) for stats in found)

@@ -88,9 +88,9 @@ def measure_overheads(model: LanguageModel, tokenizer: PreTrainedTokenizerBase |
     Args:
         tokenizer: turns the tokens of a round into text, which takes time too; None leaves that out.
     """
-    of_rounds, of_steps = measure_round_overheads(model, tokenizer), measure_step_overheads(model)
-    steps = {name: getattr(of_steps, name) for name in ("step_s", "node_s", "commit_s", "cold_s")}
-    return msgspec.structs.replace(of_rounds, **steps)
+    of_steps = msgspec.structs.asdict(measure_step_overheads(model))
+    steps = {name: of_steps[name] for name in ("step_s", "node_s", "commit_s", "cold_s")}
+    return msgspec.structs.replace(measure_round_overheads(model, tokenizer), **steps)
 
 
 def measure_round_overheads(model: LanguageModel, tokenizer: PreTrainedTokenizerBase | None = None) -> Overheads:
