@@ -260,14 +260,9 @@ class Lineup:
             options = [one for one in every if not known or str(one) == known["assistant"]]
         cores = self._settings.cores_of(name)
         return [
-            TransformersRow(
-                name,
-                self._target,
-                self.end_ids,
-                cores,
-                assistant=self._draft if option else None,
-                assistant_settings=option,
-            )
+            TransformersRow(name, self._target, self.end_ids, cores, assistant=self._draft, assistant_settings=option)
+            if option
+            else TransformersRow(name, self._target, self.end_ids, cores)
             for option in options
         ]
 
