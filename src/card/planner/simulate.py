@@ -135,7 +135,7 @@ def summary_of(plan: Plan, stats: Sequence[RequestStats], elapsed_s: float | Non
         method=plan.method.name,
         where="switch" if len(plan.placements) > 1 else next(iter(plan.placements.values()), "none"),
         num_speculative_tokens=plan.draft.num_speculative_tokens,
-        schedules=Counter(one.schedule for one in stats),
+        schedules=dict(Counter(one.schedule for one in stats)),
         num_tokens=num_tokens,
         decode_s=decode_s,
         tokens_per_s=num_tokens / decode_s if decode_s > 0 else 0.0,
