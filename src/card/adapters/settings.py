@@ -81,7 +81,7 @@ class AdapterSettings:
         """
         if not isinstance(given, Mapping):
             raise SettingsError(f"settings must be a mapping of names to values, got {given!r}")
-        known, values = declared(cls), dict(given)
+        known, values = declared(AdapterSettings), dict(given)
         for name, value in given.items():
             if name not in known:
                 raise SettingsError(f"unknown setting {name!r}; known: {', '.join(known)}")

@@ -63,7 +63,7 @@ def make_text(
     ids: npt.NDArray[np.int64],
     ranks: Sequence[int],
     firsts: npt.NDArray[np.float64],
-    weights: npt.NDArray[np.float64],
+    weights: npt.NDArray[np.floating],
 ) -> RecordedText:
     """Return a made-up text of n tokens whose drafter has K candidates at each place.
 
