@@ -63,7 +63,7 @@ class ChainProposer:
         self._vocab_size = vocab_size
         self._max_model_len = max_model_len
         self._most = num_speculative_tokens
-        self._drafting = Drafting(draft, max_model_len=max_model_len, vocab_size=vocab_size) if line else None
+        self._drafting = Drafting(draft=draft, max_model_len=max_model_len, vocab_size=vocab_size) if line else None
         self._writers = writers
         self.line = line
         self._clock = clock

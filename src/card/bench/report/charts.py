@@ -147,10 +147,8 @@ def _candidates(row: RowSummary) -> _Row | None:
     verified, rolled_back = row.costs.verified_per_emitted, row.costs.rolled_back_per_emitted
     if verified is None:
         return None
-    if rolled_back is None:
-        return _Row(row.row, f"{verified:.2f}", ((_Bar(verified, GAIN),),))
-    words = f"{verified:.2f}, {rolled_back:.2f} rolled back"
-    return _Row(row.row, words, ((_Bar(verified, GAIN),), (_Bar(rolled_back, LOSS),)))
+    words = f"{verified:.2f}" if rolled_back is None else f"{verified:.2f}, {rolled_back:.2f} rolled back"
+    return _pair(row, words, (verified, GAIN), (rolled_back, LOSS))
 
 
 def _hits(row: RowSummary) -> _Row | None:
@@ -163,10 +161,14 @@ def _hits(row: RowSummary) -> _Row | None:
 
 
 def _passes(row: RowSummary) -> _Row:
-    target, drafter = row.costs.target_passes, row.costs.drafter_passes
-    if not drafter:
-        return _Row(row.row, f"{target:,}", ((_Bar(target, GAIN),),))
-    return _Row(row.row, f"{target:,} and {drafter:,}", ((_Bar(target, GAIN),), (_Bar(drafter, SECOND),)))
+    target, drafter = row.costs.target_passes, row.costs.drafter_passes or None
+    words = f"{target:,} and {drafter:,}" if drafter else f"{target:,}"
+    return _pair(row, words, (target, GAIN), (drafter, SECOND))
+
+
+def _pair(row: RowSummary, words: str, *bars: tuple[float | None, str]) -> _Row:
+    """Return a row with a bar below the other, those left out that have no value."""
+    return _Row(row.row, words, tuple((_Bar(value, colour),) for value, colour in bars if value is not None))
 
 
 # ---- drawing ---------------------------------------------------------------------------------------------------------
