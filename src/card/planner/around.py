@@ -137,7 +137,7 @@ class _RoundBench:
         timed = _Timed(self._model, "forward")
         link = _Timed(InlineLink(make_worker(BeamWriter(self._model))), "send", "draft") if is_drafted else None
         costs: dict[Schedule, ScheduleCost] = {"off": ScheduleCost(CoreSet(), PassCost(((1, 1e-3), (2, 1e-3))))}
-        models = Models(target=timed, link=link)  # type: ignore[arg-type]
+        models = Models(target=timed, link=link)
         engine = build(plan, models, policy=TunedPolicy(costs, plan.draft) if is_tuned else None).engine
         num_tokens = 2 * _NUM_TOKENS if is_drafted or writers else _NUM_TOKENS
         params = SamplingParams(temperature=0.0, seed=0, max_tokens=num_tokens, ignore_eos=True)
@@ -165,7 +165,7 @@ class _RoundBench:
 def _step_overhead_s(model: LanguageModel, width: int) -> float:
     """Return the median seconds of a drafter pass beyond the model's."""
     timed = _Timed(model, "forward")
-    worker = make_worker(BeamWriter(timed))  # type: ignore[arg-type]
+    worker = make_worker(BeamWriter(timed))
     worker.receive(Open(0, _text(model), _spec(width)))
     worker.step()  # reads the text
     beyond: list[float] = []
