@@ -30,7 +30,7 @@ from card.bench.compare import TextJudge
 from card.bench.environment import MEASURED_START, Environment, allowed_cores, describe_run, weights_fingerprint
 from card.bench.lineup import fastest
 from card.bench.records import Pair, RowFacts, Run
-from card.bench.rows import AssistantSettings, CardRow, PromptIds, Row, TransformersRow
+from card.bench.rows import CardRow, PromptIds, Row, TransformersRow
 from card.bench.runner import Plan, run_bench
 from card.bench.tables import rich_tables
 from card.config import DraftSettings
@@ -105,10 +105,10 @@ class InflatedPair:
         """Return the row of this name, or one for each draft length to choose from."""
         lengths: list[int] = self._args.sps_lengths
         if name == "transformers":
-            return [self._transformers_row(name, None)]
+            return [self._transformers_row(name)]
         if name == "transformers-assisted":
-            constant = [AssistantSettings(num_assistant_tokens=length) for length in lengths]
-            return [self._transformers_row(name, settings) for settings in (AssistantSettings(), *constant)]
+            tried = (None, *lengths)
+            return [self._transformers_row(name, assistant=self._draft, num_assistant_tokens=n) for n in tried]
         llm = self._llm(name)
         if name == "sps":
             return [CardRow(name, llm, (), DraftSettings(num_speculative_tokens=length)) for length in lengths]
@@ -132,15 +132,9 @@ class InflatedPair:
             self._llms[method] = self._stack.enter_context(llm)
         return self._llms[method]
 
-    def _transformers_row(self, name: str, assistant: AssistantSettings | None) -> Row:
-        return TransformersRow(
-            name,
-            self._target,
-            end_token_ids(self._target, self.tokenizer),
-            allowed_cores(),
-            assistant=self._draft if assistant else None,
-            assistant_settings=assistant,
-        )
+    def _transformers_row(self, name: str, **assistant: Any) -> Row:
+        end_ids = end_token_ids(self._target, self.tokenizer)
+        return TransformersRow(name, self._target, end_ids, allowed_cores(), **assistant)
 
 
 def load_inflated(name: str, cost: str, dtype: str, device: str) -> PreTrainedModel:

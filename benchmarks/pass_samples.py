@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from statistics import mean, median
 
 import msgspec
+from busy_drafter import BusyDrafter, Span, times_slower
 
 from card.bench.rows import SETTLE_S, core_set
 from card.models.protocol import Extension, LanguageModel
-from card.planner.beside import BusyDrafter, Span, times_slower
 from card.planner.profile import Overheads, PassGrid, PassTable, Profile, Setup
 from card.policy.cores import pinned
 from card.policy.cost import PassCost
@@ -196,13 +196,11 @@ def make_profiles(names: tuple[str, str], sampler: Sampler, known: tuple[Known, 
 
 
 def _profile(name: str, what: str, sampler: Sampler, known: Known, around: Overheads) -> Profile:
-    setups = []
-    for threads, cost in known.costs.items():
-        table = PassTable(
-            points=cost.points, per_sequence_s=cost.per_sequence_s, per_context_row_s=cost.per_context_row_s
-        )
-        setups.append(Setup(threads=threads, cost=table, grid=sampler.grid(what, threads)))
-    return Profile(name=name, measured=True, source="samples", setups=tuple(setups), overheads=around)
+    setups = tuple(
+        Setup(threads=threads, cost=PassTable.of(cost), grid=sampler.grid(what, threads))
+        for threads, cost in known.costs.items()
+    )
+    return Profile(name=name, measured=True, source="samples", setups=setups, overheads=around)
 
 
 def _target_factor(sampler: Sampler) -> float:
@@ -216,7 +214,7 @@ def _target_factor(sampler: Sampler) -> float:
 
 def _drafter_factor(sampler: Sampler, draft: Profile) -> float:
     """Return how many times as long the drafter's steps take in its process, beside a target, as the profile says."""
-    around, setup = draft.overheads or Overheads(), draft.setup_of(1)
+    around, setup = draft.overheads, draft.setup_of(1)
     assert setup.grid is not None
     rows = setup.grid.contexts[0]
     measured, planned = [], []

@@ -24,6 +24,7 @@ from typing import Any
 
 import msgspec
 import options
+from busy_drafter import BUSY, BUSY_DRAFT, BusyDrafter
 from pass_samples import DRAFT_TOKENS, TARGET_TOKENS, Known, Places, SampledModel, Sampler, make_profiles
 from rich.console import Console
 from table import validation_tables
@@ -42,7 +43,6 @@ from card.models.fingerprint import tokenizer_fingerprint
 from card.models.loading import load_model
 from card.models.protocol import LanguageModel
 from card.planner.around import measure_round_overheads, measure_step_overheads
-from card.planner.beside import BUSY, BUSY_DRAFT, BusyDrafter
 from card.planner.profile import Profile
 from card.planner.recorder import Answer, RecordRequest, make_recording
 from card.planner.recording import Recording

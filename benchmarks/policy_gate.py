@@ -30,9 +30,10 @@ from rich.table import Table
 
 from card.errors import PlanError
 from card.planner.profile import Overheads, PassTable, Profile, Setup
-from card.planner.recording import RecordedText, Recording, Rows, pack_text
+from card.planner.recording import RecordedText, Recording
 from card.planner.replay import ReplayedTexts
 from card.planner.scene import Scene, build_stage, make_request, plan_method, replayed_texts
+from card.planner.synthetic import make_text
 
 RESULTS = Path(__file__).parent / "results" / "policy_gate.jsonl"
 LEARNING_ROUNDS = 64
@@ -130,14 +131,8 @@ def make_recording(kind: str, draft: Draft, seed: int = 0) -> Recording:
         target="made up",
         draft="made up",
         source=f"{kind}, {draft}, seed {seed}",
-        tokenizer="",
         vocab_size=VOCAB_SIZE,
-        temperature=0.0,
-        top_k=0,
-        top_p=1.0,
-        min_p=0.0,
         seed=seed,
-        coupled_noise=True,
         max_tokens=TEXT_TOKENS,
         num_candidates=NUM_CANDIDATES,
         num_target_ids=NUM_TARGET_IDS,
@@ -152,28 +147,21 @@ def _text(rng: np.random.Generator, draft: Draft, *, copies: bool) -> RecordedTe
         for start in range(0, TEXT_TOKENS - COPIED_TOKENS + 1, COPIED_TOKENS + FRESH_TOKENS):
             source = int(rng.integers(PROMPT_TOKENS - COPIED_TOKENS))
             answer[start : start + COPIED_TOKENS] = prompt[source : source + COPIED_TOKENS]
-    draft_ids = np.zeros((TEXT_TOKENS, NUM_CANDIDATES), np.int32)
-    logprobs = np.zeros((TEXT_TOKENS, NUM_CANDIDATES), np.float32)
-    target_ids = np.zeros((TEXT_TOKENS, NUM_TARGET_IDS), np.int32)
-    further = 0.55 * 0.45 ** np.arange(NUM_CANDIDATES - 1)  # of what the first choice leaves
-    ranks: list[int] = []
+    weights = 0.55 * 0.45 ** np.arange(NUM_CANDIDATES - 1)  # of what the first choice leaves
+    ids = np.empty((TEXT_TOKENS, NUM_CANDIDATES + NUM_TARGET_IDS), np.int64)
+    ranks, claims = [], []
     for place, token in enumerate(answer):
         others = rng.choice(VOCAB_SIZE - 1, NUM_CANDIDATES + NUM_TARGET_IDS, replace=False)
         others += others >= token  # all but the text's own token
         claimed = 0.08 + 0.92 * rng.beta(1.5 * (draft.claims - 0.08) / 0.92, 1.5 * (1 - draft.claims) / 0.92)
-        claimed = min(claimed, 1 - 1e-6)
+        claims.append(min(claimed, 1 - 1e-6))
         is_honest = draft.claims == draft.agreement
-        is_first = rng.random() < (claimed if is_honest else draft.agreement)
+        is_first = rng.random() < (claims[-1] if is_honest else draft.agreement)
         last = NUM_CANDIDATES - 1
-        later = 1 + int(rng.choice(last, p=further / further.sum())) if is_honest else last
+        later = 1 + int(rng.choice(last, p=weights / weights.sum())) if is_honest else last
         ranks.append(0 if is_first else later)
-        draft_ids[place] = np.insert(others[:last], ranks[-1], token)
-        target_ids[place] = [token, *others[last : last + NUM_TARGET_IDS - 1]]
-        probs = [claimed, *np.minimum((1 - claimed) * further, 0.999 * claimed)]
-        logprobs[place] = np.log(np.maximum(probs, 1e-12))
-    truths = [float(logprobs[place, rank]) for place, rank in enumerate(ranks)]
-    rows = Rows(draft_ids, logprobs, target_ids)
-    return pack_text(prompt.tolist(), answer.tolist(), "length", rows, ranks, truths)
+        ids[place] = np.insert(others[:-1], ranks[-1], token)
+    return make_text(prompt.tolist(), ids, ranks, np.array(claims), weights)
 
 
 def _profile(alone: Iterable[float], beside: Iterable[float]) -> Profile:

@@ -14,10 +14,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
-from msgspec import structs
 
-from card.planner.recording import Recording, Rows, pack_text
-from card.planner.synthetic import make_synthetic
+from card.planner.recording import Recording
+from card.planner.synthetic import make_text
 
 _VOCAB_SIZE = 4096
 _NUM_CANDIDATES = 64
@@ -42,9 +41,8 @@ FITTED: Mapping[str, Behaviour] = {  # to card's published counts for Llama-3.2-
 
 
 def make_recording(behaviour: Behaviour, *, num_texts: int = 8, num_tokens: int = 160, seed: int = 0) -> Recording:
-    """Return a recording of a pair that behaves so. Raises: PlanError for an agreement outside [0, 1]."""
+    """Return a recording of a pair that behaves so."""
     rng = np.random.default_rng(seed)
-    frame = make_synthetic(behaviour.agreement, num_texts=1, num_tokens=2, seed=seed)
     texts = []
     for _ in range(num_texts):
         weights = np.arange(1, _NUM_CANDIDATES, dtype=float) ** -behaviour.tail
@@ -54,24 +52,14 @@ def make_recording(behaviour: Behaviour, *, num_texts: int = 8, num_tokens: int 
         firsts = np.minimum(_LEAST + (1.0 - _LEAST) * drawn, _SUREST)
         is_right = rng.random(num_tokens) < firsts
         ranks = np.where(is_right, 0, 1 + rng.choice(_NUM_CANDIDATES - 1, num_tokens, p=weights))
-        others = np.minimum((1.0 - firsts)[:, None] * weights, 0.999 * firsts[:, None])
-        logprobs = np.log(np.maximum(np.column_stack([firsts, others]), 1e-12))
         num_ids = _NUM_CANDIDATES + _NUM_TARGET_IDS
         ids = np.stack([rng.choice(_VOCAB_SIZE, num_ids, replace=False) for _ in range(num_tokens)])
-        draft_ids, further_ids = ids[:, :_NUM_CANDIDATES], ids[:, _NUM_CANDIDATES:]
-        places = np.arange(num_tokens)
-        truth = draft_ids[places, ranks]
-        rows = Rows(
-            draft_ids.astype(np.int32),
-            logprobs.astype(np.float32),
-            np.column_stack([truth, further_ids[:, :-1]]).astype(np.int32),
-        )
         prompt_ids = rng.choice(_VOCAB_SIZE, _PROMPT_TOKENS, replace=False).tolist()
-        texts.append(
-            pack_text(prompt_ids, truth.tolist(), "length", rows, ranks.tolist(), logprobs[places, ranks].tolist())
-        )
-    return structs.replace(
-        frame,
+        texts.append(make_text(prompt_ids, ids, ranks.tolist(), firsts, weights))
+    return Recording(
+        target="made up",
+        draft="made up",
+        seed=seed,
         source=f"made up: {behaviour}",
         vocab_size=_VOCAB_SIZE,
         max_tokens=num_tokens,

@@ -157,7 +157,7 @@ class Costs:
             cost = TrueCost(profile.setup(None if profile.max_threads is None else 1))
             return lambda num_tokens, num_rows: cost.seconds(num_tokens, 1, num_rows)
 
-        overheads = [profile.overheads or Overheads() for profile in (target, draft)]
+        overheads = [profile.overheads for profile in (target, draft)]
         return cls(
             name,
             seconds(target),

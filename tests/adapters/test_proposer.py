@@ -172,8 +172,8 @@ class Lying(FakeLink):
 def test_a_lying_drafter_changes_no_text_and_gets_no_token_through_that_the_target_lacks(seed: int):
     proposer = toy_proposer(None)
     link = Lying(seed)
-    proposer._line = DirectLine(link)
-    proposer._drafting = Drafting(proposer_draft(), max_model_len=128, vocab_size=VOCAB_SIZE)
+    proposer.line = DirectLine(link)
+    proposer._drafting = Drafting(draft=proposer_draft(), max_model_len=128, vocab_size=VOCAB_SIZE)
 
     class Checked:
         def propose(self, *given: Any) -> list[list[int]]:

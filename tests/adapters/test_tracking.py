@@ -62,7 +62,7 @@ def test_a_text_without_a_row_is_parked_found_again_and_at_last_forgotten():
     fourth = followed.follow([], rows_of([]))
     assert len(fourth.left) == 2
     assert fourth.forgotten == [first.texts[1]]
-    assert followed.num_parked == 1
+    assert len(followed._parked) == 1
 
 
 def test_rows_without_tokens_or_longer_than_their_array_are_not_followed():
@@ -80,4 +80,4 @@ def test_all_texts_can_be_forgotten():
     followed.follow([1, 1], rows_of([[1], [2]]))
     followed.follow([1], rows_of([[1]]))
     assert sorted(text.token_ids for text in followed.forget_all()) == [[1], [2]]
-    assert followed.num_parked == 0
+    assert len(followed._parked) == 0

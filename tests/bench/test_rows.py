@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from card import LLM
-from card.bench.rows import AssistantSettings, CardRow, TransformersRow, up_to_stop
+from card.bench.rows import CardRow, TransformersRow, up_to_stop
 from card.config import SamplingParams
 from card.models.loading import end_token_ids, load_model, load_tokenizer
 from tests.pair import Pair
@@ -44,7 +44,7 @@ def models(pair: Pair) -> tuple[Any, Any, Any]:
 def rows_of(models: tuple[Any, Any, Any], llm: LLM) -> list[CardRow | TransformersRow]:
     target, draft, tokenizer = models
     end_ids = end_token_ids(target, tokenizer)
-    theirs = {"assistant": draft, "assistant_settings": AssistantSettings(num_assistant_tokens=5)}
+    theirs = {"assistant": draft, "num_assistant_tokens": 5}
     return [
         CardRow("sps", llm, (), None),
         TransformersRow("plain", target, end_ids, ()),

@@ -10,6 +10,7 @@ BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 MODULES = (
     "accuracy",
     "closed_loop",
+    "busy_drafter",
     "concurrency",
     "draft_server",
     "gpu",

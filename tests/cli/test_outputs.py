@@ -13,8 +13,8 @@ from card.errors import SettingsError
 
 pytestmark = pytest.mark.timeout(120)
 
-_WORK = ("bench.run_bench", "bench._plan", "bench_report.load", "commands.text.make_llm", "profile.measure_profile",
-         "record.read_datasets", "record.record_pair")  # fmt: skip
+_WORK = ("bench.run_bench", "bench._plan", "bench_report.load", "commands.text.make_llm", "plan.measure_profile",
+         "plan.read_datasets", "plan.record_pair")  # fmt: skip
 
 Places = Callable[[str], Path]
 

@@ -13,7 +13,7 @@ import pytest
 
 import card
 from card.cli import main
-from card.cli.help import CardCommand, names_in_sections
+from card.cli.help import TITLE_OF, CardCommand
 from card.cli.main import cli
 from tests.cli.terminal import terminal
 from tests.pair import Pair
@@ -121,7 +121,7 @@ def test_a_command_with_few_options_hides_none() -> None:
 
 def test_every_option_with_a_place_in_a_section_is_an_option_of_some_command() -> None:
     options = {one.name for command in cli.commands.values() for one in command.params}
-    assert set(names_in_sections()) <= options
+    assert set(TITLE_OF) <= options
 
 
 @pytest.mark.parametrize("verbose", [("before",), ("after",), ()])

@@ -79,6 +79,6 @@ def test_defaults_are_told_where_they_say_something() -> None:
 def test_every_setting_says_what_it_means_and_its_default_may_stand(kind: type) -> None:
     assert list(declared(kind)) == [one.name for one in dataclasses.fields(kind)]
     for name, one in declared(kind).items():
-        assert one.meaning.endswith("."), name
+        assert one.rule.meaning.endswith("."), name
         assert one.fault(one.default) == "", name
         assert one.rule.allowed or not one.is_list, f"{name} is a list; say what may stand in it"

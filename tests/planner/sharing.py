@@ -3,32 +3,95 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from heapq import heappop, heappush
 
-from card.planner.scene import build_stage, make_drafter, plan_method
+from card.assembly.drafters import make_worker
+from card.errors import ProtocolError
+from card.planner.scene import build_stage, draft_model, plan_method
 from card.planner.simulate import Simulator, VirtualRun, decode, summary_of
-from card.planner.virtual import VirtualClock, VirtualDrafter, World
+from card.planner.virtual import VirtualClock
+from card.tree.messages import DrafterMessage, TargetMessage
+from card.workers.drafter import MAX_TOKENS_PER_PASS, step_together
 from card.workers.metrics import RequestStats
+from card.writers.beam import BeamWriter
 
 
-def _present(clock: VirtualClock) -> float:
-    return clock.now
+@dataclass(order=True, slots=True)
+class _Arrival:
+    at: float
+    number: int  # in the order of sending
+    target_idx: int = field(compare=False)
+    message: TargetMessage = field(compare=False)
 
 
-class SharedWorld(World):
+class SharedDrafter:
+    """A drafter of several targets: reads what has come, makes one pass for all who want one, sends the layers."""
+
+    def __init__(self, writer: BeamWriter, clock: VirtualClock, *, num_targets: int, delay_s: float) -> None:
+        self.workers = [make_worker(writer, clock=clock, peers=lambda: self.workers) for _ in range(num_targets)]
+        self._clock = clock
+        self._delay_s = delay_s
+        self._inbox: list[_Arrival] = []
+        self._outboxes: list[deque[tuple[float, DrafterMessage]]] = [deque() for _ in range(num_targets)]
+        self._num_sent = 0
+
+    def send(self, target_idx: int, at: float, message: TargetMessage) -> None:
+        self._num_sent += 1
+        heappush(self._inbox, _Arrival(at + self._delay_s, self._num_sent, target_idx, message))
+
+    def next_at(self) -> float | None:
+        """Return when the next pass or message is due; None if it waits for a message not sent yet."""
+        if not all(worker.is_idle for worker in self.workers):
+            return self._clock.now
+        return max(self._clock.now, self._inbox[0].at) if self._inbox else None
+
+    def act(self) -> None:
+        """Do what is due next: take all messages that have arrived by then, and make a pass."""
+        now = self.next_at()
+        assert now is not None, "nothing is due"
+        self._clock.now = now
+        while self._inbox and self._inbox[0].at <= self._clock.now:
+            arrival = heappop(self._inbox)
+            self._answer(arrival.target_idx, self.workers[arrival.target_idx].receive(arrival.message))
+        for target_idx, result in enumerate(step_together(self.workers, max_tokens=MAX_TOKENS_PER_PASS)):
+            if isinstance(result, ProtocolError):
+                raise result
+            self._answer(target_idx, result)
+
+    def first_arrival(self, target_idx: int) -> float | None:
+        """Return when the next message for a target arrives, as far as it was sent."""
+        outbox = self._outboxes[target_idx]
+        return outbox[0][0] if outbox else None
+
+    def take(self, target_idx: int, until: float) -> list[DrafterMessage]:
+        """Return what has arrived at a target by then."""
+        outbox = self._outboxes[target_idx]
+        taken = []
+        while outbox and outbox[0][0] <= until:
+            taken.append(outbox.popleft()[1])
+        return taken
+
+    def _answer(self, target_idx: int, messages: Sequence[DrafterMessage]) -> None:
+        self._outboxes[target_idx].extend((self._clock.now + self._delay_s, message) for message in messages)
+
+
+class SharedWorld:
     """Several targets and their one drafter. Each target has a thread; one at a time runs, the furthest behind."""
 
-    def __init__(self, drafter: VirtualDrafter, clocks: Sequence[VirtualClock]) -> None:
-        super().__init__(drafter, clocks)
-        self._turns = [threading.Semaphore(0) for _ in clocks]
+    def __init__(self, drafter: SharedDrafter) -> None:
+        self.drafter = drafter
+        self._turns = [threading.Semaphore(0) for _ in drafter.workers]
         self._yielded = threading.Semaphore(0)
-        self._wake_at: list[Callable[[], float] | None] = [partial(_present, clock) for clock in clocks]
+        self._wake_at: list[Callable[[], float] | None] = []
         self._errors: list[BaseException] = []
 
-    def run(self, jobs: Sequence[Callable[[], None]]) -> None:
+    def run(self, clocks: Sequence[VirtualClock], jobs: Sequence[Callable[[], None]]) -> None:
         """Run one job for each target, from the present of its clock on. Raises: what a job raises."""
+        self._wake_at = [clock for clock in clocks]
         threads = [threading.Thread(target=self._run, args=(i, job), daemon=True) for i, job in enumerate(jobs)]
         for thread in threads:
             thread.start()
@@ -41,7 +104,6 @@ class SharedWorld(World):
             if drafter_at is not None and drafter_at <= at:
                 self.drafter.act()
                 continue
-            self.clocks[idx].now = at
             self._turns[idx].release()
             self._yielded.acquire()
         if self._errors:
@@ -49,22 +111,8 @@ class SharedWorld(World):
         for thread in threads:
             thread.join()
 
-    def reach(self, target_idx: int) -> None:
-        """Let everything happen that comes before the target's present."""
-        now = self.clocks[target_idx].now
-        self._sleep(target_idx, lambda: now)
-
-    def wait(self, target_idx: int, deadline: float) -> None:
-        """Let the target wait for a message, until the deadline at most."""
-        now = self.clocks[target_idx].now
-
-        def wake_at() -> float:
-            arrival = self.drafter.first_arrival(target_idx)
-            return deadline if arrival is None else max(now, min(arrival, deadline))
-
-        self._sleep(target_idx, wake_at)
-
-    def _sleep(self, target_idx: int, wake_at: Callable[[], float]) -> None:
+    def sleep(self, target_idx: int, wake_at: Callable[[], float]) -> None:
+        """Let everybody else act until the target wakes up."""
         self._wake_at[target_idx] = wake_at
         self._yielded.release()
         self._turns[target_idx].acquire()
@@ -79,19 +127,42 @@ class SharedWorld(World):
         self._yielded.release()
 
 
-def run_shared(
-    simulator: Simulator, method: str, settings: Mapping[str, Any] | None = None, *, num_targets: int
-) -> tuple[VirtualRun, ...]:
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """The drafter of several as one target sees it: what a `VirtualDrafter` is to a link."""
+
+    world: SharedWorld
+    target_idx: int
+
+    def send(self, at: float, message: TargetMessage) -> None:
+        self.world.drafter.send(self.target_idx, at, message)
+
+    def take(self, now: float) -> list[DrafterMessage]:
+        self.world.sleep(self.target_idx, lambda: now)
+        return self.world.drafter.take(self.target_idx, now)
+
+    def wait(self, now: float, deadline: float) -> float:
+        def wake_at() -> float:
+            arrival = self.world.drafter.first_arrival(self.target_idx)
+            return deadline if arrival is None else max(now, min(arrival, deadline))
+
+        self.world.sleep(self.target_idx, wake_at)
+        return wake_at()
+
+
+def run_shared(simulator: Simulator, method: str, *, num_targets: int) -> tuple[VirtualRun, ...]:
     """Run one method on several targets that share one draft server, each busy with one text after the other.
 
     Each target begins with another text.
     """
-    scene, changes = simulator.scene, dict(settings or {})
-    plan = plan_method(scene, method, changes)
-    texts = simulator.texts(plan)
-    clocks = [VirtualClock() for _ in range(num_targets)]
-    world = SharedWorld(make_drafter(scene, plan, texts, num_targets), clocks)
-    stages = [build_stage(scene, plan, texts, clock=clocks[i], shared=(world, i)) for i in range(num_targets)]
+    scene = simulator.scene
+    plan = plan_method(scene, method, {})
+    texts, clock = simulator.texts(plan), VirtualClock()
+    assert scene.network_s is not None
+    writer = BeamWriter(draft_model(scene, plan, texts, clock), kv_cache_bytes=1 << 40)
+    delay_s = scene.target.overheads.latency_s + scene.network_s
+    world = SharedWorld(SharedDrafter(writer, clock, num_targets=num_targets, delay_s=delay_s))
+    stages = [build_stage(scene, plan, texts, drafter=Seat(world, idx)) for idx in range(num_targets)]  # type: ignore[arg-type]
     found: list[list[RequestStats]] = [[] for _ in stages]
 
     def job(idx: int) -> None:
@@ -99,5 +170,5 @@ def run_shared(
         decode(stages[idx], scene, texts, order[:1], first_id=0)  # what a policy learns at first does not count
         found[idx] = decode(stages[idx], scene, texts, order, first_id=len(order))
 
-    world.run([partial(job, idx) for idx in range(num_targets)])
-    return tuple(summary_of(plan, changes, stats, 0.0, is_batch=False) for stats in found)
+    world.run([stage.clock for stage in stages], [partial(job, idx) for idx in range(num_targets)])  # type: ignore[misc]
+    return tuple(summary_of(plan, stats) for stats in found)

@@ -6,21 +6,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from card.planner.replay import PassSize, ReplayedModel, ReplayedTexts
-from card.planner.virtual import VirtualClock, VirtualDrafter, VirtualLink, World
+from card.planner.virtual import VirtualClock, VirtualDrafter, VirtualLink
 from card.tree.messages import Close, Layer, Open
 from card.writers.beam import BeamWriter
 from tests.drafting import draft_spec
 from tests.planner.making import toy_recording
-from tests.planner.sharing import SharedWorld
+from tests.planner.sharing import Seat, SharedDrafter, SharedWorld
 
 TEXTS = ReplayedTexts(toy_recording())
 PASS_S, DELAY_S = 2.0, 5.0
 SPEC = draft_spec(temperature=0.0, beam_width=1, branch=1, lead=4)
 
 
-def drafter(num_targets: int = 1, delay_s: float = DELAY_S) -> VirtualDrafter:
-    """Return a drafter whose passes take PASS_S and nothing else."""
-    clock = VirtualClock()
+def writer(clock: VirtualClock) -> BeamWriter:
+    """Return the writer of a drafter whose passes take PASS_S and nothing else."""
 
     def on_pass(_: PassSize) -> None:
         clock.advance(PASS_S)
@@ -28,7 +27,17 @@ def drafter(num_targets: int = 1, delay_s: float = DELAY_S) -> VirtualDrafter:
     model = ReplayedModel(
         TEXTS, "draft", max_model_len=256, num_tree_rows=64, on_pass=on_pass, on_keep=lambda: clock.advance(0.0)
     )
-    return VirtualDrafter(BeamWriter(model), clock, num_targets=num_targets, delay_s=delay_s)
+    return BeamWriter(model)
+
+
+def drafter(delay_s: float = DELAY_S) -> VirtualDrafter:
+    clock = VirtualClock()
+    return VirtualDrafter(writer(clock), clock, delay_s=delay_s)
+
+
+def drafter_of_two() -> SharedDrafter:
+    clock = VirtualClock()
+    return SharedDrafter(writer(clock), clock, num_targets=2, delay_s=0.5)
 
 
 def opened(text_idx: int = 0) -> Open:
@@ -37,7 +46,7 @@ def opened(text_idx: int = 0) -> Open:
 
 def test_layers_arrive_one_pass_and_two_ways_after_the_request():
     clock = VirtualClock()
-    link = VirtualLink(World(drafter(), [clock]))
+    link = VirtualLink(drafter(), clock)
     link.send(opened())
     arrivals: list[float] = []
     while clock.now < 30.0:
@@ -51,7 +60,7 @@ def test_layers_arrive_one_pass_and_two_ways_after_the_request():
 
 def test_a_wait_ends_with_the_first_message_or_with_the_time_allowed():
     clock = VirtualClock()
-    link = VirtualLink(World(drafter(), [clock]))
+    link = VirtualLink(drafter(), clock)
     link.send(opened())
     link.wait(3.0)
     assert clock.now == 3.0
@@ -69,7 +78,7 @@ def test_a_wait_ends_with_the_first_message_or_with_the_time_allowed():
 
 def test_messages_take_of_the_targets_time():
     clock = VirtualClock()
-    link = VirtualLink(World(drafter(delay_s=0.0), [clock]), message_s=0.125)
+    link = VirtualLink(drafter(delay_s=0.0), clock, message_s=0.125)
     link.send(opened())
     assert clock.now == 0.125
     clock.advance(50.0)
@@ -80,19 +89,19 @@ def test_messages_take_of_the_targets_time():
 def test_a_drafter_that_is_told_in_the_middle_of_a_pass_hears_it_afterwards():
     clock = VirtualClock()
     served = drafter(delay_s=0.0)
-    link = VirtualLink(World(served, [clock]))
+    link = VirtualLink(served, clock)
     link.send(opened())
     clock.advance(1.0)
     link.receive()  # the first pass has begun
     link.send(Close(0))
     clock.advance(20.0)
     assert len(link.receive()) == 1  # the layer of that pass, and no more
-    assert served.workers[0].num_requests == 0
+    assert served.worker.num_requests == 0
 
 
 def test_a_message_is_not_heard_before_it_arrives():
     clock = VirtualClock()
-    link = VirtualLink(World(drafter(), [clock]))
+    link = VirtualLink(drafter(), clock)
     link.send(opened())
     clock.advance(4.5)
     link.send(Close(0))  # arrives at 9.5, in the third pass, which began at 9
@@ -106,23 +115,23 @@ def test_of_two_targets_each_hears_what_a_world_of_small_steps_would_let_it_hear
     """Two targets look at their messages at given moments; a slow world lets all time pass in tiny steps."""
     looks = [[wait for idx, wait in steps if idx == target] for target in (0, 1)]
     clocks = [VirtualClock(), VirtualClock()]
-    world = SharedWorld(drafter(2, delay_s=0.5), clocks)
+    world = SharedWorld(drafter_of_two())
     heard: list[list[tuple[float, int]]] = [[], []]
 
     def job(idx: int) -> None:
-        link = VirtualLink(world, idx)
+        link = VirtualLink(Seat(world, idx), clocks[idx])
         link.send(opened(idx))
         for wait in looks[idx]:
             clocks[idx].advance(wait)
             heard[idx].append((clocks[idx].now, len(link.receive())))
 
-    world.run([lambda: job(0), lambda: job(1)])
+    world.run(clocks, [lambda: job(0), lambda: job(1)])
     assert heard == [slowly_heard(looks, 0), slowly_heard(looks, 1)]
 
 
 def slowly_heard(looks: list[list[float]], target_idx: int) -> list[tuple[float, int]]:
     """Return the same from a drafter that nobody disturbs: both targets speak at the beginning only."""
-    served = drafter(2, delay_s=0.5)
+    served = drafter_of_two()
     for idx in (0, 1):
         served.send(idx, 0.0, opened(idx))
     while served.next_at() is not None and served.next_at() < 200.0:

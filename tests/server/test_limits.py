@@ -37,9 +37,7 @@ def test_the_gate_lets_in_whom_a_plain_count_would(steps: list[tuple[bool, int]]
         for enters, size in steps:
             if not enters:
                 if inside:
-                    ticket, _ = inside.pop(0)
-                    ticket.give_back()
-                    ticket.give_back()
+                    gate.leave(inside.pop(0)[0])
                 continue
             if sum(count for _, count in inside) + size <= 7:
                 inside.append((gate.enter(size), size))
@@ -60,13 +58,13 @@ def test_a_closed_gate_is_empty_once_the_last_one_has_left() -> None:
         gate = Gate(max_running=1, max_waiting=1)
         await gate.until_empty()
         ticket = gate.enter(1)
-        gate.close()
+        gate.is_open = False
         with pytest.raises(ApiError) as refused:
             gate.enter(1)
         assert refused.value.status == 503
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(gate.until_empty(), 0.01)
-        ticket.give_back()
+        gate.leave(ticket)
         await gate.until_empty()
 
     run(main())

@@ -8,7 +8,6 @@ import os
 import threading
 from collections import deque
 from collections.abc import Sequence
-from typing import Protocol
 
 from card.transport.link import DrafterLink, LinkStatus
 from card.tree.messages import DrafterMessage, TargetMessage
@@ -19,26 +18,6 @@ _IDLE_TICK_S = 0.05
 _IDLE_TICKS = 2000  # without a message to send, after which nothing seems to run
 _MAX_WAITING = 8192  # messages either way; older ones are lost, which the protocol bears
 _CLOSE_TIMEOUT_S = 5.0
-
-
-class DrafterLine(Protocol):
-    """Messages to and from a drafter; no method takes longer than putting them into a queue."""
-
-    def post(self, messages: Sequence[TargetMessage]) -> None:
-        """Send these when possible, or lose them."""
-
-    def take(self) -> list[DrafterMessage]:
-        """Return what has arrived since the last call."""
-
-    def reject(self, reason: str) -> None:
-        """Tell that the drafter sent something impossible."""
-
-    @property
-    def status(self) -> LinkStatus:
-        """How the drafter was doing a moment ago."""
-
-    def close(self) -> None:
-        """End the drafter. May be called twice."""
 
 
 class ThreadedLine:

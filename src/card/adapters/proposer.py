@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from card.adapters.chains import Chances, RowCosts, best_chain
 from card.adapters.figures import Figures
-from card.adapters.line import DrafterLine
+from card.adapters.line import ThreadedLine
 from card.adapters.requests import Drafting, Request
 from card.adapters.tracking import Followed, RowTracker, Tokens
 from card.config import DraftSettings
@@ -29,6 +29,8 @@ class ChainProposer:
 
     figures: Figures
     """What was done so far."""
+    line: ThreadedLine | None
+    """The way to the drafter, if there is one."""
 
     def __init__(
         self,
@@ -38,7 +40,7 @@ class ChainProposer:
         num_speculative_tokens: int,
         draft: DraftSettings,
         writers: Mapping[str, LocalWriter],
-        line: DrafterLine | None,
+        line: ThreadedLine | None,
         clock: Callable[[], float],
         row_cost: float | None = None,
         others_s: float = _OTHERS_S,
@@ -61,9 +63,9 @@ class ChainProposer:
         self._vocab_size = vocab_size
         self._max_model_len = max_model_len
         self._most = num_speculative_tokens
-        self._drafting = Drafting(draft, max_model_len=max_model_len, vocab_size=vocab_size) if line else None
+        self._drafting = Drafting(draft=draft, max_model_len=max_model_len, vocab_size=vocab_size) if line else None
         self._writers = writers
-        self._line = line
+        self.line = line
         self._clock = clock
         self._tracker = RowTracker(self.begin, max_parked=max_parked)
         self._by_drafter_id: dict[int, Request] = {}
@@ -71,11 +73,6 @@ class ChainProposer:
         self._costs = RowCosts(row_cost)
         self._others_s = others_s
         self._handed_over: tuple[float, int, int] | None = None  # when, to how many requests, and how many rows
-
-    @property
-    def line(self) -> DrafterLine | None:
-        """The way to the drafter, if there is one."""
-        return self._line
 
     def propose(self, new_ids: Sequence[Sequence[int]], lengths: Sequence[int], tokens: Tokens) -> list[list[int]]:
         """Return for each row the tokens to verify next, none where nothing is worth it.
@@ -118,7 +115,8 @@ class ChainProposer:
         for row, ids in zip(step.texts, new_ids, strict=True):
             if row is not None and ids:
                 messages += self._commit(row, ids)
-        self._post(messages)  # before the candidates are chosen: the drafter goes on meanwhile
+        if self.line is not None:
+            self.line.post(messages)  # before the candidates are chosen: the drafter goes on meanwhile
         chains = self._choose(step.texts, new_ids, began + self._others_s)
         ended = self._clock()
         is_plain = bool(new_ids) and all(new_ids)
@@ -134,8 +132,8 @@ class ChainProposer:
         self._by_drafter_id.clear()
         for writer in self._writers.values():
             writer.close()
-        if self._line is not None:
-            self._line.close()
+        if self.line is not None:
+            self.line.close()
 
     def _labels(self, writers: Sequence[int]) -> list[str]:
         names = (DRAFTER, *self._writers)
@@ -159,9 +157,9 @@ class ChainProposer:
     def _listen(self) -> list[TargetMessage]:
         """Take what the drafter said. Returns: the replies."""
         replies: list[TargetMessage] = []
-        if self._line is None:
+        if self.line is None:
             return replies
-        for message in self._line.take():
+        for message in self.line.take():
             if isinstance(message, Ready):  # a new one, which knows of no request
                 for one in self._by_drafter_id.values():
                     replies += one.reopen()
@@ -174,12 +172,8 @@ class ChainProposer:
                     replies += found.receive(message)
                 except ProtocolError as error:
                     self.figures.rejections += 1
-                    self._line.reject(str(error))
+                    self.line.reject(str(error))
         return replies
-
-    def _post(self, messages: Sequence[TargetMessage]) -> None:
-        if self._line is not None:
-            self._line.post(messages)
 
     def _commit(self, request: Request, new_ids: Sequence[int]) -> list[TargetMessage]:
         if request.chain:

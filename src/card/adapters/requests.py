@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
 
@@ -30,15 +31,14 @@ _FIRST_ROOM = 512  # tokens that a text may grow by before the drafter is asked 
 _PARAMS = SamplingParams(temperature=0.0, seed=0)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Drafting:
     """What requests need to open their part of the drafter's work."""
 
-    def __init__(self, draft: DraftSettings, *, max_model_len: int, vocab_size: int) -> None:
-        """Take how to draft, the most tokens of a text, and the tokens that the target has."""
-        self.draft = draft
-        self.max_model_len = max_model_len
-        self.vocab_size = vocab_size
-        self._ids = count()
+    draft: DraftSettings
+    max_model_len: int  # most tokens of a text
+    vocab_size: int  # tokens that the target has
+    _ids: Iterator[int] = field(default_factory=count)
 
     def next_id(self) -> int:
         """Return a name for the drafter that no request had before: it never takes up a closed one again."""

@@ -79,11 +79,6 @@ class RowTracker(Generic[TextT]):
         self._rows: list[TextT | None] = []  # of the last step
         self._parked: dict[int, TextT] = {}  # by identity, away for longest first
 
-    @property
-    def num_parked(self) -> int:
-        """Texts without a row."""
-        return len(self._parked)
-
     def follow(self, lengths: Sequence[int], tokens: Tokens) -> Followed[TextT]:
         """Return the text of each row.
 

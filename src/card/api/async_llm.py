@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import logging
 import threading
@@ -12,24 +11,20 @@ import weakref
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from transformers import PreTrainedTokenizerBase
 
-from card.api.host import Host, PreparedRequest, Prompt
-from card.api.mailbox import Mailbox, wake
-from card.api.outputs import StreamChunk
-from card.api.text_stream import TextStream
+from card.api.host import Host, Hosted, PreparedRequest, Prompt
+from card.api.mailbox import Mailbox, post
+from card.api.outputs import Piece, StreamChunk
 from card.config import SamplingParams
 from card.engine.engine import Update
 from card.engine.scoring import Scores, ScoringJob
 from card.errors import CardError, PromptError, SettingsError, WorkerError
-from card.methods import Method
 from card.transport.child import DrafterChild
 from card.transport.leases import Leases
 from card.workers.metrics import EngineStats, RequestStats
-from card.workers.trace import Trace
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -41,7 +36,7 @@ _IDLE_LOOKS = 3  # in a row, before the idle time is used to measure what was me
 _JOIN_TIMEOUT_S = 60.0  # for the engine's thread to finish its round and to end the drafter
 
 
-class AsyncLLM:
+class AsyncLLM(Hosted):
     """A target model, perhaps with a draft model, that answers many requests at once in asyncio programs.
 
         async with AsyncLLM("demo-target", "demo-draft") as llm:
@@ -74,21 +69,6 @@ class AsyncLLM:
         self._driver = _Driver(self._host)
         self._finalizer = weakref.finalize(self, self._driver.close)
         self._request_ids = itertools.count()
-
-    @property
-    def method(self) -> Method:
-        """The decoding method."""
-        return self._host.method
-
-    @property
-    def target_cost(self) -> str | None:
-        """What an inflated target costs and what it is; None for a target as it is."""
-        return self._host.target_cost
-
-    @property
-    def max_model_len(self) -> int:
-        """Most tokens of a request, prompt and answer together."""
-        return self._host.max_model_len
 
     @property
     def host(self) -> Host:
@@ -148,10 +128,6 @@ class AsyncLLM:
         """Return gauges and totals of the engine as of its last round. Raises: WorkerError if it is down."""
         return self._driver.stats()
 
-    def trace(self) -> contextlib.AbstractContextManager[Trace]:
-        """Record what the engine does while the block runs, other tasks' requests included; one recording at a time."""
-        return self._host.trace()
-
     async def shutdown(self) -> None:
         """End engine and drafter; open streams raise WorkerError. May be called twice.
 
@@ -163,13 +139,8 @@ class AsyncLLM:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.shutdown()
-
-    def _forget(self, number: int) -> None:
-        self._driver.forget(number)
 
 
 class RequestStream(AsyncIterator[StreamChunk]):
@@ -214,24 +185,17 @@ class RequestStream(AsyncIterator[StreamChunk]):
     def _drop(self) -> None:
         if not self._is_over:
             self._is_over = True
-            self._llm._forget(self._number)
+            self._llm._driver.forget(self._number)
 
 
 @dataclass(slots=True)
 class _Live:
-    """A request in the engine."""
+    """A request in the engine, or on its way there."""
 
-    name: str
-    text: TextStream
-    mailbox: Mailbox
-    stats: RequestStats
-
-
-@dataclass(frozen=True, slots=True)
-class _Add:
     name: str
     prepared: PreparedRequest
     mailbox: Mailbox
+    stats: RequestStats
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,7 +204,7 @@ class _Abort:
     done: Future[bool] | None = None  # gets whether the request was running
 
 
-Command = _Add | _Abort | ScoringJob
+Command = _Live | _Abort | ScoringJob
 
 
 class _Driver:
@@ -274,7 +238,9 @@ class _Driver:
                 raise SettingsError(f"request_id {name!r} is in use by a running request; choose another one")
             self._number_of[name] = prepared.request.request_id
             self._num_unseen += 1
-            self._post(_Add(name, prepared, mailbox))
+            request = prepared.request
+            stats = RequestStats(num_prompt_tokens=len(request.prompt_ids), seed=request.params.seed or 0)
+            self._post(_Live(name, prepared, mailbox, stats))
 
     def abort(self, name: str) -> Future[bool] | None:
         """Queue an abort; None if there is no such request. Raises: WorkerError."""
@@ -373,20 +339,18 @@ class _Driver:
                 done.set_result(was_running)
 
     def _obey(self, command: Command) -> None:
-        """Carry out a command between two rounds."""
         engine = self._host.engine
         if isinstance(command, ScoringJob):
             self._host.scorer.add(command)
             return
-        if isinstance(command, _Add):
+        if isinstance(command, _Live):
             self._num_seen += 1
             request = command.prepared.request
-            stats = RequestStats(num_prompt_tokens=len(request.prompt_ids), seed=request.params.seed or 0)
-            self._live[request.request_id] = _Live(command.name, command.prepared.text, command.mailbox, stats)
+            self._live[request.request_id] = command
             try:
                 engine.add(request)
             except PromptError as error:
-                self._deliver([Update(request.request_id, (), "error", stats, error)])
+                self._deliver([Update(request.request_id, (), "error", command.stats, error)])
             return
         was_running = engine.abort(command.number)
         if command.done is not None:
@@ -404,11 +368,11 @@ class _Driver:
                 with self._changed:
                     self._number_of.pop(live.name, None)
         self._publish()
-        waiters = []
+        letters: list[tuple[Mailbox, Piece | CardError]] = []
         for live, update in receivers:
-            text = live.text.take(update.token_ids, is_end=update.finish_reason is not None)
-            waiters.append((live.mailbox.loop, live.mailbox.put(text, update)))
-        wake(waiters)
+            text = live.prepared.text.take(update.token_ids, is_end=update.finish_reason is not None)
+            letters.append((live.mailbox, update.error or (text, update)))
+        post(letters)
 
     def _die(self, death: WorkerError) -> None:
         """Tell everyone who waits, and everyone who calls from now on."""
@@ -417,13 +381,13 @@ class _Driver:
             commands = self._take_inbox()
             self._number_of.clear()
         mailboxes = [live.mailbox for live in self._live.values()]
-        mailboxes += [command.mailbox for command in commands if isinstance(command, _Add)]
+        mailboxes += [command.mailbox for command in commands if isinstance(command, _Live)]
         self._live.clear()
         for command in commands:
             if isinstance(command, ScoringJob):
                 self._host.scorer.add(command)
         self._host.scorer.fail(death)
-        wake([(mailbox.loop, mailbox.fail(_again(death))) for mailbox in mailboxes])
+        post([(mailbox, _again(death)) for mailbox in mailboxes])
         unanswered = [done for done, _ in self._obeyed]
         unanswered += [command.done for command in commands if isinstance(command, _Abort) and command.done]
         for done in unanswered:

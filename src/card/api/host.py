@@ -25,15 +25,16 @@ from card.assembly.build import Models, build
 from card.assembly.drafters import DraftSource, make_drafter
 from card.assembly.measured import MeasuredLatencies
 from card.assembly.plan import Facts, Plan, resolve
-from card.config import INT8, DraftSettings, SamplingParams
+from card.config import INT8, SamplingParams
 from card.engine.scoring import Scorer
 from card.errors import PromptError, SettingsError
+from card.methods import Method
 from card.models.cuda.bucketed import make_runner
 from card.models.decoder_model import is_int8
 from card.models.draft_vocab import check_draft_vocab
 from card.models.fingerprint import tokenizer_fingerprint
 from card.models.grammar import GrammarCompiler
-from card.models.hrad.foresight import OFF, Foresight, foresight
+from card.models.hrad.foresight import OFF, foresight
 from card.models.inflation import inflate, inflated_from, parse_parameter_count
 from card.models.loading import (
     check_pair,
@@ -118,7 +119,9 @@ class Host:
             say("waiting for the drafter")
             self.link.start()
         say("measuring what passes cost here")
-        foresee = self._foresight(plan.draft)  # before the passes are warmed up: it decides what they keep
+        predictor = self.settings.hrad if self.method.uses_predictor else OFF
+        # Before the passes are warmed up: it decides what they keep.
+        foresee = foresight(predictor, self.runner, plan.draft.branch_below)
         with pinned(self.latencies.useful(plan.cores).alone):
             self.runner.warm_up(1 + plan.draft.budget if plan.placements or plan.writers else 1)
         free_bytes = _free_bytes(self.runner.device)
@@ -146,12 +149,7 @@ class Host:
             self._finalizer()
         self._parts.close()
 
-    def make_request(
-        self,
-        prompt: Prompt,
-        params: SamplingParams,
-        request_id: int,
-    ) -> PreparedRequest:
+    def make_request(self, prompt: Prompt, params: SamplingParams, request_id: int) -> PreparedRequest:
         """Return the request for a prompt: text, token ids, or a conversation for the model's chat template.
 
         A seed is drawn if there is none. Raises: PromptError for a prompt that is empty or does not fit; SettingsError
@@ -195,17 +193,6 @@ class Host:
             )
         return tuple(token_ids)
 
-    @contextmanager
-    def trace(self) -> Iterator[Trace]:
-        """Record what the engine does inside the block."""
-        trace = self.engine.trace = Trace(shares_clock="remote" not in self.plan.placements.values())
-        try:
-            yield trace
-        finally:
-            self.engine.trace = None
-
-    # ---- inside -----------------------------------------------------------------------------------------------------
-
     def _load_target(self, target: str | LoadedModel, draft: str | LoadedModel | None) -> LoadedModel:
         model: LoadedModel
         settings, kept_in = self.settings, self.settings.weights_dir
@@ -231,11 +218,6 @@ class Host:
             )
         return model
 
-    def _foresight(self, draft: DraftSettings) -> Foresight | None:
-        """Return where to branch by a predictor of rejections, if the method uses one and one was asked for."""
-        predictor = self.settings.hrad if self.method.uses_predictor else OFF
-        return foresight(predictor, self.runner, draft.branch_below)
-
     def _begin_drafter(
         self, plan: Plan, draft: str | LoadedModel | None, spare: DrafterChild | None, leases: Leases | None
     ) -> DrafterLink | None:
@@ -257,6 +239,41 @@ class Host:
         self.latencies.ask(drafter)
         self._finalizer = weakref.finalize(self, drafter.link.close)
         return drafter.link
+
+
+class Hosted:
+    """What `LLM` and `AsyncLLM` tell of their engine."""
+
+    _host: Host
+
+    @property
+    def method(self) -> Method:
+        """The decoding method."""
+        return self._host.method
+
+    @property
+    def target_cost(self) -> str | None:
+        """What an inflated target costs and what it is; None for a target as it is."""
+        return self._host.target_cost
+
+    @property
+    def max_model_len(self) -> int:
+        """Most tokens of a request, prompt and answer together."""
+        return self._host.max_model_len
+
+    @contextmanager
+    def trace(self) -> Iterator[Trace]:
+        """Record what the engine does inside a block, for `card.workers.trace.write_trace`; one recording at a time.
+
+        with llm.trace() as trace:
+            llm.generate(prompt)
+        """
+        engine = self._host.engine
+        trace = engine.trace = Trace(shares_clock="remote" not in self._host.plan.placements.values())
+        try:
+            yield trace
+        finally:
+            engine.trace = None
 
 
 @functools.cache

@@ -6,21 +6,17 @@ import itertools
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self
 
 from transformers import PreTrainedTokenizerBase
 
-from card.api.host import Host, PreparedRequest, Prompt
-from card.api.outputs import CompletionOutput, RequestOutput, StreamChunk, stream_chunk
+from card.api.host import Host, Hosted, PreparedRequest, Prompt
+from card.api.outputs import CompletionOutput, Piece, RequestOutput, StreamChunk
 from card.config import DraftSettings, EngineSettings, SamplingParams
 from card.engine.engine import Engine, Update
-from card.methods import Method
 from card.transport.child import DrafterChild
-from card.workers.details import TokenDetails
 from card.workers.metrics import EngineStats
-from card.workers.trace import Trace
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -39,7 +35,7 @@ class _Live:
     updates: deque[Update] = field(default_factory=deque)
 
 
-class LLM:
+class LLM(Hosted):
     """A target model, perhaps with a draft model, and the method that decodes with them.
 
         with LLM("demo-target", "demo-draft") as llm:
@@ -79,11 +75,6 @@ class LLM:
         self._request_ids = itertools.count()
 
     @property
-    def method(self) -> Method:
-        """The decoding method."""
-        return self._host.method
-
-    @property
     def settings(self) -> EngineSettings:
         """How the engine is set up."""
         return self._host.settings
@@ -96,16 +87,6 @@ class LLM:
     @draft_settings.setter
     def draft_settings(self, draft: DraftSettings) -> None:
         self._host.draft_settings = draft
-
-    @property
-    def target_cost(self) -> str | None:
-        """What an inflated target costs and what it is; None for a target as it is."""
-        return self._host.target_cost
-
-    @property
-    def max_model_len(self) -> int:
-        """Most tokens of a request, prompt and answer together."""
-        return self._host.max_model_len
 
     def generate(
         self,
@@ -158,14 +139,6 @@ class LLM:
         with self._lock:
             self._engine.forget_prefixes()
 
-    def trace(self) -> AbstractContextManager[Trace]:
-        """Record what the engine does inside a block, for `card.workers.trace.write_trace`; one recording at a time.
-
-        with llm.trace() as trace:
-            llm.generate(prompt)
-        """
-        return self._host.trace()
-
     def close(self) -> None:
         """End the drafter. May be called twice."""
         self._host.close()
@@ -203,17 +176,21 @@ class LLM:
                     if update.request_id in self._live:
                         self._live[update.request_id].updates.append(update)
 
+    def _pieces(self, live: _Live) -> Iterator[Piece]:
+        """Yield what each round gives a request, to its end."""
+        has_ended = False
+        while not has_ended:
+            update = self._next(live)
+            has_ended = update.finish_reason is not None
+            yield live.prepared.text.take(update.token_ids, is_end=has_ended), update
+
     def _stream(self, prepared: PreparedRequest) -> Iterator[StreamChunk]:
         live = self._begin(prepared)
         try:
-            while True:
-                update = self._next(live)
+            for text, update in self._pieces(live):
                 if update.error is not None:
                     raise update.error
-                piece = prepared.text.take(update.token_ids, is_end=update.finish_reason is not None)
-                yield stream_chunk(piece, update.token_ids, update.finish_reason, update.stats, update.details)
-                if update.finish_reason is not None:
-                    return
+                yield StreamChunk.of([(text, update)])
         finally:
             self._end(live)
 
@@ -228,27 +205,20 @@ class LLM:
                 self._end(live)
 
     def _collect(self, live: _Live, prompt: str | None) -> RequestOutput:
-        prepared, text = live.prepared, ""
-        token_ids: list[int] = []
-        details: list[TokenDetails] = []
-        while True:
-            update = self._next(live)
-            token_ids += update.token_ids
-            details.append(update.details)
-            reason = update.finish_reason
-            text += prepared.text.take(update.token_ids, is_end=reason is not None)
-            if reason is not None:
-                break
-        told = TokenDetails.joined(details)
-        completion = CompletionOutput(0, text, tuple(token_ids), reason, told.logprobs, told.origins, told.alternatives)
+        pieces = list(self._pieces(live))
+        told, request = StreamChunk.of(pieces), live.prepared.request
+        assert told.finish_reason is not None
+        completion = CompletionOutput(
+            0, told.text, told.token_ids, told.finish_reason, told.logprobs, told.origins, told.alternatives
+        )
         return RequestOutput(
-            request_id=prepared.request.request_id,
+            request_id=request.request_id,
             prompt=prompt,
-            prompt_token_ids=prepared.request.prompt_ids,
+            prompt_token_ids=request.prompt_ids,
             outputs=(completion,),
             method=self.method.name,
             exact=self.method.is_exact,
             target_cost=self.target_cost,
-            stats=update.stats,
-            error=update.error,
+            stats=told.stats,
+            error=pieces[-1][1].error,
         )

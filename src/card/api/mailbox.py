@@ -4,86 +4,58 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import threading
 from collections.abc import Sequence
 
-from card.api.outputs import StreamChunk, stream_chunk
-from card.engine.engine import Update
+from card.api.outputs import Piece, StreamChunk
 from card.errors import CardError, SettingsError
-from card.workers.details import TokenDetails
-from card.workers.metrics import RequestStats
-from card.workers.request import FinishReason
-
-Waiter = asyncio.Future[None]
 
 
 class Mailbox:
-    """What has come of one request and was not read yet: filled by the engine's thread, read in one event loop."""
+    """What has come of one request and was not read yet. All of it happens in one event loop; see `post`."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
-        self._lock = threading.Lock()
-        self._text: list[str] = []
-        self._token_ids: list[int] = []
-        self._details: list[TokenDetails] = []
-        self._stats: RequestStats | None = None  # set: there is something to read
-        self._finish_reason: FinishReason | None = None
-        self._error: CardError | None = None
-        self._waiter: Waiter | None = None
+        self._pieces: list[Piece] = []
+        self._error: CardError | None = None  # raised after what there is to read
+        self._waiter: asyncio.Future[None] | None = None
 
-    def put(self, text: str, update: Update) -> Waiter | None:
-        """Add what a round gave. Returns: whom to wake."""
-        with self._lock:
-            if update.error is not None:
-                self._error = update.error
-            else:
-                self._text.append(text)
-                self._token_ids += update.token_ids
-                self._details.append(update.details)
-                self._stats, self._finish_reason = update.stats, update.finish_reason
-            return self._waiter
-
-    def fail(self, error: CardError) -> Waiter | None:
-        """Let the reader get ``error`` after what there is to read. Returns: whom to wake."""
-        with self._lock:
-            self._error = error
-            return self._waiter
+    def put(self, mail: Piece | CardError) -> None:
+        """Add what a round gave, or why nothing more comes, and wake the reader."""
+        if isinstance(mail, CardError):
+            self._error = mail
+        else:
+            self._pieces.append(mail)
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
 
     async def take(self) -> StreamChunk:
         """Return everything that is new, once there is something. Raises: the request's error."""
         if asyncio.get_running_loop() is not self.loop:
             raise SettingsError("a stream must be read in the event loop that it was made in")
-        while True:
-            with self._lock:
-                if self._waiter is not None:
-                    raise SettingsError("a stream is read by one task at a time; another one waits for it")
-                if self._stats is not None:
-                    ids, told = tuple(self._token_ids), TokenDetails.joined(self._details)
-                    chunk = stream_chunk("".join(self._text), ids, self._finish_reason, self._stats, told)
-                    self._text, self._token_ids, self._details, self._stats = [], [], [], None
-                    return chunk
-                if self._error is not None:
-                    raise self._error
-                waiter = self._waiter = self.loop.create_future()
+        if self._waiter is not None:
+            raise SettingsError("a stream is read by one task at a time; another one waits for it")
+        if not self._pieces and self._error is None:
+            self._waiter = self.loop.create_future()
             try:
-                await waiter
+                await self._waiter
             finally:
-                with self._lock:
-                    self._waiter = None
+                self._waiter = None
+        if not self._pieces and self._error is not None:
+            raise self._error
+        pieces, self._pieces = self._pieces, []
+        return StreamChunk.of(pieces)
 
 
-def wake(waiters: Sequence[tuple[asyncio.AbstractEventLoop, Waiter | None]]) -> None:
-    """Wake readers, with one call for each event loop."""
-    by_loop: dict[asyncio.AbstractEventLoop, list[Waiter]] = {}
-    for loop, waiter in waiters:
-        if waiter is not None:
-            by_loop.setdefault(loop, []).append(waiter)
+def post(letters: Sequence[tuple[Mailbox, Piece | CardError]]) -> None:
+    """Put each into its mailbox from another thread, with one call for each event loop."""
+    by_loop: dict[asyncio.AbstractEventLoop, list[tuple[Mailbox, Piece | CardError]]] = {}
+    for mailbox, mail in letters:
+        by_loop.setdefault(mailbox.loop, []).append((mailbox, mail))
     for loop, those in by_loop.items():
         with contextlib.suppress(RuntimeError):  # a closed loop has no readers left
-            loop.call_soon_threadsafe(_finish, those)
+            loop.call_soon_threadsafe(_put_all, those)
 
 
-def _finish(waiters: list[Waiter]) -> None:
-    for waiter in waiters:
-        if not waiter.done():
-            waiter.set_result(None)
+def _put_all(letters: Sequence[tuple[Mailbox, Piece | CardError]]) -> None:
+    for mailbox, mail in letters:
+        mailbox.put(mail)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from card.engine.engine import Update
 from card.errors import CardError
 from card.tree.sampling import TokenLogprobs
 from card.workers.details import Alternative, TokenDetails
@@ -11,6 +13,9 @@ from card.workers.metrics import RequestStats
 from card.workers.request import FinishReason
 
 __all__ = ["Alternative", "CompletionOutput", "RequestOutput", "StreamChunk", "TokenLogprobs"]
+
+Piece = tuple[str, Update]
+"""What a round gave a request, and the text that is certain since."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,14 +60,17 @@ class StreamChunk:
     origins: tuple[str, ...] = field(default=(), compare=False)
     alternatives: tuple[tuple[Alternative, ...], ...] = field(default=(), compare=False)
 
-
-def stream_chunk(
-    text: str,
-    token_ids: tuple[int, ...],
-    finish_reason: FinishReason | None,
-    stats: RequestStats,
-    details: TokenDetails,
-) -> StreamChunk:
-    """Return a chunk with what is told of its tokens."""
-    told = (details.logprobs, details.origins, details.alternatives)
-    return StreamChunk(text, token_ids, finish_reason, stats, *told)
+    @classmethod
+    def of(cls, pieces: Sequence[Piece]) -> StreamChunk:
+        """Return what some rounds gave a request, one after the other."""
+        last = pieces[-1][1]
+        told = TokenDetails.joined(update.details for _, update in pieces)
+        return cls(
+            "".join([text for text, _ in pieces]),
+            tuple([token_id for _, update in pieces for token_id in update.token_ids]),
+            last.finish_reason,
+            last.stats,
+            told.logprobs,
+            told.origins,
+            told.alternatives,
+        )

@@ -21,6 +21,7 @@ from transformers import PreTrainedModel
 
 import card
 from card.errors import SettingsError
+from card.policy.cores import usable_cores
 
 # Settings of every engine whose decoding is timed: its drafter is up and its latencies are of today.
 MEASURED_START: Mapping[str, Any] = MappingProxyType(
@@ -68,9 +69,7 @@ def describe_run() -> Environment:
 
 def allowed_cores() -> tuple[int, ...]:
     """Return the cores that this process may use; where the system does not say, all of them."""
-    if hasattr(os, "sched_getaffinity"):
-        return tuple(sorted(os.sched_getaffinity(0)))
-    return tuple(range(os.cpu_count() or 1))
+    return usable_cores() or tuple(range(os.cpu_count() or 1))
 
 
 def choose_cores(asked: tuple[int, ...] | None) -> tuple[int, ...]:

@@ -27,7 +27,7 @@ from card.bench.names import (
     spec_of,
 )
 from card.bench.records import Pair, RowFacts
-from card.bench.rows import AssistantSettings, CardRow, Decoded, PromptIds, Row, TransformersRow, core_set
+from card.bench.rows import CardRow, Decoded, PromptIds, Row, TransformersRow, assistant_title, core_set
 from card.bench.runner import OpenPair, Plan
 from card.config import INT8, DraftSettings, SamplingParams
 from card.errors import SettingsError
@@ -83,23 +83,20 @@ class LineupSettings:
         """Return what a run promises of a row, before any model is loaded."""
         cores = self.cores_of(name)
         if name in THEIRS:
-            facts: dict[str, Any] = {"lengths": list(self.lengths)} if needs_draft(name) else {}
-            # It draws its own random numbers, and knows nothing of our integers.
-            is_comparable = self.params.temperature == 0.0 and self.dtype != INT8
             return RowFacts(
                 name=name,
                 method=name.removesuffix(ALL_CORES),
                 cores=cores,
                 threads=len(cores),
                 is_exact=True,
-                is_comparable=is_comparable,
-                settings=facts,
+                # It draws its own random numbers, and knows nothing of our integers.
+                is_comparable=self.params.temperature == 0.0 and self.dtype != INT8,
+                settings={"lengths": list(self.lengths)} if needs_draft(name) else {},
             )
         spec = spec_of(name)
         settings = {"drafter": spec.drafter, "policy": "auto" if spec.is_tuned else "fixed", **spec.engine}
-        settings |= {"lengths": list(self.lengths)} if spec.has_lengths else {}
-        settings |= self.engine_of(name)
-        settings |= {**self.draft, **spec.draft} if spec.takes_options else dict(spec.draft)
+        settings |= {"lengths": self.lengths} if spec.has_lengths else {}
+        settings |= {**self.engine_of(name), **(self.draft if spec.takes_options else {}), **spec.draft}
         return RowFacts(
             name=name,
             method=spec.method,
@@ -253,22 +250,13 @@ class Lineup:
         return settings
 
     def _transformers_rows(self, name: str, known: Mapping[str, Any]) -> list[Row]:
-        options: list[AssistantSettings | None] = [None]
+        cores, assistant, lengths = self._settings.cores_of(name), None, list[int | None]([None])
         if needs_draft(name):
-            constant = [AssistantSettings(num_assistant_tokens=n) for n in self._settings.lengths]
-            every = [AssistantSettings(), *constant]
-            options = [one for one in every if not known or str(one) == known["assistant"]]
-        cores = self._settings.cores_of(name)
+            assistant, lengths = self._draft, [None, *self._settings.lengths]
         return [
-            TransformersRow(
-                name,
-                self._target,
-                self.end_ids,
-                cores,
-                assistant=self._draft if option else None,
-                assistant_settings=option,
-            )
-            for option in options
+            TransformersRow(name, self._target, self.end_ids, cores, assistant=assistant, num_assistant_tokens=n)
+            for n in lengths
+            if not known or assistant is None or assistant_title(n) == known["assistant"]
         ]
 
 

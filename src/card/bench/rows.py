@@ -148,26 +148,6 @@ class CardRow:
         return trace
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AssistantSettings:
-    """How transformers' assisted generation drafts; None leaves its own defaults."""
-
-    num_assistant_tokens: int | None = None  # drafted each time, without a confidence threshold
-
-    def __str__(self) -> str:
-        return "defaults" if self.num_assistant_tokens is None else f"constant {self.num_assistant_tokens}"
-
-    def changes(self) -> dict[str, Any]:
-        """Return what to change in the assistant's generation config."""
-        if self.num_assistant_tokens is None:
-            return {}
-        return {
-            "num_assistant_tokens": self.num_assistant_tokens,
-            "num_assistant_tokens_schedule": "constant",
-            "assistant_confidence_threshold": 0.0,
-        }
-
-
 @dataclass(slots=True)
 class _Clock(BaseStreamer):
     """Notes when transformers hands out tokens: first the prompt, then the tokens of each pass."""
@@ -203,22 +183,30 @@ class TransformersRow:
         cores: tuple[int, ...],
         *,
         assistant: PreTrainedModel | None = None,
-        assistant_settings: AssistantSettings | None = None,
+        num_assistant_tokens: int | None = None,
     ) -> None:
+        """Take the models.
+
+        Args:
+            num_assistant_tokens: drafted each time, without a confidence threshold; None leaves the defaults.
+        """
         self.name = name
         self._model = model
         self._end_ids = sorted(end_ids)
         self._core_set = core_set(cores, len(cores))
         self._assistant = assistant
-        self._changes = assistant_settings.changes() if assistant_settings else {}
+        self._changes: dict[str, Any] = {}
+        if num_assistant_tokens is not None:
+            schedule = {"num_assistant_tokens_schedule": "constant", "assistant_confidence_threshold": 0.0}
+            self._changes = {"num_assistant_tokens": num_assistant_tokens, **schedule}
         self._own_config = assistant.generation_config if assistant else None
         self.settings: Mapping[str, Any] = {
             "cores": list(cores),
             "threads": len(cores),
             "attention": model.config._attn_implementation,
         }
-        if assistant_settings:
-            self.settings = {**self.settings, "assistant": str(assistant_settings)}
+        if assistant is not None:
+            self.settings = {**self.settings, "assistant": assistant_title(num_assistant_tokens)}
 
     def decode(self, prompt_ids: Sequence[int], params: SamplingParams) -> Decoded:
         """Decode one prompt."""
@@ -249,6 +237,11 @@ class TransformersRow:
 
     def traced(self, prompt_ids: Sequence[int], params: SamplingParams) -> None:
         """Return None: transformers tells nothing of its rounds."""
+
+
+def assistant_title(num_tokens: int | None) -> str:
+    """Return in words how transformers' assisted generation drafts."""
+    return "defaults" if num_tokens is None else f"constant {num_tokens}"
 
 
 def up_to_stop(

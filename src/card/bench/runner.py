@@ -182,17 +182,15 @@ def _promise(plan: Plan, environment: Environment, console: Console) -> tuple[Ru
     if len(set(dtypes)) > 1:
         raise SettingsError(f"targets are stored in different dtypes ({', '.join(dtypes)}); give one with --dtype")
     datasets = [_cut(dataset, fits, plan, console) for dataset in plan.datasets]
-    params = plan.params
-    asked = {name: getattr(params, name) for name in ("temperature", "top_k", "top_p", "min_p")}
-    sampling = Sampling(**asked, seed=params.seed or 0)
+    asked = {name: getattr(plan.params, name) for name in ("temperature", "top_k", "top_p", "min_p")}
     return Run(
         run_id=secrets.token_hex(6),
         version=VERSION,
         **asdict(environment),
         pairs=tuple(pairs),
         dtype=dtypes[0],
-        sampling=sampling,
-        max_tokens=params.max_tokens,
+        sampling=Sampling(**asked, seed=plan.params.seed or 0),
+        max_tokens=plan.params.max_tokens,
         repeats=plan.repeats,
         rows=plan.rows,
         workloads=tuple(_workload(dataset) for dataset in datasets),

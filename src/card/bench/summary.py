@@ -12,10 +12,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise, zip_longest
 
+from card.bench.names import DRAFTER
 from card.bench.records import Run, Sample
 from card.workers.metrics import RequestStats
-
-DRAFTER = "beam"  # the draft model's name among the writers
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,7 +69,6 @@ def run(**options: Any) -> int:
 
 
 def _plan(options: dict[str, Any]) -> Plan:
-    """Return what the options ask for. Raises: CardError."""
     rows = names_of(
         [*_names(options["methods"]), *(f"card+{writers.replace(',', '+')}" for writers in options["writers"])]
     )
@@ -108,7 +107,6 @@ def _names(text: str) -> Sequence[str]:
 
 
 def _pairs(options: dict[str, Any]) -> list[PairSpec]:
-    """Return each pair at each price."""
     pairs = [(target, draft) for target, draft in options["pair"]]
     if not pairs or options["target"] or options["draft"]:
         target = options["target"] or DEMO_TARGET

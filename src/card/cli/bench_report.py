@@ -45,6 +45,5 @@ def run(
 
 
 def _fresh(path: Path) -> Path:
-    """Return the path, after its folder was made."""
     path.parent.mkdir(parents=True, exist_ok=True)
     return path

@@ -35,7 +35,7 @@ def run(stats: bool, **options: Any) -> None:
     with make_llm(options) as llm:
         if llm.target_cost:
             click.echo(f"target costs {llm.target_cost}", err=True)
-        if _is_interactive():
+        if sys.stdin.isatty() and sys.stderr.isatty():
             _greet(llm)
             threading.Thread(target=llm.measure_again, daemon=True).start()  # while the user types
         conversation = _Conversation(llm, params, shows_stats=stats)
@@ -79,12 +79,12 @@ class _Conversation:
                     self.stats = chunk.stats
                     click.echo(chunk.text, nl=False)
                     sys.stdout.flush()
-                    if interrupt.is_set:
+                    if interrupt.is_set():
                         break
         except PromptError as error:
             click.echo(f"card: {error} (/reset forgets the conversation)", err=True)
             return
-        click.echo(" [cut short]" if interrupt.is_set else "")
+        click.echo(" [cut short]" if interrupt.is_set() else "")
         if answer:
             self.messages += [asked, {"role": "assistant", "content": answer}]
         if self.shows_stats:
@@ -101,13 +101,11 @@ def _greet(llm: LLM) -> None:
     settings = llm.settings
     drafted = f", {settings.draft} drafts" if settings.draft else ""
     click.echo(f"{settings.target} answers{drafted} (method {llm.method.name}). /help lists commands.", err=True)
-    note = demo_note(settings.target)
-    if note:
+    if note := demo_note(settings.target):
         click.echo(note, err=True)
 
 
 def _ask() -> str | None:
-    """Return the next line of the user, or None to end."""
     try:
         line = input("> " if sys.stdin.isatty() else "")
     except EOFError:
@@ -115,7 +113,3 @@ def _ask() -> str | None:
     except UnicodeDecodeError:
         raise PromptError("standard input is not valid UTF-8; convert it first") from None
     return line.strip() or None
-
-
-def _is_interactive() -> bool:
-    return sys.stdin.isatty() and sys.stderr.isatty()

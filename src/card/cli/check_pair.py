@@ -122,7 +122,7 @@ def _print(console: Console, report: PairReport, *, is_wide: bool) -> None:
         for title, one in (
             ("memory", _memory_table(*report.memory)),
             ("milliseconds a pass, by its tokens", _latency_table(report.latencies)),
-            (_agreement_title(report.agreement), _agreement_table(report.agreement)),
+            _agreement_table(report.agreement),
             ("tokens/s, one request at a time", _speed_table(report.speeds)),
         ):
             console.print(Text(f"\n{title}", style="bold"))
@@ -164,17 +164,11 @@ def _latency_table(measured: tuple[Latency, ...]) -> Table:
     return shown
 
 
-def _agreement_title(agreement: Agreement) -> str:
-    return (
-        f"agreement: {agreement.share:.0%} of the drafted tokens that could follow were taken; "
-        f"{agreement.tokens_per_pass:.2f} tokens a pass"
-    )
-
-
-def _agreement_table(agreement: Agreement) -> Table:
+def _agreement_table(agreement: Agreement) -> tuple[str, Table]:
+    share, length = f"{agreement.share:.0%}", f"{agreement.tokens_per_pass:.2f}"
     shown = table("drafted token", numbers=map(str, range(1, len(agreement.taken_by_depth) + 1)))
     shown.add_row("taken", *(f"{share:.0%}" for share in agreement.taken_by_depth))
-    return shown
+    return f"agreement: {share} of the drafted tokens that could follow were taken; {length} tokens a pass", shown
 
 
 def _speed_table(speeds: Speeds) -> Table:

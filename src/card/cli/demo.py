@@ -66,11 +66,8 @@ def run(problems: int, max_tokens: int, temperature: float, seed: int, wide: boo
     console.print(
         "All have the same cores; card drafts on one of them, or in turns with the target, as it finds faster."
     )
-    differing = [lane.method for lane in lanes if lane.token_ids != lanes[0].token_ids]
-    if differing:
-        console.print(
-            f"Text differs from plain decoding: {', '.join(differing)}. In bfloat16 two tokens may tie; see README."
-        )
+    if differing := ", ".join(lane.method for lane in lanes if lane.token_ids != lanes[0].token_ids):
+        console.print(f"Text differs from plain decoding: {differing}. In bfloat16 two tokens may tie; see README.")
     else:
         console.print("All methods wrote the same text, token for token.")
 
@@ -142,10 +139,9 @@ def _race(console: Console, lanes: list[_Lane], prompt: str, params: SamplingPar
 
 
 def _closing_table(lanes: list[_Lane]) -> Table:
-    table = Table(title="over all problems")
-    columns = ("method", "tokens/s", "speed-up", "tokens a pass", "hit rate", "drafter layers/s", "share of ceiling")
-    for i, column in enumerate(columns):
-        table.add_column(column, justify="left" if i == 0 else "right")
+    shown = Table("method", title="over all problems")
+    for column in ("tokens/s", "speed-up", "tokens a pass", "hit rate", "drafter layers/s", "share of ceiling"):
+        shown.add_column(column, justify="right")
     plain = _tokens_per_s(lanes[0].stats)
     for lane in lanes:
         stats, speed = lane.stats, _tokens_per_s(lane.stats)
@@ -159,8 +155,8 @@ def _closing_table(lanes: list[_Lane]) -> Table:
                 f"{layers_per_s:.0f}",
                 f"{speed / layers_per_s:.0%}",
             ]
-        table.add_row(*row)
-    return table
+        shown.add_row(*row)
+    return shown
 
 
 def _tokens_per_s(stats: list[RequestStats]) -> float:

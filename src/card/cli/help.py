@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,7 +62,7 @@ _SECTIONS = (
     ),
 )
 _RARE = frozenset(name for section in _SECTIONS for name in section.rare.split())
-_TITLE_OF = {name: section.title for section in _SECTIONS for name in f"{section.common} {section.rare}".split()}
+TITLE_OF = {name: section.title for section in _SECTIONS for name in f"{section.common} {section.rare}".split()}
 _TITLES = ("Options", *(section.title for section in _SECTIONS), "Help")
 _OWN = ("--verbose", "--help-all", "--help")  # of the section "Help"
 
@@ -71,9 +71,8 @@ class CardCommand(click.Command):
     """A command whose help has sections and a short form, and that takes -v."""
 
     def __init__(self, *args: Any, **settings: Any) -> None:
-        """As of click's commands."""
         super().__init__(*args, **settings)
-        self.params += [_verbose_option(), _help_all_option()]
+        self.params += [_VERBOSE, _HELP_ALL]
 
     def format_options(self, context: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the sections; without what is rare unless all was asked for."""
@@ -85,7 +84,7 @@ class CardCommand(click.Command):
         for one in sorted(own, key=lambda one: shows_all and one.name in _RARE):
             record = one.get_help_record(context)
             if record and (shows_all or one.name not in _RARE):
-                rows[_TITLE_OF.get(one.name or "", "Options")].append(record)
+                rows[TITLE_OF.get(one.name or "", "Options")].append(record)
         for one in options:
             if one not in own and (has_more or one.name != "help_all"):
                 record = one.get_help_record(context)
@@ -106,9 +105,8 @@ class CardGroup(click.Group):
     command_class = CardCommand
 
     def __init__(self, *args: Any, **settings: Any) -> None:
-        """As of click's groups."""
         super().__init__(*args, **settings)
-        self.params.append(_verbose_option())
+        self.params.append(_VERBOSE)
 
     def list_commands(self, _: click.Context) -> list[str]:
         """Return the names in the order in which they were added: what is used most comes first."""
@@ -140,35 +138,12 @@ class StderrHandler(logging.Handler):
     """Log lines of the command: to standard error as it is at the moment, so that they do not tear a spinner."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write one line."""
         click.echo(self.format(record), err=True)
-
-
-def _verbose_option() -> click.Option:
-    return click.Option(
-        ["-v", "--verbose"],
-        is_flag=True,
-        expose_value=False,
-        callback=_set_verbose,
-        help="Log to standard error what happens to the drafter.",
-    )
 
 
 def _set_verbose(_: click.Context, __: click.Parameter, is_verbose: bool) -> None:
     if is_verbose:
         logging.getLogger().setLevel(logging.INFO)
-
-
-def _help_all_option() -> click.Option:
-    return click.Option(
-        ["--help-all"],
-        is_flag=True,
-        is_eager=True,
-        expose_value=False,
-        allow_from_autoenv=False,
-        callback=_show_all,
-        help="Show all options and exit.",
-    )
 
 
 def _show_all(context: click.Context, _: click.Parameter, is_asked: bool) -> None:
@@ -177,6 +152,19 @@ def _show_all(context: click.Context, _: click.Parameter, is_asked: bool) -> Non
         context.exit()
 
 
-def names_in_sections() -> Sequence[str]:
-    """Return the options that have a place in some section."""
-    return tuple(_TITLE_OF)
+_VERBOSE = click.Option(
+    ["-v", "--verbose"],
+    is_flag=True,
+    expose_value=False,
+    callback=_set_verbose,
+    help="Log to standard error what happens to the drafter.",
+)
+_HELP_ALL = click.Option(
+    ["--help-all"],
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    allow_from_autoenv=False,
+    callback=_show_all,
+    help="Show all options and exit.",
+)

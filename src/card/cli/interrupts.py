@@ -12,7 +12,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from threading import Event
 from types import FrameType
 
 INTERRUPTED = 130  # 128 + SIGINT, what shells expect
@@ -54,22 +54,15 @@ def raising() -> Iterator[None]:
         sys.unraisablehook = hook
 
 
-@dataclass(slots=True)
-class Note:
-    """Whether Ctrl-C was pressed."""
-
-    is_set: bool = False
-
-
 @contextmanager
-def noting() -> Iterator[Note]:
+def noting() -> Iterator[Event]:
     """Within the block the first Ctrl-C is only noted, so that a round is finished; another one raises."""
-    note = Note()
+    note = Event()
 
     def take(number: int, frame: FrameType | None) -> None:
-        if note.is_set:
+        if note.is_set():
             signal.default_int_handler(number, frame)
-        note.is_set = True
+        note.set()
 
     with _handled_by(take):
         yield note

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 import click
@@ -76,7 +77,7 @@ def option_of(
     flags = flags or (f"{flag}/--no-{flag[2:]}" if is_pair else flag,)
     if is_filled:
         how.setdefault("default", one.default)
-    words = one.meaning.removesuffix(".") + ("; may be given several times." if how.get("multiple") else ".")
+    words = one.rule.meaning.removesuffix(".") + ("; may be given several times." if how.get("multiple") else ".")
     if "default" in how:
         how.setdefault("show_default", how["default"] is not None and one.kind is not bool)
     elif shows_default and one.shown:
@@ -105,6 +106,17 @@ def _checked(one: Setting, parse: _Parse | None) -> _Parse:
 def options_of(kind: type, names: str, **how: Any) -> list[Callable[[F], F]]:
     """Return the options of settings, named with blanks between."""
     return [option_of(kind, name, **how) for name in names.split()]
+
+
+def counted(*flags: str, default: int | None = None, least: int = 1, words: str) -> Callable[[F], F]:
+    """Return an option that takes a whole number of ``least`` or more; ``words`` are its help."""
+    shows_default = default is not None
+    return click.option(*flags, type=click.IntRange(least), default=default, show_default=shows_default, help=words)
+
+
+def file_option(*flags: str, words: str) -> Callable[[F], F]:
+    """Return an option that takes a file which is there; ``words`` are its help."""
+    return click.option(*flags, type=click.Path(exists=True, dir_okay=False, path_type=Path), help=words)
 
 
 def with_options(*options: Callable[[F], F]) -> Callable[[F], F]:
@@ -181,7 +193,7 @@ shaping_options = with_options(
     option_of(SamplingParams, "speculates", "--speculation/--no-speculation", is_filled=True),
 )
 
-
+json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the tables.")
 wide_option = click.option("--wide", is_flag=True, help="Show all columns of the tables, however wide they get.")
 
 

@@ -92,17 +92,9 @@ class PairReport:
 
 
 @dataclass(frozen=True, slots=True)
-class _Chain:
-    """What one pass verified of a chain of candidates, and how much of it was taken."""
-
-    offered: int
-    taken: int
-
-
-@dataclass(frozen=True, slots=True)
 class _Answer:
     token_ids: tuple[int, ...]
-    chains: tuple[_Chain, ...]
+    chains: tuple[tuple[int, int], ...]  # of each pass, how many candidates were offered, and taken
     stats: RequestStats
 
 
@@ -152,18 +144,18 @@ def measure_agreement(host: Host, prompts: Sequence[str], max_tokens: int) -> Ag
     Raises: PromptError if the answers are too short to compare anything.
     """
     answers = [_decode(host, prompt, max_tokens, i) for i, prompt in enumerate(prompts)]
-    chains = [chain for answer in answers for chain in answer.chains if chain.offered]
+    chains = [(offered, taken) for answer in answers for offered, taken in answer.chains if offered]
     if not chains:
         raise _too_short()
-    depths = range(max(chain.offered for chain in chains))
-    num_taken = sum(chain.taken for chain in chains)
+    depths = range(max(offered for offered, _ in chains))
+    num_taken = sum(taken for _, taken in chains)
     return Agreement(
         num_prompts=len(prompts),
         num_tokens=sum(len(answer.token_ids) for answer in answers),
-        share=num_taken / sum(min(chain.offered, chain.taken + 1) for chain in chains),
+        share=num_taken / sum(min(offered, taken + 1) for offered, taken in chains),
         tokens_per_pass=1 + num_taken / len(chains),
         taken_by_depth=tuple(
-            sum(chain.taken > depth for chain in chains) / sum(chain.offered > depth for chain in chains)
+            sum(taken > depth for _, taken in chains) / sum(offered > depth for offered, _ in chains)
             for depth in depths
         ),
     )
@@ -212,13 +204,13 @@ def verdict(
         speed_up: measured.
     """
     longest = 1 / (1 - agreement) if agreement < 1 else float("inf")  # tokens a pass that the pair can reach
-    if speed_up >= LEAST_SPEED_UP and longest >= LEAST_SPEED_UP:
+    if min(speed_up, longest) >= LEAST_SPEED_UP:
         return True, f"{speed_up:.2f}x the speed of plain decoding"
-    if speed_up < LEAST_SPEED_UP <= _predicted_speed_up(costs, agreement, draft) and longest >= LEAST_SPEED_UP:
+    predicted = _predicted_speed_up(costs, agreement, draft)
+    if speed_up < LEAST_SPEED_UP <= min(predicted, longest):
         return False, (
-            f"{speed_up:.2f}x, though {_predicted_speed_up(costs, agreement, draft):.2f}x was predicted from each "
-            "model's own passes: together, or beside what else this machine does, they take longer; run it again on "
-            "an idle machine"
+            f"{speed_up:.2f}x, though {predicted:.2f}x was predicted from each model's own passes: together, or beside "
+            "what else this machine does, they take longer; run it again on an idle machine"
         )
     return False, f"{speed_up:.2f}x: {_obstacle(costs, agreement, draft)}"
 
@@ -226,27 +218,21 @@ def verdict(
 def _obstacle(costs: Mapping[Schedule, ScheduleCost], agreement: float, draft: DraftSettings) -> str:
     """Return what stands in the way: that without which the prediction would be best."""
     fastest = min((one for one in costs.values() if one.drafter is not None), key=_drafter_share)
-    share, dearness = _drafter_share(fastest), _dearness(fastest.target)
-    words_and_rates = [
-        (
-            f"agreement is too low: the target takes {agreement:.0%} of the drafted tokens; at {_GOOD_AGREEMENT:.0%}",
-            _predicted_speed_up(costs, max(agreement, _GOOD_AGREEMENT), draft),
+    share, target = _drafter_share(fastest), fastest.target
+    dearness = target.seconds(_VERIFIED_TOKENS) / target.seconds(1)
+    cheap_drafter = {schedule: _with_good_drafter(one) for schedule, one in costs.items()}
+    cheap_tokens = {schedule: _with_flat_target(one) for schedule, one in costs.items()}
+    rates = {
+        f"agreement is too low: the target takes {agreement:.0%} of the drafted tokens; at {_GOOD_AGREEMENT:.0%}": (
+            _predicted_speed_up(costs, max(agreement, _GOOD_AGREEMENT), draft)
         ),
-        (
-            f"the drafter is too slow: its pass takes {share:.0%} of the target's; at {_GOOD_DRAFTER_SHARE:.0%}",
-            _predicted_speed_up(
-                {schedule: _with_good_drafter(one) for schedule, one in costs.items()}, agreement, draft
-            ),
+        f"the drafter is too slow: its pass takes {share:.0%} of the target's; at {_GOOD_DRAFTER_SHARE:.0%}": (
+            _predicted_speed_up(cheap_drafter, agreement, draft)
         ),
-        (
-            f"tokens of verification are too dear: a target pass of {_VERIFIED_TOKENS} takes {dearness:.1f} times as "
-            "long as one of 1; at the same time",
-            _predicted_speed_up(
-                {schedule: _with_flat_target(one) for schedule, one in costs.items()}, agreement, draft
-            ),
-        ),
-    ]
-    words, best = max(words_and_rates, key=lambda pair: pair[1])
+        f"tokens of verification are too dear: a target pass of {_VERIFIED_TOKENS} takes {dearness:.1f} times as long "
+        "as one of 1; at the same time": _predicted_speed_up(cheap_tokens, agreement, draft),
+    }
+    words, best = max(rates.items(), key=lambda pair: pair[1])
     if best >= LEAST_SPEED_UP:
         return f"{words}, {best:.1f}x would be expected"
     return (
@@ -258,18 +244,13 @@ def _obstacle(costs: Mapping[Schedule, ScheduleCost], agreement: float, draft: D
 
 def _predicted_speed_up(costs: Mapping[Schedule, ScheduleCost], agreement: float, draft: DraftSettings) -> float:
     policy = TunedPolicy(costs, draft)
-    return max(policy.predicted(schedule, 1, agreement) for schedule in costs if schedule != "off") / policy.predicted(
-        "off"
-    )
+    fastest = max(policy.predicted(schedule, 1, agreement) for schedule in costs if schedule != "off")
+    return fastest / policy.predicted("off")
 
 
 def _drafter_share(cost: ScheduleCost) -> float:
     assert cost.drafter is not None
     return cost.drafter.seconds(1) / cost.target.seconds(1)
-
-
-def _dearness(target: PassCost) -> float:
-    return target.seconds(_VERIFIED_TOKENS) / target.seconds(1)
 
 
 def _with_good_drafter(cost: ScheduleCost) -> ScheduleCost:
@@ -290,7 +271,7 @@ def _decode(host: Host, prompt: str, max_tokens: int, request_id: int) -> _Answe
     prepared = host.make_request(messages if host.tokenizer.chat_template else prompt, params, request_id)
     host.engine.add(prepared.request)
     token_ids: list[int] = []
-    chains: list[_Chain] = []
+    chains: list[tuple[int, int]] = []
     verified = accepted = 0
     while True:
         for update in host.engine.step():
@@ -299,7 +280,7 @@ def _decode(host: Host, prompt: str, max_tokens: int, request_id: int) -> _Answe
             token_ids += update.token_ids
             taken = update.stats.accepted_tokens - accepted
             is_cut = len(update.token_ids) == taken  # the text ended within the chain: nobody knows of the rest
-            chains.append(_Chain(taken if is_cut else update.stats.verified_tokens - verified, taken))
+            chains.append((taken if is_cut else update.stats.verified_tokens - verified, taken))
             verified, accepted = update.stats.verified_tokens, update.stats.accepted_tokens
             if update.finish_reason is not None:
                 return _Answer(tuple(token_ids), tuple(chains), update.stats)

@@ -1,4 +1,4 @@
-"""`card plan`: how fast every method would be, from profiles and a recording; no model is run."""
+"""`card profile` and `card record`, which measure, and `card plan`, which predicts from that without any model."""
 
 from __future__ import annotations
 
@@ -12,22 +12,67 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from card.cli.options import given
+from card.bench.datasets import parse_spec, read_datasets
+from card.cli.options import command_line, given, resolve_models, take_sampling_params
 from card.cli.starting import spinner
 from card.cli.tables import show, table
 from card.errors import PlanError
+from card.models.loading import load_tokenizer
+from card.planner.measuring import measure_profile
 from card.planner.plan import MethodPlan, PlanReport, make_plan
 from card.planner.pool import PoolStudy, make_pool_study
-from card.planner.profile import load_profile
-from card.planner.recording import Recording, load_recording
-from card.planner.requests import PoolRequest
+from card.planner.profile import Profile, load_profile, save_profile
+from card.planner.recorder import RecordRequest
+from card.planner.recorder import record as record_pair
+from card.planner.recording import Recording, load_recording, save_recording
+from card.planner.requests import PoolRequest, ProfileRequest
 from card.planner.scene import Scene
 from card.planner.synthetic import make_synthetic
 
 _SHOWN_SIZES = (1, 4, 16, 64, 256, 1024)
 
 
-def run(
+def profile(out: Path, wide: bool, **options: Any) -> None:
+    """Do what `card profile` was asked for: what the passes of a model cost on this machine."""
+    request = ProfileRequest(command=command_line(), **given(options))
+    with spinner(f"loading {request.model}") as say:
+        measured = measure_profile(request, say)
+    save_profile(measured, out)
+    shown = _profile_table(measured)
+    spare = [str(column.header).replace("\n", " ") for column in shown.columns[2:]]
+    show(Console(), shown, spare=spare, is_wide=wide)
+    click.echo(f"written to {out}")
+
+
+def record(
+    out: Path,
+    target: str | None,
+    draft: str | None,
+    data: tuple[str, ...],
+    limit: int | None,
+    raw: bool,
+    **options: Any,
+) -> None:
+    """Do what `card record` was asked for: what a pair of models writes and thinks likely on some prompts."""
+    params = take_sampling_params(options)
+    target_name, draft_name = resolve_models({"target": target, "draft": draft}, needs_draft=True)
+    assert draft_name is not None
+    datasets = read_datasets([parse_spec(one) for one in data], limit=limit, is_raw=raw)
+    tokenizer = load_tokenizer(target_name)
+    prompts = [tuple(question.encode(tokenizer)) for dataset in datasets for question in dataset.questions]
+    request = RecordRequest(
+        target=target_name, draft=draft_name, prompts=prompts, params=params, command=command_line(), **options
+    )
+    with spinner(f"loading {target_name}") as say:
+        recording = record_pair(request, say)
+    save_recording(recording, out)
+    click.echo(
+        f"{len(recording.texts)} texts of {recording.num_tokens} tokens; the drafter's first choice is right at "
+        f"{recording.agreement():.0%} of them; written to {out} ({out.stat().st_size / 1e6:.1f} MB)"
+    )
+
+
+def plan(
     target: str,
     draft: str | None,
     recording: Path | None,
@@ -75,8 +120,20 @@ def _recording(path: Path | None, agreement: float | None) -> Recording:
 # ---- how it reads ---------------------------------------------------------------------------------------------------
 
 
+def _profile_table(measured: Profile) -> Table:
+    """Return the milliseconds of one sequence; the file holds those of several, too."""
+    shown = table("new tokens", title="milliseconds a pass")
+    grids = [(setup.threads, setup.grid) for setup in measured.setups if setup.grid is not None]
+    for threads, grid in grids:
+        for context in grid.contexts:
+            where = "" if threads is None else f"{threads} thread{'s' * (threads > 1)}\n"
+            shown.add_column(f"{where}{context} rows", justify="right")
+    for idx, size in enumerate(grids[0][1].tokens):
+        shown.add_row(str(size), *(f"{1e3 * row[idx]:.2f}" for _, grid in grids for row in grid.seconds[0]))
+    return shown
+
+
 def _print_plan(console: Console, report: PlanReport, *, is_wide: bool) -> None:
-    """Print what to expect of every method."""
     kind = "measured" if report.is_measured else "typed-in"
     pair = f"target {report.target}" + (f", draft {report.draft}" if report.draft else "")
     console.print(Text(f"{pair}; {kind} profiles"))
@@ -142,7 +199,6 @@ def _knob_table(report: PlanReport) -> Table:
 
 
 def _print_pool(console: Console, study: PoolStudy, *, is_wide: bool) -> None:
-    """Print how many targets a drafter serves, and their speeds."""
     console.print(
         Text(f"{study.method} with one draft server; plain decoding: {study.plain_tokens_per_s:.1f} tokens/s")
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from importlib import import_module
 from typing import Any, TypeVar
 
@@ -21,7 +21,7 @@ Say = Callable[[str], None]  # takes what is being done now, such as "loading de
 def spinner(words: str) -> Iterator[Say]:
     """Spin until the block ends; yields what changes the words. Writes nothing unless standard error is a terminal."""
     if sys.stderr is None or not sys.stderr.isatty():
-        yield _say_nothing
+        yield lambda _: None
         return
     console = import_module("rich.console").Console(stderr=True)  # rich only where it draws: importing it takes a while
     escape = import_module("rich.markup").escape
@@ -35,10 +35,6 @@ def spin_until_first(items: Iterator[T], words: str) -> Generator[T, None, None]
         first = next(items)
     yield first
     yield from items
-
-
-def _say_nothing(_: str) -> None:
-    pass
 
 
 # ---- imports --------------------------------------------------------------------------------------------------------
@@ -55,16 +51,14 @@ def load(name: str, words: str = _WORDS) -> Any:
     """
     if name in sys.modules:
         return import_module(name)
-    with leaving_at_once():
-        if not words:
-            return import_module(name)
-        with spinner(words):
-            return import_module(name)
+    with leaving_at_once(), spinner(words) if words else nullcontext():
+        return import_module(name)
 
 
 def run(name: str, words: str = _WORDS, /, **options: Any) -> int:
-    """Do the work of a command: call ``run`` of this module with the options; return the exit status."""
-    status = load(name, words).run(**options)
+    """Do the work of a command: call this function of a module with the options; return the exit status."""
+    module, _, function = name.rpartition(".")
+    status = getattr(load(module, words), function)(**options)
     return status if isinstance(status, int) else 0
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from transformers import PreTrainedTokenizerBase
 
+from card.bench.datasets import Question
 from card.cli.files import read_prompts
 from card.cli.options import resolve_models
 from card.cli.starting import spinner
@@ -23,7 +23,6 @@ from card.models.hrad.network import target_facts
 from card.models.hrad.rounds import RoundCollector, Rounds
 from card.models.hrad.training import Trained, TrainSettings, train_hrad
 from card.models.loading import LoadedPair, context_limit, load_pair
-from card.models.text import encode_chat, encode_prompt
 
 _MOST_CONTEXT = 4096
 _CLASS_NAMES = ("all rejected", "undecided", "all accepted")
@@ -48,12 +47,11 @@ def run(
         raise SettingsError(f"there is no folder {out.absolute().parent} to write {out.name} into; make it first")
     questions = (SAMPLE_PROBLEMS if prompts is None else read_prompts(prompts))[:max_prompts]
     test_questions = () if test_prompts is None else read_prompts(test_prompts)
-    with _thread_count(threads):
-        console = Console(stderr=True)
-        with spinner("loading the models"):
-            pair = load_pair(target_name, draft_name, dtype=dtype, target_device=device, draft_device=device)
-        trained = _train(pair, _short_name(draft_name), questions, test_questions, console, **training)
-        trained.hrad.save(out, trained.figures())
+    torch.set_num_threads(threads or torch.get_num_threads())
+    with spinner("loading the models"):
+        pair = load_pair(target_name, draft_name, dtype=dtype, target_device=device, draft_device=device)
+    trained = _train(pair, _short_name(draft_name), questions, test_questions, Console(stderr=True), **training)
+    trained.hrad.save(out, trained.figures())
     _print(Console(), trained, out)
 
 
@@ -96,10 +94,7 @@ def _encode(tokenizer: PreTrainedTokenizerBase, questions: Sequence[str], most: 
     """Return the token ids of each question, as a chat turn where the model has a template. Raises: PromptError."""
     encoded = []
     for question in questions:
-        if tokenizer.chat_template:
-            ids = encode_chat(tokenizer, [{"role": "user", "content": question}])
-        else:
-            ids = encode_prompt(tokenizer, question)
+        ids = Question((question,), is_raw=not tokenizer.chat_template).encode(tokenizer)
         if len(ids) > most:
             raise PromptError(
                 f"the prompt that begins {question[:40]!r} has {len(ids)} tokens, and the models' context leaves room"
@@ -112,17 +107,6 @@ def _encode(tokenizer: PreTrainedTokenizerBase, questions: Sequence[str], most: 
 def _short_name(model: str) -> str:
     """Return how a model is called, without the folders that it lies in here."""
     return Path(model).resolve().name if Path(model).is_dir() else model
-
-
-@contextmanager
-def _thread_count(threads: int | None) -> Iterator[None]:
-    """Let torch use so many threads meanwhile; None leaves its choice."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads or before)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def _print(console: Console, trained: Trained, out: Path) -> None:

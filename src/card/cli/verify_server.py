@@ -107,8 +107,7 @@ def _print(console: Console, report: Report) -> None:
             console.print()
             _print_difference(console, result)
     console.print()
-    style = "bold green" if report.status == 0 else "bold red"
-    console.print(Text(_summary(report), style=style))
+    console.print(Text(_summary(report), style="bold red" if report.status else "bold green"))
 
 
 def _what_is_compared(report: Report) -> str:
@@ -128,11 +127,7 @@ def _what(result: Result) -> str:
     if not result.differences:
         return result.reason
     first = result.differences[0]
-    place = f"{first.what} of prompt {first.prompt_idx + 1}"
-    if first.token_idx is not None:
-        place += f" from token {first.token_idx + 1}"
-    elif first.char_idx is not None:
-        place += f" from character {first.char_idx + 1}"
+    place = " from ".join((f"{first.what} of prompt {first.prompt_idx + 1}", *_places(first)[:1]))
     return f"{place}; {first.tie.partition(':')[0]}" if first.tie else place
 
 
@@ -140,7 +135,8 @@ def _print_difference(console: Console, result: Result) -> None:
     first = result.differences[0]
     more = len(result.differences) - 1
     console.print(Text(result.title, style="bold"))
-    console.print(Text(f"  prompt {first.prompt_idx + 1}, {first.what}{_where(first)}"))
+    places = f", from {', '.join(_places(first))}" if _places(first) else ""
+    console.print(Text(f"  prompt {first.prompt_idx + 1}, {first.what}{places}"))
     if first.before:
         console.print(Text(f"  after     {_quoted(first.before)}"))
     console.print(Text(f"  expected  {_quoted(first.expected)}"))
@@ -152,13 +148,9 @@ def _print_difference(console: Console, result: Result) -> None:
         console.print(Text(f"  and {more} more; --json FILE has them all"))
 
 
-def _where(difference: Difference) -> str:
-    parts = []
-    if difference.token_idx is not None:
-        parts.append(f"token {difference.token_idx + 1}")
-    if difference.char_idx is not None:
-        parts.append(f"character {difference.char_idx + 1}")
-    return f", from {', '.join(parts)}" if parts else ""
+def _places(difference: Difference) -> list[str]:
+    places = {"token": difference.token_idx, "character": difference.char_idx}
+    return [f"{name} {idx + 1}" for name, idx in places.items() if idx is not None]
 
 
 def _quoted(text: str) -> str:
@@ -166,7 +158,6 @@ def _quoted(text: str) -> str:
 
 
 def _summary(report: Report) -> str:
-    counts: dict[Outcome, int] = {outcome: report.count(outcome) for outcome in _STYLES}
-    said = ", ".join(f"{count} {outcome}" for outcome, count in counts.items() if count)
+    said = ", ".join(f"{count} {outcome}" for outcome in _STYLES if (count := report.count(outcome)))
     verdict = {0: "nothing differs", 1: "answers differ"}.get(report.status, "not all could be asked")
     return f"{verdict}: {len(report.results)} checks, {said}"

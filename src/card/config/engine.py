@@ -113,24 +113,16 @@ class EngineSettings(Replaceable):
         check(self)
         if self.kv_cache_memory is not None:
             parse_size(self.kv_cache_memory)
-        for name, holds, allowed in (
-            (
-                "draft_optional",
-                self.draft_address is not None or not self.draft_optional,
-                "given with draft_address only, which it is about",
-            ),
-            (
-                "draft_vocab",
-                self.draft_vocab is None or self.draft_address is None,
-                "left out with draft_address, whose server has the draft model",
-            ),
-            (
-                "placement",
-                self.placement is None or self.draft_address is None,
-                "left out with draft_address, which says where the drafter is",
-            ),
+        if self.draft_address is None:
+            allowed = "given with draft_address only, which it is about"
+            require(not self.draft_optional, "draft_optional", allowed, self.draft_optional)
+            return
+        for name, why in (
+            ("draft_vocab", "whose server has the draft model"),
+            ("placement", "which says where the drafter is"),
         ):
-            require(holds, name, allowed, getattr(self, name))
+            value = getattr(self, name)
+            require(value is None, name, f"left out with draft_address, {why}", value)
 
 
 def split_settings(settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

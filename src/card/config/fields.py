@@ -94,11 +94,6 @@ class Setting:
     rule: _Rule
 
     @property
-    def meaning(self) -> str:
-        """What it means, in a sentence."""
-        return self.rule.meaning
-
-    @property
     def shown(self) -> str:
         """The default in words; empty where there is nothing to say."""
         is_nothing = self.default is None or self.default is False or self.default == ()

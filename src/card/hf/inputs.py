@@ -30,29 +30,19 @@ _MANAGED = frozenset(  # model arguments that transformers prepares itself and t
 # Processors of transformers that treat each row of a batch alike and on its own; others are shown as many rows as the
 # batch has.
 _ROW_WISE = frozenset(
-    (
-        "MinLengthLogitsProcessor",
-        "MinNewTokensLengthLogitsProcessor",
-        "NoRepeatNGramLogitsProcessor",
-        "SequenceBiasLogitsProcessor",
-        "NoBadWordsLogitsProcessor",
-        "ForcedBOSTokenLogitsProcessor",
-        "ForcedEOSTokenLogitsProcessor",
-        "InfNanRemoveLogitsProcessor",
-        "ExponentialDecayLengthPenalty",
-        "SuppressTokensLogitsProcessor",
-        "SuppressTokensAtBeginLogitsProcessor",
-        "TemperatureLogitsWarper",
-        "TopHLogitsWarper",
-        "TopKLogitsWarper",
-        "TopPLogitsWarper",
-        "MinPLogitsWarper",
-        "TypicalLogitsWarper",
-        "EpsilonLogitsWarper",
-        "EtaLogitsWarper",
-        "LogitNormalization",
-    )
+    {"MinLengthLogitsProcessor", "MinNewTokensLengthLogitsProcessor", "NoRepeatNGramLogitsProcessor"}
+    | {"SequenceBiasLogitsProcessor", "NoBadWordsLogitsProcessor", "ForcedBOSTokenLogitsProcessor"}
+    | {"ForcedEOSTokenLogitsProcessor", "InfNanRemoveLogitsProcessor", "ExponentialDecayLengthPenalty"}
+    | {"SuppressTokensLogitsProcessor", "SuppressTokensAtBeginLogitsProcessor", "TemperatureLogitsWarper"}
+    | {"TopHLogitsWarper", "TopKLogitsWarper", "TopPLogitsWarper", "MinPLogitsWarper", "TypicalLogitsWarper"}
+    | {"EpsilonLogitsWarper", "EtaLogitsWarper", "LogitNormalization"}
 )
+_PARAMETERS: dict[str, type[LogitsProcessor]] = {  # those that a processor may stand for, in the order of ours
+    "temperature": logits_process.TemperatureLogitsWarper,
+    "top_k": logits_process.TopKLogitsWarper,
+    "top_p": logits_process.TopPLogitsWarper,
+    "min_p": logits_process.MinPLogitsWarper,
+}
 _STATEFUL = (logits_process.SynthIDTextWatermarkLogitsProcessor,)
 
 
@@ -133,30 +123,13 @@ def sampling_of(
     while kept and type(kept[-1]) is logits_process.LogitNormalization:
         kept.pop()  # it changes no choice
     found: dict[str, Any] = {}
-    rank = 4
-    while kept:
-        name, value, its_rank = _parameter_of(kept[-1])
-        if its_rank >= rank or not name:
-            break
-        found[name], rank = value, its_rank
-        kept.pop()
+    for name, kind in reversed(_PARAMETERS.items()):
+        value = getattr(kept[-1], name) if kept and isinstance(kept[-1], kind) else None
+        is_ours = value is not None and (name != "top_p" or value > 0) and (name != "min_p" or value < 1)
+        if is_ours and getattr(kept[-1], "min_tokens_to_keep", 1) <= 1:
+            found[name] = value
+            kept.pop()
     return SamplingParams(**found), kept
-
-
-def _parameter_of(one: LogitsProcessor) -> tuple[str, float, int]:
-    """Return the sampling parameter that a processor stands for, its value, and its place in our order; "" if none."""
-    if getattr(one, "min_tokens_to_keep", 1) > 1:
-        return "", 0.0, 0
-    match one:
-        case logits_process.TemperatureLogitsWarper():
-            return "temperature", one.temperature, 0
-        case logits_process.TopKLogitsWarper():
-            return "top_k", one.top_k, 1
-        case logits_process.TopPLogitsWarper() if one.top_p > 0:
-            return "top_p", one.top_p, 2
-        case logits_process.MinPLogitsWarper() if one.min_p < 1:
-            return "min_p", one.min_p, 3
-    return "", 0.0, 0
 
 
 def requests_of(

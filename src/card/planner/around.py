@@ -6,12 +6,13 @@ The workers run for a moment; what is not in their passes is theirs.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable
+from functools import partial
 from statistics import median
+from typing import Any
 
 import msgspec
 import torch
-from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from card.api.text_stream import TextStream
@@ -27,8 +28,7 @@ from card.policy.cost import PassCost, ScheduleCost
 from card.policy.rounds import Schedule
 from card.policy.tuned import TunedPolicy
 from card.transport.inline import InlineLink
-from card.tree.messages import Close, DraftSpec, Open, TargetMessage
-from card.workers.drafter import DrafterWorker
+from card.tree.messages import Close, DraftSpec, Open
 from card.workers.replica import draft_spec
 from card.workers.request import Request
 from card.writers.beam import BeamWriter
@@ -45,39 +45,24 @@ _TEXT_TOKENS = 64
 
 
 class _Timed:
-    """A model that counts the seconds of its passes."""
+    """A model or link of which the seconds inside some methods are counted."""
 
-    def __init__(self, model: LanguageModel) -> None:
-        self._model = model
-        self.forward_s = 0.0
-
-    def __getattr__(self, name: str) -> object:
-        return getattr(self._model, name)
-
-    def forward(self, extensions: Sequence[Extension]) -> list[Tensor]:
-        started = time.perf_counter()
-        logits = self._model.forward(extensions)
-        logits[-1][-1:, :1].tolist()
-        self.forward_s += time.perf_counter() - started
-        return logits
-
-
-class _TimedLink(InlineLink):
-    """A drafter in the same thread; counts its seconds, which are not the target's."""
-
-    def __init__(self, worker: DrafterWorker) -> None:
-        super().__init__(worker)
+    def __init__(self, inner: LanguageModel | InlineLink, *methods: str) -> None:
+        self._inner = inner
+        self._methods = methods
         self.spent_s = 0.0
 
-    def send(self, message: TargetMessage) -> None:
-        started = time.perf_counter()
-        super().send(message)
-        self.spent_s += time.perf_counter() - started
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._inner, name)
+        return partial(self._timed, found) if name in self._methods else found
 
-    def draft(self, num_passes: int) -> None:
+    def _timed(self, method: Callable[..., Any], *args: Any) -> Any:
         started = time.perf_counter()
-        super().draft(num_passes)
+        result = method(*args)
+        if result is not None:  # logits, of which a GPU tells when they are there
+            result[-1][-1:, :1].tolist()
         self.spent_s += time.perf_counter() - started
+        return result
 
 
 def measure_overheads(model: LanguageModel, tokenizer: PreTrainedTokenizerBase | None = None) -> Overheads:
@@ -88,9 +73,9 @@ def measure_overheads(model: LanguageModel, tokenizer: PreTrainedTokenizerBase |
     Args:
         tokenizer: turns the tokens of a round into text, which takes time too; None leaves that out.
     """
-    of_rounds, of_steps = measure_round_overheads(model, tokenizer), measure_step_overheads(model)
-    steps = {name: getattr(of_steps, name) for name in ("step_s", "node_s", "commit_s", "cold_s")}
-    return msgspec.structs.replace(of_rounds, **steps)
+    of_steps = msgspec.structs.asdict(measure_step_overheads(model))
+    steps = {name: of_steps[name] for name in ("step_s", "node_s", "commit_s", "cold_s")}
+    return msgspec.structs.replace(measure_round_overheads(model, tokenizer), **steps)
 
 
 def measure_round_overheads(model: LanguageModel, tokenizer: PreTrainedTokenizerBase | None = None) -> Overheads:
@@ -149,9 +134,10 @@ class _RoundBench:
         asked = {"num_speculative_tokens": _NUM_DRAFTED, "writers": writers or None}
         facts = Facts(has_draft=is_drafted, is_draft_loaded=True)
         plan = resolve(asked, facts, method="sps" if is_drafted else "vanilla")
-        timed, link = _Timed(self._model), _TimedLink(make_worker(BeamWriter(self._model))) if is_drafted else None
+        timed = _Timed(self._model, "forward")
+        link = _Timed(InlineLink(make_worker(BeamWriter(self._model))), "send", "draft") if is_drafted else None
         costs: dict[Schedule, ScheduleCost] = {"off": ScheduleCost(CoreSet(), PassCost(((1, 1e-3), (2, 1e-3))))}
-        models = Models(target=timed, link=link)  # type: ignore[arg-type]
+        models = Models(target=timed, link=link)
         engine = build(plan, models, policy=TunedPolicy(costs, plan.draft) if is_tuned else None).engine
         num_tokens = 2 * _NUM_TOKENS if is_drafted or writers else _NUM_TOKENS
         params = SamplingParams(temperature=0.0, seed=0, max_tokens=num_tokens, ignore_eos=True)
@@ -167,26 +153,26 @@ class _RoundBench:
         text = TextStream(self._tokenizer, ()) if self._tokenizer is not None else None
         beyond: list[float] = []
         while engine.has_work:
-            before_s, started = timed.forward_s + (link.spent_s if link else 0.0), time.perf_counter()
+            before_s, started = timed.spent_s + (link.spent_s if link else 0.0), time.perf_counter()
             for update in engine.step():
                 if text is not None:
                     text.take(update.token_ids, is_end=update.finish_reason is not None)
-            others_s = timed.forward_s + (link.spent_s if link else 0.0) - before_s
+            others_s = timed.spent_s + (link.spent_s if link else 0.0) - before_s
             beyond.append(time.perf_counter() - started - others_s)
         return median(beyond)
 
 
 def _step_overhead_s(model: LanguageModel, width: int) -> float:
     """Return the median seconds of a drafter pass beyond the model's."""
-    timed = _Timed(model)
-    worker = make_worker(BeamWriter(timed))  # type: ignore[arg-type]
+    timed = _Timed(model, "forward")
+    worker = make_worker(BeamWriter(timed))
     worker.receive(Open(0, _text(model), _spec(width)))
     worker.step()  # reads the text
     beyond: list[float] = []
     while not worker.is_idle and len(beyond) < _NUM_STEPS // 2:
-        before_s, started = timed.forward_s, time.perf_counter()
+        before_s, started = timed.spent_s, time.perf_counter()
         worker.step()
-        beyond.append(time.perf_counter() - started - (timed.forward_s - before_s))
+        beyond.append(time.perf_counter() - started - (timed.spent_s - before_s))
     worker.receive(Close(0))
     return median(beyond)
 

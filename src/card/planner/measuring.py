@@ -56,10 +56,8 @@ def measure_profile(request: ProfileRequest, tell: Callable[[str], None] = lambd
             tell(f"measuring passes{f' with {threads} threads' if is_cpu else ''}")
             runner.warm_up(16)
             cost = measure_pass_cost(runner, clock=time.perf_counter)
-            table = PassTable(
-                points=cost.points, per_sequence_s=cost.per_sequence_s, per_context_row_s=cost.per_context_row_s
-            )
-            setups.append(Setup(threads=threads if is_cpu else None, cost=table, grid=measure_grid(runner, request)))
+            grid = measure_grid(runner, request)
+            setups.append(Setup(threads=threads if is_cpu else None, cost=PassTable.of(cost), grid=grid))
     tell("measuring what goes on around the passes")
     with pinned(CoreSet((), min(request.threads, default=1) if is_cpu else None, runner.precision == INT8)):
         tokenizer = load_tokenizer(request.model)

@@ -148,6 +148,8 @@ def _plan_one(simulator: Simulator, name: str, baseline: VirtualRun, *, searches
             if best.tokens_per_s <= shipped.tokens_per_s:  # better on some of the texts only
                 best, best_settings = shipped, {}
         sensitivity = search.sensitivity(best_settings)
+    spent = (shipped.target_busy_s, shipped.waited_s, shipped.overhead_s, shipped.drafter_busy_s)
+    total_s = shipped.decode_s or 1.0
     return MethodPlan(
         method=name,
         where=shipped.where,
@@ -160,16 +162,8 @@ def _plan_one(simulator: Simulator, name: str, baseline: VirtualRun, *, searches
         tokens_per_pass=shipped.tokens_per_pass,
         hit_rate=shipped.hit_rate,
         num_speculative_tokens=shipped.num_speculative_tokens,
-        shares=shares_of(shipped),
+        shares=TimeShares(*(spent_s / total_s for spent_s in spent)),
         sensitivity=sensitivity,
-    )
-
-
-def shares_of(run: VirtualRun) -> TimeShares:
-    """Return where the time of a run went."""
-    total_s = run.decode_s or 1.0
-    return TimeShares(
-        run.target_busy_s / total_s, run.waited_s / total_s, run.overhead_s / total_s, run.drafter_busy_s / total_s
     )
 
 

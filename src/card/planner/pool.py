@@ -8,10 +8,11 @@ follows from the cost of its passes (`PoolModel`). Requests come and go in `simu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections import defaultdict, deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from heapq import heappop, heappush
-from typing import Any
 
 import numpy as np
 
@@ -64,12 +65,7 @@ class PoolRun:
     num_requests: int
 
 
-def measure_service(
-    scene: Scene,
-    method: str = "card",
-    settings: Mapping[str, Any] | None = None,
-    slowdowns: Sequence[float] = DEFAULT_SLOWDOWNS,
-) -> Service:
+def measure_service(scene: Scene, method: str = "card", slowdowns: Sequence[float] = DEFAULT_SLOWDOWNS) -> Service:
     """Run one target beside slower and slower drafters.
 
     Args:
@@ -82,9 +78,9 @@ def measure_service(
     if slowdowns[0] != 1.0 or list(slowdowns) != sorted(set(slowdowns)):
         raise PlanError(f"slow-downs of the drafter must rise from 1 on, got {tuple(slowdowns)}")
     idxs = sample_texts(scene)
-    runs = [Simulator(replace(scene, draft_factor=by)).run(method, settings, text_idxs=idxs) for by in slowdowns]
+    runs = [Simulator(replace(scene, draft_factor=by)).run(method, text_idxs=idxs) for by in slowdowns]
     plain = Simulator(scene).run("vanilla", text_idxs=idxs)
-    cost = _pass_cost(scene, method, settings)
+    cost = _pass_cost(scene, method)
     mean_len = sum(len(t.prompt_ids) + len(t.token_ids) / 2 for t in scene.recording.texts) / len(scene.recording.texts)
     return Service(
         method=method,
@@ -98,11 +94,11 @@ def measure_service(
     )
 
 
-def _pass_cost(scene: Scene, method: str, settings: Mapping[str, Any] | None) -> _Pass:
+def _pass_cost(scene: Scene, method: str) -> _Pass:
     assert scene.draft is not None
-    setup = setups_of(scene, plan_method(scene, method, dict(settings or {}))).far_draft
+    setup = setups_of(scene, plan_method(scene, method, {})).far_draft
     assert setup is not None
-    return _Pass(TrueCost(setup), scene.draft.overheads or Overheads())
+    return _Pass(TrueCost(setup), scene.draft.overheads)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,15 +131,10 @@ def _nodes_per_pass(run: VirtualRun, cost: _Pass, rows: float) -> float:
 class PoolModel:
     """The speed of each of so many busy targets that share a drafter."""
 
-    def __init__(self, scene: Scene, service: Service, settings: Mapping[str, Any] | None = None) -> None:
-        self._service = service
-        self._pass = _pass_cost(scene, service.method, settings)
+    def __init__(self, scene: Scene, service: Service) -> None:
+        self.service = service
+        self._pass = _pass_cost(scene, service.method)
         self._speeds: dict[int, float] = {}
-
-    @property
-    def service(self) -> Service:
-        """What one target is worth."""
-        return self._service
 
     def slowdown(self, num_busy: int) -> float:
         """Return how many times slower the drafter is for each of ``num_busy`` targets than for one alone.
@@ -166,12 +157,12 @@ class PoolModel:
         num_busy = num_busy >> shift << shift  # in large pools one more makes no odds
         speed = self._speeds.get(num_busy)
         if speed is None:
-            service = self._service
-            speed = self._speeds[num_busy] = service.at(service.tokens_per_s, self.slowdown(num_busy))
+            found = self.service.at(self.service.tokens_per_s, self.slowdown(num_busy))
+            speed = self._speeds[num_busy] = found
         return speed
 
     def _slowdown_given(self, num_busy: int, slowdown: float) -> float:
-        service = self._service
+        service = self.service
         nodes, rows = service.nodes_per_pass, service.context_rows
         num_beams = 1.0 + (num_busy - 1) * service.at(service.busy_share, slowdown)
         most_beams = max(1.0, ServerLimits().max_tokens_per_pass / nodes)  # in one pass; more take turns
@@ -214,84 +205,57 @@ def simulate_pool(
     arrivals = np.cumsum(gaps)
     owners = np.arange(total) % num_targets if load >= 1.0 else rng.integers(0, num_targets, total)
     sizes = rng.choice(np.asarray(lengths), total)
-    return _Events(model, num_targets, arrivals, owners, sizes).run(load)
+    begun, ended, busy_s = _events(model, arrivals.tolist(), owners.tolist(), sizes.tolist())
+    counted = slice(total // 4, None)
+    speeds = sizes[counted] / np.maximum(ended - begun, 1e-12)[counted]
+    mean = float(speeds.mean())
+    return PoolRun(
+        num_targets=num_targets,
+        load=load,
+        tokens_per_s=mean,
+        slow_tokens_per_s=float(np.quantile(speeds, 0.1)),
+        speed_up=mean / model.service.plain_tokens_per_s,
+        busy_targets=busy_s / float(ended.max()),
+        wait_s=float((begun - arrivals)[counted].mean()),
+        num_requests=total,
+    )
 
 
-class _Events:
-    """The moments of a pool's life. Progress counts the tokens that any busy target has made so far."""
+def _events(
+    model: PoolModel, arrivals: Sequence[float], owners: Sequence[int], sizes: Sequence[int]
+) -> tuple[np.ndarray, np.ndarray, float]:
+    """Return when each request begins and ends, and the seconds that targets are busy, all of them together.
 
-    def __init__(
-        self,
-        model: PoolModel,
-        num_targets: int,
-        arrivals: np.ndarray[Any, Any],
-        owners: np.ndarray[Any, Any],
-        sizes: np.ndarray[Any, Any],
-    ) -> None:
-        self._model = model
-        self._arrivals, self._owners, self._sizes = arrivals.tolist(), owners.tolist(), sizes.tolist()
-        self._queues: list[list[int]] = [[] for _ in range(num_targets)]
-        self._is_busy = [False] * num_targets
-        self._running: list[tuple[float, int]] = []  # (progress at its end, request)
-        self._begun: dict[int, float] = {}
-        self._now = self._progress = 0.0
-        self._speeds: list[float] = [0.0] * len(self._sizes)
-        self._waits: list[float] = [0.0] * len(self._sizes)
-        self._busy_s = 0.0
+    Progress counts the tokens that any busy target has made so far.
+    """
+    begun, ended = np.zeros(len(sizes)), np.zeros(len(sizes))
+    queues: dict[int, deque[int]] = defaultdict(deque)  # of each target, the request that runs first
+    running: list[tuple[float, int]] = []  # (progress at its end, request)
+    now = progress = busy_s = 0.0
 
-    def run(self, load: float) -> PoolRun:
-        """Let everything happen."""
-        next_idx, total = 0, len(self._arrivals)
-        while next_idx < total or self._running:
-            speed = self._model.tokens_per_s(len(self._running)) if self._running else 0.0
-            end_at = self._now + (self._running[0][0] - self._progress) / speed if self._running else float("inf")
-            if next_idx < total and self._arrivals[next_idx] <= end_at:
-                self._pass_time(self._arrivals[next_idx], speed)
-                self._arrive(next_idx)
-                next_idx += 1
-            else:
-                self._pass_time(end_at, speed)
-                self._finish()
-        first = total // 4
-        speeds = np.array(self._speeds[first:])
-        mean = float(speeds.mean())
-        return PoolRun(
-            num_targets=len(self._queues),
-            load=load,
-            tokens_per_s=mean,
-            slow_tokens_per_s=float(np.quantile(speeds, 0.1)),
-            speed_up=mean / self._model.service.plain_tokens_per_s,
-            busy_targets=self._busy_s / self._now if self._now else 0.0,
-            wait_s=float(np.mean(self._waits[first:])),
-            num_requests=total,
-        )
+    def begin(request: int) -> None:
+        begun[request] = now
+        heappush(running, (progress + sizes[request], request))
 
-    def _pass_time(self, until: float, speed: float) -> None:
-        seconds = max(0.0, until - self._now)
-        self._busy_s += seconds * len(self._running)
-        self._progress += seconds * speed
-        self._now = max(self._now, until)
-
-    def _arrive(self, request: int) -> None:
-        owner = self._owners[request]
-        if self._is_busy[owner]:
-            self._queues[owner].append(request)
+    next_idx = 0
+    while next_idx < len(arrivals) or running:
+        speed = model.tokens_per_s(len(running)) if running else 0.0
+        end_at = now + (running[0][0] - progress) / speed if running else math.inf
+        is_arrival = next_idx < len(arrivals) and arrivals[next_idx] <= end_at
+        seconds = max(0.0, (arrivals[next_idx] if is_arrival else end_at) - now)
+        now, progress, busy_s = now + seconds, progress + seconds * speed, busy_s + seconds * len(running)
+        if is_arrival:
+            queue = queues[owners[next_idx]]
+            queue.append(next_idx)
+            next_idx += 1
         else:
-            self._begin(request)
-
-    def _begin(self, request: int) -> None:
-        self._is_busy[self._owners[request]] = True
-        self._begun[request] = self._now
-        self._waits[request] = self._now - self._arrivals[request]
-        heappush(self._running, (self._progress + self._sizes[request], request))
-
-    def _finish(self) -> None:
-        self._progress, request = heappop(self._running)
-        owner = self._owners[request]
-        self._speeds[request] = self._sizes[request] / max(self._now - self._begun.pop(request), 1e-12)
-        self._is_busy[owner] = False
-        if self._queues[owner]:
-            self._begin(self._queues[owner].pop(0))
+            progress, done = heappop(running)
+            ended[done] = now
+            queue = queues[owners[done]]
+            queue.popleft()
+        if queue and (not is_arrival or len(queue) == 1):
+            begin(queue[0])
+    return begun, ended, busy_s
 
 
 def most_targets(

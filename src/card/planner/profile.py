@@ -6,7 +6,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Sequence
 from importlib import resources
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from pathlib import Path
 
 import msgspec
@@ -25,6 +25,11 @@ class PassTable(msgspec.Struct, frozen=True, kw_only=True):
     per_sequence_s: float = 0.0
     per_context_row_s: float = 0.0
 
+    @classmethod
+    def of(cls, cost: PassCost) -> PassTable:
+        """Return what the engine measured."""
+        return cls(points=cost.points, per_sequence_s=cost.per_sequence_s, per_context_row_s=cost.per_context_row_s)
+
 
 class PassGrid(msgspec.Struct, frozen=True, kw_only=True):
     """Measured seconds of passes over (sequences, rows that each holds, new tokens of each): medians of runs."""
@@ -35,10 +40,10 @@ class PassGrid(msgspec.Struct, frozen=True, kw_only=True):
     seconds: tuple[tuple[tuple[float, ...], ...], ...]  # [batch][context][tokens]
 
     def __post_init__(self) -> None:
-        for name in ("batches", "contexts", "tokens"):
+        for name, least in (("batches", 1), ("contexts", 0), ("tokens", 1)):
             axis = getattr(self, name)
-            if not axis or axis[0] < (0 if name == "contexts" else 1) or any(b <= a for a, b in pairwise(axis)):
-                raise PlanError(f"{name} of a grid must rise from 1 on, got {axis}")
+            if not axis or axis[0] < least or list(axis) != sorted(set(axis)):
+                raise PlanError(f"{name} of a grid must rise from {least} on, got {axis}")
         shape = (len(self.batches), len(self.contexts), len(self.tokens))
         found = {(len(self.seconds), len(plane), len(row)) for plane in self.seconds for row in plane}
         if found != {shape}:
@@ -131,7 +136,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     versions: dict[str, str] = {}
     load_average: float = 0.0  # before the measurement
     setups: tuple[Setup, ...]
-    overheads: Overheads | None = None  # None: the defaults
+    overheads: Overheads = Overheads()
 
     def setup(self, max_threads: int | None = None) -> Setup:
         """Return the fastest way to verify a few tokens on so many threads at most; None allows all.

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from card.api.llm import LLM
@@ -56,9 +57,8 @@ def record(request: RecordRequest, tell: Callable[[str], None] = lambda _: None)
 
     Raises: ModelError if a model cannot be loaded; VocabularyError if they do not share a tokenizer; PromptError.
     """
-    params = request.params
-    if params.seed is None:
-        params = params.replace(seed=secrets.randbelow(2**31))
+    if request.params.seed is None:
+        request = replace(request, params=request.params.replace(seed=secrets.randbelow(2**31)))
     prompts = list(dict.fromkeys(request.prompts))
     if not prompts:
         raise PlanError("there are no prompts to record")
@@ -71,7 +71,7 @@ def record(request: RecordRequest, tell: Callable[[str], None] = lambda _: None)
     with LLM(model, tokenizer=tokenizer, method="vanilla", device=request.device, max_num_seqs=1) as llm:
         for idx, prompt_ids in enumerate(prompts):
             tell(f"the target answers prompt {idx + 1} of {len(prompts)}")
-            output = llm.generate([list(prompt_ids)], params)[0]
+            output = llm.generate([list(prompt_ids)], request.params)[0]
             if output.error is not None:
                 raise output.error
             completion = output.outputs[0]
@@ -80,7 +80,7 @@ def record(request: RecordRequest, tell: Callable[[str], None] = lambda _: None)
     tell("asking both models at each position")
     longest = max(len(answer.prompt_ids) + len(answer.token_ids) for answer in answers)
     target, draft = (make_runner(m, max_model_len=min(longest, context_limit(m))) for m in (model, draft_model))
-    return make_recording(replace(request, params=params), target, draft, answers, tokenizer_fingerprint(tokenizer))
+    return make_recording(request, target, draft, answers, tokenizer_fingerprint(tokenizer))
 
 
 def make_recording(
@@ -132,24 +132,16 @@ def record_texts(
     num_target_ids = min(NUM_TARGET_IDS, target.vocab_size)
     texts = []
     for answer in answers:
-        ids, logprobs, ranks, truths = [], [], [], []
-        start = len(answer.prompt_ids)
-        for first, logits in _logits(draft, answer):
-            positions = range(start + first, start + first + len(logits))
-            wanted = answer.token_ids[first : first + len(logits)]
-            found = _score(scorer, logits, positions, wanted, num_candidates)
-            ids.append(found[0])
-            logprobs.append(found[1])
-            ranks += found[2]
-            truths += found[3]
-        top = [logits.topk(num_target_ids, dim=-1).indices.cpu().numpy() for _, logits in _logits(target, answer)]
-        rows = Rows(np.concatenate(ids), np.concatenate(logprobs), np.concatenate(top).astype(np.int32))
-        texts.append(pack_text(answer.prompt_ids, answer.token_ids, answer.finish_reason, rows, ranks, truths))
+        found = [scorer.top(logits, positions, num_candidates) for positions, logits in _logits(draft, answer)]
+        ids, logprobs = (torch.cat(parts).numpy() for parts in zip(*found, strict=True))
+        top = [logits.topk(num_target_ids, dim=-1).indices.cpu() for _, logits in _logits(target, answer)]
+        rows = Rows(ids, np.maximum(logprobs, _RULED_OUT_LOGPROB), torch.cat(top).numpy())
+        texts.append(pack_text(answer.prompt_ids, answer.token_ids, answer.finish_reason, rows))
     return tuple(texts)
 
 
-def _logits(model: LanguageModel, answer: Answer) -> Iterator[tuple[int, Tensor]]:
-    """Yield (index of an answer token, [T, V] logits that predict it and the next ones), in chunks."""
+def _logits(model: LanguageModel, answer: Answer) -> Iterator[tuple[range, Tensor]]:
+    """Yield (positions of answer tokens, [T, V] logits that predict them), in chunks."""
     text = [*answer.prompt_ids, *answer.token_ids[:-1]]
     first = len(answer.prompt_ids) - 1  # the row that predicts the first token
     slot = model.open(len(text))
@@ -159,28 +151,6 @@ def _logits(model: LanguageModel, answer: Answer) -> Iterator[tuple[int, Tensor]
         for begin in range(first, len(text), _CHUNK):
             chunk = text[begin : begin + _CHUNK]
             (logits,) = model.forward([Extension(slot, chunk, range(begin - 1, begin - 1 + len(chunk)))])
-            yield begin - first, logits
+            yield range(begin + 1, begin + 1 + len(chunk)), logits
     finally:
         model.close(slot)
-
-
-def _score(
-    scorer: CandidateScorer, logits: Tensor, positions: Sequence[int], wanted: Sequence[int], count: int
-) -> tuple[np.ndarray, np.ndarray, list[int], list[float]]:
-    """Return candidates [T, count], their log-probabilities, and place and log-probability of each wanted token."""
-    found_ids, found_logprobs = scorer.top(logits, positions, count)
-    ids = found_ids.numpy().astype(np.int32)
-    logprobs = np.maximum(found_logprobs.float().numpy(), _RULED_OUT_LOGPROB)
-    ranks: list[int] = []
-    truths: list[float] = []
-    for row, token_id in enumerate(wanted):
-        places = np.flatnonzero(ids[row] == token_id)
-        if len(places):
-            ranks.append(int(places[0]))
-            truths.append(float(logprobs[row, places[0]]))
-            continue
-        all_ids, all_logprobs = scorer.top(logits[row : row + 1], positions[row : row + 1], logits.shape[-1])
-        rank = int((all_ids[0] == token_id).nonzero()[0, 0])
-        ranks.append(rank)
-        truths.append(max(float(all_logprobs[0, rank]), _RULED_OUT_LOGPROB))
-    return ids, logprobs, ranks, truths

@@ -19,8 +19,6 @@ from card.errors import PlanError
 from card.planner.files import read_file, write_bytes
 
 KIND, VERSION = "recording", 1
-IntArray = npt.NDArray[np.int32]
-FloatArray = npt.NDArray[np.float32]
 
 
 class RecordedText(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,8 +29,6 @@ class RecordedText(msgspec.Struct, frozen=True, kw_only=True):
     finish_reason: Literal["stop", "length"]
     draft_ids: bytes  # int32 [n, K]: the drafter's candidates for each position, best first
     draft_logprobs: bytes  # float32 [n, K]
-    ranks: tuple[int, ...]  # [n] place of the text's own token among all of the drafter's, 0 for the first
-    logprobs: tuple[float, ...]  # [n] what the drafter gave it
     target_ids: bytes  # int32 [n, T]: the target's likeliest tokens, best first
 
 
@@ -44,14 +40,14 @@ class Recording(msgspec.Struct, frozen=True, kw_only=True):
     target: str
     draft: str
     source: str  # command, or how it was made up
-    tokenizer: str  # fingerprint that target and draft share; empty if made up
+    tokenizer: str = ""  # fingerprint that target and draft share; empty if made up
     vocab_size: int
-    temperature: float
-    top_k: int
-    top_p: float
-    min_p: float
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
     seed: int
-    coupled_noise: bool  # whether the draft's scores hold the target's noise; without temperature it makes no odds
+    coupled_noise: bool = True  # the draft's scores hold the target's noise; without temperature it makes no odds
     max_tokens: int
     num_candidates: int  # K
     num_target_ids: int  # T
@@ -67,17 +63,17 @@ class Recording(msgspec.Struct, frozen=True, kw_only=True):
 
     def agreement(self) -> float:
         """Return the share of positions, in [0, 1], whose token is the drafter's first choice."""
-        ranks = [rank for text in self.texts for rank in text.ranks]
-        return sum(rank == 0 for rank in ranks) / max(len(ranks), 1)
+        firsts = (rows_of(self, text).draft_ids[:, 0] == text.token_ids for text in self.texts)
+        return sum(int(are_right.sum()) for are_right in firsts) / max(self.num_tokens, 1)
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
     """The arrays of one text."""
 
-    draft_ids: IntArray  # [n, K]
-    draft_logprobs: FloatArray  # [n, K]
-    target_ids: IntArray  # [n, T]
+    draft_ids: npt.NDArray[np.integer]  # [n, K]
+    draft_logprobs: npt.NDArray[np.floating]  # [n, K]
+    target_ids: npt.NDArray[np.integer]  # [n, T]
 
 
 def rows_of(recording: Recording, text: RecordedText) -> Rows:
@@ -94,12 +90,7 @@ def rows_of(recording: Recording, text: RecordedText) -> Rows:
 
 
 def pack_text(
-    prompt_ids: Sequence[int],
-    token_ids: Sequence[int],
-    finish_reason: Literal["stop", "length"],
-    rows: Rows,
-    ranks: Sequence[int],
-    logprobs: Sequence[float],
+    prompt_ids: Sequence[int], token_ids: Sequence[int], finish_reason: Literal["stop", "length"], rows: Rows
 ) -> RecordedText:
     """Return one text for a recording; arguments as of the fields."""
     return RecordedText(
@@ -108,8 +99,6 @@ def pack_text(
         finish_reason=finish_reason,
         draft_ids=rows.draft_ids.astype("<i4").tobytes(),
         draft_logprobs=rows.draft_logprobs.astype("<f4").tobytes(),
-        ranks=tuple(ranks),
-        logprobs=tuple(logprobs),
         target_ids=rows.target_ids.astype("<i4").tobytes(),
     )
 
@@ -138,9 +127,8 @@ def check_recording(recording: Recording) -> None:
         raise PlanError("it has no candidates, or fewer than two tokens")
     seen: set[tuple[int, ...]] = set()
     for idx, text in enumerate(recording.texts):
-        n = len(text.token_ids)
-        if not text.prompt_ids or not n or len(text.ranks) != n or len(text.logprobs) != n:
-            raise PlanError(f"text {idx} has no prompt, no tokens, or not one rank and logprob for each token")
+        if not text.prompt_ids or not text.token_ids:
+            raise PlanError(f"text {idx} has no prompt or no tokens")
         if text.prompt_ids in seen:
             raise PlanError(f"text {idx} has the prompt of an earlier one; record each prompt once")
         seen.add(text.prompt_ids)

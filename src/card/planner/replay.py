@@ -157,7 +157,6 @@ class ReplayedModel:
         self._capacity: dict[int, int] = {}
         self._num_opened = 0
         self._known: dict[int, Tensor] = {}  # logits by row
-        self.num_passes = 0
 
     @property
     def vocab_size(self) -> int:
@@ -217,7 +216,6 @@ class ReplayedModel:
         for extension, held, new in zip(extensions, num_held, num_new, strict=True):
             if held + new > self._capacity[extension.slot]:
                 raise CapacityError(f"{held} rows and {new} new ones are more than {self._capacity[extension.slot]}")
-        self.num_passes += 1
         num_logits = sum(num_new) - sum(extension.first_logits_idx for extension in extensions)
         self._on_pass(PassSize(sum(num_new), len(extensions), sum(num_held), num_logits))
         return [self._append(extension) for extension in extensions]

@@ -11,11 +11,12 @@ from card.assembly.build import Models, Parts, build
 from card.assembly.drafters import link_here
 from card.assembly.plan import Facts, Plan, resolve
 from card.config import SamplingParams, split_settings
+from card.config.fields import check, setting
 from card.errors import PlanError
-from card.planner.profile import Overheads, Profile, Setup, TrueCost
+from card.planner.profile import Profile, Setup, TrueCost
 from card.planner.recording import Recording
 from card.planner.replay import PassSize, ReplayedModel, ReplayedTexts
-from card.planner.virtual import VirtualClock, VirtualDrafter, VirtualLink, World
+from card.planner.virtual import VirtualClock, VirtualDrafter, VirtualLink
 from card.policy.cores import CorePlan, CoreSet
 from card.policy.cost import PassCost
 from card.policy.rounds import Schedule
@@ -42,13 +43,14 @@ class Scene:
     target: Profile
     recording: Recording
     draft: Profile | None = None
-    cores: int | None = None  # CPU threads of target and drafter together; None: the most that the target has
-    draft_threads: int = 1  # of a drafter in its own process
-    network_s: float | None = None  # one way to a draft server; None: the drafter is on the target's machine
-    concurrency: int = 1  # requests at once
-    draft_factor: float = 1.0  # drafter passes take so many times what its profile, and it itself, says
+    cores: int | None = setting(None, least=1)  # CPU threads of both models; None: the most that the target has
+    draft_threads: int = setting(1, least=1)  # of a drafter in its own process
+    network_s: float | None = setting(None, least=0, below=math.inf)  # one way to a draft server; None: it is here
+    concurrency: int = setting(1, least=1)  # requests at once
+    draft_factor: float = setting(1.0, least=0, below=math.inf)  # drafter passes take so many times what is known
 
     def __post_init__(self) -> None:
+        check(self, error=PlanError)
         fingerprints = {
             "target": self.target.tokenizer,
             "draft": self.draft.tokenizer if self.draft else "",
@@ -59,13 +61,6 @@ class Scene:
             raise PlanError(
                 f"{' and '.join(known)} are not of one tokenizer; use profiles and a recording of the same pair"
             )
-        for name, least in (("concurrency", 1), ("draft_threads", 1), ("draft_factor", 0.0)):
-            if not least <= getattr(self, name) < math.inf:
-                raise PlanError(f"{name} must be {least:g} or more, got {getattr(self, name)}")
-        if self.cores is not None and self.cores < 1:
-            raise PlanError(f"cores must be 1 or more, got {self.cores}")
-        if self.network_s is not None and not 0 <= self.network_s < math.inf:
-            raise PlanError(f"the delay of the network must be 0 seconds or more, got {self.network_s}")
 
     @property
     def num_threads(self) -> int | None:
@@ -156,29 +151,20 @@ def _target_setup(scene: Scene, most_threads: int | None, plan: Plan) -> Setup:
     return scene.target.setup_of(min(plan.settings.threads, most_threads))
 
 
-def build_stage(
-    scene: Scene,
-    plan: Plan,
-    texts: ReplayedTexts,
-    *,
-    clock: VirtualClock | None = None,
-    shared: tuple[World, int] | None = None,
-) -> Parts:
+def build_stage(scene: Scene, plan: Plan, texts: ReplayedTexts, *, drafter: VirtualDrafter | None = None) -> Parts:
     """Return an engine with its drafter, in virtual time.
 
     Args:
-        shared: a world with a drafter for several targets, and which of them this is; None gives it one of its own.
+        drafter: one that runs by itself, where the plan has any; None makes it.
     """
-    clock = clock or VirtualClock()
-    overheads = scene.target.overheads or Overheads()
-    shown = _Shown()
+    clock, shown = VirtualClock(), _Shown()
     far: DrafterLink | None = None
     near: DrafterLink | None = None
     if "beside" in plan.placements:
-        world, target_idx = shared or (World(make_drafter(scene, plan, texts), [clock]), 0)
-        far = VirtualLink(world, target_idx, message_s=overheads.message_s)
+        drafter = drafter or _drafter(scene, plan, texts)
+        far = VirtualLink(drafter, clock, message_s=scene.target.overheads.message_s)
     if "turns" in plan.placements:
-        model = _draft_model(scene, plan, texts, clock, shown)
+        model = draft_model(scene, plan, texts, clock, shown)
         near = link_here("inline", BeamWriter(model, kv_cache_bytes=1 << 40), clock=clock)
     link = SwitchLink(far, near, clock) if far and near else far or near
     target = _target_model(scene, plan, texts, clock, shown)
@@ -187,14 +173,13 @@ def build_stage(
     return shown.parts
 
 
-def make_drafter(scene: Scene, plan: Plan, texts: ReplayedTexts, num_targets: int = 1) -> VirtualDrafter:
+def _drafter(scene: Scene, plan: Plan, texts: ReplayedTexts) -> VirtualDrafter:
     """Return a drafter that runs by itself, on a time line of its own."""
     clock = VirtualClock()
-    latency_s = (scene.target.overheads or Overheads()).latency_s
     is_thread = plan.placements["beside"] == "thread"
-    delay_s = _THREAD_LATENCY_S if is_thread else latency_s + (scene.network_s or 0.0)
-    writer = BeamWriter(_draft_model(scene, plan, texts, clock), kv_cache_bytes=1 << 40)
-    return VirtualDrafter(writer, clock, num_targets=num_targets, delay_s=delay_s)
+    delay_s = _THREAD_LATENCY_S if is_thread else scene.target.overheads.latency_s + (scene.network_s or 0.0)
+    writer = BeamWriter(draft_model(scene, plan, texts, clock), kv_cache_bytes=1 << 40)
+    return VirtualDrafter(writer, clock, delay_s=delay_s)
 
 
 def replayed_texts(scene: Scene, plan: Plan) -> ReplayedTexts:
@@ -244,7 +229,7 @@ class _Shown:
 
 def _target_model(scene: Scene, plan: Plan, texts: ReplayedTexts, clock: VirtualClock, shown: _Shown) -> ReplayedModel:
     """Return the target; its passes take the time of where the policy lets it run, its rounds what goes beyond."""
-    overheads, setups = scene.target.overheads or Overheads(), setups_of(scene, plan)
+    overheads, setups = scene.target.overheads, setups_of(scene, plan)
     factor = overheads.beside_factor if plan.has_drafter_process else 1.0
     costs = {False: TrueCost(setups.alone), True: TrueCost(setups.beside, factor)}
     unpaid_s = 0.0  # of the present round
@@ -277,7 +262,7 @@ def _target_model(scene: Scene, plan: Plan, texts: ReplayedTexts, clock: Virtual
     )
 
 
-def _draft_model(
+def draft_model(
     scene: Scene, plan: Plan, texts: ReplayedTexts, clock: VirtualClock, shown: _Shown | None = None
 ) -> ReplayedModel:
     """Return a draft model; its passes take their time and that of the step around them.
@@ -288,7 +273,7 @@ def _draft_model(
     setups = setups_of(scene, plan)
     setup = setups.far_draft if shown is None else setups.own_draft
     assert scene.draft is not None and setup is not None
-    overheads = scene.draft.overheads or Overheads()
+    overheads = scene.draft.overheads
     shares_machine = shown is None and plan.has_drafter_process
     factor = scene.draft_factor * (overheads.beside_factor if shares_machine else 1.0)
     cost = TrueCost(setup, factor)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,7 +24,6 @@ class VirtualRun:
 
     method: str
     where: str  # of the drafter; none
-    settings: Mapping[str, Any]  # those asked for
     num_speculative_tokens: int
     schedules: Mapping[str, int]  # texts by the schedule at their end
     num_tokens: int  # after each first one
@@ -35,7 +35,6 @@ class VirtualRun:
     drafter_busy_s: float
     waited_s: float  # the target, for candidates or for its turn
     tokens_per_pass: float
-    acceptance_rate: float
     hit_rate: float
     stats: tuple[RequestStats, ...]
 
@@ -63,8 +62,8 @@ class Simulator:
         Raises: SettingsError, PlanError for settings that cannot be followed; PlanError if a text came out otherwise
             than it was recorded.
         """
-        scene, changes = self.scene, dict(settings or {})
-        plan = plan_method(scene, method, changes)
+        scene = self.scene
+        plan = plan_method(scene, method, settings or {})
         texts = self.texts(plan)
         parts = build_stage(scene, plan, texts)
         chosen = list(text_idxs) or list(range(len(texts.prompts)))
@@ -74,7 +73,7 @@ class Simulator:
             stats = decode(parts, scene, texts, chosen, first_id=len(chosen))
         finally:
             parts.close()
-        return summary_of(plan, changes, stats, parts.clock() - started, is_batch=scene.concurrency > 1)
+        return summary_of(plan, stats, parts.clock() - started if scene.concurrency > 1 else None)
 
     def texts(self, plan: Plan) -> ReplayedTexts:
         """Return the texts with as many candidates as the plan looks at."""
@@ -124,31 +123,28 @@ def decode(
     return [stats[request_id] for request_id in sorted(stats)]
 
 
-def summary_of(
-    plan: Plan, changes: Mapping[str, Any], stats: Sequence[RequestStats], elapsed_s: float, *, is_batch: bool
-) -> VirtualRun:
-    num_tokens = sum(s.num_new_tokens - 1 for s in stats)
-    decode_s = elapsed_s if is_batch else sum(s.decode_s for s in stats)
-    passes = sum(s.target_passes for s in stats)
-    schedules: dict[str, int] = {}
-    for one in stats:
-        schedules[one.schedule] = schedules.get(one.schedule, 0) + 1
+def summary_of(plan: Plan, stats: Sequence[RequestStats], elapsed_s: float | None = None) -> VirtualRun:
+    """Return what a run did; ``elapsed_s`` is how long it took where texts were decoded at once."""
+
+    def total(name: str) -> Any:
+        return sum(getattr(one, name) for one in stats)
+
+    num_tokens, passes = total("num_new_tokens") - len(stats), total("target_passes")
+    decode_s = total("decode_s") if elapsed_s is None else elapsed_s
     return VirtualRun(
         method=plan.method.name,
         where="switch" if len(plan.placements) > 1 else next(iter(plan.placements.values()), "none"),
-        settings=changes,
         num_speculative_tokens=plan.draft.num_speculative_tokens,
-        schedules=schedules,
+        schedules=dict(Counter(one.schedule for one in stats)),
         num_tokens=num_tokens,
         decode_s=decode_s,
         tokens_per_s=num_tokens / decode_s if decode_s > 0 else 0.0,
         target_passes=passes,
-        target_busy_s=sum(s.target_busy_s for s in stats),
-        drafter_passes=sum(s.drafter_passes for s in stats),
-        drafter_busy_s=sum(s.drafter_busy_s for s in stats),
-        waited_s=sum(s.waited_s for s in stats),
-        tokens_per_pass=1.0 + sum(s.accepted_tokens for s in stats) / max(passes, 1),
-        acceptance_rate=sum(s.accepted_tokens for s in stats) / max(sum(s.verified_tokens for s in stats), 1),
-        hit_rate=sum(s.hits + s.late_hits for s in stats) / max(passes, 1),
+        target_busy_s=total("target_busy_s"),
+        drafter_passes=total("drafter_passes"),
+        drafter_busy_s=total("drafter_busy_s"),
+        waited_s=total("waited_s"),
+        tokens_per_pass=1.0 + total("accepted_tokens") / max(passes, 1),
+        hit_rate=(total("hits") + total("late_hits")) / max(passes, 1),
         stats=tuple(stats),
     )

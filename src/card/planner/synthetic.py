@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import numpy.typing as npt
 
@@ -34,14 +36,8 @@ def make_synthetic(agreement: float, *, num_texts: int = 8, num_tokens: int = 12
         target="synthetic",
         draft="synthetic",
         source=f"made up: agreement {agreement:g}, seed {seed}",
-        tokenizer="",
         vocab_size=_VOCAB_SIZE,
-        temperature=0.0,
-        top_k=0,
-        top_p=1.0,
-        min_p=0.0,
         seed=seed,
-        coupled_noise=True,
         max_tokens=num_tokens,
         num_candidates=_NUM_CANDIDATES,
         num_target_ids=_NUM_TARGET_IDS,
@@ -50,24 +46,39 @@ def make_synthetic(agreement: float, *, num_texts: int = 8, num_tokens: int = 12
 
 
 def _text(rng: np.random.Generator, agreement: float, num_tokens: int) -> RecordedText:
-    draft_ids = np.zeros((num_tokens, _NUM_CANDIDATES), np.int32)
-    logprobs = np.zeros((num_tokens, _NUM_CANDIDATES), np.float32)
-    target_ids = np.zeros((num_tokens, _NUM_TARGET_IDS), np.int32)
-    further = _NEXT_SHARE * (1.0 - _NEXT_SHARE) ** np.arange(_NUM_CANDIDATES - 1)
+    firsts = _first_probs(rng, agreement, num_tokens)
+    weights = _NEXT_SHARE * (1.0 - _NEXT_SHARE) ** np.arange(_NUM_CANDIDATES - 1)
+    ids = np.empty((num_tokens, _NUM_CANDIDATES + _NUM_TARGET_IDS), np.int64)
     ranks: list[int] = []
-    for place, first in enumerate(_first_probs(rng, agreement, num_tokens)):
-        ids = rng.choice(_VOCAB_SIZE, _NUM_CANDIDATES + _NUM_TARGET_IDS, replace=False)
+    for place, first in enumerate(firsts):
+        ids[place] = rng.choice(_VOCAB_SIZE, ids.shape[1], replace=False)
         is_first = rng.random() < (first if _LEAST_FIRST < agreement < 1.0 else agreement)
-        rank = 0 if is_first else 1 + int(rng.choice(len(further), p=further / further.sum()))
-        probs = [first, *np.minimum((1.0 - first) * further, 0.999 * first)]
-        logprobs[place] = np.log(np.maximum(probs, 1e-12))
-        draft_ids[place] = ids[:_NUM_CANDIDATES]
-        target_ids[place] = [ids[rank], *ids[_NUM_CANDIDATES : _NUM_CANDIDATES + _NUM_TARGET_IDS - 1]]
-        ranks.append(rank)
-    token_ids = [int(draft_ids[place, rank]) for place, rank in enumerate(ranks)]
-    truths = [float(logprobs[place, rank]) for place, rank in enumerate(ranks)]
+        ranks.append(0 if is_first else 1 + int(rng.choice(len(weights), p=weights / weights.sum())))
     prompt_ids = rng.choice(_VOCAB_SIZE, _PROMPT_TOKENS, replace=False).tolist()
-    return pack_text(prompt_ids, token_ids, "length", Rows(draft_ids, logprobs, target_ids), ranks, truths)
+    return make_text(prompt_ids, ids, ranks, firsts, weights)
+
+
+def make_text(
+    prompt_ids: Sequence[int],
+    ids: npt.NDArray[np.int64],
+    ranks: Sequence[int],
+    firsts: npt.NDArray[np.float64],
+    weights: npt.NDArray[np.floating],
+) -> RecordedText:
+    """Return a made-up text of n tokens whose drafter has K candidates at each place.
+
+    Args:
+        ids: [n, K + T] different tokens of each place: the drafter's candidates, then others that the target likes.
+        ranks: [n] which of the candidates is the text's own token.
+        firsts: [n] probability of each first candidate.
+        weights: [K - 1] shares of what it leaves, for the candidates behind it.
+    """
+    num_candidates = len(weights) + 1
+    truths = ids[np.arange(len(ids)), ranks]
+    others = np.minimum((1.0 - firsts)[:, None] * weights, 0.999 * firsts[:, None])
+    logprobs = np.log(np.maximum(np.column_stack([firsts, others]), 1e-12))
+    target_ids = np.column_stack([truths, ids[:, num_candidates:-1]])
+    return pack_text(prompt_ids, truths.tolist(), "length", Rows(ids[:, :num_candidates], logprobs, target_ids))
 
 
 def _first_probs(rng: np.random.Generator, agreement: float, count: int) -> npt.NDArray[np.float64]:

@@ -102,7 +102,7 @@ def make_app(llm: AsyncLLM, settings: ServerSettings) -> FastAPI:
         )
     hosts = AllowedHosts(settings.host, settings.allowed_hosts)
     app.add_middleware(Envelope, service=service, hosts=hosts, origins=None if has_keys else origins)
-    describe(app, [route.body for route in _ROUTES if route.body is not None], service.limits, has_keys=has_keys)
+    describe(app, [route.body for route in _ROUTES if route.body is not None], service, has_keys=has_keys)
     return app
 
 
@@ -118,7 +118,6 @@ class Envelope:
         self._app, self._service, self._hosts, self._origins = app, service, hosts, origins
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -169,7 +168,6 @@ class Guard:
         self._app, self._keys = app, keys
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return

@@ -24,7 +24,7 @@ from card.tree.sampling import TokenLogprobs
 async def chat_completions(request: Request) -> Response:
     """Answer a conversation."""
     service: Service = request.app.state.service
-    fields = await read_body(request, ChatRequest, service.settings.max_request_bytes)
+    fields = await read_body(request, ChatRequest)
     service.check_model(fields.model)
     plan = service.tools.plan(fields)
     generation = await start_chat(request, service, fields, plan)

@@ -10,7 +10,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from card.config import SamplingParams
-from card.engine.scoring import Scores
 from card.models.text import decode
 from card.server.answers import CompletionAnswer, CompletionChoice, event, json_response
 from card.server.limits import read_body
@@ -23,33 +22,22 @@ from card.tree.sampling import TokenLogprobs
 Job = tuple[tuple[int, ...], SamplingParams | None]
 
 
-class _Echo:
-    """The prompts of a request as they are repeated in its answer."""
-
-    def __init__(self, texts: Sequence[str], scores: Sequence[Scores]) -> None:
-        self.texts, self.scores = texts, scores  # both empty without echo; no scores without logprobs
-
-    def text(self, prompt_idx: int) -> str:
-        return self.texts[prompt_idx] if self.texts else ""
-
-    def logprobs(self, choice: Choice, prompt_idx: int) -> list[TokenLogprobs | int]:
-        """Return those of the prompt; its first token has none."""
-        return [choice.prompt_ids[0], *self.scores[prompt_idx]] if self.scores else []
+_Echo = tuple[str, Sequence[TokenLogprobs | int]]  # a prompt as it is repeated; its first token has no log-probability
 
 
 async def completions(request: Request) -> Response:
     """Continue one prompt or several."""
     service: Service = request.app.state.service
-    fields = await read_body(request, CompletionRequest, service.settings.max_request_bytes)
+    fields = await read_body(request, CompletionRequest)
     service.check_model(fields.model)
-    prompts: Prompts = fields.prompt
+    prompts = fields.prompts
     jobs = [await _job(service, fields, prompt) for prompt in prompts]
     generation = service.start(fields, jobs)
     request.state.generation = generation
     try:
-        echo = await unless_gone(request, _echo(service, fields, prompts, jobs, generation))
+        echoes = await unless_gone(request, _echo(service, fields, prompts, jobs, generation))
         if fields.stream:
-            return EventStream(generation, _events(service, fields, generation, echo))
+            return EventStream(generation, _events(service, fields, generation, echoes))
         await unless_gone(request, generation.collect())
     except BaseException:
         await generation.close()
@@ -57,7 +45,7 @@ async def completions(request: Request) -> Response:
     await generation.close()
     answer = CompletionAnswer(
         **generation.head("cmpl", "text_completion"),
-        choices=[_choice(service, fields, choice, echo) for choice in generation.choices],
+        choices=[_choice(service, fields, choice, echoes) for choice in generation.choices],
         usage=generation.usage(),
         **generation.metrics(),
     )
@@ -82,29 +70,28 @@ async def _job(service: Service, fields: CompletionRequest, prompt: str | list[i
 
 async def _echo(
     service: Service, fields: CompletionRequest, prompts: Prompts, jobs: Sequence[Job], generation: Generation
-) -> _Echo:
+) -> Sequence[_Echo]:
     """Return the prompts as text, and how likely their tokens are if that is asked for."""
     if not fields.echo:
-        return _Echo((), ())
-    texts = [
-        one if isinstance(one, str) else await service.aside.run(False, decode, service.tokenizer, one)
-        for one in prompts
-    ]
-    scores: list[Scores] = []
-    if fields.logprobs is not None:
-        async with generation.deadline:
-            for prompt_ids, _ in jobs:
-                scores.append(await service.llm.score(prompt_ids, fields.logprobs))
-    return _Echo(texts, scores)
+        return [("", ())] * len(jobs)
+    echoes: list[_Echo] = []
+    async with generation.deadline:
+        for one, (prompt_ids, _) in zip(prompts, jobs, strict=True):
+            text = one if isinstance(one, str) else await service.aside.run(False, decode, service.tokenizer, one)
+            told: list[TokenLogprobs | int] = []
+            if fields.logprobs is not None:
+                told = [prompt_ids[0], *await service.llm.score(prompt_ids, fields.logprobs)]
+            echoes.append((text, told))
+    return echoes
 
 
-def _choice(service: Service, fields: CompletionRequest, choice: Choice, echo: _Echo) -> CompletionChoice:
-    prompt_idx = choice.index // fields.n
+def _choice(service: Service, fields: CompletionRequest, choice: Choice, echoes: Sequence[_Echo]) -> CompletionChoice:
+    echoed, scores = echoes[choice.index // fields.n]
     told = [token for chunk in choice.chunks for token in chunk.logprobs]
-    logprobs = service.names.completion_logprobs([*echo.logprobs(choice, prompt_idx), *told], 0)
+    logprobs = service.names.completion_logprobs([*scores, *told], 0)
     return CompletionChoice(
         index=choice.index,
-        text=echo.text(prompt_idx) + choice.text,
+        text=echoed + choice.text,
         logprobs=None if fields.logprobs is None else logprobs,
         finish_reason=cast(Any, choice.finish_reason),
         **({"tokens": service.names.provenance(choice.chunks)} if fields.shows_tree else {}),
@@ -112,7 +99,7 @@ def _choice(service: Service, fields: CompletionRequest, choice: Choice, echo: _
 
 
 async def _events(
-    service: Service, fields: CompletionRequest, generation: Generation, echo: _Echo
+    service: Service, fields: CompletionRequest, generation: Generation, echoes: Sequence[_Echo]
 ) -> AsyncGenerator[bytes, None]:
     """Yield the answer as events, those of a prompt that is echoed first."""
     head = generation.head("cmpl", "text_completion")
@@ -128,9 +115,7 @@ async def _events(
         return event({**head, "choices": [content]})
 
     for choice in generation.choices if fields.echo else ():
-        prompt_idx = choice.index // fields.n
-        reason = "length" if choice.stream is None else None
-        yield piece(choice, echo.text(prompt_idx), echo.logprobs(choice, prompt_idx), reason)
+        yield piece(choice, *echoes[choice.index // fields.n], "length" if choice.stream is None else None)
     async with contextlib.aclosing(generation.events()) as pieces:
         async for choice, chunk in pieces:
             logprobs = [*held_back.pop(choice.index, ()), *chunk.logprobs]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Any, Literal
 
 from card.config.fields import check, setting, take_lists
 from card.errors import SettingsError
-from card.server.door import check_host, check_origin
+from card.server.door import as_address, check_host, check_origin
 from card.server.tools.formats import ToolParserName
 
 SpecMetrics = Literal["none", "summary"]
@@ -102,10 +101,8 @@ class ServerSettings:
 
 def is_loopback(host: str) -> bool:
     """Return whether only this machine reaches a server that listens on ``host``."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
+    address = as_address(host)
+    return host == "localhost" if address is None else address.is_loopback
 
 
 def read_config_file(path: Path, known: Collection[str]) -> dict[str, Any]:

@@ -65,7 +65,6 @@ class LimitedProtocol(HttpToolsProtocol):
         self._watch_head()
 
     def data_received(self, data: bytes) -> None:
-        """Read on."""
         if self.transport.is_closing():
             return
         self._num_head_bytes += len(data)
@@ -76,12 +75,10 @@ class LimitedProtocol(HttpToolsProtocol):
             self._watch_head()
 
     def on_message_begin(self) -> None:
-        """Begin a request."""
         self._is_in_head, self._num_head_bytes = True, 0
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
-        """Come to the end of a request's headers."""
         self._is_in_head = False
         super().on_headers_complete()
 
@@ -137,7 +134,6 @@ class LimitedProtocol(HttpToolsProtocol):
         self._watch_taking()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """End."""
         self._cancel_head_timer()
         self._cancel_abort_timer()
         super().connection_lost(exc)

@@ -14,7 +14,8 @@ from starlette.responses import Response
 
 from card.server.answers import ErrorAnswer, UnavailableAnswer
 from card.server.door import is_guarded
-from card.server.schemas import TOKEN_ID
+from card.server.schemas import MAX_CHOICES, TOKEN_ID
+from card.server.service import Service
 
 _ERRORS = {
     400: "The request cannot be done as it is; `param` names the field.",
@@ -43,16 +44,6 @@ class Route:
     body: type[BaseModel] | None = None  # None: a GET
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """What a server takes on at most."""
-
-    model_names: tuple[str, ...]
-    vocab_size: int
-    num_choices: int  # of one request
-    num_new_tokens: int  # of one text
-
-
 def add_route(app: FastAPI, route: Route, *, has_keys: bool) -> None:
     """Add a path to the application with what it takes, what it answers, and whether it needs a key."""
     extra: dict[str, Any] = {}
@@ -76,7 +67,6 @@ def add_route(app: FastAPI, route: Route, *, has_keys: bool) -> None:
 
 
 def _responses(route: Route) -> dict[int | str, dict[str, Any]]:
-    """Return what a path answers, by status."""
     done: dict[str, Any] = {"description": "Done.", "content": {}}
     if route.answer is None:
         done["content"]["text/plain"] = {"schema": {"type": "string"}}
@@ -93,17 +83,17 @@ def _responses(route: Route) -> dict[int | str, dict[str, Any]]:
     return found
 
 
-def describe(app: FastAPI, bodies: list[type[BaseModel]], limits: Limits, *, has_keys: bool) -> None:
+def describe(app: FastAPI, bodies: list[type[BaseModel]], service: Service, *, has_keys: bool) -> None:
     """Put the schemas of the bodies, and how a key is sent, into the application's `/openapi.json`."""
     _, found = models_json_schema(
         [(model, "validation") for model in bodies], ref_template="#/components/schemas/{model}"
     )
     schemas = found["$defs"]
     for model in bodies:
-        _limit(schemas[model.__name__]["properties"], limits)
+        _limit(schemas[model.__name__]["properties"], service)
     for schema in schemas.values():
         _allow_null(schema)
-    schemas[TOKEN_ID] = {"type": "integer", "minimum": 0, "maximum": limits.vocab_size - 1}
+    schemas[TOKEN_ID] = {"type": "integer", "minimum": 0, "maximum": service.vocab_size - 1}
     make = app.openapi
 
     def openapi() -> dict[str, Any]:
@@ -117,11 +107,14 @@ def describe(app: FastAPI, bodies: list[type[BaseModel]], limits: Limits, *, has
     app.openapi = openapi  # type: ignore[method-assign]
 
 
-def _limit(fields: dict[str, Any], limits: Limits) -> None:
+def _limit(fields: dict[str, Any], service: Service) -> None:
     """Say what this server takes on, which may be less than the fields allow."""
-    fields["model"] = {"enum": [*limits.model_names, ""], "default": ""}
-    most = dict.fromkeys(("max_tokens", "max_completion_tokens", "max_output_tokens"), limits.num_new_tokens)
-    for name, maximum in {"n": limits.num_choices, **most}.items():
+    room, settings = service.llm.max_model_len - 1, service.settings  # a prompt has a token at least
+    num_choices = min(MAX_CHOICES, service.llm.host.settings.max_num_seqs + settings.max_num_queued_reqs)
+    num_new_tokens = min(room, settings.max_request_tokens or room)
+    fields["model"] = {"enum": [*settings.served_model_names, ""], "default": ""}
+    most = dict.fromkeys(("max_tokens", "max_completion_tokens", "max_output_tokens"), num_new_tokens)
+    for name, maximum in {"n": num_choices, **most}.items():
         field = fields.get(name, {})
         for kind in field.get("anyOf", [field]):
             if kind.get("type") == "integer":

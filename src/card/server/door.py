@@ -70,7 +70,7 @@ class AllowedHosts:
         """Take the address listened on and the names given; "*" among them allows all."""
         names = {check_host(name) for name in named}
         self._allows_all = ANY in names
-        own = _as_address(listened_on)
+        own = as_address(listened_on)
         self._allows_addresses = own is not None and own.is_unspecified
         self._names = names | {"localhost", listened_on.lower() if own is None else str(own)}
 
@@ -96,7 +96,7 @@ class AllowedHosts:
     def _is_allowed(self, host: str | None) -> bool:
         if host is None:
             return False
-        address = _as_address(host)
+        address = as_address(host)
         if address is None:
             return host in self._names
         return self._allows_addresses or address.is_loopback or str(address) in self._names
@@ -133,7 +133,7 @@ def check_host(name: str) -> str:
     """Return a name for `AllowedHosts` as it is compared. Raises: SettingsError if it is no name of a host."""
     if name == ANY:
         return name
-    address = _as_address(name.strip("[]"))
+    address = as_address(name.strip("[]"))
     host = str(address) if address is not None else host_of(name)
     if not host or (address is None and ":" in name):
         raise SettingsError(f"an allowed host must be a name or an address without port, or {ANY}, got {name!r}")
@@ -152,7 +152,8 @@ def check_origin(origin: str) -> str:
     return origin.lower()
 
 
-def _as_address(host: str) -> _Address | None:
+def as_address(host: str) -> _Address | None:
+    """Return the IP address that ``host`` is; None for a name."""
     try:
         address = ipaddress.ip_address(host.partition("%")[0])  # what follows names a network interface
     except ValueError:

@@ -76,13 +76,10 @@ class StructuredOutputs(Strict):
 
     @model_validator(mode="after")
     def _one_of_them(self) -> StructuredOutputs:
-        if len(self._given()) != 1:
+        forms = (self.json_, self.json_object or None, self.regex, self.choice, self.grammar)
+        if sum(form is not None for form in forms) != 1:
             raise ValueError("give one of json, json_object: true, regex, choice and grammar")
         return self
-
-    def _given(self) -> list[object]:
-        forms = (self.json_, self.json_object or None, self.regex, self.choice, self.grammar)
-        return [form for form in forms if form is not None]
 
     def as_grammar(self) -> Grammar:
         """Return what holds the answer to it. Raises: ApiError 400 for a grammar that cannot be read."""

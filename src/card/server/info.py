@@ -23,13 +23,12 @@ from card.server.answers import (
     VersionAnswer,
     json_response,
 )
-from card.server.errors import ApiError, as_api_error, bad_request
+from card.server.errors import ApiError, as_api_error
 from card.server.limits import read_body
+from card.server.params import check_id
 from card.server.schemas import DetokenizeRequest, TokenizeRequest
 from card.server.scrape import CONTENT_TYPE, Scrape
-from card.server.service import Service
-
-_LONG_CHARS = 16_384  # of a text, or token ids: more of them hold up none that has less
+from card.server.service import LONG_CHARS, Service
 
 
 async def list_models(request: Request) -> Response:
@@ -47,9 +46,9 @@ async def show_model(request: Request) -> Response:
 async def tokenize(request: Request) -> Response:
     """Give the token ids of a prompt, or of a conversation in the model's chat template."""
     service: Service = request.app.state.service
-    fields = await read_body(request, TokenizeRequest, service.settings.max_request_bytes)
+    fields = await read_body(request, TokenizeRequest)
     service.check_model(fields.model)
-    is_long = len(fields.prompt or "") >= _LONG_CHARS
+    is_long = len(fields.prompt or "") >= LONG_CHARS
     if fields.messages is not None:
         token_ids = list(await service.encode(service.tools.conversation(fields.messages), must_fit=False))
     elif fields.add_special_tokens and fields.prompt:
@@ -74,16 +73,15 @@ async def tokenize(request: Request) -> Response:
 async def detokenize(request: Request) -> Response:
     """Give the text of token ids."""
     service: Service = request.app.state.service
-    fields = await read_body(request, DetokenizeRequest, service.settings.max_request_bytes)
+    fields = await read_body(request, DetokenizeRequest)
     service.check_model(fields.model)
-    text = await service.aside.run(len(fields.tokens) >= _LONG_CHARS, _text_of, service, fields.tokens)
+    text = await service.aside.run(len(fields.tokens) >= LONG_CHARS, _text_of, service, fields.tokens)
     return json_response(DetokenizeAnswer(prompt=text))
 
 
 def _text_of(service: Service, token_ids: Sequence[int]) -> str:
     for token_id in token_ids:
-        if not 0 <= token_id < service.vocab_size:
-            raise bad_request(f"token ids must be from 0 to {service.vocab_size - 1}, got {token_id}", "tokens")
+        check_id(token_id, "tokens", service.vocab_size)
     return decode(service.tokenizer, token_ids)
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Mapping
-from types import TracebackType
 from typing import Any, Self, TypeVar
 
 import msgspec
 import pydantic
 from starlette.requests import ClientDisconnect, Request
 
+from card.server.config import ServerSettings
 from card.server.errors import ApiError, bad_request, shutting_down
 
 M = TypeVar("M", bound=pydantic.BaseModel)
@@ -21,7 +21,7 @@ _MOST_RETRY_AFTER_S = 60
 _MOST_QUOTED_CHARS = 40  # of a wrong value in the message about it
 
 
-async def read_body(request: Request, model: type[M], max_bytes: int) -> M:
+async def read_body(request: Request, model: type[M]) -> M:
     """Return the request's JSON body as a ``model``; a field that is null counts as left out.
 
     Raises: ApiError 415 for another content type, 413 for a body that is too large, 408 for one that does not come, 400
@@ -32,11 +32,7 @@ async def read_body(request: Request, model: type[M], max_bytes: int) -> M:
         raise ApiError(
             415, f"the content type must be application/json, got {content_type[:80] or 'none'}", code="content_type"
         )
-    return parse(await _read_bytes(request, max_bytes), model)
-
-
-def parse(data: bytes, model: type[M]) -> M:
-    """Return JSON as a ``model``. Raises: ApiError 400."""
+    data = await _read_bytes(request)
     try:
         content = msgspec.json.decode(data)
     except RecursionError:
@@ -60,8 +56,9 @@ def fitted(content: Mapping[str, Any], model: type[M]) -> M:
         raise bad_request("the body is nested too deeply") from None
 
 
-async def _read_bytes(request: Request, max_bytes: int) -> bytes:
-    limit_s: float = request.app.state.service.settings.body_timeout_s
+async def _read_bytes(request: Request) -> bytes:
+    settings: ServerSettings = request.app.state.service.settings
+    limit_s, max_bytes = settings.body_timeout_s, settings.max_request_bytes
     stated = request.headers.get("content-length", "")
     num_stated = int(stated) if stated.isdecimal() else 0
     too_large = ApiError(413, f"the body may have at most {max_bytes} bytes", code="body_too_large")
@@ -109,75 +106,54 @@ class Gate:
     def __init__(self, *, max_running: int, max_waiting: int) -> None:
         self._max_running = max_running
         self._most = max_running + max_waiting
-        self._num_inside = 0
-        self._num_requests = 0
-        self._is_open = True
+        self._inside: dict[object, tuple[int, float]] = {}  # ticket -> sequences, when they came in
         self._mean_s = 1.0  # of a request
         self._is_empty = asyncio.Event()
         self._is_empty.set()
-
-    @property
-    def is_open(self) -> bool:
-        """False once the server shuts down."""
-        return self._is_open
+        self.is_open = True  # until the server shuts down
 
     @property
     def num_requests(self) -> int:
         """Requests that are being answered."""
-        return self._num_requests
+        return len(self._inside)
 
-    def enter(self, num_sequences: int) -> Ticket:
-        """Let a request in. Raises: ApiError 503 while shutting down, 429 if there is no room now, 400 if never."""
-        if not self._is_open:
+    def enter(self, num_sequences: int) -> object:
+        """Let a request in; return its ticket.
+
+        Raises: ApiError 503 while shutting down, 429 if there is no room now, 400 if never.
+        """
+        num_inside = sum(count for count, _ in self._inside.values())
+        if not self.is_open:
             raise shutting_down()
         if num_sequences > self._most:
             raise bad_request(f"a request may ask for at most {self._most} texts, got {num_sequences}", "n")
-        if self._num_inside + num_sequences > self._most:
+        if num_inside + num_sequences > self._most:
             raise ApiError(
                 429,
-                f"the queue is full: {self._num_inside} texts are being written or wait, at most {self._most} may",
+                f"the queue is full: {num_inside} texts are being written or wait, at most {self._most} may",
                 code="queue_full",
-                retry_after_s=self._retry_after_s(),
+                retry_after_s=self._retry_after_s(num_inside),
             )
-        self._num_inside += num_sequences
-        self._num_requests += 1
+        ticket = object()
+        self._inside[ticket] = num_sequences, asyncio.get_running_loop().time()
         self._is_empty.clear()
-        return Ticket(self, num_sequences)
+        return ticket
 
-    def close(self) -> None:
-        """Let nobody in any more."""
-        self._is_open = False
+    def leave(self, ticket: object) -> None:
+        """Take the ticket back."""
+        _, entered_at = self._inside.pop(ticket)
+        self._mean_s += 0.1 * (asyncio.get_running_loop().time() - entered_at - self._mean_s)
+        if not self._inside:
+            self._is_empty.set()
 
     async def until_empty(self) -> None:
         """Wait until the last request has left."""
         await self._is_empty.wait()
 
-    def _retry_after_s(self) -> int:
+    def _retry_after_s(self, num_inside: int) -> int:
         """Return when a place should come free: those who wait are served at the pace of the last requests."""
-        num_waiting = max(1, self._num_inside - self._max_running)
+        num_waiting = max(1, num_inside - self._max_running)
         return min(_MOST_RETRY_AFTER_S, max(1, math.ceil(self._mean_s * num_waiting / self._max_running)))
-
-    def _leave(self, num_sequences: int, seconds: float) -> None:
-        self._num_inside -= num_sequences
-        self._num_requests -= 1
-        self._mean_s += 0.1 * (seconds - self._mean_s)
-        if not self._num_requests:
-            self._is_empty.set()
-
-
-class Ticket:
-    """A request's place inside the gate."""
-
-    def __init__(self, gate: Gate, num_sequences: int) -> None:
-        self._gate, self._num_sequences = gate, num_sequences
-        self._entered_at = asyncio.get_running_loop().time()
-        self._is_used = False
-
-    def give_back(self) -> None:
-        """Leave. May be called twice."""
-        if not self._is_used:
-            self._is_used = True
-            self._gate._leave(self._num_sequences, asyncio.get_running_loop().time() - self._entered_at)
 
 
 class Deadline:
@@ -206,12 +182,10 @@ class Deadline:
         await self._timeout.__aenter__()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *failure: Any) -> None:
         assert self._timeout is not None
         timeout, self._timeout = self._timeout, None
         try:
-            await timeout.__aexit__(kind, error, trace)
+            await timeout.__aexit__(*failure)
         except TimeoutError:
             raise self._reason from None

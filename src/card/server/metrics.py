@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from copy import deepcopy
+from dataclasses import dataclass, field
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Histogram
-from prometheus_client.core import Metric
 
 from card.api.outputs import StreamChunk
 from card.workers.metrics import RequestStats
@@ -49,20 +49,18 @@ _SUMS = ("hits", "late_hits", *(counter for _, counter in COUNTERS.values()))
 FALLBACKS = ("request", "policy", "drafter", "no_candidates")
 
 
+@dataclass(slots=True, eq=False)
 class Record:
     """One text of a request as it is written: its statistics, and when its pieces came."""
 
-    __slots__ = ("_ledger", "_num_plain", "arrived_at", "finish_reason", "last_at", "speculates", "started_at", "stats")
-
-    def __init__(self, ledger: Ledger, num_prompt_tokens: int, *, speculates: bool) -> None:
-        self._ledger = ledger
-        self.stats = RequestStats(num_prompt_tokens=num_prompt_tokens)
-        self.speculates = speculates
-        self.arrived_at = time.perf_counter()
-        self.started_at = 0.0  # first token
-        self.last_at = 0.0
-        self.finish_reason = "abort"  # until it is known to be another one
-        self._num_plain = 0  # rounds without candidates seen so far
+    _ledger: Ledger
+    stats: RequestStats
+    speculates: bool
+    arrived_at: float = field(default_factory=time.perf_counter)
+    started_at: float = 0.0  # first token
+    last_at: float = 0.0
+    finish_reason: str = "abort"  # until it is known to be another one
+    _num_plain: int = 0  # rounds without candidates seen so far
 
     def take(self, chunk: StreamChunk) -> None:
         """Look at the next piece."""
@@ -100,15 +98,15 @@ class Ledger:
         self.errors: Counter[int] = Counter()  # answers by status of 400 and above
         self._running: set[Record] = set()
         self._ended = _Sums()
-        self._registry = CollectorRegistry(auto_describe=False)
+        self.registry = CollectorRegistry(auto_describe=False)
         self._histograms = {
-            name: Histogram(f"card_{name}", what, buckets=buckets, registry=self._registry)
+            name: Histogram(f"card_{name}", what, buckets=buckets, registry=self.registry)
             for name, (what, buckets) in HISTOGRAMS.items()
         }
 
     def begin(self, num_prompt_tokens: int, *, speculates: bool) -> Record:
         """Open the record of a text."""
-        record = Record(self, num_prompt_tokens, speculates=speculates)
+        record = Record(self, RequestStats(num_prompt_tokens=num_prompt_tokens), speculates)
         self._running.add(record)
         return record
 
@@ -146,19 +144,15 @@ class Ledger:
             total.add(record.stats)
         return total
 
-    def histograms(self) -> Iterable[Metric]:
-        """Return the histograms as of now."""
-        return self._registry.collect()
 
-
+@dataclass(slots=True)
 class _Sums:
     """Counters of `RequestStats`, added up."""
 
-    def __init__(self) -> None:
-        self.values: Counter[str] = Counter()
-        self.accepted_per_depth: Counter[int] = Counter()
-        self.verified_by_writer: Counter[str] = Counter()
-        self.accepted_by_writer: Counter[str] = Counter()
+    values: Counter[str] = field(default_factory=Counter)
+    accepted_per_depth: Counter[int] = field(default_factory=Counter)
+    verified_by_writer: Counter[str] = field(default_factory=Counter)
+    accepted_by_writer: Counter[str] = field(default_factory=Counter)
 
     def add(self, stats: RequestStats) -> None:
         self.values.update({name: getattr(stats, name) for name in _SUMS})

@@ -35,7 +35,6 @@ class Playground(StaticFiles):
     """The page and what belongs to it; needs no key, as it holds no secret: the page asks for one where it must."""
 
     def __init__(self) -> None:
-        """Serve the files of the package."""
         super().__init__(directory=_FOLDER)
 
     async def index(self, request: Request) -> Response:

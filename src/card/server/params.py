@@ -50,7 +50,7 @@ def sampling_params(
     if "top_k" in chosen:
         chosen["top_k"] = max(0, chosen["top_k"])
     for token_id in fields.stop_token_ids:
-        _check_id(token_id, "stop_token_ids", vocab_size)
+        check_id(token_id, "stop_token_ids", vocab_size)
     return SamplingParams(
         **chosen,
         seed=secrets.randbelow(2**31) if fields.seed is None else fields.seed & (2**63 - 1),
@@ -77,10 +77,11 @@ def _biases(given: Mapping[str, float], vocab_size: int) -> dict[int, float]:
         if not (key.isascii() and key.isdecimal()) or len(key) > 10:
             raise bad_request(f"the keys of logit_bias must be token ids, got {key[:40]!r}", "logit_bias")
         biases[int(key)] = value
-        _check_id(int(key), "logit_bias", vocab_size)
+        check_id(int(key), "logit_bias", vocab_size)
     return biases
 
 
-def _check_id(token_id: int, param: str, vocab_size: int) -> None:
+def check_id(token_id: int, param: str, vocab_size: int) -> None:
+    """Raise ApiError 400 unless the target has this token."""
     if not 0 <= token_id < vocab_size:
         raise bad_request(f"{param}: token ids must be from 0 to {vocab_size - 1}, got {token_id}", param)

@@ -8,7 +8,7 @@ from pydantic import Discriminator, Field, Tag, WithJsonSchema, field_validator,
 
 from card.server.limits import fitted
 from card.server.schemas import KWARGS_SCHEMA, ChatRequest, CommonFields, Effort
-from card.server.strict import NotDone, Strict
+from card.server.strict import NotDone, Strict, takes
 from card.server.tool_schemas import ARGUMENTS_SCHEMA, MAX_TOOLS, FunctionDefinition
 
 _MAX_ITEMS = 4096
@@ -16,17 +16,6 @@ _AS_IN_CHAT = {"model", "temperature", "top_p", "top_k", "min_p", "seed", "strea
     "chat_template_kwargs",
     "speculation",
     "include_metrics",
-}
-_CHOICE_SCHEMA = {
-    "anyOf": [
-        {"enum": ["none", "auto", "required"]},
-        {
-            "type": "object",
-            "properties": {"type": {"const": "function"}, "name": {"type": "string"}},
-            "required": ["type", "name"],
-            "additionalProperties": False,
-        },
-    ]
 }
 
 
@@ -57,7 +46,6 @@ def _joined(value: list[TextPart] | str) -> str:
 
 
 def _as_parts(value: object) -> object:
-    """Return a text as parts."""
     return [{"type": "text", "text": value}] if isinstance(value, str) else value
 
 
@@ -163,6 +151,13 @@ class ResponseStreamOptions(Strict):
     include_obfuscation: NotDone = False
 
 
+class NamedChoice(Strict):
+    """The function that must be called."""
+
+    type: Literal["function"]
+    name: str
+
+
 class ResponsesRequest(CommonFields):
     """Body of `POST /v1/responses`."""
 
@@ -171,7 +166,10 @@ class ResponsesRequest(CommonFields):
     max_output_tokens: int | None = Field(None, ge=1, lt=2**31)
     text: TextOptions = Field(default_factory=TextOptions)
     tools: list[FunctionTool] = Field(default_factory=list, max_length=MAX_TOOLS)
-    tool_choice: Annotated[Any, WithJsonSchema(_CHOICE_SCHEMA)] = "auto"
+    tool_choice: Annotated[
+        Literal["none", "auto", "required"] | NamedChoice,
+        takes('"none", "auto", "required" or {"type": "function", "name": ...}'),
+    ] = "auto"
     parallel_tool_calls: bool = True
     reasoning: Reasoning = Field(default_factory=Reasoning)
     stream_options: ResponseStreamOptions | None = None
@@ -192,14 +190,6 @@ class ResponsesRequest(CommonFields):
         if value is not None:
             raise ValueError("this server stores no answers; send the whole conversation as input")
 
-    @field_validator("tool_choice")
-    @classmethod
-    def _is_a_choice(cls, value: object) -> object:
-        is_named = isinstance(value, dict) and set(value) == {"type", "name"} and value["type"] == "function"
-        if is_named or value in ("none", "auto", "required"):
-            return value
-        raise ValueError('must be "none", "auto", "required" or {"type": "function", "name": ...}')
-
     def as_chat(self) -> ChatRequest:
         """Return the chat completion that gives the same text. Raises: ApiError 400."""
         content = self.model_dump(include=_AS_IN_CHAT)
@@ -211,8 +201,8 @@ class ResponsesRequest(CommonFields):
             for tool in self.tools
         ]
         content["tool_choice"] = self.tool_choice
-        if isinstance(self.tool_choice, dict):
-            content["tool_choice"] = {"type": "function", "function": {"name": self.tool_choice["name"]}}
+        if isinstance(self.tool_choice, NamedChoice):
+            content["tool_choice"] = {"type": "function", "function": {"name": self.tool_choice.name}}
         form = self.text.format
         if form is not None and form.type != "text":
             content["response_format"] = {"type": form.type}

@@ -31,13 +31,14 @@ from card.server.tools.parser import CallArguments, CallBegun, Content, Piece
 from card.server.tools.support import ToolPlan
 
 Events = list[dict[str, Any]]
-_ECHOED = {"instructions", "max_output_tokens", "metadata", "parallel_tool_calls", "temperature", "top_p"}  # as asked
+_ECHOED = {"instructions", "max_output_tokens", "metadata", "parallel_tool_calls"}  # as asked
+_ECHOED |= {"temperature", "tool_choice", "top_p"}
 
 
 async def responses(request: Request) -> Response:
     """Answer what was said, with text or calls of functions."""
     service: Service = request.app.state.service
-    fields = await read_body(request, ResponsesRequest, service.settings.max_request_bytes)
+    fields = await read_body(request, ResponsesRequest)
     model = service.check_model(fields.model)
     chat = fields.as_chat()
     plan = service.tools.plan(chat)
@@ -85,7 +86,6 @@ class _Answer:
             output=self.items.items if is_over else [],
             reasoning={"effort": fields.reasoning.effort, "summary": None},
             text={"format": form.model_dump(by_alias=True, exclude_none=True) if form else {"type": "text"}},
-            tool_choice=fields.tool_choice,
             tools=[{**tool.model_dump(), "strict": bool(tool.strict)} for tool in fields.tools],
             usage=self._usage() if is_over else None,
             user=fields.user or None,
@@ -171,7 +171,6 @@ class _OutputItems:
 
     @property
     def _text(self) -> OutputText:
-        """The text of the message that is open."""
         message = self.items[-1]
         assert isinstance(message, OutputMessage)
         return message.content[0]
@@ -188,7 +187,6 @@ class _OutputItems:
         return self._told_of_item("added")
 
     def _end(self, status: Any) -> Events:
-        """End the item that is open, if there is one."""
         if not self._is_open:
             return []
         item, self._is_open = self.items[-1], False

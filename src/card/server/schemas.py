@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 from pydantic import Field, ValidationInfo, WithJsonSchema, field_validator, model_validator
 
 from card.server.guided import GuidedFields
-from card.server.strict import NotDone, Strict
-from card.server.tool_schemas import MAX_TOOLS, NamedFunction, Tool, ToolCall, ToolChoice, as_tool_choice
+from card.server.strict import NotDone, Strict, takes
+from card.server.tool_schemas import MAX_TOOLS, NamedTool, Tool, ToolCall, ToolChoice
 
 MAX_CHOICES = 128
 _MAX_PROMPTS = 2048  # of one request; the queue's length bounds them further
@@ -20,22 +20,19 @@ Prompts = list[str | list[int]]
 """Prompts, each text or token ids."""
 
 TOKEN_ID = "TokenId"  # component of `/openapi.json`: the ids of the model that is served
-_TOKEN_ID_SCHEMA = {"$ref": f"#/components/schemas/{TOKEN_ID}"}
-_TOKEN_IDS_SCHEMA = {"type": "array", "items": _TOKEN_ID_SCHEMA, "minItems": 1}
-_TEXT_SCHEMA = {"type": "string", "minLength": 1}
-_PROMPT_SCHEMA = {
-    "anyOf": [
-        _TEXT_SCHEMA,
-        _TOKEN_IDS_SCHEMA,
-        {
-            "type": "array",
-            "items": {"anyOf": [_TEXT_SCHEMA, _TOKEN_IDS_SCHEMA]},
-            "minItems": 1,
-            "maxItems": _MAX_PROMPTS,
-        },
-    ]
-}
-_STOP_SCHEMA = {"anyOf": [_TEXT_SCHEMA, {"type": "array", "items": _TEXT_SCHEMA, "maxItems": _MAX_STOPS}]}
+TokenId = Annotated[int, WithJsonSchema({"$ref": f"#/components/schemas/{TOKEN_ID}"})]
+_TokenIds = Annotated[list[TokenId], Field(min_length=1, fail_fast=True)]
+_Text = Annotated[str, Field(min_length=1)]
+_Prompt = Annotated[
+    _Text
+    | _TokenIds
+    | Annotated[list[_Text | _TokenIds], Field(min_length=1, max_length=_MAX_PROMPTS, fail_fast=True)],
+    takes(f"a string, token ids, or a list of at most {_MAX_PROMPTS} of either, none of them empty"),
+]
+_Stop = Annotated[
+    _Text | Annotated[list[_Text], Field(max_length=_MAX_STOPS, fail_fast=True)],
+    takes(f"a string or a list of at most {_MAX_STOPS} strings, none of them empty"),
+]
 _BIAS_SCHEMA = {
     "type": "object",
     "propertyNames": {"pattern": "^[0-9]{1,10}$"},
@@ -59,8 +56,6 @@ RESERVED_KWARGS = frozenset(
 KWARGS_SCHEMA = {"type": "object", "propertyNames": {"not": {"enum": sorted(RESERVED_KWARGS)}}}
 
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
-
-TokenId = Annotated[int, WithJsonSchema(_TOKEN_ID_SCHEMA)]
 
 
 class StreamOptions(Strict):
@@ -100,29 +95,13 @@ class SamplingFields(CommonFields, GuidedFields):
     logit_bias: Annotated[dict[str, float], WithJsonSchema(_BIAS_SCHEMA)] = Field(
         default_factory=dict, max_length=_MAX_BIASES
     )
-    stop: Annotated[list[str], WithJsonSchema(_STOP_SCHEMA)] = Field(default_factory=list, max_length=_MAX_STOPS)
+    stop: _Stop = Field(default_factory=list)
     stop_token_ids: list[TokenId] = Field(default_factory=list, max_length=1024)
     ignore_eos: bool = False
     min_tokens: int = Field(0, ge=0, lt=2**31)
     stream_options: StreamOptions | None = None
     best_of: int = Field(1, ge=1, le=1, description="asks for nothing")
     shows_tree: bool = Field(False, description="say of each token who proposed it, and what lay beside it")
-
-    @field_validator("stop", mode="before")
-    @classmethod
-    def _list_of_stops(cls, value: object) -> object:
-        if isinstance(value, str):
-            return [value]
-        if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
-            raise ValueError("must be a string or a list of strings")
-        return value
-
-    @field_validator("stop")
-    @classmethod
-    def _no_empty_stop(cls, value: list[str]) -> list[str]:
-        if not all(value):
-            raise ValueError("a stop string must not be empty")
-        return value
 
     @model_validator(mode="after")
     def _options_of_a_stream(self) -> SamplingFields:
@@ -184,8 +163,6 @@ class ChatRequest(SamplingFields):
     reasoning_effort: Effort | None = Field(None, description="goes to the chat template; most know nothing of it")
     modalities: list[Literal["text"]] = Field(default_factory=list)
 
-    _check_choice = field_validator("tool_choice")(as_tool_choice)
-
     @field_validator("chat_template_kwargs")
     @classmethod
     def _leave_the_rest_alone(cls, value: dict[str, Any]) -> dict[str, Any]:
@@ -207,46 +184,32 @@ class ChatRequest(SamplingFields):
             raise ValueError("tools: each function needs a name of its own")
         if self.tool_choice == "required" and not names:
             raise ValueError('tool_choice "required" needs tools')
-        if isinstance(self.tool_choice, NamedFunction) and self.tool_choice.name not in names:
-            raise ValueError(f"tool_choice names {self.tool_choice.name[:64]!r}, which is not among the tools")
+        if isinstance(self.tool_choice, NamedTool) and self.tool_choice.function.name not in names:
+            name = self.tool_choice.function.name[:64]
+            raise ValueError(f"tool_choice names {name!r}, which is not among the tools")
         return self
-
-
-def _as_prompts(value: object) -> Prompts:
-    """Return the prompts in any of the four shapes that OpenAI allows."""
-    if isinstance(value, str):
-        return [value]
-    if not isinstance(value, list) or not value:
-        raise ValueError("prompt must be a string, token ids, or a list of either that is not empty")
-    if all(type(one) is int for one in value):
-        return [value]
-    prompts = value
-    if len(prompts) > _MAX_PROMPTS:
-        raise ValueError(f"at most {_MAX_PROMPTS} prompts go into one request, got {len(prompts)}")
-    for one in prompts:
-        if not isinstance(one, str) and not (isinstance(one, list) and all(type(i) is int for i in one)):
-            raise ValueError("each prompt must be a string or a list of token ids")
-    return prompts
 
 
 class CompletionRequest(SamplingFields):
     """Body of `POST /v1/completions`."""
 
-    prompt: Annotated[Any, WithJsonSchema(_PROMPT_SCHEMA)]
+    prompt: _Prompt
     max_tokens: int = Field(16, ge=0, lt=2**31)
     echo: bool = False
     logprobs: int | None = Field(None, ge=0, le=20)
-
-    @field_validator("prompt")
-    @classmethod
-    def _prompts(cls, value: object) -> Prompts:
-        return _as_prompts(value)
 
     @model_validator(mode="after")
     def _writes_or_echoes(self) -> CompletionRequest:
         if self.max_tokens == 0 and not self.echo:
             raise ValueError("max_tokens must be 1 or more without echo")
         return self
+
+    @property
+    def prompts(self) -> Prompts:
+        """All prompts, also where there is one."""
+        if isinstance(self.prompt, str) or isinstance(self.prompt[0], int):
+            return cast(Prompts, [self.prompt])
+        return self.prompt
 
 
 class TokenizeRequest(Strict):

@@ -28,6 +28,15 @@ _VLLM_NAMES = {  # ours, without prefix -> vLLM's; histograms have the same name
     "candidates_accepted_per_position": ("spec_decode_num_accepted_tokens_per_pos",),
     **{name: (name,) for name in HISTOGRAMS},
 }
+_LABELLED = {  # counters, without prefix -> what they are, their label
+    "lookup_results": ("Whether the target's next token was a candidate already.", "result"),
+    "fallbacks": ("Rounds decoded plainly, by cause.", "cause"),
+    "candidates_accepted_per_position": ("Candidates accepted, by their depth from 0.", "position"),
+    "candidates_verified_by_writer": ("Candidates verified, by who proposed them.", "writer"),
+    "candidates_accepted_by_writer": ("Candidates accepted, by who proposed them.", "writer"),
+    "requests_finished": ("Texts that ended, by reason.", "finished_reason"),
+    "http_errors": ("Answers that were errors, by status.", "status"),
+}
 
 
 class Scrape:
@@ -56,43 +65,24 @@ class Scrape:
         values = sums.values
         for name, (what, key) in COUNTERS.items():
             yield CounterMetricFamily(f"card_{name}", what, value=values[key])
-        yield _counters(
-            "lookup_results",
-            "Whether the target's next token was a candidate already.",
-            "result",
-            {
-                "hit": values["hits"],
-                "late_hit": values["late_hits"],
-                "miss": max(0.0, values["target_passes"] - values["hits"] - values["late_hits"]),
-            },
-        )
-        for name, what, label, counts in (
-            ("fallbacks", "Rounds decoded plainly, by cause.", "cause", self._ledger.fallbacks),
-            (
-                "candidates_accepted_per_position",
-                "Candidates accepted, by their depth from 0.",
-                "position",
-                sums.accepted_per_depth,
-            ),
-            (
-                "candidates_verified_by_writer",
-                "Candidates verified, by who proposed them.",
-                "writer",
-                sums.verified_by_writer,
-            ),
-            (
-                "candidates_accepted_by_writer",
-                "Candidates accepted, by who proposed them.",
-                "writer",
-                sums.accepted_by_writer,
-            ),
-            ("requests_finished", "Texts that ended, by reason.", "finished_reason", self._ledger.finished),
-            ("http_errors", "Answers that were errors, by status.", "status", self._ledger.errors),
-        ):
-            yield _counters(name, what, label, counts)
+        hits = {"hit": values["hits"], "late_hit": values["late_hits"]}
+        counts: dict[str, Mapping[Any, float]] = {
+            "lookup_results": {**hits, "miss": max(0.0, values["target_passes"] - sum(hits.values()))},
+            "fallbacks": self._ledger.fallbacks,
+            "candidates_accepted_per_position": sums.accepted_per_depth,
+            "candidates_verified_by_writer": sums.verified_by_writer,
+            "candidates_accepted_by_writer": sums.accepted_by_writer,
+            "requests_finished": self._ledger.finished,
+            "http_errors": self._ledger.errors,
+        }
+        for name, (what, label) in _LABELLED.items():
+            family = CounterMetricFamily(f"card_{name}", what, labels=[label])
+            for key, value in counts[name].items():
+                family.add_metric([str(key)], value)
+            yield family
         num_inside = self._service.gate.num_requests
         yield GaugeMetricFamily("card_requests_inside", "Requests that are being answered.", value=num_inside)
-        yield from self._ledger.histograms()
+        yield from self._ledger.registry.collect()
 
     def _from_engine(self) -> Iterator[Metric]:
         try:
@@ -124,13 +114,6 @@ class Scrape:
             ("prefix_cache_hits", "Of these, how many were found.", stats.prefix_hits),
         ):
             yield CounterMetricFamily(f"card_{name}", what, value=value)
-
-
-def _counters(name: str, what: str, label: str, values: Mapping[Any, float]) -> CounterMetricFamily:
-    family = CounterMetricFamily(f"card_{name}", what, labels=[label])
-    for key, value in values.items():
-        family.add_metric([str(key)], value)
-    return family
 
 
 def _relabelled(family: Metric, name: str, labels: dict[str, str]) -> Metric:

@@ -23,17 +23,16 @@ from card.models.token_bytes import token_bytes
 from card.server.answers import PromptTokensDetails, Usage, event
 from card.server.aside import Aside
 from card.server.config import ServerSettings
-from card.server.described import Limits
 from card.server.errors import ApiError, bad_request, shutting_down
-from card.server.limits import Deadline, Gate, Ticket
+from card.server.limits import Deadline, Gate
 from card.server.metrics import Ledger, Record, request_metrics
 from card.server.params import derived_seed, model_defaults
-from card.server.schemas import MAX_CHOICES, SamplingFields
+from card.server.schemas import SamplingFields
 from card.server.tokens import TokenNames
 from card.server.tools.support import ToolSupport
 from card.workers.request import FinishReason
 
-_LARGE_PROMPT_CHARS = 16_384  # a longer one is tokenized where it holds up none that is shorter
+LONG_CHARS = 16_384  # of a text, or token ids: more of them hold up none that has less
 
 
 @dataclass(slots=True)
@@ -60,7 +59,7 @@ class Choice:
 class Generation:
     """All texts of one API request, from its admission until its answer was sent."""
 
-    def __init__(self, service: Service, ticket: Ticket, fields: SamplingFields, choices: Sequence[Choice]) -> None:
+    def __init__(self, service: Service, ticket: object, fields: SamplingFields, choices: Sequence[Choice]) -> None:
         self.choices = choices
         self.deadline = Deadline(service.settings.request_timeout_s)
         self._service, self._ticket, self._fields = service, ticket, fields
@@ -125,7 +124,7 @@ class Generation:
             self._service.ledger.end(choice.record)
             if choice.stream is not None:
                 await choice.stream.aclose()
-        self._ticket.give_back()
+        self._service.gate.leave(self._ticket)
 
 
 class Service:
@@ -155,17 +154,6 @@ class Service:
         """Number of token ids of the target."""
         return self.llm.host.runner.vocab_size
 
-    @property
-    def limits(self) -> Limits:
-        """What a request may ask for at most."""
-        room = self.llm.max_model_len - 1  # a prompt has a token at least
-        return Limits(
-            model_names=self.settings.served_model_names,
-            vocab_size=self.vocab_size,
-            num_choices=min(MAX_CHOICES, self.llm.host.settings.max_num_seqs + self.settings.max_num_queued_reqs),
-            num_new_tokens=min(room, self.settings.max_request_tokens or room),
-        )
-
     def check_model(self, name: str) -> str:
         """Return the name that the answer carries. Raises: ApiError 404 for a model that is not served."""
         names = self.settings.served_model_names
@@ -192,7 +180,7 @@ class Service:
         )
         if not texts and must_fit and len(prompt) > self.llm.max_model_len:
             raise self._too_long(len(prompt))
-        is_long = max(len(prompt), sum(map(len, texts))) >= _LARGE_PROMPT_CHARS
+        is_long = max(len(prompt), sum(map(len, texts))) >= LONG_CHARS
         return await self.aside.run(is_long, self._encode, prompt, texts if must_fit else [])
 
     def _encode(self, prompt: Prompt, texts: Sequence[str]) -> tuple[int, ...]:
@@ -265,7 +253,8 @@ class Service:
                 for choice_idx in range(fields.n):
                     stream = None
                     if params is not None:
-                        own = params if choice_idx == 0 else _nth(params, choice_idx)
+                        assert params.seed is not None
+                        own = params.replace(seed=derived_seed(params.seed, choice_idx))
                         stream = self.llm.generate(prompt_ids, own)
                     record = self.ledger.begin(len(prompt_ids), speculates=fields.speculation == "on")
                     if stream is None:
@@ -274,7 +263,7 @@ class Service:
         except BaseException:
             for choice in choices:
                 self.ledger.forget(choice.record)
-            ticket.give_back()  # the streams end as they are let go of
+            self.gate.leave(ticket)  # the streams end as they are let go of
             raise
         return Generation(self, ticket, fields, choices)
 
@@ -286,11 +275,6 @@ class Service:
     def close(self) -> None:
         """End the threads beside the event loop."""
         self.aside.close()
-
-
-def _nth(params: SamplingParams, choice_idx: int) -> SamplingParams:
-    assert params.seed is not None
-    return params.replace(seed=derived_seed(params.seed, choice_idx))
 
 
 async def _read(choice: Choice) -> AsyncGenerator[tuple[Choice, StreamChunk], None]:
@@ -307,7 +291,6 @@ async def _read(choice: Choice) -> AsyncGenerator[tuple[Choice, StreamChunk], No
 
 
 async def _merged(choices: Sequence[Choice]) -> AsyncGenerator[tuple[Choice, StreamChunk], None]:
-    """Yield what several choices write, as it comes."""
     arrived: asyncio.Queue[tuple[Choice, StreamChunk] | CardError | None] = asyncio.Queue()
 
     async def pump(choice: Choice) -> None:

@@ -151,7 +151,7 @@ class _Run:
         self._num_signals += 1
         tell(logger, logging.WARNING, "signal", name=signal.Signals(number).name, count=self._num_signals)
         if self._num_signals == 1:
-            self._service.gate.close()
+            self._service.gate.is_open = False
             self._draining = asyncio.get_running_loop().create_task(self._drain())
         elif self._num_signals == 2:
             self._draining = asyncio.get_running_loop().create_task(self._leave(128 + number))

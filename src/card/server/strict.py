@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, WithJsonSchema, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    WithJsonSchema,
+    WrapValidator,
+    model_validator,
+)
 
 
 class Strict(BaseModel):
@@ -19,6 +28,18 @@ class Strict(BaseModel):
         if isinstance(value, dict):
             return {name: one for name, one in value.items() if one is not None}
         return value
+
+
+def takes(words: str) -> WrapValidator:
+    """Say in these words what a field takes, whichever part of a value is not as it must be."""
+
+    def validate(value: object, handler: ValidatorFunctionWrapHandler) -> object:
+        try:
+            return handler(value)
+        except ValidationError:
+            raise ValueError(f"must be {words}") from None
+
+    return WrapValidator(validate)
 
 
 def _refuse_true(value: bool) -> bool:

@@ -7,6 +7,7 @@ from itertools import zip_longest
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
+from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from card.api.outputs import StreamChunk
 from card.models.text import REPLACEMENT
@@ -14,6 +15,8 @@ from card.server.answers import Alternative, ChatLogprobs, CompletionLogprobs, T
 from card.tree.sampling import TokenLogprobs
 
 _LEAST_LOGPROB = -9999.0  # JSON has no minus infinity
+# The alphabet of byte-level vocabularies.
+_BYTE_OF = {char: byte for byte, char in bytes_to_unicode().items()}  # type: ignore[no-untyped-call]
 _SPACE_MARK = "\u2581"  # a SentencePiece token that begins a word
 
 
@@ -103,19 +106,3 @@ class TokenNames:
 
 def _finite(logprob: float) -> float:
     return max(logprob, _LEAST_LOGPROB)
-
-
-def _byte_alphabet() -> dict[str, int]:
-    """Return which byte each character of a byte-level vocabulary stands for.
-
-    Printable bytes stand for themselves, the others for the characters from U+0100 on, in their order: the alphabet
-    of GPT-2's tokenizer.
-    """
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in printable]
-    alphabet = {chr(byte): byte for byte in printable}
-    alphabet.update({chr(256 + idx): byte for idx, byte in enumerate(others)})
-    return alphabet
-
-
-_BYTE_OF = _byte_alphabet()

@@ -7,26 +7,11 @@ from typing import Annotated, Any, Literal
 import msgspec
 from pydantic import Field, WithJsonSchema, field_validator
 
-from card.server.strict import Strict
+from card.server.strict import Strict, takes
 
 NAME_PATTERN = "^[a-zA-Z0-9_.-]{1,64}$"
 MAX_TOOLS = 128
 
-_NAMED_SCHEMA = {
-    "type": "object",
-    "properties": {
-        "type": {"const": "function"},
-        "function": {
-            "type": "object",
-            "properties": {"name": {"type": "string", "pattern": NAME_PATTERN}},
-            "required": ["name"],
-            "additionalProperties": False,
-        },
-    },
-    "required": ["type", "function"],
-    "additionalProperties": False,
-}
-_CHOICE_SCHEMA = {"anyOf": [{"enum": ["none", "auto", "required"]}, _NAMED_SCHEMA]}
 _PARAMETERS_SCHEMA = {"type": "object", "properties": {"type": {"const": "object"}}}
 ARGUMENTS_SCHEMA = {"type": "string", "description": "JSON of an object"}
 
@@ -50,9 +35,7 @@ class FunctionDefinition(Strict):
 
     def as_template_has_it(self) -> dict[str, Any]:
         """Return the function in the shape that chat templates read."""
-        told: dict[str, Any] = {"name": self.name}
-        if self.description is not None:
-            told["description"] = self.description
+        told = self.model_dump(include={"name", "description"}, exclude_none=True)
         told["parameters"] = self.parameters or {"type": "object", "properties": {}}
         return {"type": "function", "function": told}
 
@@ -64,25 +47,23 @@ class Tool(Strict):
     function: FunctionDefinition
 
 
-class NamedFunction(Strict):
-    """The function that must be called."""
+class FunctionName(Strict):
+    """A function by its name."""
 
     name: str
 
 
-ToolChoice = Annotated[Any, WithJsonSchema(_CHOICE_SCHEMA)]
-"""`none`, `auto`, `required` or a `NamedFunction`; see `as_tool_choice`."""
+class NamedTool(Strict):
+    """The function that must be called."""
+
+    type: Literal["function"]
+    function: FunctionName
 
 
-def as_tool_choice(value: object) -> str | NamedFunction:
-    """Return a choice in one of the shapes that OpenAI allows. Raises: ValueError for another one."""
-    if value in ("none", "auto", "required"):
-        return str(value)
-    if isinstance(value, dict) and set(value) == {"type", "function"} and value["type"] == "function":
-        function = value["function"]
-        if isinstance(function, dict) and set(function) == {"name"} and isinstance(function["name"], str):
-            return NamedFunction(name=function["name"])
-    raise ValueError('must be "none", "auto", "required" or {"type": "function", "function": {"name": ...}}')
+ToolChoice = Annotated[
+    Literal["none", "auto", "required"] | NamedTool,
+    takes('"none", "auto", "required" or {"type": "function", "function": {"name": ...}}'),
+]
 
 
 class CalledFunction(Strict):

@@ -155,8 +155,7 @@ def _asked_again(
 async def _again(about: Material) -> list[Pair]:
     """By now each prompt has been asked before."""
     questions = about.greedy_questions
-    first = about.greedy_questions[0]
-    await about.fast.ask(first)  # also if this check is the only one
+    await about.fast.ask(questions[0])  # also if this check is the only one
     return _pairs(questions, await about.greedy(), await about.fast.alone(questions))
 
 
@@ -176,13 +175,9 @@ async def _extended(about: Material) -> list[Pair]:
 # ---- forms of answers -----------------------------------------------------------------------------------------------
 
 
-def _schema_questions(about: Material) -> list[Question]:
-    form = {"type": "json_schema", "json_schema": {"name": "answer", "strict": True, "schema": dict(SCHEMA)}}
-    return [question.replace(response_format=form) for question in about.greedy_questions]
-
-
 async def _schema(about: Material, *, beside_others: bool = False) -> list[Pair]:
-    questions = _schema_questions(about)
+    form = {"type": "json_schema", "json_schema": {"name": "answer", "strict": True, "schema": dict(SCHEMA)}}
+    questions = [question.replace(response_format=form) for question in about.greedy_questions]
     expected = await about.base.alone(questions)
     _check_forms(expected)
     if not beside_others:
@@ -247,9 +242,9 @@ async def _logprobs(about: Material) -> list[Pair]:
     tolerance = about.settings.logprob_tolerance
     pairs = []
     for idx, (question, bare, one, other) in enumerate(rows):
-        found = misspelt(other, idx)
+        found = misspelt(other)
         if found is None and one.text == other.text:
-            found = compare_scores(one, other, idx, tolerance)
+            found = compare_scores(one, other, tolerance)
         pairs.append(Pair(idx, question, bare, other, found=found))
     gaps = [largest_gap(one, other) for one, other in zip(expected, got, strict=True) if one.text == other.text]
     if about.plain is not None and gaps:
@@ -263,10 +258,10 @@ async def _likeliest(about: Material) -> list[Pair]:
     got = await about.fast.alone(questions, num_top=NUM_TOP)
     if not all(answer.scores and any(score.top for score in answer.scores) for answer in got):
         raise NotSupportedError("answers come without the likeliest tokens beside each token")
-    found = [unlikely(answer, idx) for idx, answer in enumerate(got)]
+    found = [unlikely(answer) for answer in got]
     if any(found) and about.plain is not None:
         plain = await about.plain.alone(questions, num_top=NUM_TOP)
-        if any(unlikely(answer, idx) for idx, answer in enumerate(plain)):
+        if any(map(unlikely, plain)):
             raise NotSupportedError("plain answers have unlikely tokens too: penalties are on, or figures are rounded")
     rows = zip(questions, got, found, strict=True)
     return [Pair(idx, question, answer, answer, found=one) for idx, (question, answer, one) in enumerate(rows)]

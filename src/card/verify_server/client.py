@@ -7,7 +7,6 @@ import json
 import re
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from types import TracebackType
 from typing import Any
 
 import httpx2
@@ -48,7 +47,6 @@ class Client:
     """Connections to one server; an asynchronous context manager."""
 
     def __init__(self, address: Address, *, timeout_s: float, connections: int) -> None:
-        """Connect to nothing yet."""
         self.url = address.url
         self._key = address.api_key
         self._timeout_s = timeout_s
@@ -63,18 +61,14 @@ class Client:
         )
 
     async def __aenter__(self) -> Client:
-        """Return the client."""
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Close all connections."""
+    async def __aexit__(self, *_: object) -> None:
         await self._http.aclose()
 
-    async def get(self, path: str) -> dict[str, Any]:
-        """Return the JSON object at a path. Raises: ServerError."""
-        async with self._answered("GET", path, None) as response:
+    async def ask(self, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """Return the JSON object at a path, or the one that answers a request. Raises: ServerError."""
+        async with self._answered(path, body) as response:
             return self._object(await self._read(response), path)
 
     async def counters(self) -> dict[str, float]:
@@ -93,14 +87,9 @@ class Client:
                 continue
         return found
 
-    async def post(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the JSON object that answers a request. Raises: ServerError."""
-        async with self._answered("POST", path, body) as response:
-            return self._object(await self._read(response), path)
-
     async def stream(self, path: str, body: Mapping[str, Any]) -> list[dict[str, Any]]:
         """Return the events of a streamed answer, after its end. Raises: ServerError."""
-        async with self._answered("POST", path, body) as response:
+        async with self._answered(path, body) as response:
             kind = response.headers.get("content-type", "")
             raw = await self._read(response)
         if not kind.startswith("text/event-stream"):
@@ -110,28 +99,23 @@ class Client:
         return self._events(raw.decode("utf-8", "replace"), path)
 
     def _events(self, text: str, path: str) -> list[dict[str, Any]]:
-        events, is_done = [], False
+        events: list[dict[str, Any]] = []
         for line in re.split(r"\r\n|\n|\r", text):
             if not line.startswith("data:"):
                 continue  # a blank, a comment, the name of an event
             data = line.removeprefix("data:").strip()
             if data == _DONE:
-                is_done = True
-                break
+                return events
             event = self._object(data.encode(), path)
             if "error" in event:
                 raise BrokenAnswerError(f"{self.url}{path}: the stream ends with an error: {self._said(data)}")
             events.append(event)
-        if not is_done:
-            raise BrokenAnswerError(
-                f"{self.url}{path}: the stream was cut off after {len(events)} events, before {_DONE}"
-            )
-        return events
+        raise BrokenAnswerError(f"{self.url}{path}: the stream was cut off after {len(events)} events, before {_DONE}")
 
     @asynccontextmanager
-    async def _answered(self, method: str, path: str, body: Mapping[str, Any] | None) -> AsyncIterator[httpx2.Response]:
+    async def _answered(self, path: str, body: Mapping[str, Any] | None) -> AsyncIterator[httpx2.Response]:
         """Yield an answer that is no error; reading it counts towards the time limit."""
-        url = self.url + path
+        url, method = self.url + path, "GET" if body is None else "POST"
         try:
             async with asyncio.timeout(self._timeout_s), self._http.stream(method, url, json=body) as response:
                 if not response.is_success:
@@ -142,9 +126,8 @@ class Client:
                 f"{url} did not answer within {self._timeout_s:g} seconds; look at the server, or raise --timeout"
             ) from None
         except httpx2.ConnectTimeout:
-            raise LostServerError(
-                f"{url} cannot be reached within {_CONNECT_S:g} seconds; is the address right?"
-            ) from None
+            told = f"{url} cannot be reached within {_CONNECT_S:g} seconds; is the address right?"
+            raise LostServerError(told) from None
         except (httpx2.ConnectError, httpx2.UnsupportedProtocol, httpx2.InvalidURL, httpx2.ProxyError) as error:
             raise LostServerError(
                 f"{url} cannot be reached: {self._clean(str(error)) or type(error).__name__}; is the server up, "
@@ -165,7 +148,6 @@ class Client:
         return b"".join(parts)
 
     def _refuse(self, response: httpx2.Response, path: str, raw: bytes) -> None:
-        """Raise ServerError for an answer that is an error."""
         status, said = response.status_code, self._said(raw.decode("utf-8", "replace"))
         where = f"{self.url}{path}"
         if status in (401, 403):
@@ -189,7 +171,6 @@ class Client:
         return content
 
     def _said(self, text: str) -> str:
-        """Return what the body of an error says, in one short line."""
         try:
             content: Any = json.loads(text)
         except (ValueError, RecursionError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from card.verify_server.answers import Answer
 
@@ -11,12 +12,11 @@ _BEFORE, _AFTER = 24, 24  # characters shown around a difference
 NEAR_TIE = 0.05  # log-probabilities no further apart may swap when a 16-bit pass rounds differently
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Difference:
     """The first place at which an answer is not what it should be."""
 
     what: str  # text, token ids, finish reason, log-probabilities
-    prompt_idx: int
     expected: str
     got: str
     before: str = ""  # what both have just before
@@ -24,6 +24,7 @@ class Difference:
     token_idx: int | None = None
     gap: float | None = None  # between the log-probabilities of the two tokens; None: not known
     note: str = ""
+    prompt_idx: int = 0
 
     @property
     def tie(self) -> str:
@@ -34,32 +35,18 @@ class Difference:
         return f"{name}: the two tokens are {abs(self.gap):.2g} apart in log-probability"
 
 
-def compare(expected: Answer, got: Answer, prompt_idx: int, *, by_text: bool = False) -> Difference | None:
+def compare(expected: Answer, got: Answer, *, by_text: bool = False) -> Difference | None:
     """Return where the answers part; token ids count where both have them, unless texts alone are to be compared."""
     token_idx = None
     if not by_text and expected.token_ids is not None and got.token_ids is not None:
         token_idx = _first(expected.token_ids, got.token_ids)
     if expected.text != got.text:
-        char_idx = _num_shared(expected.text, got.text)
-        return Difference(
-            what="text",
-            prompt_idx=prompt_idx,
-            before=expected.text[max(0, char_idx - _BEFORE) : char_idx],
-            expected=expected.text[char_idx : char_idx + _AFTER],
-            got=got.text[char_idx : char_idx + _AFTER],
-            char_idx=char_idx,
-            token_idx=token_idx,
-        )
+        return _apart("text", expected.text, got.text, token_idx=token_idx)
     if token_idx is not None:
         sides = [f"{ids[token_idx : token_idx + 4]}" for ids in (expected.token_ids, got.token_ids) if ids is not None]
-        return Difference(what="token ids", prompt_idx=prompt_idx, expected=sides[0], got=sides[1], token_idx=token_idx)
+        return Difference("token ids", sides[0], sides[1], token_idx=token_idx)
     if expected.finish_reason != got.finish_reason:
-        return Difference(
-            what="finish reason",
-            prompt_idx=prompt_idx,
-            expected=str(expected.finish_reason),
-            got=str(got.finish_reason),
-        )
+        return Difference("finish reason", str(expected.finish_reason), str(got.finish_reason))
     return None
 
 
@@ -87,27 +74,17 @@ def gap_at(difference: Difference, plain: Answer, got: Answer) -> float | None:
     return None
 
 
-def compare_scores(expected: Answer, got: Answer, prompt_idx: int, tolerance: float) -> Difference | None:
+def compare_scores(expected: Answer, got: Answer, tolerance: float) -> Difference | None:
     """Return where tokens or log-probabilities of two answers with one text part."""
     pairs = zip(expected.scores or (), got.scores or (), strict=False)
     for idx, (one, other) in enumerate(pairs):
         if one.text != other.text or abs(one.logprob - other.logprob) > tolerance:
-            return Difference(
-                what="log-probabilities",
-                prompt_idx=prompt_idx,
-                expected=f"{one.text!r} {one.logprob:.4f}",
-                got=f"{other.text!r} {other.logprob:.4f}",
-                token_idx=idx,
-            )
+            sides = _scored(one.text, one.logprob), _scored(other.text, other.logprob)
+            return Difference("log-probabilities", *sides, token_idx=idx)
     sizes = [len(answer.scores or ()) for answer in (expected, got)]
     if sizes[0] != sizes[1]:
-        return Difference(
-            what="log-probabilities",
-            prompt_idx=prompt_idx,
-            expected=f"{sizes[0]} tokens",
-            got=f"{sizes[1]} tokens",
-            token_idx=min(sizes),
-        )
+        told = [f"{size} tokens" for size in sizes]
+        return Difference("log-probabilities", told[0], told[1], token_idx=min(sizes))
     return None
 
 
@@ -117,7 +94,7 @@ def largest_gap(expected: Answer, got: Answer) -> float:
     return max((abs(one.logprob - other.logprob) for one, other in pairs), default=0.0)
 
 
-def misspelt(answer: Answer, prompt_idx: int) -> Difference | None:
+def misspelt(answer: Answer) -> Difference | None:
     """Return where the tokens of the log-probabilities do not spell the text; a special token may follow at its end."""
     scores = answer.scores or ()
     whole, last = b"".join(score.raw for score in scores), scores[-1].raw if scores else b""
@@ -126,33 +103,29 @@ def misspelt(answer: Answer, prompt_idx: int) -> Difference | None:
     spelt += [one.lstrip() for one in spelt]  # a tokenizer's leading blank that the text leaves out
     if text in spelt or text.lstrip() in spelt or "\N{REPLACEMENT CHARACTER}" in answer.text:
         return None
-    found = whole.decode("utf-8", "replace")
-    char_idx = _num_shared(answer.text, found)
-    return Difference(
-        what="tokens of the log-probabilities",
-        prompt_idx=prompt_idx,
-        before=answer.text[max(0, char_idx - _BEFORE) : char_idx],
-        expected=answer.text[char_idx : char_idx + _AFTER],
-        got=found[char_idx : char_idx + _AFTER],
-        char_idx=char_idx,
-        note="the tokens do not spell the text",
-    )
+    found, note = whole.decode("utf-8", "replace"), "the tokens do not spell the text"
+    return _apart("tokens of the log-probabilities", answer.text, found, note=note)
 
 
-def unlikely(answer: Answer, prompt_idx: int) -> Difference | None:
+def unlikely(answer: Answer) -> Difference | None:
     """Return where a greedy answer has a token although another one is likelier by its own log-probabilities."""
     for idx, score in enumerate(answer.scores or ()):
-        best = max(score.top, key=lambda entry: entry[1], default=None)
-        if best is not None and best[1] > score.logprob:
-            return Difference(
-                what="greedy choice",
-                prompt_idx=prompt_idx,
-                expected=f"{best[0]!r} {best[1]:.4f}",
-                got=f"{score.text!r} {score.logprob:.4f}",
-                token_idx=idx,
-                gap=best[1] - score.logprob,
-            )
+        text, logprob = max(score.top, key=lambda entry: entry[1], default=(score.text, score.logprob))
+        if logprob > score.logprob:
+            sides = _scored(text, logprob), _scored(score.text, score.logprob)
+            return Difference("greedy choice", *sides, token_idx=idx, gap=logprob - score.logprob)
     return None
+
+
+def _scored(text: str, logprob: float) -> str:
+    return f"{text!r} {logprob:.4f}"
+
+
+def _apart(what: str, expected: str, got: str, **told: Any) -> Difference:
+    """Return where two texts part."""
+    place = _first(expected, got) or 0
+    before, behind = slice(max(0, place - _BEFORE), place), slice(place, place + _AFTER)
+    return Difference(what, expected[behind], got[behind], before=expected[before], char_idx=place, **told)
 
 
 def _first(one: Sequence[object], other: Sequence[object]) -> int | None:
@@ -160,9 +133,3 @@ def _first(one: Sequence[object], other: Sequence[object]) -> int | None:
         if left != right:
             return idx
     return None if len(one) == len(other) else min(len(one), len(other))
-
-
-def _num_shared(one: str, other: str) -> int:
-    """Return how many characters two texts begin with alike."""
-    place = _first(one, other)
-    return len(one) if place is None else place

@@ -59,15 +59,13 @@ class Side:
             if num_top is not None:
                 body["logprobs"] = num_top
         path = "/chat/completions" if self.path == "chat" else "/completions"
+        if streams:
+            events = await self.client.stream(path, {**body, "stream": True})
+        else:
+            events = [await self.client.ask(path, body)]
         try:
-            if streams:
-                events = await self.client.stream(path, {**body, "stream": True})
-            else:
-                events = [await self.client.post(path, body)]
             answers = read_answers(events)
         except BrokenAnswerError as error:
-            if str(error).startswith(self.client.url):
-                raise
             raise BrokenAnswerError(f"{self.client.url}{path}: {error}") from None
         if answers[0].num_drafted is not None:
             self.num_drafted = (self.num_drafted or 0) + answers[0].num_drafted
@@ -102,9 +100,7 @@ class Side:
 async def open_side(client: Client, address: Address, settings: VerifySettings, probe: Question) -> Side:
     """Find out which model a server has and how it may be asked. Raises: ServerError if it cannot be used."""
     model, owner = await _model(client, address.model)
-    paths: tuple[Path, ...] = ("chat", "completions")
-    if settings.api in paths:
-        paths = tuple(path for path in paths if path == settings.api)
+    paths: tuple[Path, ...] = ("chat", "completions") if settings.api == "auto" else (settings.api,)
     refusal: RefusedError | None = None
     for path in paths:
         side = Side(client, model, path, owner)
@@ -135,9 +131,8 @@ async def switched_off(side: Side, settings: VerifySettings, probe: Question) ->
 
 
 async def _model(client: Client, wanted: str | None) -> tuple[str, str]:
-    """Return the model's name and who made the server. Raises: ServerError."""
     try:
-        listed = (await client.get("/models")).get("data")
+        listed = (await client.ask("/models")).get("data")
     except RefusedError as error:
         if wanted is None:
             raise LostServerError(f"{error}; is this the address of OpenAI's API? If so, name the model") from None

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from card.errors import SettingsError
 from card.verify_server.answers import Answer
 from card.verify_server.checks import CHECKS, NUM_TOP, Check, Material, NotSupportedError, Pair
-from card.verify_server.client import BrokenAnswerError, Client, LostServerError, RefusedError, ServerError
+from card.verify_server.client import Client, LostServerError, RefusedError, ServerError
 from card.verify_server.comparing import Difference, compare, gap_at
 from card.verify_server.settings import Address, VerifySettings
 from card.verify_server.sides import Question, Side, open_side, switched_off
@@ -49,7 +49,7 @@ class Report:
     num_plain_drafted: int | None  # while plain greedy answers were written
     num_prompts: int
     settings: VerifySettings
-    results: tuple[Result, ...] = field(default=())
+    results: tuple[Result, ...] = ()
 
     def count(self, outcome: Outcome) -> int:
         """Return how many checks ended so."""
@@ -108,7 +108,7 @@ async def verify(
         before = await fast.num_drafted_so_far()
         num_plain_drafted = await _ask_plainly(about)
         results = await _run(about, checks, tell)
-        after = await _unless_lost(fast)
+        after = await fast.num_drafted_so_far()
         return Report(
             url=address.url,
             model=fast.model,
@@ -127,20 +127,10 @@ async def verify(
 
 async def _ask_plainly(about: Material) -> int | None:
     """Ask for the answers that all others are compared with; return how many tokens were drafted for them."""
-    if about.plain is None:
-        await about.greedy()
-        return None
-    before = await about.plain.num_drafted_so_far()
+    before = await about.base.num_drafted_so_far()
     await about.greedy()
-    after = await about.plain.num_drafted_so_far()
-    return None if after is None else after - (before or 0)
-
-
-async def _unless_lost(side: Side) -> int | None:
-    try:
-        return await side.num_drafted_so_far()
-    except ServerError:
-        return None
+    after = await about.base.num_drafted_so_far()
+    return None if after is None or about.plain is None else after - (before or 0)
 
 
 def _compared_with(about: Material, reference: Address | None) -> str:
@@ -154,37 +144,31 @@ def _compared_with(about: Material, reference: Address | None) -> str:
 
 async def _run(about: Material, checks: Sequence[Check], tell: Tell) -> list[Result]:
     results: list[Result] = []
-    lost = ""
+    is_lost = False
     for check in checks:
-        if lost:
-            results.append(_result(check, "failed", reason="not asked: the server was lost"))
-            continue
+        outcome: Outcome = "failed"
         tell(f"{check.title} ({len(results) + 1} of {len(checks)})")
         about.remarks.clear()
         try:
-            results.append(await _judged(about, check, await check.run(about)))
+            if not is_lost:
+                results.append(await _judged(about, check, await check.run(about)))
+                continue
+            reason = "not asked: the server was lost"
         except (NotSupportedError, RefusedError) as error:
-            said = f"status {error.status}: {error.said}" if isinstance(error, RefusedError) else str(error)
-            results.append(_result(check, "not supported", reason=said))
-        except BrokenAnswerError as error:
-            results.append(_result(check, "failed", reason=str(error)))
-        except LostServerError as error:
-            lost = str(error)
-            results.append(_result(check, "failed", reason=lost))
+            outcome = "not supported"
+            reason = f"status {error.status}: {error.said}" if isinstance(error, RefusedError) else str(error)
+        except ServerError as error:
+            reason, is_lost = str(error), isinstance(error, LostServerError)
+        results.append(Result(name=check.name, title=check.title, outcome=outcome, reason=reason))
     return results
 
 
-def _result(check: Check, outcome: Outcome, *, reason: str) -> Result:
-    return Result(name=check.name, title=check.title, outcome=outcome, reason=reason)
-
-
 async def _judged(about: Material, check: Check, pairs: Sequence[Pair]) -> Result:
-    """Compare the pairs of a check. Raises: LostServerError."""
     differences: list[Difference] = []
     for pair in pairs:
-        found = pair.found or compare(pair.expected, pair.got, pair.prompt_idx, by_text=pair.by_text)
+        found = pair.found or compare(pair.expected, pair.got, by_text=pair.by_text)
         if found is not None:
-            differences.append(await _with_gap(about, pair, found))
+            differences.append(replace(await _with_gap(about, pair, found), prompt_idx=pair.prompt_idx))
     return Result(
         name=check.name,
         title=check.title,

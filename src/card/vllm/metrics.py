@@ -7,8 +7,8 @@ into that folder, from which vLLM's server shows them beside its own.
 from __future__ import annotations
 
 import logging
-from collections import Counter as Counts
 from collections.abc import Callable
+from copy import deepcopy
 from typing import TYPE_CHECKING
 
 from card.adapters.figures import Figures
@@ -72,16 +72,7 @@ class PluginMetrics:
                     metric.labels(writer).inc(num_tokens - old[writer])
         self._is_up.set(is_up)
         self._restarts.set(num_restarts)
-        self._shown = Figures(
-            steps=figures.steps,
-            propose_s=figures.propose_s,
-            requests_begun=figures.requests_begun,
-            requests_resumed=figures.requests_resumed,
-            proposed_by_writer=Counts(figures.proposed_by_writer),
-            accepted_by_writer=Counts(figures.accepted_by_writer),
-            empty_rows=figures.empty_rows,
-            rejections=figures.rejections,
-        )
+        self._shown = deepcopy(figures)
 
 
 def make_metrics(port: int | None) -> Callable[..., None] | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from card.bench.report.style import (
@@ -89,8 +90,8 @@ def charts_of(rows: Sequence[RowSummary], where: str, baseline: str) -> list[Cha
         *speedups(rows, where, baseline),
         *bars("ceiling", "Speed against the drafter's ceiling", "tokens per second", _ceiling, ceiling_keys),
         *acceptances(rows, where),
-        *bars("first-token", "Time to first token", "milliseconds", _first_token, latency_keys),
-        *bars("inter-token", "Time between tokens", between_label, _inter_token, latency_keys),
+        *bars("first-token", "Time to first token", "milliseconds", partial(_latency, "first_token"), latency_keys),
+        *bars("inter-token", "Time between tokens", between_label, partial(_latency, "inter_token"), latency_keys),
         *bars("candidates", "Candidates per emitted token", _PER_TOKEN, _candidates, candidate_keys),
         *bars("hits", "Hit rate", hits_label, _hits, hit_keys, most=100.0),
         *bars("passes", "Passes for all samples", "passes", _passes, pass_keys),
@@ -131,32 +132,23 @@ def _ceiling(row: RowSummary) -> _Row | None:
     return _Row(row.row, words, ((_Bar(rate, GAIN), _Bar(layers_per_s, SECOND, marker="|")),))
 
 
-def _first_token(row: RowSummary) -> _Row | None:
-    return _latency(row.row, row.first_token)
-
-
-def _inter_token(row: RowSummary) -> _Row | None:
-    return _latency(row.row, row.inter_token)
-
-
-def _latency(name: str, found: Percentiles | None) -> _Row | None:
+def _latency(name: str, row: RowSummary) -> _Row | None:
+    found: Percentiles | None = getattr(row, name)
     if found is None:
         return None
     p50, p90, p99 = (1e3 * value for value in (found.p50, found.p90, found.p99))
     words = " / ".join(f"{ms:.0f}" if ms >= 100 else f"{ms:.1f}" if ms >= 10 else f"{ms:.2f}" for ms in (p50, p90, p99))
     line = _Bar(p99, FIFTH, start=p50, is_thin=True)
     marks = _Bar(p50, GAIN, marker="o"), _Bar(p90, SECOND, marker="D"), _Bar(p99, LOSS, marker="|")
-    return _Row(name, f"{words} ms", ((line, *marks),))
+    return _Row(row.row, f"{words} ms", ((line, *marks),))
 
 
 def _candidates(row: RowSummary) -> _Row | None:
     verified, rolled_back = row.costs.verified_per_emitted, row.costs.rolled_back_per_emitted
     if verified is None:
         return None
-    if rolled_back is None:
-        return _Row(row.row, f"{verified:.2f}", ((_Bar(verified, GAIN),),))
-    words = f"{verified:.2f}, {rolled_back:.2f} rolled back"
-    return _Row(row.row, words, ((_Bar(verified, GAIN),), (_Bar(rolled_back, LOSS),)))
+    words = f"{verified:.2f}" if rolled_back is None else f"{verified:.2f}, {rolled_back:.2f} rolled back"
+    return _pair(row, words, (verified, GAIN), (rolled_back, LOSS))
 
 
 def _hits(row: RowSummary) -> _Row | None:
@@ -169,10 +161,14 @@ def _hits(row: RowSummary) -> _Row | None:
 
 
 def _passes(row: RowSummary) -> _Row:
-    target, drafter = row.costs.target_passes, row.costs.drafter_passes
-    if not drafter:
-        return _Row(row.row, f"{target:,}", ((_Bar(target, GAIN),),))
-    return _Row(row.row, f"{target:,} and {drafter:,}", ((_Bar(target, GAIN),), (_Bar(drafter, SECOND),)))
+    target, drafter = row.costs.target_passes, row.costs.drafter_passes or None
+    words = f"{target:,} and {drafter:,}" if drafter else f"{target:,}"
+    return _pair(row, words, (target, GAIN), (drafter, SECOND))
+
+
+def _pair(row: RowSummary, words: str, *bars: tuple[float | None, str]) -> _Row:
+    """Return a row with a bar below the other, those left out that have no value."""
+    return _Row(row.row, words, tuple((_Bar(value, colour),) for value, colour in bars if value is not None))
 
 
 # ---- drawing ---------------------------------------------------------------------------------------------------------
@@ -189,14 +185,8 @@ def acceptances(rows: Sequence[RowSummary], where: str) -> list[Chart]:
         styles = SERIES[: len(shown)]
         title = f"Acceptance by depth{f' ({part + 1} of {count})' if count > 1 else ''}"
         keys = [Key(name, colour, marker) for (name, _), (colour, marker) in zip(shown, styles, strict=True)]
-        figure, axes = blank(
-            title,
-            _PANEL_PT,
-            x_label="depth of the candidate, tokens",
-            y_label="kept, of rounds that offered one, %",
-            left_pt=48,
-            keys=keys,
-        )
+        labels = {"x_label": "depth of the candidate, tokens", "y_label": "kept, of rounds that offered one, %"}
+        figure, axes = blank(title, _PANEL_PT, left_pt=48, keys=keys, **labels)
         for (_, shares), (colour, marker) in zip(shown, styles, strict=True):
             depths = range(1, 1 + len(shares))
             heights = [100 * share for share in shares]
@@ -262,19 +252,8 @@ def _bar_chart(
 def _write(axes: Axes, x: float, y: float, text: str, *, ha: Literal["left", "right"], color: str) -> None:
     """Write text at ``x`` of the width on a ground of its own, so that no line of the plot strikes it through."""
     ground = {"facecolor": PAPER, "edgecolor": "none", "pad": 1.0}
-    across = axes.get_yaxis_transform()
-    axes.text(
-        x,
-        y,
-        text,
-        size=TEXT_PT,
-        color=color,
-        ha=ha,
-        va="center_baseline",
-        transform=across,
-        bbox=ground,
-        parse_math=False,
-    )
+    look: dict[str, Any] = {"size": TEXT_PT, "color": color, "ha": ha, "va": "center_baseline", "parse_math": False}
+    axes.text(x, y, text, transform=axes.get_yaxis_transform(), bbox=ground, **look)
 
 
 def _draw_bar(axes: Axes, bar: _Bar, y: float) -> None:

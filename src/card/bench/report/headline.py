@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 
 from card.bench.records import Run
@@ -35,9 +35,9 @@ def _sentences(run: Run, pair: str, table: _Table) -> Iterator[str]:
     best = max(ranked, key=lambda name: _mean(ranked[name]))
     yield _fastest(run, pair, best, ranked[best], table)
     ahead = {name: speedups for name, speedups in table.items() if name != best}
-    beaten = _places(workloads, lambda workload: _winner(run, workload, ranked[best].get(workload), ahead))
-    if beaten:
-        yield f"Others were faster than {best} {beaten}."
+    winners = {workload: _winner(run, workload, ranked[best].get(workload), ahead) for workload in workloads}
+    if beaten := [f"on {workload} ({words})" for workload, words in winners.items() if words]:
+        yield f"Others were faster than {best} {_listed(beaten)}."
     slower = {
         name: below
         for name, speedups in table.items()
@@ -88,21 +88,13 @@ def _winner(run: Run, workload: str, own: Spread | None, others: _Table) -> str:
     return f"{winner}, it {_times(own.median)}{scatter}"
 
 
-def _places(workloads: Sequence[str], told: Callable[[str], str]) -> str:
-    found = [f"on {workload} ({words})" for workload in workloads if (words := told(workload))]
-    return _listed(found)
-
-
 def _where(below: Mapping[str, Spread], num_workloads: int) -> str:
     """Return on which workloads a row was slower, and how slow it was."""
     (_, least), (_, most) = _ends(below)
     speed = _times(least) if f"{least:.2f}" == f"{most:.2f}" else f"{least:.2f} to {_times(most)}"
     place = "everywhere" if len(below) == num_workloads > 1 else f"on {_listed(list(below))}"
-    return f"{place} ({speed}{', within the scatter of the repeats' if _may_be_none(below) else ''})"
-
-
-def _may_be_none(below: Mapping[str, Spread]) -> bool:
-    return all(one.most >= 1 for one in below.values())
+    scatter = ", within the scatter of the repeats" if all(one.most >= 1 for one in below.values()) else ""
+    return f"{place} ({speed}{scatter})"
 
 
 def _ends(speedups: Mapping[str, Spread]) -> tuple[tuple[str, float], tuple[str, float]]:

@@ -55,7 +55,11 @@ def render(summaries: Summaries, sections: Sequence[Section], timelines: Sequenc
     return template.render(
         title=_title(summaries),
         runs=[_run_facts(run) for run, _ in summaries],
-        headlines=[_headline(run, told, len(summaries)) for run, rows in summaries for told in headlines(run, rows)],
+        headlines=[
+            {"run_id": run.run_id if len(summaries) > 1 else "", "first": first, "others": " ".join(others)}
+            for run, rows in summaries
+            for first, *others in headlines(run, rows)
+        ],
         overviews=[overview for run, rows in summaries for overview in _overviews(run, rows)],
         sections=[
             {
@@ -63,7 +67,8 @@ def render(summaries: Summaries, sections: Sequence[Section], timelines: Sequenc
                 "charts": [{"svg": svg(chart), "alt": chart.alt} for chart in section.charts],
                 "columns": list(cells(section.run, section.rows[0])),
                 "rows": [
-                    {"cells": list(cells(section.run, row).values()), "is_loss": _is_loss(row)} for row in section.rows
+                    {"cells": list(cells(section.run, row).values()), "is_loss": _is_loss(row.speedup)}
+                    for row in section.rows
                 ],
                 "notes": list(_notes(section)),
             }
@@ -84,8 +89,8 @@ def _title(summaries: Summaries) -> str:
     return f"Measured: {', '.join(names)}"
 
 
-def _is_loss(row: RowSummary) -> bool:
-    return row.speedup is not None and row.speedup.median < 1
+def _is_loss(speedup: Spread | None) -> bool:
+    return speedup is not None and speedup.median < 1
 
 
 def _run_facts(run: Run) -> dict[str, Any]:
@@ -114,12 +119,6 @@ def _run_facts(run: Run) -> dict[str, Any]:
     return {"run_id": run.run_id, "facts": facts, "is_complete": run.status == "complete"}
 
 
-def _headline(run: Run, sentences: Sequence[str], num_runs: int) -> dict[str, Any]:
-    """Return what came out: the first sentence, and the others."""
-    first, *others = sentences
-    return {"run_id": run.run_id if num_runs > 1 else "", "first": first, "others": " ".join(others)}
-
-
 def _overviews(run: Run, rows: Sequence[RowSummary]) -> Iterator[dict[str, Any]]:
     """Yield the speed-ups of each pair by row, with a column for each workload; nothing of a pair that has none."""
     for pair, group in groupby(rows, key=lambda row: row.pair):
@@ -140,23 +139,21 @@ def _overviews(run: Run, rows: Sequence[RowSummary]) -> Iterator[dict[str, Any]]
 
 
 def _cell(speedup: Spread | None) -> dict[str, Any]:
-    return {
-        "text": in_words(speedup) if speedup else "–",
-        "is_loss": speedup is not None and speedup.median < 1,
-    }
+    return {"text": in_words(speedup) if speedup else "–", "is_loss": _is_loss(speedup)}
 
 
 def _notes(section: Section) -> Iterator[str]:
     """Yield what a reader must know besides the figures."""
-    pair = section.run.pair_of(section.pair)
-    if pair.target_cost:
-        yield f"Inflated target: it costs {pair.target_cost}."
-    others = [row.row for row in section.rows if not section.run.facts_of(row.row).is_comparable]
-    if others:
-        yield f"Drawn or computed with other numbers, so that the text is another one: {', '.join(others)}."
-    inexact = [row.row for row in section.rows if not section.run.facts_of(row.row).is_exact]
-    if inexact:
-        yield f"Not exact, the text may differ from plain decoding: {', '.join(inexact)}."
-    slower = [row.row for row in section.rows if _is_loss(row)]
-    if slower:
-        yield f"Slower than {section.run.baseline}: {', '.join(slower)}."
+    run, rows = section.run, section.rows
+    if cost := run.pair_of(section.pair).target_cost:
+        yield f"Inflated target: it costs {cost}."
+    others = [row.row for row in rows if not run.facts_of(row.row).is_comparable]
+    inexact = [row.row for row in rows if not run.facts_of(row.row).is_exact]
+    slower = [row.row for row in rows if _is_loss(row.speedup)]
+    for note, names in (
+        ("Drawn or computed with other numbers, so that the text is another one", others),
+        ("Not exact, the text may differ from plain decoding", inexact),
+        (f"Slower than {run.baseline}", slower),
+    ):
+        if names:
+            yield f"{note}: {', '.join(names)}."

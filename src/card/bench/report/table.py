@@ -10,11 +10,11 @@ from typing import Any, TextIO
 from card.bench import tables
 from card.bench.records import Run
 from card.bench.report.charts import in_words
-from card.bench.summary import Costs, Percentiles, RowSummary, Spread
+from card.bench.summary import Costs, Percentiles, RowSummary
 
 Summaries = Sequence[tuple[Run, Sequence[RowSummary]]]
-_SPREADS = ("tokens_per_s", "wall_tokens_per_s", "speedup")
-_PERCENTILES = ("first_token", "inter_token")
+_SPREADS = (("median", "least", "most"), "", ("tokens_per_s", "wall_tokens_per_s", "speedup"))
+_PERCENTILES = (("p50", "p90", "p99"), "_s", ("first_token", "inter_token"))
 
 
 def write_csv(file: TextIO, summaries: Summaries) -> None:
@@ -36,12 +36,9 @@ def _record(run: Run, row: RowSummary) -> dict[str, Any]:
     record |= {"is_exact": facts.is_exact, "is_comparable": facts.is_comparable}
     record |= {"num_texts_equal": check.num_equal if check else None, "workload": row.workload}
     record |= {name: getattr(row, name) for name in ("num_prompts", "num_repeats", "num_tokens")}
-    for name in _SPREADS:
-        spread: Spread | None = getattr(row, name)
-        record |= {f"{name}_{part}": getattr(spread, part, None) for part in ("median", "least", "most")}
-    for name in _PERCENTILES:
-        found: Percentiles | None = getattr(row, name)
-        record |= {f"{name}_{part}_s": getattr(found, part, None) for part in ("p50", "p90", "p99")}
+    for parts, unit, names in (_SPREADS, _PERCENTILES):
+        for name in names:
+            record |= {f"{name}_{part}{unit}": getattr(getattr(row, name), part, None) for part in parts}
     return record | {field.name: _joined(getattr(row.costs, field.name)) for field in fields(Costs)}
 
 

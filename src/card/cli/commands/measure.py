@@ -13,6 +13,9 @@ from card.cli.help import command
 from card.cli.options import (
     DEMO_DRAFT,
     DEMO_TARGET,
+    counted,
+    file_option,
+    json_option,
     option_of,
     options_of,
     parse_cores,
@@ -27,7 +30,6 @@ from card.config import DraftSettings, EngineSettings, SamplingParams
 from card.planner.requests import PoolRequest, ProfileRequest
 from card.verify_server.settings import VerifySettings
 
-_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 _OF_ROWS = "Of card-chain, card-tree, card-turns.  [default: the library's]"
 
 
@@ -92,18 +94,18 @@ def bench(**options: Any) -> int:
     All rows decode a prompt before the next one comes. Texts are compared before any time is shown. Ctrl-C keeps what
     is done.
     """
-    return run("card.cli.bench", **options)
+    return run("card.cli.bench.run", **options)
 
 
 @command(short_help="Make a page, pictures and a table of bench files.")
-@click.argument("results", nargs=-1, required=True, type=_FILE)
+@click.argument("results", nargs=-1, required=True, type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option("--out", type=OutputPath(), help="Write one HTML file that needs nothing else.")
 @click.option("--png", type=OutputPath(is_folder=True), help="Write each plot into this folder.")
 @click.option("--csv", "csv_path", type=OutputPath(), help="Write a line for each pair, row and workload.")
-@click.option("--trace", type=_FILE, help="Draw the timeline of this trace too, as written by --trace.")
+@file_option("--trace", words="Draw the timeline of this trace too, as written by --trace.")
 def report(**options: Any) -> int:
     """Read RESULTS, the files of card bench, check that their texts are those of plain decoding, and draw them."""
-    return run("card.cli.bench_report", "reading", **options)
+    return run("card.cli.bench_report.run", "reading", **options)
 
 
 @command("verify-server", short_help="Check that a server writes the same with and without speculation.")
@@ -125,12 +127,11 @@ def report(**options: Any) -> int:
 @option_of(VerifySettings, "api", is_filled=True)
 @click.option("--only", callback=parse_names, help="Run these checks alone, such as greedy,stream.")
 @click.option("--skip", callback=parse_names, help="Leave out these checks, such as seeded,seeded-batch.")
-@click.option(
+@file_option(
     "--prompts",
-    type=_FILE,
-    help="Prompts to ask: one per line, or JSON lines with a question each.  [default: shipped word problems]",
+    words="Prompts to ask: one per line, or JSON lines with a question each.  [default: shipped word problems]",
 )
-@click.option("--limit", type=click.IntRange(2), default=8, show_default=True, help="Most prompts asked.")
+@counted("--limit", default=8, least=2, words="Most prompts asked.")
 @with_options(*options_of(VerifySettings, "max_tokens concurrency seed temperature", is_filled=True))
 @option_of(VerifySettings, "timeout_s", "--timeout", is_filled=True)
 @option_of(VerifySettings, "logprob_tolerance", is_filled=True)
@@ -140,7 +141,7 @@ def verify_server(**options: Any) -> int:
 
     Exit status 0 if nothing differs, 1 if something does, 2 if the server cannot be used.
     """
-    return run("card.cli.verify_server", "", **options)
+    return run("card.cli.verify_server.run", "", **options)
 
 
 @command(short_help="Measure what the passes of a model cost here.")
@@ -157,7 +158,7 @@ def profile(**options: Any) -> int:
 
     MODEL is a folder, a GGUF file, a hub name, demo-target or demo-draft.
     """
-    return run("card.cli.profile", **options)
+    return run("card.cli.plan.profile", **options)
 
 
 @command(short_help="Predict the speed of every method from profiles and a recording.")
@@ -184,8 +185,8 @@ def profile(**options: Any) -> int:
 )
 @option_of(PoolRequest, "loads", callback=parse_fractions)
 @with_options(*options_of(PoolRequest, "min_speed_up max_targets"))
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the tables.")
+@json_option
 @wide_option
 def plan(**options: Any) -> int:
     """Predict speeds, settings and where time goes: the engine runs in virtual time on what was recorded."""
-    return run("card.cli.plan", **options)
+    return run("card.cli.plan.plan", **options)

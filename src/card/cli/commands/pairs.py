@@ -11,6 +11,9 @@ from card.cli.files import OutputPath
 from card.cli.help import CardGroup, command
 from card.cli.options import (
     LEAST_CHECKED_TOKENS,
+    counted,
+    file_option,
+    json_option,
     option_of,
     options_of,
     sampling_options,
@@ -20,26 +23,15 @@ from card.cli.options import (
 from card.cli.starting import run
 from card.config import DraftSettings, EngineSettings
 
-_PROMPTS_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 _PAIR = with_options(*options_of(EngineSettings, "target draft"))
 
 
 @command("check-pair", short_help="Measure whether a draft model is worth its while.")
 @click.argument("target", required=False)
 @click.argument("draft", required=False)
-@click.option(
-    "--prompts",
-    type=_PROMPTS_FILE,
-    help="UTF-8 file of sample prompts, one per line.  [default: a few word problems]",
-)
-@click.option(
-    "--max-tokens",
-    type=click.IntRange(LEAST_CHECKED_TOKENS),
-    default=64,
-    show_default=True,
-    help="Most new tokens per prompt.",
-)
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the tables.")
+@file_option("--prompts", words="UTF-8 file of sample prompts, one per line.  [default: a few word problems]")
+@counted("--max-tokens", default=64, least=LEAST_CHECKED_TOKENS, words="Most new tokens per prompt.")
+@json_option
 @option_of(EngineSettings, "target_cost")
 @option_of(EngineSettings, "dtype", is_filled=True)
 @option_of(EngineSettings, "device", is_filled=True)
@@ -51,7 +43,7 @@ def check_pair(**options: Any) -> int:
 
     Exit status 0 for yes, 1 for no, 2 for an error.
     """
-    return run("card.cli.check_pair", **options)
+    return run("card.cli.check_pair.run", **options)
 
 
 @command(short_help="Record how a pair of models behaves, for plans.")
@@ -64,7 +56,7 @@ def check_pair(**options: Any) -> int:
     show_default=True,
     help="Prompts: shipped ones by name, a file, or NAME=FILE for a published format; as for card bench.",
 )
-@click.option("--limit", type=click.IntRange(1), help="Most prompts of each data set.  [default: all]")
+@counted("--limit", words="Most prompts of each data set.  [default: all]")
 @click.option("--raw", is_flag=True, help="Continue prompts as they are, without the model's chat template.")
 @option_of(EngineSettings, "dtype", is_filled=True)
 @option_of(EngineSettings, "device", is_filled=True, help="Device of both models.")
@@ -72,7 +64,7 @@ def check_pair(**options: Any) -> int:
 @sampling_options
 def record(**options: Any) -> int:
     """Let the target answer prompts, and write down what target and draft model held likely at each position."""
-    return run("card.cli.record", **options)
+    return run("card.cli.plan.record", **options)
 
 
 @click.group(cls=CardGroup, short_help="Train a small model that helps a pair.")
@@ -82,43 +74,30 @@ def train() -> None:
 
 @train.command("hrad", short_help="Train H-RAD, which foresees rejections for method specbranch.")
 @_PAIR
-@click.option(
+@file_option(
     "--prompts",
-    type=_PROMPTS_FILE,
-    help='UTF-8 file: one prompt per line, or a JSON object with "question".  [default: a few word problems]',
+    words='UTF-8 file: one prompt per line, or a JSON object with "question".  [default: a few word problems]',
 )
-@click.option(
+@file_option(
     "--test-prompts",
-    type=_PROMPTS_FILE,
-    help="File of prompts to judge the result by.  [default: a tenth of the prompts, not learnt from]",
+    words="File of prompts to judge the result by.  [default: a tenth of the prompts, not learnt from]",
 )
-@click.option("--max-prompts", type=click.IntRange(1), help="Use so many of the prompts, the first ones.")
+@counted("--max-prompts", words="Use so many of the prompts, the first ones.")
 @click.option(
     "--out",
     required=True,
     type=click.Path(dir_okay=False, writable=True, path_type=Path),
     help="File to write, such as hrad.safetensors.",
 )
-@click.option(
+@counted(
     "--num-speculative-tokens",
     "--gamma",
-    type=click.IntRange(1),
     default=4,
-    show_default=True,
-    help="Tokens drafted in a round; the class says how many of them are accepted.",
+    words="Tokens drafted in a round; the class says how many of them are accepted.",
 )
-@click.option(
-    "--layers",
-    "num_layers",
-    type=click.IntRange(1),
-    default=4,
-    show_default=True,
-    help="Last layers of the target to look at.",
-)
-@click.option(
-    "--max-tokens", type=click.IntRange(1), default=256, show_default=True, help="Most new tokens of an answer."
-)
-@click.option("--epochs", type=click.IntRange(1), default=20, show_default=True, help="Most passes over the data.")
+@counted("--layers", "num_layers", default=4, words="Last layers of the target to look at.")
+@counted("--max-tokens", default=256, words="Most new tokens of an answer.")
+@counted("--epochs", default=20, words="Most passes over the data.")
 @click.option(
     "--balance",
     type=click.FloatRange(0, 1),
@@ -126,16 +105,16 @@ def train() -> None:
     show_default=True,
     help="How much rare outcomes count while it learns: 0 as often as they are, 1 as much as the common ones.",
 )
-@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Same seed, same predictor.")
+@counted("--seed", default=0, least=0, words="Same seed, same predictor.")
 @click.option(
     "--dtype", default="auto", show_default=True, help="auto (as stored), float32, bfloat16, float16, float64."
 )
 @option_of(EngineSettings, "device", is_filled=True, help="Device of both models: cpu, cuda, cuda:1.")
-@click.option("--threads", type=click.IntRange(1), help="CPU threads.  [default: torch's choice]")
+@counted("--threads", words="CPU threads.  [default: torch's choice]")
 def hrad(**options: Any) -> int:
     """Train H-RAD: from the target's hidden states it foresees how much of a drafted chain will be accepted.
 
     The pair answers the prompts greedily by sequential speculation; every round is an example. The rounds of a tenth of
     the prompts say when to stop.
     """
-    return run("card.cli.train", **options)
+    return run("card.cli.train.run", **options)

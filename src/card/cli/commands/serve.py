@@ -13,6 +13,7 @@ from card.cli.help import command
 from card.cli.options import (
     DEMO_DRAFT,
     F,
+    counted,
     draft_options,
     given,
     method_options,
@@ -58,19 +59,15 @@ def _read_config(context: click.Context, _: click.Parameter, path: Path | None) 
     if path is None:
         return
     _require_extra()
-    options = {p.name: p for p in context.command.params if isinstance(p, click.Option) and p.name and p.expose_value}
-    known = {name.replace("-", "_") for p in options.values() for flag in p.opts for name in [flag.lstrip("-")]}
-    settings = read_config_file(path, known)
-    by_flag = {flag.lstrip("-").replace("-", "_"): p for p in options.values() for flag in p.opts}
+    options = [p for p in context.command.params if isinstance(p, click.Option) and p.expose_value]
+    by_flag = {flag.lstrip("-").replace("-", "_"): p for p in options for flag in p.opts}
     defaults: dict[str, Any] = {}
-    for name, value in settings.items():
+    for name, value in read_config_file(path, by_flag).items():
         option = by_flag[name]
         assert option.name is not None
-        if isinstance(value, tuple) and not option.multiple:
-            value = ",".join(map(str, value))  # noqa: PLW2901
-        elif option.multiple and not isinstance(value, tuple):
-            value = (value,)  # noqa: PLW2901
-        defaults[option.name] = value
+        several = value if isinstance(value, tuple) else (value,)
+        is_joined = isinstance(value, tuple) and not option.multiple
+        defaults[option.name] = several if option.multiple else ",".join(map(str, several)) if is_joined else value
     context.default_map = {**(context.default_map or {}), **defaults}
 
 
@@ -183,19 +180,17 @@ def _server(module: str, words: str = "") -> Any:
 )
 @option_of(EngineSettings, "dtype", is_filled=True)
 @option_of(EngineSettings, "device", is_filled=True, help="cpu, cuda, cuda:1.")
-@click.option("--threads", type=click.IntRange(1), default=1, show_default=True, help="CPU threads.")
+@counted("--threads", default=1, words="CPU threads.")
 @click.option("--cores", callback=parse_cores, help="CPU cores, such as 0 or 0,1.")
-@click.option(
-    "--max-model-len", type=click.IntRange(2), default=4096, show_default=True, help="Longest text drafted for."
-)
+@counted("--max-model-len", default=4096, least=2, words="Longest text drafted for.")
 @click.option("--kv-cache-memory", help="Memory for KV rows, such as 2GiB.  [default: 16 texts of full length]")
-@click.option("--max-sessions", type=click.IntRange(1), default=16, show_default=True, help="Most clients at once.")
+@counted("--max-sessions", default=16, words="Most clients at once.")
 def draft_server(**options: Any) -> int:
     """Load a draft model and draft for every target that connects, until interrupted.
 
     Prints one line with the address when it is ready. Targets use it with --draft-address.
     """
-    return run("card.cli.draft_server", **options)
+    return run("card.cli.draft_server.run", **options)
 
 
 @command(short_help="Make the keys of a draft server and its clients.")

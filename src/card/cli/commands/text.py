@@ -15,6 +15,7 @@ from card.cli.help import command
 from card.cli.options import (
     demo_note,
     draft_options,
+    file_option,
     make_llm,
     method_options,
     model_options,
@@ -36,9 +37,7 @@ if TYPE_CHECKING:  # loaded by make_llm
 
 @command(short_help="Continue or answer a prompt.")
 @click.argument("prompt", required=False)
-@click.option(
-    "--prompt-file", type=click.Path(path_type=Path, exists=True, dir_okay=False), help="File with the prompt, UTF-8."
-)
+@file_option("--prompt-file", words="File with the prompt, UTF-8.")
 @click.option("--raw", is_flag=True, help="Continue the prompt as it is, without the model's chat template.")
 @click.option("--stats", is_flag=True, help="Print what it cost to standard error.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the text.")
@@ -72,19 +71,21 @@ def generate(
             click.echo(note, err=True)
         with llm.trace() if trace_file else nullcontext() as trace:
             stream = llm.stream(text if raw else [{"role": "user", "content": text}], params)
-            chunks = _collect(stream) if as_json else _show(stream)
-        last = chunks[-1]
+            if not as_json:
+                chunks = _show(stream)
+            else:
+                with spinner("answering"):
+                    chunks = list(stream)
         if trace_file and trace:
             about = {"method": llm.method.name, "target": llm.settings.target, "target_cost": llm.target_cost or ""}
             load("card.workers.trace").write_trace(trace_file, {llm.method.name: trace}, about)
         if as_json:
             click.echo(json.dumps(_result(llm, chunks), ensure_ascii=False))
         elif stats or llm.target_cost:
-            click.echo(stats_line(llm.method.name, last.stats, llm.target_cost), err=True)
+            click.echo(stats_line(llm.method.name, chunks[-1].stats, llm.target_cost), err=True)
 
 
 def _show(stream: Iterator[StreamChunk]) -> list[StreamChunk]:
-    """Print the text as it comes."""
     chunks = []
     for chunk in spin_until_first(stream, "reading the prompt"):
         chunks.append(chunk)
@@ -94,13 +95,7 @@ def _show(stream: Iterator[StreamChunk]) -> list[StreamChunk]:
     return chunks
 
 
-def _collect(stream: Iterator[StreamChunk]) -> list[StreamChunk]:
-    with spinner("answering"):
-        return list(stream)
-
-
 def _result(llm: LLM, chunks: list[StreamChunk]) -> dict[str, Any]:
-    """Return what --json prints."""
     return {
         "text": "".join(chunk.text for chunk in chunks),
         "token_ids": [token_id for chunk in chunks for token_id in chunk.token_ids],
@@ -114,27 +109,18 @@ def _result(llm: LLM, chunks: list[StreamChunk]) -> dict[str, Any]:
 
 def _read_prompt(prompt: str | None, file: Path | None) -> str:
     """Return the prompt from where it is. Raises: SettingsError for two of them; PromptError if it is not UTF-8."""
-    if file is None:
-        return _read_stdin() if prompt in (None, "-") else str(prompt)
-    if prompt is not None:
+    if file is not None and prompt is not None:
         raise SettingsError("the prompt is given twice, as an argument and as --prompt-file; leave one out")
-    try:
-        data = file.read_bytes()
-    except OSError as error:
-        raise PromptError(f"{file} cannot be read: {error.strerror}") from error
-    return _decoded(data, str(file))
-
-
-def _read_stdin() -> str:
-    """Return standard input as text. Raises: PromptError if it is a terminal or not valid UTF-8."""
-    if sys.stdin is None or sys.stdin.isatty():  # None: closed by the caller
+    if file is None and prompt not in (None, "-"):
+        return str(prompt)
+    if file is None and (sys.stdin is None or sys.stdin.isatty()):  # None: closed by the caller
         raise PromptError("no prompt: give it as an argument or on standard input")
-    return _decoded(sys.stdin.buffer.read(), "standard input")
-
-
-def _decoded(data: bytes, source: str) -> str:
+    source = "standard input" if file is None else str(file)
     try:
+        data = sys.stdin.buffer.read() if file is None else file.read_bytes()
         return data.decode("utf-8").strip("\n")
+    except OSError as error:
+        raise PromptError(f"{source} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise PromptError(
             f"{source} is not valid UTF-8: byte 0x{data[error.start]:02x} at offset {error.start}; convert it first"
@@ -187,7 +173,7 @@ def chat(**options: Any) -> int:
 
     /help lists what else may be typed. An empty line or Ctrl-D ends it, Ctrl-C cuts an answer short.
     """
-    return run("card.cli.chat", "", **options)
+    return run("card.cli.chat.run", "", **options)
 
 
 @command(short_help="Watch the methods side by side on the built-in pair.")
@@ -201,4 +187,4 @@ def chat(**options: Any) -> int:
 @model_options
 def demo(**options: Any) -> int:
     """Answer a few problems with plain decoding, sequential speculation and CARD, and compare text and speed."""
-    return run("card.cli.demo", **options)
+    return run("card.cli.demo.run", **options)

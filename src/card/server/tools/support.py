@@ -8,6 +8,7 @@ import secrets
 import string
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
@@ -16,7 +17,7 @@ from card.config import Grammar
 from card.models.text import Conversation
 from card.server.errors import bad_request
 from card.server.schemas import ChatRequest, Message
-from card.server.tool_schemas import FunctionDefinition, NamedFunction, decoded_arguments
+from card.server.tool_schemas import FunctionDefinition, NamedTool, decoded_arguments
 from card.server.tools.formats import FORMATS, MISTRAL, ToolFormat, ToolParserName, find_format, has_tools
 from card.server.tools.grammar import ToolGrammar
 from card.server.tools.parser import ToolParser
@@ -33,23 +34,11 @@ def template_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
     """Return messages for a chat template that knows tools: arguments of earlier calls as objects."""
     told = []
     for message in messages:
-        one: dict[str, Any] = {"role": message.role, "content": message.content}
-        if message.name is not None:
-            one["name"] = message.name
-        if message.tool_call_id is not None:
-            one["tool_call_id"] = message.tool_call_id
+        one = message.model_dump(exclude={"tool_calls"}, exclude_none=True)
         if message.tool_calls:
-            one["tool_calls"] = [
-                {
-                    "id": call.id,
-                    "type": "function",
-                    "function": {
-                        "name": call.function.name,
-                        "arguments": decoded_arguments(call.function.arguments),
-                    },
-                }
-                for call in message.tool_calls
-            ]
+            one["tool_calls"] = [call.model_dump(exclude={"index"}) for call in message.tool_calls]
+        for call in one.get("tool_calls", ()):
+            call["function"]["arguments"] = decoded_arguments(call["function"]["arguments"])
         told.append(one)
     return told
 
@@ -144,10 +133,6 @@ class ToolSupport:
             marks = (self.form.marker, self.form.closing.strip())
             self._mark_ids = {mark: added[mark] for mark in marks if mark in added}
 
-    def conversation(self, messages: list[Message]) -> Conversation:
-        """Return messages as the chat template takes them, without tools."""
-        return self._conversation(messages, (), {})
-
     def plan(self, fields: ChatRequest) -> ToolPlan:
         """Return what a request asks for.
 
@@ -171,14 +156,14 @@ class ToolSupport:
         kwargs = dict(fields.chat_template_kwargs)
         if fields.reasoning_effort is not None:
             kwargs.setdefault("reasoning_effort", fields.reasoning_effort)
-        conversation = self._conversation(fields.messages, functions, kwargs)
+        conversation = self.conversation(fields.messages, functions, kwargs)
         guide = fields.grammar()
         if not functions or form is None:
             return ToolPlan(conversation=conversation, grammar=guide, grammar_param=fields.guide, form=None)
-        if isinstance(choice, NamedFunction):
-            functions = [function for function in functions if function.name == choice.name]
+        if isinstance(choice, NamedTool):
+            functions = [function for function in functions if function.name == choice.function.name]
         is_forced = choice != "auto"
-        allows_several = fields.parallel_tool_calls and not isinstance(choice, NamedFunction)
+        allows_several = fields.parallel_tool_calls and not isinstance(choice, NamedTool)
         grammars = ToolGrammar(form, functions, self._mark_ids, allows_several=allows_several)
         grammar: Grammar | None = None
         if is_forced:
@@ -200,9 +185,13 @@ class ToolSupport:
             is_forced=is_forced,
         )
 
-    def _conversation(
-        self, messages: Sequence[Message], functions: Sequence[FunctionDefinition], kwargs: Mapping[str, Any]
+    def conversation(
+        self,
+        messages: Sequence[Message],
+        functions: Sequence[FunctionDefinition] = (),
+        kwargs: Mapping[str, Any] = MappingProxyType({}),
     ) -> Conversation:
+        """Return messages as the chat template takes them."""
         if not self._knows_developers:  # the newer name of the system's role, which templates pass over silently
             messages = [one.model_copy(update={"role": _ROLES.get(one.role, one.role)}) for one in messages]
         if self._knows_tools or self.form is None:
