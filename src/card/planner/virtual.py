@@ -89,7 +89,7 @@ class VirtualDrafter:
 
 
 class VirtualLink(DrafterLink):
-    """The way from a target to a drafter that runs by itself and is always up: its latencies are known from profiles."""
+    """The way from a target to a drafter that runs by itself; it is always up."""
 
     def __init__(self, drafter: VirtualDrafter, clock: VirtualClock, *, message_s: float = 0.0) -> None:
         """Make the link of the target with this clock; each message takes ``message_s`` of its time."""
