@@ -43,6 +43,8 @@ def test_lists_may_be_texts_and_writers_follow_from_the_drafter():
         ({"beam_width": 0}, "beam_width must be from 1 to 256, got 0"),
         ({"beam_width": True}, "beam_width must be a whole number, got True"),
         ({"beam_width": 1.5}, "beam_width must be a whole number, got 1.5"),
+        ({"draft": "x", "schedule": "soon"}, "schedule must be beside or turns, got soon"),
+        ({"draft_address": "tcp://a:1", "schedule": "turns"}, "give draft, or leave schedule out"),
         ({"draft_kv_cache_memory": "much"}, "a memory size must be"),
         ({"lead": None}, "lead must be a whole number, got None"),
         ({"row_cost": 2}, "row_cost must be from 0 to 1, got 2"),

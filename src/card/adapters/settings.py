@@ -15,6 +15,8 @@ from card.writers.local import writer_names
 
 _NEEDS_TREES = frozenset({"lookahead"})  # what it learns from are candidates beside the best path
 _DEFAULT_WRITERS = ("suffix", "recycling")
+_SCHEDULES = ("beside", "turns")
+_BEAM_WIDTHS = {"beside": 4, "turns": 1}  # in turns the engine waits for every node
 _NOUNS: Mapping[type, str] = {str: "a text", int: "a whole number", float: "a number", bool: "true or false"}
 
 
@@ -25,6 +27,7 @@ class AdapterSettings:
     draft: str | None = None  # folder, GGUF file, hub name or demo-draft; None: no draft model of one's own
     draft_address: str | None = None  # tcp://host:port of a draft server to use instead
     draft_keys: str | None = None  # folder with the keys for it, as made by `card keys`
+    schedule: str = "beside"  # the draft model runs beside the engine, or in turns with it, in its process
     writers: tuple[str, ...] = ()  # beam is the draft model; (): all that need no more settings
     draft_dtype: str = "auto"  # as stored, or int8, float32, bfloat16, float16
     draft_device: str = "cpu"  # of the draft model, such as cuda:1
@@ -32,7 +35,7 @@ class AdapterSettings:
     draft_threads: int = 1
     draft_cores: tuple[int, ...] | None = None  # CPU cores of the drafter's process; None: those that are free
     draft_optional: bool = False  # start without waiting for the drafter; it joins when it is ready
-    beam_width: int = 4  # most nodes made in one drafter pass
+    beam_width: int | None = None  # most nodes made in one drafter pass; None: 4 beside the engine, 1 in turns
     lead: int = 24  # most layers held beyond the last committed token
     row_cost: float | None = None  # tokens that a candidate must be worth, from 0 to 1; None: as measured
     drafter_timeout_s: float = 3.0  # silence after which a drafter counts as hung and is replaced
@@ -50,7 +53,12 @@ class AdapterSettings:
         self._check_writers(has_draft)
         rules = (
             ("draft_threads", self.draft_threads >= 1, "1 or more"),
-            ("beam_width", 1 <= self.beam_width <= MAX_BEAM_WIDTH, f"from 1 to {MAX_BEAM_WIDTH}"),
+            ("schedule", self.schedule in _SCHEDULES, " or ".join(_SCHEDULES)),
+            (
+                "beam_width",
+                self.beam_width is None or 1 <= self.beam_width <= MAX_BEAM_WIDTH,
+                f"from 1 to {MAX_BEAM_WIDTH}",
+            ),
             ("lead", 1 <= self.lead <= MAX_LEAD, f"from 1 to {MAX_LEAD}"),
             ("row_cost", self.row_cost is None or 0.0 <= self.row_cost <= 1.0, "from 0 to 1"),
             ("drafter_timeout_s", self.drafter_timeout_s > 0.0, "above 0 seconds"),
@@ -77,6 +85,10 @@ class AdapterSettings:
         if has_draft != (DRAFTER in self.writers):
             missing = "one of draft and draft_address" if DRAFTER in self.writers else f"the writer {DRAFTER}"
             raise SettingsError(f"the writer {DRAFTER} and a draft model go together; {missing} is missing")
+        if self.schedule == "turns" and self.draft is None:
+            raise SettingsError(
+                "in turns the draft model is in the engine's process; give draft, or leave schedule out"
+            )
         if self.draft_keys is not None and self.draft_address is None:
             raise SettingsError("draft_keys are for a draft server; give draft_address too")
         if (self.suffix_store is None) == ("store" in self.writers):
@@ -105,13 +117,14 @@ class AdapterSettings:
 
     def draft_settings(self, num_speculative_tokens: int) -> DraftSettings:
         """Return how a request is to be drafted for an engine that verifies chains of at most so many tokens."""
+        beam_width = self.beam_width or _BEAM_WIDTHS[self.schedule]
         return DraftSettings(
-            beam_width=self.beam_width,
+            beam_width=beam_width,
             lead=self.lead,
             budget=num_speculative_tokens,
             num_speculative_tokens=num_speculative_tokens,
             coupled_noise=False,  # the engine's noise is not ours
-            max_nodes=max(1024, 2 * self.lead * self.beam_width),
+            max_nodes=max(1024, 2 * self.lead * beam_width),
         )
 
 
