@@ -69,7 +69,8 @@ def make_rows(draft: str, lengths: Sequence[int], cores: Sequence[int]) -> list[
     rows = [Row("plain"), Row("ngram", ngram), Row("suffix", {"method": "suffix", "num_speculative_tokens": 8})]
     rows += [Row(f"draft-{n}", {"method": "draft_model", "model": draft, "num_speculative_tokens": n}) for n in lengths]
     rows.append(Row("card", plugin, {"draft": draft, "draft_cores": [cores[-1]]}))
-    rows.append(Row("card, no draft model", plugin, {}))
+    rows.append(Row("card in turns", plugin, {"draft": draft, "schedule": "turns"}))
+    rows.append(Row("card without a draft", plugin, {}))
     return rows
 
 
@@ -120,7 +121,7 @@ class Worker:
 
     def __init__(self, row: Row, target: str, args: argparse.Namespace, cores: Sequence[int]) -> None:
         """Start to load it."""
-        uses_drafter = row.card is not None and "draft" in row.card
+        uses_drafter = row.card is not None and "draft_cores" in row.card
         own = list(cores[:-1]) if uses_drafter else list(cores)
         job = {
             "target": target,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 
+from card.adapters.line import DrafterLine
 from card.adapters.proposer import ChainProposer
 from card.adapters.settings import AdapterSettings
 from card.config import EngineSettings
@@ -19,7 +20,9 @@ VOCAB_SIZE = 12
 
 
 class DirectLine:
-    """A line to a link that takes turns with the steps."""
+    """A line to a link that drafts whenever it is told anything."""
+
+    takes_turns = False
 
     def __init__(self, link: FakeLink) -> None:
         self.link = link
@@ -34,6 +37,9 @@ class DirectLine:
     def take(self) -> list[DrafterMessage]:
         """Return what has arrived."""
         return self.link.receive()
+
+    def draft(self) -> None:
+        """Nothing: it has drafted."""
 
     def reject(self, reason: str) -> None:
         """Tell the link."""
@@ -72,6 +78,8 @@ def toy_proposer(
     draft: TableModel | None,
     faults: Faults | None = None,
     *,
+    line: DrafterLine | None = None,
+    clock: Callable[[], float] | None = None,
     writers: tuple[str, ...] = ("suffix", "recycling"),
     most: int = 5,
     max_len: int = 128,
@@ -79,9 +87,10 @@ def toy_proposer(
     row_cost: float | None = 0.05,
     others_s: float = 1.0,
 ) -> ChainProposer:
-    """Return a proposer whose drafter, if it has one, works in this thread."""
+    """Return a proposer whose drafter, if it has one, works in this thread; behind ``line``, if that is given."""
     faults = faults or Faults(max_passes=8)
-    line = None if draft is None else DirectLine(FakeLink(lambda: drafter_for(draft), faults))
+    if line is None and draft is not None:
+        line = DirectLine(FakeLink(lambda: drafter_for(draft), faults))
     times = iter(range(1 << 30))
     return ChainProposer(
         vocab_size=VOCAB_SIZE,
@@ -90,7 +99,7 @@ def toy_proposer(
         draft=AdapterSettings(lead=8).draft_settings(most),
         writers={name: find_writer(name)(EngineSettings(), VOCAB_SIZE) for name in writers},
         line=line,
-        clock=lambda: next(times) / 1000,
+        clock=clock or (lambda: next(times) / 1000),
         row_cost=row_cost,
         others_s=others_s,
         max_parked=max_parked,

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from card.policy import acceptance
 from card.tree.nodes import ROOT, Nodes
+from card.workers.offers import DRAFTER_BIT
 
 _DISCOUNT = 0.98  # of all earlier steps, per step
 _OUTLIER_FACTOR = 4.0  # a step that takes so many times the mean was disturbed, and is left out
@@ -36,6 +37,14 @@ class Chances:
             chance = math.exp(path_logprob) if known is None else known.probability(depth, path_logprob)
             chances.append(chance if parent == ROOT else min(chance, chances[parent]))
         return chances
+
+    def reached(self, path: Nodes) -> tuple[int, float]:
+        """Return the depth of a path of the draft model's, and the chance that it is accepted to its end."""
+        if not path:
+            return 0, 1.0
+        known = self._of.get(DRAFTER_BIT)
+        depth, logprob = path.depths[-1], path.path_logprobs[-1]
+        return depth, math.exp(logprob) if known is None else known.probability(depth, logprob)
 
     def observe(self, chain: Nodes, num_accepted: int) -> None:
         """Take what became of a chain, of which the first ``num_accepted`` were right."""
@@ -124,6 +133,11 @@ class RowCosts:
         if sums.num >= _MIN_STEPS and seconds > _OUTLIER_FACTOR * sums.y / sums.num:
             return
         sums.add(num_rows, seconds, num_tokens)
+
+    def rate(self, num_requests: int) -> float | None:
+        """Return the tokens per second of steps of so many requests; None if too few were timed."""
+        sums = self._sums.get(num_requests.bit_length())
+        return None if sums is None or sums.num < _MIN_STEPS or sums.y <= 0.0 else sums.tokens / sums.y
 
     def cost(self, num_requests: int) -> float:
         """Return the tokens that a row must bring in a step of so many requests, in [0, 1]."""

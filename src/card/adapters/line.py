@@ -8,7 +8,10 @@ import os
 import threading
 from collections import deque
 from collections.abc import Sequence
+from typing import Protocol
 
+from card.policy.cores import CoreSet, pinned
+from card.transport.inline import InlineLink
 from card.transport.link import DrafterLink, LinkStatus
 from card.tree.messages import DrafterMessage, TargetMessage
 
@@ -20,11 +23,39 @@ _MAX_WAITING = 8192  # messages either way; older ones are lost, which the proto
 _CLOSE_TIMEOUT_S = 5.0
 
 
+class DrafterLine(Protocol):
+    """Messages to and from a drafter; no method but `draft` takes longer than putting them into a queue."""
+
+    takes_turns: bool
+    """Whether the drafter works inside `draft` only, while the engine waits."""
+
+    def post(self, messages: Sequence[TargetMessage]) -> None:
+        """Send these when possible, or lose them."""
+
+    def take(self) -> list[DrafterMessage]:
+        """Return what has arrived since the last call."""
+
+    def draft(self) -> None:
+        """Have a drafter that takes turns make one pass."""
+
+    def reject(self, reason: str) -> None:
+        """Tell that the drafter sent something impossible."""
+
+    @property
+    def status(self) -> LinkStatus:
+        """How the drafter was doing a moment ago."""
+
+    def close(self) -> None:
+        """End the drafter. May be called twice."""
+
+
 class ThreadedLine:
     """A link that a thread of its own looks after: to replace a dead drafter takes time that no step must pay.
 
     The thread shares nothing with the steps but two queues, so that there is no lock to wait for.
     """
+
+    takes_turns = False
 
     def __init__(self, link: DrafterLink, cores: Sequence[int] = ()) -> None:
         """Make a line that is not open yet.
@@ -75,6 +106,9 @@ class ThreadedLine:
                 arrived.append(self._in.popleft())
         return arrived
 
+    def draft(self) -> None:
+        """Nothing to do: the drafter never stops."""
+
     def reject(self, reason: str) -> None:
         """Have the thread replace the drafter."""
         self._rejected.append(reason)
@@ -111,3 +145,45 @@ class ThreadedLine:
             self._link.send(self._out.popleft())
         self._in.extend(self._link.receive())
         self._status = self._link.status
+
+
+class TurnsLine:
+    """A drafter in the engine's own thread, which waits while it drafts; each has all the time the other leaves."""
+
+    takes_turns = True
+
+    def __init__(self, link: InlineLink, cores: CoreSet) -> None:
+        """Make a line to a drafter that is up.
+
+        Args:
+            cores: with how many threads it computes.
+        """
+        self._link = link
+        self._cores = cores
+
+    def post(self, messages: Sequence[TargetMessage]) -> None:
+        """Tell the drafter at once."""
+        for message in messages:
+            self._link.send(message)
+
+    def take(self) -> list[DrafterMessage]:
+        """Return what it has said since the last call."""
+        return self._link.receive()
+
+    def draft(self) -> None:
+        """Have it make one pass."""
+        with pinned(self._cores):
+            self._link.draft(1)
+
+    def reject(self, reason: str) -> None:
+        """Listen to it no more."""
+        self._link.reject(reason)
+
+    @property
+    def status(self) -> LinkStatus:
+        """Up until it fails or is rejected."""
+        return self._link.status
+
+    def close(self) -> None:
+        """End the drafter."""
+        self._link.close()

@@ -1,7 +1,7 @@
 """Chains for an engine that verifies: follow its rows, ask all writers, hand over the best chain of each row.
 
-Nothing in here waits. A drafter that is lost, late or lying means fewer candidates. What is proposed never decides what
-the text is: the engine's own verification does.
+Nothing in here waits, but for a drafter that takes turns with the engine, as far as that pays. A drafter that is lost,
+late or lying means fewer candidates. What is proposed never decides what the text is: the engine's verification does.
 """
 
 from __future__ import annotations
@@ -10,9 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 
 from card.adapters.chains import Chances, RowCosts, best_chain
 from card.adapters.figures import Figures
-from card.adapters.line import ThreadedLine
+from card.adapters.line import DrafterLine
 from card.adapters.requests import Drafting, Request
 from card.adapters.tracking import Followed, RowTracker, Tokens
+from card.adapters.turns import Turns
 from card.config import DraftSettings
 from card.errors import ProtocolError
 from card.tree.messages import Layer, Ready, Resync, TargetMessage
@@ -29,7 +30,7 @@ class ChainProposer:
 
     figures: Figures
     """What was done so far."""
-    line: ThreadedLine | None
+    line: DrafterLine | None
     """The way to the drafter, if there is one."""
 
     def __init__(
@@ -40,7 +41,7 @@ class ChainProposer:
         num_speculative_tokens: int,
         draft: DraftSettings,
         writers: Mapping[str, LocalWriter],
-        line: ThreadedLine | None,
+        line: DrafterLine | None,
         clock: Callable[[], float],
         row_cost: float | None = None,
         others_s: float = _OTHERS_S,
@@ -71,6 +72,7 @@ class ChainProposer:
         self._by_drafter_id: dict[int, Request] = {}
         self._chances = Chances()
         self._costs = RowCosts(row_cost)
+        self._turns = Turns()
         self._others_s = others_s
         self._handed_over: tuple[float, int, int] | None = None  # when, to how many requests, and how many rows
 
@@ -100,7 +102,7 @@ class ChainProposer:
         return Request(token_ids, self._writers, self._vocab_size)
 
     def _propose(self, step: Followed[Request], new_ids: Sequence[Sequence[int]], began: float) -> list[list[int]]:
-        messages = self._listen()
+        began_to_ask, messages = began, self._listen()
         num_tokens = sum(map(len, new_ids))
         for request in step.left:
             messages += self._close_drafter(request)
@@ -117,7 +119,10 @@ class ChainProposer:
                 messages += self._commit(row, ids)
         if self.line is not None:
             self.line.post(messages)  # before the candidates are chosen: the drafter goes on meanwhile
-        chains = self._choose(step.texts, new_ids, began + self._others_s)
+            if self.line.takes_turns:
+                self._draft(self.line, [row for row, ids in zip(step.texts, new_ids, strict=True) if row and ids])
+                began_to_ask = self._clock()
+        chains = self._choose(step.texts, new_ids, began_to_ask + self._others_s)
         ended = self._clock()
         is_plain = bool(new_ids) and all(new_ids)
         num_rows = len(chains) + sum(map(len, chains))
@@ -175,10 +180,25 @@ class ChainProposer:
                     self.line.reject(str(error))
         return replies
 
+    def _draft(self, line: DrafterLine, requests: Sequence[Request]) -> None:
+        """Have the drafter make passes while these bring more than the engine would in their time."""
+        drafting = [one for one in requests if one.drafter_id is not None]
+        row_cost, rate = self._costs.cost(max(1, len(requests))), self._costs.rate(len(requests))
+        self._turns.begin_step()
+        for _ in range(self._most if drafting else 0):
+            reached = [self._chances.reached(one.drafted(self._most)) for one in drafting]
+            if not self._turns.is_worth_a_pass(reached, self._most, row_cost=row_cost, rate=rate):
+                break
+            began = self._clock()
+            line.draft()
+            line.post(self._listen())
+            self._turns.observe_pass(len(drafting), self._clock() - began)
+
     def _commit(self, request: Request, new_ids: Sequence[int]) -> list[TargetMessage]:
         if request.chain:
             known, num_right = request.judge(new_ids)
             self._chances.observe(known, num_right)
+            self._turns.observe(known, num_right)
             self.figures.accepted_by_writer.update(self._labels(known.writers[:num_right]))
         old_id = request.drafter_id
         messages = request.commit(new_ids, self._drafting)

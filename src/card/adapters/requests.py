@@ -146,13 +146,17 @@ class Request(FollowedText):
         self._replica.advance(new_ids)
         return [self._replica.correction()]
 
+    def drafted(self, most: int) -> Nodes:
+        """Return the draft model's best path, up to so many tokens; not marked with its writer."""
+        return NO_NODES if self._replica is None else self._replica.tree.query(most, "chain", most)
+
     def offer(self, budget: int, *, has_time: bool = True) -> Nodes:
         """Return everybody's candidates as one tree of up to ``budget`` layers, each marked with its writers.
 
         Args:
             has_time: False leaves out the writers without a model.
         """
-        drafted = NO_NODES if self._replica is None else self._replica.tree.query(budget, "chain", budget)
+        drafted = self.drafted(budget)
         offer = (
             self._offers.merge(drafted, budget, budget) if has_time and self._asks_others(drafted, budget) else drafted
         )

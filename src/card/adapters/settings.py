@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from card.config import DraftSettings, parse_size
 from card.config.fields import Setting, check, declared, require, setting
@@ -15,6 +15,7 @@ from card.writers.local import writer_names
 
 _NEEDS_TREES = frozenset({"lookahead"})  # what it learns from are candidates beside the best path
 _DEFAULT_WRITERS = ("suffix", "recycling")
+_BEAM_WIDTHS = {"beside": 4, "turns": 1}  # in turns the engine waits for every node
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +25,8 @@ class AdapterSettings:
     draft: str | None = None  # folder, GGUF file, hub name or demo-draft; None: no draft model of one's own
     draft_address: str | None = None  # tcp://host:port of a draft server to use instead
     draft_keys: str | None = None  # folder with the keys for it, as made by `card keys`
+    # the draft model runs beside the engine, or in turns with it, in its process
+    schedule: Literal["beside", "turns"] = "beside"
     # beam is the draft model; (): all that need no more settings
     writers: tuple[str, ...] = setting((), allowed="a list of names such as beam,suffix")
     draft_dtype: str = "auto"  # as stored, or int8, float32, bfloat16, float16
@@ -33,7 +36,8 @@ class AdapterSettings:
     # CPU cores of the drafter's process; None: those that are free
     draft_cores: tuple[int, ...] | None = setting(None, least=0, allowed="a list of core numbers such as 2,3")
     draft_optional: bool = False  # start without waiting for the drafter; it joins when it is ready
-    beam_width: int = setting(4, least=1, most=MAX_BEAM_WIDTH)  # most nodes made in one drafter pass
+    # most nodes made in one drafter pass; None: 4 beside the engine, 1 in turns
+    beam_width: int | None = setting(None, least=1, most=MAX_BEAM_WIDTH)
     lead: int = setting(24, least=1, most=MAX_LEAD)  # most layers held beyond the last committed token
     row_cost: float | None = setting(None, least=0, most=1)  # tokens a candidate must be worth; None: as measured
     drafter_timeout_s: float = setting(3.0, above=0, unit="seconds")  # silence after which a drafter is replaced
@@ -66,6 +70,10 @@ class AdapterSettings:
         if has_draft != (DRAFTER in self.writers):
             missing = "one of draft and draft_address" if DRAFTER in self.writers else f"the writer {DRAFTER}"
             raise SettingsError(f"the writer {DRAFTER} and a draft model go together; {missing} is missing")
+        if self.schedule == "turns" and self.draft is None:
+            raise SettingsError(
+                "in turns the draft model is in the engine's process; give draft, or leave schedule out"
+            )
         if self.draft_keys is not None and self.draft_address is None:
             raise SettingsError("draft_keys are for a draft server; give draft_address too")
         if (self.suffix_store is None) == ("store" in self.writers):
@@ -96,13 +104,14 @@ class AdapterSettings:
 
     def draft_settings(self, num_speculative_tokens: int) -> DraftSettings:
         """Return how a request is to be drafted for an engine that verifies chains of at most so many tokens."""
+        beam_width = self.beam_width or _BEAM_WIDTHS[self.schedule]
         return DraftSettings(
-            beam_width=self.beam_width,
+            beam_width=beam_width,
             lead=self.lead,
             budget=num_speculative_tokens,
             num_speculative_tokens=num_speculative_tokens,
             coupled_noise=False,  # the engine's noise is not ours
-            max_nodes=max(1024, 2 * self.lead * self.beam_width),
+            max_nodes=max(1024, 2 * self.lead * beam_width),
         )
 
 

@@ -1,4 +1,4 @@
-"""Make a proposer from settings: the writers, the drafter in a process of its own or on a server, the line to it."""
+"""Make a proposer from settings: the writers, the drafter wherever it runs, and the line to it."""
 
 from __future__ import annotations
 
@@ -7,14 +7,16 @@ from dataclasses import fields, replace
 
 from transformers import PreTrainedTokenizerBase
 
-from card.adapters.line import ThreadedLine
+from card.adapters.line import DrafterLine, ThreadedLine, TurnsLine
 from card.adapters.proposer import ChainProposer
 from card.adapters.settings import AdapterSettings
 from card.assembly.build import make_writers
-from card.assembly.drafters import DraftSource, outside_link
+from card.assembly.drafters import DraftSource, make_drafter, outside_link
 from card.assembly.plan import Facts, Plan, resolve
-from card.config import parse_size
+from card.config import INT8, parse_size
 from card.models.fingerprint import tokenizer_fingerprint
+from card.policy.cores import CoreSet
+from card.transport.inline import InlineLink
 
 _SHARED = (  # settings that mean the same in `EngineSettings`
     *("draft", "draft_address", "draft_keys", "draft_threads", "start_timeout_s", "drafter_timeout_s"),
@@ -46,7 +48,7 @@ def make_proposer(
     """
     cores = draft_cores if settings.draft_cores is None else settings.draft_cores
     plan = _plan(settings, num_speculative_tokens, max_model_len, cores)
-    line: ThreadedLine | None = None
+    line: DrafterLine | None = None
     writers = make_writers(plan, vocab_size, tokenizer_fingerprint(tokenizer) if tokenizer is not None else "")
     if plan.placements:
         memory = settings.draft_kv_cache_memory
@@ -57,8 +59,7 @@ def make_proposer(
             kv_cache_bytes=parse_size(memory) if memory is not None else None,
             measures=False,
         )
-        line = ThreadedLine(outside_link(plan, source), cores)
-        line.open(waits=not settings.draft_optional)
+        line = _open_line(settings, plan, source, cores)
     return ChainProposer(
         vocab_size=vocab_size,
         max_model_len=max_model_len,
@@ -72,13 +73,26 @@ def make_proposer(
     )
 
 
+def _open_line(
+    settings: AdapterSettings, plan: Plan, source: DraftSource, cores: tuple[int, ...]
+) -> ThreadedLine | TurnsLine:
+    if settings.schedule == "turns":
+        drafter = make_drafter(plan, source)
+        assert isinstance(drafter.link, InlineLink) and drafter.runner is not None
+        in_integers = drafter.runner.precision == INT8
+        return TurnsLine(drafter.link, CoreSet((), settings.draft_threads, in_integers))
+    line = ThreadedLine(outside_link(plan, source), cores)
+    line.open(waits=not settings.draft_optional)
+    return line
+
+
 def _plan(settings: AdapterSettings, num_tokens: int, max_model_len: int, draft_cores: tuple[int, ...]) -> Plan:
     """Return the plan of an engine that would verify as the other one does, for the parts that are needed of it."""
     draft = settings.draft_settings(num_tokens)
     asked = {
         **{field.name: getattr(draft, field.name) for field in fields(draft)},
         **{name: getattr(settings, name) for name in _SHARED},
-        "placement": "process" if settings.draft is not None else None,
+        "placement": None if settings.draft is None else "inline" if settings.schedule == "turns" else "process",
         "device": settings.draft_device,
         "dtype": settings.draft_dtype,
         "max_model_len": max_model_len,

@@ -53,7 +53,7 @@ class DraftSource:
     tokenizer: PreTrainedTokenizerBase | None  # the target's; None: compare with a draft server's by size alone
     find_grammar: FindGrammar | None = None  # for a drafter in this process
     spare: DrafterChild | None = None  # a process that was started ahead of need
-    kv_cache_bytes: int | None = None  # of a drafter in a process of its own; None: a few sequences of full length
+    kv_cache_bytes: int | None = None  # for the drafter; None: a few sequences of full length
     measures: bool = True  # a drafter in a process of its own tells what its passes cost
     leases: Leases | None = None  # of a pool, which has the models
 
@@ -177,7 +177,8 @@ def _make_here(plan: Plan, source: DraftSource, placement: Placement) -> Drafter
         max_model_len = min(plan.max_model_len, context_limit(model))
         runner = make_runner(model, max_model_len=max_model_len, max_tree_rows=plan.draft_tree_rows)
         runner.warm_up(plan.draft.beam_width)
-        writer = make_writer(runner, takes_turns=placement == "inline", find_grammar=source.find_grammar)
+        takes_turns = placement == "inline"
+        writer = make_writer(runner, source.kv_cache_bytes, takes_turns=takes_turns, find_grammar=source.find_grammar)
         if isinstance(writer, DeviceBeamWriter):
             spec = draft_spec(plan.draft, SamplingParams(temperature=0.0, seed=0), runner.max_model_len)
             writer.warm_up(spec, runner.max_model_len)

@@ -152,7 +152,7 @@ def _vllm_version() -> str:
 
 
 def _draft_cores(settings: AdapterSettings) -> tuple[int, ...]:
-    if settings.draft is None or settings.draft_cores is not None:
+    if settings.draft is None or settings.draft_cores is not None or settings.schedule == "turns":
         return ()
     cores = free_cores(os.environ, usable_cores(), settings.draft_threads)
     if not cores and bound_cores(os.environ):

@@ -1,0 +1,177 @@
+"""A drafter that takes turns with somebody else's engine: it changes no text, and drafts as far as that pays."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from card.adapters.line import TurnsLine
+from card.adapters.proposer import ChainProposer
+from card.adapters.settings import AdapterSettings
+from card.adapters.setup import make_proposer
+from card.adapters.turns import Turns
+from card.models.toy import TableModel
+from card.policy.cores import CoreSet
+from card.transport.inline import InlineLink
+from card.tree.messages import DrafterMessage
+from card.tree.nodes import Nodes
+from card.workers.drafter import DrafterWorker
+from tests.adapters.drafters import VOCAB_SIZE, greedy_of, plain, toy_proposer
+from tests.adapters.engine import FakeEngine, Turmoil
+from tests.decoding import drafter_for, toy_draft, toy_target
+from tests.pair import Pair
+
+TARGET = toy_target()
+FOLLOW = greedy_of(TARGET)
+PROMPTS = [[3, 1, 4, 1, 5], [9, 2, 6], [5, 3, 5, 8], [7], [3, 1, 4, 1, 5, 9]]
+CALM = Turmoil()
+STEP_S, PASS_S = 0.01, 0.001  # of the engine and of the drafter, by the clock of these tests
+
+
+class Timed(InlineLink):
+    """A link whose passes take time by a clock of its own."""
+
+    def __init__(self, worker: DrafterWorker, pass_s: float = PASS_S) -> None:
+        super().__init__(worker)
+        self.now = 0.0
+        self.num_passes = 0
+        self._pass_s = pass_s
+
+    def draft(self, num_passes: int) -> None:
+        self.num_passes += num_passes
+        self.now += num_passes * self._pass_s
+        super().draft(num_passes)
+
+
+class Engine:
+    """Hands rows over to the proposer, and takes time for its own steps."""
+
+    def __init__(self, proposer: ChainProposer, link: Timed) -> None:
+        self._proposer, self._link = proposer, link
+
+    def propose(self, *given: Any) -> list[list[int]]:
+        self._link.now += STEP_S
+        return self._proposer.propose(*given)
+
+
+def decode(
+    draft: TableModel,
+    *,
+    turmoil: Turmoil = CALM,
+    seed: int = 0,
+    num_rows: int = 3,
+    num_new: int = 40,
+    pass_s: float = PASS_S,
+) -> tuple[FakeEngine, Timed]:
+    """Decode all prompts with a drafter that takes turns, and check each text against plain decoding."""
+    link = Timed(drafter_for(draft), pass_s)
+    proposer = toy_proposer(None, line=TurnsLine(link, CoreSet()), clock=lambda: link.now, writers=(), row_cost=0.05)
+    engine = FakeEngine(FOLLOW, Engine(proposer, link), num_rows=num_rows, max_len=128, seed=seed, turmoil=turmoil)
+    jobs = [engine.add(prompt, num_new) for prompt in PROMPTS]
+    engine.run()
+    for job in jobs:
+        text = plain(FOLLOW, job.token_ids[: job.prompt_len], num_new)
+        assert job.token_ids == text[: len(job.token_ids)]
+        assert len(job.token_ids) == len(text) or job in engine.cancelled
+    return engine, link
+
+
+chances = st.sampled_from([0.0, 0.1, 0.4])
+
+
+@settings(max_examples=20)
+@given(
+    seed=st.integers(0, 2**31),
+    agreement=st.sampled_from([0.0, 0.6, 1.0]),
+    turmoil=st.builds(Turmoil, preempt=chances, swap=chances, trim=chances, chunk=chances, cancel=chances),
+    num_rows=st.integers(1, 4),
+)
+def test_the_text_is_that_of_plain_decoding_under_any_scheduling(
+    seed: int, agreement: float, turmoil: Turmoil, num_rows: int
+):
+    decode(toy_draft(TARGET, agreement), turmoil=turmoil, seed=seed, num_rows=num_rows)
+
+
+def test_candidates_are_there_in_the_very_step_that_they_are_for():
+    """Beside the engine they come a step later at best; in turns nearly all steps verify full chains."""
+    engine, _ = decode(toy_draft(TARGET, 1.0), num_rows=len(PROMPTS))
+    assert engine.num_steps <= 1 + 40 / 5  # chains of five and one token more; the first step has none
+    assert engine.num_accepted > 0.85 * engine.num_proposed
+
+
+def test_a_draft_model_that_is_no_use_rests():
+    useless = TableModel(99, VOCAB_SIZE, spread=9.0)
+    engine, link = decode(useless, num_rows=1, num_new=100, pass_s=STEP_S / 4)  # a good one would be worth that
+    assert 0 < link.num_passes < 0.2 * engine.num_steps
+
+
+def test_what_is_known_of_a_draft_model_fades_so_that_it_is_tried_again():
+    turns, chain = Turns(), replace(Nodes.chain((5, 6), (0.0, 0.0)), writers=(1, 1))
+    first = turns.agreement
+    for _ in range(100):
+        turns.observe(chain, 0)
+    assert turns.agreement < 0.1
+    for _ in range(2000):
+        turns.begin_step()
+    assert turns.agreement == pytest.approx(first, abs=0.05)
+
+
+def test_passes_that_take_longer_than_they_save_are_not_made():
+    cheap, dear = (decode(toy_draft(TARGET, 0.7), num_rows=1, pass_s=pass_s) for pass_s in (PASS_S, 20 * STEP_S))
+    assert dear[1].num_passes < 0.3 * cheap[1].num_passes
+
+
+def test_a_drafter_that_fails_is_heard_of_no_more_and_decoding_goes_on():
+    class Failing(DrafterWorker):
+        def step(self) -> list[DrafterMessage]:
+            raise RuntimeError("out of memory")
+
+    worker = drafter_for(toy_draft(TARGET, 1.0))
+    worker.__class__ = Failing
+    link = Timed(worker)
+    proposer = toy_proposer(None, line=TurnsLine(link, CoreSet()), clock=lambda: link.now, writers=())
+    engine = FakeEngine(FOLLOW, Engine(proposer, link), num_rows=2, max_len=64, seed=0, turmoil=CALM)
+    job = engine.add([3, 1, 4], 30)
+    engine.run()
+    assert job.token_ids == plain(FOLLOW, [3, 1, 4], 30)
+    assert link.status.state == "down"
+
+
+def is_worth(turns: Turns, reached: Sequence[tuple[int, float]], *, row_cost: float = 0.05) -> bool:
+    return turns.is_worth_a_pass(reached, 4, row_cost=row_cost, rate=100.0)
+
+
+def test_a_pass_is_worth_it_while_its_tokens_are_more_than_the_engine_brings_in_that_time():
+    turns = Turns()
+    assert is_worth(turns, [(0, 1.0)])  # nothing is known of its price
+    turns.observe_pass(1, 0.001)  # a tenth of a token
+    assert is_worth(turns, [(1, 0.9)])
+    assert not is_worth(turns, [(1, 0.1)])
+    assert not is_worth(turns, [(4, 1.0)])  # as deep as can be verified
+    assert not is_worth(turns, [(1, 0.9)], row_cost=0.9)
+    assert is_worth(turns, [(4, 1.0), (1, 0.9)])  # of two requests one is enough
+
+
+def test_the_process_of_the_engine_holds_the_draft_model_and_proposes_what_it_says(pair: Pair):
+    settings = AdapterSettings(draft=pair.draft, schedule="turns", row_cost=0.0, writers=("beam",))
+    proposer = make_proposer(settings, vocab_size=512, max_model_len=64, num_speculative_tokens=3, tokenizer=None)
+    try:
+        assert isinstance(proposer.line, TurnsLine)
+        (chain,) = proposer.propose([[7]], [4], np.array([[1, 2, 3, 7]], np.int32))
+        assert len(chain) == 3
+        assert proposer.propose([[]], [4], np.array([[1, 2, 3, 7]], np.int32)) == [[]]
+    finally:
+        proposer.close()
+
+
+@pytest.mark.parametrize(("schedule", "width"), [("beside", 4), ("turns", 1)])
+def test_a_beam_in_turns_is_a_single_path_unless_said_otherwise(schedule: str, width: int):
+    given = {"draft": "x", "schedule": schedule}
+    assert AdapterSettings.from_mapping(given).draft_settings(4).beam_width == width
+    assert AdapterSettings.from_mapping({**given, "beam_width": 3}).draft_settings(4).beam_width == 3
