@@ -16,7 +16,6 @@ from card.adapters.proposer import ChainProposer
 from card.adapters.settings import AdapterSettings
 from card.adapters.setup import make_proposer
 from card.adapters.turns import Turns
-from card.models.toy import TableModel
 from card.policy.cores import CoreSet
 from card.transport.inline import InlineLink
 from card.tree.messages import DrafterMessage
@@ -26,6 +25,7 @@ from tests.adapters.drafters import VOCAB_SIZE, greedy_of, plain, toy_proposer
 from tests.adapters.engine import FakeEngine, Turmoil
 from tests.decoding import drafter_for, toy_draft, toy_target
 from tests.pair import Pair
+from tests.toy import TableModel
 
 TARGET = toy_target()
 FOLLOW = greedy_of(TARGET)

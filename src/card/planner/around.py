@@ -135,7 +135,7 @@ class _RoundBench:
         facts = Facts(has_draft=is_drafted, is_draft_loaded=True)
         plan = resolve(asked, facts, method="sps" if is_drafted else "vanilla")
         timed = _Timed(self._model, "forward")
-        link = _Timed(InlineLink(make_worker(BeamWriter(self._model))), "send", "draft") if is_drafted else None
+        link: Any = _Timed(InlineLink(make_worker(BeamWriter(self._model))), "send", "draft") if is_drafted else None
         costs: dict[Schedule, ScheduleCost] = {"off": ScheduleCost(CoreSet(), PassCost(((1, 1e-3), (2, 1e-3))))}
         models = Models(target=timed, link=link)
         engine = build(plan, models, policy=TunedPolicy(costs, plan.draft) if is_tuned else None).engine
