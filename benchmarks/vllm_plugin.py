@@ -68,8 +68,8 @@ def make_rows(draft: str, lengths: Sequence[int], cores: Sequence[int]) -> list[
     plugin = {"method": "custom_class", "model": "card.vllm.CardProposer", "num_speculative_tokens": 8}
     rows = [Row("plain"), Row("ngram", ngram), Row("suffix", {"method": "suffix", "num_speculative_tokens": 8})]
     rows += [Row(f"draft-{n}", {"method": "draft_model", "model": draft, "num_speculative_tokens": n}) for n in lengths]
-    rows.append(Row("card", plugin, {"draft": draft, "draft_cores": [cores[-1]]}))
-    rows.append(Row("card in turns", plugin, {"draft": draft, "schedule": "turns"}))
+    rows.append(Row("card", plugin, {"draft": draft, "draft_dtype": "int8", "draft_cores": [cores[-1]]}))
+    rows.append(Row("card in turns", plugin, {"draft": draft, "draft_dtype": "int8", "schedule": "turns"}))
     rows.append(Row("card without a draft", plugin, {}))
     return rows
 

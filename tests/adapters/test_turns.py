@@ -16,7 +16,6 @@ from card.adapters.proposer import ChainProposer
 from card.adapters.settings import AdapterSettings
 from card.adapters.setup import make_proposer
 from card.adapters.turns import Turns
-from card.policy.cores import CoreSet
 from card.transport.inline import InlineLink
 from card.tree.messages import DrafterMessage
 from card.tree.nodes import Nodes
@@ -71,7 +70,7 @@ def decode(
 ) -> tuple[FakeEngine, Timed]:
     """Decode all prompts with a drafter that takes turns, and check each text against plain decoding."""
     link = Timed(drafter_for(draft), pass_s)
-    proposer = toy_proposer(None, line=TurnsLine(link, CoreSet()), clock=lambda: link.now, writers=(), row_cost=0.05)
+    proposer = toy_proposer(None, line=TurnsLine(link), clock=lambda: link.now, writers=(), row_cost=0.05)
     engine = FakeEngine(FOLLOW, Engine(proposer, link), num_rows=num_rows, max_len=128, seed=seed, turmoil=turmoil)
     jobs = [engine.add(prompt, num_new) for prompt in PROMPTS]
     engine.run()
@@ -135,7 +134,7 @@ def test_a_drafter_that_fails_is_heard_of_no_more_and_decoding_goes_on():
     worker = drafter_for(toy_draft(TARGET, 1.0))
     worker.__class__ = Failing
     link = Timed(worker)
-    proposer = toy_proposer(None, line=TurnsLine(link, CoreSet()), clock=lambda: link.now, writers=())
+    proposer = toy_proposer(None, line=TurnsLine(link), clock=lambda: link.now, writers=())
     engine = FakeEngine(FOLLOW, Engine(proposer, link), num_rows=2, max_len=64, seed=0, turmoil=CALM)
     job = engine.add([3, 1, 4], 30)
     engine.run()

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Protocol
 
-from card.policy.cores import CoreSet, pinned
+from card.models.threads import integer_passes_on
 from card.transport.inline import InlineLink
 from card.transport.link import DrafterLink, LinkStatus
 from card.tree.messages import DrafterMessage, TargetMessage
@@ -152,14 +152,14 @@ class TurnsLine:
 
     takes_turns = True
 
-    def __init__(self, link: InlineLink, cores: CoreSet) -> None:
+    def __init__(self, link: InlineLink, num_threads: int = 1) -> None:
         """Make a line to a drafter that is up.
 
         Args:
-            cores: with how many threads it computes.
+            num_threads: of its integer passes. Others have the engine's, which may have bound them to its cores.
         """
         self._link = link
-        self._cores = cores
+        self._num_threads = num_threads
 
     def post(self, messages: Sequence[TargetMessage]) -> None:
         """Tell the drafter at once."""
@@ -172,7 +172,7 @@ class TurnsLine:
 
     def draft(self) -> None:
         """Have it make one pass."""
-        with pinned(self._cores):
+        with integer_passes_on(self._num_threads):
             self._link.draft(1)
 
     def reject(self, reason: str) -> None:

@@ -13,9 +13,8 @@ from card.adapters.settings import AdapterSettings
 from card.assembly.build import make_writers
 from card.assembly.drafters import DraftSource, make_drafter, outside_link
 from card.assembly.plan import Facts, Plan, resolve
-from card.config import INT8, parse_size
+from card.config import parse_size
 from card.models.fingerprint import tokenizer_fingerprint
-from card.policy.cores import CoreSet
 from card.transport.inline import InlineLink
 
 _SHARED = (  # settings that mean the same in `EngineSettings`
@@ -78,9 +77,8 @@ def _open_line(
 ) -> ThreadedLine | TurnsLine:
     if settings.schedule == "turns":
         drafter = make_drafter(plan, source)
-        assert isinstance(drafter.link, InlineLink) and drafter.runner is not None
-        in_integers = drafter.runner.precision == INT8
-        return TurnsLine(drafter.link, CoreSet((), settings.draft_threads, in_integers))
+        assert isinstance(drafter.link, InlineLink)
+        return TurnsLine(drafter.link, settings.draft_threads)
     line = ThreadedLine(outside_link(plan, source), cores)
     line.open(waits=not settings.draft_optional)
     return line

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
+from collections.abc import Iterator
 
 import torch
 
@@ -21,8 +23,20 @@ def use_threads(num_threads: int, *, in_integers: bool) -> None:
         in_integers: the passes are integer ones. torch itself has one thread then: its others keep spinning for a
             millisecond after each of its operations, on the very cores that the next pass needs.
     """
-    torch.set_num_threads(1 if in_integers else num_threads)
+    wanted = 1 if in_integers else num_threads
+    if torch.get_num_threads() != wanted:
+        torch.set_num_threads(wanted)
     _passes.num_threads = num_threads if in_integers else 1
+
+
+@contextlib.contextmanager
+def integer_passes_on(num_threads: int) -> Iterator[None]:
+    """Give this thread's integer passes so many threads in the block; torch keeps its own, which others may need."""
+    before, _passes.num_threads = _passes.num_threads, num_threads
+    try:
+        yield
+    finally:
+        _passes.num_threads = before
 
 
 def integer_pass_threads() -> int:

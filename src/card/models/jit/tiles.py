@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from llvmlite import ir
+from llvmlite.binding import llvm_version_info
 from numba import cfunc, types
 from numba.core import cgutils
 
@@ -42,6 +43,7 @@ PANEL = LANES  # output channels
 MOST_ROWS = 16  # of a tile: their sums of integers and of floats fill the registers
 _I8, _I32, _I64, _F32, _VOID = ir.IntType(8), ir.IntType(32), ir.IntType(64), ir.FloatType(), ir.VoidType()
 _DOT = "llvm.x86.avx512.vpdpbusd.512"
+_FOURS = BYTES if llvm_version_info[0] >= 22 else INTS  # how LLVM wants fours of bytes to be called there
 _FETCHED_ROWS = 3  # from which weights are fetched ahead: fewer only wait for memory, which fetches by itself then
 _TILE_BYTES = GROUP * LANES
 _AHEAD = 8192  # bytes of weights on their way from memory while others are used
@@ -110,12 +112,12 @@ def _products(builder: Builder, num_rows: int, num_panels: int, whole: Any, at: 
     """Return the integers [row][panel] that they are before, with a group's products added four at a time."""
     for four in range(GROUP // 4):
         places = [moved(builder, panel, 4 * LANES * four) for panel in at["panels"]]
-        weights = [read(builder, place, BYTES) for place in places]
+        weights = [read(builder, place, _FOURS) for place in places]
         for place in places if num_rows >= _FETCHED_ROWS else ():
             fetch(builder, moved(builder, place, _AHEAD // num_panels))
         for row in range(num_rows):
             place = moved(builder, at["numbers"], 4 * (four * num_rows + row))
-            numbers = builder.bitcast(repeated(builder, read(builder, place, _I32), INTS), BYTES)
+            numbers = builder.bitcast(repeated(builder, read(builder, place, _I32), INTS), _FOURS)
             for panel in range(num_panels):
                 whole[row][panel] = call(builder, _DOT, INTS, whole[row][panel], weights[panel], numbers)
     return whole
