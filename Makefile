@@ -20,8 +20,8 @@ help: ## list these targets
 demo: $(STAMP) ## set up, then generate text with the built-in pair of models: no GPU, no download of weights
 	$(BIN)/card demo
 
-test: lint ## set up, then check format, lint, types and run the tests
-	$(BIN)/python -m pytest
+test: lint ## set up, then check format, lint, types and run the tests, in a process for each core and eight at most
+	$(BIN)/python -m pytest -n logical --maxprocesses 8 --dist worksteal
 
 test-gpu: $(STAMP) ## set up, then run the tests that need a CUDA device
 	$(BIN)/python -m pytest -m gpu -rs tests/gpu
