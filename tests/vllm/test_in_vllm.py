@@ -27,6 +27,7 @@ QUESTIONS = [
 ENGINE = {"dtype": "float32", "max_model_len": 384, "max_num_seqs": 4, "enable_prefix_caching": False}
 GREEDY = {"temperature": 0.0, "max_tokens": 64, "ignore_eos": True}
 CARD = {"draft": "demo-draft", "draft_dtype": "float32"}
+IN_TURNS = {"draft": "demo-draft", "draft_dtype": "int8", "schedule": "turns"}
 
 
 @pytest.fixture(scope="module")
@@ -54,10 +55,11 @@ def total(figures: dict[str, Any], name: str) -> int:
     return sum(figures[f"{name}_by_writer"].values())
 
 
+@pytest.mark.parametrize("card", [CARD, IN_TURNS], ids=["beside", "turns"])
 def test_greedy_text_is_the_same_with_the_plug_in_and_takes_fewer_steps(
-    target: str, prompts: list[list[int]], plain: dict[str, Any], tmp_path: Path
+    target: str, prompts: list[list[int]], plain: dict[str, Any], tmp_path: Path, card: dict[str, Any]
 ):
-    with_card = run_vllm(tmp_path, model=target, prompts=prompts, sampling=GREEDY, engine=ENGINE, card=CARD)
+    with_card = run_vllm(tmp_path, model=target, prompts=prompts, sampling=GREEDY, engine=ENGINE, card=card)
     assert with_card["texts"] == plain["texts"]
     assert with_card["state"] == "up"
     assert len(with_card["step_s"]) < 0.8 * len(plain["step_s"])
@@ -65,8 +67,9 @@ def test_greedy_text_is_the_same_with_the_plug_in_and_takes_fewer_steps(
     assert with_card["figures"]["requests_begun"] == len(prompts)
 
 
+@pytest.mark.parametrize("card", [CARD, IN_TURNS], ids=["beside", "turns"])
 def test_preempted_requests_and_shared_prefixes_change_nothing(
-    target: str, prompts: list[list[int]], plain: dict[str, Any], tmp_path: Path
+    target: str, prompts: list[list[int]], plain: dict[str, Any], tmp_path: Path, card: dict[str, Any]
 ):
     little = {
         "block_size": 32,
@@ -75,7 +78,7 @@ def test_preempted_requests_and_shared_prefixes_change_nothing(
     }  # memory for four texts, not for eight
     engine = {**ENGINE, **little, "enable_prefix_caching": True}
     twice = [*prompts, *prompts]  # the second time from the prefix cache, or beside the first time
-    report = run_vllm(tmp_path, model=target, prompts=twice, sampling=GREEDY, engine=engine, card=CARD)
+    report = run_vllm(tmp_path, model=target, prompts=twice, sampling=GREEDY, engine=engine, card=card)
     assert report["texts"] == plain["texts"] * 2
     assert report["preemptions"] > 0
     assert report["figures"]["requests_begun"] == len(twice)
