@@ -12,16 +12,15 @@ from collections.abc import Mapping, Sequence
 from card.config import DraftSettings
 from card.policy.acceptance import DEEPEST, Acceptance
 from card.policy.choice import best_by_depth, choose, is_worth_drafting
-from card.policy.cores import CoreSet
 from card.policy.cost import REQUEST_S, Costs, ScheduleCost
 from card.policy.prediction import beam_width, tokens_per_s
-from card.policy.rounds import Draft, Outcome, RoundView, Schedule, Wait, likely
+from card.policy.rounds import Draft, Outcome, Policy, RoundView, Schedule, Wait, likely
 from card.policy.schedule import Schedules, bucket
 from card.tree.nodes import NO_NODES, Nodes
 from card.workers.request import Request
 
 
-class TunedPolicy:
+class TunedPolicy(Policy):
     """Chooses schedule, beam and candidates by expected committed tokens per second; obeys what was set."""
 
     def __init__(
@@ -47,29 +46,10 @@ class TunedPolicy:
         self._writer_budgets: dict[int, int] = {}  # by request id, as of the last round
         self._num_requests = 1
         self._has_new_text = False
+        self._follow()
         self._beam_width = self._width(self.schedule, 1)
         self._is_resting = False  # in turns: the last round had no use for the drafter
         self._depth_before_draft = -1
-
-    @property
-    def schedule(self) -> Schedule:
-        """The schedule of the present round."""
-        return self._schedules.schedule
-
-    @property
-    def cores(self) -> CoreSet:
-        """Where the target computes under the present schedule."""
-        return self.costs[self.schedule].cores
-
-    @property
-    def reading_cores(self) -> CoreSet:
-        """Where the target reads long prompts: with all its cores, though a drafter beside it has one of them."""
-        return self.costs.get("off", self.costs[self.schedule]).cores
-
-    @property
-    def reason(self) -> str:
-        """Why this schedule."""
-        return self._schedules.reason
 
     @property
     def costs(self) -> Mapping[Schedule, ScheduleCost]:
@@ -92,6 +72,7 @@ class TunedPolicy:
         self._known.clear()
         self._depth_before_draft = -1
         self._schedules.begin(num_requests, available, has_new_text=self._has_new_text)
+        self._follow()
         self._has_new_text = False
         if has_new_bucket or self._schedules.rounds_here == 0:
             self._beam_width = self._width(self.schedule, num_requests)
@@ -108,18 +89,14 @@ class TunedPolicy:
         return min(request.draft.budget, self._writer_budgets.get(request.request_id, request.draft.budget))
 
     def prepare(self, view: RoundView) -> Draft | Wait | None:
-        """Draft one more layer, or wait for the first ones, where that brings more than its time is worth."""
+        """Draft one more layer where that brings more than its time is worth; wait for nothing unless told to."""
         if not view.requests:  # who takes turns reads prompts in the prefill, as who runs beside does
             is_to_read = view.takes_turns and view.num_prompt_tokens and view.num_passes == 0
             return Draft(1) if is_to_read and not self._is_resting else None
         if view.takes_turns:
             return self._prepare_turn(view)
-        if not view.is_up:
-            return None
-        if "max_wait_s" in self._pinned:
-            longest = self._draft.max_wait_s
-            return Wait(longest - view.waited_s) if view.num_short and longest > view.waited_s else None
-        return self._prepare_wait(view)
+        longest = self._draft.max_wait_s if "max_wait_s" in self._pinned and view.num_short and view.is_up else 0.0
+        return Wait(longest - view.waited_s) if longest > view.waited_s else None
 
     def choose(self, view: RoundView, offers: Sequence[Nodes]) -> Sequence[Nodes]:
         """Verify what promises more tokens than its seconds are worth at the present rate."""
@@ -184,31 +161,11 @@ class TunedPolicy:
             gains[0] -= rate * REQUEST_S * num_drafting  # a round that drafts has more around its passes
         return Draft(1) if is_worth_drafting(gains, seconds=draft_s, rate=rate) else None
 
-    def _prepare_wait(self, view: RoundView) -> Wait | None:
-        """Wait for the first layers where no request has any candidate; others never wait for one that missed."""
-        num_requests, rate = len(view.requests), self._schedules.rate
-        layer_s = self._costs.draft_s(self.schedule, num_requests, self._beam_width)
-        if view.num_prompt_tokens or layer_s <= 0 or not view.num_short:
-            return None
-        if view.waited_s == 0 and any(depth for depth, _ in view.best_paths):
-            return None
-        seconds, gains = self._costs.pass_of(self.schedule, view), [0.0] * DEEPEST
-        for request, offer in zip(view.requests, self._undrafted(view), strict=True):
-            if request.uses_drafter:
-                others = best_by_depth(offer, self._probabilities(request, offer)) + [0.0] * DEEPEST
-                for layer in range(DEEPEST):
-                    gains[layer] += max(0.0, self._acceptance.agreement ** (layer + 1) - others[layer])
-        best_layers, best_value, expected = 0, 0.0, 0.0
-        for layers, gain in enumerate(gains, 1):
-            expected += gain
-            verify_s = seconds(num_requests * (1 + layers)) - seconds(num_requests)
-            value = expected - rate * (REQUEST_S + layers * layer_s + verify_s)
-            if value > best_value:
-                best_layers, best_value = layers, value
-        longest = 2 * (REQUEST_S + best_layers * layer_s)
-        pairs = zip(view.requests, view.best_paths, strict=True)
-        is_short = min(depth for request, (depth, _) in pairs if request.uses_drafter) < best_layers
-        return Wait(longest - view.waited_s) if best_layers and is_short and view.waited_s < longest else None
+    def _follow(self) -> None:
+        """Take schedule and cores from what was chosen; long prompts are read on all cores."""
+        self.schedule, self.reason = self._schedules.schedule, self._schedules.reason
+        self.cores = self.costs[self.schedule].cores
+        self.reading_cores = self.costs["off"].cores if "off" in self.costs else self.cores
 
     def _width(self, schedule: Schedule, num_requests: int) -> int:
         if "beam_width" in self._pinned:
