@@ -276,14 +276,9 @@ def test_it_waits_for_candidates_only_if_told_to_and_as_long_as_told():
     assert told.prepare(replace(missed, is_up=False)) is None
 
 
-def test_beams_become_narrower_in_a_bigger_batch():
-    policy = TunedPolicy({"beside": costs(drafter=cost(1e-3, 1e-4))["beside"]}, DraftSettings(beam_width=6))
-    widths = []
-    for num_requests in (1, 4, 16):
-        policy.begin(num_requests, ALL)
-        widths.append(policy.beam_width())
-    assert widths == sorted(widths, reverse=True)
-    assert widths[0] > widths[-1] >= 1
+def test_beams_are_as_wide_as_set_beside_the_target_and_single_paths_in_turns():
+    for schedule, width in (("beside", 6), ("turns", 1)):
+        assert TunedPolicy({schedule: costs()[schedule]}, DraftSettings(beam_width=6)).beam_width() == width
 
 
 def test_what_was_set_is_obeyed():

@@ -13,9 +13,9 @@ from card.config import DraftSettings
 from card.policy.acceptance import DEEPEST, Acceptance
 from card.policy.choice import best_by_depth, choose, is_worth_drafting
 from card.policy.cost import REQUEST_S, Costs, ScheduleCost
-from card.policy.prediction import beam_width, tokens_per_s
+from card.policy.prediction import tokens_per_s
 from card.policy.rounds import Draft, Outcome, Policy, RoundView, Schedule, Wait, likely
-from card.policy.schedule import Schedules, bucket
+from card.policy.schedule import Schedules
 from card.tree.nodes import NO_NODES, Nodes
 from card.workers.request import Request
 
@@ -44,10 +44,8 @@ class TunedPolicy(Policy):
         self._schedules = Schedules(schedules, self.predicted)
         self._known: dict[int, tuple[Nodes, list[float]]] = {}  # by id, what was calibrated in this round
         self._writer_budgets: dict[int, int] = {}  # by request id, as of the last round
-        self._num_requests = 1
         self._has_new_text = False
         self._follow()
-        self._beam_width = self._width(self.schedule, 1)
         self._is_resting = False  # in turns: the last round had no use for the drafter
         self._depth_before_draft = -1
 
@@ -62,24 +60,20 @@ class TunedPolicy(Policy):
         Args:
             agreement: chance in [0, 1] that a candidate below an accepted one is accepted; None: as learnt so far.
         """
-        width = self._width(schedule, num_requests)
+        width = self._width(schedule)
         return tokens_per_s(self._costs, self._acceptance, schedule, num_requests, width, agreement)
 
     def begin(self, num_requests: int, available: frozenset[Schedule]) -> None:
-        """Choose the schedule of a round and, where it or the batch has changed, the beam."""
-        has_new_bucket = bucket(num_requests) != bucket(self._num_requests)
-        self._num_requests = num_requests
+        """Choose the schedule of a round."""
         self._known.clear()
         self._depth_before_draft = -1
         self._schedules.begin(num_requests, available, has_new_text=self._has_new_text)
         self._follow()
         self._has_new_text = False
-        if has_new_bucket or self._schedules.rounds_here == 0:
-            self._beam_width = self._width(self.schedule, num_requests)
 
-    def beam_width(self) -> int | None:
-        """Return the beam's width for this batch."""
-        return self._beam_width
+    def beam_width(self) -> int:
+        """Return the width of the present schedule's beams."""
+        return self._width(self.schedule)
 
     def writer_budget(self, request: Request) -> int:
         """Return twice what the last round verified of the request's offer; it falls by one a round at most.
@@ -126,7 +120,7 @@ class TunedPolicy(Policy):
             return
         self._has_new_text = self._acceptance.begin(view.requests) or self._has_new_text
         self._acceptance.observe(result.verified)
-        self._costs.observe(self.schedule, self._beam_width, outcome)
+        self._costs.observe(self.schedule, self.beam_width(), outcome)
         self._is_resting = view.takes_turns and not view.num_passes
         pass_of = self._costs.pass_of(self.schedule, view)
         prompts_s = pass_of(result.num_tokens) - pass_of(max(1, result.num_tokens - view.num_prompt_tokens))
@@ -141,7 +135,7 @@ class TunedPolicy(Policy):
             return None  # the last pass made nothing deeper
         self._depth_before_draft = depth
         num_requests, rate, agreement = len(view.requests), self._schedules.rate, self._acceptance.agreement
-        draft_s = self._costs.draft_s(self.schedule, num_requests, self._beam_width)
+        draft_s = self._costs.draft_s(self.schedule, num_requests, self.beam_width())
         seconds, num_tokens = self._costs.pass_of(self.schedule, view), num_requests + depth + view.num_prompt_tokens
         price = rate * (seconds(num_tokens + num_requests) - seconds(num_tokens)) / num_requests  # of one candidate
         gains = [0.0] * DEEPEST
@@ -167,10 +161,9 @@ class TunedPolicy(Policy):
         self.cores = self.costs[self.schedule].cores
         self.reading_cores = self.costs["off"].cores if "off" in self.costs else self.cores
 
-    def _width(self, schedule: Schedule, num_requests: int) -> int:
-        if "beam_width" in self._pinned:
-            return self._draft.beam_width
-        return beam_width(self._costs, schedule, num_requests, self._draft.beam_width)
+    def _width(self, schedule: Schedule) -> int:
+        """Return the width of beams: in turns the target waits for every node."""
+        return 1 if schedule == "turns" and "beam_width" not in self._pinned else self._draft.beam_width
 
     # ---- candidates -------------------------------------------------------------------------------------------------
 
