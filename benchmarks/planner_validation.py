@@ -49,7 +49,7 @@ from card.planner.recording import Recording
 from card.planner.scene import Scene
 from card.planner.simulate import Simulator, VirtualRun
 from card.policy.cores import pinned
-from card.policy.latency import measure_pass_cost
+from card.engine.latency import measure_pass_cost
 
 _MEASURING_S = {"target": 1.0, "draft": 0.4}  # as long as the library does
 _SPARE_ROWS = 256

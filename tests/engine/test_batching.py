@@ -14,7 +14,7 @@ from card.engine.engine import Engine, Limits
 from card.errors import CapacityError, PromptError, TargetError, WorkerError
 from card.methods import find_method
 from card.policy.cores import CoreSet
-from card.policy.rounds import FixedPolicy
+from card.policy.rounds import Policy
 from card.transport.link import DrafterLink
 from card.workers.request import Request
 from card.workers.target import TargetWorker
@@ -123,7 +123,7 @@ def test_a_long_prompt_is_read_on_the_cores_for_reading_and_nothing_else_is(leng
         passes.append((torch.get_num_threads(), sum(len(part.token_ids) for part in parts))),
         forward(parts),
     )[1]
-    policy = FixedPolicy(find_method("vanilla"), CoreSet(threads=2))
+    policy = Policy(find_method("vanilla"), CoreSet(threads=2))
     policy.reading_cores = CoreSet(threads=3)
     engine = Engine(TargetWorker(target, clock=time.perf_counter), None, find_method("vanilla"), policy=policy)
     first = make_request(0, prompt=prompt_of(0, length), params=GREEDY.replace(max_tokens=4))

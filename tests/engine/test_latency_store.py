@@ -11,13 +11,13 @@ import pytest
 
 from card.api.llm import LLM
 from card.engine import latency_store, measuring
+from card.engine.latency import with_useful_threads
 from card.engine.latency_store import LatencyKey, LatencyStore
 from card.models.loading import load_decoder
 from card.models.places import cache_folder
 from card.models.torch_runner import TorchRunner
 from card.policy.cores import CorePlan, CoreSet
 from card.policy.cost import PassCost
-from card.policy.latency import with_useful_threads
 from tests.pair import Pair
 
 COST = PassCost(((1, 0.001), (8, 0.002)), 0.0003, 0.00001)

@@ -17,7 +17,7 @@ from card.engine.engine import Engine, Limits
 from card.methods import find_method
 from card.policy.cores import CoreSet
 from card.policy.cost import PassCost, ScheduleCost
-from card.policy.rounds import Draft, FixedPolicy, Outcome, RoundView, Schedule, Wait
+from card.policy.rounds import Draft, Outcome, Policy, RoundView, Schedule, Wait
 from card.policy.tuned import TunedPolicy
 from card.transport.link import LinkStatus
 from card.transport.switch import SwitchLink
@@ -206,7 +206,7 @@ def test_in_turns_it_stops_when_the_drafter_makes_nothing_deeper():
 
 
 def test_a_drafter_that_is_not_asked_to_draft_is_told_nothing_and_catches_up_before_it_is():
-    class Sometimes(FixedPolicy):
+    class Sometimes(Policy):
         def prepare(self, view):
             num_new = view.num_context_rows - 2
             return Draft(3) if num_new > 9 and view.num_passes == 0 else None
@@ -264,37 +264,21 @@ def test_the_drafter_that_rests_is_looked_after_now_and_then_and_the_present_one
     assert 5 <= turns.num_receives <= 20
 
 
-def test_it_waits_on_a_miss_only_if_no_request_has_candidates_and_the_target_is_dear():
-    slow = TunedPolicy({"beside": costs(beside=cost(0.1, 1e-3))["beside"]}, DraftSettings())
-    action = slow.prepare(view(2, best_paths=[(0, 0.0), (0, 0.0)], num_short=2))
-    assert isinstance(action, Wait)
-    assert 0 < action.seconds < 0.05
-    assert slow.prepare(view(2, best_paths=[(0, 0.0), (4, -1.0)], num_short=1)) is None, "one miss stalls no other"
-    fast = TunedPolicy({"beside": costs(beside=cost(2e-3, 1e-3))["beside"]}, DraftSettings())
-    assert fast.prepare(view(best_paths=[(0, 0.0)], num_short=1)) is None
-
-
-def test_it_waits_for_no_drafter_while_other_writers_are_as_sure():
-    policy = TunedPolicy({"beside": costs(beside=cost(0.1, 1e-3))["beside"]}, DraftSettings())
+def test_it_waits_for_candidates_only_if_told_to_and_as_long_as_told():
+    costly = {"beside": costs(beside=cost(0.1, 1e-3))["beside"]}
     missed = view(best_paths=[(0, 0.0)], num_short=1)
-    others = [msgspec.structs.replace(chain(*scores), writers=(2,) * 16) for scores in ((-0.001,) * 16, (-6.0,) * 16)]
-    assert policy.prepare(replace(missed, undrafted=[others[0]])) is None
-    assert isinstance(policy.prepare(replace(missed, undrafted=[others[1]])), Wait)
+    assert TunedPolicy(costly, DraftSettings(max_wait_s=0.25)).prepare(missed) is None
+    told = TunedPolicy(costly, DraftSettings(max_wait_s=0.25), pinned=frozenset({"max_wait_s"}))
+    assert told.prepare(missed) == Wait(0.25)
+    assert told.prepare(replace(missed, waited_s=0.2)) == Wait(pytest.approx(0.05))
+    assert told.prepare(replace(missed, waited_s=0.25)) is None
+    assert told.prepare(replace(missed, num_short=0)) is None
+    assert told.prepare(replace(missed, is_up=False)) is None
 
 
-def test_a_wait_ends_when_its_time_is_over():
-    policy = TunedPolicy({"beside": costs(beside=cost(0.1, 1e-3))["beside"]}, DraftSettings())
-    assert policy.prepare(view(best_paths=[(0, 0.0)], num_short=1, waited_s=1.0)) is None
-
-
-def test_beams_become_narrower_in_a_bigger_batch():
-    policy = TunedPolicy({"beside": costs(drafter=cost(1e-3, 1e-4))["beside"]}, DraftSettings(beam_width=6))
-    widths = []
-    for num_requests in (1, 4, 16):
-        policy.begin(num_requests, ALL)
-        widths.append(policy.beam_width())
-    assert widths == sorted(widths, reverse=True)
-    assert widths[0] > widths[-1] >= 1
+def test_beams_are_as_wide_as_set_beside_the_target_and_single_paths_in_turns():
+    for schedule, width in (("beside", 6), ("turns", 1)):
+        assert TunedPolicy({schedule: costs()[schedule]}, DraftSettings(beam_width=6)).beam_width() == width
 
 
 def test_what_was_set_is_obeyed():
@@ -462,7 +446,7 @@ def test_the_engine_shows_what_the_writers_have_where_nothing_is_drafted(schedul
     assert next(offer.tokens for v in seen for offer in v.undrafted) == (3, 4)
 
 
-def test_nothing_is_drafted_nor_waited_for_on_behalf_of_requests_that_want_no_speculation():
+def test_nothing_is_drafted_on_behalf_of_requests_that_want_no_speculation():
     params = SamplingParams(temperature=0.0, seed=0, speculates=False)
     requests = [make_request(i, params=params) for i in range(2)]
     turns = TunedPolicy({"turns": costs()["turns"]}, DraftSettings())
@@ -475,10 +459,3 @@ def test_nothing_is_drafted_nor_waited_for_on_behalf_of_requests_that_want_no_sp
     crowd = TunedPolicy({"turns": ScheduleCost(CoreSet(), cost(7e-3, 1e-4), cost(1e-4, 0.0))}, DraftSettings())
     crowd.begin(6, frozenset({"turns"}))
     assert crowd.prepare(among) == Draft(1), "they are not charged for layers that they do not get"
-    beside = TunedPolicy({"beside": ScheduleCost(CoreSet(), cost(1.0, 1e-3), cost(1e-3, 5e-5))}, DraftSettings())
-    beside.begin(2, frozenset({"beside"}))
-    drafted = make_request(7)
-    mixed = replace(view(best_paths=best_paths, num_short=1), requests=[requests[0], drafted])
-    assert isinstance(beside.prepare(mixed), Wait), "one that has missed is worth waiting for"
-    heard = replace(mixed, best_paths=[(0, 0.0), (16, -0.1)], waited_s=1e-4)
-    assert beside.prepare(heard) is None, "it has its candidates; the other never gets any"

@@ -11,7 +11,7 @@ from card.engine.engine import Engine, Limits
 from card.models.hrad.foresight import Foresight
 from card.models.protocol import LanguageModel
 from card.policy.cost import ScheduleCost
-from card.policy.rounds import FixedPolicy, Policy, Schedule
+from card.policy.rounds import Policy, Schedule
 from card.policy.tuned import TunedPolicy
 from card.transport.link import DrafterLink
 from card.workers.target import OpenWriter, TargetWorker
@@ -86,7 +86,7 @@ def make_policy(plan: Plan, latencies: Latencies | None) -> Policy:
     if not is_tuned:
         first = plan.first_schedule
         cores = plan.cores_of(first)
-        return FixedPolicy(plan.method, cores, takes_turns=first == "turns", has_drafter=bool(plan.placements))
+        return Policy(plan.method, cores, takes_turns=first == "turns", has_drafter=bool(plan.placements))
     assert latencies is not None, "a policy that tunes itself needs latencies"
     return TunedPolicy(schedule_costs(plan, latencies), plan.draft, pinned=plan.pinned)
 

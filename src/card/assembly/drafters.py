@@ -12,6 +12,7 @@ from transformers import PreTrainedTokenizerBase
 
 from card.assembly.plan import Plan
 from card.config import Placement, SamplingParams
+from card.engine.latency import measure_pass_cost
 from card.models.cuda.bucketed import make_runner
 from card.models.cuda.graphs import Lane
 from card.models.draft_vocab import always_drafted, restrict_head
@@ -21,7 +22,6 @@ from card.models.loading import context_limit, end_token_ids, load_decoder, load
 from card.models.torch_runner import TorchRunner
 from card.policy.cores import CoreSet, pinned
 from card.policy.cost import PassCost
-from card.policy.latency import measure_pass_cost
 from card.transport.child import DrafterChild
 from card.transport.drafter_config import DrafterConfig, DraftModel
 from card.transport.inline import InlineLink

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from card.config import DraftSettings, EngineSettings, Placement, parse_size, split_settings
 from card.errors import SettingsError
 from card.methods import Method, find_method
-from card.policy.cores import CorePlan, CoreSet, plan_cores
+from card.policy.cores import CorePlan, CoreSet
 from card.policy.cost import PassCost
 from card.policy.rounds import Schedule
 from card.workers.offers import DRAFTER
@@ -112,7 +112,7 @@ def resolve(settings: Mapping[str, Any], facts: Facts, *, method: str | None = N
     shaped, max_model_len = chosen.shape(asked), _model_len(engine, facts)
     target_tree_rows = shaped.budget + SPARE_ROWS
     has_process = "process" in placements.values()
-    cores = plan_cores(engine, facts.cores, own_drafter_core=has_process, in_integers=facts.in_integers)
+    cores = _plan_cores(engine, facts.cores, own_drafter_core=has_process, in_integers=facts.in_integers)
     plan = Plan(
         method=chosen,
         settings=engine,
@@ -220,6 +220,36 @@ def _placements(method: Method, settings: EngineSettings, facts: Facts) -> dict[
         return {"beside": "process"}
     has_cores = facts.cores is None or len(facts.cores) > settings.draft_threads
     return {"beside": "process", "turns": "inline"} if has_cores else {"turns": "inline"}
+
+
+def _plan_cores(
+    settings: EngineSettings, allowed: Sequence[int] | None, *, own_drafter_core: bool, in_integers: bool = False
+) -> CorePlan:
+    """Share out the cores that this process may use: the last ones go to the drafter, if it has a process of its own.
+
+    The target may have as many threads as cores, unless the settings say how many.
+
+    Args:
+        allowed: those cores; None: the scheduler decides, and nothing is shared out.
+        in_integers: the target's passes are integer ones.
+    Raises: SettingsError if a core is asked for that this process may not use.
+    """
+    if allowed is None:
+        core_set = CoreSet((), settings.threads, in_integers)
+        return CorePlan(core_set, core_set, ())
+    for name, cores in (("cores", settings.cores), ("draft_cores", settings.draft_cores)):
+        for core in cores or ():
+            if core not in allowed:
+                raise SettingsError(f"{name} must be among the cores of this process {list(allowed)}, got {core}")
+    all_cores = settings.cores or tuple(allowed)
+    alone = CoreSet(settings.cores or (), settings.threads or len(all_cores), in_integers)
+    if not own_drafter_core:
+        return CorePlan(alone, alone, ())
+    count = settings.draft_threads
+    free = [core for core in allowed if core not in (settings.cores or ())]
+    draft = settings.draft_cores or (tuple(free[-count:]) if len(allowed) > count else ())
+    target = settings.cores or tuple(core for core in allowed if core not in draft)
+    return CorePlan(CoreSet(target, settings.threads or len(target), in_integers), alone, draft)
 
 
 def _model_len(settings: EngineSettings, facts: Facts) -> int:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from card.errors import CapacityError, CardError, PromptError, ProtocolError, TargetError, WorkerError
 from card.methods import Method
 from card.policy.cores import pinned
-from card.policy.rounds import Draft, FixedPolicy, Outcome, Policy, RoundView, Schedule
+from card.policy.rounds import Draft, Outcome, Policy, RoundView, Schedule
 from card.transport.link import DrafterLink, LinkStatus
 from card.transport.switch import SwitchLink
 from card.tree.messages import DrafterMessage, Layer, Ready, TargetMessage
@@ -93,7 +93,7 @@ class Engine:
         self._clock = clock
         self._limits = limits or Limits()
         takes_turns = link is not None and not link.runs_by_itself
-        self._policy: Policy = policy or FixedPolicy(method, takes_turns=takes_turns)
+        self._policy: Policy = policy or Policy(method, takes_turns=takes_turns)
         self._waiting: deque[_Entry] = deque()
         self._running: dict[int, _Entry] = {}
         self._is_behind = False  # the drafter was not told of what the last passes committed

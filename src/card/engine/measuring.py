@@ -6,11 +6,11 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
+from card.engine.latency import measure_pass_cost, single_pass_s, with_useful_threads
 from card.engine.latency_store import LatencyKey, LatencyStore
 from card.models.torch_runner import TorchRunner
 from card.policy.cores import CorePlan, CoreSet, pinned
 from card.policy.cost import PassCost
-from card.policy.latency import measure_pass_cost, single_pass_s, with_useful_threads
 
 _FULL_S, _QUICK_S = 1.0, 0.12  # for the target's latencies under one schedule: at leisure, and while somebody waits
 _DOUBTED_RUNS, _CHANGED = 3, 1.6  # passes; a machine whose speed drifts by a fifth is still the same

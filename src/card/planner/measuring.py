@@ -11,6 +11,7 @@ from statistics import median
 import torch
 
 from card.config import INT8
+from card.engine.latency import measure_pass_cost
 from card.errors import PlanError
 from card.models.cuda.bucketed import make_runner
 from card.models.fingerprint import tokenizer_fingerprint
@@ -22,7 +23,6 @@ from card.planner.files import made_now
 from card.planner.profile import PassGrid, PassTable, Profile, Setup
 from card.planner.requests import ProfileRequest
 from card.policy.cores import CoreSet, pinned
-from card.policy.latency import measure_pass_cost
 
 _MAX_MODEL_LEN = 2048
 _TREE_ROWS = 1024

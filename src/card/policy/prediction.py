@@ -6,19 +6,6 @@ from card.policy.acceptance import DEEPEST, Acceptance
 from card.policy.cost import Costs
 from card.policy.rounds import Schedule
 
-# A beam is as wide as makes a drafter pass at most so many times as long as a single path does. Evidence: 1.2, 1.45 and
-# 2 are alike on the gate.
-MOST_WIDENING = 1.45
-
-
-def beam_width(costs: Costs, schedule: Schedule, num_requests: int, widest: int) -> int:
-    """Return the width of a beam that lengthens a drafter pass little; in turns the target waits for every node."""
-    if schedule == "turns":
-        return 1
-    most_s = MOST_WIDENING * costs.draft_s(schedule, num_requests, 1)
-    widths = range(widest, 1, -1)
-    return next((width for width in widths if costs.draft_s(schedule, num_requests, width) <= most_s), 1)
-
 
 def tokens_per_s(
     costs: Costs,

@@ -1,8 +1,7 @@
 """What a round does with its drafter: draft first, wait, or verify what there is, and how much of it.
 
 A policy decides and observes. It never speaks to the drafter, runs no model and reads no clock: the engine does what it
-says and tells what came of it. `FixedPolicy` obeys the settings to the letter; `card.policy.tuned` tunes what was left
-open.
+says and tells what came of it. `Policy` obeys the settings to the letter; `card.policy.tuned` tunes what was left open.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal
 
 from card.methods import Method
 from card.policy.cores import CoreSet
@@ -63,46 +62,20 @@ class Outcome:
     drafter_busy_s: float  # seconds of these; a pass for several requests counts once in all
 
 
-class Policy(Protocol):
-    """Decides what a round does. One policy serves one engine."""
+class Policy:
+    """Decides what a round does: here what the settings say. One policy serves one engine.
 
-    @property
-    def schedule(self) -> Schedule:
-        """The schedule of the present round."""
+    `card.policy.tuned.TunedPolicy` chooses instead, and learns from each round.
+    """
 
-    @property
-    def cores(self) -> CoreSet:
-        """Where the target computes in the present round."""
-
-    @property
-    def reading_cores(self) -> CoreSet:
-        """Where the target computes in a round that only reads a long prompt."""
-
-    @property
-    def reason(self) -> str:
-        """Why this schedule, in a few words for the statistics."""
-
-    def begin(self, num_requests: int, available: frozenset[Schedule]) -> None:
-        """Start a round of so many requests, prompts included: now the schedule may change to another available one."""
-
-    def beam_width(self) -> int | None:
-        """Return the width of the drafter's layers; None leaves it as the settings say."""
-
-    def writer_budget(self, request: Request) -> int:
-        """Return how many candidates of the request each local writer is asked for."""
-
-    def prepare(self, view: RoundView) -> Draft | Wait | None:
-        """Return what to do before the pass; None to verify what there is."""
-
-    def choose(self, view: RoundView, offers: Sequence[Nodes]) -> Sequence[Nodes]:
-        """Return what to verify of each offer: all its probes, and at most the budget of its request."""
-
-    def observe(self, outcome: Outcome) -> None:
-        """Learn from a finished round."""
-
-
-class FixedPolicy:
-    """Does what the settings say in every round; for methods that are defined by their settings."""
+    schedule: Schedule
+    """The schedule of the present round."""
+    cores: CoreSet
+    """Where the target computes in the present round."""
+    reading_cores: CoreSet
+    """Where the target computes in a round that only reads a long prompt."""
+    reason: str
+    """Why this schedule, in a few words for the statistics."""
 
     def __init__(
         self,
@@ -112,25 +85,25 @@ class FixedPolicy:
         takes_turns: bool = False,
         has_drafter: bool | None = None,
     ) -> None:
-        """Make the policy. ``has_drafter`` None: as the method is by itself."""
+        """Make a policy that obeys. ``has_drafter`` None: as the method is by itself."""
         drafts = method.needs_draft if has_drafter is None else has_drafter
         self.cores = self.reading_cores = cores
-        self.schedule: Schedule = "off" if not drafts else "turns" if takes_turns else "beside"
+        self.schedule = "off" if not drafts else "turns" if takes_turns else "beside"
         self.reason = f"{method.name} as set" if drafts else f"{method.name} without a drafter"
 
     def begin(self, num_requests: int, available: frozenset[Schedule]) -> None:
-        """Nothing changes."""
+        """Start a round of so many requests, prompts included: now the schedule may change to another available one."""
 
     def beam_width(self) -> int | None:
-        """Leave it as the settings say."""
+        """Return the width of the drafter's layers; None leaves it as the settings say."""
         return None
 
     def writer_budget(self, request: Request) -> int:
-        """Return what the settings say."""
+        """Return how many candidates of the request each local writer is asked for."""
         return request.draft.budget
 
     def prepare(self, view: RoundView) -> Draft | Wait | None:
-        """Draft or wait as the settings say."""
+        """Return what to do before the pass; None to verify what there is."""
         if view.takes_turns and view.num_passes == 0:
             drafting = [request.draft.num_speculative_tokens for request in view.requests if request.uses_drafter]
             if drafting:
@@ -144,12 +117,12 @@ class FixedPolicy:
         return None
 
     def choose(self, view: RoundView, offers: Sequence[Nodes]) -> Sequence[Nodes]:
-        """Return the candidates that are as likely as the settings want."""
+        """Return what to verify of each offer: all its probes, and at most the budget of its request."""
         pairs = zip(view.requests, offers, strict=True)
         return [likely(offer, request.draft.min_verify_prob, request.draft.budget) for request, offer in pairs]
 
     def observe(self, outcome: Outcome) -> None:
-        """Nothing is learnt."""
+        """Learn from a finished round."""
 
 
 def likely(offer: Nodes, min_prob: float, budget: int) -> Nodes:

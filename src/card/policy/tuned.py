@@ -12,16 +12,15 @@ from collections.abc import Mapping, Sequence
 from card.config import DraftSettings
 from card.policy.acceptance import DEEPEST, Acceptance
 from card.policy.choice import best_by_depth, choose, is_worth_drafting
-from card.policy.cores import CoreSet
 from card.policy.cost import REQUEST_S, Costs, ScheduleCost
-from card.policy.prediction import beam_width, tokens_per_s
-from card.policy.rounds import Draft, Outcome, RoundView, Schedule, Wait, likely
-from card.policy.schedule import Schedules, bucket
+from card.policy.prediction import tokens_per_s
+from card.policy.rounds import Draft, Outcome, Policy, RoundView, Schedule, Wait, likely
+from card.policy.schedule import Schedules
 from card.tree.nodes import NO_NODES, Nodes
 from card.workers.request import Request
 
 
-class TunedPolicy:
+class TunedPolicy(Policy):
     """Chooses schedule, beam and candidates by expected committed tokens per second; obeys what was set."""
 
     def __init__(
@@ -45,31 +44,10 @@ class TunedPolicy:
         self._schedules = Schedules(schedules, self.predicted)
         self._known: dict[int, tuple[Nodes, list[float]]] = {}  # by id, what was calibrated in this round
         self._writer_budgets: dict[int, int] = {}  # by request id, as of the last round
-        self._num_requests = 1
         self._has_new_text = False
-        self._beam_width = self._width(self.schedule, 1)
+        self._follow()
         self._is_resting = False  # in turns: the last round had no use for the drafter
         self._depth_before_draft = -1
-
-    @property
-    def schedule(self) -> Schedule:
-        """The schedule of the present round."""
-        return self._schedules.schedule
-
-    @property
-    def cores(self) -> CoreSet:
-        """Where the target computes under the present schedule."""
-        return self.costs[self.schedule].cores
-
-    @property
-    def reading_cores(self) -> CoreSet:
-        """Where the target reads long prompts: with all its cores, though a drafter beside it has one of them."""
-        return self.costs.get("off", self.costs[self.schedule]).cores
-
-    @property
-    def reason(self) -> str:
-        """Why this schedule."""
-        return self._schedules.reason
 
     @property
     def costs(self) -> Mapping[Schedule, ScheduleCost]:
@@ -82,23 +60,20 @@ class TunedPolicy:
         Args:
             agreement: chance in [0, 1] that a candidate below an accepted one is accepted; None: as learnt so far.
         """
-        width = self._width(schedule, num_requests)
+        width = self._width(schedule)
         return tokens_per_s(self._costs, self._acceptance, schedule, num_requests, width, agreement)
 
     def begin(self, num_requests: int, available: frozenset[Schedule]) -> None:
-        """Choose the schedule of a round and, where it or the batch has changed, the beam."""
-        has_new_bucket = bucket(num_requests) != bucket(self._num_requests)
-        self._num_requests = num_requests
+        """Choose the schedule of a round."""
         self._known.clear()
         self._depth_before_draft = -1
         self._schedules.begin(num_requests, available, has_new_text=self._has_new_text)
+        self._follow()
         self._has_new_text = False
-        if has_new_bucket or self._schedules.rounds_here == 0:
-            self._beam_width = self._width(self.schedule, num_requests)
 
-    def beam_width(self) -> int | None:
-        """Return the beam's width for this batch."""
-        return self._beam_width
+    def beam_width(self) -> int:
+        """Return the width of the present schedule's beams."""
+        return self._width(self.schedule)
 
     def writer_budget(self, request: Request) -> int:
         """Return twice what the last round verified of the request's offer; it falls by one a round at most.
@@ -108,18 +83,14 @@ class TunedPolicy:
         return min(request.draft.budget, self._writer_budgets.get(request.request_id, request.draft.budget))
 
     def prepare(self, view: RoundView) -> Draft | Wait | None:
-        """Draft one more layer, or wait for the first ones, where that brings more than its time is worth."""
+        """Draft one more layer where that brings more than its time is worth; wait for nothing unless told to."""
         if not view.requests:  # who takes turns reads prompts in the prefill, as who runs beside does
             is_to_read = view.takes_turns and view.num_prompt_tokens and view.num_passes == 0
             return Draft(1) if is_to_read and not self._is_resting else None
         if view.takes_turns:
             return self._prepare_turn(view)
-        if not view.is_up:
-            return None
-        if "max_wait_s" in self._pinned:
-            longest = self._draft.max_wait_s
-            return Wait(longest - view.waited_s) if view.num_short and longest > view.waited_s else None
-        return self._prepare_wait(view)
+        longest = self._draft.max_wait_s if "max_wait_s" in self._pinned and view.num_short and view.is_up else 0.0
+        return Wait(longest - view.waited_s) if longest > view.waited_s else None
 
     def choose(self, view: RoundView, offers: Sequence[Nodes]) -> Sequence[Nodes]:
         """Verify what promises more tokens than its seconds are worth at the present rate."""
@@ -149,7 +120,7 @@ class TunedPolicy:
             return
         self._has_new_text = self._acceptance.begin(view.requests) or self._has_new_text
         self._acceptance.observe(result.verified)
-        self._costs.observe(self.schedule, self._beam_width, outcome)
+        self._costs.observe(self.schedule, self.beam_width(), outcome)
         self._is_resting = view.takes_turns and not view.num_passes
         pass_of = self._costs.pass_of(self.schedule, view)
         prompts_s = pass_of(result.num_tokens) - pass_of(max(1, result.num_tokens - view.num_prompt_tokens))
@@ -164,7 +135,7 @@ class TunedPolicy:
             return None  # the last pass made nothing deeper
         self._depth_before_draft = depth
         num_requests, rate, agreement = len(view.requests), self._schedules.rate, self._acceptance.agreement
-        draft_s = self._costs.draft_s(self.schedule, num_requests, self._beam_width)
+        draft_s = self._costs.draft_s(self.schedule, num_requests, self.beam_width())
         seconds, num_tokens = self._costs.pass_of(self.schedule, view), num_requests + depth + view.num_prompt_tokens
         price = rate * (seconds(num_tokens + num_requests) - seconds(num_tokens)) / num_requests  # of one candidate
         gains = [0.0] * DEEPEST
@@ -184,36 +155,15 @@ class TunedPolicy:
             gains[0] -= rate * REQUEST_S * num_drafting  # a round that drafts has more around its passes
         return Draft(1) if is_worth_drafting(gains, seconds=draft_s, rate=rate) else None
 
-    def _prepare_wait(self, view: RoundView) -> Wait | None:
-        """Wait for the first layers where no request has any candidate; others never wait for one that missed."""
-        num_requests, rate = len(view.requests), self._schedules.rate
-        layer_s = self._costs.draft_s(self.schedule, num_requests, self._beam_width)
-        if view.num_prompt_tokens or layer_s <= 0 or not view.num_short:
-            return None
-        if view.waited_s == 0 and any(depth for depth, _ in view.best_paths):
-            return None
-        seconds, gains = self._costs.pass_of(self.schedule, view), [0.0] * DEEPEST
-        for request, offer in zip(view.requests, self._undrafted(view), strict=True):
-            if request.uses_drafter:
-                others = best_by_depth(offer, self._probabilities(request, offer)) + [0.0] * DEEPEST
-                for layer in range(DEEPEST):
-                    gains[layer] += max(0.0, self._acceptance.agreement ** (layer + 1) - others[layer])
-        best_layers, best_value, expected = 0, 0.0, 0.0
-        for layers, gain in enumerate(gains, 1):
-            expected += gain
-            verify_s = seconds(num_requests * (1 + layers)) - seconds(num_requests)
-            value = expected - rate * (REQUEST_S + layers * layer_s + verify_s)
-            if value > best_value:
-                best_layers, best_value = layers, value
-        longest = 2 * (REQUEST_S + best_layers * layer_s)
-        pairs = zip(view.requests, view.best_paths, strict=True)
-        is_short = min(depth for request, (depth, _) in pairs if request.uses_drafter) < best_layers
-        return Wait(longest - view.waited_s) if best_layers and is_short and view.waited_s < longest else None
+    def _follow(self) -> None:
+        """Take schedule and cores from what was chosen; long prompts are read on all cores."""
+        self.schedule, self.reason = self._schedules.schedule, self._schedules.reason
+        self.cores = self.costs[self.schedule].cores
+        self.reading_cores = self.costs["off"].cores if "off" in self.costs else self.cores
 
-    def _width(self, schedule: Schedule, num_requests: int) -> int:
-        if "beam_width" in self._pinned:
-            return self._draft.beam_width
-        return beam_width(self._costs, schedule, num_requests, self._draft.beam_width)
+    def _width(self, schedule: Schedule) -> int:
+        """Return the width of beams: in turns the target waits for every node."""
+        return 1 if schedule == "turns" and "beam_width" not in self._pinned else self._draft.beam_width
 
     # ---- candidates -------------------------------------------------------------------------------------------------
 

@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from card.engine.latency import measure_pass_cost, with_useful_threads
 from card.errors import CapacityError, SettingsError
 from card.models.protocol import Extension
 from card.policy.cores import CorePlan, CoreSet
 from card.policy.cost import PassCost
-from card.policy.latency import measure_pass_cost, with_useful_threads
 from tests.toy import TableModel
 
 
