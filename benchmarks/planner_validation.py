@@ -37,6 +37,7 @@ from card.bench.lineup import Lineup, LineupSettings, PairSpec
 from card.bench.names import BASELINE, names_of, spec_of
 from card.bench.rows import Decoded, Row, core_set
 from card.config import SamplingParams
+from card.engine.latency import measure_pass_cost
 from card.errors import CardError, SettingsError
 from card.models.cuda.bucketed import make_runner
 from card.models.fingerprint import tokenizer_fingerprint
@@ -49,7 +50,6 @@ from card.planner.recording import Recording
 from card.planner.scene import Scene
 from card.planner.simulate import Simulator, VirtualRun
 from card.policy.cores import pinned
-from card.engine.latency import measure_pass_cost
 
 _MEASURING_S = {"target": 1.0, "draft": 0.4}  # as long as the library does
 _SPARE_ROWS = 256

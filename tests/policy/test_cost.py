@@ -9,7 +9,7 @@ import pytest
 from card.policy.acceptance import Acceptance
 from card.policy.cores import CoreSet
 from card.policy.cost import REQUEST_S, Costs, PassCost, Ratio, ScheduleCost
-from card.policy.prediction import beam_width, tokens_per_s
+from card.policy.prediction import tokens_per_s
 from card.policy.rounds import Outcome, RoundView, Schedule
 from card.tree.nodes import NO_NODES, Nodes
 from card.workers.request import StepResult, Verified
@@ -119,9 +119,3 @@ def test_what_others_get_accepted_speeds_every_schedule_up_and_leaves_less_to_th
         gains.append(turns / off)
     assert tokens_per_s(costs(), helped, "off", 1, 1) > 1.5 * tokens_per_s(costs(), alone, "off", 1, 1)
     assert gains[0] > gains[1]
-
-
-@pytest.mark.parametrize(("each_s", "width"), [(0.0, 6), (1.1e-4, 5), (1.4e-4, 4), (2e-4, 3), (4e-4, 2), (5e-4, 1)])
-def test_a_beam_is_as_wide_as_lengthens_a_drafter_pass_little(each_s, width):
-    assert beam_width(costs(cost(1e-3, each_s)), "beside", 1, 6) == width
-    assert beam_width(costs(cost(1e-3, each_s)), "turns", 1, 6) == 1, "the target waits for every node"
