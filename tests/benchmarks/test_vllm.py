@@ -50,6 +50,9 @@ def test_every_row_of_vllm_uses_all_cores_in_total(bench: dict[str, ModuleType])
         "draft-3",
         "draft-5",
         "card",
-        "card, no draft model",
+        "card in turns",
+        "card without a draft",
     ]
     assert rows[5].card["draft_cores"] == [2]
+    assert rows[6].card["schedule"] == "turns"
+    assert "draft_cores" not in rows[6].card
