@@ -12,6 +12,7 @@ from card.config import EngineSettings
 from card.transport.link import LinkStatus
 from card.tree.messages import DrafterMessage, TargetMessage
 from card.writers.local import find_writer
+from tests.adapters.engine import FakeEngine
 from tests.decoding import drafter_for
 from tests.toy import TableModel
 from tests.unreliable_link import FakeLink, Faults
@@ -72,6 +73,18 @@ def plain(follow: Callable[[Sequence[int]], int], prompt_ids: Sequence[int], num
     for _ in range(num_new):
         text.append(follow(text))
     return text
+
+
+def decode_all(
+    engine: FakeEngine, follow: Callable[[Sequence[int]], int], prompts: Sequence[Sequence[int]], num_new: int
+) -> None:
+    """Decode the prompts and check each text against plain decoding; one that was cancelled as far as it came."""
+    jobs = [engine.add(prompt, num_new) for prompt in prompts]
+    engine.run()
+    for job in jobs:
+        text = plain(follow, job.token_ids[: job.prompt_len], num_new)
+        assert job.token_ids == text[: len(job.token_ids)]
+        assert len(job.token_ids) == len(text) or job in engine.cancelled
 
 
 def toy_proposer(

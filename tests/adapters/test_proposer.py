@@ -17,7 +17,7 @@ from card.adapters.requests import Drafting, judged
 from card.adapters.tracking import Followed, RowTracker
 from card.tree.messages import DrafterMessage, Layer, Open, TargetMessage
 from card.tree.nodes import NewNodes, Nodes
-from tests.adapters.drafters import VOCAB_SIZE, DirectLine, greedy_of, plain, toy_proposer
+from tests.adapters.drafters import VOCAB_SIZE, DirectLine, decode_all, greedy_of, plain, toy_proposer
 from tests.adapters.engine import FakeEngine, Turmoil
 from tests.decoding import toy_draft, toy_target
 from tests.toy import TableModel
@@ -36,12 +36,7 @@ def decode(
 ) -> FakeEngine:
     """Decode all prompts and check each text against plain decoding."""
     engine = FakeEngine(FOLLOW, proposer, num_rows=num_rows, max_len=128, seed=seed, turmoil=turmoil)
-    jobs = [engine.add(prompt, num_new) for prompt in PROMPTS]
-    engine.run()
-    for job in jobs:
-        text = plain(FOLLOW, job.token_ids[: job.prompt_len], num_new)
-        assert job.token_ids == text[: len(job.token_ids)]
-        assert len(job.token_ids) == len(text) or job in engine.cancelled
+    decode_all(engine, FOLLOW, PROMPTS, num_new)
     return engine
 
 

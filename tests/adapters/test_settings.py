@@ -45,6 +45,8 @@ def test_lists_may_be_texts_and_writers_follow_from_the_drafter():
         ({"beam_width": 1.5}, "beam_width must be a whole number or None, got 1.5"),
         ({"draft": "x", "schedule": "soon"}, "schedule must be one of beside, turns, got 'soon'"),
         ({"draft_address": "tcp://a:1", "schedule": "turns"}, "give draft, or leave schedule out"),
+        ({"draft": "x", "schedule": "turns", "draft_optional": True}, "leave them out in turns"),
+        ({"draft": "x", "schedule": "turns", "draft_cores": [1]}, "leave them out in turns"),
         ({"draft_kv_cache_memory": "much"}, "a memory size must be"),
         ({"lead": None}, "lead must be a whole number, got None"),
         ({"row_cost": 2}, "row_cost must be from 0 to 1, got 2"),

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
@@ -16,11 +17,12 @@ from card.adapters.proposer import ChainProposer
 from card.adapters.settings import AdapterSettings
 from card.adapters.setup import make_proposer
 from card.adapters.turns import Turns
+from card.models.threads import integer_pass_threads
 from card.transport.inline import InlineLink
 from card.tree.messages import DrafterMessage
 from card.tree.nodes import Nodes
 from card.workers.drafter import DrafterWorker
-from tests.adapters.drafters import VOCAB_SIZE, greedy_of, plain, toy_proposer
+from tests.adapters.drafters import VOCAB_SIZE, decode_all, greedy_of, plain, toy_proposer
 from tests.adapters.engine import FakeEngine, Turmoil
 from tests.decoding import drafter_for, toy_draft, toy_target
 from tests.pair import Pair
@@ -72,12 +74,7 @@ def decode(
     link = Timed(drafter_for(draft), pass_s)
     proposer = toy_proposer(None, line=TurnsLine(link), clock=lambda: link.now, writers=(), row_cost=0.05)
     engine = FakeEngine(FOLLOW, Engine(proposer, link), num_rows=num_rows, max_len=128, seed=seed, turmoil=turmoil)
-    jobs = [engine.add(prompt, num_new) for prompt in PROMPTS]
-    engine.run()
-    for job in jobs:
-        text = plain(FOLLOW, job.token_ids[: job.prompt_len], num_new)
-        assert job.token_ids == text[: len(job.token_ids)]
-        assert len(job.token_ids) == len(text) or job in engine.cancelled
+    decode_all(engine, FOLLOW, PROMPTS, num_new)
     return engine, link
 
 
@@ -140,6 +137,7 @@ def test_a_drafter_that_fails_is_heard_of_no_more_and_decoding_goes_on():
     engine.run()
     assert job.token_ids == plain(FOLLOW, [3, 1, 4], 30)
     assert link.status.state == "down"
+    assert link.num_passes == 1, "nobody asks a drafter that is down"
 
 
 def is_worth(turns: Turns, reached: Sequence[tuple[int, float]], *, row_cost: float = 0.05) -> bool:
@@ -167,6 +165,22 @@ def test_the_process_of_the_engine_holds_the_draft_model_and_proposes_what_it_sa
         assert proposer.propose([[]], [4], np.array([[1, 2, 3, 7]], np.int32)) == [[]]
     finally:
         proposer.close()
+
+
+def test_threads_of_torch_are_left_as_the_engine_has_set_them(pair: Pair, monkeypatch: pytest.MonkeyPatch):
+    """vLLM binds them to cores and has each call to change them print a warning."""
+    settings = AdapterSettings(draft=pair.draft, schedule="turns", writers=("beam",), draft_threads=2)
+    proposer = make_proposer(settings, vocab_size=512, max_model_len=64, num_speculative_tokens=3, tokenizer=None)
+    seen: list[int] = []
+    assert proposer.line is not None
+    draft = proposer.line._link._worker.step  # type: ignore[attr-defined]
+    monkeypatch.setattr(proposer.line._link._worker, "step", lambda: (seen.append(integer_pass_threads()), draft())[1])
+    monkeypatch.setattr(torch, "set_num_threads", lambda _: pytest.fail("nobody may"))
+    before = integer_pass_threads()
+    proposer.propose([[7]], [4], np.array([[1, 2, 3, 7]], np.int32))
+    assert set(seen) == {2}
+    assert integer_pass_threads() == before
+    proposer.close()
 
 
 @pytest.mark.parametrize(("schedule", "width"), [("beside", 4), ("turns", 1)])

@@ -186,6 +186,8 @@ class ChainProposer:
         row_cost, rate = self._costs.cost(max(1, len(requests))), self._costs.rate(len(requests))
         self._turns.begin_step()
         for _ in range(self._most if drafting else 0):
+            if line.status.state != "up":
+                break  # it has failed, for good: there is no other process to start anew
             reached = [self._chances.reached(one.drafted(self._most)) for one in drafting]
             if not self._turns.is_worth_a_pass(reached, self._most, row_cost=row_cost, rate=rate):
                 break

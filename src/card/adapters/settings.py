@@ -74,6 +74,10 @@ class AdapterSettings:
             raise SettingsError(
                 "in turns the draft model is in the engine's process; give draft, or leave schedule out"
             )
+        if self.schedule == "turns" and (self.draft_optional or self.draft_cores is not None):
+            raise SettingsError(
+                "draft_optional and draft_cores are for a drafter beside the engine; leave them out in turns"
+            )
         if self.draft_keys is not None and self.draft_address is None:
             raise SettingsError("draft_keys are for a draft server; give draft_address too")
         if (self.suffix_store is None) == ("store" in self.writers):

@@ -68,7 +68,7 @@ class _Timed:
 def measure_overheads(model: LanguageModel, tokenizer: PreTrainedTokenizerBase | None = None) -> Overheads:
     """Measure what the model takes around its passes, as a target and as a drafter.
 
-    What takes several processes is not measured: it takes as many times what docs/profile.md says as a round does.
+    What takes several processes is not measured: it takes as many times the default of `Overheads` as a round does.
 
     Args:
         tokenizer: turns the tokens of a round into text, which takes time too; None leaves that out.
@@ -93,7 +93,7 @@ def measure_round_overheads(model: LanguageModel, tokenizer: PreTrainedTokenizer
         request_s=slower * defaults.request_s,
         message_s=slower * defaults.message_s,
         latency_s=slower * defaults.latency_s,
-        source="card profile; request_s, message_s, latency_s: docs/profile.md, by the ratio of round_s",
+        source="card profile; request_s, message_s, latency_s: the defaults, by the ratio of round_s",
     )
 
 

@@ -81,7 +81,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Overheads(msgspec.Struct, frozen=True, kw_only=True):
-    """Seconds beyond the passes. Defaults: medians of docs/profile.md (2 cores of an AMD EPYC, card 0.1)."""
+    """Seconds beyond the passes. Defaults: medians on two cores of an AMD EPYC, of card 0.1 in November 2026."""
 
     round_s: float = 1.7e-4  # a round of the target: query, choice of tokens, rows kept, text
     request_s: float = 1e-4  # each further request in a round
@@ -96,7 +96,7 @@ class Overheads(msgspec.Struct, frozen=True, kw_only=True):
     message_s: float = 2.5e-5  # of the target's time, for each message to or from a drafter elsewhere
     latency_s: float = 1e-4  # of a message on its way, each way, before any network
     beside_factor: float = 1.0  # by which passes, and a drafter's steps, take longer beside the other model
-    source: str = "docs/profile.md"
+    source: str = "defaults, measured on another machine"
 
     def of_round(self, writers: Sequence[str], *, is_tuned: bool, has_drafter: bool) -> float:
         """Return the seconds of a round with one request beyond its pass, messages left out."""

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 _SERVED_TREE_ROWS = 512  # per request, whatever lead and width its client asks for
-_SERVED_WARM_UP_TOKENS = 16
+_SERVED_WARM_UP_TOKENS = 16  # most tokens of a usual pass, as far as that is known before any client comes
 
 
 class DraftModel(msgspec.Struct, frozen=True, kw_only=True):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from llvmlite import ir
 from numba import types
@@ -28,6 +26,7 @@ from card.models.jit.vectors import (
     load_float,
     load_halves,
     load_int,
+    loop,
     maximum,
     moved,
     operation,
@@ -47,29 +46,6 @@ MOST_HEADS = 4  # whose sums are made at once
 _ACROSS = 4  # vectors of an output that are summed side by side
 _BEHIND = 4 * LANES  # floats that may be read behind a block
 _NOTHING = np.float32(-3.0e38)  # a score that gets no weight
-
-
-def _loop(builder: Builder, count: Value, first: list[Value]) -> tuple[Value, list[Any], Any]:
-    """Begin a loop with values that it carries; return its index, them, and what ends it with their new ones."""
-    before = builder.block
-    body, after = (builder.append_basic_block(name) for name in ("body", "after"))
-    builder.branch(body)
-    builder.position_at_end(body)
-    index = builder.phi(_I64)
-    index.add_incoming(ir.Constant(_I64, 0), before)
-    carried = [builder.phi(value.type) for value in first]
-    for phi, value in zip(carried, first, strict=True):
-        phi.add_incoming(value, before)
-
-    def end(new: list[Value]) -> None:
-        following = builder.add(index, ir.Constant(_I64, 1))
-        index.add_incoming(following, body)
-        for phi, value in zip(carried, new, strict=True):
-            phi.add_incoming(value, body)
-        builder.cbranch(builder.icmp_signed("<", following, count), body, after)
-        builder.position_at_end(after)
-
-    return index, carried, end
 
 
 def _sums(builder: Builder, rows: list[Value]) -> Value:
@@ -106,7 +82,7 @@ def _woven(lanes: list[int], width: int) -> list[int]:
 def score_block(builder: Builder, rows: Value, query: Value, num_vectors: Value) -> Value:
     """Return the products of a query with BLOCK rows of so many vectors of floats, one row in each lane."""
     zero = ir.Constant(FLOATS, [0.0] * LANES)
-    index, sums, end = _loop(builder, num_vectors, [zero] * BLOCK)
+    index, sums, end = loop(builder, num_vectors, [zero] * BLOCK)
     at = builder.mul(index, ir.Constant(_I64, 4 * LANES))
     part, row = read(builder, builder.add(query, at), FLOATS), builder.add(rows, at)
     row_bytes = builder.mul(num_vectors, ir.Constant(_I64, 4 * LANES))
@@ -123,7 +99,7 @@ def _write_sums(builder: Builder, num_heads: int, values: tuple[Value, ...]) -> 
     rows, num_vectors, weights, weight_bytes, out, out_bytes = values
     row_bytes = builder.mul(num_vectors, ir.Constant(_I64, 4 * LANES))
     rounds = builder.udiv(builder.add(num_vectors, ir.Constant(_I64, _ACROSS - 1)), ir.Constant(_I64, _ACROSS))
-    index, _, end = _loop(builder, rounds, [])
+    index, _, end = loop(builder, rounds, [])
     at = builder.mul(index, ir.Constant(_I64, 4 * LANES * _ACROSS))
     row = builder.add(rows, at)
     of_heads = [builder.mul(out_bytes, ir.Constant(_I64, head)) for head in range(num_heads)]

@@ -31,6 +31,7 @@ from card.models.jit.vectors import (
     call,
     fetch,
     fma_of,
+    loop,
     moved,
     operation,
     read,
@@ -149,15 +150,9 @@ def _write_group(builder: Builder, num_rows: int, num_panels: int, sums: Any, at
 def _write_tile(builder: Builder, num_rows: int, num_panels: int, values: Any) -> None:
     """Write the loop over the groups, and what is done with its sums."""
     panel, panel_bytes, numbers, scales, starts, num_groups, channel_scales, biases, out, out_bytes, adds = values
-    before = builder.block
-    body, after = (builder.append_basic_block(name) for name in ("group", "done"))
-    builder.branch(body)
-    builder.position_at_end(body)
-    index = builder.phi(_I64)
-    index.add_incoming(ir.Constant(_I64, 0), before)
-    sums = [[builder.phi(FLOATS) for _ in range(num_panels)] for _ in range(num_rows)]
-    for one in (one for row in sums for one in row):
-        one.add_incoming(ir.Constant(FLOATS, [0.0] * LANES), before)
+    zero = ir.Constant(FLOATS, [0.0] * LANES)
+    index, carried, end = loop(builder, num_groups, [zero] * (num_rows * num_panels))
+    sums = [carried[row * num_panels : (row + 1) * num_panels] for row in range(num_rows)]
     first = builder.add(panel, builder.mul(index, ir.Constant(_I64, GROUP * PANEL)))
     of_rows = builder.mul(index, ir.Constant(_I64, 4 * num_rows))
     new = _write_group(
@@ -172,13 +167,7 @@ def _write_tile(builder: Builder, num_rows: int, num_panels: int, values: Any) -
             "starts": builder.add(starts, of_rows),
         },
     )
-    following = builder.add(index, ir.Constant(_I64, 1))
-    index.add_incoming(following, body)
-    for row in range(num_rows):
-        for i in range(num_panels):
-            sums[row][i].add_incoming(new[row][i], body)
-    builder.cbranch(builder.icmp_signed("<", following, num_groups), body, after)
-    builder.position_at_end(after)
+    end([value for row in new for value in row])
     is_added = builder.icmp_signed("!=", adds, ir.Constant(_I64, 0))
     for i in range(num_panels):
         scale = read(builder, moved(builder, channel_scales, 4 * PANEL * i), FLOATS)

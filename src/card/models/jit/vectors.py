@@ -76,6 +76,29 @@ def call(builder: Builder, name: str, result: Any, *values: Value) -> Value:
     return builder.call(cgutils.get_or_insert_function(builder.module, function_type, name), values)
 
 
+def loop(builder: Builder, count: Value, first: list[Value]) -> tuple[Value, list[Any], Any]:
+    """Begin a loop with values that it carries; return its index, them, and what ends it with their new ones."""
+    before = builder.block
+    body, after = (builder.append_basic_block(name) for name in ("body", "after"))
+    builder.branch(body)
+    builder.position_at_end(body)
+    index = builder.phi(_I64)
+    index.add_incoming(ir.Constant(_I64, 0), before)
+    carried = [builder.phi(value.type) for value in first]
+    for phi, value in zip(carried, first, strict=True):
+        phi.add_incoming(value, before)
+
+    def end(new: list[Value]) -> None:
+        following = builder.add(index, ir.Constant(_I64, 1))
+        index.add_incoming(following, body)
+        for phi, value in zip(carried, new, strict=True):
+            phi.add_incoming(value, body)
+        builder.cbranch(builder.icmp_signed("<", following, count), body, after)
+        builder.position_at_end(after)
+
+    return index, carried, end
+
+
 def read(builder: Builder, address: Value, kind: Any) -> Value:
     """Load a value of a type; it need not be aligned."""
     return builder.load(builder.inttoptr(address, ir.PointerType()), align=1, typ=kind)
