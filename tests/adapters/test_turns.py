@@ -118,6 +118,17 @@ def test_what_is_known_of_a_draft_model_fades_so_that_it_is_tried_again():
     assert turns.agreement == pytest.approx(first, abs=0.05)
 
 
+def test_each_step_of_the_engine_lets_it_fade_also_when_nothing_is_drafted():
+    link = Timed(drafter_for(toy_draft(TARGET, 1.0)))
+    proposer = toy_proposer(None, line=TurnsLine(link), clock=lambda: link.now, writers=())
+    for _ in range(100):
+        proposer._turns.observe(replace(Nodes.chain((5,), (0.0,)), writers=(1,)), 0)
+    low = proposer._turns.agreement
+    for _ in range(500):
+        proposer.propose([], [], np.zeros((1, 8), np.int32))
+    assert proposer._turns.agreement > 2 * low
+
+
 def test_passes_that_take_longer_than_they_save_are_not_made():
     cheap, dear = (decode(toy_draft(TARGET, 0.7), num_rows=1, pass_s=pass_s) for pass_s in (PASS_S, 20 * STEP_S))
     assert dear[1].num_passes < 0.3 * cheap[1].num_passes
