@@ -18,7 +18,6 @@ from typing import Literal
 from card.config import DraftSettings, SamplingParams
 from card.engine.engine import Engine
 from card.errors import SettingsError
-from card.methods import find_method
 from card.models.protocol import LanguageModel
 from card.models.threads import CoreSet
 from card.policy.rounds import Draft, Outcome, RoundView, Schedule
@@ -236,13 +235,13 @@ class Loop:
         self._draft = settings.draft if settings is not None else DraftSettings()
         worker = TargetWorker(target, clock=clock)
         if draft is None or settings is None:
-            self._engine = Engine(worker, None, find_method("vanilla"), clock=clock)
+            self._engine = Engine(worker, None, clock=clock)
             self._has_drafter = False
             return
         if settings.beam_width < 1 or settings.layers_per_round < 1:
             raise SettingsError(f"widths and layers must be 1 or more, got {settings}")
         link = _make_link(draft, settings, clock)
-        self._engine = Engine(worker, link, find_method("card"), policy=PaperRounds(settings), clock=clock)
+        self._engine = Engine(worker, link, policy=PaperRounds(settings), clock=clock)
         self._has_drafter = True
 
     def decode(
