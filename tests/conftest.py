@@ -15,13 +15,11 @@ os.environ["TRANSFORMERS_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["MKL_NUM_THREADS"] = "1"
-os.environ["OMP_WAIT_POLICY"] = (
-    "PASSIVE"  # where a test asks for two threads, the one that waits leaves its core to others
-)
+os.environ["OMP_WAIT_POLICY"] = "PASSIVE"  # where a test asks for two threads, one that waits leaves its core to others
 
 # Rewriting the assertions of all tests takes seconds in each process: keep what came of it, whatever a container says.
-sys.dont_write_bytecode = False
-os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+if os.environ.pop("PYTHONDONTWRITEBYTECODE", None):
+    sys.dont_write_bytecode = False
 
 # What starts keep for later ones stays with this run.
 os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="card-tests-cache-")
