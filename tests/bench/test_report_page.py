@@ -17,7 +17,6 @@ pytest.importorskip("matplotlib")
 pytestmark = pytest.mark.timeout(240)
 
 LONG_NAME = "card,beam_width=8,budget=32,verify=tree,growth=best-first,all-cores"
-WORKLOADS = ("gsm8k", "chat", "copy-edit")
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +28,10 @@ def browser() -> Iterator[Browser]:
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     rows = (*ROWS, (LONG_NAME, "card", 61.0, 3.0, 180.0))
-    runs = [make_run(rows=rows, pairs=("one", "two"), workloads=WORKLOADS), make_run(run_id="run-2")]
+    runs = [
+        make_run(rows=rows, workloads=("gsm8k", "chat", "copy-edit")),
+        make_run(run_id="run-2", pairs=("one", "two")),
+    ]
     summaries = [(run, summarise(run)) for run in runs]
     path = tmp_path_factory.mktemp("report") / "report.html"
     path.write_text(render(summaries, sections_of(summaries), []), encoding="utf-8")
