@@ -5,6 +5,7 @@ import contextlib
 import os
 import shutil
 import signal
+import sys
 import tempfile
 from pathlib import Path
 
@@ -14,6 +15,11 @@ os.environ["TRANSFORMERS_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["MKL_NUM_THREADS"] = "1"
+os.environ["OMP_WAIT_POLICY"] = "PASSIVE"  # where a test asks for two threads, one that waits leaves its core to others
+
+# Rewriting the assertions of all tests takes seconds in each process: keep what came of it, whatever a container says.
+if os.environ.pop("PYTHONDONTWRITEBYTECODE", None):
+    sys.dont_write_bytecode = False
 
 # What starts keep for later ones stays with this run.
 os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="card-tests-cache-")

@@ -67,17 +67,15 @@ def plain(make: Make) -> Callable[..., RequestOutput]:
 # ---- the same text --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("params", [GREEDY, SAMPLED, ENDING.replace(seed=28)], ids=["greedy", "sampled", "ending"])
 @pytest.mark.parametrize("verify", ["chain", "tree"])
 @pytest.mark.parametrize("policy", ["fixed", "auto"])
 @pytest.mark.parametrize(("method", "placement"), [("sps", "inline"), ("card", "inline"), ("card", "thread")])
-def test_every_method_and_placement_gives_the_text_of_plain_decoding(
-    make, plain, method, placement, verify, policy, params
-):
+def test_every_method_and_placement_gives_the_text_of_plain_decoding(make, plain, method, placement, verify, policy):
     llm = make(method, placement=placement, verify=verify, policy=policy)
-    alone, together = llm.generate(PROMPTS[0], params), llm.generate(PROMPTS[1:], params)
-    for prompt, result in zip(PROMPTS, [*alone, *together], strict=True):
-        wanted = plain(params, prompt)
+    params = [SAMPLED, GREEDY, ENDING.replace(seed=28)]
+    alone, together = llm.generate(PROMPTS[0], params[0]), llm.generate(PROMPTS[1:], params[1:])
+    for prompt, one, result in zip(PROMPTS, params, [*alone, *together], strict=True):
+        wanted = plain(one, prompt)
         assert result.outputs == wanted.outputs
         assert result.prompt_token_ids == wanted.prompt_token_ids
         assert (result.method, result.exact) == (method, True)
@@ -360,12 +358,12 @@ def test_shaped_text_is_that_of_a_plain_loop_over_the_model(make, plain, tokeniz
     unshaped, params = plain(params), params.replace(**changes)
     wanted = plainly_shaped(load_model(pair.target, dtype="float32"), tokenizer(PROMPT)["input_ids"], params)
     assert plain(params.replace(ignore_eos=True)).outputs != unshaped.outputs, "the parameters change something"
-    alone = [plain(params, prompt).outputs[0] for prompt in PROMPTS]
+    alone = plain(params, PROMPTS[0]).outputs[0]
     tree = {"verify": "tree", "min_verify_prob": 0.0, "writers": ("beam", "suffix")}
     for llm in (make(), make("card", placement="inline", **tree), make("card", placement="thread")):
-        outputs = [result.outputs[0] for result in llm.generate([PROMPT, *PROMPTS], params)]
-        assert outputs[0].token_ids == tuple(wanted)
-        assert outputs[1:] == alone
+        first, other = (result.outputs[0] for result in llm.generate([PROMPT, PROMPTS[0]], params))
+        assert first.token_ids == tuple(wanted)
+        assert other == alone
 
 
 def plainly_shaped(model, prompt_ids: list[int], params: SamplingParams) -> list[int]:

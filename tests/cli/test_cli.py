@@ -313,6 +313,7 @@ def test_chat_goes_on_after_a_message_that_does_not_fit(run, models):
 
 def test_the_command_runs_with_a_drafter_process_and_leaves_none(pair, plain):
     args = ["generate", "--target", pair.target, "--draft", pair.draft, "--dtype", "float32", "--max-tokens", "32"]
+    args += ["--wait-for-drafter"]  # else the text may be there before the drafter is
     ran = subprocess.run(
         [*RUN, *args, "--json", "--stats"],
         input=PROMPT.encode(),

@@ -144,8 +144,8 @@ def load_drafter(draft: DraftModel) -> tuple[BeamWriter, Ready]:
     runner = TorchRunner(model, max_model_len=max_model_len, max_tree_rows=draft.max_tree_rows)
     runner.warm_up(draft.warm_up_tokens)
     cost = None
-    if draft.measures:
-        cost = measure_pass_cost(runner, clock=time.perf_counter, time_limit_s=_MEASURING_S)
+    if draft.measuring_s:
+        cost = measure_pass_cost(runner, clock=time.perf_counter, time_limit_s=draft.measuring_s)
     fingerprint: str | None = None
     if draft.has_unknown_target:
         fingerprint = tokenizer_fingerprint(load_tokenizer(draft.name, cache_dir=draft.cache_dir))
@@ -206,7 +206,7 @@ def _draft_model(plan: Plan, source: DraftSource) -> DraftModel:
         max_tree_rows=plan.draft_tree_rows,
         warm_up_tokens=plan.draft.beam_width,
         kv_cache_bytes=source.kv_cache_bytes,
-        measures=source.measures,
+        measuring_s=_MEASURING_S if source.measures else 0.0,
         cache_dir=settings.weights_dir,
         draft_vocab=settings.draft_vocab,
         always_drafted=always_drafted(tokenizer) if settings.draft_vocab is not None and tokenizer is not None else (),

@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import huggingface_hub
 import torch
-import transformers  # its modelling code is imported where a name of it is used: that takes a second or more
+import transformers  # what lies below its models is imported where a name of it is used: a quarter of a second or more
 from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, HFValidationError, RepositoryNotFoundError
-from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerBase
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
 from card.config import INT8
@@ -148,7 +147,7 @@ def load_tokenizer(name_or_path: str | Path, *, cache_dir: str | None = None) ->
                 return source.gguf.tokenizer()
         config = read_config(Path(source.path)) if source.is_folder else None  # None: transformers reads it
         with _explained(source, "the tokenizer of {} is missing or cannot be read"):
-            tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+            tokenizer: PreTrainedTokenizerBase = transformers.AutoTokenizer.from_pretrained(
                 source.path, config=config, **source.options
             )
     return tokenizer
@@ -332,7 +331,7 @@ def _read_config(source: _Source) -> PreTrainedConfig:
     with _explained(source, "the config of {} cannot be used"):
         config: PreTrainedConfig = transformers.AutoConfig.from_pretrained(source.path, **source.options)
     architectures = config.architectures or []
-    known = set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values())
+    known = set(transformers.models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values())
     is_causal = type(config) in transformers.MODEL_FOR_CAUSAL_LM_MAPPING and not getattr(
         config, "is_encoder_decoder", False
     )

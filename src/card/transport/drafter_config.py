@@ -20,7 +20,7 @@ class DraftModel(msgspec.Struct, frozen=True, kw_only=True):
     max_tree_rows: int
     warm_up_tokens: int  # most tokens of a usual pass
     kv_cache_bytes: int | None = None  # memory for KV rows; None: a few sequences of full length
-    measures: bool = True  # find out what passes cost; targets are told
+    measuring_s: float = 0.4  # to find out what passes cost, which targets are told; 0: nobody wants to know
     cache_dir: str | None = None  # for converted weights, as of `load_model`
     draft_vocab: int | None = None  # the first so many tokens are proposed; None: all
     always_drafted: tuple[int, ...] = ()  # and these
