@@ -110,7 +110,7 @@ class Host:
         facts = replace(facts, context_limit=context_limit(model), in_integers=is_int8(model))
         plan = resolve(asked, facts, method=method)
         self.runner = make_runner(model, max_model_len=plan.max_model_len, max_tree_rows=plan.target_tree_rows)
-        self._grammars = GrammarCompiler(self.tokenizer, self.runner.vocab_size, tuple(self._end_ids))
+        self.grammars = GrammarCompiler(self.tokenizer, self.runner.vocab_size, tuple(self._end_ids))
         self.latencies = MeasuredLatencies(
             plan, self.runner, is_target_named=isinstance(target, str), is_draft_named=isinstance(draft, str)
         )
@@ -173,7 +173,7 @@ class Host:
             end_ids=end_ids,
             stop_check=text if params.stop else None,
             uses_drafter=self.link is not None,
-            grammar=self._grammars.compile(params.grammar) if params.grammar is not None else None,
+            grammar=self.grammars.compile(params.grammar) if params.grammar is not None else None,
         )
         self.engine.check(request)
         return PreparedRequest(request, text)
@@ -230,7 +230,7 @@ class Host:
             model=draft,
             vocab_size=self.runner.vocab_size,
             tokenizer=self.tokenizer,
-            find_grammar=self._grammars.find,
+            find_grammar=self.grammars.find,
             spare=spare,
             measures=not self.latencies.knows_drafter,
             leases=leases,

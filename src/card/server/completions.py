@@ -64,7 +64,7 @@ async def _job(service: Service, fields: CompletionRequest, prompt: str | list[i
         logprobs=fields.logprobs,
         vocab_size=service.vocab_size,
     )
-    await service.prepare(prompt_ids, params, fields.guide)
+    await service.prepare(params.grammar, fields.guide)
     return prompt_ids, params
 
 
@@ -77,7 +77,7 @@ async def _echo(
     echoes: list[_Echo] = []
     async with generation.deadline:
         for one, (prompt_ids, _) in zip(prompts, jobs, strict=True):
-            text = one if isinstance(one, str) else await service.aside.run(False, decode, service.tokenizer, one)
+            text = one if isinstance(one, str) else await service.aside(False, decode, service.tokenizer, one)
             told: list[TokenLogprobs | int] = []
             if fields.logprobs is not None:
                 told = [prompt_ids[0], *await service.llm.score(prompt_ids, fields.logprobs)]

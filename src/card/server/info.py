@@ -50,17 +50,17 @@ async def tokenize(request: Request) -> Response:
     service.check_model(fields.model)
     is_long = len(fields.prompt or "") >= LONG_CHARS
     if fields.messages is not None:
-        token_ids = list(await service.encode(service.tools.conversation(fields.messages), must_fit=False))
+        token_ids = list(await service.encode(service.tools.conversation(fields.messages)))
     elif fields.add_special_tokens and fields.prompt:
-        token_ids = list(await service.encode(fields.prompt, must_fit=False))
+        token_ids = list(await service.encode(fields.prompt))
     else:
         encode = service.tokenizer.encode
-        token_ids = await service.aside.run(
+        token_ids = await service.aside(
             is_long, encode, fields.prompt or "", add_special_tokens=fields.add_special_tokens
         )
     names: Any = None
     if fields.return_token_strs:
-        names = await service.aside.run(is_long, service.tokenizer.convert_ids_to_tokens, token_ids)
+        names = await service.aside(is_long, service.tokenizer.convert_ids_to_tokens, token_ids)
     answer = TokenizeAnswer(
         count=len(token_ids),
         max_model_len=service.llm.max_model_len,
@@ -75,7 +75,7 @@ async def detokenize(request: Request) -> Response:
     service: Service = request.app.state.service
     fields = await read_body(request, DetokenizeRequest)
     service.check_model(fields.model)
-    text = await service.aside.run(len(fields.tokens) >= LONG_CHARS, _text_of, service, fields.tokens)
+    text = await service.aside(len(fields.tokens) >= LONG_CHARS, _text_of, service, fields.tokens)
     return json_response(DetokenizeAnswer(prompt=text))
 
 
