@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from transformers import GenerationConfig, PreTrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from card.models.gguf.kept_weights import Kept
 from card.models.gguf.mapped import MappedWeights
 
 if TYPE_CHECKING:
@@ -49,7 +48,6 @@ class DecoderModel(nn.Module):
         super().__init__()
         self.config = config
         self.generation_config = generation_config
-        self.kept: Kept | None = None  # the files below the weights, if they are not to be removed meanwhile
         self.pages: MappedWeights | None = None  # the memory that they are mapped to
         shelf = _Shelf(weights)
         self.model = _Inner(config, shelf)
@@ -137,7 +135,7 @@ class _Attention(nn.Module):
         self.k_proj = shelf.linear(f"{prefix}k_proj", hidden, kv_heads * size)
         self.v_proj = shelf.linear(f"{prefix}v_proj", hidden, kv_heads * size)
         self.o_proj = shelf.linear(f"{prefix}o_proj", heads * size, hidden)
-        if f"{prefix}q_norm.weight" in shelf:
+        if config.model_type == "qwen3":
             self.q_norm = _Norm(shelf.take(f"{prefix}q_norm.weight", size))
             self.k_norm = _Norm(shelf.take(f"{prefix}k_norm.weight", size))
 

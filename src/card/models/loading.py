@@ -315,16 +315,15 @@ def _read_gguf(gguf: GgufSource, dtype: str | torch.dtype) -> tuple[Any, dict[st
     config = transformers.AutoConfig.for_model(**gguf.config)
     loader: Any = transformers.MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
     wanted = gguf.stored_dtype(dtype) if isinstance(dtype, str) else dtype
-    model, report = loader.from_pretrained(
-        None if kept is None else kept.folder,
+    read: tuple[Any, dict[str, Any]] = loader.from_pretrained(
+        kept,
         config=config,
         state_dict=gguf.weights(dtype) if kept is None else None,
         dtype=wanted,
         output_loading_info=True,
         local_files_only=True,
     )
-    model.kept = kept  # for as long as the model is there
-    return model, report
+    return read
 
 
 def _read_config(source: _Source) -> PreTrainedConfig:

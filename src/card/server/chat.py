@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from card.api.outputs import StreamChunk
-from card.server.answers import AnswerMessage, Call, CalledFunction, ChatAnswer, ChatChoice, event, json_response
+from card.server.answers import event, json_response
 from card.server.limits import read_body
 from card.server.params import sampling_params
 from card.server.schemas import ChatRequest
@@ -34,13 +34,8 @@ async def chat_completions(request: Request) -> Response:
         await unless_gone(request, generation.collect())
     finally:
         await generation.close()
-    answer = ChatAnswer(
-        **generation.head("chatcmpl", "chat.completion"),
-        choices=[_choice(service, fields, plan, choice) for choice in generation.choices],
-        usage=generation.usage(),
-        **generation.metrics(),
-    )
-    return json_response(answer)
+    choices = [_choice(service, fields, plan, choice) for choice in generation.choices]
+    return json_response(generation.answer("chatcmpl", "chat.completion", choices))
 
 
 async def start_chat(request: Request, service: Service, fields: ChatRequest, plan: ToolPlan) -> Generation:
@@ -59,14 +54,14 @@ async def start_chat(request: Request, service: Service, fields: ChatRequest, pl
     return generation
 
 
-def _finish_reason(reason: str | None, num_calls: int) -> Any:
+def _finish_reason(reason: str | None, num_calls: int) -> str | None:
     """Return why an answer ends, as OpenAI has it: with calls, unless it was cut off."""
     return "tool_calls" if num_calls and reason == "stop" else reason
 
 
-def _choice(service: Service, fields: ChatRequest, plan: ToolPlan, choice: Choice) -> ChatChoice:
+def _choice(service: Service, fields: ChatRequest, plan: ToolPlan, choice: Choice) -> dict[str, Any]:
     parser, content, chunks = plan.parser(), choice.text, choice.chunks
-    calls: list[Call] = []
+    calls: list[dict[str, Any]] = []
     if parser is not None:
         content = ""
         for piece in (*parser.push(choice.text), *parser.flush()):
@@ -74,20 +69,25 @@ def _choice(service: Service, fields: ChatRequest, plan: ToolPlan, choice: Choic
                 case Content(text):
                     content += text
                 case CallBegun(_, name):
-                    calls.append(Call(id=plan.new_call_id(), function=CalledFunction(name=name, arguments="")))
+                    calls.append(_call(plan, name))
                 case CallArguments(call_idx, text):
-                    calls[call_idx].function.arguments += text
-    message = AnswerMessage(content=content or (None if calls else ""))
+                    calls[call_idx]["function"]["arguments"] += text
+    message: dict[str, Any] = {"role": "assistant", "content": content or (None if calls else ""), "refusal": None}
     if calls:
-        message.tool_calls = calls
+        message["tool_calls"] = calls
     logprobs = service.names.chat_logprobs(token for chunk in chunks for token in chunk.logprobs)
-    return ChatChoice(
-        index=choice.index,
-        message=message,
-        logprobs=logprobs if fields.logprobs else None,
-        finish_reason=_finish_reason(choice.finish_reason, len(calls)),
+    return {
+        "index": choice.index,
+        "message": message,
+        "logprobs": logprobs if fields.logprobs else None,
+        "finish_reason": _finish_reason(choice.finish_reason, len(calls)),
         **({"tokens": service.names.provenance(chunks)} if fields.shows_tree else {}),
-    )
+    }
+
+
+def _call(plan: ToolPlan, name: str) -> dict[str, Any]:
+    """Return a call whose arguments are to come."""
+    return {"id": plan.new_call_id(), "type": "function", "function": {"name": name, "arguments": ""}}
 
 
 class _Writer:
@@ -129,8 +129,7 @@ class _Writer:
             case Content(text):
                 return {"content": text}
             case CallBegun(call_idx, name):
-                function = {"name": name, "arguments": ""}
-                call = {"index": call_idx, "id": self._plan.new_call_id(), "type": "function", "function": function}
+                call = {"index": call_idx, **_call(self._plan, name)}
             case CallArguments(call_idx, text):
                 call = {"index": call_idx, "function": {"arguments": text}}
         return {"tool_calls": [call]}

@@ -19,7 +19,7 @@ from card.api.host import Prompt
 from card.api.outputs import StreamChunk
 from card.config import Grammar, SamplingParams
 from card.errors import CardError, SettingsError
-from card.server.answers import PromptTokensDetails, Usage, event
+from card.server.answers import event
 from card.server.config import ServerSettings
 from card.server.errors import ApiError, bad_request, shutting_down
 from card.server.limits import Deadline, Gate
@@ -77,18 +77,18 @@ class Generation:
             "system_fingerprint": f"card-{__version__}-{self._service.llm.method.name}",
         }
 
-    def usage(self) -> Usage:
+    def usage(self) -> dict[str, Any]:
         """Return the numbers of tokens; a prompt counts once, however many texts were written to it."""
         prompts = self.choices[:: self._fields.n]
         num_prompt = sum(len(choice.prompt_ids) for choice in prompts)
         num_new = sum(choice.record.stats.num_new_tokens for choice in self.choices)
         cached = sum(choice.record.stats.reused_prompt_tokens for choice in prompts)
-        return Usage(
-            prompt_tokens=num_prompt,
-            completion_tokens=num_new,
-            total_tokens=num_prompt + num_new,
-            prompt_tokens_details=PromptTokensDetails(cached_tokens=cached),
-        )
+        return {
+            "prompt_tokens": num_prompt,
+            "completion_tokens": num_new,
+            "total_tokens": num_prompt + num_new,
+            "prompt_tokens_details": {"cached_tokens": cached},
+        }
 
     def metrics(self) -> dict[str, Any]:
         """Return the `metrics` of the answer, if it is to have them: {} or {"metrics": ...}."""
@@ -96,6 +96,10 @@ class Generation:
             return {}
         budget = self._service.llm.host.draft_settings.budget
         return {"metrics": request_metrics([one.record for one in self.choices if one.stream is not None], budget)}
+
+    def answer(self, prefix: str, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        """Return an answer that is sent as a whole."""
+        return {**self.head(prefix, kind), "choices": choices, "usage": self.usage(), **self.metrics()}
 
     def last_event(self, head: dict[str, Any]) -> bytes:
         """Return the event at the end of a stream that has usage and metrics; empty if neither is asked for."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import json
 import logging
 import math
@@ -17,7 +18,7 @@ from transformers import GenerationConfig, PreTrainedTokenizerBase, PreTrainedTo
 
 from card.models.decoder_model import DecoderModel, config_of
 from card.models.gguf.header import GgufError
-from card.models.gguf.kept_weights import FileState, Kept, KeptWeights
+from card.models.gguf.kept_weights import KeptWeights
 from card.models.gguf.mapped import MappedWeights, safetensors_header
 from card.models.gguf.model import GgufModel, generation_config, open_gguf
 from card.models.gguf.tokenizer import check_tokenizer, read_tokenizer
@@ -40,7 +41,7 @@ class GgufSource:
             cache: the folder for what is kept between starts; None keeps nothing.
         """
         self._path = path
-        self._state = FileState.of(path)
+        self._state = _state_of(path)
         self._store = None if cache is None else KeptWeights(cache / _FOLDER)
 
     @functools.cached_property
@@ -48,7 +49,7 @@ class GgufSource:
         """What config.json would have; its dtype is that of the weights, bfloat16 for quantised ones."""
         if self._text is None:
             return dict(self._model.config)
-        config: dict[str, Any] = json.loads((self._text.folder / "config.json").read_text("utf-8"))
+        config: dict[str, Any] = json.loads((self._text / "config.json").read_text("utf-8"))
         return config
 
     def tokenizer(self) -> PreTrainedTokenizerBase:
@@ -56,10 +57,10 @@ class GgufSource:
         if self._text is None:
             return self._read_tokenizer()
         loader: Any = PreTrainedTokenizerFast
-        tokenizer: PreTrainedTokenizerBase = loader.from_pretrained(self._text.folder, local_files_only=True)
+        tokenizer: PreTrainedTokenizerBase = loader.from_pretrained(self._text, local_files_only=True)
         return tokenizer
 
-    def folder(self, dtype: str | torch.dtype) -> Kept | None:
+    def folder(self, dtype: str | torch.dtype) -> Path | None:
         """Return a folder with the whole model, converted if it is not there; None if nothing can be kept."""
         if self._store is None:
             return None
@@ -82,14 +83,14 @@ class GgufSource:
         config.dtype = wanted
         weights = {name: tensor.to(device, wanted) for name, tensor in tensors.items()}
         model = DecoderModel(config, make(**generation_config(self.config)), weights)
-        model.kept, model.pages = kept, pages
+        model.pages = pages
         return model.requires_grad_(False).train(False)
 
-    def _mapped(self, kept: Kept) -> MappedWeights:
+    def _mapped(self, kept: Path) -> MappedWeights:
         try:
-            return MappedWeights(kept.folder / "model.safetensors")
+            return MappedWeights(kept / "model.safetensors")
         except (OSError, ValueError, LookupError, TypeError) as error:
-            raise GgufError(f"has damaged converted weights; delete the folder {kept.folder}") from error
+            raise GgufError(f"has damaged converted weights; delete the folder {kept}") from error
 
     def weights(self, dtype: str | torch.dtype) -> dict[str, Tensor]:
         """Return all weights by transformers' names, read into memory."""
@@ -113,8 +114,7 @@ class GgufSource:
 
     @functools.cached_property
     def _digest(self) -> str:
-        assert self._store is not None
-        return self._store.digest(self._state)[:32]
+        return hashlib.sha256(self._state.encode()).hexdigest()[:32]
 
     @functools.cached_property
     def _model(self) -> GgufModel:
@@ -123,7 +123,7 @@ class GgufSource:
         return model
 
     @functools.cached_property
-    def _text(self) -> Kept | None:
+    def _text(self) -> Path | None:
         """The kept config and tokenizer; None if nothing can be kept."""
         if self._store is None:
             return None
@@ -153,8 +153,14 @@ class GgufSource:
         self._check_unchanged()
 
     def _check_unchanged(self) -> None:
-        if FileState.of(self._path) != self._state:
+        if _state_of(self._path) != self._state:
             raise GgufError("changed while it was read; start again once it is complete")
+
+
+def _state_of(path: Path) -> str:
+    """Return what tells a file from another one, and from what it was before. Raises: OSError."""
+    stat = path.stat()
+    return f"{path.resolve()}|{stat.st_size}|{stat.st_mtime_ns}"
 
 
 def _dtype_name(dtype: torch.dtype) -> str:
