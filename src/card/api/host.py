@@ -34,7 +34,7 @@ from card.models.decoder_model import is_int8
 from card.models.draft_vocab import check_draft_vocab
 from card.models.fingerprint import tokenizer_fingerprint
 from card.models.grammar import GrammarCompiler
-from card.models.hrad.foresight import OFF, foresight
+from card.models.hrad.network import OFF, foresight
 from card.models.inflation import inflate, inflated_from, parse_parameter_count
 from card.models.loading import (
     check_pair,

@@ -48,16 +48,6 @@ _DTYPES = {
 
 
 @dataclass(frozen=True, slots=True)
-class LoadedPair:
-    """A target, perhaps a draft for it, and what they share."""
-
-    target: PreTrainedModel
-    draft: PreTrainedModel | None
-    tokenizer: PreTrainedTokenizerBase  # the target's
-    end_token_ids: frozenset[int]  # of the target
-
-
-@dataclass(frozen=True, slots=True)
 class _Source:
     """Where a model is read from."""
 
@@ -152,31 +142,6 @@ def load_tokenizer(name_or_path: str | Path, *, cache_dir: str | None = None) ->
                 source.path, config=config, **source.options
             )
     return tokenizer
-
-
-def load_pair(
-    target: str | Path,
-    draft: str | Path | None = None,
-    *,
-    dtype: str | torch.dtype = "auto",
-    target_device: str | torch.device = "cpu",
-    draft_device: str | torch.device = "cpu",
-) -> LoadedPair:
-    """Load a target, its tokenizer and perhaps a draft whose tokenizer must fit.
-
-    Raises: ModelError as `load_model`; VocabularyError if draft and target do not share one tokenizer.
-    """
-    tokenizer = load_tokenizer(target)
-    target_model = load_model(target, dtype=dtype, device=target_device)
-    draft_tokenizer = load_tokenizer(draft) if draft is not None else None
-    draft_model = load_model(draft, dtype=dtype, device=draft_device) if draft is not None else None
-    if draft_model is not None and draft_tokenizer is not None:
-        sizes = vocab_size(target_model), vocab_size(draft_model)
-        try:
-            check_tokenizers_fit(tokenizer, draft_tokenizer, *sizes)
-        except VocabularyError as error:
-            raise VocabularyError(f"draft {draft} does not fit target {target}: {error}") from error
-    return LoadedPair(target_model, draft_model, tokenizer, end_token_ids(target_model, tokenizer))
 
 
 def computes_bfloat16(device: str | torch.device) -> bool:

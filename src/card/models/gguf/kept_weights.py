@@ -44,6 +44,8 @@ class KeptWeights:
         Returns: None if it cannot be kept, which is logged.
         Raises: whatever ``write`` raises besides OSError.
         """
+        if (kept := self.find(name)) is not None:
+            return kept
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             with (self._folder / f"{name}.lock").open("w") as lock:

@@ -68,7 +68,7 @@ class GgufSource:
         name = f"{self._digest}-v{_FORMAT}-{_dtype_name(stored)}"
         kept = self._store.find(name)
         if kept is not None:
-            return kept
+            return kept  # without a look at the file
         logger.info("converting %s to %s; this happens once", self._path, _dtype_name(stored))
         num_bytes = self._model.num_elements * stored.itemsize + _TEXT_BYTES
         return self._store.make(name, num_bytes, functools.partial(self._write_model, dtype=stored))
@@ -128,8 +128,7 @@ class GgufSource:
         if self._store is None:
             return None
         name = f"{self._digest}-v{_FORMAT}-text"
-        kept = self._store.find(name)
-        return kept if kept is not None else self._store.make(name, _TEXT_BYTES, self._write_text)
+        return self._store.make(name, _TEXT_BYTES, self._write_text)
 
     def _read_tokenizer(self) -> PreTrainedTokenizerBase:
         header = self._model.header

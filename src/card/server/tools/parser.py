@@ -178,9 +178,7 @@ class ToolParser:
             self._find_head()
         if self._arguments_start is not None:
             self._give_arguments(self._rest[self._arguments_start :])
-        elif not (self._is_marked or _may_name_a_function(self._rest)):
-            return self._give_up()
-        elif end is not None and not self._take(self._rest[:end]):
+        elif not (self._is_marked or _may_name_a_function(self._rest)) or (end is not None and not self._take(self._rest[:end])):
             return self._give_up()
         if end is None:
             return False
