@@ -14,7 +14,7 @@ from card.assembly.build import make_writers
 from card.assembly.drafters import DraftSource, make_drafter, outside_link
 from card.assembly.plan import Facts, Plan, resolve
 from card.config import parse_size
-from card.models.fingerprint import tokenizer_fingerprint
+from card.models.text import tokenizer_fingerprint
 from card.transport.inline import InlineLink
 
 _SHARED = (  # settings that mean the same in `EngineSettings`

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -210,6 +212,13 @@ class StopStrings:
 
     def _may_begin(self, text: str) -> bool:
         return any(stop.startswith(text) for stop in self._stops)
+
+
+def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
+    """Return a short text that two tokenizers share exactly if each token id, bos and eos mean the same to both."""
+    tokens = sorted(tokenizer.get_vocab().items())
+    facts = json.dumps([tokens, tokenizer.bos_token, tokenizer.eos_token])
+    return hashlib.sha256(facts.encode()).hexdigest()[:32]
 
 
 def check_tokenizers_fit(

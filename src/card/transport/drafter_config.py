@@ -22,8 +22,6 @@ class DraftModel(msgspec.Struct, frozen=True, kw_only=True):
     kv_cache_bytes: int | None = None  # memory for KV rows; None: a few sequences of full length
     measures: bool = True  # find out what passes cost; targets are told
     cache_dir: str | None = None  # for converted weights, as of `load_model`
-    draft_vocab: int | None = None  # the first so many tokens are proposed; None: all
-    always_drafted: tuple[int, ...] = ()  # and these
     has_unknown_target: bool = False  # the target must be told which tokenizer this is
 
     @classmethod

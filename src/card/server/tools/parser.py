@@ -178,8 +178,10 @@ class ToolParser:
             self._find_head()
         if self._arguments_start is not None:
             self._give_arguments(self._rest[self._arguments_start :])
-        elif not (self._is_marked or _may_name_a_function(self._rest)) or (end is not None and not self._take(self._rest[:end])):
-            return self._give_up()
+        else:
+            may_be_call = self._is_marked or _may_name_a_function(self._rest)
+            if not may_be_call or (end is not None and not self._take(self._rest[:end])):
+                return self._give_up()
         if end is None:
             return False
         self._rest, self._arguments_start = self._rest[end:], None
