@@ -15,8 +15,8 @@ from busy_drafter import BusyDrafter, Span, times_slower
 
 from card.bench.rows import SETTLE_S, core_set
 from card.models.protocol import Extension, LanguageModel
+from card.models.threads import pinned
 from card.planner.profile import Overheads, PassGrid, PassTable, Profile, Setup
-from card.policy.cores import pinned
 from card.policy.cost import PassCost
 
 TARGET_TOKENS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)

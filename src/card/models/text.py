@@ -7,7 +7,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, overload
+from typing import Any
 
 import jinja2
 from transformers import PreTrainedTokenizerBase
@@ -40,11 +40,7 @@ class Conversation(Messages):
     tools: Sequence[Mapping[str, Any]] = ()  # functions that the model may call, in OpenAI's shape
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)  # variables of the template
 
-    @overload
-    def __getitem__(self, idx: int) -> Mapping[str, Any]: ...
-    @overload
-    def __getitem__(self, idx: slice) -> Messages: ...
-    def __getitem__(self, idx: int | slice) -> Mapping[str, Any] | Messages:
+    def __getitem__(self, idx: Any) -> Any:
         return self.messages[idx]
 
     def __len__(self) -> int:

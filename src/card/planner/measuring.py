@@ -18,11 +18,11 @@ from card.models.inflation import inflate, parse_parameter_count
 from card.models.loading import context_limit, load_model, load_tokenizer, parameter_count
 from card.models.protocol import Extension, LanguageModel
 from card.models.text import tokenizer_fingerprint
+from card.models.threads import CoreSet, pinned
 from card.planner.around import measure_overheads
 from card.planner.files import made_now
 from card.planner.profile import PassGrid, PassTable, Profile, Setup
 from card.planner.requests import ProfileRequest
-from card.policy.cores import CoreSet, pinned
 
 _MAX_MODEL_LEN = 2048
 _TREE_ROWS = 1024

@@ -8,7 +8,6 @@ import json
 import logging
 import math
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
@@ -179,10 +178,6 @@ def _write_weights(stream: BinaryIO, model: GgufModel, dtype: torch.dtype) -> No
         shape = list(weight.place.shape)
         header[weight.name] = {"dtype": _SAFETENSORS_NAMES[dtype], "shape": shape, "data_offsets": [start, end]}
     stream.write(safetensors_header(header))
-    for part in _parts(model, dtype):
-        stream.write(part.contiguous().view(torch.uint8).numpy().data)
-
-
-def _parts(model: GgufModel, dtype: torch.dtype) -> Iterator[Tensor]:
     for weight in model.weights:
-        yield from model.read(weight, dtype)
+        for part in model.read(weight, dtype):
+            stream.write(part.contiguous().view(torch.uint8).numpy().data)
