@@ -20,9 +20,8 @@ from card.api.llm import LLM, StreamChunk
 from card.config import SamplingParams
 from card.errors import WorkerError
 from card.transport import child, process, watch
-from card.transport.drafter_config import DrafterConfig, DraftModel
-from card.transport.inline import InlineLink
-from card.transport.process import ProcessLink
+from card.transport.here import InlineLink
+from card.transport.process import DrafterConfig, DraftModel, ProcessLink
 from card.transport.switch import SwitchLink
 from card.tree.messages import PROTOCOL_VERSION
 from tests.decoding import decode, drafter_for, plain, toy_draft, toy_target

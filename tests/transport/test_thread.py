@@ -10,7 +10,7 @@ import pytest
 from card.config import DraftSettings, SamplingParams
 from card.errors import ModelError
 from card.transport import thread
-from card.transport.thread import ThreadLink
+from card.transport.here import ThreadLink
 from card.workers.drafter import DrafterWorker
 from card.writers.beam import BeamWriter
 from tests.decoding import GREEDY, drafter_for, plain, toy_draft, toy_target

@@ -22,20 +22,17 @@ from card.models.threads import CoreSet, pinned
 from card.models.torch_runner import TorchRunner
 from card.policy.cost import PassCost
 from card.transport.child import DrafterChild
-from card.transport.drafter_config import DrafterConfig, DraftModel
-from card.transport.inline import InlineLink
+from card.transport.here import InlineLink, ThreadLink
 from card.transport.leases import LeasedLink, Leases
 from card.transport.link import DrafterLink
-from card.transport.process import ProcessLink
+from card.transport.process import DrafterConfig, DraftModel, ProcessLink
 from card.transport.remote import RemoteLink
 from card.transport.switch import SwitchLink
-from card.transport.thread import ThreadLink
 from card.tree.messages import PassSeconds, Ready
 from card.workers.drafter import MAX_REQUESTS, DrafterWorker
 from card.workers.replica import draft_spec
-from card.writers.beam import BeamWriter
+from card.writers.beam import BeamWriter, FindGrammar
 from card.writers.cuda.device_beam import DeviceBeamWriter, make_writer
-from card.writers.shaping import FindGrammar
 
 if TYPE_CHECKING:
     from card.models.decoder_model import LoadedModel
