@@ -17,8 +17,7 @@ import zmq
 
 from card.transport.child import DrafterChild
 from card.transport.link import LinkStatus
-from card.transport.outside import OutsideLink
-from card.transport.watch import Watch
+from card.transport.outside import OutsideLink, Watch
 from card.tree.messages import Shutdown
 
 _SERVED_TREE_ROWS = 512  # per request, whatever lead and width its client asks for

@@ -15,10 +15,9 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from card.models.decoder_model import DecoderModel, config_of
+from card.models.decoder_model import DecoderModel, MappedWeights, config_of, safetensors_header
 from card.models.gguf.header import GgufError
 from card.models.gguf.kept_weights import KeptWeights
-from card.models.gguf.mapped import MappedWeights, safetensors_header
 from card.models.gguf.model import GgufModel, generation_config, open_gguf
 from card.models.gguf.tokenizer import check_tokenizer, read_tokenizer
 
