@@ -15,8 +15,8 @@ import zmq
 
 from card.config import SamplingParams
 from card.errors import SettingsError, WorkerError
-from card.transport import server as server_module
 from card.transport import outside
+from card.transport import server as server_module
 from card.transport.keys import load_server_keys, make_keys
 from card.transport.server import DraftServer, ServerLimits
 from card.tree.messages import (

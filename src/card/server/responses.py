@@ -26,7 +26,10 @@ from card.server.tools.support import ToolPlan
 Events = list[dict[str, Any]]
 _ECHOED = {"instructions", "max_output_tokens", "metadata", "parallel_tool_calls"}  # as asked
 _ECHOED |= {"temperature", "tool_choice", "top_p"}
-_CONSTANT: dict[str, Any] = {"object": "response", "error": None, "previous_response_id": None} | {
+_CONSTANT: dict[str, Any] = {
+    "object": "response",
+    "error": None,
+    "previous_response_id": None,
     "service_tier": "default",
     "store": False,
     "truncation": "disabled",

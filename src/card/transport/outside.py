@@ -14,6 +14,8 @@ from card.transport.link import DrafterLink, LinkStatus
 from card.tree.messages import DrafterMessage, Fault, Layer, Ping, Ready, Resync, TargetMessage, decode, encode
 from card.workers.metrics import DrafterState
 
+logger = logging.getLogger(__name__)
+_CHECK_INTERVAL_S = 0.02  # between looks at the drafter; a look is a system call
 FIRST_BACKOFF_S = 0.25
 MAX_BACKOFF_S = 30.0
 PING_AFTER_S = 10.0  # of silence at the latest: a server forgets clients that say nothing for longer
@@ -103,10 +105,6 @@ class Watch:
         if self.state == "starting":
             return f"not ready after {self._start_timeout_s:g} s"
         return f"silent for {now - self._heard_at:.1f} s"
-
-
-logger = logging.getLogger(__name__)
-_CHECK_INTERVAL_S = 0.02  # between looks at the drafter; a look is a system call
 
 
 class OutsideLink(DrafterLink, ABC):

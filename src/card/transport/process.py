@@ -20,6 +20,12 @@ from card.transport.link import LinkStatus
 from card.transport.outside import OutsideLink, Watch
 from card.tree.messages import Shutdown
 
+logger = logging.getLogger(__name__)
+FOLDER_PREFIX = "card-"  # of the folder with the socket
+_EXIT_TIMEOUT_S = 2.0
+_LAST_WORDS_S = 0.05  # time for the frame in which a child that failed says why
+_FAULT_STATUS = 1  # exit status of such a child
+_LOOK_AT_STATE_S = 0.25  # between looks at whether the child is stopped; a look reads a file
 _SERVED_TREE_ROWS = 512  # per request, whatever lead and width its client asks for
 _SERVED_WARM_UP_TOKENS = 16  # most tokens of a usual pass, as far as that is known before any client comes
 
@@ -59,14 +65,6 @@ class DrafterConfig(msgspec.Struct, frozen=True, kw_only=True):
     threads: int
     cores: tuple[int, ...]  # where the parent has put the process; empty: anywhere
     model: DraftModel
-
-
-logger = logging.getLogger(__name__)
-FOLDER_PREFIX = "card-"  # of the folder with the socket
-_EXIT_TIMEOUT_S = 2.0
-_LAST_WORDS_S = 0.05  # time for the frame in which a child that failed says why
-_FAULT_STATUS = 1  # exit status of such a child
-_LOOK_AT_STATE_S = 0.25  # between looks at whether the child is stopped; a look reads a file
 
 
 class ProcessLink(OutsideLink):
