@@ -60,18 +60,16 @@ def _finish_reason(reason: str | None, num_calls: int) -> str | None:
 
 
 def _choice(service: Service, fields: ChatRequest, plan: ToolPlan, choice: Choice) -> dict[str, Any]:
-    parser, content, chunks = plan.parser(), choice.text, choice.chunks
+    content, chunks = "", choice.chunks
     calls: list[dict[str, Any]] = []
-    if parser is not None:
-        content = ""
-        for piece in (*parser.push(choice.text), *parser.flush()):
-            match piece:
-                case Content(text):
-                    content += text
-                case CallBegun(_, name):
-                    calls.append(_call(plan, name))
-                case CallArguments(call_idx, text):
-                    calls[call_idx]["function"]["arguments"] += text
+    for piece in plan.pieces(plan.parser(), choice.text, is_end=True):
+        match piece:
+            case Content(text):
+                content += text
+            case CallBegun(_, name):
+                calls.append(_call(plan, name))
+            case CallArguments(call_idx, text):
+                calls[call_idx]["function"]["arguments"] += text
     message: dict[str, Any] = {"role": "assistant", "content": content or (None if calls else ""), "refusal": None}
     if calls:
         message["tool_calls"] = calls
@@ -105,7 +103,7 @@ class _Writer:
         self._has_begun = True
         self._logprobs += chunk.logprobs
         is_end = chunk.finish_reason is not None
-        deltas = self._deltas(chunk.text, is_end=is_end)
+        deltas = [self._delta(piece) for piece in self._plan.pieces(self._parser, chunk.text, is_end=is_end)]
         if not deltas and not is_end and not self._fields.shows_tree:
             return begin
         parts: list[dict[str, Any]] = [{"delta": delta} for delta in deltas or [{}]]
@@ -117,12 +115,6 @@ class _Writer:
         num_calls = self._parser.num_calls if self._parser is not None else 0
         parts[-1]["finish_reason"] = _finish_reason(chunk.finish_reason, num_calls)
         return begin + b"".join(self._event(choice, **part) for part in parts)
-
-    def _deltas(self, text: str, *, is_end: bool) -> list[dict[str, Any]]:
-        if self._parser is None:
-            return [{"content": text}] if text else []
-        pieces = [*self._parser.push(text), *(self._parser.flush() if is_end else ())]
-        return [self._delta(piece) for piece in pieces]
 
     def _delta(self, piece: Piece) -> dict[str, Any]:
         match piece:

@@ -141,13 +141,11 @@ class _OutputItems:
 
     def push(self, text: str) -> Events:
         """Add text and return the events that tell of it."""
-        if self._parser is None:
-            return self._take([Content(text)] if text else [])
-        return self._take(self._parser.push(text))
+        return self._take(self._plan.pieces(self._parser, text))
 
     def finish(self, status: Any) -> Events:
         """End the last item and return the events that tell of it. An answer without any text is an empty message."""
-        events = self._take(self._parser.flush()) if self._parser is not None else []
+        events = self._take(self._plan.pieces(self._parser, "", is_end=True))
         if not self.items:
             events += self._begin_message()
         return events + self._end(status)
