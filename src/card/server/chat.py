@@ -16,7 +16,7 @@ from card.server.params import sampling_params
 from card.server.schemas import ChatRequest
 from card.server.service import Choice, Generation, Service
 from card.server.streaming import EventStream, unless_gone
-from card.server.tools.parser import CallArguments, CallBegun, Content, Piece
+from card.server.tools.parser import CallArguments, CallBegun, Content, Piece, pieces_of
 from card.server.tools.support import ToolPlan
 from card.tree.sampling import TokenLogprobs
 
@@ -62,7 +62,7 @@ def _finish_reason(reason: str | None, num_calls: int) -> str | None:
 def _choice(service: Service, fields: ChatRequest, plan: ToolPlan, choice: Choice) -> dict[str, Any]:
     content, chunks = "", choice.chunks
     calls: list[dict[str, Any]] = []
-    for piece in plan.pieces(plan.parser(), choice.text, is_end=True):
+    for piece in pieces_of(plan.parser(), choice.text, is_end=True):
         match piece:
             case Content(text):
                 content += text
@@ -103,7 +103,7 @@ class _Writer:
         self._has_begun = True
         self._logprobs += chunk.logprobs
         is_end = chunk.finish_reason is not None
-        deltas = [self._delta(piece) for piece in self._plan.pieces(self._parser, chunk.text, is_end=is_end)]
+        deltas = [self._delta(piece) for piece in pieces_of(self._parser, chunk.text, is_end=is_end)]
         if not deltas and not is_end and not self._fields.shows_tree:
             return begin
         parts: list[dict[str, Any]] = [{"delta": delta} for delta in deltas or [{}]]

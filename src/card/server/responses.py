@@ -20,7 +20,7 @@ from card.server.limits import read_body
 from card.server.response_schemas import ResponsesRequest
 from card.server.service import Generation, Service
 from card.server.streaming import EventStream, unless_gone
-from card.server.tools.parser import CallArguments, CallBegun, Content, Piece
+from card.server.tools.parser import CallArguments, CallBegun, Content, Piece, pieces_of
 from card.server.tools.support import ToolPlan
 
 Events = list[dict[str, Any]]
@@ -141,11 +141,11 @@ class _OutputItems:
 
     def push(self, text: str) -> Events:
         """Add text and return the events that tell of it."""
-        return self._take(self._plan.pieces(self._parser, text))
+        return self._take(pieces_of(self._parser, text))
 
     def finish(self, status: Any) -> Events:
         """End the last item and return the events that tell of it. An answer without any text is an empty message."""
-        events = self._take(self._plan.pieces(self._parser, "", is_end=True))
+        events = self._take(pieces_of(self._parser, "", is_end=True))
         if not self.items:
             events += self._begin_message()
         return events + self._end(status)

@@ -261,6 +261,13 @@ class ToolParser:
         return True
 
 
+def pieces_of(parser: ToolParser | None, text: str, *, is_end: bool = False) -> list[Piece]:
+    """Return what ``parser``, if there is one, makes of the next text, and at the end of what it held back."""
+    if parser is None:
+        return [Content(text)] if text else []
+    return [*parser.push(text), *(parser.flush() if is_end else ())]
+
+
 def _may_name_a_function(text: str) -> bool:
     """Return whether an object without a mark may be a call by its first key, as far as that is known."""
     key = _FIRST_KEY.match(text)

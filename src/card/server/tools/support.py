@@ -20,7 +20,7 @@ from card.server.schemas import ChatRequest, Message
 from card.server.tool_schemas import FunctionDefinition, NamedTool, decoded_arguments
 from card.server.tools.formats import FORMATS, MISTRAL, ToolFormat, ToolParserName, find_format, has_tools
 from card.server.tools.grammar import ToolGrammar
-from card.server.tools.parser import Content, Piece, ToolParser
+from card.server.tools.parser import ToolParser
 
 _INTRODUCTION = (
     "You can call functions. Each line between <tools> and </tools> describes one in JSON:\n<tools>\n{tools}\n"
@@ -106,13 +106,6 @@ class ToolPlan:
             has_content=not self.is_forced,
             most_calls=self.most_calls,
         )
-
-    @staticmethod
-    def pieces(parser: ToolParser | None, text: str, *, is_end: bool = False) -> list[Piece]:
-        """Return what ``parser``, if there is one, makes of the next text, and at the end of what it held back."""
-        if parser is None:
-            return [Content(text)] if text else []
-        return [*parser.push(text), *(parser.flush() if is_end else ())]
 
     def new_call_id(self) -> str:
         """Return an id for a call."""
