@@ -118,7 +118,8 @@ class RoundCollector:
                 self._target.close(text.target_slot)
                 self._draft.close(text.draft_slot)
                 on_answer()
-        inputs, num_accepted, confidences, prompt_idx = zip(*found, strict=True) if found else ((), (), (), ())
+        columns = list(zip(*found, strict=True)) or [()] * 4
+        inputs, num_accepted, confidences, prompt_idx = columns
         return Rounds(
             torch.stack(inputs) if found else torch.zeros((0, 0)),
             torch.tensor(num_accepted, dtype=torch.int64),
