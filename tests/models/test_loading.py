@@ -30,10 +30,10 @@ from card.errors import ModelError, VocabularyError
 from card.models import demo
 from card.models.demo import DEMO_NAMES, DEMO_PROBLEMS, demo_folder
 from card.models.loading import (
+    check_pair,
     computes_bfloat16,
     end_token_ids,
     load_model,
-    load_pair,
     load_tokenizer,
     parameter_count,
     vocab_size,
@@ -264,23 +264,21 @@ def test_a_tokenizer_that_is_missing_or_broken_is_refused(copied: Path) -> None:
 
 def test_a_pair_shares_a_tokenizer_and_the_end_tokens_of_all_three_places(saved: Path, tmp_path: Path) -> None:
     save_pair_member(tmp_path / "padded", vocab_rows=V + 8)
-    pair = load_pair(saved, tmp_path / "padded", dtype="float32")
-    assert pair.draft is not None
-    assert (vocab_size(pair.target), vocab_size(pair.draft)) == (V, V + 8)
-    assert pair.end_token_ids == {3, 4, 5, 6}
-    assert end_token_ids(pair.target) == {3, 4, 5}
-    alone = load_pair(saved)
-    assert alone.draft is None
-    assert alone.end_token_ids == {3, 4, 5, 6}
+    target, tokenizer = load_model(saved, dtype="float32"), load_tokenizer(saved)
+    check_pair(tokenizer, target, tmp_path / "padded")
+    assert (vocab_size(target), vocab_size(load_model(tmp_path / "padded"))) == (V, V + 8)
+    assert end_token_ids(target, tokenizer) == {3, 4, 5, 6}
+    assert end_token_ids(target) == {3, 4, 5}
 
 
 def test_a_pair_with_other_tokens_or_too_few_rows_is_refused(saved: Path, tmp_path: Path) -> None:
     save_pair_member(tmp_path / "other", last_token="other")
     save_pair_member(tmp_path / "short", vocab_rows=V - 1)
-    with pytest.raises(VocabularyError, match=r"other does not fit target .*: token 31 is 'w31' in the target's"):
-        load_pair(saved, tmp_path / "other")
+    target, tokenizer = load_model(saved), load_tokenizer(saved)
+    with pytest.raises(VocabularyError, match=r"other does not fit the target: token 31 is 'w31' in the target's"):
+        check_pair(tokenizer, target, tmp_path / "other")
     with pytest.raises(VocabularyError, match="the draft model has 31 embedding rows"):
-        load_pair(saved, tmp_path / "short")
+        check_pair(tokenizer, target, tmp_path / "short")
 
 
 def test_tied_embeddings_count_once() -> None:

@@ -16,8 +16,8 @@ from ray import serve
 from ray.serve.context import _get_global_client
 from ray.serve.schema import ServeDeploySchema
 
-from card.models.fingerprint import tokenizer_fingerprint
 from card.models.loading import load_tokenizer
+from card.models.text import tokenizer_fingerprint
 from card.ray.allocation import Wish
 from card.ray.desk import as_text
 from card.ray.target import DESK

@@ -1,25 +1,15 @@
-"""`/openapi.json` says what is so: answers have the shape that is described, and bodies may be what is described."""
+"""`/openapi.json` says what is so, and answers have the fields of OpenAI's own types."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
+from openai.types import Completion, Model
+from openai.types.chat import ChatCompletion
+from openai.types.responses import Response
 from pydantic import BaseModel
 
-from card.server.answers import (
-    ChatAnswer,
-    CompletionAnswer,
-    DetokenizeAnswer,
-    ErrorAnswer,
-    HealthAnswer,
-    LoadAnswer,
-    ModelAnswer,
-    ModelsAnswer,
-    ResponsesAnswer,
-    TokenizeAnswer,
-    VersionAnswer,
-)
 from tests.server.running import PROMPT, Running, serving
 
 pytestmark = pytest.mark.timeout(240)
@@ -34,41 +24,60 @@ SHORT: dict[str, Any] = {"max_tokens": 6, "temperature": 0, "shows_tree": True, 
 @pytest.mark.parametrize(
     ("path", "body", "shape"),
     [
-        ("/v1/chat/completions", {"messages": MESSAGES, **SHORT, "logprobs": True, "top_logprobs": 2}, ChatAnswer),
-        ("/v1/chat/completions", {"messages": MESSAGES, "max_tokens": 2, "n": 2}, ChatAnswer),
-        ("/v1/completions", {"prompt": PROMPT, **SHORT, "echo": True, "logprobs": 1}, CompletionAnswer),
-        ("/v1/completions", {"prompt": PROMPT, "max_tokens": 0, "echo": True}, CompletionAnswer),
-        ("/v1/chat/completions", {"messages": MESSAGES, **CALLING, "tools": [TOOL]}, ChatAnswer),
-        ("/v1/responses", {"input": PROMPT, "max_output_tokens": 4, "include_metrics": True}, ResponsesAnswer),
-        ("/v1/responses", {"input": PROMPT, **CALLING, "tools": [{"type": "function", **FUNCTION}]}, ResponsesAnswer),
-        ("/tokenize", {"prompt": PROMPT, "return_token_strs": True}, TokenizeAnswer),
-        ("/tokenize", {"prompt": ""}, TokenizeAnswer),
-        ("/detokenize", {"tokens": [5, 6]}, DetokenizeAnswer),
-        ("/v1/models", None, ModelsAnswer),
-        ("/v1/models/demo-target", None, ModelAnswer),
-        ("/health", None, HealthAnswer),
-        ("/health/ready", None, HealthAnswer),
-        ("/version", None, VersionAnswer),
-        ("/load", None, LoadAnswer),
+        ("/v1/chat/completions", {"messages": MESSAGES, **SHORT, "logprobs": True, "top_logprobs": 2}, ChatCompletion),
+        ("/v1/chat/completions", {"messages": MESSAGES, "max_tokens": 2, "n": 2}, ChatCompletion),
+        ("/v1/completions", {"prompt": PROMPT, **SHORT, "echo": True, "logprobs": 1}, Completion),
+        ("/v1/completions", {"prompt": PROMPT, "max_tokens": 0, "echo": True}, Completion),
+        ("/v1/chat/completions", {"messages": MESSAGES, **CALLING, "tools": [TOOL]}, ChatCompletion),
+        ("/v1/responses", {"input": PROMPT, "max_output_tokens": 4, "include_metrics": True}, Response),
+        ("/v1/responses", {"input": PROMPT, **CALLING, "tools": [{"type": "function", **FUNCTION}]}, Response),
+        ("/v1/models/demo-target", None, Model),
     ],
     ids=str,
 )
-def test_an_answer_has_the_shape_that_is_described(
+def test_an_answer_has_the_fields_of_openais(
     server: Running, path: str, body: dict[str, Any] | None, shape: type[BaseModel]
 ) -> None:
     response = server.client.get(path) if body is None else server.post(path, body)
     assert response.status_code == 200, response.text
-    shape.model_validate_json(response.content, strict=True)
+    answer = response.json()
+    assert answer.keys() >= {name for name, field in shape.model_fields.items() if field.is_required()}
+    for choice in answer.get("choices", ()):
+        assert choice.keys() >= {"index", "finish_reason", "logprobs"} | (
+            {"text"} if shape is Completion else {"message"}
+        )
     told = _operation(server.client.get("/openapi.json").json(), path)["responses"]["200"]["content"]
-    assert told["application/json"]["schema"]["$ref"] == f"#/components/schemas/{shape.__name__}"
+    assert "application/json" in told
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "names"),
+    [
+        ("/tokenize", {"prompt": PROMPT, "return_token_strs": True}, "count max_model_len tokens token_strs"),
+        ("/tokenize", {"prompt": ""}, "count max_model_len tokens token_strs"),
+        ("/detokenize", {"tokens": [5, 6]}, "prompt"),
+        ("/v1/models", None, "object data"),
+        ("/health", None, "status"),
+        ("/health/ready", None, "status"),
+        ("/version", None, "version model draft_model method exact target_cost"),
+        ("/load", None, "server_load running waiting max_num_seqs max_num_queued_reqs"),
+    ],
+    ids=str,
+)
+def test_an_answer_has_these_fields(server: Running, path: str, body: dict[str, Any] | None, names: str) -> None:
+    response = server.client.get(path) if body is None else server.post(path, body)
+    assert response.status_code == 200, response.text
+    assert set(response.json()) == set(names.split())
 
 
 def test_an_error_has_the_shape_that_is_described(server: Running) -> None:
     for path, status in (("/v1/completions", 400), ("/v1/models/nobody", 404)):
         response = server.post(path, {}) if status == 400 else server.client.get(path)
         assert response.status_code == status
-        ErrorAnswer.model_validate_json(response.content, strict=True)
-        assert str(status) in _operation(server.client.get("/openapi.json").json(), path)["responses"]
+        assert set(response.json()["error"]) == {"message", "type", "param", "code"}
+        told = _operation(server.client.get("/openapi.json").json(), path)["responses"][str(status)]
+        error = told["content"]["application/json"]["schema"]["properties"]["error"]
+        assert set(error["required"]) == set(response.json()["error"])
 
 
 def test_null_counts_as_left_out_and_is_described_so(server: Running) -> None:
@@ -126,7 +135,7 @@ def test_a_method_that_a_path_does_not_have_is_refused_with_those_that_it_has(se
         response = server.client.request(method, path)
         assert response.status_code == 405
         assert response.headers["allow"] == allowed
-        ErrorAnswer.model_validate_json(response.content, strict=True)
+        assert set(response.json()) == {"error"}
 
 
 def _operation(described: dict[str, Any], path: str) -> dict[str, Any]:

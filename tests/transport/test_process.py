@@ -19,10 +19,9 @@ import pytest
 from card.api.llm import LLM, StreamChunk
 from card.config import SamplingParams
 from card.errors import WorkerError
-from card.transport import child, process, watch
-from card.transport.drafter_config import DrafterConfig, DraftModel
-from card.transport.inline import InlineLink
-from card.transport.process import ProcessLink
+from card.transport import child, outside, process
+from card.transport.here import InlineLink
+from card.transport.process import DrafterConfig, DraftModel, ProcessLink
 from card.transport.switch import SwitchLink
 from card.tree.messages import PROTOCOL_VERSION
 from tests.decoding import decode, drafter_for, plain, toy_draft, toy_target
@@ -60,7 +59,7 @@ def stub_link(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Process
         behaviour: str, *, start_timeout_s: float = PATIENCE_S, silence_timeout_s: float = PATIENCE_S
     ) -> ProcessLink:
         monkeypatch.setattr(child, "_COMMAND", (sys.executable, STUB, behaviour))
-        monkeypatch.setattr(watch, "FIRST_BACKOFF_S", 0.05)
+        monkeypatch.setattr(outside, "FIRST_BACKOFF_S", 0.05)
         monkeypatch.setattr(process, "_EXIT_TIMEOUT_S", 0.2)
         model = DraftModel(
             name="none", dtype="float32", device="cpu", max_model_len=128, max_tree_rows=64, warm_up_tokens=1

@@ -15,7 +15,7 @@ from benchmarks.delay_proxy import DelayProxy
 from card.api.llm import LLM
 from card.config import SamplingParams
 from card.errors import SettingsError, WorkerError
-from card.transport import remote, watch
+from card.transport import outside, remote
 from card.transport.keys import load_server_keys, make_keys
 from card.transport.remote import RemoteLink
 from card.tree.messages import Open, PassSeconds, Ready, encode
@@ -48,7 +48,7 @@ def keys(tmp_path: Path) -> Path:
 
 @pytest.fixture(autouse=True)
 def short_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watch, "FIRST_BACKOFF_S", 0.02)
+    monkeypatch.setattr(outside, "FIRST_BACKOFF_S", 0.02)
 
 
 # ---- the start ------------------------------------------------------------------------------------------------------
@@ -302,8 +302,8 @@ def test_a_server_that_is_rejected_is_tried_again() -> None:
 def test_a_session_that_the_server_dropped_while_nobody_asked_begins_anew_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(watch, "FIRST_BACKOFF_S", 1000.0)
-    monkeypatch.setattr(watch, "PING_AFTER_S", 0.1)
+    monkeypatch.setattr(outside, "FIRST_BACKOFF_S", 1000.0)
+    monkeypatch.setattr(outside, "PING_AFTER_S", 0.1)
     monkeypatch.setattr(remote, "_RESTING_AFTER_S", 0.5)
     server = make_server(draft(), silence_timeout_s=1.0)
     with running(server), connected(server.address) as link:

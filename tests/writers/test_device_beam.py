@@ -17,8 +17,7 @@ from card.errors import ProtocolError
 from card.models.cuda import graphs
 from card.models.cuda.graphs import Lane
 from card.models.protocol import Extension
-from card.transport.inline import InlineLink
-from card.transport.thread import ThreadLink
+from card.transport.here import InlineLink, ThreadLink
 from card.tree.messages import DraftSpec
 from card.tree.nodes import NewNodes
 from card.workers.drafter import DrafterWorker

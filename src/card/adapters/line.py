@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from card.models.threads import integer_passes_on
-from card.transport.inline import InlineLink
+from card.transport.here import InlineLink
 from card.transport.link import DrafterLink, LinkStatus
 from card.tree.messages import DrafterMessage, TargetMessage
 

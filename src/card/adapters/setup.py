@@ -14,8 +14,8 @@ from card.assembly.build import make_writers
 from card.assembly.drafters import DraftSource, make_drafter, outside_link
 from card.assembly.plan import Facts, Plan, resolve
 from card.config import parse_size
-from card.models.fingerprint import tokenizer_fingerprint
-from card.transport.inline import InlineLink
+from card.models.text import tokenizer_fingerprint
+from card.transport.here import InlineLink
 
 _SHARED = (  # settings that mean the same in `EngineSettings`
     *("draft", "draft_address", "draft_keys", "draft_threads", "start_timeout_s", "drafter_timeout_s"),

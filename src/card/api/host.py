@@ -31,10 +31,8 @@ from card.errors import PromptError, SettingsError
 from card.methods import Method
 from card.models.cuda.bucketed import make_runner
 from card.models.decoder_model import is_int8
-from card.models.draft_vocab import check_draft_vocab
-from card.models.fingerprint import tokenizer_fingerprint
 from card.models.grammar import GrammarCompiler
-from card.models.hrad.foresight import OFF, foresight
+from card.models.hrad.network import OFF, foresight
 from card.models.inflation import inflate, inflated_from, parse_parameter_count
 from card.models.loading import (
     check_pair,
@@ -46,7 +44,7 @@ from card.models.loading import (
     load_tokenizer,
     parameter_count,
 )
-from card.models.text import encode_chat, encode_prompt
+from card.models.text import encode_chat, encode_prompt, tokenizer_fingerprint
 from card.models.threads import pinned, usable_cores
 from card.transport.child import DrafterChild
 from card.transport.leases import Leases
@@ -103,14 +101,13 @@ class Host:
         self.method, self.settings = plan.method, plan.settings
         say(f"loading {self.settings.target}")
         self.tokenizer = tokenizer or load_tokenizer(self.settings.target, cache_dir=self.settings.weights_dir)
-        check_draft_vocab(self.settings.draft_vocab, self.tokenizer)
         model = self._load_target(target, draft if plan.placements else None)
         self._end_ids = end_token_ids(model, self.tokenizer)
         self.generation_config = model.generation_config
         facts = replace(facts, context_limit=context_limit(model), in_integers=is_int8(model))
         plan = resolve(asked, facts, method=method)
         self.runner = make_runner(model, max_model_len=plan.max_model_len, max_tree_rows=plan.target_tree_rows)
-        self._grammars = GrammarCompiler(self.tokenizer, self.runner.vocab_size, tuple(self._end_ids))
+        self.grammars = GrammarCompiler(self.tokenizer, self.runner.vocab_size, tuple(self._end_ids))
         self.latencies = MeasuredLatencies(
             plan, self.runner, is_target_named=isinstance(target, str), is_draft_named=isinstance(draft, str)
         )
@@ -173,7 +170,7 @@ class Host:
             end_ids=end_ids,
             stop_check=text if params.stop else None,
             uses_drafter=self.link is not None,
-            grammar=self._grammars.compile(params.grammar) if params.grammar is not None else None,
+            grammar=self.grammars.compile(params.grammar) if params.grammar is not None else None,
         )
         self.engine.check(request)
         return PreparedRequest(request, text)
@@ -230,7 +227,7 @@ class Host:
             model=draft,
             vocab_size=self.runner.vocab_size,
             tokenizer=self.tokenizer,
-            find_grammar=self._grammars.find,
+            find_grammar=self.grammars.find,
             spare=spare,
             measures=not self.latencies.knows_drafter,
             leases=leases,

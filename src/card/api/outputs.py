@@ -8,9 +8,8 @@ from dataclasses import dataclass, field
 from card.engine.engine import Update
 from card.errors import CardError
 from card.tree.sampling import TokenLogprobs
-from card.workers.details import Alternative, TokenDetails
 from card.workers.metrics import RequestStats
-from card.workers.request import FinishReason
+from card.workers.request import Alternative, FinishReason, TokenDetails
 
 __all__ = ["Alternative", "CompletionOutput", "RequestOutput", "StreamChunk", "TokenLogprobs"]
 
@@ -28,7 +27,7 @@ class CompletionOutput:
     finish_reason: FinishReason  # stop: an end token or stop string; length: max_tokens or the context is full
     logprobs: tuple[TokenLogprobs, ...] = ()  # one for each token, if `SamplingParams.logprobs` asked for them
     # How the text came, not what came, so these do not count when outputs are compared; one for each token, see
-    # `card.workers.details.TokenDetails`.
+    # `card.workers.request.TokenDetails`.
     origins: tuple[str, ...] = field(default=(), compare=False)
     alternatives: tuple[tuple[Alternative, ...], ...] = field(default=(), compare=False)  # if shows_tree
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from card.assembly.plan import Latencies, Plan
 from card.engine.engine import Engine, Limits
-from card.models.hrad.foresight import Foresight
+from card.models.hrad.network import Foresight
 from card.models.protocol import LanguageModel
 from card.policy.cost import ScheduleCost
 from card.policy.rounds import Policy, Schedule

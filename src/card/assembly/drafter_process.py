@@ -20,8 +20,7 @@ from card.assembly.drafters import load_drafter, make_worker
 from card.config import INT8
 from card.errors import CardError, ProtocolError
 from card.models.threads import use_threads
-from card.transport.drafter_config import DrafterConfig
-from card.transport.process import FOLDER_PREFIX
+from card.transport.process import FOLDER_PREFIX, DrafterConfig
 from card.tree.messages import DrafterMessage, Fault, decode, encode
 
 _IDLE_POLL_MS = 500

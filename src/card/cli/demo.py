@@ -91,7 +91,7 @@ def _load(options: dict[str, Any], console: Console) -> list[_Lane]:
                 draft if has_draft else None,
                 tokenizer=tokenizer,
                 method=method,
-                **{name: value for name, value in settings.items() if has_draft or name != "draft_vocab"},
+                **settings,
             )
             lanes.append(_Lane(method, llm))
     if note := demo_note(target):

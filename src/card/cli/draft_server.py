@@ -15,8 +15,8 @@ from card.cli.starting import spinner
 from card.config import INT8, parse_size
 from card.errors import SettingsError
 from card.models.threads import use_threads
-from card.transport.drafter_config import DraftModel
 from card.transport.keys import check_may_listen, load_server_keys
+from card.transport.process import DraftModel
 from card.transport.server import DraftServer, ServerLimits
 
 

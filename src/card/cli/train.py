@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from rich.console import Console
@@ -22,7 +22,10 @@ from card.models.demo import SAMPLE_PROBLEMS
 from card.models.hrad.network import target_facts
 from card.models.hrad.rounds import RoundCollector, Rounds
 from card.models.hrad.training import Trained, TrainSettings, train_hrad
-from card.models.loading import LoadedPair, context_limit, load_pair
+from card.models.loading import check_pair, context_limit, end_token_ids, load_model, load_tokenizer
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 _MOST_CONTEXT = 4096
 _CLASS_NAMES = ("all rejected", "undecided", "all accepted")
@@ -49,14 +52,20 @@ def run(
     test_questions = () if test_prompts is None else read_prompts(test_prompts)
     torch.set_num_threads(threads or torch.get_num_threads())
     with spinner("loading the models"):
-        pair = load_pair(target_name, draft_name, dtype=dtype, target_device=device, draft_device=device)
-    trained = _train(pair, _short_name(draft_name), questions, test_questions, Console(stderr=True), **training)
+        tokenizer = load_tokenizer(target_name)
+        target_model = load_model(target_name, dtype=dtype, device=device)
+        check_pair(tokenizer, target_model, draft_name)
+        models = target_model, load_model(draft_name, dtype=dtype, device=device)
+    name, console = _short_name(draft_name), Console(stderr=True)
+    trained = _train(*models, tokenizer, name, questions, test_questions, console, **training)
     trained.hrad.save(out, trained.figures())
     _print(Console(), trained, out)
 
 
 def _train(
-    pair: LoadedPair,
+    target_model: PreTrainedModel,
+    draft_model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
     draft_name: str,
     questions: Sequence[str],
     test_questions: Sequence[str],
@@ -68,14 +77,14 @@ def _train(
     **settings: Any,
 ) -> Trained:
     """Collect rounds and train on them. Raises: CardError of any kind."""
-    assert pair.draft is not None
-    max_model_len = min(_MOST_CONTEXT, context_limit(pair.target), context_limit(pair.draft))
-    target, draft = (make_runner(model, max_model_len=max_model_len) for model in (pair.target, pair.draft))
+    max_model_len = min(_MOST_CONTEXT, context_limit(target_model), context_limit(draft_model))
+    target, draft = (make_runner(model, max_model_len=max_model_len) for model in (target_model, draft_model))
+    end_ids = end_token_ids(target_model, tokenizer)
     shape = {"num_layers": num_layers, "num_speculative_tokens": num_speculative_tokens}
-    collector = RoundCollector(target, draft, max_tokens=max_tokens, end_ids=pair.end_token_ids, **shape)
+    collector = RoundCollector(target, draft, max_tokens=max_tokens, end_ids=end_ids, **shape)
     facts = target_facts(target, draft=draft_name, **shape)
-    prompt_ids = _encode(pair.tokenizer, questions, collector.max_prompt_tokens)
-    test_ids = _encode(pair.tokenizer, test_questions, collector.max_prompt_tokens)
+    prompt_ids = _encode(tokenizer, questions, collector.max_prompt_tokens)
+    test_ids = _encode(tokenizer, test_questions, collector.max_prompt_tokens)
     todo = TrainSettings(**settings)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:

@@ -19,9 +19,8 @@ from card.transport.link import DrafterLink, LinkStatus
 from card.transport.switch import SwitchLink
 from card.tree.messages import DrafterMessage, Layer, Ready, TargetMessage
 from card.tree.nodes import Nodes
-from card.workers.details import TokenDetails
 from card.workers.metrics import EngineStats, RequestStats
-from card.workers.request import FinishReason, Request, StepResult, Work
+from card.workers.request import FinishReason, Request, StepResult, TokenDetails, Work
 from card.workers.target import TargetWorker
 from card.workers.trace import MIXED, PREFILL, VERIFY, Trace
 

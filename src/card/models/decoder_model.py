@@ -7,6 +7,7 @@ A model that is unusual in any way is left to transformers: `read_decoder` then 
 from __future__ import annotations
 
 import json
+import mmap
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -18,8 +19,45 @@ from torch import Tensor, nn
 from transformers import GenerationConfig, PreTrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from card.models.gguf.kept_weights import Kept
-from card.models.gguf.mapped import MappedWeights
+_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+ALIGNMENT = 64  # of the first tensor, for the processor's wide loads
+
+
+class MappedWeights:
+    """The tensors of a safetensors file. Nobody writes to them: what was written would be lost with `release`."""
+
+    def __init__(self, file: Path) -> None:
+        """Map the file. Raises: OSError, ValueError, KeyError if it is not as it was written."""
+        with file.open("rb") as stream:
+            self._map = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_COPY)
+        start = 8 + int.from_bytes(self._map[:8], "little")
+        header: dict[str, Any] = json.loads(self._map[8:start])
+        header.pop("__metadata__", None)
+        self.tensors: dict[str, Tensor] = {}
+        for name, facts in header.items():
+            first, end = facts["data_offsets"]
+            if start + end > len(self._map):
+                raise ValueError(f"{file} is cut off")
+            dtype = _DTYPES[facts["dtype"]]
+            flat = torch.frombuffer(self._map, dtype=dtype, count=(end - first) // dtype.itemsize, offset=start + first)
+            self.tensors[name] = flat.view(facts["shape"])
+
+    def release(self) -> None:
+        """Give the memory back; what is read again comes from the file again."""
+        if hasattr(mmap, "MADV_DONTNEED"):
+            self._map.madvise(mmap.MADV_DONTNEED)
+
+    def __deepcopy__(self, _: object) -> MappedWeights:
+        """Return itself: copies of the tensors are no part of the map."""
+        return self
+
+
+def safetensors_header(entries: dict[str, Any]) -> bytes:
+    """Return what stands before the tensors, filled up so that they are aligned."""
+    text = json.dumps(entries, separators=(",", ":")).encode()
+    text += b" " * (-(len(text) + 8) % ALIGNMENT)
+    return len(text).to_bytes(8, "little") + text
+
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -49,7 +87,6 @@ class DecoderModel(nn.Module):
         super().__init__()
         self.config = config
         self.generation_config = generation_config
-        self.kept: Kept | None = None  # the files below the weights, if they are not to be removed meanwhile
         self.pages: MappedWeights | None = None  # the memory that they are mapped to
         shelf = _Shelf(weights)
         self.model = _Inner(config, shelf)
@@ -137,7 +174,7 @@ class _Attention(nn.Module):
         self.k_proj = shelf.linear(f"{prefix}k_proj", hidden, kv_heads * size)
         self.v_proj = shelf.linear(f"{prefix}v_proj", hidden, kv_heads * size)
         self.o_proj = shelf.linear(f"{prefix}o_proj", heads * size, hidden)
-        if f"{prefix}q_norm.weight" in shelf:
+        if config.model_type == "qwen3":
             self.q_norm = _Norm(shelf.take(f"{prefix}q_norm.weight", size))
             self.k_norm = _Norm(shelf.take(f"{prefix}k_norm.weight", size))
 

@@ -7,7 +7,6 @@ a whole tree costs one step for each of its nodes.
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import threading
 from collections.abc import Callable, Sequence
@@ -20,11 +19,11 @@ from transformers import PreTrainedTokenizerBase
 
 from card.config import Grammar
 from card.errors import CardError, SettingsError, TargetError
-from card.models.json_schema import has_an_end
 from card.tree.shaping import GrammarState, Path
 
 logger = logging.getLogger(__name__)
 
+_NUM_THREADS = 4  # that compile; a grammar that takes minutes keeps one of them
 _MOST_KEPT = 32  # compiled grammars; the one not used for longest makes place
 _MOST_QUOTED_CHARS = 300  # of what the library says of a grammar, which may be the grammar itself
 _JSON_OBJECT = '{"type": "object"}'
@@ -48,8 +47,28 @@ class GrammarCompiler:
         self._lock = threading.Lock()  # held for moments only: a grammar may take minutes
         self._tokens_lock = threading.Lock()
         self._tokens: Any = None  # llguidance's own tokenizer; it takes about a second to build
-        self._compiled: dict[Grammar, MatcherState] = {}  # least recently used first
-        self._begun: dict[Grammar, Future[MatcherState]] = {}  # being compiled, each by one thread
+        self._threads = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="card-grammar")
+        self._begun: dict[Grammar, Future[MatcherState]] = {}  # least recently used first
+
+    @property
+    def is_compiling(self) -> bool:
+        """Whether a grammar is being compiled, which nothing can end."""
+        return any(work.running() for work in list(self._begun.values()))
+
+    def begin(self, grammar: Grammar) -> Future[MatcherState]:
+        """Have a grammar compiled in a thread; those who ask for the same one share the work. Raises: nothing.
+
+        The result is to be forked. It fails with what `compile` raises; then the next one who asks tries again.
+        """
+        with self._lock:
+            work = self._begun.pop(grammar, None)
+            if work is None or (work.done() and work.exception() is not None):
+                work = self._threads.submit(self._build, grammar)
+            self._begun[grammar] = work
+            done = [one for one, begun in self._begun.items() if begun.done()]
+            if len(done) > _MOST_KEPT:
+                del self._begun[done[0]]
+        return work
 
     def compile(self, grammar: Grammar) -> GrammarState:
         """Return the beginning of a grammar; at once if it is known, even while others are being compiled.
@@ -57,37 +76,12 @@ class GrammarCompiler:
         Raises: SettingsError if llguidance is missing, or cannot use the grammar, the tokenizer or its end tokens, or
             if no text keeps to the grammar.
         """
-        with self._lock:
-            found = self._compiled.pop(grammar, None)
-            if found is not None:
-                self._compiled[grammar] = found
-                return found.fork()
-            begun = self._begun.get(grammar)
-            own: Future[MatcherState] = Future()
-            if begun is None:
-                self._begun[grammar] = own
-        if begun is not None:
-            return begun.result().fork()
-        try:
-            own.set_result(self._build(grammar))
-        except BaseException as error:
-            own.set_exception(error)
-            raise
-        finally:
-            with self._lock:
-                del self._begun[grammar]
-                if own.exception() is None:
-                    self._compiled[grammar] = own.result()
-                    if len(self._compiled) > _MOST_KEPT:
-                        del self._compiled[next(iter(self._compiled))]
-        return own.result().fork()
+        return self.begin(grammar).result().fork()
 
     def find(self, grammar: Grammar) -> GrammarState | None:
-        """Return the beginning of a grammar, or None if it cannot be used: a drafter does without."""
-        try:
-            return self.compile(grammar)
-        except SettingsError:
-            return None
+        """Return the beginning of a grammar; None while it is compiled, or if it cannot be: a drafter does without."""
+        work = self.begin(grammar)
+        return work.result().fork() if work.done() and work.exception() is None else None
 
     def _build(self, grammar: Grammar) -> MatcherState:
         library = _library()
@@ -109,7 +103,7 @@ class GrammarCompiler:
         if matcher.is_error():
             raise SettingsError(_refusal(grammar, matcher.get_error()))
         state = MatcherState(matcher, self._tokens.vocab_size, frozenset(self._end_ids))
-        if not _can_begin(state) or (grammar.kind == "json_schema" and not has_an_end(json.loads(grammar.source))):
+        if not _can_begin(state):
             raise SettingsError(_refusal(grammar, "no text can keep to it; does it need a part that needs itself?"))
         return state
 
@@ -127,32 +121,29 @@ class GrammarCompiler:
 
 
 class BackgroundGrammars:
-    """Compiles grammars in a thread, so that a drafter that is asked for one goes on meanwhile."""
+    """The grammars of a drafter that goes on until they are compiled; not even a compiler is there before it is asked.
+
+    Its calls are those of one thread.
+    """
 
     def __init__(self, make_compiler: Callable[[], GrammarCompiler]) -> None:
-        """Begin without a compiler; it is made, in the thread, when the first grammar comes."""
+        """Begin without a compiler; it is made, in a thread, when the first grammar comes."""
         self._make_compiler = make_compiler
-        self._compiler: GrammarCompiler | None = None
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="card-grammar")
-        self._begun: dict[Grammar, Future[GrammarState | None]] = {}  # oldest first
+        self._compiler: Future[GrammarCompiler | None] | None = None
 
     def __call__(self, grammar: Grammar) -> GrammarState | None:
         """Return the beginning of a grammar; None while it is being compiled, and if it cannot be."""
-        begun = self._begun.get(grammar)
-        if begun is None:
-            begun = self._begun[grammar] = self._executor.submit(self._compile, grammar)
-            if len(self._begun) > _MOST_KEPT:
-                del self._begun[next(iter(self._begun))]
-        state = begun.result() if begun.done() else None
-        return None if state is None else state.fork()
+        if self._compiler is None:
+            self._compiler = self._executor.submit(self._make)
+        compiler = self._compiler.result() if self._compiler.done() else None
+        return None if compiler is None else compiler.find(grammar)
 
-    def _compile(self, grammar: Grammar) -> GrammarState | None:
+    def _make(self) -> GrammarCompiler | None:
         try:
-            if self._compiler is None:
-                self._compiler = self._make_compiler()
-            return self._compiler.compile(grammar)
+            return self._make_compiler()
         except (CardError, OSError, RuntimeError, ValueError) as error:
-            logger.warning("drafting goes on without a grammar: %s", error)
+            logger.warning("drafting goes on without grammars: %s", error)
             return None
 
 

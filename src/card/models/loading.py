@@ -47,16 +47,6 @@ _DTYPES = {
 
 
 @dataclass(frozen=True, slots=True)
-class LoadedPair:
-    """A target, perhaps a draft for it, and what they share."""
-
-    target: PreTrainedModel
-    draft: PreTrainedModel | None
-    tokenizer: PreTrainedTokenizerBase  # the target's
-    end_token_ids: frozenset[int]  # of the target
-
-
-@dataclass(frozen=True, slots=True)
 class _Source:
     """Where a model is read from."""
 
@@ -151,31 +141,6 @@ def load_tokenizer(name_or_path: str | Path, *, cache_dir: str | None = None) ->
                 source.path, config=config, **source.options
             )
     return tokenizer
-
-
-def load_pair(
-    target: str | Path,
-    draft: str | Path | None = None,
-    *,
-    dtype: str | torch.dtype = "auto",
-    target_device: str | torch.device = "cpu",
-    draft_device: str | torch.device = "cpu",
-) -> LoadedPair:
-    """Load a target, its tokenizer and perhaps a draft whose tokenizer must fit.
-
-    Raises: ModelError as `load_model`; VocabularyError if draft and target do not share one tokenizer.
-    """
-    tokenizer = load_tokenizer(target)
-    target_model = load_model(target, dtype=dtype, device=target_device)
-    draft_tokenizer = load_tokenizer(draft) if draft is not None else None
-    draft_model = load_model(draft, dtype=dtype, device=draft_device) if draft is not None else None
-    if draft_model is not None and draft_tokenizer is not None:
-        sizes = vocab_size(target_model), vocab_size(draft_model)
-        try:
-            check_tokenizers_fit(tokenizer, draft_tokenizer, *sizes)
-        except VocabularyError as error:
-            raise VocabularyError(f"draft {draft} does not fit target {target}: {error}") from error
-    return LoadedPair(target_model, draft_model, tokenizer, end_token_ids(target_model, tokenizer))
 
 
 def computes_bfloat16(device: str | torch.device) -> bool:
@@ -314,16 +279,15 @@ def _read_gguf(gguf: GgufSource, dtype: str | torch.dtype) -> tuple[Any, dict[st
     config = transformers.AutoConfig.for_model(**gguf.config)
     loader: Any = transformers.MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
     wanted = gguf.stored_dtype(dtype) if isinstance(dtype, str) else dtype
-    model, report = loader.from_pretrained(
-        None if kept is None else kept.folder,
+    read: tuple[Any, dict[str, Any]] = loader.from_pretrained(
+        kept,
         config=config,
         state_dict=gguf.weights(dtype) if kept is None else None,
         dtype=wanted,
         output_loading_info=True,
         local_files_only=True,
     )
-    model.kept = kept  # for as long as the model is there
-    return model, report
+    return read
 
 
 def _read_config(source: _Source) -> PreTrainedConfig:

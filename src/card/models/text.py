@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, overload
+from typing import Any
 
 import jinja2
 from transformers import PreTrainedTokenizerBase
@@ -38,11 +40,7 @@ class Conversation(Messages):
     tools: Sequence[Mapping[str, Any]] = ()  # functions that the model may call, in OpenAI's shape
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)  # variables of the template
 
-    @overload
-    def __getitem__(self, idx: int) -> Mapping[str, Any]: ...
-    @overload
-    def __getitem__(self, idx: slice) -> Messages: ...
-    def __getitem__(self, idx: int | slice) -> Mapping[str, Any] | Messages:
+    def __getitem__(self, idx: Any) -> Any:
         return self.messages[idx]
 
     def __len__(self) -> int:
@@ -210,6 +208,13 @@ class StopStrings:
 
     def _may_begin(self, text: str) -> bool:
         return any(stop.startswith(text) for stop in self._stops)
+
+
+def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
+    """Return a short text that two tokenizers share exactly if each token id, bos and eos mean the same to both."""
+    tokens = sorted(tokenizer.get_vocab().items())
+    facts = json.dumps([tokens, tokenizer.bos_token, tokenizer.eos_token])
+    return hashlib.sha256(facts.encode()).hexdigest()[:32]
 
 
 def check_tokenizers_fit(

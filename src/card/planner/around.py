@@ -27,7 +27,7 @@ from card.planner.profile import Overheads
 from card.policy.cost import PassCost, ScheduleCost
 from card.policy.rounds import Schedule
 from card.policy.tuned import TunedPolicy
-from card.transport.inline import InlineLink
+from card.transport.here import InlineLink
 from card.tree.messages import Close, DraftSpec, Open
 from card.workers.replica import draft_spec
 from card.workers.request import Request

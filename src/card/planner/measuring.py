@@ -14,10 +14,10 @@ from card.config import INT8
 from card.engine.latency import measure_pass_cost
 from card.errors import PlanError
 from card.models.cuda.bucketed import make_runner
-from card.models.fingerprint import tokenizer_fingerprint
 from card.models.inflation import inflate, parse_parameter_count
 from card.models.loading import context_limit, load_model, load_tokenizer, parameter_count
 from card.models.protocol import Extension, LanguageModel
+from card.models.text import tokenizer_fingerprint
 from card.models.threads import CoreSet, pinned
 from card.planner.around import measure_overheads
 from card.planner.files import made_now

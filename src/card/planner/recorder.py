@@ -15,9 +15,9 @@ from card.api.llm import LLM
 from card.config import SamplingParams, SamplingRule
 from card.errors import PlanError
 from card.models.cuda.bucketed import make_runner
-from card.models.fingerprint import tokenizer_fingerprint
 from card.models.loading import check_pair, context_limit, load_model, load_tokenizer
 from card.models.protocol import Extension, LanguageModel
+from card.models.text import tokenizer_fingerprint
 from card.models.torch_runner import TorchRunner
 from card.planner.files import made_now
 from card.planner.recording import RecordedText, Recording, Rows, pack_text

@@ -21,8 +21,8 @@ from card.ray.desk import DeskLine, as_text
 from card.ray.scaling import LOAD
 from card.ray.settings import AppSettings, check_folder
 from card.server.logs import set_up
-from card.transport.drafter_config import DraftModel
 from card.transport.keys import load_server_keys
+from card.transport.process import DraftModel
 from card.transport.server import DraftServer, ServerLimits
 
 logger = logging.getLogger(__name__)

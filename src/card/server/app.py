@@ -18,19 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from card import __version__
 from card.api.async_llm import AsyncLLM
 from card.errors import CardError
-from card.server.answers import (
-    ChatAnswer,
-    CompletionAnswer,
-    DetokenizeAnswer,
-    HealthAnswer,
-    LoadAnswer,
-    ModelAnswer,
-    ModelsAnswer,
-    ResponsesAnswer,
-    TokenizeAnswer,
-    VersionAnswer,
-    error_response,
-)
+from card.server.answers import error_response
 from card.server.chat import chat_completions
 from card.server.completions import completions
 from card.server.config import ServerSettings
@@ -61,18 +49,18 @@ logger = logging.getLogger(__name__)
 _REQUEST_ID = re.compile(r"[\w.:-]{1,128}")
 _QUIET_PATHS = ("/health", "/metrics", "/load", "/playground/")  # asked every few seconds, or many at once
 _ROUTES = (
-    Route("/v1/chat/completions", chat_completions, ChatAnswer, OF_WRITING, ChatRequest),
-    Route("/v1/completions", completions, CompletionAnswer, OF_WRITING, CompletionRequest),
-    Route("/v1/responses", responses, ResponsesAnswer, OF_WRITING, ResponsesRequest),
-    Route("/tokenize", tokenize, TokenizeAnswer, OF_BODIES, TokenizeRequest),
-    Route("/detokenize", detokenize, DetokenizeAnswer, OF_BODIES, DetokenizeRequest),
-    Route("/v1/models", list_models, ModelsAnswer, (401,)),
-    Route("/v1/models/{model_name:path}", show_model, ModelAnswer, (401, 404)),
-    Route("/health", health, HealthAnswer, (503,)),
-    Route("/health/ready", ready, HealthAnswer, (503,)),
-    Route("/metrics", metrics, None),
-    Route("/version", version, VersionAnswer),
-    Route("/load", load, LoadAnswer, (503,)),
+    Route("/v1/chat/completions", chat_completions, OF_WRITING, ChatRequest),
+    Route("/v1/completions", completions, OF_WRITING, CompletionRequest),
+    Route("/v1/responses", responses, OF_WRITING, ResponsesRequest),
+    Route("/tokenize", tokenize, OF_BODIES, TokenizeRequest),
+    Route("/detokenize", detokenize, OF_BODIES, DetokenizeRequest),
+    Route("/v1/models", list_models, (401,)),
+    Route("/v1/models/{model_name:path}", show_model, (401, 404)),
+    Route("/health", health, (503,)),
+    Route("/health/ready", ready, (503,)),
+    Route("/metrics", metrics),
+    Route("/version", version),
+    Route("/load", load, (503,)),
 )
 
 

@@ -10,13 +10,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from card.api.outputs import StreamChunk
-from card.server.answers import AnswerMessage, Call, CalledFunction, ChatAnswer, ChatChoice, event, json_response
+from card.server.answers import event, json_response
 from card.server.limits import read_body
 from card.server.params import sampling_params
 from card.server.schemas import ChatRequest
 from card.server.service import Choice, Generation, Service
 from card.server.streaming import EventStream, unless_gone
-from card.server.tools.parser import CallArguments, CallBegun, Content, Piece
+from card.server.tools.parser import CallArguments, CallBegun, Content, Piece, pieces_of
 from card.server.tools.support import ToolPlan
 from card.tree.sampling import TokenLogprobs
 
@@ -34,13 +34,8 @@ async def chat_completions(request: Request) -> Response:
         await unless_gone(request, generation.collect())
     finally:
         await generation.close()
-    answer = ChatAnswer(
-        **generation.head("chatcmpl", "chat.completion"),
-        choices=[_choice(service, fields, plan, choice) for choice in generation.choices],
-        usage=generation.usage(),
-        **generation.metrics(),
-    )
-    return json_response(answer)
+    choices = [_choice(service, fields, plan, choice) for choice in generation.choices]
+    return json_response(generation.answer("chatcmpl", "chat.completion", choices))
 
 
 async def start_chat(request: Request, service: Service, fields: ChatRequest, plan: ToolPlan) -> Generation:
@@ -53,41 +48,44 @@ async def start_chat(request: Request, service: Service, fields: ChatRequest, pl
         logprobs=(fields.top_logprobs or 0) if fields.logprobs else None,
         vocab_size=service.vocab_size,
     ).replace(grammar=plan.grammar, shown_token_ids=plan.shown_ids)
-    await service.prepare(prompt_ids, params, plan.grammar_param)
+    await service.prepare(plan.grammar, plan.grammar_param)
     generation = service.start(fields, [(prompt_ids, params)])
     request.state.generation = generation
     return generation
 
 
-def _finish_reason(reason: str | None, num_calls: int) -> Any:
+def _finish_reason(reason: str | None, num_calls: int) -> str | None:
     """Return why an answer ends, as OpenAI has it: with calls, unless it was cut off."""
     return "tool_calls" if num_calls and reason == "stop" else reason
 
 
-def _choice(service: Service, fields: ChatRequest, plan: ToolPlan, choice: Choice) -> ChatChoice:
-    parser, content, chunks = plan.parser(), choice.text, choice.chunks
-    calls: list[Call] = []
-    if parser is not None:
-        content = ""
-        for piece in (*parser.push(choice.text), *parser.flush()):
-            match piece:
-                case Content(text):
-                    content += text
-                case CallBegun(_, name):
-                    calls.append(Call(id=plan.new_call_id(), function=CalledFunction(name=name, arguments="")))
-                case CallArguments(call_idx, text):
-                    calls[call_idx].function.arguments += text
-    message = AnswerMessage(content=content or (None if calls else ""))
+def _choice(service: Service, fields: ChatRequest, plan: ToolPlan, choice: Choice) -> dict[str, Any]:
+    content, chunks = "", choice.chunks
+    calls: list[dict[str, Any]] = []
+    for piece in pieces_of(plan.parser(), choice.text, is_end=True):
+        match piece:
+            case Content(text):
+                content += text
+            case CallBegun(_, name):
+                calls.append(_call(plan, name))
+            case CallArguments(call_idx, text):
+                calls[call_idx]["function"]["arguments"] += text
+    message: dict[str, Any] = {"role": "assistant", "content": content or (None if calls else ""), "refusal": None}
     if calls:
-        message.tool_calls = calls
+        message["tool_calls"] = calls
     logprobs = service.names.chat_logprobs(token for chunk in chunks for token in chunk.logprobs)
-    return ChatChoice(
-        index=choice.index,
-        message=message,
-        logprobs=logprobs if fields.logprobs else None,
-        finish_reason=_finish_reason(choice.finish_reason, len(calls)),
+    return {
+        "index": choice.index,
+        "message": message,
+        "logprobs": logprobs if fields.logprobs else None,
+        "finish_reason": _finish_reason(choice.finish_reason, len(calls)),
         **({"tokens": service.names.provenance(chunks)} if fields.shows_tree else {}),
-    )
+    }
+
+
+def _call(plan: ToolPlan, name: str) -> dict[str, Any]:
+    """Return a call whose arguments are to come."""
+    return {"id": plan.new_call_id(), "type": "function", "function": {"name": name, "arguments": ""}}
 
 
 class _Writer:
@@ -105,7 +103,7 @@ class _Writer:
         self._has_begun = True
         self._logprobs += chunk.logprobs
         is_end = chunk.finish_reason is not None
-        deltas = self._deltas(chunk.text, is_end=is_end)
+        deltas = [self._delta(piece) for piece in pieces_of(self._parser, chunk.text, is_end=is_end)]
         if not deltas and not is_end and not self._fields.shows_tree:
             return begin
         parts: list[dict[str, Any]] = [{"delta": delta} for delta in deltas or [{}]]
@@ -118,19 +116,12 @@ class _Writer:
         parts[-1]["finish_reason"] = _finish_reason(chunk.finish_reason, num_calls)
         return begin + b"".join(self._event(choice, **part) for part in parts)
 
-    def _deltas(self, text: str, *, is_end: bool) -> list[dict[str, Any]]:
-        if self._parser is None:
-            return [{"content": text}] if text else []
-        pieces = [*self._parser.push(text), *(self._parser.flush() if is_end else ())]
-        return [self._delta(piece) for piece in pieces]
-
     def _delta(self, piece: Piece) -> dict[str, Any]:
         match piece:
             case Content(text):
                 return {"content": text}
             case CallBegun(call_idx, name):
-                function = {"name": name, "arguments": ""}
-                call = {"index": call_idx, "id": self._plan.new_call_id(), "type": "function", "function": function}
+                call = {"index": call_idx, **_call(self._plan, name)}
             case CallArguments(call_idx, text):
                 call = {"index": call_idx, "function": {"arguments": text}}
         return {"tool_calls": [call]}

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncGenerator, Sequence
-from typing import Any, cast
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from card.config import SamplingParams
 from card.models.text import decode
-from card.server.answers import CompletionAnswer, CompletionChoice, event, json_response
+from card.server.answers import event, json_response
 from card.server.limits import read_body
 from card.server.params import sampling_params
 from card.server.schemas import CompletionRequest, Prompts
@@ -43,13 +43,8 @@ async def completions(request: Request) -> Response:
         await generation.close()
         raise
     await generation.close()
-    answer = CompletionAnswer(
-        **generation.head("cmpl", "text_completion"),
-        choices=[_choice(service, fields, choice, echoes) for choice in generation.choices],
-        usage=generation.usage(),
-        **generation.metrics(),
-    )
-    return json_response(answer)
+    choices = [_choice(service, fields, choice, echoes) for choice in generation.choices]
+    return json_response(generation.answer("cmpl", "text_completion", choices))
 
 
 async def _job(service: Service, fields: CompletionRequest, prompt: str | list[int]) -> Job:
@@ -64,7 +59,7 @@ async def _job(service: Service, fields: CompletionRequest, prompt: str | list[i
         logprobs=fields.logprobs,
         vocab_size=service.vocab_size,
     )
-    await service.prepare(prompt_ids, params, fields.guide)
+    await service.prepare(params.grammar, fields.guide)
     return prompt_ids, params
 
 
@@ -77,7 +72,7 @@ async def _echo(
     echoes: list[_Echo] = []
     async with generation.deadline:
         for one, (prompt_ids, _) in zip(prompts, jobs, strict=True):
-            text = one if isinstance(one, str) else await service.aside.run(False, decode, service.tokenizer, one)
+            text = one if isinstance(one, str) else await service.aside(False, decode, service.tokenizer, one)
             told: list[TokenLogprobs | int] = []
             if fields.logprobs is not None:
                 told = [prompt_ids[0], *await service.llm.score(prompt_ids, fields.logprobs)]
@@ -85,17 +80,17 @@ async def _echo(
     return echoes
 
 
-def _choice(service: Service, fields: CompletionRequest, choice: Choice, echoes: Sequence[_Echo]) -> CompletionChoice:
+def _choice(service: Service, fields: CompletionRequest, choice: Choice, echoes: Sequence[_Echo]) -> dict[str, Any]:
     echoed, scores = echoes[choice.index // fields.n]
     told = [token for chunk in choice.chunks for token in chunk.logprobs]
     logprobs = service.names.completion_logprobs([*scores, *told], 0)
-    return CompletionChoice(
-        index=choice.index,
-        text=echoed + choice.text,
-        logprobs=None if fields.logprobs is None else logprobs,
-        finish_reason=cast(Any, choice.finish_reason),
+    return {
+        "index": choice.index,
+        "text": echoed + choice.text,
+        "logprobs": None if fields.logprobs is None else logprobs,
+        "finish_reason": choice.finish_reason,
         **({"tokens": service.names.provenance(choice.chunks)} if fields.shows_tree else {}),
-    )
+    }
 
 
 async def _events(
@@ -110,7 +105,7 @@ async def _events(
         logprobs = None
         if fields.logprobs is not None:
             logprobs = service.names.completion_logprobs(told, offsets[choice.index])
-            offsets[choice.index] += sum(map(len, logprobs.tokens))
+            offsets[choice.index] += sum(map(len, logprobs["tokens"]))
         content = {"index": choice.index, "text": text, "logprobs": logprobs, "finish_reason": reason, **more}
         return event({**head, "choices": [content]})
 

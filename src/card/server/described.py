@@ -12,7 +12,6 @@ from pydantic.json_schema import models_json_schema
 from starlette.requests import Request
 from starlette.responses import Response
 
-from card.server.answers import ErrorAnswer, UnavailableAnswer
 from card.server.door import is_guarded
 from card.server.schemas import MAX_CHOICES, TOKEN_ID
 from card.server.service import Service
@@ -30,6 +29,14 @@ _ERRORS = {
 }
 OF_BODIES = (400, 401, 404, 408, 413, 415, 500, 503)
 OF_WRITING = (*OF_BODIES, 429)
+_OBJECT = {"type": "object"}
+_TEXT = {"type": ["string", "null"]}
+_DETAIL = {"message": {"type": "string"}, "type": {"type": "string"}, "param": _TEXT, "code": _TEXT}
+_ERROR = {
+    "type": "object",
+    "required": ["error"],
+    "properties": {"error": {"type": "object", "required": list(_DETAIL), "properties": _DETAIL}},
+}
 _RETRY_AFTER = {"Retry-After": {"description": "Seconds to wait.", "schema": {"type": "integer"}}}
 
 
@@ -39,7 +46,6 @@ class Route:
 
     path: str
     handler: Callable[[Request], Awaitable[Response]]
-    answer: type[BaseModel] | None  # None: plain text
     errors: tuple[int, ...] = ()
     body: type[BaseModel] | None = None  # None: a GET
 
@@ -67,20 +73,19 @@ def add_route(app: FastAPI, route: Route, *, has_keys: bool) -> None:
 
 
 def _responses(route: Route) -> dict[int | str, dict[str, Any]]:
-    done: dict[str, Any] = {"description": "Done.", "content": {}}
-    if route.answer is None:
-        done["content"]["text/plain"] = {"schema": {"type": "string"}}
-    else:
-        done["model"] = route.answer
+    kinds = {"text/plain": {"type": "string"}} if route.path == "/metrics" else {"application/json": _OBJECT}
     if route.errors == OF_WRITING:
-        done["content"]["text/event-stream"] = {}
-    found: dict[int | str, dict[str, Any]] = {200: done}
+        kinds["text/event-stream"] = {"type": "string"}
+    found: dict[int | str, dict[str, Any]] = {200: {"description": "Done.", "content": _content(kinds)}}
     for status in route.errors:
-        model = UnavailableAnswer if route.path.startswith("/health") else ErrorAnswer
-        found[status] = {"description": _ERRORS[status], "model": model}
+        found[status] = {"description": _ERRORS[status], "content": _content({"application/json": _ERROR})}
         if status in (429, 503):
             found[status]["headers"] = _RETRY_AFTER
     return found
+
+
+def _content(kinds: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    return {kind: {"schema": schema} for kind, schema in kinds.items()}
 
 
 def describe(app: FastAPI, bodies: list[type[BaseModel]], service: Service, *, has_keys: bool) -> None:

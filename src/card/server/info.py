@@ -11,18 +11,7 @@ from starlette.responses import Response
 from card import __version__
 from card.errors import WorkerError
 from card.models.text import decode
-from card.server.answers import (
-    DetokenizeAnswer,
-    ErrorDetail,
-    HealthAnswer,
-    LoadAnswer,
-    ModelAnswer,
-    ModelsAnswer,
-    TokenizeAnswer,
-    UnavailableAnswer,
-    VersionAnswer,
-    json_response,
-)
+from card.server.answers import error_content, json_response
 from card.server.errors import ApiError, as_api_error
 from card.server.limits import read_body
 from card.server.params import check_id
@@ -34,7 +23,8 @@ from card.server.service import LONG_CHARS, Service
 async def list_models(request: Request) -> Response:
     """List the names under which the model is served."""
     service: Service = request.app.state.service
-    return json_response(ModelsAnswer(data=[_model(service, name) for name in service.settings.served_model_names]))
+    models = [_model(service, name) for name in service.settings.served_model_names]
+    return json_response({"object": "list", "data": models})
 
 
 async def show_model(request: Request) -> Response:
@@ -50,23 +40,19 @@ async def tokenize(request: Request) -> Response:
     service.check_model(fields.model)
     is_long = len(fields.prompt or "") >= LONG_CHARS
     if fields.messages is not None:
-        token_ids = list(await service.encode(service.tools.conversation(fields.messages), must_fit=False))
+        token_ids = list(await service.encode(service.tools.conversation(fields.messages)))
     elif fields.add_special_tokens and fields.prompt:
-        token_ids = list(await service.encode(fields.prompt, must_fit=False))
+        token_ids = list(await service.encode(fields.prompt))
     else:
         encode = service.tokenizer.encode
-        token_ids = await service.aside.run(
+        token_ids = await service.aside(
             is_long, encode, fields.prompt or "", add_special_tokens=fields.add_special_tokens
         )
     names: Any = None
     if fields.return_token_strs:
-        names = await service.aside.run(is_long, service.tokenizer.convert_ids_to_tokens, token_ids)
-    answer = TokenizeAnswer(
-        count=len(token_ids),
-        max_model_len=service.llm.max_model_len,
-        tokens=token_ids,
-        token_strs=names,
-    )
+        names = await service.aside(is_long, service.tokenizer.convert_ids_to_tokens, token_ids)
+    max_model_len = service.llm.max_model_len
+    answer = {"count": len(token_ids), "max_model_len": max_model_len, "tokens": token_ids, "token_strs": names}
     return json_response(answer)
 
 
@@ -75,8 +61,8 @@ async def detokenize(request: Request) -> Response:
     service: Service = request.app.state.service
     fields = await read_body(request, DetokenizeRequest)
     service.check_model(fields.model)
-    text = await service.aside.run(len(fields.tokens) >= LONG_CHARS, _text_of, service, fields.tokens)
-    return json_response(DetokenizeAnswer(prompt=text))
+    text = await service.aside(len(fields.tokens) >= LONG_CHARS, _text_of, service, fields.tokens)
+    return json_response({"prompt": text})
 
 
 def _text_of(service: Service, token_ids: Sequence[int]) -> str:
@@ -96,9 +82,16 @@ async def embeddings(request: Request) -> Response:
     )
 
 
-def _model(service: Service, name: str) -> ModelAnswer:
-    root, length = service.llm.host.settings.target, service.llm.max_model_len
-    return ModelAnswer(id=name, created=service.started_at, root=root, max_model_len=length)
+def _model(service: Service, name: str) -> dict[str, Any]:
+    return {
+        "id": name,
+        "object": "model",
+        "created": service.started_at,
+        "owned_by": "card",
+        "root": service.llm.host.settings.target,
+        "parent": None,
+        "max_model_len": service.llm.max_model_len,
+    }
 
 
 # ---- health and figures ---------------------------------------------------------------------------------------------
@@ -119,13 +112,13 @@ async def load(request: Request) -> Response:
     """Say how many requests are being answered, and how far the engine is with them."""
     service: Service = request.app.state.service
     stats = service.llm.stats()
-    answer = LoadAnswer(
-        server_load=service.gate.num_requests,
-        running=stats.num_running,
-        waiting=stats.num_waiting,
-        max_num_seqs=service.llm.host.settings.max_num_seqs,
-        max_num_queued_reqs=service.settings.max_num_queued_reqs,
-    )
+    answer = {
+        "server_load": service.gate.num_requests,
+        "running": stats.num_running,
+        "waiting": stats.num_waiting,
+        "max_num_seqs": service.llm.host.settings.max_num_seqs,
+        "max_num_queued_reqs": service.settings.max_num_queued_reqs,
+    }
     return json_response(answer)
 
 
@@ -133,14 +126,14 @@ async def version(request: Request) -> Response:
     """Say which version of what is running."""
     service: Service = request.app.state.service
     engine = service.llm.host.settings
-    answer = VersionAnswer(
-        version=__version__,
-        model=engine.target,
-        draft_model=engine.draft,
-        method=service.llm.method.name,
-        exact=service.llm.method.is_exact,
-        target_cost=service.llm.target_cost,
-    )
+    answer = {
+        "version": __version__,
+        "model": engine.target,
+        "draft_model": engine.draft,
+        "method": service.llm.method.name,
+        "exact": service.llm.method.is_exact,
+        "target_cost": service.llm.target_cost,
+    }
     return json_response(answer)
 
 
@@ -153,8 +146,8 @@ async def metrics(request: Request) -> Response:
 
 def _answer(problem: ApiError | None) -> Response:
     if problem is None:
-        return json_response(HealthAnswer())
-    return json_response(UnavailableAnswer(error=ErrorDetail.of(problem)), problem.status, problem.headers())
+        return json_response({"status": "ok"})
+    return json_response(error_content(problem) | {"status": "unavailable"}, problem.status, problem.headers())
 
 
 def _death(service: Service) -> ApiError | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import secrets
 import time
 from collections.abc import AsyncGenerator, Iterable
@@ -12,27 +13,27 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from card.errors import CardError
-from card.server.answers import (
-    OutputCall,
-    OutputMessage,
-    OutputText,
-    ResponsesAnswer,
-    ResponseUsage,
-    event,
-    json_response,
-)
+from card.server.answers import event, json_response
 from card.server.chat import start_chat
 from card.server.errors import as_api_error
 from card.server.limits import read_body
 from card.server.response_schemas import ResponsesRequest
 from card.server.service import Generation, Service
 from card.server.streaming import EventStream, unless_gone
-from card.server.tools.parser import CallArguments, CallBegun, Content, Piece
+from card.server.tools.parser import CallArguments, CallBegun, Content, Piece, pieces_of
 from card.server.tools.support import ToolPlan
 
 Events = list[dict[str, Any]]
 _ECHOED = {"instructions", "max_output_tokens", "metadata", "parallel_tool_calls"}  # as asked
 _ECHOED |= {"temperature", "tool_choice", "top_p"}
+_CONSTANT: dict[str, Any] = {
+    "object": "response",
+    "error": None,
+    "previous_response_id": None,
+    "service_tier": "default",
+    "store": False,
+    "truncation": "disabled",
+}
 
 
 async def responses(request: Request) -> Response:
@@ -72,26 +73,27 @@ class _Answer:
         self._status = "incomplete" if reason == "length" else "completed"
         return self.items.finish(self._status)
 
-    def body(self, **changes: Any) -> ResponsesAnswer:
+    def body(self, **changes: Any) -> dict[str, Any]:
         """Return the response as it is now, with ``changes``."""
         fields, form = self._fields, self._fields.text.format
         is_over = self._status != "in_progress"
-        return ResponsesAnswer(
+        return {
+            **_CONSTANT,
             **fields.model_dump(include=_ECHOED),
-            id=self._id,
-            created_at=self._created_at,
-            status=self._status,
-            incomplete_details={"reason": "max_output_tokens"} if self._status == "incomplete" else None,
-            model=self._model,
-            output=self.items.items if is_over else [],
-            reasoning={"effort": fields.reasoning.effort, "summary": None},
-            text={"format": form.model_dump(by_alias=True, exclude_none=True) if form else {"type": "text"}},
-            tools=[{**tool.model_dump(), "strict": bool(tool.strict)} for tool in fields.tools],
-            usage=self._usage() if is_over else None,
-            user=fields.user or None,
+            "id": self._id,
+            "created_at": self._created_at,
+            "status": self._status,
+            "incomplete_details": {"reason": "max_output_tokens"} if self._status == "incomplete" else None,
+            "model": self._model,
+            "output": self.items.items if is_over else [],
+            "reasoning": {"effort": fields.reasoning.effort, "summary": None},
+            "text": {"format": form.model_dump(by_alias=True, exclude_none=True) if form else {"type": "text"}},
+            "tools": [{**tool.model_dump(), "strict": bool(tool.strict)} for tool in fields.tools],
+            "usage": self._usage() if is_over else None,
+            "user": fields.user or None,
             **(self._generation.metrics() if is_over else {}),
             **changes,
-        )
+        }
 
     async def events(self) -> AsyncGenerator[bytes, None]:
         """Yield the response as typed events; what comes together is sent together."""
@@ -117,14 +119,15 @@ class _Answer:
         self._num_events += 1
         return f"event: {content['type']}\n".encode() + event(numbered)
 
-    def _usage(self) -> ResponseUsage:
+    def _usage(self) -> dict[str, Any]:
         counted = self._generation.usage()
-        return ResponseUsage(
-            input_tokens=counted.prompt_tokens,
-            input_tokens_details=counted.prompt_tokens_details,
-            output_tokens=counted.completion_tokens,
-            total_tokens=counted.total_tokens,
-        )
+        return {
+            "input_tokens": counted["prompt_tokens"],
+            "input_tokens_details": counted["prompt_tokens_details"],
+            "output_tokens": counted["completion_tokens"],
+            "output_tokens_details": {"reasoning_tokens": 0},
+            "total_tokens": counted["total_tokens"],
+        }
 
 
 class _OutputItems:
@@ -133,18 +136,16 @@ class _OutputItems:
     def __init__(self, plan: ToolPlan) -> None:
         self._plan = plan
         self._parser = plan.parser()
-        self.items: list[OutputMessage | OutputCall] = []
+        self.items: list[dict[str, Any]] = []
         self._is_open = False  # the last one may still grow
 
     def push(self, text: str) -> Events:
         """Add text and return the events that tell of it."""
-        if self._parser is None:
-            return self._take([Content(text)] if text else [])
-        return self._take(self._parser.push(text))
+        return self._take(pieces_of(self._parser, text))
 
     def finish(self, status: Any) -> Events:
         """End the last item and return the events that tell of it. An answer without any text is an empty message."""
-        events = self._take(self._parser.flush()) if self._parser is not None else []
+        events = self._take(pieces_of(self._parser, "", is_end=True))
         if not self.items:
             events += self._begin_message()
         return events + self._end(status)
@@ -154,35 +155,27 @@ class _OutputItems:
         for piece in pieces:
             match piece:
                 case Content(text):
-                    if not self._is_open or not isinstance(self.items[-1], OutputMessage):
+                    if not self._is_open or self.items[-1]["type"] != "message":
                         events += self._end("completed") + self._begin_message()
-                    self._text.text += text
+                    self.items[-1]["content"][0]["text"] += text
                     events.append(self._told("output_text.delta", delta=text, logprobs=[]))
                 case CallBegun(_, name):
                     events += self._end("completed")
-                    call_id = self._plan.new_call_id()
-                    events.append(self._begin(OutputCall(id=f"fc_{secrets.token_hex(12)}", call_id=call_id, name=name)))
+                    call = {"call_id": self._plan.new_call_id(), "name": name, "arguments": ""}
+                    events.append(self._begin("fc", "function_call", call))
                 case CallArguments(_, text):
-                    call = self.items[-1]
-                    assert isinstance(call, OutputCall)
-                    call.arguments += text
+                    self.items[-1]["arguments"] += text
                     events.append(self._told("function_call_arguments.delta", delta=text))
         return events
 
-    @property
-    def _text(self) -> OutputText:
-        message = self.items[-1]
-        assert isinstance(message, OutputMessage)
-        return message.content[0]
-
     def _begin_message(self) -> Events:
-        message = OutputMessage(id=f"msg_{secrets.token_hex(12)}", content=[])
-        added = self._begin(message)
-        message.content.append(OutputText())
-        return [added, self._told("content_part.added", part=OutputText())]
+        added = self._begin("msg", "message", {"role": "assistant", "content": []})
+        self.items[-1]["content"].append(_no_text())
+        return [added, self._told("content_part.added", part=_no_text())]
 
-    def _begin(self, item: OutputMessage | OutputCall) -> dict[str, Any]:
-        self.items.append(item)
+    def _begin(self, prefix: str, kind: str, item: dict[str, Any]) -> dict[str, Any]:
+        item_id = f"{prefix}_{secrets.token_hex(12)}"
+        self.items.append({"id": item_id, "type": kind, "status": "in_progress", **item})
         self._is_open = True
         return self._told_of_item("added")
 
@@ -190,20 +183,25 @@ class _OutputItems:
         if not self._is_open:
             return []
         item, self._is_open = self.items[-1], False
-        item.status = status
-        if isinstance(item, OutputCall):
-            done = self._told("function_call_arguments.done", name=item.name, arguments=item.arguments)
+        item["status"] = status
+        if item["type"] == "function_call":
+            done = self._told("function_call_arguments.done", name=item["name"], arguments=item["arguments"])
             return [done, self._told_of_item("done")]
-        text = self._told("output_text.done", text=self._text.text, logprobs=[])
-        return [text, self._told("content_part.done", part=self._text), self._told_of_item("done")]
+        part = item["content"][0]
+        text = self._told("output_text.done", text=part["text"], logprobs=[])
+        return [text, self._told("content_part.done", part=part), self._told_of_item("done")]
 
     def _told(self, kind: str, **told: Any) -> dict[str, Any]:
         item = self.items[-1]
-        place = {"item_id": item.id, "output_index": len(self.items) - 1}
-        if isinstance(item, OutputMessage):
+        place = {"item_id": item["id"], "output_index": len(self.items) - 1}
+        if item["type"] == "message":
             place["content_index"] = 0
         return {"type": f"response.{kind}", **place, **told}
 
     def _told_of_item(self, kind: str) -> dict[str, Any]:
-        item = self.items[-1].model_dump()  # as it is now: it may grow before the event is written
+        item = copy.deepcopy(self.items[-1])  # as it is now: it may grow before the event is written
         return {"type": f"response.output_item.{kind}", "output_index": len(self.items) - 1, "item": item}
+
+
+def _no_text() -> dict[str, Any]:
+    return {"type": "output_text", "text": "", "annotations": [], "logprobs": []}

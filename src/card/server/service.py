@@ -6,22 +6,20 @@ import asyncio
 import contextlib
 import secrets
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
-import jinja2
 from transformers import PreTrainedTokenizerBase
 
 from card import __version__
 from card.api.async_llm import AsyncLLM, RequestStream
 from card.api.host import Prompt
 from card.api.outputs import StreamChunk
-from card.config import SamplingParams
+from card.config import Grammar, SamplingParams
 from card.errors import CardError, SettingsError
-from card.models.token_bytes import token_bytes
-from card.server.answers import PromptTokensDetails, Usage, event
-from card.server.aside import Aside
+from card.server.answers import event
 from card.server.config import ServerSettings
 from card.server.errors import ApiError, bad_request, shutting_down
 from card.server.limits import Deadline, Gate
@@ -32,6 +30,10 @@ from card.server.tokens import TokenNames
 from card.server.tools.support import ToolSupport
 from card.workers.request import FinishReason
 
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_NUM_THREADS = 2  # of each kind of text
 LONG_CHARS = 16_384  # of a text, or token ids: more of them hold up none that has less
 
 
@@ -75,18 +77,18 @@ class Generation:
             "system_fingerprint": f"card-{__version__}-{self._service.llm.method.name}",
         }
 
-    def usage(self) -> Usage:
+    def usage(self) -> dict[str, Any]:
         """Return the numbers of tokens; a prompt counts once, however many texts were written to it."""
         prompts = self.choices[:: self._fields.n]
         num_prompt = sum(len(choice.prompt_ids) for choice in prompts)
         num_new = sum(choice.record.stats.num_new_tokens for choice in self.choices)
         cached = sum(choice.record.stats.reused_prompt_tokens for choice in prompts)
-        return Usage(
-            prompt_tokens=num_prompt,
-            completion_tokens=num_new,
-            total_tokens=num_prompt + num_new,
-            prompt_tokens_details=PromptTokensDetails(cached_tokens=cached),
-        )
+        return {
+            "prompt_tokens": num_prompt,
+            "completion_tokens": num_new,
+            "total_tokens": num_prompt + num_new,
+            "prompt_tokens_details": {"cached_tokens": cached},
+        }
 
     def metrics(self) -> dict[str, Any]:
         """Return the `metrics` of the answer, if it is to have them: {} or {"metrics": ...}."""
@@ -94,6 +96,10 @@ class Generation:
             return {}
         budget = self._service.llm.host.draft_settings.budget
         return {"metrics": request_metrics([one.record for one in self.choices if one.stream is not None], budget)}
+
+    def answer(self, prefix: str, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        """Return an answer that is sent as a whole."""
+        return {**self.head(prefix, kind), "choices": choices, "usage": self.usage(), **self.metrics()}
 
     def last_event(self, head: dict[str, Any]) -> bytes:
         """Return the event at the end of a stream that has usage and metrics; empty if neither is asked for."""
@@ -141,8 +147,8 @@ class Service:
         self.defaults: dict[str, Any] = model_defaults(config)
         self.running: set[Generation] = set()
         self.started_at = int(time.time())
-        self.aside = Aside(grammar_timeout_s=settings.grammar_timeout_s)
-        self._token_bytes = token_bytes(self.tokenizer)
+        names = {False: "card-short-text", True: "card-long-text"}
+        self._threads = {is_long: ThreadPoolExecutor(_NUM_THREADS, name) for is_long, name in names.items()}
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase:
@@ -166,59 +172,42 @@ class Service:
             )
         return name or names[0]
 
-    async def encode(self, prompt: Prompt, *, must_fit: bool = True) -> tuple[int, ...]:
-        """Return the token ids of a prompt, made without holding others up.
+    async def encode(self, prompt: Prompt) -> tuple[int, ...]:
+        """Return the token ids of a prompt, made without holding others up. Raises: PromptError."""
+        length = len(prompt)
+        if not isinstance(prompt, str):
+            length += sum(len(one.get("content") or "") for one in prompt if isinstance(one, dict))
+        return await self.aside(length >= LONG_CHARS, self.llm.host.encode, prompt)
 
-        Args:
-            must_fit: refuse a text that cannot fit into the context before it is tokenized.
-        Raises: PromptError; ApiError 400 for one that cannot fit.
+    async def aside(self, is_long: bool, function: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
+        """Return what ``function`` gives, run beside the event loop. Raises: whatever it raises.
+
+        Short texts have threads of their own, so that they never wait for long ones.
         """
-        texts = (
-            [prompt]
-            if isinstance(prompt, str)
-            else [one.get("content") or "" for one in prompt if isinstance(one, dict)]
-        )
-        if not texts and must_fit and len(prompt) > self.llm.max_model_len:
-            raise self._too_long(len(prompt))
-        is_long = max(len(prompt), sum(map(len, texts))) >= LONG_CHARS
-        return await self.aside.run(is_long, self._encode, prompt, texts if must_fit else [])
+        return await asyncio.wrap_future(self._threads[is_long].submit(function, *args, **options))
 
-    def _encode(self, prompt: Prompt, texts: Sequence[str]) -> tuple[int, ...]:
-        """Tokenize a prompt. ``texts`` are those in it that may be too long: a chat template may leave some out."""
-        least = sum(map(self._token_bytes.least_tokens, texts))
-        if least > self.llm.max_model_len and not isinstance(prompt, str):
-            least = self._token_bytes.least_tokens(self._rendered(prompt))
-        if least > self.llm.max_model_len:
-            raise self._too_long(least, are_at_least=True)
-        return self.llm.host.encode(prompt)
-
-    def _rendered(self, messages: Prompt) -> str:
-        try:
-            given: Any = messages
-            return str(self.tokenizer.apply_chat_template(given, tokenize=False, add_generation_prompt=True))
-        except (jinja2.TemplateError, ValueError):  # a template that refuses them, or none: tokenizing says it better
-            return ""
-
-    def _too_long(self, num_tokens: int, *, are_at_least: bool = False) -> ApiError:
-        return bad_request(
-            f"this model's context holds {self.llm.max_model_len} tokens, but the prompt has "
-            f"{'at least ' if are_at_least else ''}{num_tokens}; shorten it",
-            "prompt",
-            "context_length_exceeded",
-        )
-
-    async def prepare(self, prompt_ids: tuple[int, ...], params: SamplingParams, guide: str) -> None:
+    async def prepare(self, grammar: Grammar | None, guide: str) -> None:
         """Compile a request's grammar, which is kept, where others need not wait for it.
 
         Args:
             guide: the field of the request that the grammar came from.
-        Raises: ApiError 400 if it cannot be used or takes too long, 503 if others are compiled.
+        Raises: ApiError 400 if it cannot be used or takes too long, 503 if it has not begun by then.
         """
-        if params.grammar is not None:
+        if grammar is None:
+            return
+        work, limit_s = self.llm.host.grammars.begin(grammar), self.settings.grammar_timeout_s
+        done, _ = await asyncio.wait((asyncio.wrap_future(work),), timeout=limit_s)
+        if done:
             try:
-                await self.aside.compile(params.grammar, guide, self.llm.host.make_request, prompt_ids, params, 0)
+                done.pop().result()
             except SettingsError as error:
                 raise bad_request(str(error), guide) from None
+        elif not work.running():
+            reason = "other grammars are being compiled; ask again soon"
+            raise ApiError(503, reason, param=guide, code="grammar_queue", retry_after_s=5)
+        else:
+            reason = f"the grammar is not compiled within the {limit_s:g} s that this server allows; use a simpler one"
+            raise bad_request(reason, guide, "grammar_timeout")
 
     def num_new_tokens(self, num_prompt_tokens: int, wanted: int | None) -> int:
         """Return how many tokens a request may write, as many as there is room for if it does not say.
@@ -273,8 +262,9 @@ class Service:
             generation.deadline.cut(shutting_down())
 
     def close(self) -> None:
-        """End the threads beside the event loop."""
-        self.aside.close()
+        """Begin nothing more beside the event loop; what runs there is not waited for."""
+        for pool in self._threads.values():
+            pool.shutdown(wait=False, cancel_futures=True)
 
 
 async def _read(choice: Choice) -> AsyncGenerator[tuple[Choice, StreamChunk], None]:

@@ -123,7 +123,7 @@ class _Run:
         with asyncio.Runner(loop_factory=self._config.get_loop_factory()) as runner:
             runner.run(self._main())
         tell(logger, logging.INFO, "stopped")
-        if self._service.aside.is_compiling:  # nothing but the end of this process ends that
+        if self._llm.host.grammars.is_compiling:  # nothing but the end of this process ends that
             sys.stderr.flush()
             os._exit(0)
         return 0

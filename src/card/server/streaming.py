@@ -12,7 +12,7 @@ from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from card.errors import CardError
-from card.server.answers import ErrorDetail, event
+from card.server.answers import error_content, event
 from card.server.errors import ApiError, as_api_error
 from card.server.service import Generation
 
@@ -47,7 +47,7 @@ async def _hung_up(request: Request) -> None:
 
 def failure(error: CardError) -> bytes:
     """Return the event that tells of an error."""
-    return event({"error": ErrorDetail.of(as_api_error(error))})
+    return event(error_content(as_api_error(error)))
 
 
 class EventStream(StreamingResponse):

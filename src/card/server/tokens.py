@@ -11,7 +11,6 @@ from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from card.api.outputs import StreamChunk
 from card.models.text import REPLACEMENT
-from card.server.answers import Alternative, ChatLogprobs, CompletionLogprobs, Token, TokenLogprob, TopLogprob
 from card.tree.sampling import TokenLogprobs
 
 _LEAST_LOGPROB = -9999.0  # JSON has no minus infinity
@@ -55,49 +54,49 @@ class TokenNames:
 
     # ---- lists in OpenAI's shapes -----------------------------------------------------------------------------------
 
-    def chat_logprobs(self, tokens: Iterable[TokenLogprobs]) -> ChatLogprobs:
+    def chat_logprobs(self, tokens: Iterable[TokenLogprobs]) -> dict[str, Any]:
         """Return the `logprobs` of a choice of a chat completion."""
         content = []
         for token in tokens:
-            top = [TopLogprob(**self._entry(token_id, logprob)) for token_id, logprob in token.top]
-            content.append(TokenLogprob(**self._entry(token.token_id, token.logprob), top_logprobs=top))
-        return ChatLogprobs(content=content)
+            top = [self._entry(token_id, logprob) for token_id, logprob in token.top]
+            content.append({**self._entry(token.token_id, token.logprob), "top_logprobs": top})
+        return {"content": content}
 
-    def completion_logprobs(self, tokens: Iterable[TokenLogprobs | int], first_offset: int) -> CompletionLogprobs:
+    def completion_logprobs(self, tokens: Iterable[TokenLogprobs | int], first_offset: int) -> dict[str, list[Any]]:
         """Return the `logprobs` of a choice of a completion.
 
         Args:
             tokens: a bare id has no log-probability: the first token of an echoed prompt.
             first_offset: characters of the text before the first of these tokens.
         """
-        told = CompletionLogprobs(tokens=[], token_logprobs=[], top_logprobs=[], text_offset=[])
+        told: dict[str, list[Any]] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
         for token in tokens:
             text = self.text(token if isinstance(token, int) else token.token_id)
-            told.text_offset.append(first_offset)
-            told.tokens.append(text)
+            told["text_offset"].append(first_offset)
+            told["tokens"].append(text)
             first_offset += len(text)
             if isinstance(token, int):
-                told.token_logprobs.append(None)
-                told.top_logprobs.append(None)
+                told["token_logprobs"].append(None)
+                told["top_logprobs"].append(None)
                 continue
-            told.token_logprobs.append(_finite(token.logprob))
+            told["token_logprobs"].append(_finite(token.logprob))
             top: dict[str, float] = {}
             for token_id, logprob in (*token.top, (token.token_id, token.logprob)):
                 top.setdefault(self.text(token_id), _finite(logprob))  # of tokens with one name the likeliest counts
-            told.top_logprobs.append(top)
+            told["top_logprobs"].append(top)
         return told
 
-    def provenance(self, chunks: Iterable[StreamChunk]) -> list[Token]:
+    def provenance(self, chunks: Iterable[StreamChunk]) -> list[dict[str, Any]]:
         """Return where each token came from and which candidates lay beside it (`shows_tree`)."""
         found = []
         for chunk in chunks:
             for token_id, origin, beside in zip_longest(chunk.token_ids, chunk.origins, chunk.alternatives):
                 alternatives = [
-                    Alternative(token_id=other, text=self.text(other), path_logprob=logprob, writer=writer)
+                    {"token_id": other, "text": self.text(other), "path_logprob": logprob, "writer": writer}
                     for other, logprob, writer in beside or ()
                 ]
-                text = self.text(token_id)
-                found.append(Token(token_id=token_id, text=text, origin=origin or "", alternatives=alternatives))
+                own = {"token_id": token_id, "text": self.text(token_id), "origin": origin or ""}
+                found.append({**own, "alternatives": alternatives})
         return found
 
     def _entry(self, token_id: int, logprob: float) -> dict[str, Any]:

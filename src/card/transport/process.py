@@ -10,15 +10,14 @@ import subprocess
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import zmq
 
 from card.transport.child import DrafterChild
-from card.transport.drafter_config import DrafterConfig
 from card.transport.link import LinkStatus
-from card.transport.outside import OutsideLink
-from card.transport.watch import Watch
+from card.transport.outside import OutsideLink, Watch
 from card.tree.messages import Shutdown
 
 logger = logging.getLogger(__name__)
@@ -27,6 +26,45 @@ _EXIT_TIMEOUT_S = 2.0
 _LAST_WORDS_S = 0.05  # time for the frame in which a child that failed says why
 _FAULT_STATUS = 1  # exit status of such a child
 _LOOK_AT_STATE_S = 0.25  # between looks at whether the child is stopped; a look reads a file
+_SERVED_TREE_ROWS = 512  # per request, whatever lead and width its client asks for
+_SERVED_WARM_UP_TOKENS = 16  # most tokens of a usual pass, as far as that is known before any client comes
+
+
+class DraftModel(msgspec.Struct, frozen=True, kw_only=True):
+    """Which draft model, and how much of it."""
+
+    name: str  # a folder, a GGUF file, a hub name, or demo-draft
+    dtype: str
+    device: str
+    max_model_len: int  # the model's own limit counts if it is lower
+    max_tree_rows: int
+    warm_up_tokens: int  # most tokens of a usual pass
+    kv_cache_bytes: int | None = None  # memory for KV rows; None: a few sequences of full length
+    measuring_s: float = 0.4  # to find out what passes cost, which targets are told; 0: nobody wants to know
+    cache_dir: str | None = None  # for converted weights, as of `load_model`
+    has_unknown_target: bool = False  # the target must be told which tokenizer this is
+
+    @classmethod
+    def to_serve(cls, name: str, **model: Any) -> DraftModel:
+        """Return a model for targets that are not known yet; ``model`` are other fields."""
+        return cls(
+            name=name,
+            max_tree_rows=_SERVED_TREE_ROWS,
+            warm_up_tokens=_SERVED_WARM_UP_TOKENS,
+            has_unknown_target=True,
+            **model,
+        )
+
+
+class DrafterConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """What a child needs to know; its parent's link fills in the first three."""
+
+    address: str = ""
+    incarnation: int = 0
+    parent_pid: int = 0
+    threads: int
+    cores: tuple[int, ...]  # where the parent has put the process; empty: anywhere
+    model: DraftModel
 
 
 class ProcessLink(OutsideLink):

@@ -11,8 +11,7 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from card.transport.keys import ClientKeys, check_address, load_client_keys
-from card.transport.outside import OutsideLink
-from card.transport.watch import Watch
+from card.transport.outside import OutsideLink, Watch
 from card.tree.messages import MAX_FRAME_BYTES, DrafterMessage, Hello, Ready, Shutdown
 
 _CONNECT_TIMEOUT_S = 3.0  # until the address must have taken a connection

@@ -11,6 +11,7 @@ from typing import Any
 import zmq
 from zmq.auth.thread import ThreadAuthenticator
 
+from card.config.fields import check, setting
 from card.errors import CardError, ProtocolError, SettingsError
 from card.transport.keys import ServerKeys, check_may_listen
 from card.tree.messages import DrafterMessage, Fault, Hello, Ping, Pong, Ready, Shutdown, decode, encode
@@ -29,17 +30,13 @@ _FAILURES = (CardError, RuntimeError, MemoryError)  # out of memory is a Runtime
 class ServerLimits:
     """What the server grants its clients."""
 
-    max_sessions: int = 16
-    max_requests: int = MAX_REQUESTS  # open at once, per session
-    max_tokens_per_pass: int = MAX_TOKENS_PER_PASS  # of all sessions together
-    silence_timeout_s: float = 30.0  # after which a session is dropped
+    max_sessions: int = setting(16, least=1)
+    max_requests: int = setting(MAX_REQUESTS, least=1)  # open at once, per session
+    max_tokens_per_pass: int = setting(MAX_TOKENS_PER_PASS, least=1)  # of all sessions together
+    silence_timeout_s: float = setting(30.0, above=0, unit="seconds")  # after which a session is dropped
 
     def __post_init__(self) -> None:
-        for name in ("max_sessions", "max_requests", "max_tokens_per_pass"):
-            if getattr(self, name) < 1:
-                raise SettingsError(f"{name} must be 1 or more, got {getattr(self, name)}")
-        if not self.silence_timeout_s > 0:
-            raise SettingsError(f"silence_timeout_s must be above 0 seconds, got {self.silence_timeout_s}")
+        check(self)
 
 
 @dataclass(slots=True)

@@ -126,19 +126,7 @@ class RequestStats(DrafterHealth):
 
     def as_dict(self) -> dict[str, Any]:
         """Return counters and derived figures as plain values for JSON."""
-        derived = (
-            "drafter_state",
-            "speculation",
-            "decode_s",
-            "decode_tokens_per_s",
-            "mean_acceptance_length",
-            "acceptance_rate",
-            "hit_rate",
-            "drafter_layers_per_s",
-            "ceiling_share",
-            "target_busy_share",
-            "round_overhead_ms",
-        )
+        derived = [name for name in dir(self) if isinstance(getattr(type(self), name), property)]
         return {**asdict(self), **{name: getattr(self, name) for name in derived}}
 
 

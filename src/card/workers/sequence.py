@@ -14,11 +14,10 @@ from card.tree.nodes import ROOT, Nodes
 from card.tree.sampling import Sampler, TokenLogprobs, token_logprobs
 from card.tree.shaping import Shaping
 from card.tree.verify import Verdict, match
-from card.workers.details import TokenDetails, alternatives_to, origins_of
 from card.workers.metrics import RequestStats
 from card.workers.offers import Offers
 from card.workers.replica import Replica
-from card.workers.request import FinishReason, Request, Work
+from card.workers.request import FinishReason, Request, TokenDetails, Work, alternatives_to, origins_of
 from card.writers.local.protocol import Observation
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 
 from card.config import VerifyShape
-from card.models.hrad.foresight import Foresight
+from card.models.hrad.network import Foresight
 from card.models.pool import SequencePool
 from card.models.protocol import LanguageModel
 from card.tree.messages import Close, DrafterMessage, Layer, Resync, TargetMessage

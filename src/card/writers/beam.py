@@ -2,23 +2,72 @@
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import msgspec
 from torch import Tensor
 
-from card.errors import ProtocolError
+from card.config import Grammar, ShapingRule
+from card.errors import ProtocolError, TargetError
 from card.models.pool import SequencePool
 from card.models.protocol import NO_PARENT, Extension, LanguageModel
 from card.tree.candidates import CandidateCache
 from card.tree.messages import DraftSpec
 from card.tree.nodes import NewNodes
 from card.tree.sampling import CandidateScorer
+from card.tree.shaping import GrammarState, Path, Shaping
 from card.writers.growth import RULES, Found, GrowingTree
-from card.writers.shaping import DraftShaping, FindGrammar
+
+logger = logging.getLogger(__name__)
+
+FindGrammar = Callable[[Grammar], GrammarState | None]
+"""Returns the beginning of a grammar; None if there is none here, or not yet."""
+
+
+class DraftShaping:
+    """Follows one text. It is a help and no more: a grammar that is not there, or breaks, is left out."""
+
+    def __init__(self, rule: ShapingRule, token_ids: Sequence[int], vocab_size: int, find: FindGrammar | None) -> None:
+        """Begin with a text.
+
+        Args:
+            find: is asked for the grammar until there is one; None: there never is.
+        """
+        self._rule = rule
+        self._vocab_size = vocab_size
+        self._find = find if rule.grammar is not None else None
+        self._shaping = Shaping(rule, token_ids, vocab_size)
+        self._token_ids = list(token_ids)
+
+    def commit(self, new_ids: Sequence[int]) -> None:
+        """Take committed tokens."""
+        self._token_ids += new_ids
+        self._shaping.commit(new_ids)
+
+    def apply(self, logits: Tensor, paths: Sequence[Path]) -> Tensor:
+        """Return the shaped logits, see `Shaping.apply`; a row in which nothing would be left stays as it is."""
+        self._look_for_the_grammar()
+        try:
+            shaped = self._shaping.apply(logits, paths)
+        except TargetError as error:
+            logger.warning("drafting goes on without the grammar of a request: %s", error)
+            self._shaping = Shaping(self._rule, self._token_ids, self._vocab_size)
+            shaped = self._shaping.apply(logits, paths)
+        is_empty = shaped.isneginf().all(-1, keepdim=True)
+        return logits.to(shaped).where(is_empty, shaped) if is_empty.any() else shaped
+
+    def _look_for_the_grammar(self) -> None:
+        if self._find is None or self._rule.grammar is None:
+            return
+        grammar = self._find(self._rule.grammar)
+        if grammar is not None:
+            self._find = None
+            self._shaping = Shaping(self._rule, self._token_ids, self._vocab_size, grammar)
+
 
 _DEFAULT_NUM_SEQUENCES = 16  # of full length, in the memory that a writer takes if not told how much
 

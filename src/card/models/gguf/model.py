@@ -15,7 +15,9 @@ from typing import Any, BinaryIO
 import numpy as np
 import torch
 from torch import Tensor
+from transformers import GenerationConfig
 
+from card.models.decoder_model import DecoderModel, config_of
 from card.models.gguf.header import GgufError, Header, TensorPlace, read_header
 
 _ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
@@ -271,47 +273,15 @@ def _row_order(num_rows: int, head_dim: int) -> Tensor | None:
 
 def _check_weights(weights: Sequence[Weight], config: Mapping[str, Any]) -> None:
     """Check that there are all weights that the config asks for, in its shapes."""
-    needed, others = _shapes(config)
-    missing = sorted(needed.keys() - {weight.name for weight in weights})
-    if missing:
-        raise GgufError(f"is incomplete: {len(missing)} of its tensors are missing, the first is {missing[0]}")
-    shapes = needed | others
-    for weight in weights:
-        place, shape = weight.place, shapes.get(weight.name)
-        if shape is None:
-            raise GgufError(f"has a tensor {place.name}, which its header does not ask for")
-        if place.shape != shape:
-            raise GgufError(
-                f"is damaged: {place.name} has the shape {list(place.shape)}, its header asks for {list(shape)}"
-            )
-
-
-def _shapes(config: Mapping[str, Any]) -> tuple[dict[str, tuple[int, ...]], dict[str, tuple[int, ...]]]:
-    """Return the shapes of the weights that there must be, and of those that there may be."""
-    hidden, inner, size = config["hidden_size"], config["intermediate_size"], config["head_dim"]
-    queries, keys = config["num_attention_heads"] * size, config["num_key_value_heads"] * size
-    linears = {
-        "self_attn.q_proj": (queries, hidden),
-        "self_attn.k_proj": (keys, hidden),
-        "self_attn.v_proj": (keys, hidden),
-        "self_attn.o_proj": (hidden, queries),
-        "mlp.gate_proj": (inner, hidden),
-        "mlp.up_proj": (inner, hidden),
-        "mlp.down_proj": (hidden, inner),
-    }
-    table = (config["vocab_size"], hidden)
-    needed: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": table, "model.norm.weight": (hidden,)}
-    others: dict[str, tuple[int, ...]] = {"lm_head.weight": table}
-    for layer in range(config["num_hidden_layers"]):
-        prefix = f"model.layers.{layer}."
-        for name, shape in linears.items():
-            needed[f"{prefix}{name}.weight"], others[f"{prefix}{name}.bias"] = shape, shape[:1]
-        for name in ("input_layernorm", "post_attention_layernorm"):
-            needed[f"{prefix}{name}.weight"] = (hidden,)
-        of_heads = needed if config["model_type"] == "qwen3" else others
-        for name in ("self_attn.q_norm", "self_attn.k_norm"):
-            of_heads[f"{prefix}{name}.weight"] = (size,)
-    return needed, others
+    empty = {weight.name: torch.empty(weight.place.shape, device="meta") for weight in weights}
+    plain = config_of(config)
+    assert plain is not None
+    try:
+        DecoderModel(plain, GenerationConfig(), empty)  # type: ignore[no-untyped-call]
+    except KeyError as error:
+        raise GgufError(f"is incomplete: its tensor {error.args[0]} is missing") from None
+    except ValueError as error:
+        raise GgufError(f"is damaged: {error}") from None
 
 
 def _are_equal(path: Path, one: Weight, other: Weight) -> bool:

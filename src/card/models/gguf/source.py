@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import json
 import logging
 import math
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
@@ -15,10 +15,9 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from card.models.decoder_model import DecoderModel, config_of
+from card.models.decoder_model import DecoderModel, MappedWeights, config_of, safetensors_header
 from card.models.gguf.header import GgufError
-from card.models.gguf.kept_weights import FileState, Kept, KeptWeights
-from card.models.gguf.mapped import MappedWeights, safetensors_header
+from card.models.gguf.kept_weights import KeptWeights
 from card.models.gguf.model import GgufModel, generation_config, open_gguf
 from card.models.gguf.tokenizer import check_tokenizer, read_tokenizer
 
@@ -40,7 +39,7 @@ class GgufSource:
             cache: the folder for what is kept between starts; None keeps nothing.
         """
         self._path = path
-        self._state = FileState.of(path)
+        self._state = _state_of(path)
         self._store = None if cache is None else KeptWeights(cache / _FOLDER)
 
     @functools.cached_property
@@ -48,7 +47,7 @@ class GgufSource:
         """What config.json would have; its dtype is that of the weights, bfloat16 for quantised ones."""
         if self._text is None:
             return dict(self._model.config)
-        config: dict[str, Any] = json.loads((self._text.folder / "config.json").read_text("utf-8"))
+        config: dict[str, Any] = json.loads((self._text / "config.json").read_text("utf-8"))
         return config
 
     def tokenizer(self) -> PreTrainedTokenizerBase:
@@ -56,10 +55,10 @@ class GgufSource:
         if self._text is None:
             return self._read_tokenizer()
         loader: Any = PreTrainedTokenizerFast
-        tokenizer: PreTrainedTokenizerBase = loader.from_pretrained(self._text.folder, local_files_only=True)
+        tokenizer: PreTrainedTokenizerBase = loader.from_pretrained(self._text, local_files_only=True)
         return tokenizer
 
-    def folder(self, dtype: str | torch.dtype) -> Kept | None:
+    def folder(self, dtype: str | torch.dtype) -> Path | None:
         """Return a folder with the whole model, converted if it is not there; None if nothing can be kept."""
         if self._store is None:
             return None
@@ -67,7 +66,7 @@ class GgufSource:
         name = f"{self._digest}-v{_FORMAT}-{_dtype_name(stored)}"
         kept = self._store.find(name)
         if kept is not None:
-            return kept
+            return kept  # without a look at the file
         logger.info("converting %s to %s; this happens once", self._path, _dtype_name(stored))
         num_bytes = self._model.num_elements * stored.itemsize + _TEXT_BYTES
         return self._store.make(name, num_bytes, functools.partial(self._write_model, dtype=stored))
@@ -82,14 +81,14 @@ class GgufSource:
         config.dtype = wanted
         weights = {name: tensor.to(device, wanted) for name, tensor in tensors.items()}
         model = DecoderModel(config, make(**generation_config(self.config)), weights)
-        model.kept, model.pages = kept, pages
+        model.pages = pages
         return model.requires_grad_(False).train(False)
 
-    def _mapped(self, kept: Kept) -> MappedWeights:
+    def _mapped(self, kept: Path) -> MappedWeights:
         try:
-            return MappedWeights(kept.folder / "model.safetensors")
+            return MappedWeights(kept / "model.safetensors")
         except (OSError, ValueError, LookupError, TypeError) as error:
-            raise GgufError(f"has damaged converted weights; delete the folder {kept.folder}") from error
+            raise GgufError(f"has damaged converted weights; delete the folder {kept}") from error
 
     def weights(self, dtype: str | torch.dtype) -> dict[str, Tensor]:
         """Return all weights by transformers' names, read into memory."""
@@ -113,8 +112,7 @@ class GgufSource:
 
     @functools.cached_property
     def _digest(self) -> str:
-        assert self._store is not None
-        return self._store.digest(self._state)[:32]
+        return hashlib.sha256(self._state.encode()).hexdigest()[:32]
 
     @functools.cached_property
     def _model(self) -> GgufModel:
@@ -123,13 +121,12 @@ class GgufSource:
         return model
 
     @functools.cached_property
-    def _text(self) -> Kept | None:
+    def _text(self) -> Path | None:
         """The kept config and tokenizer; None if nothing can be kept."""
         if self._store is None:
             return None
         name = f"{self._digest}-v{_FORMAT}-text"
-        kept = self._store.find(name)
-        return kept if kept is not None else self._store.make(name, _TEXT_BYTES, self._write_text)
+        return self._store.make(name, _TEXT_BYTES, self._write_text)
 
     def _read_tokenizer(self) -> PreTrainedTokenizerBase:
         header = self._model.header
@@ -153,8 +150,14 @@ class GgufSource:
         self._check_unchanged()
 
     def _check_unchanged(self) -> None:
-        if FileState.of(self._path) != self._state:
+        if _state_of(self._path) != self._state:
             raise GgufError("changed while it was read; start again once it is complete")
+
+
+def _state_of(path: Path) -> str:
+    """Return what tells a file from another one, and from what it was before. Raises: OSError."""
+    stat = path.stat()
+    return f"{path.resolve()}|{stat.st_size}|{stat.st_mtime_ns}"
 
 
 def _dtype_name(dtype: torch.dtype) -> str:
@@ -174,10 +177,6 @@ def _write_weights(stream: BinaryIO, model: GgufModel, dtype: torch.dtype) -> No
         shape = list(weight.place.shape)
         header[weight.name] = {"dtype": _SAFETENSORS_NAMES[dtype], "shape": shape, "data_offsets": [start, end]}
     stream.write(safetensors_header(header))
-    for part in _parts(model, dtype):
-        stream.write(part.contiguous().view(torch.uint8).numpy().data)
-
-
-def _parts(model: GgufModel, dtype: torch.dtype) -> Iterator[Tensor]:
     for weight in model.weights:
-        yield from model.read(weight, dtype)
+        for part in model.read(weight, dtype):
+            stream.write(part.contiguous().view(torch.uint8).numpy().data)

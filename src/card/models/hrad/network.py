@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from card.models.demo import demo_hrad
 from card.models.torch_runner import TorchRunner
 
 ALL_REJECTED, UNDECIDED, ALL_ACCEPTED = CLASSES = (0, 1, 2)  # of a chain: none of it, some of it, all of it is accepted
-DEMO_HRAD = "demo"  # name of the predictor for the demo pair
+OFF, DEMO_HRAD = "off", "demo"  # no predictor; name of the one for the demo pair
 HIDDEN_WIDTHS = (256, 64)
 
 _FORMAT = "card-hrad-2"
@@ -35,6 +35,9 @@ _STORED_DTYPE = torch.float16  # inputs are standardised, so no weight is far fr
 _LEAST_PROBABILITY = 1e-4  # an outcome is never ruled out
 
 Layer = tuple[Tensor, Tensor]  # weight [out, in] and bias [out] of a linear layer, float32
+
+Foresight = Callable[[int, int, int], float]
+"""(index of the extension in the pass, index of the logits that gave the new token, that token) -> branch_below."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,6 +207,22 @@ def load_hrad(path: str | Path, runner: TorchRunner) -> HRad:
     hrad = HRad.load(demo_hrad() if str(path) == DEMO_HRAD else path)
     hrad.attach(runner)
     return hrad
+
+
+def foresight(predictor: str, runner: TorchRunner, usual: float) -> Foresight | None:
+    """Return where to branch by what a predictor says of the passes of ``runner``; None leaves it at the settings.
+
+    Args:
+        predictor: "off", or as of `load_hrad`, with its errors.
+        runner: of the target; if the predictor ever moves the branch point, it keeps hidden states from now on.
+        usual: probability below which the drafter branches where nothing special is foreseen.
+    """
+    hrad = load_hrad(predictor, runner) if predictor != OFF else None
+    if hrad is None or not hrad.is_heard:
+        return None
+    return lambda extension_idx, logits_idx, new_id: hrad.branch_below(
+        runner.features(extension_idx)[logits_idx], new_id, usual
+    )
 
 
 def target_facts(runner: TorchRunner, *, num_layers: int, draft: str, num_speculative_tokens: int) -> HRadFacts:

@@ -57,14 +57,8 @@ class _Text:
     features: Tensor  # [num_layers * D] of the row that gave the last token
 
 
-@dataclass(frozen=True, slots=True)
-class _Round:
-    """One round, as `Rounds` has many."""
-
-    inputs: Tensor
-    num_accepted: int
-    confidences: list[float]
-    prompt_idx: int
+_Round = tuple[Tensor, int, list[float], int]
+"""One round, in the order of the fields of `Rounds`."""
 
 
 class RoundCollector:
@@ -124,11 +118,13 @@ class RoundCollector:
                 self._target.close(text.target_slot)
                 self._draft.close(text.draft_slot)
                 on_answer()
+        columns = list(zip(*found, strict=True)) or [()] * 4
+        inputs, num_accepted, confidences, prompt_idx = columns
         return Rounds(
-            torch.stack([one.inputs for one in found]) if found else torch.zeros((0, 0)),
-            torch.tensor([one.num_accepted for one in found], dtype=torch.int64),
-            torch.tensor([one.confidences for one in found], dtype=torch.float32).view(-1, self._num_drafted),
-            torch.tensor([one.prompt_idx for one in found], dtype=torch.int64),
+            torch.stack(inputs) if found else torch.zeros((0, 0)),
+            torch.tensor(num_accepted, dtype=torch.int64),
+            torch.tensor(confidences, dtype=torch.float32).view(-1, self._num_drafted),
+            torch.tensor(prompt_idx, dtype=torch.int64),
         )
 
     def _begin(self, prompt_idx: int, prompt: Sequence[int]) -> _Text:
@@ -151,7 +147,7 @@ class RoundCollector:
             accepted = chain[:num_accepted]
             if not self._end_ids.intersection(accepted):
                 embedding = self._target.embedding(text.token_ids[-1]).cpu()
-                found.append(_Round(torch.cat((text.features, embedding)), num_accepted, probs, text.prompt_idx))
+                found.append((torch.cat((text.features, embedding)), num_accepted, probs, text.prompt_idx))
             num_rows = len(text.token_ids) + num_accepted
             self._target.keep(text.target_slot, num_rows)
             self._draft.keep(text.draft_slot, min(num_rows, self._draft.num_rows(text.draft_slot)))

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 import msgspec
+from pydantic_core import from_json
 
 from card.server.tools.formats import ToolFormat
 
-_OUTSIDE_STRINGS = frozenset(" \t\r\n:,+-.0123456789eEtruefalsenull")
+_DECODER = json.JSONDecoder()
 _HEAD = re.compile(r'\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)')
 _FIRST_KEY = re.compile(r'\{\s*(?:"([^"\\]*)("?)|($))')
 _FENCE = re.compile(r"```(?:json)?[ \t]*\n\s*")
@@ -50,39 +52,15 @@ class _Call(msgspec.Struct):
     parameters: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
 
 
-class _JsonObject:
-    """Follows a JSON object that grows, up to its end or to the first character that no JSON has there.
-
-    It does not look at the order of its parts: whether it is valid is seen when it is complete.
-    """
-
-    def __init__(self) -> None:
-        self._brackets: list[str] = []
-        self._is_in_string = False
-        self._is_escaped = False
-        self._num_read = 0
-        self.end: int | None = None  # behind its last character
-        self.is_broken = False
-
-    def read(self, text: str) -> None:
-        """Go on to the end of ``text``, which begins with the object's first brace."""
-        while self.end is None and not self.is_broken and self._num_read < len(text):
-            char = text[self._num_read]
-            self._num_read += 1
-            if self._is_in_string:
-                self.is_broken = char < " "
-                self._is_in_string = self._is_escaped or char != '"'
-                self._is_escaped = char == "\\" and not self._is_escaped
-            elif char == '"':
-                self._is_in_string = True
-            elif char in "{[":
-                self._brackets.append("}" if char == "{" else "]")
-            elif char in "}]":
-                self.is_broken = self._brackets.pop() != char
-                if not self._brackets:
-                    self.end = self._num_read
-            else:
-                self.is_broken = char not in _OUTSIDE_STRINGS
+def _end_of_object(text: str) -> int | None:
+    """Return where the JSON object that ``text`` begins with ends; None if it may go on. Raises: ValueError if not."""
+    try:
+        return _DECODER.raw_decode(text)[1]
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+    except ValueError:
+        from_json(text.encode("utf-8", "replace"), allow_partial=True)
+        return None
 
 
 class ToolParser:
@@ -120,9 +98,7 @@ class ToolParser:
         self._decide: Callable[[], bool] = self._at_start if self._takes_bare else self._in_text
         self._rest = ""  # text that is not decided on yet
         self._before = ""  # white space, marker and opening before an object, should it turn out to be no call
-        self._object = _JsonObject()
-        self._arguments: _JsonObject | None = None  # of a call that is given out while it grows
-        self._arguments_start = 0
+        self._arguments_start: int | None = None  # in the rest, of a call that is given out while it grows
         self._num_given = 0  # characters of these arguments
         self._pieces: list[Piece] = []
         self.num_calls = 0
@@ -137,7 +113,7 @@ class ToolParser:
     def flush(self) -> list[Piece]:
         """Return the rest, after the last text."""
         is_cut_off = self._is_live and self._format.marker in self._before  # the beginning of a call, and nothing else
-        if self._arguments is None and self._decide != self._after_object and not is_cut_off:
+        if self._arguments_start is None and self._decide != self._after_object and not is_cut_off:
             self._say(self._before + self._rest)
         self._rest = self._before = ""
         return self._taken()
@@ -189,23 +165,26 @@ class ToolParser:
 
     def _begin_object(self, text: str) -> bool:
         self._before += self._rest[: len(self._rest) - len(text)]
-        self._rest, self._object = text, _JsonObject()
+        self._rest = text
         return self._enter(self._in_object)
 
     def _in_object(self) -> bool:
         """Inside of what may be a call."""
-        self._object.read(self._rest)
-        if self._is_live and self._arguments is None:
-            self._find_head()
-        if self._arguments is not None:
-            self._give_arguments(self._arguments)
-        end = self._object.end
-        is_broken = self._object.is_broken or not (self._is_marked or _may_name_a_function(self._rest))
-        if is_broken or (end is not None and self._arguments is None and not self._take(self._rest[:end])):
+        try:
+            end = _end_of_object(self._rest)
+        except ValueError:
             return self._give_up()
+        if self._is_live and self._arguments_start is None:
+            self._find_head()
+        if self._arguments_start is not None:
+            self._give_arguments(self._rest[self._arguments_start :])
+        else:
+            may_be_call = self._is_marked or _may_name_a_function(self._rest)
+            if not may_be_call or (end is not None and not self._take(self._rest[:end])):
+                return self._give_up()
         if end is None:
             return False
-        self._rest, self._arguments = self._rest[end:], None
+        self._rest, self._arguments_start = self._rest[end:], None
         is_last = self.num_calls == self._most_calls
         return self._enter(self._nowhere if is_last else self._after_object)
 
@@ -241,8 +220,8 @@ class ToolParser:
     def _give_up(self) -> bool:
         """Take what looked like a call for content, in which the next one may begin."""
         self._say(self._before)
-        if self._arguments is not None:  # the part that was given out stays a call
-            self._rest, self._arguments = self._rest[self._arguments_start + self._num_given :], None
+        if self._arguments_start is not None:  # the part that was given out stays a call
+            self._rest, self._arguments_start = self._rest[self._arguments_start + self._num_given :], None
         self._before = ""
         return self._enter(self._in_text)
 
@@ -256,13 +235,11 @@ class ToolParser:
             assert name is not None
             self._pieces.append(CallBegun(self.num_calls, name))
             self.num_calls += 1
-            self._arguments, self._arguments_start, self._num_given = _JsonObject(), head.end(), 0
+            self._arguments_start, self._num_given = head.end(), 0
             self._before = ""
 
-    def _give_arguments(self, arguments: _JsonObject) -> None:
-        text = self._rest[self._arguments_start :]
-        arguments.read(text)
-        piece = text[self._num_given : arguments.end]
+    def _give_arguments(self, text: str) -> None:
+        piece = text[self._num_given : _end_of_object(text)]
         if piece:
             self._pieces.append(CallArguments(self.num_calls - 1, piece))
             self._num_given += len(piece)
@@ -282,6 +259,13 @@ class ToolParser:
         self.num_calls += 1
         self._before = ""
         return True
+
+
+def pieces_of(parser: ToolParser | None, text: str, *, is_end: bool = False) -> list[Piece]:
+    """Return what ``parser``, if there is one, makes of the next text, and at the end of what it held back."""
+    if parser is None:
+        return [Content(text)] if text else []
+    return [*parser.push(text), *(parser.flush() if is_end else ())]
 
 
 def _may_name_a_function(text: str) -> bool:

@@ -23,9 +23,8 @@ from card.models.protocol import LanguageModel
 from card.tree.messages import DraftSpec
 from card.tree.nodes import NewNodes
 from card.tree.sampling import GumbelNoise
-from card.writers.beam import BeamSequence, BeamWriter, text_limit
+from card.writers.beam import BeamSequence, BeamWriter, FindGrammar, text_limit
 from card.writers.cuda.device_step import BeamStep, NewestLayer, StepResult, StepShape
-from card.writers.shaping import FindGrammar
 
 _MAX_STEPS = 16  # recorded ones; the one not used for longest makes place
 _NOISE_BUCKETS = tuple(2**i for i in range(3, 14))

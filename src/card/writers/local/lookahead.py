@@ -124,9 +124,7 @@ class LookaheadWriter(LocalWriter):
     Source: Fu et al. 2024, arXiv:2402.02057.
     """
 
-    def open(self, prompt_ids: Sequence[int]) -> WriterSequence:
-        """Begin a request."""
-        return LookaheadSequence(prompt_ids)
+    sequence = LookaheadSequence
 
 
 WRITER = LookaheadWriter

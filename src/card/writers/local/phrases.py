@@ -101,9 +101,7 @@ class PhraseWriter(LocalWriter):
     Source: Ouroboros, arXiv:2402.13720.
     """
 
-    def open(self, prompt_ids: Sequence[int]) -> WriterSequence:
-        """Begin a request."""
-        return PhraseSequence(prompt_ids)
+    sequence = PhraseSequence
 
 
 WRITER = PhraseWriter

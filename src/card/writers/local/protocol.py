@@ -7,7 +7,7 @@ target's own choices decide (`card.tree.verify.match`).
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -79,6 +79,8 @@ class LocalWriter:
 
     top_k: ClassVar[int] = 0
     """How many likeliest tokens it wants to see at every token that the target runs; 0: none."""
+    sequence: ClassVar[Callable[..., WriterSequence]]
+    """Makes what is known of a request from its prompt, unless `open` does."""
 
     def __init__(self, settings: EngineSettings, vocab_size: int, tokenizer: str = "") -> None:
         """Make the writer.
@@ -91,7 +93,7 @@ class LocalWriter:
 
     def open(self, prompt_ids: Sequence[int]) -> WriterSequence:
         """Begin a request."""
-        raise NotImplementedError
+        return self.sequence(prompt_ids)
 
     def close(self) -> None:
         """End the writer. May be called twice."""

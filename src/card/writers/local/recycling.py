@@ -111,10 +111,7 @@ class RecyclingWriter(LocalWriter):
     """
 
     top_k = _NUM_SUCCESSORS
-
-    def open(self, prompt_ids: Sequence[int]) -> WriterSequence:
-        """Begin a request with the successors that its prompt shows."""
-        return RecyclingSequence(prompt_ids)
+    sequence = RecyclingSequence
 
 
 WRITER = RecyclingWriter

@@ -168,9 +168,7 @@ class SuffixSequence(WriterSequence):
 class SuffixWriter(LocalWriter):
     """Proposes a tree of all that the request's own text said after the longest match, weighed by how often."""
 
-    def open(self, prompt_ids: Sequence[int]) -> WriterSequence:
-        """Begin a request."""
-        return SuffixSequence(prompt_ids)
+    sequence = SuffixSequence
 
 
 WRITER = SuffixWriter

@@ -1,10 +1,11 @@
-"""A drafter that free-runs in a thread of its own: one process, two devices."""
+"""Drafters in the target's process: in its own thread, where the two take turns, or free-running in another one."""
 
 from __future__ import annotations
 
 import logging
 import queue
 import threading
+from collections.abc import Callable
 
 import torch
 
@@ -15,7 +16,43 @@ from card.tree.messages import DrafterMessage, Fault, Shutdown, TargetMessage
 from card.workers.drafter import DrafterWorker
 
 logger = logging.getLogger(__name__)
-_JOIN_TIMEOUT_S = 10.0
+_JOIN_TIMEOUT_S = 10.0  # for a thread to end
+
+
+class InlineLink(DrafterLink):
+    """Runs the drafter only inside `draft`. A worker that raises is down for good; the target goes on alone."""
+
+    runs_by_itself = False
+
+    def __init__(self, worker: DrafterWorker) -> None:
+        super().__init__()
+        self._worker = worker
+        self._received: list[DrafterMessage] = []
+
+    def send(self, message: TargetMessage) -> None:
+        """Hand the message to the worker at once."""
+        self._run(lambda: self._worker.receive(message))
+
+    def receive(self) -> list[DrafterMessage]:
+        """Return the worker's messages since the last call."""
+        received, self._received = self._received, []
+        return received
+
+    def draft(self, num_passes: int) -> None:
+        """Make up to ``num_passes`` drafter passes."""
+        for _ in range(num_passes):
+            if self._status.state == "down" or self._worker.is_idle:
+                break
+            self._run(self._worker.step)
+
+    def _run(self, act: Callable[[], list[DrafterMessage]]) -> None:
+        if self._status.state == "down":
+            return
+        try:
+            self._received += act()
+        except (CardError, RuntimeError, MemoryError) as error:  # out of memory is a RuntimeError in torch
+            logger.warning("drafter ends: %s", error)
+            self._status = LinkStatus("down", f"{type(error).__name__}: {error}")
 
 
 class ThreadLink(DrafterLink):
