@@ -103,6 +103,14 @@ def test_draft_settings_reach_the_rows_that_take_them_and_no_others() -> None:
     assert with_width == {"card-chain", "card-tree", "card-best-first", "card-turns-all-cores"}
 
 
+def test_a_vocabulary_for_drafting_reaches_our_rows_with_a_draft_model_and_no_others() -> None:
+    settings = LineupSettings(params=SETTINGS.params, cores=(0, 1), draft_vocab=200)
+    told = {name for name in OURS if settings.facts_of(name).settings.get("draft_vocab") == 200}
+    assert told == {name for name in OURS if needs_draft(name)}
+    assert {"sps", "card"} <= told
+    assert "vanilla" not in told
+
+
 def test_pairs_that_cannot_run_a_row_or_share_a_name_are_refused() -> None:
     pair = PairSpec(target="some/t", draft="d", target_cost="90M")
     assert pair.name == "t+d@90M"

@@ -125,18 +125,22 @@ def test_a_grammar_that_takes_for_ever_is_given_up_and_holds_nobody_up(server: R
 # ---- prompts --------------------------------------------------------------------------------------------------------
 
 
-def test_a_prompt_that_cannot_fit_is_refused(server: Running) -> None:
-    long = "word " * 50_000
-    for path, body in (
-        (_COMPLETIONS, {"prompt": long}),
-        (_COMPLETIONS, {"prompt": [5] * 100_000}),
-        (_CHAT, {"messages": [{"role": "user", "content": long}]}),
-        (_CHAT, {"messages": [{"role": "user", "content": long[:10_000]}] * 25}),
-    ):
-        error = refused(server.post(path, body))
-        assert (error["code"], error["param"]) == ("context_length_exceeded", "prompt")
-        assert str(server.llm.max_model_len) in error["message"]
-    assert server.post("/tokenize", {"prompt": long}).json()["count"] > server.llm.max_model_len
+def test_a_text_that_cannot_fit_is_refused_without_being_tokenized(
+    server: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    long = "word " * 500_000
+    with monkeypatch.context() as patch:
+        patch.setattr(server.llm.host, "encode", lambda prompt: pytest.fail("tokenized"))
+        for path, body in (
+            (_COMPLETIONS, {"prompt": long}),
+            (_CHAT, {"messages": [{"role": "user", "content": long}]}),
+            (_CHAT, {"messages": [{"role": "user", "content": long[:100_000]}] * 10}),
+        ):
+            error = refused(server.post(path, body))
+            assert (error["code"], error["param"]) == ("context_length_exceeded", "prompt")
+            assert str(server.llm.max_model_len) in error["message"]
+    refused(server.post(_COMPLETIONS, {"prompt": [5] * 100_000}))
+    assert server.post("/tokenize", {"prompt": long[:100_000]}).json()["count"] > server.llm.max_model_len
 
 
 def test_a_prompt_of_the_longest_tokens_may_fill_the_context(server: Running) -> None:

@@ -31,6 +31,7 @@ from card.errors import PromptError, SettingsError
 from card.methods import Method
 from card.models.cuda.bucketed import make_runner
 from card.models.decoder_model import is_int8
+from card.models.draft_vocab import check_draft_vocab
 from card.models.grammar import GrammarCompiler
 from card.models.hrad.network import OFF, foresight
 from card.models.inflation import inflate, inflated_from, parse_parameter_count
@@ -101,6 +102,7 @@ class Host:
         self.method, self.settings = plan.method, plan.settings
         say(f"loading {self.settings.target}")
         self.tokenizer = tokenizer or load_tokenizer(self.settings.target, cache_dir=self.settings.weights_dir)
+        check_draft_vocab(self.settings.draft_vocab, self.tokenizer)
         model = self._load_target(target, draft if plan.placements else None)
         self._end_ids = end_token_ids(model, self.tokenizer)
         self.generation_config = model.generation_config

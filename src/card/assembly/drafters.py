@@ -15,6 +15,7 @@ from card.config import Placement, SamplingParams
 from card.engine.latency import measure_pass_cost
 from card.models.cuda.bucketed import make_runner
 from card.models.cuda.graphs import Lane
+from card.models.draft_vocab import always_drafted, restrict_head
 from card.models.grammar import BackgroundGrammars, GrammarCompiler
 from card.models.loading import context_limit, end_token_ids, load_decoder, load_tokenizer, parameter_count
 from card.models.text import tokenizer_fingerprint
@@ -134,7 +135,8 @@ def load_drafter(draft: DraftModel) -> tuple[BeamWriter, Ready]:
 
     Raises: ModelError if it cannot be loaded; SettingsError if not one sequence fits into the memory.
     """
-    model = _load(draft)
+    whole = _load(draft)
+    model = _restricted(whole, draft)
     max_model_len = min(draft.max_model_len, context_limit(model))
     runner = TorchRunner(model, max_model_len=max_model_len, max_tree_rows=draft.max_tree_rows)
     runner.warm_up(draft.warm_up_tokens)
@@ -147,7 +149,7 @@ def load_drafter(draft: DraftModel) -> tuple[BeamWriter, Ready]:
     ready = Ready(
         vocab_size=runner.vocab_size,
         max_model_len=runner.max_model_len,
-        num_parameters=parameter_count(model),
+        num_parameters=parameter_count(whole),
         passes=PassSeconds(cost.points, cost.per_sequence_s, cost.per_context_row_s) if cost else None,
         tokenizer=fingerprint,
     )
@@ -165,7 +167,8 @@ def load_drafter(draft: DraftModel) -> tuple[BeamWriter, Ready]:
 def _make_here(plan: Plan, source: DraftSource, placement: Placement) -> Drafter:
     """Return the drafter with its model in this process."""
     assert source.model is not None
-    model = _load(_draft_model(plan, source)) if isinstance(source.model, str) else source.model
+    draft = _draft_model(plan, source)
+    model = _restricted(_load(draft) if isinstance(source.model, str) else source.model, draft)
     lane = Lane(model.device)
     with pinned(plan.cores.alone), lane.entered():
         max_model_len = min(plan.max_model_len, context_limit(model))
@@ -183,8 +186,15 @@ def _load(draft: DraftModel) -> LoadedModel:
     return load_decoder(draft.name, dtype=draft.dtype, device=draft.device, cache_dir=draft.cache_dir)
 
 
+def _restricted(model: LoadedModel, draft: DraftModel) -> LoadedModel:
+    """Return the model with the part of its head that it is to propose tokens with."""
+    if draft.draft_vocab is None:
+        return model
+    return restrict_head(model, draft.draft_vocab, {*draft.always_drafted, *end_token_ids(model)})
+
+
 def _draft_model(plan: Plan, source: DraftSource) -> DraftModel:
-    settings = plan.settings
+    settings, tokenizer = plan.settings, source.tokenizer
     return DraftModel(
         name=source.model if isinstance(source.model, str) else "",
         dtype=settings.dtype_of_draft,
@@ -195,6 +205,8 @@ def _draft_model(plan: Plan, source: DraftSource) -> DraftModel:
         kv_cache_bytes=source.kv_cache_bytes,
         measuring_s=_MEASURING_S if source.measures else 0.0,
         cache_dir=settings.weights_dir,
+        draft_vocab=settings.draft_vocab,
+        always_drafted=always_drafted(tokenizer) if settings.draft_vocab is not None and tokenizer is not None else (),
     )
 
 

@@ -182,6 +182,8 @@ def _refuse_contradictions(
 ) -> None:
     if drafts and not has_draft:
         raise SettingsError(f"method {method.name} needs a draft model; give one, or use method vanilla")
+    if settings.draft_vocab is not None and not drafts:
+        raise SettingsError("draft_vocab is about a draft model: give draft, and a method and writers that use it")
     if facts.is_draft_loaded and settings.placement == "process":
         raise SettingsError(
             "a loaded draft model cannot move into another process; give its folder, or placement thread"

@@ -66,12 +66,18 @@ class LineupSettings:
     lengths: tuple[int, ...] = (2, 3, 4, 5, 6, 8, 10, 12)  # for rows that take the fastest draft length
     max_model_len: int | None = None  # most tokens of a prompt and its answer; None: the model's limit, at most 4096
     hrad: str = "off"  # predictor of specbranch: off, demo, or a file
+    draft_vocab: int | None = None  # the first so many tokens are proposed by draft models; None: all
     draft: Mapping[str, Any] = field(default_factory=dict)  # those of `DRAFT_OPTIONS` that were given
 
     def cores_of(self, name: str) -> tuple[int, ...]:
         """Return the cores on which a row's target decodes, or may."""
         is_tuned = name not in THEIRS and spec_of(name).is_tuned
         return self.cores if is_tuned or ALL_CORES in name else self.cores[:-1]
+
+    def engine_of(self, name: str) -> dict[str, Any]:
+        """Return the settings of a row's engine that were given for all."""
+        has_draft = self.draft_vocab is not None and needs_draft(name)
+        return {"draft_vocab": self.draft_vocab} if has_draft else {}
 
     def facts_of(self, name: str) -> RowFacts:
         """Return what a run promises of a row, before any model is loaded."""
@@ -90,7 +96,7 @@ class LineupSettings:
         spec = spec_of(name)
         settings = {"drafter": spec.drafter, "policy": "auto" if spec.is_tuned else "fixed", **spec.engine}
         settings |= {"lengths": self.lengths} if spec.has_lengths else {}
-        settings |= {**(self.draft if spec.takes_options else {}), **spec.draft}
+        settings |= {**self.engine_of(name), **(self.draft if spec.takes_options else {}), **spec.draft}
         return RowFacts(
             name=name,
             method=spec.method,
@@ -215,7 +221,8 @@ class Lineup:
         if key not in self._llms:
             common: dict[str, Any] = {"dtype": self._settings.dtype, **MEASURED_START}
             common["max_model_len"] = self.max_model_len
-            settings = {**common, **self._policy(spec, cores, known), **spec.engine}
+            own = self._settings.engine_of(name)
+            settings = {**common, **self._policy(spec, cores, known), **spec.engine, **own}
             draft: Any = {"none": None, "turns": self._draft}.get(spec.drafter, self._pair.draft)
             with pinned(core_set(self._settings.cores, None)):  # who chooses cores by itself has these
                 llm = LLM(self._target, draft, tokenizer=self.tokenizer, method=spec.method, **settings)

@@ -87,6 +87,7 @@ def _plan(options: dict[str, Any]) -> Plan:
         lengths=tuple(lengths),
         max_model_len=options["max_model_len"],
         hrad=options["hrad"],
+        draft_vocab=options["draft_vocab"],
         draft=given({name: options[name] for name in DRAFT_OPTIONS}),
     )
     return make_plan(

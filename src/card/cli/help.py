@@ -23,7 +23,7 @@ _SECTIONS = (
     _Section(
         "Models",
         "model target draft pair dtype device",
-        "draft_model draft_dtype draft_device target_cost max_model_len hrad",
+        "draft_model draft_dtype draft_vocab draft_device target_cost max_model_len hrad",
     ),
     _Section(
         "Method",

@@ -137,7 +137,7 @@ _WRITERS = (
 model_options = with_options(
     *options_of(EngineSettings, "target draft"),
     option_of(EngineSettings, "dtype", is_filled=True),
-    *options_of(EngineSettings, "draft_dtype"),
+    *options_of(EngineSettings, "draft_dtype draft_vocab"),
     option_of(EngineSettings, "device", is_filled=True),
     *options_of(EngineSettings, "draft_device target_cost max_model_len max_num_seqs kv_cache_memory prefill_chunk"),
     option_of(EngineSettings, "threads"),

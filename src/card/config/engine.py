@@ -44,6 +44,13 @@ class EngineSettings(Replaceable):
     draft_keys: str | None = setting(None, "Folder with the keys for a draft server, as made by card keys.")
     dtype: str = setting("auto", "auto (as stored), int8, float32, bfloat16, float16, float64.")
     draft_dtype: str | None = setting(None, "The same for the draft model.", shown="the target's")
+    draft_vocab: int | None = setting(
+        None,
+        "The draft model proposes the first so many tokens and special ones only: less work in its head, same text.",
+        least=1,
+        allowed="a whole number of 1 or more",
+        shown="all",
+    )
     device: str = setting("cpu", "Device of the target: cpu, cuda, cuda:1.")
     draft_device: str | None = setting(None, "Device of the draft model.", shown="the target's")
     target_cost: str | None = setting(
@@ -110,8 +117,12 @@ class EngineSettings(Replaceable):
             allowed = "given with draft_address only, which it is about"
             require(not self.draft_optional, "draft_optional", allowed, self.draft_optional)
             return
-        allowed = "left out with draft_address, which says where the drafter is"
-        require(self.placement is None, "placement", allowed, self.placement)
+        for name, why in (
+            ("draft_vocab", "whose server has the draft model"),
+            ("placement", "which says where the drafter is"),
+        ):
+            value = getattr(self, name)
+            require(value is None, name, f"left out with draft_address, {why}", value)
 
 
 def split_settings(settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

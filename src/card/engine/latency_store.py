@@ -140,8 +140,12 @@ def _own_version() -> str:
 def drafter_key(what: str, settings: EngineSettings, core_set: CoreSet) -> LatencyKey:
     """Return the key of a latency of the draft model that the settings name."""
     assert settings.draft is not None
-    device = settings.draft_device or settings.device
-    return LatencyKey.of(what, settings.draft, dtype=settings.dtype_of_draft, device=device, core_set=core_set)
+    device, more = settings.draft_device or settings.device, ""
+    if settings.draft_vocab is not None:
+        more = f"the first {settings.draft_vocab} tokens"
+    return LatencyKey.of(
+        what, settings.draft, dtype=settings.dtype_of_draft, device=device, core_set=core_set, more=more
+    )
 
 
 def _read(file: Path | None) -> dict[str, _Entry]:

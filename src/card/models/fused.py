@@ -13,6 +13,7 @@ from torch.nn import functional
 
 from card.models.attention import SequencePass, attend, sequence_pass
 from card.models.decoder_model import DecoderModel, release_pages
+from card.models.draft_vocab import head_of, spread
 from card.models.generic import layer_windows
 from card.models.hrad.features import KeptStates
 from card.models.kv_cache import KVLayout, SequenceRows
@@ -208,7 +209,8 @@ class FusedDecoder:
                 self._layers.append(self._layer(layer, window))
                 release_pages(model)
             self._norm = self._norm_weight(inner.norm.weight)
-            self._head = self._linear([model.lm_head])
+            head, self._head_ids = head_of(model)
+            self._head = self._linear([head])
             release_pages(model)
         self.kept: KeptStates | None = None  # set it to have each pass leave `features`
         self.features: Tensor | None = None  # [rows, kept.num_features] of the rows with logits in the last pass
@@ -311,7 +313,7 @@ class FusedDecoder:
             self.features = self.kept.join([*states, normed])
         if not len(hidden):
             return hidden.new_empty((0, self.vocab_size))
-        return kernels.linear(normed, self._head)
+        return spread(kernels.linear(normed, self._head), self._head_ids, self.vocab_size)
 
     def _attention(
         self,

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from card.errors import ModelError
 from card.models.attention import SequencePass, attend, sequence_pass
+from card.models.draft_vocab import masked
 from card.models.hrad.features import KeptStates
 from card.models.kv_cache import KVLayout, SequenceRows
 
@@ -218,7 +219,7 @@ class GenericDecoder:
         if self.kept:
             self.features = self.kept.join([state[0, chosen_rows] for state in self._states(out, self.kept)])
         logits: Tensor = out.logits[0]
-        return logits[logits_rows]
+        return masked(logits[logits_rows], self.model)
 
     def _states(self, out: Any, kept: KeptStates) -> list[Tensor]:
         """Return the kept hidden states of a pass, [1, sum T, D or more] each."""

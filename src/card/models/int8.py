@@ -29,6 +29,7 @@ import torch
 from torch import Tensor, nn
 
 from card.models.decoder_model import release_pages
+from card.models.draft_vocab import head_of, spread
 from card.models.fused import joined, mirrored_rms_norm, rotary_table
 from card.models.generic import layer_windows
 from card.models.hrad.features import KeptStates
@@ -134,7 +135,9 @@ class Int8Decoder:
         with torch.inference_mode():
             self._cos, self._sin = (table.contiguous() for table in rotary_table(model, max_model_len, torch.float32))
             self._norm = _extended(inner.norm.weight, _padded(self._width, _GROUP))
-            self._output = quantize_linear(model.lm_head.weight.detach(), model.lm_head.bias)
+            head, self._head_ids = head_of(model)
+            self._num_outputs = len(head.weight)
+            self._output = quantize_linear(head.weight.detach(), head.bias)
             tables = []
             for layer, window in zip(inner.layers[: config.num_hidden_layers], self.windows, strict=True):
                 tables.append(self._layer(layer, window))
@@ -211,7 +214,7 @@ class Int8Decoder:
         if self.kept:
             last = mirrored_rms_norm(hidden[:, : self._width], self._norm[: self._width].repeat(2), self._eps)
             self.features = self.kept.join([state[chosen, : self._width] for state in (*states, last)])
-        return logits[:, : self.vocab_size]
+        return spread(logits[:, : self._num_outputs], self._head_ids, self.vocab_size)
 
     def _keep_states(self, num_rows: int) -> list[Tensor]:
         """Let the pass copy the states that features are made of; return where to."""

@@ -40,9 +40,9 @@ async def tokenize(request: Request) -> Response:
     service.check_model(fields.model)
     is_long = len(fields.prompt or "") >= LONG_CHARS
     if fields.messages is not None:
-        token_ids = list(await service.encode(service.tools.conversation(fields.messages)))
+        token_ids = list(await service.encode(service.tools.conversation(fields.messages), must_fit=False))
     elif fields.add_special_tokens and fields.prompt:
-        token_ids = list(await service.encode(fields.prompt))
+        token_ids = list(await service.encode(fields.prompt, must_fit=False))
     else:
         encode = service.tokenizer.encode
         token_ids = await service.aside(

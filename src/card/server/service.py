@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, ParamSpec, TypeVar
 
+import jinja2
 from transformers import PreTrainedTokenizerBase
 
 from card import __version__
@@ -19,6 +20,7 @@ from card.api.host import Prompt
 from card.api.outputs import StreamChunk
 from card.config import Grammar, SamplingParams
 from card.errors import CardError, SettingsError
+from card.models.token_bytes import token_bytes
 from card.server.answers import event
 from card.server.config import ServerSettings
 from card.server.errors import ApiError, bad_request, shutting_down
@@ -147,6 +149,7 @@ class Service:
         self.defaults: dict[str, Any] = model_defaults(config)
         self.running: set[Generation] = set()
         self.started_at = int(time.time())
+        self._token_bytes = token_bytes(self.tokenizer)
         names = {False: "card-short-text", True: "card-long-text"}
         self._threads = {is_long: ThreadPoolExecutor(_NUM_THREADS, name) for is_long, name in names.items()}
 
@@ -172,12 +175,37 @@ class Service:
             )
         return name or names[0]
 
-    async def encode(self, prompt: Prompt) -> tuple[int, ...]:
-        """Return the token ids of a prompt, made without holding others up. Raises: PromptError."""
-        length = len(prompt)
-        if not isinstance(prompt, str):
-            length += sum(len(one.get("content") or "") for one in prompt if isinstance(one, dict))
-        return await self.aside(length >= LONG_CHARS, self.llm.host.encode, prompt)
+    async def encode(self, prompt: Prompt, *, must_fit: bool = True) -> tuple[int, ...]:
+        """Return the token ids of a prompt, made without holding others up.
+
+        Args:
+            must_fit: refuse a text that cannot fit into the context before it is tokenized.
+        Raises: PromptError; ApiError 400 for one that cannot fit.
+        """
+        parts = [prompt] if isinstance(prompt, str) else prompt
+        texts = [one if isinstance(one, str) else one.get("content") or "" for one in parts if not isinstance(one, int)]
+        is_long = max(len(prompt), sum(map(len, texts))) >= LONG_CHARS
+        return await self.aside(is_long, self._encode, prompt, texts if must_fit else [])
+
+    def _encode(self, prompt: Prompt, texts: Sequence[str]) -> tuple[int, ...]:
+        """Tokenize a prompt. ``texts`` are those in it that may be too long: a chat template may leave some out."""
+        least = sum(map(self._token_bytes.least_tokens, texts))
+        if least > self.llm.max_model_len and not isinstance(prompt, str):
+            least = self._token_bytes.least_tokens(self._rendered(prompt))
+        if least > self.llm.max_model_len:
+            raise bad_request(
+                f"this model's context holds {self.llm.max_model_len} tokens, but the prompt has at least {least}; "
+                "shorten it",
+                "prompt",
+                "context_length_exceeded",
+            )
+        return self.llm.host.encode(prompt)
+
+    def _rendered(self, messages: Any) -> str:
+        try:
+            return str(self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
+        except (jinja2.TemplateError, ValueError):  # a template that refuses them, or none: tokenizing says it better
+            return ""
 
     async def aside(self, is_long: bool, function: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
         """Return what ``function`` gives, run beside the event loop. Raises: whatever it raises.

@@ -42,6 +42,8 @@ class DraftModel(msgspec.Struct, frozen=True, kw_only=True):
     kv_cache_bytes: int | None = None  # memory for KV rows; None: a few sequences of full length
     measuring_s: float = 0.4  # to find out what passes cost, which targets are told; 0: nobody wants to know
     cache_dir: str | None = None  # for converted weights, as of `load_model`
+    draft_vocab: int | None = None  # the first so many tokens are proposed; None: all
+    always_drafted: tuple[int, ...] = ()  # and these
     has_unknown_target: bool = False  # the target must be told which tokenizer this is
 
     @classmethod

@@ -76,6 +76,7 @@ _OF_ROWS = "Of card-chain, card-tree, card-turns.  [default: the library's]"
     show_default=True,
     help="Draft lengths that sps, ouroboros, card-turns and transformers-assisted choose from.",
 )
+@option_of(EngineSettings, "draft_vocab")
 @option_of(EngineSettings, "hrad", is_filled=True)
 @wide_option
 @with_options(*(option_of(DraftSettings, name, help=_OF_ROWS) for name in DRAFT_OPTIONS))
