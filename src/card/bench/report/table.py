@@ -9,8 +9,7 @@ from typing import Any, TextIO
 
 from card.bench import tables
 from card.bench.records import Run
-from card.bench.report.charts import in_words
-from card.bench.summary import Costs, Percentiles, RowSummary
+from card.bench.summary import Costs, Percentiles, RowSummary, Spread
 
 Summaries = Sequence[tuple[Run, Sequence[RowSummary]]]
 _SPREADS = (("median", "least", "most"), "", ("tokens_per_s", "wall_tokens_per_s", "speedup"))
@@ -68,3 +67,9 @@ def cells(run: Run, row: RowSummary) -> dict[str, str]:
 
 def _milliseconds(found: Percentiles | None) -> str:
     return "–" if found is None else " / ".join(f"{1e3 * value:.1f}" for value in (found.p50, found.p90, found.p99))
+
+
+def in_words(speedup: Spread) -> str:
+    """Return a speed-up with its range, and that it is none."""
+    words = f"{speedup.median:.2f}× ({speedup.least:.2f}–{speedup.most:.2f})"
+    return words if speedup.median >= 1 else f"{words} slower"

@@ -97,12 +97,10 @@ def bench(**options: Any) -> int:
     return run("card.cli.bench.run", **options)
 
 
-@command(short_help="Make a page, pictures and a table of bench files.")
+@command(short_help="Make a page and a table of bench files.")
 @click.argument("results", nargs=-1, required=True, type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option("--out", type=OutputPath(), help="Write one HTML file that needs nothing else.")
-@click.option("--png", type=OutputPath(is_folder=True), help="Write each plot into this folder.")
 @click.option("--csv", "csv_path", type=OutputPath(), help="Write a line for each pair, row and workload.")
-@file_option("--trace", words="Draw the timeline of this trace too, as written by --trace.")
 def report(**options: Any) -> int:
     """Read RESULTS, the files of card bench, check that their texts are those of plain decoding, and draw them."""
     return run("card.cli.bench_report.run", "reading", **options)
