@@ -30,7 +30,7 @@ class OutputPath(click.Path):
 
 
 def check_can_write(path: Path) -> None:
-    """Try whether a file can be written; nothing is left behind and nothing is changed. Raises: SettingsError if not."""
+    """Try whether a file can be written; nothing is left behind or changed. Raises: SettingsError if not."""
     try:
         if path.is_dir():
             raise IsADirectoryError(21, "Is a directory", str(path))

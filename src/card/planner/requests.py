@@ -59,7 +59,6 @@ class PoolRequest:
     )
     min_speed_up: float | None = setting(None, "Pool: over plain decoding.", above=0, shown="90 % of one target's")
     max_targets: int = setting(4096, "Pool: no more are tried.", least=1)
-    seed: int = 0
 
     def __post_init__(self) -> None:
         check(self, error=PlanError)

@@ -1,4 +1,4 @@
-"""The plots of one pair on one workload, made of its rows' summaries: bars that `page.html` draws, beside their figures."""
+"""The plots of one pair on one workload: bars that `page.html` draws, beside their figures in words."""
 
 from __future__ import annotations
 
