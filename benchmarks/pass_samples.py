@@ -15,7 +15,7 @@ from busy_drafter import BusyDrafter, Span, times_slower
 
 from card.bench.rows import SETTLE_S, core_set
 from card.models.protocol import Extension, LanguageModel
-from card.planner.profile import Overheads, PassGrid, PassTable, Profile, Setup
+from card.planner.profile import Overheads, PassTable, Profile, Setup
 from card.policy.cores import pinned
 from card.policy.cost import PassCost
 
@@ -100,11 +100,10 @@ class Sampler:
         """Return all samples."""
         return list(itertools.chain(*self._seconds[what, threads, tokens].values()))
 
-    def grid(self, what: str, threads: int) -> PassGrid:
-        """Return the samples of a model as a grid of one context."""
+    def taken(self, what: str, threads: int) -> PassTable:
+        """Return what the sampled passes of a model took."""
         sampled = self._target if what == "target" else self._draft
-        seconds = tuple(self.seconds(what, threads, tokens) for tokens in sampled.tokens)
-        return PassGrid(batches=(1,), contexts=(sampled.num_rows,), tokens=sampled.tokens, seconds=((seconds,),))
+        return PassTable(points=tuple((tokens, self.seconds(what, threads, tokens)) for tokens in sampled.tokens))
 
     # ---- kinds ------------------------------------------------------------------------------------------------------
 
@@ -197,7 +196,7 @@ def make_profiles(names: tuple[str, str], sampler: Sampler, known: tuple[Known, 
 
 def _profile(name: str, what: str, sampler: Sampler, known: Known, around: Overheads) -> Profile:
     setups = tuple(
-        Setup(threads=threads, cost=PassTable.of(cost), grid=sampler.grid(what, threads))
+        Setup(threads=threads, cost=PassTable.of(cost), taken=sampler.taken(what, threads))
         for threads, cost in known.costs.items()
     )
     return Profile(name=name, measured=True, source="samples", setups=setups, overheads=around)

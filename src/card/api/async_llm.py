@@ -71,11 +71,6 @@ class AsyncLLM(Hosted):
         self._request_ids = itertools.count()
 
     @property
-    def host(self) -> Host:
-        """The models, the tokenizer and the settings, to look at."""
-        return self._host
-
-    @property
     def stalled_s(self) -> float:
         """Seconds since the engine last got on, or had nothing to do; grows while it hangs."""
         return time.monotonic() - self._driver.last_progress

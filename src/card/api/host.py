@@ -247,6 +247,11 @@ class Hosted:
     _host: Host
 
     @property
+    def host(self) -> Host:
+        """The models, the tokenizer and the settings, to look at."""
+        return self._host
+
+    @property
     def method(self) -> Method:
         """The decoding method."""
         return self._host.method

@@ -28,7 +28,8 @@ from card.bench.names import (
 )
 from card.bench.records import Pair, RowFacts
 from card.bench.rows import CardRow, Decoded, PromptIds, Row, TransformersRow, assistant_title, core_set
-from card.bench.runner import OpenPair, Plan
+from card.bench.runner import Plan
+from card.bench.summary import decode_rate
 from card.config import INT8, DraftSettings, SamplingParams
 from card.errors import SettingsError
 from card.methods import find_method
@@ -117,7 +118,7 @@ def make_plan(
         how: further fields of `Plan`.
     Raises: SettingsError for pairs of one name, or rows that a pair cannot run.
     """
-    opened: dict[str, Callable[[Callable[[str], None]], OpenPair]] = {}
+    opened: dict[str, Callable[[Callable[[str], None]], Lineup]] = {}
     for pair in pairs:
         if pair.name in opened:
             raise SettingsError(f"two pairs are named {pair.name}; name different models or prices")
@@ -268,17 +269,12 @@ def fastest(options: Sequence[Row], prompts: PromptIds, params: SamplingParams) 
     for prompt_ids in prompts:
         for option, done in zip(options, runs, strict=True):
             done.append(option.decode(prompt_ids, params))
-    rates = [_rate(done) for done in runs]
+    rates = [decode_rate(done) for done in runs]
     best = options[rates.index(max(rates))]
     varying = "num_speculative_tokens" if "num_speculative_tokens" in best.settings else "assistant"
     tried = {str(option.settings[varying]): round(rate, 2) for option, rate in zip(options, rates, strict=True)}
     best.settings = {**best.settings, "chosen_among": tried}  # tokens/s of each on those prompts
     return best
-
-
-def _rate(runs: Sequence[Decoded]) -> float:
-    seconds = sum(one.decode_s for one in runs)
-    return sum(one.decode_tokens for one in runs) / seconds if seconds > 0 else 0.0
 
 
 def _millions(model: PreTrainedModel, digits: int) -> str:

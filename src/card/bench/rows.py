@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import os
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,19 +25,9 @@ from card.workers.metrics import RequestStats
 from card.workers.trace import Trace
 
 SETTLE_S = 0.03  # torch's idle threads spin for about 10 ms, on a core that the next row may use
-SHOWN_DRAFT_SETTINGS = (
-    "verify",
-    "growth",
-    "beam_width",
-    "branch",
-    "budget",
-    "min_verify_prob",
-    "lead",
-    "max_wait_s",
-    "min_depth",
-    "waits_after_miss",
-    "min_path_logprob",
-    "coupled_noise",
+SHOWN_DRAFT_SETTINGS = tuple(
+    "verify growth beam_width branch budget min_verify_prob lead max_wait_s min_depth waits_after_miss "
+    "min_path_logprob coupled_noise".split()
 )
 _OF_GROWTH = {"branch": "branch_below", "fan-out": "fan_out"}  # settings that one growth alone reads
 
@@ -70,20 +61,22 @@ class Decoded:
         return len(self.token_ids) - self.token_times[0][1]
 
 
-class Row(Protocol):
+class Row(ABC):
     """One method on stated cores."""
 
     name: str
     settings: Mapping[str, Any]
 
+    @abstractmethod
     def decode(self, prompt_ids: Sequence[int], params: SamplingParams) -> Decoded:
-        """Decode one prompt."""
+        """Decode one prompt. Raises: CardError, as the request failed."""
 
     def traced(self, prompt_ids: Sequence[int], params: SamplingParams) -> Trace | None:
         """Decode one prompt once more and return what happened when; None where that cannot be recorded."""
+        return None
 
 
-class CardRow:
+class CardRow(Row):
     """One of our methods. Rows that differ in draft settings alone share an LLM, hence one drafter process."""
 
     def __init__(self, name: str, llm: LLM, cores: tuple[int, ...], draft: DraftSettings | None) -> None:
@@ -96,7 +89,7 @@ class CardRow:
         self._llm = llm
         self._draft = None if draft is None else llm.method.shape(draft)
         self._core_set = core_set(cores, llm.settings.threads)
-        self.settings: Mapping[str, Any] = self._describe(cores)
+        self.settings = self._describe(cores)
 
     def _describe(self, cores: tuple[int, ...]) -> dict[str, Any]:
         """Return what is set; what the tuned policy chooses while it runs is not."""
@@ -123,7 +116,7 @@ class CardRow:
         return settings
 
     def decode(self, prompt_ids: Sequence[int], params: SamplingParams) -> Decoded:
-        """Decode one prompt. Raises: CardError, as the request failed."""
+        """Decode one prompt."""
         if self._draft is not None:
             self._llm.draft_settings = self._draft
         self._llm.reset_prefix_cache()  # each prompt comes back in every repeat
@@ -172,7 +165,7 @@ class _Clock(BaseStreamer):
         return tuple(found)
 
 
-class TransformersRow:
+class TransformersRow(Row):
     """transformers' own ``generate``, plain or with an assistant model, on the same weights."""
 
     def __init__(
@@ -200,7 +193,7 @@ class TransformersRow:
             schedule = {"num_assistant_tokens_schedule": "constant", "assistant_confidence_threshold": 0.0}
             self._changes = {"num_assistant_tokens": num_assistant_tokens, **schedule}
         self._own_config = assistant.generation_config if assistant else None
-        self.settings: Mapping[str, Any] = {
+        self.settings = {
             "cores": list(cores),
             "threads": len(cores),
             "attention": model.config._attn_implementation,
@@ -234,9 +227,6 @@ class TransformersRow:
         token_ids = output[0, len(prompt_ids) :].tolist()
         ids, times = up_to_stop(token_ids, clock.token_times(started), self._end_ids)
         return Decoded(ids, times, wall_s, cpu_s, None)
-
-    def traced(self, prompt_ids: Sequence[int], params: SamplingParams) -> None:
-        """Return None: transformers tells nothing of its rounds."""
 
 
 def assistant_title(num_tokens: int | None) -> str:

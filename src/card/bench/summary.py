@@ -11,10 +11,14 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise, zip_longest
+from typing import TYPE_CHECKING
 
 from card.bench.names import DRAFTER
 from card.bench.records import Run, Sample
 from card.workers.metrics import RequestStats
+
+if TYPE_CHECKING:  # what decodes is not loaded to read files
+    from card.bench.rows import Decoded
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +141,7 @@ def ratio(run: Run, row: str, baseline: str, *, pair: str, workload: str) -> Spr
     return _ratio(complete.get((pair, row, workload), []), complete.get((pair, baseline, workload), []))
 
 
-def decode_rate(samples: Iterable[Sample]) -> float:
+def decode_rate(samples: Iterable[Sample | Decoded]) -> float:
     """Return the tokens of decoding per second of decoding, over all these samples together."""
     counted = [(sample.decode_tokens, sample.decode_s) for sample in samples]
     seconds = sum(one for _, one in counted)
@@ -156,12 +160,20 @@ def costs_of(samples: Sequence[Sample]) -> Costs:
     stats = [sample.stats for sample in samples if sample.stats is not None]
     if not stats or not passes:
         return costs
-    costs = _with_times(costs, stats)
-    if any(one.verified_tokens for one in stats):
-        costs = _with_candidates(costs, stats, tokens)
-    if any(one.drafter_passes for one in stats):
-        costs = _with_drafter(costs, stats, tokens, decode_rate(samples))
-    return costs
+    total, schedules, rate = RequestStats.joined(stats), Counter(one.schedule for one in stats), decode_rate(samples)
+    per_pass_ms = 1e3 / passes
+    costs = replace(
+        costs,
+        target_pass_ms=per_pass_ms * total.target_busy_s,
+        between_passes_ms=per_pass_ms * (total.decode_s - total.target_busy_s),
+        waited_ms=per_pass_ms * total.waited_s,
+        # A drafter that takes turns drafts between the passes, which is no overhead.
+        round_overhead_ms=None if schedules["turns"] else total.round_overhead_ms,
+        schedules=dict(schedules),
+    )
+    if total.verified_tokens:
+        costs = _with_candidates(costs, total, tokens)
+    return _with_drafter(costs, total, tokens, rate) if total.drafter_passes else costs
 
 
 # ---- inside ----------------------------------------------------------------------------------------------------------
@@ -216,62 +228,35 @@ def _gaps(sample: Sample) -> list[float]:
     return gaps
 
 
-def _with_times(costs: Costs, stats: Sequence[RequestStats]) -> Costs:
-    """Add where the time between two target passes went."""
-    per_pass_ms = 1e3 / costs.target_passes
-    busy_s, waited_s = sum(s.target_busy_s for s in stats), sum(s.waited_s for s in stats)
-    decode_s = sum(s.decode_s for s in stats)
-    schedules = Counter(s.schedule for s in stats)
-    overhead_ms = None  # a drafter that takes turns drafts between the passes, which is no overhead
-    if not schedules["turns"]:
-        overhead_ms = per_pass_ms * (decode_s - busy_s - waited_s)
-    return replace(
-        costs,
-        target_pass_ms=per_pass_ms * busy_s,
-        between_passes_ms=per_pass_ms * (decode_s - busy_s),
-        waited_ms=per_pass_ms * waited_s,
-        round_overhead_ms=overhead_ms,
-        schedules=dict(schedules),
-    )
-
-
-def _with_candidates(costs: Costs, stats: Sequence[RequestStats], tokens: int) -> Costs:
+def _with_candidates(costs: Costs, total: RequestStats, tokens: int) -> Costs:
     """Add how the candidates fared, whoever proposed them."""
-    accepted, verified = sum(s.accepted_tokens for s in stats), sum(s.verified_tokens for s in stats)
-    kept, offered = (
-        [sum(counts) for counts in zip_longest(*(getattr(s, name) for s in stats), fillvalue=0)]
-        for name in ("accepted_per_depth", "offered_per_depth")
-    )
-    by_writer: Counter[str] = Counter()
-    for s in stats:
-        by_writer.update(s.accepted_by_writer)
-    if alone := accepted - by_writer.total():  # nobody is named where the draft model alone could propose
+    depths = zip_longest(total.accepted_per_depth, total.offered_per_depth, fillvalue=0)
+    by_writer = Counter(total.accepted_by_writer)
+    if alone := total.accepted_tokens - by_writer.total():  # nobody is named where the draft model alone could propose
         by_writer[DRAFTER] += alone
     return replace(
         costs,
-        mean_acceptance_length=1 + accepted / costs.target_passes,
-        verified_per_emitted=verified / tokens if tokens else None,
-        acceptance_rate=accepted / verified,
-        acceptance_per_depth=tuple(a / o for a, o in zip_longest(kept, offered, fillvalue=0)),
-        accepted_by_writer={name: count / accepted for name, count in by_writer.most_common()},
+        mean_acceptance_length=total.mean_acceptance_length,
+        verified_per_emitted=total.verified_tokens / tokens if tokens else None,
+        acceptance_rate=total.acceptance_rate,
+        acceptance_per_depth=tuple(accepted / offered for accepted, offered in depths),
+        accepted_by_writer={name: count / total.accepted_tokens for name, count in by_writer.most_common()},
     )
 
 
-def _with_drafter(costs: Costs, stats: Sequence[RequestStats], tokens: int, rate: float) -> Costs:
+def _with_drafter(costs: Costs, total: RequestStats, tokens: int, rate: float) -> Costs:
     """Add what the draft model did; ``rate`` is the speed reached, in tokens/s."""
-    passes, busy_s = sum(s.drafter_passes for s in stats), sum(s.drafter_busy_s for s in stats)
-    hits, late_hits = sum(s.hits for s in stats), sum(s.late_hits for s in stats)
-    dropped, rolled_back = sum(s.drafter_dropped_nodes for s in stats), sum(s.rolled_back_tokens for s in stats)
+    layers_per_s = total.drafter_layers_per_s or None
     return replace(
         costs,
-        drafter_passes=passes,
-        hits=hits,
-        late_hits=late_hits,
-        misses=sum(s.misses for s in stats),
-        hit_rate=min(1.0, (hits + late_hits) / costs.target_passes),
-        rolled_back_per_emitted=rolled_back / tokens if tokens else None,
-        dropped_per_emitted=dropped / tokens if tokens else None,
-        drafter_restarts=sum(s.drafter_restarts for s in stats),
-        drafter_layers_per_s=passes / busy_s if busy_s else None,
-        ceiling_share=rate * busy_s / passes if busy_s else None,
+        drafter_passes=total.drafter_passes,
+        hits=total.hits,
+        late_hits=total.late_hits,
+        misses=total.misses,
+        hit_rate=min(1.0, total.hit_rate),
+        rolled_back_per_emitted=total.rolled_back_tokens / tokens if tokens else None,
+        dropped_per_emitted=total.drafter_dropped_nodes / tokens if tokens else None,
+        drafter_restarts=total.drafter_restarts,
+        drafter_layers_per_s=layers_per_s,
+        ceiling_share=rate / layers_per_s if layers_per_s else None,
     )

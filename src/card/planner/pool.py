@@ -15,10 +15,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from card.errors import PlanError
-from card.planner.profile import Overheads, TrueCost
+from card.planner.profile import Overheads
 from card.planner.requests import PoolRequest
 from card.planner.scene import Scene, plan_method, setups_of
 from card.planner.simulate import Simulator, VirtualRun, sample_texts
+from card.policy.cost import PassCost
 from card.transport.server import ServerLimits
 
 DEFAULT_SLOWDOWNS = (1.0, 1.5, 2.0, 3.0, 5.0, 8.0, 16.0, 64.0)
@@ -88,14 +89,14 @@ def _pass_cost(scene: Scene, method: str) -> _Pass:
     assert scene.draft is not None
     setup = setups_of(scene, plan_method(scene, method, {})).far_draft
     assert setup is not None
-    return _Pass(TrueCost(setup), scene.draft.overheads)
+    return _Pass(setup.true_cost(), scene.draft.overheads)
 
 
 @dataclass(frozen=True, slots=True)
 class _Pass:
     """What a drafter pass takes for some beams of equal size."""
 
-    cost: TrueCost
+    cost: PassCost
     overheads: Overheads
 
     def seconds(self, num_beams: float, nodes: float, rows: float) -> float:

@@ -37,16 +37,16 @@ class Wish(msgspec.Struct, frozen=True, kw_only=True):
     avoid: int = 0  # incarnation of a drafter that has just failed it; another one is better
 
 
-class Figures(msgspec.Struct, frozen=True, kw_only=True):
+class Figures(msgspec.Struct, kw_only=True):
     """The pool at a glance."""
 
-    drafters: int
-    leases: int
-    load: int  # requests of all leases
-    granted: int  # in total
-    refused: int
-    expired: int
-    moved: int
+    drafters: int = 0
+    leases: int = 0
+    load: int = 0  # requests of all leases
+    granted: int = 0  # in total
+    refused: int = 0
+    expired: int = 0
+    moved: int = 0
 
 
 @dataclass(slots=True)
@@ -71,20 +71,12 @@ class _Held:
 
 
 @dataclass(slots=True)
-class _Totals:
-    granted: int = 0
-    refused: int = 0
-    expired: int = 0
-    moved: int = 0
-
-
-@dataclass(slots=True)
 class Allocation:
     """Drafters, and the leases on them by holder. Times are the caller's, in seconds, and never go back."""
 
     _drafters: dict[int, _Drafter] = field(default_factory=dict)  # by incarnation
     _held: dict[str, _Held] = field(default_factory=dict)  # by holder
-    _totals: _Totals = field(default_factory=_Totals)
+    _totals: Figures = field(default_factory=Figures)
 
     def report(self, drafter: DrafterReport, now: float) -> None:
         """Take note of a drafter that is ready. One at the address of another one has taken its place."""
@@ -137,16 +129,8 @@ class Allocation:
     def figures(self, now: float) -> Figures:
         """Return how things stand."""
         self._expire(now)
-        totals = self._totals
-        return Figures(
-            drafters=len(self._drafters),
-            leases=len(self._held),
-            load=sum(held.load for held in self._held.values()),
-            granted=totals.granted,
-            refused=totals.refused,
-            expired=totals.expired,
-            moved=totals.moved,
-        )
+        load = sum(held.load for held in self._held.values())
+        return msgspec.structs.replace(self._totals, drafters=len(self._drafters), leases=len(self._held), load=load)
 
     # ---- inside -----------------------------------------------------------------------------------------------------
 

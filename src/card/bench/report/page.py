@@ -12,8 +12,9 @@ from jinja2 import Environment, StrictUndefined
 from card.bench.records import Run
 from card.bench.report.charts import charts_of
 from card.bench.report.headline import headlines
-from card.bench.report.table import Summaries, cells, in_words
+from card.bench.report.table import Summaries, in_words
 from card.bench.summary import RowSummary, Spread
+from card.bench.tables import cells
 
 
 def render(summaries: Summaries) -> str:

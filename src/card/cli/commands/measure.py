@@ -27,7 +27,7 @@ from card.cli.options import (
 )
 from card.cli.starting import run
 from card.config import DraftSettings, EngineSettings, SamplingParams
-from card.planner.requests import PoolRequest, ProfileRequest
+from card.planner.requests import PoolRequest
 from card.verify_server.settings import VerifySettings
 
 _OF_ROWS = "Of card-chain, card-tree, card-turns.  [default: the library's]"
@@ -148,11 +148,10 @@ def verify_server(**options: Any) -> int:
 @option_of(EngineSettings, "dtype", is_filled=True)
 @option_of(EngineSettings, "device", is_filled=True, help="cpu, cuda, cuda:1.")
 @click.option("--target-cost", help="Inflate the model to the price of so many parameters, such as 300M; same outputs.")
-@with_options(*options_of(ProfileRequest, "threads tokens contexts batches"))
-@option_of(ProfileRequest, "num_runs", "--runs", is_filled=True)
+@click.option("--threads", callback=parse_numbers, help="Numbers of threads, such as 1,2.  [default: torch's own]")
 @wide_option
 def profile(**options: Any) -> int:
-    """Measure passes of MODEL over tokens, context and batch.
+    """Measure what passes of MODEL cost, and what goes on around them.
 
     MODEL is a folder, a GGUF file, a hub name, demo-target or demo-draft.
     """
