@@ -40,7 +40,7 @@ def test_a_plan_holds_every_method_fastest_first():
     assert plain.speed_up == 1.0
     for plan in report.methods:
         shares = plan.shares
-        assert shares.target + shares.waiting + shares.overhead == pytest.approx(1.0)
+        assert shares["target"] + shares["waiting"] + shares["overhead"] == pytest.approx(1.0)
 
 
 def test_every_method_has_knobs_to_search():

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from card.errors import PlanError, SettingsError
-from card.planner.around import measure_overheads, measure_round_overheads
+from card.planner.around import measure_overheads
 from card.planner.measuring import measure_profile
 from card.planner.profile import (
     Overheads,
@@ -128,8 +128,8 @@ def test_a_round_takes_the_longer_for_turning_its_tokens_into_text(monkeypatch):
 
     monkeypatch.setattr("card.planner.around.TextStream", SlowText)
     model = TableModel(1, vocab_size=64, max_model_len=512)
-    assert measure_round_overheads(model).round_s == 0.0
-    assert measure_round_overheads(model, tokenizer=object()).round_s == pytest.approx(0.25)
+    assert measure_overheads(model).round_s == 0.0
+    assert measure_overheads(model, tokenizer=object()).round_s == pytest.approx(0.25)
 
 
 @pytest.mark.parametrize("threads", [(2, 1), (1, 1), (0, 1)])

@@ -35,7 +35,7 @@ from card.models.draft_vocab import check_draft_vocab
 from card.models.fingerprint import tokenizer_fingerprint
 from card.models.grammar import GrammarCompiler
 from card.models.hrad.foresight import OFF, foresight
-from card.models.inflation import inflate, inflated_from, parse_parameter_count
+from card.models.inflation import inflate, parse_parameter_count, price_in_words
 from card.models.loading import (
     check_pair,
     computes_bfloat16,
@@ -44,7 +44,6 @@ from card.models.loading import (
     load_decoder,
     load_model,
     load_tokenizer,
-    parameter_count,
 )
 from card.models.text import encode_chat, encode_prompt
 from card.policy.cores import pinned, usable_cores
@@ -210,12 +209,7 @@ class Host:
         is_bfloat16 = model.dtype == torch.bfloat16 and self.settings.dtype != INT8
         if self.method.name != "vanilla" and is_bfloat16 and not computes_bfloat16(model.device):
             _advise_float32()
-        original = inflated_from(model)
-        self.target_cost: str | None = None
-        if original is not None:
-            self.target_cost = (
-                f"{parameter_count(model) / 1e6:.0f}M (inflated from {original / 1e6:.1f}M, same outputs)"
-            )
+        self.target_cost = price_in_words(model)
         return model
 
     def _begin_drafter(

@@ -33,7 +33,7 @@ from card.bench.summary import decode_rate
 from card.config import INT8, DraftSettings, SamplingParams
 from card.errors import SettingsError
 from card.methods import find_method
-from card.models.inflation import inflate, parse_parameter_count
+from card.models.inflation import inflate, parse_parameter_count, price_in_words
 from card.models.loading import context_limit, end_token_ids, load_model, load_tokenizer, parameter_count
 from card.policy.cores import pinned
 
@@ -146,21 +146,14 @@ class Lineup:
         self._llms: dict[str, LLM] = {}
         self.tokenizer = load_tokenizer(pair.target)
         self._draft = None if pair.draft is None else load_model(pair.draft, dtype=settings.dtype)
-        model = load_model(pair.target, dtype=settings.dtype)
-        self._target: PreTrainedModel = model
-        self._cost: str | None = None
+        self._target: PreTrainedModel = load_model(pair.target, dtype=settings.dtype)
         if pair.target_cost:
-            self._target = inflate(model, parse_parameter_count(pair.target_cost))
-            self._cost = f"{_millions(self._target, 0)}M (inflated from {_millions(model, 1)}M, same outputs)"
+            self._target = inflate(self._target, parse_parameter_count(pair.target_cost))
         self.dtype = INT8 if settings.dtype == INT8 else str(self._target.dtype).removeprefix("torch.")
         self.judge = TextJudge(self._target, settings.params, rounds=self.dtype != INT8)
         self.end_ids = end_token_ids(self._target, self.tokenizer)
-
-    @property
-    def max_model_len(self) -> int:
-        """Most tokens of a prompt and its answer."""
-        limit = context_limit(self._target)
-        return min(limit, self._settings.max_model_len or DEFAULT_MAX_MODEL_LEN)
+        most = settings.max_model_len or DEFAULT_MAX_MODEL_LEN
+        self.max_model_len = min(context_limit(self._target), most)  # tokens of a prompt and its answer
 
     def close(self) -> None:
         """End the drafters and let the models go."""
@@ -174,7 +167,7 @@ class Lineup:
             name=self._pair.name,
             target=self._pair.target,
             draft=self._pair.draft,
-            target_cost=self._cost,
+            target_cost=price_in_words(self._target),
             target_parameters=parameter_count(self._target),
             draft_parameters=None if self._draft is None else parameter_count(self._draft),
             fingerprint=weights_fingerprint(self._target, self._draft),
@@ -275,7 +268,3 @@ def fastest(options: Sequence[Row], prompts: PromptIds, params: SamplingParams) 
     tried = {str(option.settings[varying]): round(rate, 2) for option, rate in zip(options, rates, strict=True)}
     best.settings = {**best.settings, "chosen_among": tried}  # tokens/s of each on those prompts
     return best
-
-
-def _millions(model: PreTrainedModel, digits: int) -> str:
-    return f"{parameter_count(model) / 1e6:.{digits}f}"

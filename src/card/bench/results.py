@@ -16,7 +16,18 @@ from typing import IO, Any, Self, TypeVar
 
 import msgspec
 
-from card.bench.records import Check, Chosen, Compared, Run, Sample, SampleKey, Status, compared_texts, planned
+from card.bench.records import (
+    Check,
+    Chosen,
+    Compared,
+    GroupKey,
+    Run,
+    Sample,
+    SampleKey,
+    Status,
+    compared_texts,
+    planned,
+)
 from card.errors import BenchError
 
 VERSION = 1
@@ -106,10 +117,10 @@ class _Draft:
     plan: Iterator[SampleKey]
     last_line: int
     status: Status = "interrupted"
-    chosen: dict[tuple[str, str, str], Chosen] = field(default_factory=dict)
+    chosen: dict[GroupKey, Chosen] = field(default_factory=dict)
     samples: list[Sample] = field(default_factory=list)
     lines: dict[SampleKey, int] = field(default_factory=dict)
-    checks: dict[tuple[str, str, str], Check] = field(default_factory=dict)
+    checks: dict[GroupKey, Check] = field(default_factory=dict)
 
     def run(self) -> Run:
         return replace(
@@ -130,12 +141,11 @@ class _Draft:
             self._take_sample(_convert(_with_reasons_apart(record), Sample, self.path, line), line)
         elif kind == "chosen":
             chosen = _convert(record, Chosen, self.path, line)
-            self.chosen[chosen.pair, chosen.row, chosen.workload] = chosen
+            self.chosen[chosen.group] = chosen
         elif kind == "check":
             check = _convert(record, Check, self.path, line)
-            group = check.pair, check.row, check.workload
-            self.checks.pop(group, None)  # a resumed run compares anew, in the order of its rows
-            self.checks[group] = check
+            self.checks.pop(check.group, None)  # a resumed run compares anew, in the order of its rows
+            self.checks[check.group] = check
         elif kind == "end":
             self.status = _convert(record, _End, self.path, line).status
             if self.status == "complete" and (missing := next(self.plan, None)):
@@ -253,7 +263,7 @@ def _check_texts(draft: _Draft) -> None:
         _check_check(draft, group, found)
 
 
-def _check_check(draft: _Draft, group: tuple[str, str, str], found: Compared) -> None:
+def _check_check(draft: _Draft, group: GroupKey, found: Compared) -> None:
     check, what = draft.checks.get(group), "pair {}, row {}, workload {}".format(*group)
     if check is None:
         reason = f"texts were not compared; card bench --resume {draft.path} does it"

@@ -11,6 +11,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -26,8 +27,20 @@ from card.workers.trace import Trace
 
 SETTLE_S = 0.03  # torch's idle threads spin for about 10 ms, on a core that the next row may use
 SHOWN_DRAFT_SETTINGS = tuple(
-    "verify growth beam_width branch budget min_verify_prob lead max_wait_s min_depth waits_after_miss "
-    "min_path_logprob coupled_noise".split()
+    [
+        "verify",
+        "growth",
+        "beam_width",
+        "branch",
+        "budget",
+        "min_verify_prob",
+        "lead",
+        "max_wait_s",
+        "min_depth",
+        "waits_after_miss",
+        "min_path_logprob",
+        "coupled_noise",
+    ]
 )
 _OF_GROWTH = {"branch": "branch_below", "fan-out": "fan_out"}  # settings that one growth alone reads
 
@@ -145,24 +158,19 @@ class CardRow(Row):
 class _Clock(BaseStreamer):
     """Notes when transformers hands out tokens: first the prompt, then the tokens of each pass."""
 
-    times_s: list[float] = field(default_factory=list)
-    counts: list[int] = field(default_factory=list)
+    passes: list[tuple[float, int]] = field(default_factory=list)  # when, and how many
 
     def put(self, value: Tensor) -> None:
         """Take what a pass gave."""
-        self.times_s.append(time.perf_counter())
-        self.counts.append(value.numel())
+        self.passes.append((time.perf_counter(), value.numel()))
 
     def end(self) -> None:
         """Nothing is held back."""
 
     def token_times(self, started: float) -> TokenTimes:
         """Return seconds since the start and tokens so far, pass by pass; the prompt is none."""
-        total, found = 0, []
-        for at_s, count in zip(self.times_s[1:], self.counts[1:], strict=True):
-            total += count
-            found.append((at_s - started, total))
-        return tuple(found)
+        totals = accumulate(count for _, count in self.passes[1:])
+        return tuple((at_s - started, total) for (at_s, _), total in zip(self.passes[1:], totals, strict=True))
 
 
 class TransformersRow(Row):

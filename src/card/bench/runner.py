@@ -146,17 +146,17 @@ def _short(value: Any, other: Any) -> str:
 def _promise(plan: Plan, environment: Environment, console: Console) -> tuple[Run, list[Dataset]]:
     """Return the facts of the run, and the data sets cut to the prompts that all pairs can take."""
     pairs: list[Pair] = []
-    fits: list[Callable[[Dataset, int], bool]] = []
+    limits: list[tuple[PreTrainedTokenizerBase, int]] = []
     dtypes: list[str] = []
     for name, open_pair in plan.pairs.items():
         console.print(f"reading {name}", highlight=False, soft_wrap=True)
         with closing(open_pair(lambda _: None)) as pair:
             pairs.append(pair.pair_facts())
             dtypes.append(pair.dtype)
-            fits.append(_fit(pair, plan))
+            limits.append((pair.tokenizer, pair.max_model_len))
     if len(set(dtypes)) > 1:
         raise SettingsError(f"targets are stored in different dtypes ({', '.join(dtypes)}); give one with --dtype")
-    datasets = [_cut(dataset, fits, plan, console) for dataset in plan.datasets]
+    datasets = [_cut(dataset, limits, plan, console) for dataset in plan.datasets]
     asked = {name: getattr(plan.params, name) for name in ("temperature", "top_k", "top_p", "min_p")}
     return Run(
         run_id=secrets.token_hex(6),
@@ -184,32 +184,32 @@ def _workload(dataset: Dataset) -> Workload:
     )
 
 
-def _fit(pair: Lineup, plan: Plan) -> Callable[[Dataset, int], bool]:
-    """Return what tells whether a prompt and its longest answers fit into the context of a pair's target."""
-    most, tokenizer, max_tokens = pair.max_model_len, pair.tokenizer, plan.params.max_tokens
-
-    def fits(dataset: Dataset, prompt: int) -> bool:
-        question = dataset.questions[prompt]
-        num_turns = len(question.turns)
-        needed = len(question.encode(tokenizer, ["."] * (num_turns - 1))) + num_turns * max_tokens
+def _fits(dataset: Dataset, prompt: int, limits: Sequence[tuple[PreTrainedTokenizerBase, int]], plan: Plan) -> bool:
+    """Return whether a prompt and its longest answers fit into the context of every pair's target."""
+    question = dataset.questions[prompt]
+    num_turns = len(question.turns)
+    for tokenizer, most in limits:
+        needed = len(question.encode(tokenizer, ["."] * (num_turns - 1))) + num_turns * plan.params.max_tokens
         if needed > most and not plan.skips_long:
             raise PromptError(
                 f"prompt {prompt} of {dataset.name} and its answers may take {needed} tokens, the target takes {most}; "
                 "lower --max-tokens, leave long prompts out with --skip-long, or use another target"
             )
-        return needed <= most
+        if needed > most:
+            return False
+    return True
 
-    return fits
 
-
-def _cut(dataset: Dataset, fits: Sequence[Callable[[Dataset, int], bool]], plan: Plan, console: Console) -> Dataset:
+def _cut(
+    dataset: Dataset, limits: Sequence[tuple[PreTrainedTokenizerBase, int]], plan: Plan, console: Console
+) -> Dataset:
     """Return the first prompts that fit, as many as asked for."""
     taken: list[Question] = []
     num_skipped = 0
     for prompt, question in enumerate(dataset.questions):
         if len(taken) == plan.limit:
             break
-        if all(fit(dataset, prompt) for fit in fits):
+        if _fits(dataset, prompt, limits, plan):
             taken.append(question)
         else:
             num_skipped += 1

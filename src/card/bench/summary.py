@@ -10,11 +10,11 @@ import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise, zip_longest
+from itertools import pairwise, product, zip_longest
 from typing import TYPE_CHECKING
 
 from card.bench.names import DRAFTER
-from card.bench.records import Run, Sample
+from card.bench.records import Group, GroupKey, Run, Sample
 from card.workers.metrics import RequestStats
 
 if TYPE_CHECKING:  # what decodes is not loaded to read files
@@ -84,12 +84,9 @@ class Costs:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RowSummary:
+class RowSummary(Group):
     """One row on one workload of one pair."""
 
-    pair: str
-    row: str
-    workload: str
     num_prompts: int
     num_repeats: int
     num_tokens: int  # of the first repeat
@@ -105,14 +102,10 @@ def summarise(run: Run) -> list[RowSummary]:
     """Return the figures of each pair, workload and row, in the run's order; what nobody completed is left out."""
     found: list[RowSummary] = []
     complete = _by_repeat(run)
-    for pair in run.pairs:
-        for workload in run.workloads:
-            baseline = complete.get((pair.name, run.baseline, workload.name), [])
-            for row in run.rows:
-                repeats = complete.get((pair.name, row.name, workload.name))
-                if repeats:
-                    key = (pair.name, row.name, workload.name)
-                    found.append(_summary(key, repeats, _ratio(repeats, baseline)))
+    for pair, workload, row in product(run.pairs, run.workloads, run.rows):
+        baseline = complete.get((pair.name, run.baseline, workload.name), [])
+        if repeats := complete.get(key := (pair.name, row.name, workload.name)):
+            found.append(_summary(key, repeats, _ratio(repeats, baseline)))
     return found
 
 
@@ -185,23 +178,21 @@ def _cell(sample: Sample) -> tuple[str, str, int, int]:
     return sample.pair, sample.workload, sample.repeat, sample.prompt
 
 
-def _by_repeat(run: Run) -> dict[tuple[str, str, str], _Repeats]:
+def _by_repeat(run: Run) -> dict[GroupKey, _Repeats]:
     """Return the complete samples by pair, row and workload, in one list per repeat."""
-    found: dict[tuple[str, str, str], dict[int, list[Sample]]] = {}
+    found: dict[GroupKey, dict[int, list[Sample]]] = {}
     for sample in complete_samples(run):
-        repeats = found.setdefault((sample.pair, sample.row, sample.workload), {})
+        repeats = found.setdefault(sample.group, {})
         repeats.setdefault(sample.repeat, []).append(sample)
     return {key: list(repeats.values()) for key, repeats in found.items()}
 
 
-def _summary(key: tuple[str, str, str], repeats: _Repeats, speedup: Spread | None) -> RowSummary:
+def _summary(key: GroupKey, repeats: _Repeats, speedup: Spread | None) -> RowSummary:
     samples = [sample for repeat in repeats for sample in repeat]
     gaps = [gap for sample in samples for gap in _gaps(sample)]
     walls = [sum(s.new_tokens for s in repeat) / sum(s.wall_s for s in repeat) for repeat in repeats]
     return RowSummary(
-        pair=key[0],
-        row=key[1],
-        workload=key[2],
+        *key,
         num_prompts=len({sample.prompt for sample in samples}),
         num_repeats=len(repeats),
         num_tokens=sum(sample.new_tokens for sample in repeats[0]),

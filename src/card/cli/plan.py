@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from card.bench.datasets import parse_spec, read_datasets
-from card.cli.options import command_line, given, resolve_models, take_sampling_params
+from card.cli.options import given, resolve_models, take_sampling_params
 from card.cli.starting import spinner
 from card.cli.tables import show, table
 from card.errors import PlanError
@@ -36,7 +36,7 @@ _SHOWN_SIZES = (1, 4, 16, 64, 256, 1024)
 def profile(out: Path, model: str, threads: tuple[int, ...] | None, wide: bool, **options: Any) -> None:
     """Do what `card profile` was asked for: what the passes of a model cost on this machine."""
     with spinner(f"loading {model}") as say:
-        measured = measure_profile(model, threads=threads or (), source=command_line(), tell=say, **options)
+        measured = measure_profile(model, threads=threads or (), tell=say, **options)
     save_profile(measured, out)
     show(Console(), _profile_table(measured), is_wide=wide)
     click.echo(f"written to {out}")
@@ -58,9 +58,7 @@ def record(
     datasets = read_datasets([parse_spec(one) for one in data], limit=limit, is_raw=raw)
     tokenizer = load_tokenizer(target_name)
     prompts = [tuple(question.encode(tokenizer)) for dataset in datasets for question in dataset.questions]
-    request = RecordRequest(
-        target=target_name, draft=draft_name, prompts=prompts, params=params, command=command_line(), **options
-    )
+    request = RecordRequest(target=target_name, draft=draft_name, prompts=prompts, params=params, **options)
     with spinner(f"loading {target_name}") as say:
         recording = record_pair(request, say)
     save_recording(recording, out)
@@ -166,14 +164,14 @@ def _time_table(report: PlanReport) -> Table:
     shown = table("method", "drafter", numbers=("tokens a pass", "hits", "target", "waits", "overhead", "drafter"))
     for plan in report.methods:
         shares, has_drafter = plan.shares, plan.where != "none"
-        times = (shares.target, shares.waiting, shares.overhead)
+        times = (shares["target"], shares["waiting"], shares["overhead"])
         shown.add_row(
             plan.method,
             _drafter(plan),
             f"{plan.tokens_per_pass:.2f}",
             f"{plan.hit_rate:.0%}" if has_drafter else "-",
             *(f"{share:.0%}" for share in times),
-            f"{shares.drafter:.0%}" if has_drafter else "-",
+            f"{shares['drafter']:.0%}" if has_drafter else "-",
         )
     return shown
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import platform
 import time
 from collections.abc import Callable
-from os import getloadavg
 
 import torch
 
+from card.bench.environment import describe_run
 from card.config import INT8
 from card.engine.latency import measure_pass_cost
 from card.errors import PlanError
@@ -17,7 +17,6 @@ from card.models.fingerprint import tokenizer_fingerprint
 from card.models.inflation import inflate, parse_parameter_count
 from card.models.loading import context_limit, load_model, load_tokenizer, parameter_count
 from card.planner.around import measure_overheads
-from card.planner.files import made_now
 from card.planner.profile import PassTable, Profile, Setup
 from card.policy.cores import CoreSet, pinned
 
@@ -33,7 +32,6 @@ def measure_profile(
     device: str = "cpu",
     target_cost: str | None = None,
     threads: tuple[int, ...] = (),
-    source: str = "card profile",
     tell: Callable[[str], None] = lambda _: None,
 ) -> Profile:
     """Load a model and measure it.
@@ -41,13 +39,12 @@ def measure_profile(
     Args:
         target_cost: inflate it to the price of so many parameters.
         threads: numbers of CPU threads to measure, rising; torch's own if empty.
-        source: command, for the file.
         tell: is told what is being done.
     Raises: ModelError if it cannot be loaded; PlanError for threads that do not rise from 1 on.
     """
     if list(threads) != sorted(set(threads)) or min(threads, default=1) < 1:
         raise PlanError(f"threads must be different numbers of 1 or more in rising order, got {threads}")
-    load_average = getloadavg()[0]
+    environment = describe_run()  # a busy machine makes poor figures
     tell(f"loading {name}")
     model = load_model(name, dtype=dtype, device=device)
     own_parameters = parameter_count(model)
@@ -71,15 +68,16 @@ def measure_profile(
     return Profile(
         name=name,
         measured=True,
-        source=source,
-        machine=f"{platform.processor() or platform.machine()} {platform.node()}",
+        source=environment.command,
+        machine=f"{environment.machine['cpu']} {platform.node()}",
         device=str(runner.device) if is_cpu else torch.cuda.get_device_name(runner.device),
         dtype=runner.precision,
         num_parameters=own_parameters,
         cost_of=cost_of,
         tokenizer=tokenizer_fingerprint(tokenizer),
-        **made_now(),
-        load_average=round(load_average, 2),
+        date=environment.date,
+        versions=environment.versions,
+        load_average=environment.machine["load_average"],
         setups=tuple(setups),
         overheads=overheads,
     )

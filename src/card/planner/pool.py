@@ -100,14 +100,9 @@ class _Pass:
     overheads: Overheads
 
     def seconds(self, num_beams: float, nodes: float, rows: float) -> float:
-        """Return the seconds, linear between whole numbers of beams."""
-        low = int(num_beams)
-        share = num_beams - low
-        return (1 - share) * self._whole(low, nodes, rows) + (share and share * self._whole(low + 1, nodes, rows))
-
-    def _whole(self, num_beams: int, nodes: float, rows: float) -> float:
-        num_tokens = max(num_beams, round(num_beams * nodes))
-        pass_s = self.cost.seconds(num_tokens, num_beams, round(num_beams * rows))
+        """Return the seconds of a pass for so many beams of so many nodes, each behind so many rows."""
+        num_tokens = max(num_beams, num_beams * nodes)
+        pass_s = self.cost.seconds(num_tokens, num_beams, num_beams * rows)
         return pass_s + self.overheads.step_s + self.overheads.node_s * num_tokens
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from card.errors import PlanError, SettingsError
+from card.errors import PlanError
 from card.planner.files import read_file, write_bytes
 from card.policy.cost import PassCost
 
@@ -150,12 +150,7 @@ def load_profile(name_or_path: str | Path) -> Profile:
             f"there is no profile {name_or_path}; make one with card profile, or take one of "
             f"{', '.join(shipped_profiles())}"
         )
-    profile = read_file(path, Profile, KIND, VERSION, msgspec.json.decode)
-    try:
-        check_profile(profile)
-    except (SettingsError, PlanError) as error:
-        raise PlanError(f"{path} is a broken profile: {error}") from error
-    return profile
+    return read_file(path, Profile, KIND, VERSION, msgspec.json.decode, check_profile)
 
 
 def check_profile(profile: Profile) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from card.config.fields import check, setting
 from card.errors import PlanError
 
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolRequest:
     """What to ask of a pool of targets."""

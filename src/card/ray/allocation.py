@@ -1,4 +1,4 @@
-"""Who gets which drafter of a pool: a state machine without a clock, without I/O, and without Ray.
+"""Who gets which drafter of a pool, and how many it has: a state machine without a clock, without I/O, without Ray.
 
 Drafters report themselves and are forgotten when they are silent. A target holds at most one lease, which it renews;
 one that is not renewed expires. Both may be lost with the process that runs this: reports bring the drafters back, and
@@ -7,12 +7,15 @@ renewals the leases.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
 
 from card.transport.leases import Lease, NoLease
 
+LOAD = "targets"  # the figure that drafters tell Serve: how many targets each of them serves
 LEASE_S = 10.0  # without renewal, after which a lease has expired; five times as long as targets wait
 SILENCE_S = 10.0  # without a report, after which a drafter is forgotten
 SETTLE_S = 10.0  # that a lease stays where it is before it may be moved: moving costs the target a few drafts
@@ -177,3 +180,19 @@ class Allocation:
         if not any(self._fits(report, wish) for report in alike):
             return "its drafters serve other hosts only: give the pool keys"
         return "its drafters have as many targets as they take"
+
+
+class ByTargets:
+    """Asks for one drafter for so many busy targets, and for one at least; Serve keeps to the bounds and delays."""
+
+    def __init__(self, targets_per_drafter: float) -> None:
+        self._targets_per_drafter = targets_per_drafter
+
+    def __call__(self, ctx: Any) -> tuple[int, dict[str, Any]]:
+        """Return the number of drafters, and nothing to remember.
+
+        Args:
+            ctx: Serve's `AutoscalingContext`.
+        """
+        by_replica = (ctx.aggregated_metrics or {}).get(LOAD, {})
+        return max(1, math.ceil(sum(by_replica.values()) / self._targets_per_drafter)), {}

@@ -26,7 +26,7 @@ def write_csv(file: TextIO, summaries: Summaries) -> None:
 def _record(run: Run, row: RowSummary) -> dict[str, Any]:
     """Return one line of the CSV."""
     pair, facts = run.pair_of(row.pair), run.facts_of(row.row)
-    check = run.check_of(pair=row.pair, row=row.row, workload=row.workload)
+    check = run.check_of(row.group)
     record: dict[str, Any] = {name: getattr(run, name) for name in ("run_id", "date", "commit", "status", "dtype")}
     record |= {"temperature": run.sampling.temperature, "max_tokens": run.max_tokens}
     record |= {"pair": row.pair, "target": pair.target, "draft": pair.draft, "target_cost": pair.target_cost}
