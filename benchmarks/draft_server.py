@@ -33,7 +33,7 @@ from card.config import DraftSettings, PolicyName, VerifyShape
 from card.errors import CardError, SettingsError, WorkerError
 from card.models.inflation import inflated_from
 from card.models.loading import context_limit, load_model, load_tokenizer, parameter_count
-from card.policy.cores import CoreSet, pinned
+from card.models.threads import CoreSet, pinned
 
 BASELINE = "vanilla"
 PROCESS, SERVER = "process", "server"

@@ -15,8 +15,8 @@ from busy_drafter import BusyDrafter, Span, times_slower
 
 from card.bench.rows import SETTLE_S, core_set
 from card.models.protocol import Extension, LanguageModel
+from card.models.threads import pinned
 from card.planner.profile import Overheads, PassTable, Profile, Setup
-from card.policy.cores import pinned
 from card.policy.cost import PassCost
 
 TARGET_TOKENS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
@@ -213,12 +213,10 @@ def _target_factor(sampler: Sampler) -> float:
 
 def _drafter_factor(sampler: Sampler, draft: Profile) -> float:
     """Return how many times as long the drafter's steps take in its process, beside a target, as the profile says."""
-    around, setup = draft.overheads, draft.setup_of(1)
-    assert setup.grid is not None
-    rows = setup.grid.contexts[0]
+    around, cost = draft.overheads, draft.setup_of(1).true_cost()
     measured, planned = [], []
     for width in WIDTHS:
         if sampler.pooled("step beside", 1, width):
             measured.append(sampler.seconds("step beside", 1, width))
-            planned.append(setup.grid.at(width, 1, rows) + around.step_s + around.node_s * width)
+            planned.append(cost.seconds(width) + around.step_s + around.node_s * width)
     return times_slower(measured, planned)

@@ -31,8 +31,7 @@ from hypothesis import settings
 
 from card.assembly import drafters
 from card.engine import measuring
-from card.models.threads import ThreadsKept
-from card.policy.cores import CorePlan
+from card.models.threads import CorePlan, ThreadsKept
 from tests.pair import Pair, save_pair
 
 torch.set_num_threads(1)

@@ -98,7 +98,7 @@ def make_engine(
     openers = {name: (lambda request, writer=writer: writer.open(request.prompt_ids)) for name, writer in local.items()}
     top_k = max((writer.top_k for writer in local.values()), default=0)
     worker = TargetWorker(target, clock=time.perf_counter, writers=openers, top_k=top_k)
-    return Engine(worker, link, chosen, limits=limits)
+    return Engine(worker, link, limits=limits)
 
 
 def make_request(

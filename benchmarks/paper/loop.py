@@ -20,7 +20,7 @@ from card.engine.engine import Engine
 from card.errors import SettingsError
 from card.methods import find_method
 from card.models.protocol import LanguageModel
-from card.policy.cores import CoreSet
+from card.models.threads import CoreSet
 from card.policy.rounds import Draft, Outcome, RoundView, Schedule
 from card.transport.inline import InlineLink
 from card.tree.messages import Correction, DrafterMessage, DraftSpec, Open, TargetMessage

@@ -12,7 +12,7 @@ from card.assembly.plan import Facts, Plan, resolve, round_length
 from card.config import DraftSettings
 from card.errors import SettingsError
 from card.methods import METHODS
-from card.policy.cores import CorePlan
+from card.models.threads import CorePlan
 from card.policy.cost import PassCost
 from card.policy.rounds import Schedule
 

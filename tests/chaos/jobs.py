@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from card.config import DraftSettings, SamplingParams
 from card.engine.engine import Engine
 from card.errors import CardError
-from card.methods import find_method
 from card.models.protocol import LanguageModel
 from card.workers.request import Request
 from card.workers.target import TargetWorker
@@ -109,7 +108,7 @@ class Alone:
 
     def __init__(self, target: LanguageModel, end_ids: frozenset[int]) -> None:
         self.vocab_size = target.vocab_size
-        self._engine = Engine(TargetWorker(target, clock=time.perf_counter), None, find_method("vanilla"))
+        self._engine = Engine(TargetWorker(target, clock=time.perf_counter), None)
         self._end_ids = end_ids
         self._known: dict[tuple[tuple[int, ...], SamplingParams], tuple[list[int], str]] = {}
 

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from card.engine.engine import Engine, Limits
 from card.errors import CardError, ModelError
-from card.methods import find_method
 from card.models.protocol import Extension
 from card.tree.messages import DrafterMessage, Ready
 from card.workers.drafter import DrafterWorker
@@ -148,7 +147,7 @@ class UnreliableWorld:
         self.max_kv_bytes = _MAX_KV_ROWS * self.target.row_bytes
         worker = TargetWorker(self.target, clock=lambda: 0.0, max_kv_bytes=self.max_kv_bytes)
         limits = Limits(max_num_seqs=MAX_NUM_SEQS, prefill_chunk=16)
-        self.engine = Engine(worker, self.link, find_method("card"), limits=limits)
+        self.engine = Engine(worker, self.link, limits=limits)
         self.link.forger = Forger(rng, worker)
         self.is_up = True
         self.spare_trees = MOST_DRAFTER_REQUESTS if faults.drop else 0  # of those whose Close was lost

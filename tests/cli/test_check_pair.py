@@ -18,7 +18,7 @@ from card.cli.pair_facts import latencies, measure_agreement, verdict
 from card.config import DraftSettings
 from card.errors import PromptError
 from card.models.loading import load_model, load_tokenizer
-from card.policy.cores import CoreSet
+from card.models.threads import CoreSet
 from card.policy.cost import PassCost, ScheduleCost
 from card.policy.rounds import Schedule
 from tests.pair import Pair, make_model

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from card.config import DraftSettings, SamplingParams
 from card.engine.engine import Engine, Limits
 from card.errors import CapacityError, PromptError, TargetError, WorkerError
-from card.methods import find_method
-from card.policy.cores import CoreSet
+from card.models.threads import CoreSet
 from card.policy.rounds import Policy
 from card.transport.link import DrafterLink
 from card.workers.request import Request
@@ -24,14 +23,14 @@ from tests.unreliable_link import Faults
 
 
 def make_engine(
-    target: TableModel, link: DrafterLink | None, method: str = "card", *, max_kv_rows: int | None = None, **limits: int
+    target: TableModel, link: DrafterLink | None, *, max_kv_rows: int | None = None, **limits: int
 ) -> Engine:
     worker = TargetWorker(
         target,
         clock=time.perf_counter,
         max_kv_bytes=None if max_kv_rows is None else max_kv_rows * target.row_bytes,
     )
-    return Engine(worker, link, find_method(method), limits=Limits(**limits))
+    return Engine(worker, link, limits=Limits(**limits))
 
 
 def prompt_of(seed: int, length: int) -> tuple[int, ...]:
@@ -69,7 +68,7 @@ request_draws = st.tuples(
 def test_each_text_is_that_of_plain_decoding_alone(seed, drawn, method, agreement, max_num_seqs, prefill_chunk, faults):
     target, draft = toy_target(seed), toy_draft(toy_target(seed), agreement)
     link = None if method == "vanilla" else inline(draft) if faults is None else fake(draft, faults)
-    engine = make_engine(target, link, method, max_num_seqs=max_num_seqs, prefill_chunk=prefill_chunk)
+    engine = make_engine(target, link, max_num_seqs=max_num_seqs, prefill_chunk=prefill_chunk)
     arrivals: dict[int, list[Request]] = {}
     requests = []
     for i, (length, max_tokens, temperature, arrival) in enumerate(drawn):
@@ -95,7 +94,7 @@ def test_each_text_is_that_of_plain_decoding_alone(seed, drawn, method, agreemen
 
 def test_all_that_decode_share_one_pass_per_round():
     target = toy_target()
-    engine = make_engine(target, None, "vanilla")
+    engine = make_engine(target, None)
     run_all(engine, {0: [make_request(i, method="vanilla", uses_drafter=False) for i in range(8)]})
     assert target.num_forward_passes == GREEDY.max_tokens
     assert engine.stats().rounds == GREEDY.max_tokens
@@ -103,7 +102,7 @@ def test_all_that_decode_share_one_pass_per_round():
 
 def test_a_long_prompt_is_read_in_chunks_while_others_get_a_token_each_round():
     target = toy_target(max_model_len=256)
-    engine = make_engine(target, None, "vanilla", prefill_chunk=10)
+    engine = make_engine(target, None, prefill_chunk=10)
     engine.add(make_request(1, method="vanilla", uses_drafter=False, params=GREEDY.replace(max_tokens=30)))
     engine.step()
     engine.add(make_request(2, method="vanilla", uses_drafter=False, prompt=prompt_of(5, 95)))
@@ -123,9 +122,9 @@ def test_a_long_prompt_is_read_on_the_cores_for_reading_and_nothing_else_is(leng
         passes.append((torch.get_num_threads(), sum(len(part.token_ids) for part in parts))),
         forward(parts),
     )[1]
-    policy = Policy(find_method("vanilla"), CoreSet(threads=2))
+    policy = Policy("off", CoreSet(threads=2))
     policy.reading_cores = CoreSet(threads=3)
-    engine = Engine(TargetWorker(target, clock=time.perf_counter), None, find_method("vanilla"), policy=policy)
+    engine = Engine(TargetWorker(target, clock=time.perf_counter), None, policy=policy)
     first = make_request(0, prompt=prompt_of(0, length), params=GREEDY.replace(max_tokens=4))
     late = make_request(1, prompt=prompt_of(1, 300), params=GREEDY.replace(max_tokens=4))
     run_all(engine, {0: [first], 2: [late]})
@@ -134,7 +133,7 @@ def test_a_long_prompt_is_read_on_the_cores_for_reading_and_nothing_else_is(leng
 
 
 def test_requests_beyond_the_limit_wait_and_are_taken_first_come_first_served():
-    engine = make_engine(toy_target(), None, "vanilla", max_num_seqs=2)
+    engine = make_engine(toy_target(), None, max_num_seqs=2)
     lengths = {i: 3 + i for i in range(6)}
     for i, length in lengths.items():
         params = GREEDY.replace(max_tokens=length)
@@ -167,7 +166,7 @@ def test_when_the_kv_memory_is_full_requests_wait_and_none_fails():
 
 
 def test_a_request_that_can_never_fit_is_refused_at_once_by_name():
-    engine = make_engine(toy_target(), None, "vanilla", max_kv_rows=64)
+    engine = make_engine(toy_target(), None, max_kv_rows=64)
     with pytest.raises(PromptError, match="kv_cache_memory"):
         engine.add(make_request(1, method="vanilla", uses_drafter=False, prompt=prompt_of(1, 50)))
     assert not engine.has_work
@@ -218,7 +217,7 @@ def test_a_follow_up_reuses_the_rows_of_the_turn_before_in_target_and_drafter():
 
 def test_a_long_shared_prompt_that_arrives_many_times_at_once_is_read_once():
     target = toy_target()
-    engine = make_engine(target, None, "vanilla", prefill_chunk=16)
+    engine = make_engine(target, None, prefill_chunk=16)
     shared = prompt_of(2, 48)
     requests = [
         make_request(
@@ -269,14 +268,14 @@ def test_a_fault_of_the_target_fails_the_request_that_it_belongs_to_and_no_other
 def test_a_pass_that_fails_because_of_its_candidates_is_made_without_them():
     target = FailingModel(0, vocab_size=12, order=2, spread=1.5, max_model_len=128, num_tree_rows=512)
     target.fails_from = 6
-    engine = make_engine(target, inline(toy_draft(toy_target(), 0.9)), method="sps")
+    engine = make_engine(target, inline(toy_draft(toy_target(), 0.9)))
     draft = DraftSettings(num_speculative_tokens=6)
     assert run_all(engine, {0: [make_request(1, method="sps", draft=draft)]}) == {1: plain(toy_target())}
 
 
 def test_a_target_that_fails_at_every_pass_ends_the_engine_cleanly_and_never_hangs():
     target = FailingModel(0, vocab_size=12, max_model_len=128)
-    engine = make_engine(target, None, "vanilla")
+    engine = make_engine(target, None)
     failed = 0
     with pytest.raises(WorkerError, match="device fault"):
         for i in range(50):
@@ -314,7 +313,7 @@ def test_a_request_that_the_device_has_no_memory_for_fails_and_does_not_hang_the
                 raise CapacityError("the device has no memory left")
             return super().open(max_rows)
 
-    engine = make_engine(Full(0, vocab_size=12, order=2, spread=1.5, max_model_len=128), None, "vanilla")
+    engine = make_engine(Full(0, vocab_size=12, order=2, spread=1.5, max_model_len=128), None)
     engine.add(make_request(1, method="vanilla", uses_drafter=False, prompt=prompt_of(1, 60)))
     engine.add(make_request(2, method="vanilla", uses_drafter=False))
     updates = engine.step()
@@ -330,7 +329,7 @@ def test_logits_that_are_no_numbers_fail_the_request_instead_of_giving_it_a_toke
         def forward(self, extensions):
             return [torch.full_like(logits, torch.nan) for logits in super().forward(extensions)]
 
-    engine = make_engine(Sick(0, vocab_size=12, max_model_len=64), None, "vanilla")
+    engine = make_engine(Sick(0, vocab_size=12, max_model_len=64), None)
     engine.add(make_request(1, method="vanilla", uses_drafter=False))
     (update,) = engine.step()
     assert update.finish_reason == "error"
@@ -344,7 +343,7 @@ def test_a_logits_processor_sees_the_prefix_of_each_position_and_rules_as_in_pla
         return logits.index_fill(1, prefix_ids[0, -4:].unique(), -torch.inf)
 
     def decode_with(method: str, link: DrafterLink | None) -> list[int]:
-        engine = make_engine(toy_target(4), link, method)
+        engine = make_engine(toy_target(4), link)
         request = make_request(1, method=method, draft=DraftSettings(verify="tree"), uses_drafter=link is not None)
         request = Request(
             **{name: getattr(request, name) for name in request.__slots__} | {"logits_processor": no_repeats}

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from card.config import DraftSettings, Growth, SamplingParams, VerifyShape
 from card.engine.engine import Engine
-from card.methods import find_method
 from card.workers.target import TargetWorker
 from tests.decoding import (
     GREEDY,
@@ -169,7 +168,7 @@ def test_all_slots_and_trees_are_freed_when_a_request_ends():
     target = toy_target()
     draft = toy_draft(target, 0.9)
     worker_link = inline(draft)
-    engine = Engine(TargetWorker(target, clock=time.perf_counter), worker_link, find_method("card"))
+    engine = Engine(TargetWorker(target, clock=time.perf_counter), worker_link)
     run_all(engine, {0: [make_request(1), make_request(2)]})
     assert worker_link._worker.num_requests == 0
     stats = engine.stats()

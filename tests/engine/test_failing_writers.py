@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from card.config import DraftSettings, EngineSettings, SamplingParams
 from card.engine.engine import Engine, Limits
-from card.methods import find_method
 from card.tree.nodes import PATH_END, Nodes
 from card.workers.request import Request
 from card.workers.target import TargetWorker
@@ -77,7 +76,7 @@ def test_texts_are_those_of_plain_decoding_whatever_a_writer_does(
     writers = {"unreliable": begin, "lookup": lambda request: lookup.open(request.prompt_ids)}
     worker = TargetWorker(target, clock=time.perf_counter, writers=writers)
     link = inline(toy_draft(target, 0.7)) if has_drafter else None
-    engine = Engine(worker, link, find_method("card" if has_drafter else "lookup"), limits=Limits(max_num_seqs=3))
+    engine = Engine(worker, link, limits=Limits(max_num_seqs=3))
     params = [SamplingParams(temperature=temperature, seed=seed + i, max_tokens=20) for i in range(len(arrivals))]
     coming: dict[int, list[Request]] = {}
     for i, round_idx in enumerate(arrivals):
@@ -119,7 +118,7 @@ def test_only_the_writer_that_raises_is_left_out_and_only_in_its_request(
     suffix = find_writer("suffix")(EngineSettings(), target.vocab_size)
     writers = {"failing": Failing, "suffix": lambda request: suffix.open(request.prompt_ids)}
     worker = TargetWorker(target, clock=time.perf_counter, writers=writers)
-    engine = Engine(worker, None, find_method("suffix"))
+    engine = Engine(worker, None)
     draft = DraftSettings(verify="tree", min_verify_prob=0.0)
     for i in range(2):
         engine.add(make_request(i, draft=draft, uses_drafter=False))

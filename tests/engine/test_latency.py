@@ -13,7 +13,7 @@ from torch import Tensor
 from card.engine.latency import measure_pass_cost, with_useful_threads
 from card.errors import CapacityError, SettingsError
 from card.models.protocol import Extension
-from card.policy.cores import CorePlan, CoreSet
+from card.models.threads import CorePlan, CoreSet
 from card.policy.cost import PassCost
 from tests.toy import TableModel
 

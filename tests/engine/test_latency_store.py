@@ -15,8 +15,8 @@ from card.engine.latency import with_useful_threads
 from card.engine.latency_store import LatencyKey, LatencyStore
 from card.models.loading import load_decoder
 from card.models.places import cache_folder
+from card.models.threads import CorePlan, CoreSet
 from card.models.torch_runner import TorchRunner
-from card.policy.cores import CorePlan, CoreSet
 from card.policy.cost import PassCost
 from tests.pair import Pair
 

@@ -169,7 +169,7 @@ def test_wherever_specbranch_is_told_to_branch_the_text_is_that_of_plain_decodin
         return told[-1]
 
     worker = TargetWorker(target, clock=time.perf_counter, foresee=foresee)
-    engine = Engine(worker, fake(toy_draft(target, agreement), faults), METHODS["specbranch"])
+    engine = Engine(worker, fake(toy_draft(target, agreement), faults))
     text = run_all(engine, {0: [make_request(7, method="specbranch", params=params, draft=shape)]})[7]
     assert text == plain(toy_target(seed), params=params)
     assert told, "it is asked after each pass"

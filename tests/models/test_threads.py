@@ -6,8 +6,7 @@ import threading
 
 import torch
 
-from card.models.threads import integer_pass_threads
-from card.policy.cores import CoreSet, pinned
+from card.models.threads import CoreSet, integer_pass_threads, pinned
 
 
 def test_integer_passes_have_the_threads_and_torch_has_one() -> None:

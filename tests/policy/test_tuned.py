@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 from card.config import DraftSettings, SamplingParams
 from card.engine.engine import Engine, Limits
-from card.methods import find_method
-from card.policy.cores import CoreSet
+from card.models.threads import CoreSet
 from card.policy.cost import PassCost, ScheduleCost
 from card.policy.rounds import Draft, Outcome, Policy, RoundView, Schedule, Wait
 from card.policy.tuned import TunedPolicy
@@ -49,8 +48,8 @@ def chain(*path_logprobs: float) -> Nodes:
     return Nodes.chain(range(len(path_logprobs)), path_logprobs)
 
 
-def view(num_requests: int = 1, **changes) -> RoundView:
-    requests = [make_request(i) for i in range(num_requests)]
+def view(num_requests: int = 1, draft: DraftSettings | None = None, **changes) -> RoundView:
+    requests = [make_request(i, draft=draft) for i in range(num_requests)]
     return RoundView(requests, num_prompt_tokens=0, num_context_rows=100, takes_turns=False, is_up=True, **changes)
 
 
@@ -126,9 +125,36 @@ def test_a_bad_pair_is_predicted_to_be_off_and_a_good_one_is_not():
     assert TunedPolicy(costs(), DraftSettings()).schedule != "off"
 
 
-def num_chosen(policy: TunedPolicy, offers: list[Nodes]) -> int:
+@pytest.mark.parametrize("schedule", ["beside", "turns"])
+def test_a_drafter_that_agrees_more_promises_more_and_one_that_never_does_promises_no_gain(schedule):
+    policy = TunedPolicy(costs(), DraftSettings())
+    speeds = [policy.predicted(schedule, agreement=one) for one in (0.0, 0.5, 0.9, 1.0)]
+    assert speeds == sorted(speeds)
+    assert speeds[0] <= policy.predicted("off")
+    assert speeds[-1] > 2 * speeds[0]
+
+
+def test_a_dear_drafter_pays_beside_the_target_before_it_pays_in_turns():
+    of_two_devices = costs(drafter=cost(5e-3, 1e-5))
+    of_two_devices["beside"] = replace(of_two_devices["beside"], target=cost(7e-3, 5e-4))
+    policy = TunedPolicy(of_two_devices, DraftSettings())
+    assert policy.predicted("beside", agreement=0.95) > policy.predicted("turns", agreement=0.95)
+
+
+def test_what_others_get_accepted_speeds_every_schedule_up_and_leaves_less_to_the_drafter():
+    alone, helped = (TunedPolicy(costs(), DraftSettings()) for _ in range(2))
+    offer = Nodes((1, 2), (-1, 0), (-0.1, -0.2), (1, 2), (2, 2))
+    others_right = StepResult(verified=[Verified(0, offer, (0, 1), True, 0, 0)])
+    for _ in range(100):
+        helped.observe(Outcome(view(), others_right, 0.0, 3, 0, 0.0))
+    assert helped.predicted("off") > 1.5 * alone.predicted("off")
+    gains = [told.predicted("turns", agreement=0.7) / told.predicted("off") for told in (alone, helped)]
+    assert gains[0] > gains[1]
+
+
+def num_chosen(policy: TunedPolicy, offers: list[Nodes], draft: DraftSettings | None = None) -> int:
     """Return how many candidates are verified; they are the leading ones of each offer."""
-    chosen = policy.choose(view(), offers)
+    chosen = policy.choose(view(draft=draft), offers)
     for offer, part in zip(offers, chosen, strict=True):
         assert part.tokens == offer.tokens[: len(part)]
     return sum(len(part) for part in chosen)
@@ -218,8 +244,8 @@ def test_a_drafter_that_is_not_asked_to_draft_is_told_nothing_and_catches_up_bef
     link.send = lambda message: (told.append(message), send(message))
     link.draft = lambda num_passes: (told.append("draft"), draft(num_passes))
     worker = TargetWorker(target, clock=time.perf_counter)
-    policy = Sometimes(find_method("card"), takes_turns=True)
-    engine = Engine(worker, link, find_method("card"), policy=policy)
+    policy = Sometimes("turns")
+    engine = Engine(worker, link, policy=policy)
     request = make_request(0, params=SamplingParams(temperature=0.0, seed=0, max_tokens=40))
     texts = run_all(engine, {0: [request]})
     assert texts[0] == plain(toy_target(1), params=request.params, prompt=request.prompt_ids)
@@ -266,9 +292,10 @@ def test_the_drafter_that_rests_is_looked_after_now_and_then_and_the_present_one
 
 def test_it_waits_for_candidates_only_if_told_to_and_as_long_as_told():
     costly = {"beside": costs(beside=cost(0.1, 1e-3))["beside"]}
-    missed = view(best_paths=[(0, 0.0)], num_short=1)
-    assert TunedPolicy(costly, DraftSettings(max_wait_s=0.25)).prepare(missed) is None
-    told = TunedPolicy(costly, DraftSettings(max_wait_s=0.25), pinned=frozenset({"max_wait_s"}))
+    draft = DraftSettings(max_wait_s=0.25)
+    missed = view(draft=draft, best_paths=[(0, 0.0)], num_short=1)
+    assert TunedPolicy(costly, draft).prepare(missed) is None
+    told = TunedPolicy(costly, draft, pinned=frozenset({"max_wait_s"}))
     assert told.prepare(missed) == Wait(0.25)
     assert told.prepare(replace(missed, waited_s=0.2)) == Wait(pytest.approx(0.05))
     assert told.prepare(replace(missed, waited_s=0.25)) is None
@@ -288,8 +315,8 @@ def test_what_was_set_is_obeyed():
     for num_requests in (1, 16):
         policy.begin(num_requests, ALL)
         assert policy.beam_width() == 5
-    assert num_chosen(policy, [chain(-0.1, -0.6, -0.8)]) == 2
-    assert policy.prepare(view(best_paths=[(0, 0.0)], num_short=1)) == Wait(0.25)
+    assert num_chosen(policy, [chain(-0.1, -0.6, -0.8)], draft) == 2
+    assert policy.prepare(view(draft=draft, best_paths=[(0, 0.0)], num_short=1)) == Wait(0.25)
 
 
 seconds = st.floats(1e-5, 1e-1)
@@ -329,7 +356,6 @@ def test_texts_are_those_of_plain_decoding_however_the_schedule_changes(
     engine = Engine(
         TargetWorker(target, clock=time.perf_counter),
         link,
-        find_method("card"),
         limits=Limits(prefill_chunk=4),
         policy=Restless(policy, seed) if switches else policy,
     )
@@ -411,7 +437,7 @@ def test_the_engine_asks_local_writers_for_as_much_as_the_policy_says():
     policy = TunedPolicy({"off": costs()["off"]}, DraftSettings())
     target = toy_target(1)
     worker = TargetWorker(target, clock=time.perf_counter, writers={"wrong": lambda request: Wrong()})
-    engine = Engine(worker, None, find_method("card"), policy=policy)
+    engine = Engine(worker, None, policy=policy)
     request = make_request(0, params=SamplingParams(temperature=0.0, seed=0, max_tokens=30))
     assert run_all(engine, {0: [request]})[0] == plain(toy_target(1), params=request.params, prompt=request.prompt_ids)
     assert asked[0] == request.draft.budget
@@ -438,7 +464,7 @@ def test_the_engine_shows_what_the_writers_have_where_nothing_is_drafted(schedul
     worker = TargetWorker(target, clock=time.perf_counter, writers={"repeats": lambda request: Repeats()})
     link = fake(toy_draft(target, 0.8))
     link.runs_by_itself = schedule == "beside"
-    engine = Engine(worker, link, find_method("card"), policy=policy)
+    engine = Engine(worker, link, policy=policy)
     request = make_request(0, params=SamplingParams(temperature=0.0, seed=0, max_tokens=6))
     texts = run_all(engine, {0: [request]})
     assert texts[0] == plain(toy_target(1), params=request.params, prompt=request.prompt_ids)

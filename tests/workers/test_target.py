@@ -44,7 +44,7 @@ def run_round(worker: TargetWorker, request_ids: list[int]) -> StepResult:
     for request_id in request_ids:
         draft = worker._running[request_id].request.draft
         offer = worker.query(request_id, draft.budget, draft.verify)
-        offer = likely(offer, draft.min_verify_prob, draft.budget)
+        offer = likely(offer, draft)
         work.append(Work(request_id, num_prompt_tokens=worker.prompt_tokens_left(request_id), offer=offer))
     return worker.step(work)
 

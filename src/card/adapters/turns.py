@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from card.policy.acceptance import FIRST_AGREEMENT, PRIOR_COUNT
+from card.policy.acceptance import Agreement
 from card.policy.choice import is_worth_drafting
 from card.policy.cost import DISCOUNT, Ratio
 from card.tree.nodes import Nodes
@@ -16,25 +16,23 @@ class Turns:
 
     def __init__(self) -> None:
         """Begin with a first guess, to which everything fades back: drafting that did not pay is tried again."""
-        self._agreed = self._compared = 0.0
+        self._agreement = Agreement()
         self._pass_s: dict[int, Ratio] = {}  # by batch size: 1, 2-3, 4-7, ...
 
     @property
     def agreement(self) -> float:
         """Chance in [0, 1] that the draft model's candidate below an accepted one is accepted."""
-        return (self._agreed + FIRST_AGREEMENT * PRIOR_COUNT) / (self._compared + PRIOR_COUNT)
+        return self._agreement.value
 
     def begin_step(self) -> None:
         """Let what is known count for a little less."""
-        self._agreed *= DISCOUNT
-        self._compared *= DISCOUNT
+        self._agreement.fade(DISCOUNT)
 
     def observe(self, chain: Nodes, num_accepted: int) -> None:
         """Take what became of a chain, of which the first ``num_accepted`` were right: one more was compared."""
         for idx, writers in enumerate(chain.writers[: num_accepted + 1]):
             if writers & DRAFTER_BIT:
-                self._agreed += idx < num_accepted
-                self._compared += 1
+                self._agreement.observe(idx < num_accepted, 1)
 
     def observe_pass(self, num_requests: int, seconds: float) -> None:
         """Take what one drafter pass took for so many requests."""

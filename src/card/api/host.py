@@ -46,7 +46,7 @@ from card.models.loading import (
     load_tokenizer,
 )
 from card.models.text import encode_chat, encode_prompt
-from card.policy.cores import pinned, usable_cores
+from card.models.threads import pinned, usable_cores
 from card.transport.child import DrafterChild
 from card.transport.leases import Leases
 from card.transport.link import DrafterLink

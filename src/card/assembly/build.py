@@ -71,7 +71,7 @@ def build(
         foresee=models.foresee,
     )
     limits = Limits(max_num_seqs=plan.settings.max_num_seqs, prefill_chunk=plan.settings.prefill_chunk)
-    engine = Engine(worker, models.link, plan.method, limits=limits, policy=policy, clock=clock)
+    engine = Engine(worker, models.link, limits=limits, policy=policy, clock=clock)
     return Parts(plan, engine, worker, policy, models.link, clock, writers)
 
 
@@ -84,9 +84,7 @@ def make_policy(plan: Plan, latencies: Latencies | None) -> Policy:
     """Return the policy of an engine: what was set, and for a tuned method the rest by measurement."""
     is_tuned = plan.method.is_tuned and (plan.placements or plan.writers) and plan.settings.policy != "fixed"
     if not is_tuned:
-        first = plan.first_schedule
-        cores = plan.cores_of(first)
-        return Policy(plan.method, cores, takes_turns=first == "turns", has_drafter=bool(plan.placements))
+        return Policy(plan.first_schedule, plan.cores_of(plan.first_schedule))
     assert latencies is not None, "a policy that tunes itself needs latencies"
     return TunedPolicy(schedule_costs(plan, latencies), plan.draft, pinned=plan.pinned)
 

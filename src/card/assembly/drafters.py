@@ -19,8 +19,8 @@ from card.models.draft_vocab import always_drafted, restrict_head
 from card.models.fingerprint import tokenizer_fingerprint
 from card.models.grammar import BackgroundGrammars, GrammarCompiler
 from card.models.loading import context_limit, end_token_ids, load_decoder, load_tokenizer, parameter_count
+from card.models.threads import CoreSet, pinned
 from card.models.torch_runner import TorchRunner
-from card.policy.cores import CoreSet, pinned
 from card.policy.cost import PassCost
 from card.transport.child import DrafterChild
 from card.transport.drafter_config import DrafterConfig, DraftModel

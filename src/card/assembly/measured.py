@@ -9,8 +9,8 @@ from card.assembly.plan import Plan
 from card.engine.latency_store import LatencyKey, LatencyStore, drafter_key
 from card.engine.measuring import Measuring
 from card.models.places import cache_folder
+from card.models.threads import CorePlan, CoreSet
 from card.models.torch_runner import TorchRunner
-from card.policy.cores import CorePlan, CoreSet
 from card.policy.cost import PassCost
 from card.policy.rounds import Schedule
 

@@ -21,7 +21,7 @@ from transformers import PreTrainedModel
 
 import card
 from card.errors import SettingsError
-from card.policy.cores import usable_cores
+from card.models.threads import usable_cores
 
 # Settings of every engine whose decoding is timed: its drafter is up and its latencies are of today.
 MEASURED_START: Mapping[str, Any] = MappingProxyType(

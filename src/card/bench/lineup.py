@@ -35,7 +35,7 @@ from card.errors import SettingsError
 from card.methods import find_method
 from card.models.inflation import inflate, parse_parameter_count, price_in_words
 from card.models.loading import context_limit, end_token_ids, load_model, load_tokenizer, parameter_count
-from card.policy.cores import pinned
+from card.models.threads import pinned
 
 DEFAULT_MAX_MODEL_LEN = 4096
 _WARM_UP_TOKENS = 16

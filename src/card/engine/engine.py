@@ -13,8 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from card.errors import CapacityError, CardError, PromptError, ProtocolError, TargetError, WorkerError
-from card.methods import Method
-from card.policy.cores import pinned
+from card.models.threads import pinned
 from card.policy.rounds import Draft, Outcome, Policy, RoundView, Schedule
 from card.transport.link import DrafterLink, LinkStatus
 from card.transport.switch import SwitchLink
@@ -70,7 +69,7 @@ class _Entry:
 
 
 class Engine:
-    """Runs any number of requests with one method; the drafter, if there is one, is reached over ``link``."""
+    """Runs any number of requests under one policy; the drafter, if there is one, is reached over ``link``."""
 
     trace: Trace | None
     """Is told what happens from now on; may be set and taken away at any time."""
@@ -79,7 +78,6 @@ class Engine:
         self,
         worker: TargetWorker,
         link: DrafterLink | None,
-        method: Method,
         *,
         limits: Limits | None = None,
         policy: Policy | None = None,
@@ -92,8 +90,7 @@ class Engine:
         self._link = link
         self._clock = clock
         self._limits = limits or Limits()
-        takes_turns = link is not None and not link.runs_by_itself
-        self._policy: Policy = policy or Policy(method, takes_turns=takes_turns)
+        self._policy = policy or Policy("off" if link is None else "beside" if link.runs_by_itself else "turns")
         self._waiting: deque[_Entry] = deque()
         self._running: dict[int, _Entry] = {}
         self._is_behind = False  # the drafter was not told of what the last passes committed

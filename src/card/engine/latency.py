@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from card.errors import CapacityError
 from card.models.protocol import Extension, LanguageModel
-from card.policy.cores import CorePlan, CoreSet, pinned
+from card.models.threads import CorePlan, CoreSet, pinned
 from card.policy.cost import PassCost
 
 _PREFIX_ROWS = 8  # context under which the points are measured; counted as none

@@ -19,7 +19,7 @@ import torch
 from card.config import EngineSettings
 from card.models.demo import DEMO_NAMES, demo_folder
 from card.models.places import is_gguf
-from card.policy.cores import CoreSet
+from card.models.threads import CoreSet
 from card.policy.cost import PassCost
 
 logger = logging.getLogger(__name__)

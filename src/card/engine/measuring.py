@@ -8,8 +8,8 @@ from dataclasses import replace
 
 from card.engine.latency import measure_pass_cost, single_pass_s, with_useful_threads
 from card.engine.latency_store import LatencyKey, LatencyStore
+from card.models.threads import CorePlan, CoreSet, pinned
 from card.models.torch_runner import TorchRunner
-from card.policy.cores import CorePlan, CoreSet, pinned
 from card.policy.cost import PassCost
 
 _FULL_S, _QUICK_S = 1.0, 0.12  # for the target's latencies under one schedule: at leisure, and while somebody waits

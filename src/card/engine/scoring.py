@@ -9,7 +9,7 @@ from concurrent.futures import Future
 from card.errors import CapacityError, CardError, PromptError, TargetError
 from card.models.pool import SequencePool
 from card.models.protocol import NO_PARENT, Extension, LanguageModel
-from card.policy.cores import CoreSet, pinned
+from card.models.threads import CoreSet, pinned
 from card.tree.sampling import TokenLogprobs, token_logprobs
 
 Scores = tuple[TokenLogprobs, ...]

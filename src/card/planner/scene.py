@@ -13,11 +13,11 @@ from card.assembly.plan import Facts, Plan, resolve
 from card.config import SamplingParams, split_settings
 from card.config.fields import check, setting
 from card.errors import PlanError
+from card.models.threads import CorePlan, CoreSet
 from card.planner.profile import Profile, Setup
 from card.planner.recording import Recording
 from card.planner.replay import PassSize, ReplayedModel, ReplayedTexts
 from card.planner.virtual import VirtualClock, VirtualDrafter, VirtualLink
-from card.policy.cores import CorePlan, CoreSet
 from card.policy.cost import PassCost
 from card.policy.rounds import Schedule
 from card.policy.tuned import TunedPolicy

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Sequence
 
 from card.policy.cost import DISCOUNT
@@ -13,8 +14,7 @@ from card.workers.request import Request, Verified
 # Chance that the draft model's next token is the target's, until it has been seen. Too high a value costs a few rounds
 # of drafting, too low a one all of it. Evidence: 0.7 and 0.75 are alike on the gate.
 FIRST_AGREEMENT = 0.7
-# Observations that a prior counts for, here the writer's own probability. Evidence: 5, 7 and
-# 10 are alike on the gate.
+# Observations that a prior counts for, here the writer's own probability. Evidence: 5, 7 and 10 are alike on the gate.
 PRIOR_COUNT = 10.0
 # Share of what earlier texts showed that is kept when new ones take over the batch. Evidence: 0.5 to 0.85 are alike on
 # the gate.
@@ -65,12 +65,34 @@ class Chances:
         return min(depth.bit_length(), 4), round(max(-4.0, min(4.0, odds)))
 
 
+class Agreement:
+    """How often the draft model's next token was the target's, fading back to the first guess."""
+
+    def __init__(self) -> None:
+        self._agreed = self._compared = 0.0
+
+    @property
+    def value(self) -> float:
+        """Chance in [0, 1] that the draft model's candidate below an accepted one is accepted."""
+        return (self._agreed + FIRST_AGREEMENT * PRIOR_COUNT) / (self._compared + PRIOR_COUNT)
+
+    def observe(self, num_agreed: int, num_compared: int) -> None:
+        """Count candidates that the target's tokens were compared with."""
+        self._agreed += num_agreed
+        self._compared += num_compared
+
+    def fade(self, kept: float) -> None:
+        """Let what was seen count for less."""
+        self._agreed *= kept
+        self._compared *= kept
+
+
 class Acceptance:
     """What is known of the text: the chance of each candidate, and how far the draft model and the others get."""
 
     def __init__(self) -> None:
-        self._chances: dict[tuple[bool, int], Chances] = {}
-        self._agreed, self._compared = FIRST_AGREEMENT * PRIOR_COUNT, PRIOR_COUNT
+        self._chances: defaultdict[tuple[bool, int], Chances] = defaultdict(Chances)  # by is_greedy and writers
+        self._agreement = Agreement()
         self._others = [0.0] * DEEPEST  # [d] share of verifications whose accepted token at depth d + 1 was others'
         self._num_rows = 0.0  # candidates of others in a verification
         self._num_verified = 0.0  # fading
@@ -79,7 +101,7 @@ class Acceptance:
     @property
     def agreement(self) -> float:
         """Chance in [0, 1] that the draft model's candidate below an accepted one is accepted."""
-        return self._agreed / self._compared
+        return self._agreement.value
 
     @property
     def others(self) -> tuple[tuple[float, ...], float]:
@@ -89,7 +111,7 @@ class Acceptance:
 
     def chance(self, request: Request, depth: int, path_logprob: float) -> float:
         """Return the chance that a path of the draft model's is accepted to its end."""
-        return self._of(request.params.temperature == 0.0).probability(depth, path_logprob)
+        return self._chances[request.params.temperature == 0.0, _ANY_OF_DRAFTER].probability(depth, path_logprob)
 
     def probabilities(self, request: Request, offer: Nodes) -> list[float]:
         """Return the chance of each candidate to be accepted, in [0, 1].
@@ -101,10 +123,10 @@ class Acceptance:
         is_greedy = request.params.temperature == 0.0
         all_writers = offer.writers or (_ANY_OF_DRAFTER,) * len(offer)
         rows = zip(all_writers, offer.depths, offer.path_logprobs, strict=True)
-        probs = [self._of(is_greedy, writers).probability(depth, logprob) for writers, depth, logprob in rows]
-        children: dict[int, list[int]] = {}
+        probs = [self._chances[is_greedy, writers].probability(depth, logprob) for writers, depth, logprob in rows]
+        children: defaultdict[int, list[int]] = defaultdict(list)
         for idx, parent in enumerate(offer.parents):
-            children.setdefault(parent, []).append(idx)
+            children[parent].append(idx)
         for parent, siblings in children.items():  # parents come before children, so the parent's is settled
             left = 1.0 if parent == ROOT else probs[parent]
             if len(siblings) > 1:
@@ -120,15 +142,14 @@ class Acceptance:
         new, self._texts = texts - self._texts, texts
         if new:
             kept = 1 - (1 - TEXT_KEPT) * len(new) / len(texts)
-            self._fade(kept, kept)
+            self._fade(kept)
         return bool(new)
 
     def observe(self, verified: Sequence[Verified]) -> None:
         """Learn from the verifications of a round."""
-        self._fade(DISCOUNT, DISCOUNT)
+        self._fade(DISCOUNT)
         for one in verified:
-            self._agreed += one.num_agreed
-            self._compared += one.num_compared
+            self._agreement.observe(one.num_agreed, one.num_compared)
             self._num_verified += 1
             if one.offer:
                 self._observe_offer(one)
@@ -139,26 +160,18 @@ class Acceptance:
         theirs: list[bool] = []  # of each candidate, whether others propose it and all above it
         rows = zip(all_writers, offer.parents, offer.depths, offer.path_logprobs, strict=True)
         for idx, (writers, parent, depth, logprob) in enumerate(rows):
-            self._of(one.is_greedy, writers).observe(depth, logprob, idx in on_path)
+            self._chances[one.is_greedy, writers].observe(depth, logprob, idx in on_path)
             if writers & DRAFTER_BIT:
-                self._of(one.is_greedy).observe(depth, logprob, idx in on_path)
+                self._chances[one.is_greedy, _ANY_OF_DRAFTER].observe(depth, logprob, idx in on_path)
             is_others = writers & ~DRAFTER_BIT != 0
             theirs.append(is_others and (parent == ROOT or theirs[parent]))
             if theirs[-1] and idx in on_path and depth <= DEEPEST:
                 self._others[depth - 1] += 1
         self._num_rows += sum(theirs)
 
-    def _of(self, is_greedy: bool, writers: int = _ANY_OF_DRAFTER) -> Chances:
-        found = self._chances.get((is_greedy, writers))
-        if found is None:
-            found = self._chances[is_greedy, writers] = Chances()
-        return found
-
-    def _fade(self, of_drafter: float, of_others: float) -> None:
-        """Let what was seen count for less; the first agreement comes back as far as it does."""
-        seen = of_drafter * (self._compared - PRIOR_COUNT)
-        agreed = of_drafter * (self._agreed - FIRST_AGREEMENT * PRIOR_COUNT)
-        self._agreed, self._compared = agreed + FIRST_AGREEMENT * PRIOR_COUNT, seen + PRIOR_COUNT
-        self._others = [of_others * share for share in self._others]
-        self._num_rows *= of_others
-        self._num_verified *= of_others
+    def _fade(self, kept: float) -> None:
+        """Let what was seen count for less."""
+        self._agreement.fade(kept)
+        self._others = [kept * share for share in self._others]
+        self._num_rows *= kept
+        self._num_verified *= kept

@@ -8,19 +8,9 @@ the one with the most tokens per second of all. Source: Dinkelbach 1967, On nonl
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import accumulate
 
 from card.tree.nodes import Nodes
-
-
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """How much of each offer to verify, and what to expect of that pass."""
-
-    counts: tuple[int, ...]  # leading candidates of each offer
-    expected_tokens: float  # committed by the pass: one per request and the accepted candidates
-    seconds: float  # of the pass
 
 
 def choose(
@@ -30,9 +20,8 @@ def choose(
     rate: float,
     num_prefill_tokens: int = 0,
     max_per_request: int | None = None,
-    max_total: int | None = None,
-) -> Choice:
-    """Return which leading candidates of each request the next pass verifies: the smallest of the best sets.
+) -> list[int]:
+    """Return how many leading candidates of each request the next pass verifies: the smallest of the best sets.
 
     Every size of the set is weighed, as seconds may rise in steps: a candidate that does not pay for the step may have
     others behind it that do.
@@ -45,28 +34,24 @@ def choose(
         rate: tokens per second to be matched; 0 takes all candidates that may be accepted at all.
         num_prefill_tokens: tokens in the pass besides the candidates and one token of each request.
         max_per_request: most candidates of one request; None sets no limit.
-        max_total: most candidates of all requests; None sets no limit.
     """
     merged = sorted(
         (-probability, depth_idx, request_idx)
         for request_idx, offer in enumerate(offers)
         for depth_idx, probability in enumerate(accumulate(offer[:max_per_request], min))
-    )[:max_total]
+    )
     num_base_tokens = len(offers) + num_prefill_tokens
-    expected_tokens = best_expected_tokens = float(len(offers))
-    best_seconds = seconds(num_base_tokens)
-    best_value, num_best = expected_tokens - rate * best_seconds, 0
+    expected_tokens = float(len(offers))
+    best_value, num_best = expected_tokens - rate * seconds(num_base_tokens), 0
     for num_taken, (negative_probability, _, _) in enumerate(merged, 1):
         expected_tokens -= negative_probability
-        pass_s = seconds(num_base_tokens + num_taken)
-        value = expected_tokens - rate * pass_s
+        value = expected_tokens - rate * seconds(num_base_tokens + num_taken)
         if value > best_value:
             best_value, num_best = value, num_taken
-            best_expected_tokens, best_seconds = expected_tokens, pass_s
     counts = [0] * len(offers)
     for _, _, request_idx in merged[:num_best]:
         counts[request_idx] += 1
-    return Choice(tuple(counts), best_expected_tokens, best_seconds)
+    return counts
 
 
 def best_by_depth(offer: Nodes, probs: Sequence[float]) -> list[float]:

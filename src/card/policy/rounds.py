@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from card.methods import Method
-from card.policy.cores import CoreSet
+from card.config import DraftSettings
+from card.models.threads import CoreSet
 from card.tree.nodes import Nodes
 from card.workers.request import Request, StepResult
 
@@ -77,19 +77,10 @@ class Policy:
     reason: str
     """Why this schedule, in a few words for the statistics."""
 
-    def __init__(
-        self,
-        method: Method,
-        cores: CoreSet = CoreSet(),  # noqa: B008
-        *,
-        takes_turns: bool = False,
-        has_drafter: bool | None = None,
-    ) -> None:
-        """Make a policy that obeys. ``has_drafter`` None: as the method is by itself."""
-        drafts = method.needs_draft if has_drafter is None else has_drafter
+    def __init__(self, schedule: Schedule, cores: CoreSet = CoreSet()) -> None:  # noqa: B008
+        """Make a policy that obeys, under one schedule on the same cores all along."""
+        self.schedule, self.reason = schedule, "as set"
         self.cores = self.reading_cores = cores
-        self.schedule = "off" if not drafts else "turns" if takes_turns else "beside"
-        self.reason = f"{method.name} as set" if drafts else f"{method.name} without a drafter"
 
     def begin(self, num_requests: int, available: frozenset[Schedule]) -> None:
         """Start a round of so many requests, prompts included: now the schedule may change to another available one."""
@@ -118,19 +109,15 @@ class Policy:
 
     def choose(self, view: RoundView, offers: Sequence[Nodes]) -> Sequence[Nodes]:
         """Return what to verify of each offer: all its probes, and at most the budget of its request."""
-        pairs = zip(view.requests, offers, strict=True)
-        return [likely(offer, request.draft.min_verify_prob, request.draft.budget) for request, offer in pairs]
+        return [likely(offer, request.draft) for request, offer in zip(view.requests, offers, strict=True)]
 
     def observe(self, outcome: Outcome) -> None:
         """Learn from a finished round."""
 
 
-def likely(offer: Nodes, min_prob: float, budget: int) -> Nodes:
-    """Return the leading candidates whose path has at least this probability, ``budget`` of them at most.
-
-    Scores behind the probes must not increase.
-    """
-    floor = math.log(min_prob) if min_prob > 0 else -math.inf
+def likely(offer: Nodes, draft: DraftSettings) -> Nodes:
+    """Return the leading candidates that are likely enough to verify; scores behind the probes must not increase."""
+    floor = math.log(draft.min_verify_prob) if draft.min_verify_prob > 0 else -math.inf
     scores = offer.path_logprobs[offer.num_probes :]
     count = next((i for i, score in enumerate(scores) if score < floor), len(scores))
-    return offer.leading(min(offer.num_probes + count, budget))
+    return offer.leading(min(offer.num_probes + count, draft.budget))

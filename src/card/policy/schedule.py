@@ -1,10 +1,10 @@
 """Which schedule to use: each is the arm of a discounted bandit, and the cost model's prediction is its prior.
 
 What is learnt of a schedule is the logarithm of measured over predicted tokens per second: predictions follow the text
-and the machine, so their error changes less than the speed itself. Its estimate is normal: the prior has mean 0
-and `PRIOR_SD`; each round adds what it weighs by `ROUND_SD`; all fades. The schedule
-is the one with the highest estimate plus one standard deviation (UCB), so one that may be better is tried. A switch has
-its price: it is made once the other schedule would have saved as much.
+and the machine, so their error changes less than the speed itself. Its estimate is normal: the prior has mean 0 and
+`PRIOR_SD`; each round adds what it weighs by `ROUND_SD`; all fades. The schedule is the one with the highest estimate
+plus one standard deviation (UCB), so one that may be better is tried. A switch has its price: it is made once the other
+schedule would have saved as much.
 """
 
 from __future__ import annotations
@@ -24,8 +24,7 @@ ROUND_SD = 0.7
 # Rounds that a switch costs: the drafter that takes over reads the texts first. Evidence: with 1 a cell of the gate
 # loses 12 %.
 SWITCH_ROUNDS = 2.0
-# Rounds between reviews; as many after a switch say nothing of a schedule. Evidence: 2, 4 and 8 are
-# alike on the gate.
+# Rounds between reviews; as many after a switch say nothing of a schedule. Evidence: 2, 4 and 8 are alike on the gate.
 REVIEW_ROUNDS = 4
 
 
@@ -53,14 +52,6 @@ class Record:
         self.given *= kept
         self.promised *= kept
         self.rounds *= kept
-
-
-@dataclass(frozen=True, slots=True)
-class Estimate:
-    """Of the logarithm of a schedule's tokens per second."""
-
-    mean: float
-    sd: float
 
 
 class Schedules:
@@ -98,12 +89,14 @@ class Schedules:
             self.reason = "no drafter is up"
             return
         estimates = {schedule: self.estimate(schedule) for schedule in possible}
-        scores = {schedule: one.mean + one.sd for schedule, one in estimates.items()}
+        scores = {schedule: mean + sd for schedule, (mean, sd) in estimates.items()}
         best = max(scores, key=lambda schedule: scores[schedule])
-        self._saved = max(0.0, self._saved + num_rounds * math.expm1(self._lead(scores)))
+        others = [score for schedule, score in scores.items() if schedule != self.schedule]
+        lead = max(others, default=-math.inf) - scores.get(self.schedule, 0.0)
+        self._saved = max(0.0, self._saved + num_rounds * math.expm1(lead))
         if is_gone or not self.rounds_here or self._saved > SWITCH_ROUNDS:
             self._switch(best)
-        self.rate = math.exp(max(one.mean for one in estimates.values()))
+        self.rate = math.exp(max(mean for mean, _ in estimates.values()))
         self.reason = self._explain(estimates)
 
     def observe(self, num_requests: int, num_tokens: int, seconds: float) -> None:
@@ -121,8 +114,8 @@ class Schedules:
             self._block.promised += seconds * num_requests / self._num_requests
             self._block.rounds += 1
 
-    def estimate(self, schedule: Schedule) -> Estimate:
-        """Return what is expected of a schedule at the present batch size."""
+    def estimate(self, schedule: Schedule) -> tuple[float, float]:
+        """Return mean and standard deviation of the logarithm of a schedule's tokens/s at the present batch size."""
         here, prior_mean, both = bucket(self._num_requests), 0.0, Record()
         if schedule != "off":  # those that draft share what is wrongly expected of the drafter
             for (size, drafting), record in self._records.items():
@@ -132,12 +125,7 @@ class Schedules:
         own = self._records.get((here, schedule), Record())
         prior, seen = 1 / PRIOR_SD**2, own.rounds * self._num_requests / ROUND_SD**2
         mean = (seen * own.log_ratio + prior * prior_mean) / (seen + prior)
-        return Estimate(math.log(self._predict(schedule, self._num_requests)) + mean, (seen + prior) ** -0.5)
-
-    def _lead(self, scores: dict[Schedule, float]) -> float:
-        """Return by how much the best other schedule is ahead of the present one."""
-        others = [score for schedule, score in scores.items() if schedule != self.schedule]
-        return max(others, default=-math.inf) - scores.get(self.schedule, 0.0)
+        return math.log(self._predict(schedule, self._num_requests)) + mean, (seen + prior) ** -0.5
 
     def _close_block(self) -> None:
         """Compare what the last rounds gave with what is predicted of them by now."""
@@ -155,10 +143,10 @@ class Schedules:
             self.schedule, self.rounds_here = schedule, 0
         self._saved = 0.0
 
-    def _explain(self, estimates: dict[Schedule, Estimate]) -> str:
+    def _explain(self, estimates: dict[Schedule, tuple[float, float]]) -> str:
         parts = [
-            f"{math.exp(one.mean):.0f} tokens/s {'in ' if schedule == 'turns' else ''}{schedule}"
-            for schedule, one in estimates.items()
+            f"{math.exp(mean):.0f} tokens/s {'in ' if schedule == 'turns' else ''}{schedule}"
+            for schedule, (mean, _) in estimates.items()
         ]
         return f"expected of {self._num_requests} at once: {', '.join(parts)}"
 

@@ -13,8 +13,7 @@ from card.config import DraftSettings
 from card.policy.acceptance import DEEPEST, Acceptance
 from card.policy.choice import best_by_depth, choose, is_worth_drafting
 from card.policy.cost import REQUEST_S, Costs, ScheduleCost
-from card.policy.prediction import tokens_per_s
-from card.policy.rounds import Draft, Outcome, Policy, RoundView, Schedule, Wait, likely
+from card.policy.rounds import Draft, Outcome, Policy, RoundView, Schedule, Wait
 from card.policy.schedule import Schedules
 from card.tree.nodes import NO_NODES, Nodes
 from card.workers.request import Request
@@ -55,13 +54,34 @@ class TunedPolicy(Policy):
         return self._costs.at_start
 
     def predicted(self, schedule: Schedule, num_requests: int = 1, agreement: float | None = None) -> float:
-        """Return the tokens/s expected of a schedule, without regard to what it was measured to reach.
+        """Return the tokens/s expected of a schedule at its best depth, whatever it was measured to reach.
+
+        The draft model and other writers are taken to be right independently of each other.
 
         Args:
             agreement: chance in [0, 1] that a candidate below an accepted one is accepted; None: as learnt so far.
         """
-        width = self._width(schedule)
-        return tokens_per_s(self._costs, self._acceptance, schedule, num_requests, width, agreement)
+        costs, (chances, num_rows) = self._costs, self._acceptance.others
+        agreement = self._acceptance.agreement if agreement is None else agreement
+        alone = tokens = 1 + sum(chances)
+        around_s = costs.around_s(schedule, num_requests)
+        draft_s = costs.draft_s(schedule, num_requests, self._width(schedule))
+        alone_s = around_s + costs.pass_s(schedule, num_requests * (1 + num_rows), num_requests)
+        best, reached = alone / alone_s, 1.0
+        for depth in range(1, 1 + DEEPEST if costs.drafts(schedule) else 1):
+            reached *= agreement
+            tokens += (1 - chances[depth - 1]) * reached
+            seconds = around_s + costs.pass_s(schedule, num_requests * (1 + num_rows + depth), num_requests)
+            if schedule == "turns":  # where others are right at once, the drafter is not asked
+                best = max(best, tokens / (seconds + (1 - chances[0]) * depth * draft_s))
+                continue
+            # Beside, a path that ends is as unlikely to go on elsewhere in the tree as a candidate is to be wrong. Then
+            # the drafter begins anew: the next round has others' candidates only, and what it drafted is in vain.
+            lost = (1 - reached) * (1 - agreement)
+            cycle_s = seconds + lost * alone_s
+            token_s = draft_s + (1 - agreement) ** 2 * seconds
+            best = max(best, min(tokens + lost * alone, max(alone, cycle_s / max(token_s, 1e-9))) / cycle_s)
+        return num_requests * best
 
     def begin(self, num_requests: int, available: frozenset[Schedule]) -> None:
         """Choose the schedule of a round."""
@@ -89,28 +109,26 @@ class TunedPolicy(Policy):
             return Draft(1) if is_to_read and not self._is_resting else None
         if view.takes_turns:
             return self._prepare_turn(view)
-        longest = self._draft.max_wait_s if "max_wait_s" in self._pinned and view.num_short and view.is_up else 0.0
-        return Wait(longest - view.waited_s) if longest > view.waited_s else None
+        return super().prepare(view) if "max_wait_s" in self._pinned and view.is_up else None
 
     def choose(self, view: RoundView, offers: Sequence[Nodes]) -> Sequence[Nodes]:
         """Verify what promises more tokens than its seconds are worth at the present rate."""
         if "min_verify_prob" in self._pinned:
-            floor, budget = self._draft.min_verify_prob, self._draft.budget
-            return [likely(offer, floor, budget) for offer in offers]
+            return super().choose(view, offers)
         ranked = [self._ranked(*pair) for pair in zip(view.requests, offers, strict=True)]
-        choice = choose(
+        counts = choose(
             [probs for _, probs in ranked],
             seconds=self._costs.pass_of(self.schedule, view),
             rate=self._schedules.rate,
             num_prefill_tokens=view.num_prompt_tokens + sum(offer.num_probes for offer in offers),
             max_per_request=self._draft.budget,
         )
-        chosen = zip(offers, ranked, choice.counts, strict=True)
-        taken = [self._taken(offer, order[: offer.num_probes + count]) for offer, (order, _), count in chosen]
-        pairs = zip(view.requests, taken, strict=True)
-        self._writer_budgets = {
-            one.request_id: max(2 * len(nodes), 1, self.writer_budget(one) - 1) for one, nodes in pairs
-        }
+        taken, budgets = [], {}
+        for request, offer, (order, _), count in zip(view.requests, offers, ranked, counts, strict=True):
+            size, num_probes = offer.num_probes + count, offer.num_probes
+            taken.append(offer.take(order[:size], num_probes=num_probes) if offer.writers else offer.leading(size))
+            budgets[request.request_id] = max(2 * size, 1, self.writer_budget(request) - 1)
+        self._writer_budgets = budgets
         return taken
 
     def observe(self, outcome: Outcome) -> None:
@@ -126,8 +144,6 @@ class TunedPolicy(Policy):
         prompts_s = pass_of(result.num_tokens) - pass_of(max(1, result.num_tokens - view.num_prompt_tokens))
         self._schedules.observe(len(view.requests), outcome.num_committed, outcome.seconds - prompts_s)
 
-    # ---- the drafter ------------------------------------------------------------------------------------------------
-
     def _prepare_turn(self, view: RoundView) -> Draft | None:
         """Draft another layer where the next ones bring more than others have and than their time is worth."""
         depth = sum(depth for depth, _ in view.best_paths)
@@ -139,8 +155,8 @@ class TunedPolicy(Policy):
         seconds, num_tokens = self._costs.pass_of(self.schedule, view), num_requests + depth + view.num_prompt_tokens
         price = rate * (seconds(num_tokens + num_requests) - seconds(num_tokens)) / num_requests  # of one candidate
         gains = [0.0] * DEEPEST
-        paths = zip(view.requests, self._undrafted(view), view.best_paths, strict=True)
-        for request, offer, (depth, path_logprob) in paths:
+        undrafted = view.undrafted or [NO_NODES] * len(view.requests)
+        for request, offer, (depth, path_logprob) in zip(view.requests, undrafted, view.best_paths, strict=True):
             if not request.uses_drafter:
                 continue
             reached = self._acceptance.chance(request, depth, path_logprob) if depth else 1.0
@@ -165,12 +181,6 @@ class TunedPolicy(Policy):
         """Return the width of beams: in turns the target waits for every node."""
         return 1 if schedule == "turns" and "beam_width" not in self._pinned else self._draft.beam_width
 
-    # ---- candidates -------------------------------------------------------------------------------------------------
-
-    @staticmethod
-    def _undrafted(view: RoundView) -> Sequence[Nodes]:
-        return view.undrafted or [NO_NODES] * len(view.requests)
-
     def _ranked(self, request: Request, offer: Nodes) -> tuple[Sequence[int], list[float]]:
         """Return the offer's indices, the likeliest candidates first behind its probes, and the chances of these."""
         probs, num_probes = self._probabilities(request, offer), offer.num_probes
@@ -178,11 +188,6 @@ class TunedPolicy(Policy):
             return range(len(offer)), probs  # those of one drafter are in a good order: `choose` sees to the rest
         order = sorted(range(num_probes, len(offer)), key=lambda idx: (-probs[idx], idx))
         return [*range(num_probes), *order], [probs[idx] for idx in order]
-
-    @staticmethod
-    def _taken(offer: Nodes, indices: Sequence[int]) -> Nodes:
-        """Return these candidates in this order, probes first."""
-        return offer.take(indices, num_probes=offer.num_probes) if offer.writers else offer.leading(len(indices))
 
     def _probabilities(self, request: Request, offer: Nodes) -> list[float]:
         """Return the chance of each candidate; the same offer is often looked at two or three times in a round."""
