@@ -16,18 +16,7 @@ from typing import IO, Any, Self, TypeVar
 
 import msgspec
 
-from card.bench.records import (
-    Check,
-    Chosen,
-    Compared,
-    GroupKey,
-    Run,
-    Sample,
-    SampleKey,
-    Status,
-    compared_texts,
-    planned,
-)
+from card.bench.records import Check, Chosen, Compared, Run, Sample, SampleKey, Status, compared_texts, planned
 from card.errors import BenchError
 
 VERSION = 1
@@ -117,10 +106,10 @@ class _Draft:
     plan: Iterator[SampleKey]
     last_line: int
     status: Status = "interrupted"
-    chosen: dict[GroupKey, Chosen] = field(default_factory=dict)
+    chosen: dict[tuple[str, str, str], Chosen] = field(default_factory=dict)
     samples: list[Sample] = field(default_factory=list)
     lines: dict[SampleKey, int] = field(default_factory=dict)
-    checks: dict[GroupKey, Check] = field(default_factory=dict)
+    checks: dict[tuple[str, str, str], Check] = field(default_factory=dict)
 
     def run(self) -> Run:
         return replace(
@@ -263,7 +252,7 @@ def _check_texts(draft: _Draft) -> None:
         _check_check(draft, group, found)
 
 
-def _check_check(draft: _Draft, group: GroupKey, found: Compared) -> None:
+def _check_check(draft: _Draft, group: tuple[str, str, str], found: Compared) -> None:
     check, what = draft.checks.get(group), "pair {}, row {}, workload {}".format(*group)
     if check is None:
         reason = f"texts were not compared; card bench --resume {draft.path} does it"

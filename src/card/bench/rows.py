@@ -26,21 +26,19 @@ from card.workers.metrics import RequestStats
 from card.workers.trace import Trace
 
 SETTLE_S = 0.03  # torch's idle threads spin for about 10 ms, on a core that the next row may use
-SHOWN_DRAFT_SETTINGS = tuple(
-    [
-        "verify",
-        "growth",
-        "beam_width",
-        "branch",
-        "budget",
-        "min_verify_prob",
-        "lead",
-        "max_wait_s",
-        "min_depth",
-        "waits_after_miss",
-        "min_path_logprob",
-        "coupled_noise",
-    ]
+SHOWN_DRAFT_SETTINGS = (
+    "verify",
+    "growth",
+    "beam_width",
+    "branch",
+    "budget",
+    "min_verify_prob",
+    "lead",
+    "max_wait_s",
+    "min_depth",
+    "waits_after_miss",
+    "min_path_logprob",
+    "coupled_noise",
 )
 _OF_GROWTH = {"branch": "branch_below", "fan-out": "fan_out"}  # settings that one growth alone reads
 

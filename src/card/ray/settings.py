@@ -102,7 +102,7 @@ class AppSettings:
     @property
     def drafting(self) -> EngineSettings:
         """The settings of the engine that say how a drafter computes."""
-        names = [
+        names = {
             "dtype",
             "draft_dtype",
             "device",
@@ -111,7 +111,7 @@ class AppSettings:
             "max_model_len",
             "cache",
             "cache_dir",
-        ]
+        }
         return EngineSettings(**{name: value for name, value in self.engine.items() if name in names})
 
     def server_settings(self, host: str) -> ServerSettings:
