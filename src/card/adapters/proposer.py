@@ -7,6 +7,7 @@ late or lying means fewer candidates. What is proposed never decides what the te
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 
 from card.adapters.chains import Chances, RowCosts, best_chain
 from card.adapters.figures import Figures
@@ -22,7 +23,7 @@ from card.workers.offers import DRAFTER, writer_label
 from card.writers.local.protocol import LocalWriter
 
 _LEAST_OTHERS_S = 0.0003  # however late it is: some rows of a large batch have their turn in each step
-_OTHERS_S = 0.0014  # of 2 ms that a step of 16 requests may take; to ask one request's writers takes about 0.1 ms
+_OTHERS_S = 0.001  # of 2 ms that a step of 16 requests may take; to ask one request's writers takes about 0.1 ms
 
 
 class ChainProposer:
@@ -66,6 +67,8 @@ class ChainProposer:
         self._most = num_speculative_tokens
         self._drafting = Drafting(draft=draft, max_model_len=max_model_len, vocab_size=vocab_size) if line else None
         self._writers = writers
+        names = (DRAFTER, *writers)
+        self._label = cache(lambda bits: writer_label(bits, names))
         self.line = line
         self._clock = clock
         self._tracker = RowTracker(self.begin, max_parked=max_parked)
@@ -141,8 +144,7 @@ class ChainProposer:
             self.line.close()
 
     def _labels(self, writers: Sequence[int]) -> list[str]:
-        names = (DRAFTER, *self._writers)
-        return [writer_label(bits, names) for bits in writers]
+        return [self._label(bits) for bits in writers]
 
     def _open(self, request: Request) -> list[TargetMessage]:
         if self._drafting is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Sequence
 
@@ -23,6 +24,7 @@ TEXT_KEPT = 0.7
 DEEPEST = 12
 
 _ANY_OF_DRAFTER = 0  # stands for all that the draft model proposes, whoever else does
+_BOUNDS = tuple(-math.log1p(math.exp(3.5 - i)) for i in range(8))  # path scores between bins: one apart in log-odds
 
 
 class Chances:
@@ -61,8 +63,7 @@ class Chances:
 
     @staticmethod
     def _bin(depth: int, path_logprob: float) -> tuple[int, int]:
-        odds = math.log(max(1e-9, -math.expm1(min(path_logprob, -1e-9)))) - path_logprob
-        return min(depth.bit_length(), 4), round(max(-4.0, min(4.0, odds)))
+        return min(depth.bit_length(), 4), bisect_left(_BOUNDS, path_logprob)
 
 
 class Agreement:

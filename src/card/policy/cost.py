@@ -146,11 +146,9 @@ class Costs:
         return ratio.value * self._first_around_s(schedule, num_requests)
 
     def observe(self, schedule: Schedule, width: int, outcome: Outcome) -> None:
-        """Learn from a round with beams of this width."""
+        """Learn from a round in which something was decoded, with beams of this width."""
         view, result, cost = outcome.view, outcome.result, self.at_start[schedule]
         num_requests = len(view.requests)
-        if not num_requests:
-            return
         self._rows = view.num_context_rows / num_requests
         predicted_s = cost.target.seconds(result.num_tokens, num_requests, view.num_context_rows)
         self._target[schedule].observe(result.busy_s, predicted_s)

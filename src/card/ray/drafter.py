@@ -63,6 +63,7 @@ class DrafterReplica:
         """Leave the pool, and let the targets go on without this drafter."""
         if hasattr(self, "_reporter") and not self._has_ended.is_set():
             self._has_ended.set()
+            self._reporter.join(_ENDING_S)  # a report after the retirement would bring it back
             self._line.call("retire", self._incarnation)
             self._server.stop()
             self._thread.join(_ENDING_S)
