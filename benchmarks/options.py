@@ -11,7 +11,7 @@ from typing import Any
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from card.bench import environment
-from card.bench.datasets import Dataset, read_prompts
+from card.bench.datasets import Dataset, DataSpec, read_datasets
 from card.config import EngineSettings
 from card.errors import BenchError, SettingsError
 from card.models.inflation import inflate, parse_parameter_count
@@ -68,12 +68,12 @@ def all_cores(text: str | None) -> tuple[int, ...]:
 
 def prompt_set(path: Path, limit: int) -> Dataset:
     """Return the first prompts of a file as a data set named after it. Raises: BenchError."""
-    return Dataset(path.stem, str(path), tuple(read_prompts(path, limit)))
+    return read_datasets([DataSpec(path.stem, "prompts", str(path))], limit=limit)[0]
 
 
 def encode_prompts(path: Path, limit: int, tokenizer: PreTrainedTokenizerBase) -> list[list[int]]:
     """Return the first prompts of a file as token ids. Raises: BenchError, PromptError."""
-    return [question.encode(tokenizer) for question in read_prompts(path, limit)]
+    return [question.encode(tokenizer) for question in prompt_set(path, limit).questions]
 
 
 def load_target(name: str, dtype: str, cost: str | None) -> PreTrainedModel:

@@ -16,7 +16,7 @@ from busy_drafter import BusyDrafter, Span, times_slower
 from card.bench.rows import SETTLE_S, core_set
 from card.models.protocol import Extension, LanguageModel
 from card.models.threads import pinned
-from card.planner.profile import Overheads, PassGrid, PassTable, Profile, Setup
+from card.planner.profile import Overheads, PassTable, Profile, Setup
 from card.policy.cost import PassCost
 
 TARGET_TOKENS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
@@ -100,11 +100,10 @@ class Sampler:
         """Return all samples."""
         return list(itertools.chain(*self._seconds[what, threads, tokens].values()))
 
-    def grid(self, what: str, threads: int) -> PassGrid:
-        """Return the samples of a model as a grid of one context."""
+    def taken(self, what: str, threads: int) -> PassTable:
+        """Return what the sampled passes of a model took."""
         sampled = self._target if what == "target" else self._draft
-        seconds = tuple(self.seconds(what, threads, tokens) for tokens in sampled.tokens)
-        return PassGrid(batches=(1,), contexts=(sampled.num_rows,), tokens=sampled.tokens, seconds=((seconds,),))
+        return PassTable(points=tuple((tokens, self.seconds(what, threads, tokens)) for tokens in sampled.tokens))
 
     # ---- kinds ------------------------------------------------------------------------------------------------------
 
@@ -197,7 +196,7 @@ def make_profiles(names: tuple[str, str], sampler: Sampler, known: tuple[Known, 
 
 def _profile(name: str, what: str, sampler: Sampler, known: Known, around: Overheads) -> Profile:
     setups = tuple(
-        Setup(threads=threads, cost=PassTable.of(cost), grid=sampler.grid(what, threads))
+        Setup(threads=threads, cost=PassTable.of(cost), taken=sampler.taken(what, threads))
         for threads, cost in known.costs.items()
     )
     return Profile(name=name, measured=True, source="samples", setups=setups, overheads=around)
@@ -214,12 +213,10 @@ def _target_factor(sampler: Sampler) -> float:
 
 def _drafter_factor(sampler: Sampler, draft: Profile) -> float:
     """Return how many times as long the drafter's steps take in its process, beside a target, as the profile says."""
-    around, setup = draft.overheads, draft.setup_of(1)
-    assert setup.grid is not None
-    rows = setup.grid.contexts[0]
+    around, cost = draft.overheads, draft.setup_of(1).true_cost()
     measured, planned = [], []
     for width in WIDTHS:
         if sampler.pooled("step beside", 1, width):
             measured.append(sampler.seconds("step beside", 1, width))
-            planned.append(setup.grid.at(width, 1, rows) + around.step_s + around.node_s * width)
+            planned.append(cost.seconds(width) + around.step_s + around.node_s * width)
     return times_slower(measured, planned)

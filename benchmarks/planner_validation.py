@@ -44,7 +44,7 @@ from card.models.loading import load_model
 from card.models.protocol import LanguageModel
 from card.models.text import tokenizer_fingerprint
 from card.models.threads import pinned
-from card.planner.around import measure_round_overheads, measure_step_overheads
+from card.planner.around import measure_overheads
 from card.planner.profile import Profile
 from card.planner.recorder import Answer, RecordRequest, make_recording
 from card.planner.recording import Recording
@@ -151,9 +151,7 @@ def record(
         token_ids = row.decode(prompt_ids, job.params).token_ids
         is_stopped = token_ids[-1] in lineup.end_ids
         answers.append(Answer(tuple(prompt_ids), token_ids, "stop" if is_stopped else "length"))
-    request = RecordRequest(
-        target=job.args.target, draft=job.args.draft, prompts=(), params=job.params, command="planner_validation.py"
-    )
+    request = RecordRequest(target=job.args.target, draft=job.args.draft, prompts=(), params=job.params)
     tokenizer = tokenizer_fingerprint(lineup.tokenizer)
     return make_recording(request, runners["target"], runners["draft"], answers, tokenizer)
 
@@ -196,7 +194,7 @@ def make_sampler(
         job.say(f"time around the passes of the {what}")
         with pinned(core_set(places.target, len(places.target))):
             is_draft = what == "draft"
-            around = measure_step_overheads(runner) if is_draft else measure_round_overheads(runner, lineup.tokenizer)
+            around = measure_overheads(runner, None if is_draft else lineup.tokenizer)
         known.append(Known(costs, around))
     sampled = [
         SampledModel(runners[what], num_rows, tokens)

@@ -15,7 +15,7 @@ from card.bench.datasets import Dataset, Question, parse_spec, read_datasets
 from card.errors import BenchError
 from card.models.cuda.bucketed import make_runner
 from card.models.loading import check_pair, context_limit, end_token_ids, load_model, load_tokenizer, parameter_count
-from card.planner.profile import Overheads, Profile, TrueCost
+from card.planner.profile import Overheads, Profile
 from card.planner.recording import Recording
 from card.planner.replay import PassSize, ReplayedModel, ReplayedTexts, Role
 from card.planner.scene import TextEnd
@@ -154,7 +154,7 @@ class Costs:
         """
 
         def seconds(profile: Profile) -> Callable[[int, int], float]:
-            cost = TrueCost(profile.setup(None if profile.max_threads is None else 1))
+            cost = profile.setup(None if profile.max_threads is None else 1).true_cost()
             return lambda num_tokens, num_rows: cost.seconds(num_tokens, 1, num_rows)
 
         overheads = [profile.overheads for profile in (target, draft)]

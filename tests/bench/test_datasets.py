@@ -12,7 +12,7 @@ import huggingface_hub
 import pytest
 from huggingface_hub.errors import LocalEntryNotFoundError
 
-from card.bench.datasets import Dataset, DataSpec, Question, parse_spec, read_datasets, read_prompts
+from card.bench.datasets import Dataset, DataSpec, Question, parse_spec, read_datasets
 from card.bench.names import PUBLISHED, shipped
 from card.errors import BenchError, SettingsError
 from card.models.loading import load_tokenizer
@@ -227,7 +227,7 @@ def test_a_raw_prompt_is_continued_as_it_is_and_a_question_is_put_into_the_chat_
 ) -> None:
     tokenizer = load_tokenizer(pair.target)
     path = write(tmp_path / "x.jsonl", {"question": "the cat sat", "raw": True}, {"question": "the cat sat"})
-    raw, chat = read_prompts(path, 5)
+    raw, chat = read_datasets([parse_spec(str(path))], limit=5)[0].questions
     assert tokenizer.decode(raw.encode(tokenizer)) == "the cat sat"
     assert chat.encode(tokenizer) == encode_chat(tokenizer, [{"role": "user", "content": "the cat sat"}])
     (all_raw,) = read_datasets([parse_spec(str(path))], limit=None, is_raw=True)

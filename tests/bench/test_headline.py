@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from card.bench.records import Run
 from card.bench.report.headline import headlines
-from card.bench.report.page import render, sections_of
+from card.bench.report.page import render
 from card.bench.summary import RowSummary, Spread, summarise
 from tests.bench.bench_files import BASELINE, make_run
 
@@ -86,7 +86,7 @@ def test_one_method_alone_was_the_fastest_of_nothing() -> None:
 def test_the_page_begins_with_what_came_out_for_each_pair_and_run() -> None:
     runs = [make_run(pairs=("one", "two")), make_run(run_id="run-2")]
     summaries = [(run, summarise(run)) for run in runs]
-    page = render(summaries, sections_of(summaries), [])
+    page = render(summaries)
     said = [sentences[0] for run, rows in summaries for sentences in headlines(run, rows)]
     assert [one.partition(",")[0] for one in said] == ["With one", "With two", "With demo-90M"]
     places = [page.index(f"<strong>{one}</strong>") for one in said]

@@ -8,12 +8,11 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Page
 
-from card.bench.report.page import render, sections_of
+from card.bench.report.page import render
 from card.bench.summary import summarise
 from tests.bench.bench_files import ROWS, make_run
 from tests.browser import chromium, faults_by_axe
 
-pytest.importorskip("matplotlib")
 pytestmark = pytest.mark.timeout(240)
 
 LONG_NAME = "card,beam_width=8,budget=32,verify=tree,growth=best-first,all-cores"
@@ -34,7 +33,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ]
     summaries = [(run, summarise(run)) for run in runs]
     path = tmp_path_factory.mktemp("report") / "report.html"
-    path.write_text(render(summaries, sections_of(summaries), []), encoding="utf-8")
+    path.write_text(render(summaries), encoding="utf-8")
     return path
 
 
@@ -53,7 +52,11 @@ def test_the_page_is_as_wide_as_the_screen_and_only_tables_scroll_in_their_boxes
     wider = "all => all.map((box) => box.querySelector('table').scrollWidth > box.clientWidth)"
     is_wider = page.locator(".box").evaluate_all(wider)
     assert any(is_wider), "a table of all figures has its place in a box"
-    assert page.locator("svg").first.evaluate("svg => svg.getBoundingClientRect().width") >= 320
+    assert page.locator("figure").first.evaluate("plot => plot.getBoundingClientRect().width") >= 320
+    sizes = "all => all.map((one) => parseFloat(getComputedStyle(one).fontSize))"
+    assert min(page.locator("figure *").evaluate_all(sizes)) >= 14
+    bars = "all => all.filter((bar) => bar.className != 'mark').map((bar) => bar.getBoundingClientRect().width)"
+    assert max(page.locator(".lane i").evaluate_all(bars)) >= 250
     page.close()
 
 

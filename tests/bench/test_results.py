@@ -234,7 +234,7 @@ def half_precision(run: Run, position: int) -> Run:
 
 def test_in_half_precision_a_text_may_part_at_a_recorded_near_tie_and_nowhere_else(run: Run, tmp_path: Path) -> None:
     (found,) = load(write_run(tmp_path / "a.jsonl", half_precision(run, 7)))
-    check = found.check_of(pair="demo-90M", row="sps", workload="gsm8k")
+    check = found.check_of(("demo-90M", "sps", "gsm8k"))
     assert check is not None and check.num_equal == check.num_texts - 1
     with pytest.raises(BenchError, match="differs from vanilla-all-cores at token 7"):
         load(write_run(tmp_path / "b.jsonl", half_precision(run, 6)))

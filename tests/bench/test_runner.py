@@ -148,7 +148,7 @@ def test_a_run_decodes_what_it_promises_in_that_order_and_closes_what_it_opened(
         ("plain", 1, (1,)),
     ]
     assert {one.num_texts for one in run.checks if one.workload == "chat"} == {8} and len(run.checks) == 6
-    assert run.settings_of(pair="pair", row="fast", workload="chat") == {"length": 4}
+    assert run.settings_of(("pair", "fast", "chat")) == {"length": 4}
 
 
 def test_a_second_turn_stands_behind_the_rows_own_first_answer(world: World, tmp_path: Path) -> None:
@@ -252,7 +252,7 @@ def test_a_near_tie_is_recorded_once_and_ends_the_comparison_of_that_conversatio
     world.is_half = True
     world.spoils = lambda row, prompt_ids: row == "fast"
     run = measure(world, tmp_path / "a.jsonl")
-    check = run.check_of(pair="pair", row="fast", workload="chat")
+    check = run.check_of(("pair", "fast", "chat"))
     assert check is not None and check.is_same and (check.num_texts, check.num_equal) == (8, 0)
     assert [(one.prompt, one.turn, one.position) for one in check.near_ties] == [(0, 0, 1), (1, 0, 1)]
 

@@ -32,7 +32,7 @@ def test_a_draft_server_changes_the_speed_and_no_text(
     assert list(rows) == ["vanilla", "process", "server", "server, 1 ms away"]
     settings = {one.row: one.settings for one in run.chosen}
     for name, row in rows.items():
-        check = run.check_of(pair=row.pair, row=name, workload="prompts")
+        check = run.check_of((row.pair, name, "prompts"))
         assert check is not None and check.num_equal == check.num_texts == 2 and row.tokens_per_s.median > 0
         if name != "vanilla":
             assert row.costs.drafter_layers_per_s and row.costs.drafter_restarts == 0

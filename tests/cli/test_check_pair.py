@@ -12,7 +12,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from card.api.host import Host
+from card.api.llm import LLM
 from card.cli import main
 from card.cli.pair_facts import latencies, measure_agreement, verdict
 from card.config import DraftSettings
@@ -140,12 +140,12 @@ def test_a_target_without_a_draft_is_an_error(run, pair):
 # ---- what it measures -----------------------------------------------------------------------------------------------
 
 
-def sps_host(target: str, draft: str) -> Host:
-    return Host(target, draft, tokenizer=None, method="sps", settings={"dtype": "float32", "max_model_len": 256})
+def sps(target: str, draft: str) -> LLM:
+    return LLM(target, draft, method="sps", dtype="float32", max_model_len=256)
 
 
 def test_a_model_agrees_with_itself_entirely(pair):
-    agreement = measure_agreement(sps_host(pair.target, pair.target), PROMPTS, 24)
+    agreement = measure_agreement(sps(pair.target, pair.target), PROMPTS, 24)
     assert agreement.share == 1.0
     assert set(agreement.taken_by_depth) == {1.0}
     assert agreement.tokens_per_pass > 3
@@ -159,10 +159,10 @@ def next_ids(model: PreTrainedModel, ids: list[int], count: int) -> list[int]:
 
 
 def test_agreement_counts_each_drafted_token_up_to_the_first_that_is_not_taken(pair):
-    host = sps_host(pair.target, pair.draft)
+    llm = sps(pair.target, pair.draft)
     target, draft = load_model(pair.target, dtype="float32"), load_model(pair.draft, dtype="float32")
     messages = [{"role": "user", "content": PROMPTS[0]}]
-    prompt_ids = list(host.encode(messages))
+    prompt_ids = list(llm.host.encode(messages))
     text = next_ids(target, prompt_ids, NUM_TOKENS)
     assert not set(target.config.eos_token_id) & set(text), "choose another prompt"
     chain_lengths: list[tuple[int, int]] = []  # offered, taken
@@ -174,7 +174,7 @@ def test_agreement_counts_each_drafted_token_up_to_the_first_that_is_not_taken(p
         num_taken = next((i for i, token_id in enumerate(chain) if token_id != text[done + i]), len(chain))
         chain_lengths.append((len(chain), num_taken))
         done += num_taken + 1
-    agreement = measure_agreement(host, PROMPTS[:1], NUM_TOKENS)
+    agreement = measure_agreement(llm, PROMPTS[:1], NUM_TOKENS)
     num_compared = sum(min(offered, taken + 1) for offered, taken in chain_lengths)
     num_taken = sum(taken for _, taken in chain_lengths)
     assert agreement.share == pytest.approx(num_taken / num_compared)
@@ -187,7 +187,7 @@ def test_agreement_counts_each_drafted_token_up_to_the_first_that_is_not_taken(p
 
 def test_answers_too_short_to_compare_anything_are_an_error(pair):
     with pytest.raises(PromptError, match="too short"):
-        measure_agreement(sps_host(pair.target, pair.draft), PROMPTS, 1)
+        measure_agreement(sps(pair.target, pair.draft), PROMPTS, 1)
 
 
 # ---- what follows from it -------------------------------------------------------------------------------------------

@@ -3,95 +3,32 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 
 import msgspec
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from card.errors import PlanError, SettingsError
-from card.models.protocol import Extension
-from card.planner.around import measure_overheads, measure_round_overheads
-from card.planner.measuring import measure_grid
+from card.planner.around import measure_overheads
+from card.planner.measuring import measure_profile
 from card.planner.profile import (
     Overheads,
-    PassGrid,
     PassTable,
     Setup,
-    TrueCost,
     load_profile,
     save_profile,
     shipped_profiles,
 )
-from card.planner.requests import ProfileRequest
 from tests.planner.making import flat
 from tests.toy import TableModel
 
-TOKENS, CONTEXTS, BATCHES = (1, 4, 16), (8, 64), (1, 3)
 
-
-def price(num_tokens: float, num_sequences: float, num_rows: float) -> float:
-    """Return the seconds of a machine whose passes are linear in everything."""
-    return 1e-2 + 1e-3 * num_tokens + 5e-4 * num_sequences + 1e-5 * num_rows
-
-
-def linear_grid() -> PassGrid:
-    seconds = tuple(tuple(tuple(price(t * b, b, c * b) for t in TOKENS) for c in CONTEXTS) for b in BATCHES)
-    return PassGrid(batches=BATCHES, contexts=CONTEXTS, tokens=TOKENS, seconds=seconds)
-
-
-class PricedModel(TableModel):
-    """A toy model whose passes advance a clock by their price."""
-
-    def __init__(self) -> None:
-        super().__init__(1, max_model_len=512)
-        self.now = 0.0
-
-    def forward(self, extensions: Sequence[Extension]):
-        num_rows = sum(self.num_rows(extension.slot) for extension in extensions)
-        self.now += price(sum(len(e.token_ids) for e in extensions), len(extensions), num_rows)
-        return super().forward(extensions)
-
-
-def test_a_measured_grid_holds_what_the_passes_took():
-    model = PricedModel()
-    request = ProfileRequest(model="toy", tokens=TOKENS, contexts=CONTEXTS, batches=BATCHES, num_runs=2)
-    grid = measure_grid(model, request, clock=lambda: model.now)
-    expected = linear_grid()
-    for ours, theirs in zip(grid.seconds, expected.seconds, strict=True):
-        for row, other in zip(ours, theirs, strict=True):
-            assert row == pytest.approx(other)
-    assert model.num_open == 0
-
-
-@given(tokens=st.integers(1, 60), sequences=st.integers(1, 6), rows=st.integers(8, 400))
-def test_between_and_beyond_its_points_a_linear_machine_is_found_exactly(tokens, sequences, rows):
-    found = linear_grid().at(tokens * sequences, sequences, rows * sequences)
-    assert found == pytest.approx(price(tokens * sequences, sequences, rows * sequences))
-
-
-@given(data=st.data(), rows=st.integers(0, 300), sequences=st.integers(1, 5))
-def test_more_tokens_never_cost_less(data, rows, sequences):
-    seconds = st.floats(0, 1)
-    drawn = [[[data.draw(seconds) for _ in TOKENS] for _ in CONTEXTS] for _ in (1,)]
-    grid = PassGrid(
-        batches=(1,), contexts=CONTEXTS, tokens=TOKENS, seconds=tuple(tuple(tuple(r) for r in p) for p in drawn)
-    )
-    sizes = [1, 2, 3, 5, 8, 13, 16]
-    found = [grid.at(size * sequences, sequences, min(rows, 56) + 8) for size in sizes]
-    assert found == pytest.approx(sorted(found))
-
-
-def test_with_one_size_of_batch_all_tokens_count_as_one_sequence():
-    grid = PassGrid(batches=(1,), contexts=(8,), tokens=(1, 9), seconds=(((0.1, 0.9),),))
-    assert grid.at(9, 3, 24) == pytest.approx(0.9)
-
-
-def test_a_setup_without_a_grid_takes_what_the_engine_would_expect():
+def test_virtual_passes_take_what_is_known_of_them_else_what_the_engine_would_expect():
     setup = flat(1e-2, 1e-3).setups[0]
-    assert TrueCost(setup).seconds(5, 2, 160) == setup.pass_cost().seconds(5, 2, 160)
-    assert TrueCost(setup, 3.0).seconds(5, 1, 0) == pytest.approx(3 * setup.pass_cost().seconds(5))
+    assert setup.true_cost().seconds(5, 2, 160) == setup.pass_cost().seconds(5, 2, 160)
+    assert setup.true_cost(3.0).seconds(5, 1, 0) == pytest.approx(3 * setup.pass_cost().seconds(5))
+    other = msgspec.structs.replace(setup, taken=flat(2e-2, 1e-3).setups[0].cost)
+    assert other.pass_cost() == setup.pass_cost()
+    assert other.true_cost().seconds(1) == pytest.approx(2e-2)
 
 
 def test_the_fastest_setup_that_has_the_cores_is_taken():
@@ -117,10 +54,13 @@ def test_who_is_told_how_many_threads_to_take_takes_them_though_fewer_were_faste
 
 
 def test_a_profile_survives_a_file(tmp_path):
-    setup = Setup(threads=2, cost=PassTable(points=((1, 0.1), (8, 0.2))), grid=linear_grid())
+    setup = Setup(threads=2, cost=PassTable(points=((1, 0.1), (8, 0.2))), taken=PassTable(points=((1, 0.2), (8, 0.3))))
     profile = msgspec.structs.replace(flat(1e-2), setups=(setup,), tokenizer="abc")
     save_profile(profile, tmp_path / "a.json")
     assert load_profile(tmp_path / "a.json") == profile
+
+
+GOOD = {"points": [[1, 0.1], [2, 0.2]]}
 
 
 @pytest.mark.parametrize(
@@ -133,6 +73,7 @@ def test_a_profile_survives_a_file(tmp_path):
         ({"measured": "yes"}, "broken profile"),
         ({"setups": [{"threads": 1, "cost": {"points": [[1, 0.1]]}}]}, "two or more"),
         ({"setups": [{"threads": 1, "cost": {"points": [[1, 0.1], [2, -1]]}}]}, "0 or more"),
+        ({"setups": [{"threads": 1, "cost": GOOD, "taken": {"points": [[1, 0.1]]}}]}, "two or more"),
         ({"overheads": {"round_s": -1.0}}, "round_s of the overheads"),
         ({"overheads": {"beside_factor": 0.5}}, "1 or more"),
         ({"overheads": {"by_writer": {"suffix": -1.0}}}, "by_writer.suffix of the overheads"),
@@ -143,13 +84,6 @@ def test_a_broken_profile_is_refused(tmp_path, change, complaint):
     (tmp_path / "a.json").write_text(json.dumps(data))
     with pytest.raises(PlanError, match=complaint):
         load_profile(tmp_path / "a.json")
-
-
-def test_a_grid_with_holes_or_without_order_is_refused():
-    with pytest.raises(PlanError, match="has seconds for"):
-        PassGrid(batches=(1,), contexts=(8,), tokens=(1, 2), seconds=(((0.1,),),))
-    with pytest.raises(PlanError, match="must rise"):
-        PassGrid(batches=(1,), contexts=(8,), tokens=(2, 1), seconds=(((0.1, 0.2),),))
 
 
 def test_what_is_not_there_is_refused_with_what_there_is():
@@ -194,13 +128,12 @@ def test_a_round_takes_the_longer_for_turning_its_tokens_into_text(monkeypatch):
 
     monkeypatch.setattr("card.planner.around.TextStream", SlowText)
     model = TableModel(1, vocab_size=64, max_model_len=512)
-    assert measure_round_overheads(model).round_s == 0.0
-    assert measure_round_overheads(model, tokenizer=object()).round_s == pytest.approx(0.25)
+    assert measure_overheads(model).round_s == 0.0
+    assert measure_overheads(model, tokenizer=object()).round_s == pytest.approx(0.25)
 
 
-def test_a_measurement_refuses_axes_that_do_not_rise():
+@pytest.mark.parametrize("threads", [(2, 1), (1, 1), (0, 1)])
+def test_a_measurement_refuses_threads_that_do_not_rise(threads):
     with pytest.raises(PlanError, match="rising order"):
-        ProfileRequest(model="toy", tokens=(4, 1))
-    with pytest.raises(PlanError, match="two sizes"):
-        ProfileRequest(model="toy", tokens=(4,))
+        measure_profile("toy", threads=threads)
     assert issubclass(PlanError, Exception) and not issubclass(PlanError, SettingsError)

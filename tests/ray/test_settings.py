@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from card.errors import SettingsError
-from card.ray.scaling import LOAD, ByTargets
+from card.ray.allocation import LOAD, ByTargets
 from card.ray.settings import API_KEY_VARIABLE, AppSettings
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "ray_pool.yaml"

@@ -71,11 +71,6 @@ class AsyncLLM(Hosted):
         self._request_ids = itertools.count()
 
     @property
-    def host(self) -> Host:
-        """The models, the tokenizer and the settings, to look at."""
-        return self._host
-
-    @property
     def stalled_s(self) -> float:
         """Seconds since the engine last got on, or had nothing to do; grows while it hangs."""
         return time.monotonic() - self._driver.last_progress
@@ -319,11 +314,8 @@ class _Driver:
                 self._idle_looks = 0 if self._changed.wait(_IDLE_LOOK_S) else self._idle_looks + 1
             if self._is_closing:
                 return None
-            return self._take_inbox()
-
-    def _take_inbox(self) -> list[Command]:
-        commands, self._inbox = self._inbox, []  # collecting a stream may append at any allocation
-        return commands
+            commands, self._inbox = self._inbox, []  # collecting a stream may append at any allocation
+            return commands
 
     def _publish(self) -> None:
         """Make the engine's figures known, then answer those who wait for what was obeyed."""
@@ -378,7 +370,7 @@ class _Driver:
         """Tell everyone who waits, and everyone who calls from now on."""
         with self._changed:
             self._death = death
-            commands = self._take_inbox()
+            commands, self._inbox = self._inbox, []
             self._number_of.clear()
         mailboxes = [live.mailbox for live in self._live.values()]
         mailboxes += [command.mailbox for command in commands if isinstance(command, _Live)]

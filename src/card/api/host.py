@@ -34,7 +34,7 @@ from card.models.decoder_model import is_int8
 from card.models.draft_vocab import check_draft_vocab
 from card.models.grammar import GrammarCompiler
 from card.models.hrad.network import OFF, foresight
-from card.models.inflation import inflate, inflated_from, parse_parameter_count
+from card.models.inflation import inflate, parse_parameter_count, price_in_words
 from card.models.loading import (
     check_pair,
     computes_bfloat16,
@@ -43,7 +43,6 @@ from card.models.loading import (
     load_decoder,
     load_model,
     load_tokenizer,
-    parameter_count,
 )
 from card.models.text import encode_chat, encode_prompt, tokenizer_fingerprint
 from card.models.threads import pinned, usable_cores
@@ -209,12 +208,7 @@ class Host:
         is_bfloat16 = model.dtype == torch.bfloat16 and self.settings.dtype != INT8
         if self.method.name != "vanilla" and is_bfloat16 and not computes_bfloat16(model.device):
             _advise_float32()
-        original = inflated_from(model)
-        self.target_cost: str | None = None
-        if original is not None:
-            self.target_cost = (
-                f"{parameter_count(model) / 1e6:.0f}M (inflated from {original / 1e6:.1f}M, same outputs)"
-            )
+        self.target_cost = price_in_words(model)
         return model
 
     def _begin_drafter(
@@ -244,6 +238,11 @@ class Hosted:
     """What `LLM` and `AsyncLLM` tell of their engine."""
 
     _host: Host
+
+    @property
+    def host(self) -> Host:
+        """The models, the tokenizer and the settings, to look at."""
+        return self._host
 
     @property
     def method(self) -> Method:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from card.bench.records import Check, Compared, Difference, Run, Sample, compared_texts
+from card.bench.records import Check, Compared, Difference, GroupKey, Run, Sample, compared_texts
 from card.config import SamplingParams
 from card.tree.sampling import GumbelNoise
 
@@ -72,16 +72,10 @@ def checks_of(
         samples: of one pair, the one whose target the judge has.
         prompt_of: the token ids that a sample continues.
     """
-    found = compared_texts(run, samples)
-    groups = [
-        (pair.name, row.name, workload.name) for pair in run.pairs for workload in run.workloads for row in run.rows
-    ]
-    return [_check(group, found[group], prompt_of, judge) for group in groups if group in found]
+    return [_check(group, found, prompt_of, judge) for group, found in compared_texts(run, samples).items()]
 
 
-def _check(
-    group: tuple[str, str, str], found: Compared, prompt_of: Callable[[Sample], Sequence[int]], judge: TextJudge
-) -> Check:
+def _check(group: GroupKey, found: Compared, prompt_of: Callable[[Sample], Sequence[int]], judge: TextJudge) -> Check:
     near_ties: dict[Difference, None] = {}  # a set that keeps the order: repeats part in the same place
     faults: dict[Difference, None] = {}
     for sample, plain, position in found.parted:
@@ -95,11 +89,8 @@ def _check(
             plain_token_id=plain.token_ids[position] if position < len(plain.token_ids) else None,
         )
         (near_ties if gap.is_near_tie else faults)[difference] = None
-    pair, row, workload = group
     return Check(
-        pair=pair,
-        row=row,
-        workload=workload,
+        *group,
         num_texts=found.num_texts,
         num_equal=found.num_equal,
         near_ties=tuple(near_ties),

@@ -174,11 +174,6 @@ def read_datasets(specs: Sequence[DataSpec], *, limit: int | None, is_raw: bool 
     return list(found.values())
 
 
-def read_prompts(path: Path, limit: int) -> list[Question]:
-    """Return the first ``limit`` prompts of a file with a question a line. Raises: BenchError."""
-    return list(read_datasets([DataSpec(path.stem, _PLAIN, str(path))], limit=limit)[0].questions)
-
-
 # ---- inside ----------------------------------------------------------------------------------------------------------
 
 

@@ -28,11 +28,12 @@ from card.bench.names import (
 )
 from card.bench.records import Pair, RowFacts
 from card.bench.rows import CardRow, Decoded, PromptIds, Row, TransformersRow, assistant_title, core_set
-from card.bench.runner import OpenPair, Plan
+from card.bench.runner import Plan
+from card.bench.summary import decode_rate
 from card.config import INT8, DraftSettings, SamplingParams
 from card.errors import SettingsError
 from card.methods import find_method
-from card.models.inflation import inflate, parse_parameter_count
+from card.models.inflation import inflate, parse_parameter_count, price_in_words
 from card.models.loading import context_limit, end_token_ids, load_model, load_tokenizer, parameter_count
 from card.models.threads import pinned
 
@@ -117,7 +118,7 @@ def make_plan(
         how: further fields of `Plan`.
     Raises: SettingsError for pairs of one name, or rows that a pair cannot run.
     """
-    opened: dict[str, Callable[[Callable[[str], None]], OpenPair]] = {}
+    opened: dict[str, Callable[[Callable[[str], None]], Lineup]] = {}
     for pair in pairs:
         if pair.name in opened:
             raise SettingsError(f"two pairs are named {pair.name}; name different models or prices")
@@ -145,21 +146,14 @@ class Lineup:
         self._llms: dict[str, LLM] = {}
         self.tokenizer = load_tokenizer(pair.target)
         self._draft = None if pair.draft is None else load_model(pair.draft, dtype=settings.dtype)
-        model = load_model(pair.target, dtype=settings.dtype)
-        self._target: PreTrainedModel = model
-        self._cost: str | None = None
+        self._target: PreTrainedModel = load_model(pair.target, dtype=settings.dtype)
         if pair.target_cost:
-            self._target = inflate(model, parse_parameter_count(pair.target_cost))
-            self._cost = f"{_millions(self._target, 0)}M (inflated from {_millions(model, 1)}M, same outputs)"
+            self._target = inflate(self._target, parse_parameter_count(pair.target_cost))
         self.dtype = INT8 if settings.dtype == INT8 else str(self._target.dtype).removeprefix("torch.")
         self.judge = TextJudge(self._target, settings.params, rounds=self.dtype != INT8)
         self.end_ids = end_token_ids(self._target, self.tokenizer)
-
-    @property
-    def max_model_len(self) -> int:
-        """Most tokens of a prompt and its answer."""
-        limit = context_limit(self._target)
-        return min(limit, self._settings.max_model_len or DEFAULT_MAX_MODEL_LEN)
+        most = settings.max_model_len or DEFAULT_MAX_MODEL_LEN
+        self.max_model_len = min(context_limit(self._target), most)  # tokens of a prompt and its answer
 
     def close(self) -> None:
         """End the drafters and let the models go."""
@@ -173,7 +167,7 @@ class Lineup:
             name=self._pair.name,
             target=self._pair.target,
             draft=self._pair.draft,
-            target_cost=self._cost,
+            target_cost=price_in_words(self._target),
             target_parameters=parameter_count(self._target),
             draft_parameters=None if self._draft is None else parameter_count(self._draft),
             fingerprint=weights_fingerprint(self._target, self._draft),
@@ -268,18 +262,9 @@ def fastest(options: Sequence[Row], prompts: PromptIds, params: SamplingParams) 
     for prompt_ids in prompts:
         for option, done in zip(options, runs, strict=True):
             done.append(option.decode(prompt_ids, params))
-    rates = [_rate(done) for done in runs]
+    rates = [decode_rate(done) for done in runs]
     best = options[rates.index(max(rates))]
     varying = "num_speculative_tokens" if "num_speculative_tokens" in best.settings else "assistant"
     tried = {str(option.settings[varying]): round(rate, 2) for option, rate in zip(options, rates, strict=True)}
     best.settings = {**best.settings, "chosen_among": tried}  # tokens/s of each on those prompts
     return best
-
-
-def _rate(runs: Sequence[Decoded]) -> float:
-    seconds = sum(one.decode_s for one in runs)
-    return sum(one.decode_tokens for one in runs) / seconds if seconds > 0 else 0.0
-
-
-def _millions(model: PreTrainedModel, digits: int) -> str:
-    return f"{parameter_count(model) / 1e6:.{digits}f}"

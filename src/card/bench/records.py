@@ -59,23 +59,34 @@ class Workload:
     prompts_sha256: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Chosen:
-    """The full settings of a row for one pair and workload, the draft length that was chosen for them included."""
+GroupKey = tuple[str, str, str]
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Group:
+    """One row on one workload of one pair."""
 
     pair: str
     row: str
     workload: str
+
+    @property
+    def group(self) -> GroupKey:
+        """Which one this is about."""
+        return self.pair, self.row, self.workload
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chosen(Group):
+    """The full settings of a row for one pair and workload, the draft length that was chosen for them included."""
+
     settings: dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class SampleKey:
+class SampleKey(Group):
     """Which decode of a run."""
 
-    pair: str
-    row: str
-    workload: str
     prompt: int
     turn: int
     repeat: int
@@ -88,15 +99,9 @@ class SampleKey:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sample:
+class Sample(SampleKey):
     """One decode. Times are seconds; the request starts when it is handed over, its prompt encoded already."""
 
-    pair: str
-    row: str
-    workload: str
-    prompt: int
-    turn: int
-    repeat: int
     new_tokens: int  # up to and with the stop token
     token_ids: tuple[int, ...]
     prefill_s: float  # to the first token
@@ -109,7 +114,7 @@ class Sample:
     @property
     def key(self) -> SampleKey:
         """Which decode this is."""
-        return SampleKey(self.pair, self.row, self.workload, self.prompt, self.turn, self.repeat)
+        return SampleKey(*self.group, self.prompt, self.turn, self.repeat)
 
     @property
     def decode_tokens(self) -> int:
@@ -135,12 +140,9 @@ class Difference:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Check:
+class Check(Group):
     """How the texts of a row compare with the baseline's; written before any time is shown."""
 
-    pair: str
-    row: str
-    workload: str
     num_texts: int
     num_equal: int
     near_ties: tuple[Difference, ...]
@@ -182,16 +184,13 @@ class Run:
         """Return the pair of this name."""
         return next(pair for pair in self.pairs if pair.name == name)
 
-    def check_of(self, *, pair: str, row: str, workload: str) -> Check | None:
+    def check_of(self, group: GroupKey) -> Check | None:
         """Return how a row's texts compared; None if it has not been compared."""
-        return next((c for c in self.checks if (c.pair, c.row, c.workload) == (pair, row, workload)), None)
+        return next((check for check in self.checks if check.group == group), None)
 
-    def settings_of(self, *, pair: str, row: str, workload: str) -> dict[str, Any]:
+    def settings_of(self, group: GroupKey) -> dict[str, Any]:
         """Return a row's settings for a pair and workload; as asked for where none were chosen yet."""
-        for one in self.chosen:
-            if (one.pair, one.row, one.workload) == (pair, row, workload):
-                return one.settings
-        return self.facts_of(row).settings
+        return next((one.settings for one in self.chosen if one.group == group), self.facts_of(group[1]).settings)
 
 
 def row_order(num_rows: int, round_idx: int) -> list[int]:
@@ -237,20 +236,20 @@ class Compared:
     parted: list[tuple[Sample, Sample, int]] = field(default_factory=list)  # text, baseline's text, first difference
 
 
-def compared_texts(run: Run, samples: Iterable[Sample]) -> dict[tuple[str, str, str], Compared]:
+def compared_texts(run: Run, samples: Iterable[Sample]) -> dict[GroupKey, Compared]:
     """Compare texts with those of the run's baseline, by pair, row and workload; rows that cannot be compared left out.
 
     Once a conversation has parted, its later turns answer other texts: they count, but are no further difference.
     """
     comparable = {row.name for row in run.rows if row.is_exact and row.is_comparable}
     by_key = {sample.key: sample for sample in samples}
-    found: dict[tuple[str, str, str], Compared] = {}
+    found: dict[GroupKey, Compared] = {}
     has_parted: set[SampleKey] = set()
     for key, sample in by_key.items():
         plain = by_key.get(replace(key, row=run.baseline))
         if sample.row not in comparable or plain is None:  # None: the run was cut off before the baseline's turn
             continue
-        group = found.setdefault((sample.pair, sample.row, sample.workload), Compared())
+        group = found.setdefault(sample.group, Compared())
         group.num_texts += 1
         position = first_difference(sample.token_ids, plain.token_ids)
         if position is None:

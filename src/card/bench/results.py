@@ -130,12 +130,11 @@ class _Draft:
             self._take_sample(_convert(_with_reasons_apart(record), Sample, self.path, line), line)
         elif kind == "chosen":
             chosen = _convert(record, Chosen, self.path, line)
-            self.chosen[chosen.pair, chosen.row, chosen.workload] = chosen
+            self.chosen[chosen.group] = chosen
         elif kind == "check":
             check = _convert(record, Check, self.path, line)
-            group = check.pair, check.row, check.workload
-            self.checks.pop(group, None)  # a resumed run compares anew, in the order of its rows
-            self.checks[group] = check
+            self.checks.pop(check.group, None)  # a resumed run compares anew, in the order of its rows
+            self.checks[check.group] = check
         elif kind == "end":
             self.status = _convert(record, _End, self.path, line).status
             if self.status == "complete" and (missing := next(self.plan, None)):

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import os
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from itertools import accumulate
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -70,20 +72,22 @@ class Decoded:
         return len(self.token_ids) - self.token_times[0][1]
 
 
-class Row(Protocol):
+class Row(ABC):
     """One method on stated cores."""
 
     name: str
     settings: Mapping[str, Any]
 
+    @abstractmethod
     def decode(self, prompt_ids: Sequence[int], params: SamplingParams) -> Decoded:
-        """Decode one prompt."""
+        """Decode one prompt. Raises: CardError, as the request failed."""
 
     def traced(self, prompt_ids: Sequence[int], params: SamplingParams) -> Trace | None:
         """Decode one prompt once more and return what happened when; None where that cannot be recorded."""
+        return None
 
 
-class CardRow:
+class CardRow(Row):
     """One of our methods. Rows that differ in draft settings alone share an LLM, hence one drafter process."""
 
     def __init__(self, name: str, llm: LLM, cores: tuple[int, ...], draft: DraftSettings | None) -> None:
@@ -96,7 +100,7 @@ class CardRow:
         self._llm = llm
         self._draft = None if draft is None else llm.method.shape(draft)
         self._core_set = core_set(cores, llm.settings.threads)
-        self.settings: Mapping[str, Any] = self._describe(cores)
+        self.settings = self._describe(cores)
 
     def _describe(self, cores: tuple[int, ...]) -> dict[str, Any]:
         """Return what is set; what the tuned policy chooses while it runs is not."""
@@ -123,7 +127,7 @@ class CardRow:
         return settings
 
     def decode(self, prompt_ids: Sequence[int], params: SamplingParams) -> Decoded:
-        """Decode one prompt. Raises: CardError, as the request failed."""
+        """Decode one prompt."""
         if self._draft is not None:
             self._llm.draft_settings = self._draft
         self._llm.reset_prefix_cache()  # each prompt comes back in every repeat
@@ -152,27 +156,22 @@ class CardRow:
 class _Clock(BaseStreamer):
     """Notes when transformers hands out tokens: first the prompt, then the tokens of each pass."""
 
-    times_s: list[float] = field(default_factory=list)
-    counts: list[int] = field(default_factory=list)
+    passes: list[tuple[float, int]] = field(default_factory=list)  # when, and how many
 
     def put(self, value: Tensor) -> None:
         """Take what a pass gave."""
-        self.times_s.append(time.perf_counter())
-        self.counts.append(value.numel())
+        self.passes.append((time.perf_counter(), value.numel()))
 
     def end(self) -> None:
         """Nothing is held back."""
 
     def token_times(self, started: float) -> TokenTimes:
         """Return seconds since the start and tokens so far, pass by pass; the prompt is none."""
-        total, found = 0, []
-        for at_s, count in zip(self.times_s[1:], self.counts[1:], strict=True):
-            total += count
-            found.append((at_s - started, total))
-        return tuple(found)
+        totals = accumulate(count for _, count in self.passes[1:])
+        return tuple((at_s - started, total) for (at_s, _), total in zip(self.passes[1:], totals, strict=True))
 
 
-class TransformersRow:
+class TransformersRow(Row):
     """transformers' own ``generate``, plain or with an assistant model, on the same weights."""
 
     def __init__(
@@ -200,7 +199,7 @@ class TransformersRow:
             schedule = {"num_assistant_tokens_schedule": "constant", "assistant_confidence_threshold": 0.0}
             self._changes = {"num_assistant_tokens": num_assistant_tokens, **schedule}
         self._own_config = assistant.generation_config if assistant else None
-        self.settings: Mapping[str, Any] = {
+        self.settings = {
             "cores": list(cores),
             "threads": len(cores),
             "attention": model.config._attn_implementation,
@@ -234,9 +233,6 @@ class TransformersRow:
         token_ids = output[0, len(prompt_ids) :].tolist()
         ids, times = up_to_stop(token_ids, clock.token_times(started), self._end_ids)
         return Decoded(ids, times, wall_s, cpu_s, None)
-
-    def traced(self, prompt_ids: Sequence[int], params: SamplingParams) -> None:
-        """Return None: transformers tells nothing of its rounds."""
 
 
 def assistant_title(num_tokens: int | None) -> str:

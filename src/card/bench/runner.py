@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -22,42 +22,17 @@ from card.bench.datasets import Dataset, Question
 from card.bench.environment import Environment
 from card.bench.records import Chosen, Pair, RowFacts, Run, Sample, SampleKey, Sampling, Status, Workload, planned
 from card.bench.results import PROMISED, VERSION, Writer, load, read_unchecked
-from card.bench.rows import PromptIds, Row
+from card.bench.rows import Row
 from card.config import SamplingParams
 from card.errors import BenchError, PromptError, SettingsError
 from card.models.text import decode
 from card.workers.trace import Trace
 
+if TYPE_CHECKING:
+    from card.bench.lineup import Lineup
+
 _DECODED = ("token_ids", "token_times", "prefill_s", "decode_s", "wall_s", "cpu_s", "stats")  # kept of a decode
 _SPEED_PERIOD_S = 3600.0  # over which the time left is foreseen: rows differ, whole rounds over them do not
-
-
-class OpenPair(Protocol):
-    """A pair of models that is loaded, and what makes rows of it."""
-
-    tokenizer: PreTrainedTokenizerBase
-    judge: TextJudge
-
-    @property
-    def dtype(self) -> str:
-        """Of the target."""
-
-    @property
-    def max_model_len(self) -> int:
-        """Most tokens of a prompt and its answer."""
-
-    def pair_facts(self) -> Pair:
-        """Return what a run says of the pair."""
-
-    def make_rows(self, prompts: PromptIds, chosen: Mapping[str, Mapping[str, Any]]) -> Sequence[Row]:
-        """Return the plan's rows, warmed up on these prompts of a workload.
-
-        Args:
-            chosen: settings by row from an earlier part of the same run, to be kept.
-        """
-
-    def close(self) -> None:
-        """End drafters and let the models go."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +41,7 @@ class Plan:
 
     rows: tuple[RowFacts, ...]
     baseline: str
-    pairs: Mapping[str, Callable[[Callable[[str], None]], OpenPair]]  # by name; called with what shows a line
+    pairs: Mapping[str, Callable[[Callable[[str], None]], Lineup]]  # by name; called with what shows a line
     datasets: tuple[Dataset, ...]  # with all their prompts
     params: SamplingParams
     repeats: int = 5
@@ -171,17 +146,17 @@ def _short(value: Any, other: Any) -> str:
 def _promise(plan: Plan, environment: Environment, console: Console) -> tuple[Run, list[Dataset]]:
     """Return the facts of the run, and the data sets cut to the prompts that all pairs can take."""
     pairs: list[Pair] = []
-    fits: list[Callable[[Dataset, int], bool]] = []
+    limits: list[tuple[PreTrainedTokenizerBase, int]] = []
     dtypes: list[str] = []
     for name, open_pair in plan.pairs.items():
         console.print(f"reading {name}", highlight=False, soft_wrap=True)
         with closing(open_pair(lambda _: None)) as pair:
             pairs.append(pair.pair_facts())
             dtypes.append(pair.dtype)
-            fits.append(_fit(pair, plan))
+            limits.append((pair.tokenizer, pair.max_model_len))
     if len(set(dtypes)) > 1:
         raise SettingsError(f"targets are stored in different dtypes ({', '.join(dtypes)}); give one with --dtype")
-    datasets = [_cut(dataset, fits, plan, console) for dataset in plan.datasets]
+    datasets = [_cut(dataset, limits, plan, console) for dataset in plan.datasets]
     asked = {name: getattr(plan.params, name) for name in ("temperature", "top_k", "top_p", "min_p")}
     return Run(
         run_id=secrets.token_hex(6),
@@ -209,32 +184,32 @@ def _workload(dataset: Dataset) -> Workload:
     )
 
 
-def _fit(pair: OpenPair, plan: Plan) -> Callable[[Dataset, int], bool]:
-    """Return what tells whether a prompt and its longest answers fit into the context of a pair's target."""
-    most, tokenizer, max_tokens = pair.max_model_len, pair.tokenizer, plan.params.max_tokens
-
-    def fits(dataset: Dataset, prompt: int) -> bool:
-        question = dataset.questions[prompt]
-        num_turns = len(question.turns)
-        needed = len(question.encode(tokenizer, ["."] * (num_turns - 1))) + num_turns * max_tokens
+def _fits(dataset: Dataset, prompt: int, limits: Sequence[tuple[PreTrainedTokenizerBase, int]], plan: Plan) -> bool:
+    """Return whether a prompt and its longest answers fit into the context of every pair's target."""
+    question = dataset.questions[prompt]
+    num_turns = len(question.turns)
+    for tokenizer, most in limits:
+        needed = len(question.encode(tokenizer, ["."] * (num_turns - 1))) + num_turns * plan.params.max_tokens
         if needed > most and not plan.skips_long:
             raise PromptError(
                 f"prompt {prompt} of {dataset.name} and its answers may take {needed} tokens, the target takes {most}; "
                 "lower --max-tokens, leave long prompts out with --skip-long, or use another target"
             )
-        return needed <= most
+        if needed > most:
+            return False
+    return True
 
-    return fits
 
-
-def _cut(dataset: Dataset, fits: Sequence[Callable[[Dataset, int], bool]], plan: Plan, console: Console) -> Dataset:
+def _cut(
+    dataset: Dataset, limits: Sequence[tuple[PreTrainedTokenizerBase, int]], plan: Plan, console: Console
+) -> Dataset:
     """Return the first prompts that fit, as many as asked for."""
     taken: list[Question] = []
     num_skipped = 0
     for prompt, question in enumerate(dataset.questions):
         if len(taken) == plan.limit:
             break
-        if all(fit(dataset, prompt) for fit in fits):
+        if _fits(dataset, prompt, limits, plan):
             taken.append(question)
         else:
             num_skipped += 1
@@ -294,7 +269,7 @@ def _is_compared(run: Run, pair: str) -> bool:
     return all(found.get(key) == count * run.repeats for key, count in wanted.items())
 
 
-def _bring_up(pair: OpenPair, job: PairJob, before: Run, writer: Writer) -> dict[str, Sequence[Row]]:
+def _bring_up(pair: Lineup, job: PairJob, before: Run, writer: Writer) -> dict[str, Sequence[Row]]:
     """Return the rows of each workload, warmed up; what was chosen for them is written down."""
     rows: dict[str, Sequence[Row]] = {}
     for workload in job.datasets:

@@ -10,11 +10,15 @@ import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise, zip_longest
+from itertools import pairwise, product, zip_longest
+from typing import TYPE_CHECKING
 
 from card.bench.names import DRAFTER
-from card.bench.records import Run, Sample
+from card.bench.records import Group, GroupKey, Run, Sample
 from card.workers.metrics import RequestStats
+
+if TYPE_CHECKING:  # what decodes is not loaded to read files
+    from card.bench.rows import Decoded
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,12 +84,9 @@ class Costs:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RowSummary:
+class RowSummary(Group):
     """One row on one workload of one pair."""
 
-    pair: str
-    row: str
-    workload: str
     num_prompts: int
     num_repeats: int
     num_tokens: int  # of the first repeat
@@ -101,14 +102,10 @@ def summarise(run: Run) -> list[RowSummary]:
     """Return the figures of each pair, workload and row, in the run's order; what nobody completed is left out."""
     found: list[RowSummary] = []
     complete = _by_repeat(run)
-    for pair in run.pairs:
-        for workload in run.workloads:
-            baseline = complete.get((pair.name, run.baseline, workload.name), [])
-            for row in run.rows:
-                repeats = complete.get((pair.name, row.name, workload.name))
-                if repeats:
-                    key = (pair.name, row.name, workload.name)
-                    found.append(_summary(key, repeats, _ratio(repeats, baseline)))
+    for pair, workload, row in product(run.pairs, run.workloads, run.rows):
+        baseline = complete.get((pair.name, run.baseline, workload.name), [])
+        if repeats := complete.get(key := (pair.name, row.name, workload.name)):
+            found.append(_summary(key, repeats, _ratio(repeats, baseline)))
     return found
 
 
@@ -137,7 +134,7 @@ def ratio(run: Run, row: str, baseline: str, *, pair: str, workload: str) -> Spr
     return _ratio(complete.get((pair, row, workload), []), complete.get((pair, baseline, workload), []))
 
 
-def decode_rate(samples: Iterable[Sample]) -> float:
+def decode_rate(samples: Iterable[Sample | Decoded]) -> float:
     """Return the tokens of decoding per second of decoding, over all these samples together."""
     counted = [(sample.decode_tokens, sample.decode_s) for sample in samples]
     seconds = sum(one for _, one in counted)
@@ -156,12 +153,20 @@ def costs_of(samples: Sequence[Sample]) -> Costs:
     stats = [sample.stats for sample in samples if sample.stats is not None]
     if not stats or not passes:
         return costs
-    costs = _with_times(costs, stats)
-    if any(one.verified_tokens for one in stats):
-        costs = _with_candidates(costs, stats, tokens)
-    if any(one.drafter_passes for one in stats):
-        costs = _with_drafter(costs, stats, tokens, decode_rate(samples))
-    return costs
+    total, schedules, rate = RequestStats.joined(stats), Counter(one.schedule for one in stats), decode_rate(samples)
+    per_pass_ms = 1e3 / passes
+    costs = replace(
+        costs,
+        target_pass_ms=per_pass_ms * total.target_busy_s,
+        between_passes_ms=per_pass_ms * (total.decode_s - total.target_busy_s),
+        waited_ms=per_pass_ms * total.waited_s,
+        # A drafter that takes turns drafts between the passes, which is no overhead.
+        round_overhead_ms=None if schedules["turns"] else total.round_overhead_ms,
+        schedules=dict(schedules),
+    )
+    if total.verified_tokens:
+        costs = _with_candidates(costs, total, tokens)
+    return _with_drafter(costs, total, tokens, rate) if total.drafter_passes else costs
 
 
 # ---- inside ----------------------------------------------------------------------------------------------------------
@@ -173,23 +178,21 @@ def _cell(sample: Sample) -> tuple[str, str, int, int]:
     return sample.pair, sample.workload, sample.repeat, sample.prompt
 
 
-def _by_repeat(run: Run) -> dict[tuple[str, str, str], _Repeats]:
+def _by_repeat(run: Run) -> dict[GroupKey, _Repeats]:
     """Return the complete samples by pair, row and workload, in one list per repeat."""
-    found: dict[tuple[str, str, str], dict[int, list[Sample]]] = {}
+    found: dict[GroupKey, dict[int, list[Sample]]] = {}
     for sample in complete_samples(run):
-        repeats = found.setdefault((sample.pair, sample.row, sample.workload), {})
+        repeats = found.setdefault(sample.group, {})
         repeats.setdefault(sample.repeat, []).append(sample)
     return {key: list(repeats.values()) for key, repeats in found.items()}
 
 
-def _summary(key: tuple[str, str, str], repeats: _Repeats, speedup: Spread | None) -> RowSummary:
+def _summary(key: GroupKey, repeats: _Repeats, speedup: Spread | None) -> RowSummary:
     samples = [sample for repeat in repeats for sample in repeat]
     gaps = [gap for sample in samples for gap in _gaps(sample)]
     walls = [sum(s.new_tokens for s in repeat) / sum(s.wall_s for s in repeat) for repeat in repeats]
     return RowSummary(
-        pair=key[0],
-        row=key[1],
-        workload=key[2],
+        *key,
         num_prompts=len({sample.prompt for sample in samples}),
         num_repeats=len(repeats),
         num_tokens=sum(sample.new_tokens for sample in repeats[0]),
@@ -216,62 +219,35 @@ def _gaps(sample: Sample) -> list[float]:
     return gaps
 
 
-def _with_times(costs: Costs, stats: Sequence[RequestStats]) -> Costs:
-    """Add where the time between two target passes went."""
-    per_pass_ms = 1e3 / costs.target_passes
-    busy_s, waited_s = sum(s.target_busy_s for s in stats), sum(s.waited_s for s in stats)
-    decode_s = sum(s.decode_s for s in stats)
-    schedules = Counter(s.schedule for s in stats)
-    overhead_ms = None  # a drafter that takes turns drafts between the passes, which is no overhead
-    if not schedules["turns"]:
-        overhead_ms = per_pass_ms * (decode_s - busy_s - waited_s)
-    return replace(
-        costs,
-        target_pass_ms=per_pass_ms * busy_s,
-        between_passes_ms=per_pass_ms * (decode_s - busy_s),
-        waited_ms=per_pass_ms * waited_s,
-        round_overhead_ms=overhead_ms,
-        schedules=dict(schedules),
-    )
-
-
-def _with_candidates(costs: Costs, stats: Sequence[RequestStats], tokens: int) -> Costs:
+def _with_candidates(costs: Costs, total: RequestStats, tokens: int) -> Costs:
     """Add how the candidates fared, whoever proposed them."""
-    accepted, verified = sum(s.accepted_tokens for s in stats), sum(s.verified_tokens for s in stats)
-    kept, offered = (
-        [sum(counts) for counts in zip_longest(*(getattr(s, name) for s in stats), fillvalue=0)]
-        for name in ("accepted_per_depth", "offered_per_depth")
-    )
-    by_writer: Counter[str] = Counter()
-    for s in stats:
-        by_writer.update(s.accepted_by_writer)
-    if alone := accepted - by_writer.total():  # nobody is named where the draft model alone could propose
+    depths = zip_longest(total.accepted_per_depth, total.offered_per_depth, fillvalue=0)
+    by_writer = Counter(total.accepted_by_writer)
+    if alone := total.accepted_tokens - by_writer.total():  # nobody is named where the draft model alone could propose
         by_writer[DRAFTER] += alone
     return replace(
         costs,
-        mean_acceptance_length=1 + accepted / costs.target_passes,
-        verified_per_emitted=verified / tokens if tokens else None,
-        acceptance_rate=accepted / verified,
-        acceptance_per_depth=tuple(a / o for a, o in zip_longest(kept, offered, fillvalue=0)),
-        accepted_by_writer={name: count / accepted for name, count in by_writer.most_common()},
+        mean_acceptance_length=total.mean_acceptance_length,
+        verified_per_emitted=total.verified_tokens / tokens if tokens else None,
+        acceptance_rate=total.acceptance_rate,
+        acceptance_per_depth=tuple(accepted / offered for accepted, offered in depths),
+        accepted_by_writer={name: count / total.accepted_tokens for name, count in by_writer.most_common()},
     )
 
 
-def _with_drafter(costs: Costs, stats: Sequence[RequestStats], tokens: int, rate: float) -> Costs:
+def _with_drafter(costs: Costs, total: RequestStats, tokens: int, rate: float) -> Costs:
     """Add what the draft model did; ``rate`` is the speed reached, in tokens/s."""
-    passes, busy_s = sum(s.drafter_passes for s in stats), sum(s.drafter_busy_s for s in stats)
-    hits, late_hits = sum(s.hits for s in stats), sum(s.late_hits for s in stats)
-    dropped, rolled_back = sum(s.drafter_dropped_nodes for s in stats), sum(s.rolled_back_tokens for s in stats)
+    layers_per_s = total.drafter_layers_per_s or None
     return replace(
         costs,
-        drafter_passes=passes,
-        hits=hits,
-        late_hits=late_hits,
-        misses=sum(s.misses for s in stats),
-        hit_rate=min(1.0, (hits + late_hits) / costs.target_passes),
-        rolled_back_per_emitted=rolled_back / tokens if tokens else None,
-        dropped_per_emitted=dropped / tokens if tokens else None,
-        drafter_restarts=sum(s.drafter_restarts for s in stats),
-        drafter_layers_per_s=passes / busy_s if busy_s else None,
-        ceiling_share=rate * busy_s / passes if busy_s else None,
+        drafter_passes=total.drafter_passes,
+        hits=total.hits,
+        late_hits=total.late_hits,
+        misses=total.misses,
+        hit_rate=min(1.0, total.hit_rate),
+        rolled_back_per_emitted=total.rolled_back_tokens / tokens if tokens else None,
+        dropped_per_emitted=total.drafter_dropped_nodes / tokens if tokens else None,
+        drafter_restarts=total.drafter_restarts,
+        drafter_layers_per_s=layers_per_s,
+        ceiling_share=rate / layers_per_s if layers_per_s else None,
     )

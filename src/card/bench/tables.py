@@ -34,7 +34,7 @@ def shown(value: float | None, form: str) -> str:
 
 def row_title(run: Run, summary: RowSummary) -> str:
     """Return a row's name, with the draft length that was chosen for it as K."""
-    settings: dict[str, Any] = run.settings_of(pair=summary.pair, row=summary.row, workload=summary.workload)
+    settings: dict[str, Any] = run.settings_of(summary.group)
     if "assistant" in settings:
         return f"{summary.row} ({settings['assistant']})"
     length = settings.get("num_speculative_tokens")
@@ -46,7 +46,7 @@ def same_text(run: Run, summary: RowSummary) -> str:
     facts = run.facts_of(summary.row)
     if not facts.is_exact:
         return "not exact"
-    check = run.check_of(pair=summary.pair, row=summary.row, workload=summary.workload)
+    check = run.check_of(summary.group)
     if not facts.is_comparable or check is None:
         return OTHER_NUMBERS
     if check.num_equal == check.num_texts:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from card.api.host import Host
+from card.api.llm import LLM
 from card.cli.files import read_prompts
 from card.cli.options import given, resolve_models
 from card.cli.pair_facts import (
@@ -79,28 +78,21 @@ def _examine(
         model = inflate(model, parse_parameter_count(cost))
     settings = given(options) | {"max_num_seqs": 1, "wait_for_drafter": True, "cache": False}
 
-    @contextmanager
-    def host(method: str) -> Iterator[Host]:
-        built = Host(
-            model, None if method == "vanilla" else draft, tokenizer=tokenizer, method=method, settings=settings
-        )
-        try:
-            yield built
-        finally:
-            built.close()
-
     tell("comparing what the two models write")
-    with host("sps") as sps:
+    with LLM(model, draft, tokenizer=tokenizer, method="sps", **settings) as sps:
         agreement = measure_agreement(sps, prompts, max_tokens)
     tell("measuring passes and bringing the drafter up")
-    with host("vanilla") as plain, host("card") as tuned:
-        policy = tuned.policy
+    with (
+        LLM(model, tokenizer=tokenizer, method="vanilla", **settings) as plain,
+        LLM(model, draft, tokenizer=tokenizer, method="card", **settings) as tuned,
+    ):
+        policy = tuned.host.policy
         assert isinstance(policy, TunedPolicy)
         costs = policy.costs
         draft_model = load_model(draft, dtype=options["dtype"], device=options["draft_device"] or options["device"])
         num_drafts = sum(cost.drafter is not None for cost in costs.values())
         draft_runner = TorchRunner(draft_model, max_model_len=min(tuned.max_model_len, context_limit(draft_model)))
-        memory = memory_of(model, plain.runner, 1), memory_of(draft_model, draft_runner, num_drafts)
+        memory = memory_of(model, plain.host.runner, 1), memory_of(draft_model, draft_runner, num_drafts)
         del draft_model, draft_runner
         predicted = {schedule: policy.predicted(schedule, 1, agreement.share) for schedule in costs}
         tell("decoding the sample prompts, plainly and with card, in turns")

@@ -144,17 +144,11 @@ def _closing_table(lanes: list[_Lane]) -> Table:
         shown.add_column(column, justify="right")
     plain = _tokens_per_s(lanes[0].stats)
     for lane in lanes:
-        stats, speed = lane.stats, _tokens_per_s(lane.stats)
+        speed, total = _tokens_per_s(lane.stats), RequestStats.joined(lane.stats)
         row = [lane.method, f"{speed:.1f}", f"{speed / plain:.2f}x"]
-        if lane.stats[0].drafter_passes:
-            passes = sum(s.target_passes for s in stats)
-            layers_per_s = sum(s.drafter_passes for s in stats) / sum(s.drafter_busy_s for s in stats)
-            row += [
-                f"{1 + sum(s.accepted_tokens for s in stats) / passes:.2f}",
-                f"{sum(s.hits + s.late_hits for s in stats) / passes:.0%}",
-                f"{layers_per_s:.0f}",
-                f"{speed / layers_per_s:.0%}",
-            ]
+        if total.drafter_passes:
+            row += [f"{total.mean_acceptance_length:.2f}", f"{total.hit_rate:.0%}"]
+            row += [f"{total.drafter_layers_per_s:.0f}", f"{speed / total.drafter_layers_per_s:.0%}"]
         shown.add_row(*row)
     return shown
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import click
@@ -12,58 +11,40 @@ import click
 _SHORT = 20  # a command with at most so many options of its own shows them all
 
 
-@dataclass(frozen=True, slots=True)
-class _Section:
-    title: str
-    common: str  # names of options; what no section names stands under "Options"
-    rare: str = ""  # left to --help-all
-
-
-_SECTIONS = (
-    _Section(
-        "Models",
+# By title: names of options, the common ones and those left to --help-all. What is not named stands under "Options".
+_SECTIONS = {
+    "Models": (
         "model target draft pair dtype device",
         "draft_model draft_dtype draft_vocab draft_device target_cost max_model_len hrad",
     ),
-    _Section(
-        "Method",
-        "method methods writers",
-        "placement schedule policy suffix_store suffix_store_key suffix_store_tokens",
-    ),
-    _Section("Draft server", "draft_address draft_keys draft_optional"),
-    _Section(
-        "Text",
+    "Method": ("method methods writers", "placement schedule policy suffix_store suffix_store_key suffix_store_tokens"),
+    "Draft server": ("draft_address draft_keys draft_optional", ""),
+    "Text": (
         "max_tokens temperature top_p seed stop",
         "top_k min_p min_tokens ignore_eos presence_penalty frequency_penalty repetition_penalty logit_bias speculates",
     ),
-    _Section(
-        "Comparison",
-        "reference reference_model reference_api_key plain_fields logprob_tolerance only skip",
-    ),
-    _Section("Form of the answer", "json_object json_schema regex"),
-    _Section(
-        "Machine",
+    "Comparison": ("reference reference_model reference_api_key plain_fields logprob_tolerance only skip", ""),
+    "Form of the answer": ("json_object json_schema regex", ""),
+    "Machine": (
         "threads",
         "draft_threads cores draft_cores max_num_seqs kv_cache_memory prefill_chunk wait_for_drafter cache "
         "cache_dir drafter_timeout_s",
     ),
-    _Section(
-        "Drafting",
+    "Drafting": (
         "",
-        "verify beam_width branch budget min_verify_prob lead num_speculative_tokens coupled_noise "
-        "max_wait_s min_depth waits_after_miss growth branch_below fan_out sps_lengths coupling_report",
+        "verify beam_width branch budget min_verify_prob lead num_speculative_tokens coupled_noise max_wait_s "
+        "min_depth waits_after_miss growth branch_below fan_out sps_lengths coupling_report",
     ),
-    _Section(
-        "Server",
+    "Server": (
         "config host port served_model_names api_keys no_key allowed_hosts cors_origins",
-        "max_connections head_timeout_s body_timeout_s grammar_timeout_s max_num_queued_reqs max_request_bytes "
-        "max_request_tokens request_timeout_s stall_timeout_s shutdown_timeout_s tool_parser generation_config "
-        "spec_metrics log_level",
+        "max_connections head_timeout_s body_timeout_s grammar_timeout_s max_num_queued_reqs "
+        "max_request_bytes max_request_tokens request_timeout_s stall_timeout_s shutdown_timeout_s "
+        "tool_parser generation_config spec_metrics log_level",
     ),
-)
-_RARE = frozenset(name for section in _SECTIONS for name in section.rare.split())
-TITLE_OF = {name: section.title for section in _SECTIONS for name in f"{section.common} {section.rare}".split()}
-_TITLES = ("Options", *(section.title for section in _SECTIONS), "Help")
+}
+_RARE = frozenset(name for _, rare in _SECTIONS.values() for name in rare.split())
+TITLE_OF = {name: title for title, names in _SECTIONS.items() for name in " ".join(names).split()}
+_TITLES = ("Options", *_SECTIONS, "Help")
 _OWN = ("--verbose", "--help-all", "--help")  # of the section "Help"
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO, TypeVar
@@ -248,11 +247,6 @@ def demo_note(target: str) -> str:
 def given(options: dict[str, Any]) -> dict[str, Any]:
     """Return the options that the user gave a value; the rest keep the defaults of the settings."""
     return {name: value for name, value in options.items() if value is not None}
-
-
-def command_line() -> str:
-    """Return the command as it was typed, for files that say how they were made."""
-    return " ".join(["card", *sys.argv[1:]])
 
 
 def make_llm(options: dict[str, Any]) -> LLM:

@@ -9,7 +9,7 @@ from statistics import median
 from torch import nn
 from transformers import PreTrainedModel
 
-from card.api.host import Host
+from card.api.llm import LLM
 from card.config import INT8, DraftSettings, SamplingParams
 from card.errors import PromptError
 from card.models.fused import can_pack
@@ -136,14 +136,14 @@ def latencies(costs: Mapping[Schedule, ScheduleCost]) -> tuple[Latency, ...]:
     return (*targets, *(Latency("draft", schedule, None, pass_ms(cost)) for schedule, cost in drafters))
 
 
-def measure_agreement(host: Host, prompts: Sequence[str], max_tokens: int) -> Agreement:
+def measure_agreement(llm: LLM, prompts: Sequence[str], max_tokens: int) -> Agreement:
     """Decode the prompts with a chain drafted before each verification, so that time and tuning decide nothing.
 
     Args:
-        host: of the method sps, whose request ids from 0 on were not in use before.
+        llm: of the method sps.
     Raises: PromptError if the answers are too short to compare anything.
     """
-    answers = [_decode(host, prompt, max_tokens, i) for i, prompt in enumerate(prompts)]
+    answers = [_decode(llm, prompt, max_tokens) for prompt in prompts]
     chains = [(offered, taken) for answer in answers for offered, taken in answer.chains if offered]
     if not chains:
         raise _too_short()
@@ -162,33 +162,32 @@ def measure_agreement(host: Host, prompts: Sequence[str], max_tokens: int) -> Ag
 
 
 def measure_speeds(
-    plain: Host, tuned: Host, prompts: Sequence[str], max_tokens: int, predicted: dict[Schedule, float]
+    plain: LLM, tuned: LLM, prompts: Sequence[str], max_tokens: int, predicted: dict[Schedule, float]
 ) -> Speeds:
     """Decode the prompts plainly and with card in alternation; the first round of the two is not timed.
 
     Raises: PromptError if the answers are too short to time anything.
     """
-    rates: dict[Host, list[float]] = {plain: [], tuned: []}
-    texts: dict[Host, list[tuple[int, ...]]] = {plain: [], tuned: []}
+    rates: dict[LLM, list[float]] = {plain: [], tuned: []}
+    texts: dict[LLM, list[tuple[int, ...]]] = {plain: [], tuned: []}
     for run in range(1 + _TIMED_RUNS):
-        for host in (plain, tuned):
-            answers = [_decode(host, prompt, max_tokens, run * len(prompts) + i) for i, prompt in enumerate(prompts)]
-            texts[host] += [answer.token_ids for answer in answers]
+        for llm in (plain, tuned):
+            answers = [_decode(llm, prompt, max_tokens) for prompt in prompts]
+            texts[llm] += [answer.token_ids for answer in answers]
             num_tokens = sum(len(answer.token_ids) - 1 for answer in answers)
             if not num_tokens:
                 raise _too_short()
             if run:
-                rates[host].append(num_tokens / sum(answer.stats.decode_s for answer in answers))
+                rates[llm].append(num_tokens / sum(answer.stats.decode_s for answer in answers))
     speed_ups = tuple(fast / slow for fast, slow in zip(rates[tuned], rates[plain], strict=True))
-    stats = tuned.engine.stats()
     return Speeds(
         predicted_tokens_per_s=predicted,
         plain_tokens_per_s=median(rates[plain]),
         card_tokens_per_s=median(rates[tuned]),
         speed_up=median(speed_ups),
         speed_up_of_runs=speed_ups,
-        schedule=tuned.policy.schedule,
-        schedule_reason=stats.schedule_reason,
+        schedule=tuned.host.policy.schedule,
+        schedule_reason=tuned.stats().schedule_reason,
         is_same_text=texts[plain] == texts[tuned],
     )
 
@@ -264,26 +263,20 @@ def _with_flat_target(cost: ScheduleCost) -> ScheduleCost:
     return replace(cost, target=PassCost(((1, seconds), (2, seconds))))
 
 
-def _decode(host: Host, prompt: str, max_tokens: int, request_id: int) -> _Answer:
+def _decode(llm: LLM, prompt: str, max_tokens: int) -> _Answer:
     """Answer a prompt greedily: as a chat turn where the model has a template, else as text to be continued."""
-    params = SamplingParams(temperature=0.0, max_tokens=max_tokens, seed=0)
     messages = [{"role": "user", "content": prompt}]
-    prepared = host.make_request(messages if host.tokenizer.chat_template else prompt, params, request_id)
-    host.engine.add(prepared.request)
     token_ids: list[int] = []
     chains: list[tuple[int, int]] = []
     verified = accepted = 0
-    while True:
-        for update in host.engine.step():
-            if update.error is not None:
-                raise update.error
-            token_ids += update.token_ids
-            taken = update.stats.accepted_tokens - accepted
-            is_cut = len(update.token_ids) == taken  # the text ended within the chain: nobody knows of the rest
-            chains.append((taken if is_cut else update.stats.verified_tokens - verified, taken))
-            verified, accepted = update.stats.verified_tokens, update.stats.accepted_tokens
-            if update.finish_reason is not None:
-                return _Answer(tuple(token_ids), tuple(chains), update.stats)
+    params = SamplingParams(temperature=0.0, max_tokens=max_tokens, seed=0)
+    for chunk in llm.stream(messages if llm.host.tokenizer.chat_template else prompt, params):
+        token_ids += chunk.token_ids
+        taken = chunk.stats.accepted_tokens - accepted
+        is_cut = len(chunk.token_ids) == taken  # the text ended within the chain: nobody knows of the rest
+        chains.append((taken if is_cut else chunk.stats.verified_tokens - verified, taken))
+        verified, accepted = chunk.stats.verified_tokens, chunk.stats.accepted_tokens
+    return _Answer(tuple(token_ids), tuple(chains), chunk.stats)
 
 
 def _too_short() -> PromptError:

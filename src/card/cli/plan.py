@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from card.bench.datasets import parse_spec, read_datasets
-from card.cli.options import command_line, given, resolve_models, take_sampling_params
+from card.cli.options import given, resolve_models, take_sampling_params
 from card.cli.starting import spinner
 from card.cli.tables import show, table
 from card.errors import PlanError
@@ -25,22 +25,20 @@ from card.planner.profile import Profile, load_profile, save_profile
 from card.planner.recorder import RecordRequest
 from card.planner.recorder import record as record_pair
 from card.planner.recording import Recording, load_recording, save_recording
-from card.planner.requests import PoolRequest, ProfileRequest
+from card.planner.requests import PoolRequest
 from card.planner.scene import Scene
 from card.planner.synthetic import make_synthetic
 
+_PROFILED_TOKENS = (1, 2, 4, 8, 16, 32, 64)
 _SHOWN_SIZES = (1, 4, 16, 64, 256, 1024)
 
 
-def profile(out: Path, wide: bool, **options: Any) -> None:
+def profile(out: Path, model: str, threads: tuple[int, ...] | None, wide: bool, **options: Any) -> None:
     """Do what `card profile` was asked for: what the passes of a model cost on this machine."""
-    request = ProfileRequest(command=command_line(), **given(options))
-    with spinner(f"loading {request.model}") as say:
-        measured = measure_profile(request, say)
+    with spinner(f"loading {model}") as say:
+        measured = measure_profile(model, threads=threads or (), tell=say, **options)
     save_profile(measured, out)
-    shown = _profile_table(measured)
-    spare = [str(column.header).replace("\n", " ") for column in shown.columns[2:]]
-    show(Console(), shown, spare=spare, is_wide=wide)
+    show(Console(), _profile_table(measured), is_wide=wide)
     click.echo(f"written to {out}")
 
 
@@ -60,9 +58,7 @@ def record(
     datasets = read_datasets([parse_spec(one) for one in data], limit=limit, is_raw=raw)
     tokenizer = load_tokenizer(target_name)
     prompts = [tuple(question.encode(tokenizer)) for dataset in datasets for question in dataset.questions]
-    request = RecordRequest(
-        target=target_name, draft=draft_name, prompts=prompts, params=params, command=command_line(), **options
-    )
+    request = RecordRequest(target=target_name, draft=draft_name, prompts=prompts, params=params, **options)
     with spinner(f"loading {target_name}") as say:
         recording = record_pair(request, say)
     save_recording(recording, out)
@@ -121,15 +117,13 @@ def _recording(path: Path | None, agreement: float | None) -> Recording:
 
 
 def _profile_table(measured: Profile) -> Table:
-    """Return the milliseconds of one sequence; the file holds those of several, too."""
-    shown = table("new tokens", title="milliseconds a pass")
-    grids = [(setup.threads, setup.grid) for setup in measured.setups if setup.grid is not None]
-    for threads, grid in grids:
-        for context in grid.contexts:
-            where = "" if threads is None else f"{threads} thread{'s' * (threads > 1)}\n"
-            shown.add_column(f"{where}{context} rows", justify="right")
-    for idx, size in enumerate(grids[0][1].tokens):
-        shown.add_row(str(size), *(f"{1e3 * row[idx]:.2f}" for _, grid in grids for row in grid.seconds[0]))
+    costs = {setup.threads: setup.pass_cost() for setup in measured.setups}
+    names = ["all" if count is None else f"{count} thread{'s' * (count > 1)}" for count in costs]
+    shown = table("new tokens", numbers=names, title="milliseconds a pass")
+    for size in _PROFILED_TOKENS:
+        shown.add_row(str(size), *(f"{1e3 * cost.seconds(size):.2f}" for cost in costs.values()))
+    shown.add_row("each further sequence", *(f"{1e3 * cost.per_sequence_s:.2f}" for cost in costs.values()))
+    shown.add_row("1,000 rows of context", *(f"{1e6 * cost.per_context_row_s:.2f}" for cost in costs.values()))
     return shown
 
 
@@ -170,14 +164,14 @@ def _time_table(report: PlanReport) -> Table:
     shown = table("method", "drafter", numbers=("tokens a pass", "hits", "target", "waits", "overhead", "drafter"))
     for plan in report.methods:
         shares, has_drafter = plan.shares, plan.where != "none"
-        times = (shares.target, shares.waiting, shares.overhead)
+        times = (shares["target"], shares["waiting"], shares["overhead"])
         shown.add_row(
             plan.method,
             _drafter(plan),
             f"{plan.tokens_per_pass:.2f}",
             f"{plan.hit_rate:.0%}" if has_drafter else "-",
             *(f"{share:.0%}" for share in times),
-            f"{shares.drafter:.0%}" if has_drafter else "-",
+            f"{shares['drafter']:.0%}" if has_drafter else "-",
         )
     return shown
 

@@ -132,20 +132,15 @@ def _what(result: Result) -> str:
 
 
 def _print_difference(console: Console, result: Result) -> None:
-    first = result.differences[0]
-    more = len(result.differences) - 1
-    console.print(Text(result.title, style="bold"))
+    first, more = result.differences[0], len(result.differences) - 1
     places = f", from {', '.join(_places(first))}" if _places(first) else ""
-    console.print(Text(f"  prompt {first.prompt_idx + 1}, {first.what}{places}"))
-    if first.before:
-        console.print(Text(f"  after     {_quoted(first.before)}"))
-    console.print(Text(f"  expected  {_quoted(first.expected)}"))
-    console.print(Text(f"  got       {_quoted(first.got)}"))
-    for line in (first.tie, first.note):
-        if line:
-            console.print(Text(f"  {line}"))
-    if more:
-        console.print(Text(f"  and {more} more; --json FILE has them all"))
+    lines = [f"prompt {first.prompt_idx + 1}, {first.what}{places}"]
+    lines += [f"after     {_quoted(first.before)}"] * bool(first.before)
+    lines += [f"expected  {_quoted(first.expected)}", f"got       {_quoted(first.got)}", first.tie, first.note]
+    lines += [f"and {more} more; --json FILE has them all"] * bool(more)
+    console.print(Text(result.title, style="bold"))
+    for line in filter(None, lines):
+        console.print(Text(f"  {line}"))
 
 
 def _places(difference: Difference) -> list[str]:

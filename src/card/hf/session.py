@@ -7,7 +7,7 @@ import itertools
 import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import fields, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from transformers import PreTrainedModel
@@ -29,18 +29,21 @@ _MOST_RETAINED_BYTES = 256 << 20  # of the target's KV, kept between calls
 _MOST_SEQUENCES = 64  # rows of a batch that run at once
 
 
+class _Call(NamedTuple):
+    """What a call of `generate` asks of a session."""
+
+    model: PreTrainedModel
+    draft: PreTrainedModel | None
+    settings: DraftSettings
+    max_len: int  # of its texts
+    num_rows: int  # that run at once
+
+
 class Session:
     """An engine over a pair of models, which serves one call after another as long as the models stay as they are."""
 
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        draft: PreTrainedModel | None,
-        settings: DraftSettings,
-        *,
-        max_len: int,
-        num_rows: int,
-    ) -> None:
+    def __init__(self, call: _Call) -> None:
+        model, draft, settings, max_len, num_rows = call
         self.settings = settings
         self.draft_ref = None if draft is None else weakref.ref(draft)
         self._request_ids = itertools.count()
@@ -73,16 +76,9 @@ class Session:
         if self.link:
             self.link.start()
 
-    def fits(
-        self,
-        model: PreTrainedModel,
-        draft: PreTrainedModel | None,
-        settings: DraftSettings,
-        *,
-        max_len: int,
-        num_rows: int,
-    ) -> bool:
+    def fits(self, call: _Call) -> bool:
         """Return whether the session can serve this call: the same models with the same weights, and room enough."""
+        model, draft, settings, max_len, num_rows = call
         same_draft = (self.draft_ref() if self.draft_ref else None) is draft
         needed = kv_bytes_for(num_rows, max_len, self.plan.target_tree_rows, self._row_bytes)
         has_room = self.plan.max_model_len >= max_len and (self.plan.max_kv_bytes or 0) >= needed
@@ -165,13 +161,13 @@ def borrowed_session(
 ) -> Iterator[Session]:
     """Lend the session of these models, made anew where the kept one does not fit; nobody else has it meanwhile."""
     max_len = max(len(request.prompt_ids) + request.params.max_tokens for request in requests)
-    num_rows = min(len(requests), _MOST_SEQUENCES)
+    call = _Call(model, draft, settings, max_len, num_rows=min(len(requests), _MOST_SEQUENCES))
     session = _sessions.pop(model, None)
-    if session is not None and not session.fits(model, draft, settings, max_len=max_len, num_rows=num_rows):
+    if session is not None and not session.fits(call):
         session.close()
         session = None
     if session is None:
-        session = Session(model, draft, settings, max_len=max_len, num_rows=num_rows)
+        session = Session(call)
     try:
         yield session
     except BaseException:

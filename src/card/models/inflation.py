@@ -77,6 +77,14 @@ def inflated_from(model: LoadedModel) -> int | None:
     return getattr(model.config, "inflated_from", None)
 
 
+def price_in_words(model: LoadedModel) -> str | None:
+    """Return what an inflated model costs and what it is; None for a model as it is."""
+    original = inflated_from(model)
+    if original is None:
+        return None
+    return f"{parameter_count(model) / 1e6:.0f}M (inflated from {original / 1e6:.1f}M, same outputs)"
+
+
 def original_size(model: LoadedModel) -> OriginalSize:
     """Return the size of the model that this one was inflated from; its own if it was not."""
     config = model.config.get_text_config()

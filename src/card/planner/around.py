@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from statistics import median
 from typing import Any
 
-import msgspec
 import torch
 from transformers import PreTrainedTokenizerBase
 
@@ -73,23 +73,24 @@ def measure_overheads(model: LanguageModel, tokenizer: PreTrainedTokenizerBase |
     Args:
         tokenizer: turns the tokens of a round into text, which takes time too; None leaves that out.
     """
-    of_steps = msgspec.structs.asdict(measure_step_overheads(model))
-    steps = {name: of_steps[name] for name in ("step_s", "node_s", "commit_s", "cold_s")}
-    return msgspec.structs.replace(measure_round_overheads(model, tokenizer), **steps)
-
-
-def measure_round_overheads(model: LanguageModel, tokenizer: PreTrainedTokenizerBase | None = None) -> Overheads:
-    """Measure what a target takes around its passes; arguments as of `measure_overheads`."""
     defaults = Overheads()
-    bench = _RoundBench(model, tokenizer)
-    round_s, tuned_s = bench.round_s(), bench.round_s(is_tuned=True)
-    writers_s = {name: bench.writer_s(name) for name in writer_names()}
+    round_s, tuned_s = _round_s(model, tokenizer), _round_s(model, tokenizer, is_tuned=True)
+    by_writer: dict[str, float] = {}
+    for name in writer_names():
+        with suppress(SettingsError):  # one that wants settings of its own
+            by_writer[name] = max(0.0, _round_s(model, tokenizer, is_tuned=True, writers=(name,)) - tuned_s)
+    narrow_s, wide_s = (_step_overhead_s(model, width) for width in _WIDTHS)
+    node_s = max(0.0, (wide_s - narrow_s) / (_WIDTHS[1] - _WIDTHS[0]))
     slower = round_s / defaults.round_s
     return Overheads(
         round_s=round_s,
         tuned_s=max(0.0, tuned_s - round_s),
-        drafted_s=max(0.0, bench.round_s(is_drafted=True) - round_s),
-        by_writer={name: max(0.0, one - tuned_s) for name, one in writers_s.items() if one is not None},
+        drafted_s=max(0.0, _round_s(model, tokenizer, is_drafted=True) - round_s),
+        by_writer=by_writer,
+        step_s=max(0.0, narrow_s - node_s),
+        node_s=node_s,
+        commit_s=_commit_s(model),
+        cold_s=_cold_s(model),
         request_s=slower * defaults.request_s,
         message_s=slower * defaults.message_s,
         latency_s=slower * defaults.latency_s,
@@ -97,69 +98,50 @@ def measure_round_overheads(model: LanguageModel, tokenizer: PreTrainedTokenizer
     )
 
 
-def measure_step_overheads(model: LanguageModel) -> Overheads:
-    """Measure what a drafter takes around its passes; the rest are defaults."""
-    narrow_s, wide_s = (_step_overhead_s(model, width) for width in _WIDTHS)
-    node_s = max(0.0, (wide_s - narrow_s) / (_WIDTHS[1] - _WIDTHS[0]))
-    return Overheads(
-        step_s=max(0.0, narrow_s - node_s),
-        node_s=node_s,
-        commit_s=_commit_s(model),
-        cold_s=_cold_s(model),
+def _round_s(
+    model: LanguageModel,
+    tokenizer: PreTrainedTokenizerBase | None,
+    *,
+    is_tuned: bool = False,
+    is_drafted: bool = False,
+    writers: tuple[str, ...] = (),
+) -> float:
+    """Return the median seconds of a round beyond its pass.
+
+    Args:
+        is_tuned: the policy tunes itself.
+        is_drafted: a chain of candidates is verified in each; what their drafter does is left out.
+        writers: names of local ones that propose candidates.
+    """
+    asked = {"num_speculative_tokens": _NUM_DRAFTED, "writers": writers or None}
+    facts = Facts(has_draft=is_drafted, is_draft_loaded=True)
+    plan = resolve(asked, facts, method="sps" if is_drafted else "vanilla")
+    timed = _Timed(model, "forward")
+    link: Any = _Timed(InlineLink(make_worker(BeamWriter(model))), "send", "draft") if is_drafted else None
+    costs: dict[Schedule, ScheduleCost] = {"off": ScheduleCost(CoreSet(), PassCost(((1, 1e-3), (2, 1e-3))))}
+    models = Models(target=timed, link=link)
+    engine = build(plan, models, policy=TunedPolicy(costs, plan.draft) if is_tuned else None).engine
+    num_tokens = 2 * _NUM_TOKENS if is_drafted or writers else _NUM_TOKENS
+    params = SamplingParams(temperature=0.0, seed=0, max_tokens=num_tokens, ignore_eos=True)
+    request = Request(
+        request_id=0,
+        prompt_ids=_text(model),
+        params=params,
+        draft=plan.draft,
+        end_ids=frozenset(),
+        uses_drafter=is_drafted,
     )
-
-
-class _RoundBench:
-    """Times rounds of a target beyond its passes."""
-
-    def __init__(self, model: LanguageModel, tokenizer: PreTrainedTokenizerBase | None) -> None:
-        self._model = model
-        self._tokenizer = tokenizer
-
-    def writer_s(self, name: str) -> float | None:
-        """Return the same with a local writer and a policy that tunes itself; None if it wants settings of its own."""
-        try:
-            return self.round_s(is_tuned=True, writers=(name,))
-        except SettingsError:
-            return None
-
-    def round_s(self, *, is_tuned: bool = False, is_drafted: bool = False, writers: tuple[str, ...] = ()) -> float:
-        """Return the median seconds of a round beyond its pass.
-
-        Args:
-            is_tuned: the policy tunes itself.
-            is_drafted: a chain of candidates is verified in each; what their drafter does is left out.
-            writers: names of local ones that propose candidates.
-        """
-        asked = {"num_speculative_tokens": _NUM_DRAFTED, "writers": writers or None}
-        facts = Facts(has_draft=is_drafted, is_draft_loaded=True)
-        plan = resolve(asked, facts, method="sps" if is_drafted else "vanilla")
-        timed = _Timed(self._model, "forward")
-        link: Any = _Timed(InlineLink(make_worker(BeamWriter(self._model))), "send", "draft") if is_drafted else None
-        costs: dict[Schedule, ScheduleCost] = {"off": ScheduleCost(CoreSet(), PassCost(((1, 1e-3), (2, 1e-3))))}
-        models = Models(target=timed, link=link)
-        engine = build(plan, models, policy=TunedPolicy(costs, plan.draft) if is_tuned else None).engine
-        num_tokens = 2 * _NUM_TOKENS if is_drafted or writers else _NUM_TOKENS
-        params = SamplingParams(temperature=0.0, seed=0, max_tokens=num_tokens, ignore_eos=True)
-        request = Request(
-            request_id=0,
-            prompt_ids=_text(self._model),
-            params=params,
-            draft=plan.draft,
-            end_ids=frozenset(),
-            uses_drafter=is_drafted,
-        )
-        engine.add(request)
-        text = TextStream(self._tokenizer, ()) if self._tokenizer is not None else None
-        beyond: list[float] = []
-        while engine.has_work:
-            before_s, started = timed.spent_s + (link.spent_s if link else 0.0), time.perf_counter()
-            for update in engine.step():
-                if text is not None:
-                    text.take(update.token_ids, is_end=update.finish_reason is not None)
-            others_s = timed.spent_s + (link.spent_s if link else 0.0) - before_s
-            beyond.append(time.perf_counter() - started - others_s)
-        return median(beyond)
+    engine.add(request)
+    text = TextStream(tokenizer, ()) if tokenizer is not None else None
+    beyond: list[float] = []
+    while engine.has_work:
+        before_s, started = timed.spent_s + (link.spent_s if link else 0.0), time.perf_counter()
+        for update in engine.step():
+            if text is not None:
+                text.take(update.token_ids, is_end=update.finish_reason is not None)
+        others_s = timed.spent_s + (link.spent_s if link else 0.0) - before_s
+        beyond.append(time.perf_counter() - started - others_s)
+    return median(beyond)
 
 
 def _step_overhead_s(model: LanguageModel, width: int) -> float:

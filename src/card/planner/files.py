@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Callable
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
-import torch
 
-import card
-from card.errors import PlanError
+from card.errors import PlanError, SettingsError
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -24,30 +20,25 @@ class _Head(msgspec.Struct):
     version: int = 0
 
 
-def read_file(path: Path, type_: type[T], kind: str, version: int, decode: Callable[..., Any]) -> T:
-    """Return what a file holds that `decode` of msgspec can read. Raises: PlanError."""
+def read_file(
+    path: Path, type_: type[T], kind: str, version: int, decode: Callable[..., Any], check: Callable[[T], None]
+) -> T:
+    """Return what a file holds that `decode` of msgspec can read and `check` lets pass. Raises: PlanError."""
     try:
         data = path.read_bytes()
     except OSError as error:
         raise PlanError(f"cannot read the {kind} {path}: {error.strerror}") from error
     try:
         head: _Head = decode(data, type=_Head)
-        if head.kind != kind:
-            raise PlanError(f"{path} is no {kind}{f' but a {head.kind}' if head.kind else ''}; give one made by card")
-        if head.version != version:
-            raise PlanError(
-                f"{path} is a {kind} of version {head.version}, this card reads version {version}; make it again"
-            )
-        found: T = decode(data, type=type_)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        if (head.kind, head.version) == (kind, version):
+            found: T = decode(data, type=type_)
+            check(found)
+            return found
+    except (msgspec.DecodeError, UnicodeDecodeError, PlanError, SettingsError) as error:
         raise PlanError(f"{path} is a broken {kind}: {error}; make it again") from error
-    return found
-
-
-def made_now() -> dict[str, Any]:
-    """Return date and versions, as files of measurements say them."""
-    versions = {"python": platform.python_version(), "torch": str(torch.__version__), "card": card.__version__}
-    return {"date": datetime.now(UTC).isoformat(timespec="seconds"), "versions": versions}
+    if head.kind != kind:
+        raise PlanError(f"{path} is no {kind}{f' but a {head.kind}' if head.kind else ''}; give one made by card")
+    raise PlanError(f"{path} is a {kind} of version {head.version}, this card reads version {version}; make it again")
 
 
 def write_bytes(path: Path, data: bytes) -> None:

@@ -43,16 +43,6 @@ class Sensitivity:
 
 
 @dataclass(frozen=True, slots=True)
-class TimeShares:
-    """Where the decoding time went, as shares of it. The drafter beside a target works in the same time."""
-
-    target: float
-    waiting: float  # the target, for candidates or its turn
-    overhead: float
-    drafter: float
-
-
-@dataclass(frozen=True, slots=True)
 class MethodPlan:
     """What to expect of one method."""
 
@@ -66,8 +56,7 @@ class MethodPlan:
     best_speed_up: float
     tokens_per_pass: float  # this and the following as shipped
     hit_rate: float
-    num_speculative_tokens: int
-    shares: TimeShares
+    shares: Mapping[str, float]  # of the decoding time: target, waiting, overhead; drafter, which may work beside them
     sensitivity: tuple[Sensitivity, ...]
 
 
@@ -148,8 +137,12 @@ def _plan_one(simulator: Simulator, name: str, baseline: VirtualRun, *, searches
             if best.tokens_per_s <= shipped.tokens_per_s:  # better on some of the texts only
                 best, best_settings = shipped, {}
         sensitivity = search.sensitivity(best_settings)
-    spent = (shipped.target_busy_s, shipped.waited_s, shipped.overhead_s, shipped.drafter_busy_s)
-    total_s = shipped.decode_s or 1.0
+    spent = {
+        "target": shipped.target_busy_s,
+        "waiting": shipped.waited_s,  # for candidates, or for its turn
+        "overhead": shipped.overhead_s,
+        "drafter": shipped.drafter_busy_s,
+    }
     return MethodPlan(
         method=name,
         where=shipped.where,
@@ -161,8 +154,7 @@ def _plan_one(simulator: Simulator, name: str, baseline: VirtualRun, *, searches
         best_speed_up=best.tokens_per_s / baseline.tokens_per_s,
         tokens_per_pass=shipped.tokens_per_pass,
         hit_rate=shipped.hit_rate,
-        num_speculative_tokens=shipped.num_speculative_tokens,
-        shares=TimeShares(*(spent_s / total_s for spent_s in spent)),
+        shares={name: spent_s / (shipped.decode_s or 1.0) for name, spent_s in spent.items()},
         sensitivity=sensitivity,
     )
 

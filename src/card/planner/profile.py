@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
 from collections.abc import Sequence
 from importlib import resources
-from itertools import accumulate
 from pathlib import Path
 
 import msgspec
 
-from card.errors import PlanError, SettingsError
+from card.errors import PlanError
 from card.planner.files import read_file, write_bytes
 from card.policy.cost import PassCost
 
@@ -19,7 +17,7 @@ KIND, VERSION = "profile", 1
 
 
 class PassTable(msgspec.Struct, frozen=True, kw_only=True):
-    """A `PassCost` in a file: what the engine itself measures at start."""
+    """A `PassCost` in a file."""
 
     points: tuple[tuple[int, float], ...]  # (new tokens, seconds) of one sequence with a short context
     per_sequence_s: float = 0.0
@@ -30,54 +28,25 @@ class PassTable(msgspec.Struct, frozen=True, kw_only=True):
         """Return what the engine measured."""
         return cls(points=cost.points, per_sequence_s=cost.per_sequence_s, per_context_row_s=cost.per_context_row_s)
 
-
-class PassGrid(msgspec.Struct, frozen=True, kw_only=True):
-    """Measured seconds of passes over (sequences, rows that each holds, new tokens of each): medians of runs."""
-
-    batches: tuple[int, ...]
-    contexts: tuple[int, ...]
-    tokens: tuple[int, ...]
-    seconds: tuple[tuple[tuple[float, ...], ...], ...]  # [batch][context][tokens]
-
-    def __post_init__(self) -> None:
-        for name, least in (("batches", 1), ("contexts", 0), ("tokens", 1)):
-            axis = getattr(self, name)
-            if not axis or axis[0] < least or list(axis) != sorted(set(axis)):
-                raise PlanError(f"{name} of a grid must rise from {least} on, got {axis}")
-        shape = (len(self.batches), len(self.contexts), len(self.tokens))
-        found = {(len(self.seconds), len(plane), len(row)) for plane in self.seconds for row in plane}
-        if found != {shape}:
-            raise PlanError(f"a grid of {shape} passes has seconds for {sorted(found)}; measure it again")
-        if not all(0.0 <= one < math.inf for plane in self.seconds for row in plane for one in row):
-            raise PlanError("seconds of a grid must be finite and 0 or more; measure it again")
-
-    def at(self, num_tokens: int, num_sequences: int, num_context_rows: int) -> float:
-        """Return the seconds of a pass; arguments as of `PassCost.seconds`.
-
-        Linear between the points of each axis, clamped before the first and along the last two beyond the last; never
-        falling with more tokens. A ragged pass costs what an even one of as many tokens and rows does; where one size
-        of batch was measured, what counts is the tokens of all sequences.
-        """
-        num_shared = num_sequences if len(self.batches) > 1 else self.batches[0]
-        tokens, rows = num_tokens / num_shared, num_context_rows / num_shared
-
-        def in_batch(batch_idx: int) -> float:
-            plane = self.seconds[batch_idx]
-            return _line(self.contexts, [_rising(self.tokens, row, tokens) for row in plane], rows)
-
-        return max(0.0, _line(self.batches, [in_batch(idx) for idx in range(len(self.batches))], num_sequences))
+    def pass_cost(self) -> PassCost:
+        """Return what the engine knows of passes. Raises: SettingsError for seconds that cannot be."""
+        return PassCost(self.points, self.per_sequence_s, self.per_context_row_s)
 
 
 class Setup(msgspec.Struct, frozen=True, kw_only=True):
     """One way to run the model: on so many threads, or on the device as it is."""
 
     threads: int | None  # None: a device that has no threads to share out
-    cost: PassTable
-    grid: PassGrid | None = None  # None: `cost` is all that is known
+    cost: PassTable  # what the engine itself would measure at start
+    taken: PassTable | None = None  # what virtual passes take; None: the same
 
     def pass_cost(self) -> PassCost:
         """Return what the engine would measure at start. Raises: SettingsError for seconds that cannot be."""
-        return PassCost(self.cost.points, self.cost.per_sequence_s, self.cost.per_context_row_s)
+        return self.cost.pass_cost()
+
+    def true_cost(self, factor: float = 1.0) -> PassCost:
+        """Return what virtual passes take, times a factor. Raises: SettingsError for seconds that cannot be."""
+        return (self.taken or self.cost).pass_cost().scaled(factor)
 
 
 class Overheads(msgspec.Struct, frozen=True, kw_only=True):
@@ -168,26 +137,6 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
         return max(threads, default=None)
 
 
-class TrueCost:
-    """What virtual passes take: the grid where there is one, times a factor."""
-
-    def __init__(self, setup: Setup, factor: float = 1.0) -> None:
-        self._grid = setup.grid
-        self._cost = setup.pass_cost()
-        self._factor = factor
-        self._known: dict[tuple[int, int, int], float] = {}
-
-    def seconds(self, num_tokens: int, num_sequences: int, num_context_rows: int) -> float:
-        """Return the seconds of a pass; arguments as of `PassCost.seconds`, context to the nearest 16 rows."""
-        key = (num_tokens, num_sequences, num_context_rows // 16)
-        found = self._known.get(key)
-        if found is None:
-            rows = 16 * key[2]
-            cost = self._grid.at(num_tokens, num_sequences, rows) if self._grid else self._cost.seconds(*key[:2], rows)
-            found = self._known[key] = self._factor * cost
-        return found
-
-
 def load_profile(name_or_path: str | Path) -> Profile:
     """Read a profile: a file, or the name of one that ships with the package.
 
@@ -201,12 +150,7 @@ def load_profile(name_or_path: str | Path) -> Profile:
             f"there is no profile {name_or_path}; make one with card profile, or take one of "
             f"{', '.join(shipped_profiles())}"
         )
-    profile = read_file(path, Profile, KIND, VERSION, msgspec.json.decode)
-    try:
-        check_profile(profile)
-    except (SettingsError, PlanError) as error:
-        raise PlanError(f"{path} is a broken profile: {error}") from error
-    return profile
+    return read_file(path, Profile, KIND, VERSION, msgspec.json.decode, check_profile)
 
 
 def check_profile(profile: Profile) -> None:
@@ -220,6 +164,7 @@ def check_profile(profile: Profile) -> None:
         raise PlanError(f"it has two setups with as many threads: {threads}")
     for setup in profile.setups:
         setup.pass_cost()
+        setup.true_cost()
 
 
 def save_profile(profile: Profile, path: Path) -> None:
@@ -235,17 +180,3 @@ def shipped_profiles() -> tuple[str, ...]:
 
 def _folder() -> Path:
     return Path(str(resources.files("card"))) / "planner" / "profiles"
-
-
-def _rising(xs: Sequence[int], ys: Sequence[float], x: float) -> float:
-    """Return y at x along the points, each raised to the one before it."""
-    return _line(xs, list(accumulate(ys, max)), x)
-
-
-def _line(xs: Sequence[int], ys: Sequence[float], x: float) -> float:
-    """Return y at x: linear between points, clamped before the first, along the last two behind the last."""
-    if len(xs) == 1 or x <= xs[0]:
-        return ys[0]
-    idx = min(bisect_right(xs, x), len(xs) - 1)
-    (x0, x1), (y0, y1) = xs[idx - 1 : idx + 1], ys[idx - 1 : idx + 1]
-    return y0 + (y1 - y0) * (x - x0) / (x1 - x0)

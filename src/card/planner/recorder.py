@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from card.api.llm import LLM
+from card.bench.environment import describe_run
 from card.config import SamplingParams, SamplingRule
 from card.errors import PlanError
 from card.models.cuda.bucketed import make_runner
@@ -19,7 +20,6 @@ from card.models.loading import check_pair, context_limit, load_model, load_toke
 from card.models.protocol import Extension, LanguageModel
 from card.models.text import tokenizer_fingerprint
 from card.models.torch_runner import TorchRunner
-from card.planner.files import made_now
 from card.planner.recording import RecordedText, Recording, Rows, pack_text
 from card.tree.sampling import CandidateScorer
 
@@ -49,7 +49,6 @@ class RecordRequest:
     dtype: str = "auto"
     device: str = "cpu"
     coupled_noise: bool = True
-    command: str = ""
 
 
 def record(request: RecordRequest, tell: Callable[[str], None] = lambda _: None) -> Recording:
@@ -93,12 +92,12 @@ def make_recording(
         tokenizer: fingerprint of the one that both models share.
     Raises: as `record_texts`.
     """
-    params = request.params
+    params, environment = request.params, describe_run()
     texts = record_texts(target, draft, answers, params, coupled_noise=request.coupled_noise)
     return Recording(
         target=request.target,
         draft=request.draft,
-        source=request.command or "card record",
+        source=environment.command,
         tokenizer=tokenizer,
         vocab_size=target.vocab_size,
         **{name: getattr(params, name) for name in ("temperature", "top_k", "top_p", "min_p", "max_tokens")},
@@ -107,7 +106,8 @@ def make_recording(
         num_candidates=min(NUM_CANDIDATES, draft.vocab_size),
         num_target_ids=min(NUM_TARGET_IDS, target.vocab_size),
         dtype=str(target.dtype).removeprefix("torch."),
-        **made_now(),
+        date=environment.date,
+        versions=environment.versions,
         texts=texts,
     )
 

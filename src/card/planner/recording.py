@@ -105,12 +105,7 @@ def pack_text(
 
 def load_recording(path: Path) -> Recording:
     """Read a recording. Raises: PlanError if it cannot be read, is none, of another version, or contradicts itself."""
-    recording = read_file(path, Recording, KIND, VERSION, msgspec.msgpack.decode)
-    try:
-        check_recording(recording)
-    except PlanError as error:
-        raise PlanError(f"{path} is a broken recording: {error}") from error
-    return recording
+    return read_file(path, Recording, KIND, VERSION, msgspec.msgpack.decode, check_recording)
 
 
 def save_recording(recording: Recording, path: Path) -> None:

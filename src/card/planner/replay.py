@@ -151,38 +151,20 @@ class ReplayedModel:
         """
         self._texts = texts
         self._role = role
-        self._max_model_len, self._max_rows = max_model_len, max_model_len + num_tree_rows
+        self.vocab_size = texts.vocab_size  # token ids that occur
+        self.max_model_len, self.max_rows = max_model_len, max_model_len + num_tree_rows  # of one sequence
+        self.row_bytes = 1  # memory is no matter here
         self._on_pass, self._on_keep = on_pass, on_keep
         self._states: dict[int, list[int]] = {}  # of each row of each sequence
         self._capacity: dict[int, int] = {}
         self._num_opened = 0
         self._known: dict[int, Tensor] = {}  # logits by row
 
-    @property
-    def vocab_size(self) -> int:
-        """Number of token ids that occur."""
-        return self._texts.vocab_size
-
-    @property
-    def max_model_len(self) -> int:
-        """Most positions of one sequence."""
-        return self._max_model_len
-
-    @property
-    def max_rows(self) -> int:
-        """Most rows of one sequence."""
-        return self._max_rows
-
-    @property
-    def row_bytes(self) -> int:
-        """One: memory is no matter here."""
-        return 1
-
     def open(self, max_rows: int | None = None) -> int:
         """Start an empty sequence. Raises: CapacityError for more rows than there are."""
-        capacity = self._max_rows if max_rows is None else max_rows
-        if capacity > self._max_rows:
-            raise CapacityError(f"a sequence has room for {self._max_rows} rows, got {capacity}")
+        capacity = self.max_rows if max_rows is None else max_rows
+        if capacity > self.max_rows:
+            raise CapacityError(f"a sequence has room for {self.max_rows} rows, got {capacity}")
         self._num_opened += 1
         self._states[self._num_opened] = []
         self._capacity[self._num_opened] = capacity

@@ -14,7 +14,7 @@ from card.config import SamplingParams, split_settings
 from card.config.fields import check, setting
 from card.errors import PlanError
 from card.models.threads import CorePlan, CoreSet
-from card.planner.profile import Profile, Setup, TrueCost
+from card.planner.profile import Profile, Setup
 from card.planner.recording import Recording
 from card.planner.replay import PassSize, ReplayedModel, ReplayedTexts
 from card.planner.virtual import VirtualClock, VirtualDrafter, VirtualLink
@@ -231,7 +231,7 @@ def _target_model(scene: Scene, plan: Plan, texts: ReplayedTexts, clock: Virtual
     """Return the target; its passes take the time of where the policy lets it run, its rounds what goes beyond."""
     overheads, setups = scene.target.overheads, setups_of(scene, plan)
     factor = overheads.beside_factor if plan.has_drafter_process else 1.0
-    costs = {False: TrueCost(setups.alone), True: TrueCost(setups.beside, factor)}
+    costs = {False: setups.alone.true_cost(), True: setups.beside.true_cost(factor)}
     unpaid_s = 0.0  # of the present round
 
     def on_pass(size: PassSize) -> None:
@@ -276,7 +276,7 @@ def draft_model(
     overheads = scene.draft.overheads
     shares_machine = shown is None and plan.has_drafter_process
     factor = scene.draft_factor * (overheads.beside_factor if shares_machine else 1.0)
-    cost = TrueCost(setup, factor)
+    cost = setup.true_cost(factor)
 
     def on_pass(size: PassSize) -> None:
         pass_s = cost.seconds(size.num_tokens, size.num_sequences, size.num_context_rows)

@@ -125,12 +125,9 @@ def decode(
 
 def summary_of(plan: Plan, stats: Sequence[RequestStats], elapsed_s: float | None = None) -> VirtualRun:
     """Return what a run did; ``elapsed_s`` is how long it took where texts were decoded at once."""
-
-    def total(name: str) -> Any:
-        return sum(getattr(one, name) for one in stats)
-
-    num_tokens, passes = total("num_new_tokens") - len(stats), total("target_passes")
-    decode_s = total("decode_s") if elapsed_s is None else elapsed_s
+    total = RequestStats.joined(stats)
+    num_tokens = total.num_new_tokens - len(stats)
+    decode_s = total.decode_s if elapsed_s is None else elapsed_s
     return VirtualRun(
         method=plan.method.name,
         where="switch" if len(plan.placements) > 1 else next(iter(plan.placements.values()), "none"),
@@ -139,12 +136,12 @@ def summary_of(plan: Plan, stats: Sequence[RequestStats], elapsed_s: float | Non
         num_tokens=num_tokens,
         decode_s=decode_s,
         tokens_per_s=num_tokens / decode_s if decode_s > 0 else 0.0,
-        target_passes=passes,
-        target_busy_s=total("target_busy_s"),
-        drafter_passes=total("drafter_passes"),
-        drafter_busy_s=total("drafter_busy_s"),
-        waited_s=total("waited_s"),
-        tokens_per_pass=1.0 + total("accepted_tokens") / max(passes, 1),
-        hit_rate=(total("hits") + total("late_hits")) / max(passes, 1),
+        target_passes=total.target_passes,
+        target_busy_s=total.target_busy_s,
+        drafter_passes=total.drafter_passes,
+        drafter_busy_s=total.drafter_busy_s,
+        waited_s=total.waited_s,
+        tokens_per_pass=total.mean_acceptance_length,
+        hit_rate=total.hit_rate,
         stats=tuple(stats),
     )

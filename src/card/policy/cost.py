@@ -53,12 +53,12 @@ class PassCost:
         object.__setattr__(self, "_starts", starts)
         object.__setattr__(self, "_lines", (below, *lines, (*points[-1], last_slope)))
 
-    def seconds(self, num_tokens: float, num_sequences: int = 1, num_context_rows: float = 0) -> float:
+    def seconds(self, num_tokens: float, num_sequences: float = 1, num_context_rows: float = 0) -> float:
         """Return the seconds of one pass; 0 if it has no tokens, for then none is made.
 
         Args:
             num_tokens: new tokens of all sequences together; a mean need not be whole.
-            num_sequences: sequences that share them.
+            num_sequences: sequences that share them; the same.
             num_context_rows: rows that these sequences hold already, all together.
         """
         if num_tokens < 1:

@@ -1,4 +1,4 @@
-"""Who gets which drafter of a pool: a state machine without a clock, without I/O, and without Ray.
+"""Who gets which drafter of a pool, and how many it has: a state machine without a clock, without I/O, without Ray.
 
 Drafters report themselves and are forgotten when they are silent. A target holds at most one lease, which it renews;
 one that is not renewed expires. Both may be lost with the process that runs this: reports bring the drafters back, and
@@ -7,12 +7,15 @@ renewals the leases.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
 
 from card.transport.leases import Lease, NoLease
 
+LOAD = "targets"  # the figure that drafters tell Serve: how many targets each of them serves
 LEASE_S = 10.0  # without renewal, after which a lease has expired; five times as long as targets wait
 SILENCE_S = 10.0  # without a report, after which a drafter is forgotten
 SETTLE_S = 10.0  # that a lease stays where it is before it may be moved: moving costs the target a few drafts
@@ -37,16 +40,16 @@ class Wish(msgspec.Struct, frozen=True, kw_only=True):
     avoid: int = 0  # incarnation of a drafter that has just failed it; another one is better
 
 
-class Figures(msgspec.Struct, frozen=True, kw_only=True):
+class Figures(msgspec.Struct, kw_only=True):
     """The pool at a glance."""
 
-    drafters: int
-    leases: int
-    load: int  # requests of all leases
-    granted: int  # in total
-    refused: int
-    expired: int
-    moved: int
+    drafters: int = 0
+    leases: int = 0
+    load: int = 0  # requests of all leases
+    granted: int = 0  # in total
+    refused: int = 0
+    expired: int = 0
+    moved: int = 0
 
 
 @dataclass(slots=True)
@@ -71,20 +74,12 @@ class _Held:
 
 
 @dataclass(slots=True)
-class _Totals:
-    granted: int = 0
-    refused: int = 0
-    expired: int = 0
-    moved: int = 0
-
-
-@dataclass(slots=True)
 class Allocation:
     """Drafters, and the leases on them by holder. Times are the caller's, in seconds, and never go back."""
 
     _drafters: dict[int, _Drafter] = field(default_factory=dict)  # by incarnation
     _held: dict[str, _Held] = field(default_factory=dict)  # by holder
-    _totals: _Totals = field(default_factory=_Totals)
+    _totals: Figures = field(default_factory=Figures)
 
     def report(self, drafter: DrafterReport, now: float) -> None:
         """Take note of a drafter that is ready. One at the address of another one has taken its place."""
@@ -137,16 +132,8 @@ class Allocation:
     def figures(self, now: float) -> Figures:
         """Return how things stand."""
         self._expire(now)
-        totals = self._totals
-        return Figures(
-            drafters=len(self._drafters),
-            leases=len(self._held),
-            load=sum(held.load for held in self._held.values()),
-            granted=totals.granted,
-            refused=totals.refused,
-            expired=totals.expired,
-            moved=totals.moved,
-        )
+        load = sum(held.load for held in self._held.values())
+        return msgspec.structs.replace(self._totals, drafters=len(self._drafters), leases=len(self._held), load=load)
 
     # ---- inside -----------------------------------------------------------------------------------------------------
 
@@ -193,3 +180,19 @@ class Allocation:
         if not any(self._fits(report, wish) for report in alike):
             return "its drafters serve other hosts only: give the pool keys"
         return "its drafters have as many targets as they take"
+
+
+class ByTargets:
+    """Asks for one drafter for so many busy targets, and for one at least; Serve keeps to the bounds and delays."""
+
+    def __init__(self, targets_per_drafter: float) -> None:
+        self._targets_per_drafter = targets_per_drafter
+
+    def __call__(self, ctx: Any) -> tuple[int, dict[str, Any]]:
+        """Return the number of drafters, and nothing to remember.
+
+        Args:
+            ctx: Serve's `AutoscalingContext`.
+        """
+        by_replica = (ctx.aggregated_metrics or {}).get(LOAD, {})
+        return max(1, math.ceil(sum(by_replica.values()) / self._targets_per_drafter)), {}

@@ -65,7 +65,7 @@ def _target(settings: AppSettings) -> Any:
 def _pool(settings: AppSettings) -> Any:
     own = settings.pool
     policy = AutoscalingPolicy(
-        policy_function="card.ray.scaling:ByTargets", policy_kwargs={"targets_per_drafter": own.targets_per_drafter}
+        policy_function="card.ray.allocation:ByTargets", policy_kwargs={"targets_per_drafter": own.targets_per_drafter}
     )
     return serve.deployment(
         DrafterReplica,

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import secrets
 import time
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -61,18 +62,25 @@ class DeskLine:
         self._desk = desk
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="card-desk")
 
-    def call(self, name: str, *args: str | int) -> Future[Any]:
-        """Call a method of the desk. The future raises WorkerError if there is no answer in time."""
-        return self._thread.submit(self._call, name, *args)
+    def call(self, name: str, *args: str | int, answer: Any = None) -> Future[Any]:
+        """Call a method of the desk. The future raises WorkerError if there is no answer in time.
+
+        Args:
+            answer: what the answer's JSON holds; None if it has none.
+        """
+        return self._thread.submit(self._call, name, args, answer)
 
     def close(self) -> None:
         """Let what was called for be answered, and end the thread."""
         self._thread.shutdown(wait=True)
 
-    def _call(self, name: str, *args: str | int) -> Any:
+    def _call(self, name: str, args: Sequence[str | int], answer: Any) -> Any:
         method: Any = getattr(self._desk, name)
         try:
-            return method.remote(*args).result(timeout_s=_ANSWER_S)
+            said = method.remote(*args).result(timeout_s=_ANSWER_S)
+            return None if answer is None else msgspec.json.decode(said, type=answer)
+        except msgspec.MsgspecError:
+            raise
         except Exception as error:  # of many kinds, from Ray and from the network below it; its text has addresses
             logger.debug("the desk of the pool does not answer: %s", type(error).__name__)
             raise WorkerError("the desk of the pool does not answer") from None
@@ -89,12 +97,12 @@ class RayLeases:
     def ask(self, tokenizer: str, load: int, avoid: int) -> Future[_Answer]:
         """Ask for a drafter."""
         wish = Wish(tokenizer=tokenizer, load=load, host=self._host, avoid=avoid)
-        return self._decoded(self._line.call("lease", self._holder, as_text(wish)))
+        return self._line.call("lease", self._holder, as_text(wish), answer=_Answer)
 
     def renew(self, lease: Lease, tokenizer: str, load: int) -> Future[_Answer]:
         """Keep the drafter, or hear which one to move to."""
         wish = Wish(tokenizer=tokenizer, load=load, host=self._host)
-        return self._decoded(self._line.call("renew", self._holder, lease.incarnation, as_text(wish)))
+        return self._line.call("renew", self._holder, lease.incarnation, as_text(wish), answer=_Answer)
 
     def give_back(self) -> None:
         """End whatever is held."""
@@ -103,18 +111,6 @@ class RayLeases:
     def close(self) -> None:
         """End the way to the desk, after the last word has been said."""
         self._line.close()
-
-    def _decoded(self, answer: Future[Any]) -> Future[_Answer]:
-        decoded: Future[_Answer] = Future()
-
-        def decode(done: Future[Any]) -> None:
-            try:
-                decoded.set_result(msgspec.json.decode(done.result(), type=_Answer))
-            except (WorkerError, msgspec.MsgspecError) as error:
-                decoded.set_exception(error)
-
-        answer.add_done_callback(decode)
-        return decoded
 
 
 def as_text(message: msgspec.Struct) -> str:

@@ -16,9 +16,8 @@ from card.assembly.plan import DEFAULT_MODEL_LEN
 from card.config import INT8, parse_size
 from card.errors import WorkerError
 from card.models.threads import use_threads
-from card.ray.allocation import DrafterReport
+from card.ray.allocation import LOAD, DrafterReport
 from card.ray.desk import DeskLine, as_text
-from card.ray.scaling import LOAD
 from card.ray.settings import AppSettings, check_folder
 from card.server.logs import set_up
 from card.transport.keys import load_server_keys

@@ -126,6 +126,7 @@ def _asked_again(
     needs_switch: bool = False,
     batch: bool = False,
     streams: bool = False,
+    is_known: bool = False,
 ) -> Run:
     """Return a check that asks all prompts again.
 
@@ -135,6 +136,7 @@ def _asked_again(
         needs_switch: only a server that can be asked without speculation is asked.
         batch: ask several at once; otherwise one after the other.
         streams: let the answers come as streams.
+        is_known: the server has been asked before, also if this check is the only one.
     """
 
     async def run(about: Material) -> list[Pair]:
@@ -143,6 +145,8 @@ def _asked_again(
         questions = about.seeded_questions if seeded else about.greedy_questions
         expected = await (about.seeded() if seeded else about.greedy())
         side = about.base if plainly else about.fast
+        if is_known:
+            await side.ask(questions[0])
         got = await (about.at_once if batch else Side.alone)(side, questions, streams=streams)
         return _pairs(questions, expected, got)
 
@@ -150,13 +154,6 @@ def _asked_again(
 
 
 # ---- reuse of prefixes ----------------------------------------------------------------------------------------------
-
-
-async def _again(about: Material) -> list[Pair]:
-    """By now each prompt has been asked before."""
-    questions = about.greedy_questions
-    await about.fast.ask(questions[0])  # also if this check is the only one
-    return _pairs(questions, await about.greedy(), await about.fast.alone(questions))
 
 
 async def _extended(about: Material) -> list[Pair]:
@@ -318,7 +315,7 @@ CHECKS: Mapping[str, Check] = MappingProxyType(
             Check("greedy-batch", "greedy, several at once", _asked_again(batch=True)),
             Check("seeded", "seeded, alone", _asked_again(seeded=True, needs_switch=True)),
             Check("seeded-batch", "seeded, several at once", _asked_again(seeded=True, batch=True)),
-            Check("again", "the same prompt again", _again),
+            Check("again", "the same prompt again", _asked_again(is_known=True)),
             Check("extended", "a conversation that goes on", _extended),
             Check("schema", "JSON schema, alone", _schema),
             Check("schema-batch", "JSON schema beside others", partial(_schema, beside_others=True)),

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
+from itertools import zip_longest
 from typing import Any, Literal
 
 from card.tree.nodes import Nodes
@@ -57,6 +58,22 @@ class RequestStats(DrafterHealth):
     schedule: str = "off"  # beside, turns or off: that of the last round
     schedule_reason: str = "no drafter"
     seed: int = 0
+
+    @classmethod
+    def joined(cls, several: Iterable[RequestStats]) -> RequestStats:
+        """Return the counters of several requests added up; texts are those of the last one, the seed is none."""
+        total = cls()
+        for one in several:
+            for name in (each.name for each in fields(cls)):
+                before, value = getattr(total, name), getattr(one, name)
+                if isinstance(value, dict):
+                    value = {key: before.get(key, 0) + value.get(key, 0) for key in before | value}
+                elif isinstance(value, list):
+                    value = [a + b for a, b in zip_longest(before, value, fillvalue=0)]
+                elif not isinstance(value, str):
+                    value = before + value
+                setattr(total, name, value)
+        return total
 
     @property
     def speculation(self) -> str:

@@ -1,4 +1,4 @@
-"""The figures of runs as text: cells for people, and CSV for programs."""
+"""The figures of runs as CSV, and speed-ups in words."""
 
 from __future__ import annotations
 
@@ -7,10 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any, TextIO
 
-from card.bench import tables
 from card.bench.records import Run
-from card.bench.report.charts import in_words
-from card.bench.summary import Costs, Percentiles, RowSummary
+from card.bench.summary import Costs, RowSummary, Spread
 
 Summaries = Sequence[tuple[Run, Sequence[RowSummary]]]
 _SPREADS = (("median", "least", "most"), "", ("tokens_per_s", "wall_tokens_per_s", "speedup"))
@@ -28,7 +26,7 @@ def write_csv(file: TextIO, summaries: Summaries) -> None:
 def _record(run: Run, row: RowSummary) -> dict[str, Any]:
     """Return one line of the CSV."""
     pair, facts = run.pair_of(row.pair), run.facts_of(row.row)
-    check = run.check_of(pair=row.pair, row=row.row, workload=row.workload)
+    check = run.check_of(row.group)
     record: dict[str, Any] = {name: getattr(run, name) for name in ("run_id", "date", "commit", "status", "dtype")}
     record |= {"temperature": run.sampling.temperature, "max_tokens": run.max_tokens}
     record |= {"pair": row.pair, "target": pair.target, "draft": pair.draft, "target_cost": pair.target_cost}
@@ -49,22 +47,7 @@ def _joined(value: object) -> object:
     return " ".join(map(str, value)) if isinstance(value, tuple) else value
 
 
-def cells(run: Run, row: RowSummary) -> dict[str, str]:
-    """Return what a table shows of a row, by column; a dash for what it does not have."""
-    costs, known = row.costs, tables.cells(run, row)
-    return {
-        "method": known["method"],
-        "tokens/s": f"{known['tokens/s']} ({known['range']})",
-        "speed-up": in_words(row.speedup) if row.speedup else "–",
-        **{name: known[name] for name in ("tokens a pass", "hit rate", "layers/s", "of ceiling")},
-        **{name: known[name] for name in ("verified per token", "rolled back per token")},
-        "target passes": f"{costs.target_passes:,}",
-        "drafter passes": tables.shown(costs.drafter_passes, ",d"),
-        "first token, ms (p50 / p90 / p99)": _milliseconds(row.first_token),
-        "between tokens, ms (p50 / p90 / p99)": _milliseconds(row.inter_token),
-        **{name: known[name] for name in ("pass, ms", "overhead, ms", "accepted from", "same text")},
-    }
-
-
-def _milliseconds(found: Percentiles | None) -> str:
-    return "–" if found is None else " / ".join(f"{1e3 * value:.1f}" for value in (found.p50, found.p90, found.p99))
+def in_words(speedup: Spread) -> str:
+    """Return a speed-up with its range, and that it is none."""
+    words = f"{speedup.median:.2f}× ({speedup.least:.2f}–{speedup.most:.2f})"
+    return words if speedup.median >= 1 else f"{words} slower"

@@ -27,7 +27,7 @@ from card.cli.options import (
 )
 from card.cli.starting import run
 from card.config import DraftSettings, EngineSettings, SamplingParams
-from card.planner.requests import PoolRequest, ProfileRequest
+from card.planner.requests import PoolRequest
 from card.verify_server.settings import VerifySettings
 
 _OF_ROWS = "Of card-chain, card-tree, card-turns.  [default: the library's]"
@@ -97,12 +97,10 @@ def bench(**options: Any) -> int:
     return run("card.cli.bench.run", **options)
 
 
-@command(short_help="Make a page, pictures and a table of bench files.")
+@command(short_help="Make a page and a table of bench files.")
 @click.argument("results", nargs=-1, required=True, type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option("--out", type=OutputPath(), help="Write one HTML file that needs nothing else.")
-@click.option("--png", type=OutputPath(is_folder=True), help="Write each plot into this folder.")
 @click.option("--csv", "csv_path", type=OutputPath(), help="Write a line for each pair, row and workload.")
-@file_option("--trace", words="Draw the timeline of this trace too, as written by --trace.")
 def report(**options: Any) -> int:
     """Read RESULTS, the files of card bench, check that their texts are those of plain decoding, and draw them."""
     return run("card.cli.bench_report.run", "reading", **options)
@@ -150,11 +148,10 @@ def verify_server(**options: Any) -> int:
 @option_of(EngineSettings, "dtype", is_filled=True)
 @option_of(EngineSettings, "device", is_filled=True, help="cpu, cuda, cuda:1.")
 @click.option("--target-cost", help="Inflate the model to the price of so many parameters, such as 300M; same outputs.")
-@with_options(*options_of(ProfileRequest, "threads tokens contexts batches"))
-@option_of(ProfileRequest, "num_runs", "--runs", is_filled=True)
+@click.option("--threads", callback=parse_numbers, help="Numbers of threads, such as 1,2.  [default: torch's own]")
 @wide_option
 def profile(**options: Any) -> int:
-    """Measure passes of MODEL over tokens, context and batch.
+    """Measure what passes of MODEL cost, and what goes on around them.
 
     MODEL is a folder, a GGUF file, a hub name, demo-target or demo-draft.
     """
