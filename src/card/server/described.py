@@ -75,7 +75,7 @@ def add_route(app: FastAPI, route: Route, *, has_keys: bool) -> None:
 def _responses(route: Route) -> dict[int | str, dict[str, Any]]:
     kinds = {"text/plain": {"type": "string"}} if route.path == "/metrics" else {"application/json": _OBJECT}
     if route.errors == OF_WRITING:
-        kinds["text/event-stream"] = {"type": "string"}
+        kinds["text/event-stream"] = _OBJECT  # of each event
     found: dict[int | str, dict[str, Any]] = {200: {"description": "Done.", "content": _content(kinds)}}
     for status in route.errors:
         found[status] = {"description": _ERRORS[status], "content": _content({"application/json": _ERROR})}
