@@ -25,9 +25,10 @@ from transformers.utils import logging as transformers_logging
 from card import LLM, SamplingParams
 from card.bench.compare import TextJudge
 from card.bench.environment import MEASURED_START, describe_run, weights_fingerprint
+from card.bench.lineup import Plan
 from card.bench.records import Pair, RowFacts
 from card.bench.rows import CardRow, PromptIds
-from card.bench.runner import Plan, run_bench
+from card.bench.runner import run_bench
 from card.bench.tables import rich_tables
 from card.config import DraftSettings, PolicyName, VerifyShape
 from card.errors import CardError, SettingsError, WorkerError

@@ -28,10 +28,10 @@ from transformers.utils import logging as transformers_logging
 from card import LLM, SamplingParams
 from card.bench.compare import TextJudge
 from card.bench.environment import MEASURED_START, Environment, allowed_cores, describe_run, weights_fingerprint
-from card.bench.lineup import fastest
+from card.bench.lineup import Plan, fastest
 from card.bench.records import Pair, RowFacts, Run
 from card.bench.rows import CardRow, PromptIds, Row, TransformersRow
-from card.bench.runner import Plan, run_bench
+from card.bench.runner import run_bench
 from card.bench.tables import rich_tables
 from card.config import DraftSettings
 from card.errors import CardError, SettingsError

@@ -16,10 +16,11 @@ from transformers import PreTrainedTokenizerFast
 from card.bench.compare import Gap
 from card.bench.datasets import Dataset, Question
 from card.bench.environment import Environment
+from card.bench.lineup import Plan
 from card.bench.records import Pair, RowFacts, Run, SampleKey, planned
 from card.bench.results import load, read_unchecked
 from card.bench.rows import Decoded
-from card.bench.runner import Plan, run_bench
+from card.bench.runner import run_bench
 from card.config import SamplingParams
 from card.errors import BenchError, PromptError, SettingsError, TargetError
 from tests.pair import make_tokenizer

@@ -19,7 +19,7 @@ import torch
 import transformers
 from transformers import PreTrainedModel
 
-import card
+from card.engine.latency_store import own_version
 from card.errors import SettingsError
 from card.models.threads import usable_cores
 
@@ -28,8 +28,8 @@ MEASURED_START: Mapping[str, Any] = MappingProxyType(
     {"start_timeout_s": 600.0, "wait_for_drafter": True, "cache": False}
 )
 
-_PACKAGE = Path(card.__file__).parent
-_THIN_SHELLS = ("cli", "server", "bench/report", "planner", "cluster")  # they neither decode nor time
+_PACKAGE = Path(__file__).parents[1]
+_THIN_SHELLS = ("cli", "server", "bench/report", "planner", "ray")  # they neither decode nor time
 _FINGERPRINT_VALUES = 64  # of each tensor: enough to tell other weights, and quick for large models
 
 
@@ -51,7 +51,7 @@ def describe_run() -> Environment:
         commit=_commit(),
         date=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         versions={
-            "card": card.__version__,
+            "card": own_version(),
             "card_sources": _sources_sha256()[:16],
             "python": platform.python_version(),
             "torch": str(torch.__version__),

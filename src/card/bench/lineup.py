@@ -28,7 +28,6 @@ from card.bench.names import (
 )
 from card.bench.records import Pair, RowFacts
 from card.bench.rows import CardRow, Decoded, PromptIds, Row, TransformersRow, assistant_title, core_set
-from card.bench.runner import Plan
 from card.bench.summary import decode_rate
 from card.config import INT8, DraftSettings, SamplingParams
 from card.errors import SettingsError
@@ -107,6 +106,27 @@ class LineupSettings:
             is_comparable=True,
             settings={key: list(value) if isinstance(value, tuple) else value for key, value in settings.items()},
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """Everything that a run is to do."""
+
+    rows: tuple[RowFacts, ...]
+    baseline: str
+    pairs: Mapping[str, Callable[[Callable[[str], None]], Lineup]]  # by name; called with what shows a line
+    datasets: tuple[Dataset, ...]  # with all their prompts
+    params: SamplingParams
+    repeats: int = 5
+    limit: int | None = None  # prompts of each data set
+    skips_long: bool = False  # leave prompts out that do not fit, instead of refusing them
+    options: Mapping[str, Any] = field(default_factory=dict)  # of the command, for going on with the run
+
+    def __post_init__(self) -> None:
+        if self.repeats < 1 or (self.limit is not None and self.limit < 1):
+            raise SettingsError(f"repeats and limit must be 1 or more, got {self.repeats} and {self.limit}")
+        if self.params.max_tokens < 2:
+            raise SettingsError(f"max_tokens must be 2 or more, got {self.params.max_tokens}")
 
 
 def make_plan(

@@ -7,11 +7,11 @@ the decodes that are missing. No time is shown before all texts of a pair were c
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -20,7 +20,8 @@ from transformers import PreTrainedTokenizerBase
 from card.bench.compare import TextJudge, checks_of
 from card.bench.datasets import Dataset, Question
 from card.bench.environment import Environment
-from card.bench.records import Chosen, Pair, RowFacts, Run, Sample, SampleKey, Sampling, Status, Workload, planned
+from card.bench.lineup import Lineup, Plan
+from card.bench.records import Chosen, Pair, Run, Sample, SampleKey, Sampling, Status, Workload, planned
 from card.bench.results import PROMISED, VERSION, Writer, load, read_unchecked
 from card.bench.rows import Row
 from card.config import SamplingParams
@@ -28,32 +29,8 @@ from card.errors import BenchError, PromptError, SettingsError
 from card.models.text import decode
 from card.workers.trace import Trace
 
-if TYPE_CHECKING:
-    from card.bench.lineup import Lineup
-
 _DECODED = ("token_ids", "token_times", "prefill_s", "decode_s", "wall_s", "cpu_s", "stats")  # kept of a decode
 _SPEED_PERIOD_S = 3600.0  # over which the time left is foreseen: rows differ, whole rounds over them do not
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    """Everything that a run is to do."""
-
-    rows: tuple[RowFacts, ...]
-    baseline: str
-    pairs: Mapping[str, Callable[[Callable[[str], None]], Lineup]]  # by name; called with what shows a line
-    datasets: tuple[Dataset, ...]  # with all their prompts
-    params: SamplingParams
-    repeats: int = 5
-    limit: int | None = None  # prompts of each data set
-    skips_long: bool = False  # leave prompts out that do not fit, instead of refusing them
-    options: Mapping[str, Any] = field(default_factory=dict)  # of the command, for going on with the run
-
-    def __post_init__(self) -> None:
-        if self.repeats < 1 or (self.limit is not None and self.limit < 1):
-            raise SettingsError(f"repeats and limit must be 1 or more, got {self.repeats} and {self.limit}")
-        if self.params.max_tokens < 2:
-            raise SettingsError(f"max_tokens must be 2 or more, got {self.params.max_tokens}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,11 +15,11 @@ from transformers.utils import logging as transformers_logging
 
 from card.bench.datasets import DataSpec, parse_spec, read_datasets
 from card.bench.environment import Environment, choose_cores, describe_run
-from card.bench.lineup import LineupSettings, PairSpec, make_plan
+from card.bench.lineup import LineupSettings, PairSpec, Plan, make_plan
 from card.bench.names import DRAFT_OPTIONS, names_of, uncoupled
 from card.bench.records import Run
 from card.bench.results import read_unchecked
-from card.bench.runner import Plan, run_bench
+from card.bench.runner import run_bench
 from card.bench.tables import SPARE, rich_tables
 from card.cli.files import check_can_write
 from card.cli.interrupts import INTERRUPTED

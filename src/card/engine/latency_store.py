@@ -125,12 +125,13 @@ class LatencyKey(msgspec.Struct, frozen=True, kw_only=True):
             "cores": str(len(core_set.cores)),
             "more": more,
             "machine": _machine(),
-            "versions": f"card {_own_version()}, torch {torch.__version__}",
+            "versions": f"card {own_version()}, torch {torch.__version__}",
         }
         return cls(about=about)
 
 
-def _own_version() -> str:
+def own_version() -> str:
+    """Return the version of this package."""
     try:
         return version("card-decoding")
     except PackageNotFoundError:  # a source tree that was never installed
