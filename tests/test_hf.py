@@ -223,7 +223,7 @@ def test_first_tokens_follow_the_law_that_transformers_draws_from(
     target: LlamaForCausalLM, options: dict[str, Any]
 ) -> None:
     batch = make_batch((5,))
-    num_drawn = 1000
+    num_drawn = 2000
     law = (
         theirs(
             target, batch, do_sample=True, max_new_tokens=1, output_scores=True, return_dict_in_generate=True, **options

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from transformers import (
     GPT2Config,
@@ -114,7 +114,6 @@ def test_a_product_is_nearly_that_of_floats_also_beside_outliers_and_zeros() -> 
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=40)
 @given(sizes=st.lists(st.integers(1, 33), min_size=1, max_size=12), num_threads=st.sampled_from([1, 2, 3]))
 def test_logits_do_not_depend_on_how_a_text_is_cut_into_passes(kind: str, sizes: list[int], num_threads: int) -> None:
     runner = RUNNERS[kind]
@@ -132,7 +131,6 @@ def test_logits_do_not_depend_on_how_a_text_is_cut_into_passes(kind: str, sizes:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=40)
 @given(data=st.data())
 def test_a_node_of_a_tree_has_the_logits_of_its_own_path(kind: str, data: st.DataObject) -> None:
     runner = RUNNERS[kind]

@@ -193,7 +193,7 @@ def test_the_seed_must_be_fixed_before_sampling() -> None:
 LOGITS = [0.3, -0.6, 1.1, 0.0, -1.4]
 Choose = Callable[[Tensor, range], list[int]]
 ALL_ON = SamplingRule(temperature=1.4, top_k=4, top_p=0.85, min_p=0.25, seed=11)
-NUM_DRAWS = 8000  # enough to find each of the broken rules below
+NUM_DRAWS = 20_000
 CHI_SQUARED_LIMIT = {1: 15.1, 2: 18.4, 3: 21.1, 4: 23.5, 24: 60.0}  # by degrees of freedom; exceeded by one in 10,000
 
 
