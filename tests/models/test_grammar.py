@@ -372,6 +372,29 @@ def test_a_grammar_that_cannot_be_compiled_is_done_without(caplog: pytest.LogCap
     assert "no tokenizer here" in caplog.text
 
 
+def test_what_failed_is_compiled_again_for_the_next_request_but_not_for_a_drafter_that_asks_in_each_round(
+    tokenizer: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    compiler = GrammarCompiler(tokenizer, NUM_IDS, (0, 1))
+    build, num_builds = compiler._build, 0
+
+    def fail(grammar: Grammar) -> MatcherState:
+        nonlocal num_builds
+        num_builds += 1
+        raise MemoryError("just now")
+
+    monkeypatch.setattr(compiler, "_build", fail)
+    assert compiler.find(SCHEMA) is None
+    with pytest.raises(MemoryError):
+        compiler.begin(SCHEMA, retries=False).result(60)
+    for _ in range(5):
+        assert compiler.find(SCHEMA) is None
+    assert num_builds == 1
+    assert caplog.text.count("drafting goes on without a grammar: just now") == 1
+    monkeypatch.setattr(compiler, "_build", build)
+    assert compiler.compile(SCHEMA).allowed([()])[0].any()
+
+
 # ---- several at once ------------------------------------------------------------------------------------------------
 
 

@@ -23,7 +23,7 @@ from card.tree.shaping import GrammarState, Path
 
 logger = logging.getLogger(__name__)
 
-_NUM_THREADS = 4  # that compile; a grammar that takes minutes keeps one of them
+_NUM_COMPILERS = 4  # threads; a grammar that takes minutes keeps one of them
 _MOST_KEPT = 32  # compiled grammars; the one not used for longest makes place
 _MOST_QUOTED_CHARS = 300  # of what the library says of a grammar, which may be the grammar itself
 _JSON_OBJECT = '{"type": "object"}'
@@ -47,7 +47,7 @@ class GrammarCompiler:
         self._lock = threading.Lock()  # held for moments only: a grammar may take minutes
         self._tokens_lock = threading.Lock()
         self._tokens: Any = None  # llguidance's own tokenizer; it takes about a second to build
-        self._threads = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="card-grammar")
+        self._threads = ThreadPoolExecutor(_NUM_COMPILERS, thread_name_prefix="card-grammar")
         self._begun: dict[Grammar, Future[MatcherState]] = {}  # least recently used first
 
     @property
@@ -55,14 +55,17 @@ class GrammarCompiler:
         """Whether a grammar is being compiled, which nothing can end."""
         return any(work.running() for work in list(self._begun.values()))
 
-    def begin(self, grammar: Grammar) -> Future[MatcherState]:
+    def begin(self, grammar: Grammar, *, retries: bool = True) -> Future[MatcherState]:
         """Have a grammar compiled in a thread; those who ask for the same one share the work. Raises: nothing.
 
-        The result is to be forked. It fails with what `compile` raises; then the next one who asks tries again.
+        The result is to be forked. It fails with what `compile` raises.
+
+        Args:
+            retries: compile it again if that failed before.
         """
         with self._lock:
             work = self._begun.pop(grammar, None)
-            if work is None or (work.done() and work.exception() is not None):
+            if work is None or (retries and work.done() and work.exception() is not None):
                 work = self._threads.submit(self._build, grammar)
             self._begun[grammar] = work
             done = [one for one, begun in self._begun.items() if begun.done()]
@@ -80,7 +83,10 @@ class GrammarCompiler:
 
     def find(self, grammar: Grammar) -> GrammarState | None:
         """Return the beginning of a grammar; None while it is compiled, or if it cannot be: a drafter does without."""
-        work = self.begin(grammar)
+        is_new = grammar not in self._begun
+        work = self.begin(grammar, retries=False)
+        if is_new:
+            work.add_done_callback(_tell_of_failure)
         return work.result().fork() if work.done() and work.exception() is None else None
 
     def _build(self, grammar: Grammar) -> MatcherState:
@@ -145,6 +151,11 @@ class BackgroundGrammars:
         except (CardError, OSError, RuntimeError, ValueError) as error:
             logger.warning("drafting goes on without grammars: %s", error)
             return None
+
+
+def _tell_of_failure(work: Future[MatcherState]) -> None:
+    if (error := work.exception()) is not None:
+        logger.warning("drafting goes on without a grammar: %s", error)
 
 
 class MatcherState:
