@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from card.errors import PlanError
@@ -70,6 +72,11 @@ def test_seldom_requests_are_served_as_if_alone_and_more_load_is_never_faster():
     assert speeds == sorted(speeds, reverse=True)
     assert speeds[-1] == speeds[-2], "always busy is as busy as it gets"
     assert runs[-1].busy_targets == 3
+
+
+def test_targets_that_seldom_have_something_to_expand_slow_each_other_less():
+    at_ease = replace(SERVICE, busy_share=(0.1, 0.2, 0.4))
+    assert pool_model(at_ease).run(8).tokens_per_s > 1.1 * pool_model().run(8).tokens_per_s
 
 
 def test_targets_are_busy_for_longer_as_the_drafter_gets_slower():
