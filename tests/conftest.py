@@ -69,7 +69,7 @@ def measures_in_haste() -> Iterator[None]:
         patch.setattr(measuring, "with_useful_threads", one_thread)
         patch.setattr(measuring, "_FULL_S", 0.05)
         patch.setattr(measuring, "_QUICK_S", 0.05)
-        patch.setattr(drafters, "_MEASURING_S", 0.05)
+        patch.setattr(drafters, "MEASURING_S", 0.05)
         yield
 
 

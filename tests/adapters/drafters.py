@@ -98,7 +98,7 @@ def toy_proposer(
     max_len: int = 128,
     max_parked: int = 8,
     row_cost: float | None = 0.05,
-    others_s: float = 1.0,
+    local_writers_s: float = 1.0,
 ) -> ChainProposer:
     """Return a proposer whose drafter, if it has one, works in this thread; behind ``line``, if that is given."""
     faults = faults or Faults(max_passes=8)
@@ -114,6 +114,6 @@ def toy_proposer(
         line=line,
         clock=clock or (lambda: next(times) / 1000),
         row_cost=row_cost,
-        others_s=others_s,
+        local_writers_s=local_writers_s,
         max_parked=max_parked,
     )

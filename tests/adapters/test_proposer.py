@@ -260,7 +260,9 @@ def test_a_model_that_agrees_with_nothing_is_soon_not_worth_a_row():
 
 
 def test_rows_take_turns_where_there_is_no_time_for_all_writers_of_all_rows():
-    proposer = toy_proposer(None, writers=("suffix",), row_cost=0.0, others_s=0.0025)  # the clock says 1 ms a look
+    proposer = toy_proposer(
+        None, writers=("suffix",), row_cost=0.0, local_writers_s=0.0025
+    )  # the clock says 1 ms a look
     text = [1, 2, 3, 4, 1, 2]
     tokens = np.array([text, text[::-1], [5, 6, 5, 6, 5, 6]], np.int32)
     for row in tokens:

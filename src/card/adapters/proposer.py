@@ -22,8 +22,10 @@ from card.tree.nodes import NO_NODES
 from card.workers.offers import DRAFTER, writer_label
 from card.writers.local.protocol import LocalWriter
 
-_LEAST_OTHERS_S = 0.0003  # however late it is: some rows of a large batch have their turn in each step
-_OTHERS_S = 0.001  # of 2 ms that a step of 16 requests may take; to ask one request's writers takes about 0.1 ms
+_LEAST_LOCAL_WRITERS_S = 0.0003  # however late it is: some rows of a large batch have their turn in each step
+# Of 2 ms that a step of 16 requests may take; to ask one request's writers takes about 0.1 ms. Evidence: 1.4 ms took as
+# many steps, each 0.15 ms longer (benchmarks/LOG.md).
+_LOCAL_WRITERS_S = 0.001
 
 
 class ChainProposer:
@@ -45,7 +47,7 @@ class ChainProposer:
         line: DrafterLine | None,
         clock: Callable[[], float],
         row_cost: float | None = None,
-        others_s: float = _OTHERS_S,
+        local_writers_s: float = _LOCAL_WRITERS_S,
         max_parked: int = 64,
     ) -> None:
         """Make a proposer without requests.
@@ -58,7 +60,7 @@ class ChainProposer:
             line: to the drafter, which is open; None without one.
             clock: seconds, to learn what rows cost.
             row_cost: tokens that a candidate must be worth; None: as measured.
-            others_s: seconds of a step after which no writer but the drafter is asked.
+            local_writers_s: seconds of a step after which no writer without a model is asked.
             max_parked: most texts remembered that have no row.
         """
         self.figures = Figures()
@@ -76,7 +78,7 @@ class ChainProposer:
         self._chances = Chances()
         self._costs = RowCosts(row_cost)
         self._turns = Turns()
-        self._others_s = others_s
+        self._local_writers_s = local_writers_s
         self._handed_over: tuple[float, int, int] | None = None  # when, to how many requests, and how many rows
 
     def propose(self, new_ids: Sequence[Sequence[int]], lengths: Sequence[int], tokens: Tokens) -> list[list[int]]:
@@ -125,7 +127,7 @@ class ChainProposer:
             if self.line.takes_turns:
                 self._draft(self.line, [row for row, ids in zip(step.texts, new_ids, strict=True) if row and ids])
                 began_to_ask = self._clock()
-        chains = self._choose(step.texts, new_ids, began_to_ask + self._others_s)
+        chains = self._choose(step.texts, new_ids, began_to_ask + self._local_writers_s)
         ended = self._clock()
         is_plain = bool(new_ids) and all(new_ids)
         num_rows = len(chains) + sum(map(len, chains))
@@ -220,7 +222,7 @@ class ChainProposer:
 
         Each step begins with another row, so that all get their turn.
         """
-        deadline = max(deadline, self._clock() + _LEAST_OTHERS_S)
+        deadline = max(deadline, self._clock() + _LEAST_LOCAL_WRITERS_S)
         row_cost = self._costs.cost(max(1, len(requests)))
         chains: list[list[int]] = [[] for _ in requests]
         first = self.figures.steps % max(1, len(requests))

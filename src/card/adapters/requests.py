@@ -68,7 +68,7 @@ class Request(FollowedText):
         self.drafter_id = None
         self._replica: Replica | None = None
         self._room = 0
-        self._others_gain = 1.0
+        self._local_gain = 1.0
         self._stats = RequestStats(num_prompt_tokens=len(token_ids))
         prompt_ids = tuple(self.token_ids)
         heard = (
@@ -121,7 +121,7 @@ class Request(FollowedText):
         """Return what `judged` says of the chain, and remember whose it was."""
         known, num_right = judged(self.chain, new_ids)
         gain = sum(not writers & DRAFTER_BIT for writers in known.writers[:num_right])
-        self._others_gain = _GAIN_DISCOUNT * self._others_gain + (1.0 - _GAIN_DISCOUNT) * gain
+        self._local_gain = _GAIN_DISCOUNT * self._local_gain + (1.0 - _GAIN_DISCOUNT) * gain
         return known, num_right
 
     def commit(self, new_ids: Sequence[int], drafting: Drafting | None) -> list[TargetMessage]:
@@ -158,12 +158,12 @@ class Request(FollowedText):
         """
         drafted = self.drafted(budget)
         offer = (
-            self._offers.merge(drafted, budget, budget) if has_time and self._asks_others(drafted, budget) else drafted
+            self._offers.merge(drafted, budget, budget) if has_time and self._asks_local_writers(drafted, budget) else drafted
         )
         return offer if offer.writers else replace(offer, writers=(DRAFTER_BIT,) * len(offer))
 
-    def _asks_others(self, drafted: Nodes, budget: int) -> bool:
-        if len(drafted) < _FEW_CANDIDATES or self._others_gain > _USEFUL_GAIN:
+    def _asks_local_writers(self, drafted: Nodes, budget: int) -> bool:
+        if len(drafted) < _FEW_CANDIDATES or self._local_gain > _USEFUL_GAIN:
             return len(drafted) < budget or drafted.path_logprobs[-1] < _SURE_PATH_LOGPROB
         return self._stats.target_passes % _STEPS_BETWEEN_TRIALS == 0
 

@@ -26,7 +26,7 @@ from card.transport.child import DrafterChild
 from card.transport.here import InlineLink, ThreadLink
 from card.transport.leases import LeasedLink, Leases
 from card.transport.link import DrafterLink
-from card.transport.process import DrafterConfig, DraftModel, ProcessLink
+from card.transport.process import MEASURING_S, DrafterConfig, DraftModel, ProcessLink
 from card.transport.remote import RemoteLink
 from card.transport.switch import SwitchLink
 from card.tree.messages import PassSeconds, Ready
@@ -38,7 +38,7 @@ from card.writers.cuda.device_beam import DeviceBeamWriter, make_writer
 if TYPE_CHECKING:
     from card.models.decoder_model import LoadedModel
 
-_MEASURING_S, _QUICK_S = 0.4, 0.1  # for the passes of a draft model; while somebody waits
+_QUICK_S = 0.1  # for the passes of a draft model while somebody waits, in place of `MEASURING_S`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +68,7 @@ class Drafter:
         if self.runner is None or self.lane is None:
             return None
         with pinned(cores), self.lane.entered():
-            limit_s = _QUICK_S if is_quick else _MEASURING_S
+            limit_s = _QUICK_S if is_quick else MEASURING_S
             return measure_pass_cost(self.runner, clock=time.perf_counter, time_limit_s=limit_s)
 
     def reported(self) -> PassCost | None:
@@ -203,7 +203,7 @@ def _draft_model(plan: Plan, source: DraftSource) -> DraftModel:
         max_tree_rows=plan.draft_tree_rows,
         warm_up_tokens=plan.draft.beam_width,
         kv_cache_bytes=source.kv_cache_bytes,
-        measuring_s=_MEASURING_S if source.measures else 0.0,
+        measuring_s=MEASURING_S if source.measures else 0.0,
         cache_dir=settings.weights_dir,
         draft_vocab=settings.draft_vocab,
         always_drafted=always_drafted(tokenizer) if settings.draft_vocab is not None and tokenizer is not None else (),

@@ -29,7 +29,7 @@ from card.planner.requests import PoolRequest
 from card.planner.scene import Scene
 from card.planner.synthetic import make_synthetic
 
-_PROFILED_TOKENS = (1, 2, 4, 8, 16, 32, 64)
+_SHOWN_TOKENS = (1, 2, 4, 8, 16, 32, 64)  # rows of a profile's table
 _SHOWN_SIZES = (1, 4, 16, 64, 256, 1024)
 
 
@@ -120,7 +120,7 @@ def _profile_table(measured: Profile) -> Table:
     costs = {setup.threads: setup.pass_cost() for setup in measured.setups}
     names = ["all" if count is None else f"{count} thread{'s' * (count > 1)}" for count in costs]
     shown = table("new tokens", numbers=names, title="milliseconds a pass")
-    for size in _PROFILED_TOKENS:
+    for size in _SHOWN_TOKENS:
         shown.add_row(str(size), *(f"{1e3 * cost.seconds(size):.2f}" for cost in costs.values()))
     shown.add_row("each further sequence", *(f"{1e3 * cost.per_sequence_s:.2f}" for cost in costs.values()))
     shown.add_row("1,000 rows of context", *(f"{1e6 * cost.per_context_row_s:.2f}" for cost in costs.values()))

@@ -26,7 +26,7 @@ from card.server.tools.support import ToolPlan
 Events = list[dict[str, Any]]
 _ECHOED = {"instructions", "max_output_tokens", "metadata", "parallel_tool_calls"}  # as asked
 _ECHOED |= {"temperature", "tool_choice", "top_p"}
-_CONSTANT: dict[str, Any] = {
+_SAME_IN_ALL: dict[str, Any] = {
     "object": "response",
     "error": None,
     "previous_response_id": None,
@@ -78,7 +78,7 @@ class _Answer:
         fields, form = self._fields, self._fields.text.format
         is_over = self._status != "in_progress"
         return {
-            **_CONSTANT,
+            **_SAME_IN_ALL,
             **fields.model_dump(include=_ECHOED),
             "id": self._id,
             "created_at": self._created_at,

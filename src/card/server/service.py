@@ -35,7 +35,7 @@ from card.workers.request import FinishReason
 P = ParamSpec("P")
 T = TypeVar("T")
 
-_NUM_THREADS = 2  # of each kind of text
+_NUM_TOKENIZER_THREADS = 2  # for short texts, and as many for long ones
 LONG_CHARS = 16_384  # of a text, or token ids: more of them hold up none that has less
 
 
@@ -151,7 +151,7 @@ class Service:
         self.started_at = int(time.time())
         self._token_bytes = token_bytes(self.tokenizer)
         names = {False: "card-short-text", True: "card-long-text"}
-        self._threads = {is_long: ThreadPoolExecutor(_NUM_THREADS, name) for is_long, name in names.items()}
+        self._threads = {is_long: ThreadPoolExecutor(_NUM_TOKENIZER_THREADS, name) for is_long, name in names.items()}
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase:

@@ -16,7 +16,7 @@ from card.workers.metrics import DrafterState
 
 logger = logging.getLogger(__name__)
 _CHECK_INTERVAL_S = 0.02  # between looks at the drafter; a look is a system call
-FIRST_BACKOFF_S = 0.25
+FIRST_BACKOFF_S = 0.25  # before a lost drafter is replaced; twice as long each time
 MAX_BACKOFF_S = 30.0
 PING_AFTER_S = 10.0  # of silence at the latest: a server forgets clients that say nothing for longer
 STABLE_AFTER_S = 60.0  # a drafter that lived so long starts again without a longer back-off

@@ -26,6 +26,7 @@ _EXIT_TIMEOUT_S = 2.0
 _LAST_WORDS_S = 0.05  # time for the frame in which a child that failed says why
 _FAULT_STATUS = 1  # exit status of such a child
 _LOOK_AT_STATE_S = 0.25  # between looks at whether the child is stopped; a look reads a file
+MEASURING_S = 0.4  # for what the passes of a draft model cost
 _SERVED_TREE_ROWS = 512  # per request, whatever lead and width its client asks for
 _SERVED_WARM_UP_TOKENS = 16  # most tokens of a usual pass, as far as that is known before any client comes
 
@@ -40,7 +41,7 @@ class DraftModel(msgspec.Struct, frozen=True, kw_only=True):
     max_tree_rows: int
     warm_up_tokens: int  # most tokens of a usual pass
     kv_cache_bytes: int | None = None  # memory for KV rows; None: a few sequences of full length
-    measuring_s: float = 0.4  # to find out what passes cost, which targets are told; 0: nobody wants to know
+    measuring_s: float = MEASURING_S  # to find out what passes cost, which targets are told; 0: nobody wants to know
     cache_dir: str | None = None  # for converted weights, as of `load_model`
     draft_vocab: int | None = None  # the first so many tokens are proposed; None: all
     always_drafted: tuple[int, ...] = ()  # and these

@@ -29,9 +29,9 @@ _SMALLEST_STD = 1e-3  # an input that hardly varies is not blown up
 _LEARNING_RATE, _WEIGHT_DECAY = 3e-4, 0.5
 _DROPOUT = 0.2  # of inputs and hidden values
 _LEAST_GAIN = 2.0  # nats over all tokens, by which chance alone lowers the loss in one case of twenty
-_LEAST_SCALE = 0.05
-_RIDGE = 1e-4
-_MOST_STEPS = 100
+_LEAST_SCALE = 0.05  # of the scores in calibration: one at 0 or below would turn the order of classes round
+_RIDGE = 1e-4  # nats for a squared weight of 1: it settles fits whose inputs say the same
+_MOST_FITTING_STEPS = 100  # of L-BFGS, which ends by itself before
 _ALMOST = 1e-4  # a token is never certain
 
 
@@ -299,7 +299,7 @@ def evidence_of(tokens: TokenOutcomes, mean: float) -> Evidence:
 def _minimum(loss: Callable[[Tensor], Tensor], start: Tensor) -> Tensor:
     """Return where a smooth convex loss is least."""
     parameters = start.clone().requires_grad_(True)
-    optimizer = torch.optim.LBFGS([parameters], max_iter=_MOST_STEPS, line_search_fn="strong_wolfe")
+    optimizer = torch.optim.LBFGS([parameters], max_iter=_MOST_FITTING_STEPS, line_search_fn="strong_wolfe")
 
     def closure() -> Tensor:
         optimizer.zero_grad()
