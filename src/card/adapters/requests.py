@@ -158,7 +158,9 @@ class Request(FollowedText):
         """
         drafted = self.drafted(budget)
         offer = (
-            self._offers.merge(drafted, budget, budget) if has_time and self._asks_local_writers(drafted, budget) else drafted
+            self._offers.merge(drafted, budget, budget)
+            if has_time and self._asks_local_writers(drafted, budget)
+            else drafted
         )
         return offer if offer.writers else replace(offer, writers=(DRAFTER_BIT,) * len(offer))
 
