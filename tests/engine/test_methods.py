@@ -182,6 +182,15 @@ def test_pearl_does_not_wait_for_drafts_after_a_rejection():
     assert stats.accepted_tokens == 0
 
 
+@pytest.mark.parametrize(("runs_by_itself", "schedule"), [(None, "off"), (False, "turns"), (True, "beside")])
+def test_an_engine_without_a_policy_drafts_as_its_link_does(runs_by_itself, schedule):
+    target = toy_target()
+    link = None if runs_by_itself is None else fake(toy_draft(target, 0.8))
+    if link:
+        link.runs_by_itself = runs_by_itself
+    assert decode(target, link)[2].schedule == schedule
+
+
 @pytest.mark.parametrize("method", PARALLEL)
 def test_a_parallel_method_goes_on_plainly_when_its_drafter_says_nothing(method):
     target = toy_target()

@@ -152,6 +152,15 @@ def test_what_others_get_accepted_speeds_every_schedule_up_and_leaves_less_to_th
     assert gains[0] > gains[1]
 
 
+def test_in_turns_a_drafter_costs_only_the_rounds_in_which_others_are_wrong():
+    policy = TunedPolicy(costs(drafter=cost(4e-3, 1e-6)), DraftSettings())
+    offer = Nodes((1,), (-1,), (-0.1,), (1,), (2,))
+    for turn in range(200):
+        verified = Verified(0, offer, () if turn % 10 == 0 else (0,), True, 0, 0)
+        policy.observe(Outcome(view(), StepResult(verified=[verified]), 0.0, 2, 0, 0.0))
+    assert policy.predicted("turns", agreement=0.8) > 1.2 * policy.predicted("off")
+
+
 def num_chosen(policy: TunedPolicy, offers: list[Nodes], draft: DraftSettings | None = None) -> int:
     """Return how many candidates are verified; they are the leading ones of each offer."""
     chosen = policy.choose(view(draft=draft), offers)
