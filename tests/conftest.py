@@ -2,6 +2,7 @@
 
 import atexit
 import contextlib
+import gc
 import os
 import shutil
 import signal
@@ -56,6 +57,12 @@ def pytest_configure(config: pytest.Config) -> None:
         folder = Path(os.environ["XDG_CACHE_HOME"], "card")
         folder.mkdir()
         (folder / "code").symlink_to(kept)
+
+
+def pytest_collection_finish() -> None:
+    """Never look for garbage among modules and tests again: through all of them a look takes half a second."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -5,6 +5,7 @@ Started by `card.transport.child`; gets its settings as JSON on standard input. 
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import signal
@@ -80,6 +81,8 @@ def _run(config: DrafterConfig, connection: _Connection) -> None:
     use_threads(config.threads, in_integers=config.model.dtype == INT8)
     writer, ready = load_drafter(config.model)
     worker = make_worker(writer)
+    gc.freeze()  # what is there now stays
+    gc.enable()
     connection.send([ready])
     while not worker.is_shut_down:
         if worker.is_idle:

@@ -13,8 +13,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 # Runs without the working directory (-P) and without PYTHON* variables (-E) on its import path. What else the parent
-# imports from comes last, where it can shadow nothing.
-_PROGRAM = "import sys; sys.path += sys.argv[1:]; from card.assembly.drafter_process import main; main()"
+# imports from comes last, where it can shadow nothing. Looking for garbage among imports is a tenth of a start.
+_PROGRAM = """import gc, sys
+gc.disable()
+sys.path += sys.argv[1:]
+from card.assembly.drafter_process import main
+main()
+"""
 _COMMAND = (sys.executable, "-P", "-E", "-c", _PROGRAM)
 
 # What the libraries below the draft model read. Everything else, keys above all, stays with the parent.
