@@ -1,5 +1,7 @@
 """Settings for all tests: no network, one thread per process, interrupts heard, property tests without a deadline."""
 
+from __future__ import annotations
+
 import atexit
 import contextlib
 import gc
@@ -31,17 +33,15 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import pytest
-import torch
 from hypothesis import settings
 
-from card.assembly import drafters
-from card.engine import measuring
-from card.models.threads import CorePlan, ThreadsKept
-from tests.pair import Pair, save_pair
+if TYPE_CHECKING:  # importing torch takes seconds, also in the process that only shares out the tests
+    from card.models.threads import CorePlan
+    from tests.pair import Pair
 
-torch.set_num_threads(1)
 atexit.register(shutil.rmtree, os.environ["XDG_CACHE_HOME"], ignore_errors=True)
 
 settings.register_profile("local", deadline=None)  # a loaded machine is slow, not wrong
@@ -68,6 +68,8 @@ def pytest_collection_finish() -> None:
 @pytest.fixture(autouse=True, scope="session")
 def measures_in_haste() -> Iterator[None]:
     """Let engines in this process start on one thread and measure in milliseconds: no test asks how fast they are."""
+    from card.assembly import drafters
+    from card.engine import measuring
 
     def one_thread(plan: CorePlan, *_: object, **__: object) -> CorePlan:
         return replace(plan, beside=replace(plan.beside, threads=1), alone=replace(plan.alone, threads=1))
@@ -83,6 +85,8 @@ def measures_in_haste() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def threads_kept() -> Iterator[None]:
     """Commands that run inside the test process set the number of threads; the next test starts with the old one."""
+    from card.models.threads import ThreadsKept
+
     before = ThreadsKept()
     yield
     before.restore()
@@ -91,4 +95,6 @@ def threads_kept() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
     """A tiny pair on disk, made once; not to be changed."""
+    from tests.pair import save_pair
+
     return save_pair(tmp_path_factory.mktemp("pair"))

@@ -43,6 +43,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Iterator[Started]:
             make_llm()
         return 0
 
+    monkeypatch.setattr("card.cli.commands.serve.start_drafter_child", lambda *_: None)  # tests/cli/test_ahead.py
     monkeypatch.setattr("card.api.async_llm.AsyncLLM", fake_llm)
     monkeypatch.setattr(serving, "serve", fake_serve)
     monkeypatch.setattr("card.server.logs.set_up", lambda level: None)
