@@ -66,7 +66,9 @@ def make_rows(draft: str, lengths: Sequence[int], cores: Sequence[int]) -> list[
     """Return the rows, plain decoding first."""
     ngram = {"method": "ngram", "prompt_lookup_max": 4, "prompt_lookup_min": 2, "num_speculative_tokens": 6}
     plugin = {"method": "custom_class", "model": "card.vllm.CardProposer", "num_speculative_tokens": 12}
-    rows = [Row("plain"), Row("ngram", ngram), Row("suffix", {"method": "suffix", "num_speculative_tokens": 8})]
+    suffix = {"method": "suffix", "num_speculative_tokens": 8}
+    suffix["suffix_decoding_max_cached_requests"] = 0  # the same questions come again: it would copy its own answers
+    rows = [Row("plain"), Row("ngram", ngram), Row("suffix", suffix)]
     rows += [Row(f"draft-{n}", {"method": "draft_model", "model": draft, "num_speculative_tokens": n}) for n in lengths]
     rows.append(Row("card", plugin, {"draft": draft, "draft_dtype": "int8", "draft_cores": [cores[-1]]}))
     rows.append(Row("card in turns", plugin, {"draft": draft, "draft_dtype": "int8", "schedule": "turns"}))
