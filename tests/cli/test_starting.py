@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import re
@@ -15,6 +16,7 @@ import card
 from card.cli import main
 from card.cli.help import TITLE_OF, CardCommand
 from card.cli.main import cli
+from card.cli.starting import load
 from tests.cli.terminal import terminal
 from tests.pair import Pair
 
@@ -155,3 +157,12 @@ def test_a_terminal_is_told_what_is_being_done_and_the_text_stands_alone_at_the_
     last_line_cleared = one.raw.rindex("\x1b[2K")
     assert one.raw[last_line_cleared:].replace("\r\n", "\n").removeprefix("\x1b[2K") == plain.out
     assert one.raw.count("\x1b[?25l") == one.raw.count("\x1b[?25h"), "the cursor is there again"
+
+
+def test_no_garbage_is_looked_for_while_a_command_imports_and_it_is_again_afterwards(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "imported_once.py").write_text("import gc\nwas_enabled = gc.isenabled()\n", "utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert not load("imported_once", "").was_enabled
+    assert gc.isenabled()

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
 
 from card.api.llm import LLM
+from card.assembly import drafter_process
 from card.config import SamplingParams
 from card.transport import child
 from card.transport.child import DrafterChild
@@ -56,6 +59,19 @@ def test_the_drafter_gets_no_keys_but_what_the_libraries_below_it_read(monkeypat
     assert "secret" not in environment.values()
     assert "PYTHONPATH" not in environment
     assert (environment["HF_HOME"], environment["OMP_NUM_THREADS"]) == ("/models", "3")
+
+
+def test_a_drafter_looks_for_garbage_again_once_it_has_loaded(monkeypatch: pytest.MonkeyPatch):
+    told: list[bool] = []
+    config = SimpleNamespace(threads=1, model=SimpleNamespace(dtype="float32"))
+    monkeypatch.setattr(drafter_process, "load_drafter", lambda model: (None, None))
+    monkeypatch.setattr(drafter_process, "make_worker", lambda writer: SimpleNamespace(is_shut_down=True))
+    gc.disable()
+    try:
+        drafter_process._run(config, SimpleNamespace(send=lambda messages: told.append(gc.isenabled())))  # type: ignore[arg-type]
+    finally:
+        gc.enable()
+    assert told == [True]
 
 
 def test_a_process_started_ahead_of_need_becomes_the_drafter(pair: Pair):
