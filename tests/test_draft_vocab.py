@@ -15,7 +15,7 @@ from card.errors import SettingsError
 from card.methods import METHODS
 from card.models.decoder_model import mark_int8
 from card.models.draft_vocab import always_drafted, restrict_head
-from card.models.int8 import why_not_int8
+from card.models.int8_linear import why_not_int8
 from card.models.loading import load_decoder, load_model, load_tokenizer
 from card.models.protocol import Extension
 from card.models.torch_runner import TorchRunner

@@ -21,7 +21,7 @@ def test_a_loaded_drafter_says_what_it_is(pair: Pair, has_unknown_target: bool) 
         kv_cache_bytes=None,
         has_unknown_target=has_unknown_target,
     )
-    writer, ready = load_drafter(draft)
+    writer, ready = load_drafter(draft, threads=1)
     assert (ready.vocab_size, ready.max_model_len) == (writer.model.vocab_size, 64)
     assert ready.num_parameters > 0
     assert ready.passes is not None

@@ -17,10 +17,10 @@ import pytest
 import torch
 
 import card
-from card.api import host
 from card.api.llm import LLM
-from card.cli import demo, main
+from card.cli import main
 from card.config import SamplingParams
+from card.models import loading
 from card.models.loading import load_model, load_tokenizer
 from tests.pair import Pair
 
@@ -207,7 +207,6 @@ def test_help_and_version_go_to_standard_output(run):
 def in_bfloat16(pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Options of a pair stored in bfloat16, on a CPU that has no instructions for it."""
     monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: False)
-    host._advise_float32.cache_clear()
     for name in ("target", "draft"):
         folder = getattr(pair, name)
         load_model(folder, dtype="bfloat16").save_pretrained(tmp_path / name)
@@ -216,23 +215,14 @@ def in_bfloat16(pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @needs_onednn
-def test_the_demo_runs_in_float32_where_bfloat16_is_slow(run, in_bfloat16, monkeypatch):
-    dtypes = []
-    monkeypatch.setattr(demo, "inflate", lambda model, _: dtypes.append(model.dtype) or model)
-    args = ["demo", "--problems", "1", "--target-cost", "1M", *in_bfloat16]
-    said = ", in float32: this CPU has no bfloat16 instructions"
-    assert said in run(*args).out.replace("\n", "")
-    assert said not in run(*args, "--dtype", "bfloat16").out.replace("\n", "")
-    assert dtypes == [torch.float32, torch.bfloat16]
-
-
-@needs_onednn
-def test_drafting_in_slow_bfloat16_is_advised_against_once(run, in_bfloat16, caplog):
-    args = ["generate", *in_bfloat16, "--placement", "inline", PROMPT]
-    for wanted, changes in [(0, ["--dtype", "float32"]), (0, ["--method", "vanilla"]), (1, []), (0, [])]:
+@pytest.mark.parametrize("command", [["demo", "--problems", "1"], ["generate", "--placement", "inline", PROMPT]])
+def test_where_bfloat16_is_slow_models_run_in_float32_and_one_line_says_so(run, in_bfloat16, caplog, command):
+    said = "weights of 16 bits are widened to float32"
+    for options, wanted in [([], 1), (["--dtype", "bfloat16"], 0), (["--dtype", "float32"], 0)]:
+        loading._say_once.cache_clear()
         caplog.clear()
-        assert run(*args, *changes).status == 0
-        assert caplog.text.count("--dtype float32") == wanted, changes
+        ran = run(*command, *in_bfloat16, *options)
+        assert (ran.status, caplog.text.count(said)) == (0, wanted), options
 
 
 # ---- what it prints -------------------------------------------------------------------------------------------------

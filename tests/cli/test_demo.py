@@ -9,7 +9,6 @@ from card.cli.options import DEMO_DRAFT, DEMO_TARGET
 
 
 def test_the_demo_pair_runs_in_integers_where_they_are_possible(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(demo, "computes_bfloat16", lambda device: True)
     monkeypatch.setattr(demo, "why_not_int8", lambda: None)
     dtype, told = demo._dtype("auto", "cpu", DEMO_TARGET, DEMO_DRAFT)
     assert dtype == "int8"
@@ -19,11 +18,3 @@ def test_the_demo_pair_runs_in_integers_where_they_are_possible(monkeypatch: pyt
     assert demo._dtype("auto", "cpu", "a/folder", DEMO_DRAFT) == ("auto", ""), "a named model stays as stored"
     monkeypatch.setattr(demo, "why_not_int8", lambda: "too old")
     assert demo._dtype("auto", "cpu", DEMO_TARGET, DEMO_DRAFT) == ("auto", "")
-
-
-def test_without_bfloat16_instructions_models_are_widened_and_that_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(demo, "computes_bfloat16", lambda device: False)
-    monkeypatch.setattr(demo, "why_not_int8", lambda: "too old")
-    dtype, told = demo._dtype("auto", "cpu", DEMO_TARGET, DEMO_DRAFT)
-    assert dtype == "float32"
-    assert "no bfloat16 instructions" in told

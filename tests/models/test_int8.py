@@ -28,10 +28,10 @@ from card.api.llm import LLM
 from card.config import SamplingParams
 from card.errors import ModelError
 from card.methods import METHODS
-from card.models import int8, torch_runner
+from card.models import int8, int8_linear, torch_runner
 from card.models.decoder_model import mark_int8
 from card.models.inflation import inflate
-from card.models.int8 import multiply_rows, quantize_linear, why_not_int8
+from card.models.int8_linear import multiply_rows, quantize_linear, why_not_int8
 from card.models.loading import load_decoder, load_model, load_tokenizer
 from card.models.protocol import Extension
 from card.models.threads import use_threads
@@ -273,7 +273,7 @@ def test_the_probe_names_a_kernel_that_is_not_exact(monkeypatch: pytest.MonkeyPa
     def one_off(x: torch.Tensor, linear: Any, *, num_parts: int) -> torch.Tensor:
         return multiply_rows(x, linear, num_parts=num_parts) + (len(x) == 16)
 
-    monkeypatch.setattr(int8, "multiply_rows", one_off)
+    monkeypatch.setattr(int8_linear, "multiply_rows", one_off)
     why_not_int8.cache_clear()
     try:
         assert "products of 16 rows in 1 parts are not exact" in str(why_not_int8())
@@ -283,7 +283,7 @@ def test_the_probe_names_a_kernel_that_is_not_exact(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.timeout(30)
 def test_an_interrupt_before_a_pass_leaves_no_thread_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    crew = int8.machine_code("passes")
+    crew = int8_linear.machine_code("passes")
     runner, run = make_runner("llama"), crew.run
     expected = logits_of(runner, TEXT)
     use_threads(2, in_integers=True)
@@ -302,7 +302,7 @@ def test_an_interrupt_before_a_pass_leaves_no_thread_waiting(monkeypatch: pytest
 
 
 def test_without_numba_the_reason_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(int8, "find_spec", lambda name: None)
+    monkeypatch.setattr(int8_linear, "find_spec", lambda name: None)
     why_not_int8.cache_clear()
     try:
         assert "pip install 'card-decoding[int8]'" in str(why_not_int8())
@@ -314,18 +314,18 @@ def test_machine_code_is_kept_in_a_folder_of_ones_own_or_in_a_fresh_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert int8._code_folder() == tmp_path / "card" / "code"
-    assert int8._code_folder().stat().st_mode & 0o077 == 0
+    assert int8_linear._code_folder() == tmp_path / "card" / "code"
+    assert int8_linear._code_folder().stat().st_mode & 0o077 == 0
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))  # nothing can be made below a file
-    fresh = int8._code_folder()
+    fresh = int8_linear._code_folder()
     assert fresh.is_dir()
-    assert fresh != int8._code_folder(), "a folder in a shared place might hold somebody else's code"
+    assert fresh != int8_linear._code_folder(), "a folder in a shared place might hold somebody else's code"
 
 
 @pytest.mark.timeout(30)
 def test_a_thread_that_cannot_be_started_is_not_waited_for_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    crew = int8.machine_code("passes")
+    crew = int8_linear.machine_code("passes")
     runner = make_runner("llama")
     expected = logits_of(runner, TEXT)
 
@@ -343,6 +343,7 @@ def test_a_thread_that_cannot_be_started_is_not_waited_for_later(monkeypatch: py
 
 
 def test_both_sides_of_the_machine_code_count_alike() -> None:
-    vectors, tiles = int8.machine_code("vectors"), int8.machine_code("tiles")
-    theirs = tiles.PANEL, vectors.GROUP, vectors.LANES, tiles.MOST_ROWS
-    assert theirs == (int8._PANEL, int8._GROUP, int8._LANES, int8._MOST_TILE_ROWS)
+    vectors, tiles = int8_linear.machine_code("vectors"), int8_linear.machine_code("tiles")
+    theirs = tiles.PANEL, vectors.GROUP, vectors.LANES
+    assert theirs == (int8_linear.PANEL, int8_linear.GROUP, int8_linear.LANES)
+    assert 1 <= tiles.MOST_ROWS <= int8._MOST_TILE_ROWS

@@ -64,7 +64,7 @@ def test_the_drafter_gets_no_keys_but_what_the_libraries_below_it_read(monkeypat
 def test_a_drafter_looks_for_garbage_again_once_it_has_loaded(monkeypatch: pytest.MonkeyPatch):
     told: list[bool] = []
     config = SimpleNamespace(threads=1, model=SimpleNamespace(dtype="float32"))
-    monkeypatch.setattr(drafter_process, "load_drafter", lambda model: (None, None))
+    monkeypatch.setattr(drafter_process, "load_drafter", lambda model, threads: (None, None))
     monkeypatch.setattr(drafter_process, "make_worker", lambda writer: SimpleNamespace(is_shut_down=True))
     gc.disable()
     try:

@@ -6,7 +6,6 @@ decided in `card.assembly`.
 
 from __future__ import annotations
 
-import functools
 import logging
 import os
 import secrets
@@ -25,7 +24,7 @@ from card.assembly.build import Models, build
 from card.assembly.drafters import DraftSource, make_drafter
 from card.assembly.measured import MeasuredLatencies
 from card.assembly.plan import Facts, Plan, resolve
-from card.config import INT8, SamplingParams
+from card.config import SamplingParams
 from card.engine.scoring import Scorer
 from card.errors import PromptError, SettingsError
 from card.methods import Method
@@ -37,7 +36,6 @@ from card.models.hrad.network import OFF, foresight
 from card.models.inflation import inflate, parse_parameter_count, price_in_words
 from card.models.loading import (
     check_pair,
-    computes_bfloat16,
     context_limit,
     end_token_ids,
     load_decoder,
@@ -205,9 +203,6 @@ class Host:
             check_pair(self.tokenizer, model, draft, cache_dir=kept_in)
         if self.settings.target_cost is not None:
             model = inflate(cast("PreTrainedModel", model), parse_parameter_count(self.settings.target_cost))
-        is_bfloat16 = model.dtype == torch.bfloat16 and self.settings.dtype != INT8
-        if self.method.name != "vanilla" and is_bfloat16 and not computes_bfloat16(model.device):
-            _advise_float32()
         self.target_cost = price_in_words(model)
         return model
 
@@ -272,15 +267,6 @@ class Hosted:
             yield trace
         finally:
             engine.trace = None
-
-
-@functools.cache
-def _advise_float32() -> None:
-    """Say once that candidates may cost more than they save as things are."""
-    logger.warning(
-        "this CPU has no bfloat16 instructions, so that checking candidates in bfloat16 may cost more than it saves; "
-        "dtype float32 (--dtype float32) may be faster, in twice the memory"
-    )
 
 
 def _name(model: str | LoadedModel) -> str:

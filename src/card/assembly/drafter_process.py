@@ -6,6 +6,7 @@ Started by `card.transport.child`; gets its settings as JSON on standard input. 
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import shutil
 import signal
@@ -18,9 +19,7 @@ import msgspec
 import zmq
 
 from card.assembly.drafters import load_drafter, make_worker
-from card.config import INT8
 from card.errors import CardError, ProtocolError
-from card.models.threads import use_threads
 from card.transport.process import FOLDER_PREFIX, DrafterConfig
 from card.tree.messages import DrafterMessage, Fault, decode, encode
 
@@ -61,6 +60,7 @@ class _Connection:
 def main() -> None:
     """Run the drafter; the exit status is 0 when told to end and 1 after a fault."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the target's process decides what an interrupt means
+    logging.getLogger("card").setLevel(logging.ERROR)  # it has said already what users must know
     settings = sys.stdin.buffer.read()
     if not settings:
         os._exit(0)  # it was started ahead of need, and nobody needed it
@@ -78,8 +78,7 @@ def main() -> None:
 
 
 def _run(config: DrafterConfig, connection: _Connection) -> None:
-    use_threads(config.threads, in_integers=config.model.dtype == INT8)
-    writer, ready = load_drafter(config.model)
+    writer, ready = load_drafter(config.model, threads=config.threads)
     worker = make_worker(writer)
     gc.freeze()  # what is there now stays
     gc.enable()

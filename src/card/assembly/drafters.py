@@ -15,11 +15,12 @@ from card.config import Placement, SamplingParams
 from card.engine.latency import measure_pass_cost
 from card.models.cuda.bucketed import make_runner
 from card.models.cuda.graphs import Lane
+from card.models.decoder_model import is_int8
 from card.models.draft_vocab import always_drafted, restrict_head
 from card.models.grammar import BackgroundGrammars, GrammarCompiler
 from card.models.loading import context_limit, end_token_ids, load_decoder, load_tokenizer, parameter_count
 from card.models.text import tokenizer_fingerprint
-from card.models.threads import CoreSet, pinned
+from card.models.threads import CoreSet, pinned, use_threads
 from card.models.torch_runner import TorchRunner
 from card.policy.cost import PassCost
 from card.transport.child import DrafterChild
@@ -130,12 +131,16 @@ def make_worker(
     return DrafterWorker(writer, clock=clock, max_requests=max_requests, peers=peers)
 
 
-def load_drafter(draft: DraftModel) -> tuple[BeamWriter, Ready]:
+def load_drafter(draft: DraftModel, *, threads: int) -> tuple[BeamWriter, Ready]:
     """Load and warm up a model that no target's process holds; return its writer, and what targets are told of it.
+
+    The passes of the calling thread then have ``threads`` threads.
 
     Raises: ModelError if it cannot be loaded; SettingsError if not one sequence fits into the memory.
     """
+    use_threads(threads, in_integers=False)
     whole = _load(draft)
+    use_threads(threads, in_integers=is_int8(whole))
     model = _restricted(whole, draft)
     max_model_len = min(draft.max_model_len, context_limit(model))
     runner = TorchRunner(model, max_model_len=max_model_len, max_tree_rows=draft.max_tree_rows)

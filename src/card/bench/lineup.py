@@ -32,6 +32,7 @@ from card.bench.summary import decode_rate
 from card.config import INT8, DraftSettings, SamplingParams
 from card.errors import SettingsError
 from card.methods import find_method
+from card.models.decoder_model import is_int8
 from card.models.inflation import inflate, parse_parameter_count, price_in_words
 from card.models.loading import context_limit, end_token_ids, load_model, load_tokenizer, parameter_count
 from card.models.threads import pinned
@@ -169,7 +170,7 @@ class Lineup:
         self._target: PreTrainedModel = load_model(pair.target, dtype=settings.dtype)
         if pair.target_cost:
             self._target = inflate(self._target, parse_parameter_count(pair.target_cost))
-        self.dtype = INT8 if settings.dtype == INT8 else str(self._target.dtype).removeprefix("torch.")
+        self.dtype = INT8 if is_int8(self._target) else str(self._target.dtype).removeprefix("torch.")
         self.judge = TextJudge(self._target, settings.params, rounds=self.dtype != INT8)
         self.end_ids = end_token_ids(self._target, self.tokenizer)
         most = settings.max_model_len or DEFAULT_MAX_MODEL_LEN

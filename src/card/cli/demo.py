@@ -23,8 +23,8 @@ from card.errors import SettingsError
 from card.methods import METHODS
 from card.models.demo import DEMO_PROBLEMS
 from card.models.inflation import inflate, parse_parameter_count
-from card.models.int8 import why_not_int8
-from card.models.loading import computes_bfloat16, load_model, load_tokenizer
+from card.models.int8_linear import why_not_int8
+from card.models.loading import load_model, load_tokenizer
 from card.workers.metrics import RequestStats
 
 _METHODS = ("vanilla", "sps", "card")
@@ -108,8 +108,6 @@ def _dtype(dtype: str, device: str, target: str, draft: str | None) -> tuple[str
         return dtype, ""
     if device == "cpu" and (target, draft) == (DEMO_TARGET, DEMO_DRAFT) and why_not_int8() is None:
         return INT8, f", in 8-bit integers: exact to the bit, and fastest here (--dtype {_STORED} for the stored ones)"
-    if not computes_bfloat16(device):
-        return "float32", ", in float32: this CPU has no bfloat16 instructions"
     return dtype, ""
 
 

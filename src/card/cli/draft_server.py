@@ -12,9 +12,8 @@ import click
 
 from card.assembly.drafters import load_drafter, make_worker
 from card.cli.starting import spinner
-from card.config import INT8, parse_size
+from card.config import parse_size
 from card.errors import SettingsError
-from card.models.threads import use_threads
 from card.transport.keys import check_may_listen, load_server_keys
 from card.transport.process import DraftModel
 from card.transport.server import DraftServer, ServerLimits
@@ -37,10 +36,9 @@ def run(
     limits = ServerLimits(max_sessions=max_sessions)
     if cores:
         _stay_on(cores)
-    use_threads(threads, in_integers=model["dtype"] == INT8)
     drafting = DraftModel.to_serve(draft, kv_cache_bytes=kv_cache_bytes, **model)
     with spinner(f"loading {draft}"):
-        writer, ready = load_drafter(drafting)
+        writer, ready = load_drafter(drafting, threads=threads)
     server = DraftServer(listen, partial(make_worker, writer), ready, keys=server_keys, limits=limits)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: server.stop())

@@ -46,6 +46,7 @@ def main() -> None:
     """Run the command line and exit; if the reader of the output has gone, quietly with status 1 (click sees to it)."""
     handler = StderrHandler()
     logging.basicConfig(level=logging.ERROR, format="card: %(message)s", handlers=[handler])
+    logging.getLogger("card.models").setLevel(logging.WARNING)  # a model that runs otherwise than one would expect
     try:
         with raising():
             status = cli.main(sys.argv[1:] or ["--help"], prog_name="card", standalone_mode=False)

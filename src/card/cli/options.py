@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO, TypeVar
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 import click
 
 from card.cli.starting import load, spinner, start_drafter_child
-from card.config import DraftSettings, EngineSettings, Grammar, SamplingParams
+from card.config import KERNEL_KINDS, KERNELS_VARIABLE, DraftSettings, EngineSettings, Grammar, SamplingParams
 from card.config.fields import Setting, declared, require
 from card.errors import SettingsError
 from card.methods import METHODS, find_method
@@ -133,10 +134,27 @@ _WRITERS = (
     f"Who proposes candidates, such as beam,suffix: beam (the draft model), {', '.join(writer_names())}.  "
     "[default: by method]"
 )
+
+
+def _use_kernels(context: click.Context, _: click.Parameter, kind: str | None) -> None:
+    """Name the kind for this process and the drafter's, which are the ones that compile."""
+    if kind is not None and not context.resilient_parsing:
+        os.environ[KERNELS_VARIABLE] = kind
+
+
+kernels_option = click.option(
+    "--kernels",
+    type=click.Choice(KERNEL_KINDS),
+    envvar=KERNELS_VARIABLE,
+    expose_value=False,
+    callback=_use_kernels,
+    help="Instructions that --dtype int8 multiplies with.  [default: the fastest here]",
+)
 model_options = with_options(
     *options_of(EngineSettings, "target draft"),
     option_of(EngineSettings, "dtype", is_filled=True),
     *options_of(EngineSettings, "draft_dtype draft_vocab"),
+    kernels_option,
     option_of(EngineSettings, "device", is_filled=True),
     *options_of(EngineSettings, "draft_device target_cost max_model_len max_num_seqs kv_cache_memory prefill_chunk"),
     option_of(EngineSettings, "threads"),

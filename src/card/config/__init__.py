@@ -1,11 +1,22 @@
 """Frozen settings: what a request asks for and how the engine is set up."""
 
 from card.config.drafting import DraftSettings, Growth, TreeShape, VerifyShape
-from card.config.engine import INT8, EngineSettings, Placement, PolicyName, parse_size, split_settings
+from card.config.engine import (
+    INT8,
+    KERNEL_KINDS,
+    KERNELS_VARIABLE,
+    EngineSettings,
+    Placement,
+    PolicyName,
+    parse_size,
+    split_settings,
+)
 from card.config.sampling import Grammar, SamplingParams, SamplingRule, ShapingRule
 
 __all__ = [
     "INT8",
+    "KERNELS_VARIABLE",
+    "KERNEL_KINDS",
     "DraftSettings",
     "EngineSettings",
     "Grammar",

@@ -16,6 +16,8 @@ PlacementSetting = Literal["inline", "thread", "process"]  # draft_address says 
 ScheduleSetting = Literal["auto", "beside", "turns"]
 PolicyName = Literal["auto", "fixed"]
 
+KERNEL_KINDS = ("amx", "avx512-vnni", "avx-vnni", "avx2")  # of instructions for integer passes, the fastest first
+KERNELS_VARIABLE = "CARD_KERNELS"  # names one of them for this process and those that it starts
 INT8 = "int8"  # a dtype of ours: 8-bit integers in every product of a runner
 
 _SIZE_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}

@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 import torch
 
-from card.config import EngineSettings
+from card.config import KERNELS_VARIABLE, EngineSettings
 from card.models.demo import DEMO_NAMES, demo_folder
 from card.models.places import is_gguf
 from card.models.threads import CoreSet
@@ -125,6 +125,7 @@ class LatencyKey(msgspec.Struct, frozen=True, kw_only=True):
             "cores": str(len(core_set.cores)),
             "more": more,
             "machine": _machine(),
+            "kernels": os.environ.get(KERNELS_VARIABLE, ""),
             "versions": f"card {own_version()}, torch {torch.__version__}",
         }
         return cls(about=about)

@@ -17,7 +17,7 @@ from card.models.draft_vocab import head_of, spread
 from card.models.generic import layer_windows
 from card.models.hrad.features import KeptStates
 from card.models.kv_cache import KVLayout, SequenceRows
-from card.models.loading import computes_bfloat16
+from card.models.processor import computes_bfloat16
 
 if TYPE_CHECKING:
     from card.models.decoder_model import LoadedModel

@@ -12,15 +12,8 @@ a bit:
 
 from __future__ import annotations
 
-import functools
-import hashlib
-import os
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib import import_module
-from importlib.util import find_spec
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -33,66 +26,17 @@ from card.models.draft_vocab import head_of, spread
 from card.models.fused import joined, mirrored_rms_norm, rotary_table
 from card.models.generic import layer_windows
 from card.models.hrad.features import KeptStates
+from card.models.int8_linear import GROUP, LANES, PANEL, extended, machine_code, padded, quantize_linear
 from card.models.kv_cache import KVLayout, SequenceRows
-from card.models.places import cache_folder
-from card.models.processor import has_matrix_unit
 from card.models.threads import integer_pass_threads
 
 if TYPE_CHECKING:
     from card.models.decoder_model import LoadedModel
 
-_PANEL, _GROUP, _LANES = 16, 64, 16  # output channels read together, activations that share a scale, floats of a vector
-_MOST_TILE_ROWS = 16
-_ZERO = 128  # weights are unsigned bytes around this
-_LARGEST = 127.0
-_PROBED_ROWS = (1, 2, 16, 33)
+_MOST_TILE_ROWS = 16  # of the largest kind of tile
 
 IntArray = npt.NDArray[np.int64]
 _NO_ANCESTORS: IntArray = np.zeros(0, np.int64)
-
-
-@dataclass(frozen=True, slots=True)
-class Int8Linear:
-    """A linear layer for the machine code; [out] is padded to whole panels, [in] to whole groups."""
-
-    panels: Tensor  # [out / 16, in * 16] unsigned bytes, four of each channel at a time
-    scales: Tensor  # [out] float32
-    bias: Tensor  # [out] float32
-
-    @property
-    def addresses(self) -> tuple[int, int, int]:
-        """What its entry in a layer's table holds."""
-        return self.panels.data_ptr(), self.scales.data_ptr(), self.bias.data_ptr()
-
-
-def _padded(size: int, multiple: int) -> int:
-    return -(-size // multiple) * multiple
-
-
-def quantize_linear(weight: Tensor, bias: Tensor | None, *, out_multiple: int = _PANEL) -> Int8Linear:
-    """Return a layer [out, in] as packed integers with a scale for each output channel."""
-    num_out = len(weight)
-    if weight.dtype != torch.bfloat16:
-        weight = weight.float()
-    if weight.shape[1] % _LANES:
-        weight = nn.functional.pad(weight, (0, -weight.shape[1] % _LANES))
-    weight = weight.contiguous()
-    size_out, size_in = _padded(num_out, out_multiple), _padded(weight.shape[1], _GROUP)
-    panels = torch.full((size_out // _PANEL, _PANEL * size_in), _ZERO, dtype=torch.uint8)
-    scales = torch.zeros(size_out)
-    is_bfloat16 = int(weight.dtype == torch.bfloat16)
-    machine_code("rows").pack(
-        weight.data_ptr(), is_bfloat16, *weight.shape, panels.data_ptr(), panels.shape[1], scales.data_ptr()
-    )
-    return Int8Linear(panels, scales, _extended(bias, size_out))
-
-
-def _extended(values: Tensor | None, size: int) -> Tensor:
-    """Return values [n] as float32 with zeros behind them, [size]."""
-    out = torch.zeros(size)
-    if values is not None:
-        out[: len(values)] = values
-    return out
 
 
 def _with_padded_heads(weight: Tensor, num_heads: int, dim: int, size: int) -> Tensor:
@@ -122,7 +66,7 @@ class Int8Decoder:
         inner: Any = model.model
         config = model.config
         self._head_size = int(inner.layers[0].self_attn.head_dim)
-        self._padded_head = _padded(self._head_size, _LANES)
+        self._padded_head = padded(self._head_size, LANES)
         self._num_heads, self._num_kv_heads = int(config.num_attention_heads), int(config.num_key_value_heads)
         self.embedding: Tensor = inner.embed_tokens.weight.detach()
         self.windows = layer_windows(config, max_model_len)
@@ -134,7 +78,7 @@ class Int8Decoder:
         self._held: list[Any] = []  # keeps alive what the tables hold addresses of
         with torch.inference_mode():
             self._cos, self._sin = (table.contiguous() for table in rotary_table(model, max_model_len, torch.float32))
-            self._norm = _extended(inner.norm.weight, _padded(self._width, _GROUP))
+            self._norm = extended(inner.norm.weight, padded(self._width, GROUP))
             head, self._head_ids = head_of(model)
             self._num_outputs = len(head.weight)
             self._output = quantize_linear(head.weight.detach(), head.bias)
@@ -160,19 +104,19 @@ class Int8Decoder:
         out = _with_padded_heads(attention.o_proj.weight.detach(), heads, 1, size)
         linears = {
             code.QKV: quantize_linear(weight, bias),
-            code.ATTENTION_OUT: quantize_linear(out, attention.o_proj.bias, out_multiple=_GROUP),
-            code.GATE: quantize_linear(mlp.gate_proj.weight.detach(), mlp.gate_proj.bias, out_multiple=_GROUP),
-            code.UP: quantize_linear(mlp.up_proj.weight.detach(), mlp.up_proj.bias, out_multiple=_GROUP),
-            code.DOWN: quantize_linear(mlp.down_proj.weight.detach(), mlp.down_proj.bias, out_multiple=_GROUP),
+            code.ATTENTION_OUT: quantize_linear(out, attention.o_proj.bias, out_multiple=GROUP),
+            code.GATE: quantize_linear(mlp.gate_proj.weight.detach(), mlp.gate_proj.bias, out_multiple=GROUP),
+            code.UP: quantize_linear(mlp.up_proj.weight.detach(), mlp.up_proj.bias, out_multiple=GROUP),
+            code.DOWN: quantize_linear(mlp.down_proj.weight.detach(), mlp.down_proj.bias, out_multiple=GROUP),
         }
         norms = {code.INPUT_NORM: layer.input_layernorm.weight, code.MLP_NORM: layer.post_attention_layernorm.weight}
         table = [0] * code.LAYER_SIZE
         for place, linear in linears.items():
             table[place : place + 3] = linear.addresses
-        kept = {place: _extended(norm, _padded(self._width, _GROUP)) for place, norm in norms.items()}
+        kept = {place: extended(norm, padded(self._width, GROUP)) for place, norm in norms.items()}
         if hasattr(attention, "q_norm"):
-            kept[code.QUERY_NORM] = _extended(attention.q_norm.weight, size)
-            kept[code.KEY_NORM] = _extended(attention.k_norm.weight, size)
+            kept[code.QUERY_NORM] = extended(attention.q_norm.weight, size)
+            kept[code.KEY_NORM] = extended(attention.k_norm.weight, size)
         for place, norm in kept.items():
             table[place] = norm.data_ptr()
         table[code.WINDOW] = window or 0
@@ -198,7 +142,7 @@ class Int8Decoder:
         else:
             chosen = np.arange(num_rows, dtype=np.int64)[logits_rows]
         panels = len(self._output.panels)
-        logits = torch.empty((len(chosen), _PANEL * panels))
+        logits = torch.empty((len(chosen), PANEL * panels))
         threads = integer_pass_threads()
         longest = int(rows[:, code.POSITION].max()) + 1
         hidden = self._prepare(num_rows, longest, threads)
@@ -220,7 +164,7 @@ class Int8Decoder:
         """Let the pass copy the states that features are made of; return where to."""
         self._layers[:, self._code.COPY_TO] = 0
         layers = self.kept.layers if self.kept else ()
-        states = [torch.empty((num_rows, _padded(self._width, _GROUP))) for _ in layers]
+        states = [torch.empty((num_rows, padded(self._width, GROUP))) for _ in layers]
         for layer, state in zip(layers, states, strict=True):
             self._layers[layer, self._code.COPY_TO] = state.data_ptr()
         return states
@@ -228,19 +172,17 @@ class Int8Decoder:
     def _prepare(self, num_rows: int, num_positions: int, num_threads: int) -> Tensor:
         """Have room for a pass, and a table that says where; return the place of its hidden states."""
         code, room = self._code, self._room
-        width, size = _padded(self._width, _GROUP), self._padded_head
-        attended = _padded(self._num_heads * size, _GROUP)
-        groups = max(width, attended) // _GROUP
-        attending = 4 * (_LANES * size + _GROUP)  # of floats; each head of a group has a sum and scores
-        attending += (
-            4 * (self._num_heads // self._num_kv_heads) * (_padded(size, _GROUP) + _padded(num_positions, _LANES))
-        )
-        own = groups * num_rows * (_GROUP + 8) + 4 * _GROUP * groups + max(attending, 8 * _GROUP * _MOST_TILE_ROWS)
+        width, size = padded(self._width, GROUP), self._padded_head
+        attended = padded(self._num_heads * size, GROUP)
+        groups = max(width, attended) // GROUP
+        attending = 4 * (LANES * size + GROUP)  # of floats; each head of a group has a sum and scores
+        attending += 4 * (self._num_heads // self._num_kv_heads) * (padded(size, GROUP) + padded(num_positions, LANES))
+        own = groups * num_rows * (GROUP + 8) + 4 * GROUP * groups + max(attending, 8 * GROUP * _MOST_TILE_ROWS)
         if room.fits(num_rows, own, num_threads):
             return room.hidden[:num_rows]
         room.grow(num_rows, own, num_threads)
         room.hidden = torch.zeros((room.num_rows, width))
-        mlp_groups = self._mlp_width // _GROUP
+        mlp_groups = self._mlp_width // GROUP
         parts = {
             code.PROJECTED: torch.empty((room.num_rows, (self._num_heads + 2 * self._num_kv_heads) * size)),
             code.ATTENDED: torch.zeros((room.num_rows, attended)),
@@ -269,7 +211,7 @@ class Int8Decoder:
             code.PADDED_HEAD: size,
             code.MLP: self._mlp_width,
             code.MULTIPLIER: machine_code("tiles").MULTIPLY,
-            code.VOCAB: _PANEL * len(self._output.panels),
+            code.VOCAB: PANEL * len(self._output.panels),
         }
         for place, number in numbers.items():
             table[place] = number
@@ -291,8 +233,8 @@ class _Room:
         return num_rows <= self.num_rows and own_bytes <= self.own_bytes and num_threads <= self.num_threads
 
     def grow(self, num_rows: int, own_bytes: int, num_threads: int) -> None:
-        self.num_rows = _padded(max(num_rows, self.num_rows), _MOST_TILE_ROWS)
-        self.own_bytes = _padded(max(own_bytes * self.num_rows // num_rows, self.own_bytes), 4 * _GROUP)
+        self.num_rows = padded(max(num_rows, self.num_rows), _MOST_TILE_ROWS)
+        self.own_bytes = padded(max(own_bytes * self.num_rows // num_rows, self.own_bytes), 4 * GROUP)
         self.num_threads = max(num_threads, self.num_threads)
 
 
@@ -316,76 +258,3 @@ def _row_tables(steps: Sequence[NewRows]) -> tuple[IntArray, IntArray]:
         all_ancestors.append(ancestors)
         num_before += len(ancestors)
     return np.array(rows, np.int64), np.concatenate(all_ancestors) if all_ancestors else _NO_ANCESTORS
-
-
-def multiply_rows(x: Tensor, linear: Int8Linear, *, num_parts: int = 1) -> Tensor:
-    """Return x [T, in] times a linear layer as a pass computes it, [T, out].
-
-    Args:
-        num_parts: shares of output channels that are computed one after the other, as threads would at once.
-    """
-    code = machine_code("rows")
-    num_rows, num_in, num_panels = *x.shape, len(linear.panels)
-    num_groups = _padded(num_in, _GROUP) // _GROUP
-    padded = nn.functional.pad(x.float(), (0, num_groups * _GROUP - num_in))
-    numbers = torch.empty((num_rows, num_groups * _GROUP), dtype=torch.int8)
-    scales, starts = torch.empty((num_rows, num_groups)), torch.empty((num_rows, num_groups), dtype=torch.int32)
-    places = (numbers.data_ptr(), scales.data_ptr(), starts.data_ptr())
-    code.quantize_rows(padded.data_ptr(), 4 * _GROUP * num_groups, num_rows, 0, 0, num_groups, 0.0, *places, 0)
-    out = torch.empty((num_rows, _PANEL * num_panels))
-    multiplier = machine_code("tiles").MULTIPLY
-    table = np.array(linear.addresses, np.int64)
-    for part in range(num_parts):
-        start, stop = num_panels * part // num_parts, num_panels * (part + 1) // num_parts
-        code.project(
-            multiplier,
-            table.ctypes.data,
-            num_rows,
-            start,
-            stop,
-            *places,
-            num_groups,
-            out.data_ptr(),
-            4 * _PANEL * num_panels,
-            0,
-        )
-    return out
-
-
-@functools.cache
-def machine_code(module: str) -> Any:
-    """Return a module of `card.models.jit`: compiled at its first use on a machine, and kept for later ones."""
-    numba: Any = import_module("numba")
-    sources = sorted((Path(__file__).parent / "jit").glob("*.py"))
-    digest = hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()[:16]
-    kind = "matrix" if has_matrix_unit() else "vector"  # of the code that is made
-    numba.config.CACHE_DIR = str(_code_folder() / f"{digest}-{kind}")
-    return import_module(f"card.models.jit.{module}")
-
-
-def _code_folder() -> Path:
-    """Return where machine code is kept: the user's own cache folder, or a fresh one that nobody else can write to."""
-    folder = cache_folder(None) / "code"
-    try:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    except OSError:
-        return Path(tempfile.mkdtemp(prefix="card-code-"))
-    return folder if os.access(folder, os.W_OK) else Path(tempfile.mkdtemp(prefix="card-code-"))
-
-
-@functools.cache
-def why_not_int8() -> str | None:
-    """Return why integer passes are not possible on this machine, or not exact; None if they are."""
-    if find_spec("numba") is None:
-        return "the package numba is missing; run pip install 'card-decoding[int8]'"
-    if not torch.cpu._is_vnni_supported():
-        return "this processor has no instructions for products of bytes (AVX-512 VNNI)"
-    generator = torch.Generator().manual_seed(0)
-    weight, x = (torch.randint(-127, 128, (size, 256), generator=generator).float() for size in (96, max(_PROBED_ROWS)))
-    weight[:, 0] = x[:, ::_GROUP] = _LARGEST  # all scales are 1, so the product is one of whole numbers
-    linear = quantize_linear(weight, None)
-    for num_rows in _PROBED_ROWS:
-        for num_parts in (1, 2):
-            if not torch.equal(multiply_rows(x[:num_rows], linear, num_parts=num_parts), x[:num_rows] @ weight.T):
-                return f"integer products of {num_rows} rows in {num_parts} parts are not exact here"
-    return None

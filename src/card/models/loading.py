@@ -6,6 +6,7 @@ Errors are one clear line.
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -24,7 +25,9 @@ from card.errors import ModelError, VocabularyError
 from card.models.decoder_model import mark_int8, read_config, read_decoder
 from card.models.gguf.header import GgufError
 from card.models.gguf.source import GgufSource
+from card.models.int8_linear import why_not_int8
 from card.models.places import hub_file, local_model, weights_folder
+from card.models.processor import computes_bfloat16
 from card.models.text import check_tokenizers_fit
 
 if TYPE_CHECKING:
@@ -32,9 +35,12 @@ if TYPE_CHECKING:
 
     from card.models.decoder_model import LoadedModel
 
+logger = logging.getLogger(__name__)
+
 _HUB_TIMEOUT_S = 10.0
 _NO_CONTEXT_LIMIT = 1 << 30
 _HTTP_ERROR: Any = HfHubHTTPError.__bases__[0]  # of the HTTP client that the hub's client is built on
+_NO_BFLOAT16 = "this processor has no bfloat16 instructions"
 _DTYPES = {
     "float64": torch.float64,
     "float32": torch.float32,
@@ -75,6 +81,8 @@ def load_model(
         name_or_path: a folder, a GGUF file, a name on the hub, that of a GGUF file there (org/repo/model.gguf), or
             "demo-target" or "demo-draft". For what is here no network is used.
         dtype: "auto" as stored, or "float32", "bfloat16", "float16", "float64"; "int8" as stored, run in integers.
+            On a CPU without bfloat16 instructions "auto" widens 16 bits to float32, and runs a quantised GGUF file in
+            integers.
         device: "cpu", "cuda", "cuda:1", "mps".
         cache_dir: where the converted weights of a GGUF file are kept for the next start; None: by the system's custom,
             empty: nowhere.
@@ -83,6 +91,7 @@ def load_model(
     wanted_dtype, wanted_device = _parse_dtype(dtype), _parse_device(device)
     with _quiet():
         source = _find(str(name_or_path), cache_dir)
+        dtype = _dtype_for(source, dtype, wanted_device)
         model, report = _read_model(source, wanted_dtype)
         missing = sorted(report["missing_keys"])
         if missing:
@@ -93,8 +102,7 @@ def load_model(
         with _explained(source, "{} cannot be moved to " + str(wanted_device)):
             model.to(wanted_device)
     loaded: PreTrainedModel = model.requires_grad_(False).train(False)
-    if dtype == INT8:
-        mark_int8(loaded)
+    _fit_to_processor(loaded, dtype)
     return loaded
 
 
@@ -113,6 +121,7 @@ def load_decoder(
     decoder: LoadedModel | None = None
     with _quiet():
         source = _find(str(name_or_path), cache_dir)
+        dtype = _dtype_for(source, dtype, wanted_device)
         if source.gguf is not None:
             with _explained(source, "the weights of {} cannot be read"):
                 decoder = source.gguf.decoder(wanted_dtype, wanted_device)
@@ -120,8 +129,7 @@ def load_decoder(
             decoder = read_decoder(Path(source.path), dtype=wanted_dtype, device=wanted_device)
     if decoder is None:
         return load_model(name_or_path, dtype=dtype, device=device)
-    if dtype == INT8:
-        mark_int8(decoder)
+    _fit_to_processor(decoder, dtype)
     return decoder
 
 
@@ -141,17 +149,6 @@ def load_tokenizer(name_or_path: str | Path, *, cache_dir: str | None = None) ->
                 source.path, config=config, **source.options
             )
     return tokenizer
-
-
-def computes_bfloat16(device: str | torch.device) -> bool:
-    """Return False for a CPU that is known to have no bfloat16 instructions.
-
-    There a bfloat16 pass over several tokens costs almost as much as several passes, so that candidates cost what they
-    save; in float32 they do not.
-    """
-    if not str(device).startswith("cpu") or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
-        return True
-    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def parameter_count(model: torch.nn.Module) -> int:
@@ -271,6 +268,35 @@ def _read_model(source: _Source, dtype: str | torch.dtype) -> tuple[Any, dict[st
             source.path, config=config, dtype=dtype, output_loading_info=True, **source.options
         )
     return read
+
+
+def _dtype_for(source: _Source, dtype: str | torch.dtype, device: torch.device) -> str | torch.dtype:
+    """Return what a model is to compute in: in integers where a quantised file would be unpacked to slow numbers."""
+    if dtype != "auto" or computes_bfloat16(device) or source.gguf is None:
+        return dtype
+    with _explained(source, "the weights of {} cannot be read"):
+        is_quantized = source.gguf.is_quantized
+    if not is_quantized or why_not_int8() is not None:
+        return dtype
+    _say_once(f"{_NO_BFLOAT16}: quantised files run in 8-bit integers (--dtype bfloat16 or float32 for others)")
+    return INT8
+
+
+def _fit_to_processor(model: LoadedModel, dtype: str | torch.dtype) -> None:
+    """Let a loaded model compute in integers if it is to, and "auto" in float32 where 16 bits are slow."""
+    if dtype == INT8:
+        mark_int8(model)
+    elif dtype == "auto" and model.dtype in (torch.bfloat16, torch.float16) and not computes_bfloat16(model.device):
+        _say_once(
+            f"{_NO_BFLOAT16}: weights of 16 bits are widened to float32 (--dtype bfloat16 keeps them, --dtype int8 is "
+            "faster)"
+        )
+        model.float()
+
+
+@functools.cache
+def _say_once(words: str) -> None:
+    logger.warning(words)
 
 
 def _read_gguf(gguf: GgufSource, dtype: str | torch.dtype) -> tuple[Any, dict[str, Any]]:

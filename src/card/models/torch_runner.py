@@ -15,7 +15,8 @@ from card.models.fused import FusedDecoder, reason_not_fusable
 from card.models.generic import GenericDecoder, require_rollback
 from card.models.hrad.features import kept_states
 from card.models.inflation import original_size
-from card.models.int8 import Int8Decoder, why_not_int8
+from card.models.int8 import Int8Decoder
+from card.models.int8_linear import why_not_int8
 from card.models.kv_cache import IntArray, KVCache
 from card.models.protocol import Extension
 

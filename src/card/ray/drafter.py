@@ -13,9 +13,8 @@ from ray.serve.handle import DeploymentHandle
 
 from card.assembly.drafters import load_drafter, make_worker
 from card.assembly.plan import DEFAULT_MODEL_LEN
-from card.config import INT8, parse_size
+from card.config import parse_size
 from card.errors import WorkerError
-from card.models.threads import use_threads
 from card.ray.allocation import LOAD, DrafterReport
 from card.ray.desk import DeskLine, as_text
 from card.ray.settings import AppSettings, check_folder
@@ -88,7 +87,6 @@ def _make_server(settings: AppSettings) -> tuple[DraftServer, DrafterReport]:
     keys = load_server_keys(keys_folder) if keys_folder is not None else None
     own = ray.util.get_node_ip_address()
     host = f"[{own}]" if ":" in own else own
-    use_threads(engine.draft_threads, in_integers=engine.dtype_of_draft == INT8)
     writer, ready = load_drafter(
         DraftModel.to_serve(
             settings.draft,
@@ -97,7 +95,8 @@ def _make_server(settings: AppSettings) -> tuple[DraftServer, DrafterReport]:
             max_model_len=engine.max_model_len or DEFAULT_MODEL_LEN,
             kv_cache_bytes=parse_size(pool.drafter_kv_cache_memory) if pool.drafter_kv_cache_memory else None,
             cache_dir=engine.weights_dir,
-        )
+        ),
+        threads=engine.draft_threads,
     )
     assert ready.tokenizer is not None  # a model to serve tells of it
     limits = ServerLimits(max_sessions=pool.max_targets_per_drafter)

@@ -12,6 +12,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from card.config import KERNELS_VARIABLE
+
 # Runs without the working directory (-P) and without PYTHON* variables (-E) on its import path. What else the parent
 # imports from comes last, where it can shadow nothing. Looking for garbage among imports is a tenth of a start.
 _PROGRAM = """import gc, sys
@@ -24,7 +26,20 @@ _COMMAND = (sys.executable, "-P", "-E", "-c", _PROGRAM)
 
 # What the libraries below the draft model read. Everything else, keys above all, stays with the parent.
 _KEPT_NAMES = frozenset(
-    {"HOME", "USERPROFILE", "PATH", "LANG", "LANGUAGE", "TZ", "TMPDIR", "TEMP", "TMP", "SYSTEMROOT", "VIRTUAL_ENV"}
+    {
+        "HOME",
+        "USERPROFILE",
+        "PATH",
+        "LANG",
+        "LANGUAGE",
+        "TZ",
+        "TMPDIR",
+        "TEMP",
+        "TMP",
+        "SYSTEMROOT",
+        "VIRTUAL_ENV",
+        KERNELS_VARIABLE,
+    }
     | {"LD_LIBRARY_PATH", "LD_PRELOAD", "DYLD_LIBRARY_PATH", "XDG_CACHE_HOME", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY"}
     | {"http_proxy", "https_proxy", "no_proxy", "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE"}
 )

@@ -16,6 +16,7 @@ from card.cli.options import (
     counted,
     file_option,
     json_option,
+    kernels_option,
     option_of,
     options_of,
     parse_cores,
@@ -62,6 +63,7 @@ _OF_ROWS = "Of card-chain, card-tree, card-turns.  [default: the library's]"
     help="Price of the target, such as 300M, or none for as it is; several make several pairs.  [default: none]",
 )
 @option_of(EngineSettings, "dtype", is_filled=True)
+@kernels_option
 @option_of(EngineSettings, "max_model_len")
 @option_of(SamplingParams, "max_tokens", default=128)
 @click.option("--repeats", type=int, default=5, show_default=True, help="Runs of each prompt and row.")
@@ -146,6 +148,7 @@ def verify_server(**options: Any) -> int:
 @click.argument("model")
 @click.option("--out", type=OutputPath(), required=True, help="File to write, JSON.")
 @option_of(EngineSettings, "dtype", is_filled=True)
+@kernels_option
 @option_of(EngineSettings, "device", is_filled=True, help="cpu, cuda, cuda:1.")
 @click.option("--target-cost", help="Inflate the model to the price of so many parameters, such as 300M; same outputs.")
 @click.option("--threads", callback=parse_numbers, help="Numbers of threads, such as 1,2.  [default: torch's own]")

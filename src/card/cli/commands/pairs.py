@@ -14,6 +14,7 @@ from card.cli.options import (
     counted,
     file_option,
     json_option,
+    kernels_option,
     option_of,
     options_of,
     sampling_options,
@@ -34,6 +35,7 @@ _PAIR = with_options(*options_of(EngineSettings, "target draft"))
 @json_option
 @option_of(EngineSettings, "target_cost")
 @option_of(EngineSettings, "dtype", is_filled=True)
+@kernels_option
 @option_of(EngineSettings, "device", is_filled=True)
 @with_options(*options_of(EngineSettings, "draft_device max_model_len threads draft_threads cores draft_cores"))
 @wide_option
@@ -59,6 +61,7 @@ def check_pair(**options: Any) -> int:
 @counted("--limit", words="Most prompts of each data set.  [default: all]")
 @click.option("--raw", is_flag=True, help="Continue prompts as they are, without the model's chat template.")
 @option_of(EngineSettings, "dtype", is_filled=True)
+@kernels_option
 @option_of(EngineSettings, "device", is_filled=True, help="Device of both models.")
 @option_of(DraftSettings, "coupled_noise", is_filled=True, show_default=True)
 @sampling_options

@@ -16,6 +16,7 @@ from card.cli.options import (
     counted,
     draft_options,
     given,
+    kernels_option,
     method_options,
     model_options,
     option_of,
@@ -179,6 +180,7 @@ def _server(module: str, words: str = "") -> Any:
     "--keys", type=click.Path(path_type=Path), help="The server's folder of `card keys`; needed beyond this machine."
 )
 @option_of(EngineSettings, "dtype", is_filled=True)
+@kernels_option
 @option_of(EngineSettings, "device", is_filled=True, help="cpu, cuda, cuda:1.")
 @counted("--threads", default=1, words="CPU threads.")
 @click.option("--cores", callback=parse_cores, help="CPU cores, such as 0 or 0,1.")

@@ -66,6 +66,11 @@ class GgufModel:
     weights: Sequence[Weight]
 
     @property
+    def is_quantized(self) -> bool:
+        """Whether some weights have fewer than 16 bits."""
+        return any(weight.place.type_id not in _PLAIN_DTYPES for weight in self.weights if len(weight.place.shape) > 1)
+
+    @property
     def num_elements(self) -> int:
         """How many numbers the weights are."""
         return sum(math.prod(weight.place.shape) for weight in self.weights)

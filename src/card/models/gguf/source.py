@@ -50,6 +50,11 @@ class GgufSource:
         config: dict[str, Any] = json.loads((self._text / "config.json").read_text("utf-8"))
         return config
 
+    @property
+    def is_quantized(self) -> bool:
+        """Whether some weights have fewer than 16 bits."""
+        return self._model.is_quantized
+
     def tokenizer(self) -> PreTrainedTokenizerBase:
         """Return the tokenizer, with the chat template."""
         if self._text is None:

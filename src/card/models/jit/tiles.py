@@ -1,13 +1,13 @@
-"""Products of bytes: up to 16 rows of activations times 16 to 64 output channels, weights read once.
+"""Products of bytes: some rows of activations times 16 to 64 output channels, weights read once.
 
 Weights are unsigned bytes around 128, in panels of 16 output channels: [in / 4][16][4]. Activations are signed bytes in
 groups of GROUP with a scale each. A group's products are added as 32-bit integers, which is exact. Then each group is
 scaled and added as a float, in the order of the groups. So an output depends on its own row and channel alone, whatever
 tile it is computed in, and whatever instruction multiplied it.
 
-Two instructions multiply. VNNI takes four bytes of a row at a time, and the rows of a tile lie beside each other:
-[in / 4][rows][4]. The matrix unit of newer Intel processors (AMX) multiplies the whole group of a tile at once, from
-`MATRIX_ROWS` rows on, and each row's bytes of a group lie together: [in / 64][rows][64].
+Vector instructions (`card.models.jit.products`) take four bytes of a row at a time, and the rows of a tile lie beside
+each other: [in / 4][rows][4]. The matrix unit of newer Intel processors (AMX) multiplies the whole group of a tile at
+once, from `MATRIX_ROWS` rows on, and each row's bytes of a group lie together: [in / 64][rows][64].
 """
 
 from __future__ import annotations
@@ -16,12 +16,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from llvmlite import ir
-from llvmlite.binding import llvm_version_info
 from numba import cfunc, types
 from numba.core import cgutils
 
+from card.models.jit.products import product_of
 from card.models.jit.vectors import (
-    BYTES,
     FLOATS,
     GROUP,
     INTS,
@@ -38,20 +37,20 @@ from card.models.jit.vectors import (
     repeated,
     write,
 )
-from card.models.processor import has_matrix_unit
+from card.models.processor import kernel_kind
 
 PANEL = LANES  # output channels
-MOST_ROWS = 16  # of a tile: their sums of integers and of floats fill the registers
+_KIND = kernel_kind() or ""
+_PRODUCT = product_of(_KIND)
+MOST_ROWS = _PRODUCT.most_rows
 _I8, _I32, _I64, _F32, _VOID = ir.IntType(8), ir.IntType(32), ir.IntType(64), ir.FloatType(), ir.VoidType()
-_DOT = "llvm.x86.avx512.vpdpbusd.512"
-_FOURS = BYTES if llvm_version_info[0] >= 22 else INTS  # how LLVM wants fours of bytes to be called there
 _FETCHED_ROWS = 3  # from which weights are fetched ahead: fewer only wait for memory, which fetches by itself then
 _TILE_BYTES = GROUP * LANES
 _AHEAD = 8192  # bytes of weights on their way from memory while others are used
 _ROWS, _WEIGHTS, _PRODUCTS = 0, 1, 4  # first tiles of activations, of weights and of sums: there are eight in all
 # Rows of a tile from which the unit is used. Evidence: at 300 M it is faster from 6 rows on, in a draft model of 4 M
 # from 12 on, and below that both are alike (benchmarks/LOG.md).
-MATRIX_ROWS = 6 if has_matrix_unit() else 1 << 30
+MATRIX_ROWS = 6 if _KIND == "amx" else 1 << 30
 
 
 def _tile(number: int) -> Value:
@@ -104,37 +103,37 @@ def matrix_products(builder: Builder, num_rows: int, numbers: Value, panels: Seq
 
 def _panels_of(num_rows: int) -> int:
     """Return how many panels beside each other are fastest: more share each activation, fewer fit the registers."""
-    if num_rows >= MATRIX_ROWS:
-        return 2
-    return 4 if num_rows <= 4 else 2 if num_rows <= 12 else 1
+    return 2 if num_rows >= MATRIX_ROWS else _PRODUCT.panels_of(num_rows)
 
 
-def _products(builder: Builder, num_rows: int, num_panels: int, whole: Any, at: dict[str, Value]) -> Any:
-    """Return the integers [row][panel] that they are before, with a group's products added four at a time."""
+def _products(builder: Builder, num_rows: int, num_panels: int, starts: Sequence[Value], at: dict[str, Value]) -> Any:
+    """Return the integers [row][panel]: where each row starts, with a group's products added four at a time."""
+    sums = [[_PRODUCT.split(builder, start)] * num_panels for start in starts]
     for four in range(GROUP // 4):
         places = [moved(builder, panel, 4 * LANES * four) for panel in at["panels"]]
-        weights = [read(builder, place, _FOURS) for place in places]
+        weights = [_PRODUCT.read_weights(builder, place) for place in places]
         for place in places if num_rows >= _FETCHED_ROWS else ():
             fetch(builder, moved(builder, place, _AHEAD // num_panels))
         for row in range(num_rows):
             place = moved(builder, at["numbers"], 4 * (four * num_rows + row))
-            numbers = builder.bitcast(repeated(builder, read(builder, place, _I32), INTS), _FOURS)
+            numbers = _PRODUCT.numbers_of(builder, read(builder, place, _I32))
             for panel in range(num_panels):
-                whole[row][panel] = call(builder, _DOT, INTS, whole[row][panel], weights[panel], numbers)
-    return whole
+                parts = zip(sums[row][panel], weights[panel], strict=True)
+                sums[row][panel] = [_PRODUCT.add(builder, total, part, numbers) for total, part in parts]
+    return [[_PRODUCT.join(builder, parts) for parts in row] for row in sums]
 
 
 def _write_group(builder: Builder, num_rows: int, num_panels: int, sums: Any, at: dict[str, Value]) -> Any:
     """Write the instructions for one group; return the new sums [row][panel]."""
-    whole = []
-    for row in range(num_rows):
-        start = repeated(builder, read(builder, moved(builder, at["starts"], 4 * row), _I32), INTS)
-        whole.append([start] * num_panels)
+    starts = [ir.Constant(INTS, [0] * LANES)] * num_rows
+    if _PRODUCT.has_unsigned_weights:
+        places = [moved(builder, at["starts"], 4 * row) for row in range(num_rows)]
+        starts = [repeated(builder, read(builder, place, _I32), INTS) for place in places]
     if num_rows >= MATRIX_ROWS:
         products = matrix_products(builder, num_rows, at["numbers"], at["panels"])
-        whole = [[builder.add(*pair) for pair in zip(*rows, strict=True)] for rows in zip(whole, products, strict=True)]
+        whole = [[builder.add(start, one) for one in row] for start, row in zip(starts, products, strict=True)]
     else:
-        whole = _products(builder, num_rows, num_panels, whole, at)
+        whole = _products(builder, num_rows, num_panels, starts, at)
     new = []
     for row in range(num_rows):
         scale = repeated(builder, read(builder, moved(builder, at["scales"], 4 * row), _F32), FLOATS)

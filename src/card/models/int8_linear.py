@@ -1,0 +1,147 @@
+"""Linear layers in 8-bit integers: packed weights, exact products, and whether this machine can make them.
+
+The machine code (`card.models.jit`) is made by numba at its first use.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import tempfile
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from card.models.places import cache_folder
+from card.models.processor import kernel_kind, llvm_target
+
+PANEL, GROUP, LANES = 16, 64, 16  # output channels read together, activations that share a scale, floats of a vector
+_ZERO = 128  # weights are unsigned bytes around this
+_LARGEST = 127.0
+_PROBED_ROWS = (1, 2, 16, 33)
+
+
+@dataclass(frozen=True, slots=True)
+class Int8Linear:
+    """A linear layer for the machine code; [out] is padded to whole panels, [in] to whole groups."""
+
+    panels: Tensor  # [out / 16, in * 16] unsigned bytes, four of each channel at a time
+    scales: Tensor  # [out] float32
+    bias: Tensor  # [out] float32
+
+    @property
+    def addresses(self) -> tuple[int, int, int]:
+        """What its entry in a layer's table holds."""
+        return self.panels.data_ptr(), self.scales.data_ptr(), self.bias.data_ptr()
+
+
+def padded(size: int, multiple: int) -> int:
+    """Return the next multiple."""
+    return -(-size // multiple) * multiple
+
+
+def quantize_linear(weight: Tensor, bias: Tensor | None, *, out_multiple: int = PANEL) -> Int8Linear:
+    """Return a layer [out, in] as packed integers with a scale for each output channel."""
+    num_out = len(weight)
+    if weight.dtype != torch.bfloat16:
+        weight = weight.float()
+    if weight.shape[1] % LANES:
+        weight = nn.functional.pad(weight, (0, -weight.shape[1] % LANES))
+    weight = weight.contiguous()
+    size_out, size_in = padded(num_out, out_multiple), padded(weight.shape[1], GROUP)
+    panels = torch.full((size_out // PANEL, PANEL * size_in), _ZERO, dtype=torch.uint8)
+    scales = torch.zeros(size_out)
+    is_bfloat16 = int(weight.dtype == torch.bfloat16)
+    machine_code("rows").pack(
+        weight.data_ptr(), is_bfloat16, *weight.shape, panels.data_ptr(), panels.shape[1], scales.data_ptr()
+    )
+    return Int8Linear(panels, scales, extended(bias, size_out))
+
+
+def extended(values: Tensor | None, size: int) -> Tensor:
+    """Return values [n] as float32 with zeros behind them, [size]."""
+    out = torch.zeros(size)
+    if values is not None:
+        out[: len(values)] = values
+    return out
+
+
+def multiply_rows(x: Tensor, linear: Int8Linear, *, num_parts: int = 1) -> Tensor:
+    """Return x [T, in] times a linear layer as a pass computes it, [T, out].
+
+    Args:
+        num_parts: shares of output channels that are computed one after the other, as threads would at once.
+    """
+    code = machine_code("rows")
+    num_rows, num_in, num_panels = *x.shape, len(linear.panels)
+    num_groups = padded(num_in, GROUP) // GROUP
+    filled = nn.functional.pad(x.float(), (0, num_groups * GROUP - num_in))
+    numbers = torch.empty((num_rows, num_groups * GROUP), dtype=torch.int8)
+    scales, starts = torch.empty((num_rows, num_groups)), torch.empty((num_rows, num_groups), dtype=torch.int32)
+    places = (numbers.data_ptr(), scales.data_ptr(), starts.data_ptr())
+    code.quantize_rows(filled.data_ptr(), 4 * GROUP * num_groups, num_rows, 0, 0, num_groups, 0.0, *places, 0)
+    out = torch.empty((num_rows, PANEL * num_panels))
+    multiplier = machine_code("tiles").MULTIPLY
+    table = np.array(linear.addresses, np.int64)
+    for part in range(num_parts):
+        start, stop = num_panels * part // num_parts, num_panels * (part + 1) // num_parts
+        code.project(
+            multiplier,
+            table.ctypes.data,
+            num_rows,
+            start,
+            stop,
+            *places,
+            num_groups,
+            out.data_ptr(),
+            4 * PANEL * num_panels,
+            0,
+        )
+    return out
+
+
+@functools.cache
+def machine_code(module: str) -> Any:
+    """Return a module of `card.models.jit`: compiled at its first use on a machine, and kept for later ones."""
+    numba: Any = import_module("numba")
+    sources = sorted((Path(__file__).parent / "jit").glob("*.py"))
+    digest = hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()[:16]
+    numba.config.CACHE_DIR = str(_code_folder() / f"{digest}-{kernel_kind()}")
+    if (target := llvm_target()) is not None:
+        numba.config.CPU_NAME, numba.config.CPU_FEATURES = target
+    return import_module(f"card.models.jit.{module}")
+
+
+def _code_folder() -> Path:
+    """Return where machine code is kept: the user's own cache folder, or a fresh one that nobody else can write to."""
+    folder = cache_folder(None) / "code"
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError:
+        return Path(tempfile.mkdtemp(prefix="card-code-"))
+    return folder if os.access(folder, os.W_OK) else Path(tempfile.mkdtemp(prefix="card-code-"))
+
+
+@functools.cache
+def why_not_int8() -> str | None:
+    """Return why integer passes are not possible on this machine, or not exact; None if they are."""
+    if find_spec("numba") is None:
+        return "the package numba is missing; run pip install 'card-decoding[int8]'"
+    if kernel_kind() is None:
+        return "it needs an x86 processor with AVX2"
+    generator = torch.Generator().manual_seed(0)
+    weight, x = (torch.randint(-127, 128, (size, 256), generator=generator).float() for size in (96, max(_PROBED_ROWS)))
+    weight[:, 0] = x[:, ::GROUP] = _LARGEST  # all scales are 1, so the product is one of whole numbers
+    linear = quantize_linear(weight, None)
+    for num_rows in _PROBED_ROWS:
+        for num_parts in (1, 2):
+            if not torch.equal(multiply_rows(x[:num_rows], linear, num_parts=num_parts), x[:num_rows] @ weight.T):
+                return f"integer products of {num_rows} rows in {num_parts} parts are not exact here"
+    return None

@@ -1,0 +1,131 @@
+"""Vector instructions that multiply bytes, four inputs of each output channel at a time; one `Product` for each kind.
+
+Weights come as unsigned bytes around 128, activations as signed bytes from -127 to 127. All kinds give the same
+integers: their sums are exact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from llvmlite import ir
+from llvmlite.binding import llvm_version_info
+
+from card.models.jit.vectors import INTS, LANES, Builder, Value, call, read, repeated
+
+_I1, _I8, _I16, _I32 = ir.IntType(1), ir.IntType(8), ir.IntType(16), ir.IntType(32)
+_LARGE_TILES = ((16, 1),)  # 32 registers of 16 numbers
+_SMALL_TILES = ((6, 1),)  # 16 registers of 8
+_SIGN = ir.Constant(ir.VectorType(_I8, 32), [0x80] * 32)
+_NAMES_BYTES = llvm_version_info[0] >= 22  # how LLVM wants the bytes of a VNNI product: as bytes or as integers
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """How products are made, and the tiles that suit the registers.
+
+    A *part* is what one instruction works on: ``lanes`` output channels.
+    """
+
+    lanes: int  # output channels of a part
+    has_unsigned_weights: bool  # 128 too large: a sum then begins at -128 times the sum of the activations
+    most_rows: int  # of a tile: their sums fill the registers
+    panels: Sequence[tuple[int, int]]  # (up to so many rows, so many panels beside each other)
+    weights_of: Callable[[Builder, Value], Value]  # what is read from a panel, to what `add` takes
+    numbers_of: Callable[[Builder, Value], Value]  # four bytes of a row, as an integer, to what `add` takes
+    add: Callable[[Builder, Value, Value, Value], Value]  # (sum, weights, numbers) to the new sum
+
+    def panels_of(self, num_rows: int) -> int:
+        """Return how many panels a tile has: more share each activation, fewer fit the registers."""
+        return next(panels for most, panels in self.panels if num_rows <= most)
+
+    def read_weights(self, builder: Builder, address: Value) -> list[Value]:
+        """Return the parts of four weights of each channel of a panel."""
+        kind = ir.VectorType(_I8, 4 * self.lanes)
+        step = ir.Constant(ir.IntType(64), 4 * self.lanes)
+        parts = []
+        for _ in range(LANES // self.lanes):
+            parts.append(self.weights_of(builder, read(builder, address, kind)))
+            address = builder.add(address, step)
+        return parts
+
+    def split(self, builder: Builder, sums: Value) -> list[Value]:
+        """Return the parts of a panel's sums."""
+        if self.lanes == LANES:
+            return [sums]
+        places = [range(first, first + self.lanes) for first in range(0, LANES, self.lanes)]
+        return [builder.shuffle_vector(sums, sums, ir.Constant(_ints(self.lanes), list(part))) for part in places]
+
+    def join(self, builder: Builder, parts: Sequence[Value]) -> Value:
+        """Return a panel's sums from their parts."""
+        if len(parts) == 1:
+            return parts[0]
+        low, high = parts
+        return builder.shuffle_vector(low, high, ir.Constant(INTS, list(range(LANES))))
+
+
+def _ints(lanes: int) -> Any:
+    return ir.VectorType(_I32, lanes)
+
+
+def _bytes(builder: Builder, value: Value, lanes: int) -> Value:
+    return builder.bitcast(repeated(builder, value, _ints(lanes)), ir.VectorType(_I8, 4 * lanes))
+
+
+def _vnni(lanes: int, most_rows: int, panels: Sequence[tuple[int, int]]) -> Product:
+    """Return the product of one instruction, VPDPBUSD."""
+    operands = ir.VectorType(_I8, 4 * lanes) if _NAMES_BYTES else _ints(lanes)
+
+    def add(builder: Builder, total: Value, weights: Value, numbers: Value) -> Value:
+        weights, numbers = (builder.bitcast(value, operands) for value in (weights, numbers))
+        return call(builder, f"llvm.x86.avx512.vpdpbusd.{32 * lanes}", _ints(lanes), total, weights, numbers)
+
+    return Product(
+        lanes=lanes,
+        has_unsigned_weights=True,
+        most_rows=most_rows,
+        panels=panels,
+        weights_of=lambda builder, weights: weights,
+        numbers_of=lambda builder, four: _bytes(builder, four, lanes),
+        add=add,
+    )
+
+
+def _avx2() -> Product:
+    """Return the product of AVX2's instructions, which multiply unsigned by signed bytes and add pairs in 16 bits.
+
+    Unsigned weights would leave 16 bits. So the weights become signed, and their signs move to the activations: a pair
+    is then 2 * 127 * 127 at most.
+    """
+    lanes = 8
+    shorts = ir.VectorType(_I16, 2 * lanes)
+    ones = ir.Constant(shorts, [1] * (2 * lanes))
+
+    def numbers_of(builder: Builder, four: Value) -> tuple[Value, Value]:
+        numbers = _bytes(builder, four, lanes)
+        return numbers, call(builder, "llvm.abs.v32i8", numbers.type, numbers, ir.Constant(_I1, 0))
+
+    def add(builder: Builder, total: Value, weights: Value, numbers: Any) -> Value:
+        signed, sizes = numbers
+        weights = call(builder, "llvm.x86.avx2.psign.b", weights.type, weights, signed)
+        pairs = call(builder, "llvm.x86.avx2.pmadd.ub.sw", shorts, sizes, weights)
+        return builder.add(total, call(builder, "llvm.x86.avx2.pmadd.wd", _ints(lanes), pairs, ones))
+
+    return Product(
+        lanes=lanes,
+        has_unsigned_weights=False,
+        most_rows=_SMALL_TILES[-1][0],
+        panels=_SMALL_TILES,
+        weights_of=lambda builder, weights: builder.xor(weights, _SIGN),
+        numbers_of=numbers_of,
+        add=add,
+    )
+
+
+def product_of(kind: str) -> Product:
+    """Return the product of a kind of `card.models.processor.KERNEL_KINDS`; the matrix unit's is that of few rows."""
+    if kind == "avx2":
+        return _avx2()
+    return _vnni(8, 6, _SMALL_TILES) if kind == "avx-vnni" else _vnni(LANES, 16, _LARGE_TILES)

@@ -1,0 +1,103 @@
+"""Kinds of kernels: which run where, what names one, and that all of them compute the same bits."""
+
+from __future__ import annotations
+
+import functools
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from card.config import KERNEL_KINDS, KERNELS_VARIABLE
+from card.errors import SettingsError
+from card.models import processor
+from card.models.int8_linear import why_not_int8
+from card.models.processor import kernel_kind, llvm_target, possible_kernels
+from tests.models import kernel_digest
+
+REASON = why_not_int8()
+ROOT = Path(__file__).parents[2]
+PLAIN = {"avx2", "fma", "f16c"}
+SERVER = PLAIN | {"avx512f", "avx512bw", "avx512vl", "avx512vnni"}
+
+
+@pytest.fixture
+def on_processor(monkeypatch: pytest.MonkeyPatch):
+    """Let the processor have these features and no others."""
+
+    def become(features: set[str], *, machine: str = "x86_64", has_unit: bool = False) -> None:
+        binding = SimpleNamespace(get_host_cpu_features=lambda: dict.fromkeys(features, True))
+        monkeypatch.setattr(processor, "import_module", lambda name: binding)
+        monkeypatch.setattr(processor.platform, "machine", lambda: machine)
+        monkeypatch.setattr(processor, "has_matrix_unit", lambda: has_unit)
+        monkeypatch.setattr(processor, "possible_kernels", possible_kernels.__wrapped__)
+        monkeypatch.setattr(processor, "kernel_kind", kernel_kind.__wrapped__)
+
+    monkeypatch.delenv(KERNELS_VARIABLE, raising=False)
+    return become
+
+
+@pytest.mark.parametrize(
+    ("features", "has_unit", "expected"),
+    [
+        (PLAIN, False, ("avx2",)),
+        (PLAIN - {"f16c"}, False, ()),
+        (PLAIN | {"avxvnni"}, False, ("avx-vnni", "avx2")),
+        (SERVER, False, ("avx512-vnni", "avx2")),
+        (SERVER | {"amx-tile", "amx-int8"}, True, ("amx", "avx512-vnni", "avx2")),
+        (SERVER | {"amx-tile", "amx-int8"}, False, ("avx512-vnni", "avx2")),  # the system does not let us use it
+    ],
+)
+def test_a_processor_runs_the_kinds_whose_instructions_it_has(on_processor, features, has_unit, expected) -> None:
+    on_processor(features, has_unit=has_unit)
+    assert processor.possible_kernels() == expected
+    assert processor.kernel_kind() == (expected[0] if expected else None)
+
+
+def test_other_processors_run_none(on_processor) -> None:
+    on_processor(SERVER, machine="aarch64")
+    assert processor.possible_kernels() == ()
+    assert processor.kernel_kind() is None
+
+
+def test_a_kind_that_is_named_gets_no_instruction_beyond_its_own(on_processor, monkeypatch) -> None:
+    on_processor(SERVER | {"avxvnni"})
+    assert llvm_target() is None, "what is not named is made for the processor as it is"
+    for kind, target in [("avx2", ("x86-64-v3", "")), ("avx-vnni", ("x86-64-v3", "+avxvnni"))]:
+        monkeypatch.setenv(KERNELS_VARIABLE, kind)
+        assert processor.kernel_kind() == kind
+        assert llvm_target() == target
+
+
+def test_a_kind_that_does_not_run_here_is_refused_by_name(on_processor, monkeypatch) -> None:
+    on_processor(PLAIN)
+    monkeypatch.setenv(KERNELS_VARIABLE, "amx")
+    with pytest.raises(SettingsError, match="got 'amx'; allowed: avx2"):
+        processor.kernel_kind()
+    on_processor(set())
+    with pytest.raises(SettingsError, match="allowed: none: int8 needs an x86 processor with AVX2"):
+        processor.kernel_kind()
+
+
+@functools.cache
+def own_digest() -> str:
+    return kernel_digest.digest()
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("kind", KERNEL_KINDS)
+def test_every_kind_of_kernel_computes_the_same_bits(kind: str) -> None:
+    if REASON is not None or kind not in possible_kernels():
+        pytest.skip(f"this processor does not run {kind}")
+    ran = subprocess.run(
+        [sys.executable, "-m", "tests.models.kernel_digest"],
+        cwd=ROOT,
+        env={**os.environ, KERNELS_VARIABLE: kind},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert ran.stdout.split() == [kind, own_digest()]
