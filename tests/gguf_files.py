@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +68,13 @@ _NAMES = {
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
 }
+_ADD: Mapping[type, Any] = {
+    bool: gguf.GGUFWriter.add_bool,
+    int: gguf.GGUFWriter.add_uint32,
+    float: gguf.GGUFWriter.add_float32,
+    str: gguf.GGUFWriter.add_string,
+    list: gguf.GGUFWriter.add_array,
+}
 
 
 def demo_tokenizer() -> PreTrainedTokenizerBase:
@@ -113,7 +120,9 @@ def write_gguf(
     pre: str = "smollm",
     num_pads: int = 0,
     without: tuple[str, ...] = (),
+    merges: Sequence[str] | None = None,
     metadata: Mapping[str, Any] | None = None,
+    general: Mapping[str, Any] | None = None,
 ) -> Path:
     """Write the model in ``folder`` as a GGUF file.
 
@@ -122,15 +131,18 @@ def write_gguf(
         pre: llama.cpp's name of the rule that splits text.
         num_pads: tokens behind the last one that only pad the vocabulary, with rows of the embedding.
         without: tensors that are left out.
-        metadata: whole numbers that take the place of others, or stand beside them.
+        merges: in place of the tokenizer's own.
+        metadata: entries of the architecture that take the place of others, or stand beside them.
+        general: further entries, by their whole names.
     """
     config = json.loads((folder / "config.json").read_text())
     arch = config["model_type"]
     writer = gguf.GGUFWriter(file, arch)
     writer.add_string("general.name", "tiny")
-    for key, value in {**_facts(config), **(metadata or {})}.items():
-        (writer.add_uint32 if isinstance(value, int) else writer.add_float32)(f"{arch}.{key}", value)
-    _add_tokenizer(writer, PreTrainedTokenizerFast.from_pretrained(folder), pre, num_pads)
+    facts = {f"{arch}.{key}": value for key, value in {**_facts(config), **(metadata or {})}.items()}
+    for key, value in {**facts, **(general or {})}.items():
+        _ADD[type(value)](writer, key, value)
+    _add_tokenizer(writer, PreTrainedTokenizerFast.from_pretrained(folder), pre, num_pads, merges)
     model = _class_of(folder).from_pretrained(folder, dtype=torch.float32)
     for name, weight in model.named_parameters():
         stem, _, part = name.rpartition(".")
@@ -174,7 +186,7 @@ def _facts(config: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _add_tokenizer(writer: Any, tokenizer: Any, pre: str, num_pads: int) -> None:
+def _add_tokenizer(writer: Any, tokenizer: Any, pre: str, num_pads: int, merges: Sequence[str] | None) -> None:
     core = json.loads(tokenizer.backend_tokenizer.to_str())
     by_id = {token_id: token for token, token_id in tokenizer.get_vocab().items()}
     special = {one["id"] for one in core["added_tokens"] if one["special"]}
@@ -187,7 +199,7 @@ def _add_tokenizer(writer: Any, tokenizer: Any, pre: str, num_pads: int) -> None
     writer.add_tokenizer_pre(pre)
     writer.add_token_list(tokens)
     writer.add_token_types(types)
-    writer.add_token_merges([" ".join(merge) for merge in core["model"]["merges"]])
+    writer.add_token_merges(merges or [" ".join(merge) for merge in core["model"]["merges"]])
     for name in ("bos", "eos", "pad"):
         if (token_id := getattr(tokenizer, f"{name}_token_id")) is not None:
             getattr(writer, f"add_{name}_token_id")(token_id)

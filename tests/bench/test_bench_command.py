@@ -220,6 +220,19 @@ def test_several_pairs_and_data_sets_are_measured_in_one_run(
     assert "target+draft, own: prompts: 2" in ran.out and "target+draft@100K, own: prompts: 2" in ran.out
 
 
+def test_a_target_without_a_draft_runs_the_rows_that_need_none(
+    card_bench: Callable[..., Ran], pair: Pair, tmp_path: Path
+) -> None:
+    prompts = tmp_path / "own.jsonl"
+    prompts.write_text(json.dumps({"question": "how many cats sat?"}))
+    options = ["--target", pair.target, "--dtype", "float32", "--max-model-len", "256", "--prompts", f"own={prompts}"]
+    ran = card_bench(*options, "--max-tokens", "4", "--repeats", "1", "--out", str(tmp_path / "b.jsonl"))
+    assert ran.status == 0, ran.err
+    assert "no draft model is given, so the rows are vanilla,suffix,recycling" in ran.err
+    (run,) = load(tmp_path / "b.jsonl")
+    assert [row.name for row in run.rows] == ["vanilla", "vanilla-all-cores", "suffix", "recycling"]
+
+
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
@@ -230,7 +243,7 @@ def test_several_pairs_and_data_sets_are_measured_in_one_run(
         (["--sps-lengths", "0"], "--sps-lengths must be 1 or more"),
         (["--max-tokens", "1"], "max_tokens must be 2 or more"),
         (["--repeats", "0"], "repeats and limit must be 1 or more"),
-        (["--draft", "none"], "needs a draft model"),
+        (["--draft", "none", "--methods", "card"], "needs a draft model"),
         (["--resume", "no-such-file.jsonl"], "no-such-file.jsonl cannot be read"),
     ],
 )

@@ -107,7 +107,7 @@ PAIR = ["--target", "{target}", "--draft", "{draft}", "--placement", "inline"]
         (["generate", "--target", "{missing}", "--method", "vanilla", "hi"], "there is no folder"),
         (["generate", "--target", "{not_a_model}", "--method", "vanilla", "hi"], "holds no config.json"),
         (["generate", "--target", "{target}", "--draft", "{missing}", "hi"], "there is no folder"),
-        (["generate", "--target", "{target}", "hi"], "give --draft, or --method vanilla"),
+        (["generate", "--target", "{target}", "--method", "card", "hi"], "give --draft, or --method vanilla"),
         (["generate", "--target", "{missing}", "hi"], "there is no folder {missing}"),  # the target's error comes first
         (["generate", "--target", "{missing}", "--draft", "{not_a_model}", "hi"], "there is no folder {missing}"),
         (["generate", "--target", "{not_a_model}", "--draft", "{missing}", "hi"], "{not_a_model} holds no config.json"),
@@ -156,7 +156,7 @@ PAIR = ["--target", "{target}", "--draft", "{draft}", "--placement", "inline"]
         (["generate", *PAIR, "--colour", "red", "hi"], "No such option"),
         (["generate", *PAIR, "hi", "there"], "unexpected extra argument"),
         (["generate", *PAIR, "--seed"], "requires an argument"),
-        (["generate", "\nfirst line\nsecond line\n", "--target", "no\n\nx"], "give --draft"),
+        (["generate", "\nfirst line\nsecond line\n", "--target", "no\n\nx", "--method", "card"], "give --draft"),
         (["sing"], "No such command 'sing'"),
         (["--loud"], "No such option"),
         (["chat", *PAIR, "--temperature", "-1"], "temperature must be 0 or more"),

@@ -61,6 +61,23 @@ def test_generate_writes_the_text_of_the_folder_at_each_start(run, files, tmp_pa
     assert (tmp_path / "cache" / "gguf").is_dir()
 
 
+def test_a_target_alone_drafts_from_its_own_text_and_says_so_once(run, files, tmp_path):
+    common = ["--dtype", "float32", "--max-tokens", "24", "--raw", "--cache-dir", tmp_path / "cache"]
+    common += ["--policy", "fixed", "--threads", "1", "--target", files["target"]]
+    status, expected, said = run("generate", "--method", "vanilla", *common, PROMPT)
+    assert (status, said) == (0, "")
+    status, text, said = run("generate", "--stats", *common, PROMPT)
+    assert (status, text) == (0, expected)
+    assert said.startswith("card: no draft model is given, so method suffix drafts from the text itself")
+    assert "\nsuffix: " in said
+    status, _, said = run("chat", *[one for one in common if one != "--raw"])
+    assert status == 0
+    assert said.count("\n") == said.count("no draft model is given") == 1
+    status, _, said = run("generate", "--method", "card", *common, PROMPT)
+    assert (status, said.count("\n")) == (2, 1)
+    assert "this method needs a draft model: give --draft" in said
+
+
 def test_without_a_cache_nothing_is_kept(run, files, tmp_path):
     options = ["--method", "vanilla", "--no-cache", "--cache-dir", tmp_path / "cache", "--max-tokens", "4"]
     assert run("generate", "--target", files["target"], *options, PROMPT)[0] == 0
@@ -85,12 +102,13 @@ def test_other_commands_take_files(run, files, tmp_path):
         ("target", "cut", "is cut off: "),
         ("target", "foreign", "the draft's has"),
         ("missing", "draft", "there is no file"),
+        ("cut", None, "is cut off: "),
     ],
 )
 def test_a_file_that_cannot_be_used_is_one_line_and_status_2(run, files, tmp_path, target, draft, said):
-    named = [files.get(name, tmp_path / f"{name}.gguf") for name in (target, draft)]
-    options = ["--cache-dir", tmp_path / "cache", "--placement", "inline"]
-    status, out, err = run("generate", "--target", named[0], "--draft", named[1], *options, PROMPT)
+    models = ["--target", files.get(target, tmp_path / f"{target}.gguf")]
+    models += [] if draft is None else ["--draft", files[draft], "--placement", "inline"]
+    status, out, err = run("generate", *models, "--cache-dir", tmp_path / "cache", PROMPT)
     assert (status, out) == (2, "")
     assert err.startswith("card: error: ")
     assert err.count("\n") == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import shutil
@@ -90,13 +91,37 @@ def test_logits_and_facts_are_those_of_the_folder(folders, tmp_path, cache, kind
     assert type(own) is DecoderModel
     assert own.dtype == torch.float32
     assert torch.equal(logits(own), logits(theirs))
-    assert end_token_ids(own) == end_token_ids(theirs)
+    known_by_name = load_tokenizer(folders(kind)).convert_tokens_to_ids("<|endoftext|>")
+    assert end_token_ids(own) == end_token_ids(theirs) | {known_by_name}
     assert parameter_count(own) == parameter_count(theirs)
     assert own.config.tie_word_embeddings == theirs.config.tie_word_embeddings
     transformers_own = load_model(file, cache_dir=where)
     assert type(transformers_own) is KINDS[kind][0]
     assert torch.equal(logits(transformers_own), logits(theirs))
     assert Path(cache).exists() == kept
+
+
+@pytest.mark.parametrize(
+    ("stated", "factor"),
+    [
+        ({"rope.scaling.factor": 4.0}, 4.0),  # llama.cpp takes linear for granted
+        ({"rope.scale_linear": 4.0}, 4.0),  # the old name
+        ({"rope.scaling.type": "linear", "rope.scaling.factor": 4.0, "rope.scale_linear": 2.0}, 4.0),
+        ({"rope.scaling.type": "none", "rope.scaling.factor": 4.0}, None),
+        ({"rope.scaling.type": "linear"}, None),
+        ({"rope.scaling.factor": 1.0}, None),
+        ({"rope.scale_linear": 0.0}, None),
+    ],
+)
+def test_angles_are_scaled_as_the_file_says_in_each_of_its_ways(folders, tmp_path, cache, stated, factor):
+    folder = Path(shutil.copytree(folders("qwen2"), tmp_path / "folder"))
+    config = json.loads((folder / "config.json").read_text())
+    if factor is not None:
+        config["rope_parameters"] |= {"rope_type": "linear", "factor": factor}
+    (folder / "config.json").write_text(json.dumps(config))
+    own = load_decoder(write_gguf(folders("qwen2"), tmp_path / "model.gguf", metadata=stated), cache_dir=cache)
+    assert torch.equal(logits(own), logits(load_model(folder)))
+    assert (own.config.rope_parameters["rope_type"] == "linear") == (factor is not None)
 
 
 @pytest.mark.parametrize("quantised", [Kind.F16, Kind.BF16, Kind.Q8_0, Kind.Q4_0, Kind.Q4_1])
@@ -173,7 +198,7 @@ def test_a_pair_of_files_decodes_as_the_pair_of_folders(folders, tmp_path, cache
 def test_a_second_start_converts_nothing_and_needs_no_package(tiny, cache, monkeypatch):
     first = logits(load_decoder(tiny, cache_dir=cache))
     load_tokenizer(tiny, cache_dir=cache)
-    assert entries(cache) == ["v1-float16", "v1-text"]
+    assert entries(cache) == ["v2-float16", "v2-text"]
 
     def refuse(*_: object) -> None:
         raise AssertionError("it was converted again")
@@ -189,7 +214,7 @@ def test_another_file_of_the_same_name_is_converted_anew(folders, tmp_path, cach
     first = logits(load_decoder(file, cache_dir=cache))
     write_gguf(folders("llama, tied"), file)
     assert not torch.equal(logits(load_decoder(file, cache_dir=cache)), first)
-    assert entries(cache) == ["v1-float32", "v1-float32", "v1-text", "v1-text"]
+    assert entries(cache) == ["v2-float32", "v2-float32", "v2-text", "v2-text"]
 
 
 def test_a_cache_that_cannot_be_written_costs_one_line(tiny, tmp_path, caplog):
@@ -206,7 +231,7 @@ def test_damaged_converted_weights_are_named(tiny, cache):
     load_decoder(tiny, cache_dir=cache)
     (file,) = Path(cache).rglob("model.safetensors")
     file.write_bytes(file.read_bytes()[:-100])
-    with pytest.raises(ModelError, match=r"tiny.gguf has damaged converted weights; delete the folder .*-v1-float16$"):
+    with pytest.raises(ModelError, match=r"tiny.gguf has damaged converted weights; delete the folder .*-v2-float16$"):
         load_decoder(tiny, cache_dir=cache)
 
 
@@ -222,7 +247,7 @@ def test_two_processes_at_once_make_one_entry(tiny, cache):
     assert len({out for out, _ in said}) == 1, said
     assert all(err == "" for _, err in said)
     assert said[0][0].strip() == str(load_decoder(tiny, cache_dir="").lm_head.weight.double().sum().item())
-    assert entries(cache) == ["v1-float16", "v1-text"]
+    assert entries(cache) == ["v2-float16", "v2-text"]
 
 
 def test_the_oldest_entries_make_room_and_no_leftovers_stay(tmp_path):
@@ -325,11 +350,58 @@ def test_damage_anywhere_in_the_header_is_one_line_or_harmless(tiny, tmp_path, c
         ({"metadata": {"expert_count": 8}}, "asks for expert_count"),
         ({"metadata": {"attention.sliding_window": 64}}, "has a sliding window"),
         ({"metadata": {"attention.head_count": 0}}, "cannot be used: its llama.attention.head_count is 0"),
-        ({"metadata": {"rope.dimension_count": 8}}, "has heads whose parts differ in size"),
+        ({"metadata": {"rope.dimension_count": 8}}, "differ in size: rope.dimension_count is 8, not 16"),
+        ({"metadata": {"attention.value_length": 32}}, "differ in size: attention.value_length is 32, not 16"),
+        ({"metadata": {"attention.head_count_kv": [2, 4]}}, "has layers that differ in attention.head_count_kv"),
+        ({"metadata": {"attention.scale": 1.0}}, "asks for attention.scale 1.0, not 0.25"),
+        ({"metadata": {"attention.causal": False}}, "asks for attention.causal False"),
+        ({"metadata": {"attention.clamp_kqv": 8.0}}, "asks for attention.clamp_kqv 8.0"),
+        ({"metadata": {"logit_scale": 2.0}}, "asks for logit_scale 2.0"),
+        ({"metadata": {"final_logit_softcapping": 30.0}}, "asks for final_logit_softcapping 30.0"),
+        ({"metadata": {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0}}, "scales its angles by yarn"),
+        ({"metadata": {"rope.scaling.type": "longrope"}}, "scales its angles by longrope"),
+        ({"metadata": {"rope.scaling.attn_factor": 1.2}}, "asks for rope.scaling.attn_factor 1.2"),
+        ({"metadata": {"rope.scaling.factor": -2.0}}, "cannot be used: its llama.rope.scaling.factor is -2.0"),
+        ({"metadata": {"rope.scale_linear": float("inf")}}, "cannot be used: its llama.rope.scale_linear is inf"),
+        ({"metadata": {"rope.dimension_sections": [2, 3, 3]}}, "asks for rope.dimension_sections [2, 3, 3]"),
+        ({"general": {"general.type": "adapter"}}, "holds no model but the type adapter"),
+        ({"general": {"split.count": 2}}, "is one part of several; join them with llama-gguf-split --merge"),
     ],
 )
 def test_a_model_that_is_not_whole_or_asks_for_more_is_refused(folders, tmp_path, cache, options, said):
     assert said in failure(write_gguf(folders("llama"), tmp_path / "model.gguf", **options), cache)
+
+
+def test_scaling_of_angles_beside_llama3s_own_is_refused(folders, tmp_path, cache):
+    metadata = {"rope.scaling.factor": 2.0}
+    file = write_gguf(folders("llama, longer"), tmp_path / "model.gguf", metadata=metadata)
+    assert "scales its angles twice, by rope.scaling.factor and by rope_freqs.weight" in failure(file, cache)
+
+
+def test_entries_that_are_not_known_are_named_and_those_that_change_nothing_are_not(folders, tmp_path, cache, caplog):
+    harmless = {"vocab_size": 7, "tensor_data_layout": "Meta AI original pth", "rope.scaling.finetuned": True}
+    idle = {"expert_count": 0, "logit_scale": 1.0, "attention.scale": 0.25, "attention.head_count_kv": [2, 2]}
+    with caplog.at_level(logging.WARNING):
+        load_decoder(write_gguf(folders("llama"), tmp_path / "known.gguf", metadata={**harmless, **idle}), cache_dir="")
+    assert not caplog.messages
+    unknown = {"attention.new_thing": 4, "hyper.rank": 2}
+    general = {"tokenizer.ggml.new_thing": True, "general.new_thing": True}
+    file = write_gguf(folders("llama"), tmp_path / "unknown.gguf", metadata=unknown, general=general)
+    with caplog.at_level(logging.WARNING):
+        for load in (load_tokenizer, load_decoder):
+            load(file, cache_dir="")
+    assert caplog.messages == [
+        f"{file} says something of llama.attention.new_thing, llama.hyper.rank, tokenizer.ggml.new_thing, which is not "
+        "known here: left out"
+    ]
+
+
+def test_arrays_of_arrays_are_refused_however_deep_they_are(tmp_path, cache):
+    file, nested = tmp_path / "model.gguf", (9).to_bytes(4, "little") + (1).to_bytes(8, "little")
+    name = (1).to_bytes(8, "little") + b"a"
+    counts = (0).to_bytes(8, "little") + (1).to_bytes(8, "little")
+    file.write_bytes(b"GGUF" + (3).to_bytes(4, "little") + counts + name + nested[:4] + nested * 5000)
+    assert "array of arrays" in failure(file, cache)
 
 
 def test_unknown_architectures_and_quantisations_are_refused(tiny, tmp_path, cache):

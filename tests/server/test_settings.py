@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -78,22 +79,30 @@ def test_keys_come_from_the_environment_or_the_file_as_well(started: Started, tm
 
 
 @pytest.mark.parametrize(
-    ("arguments", "model"),
+    ("arguments", "model", "method"),
     [
-        ((), ("demo-target", "demo-draft")),
-        (("big", "--draft-model", "small"), ("big", "small")),
-        (("--model", "big", "--draft", "small"), ("big", "small")),
-        (("--target", "big", "--speculative-model", "small"), ("big", "small")),
-        (("big", "--method", "vanilla"), ("big", None)),
-        (("big", "--draft-address", "tcp://127.0.0.1:5"), ("big", None)),
+        ((), ("demo-target", "demo-draft"), "card"),
+        (("big", "--draft-model", "small"), ("big", "small"), "card"),
+        (("--model", "big", "--draft", "small"), ("big", "small"), "card"),
+        (("--target", "big", "--speculative-model", "small", "--method", "sps"), ("big", "small"), "sps"),
+        (("big", "--method", "vanilla"), ("big", None), "vanilla"),
+        (("big", "--draft-address", "tcp://127.0.0.1:5"), ("big", None), "card"),
+        (("big",), ("big", None), "suffix"),
+        (("big", "--writers", "recycling"), ("big", None), "suffix"),
     ],
 )
 def test_the_models_may_be_named_in_the_usual_ways(
-    started: Started, arguments: tuple[str, ...], model: tuple[str, str | None]
+    started: Started,
+    caplog: pytest.LogCaptureFixture,
+    arguments: tuple[str, ...],
+    model: tuple[str, str | None],
+    method: str,
 ) -> None:
-    done = invoke(*arguments)
+    with caplog.at_level(logging.INFO):
+        done = invoke(*arguments)
     assert done.exit_code == 0, (done.output, done.exception)
-    assert started.model == model
+    assert (started.model, started.engine["method"]) == (model, method)
+    assert ("no draft model is given, so method suffix drafts from the text" in caplog.text) == (method == "suffix")
     assert started.settings.served_model_names == (model[0],)
 
 
@@ -122,7 +131,9 @@ def test_a_file_that_cannot_be_followed_is_refused(started: Started, tmp_path: P
         (("--max-request-bytes", "5"), "max_request_bytes must be 1024 or more"),
         (("--api-key", "ключ"), "ASCII"),
         (("big", "--target", "other", "--draft", "x"), "target is given twice"),
-        (("big",), "needs a draft model"),
+        (("big", "--method", "card"), "needs a draft model"),
+        (("big", "--writers", "beam,suffix"), "needs a draft model"),
+        (("big", "--placement", "inline"), "needs a draft model"),
     ],
 )
 def test_settings_that_cannot_be_are_refused(started: Started, arguments: tuple[str, ...], reason: str) -> None:

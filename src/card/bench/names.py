@@ -78,6 +78,7 @@ OURS: Mapping[str, Spec] = MappingProxyType(
         SEVERAL_WRITERS: _tuned("card", "own", writers=(DRAFTER, "suffix", "recycling")),
     }
 )
+DEFAULT_ROWS, ROWS_ALONE = "vanilla,sps,card", "vanilla,suffix,recycling"  # with a draft model and without
 THEIRS = (
     "transformers",
     "transformers-all-cores",

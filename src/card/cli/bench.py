@@ -16,7 +16,7 @@ from transformers.utils import logging as transformers_logging
 from card.bench.datasets import DataSpec, parse_spec, read_datasets
 from card.bench.environment import Environment, choose_cores, describe_run
 from card.bench.lineup import LineupSettings, PairSpec, Plan, make_plan
-from card.bench.names import DRAFT_OPTIONS, names_of, uncoupled
+from card.bench.names import DEFAULT_ROWS, DRAFT_OPTIONS, ROWS_ALONE, names_of, uncoupled
 from card.bench.records import Run
 from card.bench.results import read_unchecked
 from card.bench.runner import run_bench
@@ -69,8 +69,9 @@ def run(**options: Any) -> int:
 
 
 def _plan(options: dict[str, Any]) -> Plan:
+    pairs = _pairs(options)
     rows = names_of(
-        [*_names(options["methods"]), *(f"card+{writers.replace(',', '+')}" for writers in options["writers"])]
+        [*_names(_methods(options, pairs)), *(f"card+{writers.replace(',', '+')}" for writers in options["writers"])]
     )
     if options["coupling_report"]:
         if options["temperature"] == 0:
@@ -92,7 +93,7 @@ def _plan(options: dict[str, Any]) -> Plan:
     )
     return make_plan(
         rows,
-        _pairs(options),
+        pairs,
         lineup,
         read_datasets(_data(options), limit=None, is_raw=options["raw"]),
         repeats=options["repeats"],
@@ -100,6 +101,16 @@ def _plan(options: dict[str, Any]) -> Plan:
         skips_long=options["skip_long"],
         options=json.loads(json.dumps(options)),
     )
+
+
+def _methods(options: dict[str, Any], pairs: Sequence[PairSpec]) -> str:
+    """Return the rows that were asked for, or those by default; say so if a pair without a draft model has fewer."""
+    if options["methods"] is not None:
+        return str(options["methods"])
+    if all(pair.draft is not None for pair in pairs):
+        return DEFAULT_ROWS
+    click.echo(f"no draft model is given, so the rows are {ROWS_ALONE}; --methods names others", err=True)
+    return ROWS_ALONE
 
 
 def _names(text: str) -> Sequence[str]:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 import click
 
+from card.bench.names import DRAFTER
 from card.cli.starting import load, spinner, start_drafter_child
 from card.config import KERNEL_KINDS, KERNELS_VARIABLE, DraftSettings, EngineSettings, Grammar, SamplingParams
 from card.config.fields import Setting, declared, require
@@ -22,6 +24,8 @@ if TYPE_CHECKING:  # loaded when a command runs
 
 F = TypeVar("F", bound=Callable[..., Any])
 DEMO_TARGET, DEMO_DRAFT = "demo-target", "demo-draft"
+WITH_DRAFT, ALONE = "card", "suffix"  # the methods taken unless one is named; the latter by docs/methods.md
+_OF_A_DRAFT = ("draft_dtype", "draft_vocab", "draft_device", "placement", "schedule", "draft_keys")
 LEAST_CHECKED_TOKENS = 8  # per prompt of card check-pair: fewer give no rate worth the name
 _Parse = Callable[[click.Context, click.Parameter, Any], Any]
 
@@ -166,9 +170,8 @@ method_options = with_options(
     option_of(
         EngineSettings,
         "method",
-        is_filled=True,
         shell_complete=lambda _, __, begun: [name for name in METHODS if name.startswith(begun)],
-        help=f"One of {', '.join(METHODS)}.",
+        help=f"One of {', '.join(METHODS)}.  [default: {WITH_DRAFT}; {ALONE} if there is no draft model]",
     ),
     *options_of(EngineSettings, "placement schedule policy"),
     option_of(EngineSettings, "writers", help=_WRITERS),
@@ -257,6 +260,35 @@ def resolve_models(options: dict[str, Any], *, needs_draft: bool) -> tuple[str, 
     return target, draft
 
 
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """A method and its models."""
+
+    method: str
+    target: str
+    draft: str | None  # None too for a draft model that is elsewhere
+    note: str  # what the user must be told of the choice; may be empty
+
+
+def choose_models(options: dict[str, Any]) -> Chosen:
+    """Take method, target and draft out of ``options``. A target alone takes a method that needs no draft model.
+
+    Raises: ModelError and SettingsError as `resolve_models`.
+    """
+    asked = options.pop("method")
+    has_draft = options["draft"] is not None or options["target"] in (None, DEMO_TARGET)
+    has_server = options.get("draft_address") is not None
+    wants_draft = DRAFTER in (options.get("writers") or ()) or any(
+        options.get(name) is not None for name in _OF_A_DRAFT
+    )
+    goes_alone = not (asked or has_draft or has_server or wants_draft)
+    method = asked or (ALONE if goes_alone else WITH_DRAFT)
+    needs_draft = find_method(method).needs_draft and not has_server
+    target, draft = resolve_models(options, needs_draft=needs_draft)
+    note = f"no draft model is given, so method {ALONE} drafts from the text itself; --method vanilla does not"
+    return Chosen(method, target, draft if needs_draft else None, note if goes_alone else "")
+
+
 def demo_note(target: str) -> str:
     """Return what must be known of the answers of the demo target; nothing of other models."""
     return f"{DEMO_TARGET} is a small model for trying things out: it is often wrong." if target == DEMO_TARGET else ""
@@ -269,11 +301,11 @@ def given(options: dict[str, Any]) -> dict[str, Any]:
 
 def make_llm(options: dict[str, Any]) -> LLM:
     """Load what the options ask for; spin meanwhile. Raises: CardError of any kind."""
-    method = options.pop("method")
-    needs_draft = find_method(method).needs_draft and options.get("draft_address") is None
-    target, draft = resolve_models(options, needs_draft=needs_draft)
-    draft = draft if needs_draft else None
-    spare = start_drafter_child(method, draft, options)
+    chosen = choose_models(options)
+    spare = start_drafter_child(chosen.method, chosen.draft, options)
     make: type[LLM] = load("card.api.llm").LLM
-    with spinner(f"loading {target}") as say:
-        return make(target, draft, method=method, spare=spare, say=say, **given(options))
+    with spinner(f"loading {chosen.target}") as say:
+        llm = make(chosen.target, chosen.draft, method=chosen.method, spare=spare, say=say, **given(options))
+    if chosen.note:  # once it is loaded: what cannot be loaded is one line
+        click.echo(f"card: {chosen.note}", err=True)
+    return llm

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from card.bench.names import DRAFT_OPTIONS, PRESETS, PUBLISHED, shipped
+from card.bench.names import DEFAULT_ROWS, DRAFT_OPTIONS, PRESETS, PUBLISHED, ROWS_ALONE, shipped
 from card.cli.files import OutputPath
 from card.cli.help import command
 from card.cli.options import (
@@ -37,10 +37,9 @@ _OF_ROWS = "Of card-chain, card-tree, card-turns.  [default: the library's]"
 @command(short_help="Measure methods against each other: speed, acceptance, same text.")
 @click.option(
     "--methods",
-    default="vanilla,sps,card",
-    show_default=True,
     help=f"Rows, or presets ({', '.join(PRESETS)}), with commas; card+beam,suffix is CARD with these writers. Plain "
-    "decoding on all cores is always there, and so is the twin on all cores of a row on one.",
+    "decoding on all cores is always there, and so is the twin on all cores of a row on one.  "
+    f"[default: {DEFAULT_ROWS}; {ROWS_ALONE} if a pair has no draft model]",
 )
 @click.option("--writers", multiple=True, help="One more row: CARD with these writers, such as beam,suffix.")
 @click.option(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,6 +14,7 @@ from card.cli.help import command
 from card.cli.options import (
     DEMO_DRAFT,
     F,
+    choose_models,
     counted,
     draft_options,
     given,
@@ -21,18 +23,18 @@ from card.cli.options import (
     model_options,
     option_of,
     parse_cores,
-    resolve_models,
     with_options,
 )
 from card.cli.starting import load, run, spinner, start_drafter_child
 from card.config import EngineSettings
 from card.config.fields import declared
 from card.errors import SettingsError
-from card.methods import find_method
 from card.server.config import ServerSettings, read_config_file
 
 if TYPE_CHECKING:
     from card.api.async_llm import AsyncLLM
+
+logger = logging.getLogger(__name__)
 
 _EXTRA = {
     "fastapi": "fastapi",
@@ -119,22 +121,21 @@ def serve(model_argument: str | None, **options: Any) -> None:
     if model_argument is not None:
         options["model_argument"] = model_argument
         _take_alias(options, "model_argument", "target")
-    method = options.pop("method")
-    needs_draft = find_method(method).needs_draft
-    target, draft = resolve_models(options, needs_draft=needs_draft and options["draft_address"] is None)
-    changes["served_model_names"] = changes["served_model_names"] or (target,)
+    chosen = choose_models(options)
+    changes["served_model_names"] = changes["served_model_names"] or (chosen.target,)
     settings = ServerSettings(**{name: value for name, value in changes.items() if value not in (None, ())})
     _server("logs").set_up(settings.log_level)
-    draft = draft if needs_draft and options["draft_address"] is None else None
-    spare = start_drafter_child(method, draft, options)
+    if chosen.note:
+        logger.info(chosen.note)
+    spare = start_drafter_child(chosen.method, chosen.draft, options)
 
     def make_llm() -> AsyncLLM:
         make: type[AsyncLLM] = load("card.api.async_llm").AsyncLLM
-        with spinner(f"loading {target}") as say:
-            return make(target, draft, method=method, spare=spare, say=say, **given(options))
+        with spinner(f"loading {chosen.target}") as say:
+            return make(chosen.target, chosen.draft, method=chosen.method, spare=spare, say=say, **given(options))
 
     def announce(address: str) -> None:
-        click.echo(f"card serve: {target} ready on {address}")
+        click.echo(f"card serve: {chosen.target} ready on {address}")
 
     status = _server("serving", "importing torch and transformers").serve(make_llm, settings, announce=announce)
     raise SystemExit(status)

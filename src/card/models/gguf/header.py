@@ -116,6 +116,8 @@ class _Reader:
         if kind != _ARRAY:
             raise GgufError(f"is damaged: its header has a value of the unknown kind {kind}")
         of, count = self.numbers("IQ")
+        if of == _ARRAY:
+            raise GgufError("is damaged: its header has an array of arrays")
         if count > self.num_bytes:
             raise GgufError("is cut off or damaged: it ends inside its header")
         if of in _NUMBERS:

@@ -19,6 +19,8 @@ from transformers import GenerationConfig
 
 from card.models.decoder_model import DecoderModel, config_of
 from card.models.gguf.header import GgufError, Header, TensorPlace, read_header
+from card.models.gguf.keys import Facts
+from card.models.gguf.tokenizer import end_ids, special_id
 
 _ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 _OUTSIDE = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
@@ -37,12 +39,9 @@ _INSIDE = {
 }
 _ROPE_FACTORS = "rope_freqs.weight"  # how Llama 3.1 and later files store the scaling of their angles
 _LLAMA3_CONTEXT = 8192  # the length that those models were trained on first; no file tells it
-_LLAMA3_FACTORS = (8.0, 32.0, 16.0, 4.0, 2.0)
-# Keys that multiply what nothing here multiplies; 1 and 0 change nothing.
-_SCALES = ("attention.scale", "logit_scale", "embedding_scale", "residual_scale", "expert_count")
 _PLAIN_DTYPES = {0: torch.float32, 1: torch.float16, 30: torch.bfloat16}  # of ggml's types
 _BLOCK_ELEMENTS = 1 << 20  # dequantised at once
-_END_TOKENS = ("eos", "eot", "eom")
+_SCALE_TOLERANCE = 1e-5  # relative, of a scale that files store in 32 bits
 
 Dequantize = Callable[[Any, Any], Any]
 
@@ -145,21 +144,22 @@ def _config(path: Path, header: Header) -> dict[str, Any]:
             f"holds a model of the architecture {name or 'unknown'}; of GGUF files those of Llama, Mistral, Qwen2 and "
             "Qwen3 models can be read, others from a folder saved by transformers"
         )
-    if header.metadata.get("split.count", 0) > 1:
+    metadata = header.metadata
+    if metadata.get("general.type", "model") != "model":
+        raise GgufError(
+            f"holds no model but the type {str(metadata['general.type'])[:40]}; give the file of the model itself"
+        )
+    num_parts = metadata.get("split.count", 0)
+    if not isinstance(num_parts, int) or num_parts > 1:
         raise GgufError("is one part of several; join them with llama-gguf-split --merge")
-    facts = _Facts(header.metadata, name)
-    for key in _SCALES:
-        if facts.optional(key, 0) not in (0, 1):
-            raise GgufError(f"asks for {key}, which is not known here; use a folder saved by transformers")
+    facts = Facts(metadata, name)
+    facts.check(path)
     hidden, heads = facts.whole("embedding_length"), facts.whole("attention.head_count")
-    head_dim = facts.whole("attention.key_length", hidden // heads)
-    if {facts.whole("attention.value_length", head_dim), facts.whole("rope.dimension_count", head_dim)} != {head_dim}:
-        raise GgufError("has heads whose parts differ in size; use a folder saved by transformers")
-    places, metadata = header.tensors, header.metadata
+    head_dim = _head_dim(facts, hidden, heads)
+    places = header.tensors
     if "token_embd.weight" not in places:
         raise GgufError("has no tensor token_embd.weight, so it holds no whole model")
-    ends = [metadata.get(f"tokenizer.ggml.{kind}_token_id") for kind in _END_TOKENS]
-    ends = list(dict.fromkeys(one for one in ends if one is not None))
+    ends = end_ids(metadata)
     return {
         "architectures": [_ARCHITECTURES[name]],
         "model_type": name,
@@ -178,44 +178,42 @@ def _config(path: Path, header: Header) -> dict[str, Any]:
         "rope_parameters": _rope(path, header, facts, head_dim),
         "tie_word_embeddings": "output.weight" not in places,
         "vocab_size": places["token_embd.weight"].shape[0],
-        "bos_token_id": metadata.get("tokenizer.ggml.bos_token_id"),
+        "bos_token_id": special_id(metadata, "bos"),
         "eos_token_id": ends[0] if len(ends) == 1 else ends or None,
-        "pad_token_id": metadata.get("tokenizer.ggml.padding_token_id"),
+        "pad_token_id": special_id(metadata, "padding"),
     }
 
 
-class _Facts:
-    """The metadata of one architecture."""
-
-    def __init__(self, metadata: Mapping[str, Any], architecture: str) -> None:
-        self._metadata, self._architecture = metadata, architecture
-
-    def optional(self, key: str, default: Any) -> Any:
-        return self._metadata.get(f"{self._architecture}.{key}", default)
-
-    def whole(self, key: str, default: int | None = None) -> int:
-        value = self.optional(key, default)
-        if not isinstance(value, int) or value < 1:
-            what = "is missing" if value is None else f"is {str(value)[:40]}"
-            raise GgufError(f"cannot be used: its {self._architecture}.{key} {what}")
-        return value
-
-    def number(self, key: str, default: float | None = None) -> float:
-        value = self.optional(key, default)
-        if not isinstance(value, int | float) or not value > 0:
-            raise GgufError(f"cannot be used: its {self._architecture}.{key} is {value}")
-        return float(str(np.float32(value)))  # the shortest number that is stored like this: 1e-06, not 9.99999e-07
+def _head_dim(facts: Facts, hidden: int, heads: int) -> int:
+    """Return the size of a head. Raises: GgufError if a part of it has another one, or attention another scale."""
+    head_dim = facts.whole("attention.key_length", hidden // heads)
+    for key in ("attention.value_length", "rope.dimension_count"):
+        if (size := facts.whole(key, head_dim)) != head_dim:
+            raise GgufError(
+                f"has heads whose parts differ in size: {key} is {size}, not {head_dim}; use a folder saved by "
+                "transformers"
+            )
+    usual = head_dim**-0.5
+    scale = facts.number("attention.scale", usual) if facts.optional("attention.scale", 0) != 0 else usual
+    if not math.isclose(scale, usual, rel_tol=_SCALE_TOLERANCE):
+        raise GgufError(f"asks for attention.scale {scale}, not {usual:.4g}; use a folder saved by transformers")
+    return head_dim
 
 
-def _rope(path: Path, header: Header, facts: _Facts, head_dim: int) -> dict[str, Any]:
+def _rope(path: Path, header: Header, facts: Facts, head_dim: int) -> dict[str, Any]:
     theta = facts.number("rope.freq_base", 10000.0)
-    kind = facts.optional("rope.scaling.type", "none")
+    kind = facts.optional("rope.scaling.type", "linear")  # what llama.cpp takes for granted
     if facts.optional("attention.sliding_window", 0):
         raise GgufError("has a sliding window, which is not read from GGUF files; use a folder saved by transformers")
-    if kind == "linear":
-        return {"rope_type": "linear", "rope_theta": theta, "factor": facts.number("rope.scaling.factor")}
-    if kind != "none":
-        raise GgufError(f"scales its angles by {kind}, which is not read from GGUF files; use the model's folder")
+    if kind not in ("none", "linear"):
+        raise GgufError(
+            f"scales its angles by {str(kind)[:40]}, which is not read from GGUF files; use the model's folder"
+        )
+    stated = [key for key in ("rope.scaling.factor", "rope.scale_linear") if facts.optional(key, None) is not None]
+    if kind == "linear" and stated and facts.optional(stated[0], 0) not in (0, 1):  # 0 means none, as 1 does
+        if _ROPE_FACTORS in header.tensors:
+            raise GgufError(f"scales its angles twice, by {stated[0]} and by {_ROPE_FACTORS}; use the model's folder")
+        return {"rope_type": "linear", "rope_theta": theta, "factor": facts.number(stated[0])}
     if _ROPE_FACTORS not in header.tensors:
         return {"rope_type": "default", "rope_theta": theta}
     weight = Weight(_ROPE_FACTORS, header.tensors[_ROPE_FACTORS], None)

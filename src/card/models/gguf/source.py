@@ -23,7 +23,7 @@ from card.models.gguf.tokenizer import check_tokenizer, read_tokenizer
 
 logger = logging.getLogger(__name__)
 
-_FORMAT = 1  # of what is kept; another number makes old entries useless, and they go when room is needed
+_FORMAT = 2  # of what is kept; another number makes old entries useless, and they go when room is needed
 _FOLDER = "gguf"  # below the cache folder
 _TEXT_BYTES = 64 << 20  # room asked for a tokenizer and a config
 _SAFETENSORS_NAMES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
@@ -136,7 +136,7 @@ class GgufSource:
     def _read_tokenizer(self) -> PreTrainedTokenizerBase:
         header = self._model.header
         try:
-            return read_tokenizer(self._path, header)
+            return read_tokenizer(header)
         except Exception as error:  # the makers of tokenizers raise almost anything, Exception itself too
             raise GgufError(f"has a tokenizer that cannot be used: {' '.join(str(error).split())[:150]}") from error
 

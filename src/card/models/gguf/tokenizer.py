@@ -1,91 +1,192 @@
-"""The tokenizer and chat template of a GGUF file.
+"""The tokenizer, the chat template and the end tokens of a GGUF file.
 
-transformers builds the tokenizer. What it leaves out is added: tokens that only pad the vocabulary go, digits are split
-where the file says so, and a text begins as llama.cpp begins it.
+They are built of what the file says and of what llama.cpp takes for granted where it says nothing.
+Source of both: https://github.com/ggml-org/llama.cpp/blob/master/src/llama-vocab.cpp
 """
 
 from __future__ import annotations
 
-import json
 import logging
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tokenizers import Tokenizer, pre_tokenizers, processors
+from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers, processors
+from tokenizers.models import BPE
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from card.models.gguf.header import GgufError, Header
+from card.models.gguf.splits import RULES, UNNAMED, SplitRule
 
 logger = logging.getLogger(__name__)
 
-_KINDS = ("gpt2", "llama")  # pairs of bytes, and SentencePiece
-_UNUSED = 5  # the type of tokens that pad the vocabulary
-_SPLIT_DIGITS = frozenset({"smollm", "starcoder", "refact", "command-r", "codeshell", "exaone"})
-_BEGIN = frozenset({"llama-bpe", "llama3", "llama-v3", "tekken"})  # where a text begins with bos unless stated
-# What the tokenizer is made of text before the pairs are joined; of these, transformers' own rule is the file's.
-_KNOWN_SPLITS = _BEGIN | {"default", "gpt-2", "qwen2", "deepseek-r1-qwen", "falcon3", "smaug-bpe", "dbrx", "megrez"}
-_SPECIAL = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
+_BYTES, _SENTENCEPIECE = "gpt2", "llama"  # kinds of tokenizers: pairs of bytes, and SentencePiece
+_BLANK = "▁"  # how SentencePiece writes one
+_UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED = 2, 3, 4, 5  # types of tokens; unused ones pad the vocabulary
+_ROLES = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
+_SENTENCEPIECE_IDS = {"unknown": 0, "bos": 1, "eos": 2}  # of files that do not say
+_ENDS = ("eos", "eot", "eom")  # of a text, a turn, and a message that asks for a tool
+# Tokens that end a text or a turn in every model that has them.
+_END_NAMES = frozenset(
+    {
+        *("<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<|im_end|>", "<|endoftext|>", "<|end|>", "<end_of_turn>"),
+        *("</s>", "<eos>", "[EOS]", "<EOT>", "_<EOT>", "[EOT]", "<\uff5cend▁of▁sentence\uff5c>", "<end_of_utterance>"),
+        *("<|return|>", "<|call|>", "<|calls|>", "<|flush|>", "<turn|>", "<|tool_response>", "[e~["),
+    }
+)
+_MARKUP = "</s>"  # also how HTML ends a text that is struck out; only a control token ends an answer
+# With one of these sets of tokens <|end|> ends a part of an answer, not the answer.
+_PART_ENDS = tuple({one, other} for one in ("<|return|>", "<|flush|>") for other in ("<|call|>", "<|calls|>"))
 
 
 def check_tokenizer(header: Header) -> None:
     """Check that the file has a tokenizer of a kind that is known. Raises: GgufError."""
-    kind, tokens = header.metadata.get("tokenizer.ggml.model"), header.metadata.get("tokenizer.ggml.tokens")
+    metadata = header.metadata
+    kind, tokens = metadata.get("tokenizer.ggml.model"), metadata.get("tokenizer.ggml.tokens")
     if kind is None or not isinstance(tokens, list):
         raise GgufError("has no tokenizer; use a file that was made of a whole model folder")
-    if kind not in _KINDS:
+    if kind not in (_BYTES, _SENTENCEPIECE):
         raise GgufError(f"has a tokenizer of the kind {kind}, which is not known here; use the model's folder")
     num_rows = header.tensors["token_embd.weight"].shape[0]
     if len(tokens) > num_rows:
         raise GgufError(f"is damaged: its tokenizer has {len(tokens)} tokens, its model {num_rows}")
+    named = [str(token) for token in tokens if token]
+    if len(set(named)) < len(named):
+        raise GgufError("is damaged: its tokenizer has a token twice")
+    if kind == _BYTES and "tokenizer.ggml.merges" not in metadata:
+        raise GgufError("has a tokenizer without merges; use a file that was made of a whole model folder")
 
 
-def read_tokenizer(path: Path, header: Header) -> PreTrainedTokenizerBase:
+def special_id(metadata: Mapping[str, Any], name: str) -> int | None:
+    """Return the id of a token by its part, such as bos; None if there is none."""
+    tokens = metadata.get("tokenizer.ggml.tokens")
+    is_sentencepiece = metadata.get("tokenizer.ggml.model") == _SENTENCEPIECE
+    default = _SENTENCEPIECE_IDS.get(name) if is_sentencepiece else None
+    token_id = metadata.get(f"tokenizer.ggml.{name}_token_id", default)
+    is_one = isinstance(token_id, int) and isinstance(tokens, list) and 0 <= token_id < len(tokens)
+    return token_id if is_one else None
+
+
+def end_ids(metadata: Mapping[str, Any]) -> list[int]:
+    """Return the ids that end a text: those that the file names, its end of text first, then those known by name."""
+    tokens, types = metadata.get("tokenizer.ggml.tokens"), metadata.get("tokenizer.ggml.token_type")
+    if not isinstance(tokens, list):
+        return []
+    named = {token: token_id for token_id, token in enumerate(tokens) if isinstance(token, str) and token in _END_NAMES}
+    if any(names <= named.keys() for names in _PART_ENDS):
+        named.pop("<|end|>", None)
+    markup = named.get(_MARKUP)
+    if markup is not None and isinstance(types, list) and (len(types) != len(tokens) or types[markup] != _CONTROL):
+        del named[_MARKUP]
+    stated = [special_id(metadata, name) for name in _ENDS]
+    return list(dict.fromkeys([one for one in stated if one is not None] + list(named.values())))
+
+
+def read_tokenizer(header: Header) -> PreTrainedTokenizerBase:
     """Return the tokenizer of a file that `check_tokenizer` lets pass, with its chat template.
 
     Raises: almost anything, if the file is damaged.
     """
-    loader: Any = PreTrainedTokenizerFast  # which has no types
-    built = loader.from_pretrained(path.parent, gguf_file=path.name, local_files_only=True)
     metadata = header.metadata
-    tokens, types = metadata["tokenizer.ggml.tokens"], metadata.get("tokenizer.ggml.token_type") or []
-    num_tokens = len(tokens)
-    while len(types) == len(tokens) and num_tokens > 1 and types[num_tokens - 1] == _UNUSED:
-        num_tokens -= 1
-    parts = json.loads(built.backend_tokenizer.to_str())
-    vocab = parts["model"]["vocab"]
-    if isinstance(vocab, dict):
-        parts["model"]["vocab"] = {token: token_id for token, token_id in vocab.items() if token_id < num_tokens}
-    core = Tokenizer.from_str(json.dumps(parts))
+    tokens, types = _without_padding(metadata)
     special = {
         role: tokens[token_id]
-        for role, name in _SPECIAL.items()
-        if (token_id := metadata.get(f"tokenizer.ggml.{name}_token_id")) is not None and token_id < len(tokens)
+        for role, name in _ROLES.items()
+        if (token_id := special_id(metadata, name)) is not None and token_id < len(tokens)
     }
-    _set_splits(core, metadata)
-    _set_beginning(core, metadata, special.get("bos_token"))
+    if metadata["tokenizer.ggml.model"] == _BYTES:
+        rule = _split_rule(metadata)
+        core = _byte_level(tokens, metadata["tokenizer.ggml.merges"], rule)
+        begins = rule.begins_with_bos
+    else:
+        core = _sentencepiece(tokens, metadata, special.get("unk_token"))
+        begins = True
+    ends = {token_id for token_id in end_ids(metadata) if token_id < len(tokens)}
+    core.add_tokens(
+        [
+            AddedToken(token, normalized=False, special=kind != _USER_DEFINED or token_id in ends)
+            for token_id, (token, kind) in enumerate(zip(tokens, types, strict=True))
+            if kind in (_UNKNOWN, _CONTROL, _USER_DEFINED) or token_id in ends
+        ]
+    )
+    before = [special.get("bos_token")] if metadata.get("tokenizer.ggml.add_bos_token", begins) else []
+    after = [special.get("eos_token")] if metadata.get("tokenizer.ggml.add_eos_token", False) else []
+    _set_frame(core, [one for one in before if one], [one for one in after if one])
+    loader: Any = PreTrainedTokenizerFast  # which has no types
     template = metadata.get("tokenizer.chat_template")
     tokenizer: PreTrainedTokenizerBase = loader(tokenizer_object=core, chat_template=template, **special)
     return tokenizer
 
 
-def _set_splits(core: Tokenizer, metadata: Any) -> None:
-    rule = metadata.get("tokenizer.ggml.pre", "default")
-    if metadata["tokenizer.ggml.model"] != "gpt2":
-        return
-    if rule in _SPLIT_DIGITS:
-        pieces = [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
-        core.pre_tokenizer = pre_tokenizers.Sequence(pieces)
-    elif rule not in _KNOWN_SPLITS:
-        logger.warning("the tokenizer splits text by the rule %s, which is not known here: GPT-2's stands in", rule)
+def _without_padding(metadata: Mapping[str, Any]) -> tuple[list[str], list[int]]:
+    """Return the tokens and their types, without those at the end that only pad the vocabulary."""
+    tokens, types = metadata["tokenizer.ggml.tokens"], metadata.get("tokenizer.ggml.token_type") or []
+    if len(types) != len(tokens):
+        types = [0] * len(tokens)
+    num_tokens = len(tokens)
+    while num_tokens > 1 and types[num_tokens - 1] == _UNUSED:
+        num_tokens -= 1
+    return [token or f"[EMPTY_{idx}]" for idx, token in enumerate(tokens[:num_tokens])], types[:num_tokens]
 
 
-def _set_beginning(core: Tokenizer, metadata: Any, bos: str | None) -> None:
-    rule, is_spm = metadata.get("tokenizer.ggml.pre"), metadata["tokenizer.ggml.model"] == "llama"
-    if bos is None or not metadata.get("tokenizer.ggml.add_bos_token", is_spm or rule in _BEGIN):
-        if core.post_processor is not None:
-            core.post_processor = processors.Sequence([])
+def _split_rule(metadata: Mapping[str, Any]) -> SplitRule:
+    name = metadata.get("tokenizer.ggml.pre")
+    if name is None:
+        logger.warning("the file does not say how its tokenizer splits text: llama.cpp's default stands in")
+    elif name not in RULES:
+        logger.warning("the tokenizer splits text by the rule %s, which is not known here: GPT-2's stands in", name)
+        return RULES["gpt-2"]
+    return RULES[name or UNNAMED]
+
+
+def _byte_level(tokens: Sequence[str], merges: Sequence[str], rule: SplitRule) -> Tokenizer:
+    vocab = {token: token_id for token_id, token in enumerate(tokens)}
+    pairs = [_pair(merge) for merge in merges]
+    core = Tokenizer(BPE(vocab=vocab, merges=pairs, ignore_merges=rule.looks_up_words))
+    if (normalizer := rule.normalizer()) is not None:
+        core.normalizer = normalizer
+    core.pre_tokenizer = rule.pre_tokenizer()
+    core.decoder = decoders.ByteLevel()
+    return core
+
+
+def _pair(merge: str) -> tuple[str, str]:
+    """Return the halves of a merge, which a blank parts; the first half may itself begin with one."""
+    cut = merge.index(" ", 1)
+    return merge[:cut], merge[cut + 1 :]
+
+
+def _sentencepiece(tokens: Sequence[str], metadata: Mapping[str, Any], unknown: str | None) -> Tokenizer:
+    vocab = {token: token_id for token_id, token in enumerate(tokens)}
+    merges = metadata.get("tokenizer.ggml.merges")
+    if merges is None:
+        pairs = _pairs_by_score(vocab, metadata.get("tokenizer.ggml.scores") or [0.0] * len(tokens))
+    else:
+        pairs = [_pair(merge) for merge in merges]
+    core = Tokenizer(BPE(vocab=vocab, merges=pairs, unk_token=unknown, fuse_unk=True, byte_fallback=True))
+    adds_blank = metadata.get("tokenizer.ggml.add_space_prefix", True)
+    scheme = "first" if adds_blank else "never"
+    core.pre_tokenizer = pre_tokenizers.Metaspace(replacement=_BLANK, prepend_scheme=scheme, split=False)
+    steps = [decoders.Replace(_BLANK, " "), decoders.ByteFallback(), decoders.Fuse()]
+    core.decoder = decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)] if adds_blank else steps)
+    return core
+
+
+def _pairs_by_score(vocab: Mapping[str, int], scores: Sequence[float]) -> list[tuple[str, str]]:
+    """Return which pairs SentencePiece joins, the best first: the score of a token is that of joining its halves."""
+    pairs = [
+        (token[:cut], token[cut:])
+        for token in vocab
+        for cut in range(1, len(token))
+        if token[:cut] in vocab and token[cut:] in vocab
+    ]
+    return sorted(pairs, key=lambda pair: (-scores[vocab[pair[0] + pair[1]]], -len(pair[0])))
+
+
+def _set_frame(core: Tokenizer, before: Sequence[str], after: Sequence[str]) -> None:
+    """Let each text stand between these tokens."""
+    if not before and not after:
+        core.post_processor = processors.Sequence([])  # without one, transformers puts in its own
         return
-    special = [(bos, core.token_to_id(bos))]
-    core.post_processor = processors.TemplateProcessing(
-        single=f"{bos} $A", pair=f"{bos} $A {bos} $B", special_tokens=special
-    )
+    one, other = ([*before, text, *after] for text in ("$A", "$B"))
+    special = [(token, core.token_to_id(token)) for token in dict.fromkeys([*before, *after])]
+    core.post_processor = processors.TemplateProcessing(single=one, pair=[*one, *other], special_tokens=special)

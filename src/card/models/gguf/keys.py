@@ -1,0 +1,136 @@
+"""The entries of a file's metadata: which are followed, which change nothing here, and which cannot be followed.
+
+What llama.cpp reads for the architectures that are read here, by its names without the architecture's own.
+Source: https://github.com/ggml-org/llama.cpp/blob/master/src/llama-arch.cpp
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from card.models.gguf.header import GgufError
+
+logger = logging.getLogger(__name__)
+
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+_FOLLOWED = _names(
+    "context_length embedding_length block_count feed_forward_length attention.head_count attention.head_count_kv "
+    "attention.key_length attention.value_length attention.layer_norm_rms_epsilon attention.scale "
+    "attention.sliding_window rope.dimension_count rope.freq_base rope.scaling.type rope.scaling.factor "
+    "rope.scale_linear"
+)
+# Facts about how the model was made, and settings of what a model without experts, windows or yarn does not have.
+_HARMLESS = _names(
+    "vocab_size tensor_data_layout pooling_type attention.layer_norm_epsilon attention.sliding_window_pattern "
+    "attention.key_length_swa attention.value_length_swa rope.freq_base_swa rope.dimension_count_swa "
+    "rope.scaling.finetuned rope.scaling.original_context_length rope.scaling.yarn_log_multiplier "
+    "rope.scaling.yarn_ext_factor rope.scaling.yarn_attn_factor rope.scaling.yarn_beta_fast "
+    "rope.scaling.yarn_beta_slow leading_dense_block_count interleave_moe_layer_step moe_every_n_layers "
+    "expert_used_count expert_shared_count expert_group_count expert_group_used_count expert_feed_forward_length "
+    "expert_shared_feed_forward_length expert_chunk_feed_forward_length expert_weights_scale expert_weights_norm "
+    "expert_gating_func expert_group_scale experts_per_group"
+)
+# The values under which an entry changes nothing; with any other the file asks for what is not built here.
+_IDLE: Mapping[str, tuple[object, ...]] = {
+    "expert_count": (0,),
+    "nextn_predict_layers": (0,),
+    "logit_scale": (0, 1),
+    "embedding_scale": (0, 1),
+    "residual_scale": (0, 1),
+    "final_logit_softcapping": (0,),
+    "attn_logit_softcapping": (0,),
+    "router_logit_softcapping": (0,),
+    "attention.output_scale": (0, 1),
+    "attention.temperature_length": (0,),
+    "attention.temperature_scale": (0,),
+    "attention.clamp_kqv": (0,),
+    "attention.max_alibi_bias": (0,),
+    "attention.causal": (True,),
+    "attention.q_lora_rank": (0,),
+    "attention.kv_lora_rank": (0,),
+    "attention.key_length_mla": (0,),
+    "attention.value_length_mla": (0,),
+    "attention.shared_kv_layers": (0,),
+    "rope.dimension_sections": (0,),
+    "rope.scaling.alpha": (0, 1),
+    "rope.scaling.attn_factor": (1,),
+    "use_parallel_residual": (False,),
+    "swin_norm": (False,),
+    "classifier.output_labels": (),
+}
+# Names of texts and tokens, of which some are read, and settings of other kinds of tokenizers.
+_TOKENIZER = _names(
+    "model pre tokens token_type token_type_count scores merges bos_token_id eos_token_id eot_token_id eom_token_id "
+    "unknown_token_id seperator_token_id padding_token_id mask_token_id cls_token_id add_bos_token add_eos_token "
+    "add_sep_token add_space_prefix remove_extra_whitespaces precompiled_charsmap fim_pre_token_id fim_suf_token_id "
+    "fim_mid_token_id fim_pad_token_id fim_rep_token_id fim_sep_token_id prefix_token_id suffix_token_id "
+    "middle_token_id normalizer.lowercase normalizer.strip_accents"
+)
+_INSTEAD = "use a folder saved by transformers"
+
+
+class Facts:
+    """The metadata of one architecture."""
+
+    def __init__(self, metadata: Mapping[str, Any], architecture: str) -> None:
+        """Take a file's metadata."""
+        self._metadata, self._architecture = metadata, architecture
+
+    def optional(self, key: str, default: Any) -> Any:
+        """Return an entry as it is."""
+        return self._metadata.get(f"{self._architecture}.{key}", default)
+
+    def whole(self, key: str, default: int | None = None) -> int:
+        """Return a whole number above 0, which may be stated once for each layer. Raises: GgufError if it is none."""
+        value = self.optional(key, default)
+        if isinstance(value, list) and value:
+            if any(one != value[0] for one in value):
+                raise GgufError(f"has layers that differ in {key}, which is not known here; {_INSTEAD}")
+            value = value[0]
+        if not isinstance(value, int) or value < 1:
+            what = "is missing" if value is None else f"is {str(value)[:40]}"
+            raise GgufError(f"cannot be used: its {self._architecture}.{key} {what}")
+        return value
+
+    def number(self, key: str, default: float | None = None) -> float:
+        """Return a finite number above 0. Raises: GgufError if it is none."""
+        value = self.optional(key, default)
+        if not isinstance(value, int | float) or not 0 < value <= np.finfo(np.float32).max:
+            raise GgufError(f"cannot be used: its {self._architecture}.{key} is {str(value)[:40]}")
+        return float(str(np.float32(value)))  # the shortest number that is stored like this: 1e-06, not 9.99999e-07
+
+    def check(self, path: Path) -> None:
+        """Warn of entries that are not known. Raises: GgufError for one that asks for what is not built here."""
+        known = _FOLLOWED | _HARMLESS
+        begin, tokenizer = f"{self._architecture}.", "tokenizer.ggml."
+        unknown = [
+            key for key in self._metadata if key.startswith(tokenizer) and key[len(tokenizer) :] not in _TOKENIZER
+        ]
+        for key, value in self._metadata.items():
+            name = key.removeprefix(begin)
+            if name == key or name in known:
+                continue
+            if name not in _IDLE:
+                unknown.append(key)
+            elif not all(one in _IDLE[name] for one in (value if isinstance(value, list) else [value])):
+                raise GgufError(f"asks for {name} {str(value)[:40]}, which is not known here; {_INSTEAD}")
+        if unknown:
+            _warn_once(
+                f"{path} says something of {', '.join(sorted(unknown))[:300]}, which is not known here: left out"
+            )
+
+
+@functools.lru_cache(maxsize=16)
+def _warn_once(message: str) -> None:
+    """Say what would be said again wherever the same file is opened."""
+    logger.warning(message)

@@ -1,0 +1,300 @@
+"""Texts become the tokens of the model's own tokenizer, and answers end where the model ends them."""
+
+from __future__ import annotations
+
+import json
+import logging
+import unicodedata
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_tokenizers, trainers
+from tokenizers.models import BPE
+from transformers import LlamaTokenizer, PreTrainedTokenizerFast
+
+from card.api.llm import LLM
+from card.config import SamplingParams
+from card.errors import ModelError
+from card.models.gguf.header import GgufError, Header, TensorPlace
+from card.models.gguf.tokenizer import check_tokenizer, end_ids, read_tokenizer
+from card.models.loading import load_decoder, load_tokenizer
+from tests.gguf_files import demo_tokenizer, save_model, write_gguf
+
+TEXTS = (
+    "Anna's got 12345 apples, HELLOworld! it'S x=1;/\n\n\n  indented\tand  spaced   ",
+    "naïve café 北京 가나다 かな x² 10,000.5\r\n  \n(it's) we'LL !hello …",
+    " 7 77 777 7777 <|end|> Привет, мир",
+)
+# What the models' own tokenizer.json files have.
+LLAMA3 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|"
+    r"\s+(?!\S)|\s+"
+)
+QWEN2 = LLAMA3.replace("{1,3}", "")
+TEKKEN = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|"
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|"
+    r"\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+PUBLISHED: Mapping[str, Sequence[str | pre_tokenizers.PreTokenizer]] = {
+    "llama-bpe": [LLAMA3],
+    "llama3": [LLAMA3],
+    "falcon3": [LLAMA3],
+    "smaug-bpe": [LLAMA3],
+    "qwen2": [QWEN2],
+    "deepseek-r1-qwen": [QWEN2],
+    "tekken": [TEKKEN],
+    "smollm": [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)],
+    "gpt-2": [pre_tokenizers.ByteLevel(add_prefix_space=False)],
+    "deepseek-coder": [
+        "[\r\n]",
+        r"\s?\p{L}+",
+        r"\s?\p{P}+",
+        "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+",
+        pre_tokenizers.Digits(individual_digits=True),
+    ],
+    "deepseek-v3": [
+        r"\p{N}{1,3}",
+        "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+",
+        "[!\"#$%&'()*+,\\-./:;<=>?@\\[\\\\\\]^_`{|}~][A-Za-z]+|[^\r\n\\p{L}\\p{P}\\p{S}]?[\\p{L}\\p{M}]+"
+        "| ?[\\p{P}\\p{S}]+[\r\n]*|\\s*[\r\n]+|\\s+(?!\\S)|\\s+",
+    ],
+}
+LOOKING_UP_WORDS = {"llama-bpe", "llama3", "falcon3", "tekken"}
+
+
+def header(**entries: Any) -> Header:
+    """Return a header with these entries of the tokenizer."""
+    metadata = {f"tokenizer.ggml.{name}": value for name, value in entries.items()}
+    rows = TensorPlace("token_embd.weight", (2048, 8), 0, 0)
+    return Header(metadata, {"token_embd.weight": rows}, 1)
+
+
+@pytest.fixture(scope="module")
+def trained() -> tuple[list[str], list[tuple[str, str]]]:
+    """Tokens and merges that cross every border between words, so that each wrong split shows."""
+    core = Tokenizer(BPE())
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    core.train_from_iterator(
+        [part for text in TEXTS for part in (text, text[7:], text[3:50])] * 3,
+        trainers.BpeTrainer(vocab_size=900, initial_alphabet=sorted(alphabet), show_progress=False),
+    )
+    core.pre_tokenizer = None
+    by_id = {token_id: token for token, token_id in core.get_vocab().items()}
+    model = json.loads(core.to_str())["model"]
+    return [by_id[idx] for idx in range(len(by_id))], [tuple(merge) for merge in model["merges"]]
+
+
+def entries_of(trained: tuple[list[str], list[tuple[str, str]]], **more: Any) -> dict[str, Any]:
+    tokens, merges = trained
+    return {"model": "gpt2", "tokens": tokens, "merges": [" ".join(merge) for merge in merges], **more}
+
+
+# ---- pairs of bytes -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rule", PUBLISHED)
+def test_text_is_split_as_the_published_tokenizer_splits_it(trained, rule):
+    tokens, merges = trained
+    vocab = {token: token_id for token_id, token in enumerate(tokens)}
+    core = Tokenizer(BPE(vocab=vocab, merges=merges, ignore_merges=rule in LOOKING_UP_WORDS))
+    steps = [pre_tokenizers.Split(Regex(one), "isolated") if isinstance(one, str) else one for one in PUBLISHED[rule]]
+    if not isinstance(PUBLISHED[rule][-1], pre_tokenizers.ByteLevel):
+        steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False))
+    core.pre_tokenizer, core.decoder = pre_tokenizers.Sequence(steps), decoders.ByteLevel()
+    if rule == "qwen2":
+        core.normalizer = normalizers.NFC()
+    theirs = PreTrainedTokenizerFast(tokenizer_object=core)
+    own = read_tokenizer(header(**entries_of(trained, pre=rule)))
+    for text in TEXTS:
+        ids = own(text)["input_ids"]
+        assert ids == theirs(text)["input_ids"]
+        assert own.decode(ids) == text
+
+
+@pytest.mark.parametrize("rule", PUBLISHED)
+def test_whole_words_are_looked_up_before_merges_where_the_model_does_so(trained, rule):
+    tokens, merges = trained
+    entries = entries_of(([*tokens, "Ġxyz"], merges), pre=rule)
+    ids = read_tokenizer(header(**entries))("abc xyz")["input_ids"]
+    assert (ids[-1] == len(tokens)) == (rule in LOOKING_UP_WORDS)
+    assert ids != [len(tokens)]
+
+
+def test_qwen2_composes_accents_as_its_own_tokenizer_does(trained):
+    own = read_tokenizer(header(**entries_of(trained, pre="qwen2")))
+    apart = unicodedata.normalize("NFD", "café")
+    assert own(apart)["input_ids"] == own("café")["input_ids"]
+    other = read_tokenizer(header(**entries_of(trained, pre="llama-bpe")))
+    assert other.decode(other(apart)["input_ids"]) == apart
+
+
+def test_control_tokens_outside_the_alphabet_of_bytes_stay_whole_and_where_they_are(trained):
+    tokens, merges = trained
+    more = ["<\uff5cUser\uff5c>", "<\uff5cend\u2581of\u2581sentence\uff5c>", "<think>"]
+    types = [1] * len(tokens) + [3, 3, 4]
+    entries = entries_of(([*tokens, *more], merges), token_type=types, eos_token_id=len(tokens) + 1)
+    own = read_tokenizer(header(**entries, pre="deepseek-r1-qwen"))
+    ids = own(f"{more[0]}hello{more[2]}{more[1]}")["input_ids"]
+    assert (ids[0], *ids[-2:]) == (len(tokens), len(tokens) + 2, len(tokens) + 1)
+    assert len(own) == len(tokens) + 3
+    assert own.decode(ids, skip_special_tokens=True) == "hello<think>"
+
+
+def test_a_rule_that_is_not_known_is_named(trained, caplog):
+    with caplog.at_level(logging.WARNING):
+        own = read_tokenizer(header(**entries_of(trained, pre="gpt-99")))
+    assert "by the rule gpt-99, which is not known here: GPT-2's stands in" in caplog.text
+    assert (
+        own(TEXTS[0])["input_ids"] == read_tokenizer(header(**entries_of(trained, pre="gpt-2")))(TEXTS[0])["input_ids"]
+    )
+    caplog.clear()
+    with caplog.at_level(logging.WARNING):
+        unsaid = read_tokenizer(header(**entries_of(trained)))
+    assert "does not say how its tokenizer splits text" in caplog.text
+    stated = read_tokenizer(header(**entries_of(trained, pre="default")))
+    assert unsaid(TEXTS[0])["input_ids"] == stated(TEXTS[0])["input_ids"]
+
+
+# ---- SentencePiece --------------------------------------------------------------------------------------------------
+
+PIECES = ["▁", "H", "i", "t", "h", "e", "r", "Hi", "▁Hi", "th", "the", "▁the", "re", "▁t", "here", "er", "▁there"]
+JOINED = [  # by falling score of what they make, the longer first half first
+    *[("H", "i"), ("▁", "Hi"), ("t", "h"), ("th", "e"), ("▁", "the"), ("r", "e"), ("▁", "t"), ("e", "r")],
+    *[("▁the", "re"), ("▁t", "here")],
+]
+
+
+def sentencepiece(**more: Any) -> Header:
+    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *PIECES]
+    types = [2, 3, 3] + [6] * 256 + [1] * len(PIECES)
+    scores = [0.0] * 259 + [-float(idx) for idx in range(len(PIECES))]
+    return header(model="llama", tokens=tokens, token_type=types, scores=scores, **more)
+
+
+@pytest.mark.parametrize("stated", [{}, {"add_space_prefix": True}, {"add_space_prefix": False}])
+def test_sentencepiece_joins_and_begins_as_its_own_tokenizer_does(stated):
+    file = sentencepiece(**stated)
+    vocab = {token: token_id for token_id, token in enumerate(file.metadata["tokenizer.ggml.tokens"])}
+    theirs = LlamaTokenizer(vocab=vocab, merges=JOINED, add_prefix_space=stated.get("add_space_prefix", True))
+    own = read_tokenizer(file)
+    for text in ("Hi", " Hi", "Hi there  Hi", "é</s>Hi", "thethe\n", "there her", ""):
+        expected = theirs(text, add_special_tokens=False)["input_ids"]
+        assert own(text, add_special_tokens=False)["input_ids"] == expected
+        assert own(text)["input_ids"] == [1, *expected]
+        assert own.decode(expected) == theirs.decode(expected)
+
+
+def test_without_a_prefix_a_text_begins_with_its_own_first_letter():
+    own = read_tokenizer(sentencepiece(add_space_prefix=False, add_bos_token=False))
+    assert own.convert_ids_to_tokens(own("Hi")["input_ids"]) == ["Hi"]
+    assert own.convert_ids_to_tokens(own(" Hi")["input_ids"]) == ["▁Hi"]
+    assert own.decode(own(" Hi")["input_ids"]) == " Hi"
+
+
+# ---- where a text begins and ends -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("stated", "frame"),
+    [
+        ({"pre": "llama-bpe"}, ("bos", "")),
+        ({"pre": "tekken"}, ("bos", "")),
+        ({"pre": "qwen2"}, ("", "")),
+        ({"pre": "llama-bpe", "add_bos_token": False}, ("", "")),
+        ({"pre": "qwen2", "add_bos_token": True}, ("bos", "")),
+        ({"pre": "qwen2", "add_eos_token": True}, ("", "eos")),
+        ({"pre": "llama-bpe", "add_eos_token": True, "add_sep_token": True}, ("bos", "eos")),
+    ],
+)
+def test_a_text_stands_between_the_tokens_that_the_file_asks_for(trained, stated, frame):
+    tokens, merges = trained
+    ids = {"bos": len(tokens), "eos": len(tokens) + 1}
+    entries = entries_of(
+        ([*tokens, "<bos>", "<eos>"], merges),
+        token_type=[1] * len(tokens) + [3, 3],
+        **{f"{name}_token_id": token_id for name, token_id in ids.items()},
+    )
+    own = read_tokenizer(header(**entries, **stated))
+    inside = own("Anna", add_special_tokens=False)["input_ids"]
+    before, after = ([ids[one]] if one else [] for one in frame)
+    assert own("Anna")["input_ids"] == [*before, *inside, *after]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "stated", "expected"),
+    [
+        (["a", "<|end_of_text|>", "<|eot_id|>", "<|eom_id|>"], {"eos_token_id": 1}, [1, 2, 3]),
+        (["a", "<|endoftext|>", "<|im_end|>"], {"eos_token_id": 2}, [2, 1]),
+        (["<eos>", "a", "<end_of_turn>"], {"eos_token_id": 0}, [0, 2]),
+        (["a", "b", "c"], {"eos_token_id": 1, "eot_token_id": 2, "eom_token_id": 1}, [1, 2]),
+        (["a", "<\uff5cend\u2581of\u2581sentence\uff5c>"], {}, [1]),
+        (["<EOT>", "_<EOT>", "a"], {}, [0, 1]),
+        (["a", "b"], {"eos_token_id": 7}, []),
+        (["<|end|>", "<|return|>", "<|call|>"], {"eos_token_id": 1}, [1, 2]),
+        (["<|end|>", "a"], {"eos_token_id": 1}, [1, 0]),
+        (["</s>", "a"], {"eos_token_id": 1, "token_type": [3, 1]}, [1, 0]),
+        (["</s>", "a"], {"eos_token_id": 1, "token_type": [1, 1]}, [1]),
+        (["<|fim_pad|>", "<|repo_name|>", "<|file_sep|>", "a"], {"eos_token_id": 3}, [3]),
+    ],
+)
+def test_a_text_ends_at_what_the_file_names_and_at_what_is_known_by_name(tokens, stated, expected):
+    assert end_ids(header(model="gpt2", tokens=tokens, **stated).metadata) == expected
+
+
+def test_sentencepiece_files_that_name_no_special_tokens_have_the_usual_ones():
+    file = sentencepiece()
+    own = read_tokenizer(file)
+    assert (own.bos_token, own.eos_token, own.unk_token) == ("<s>", "</s>", "<unk>")
+    assert end_ids(file.metadata) == [2]
+
+
+def test_a_turn_ends_at_a_token_that_is_known_by_name_alone(tmp_path: Path):
+    tokenizer = demo_tokenizer()
+    tokenizer.add_tokens([AddedToken("<|eot_id|>", special=True, normalized=False)])
+    save_model(tmp_path / "model", "llama", tokenizer)
+    file = write_gguf(tmp_path / "model", tmp_path / "model.gguf", pre="llama-bpe")
+    end_id = tokenizer.convert_tokens_to_ids("<|eot_id|>")
+    for cache in (str(tmp_path / "cache"), ""):
+        assert end_id in load_decoder(file, cache_dir=cache).generation_config.eos_token_id
+        with LLM(str(file), dtype="float32", cache_dir=cache or None, cache=bool(cache)) as llm:
+            params = SamplingParams(max_tokens=8, temperature=0.0, logit_bias={end_id: 100.0})
+            output = llm.generate(["Anna has 25 apples."], params)[0].outputs[0]
+        assert (output.finish_reason, output.text) == ("stop", "")
+
+
+def test_what_is_kept_begins_and_ends_texts_as_the_file_does(tmp_path: Path):
+    save_model(tmp_path / "model", "llama", demo_tokenizer())
+    general = {"tokenizer.ggml.add_eos_token": True}
+    file = write_gguf(tmp_path / "model", tmp_path / "model.gguf", pre="qwen2", general=general)
+    found = [load_tokenizer(file, cache_dir=cache)("Anna's 25")["input_ids"] for cache in ("", *[str(tmp_path)] * 2)]
+    assert found[0][-1] == demo_tokenizer().eos_token_id
+    assert found[0] == found[1] == found[2]
+
+
+# ---- what is wrong --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("entries", "said"),
+    [
+        ({"model": "gpt2", "tokens": ["a", "b", "a"], "merges": []}, "a token twice"),
+        ({"model": "gpt2", "tokens": ["a"]}, "without merges"),
+        ({"model": "bert", "tokens": ["a"]}, "of the kind bert"),
+        ({"tokens": ["a"]}, "has no tokenizer"),
+        ({"model": "llama", "tokens": 5}, "has no tokenizer"),
+    ],
+)
+def test_a_tokenizer_that_cannot_be_read_is_refused(entries, said):
+    with pytest.raises(GgufError, match=said):
+        check_tokenizer(header(**entries))
+
+
+def test_merges_of_tokens_that_are_not_there_are_one_line(tmp_path: Path):
+    save_model(tmp_path / "model", "llama", demo_tokenizer())
+    file = write_gguf(tmp_path / "model", tmp_path / "model.gguf", merges=["no such", "merge"])
+    with pytest.raises(ModelError, match=r"has a tokenizer that cannot be used: [^\n]*$"):
+        load_tokenizer(file, cache_dir="")
