@@ -68,8 +68,8 @@ def encode_chat(tokenizer: PreTrainedTokenizerBase, messages: Messages) -> list[
     """Return the token ids of a conversation in the tokenizer's chat template, up to where the answer starts.
 
     Args:
-        messages: each with "role" and "content", the oldest first, perhaps as a `Conversation`. The last one is not
-            empty, unless it is what a tool gave back.
+        messages: each with "role" and "content", the oldest first, perhaps as a `Conversation`. The content may be
+            empty, and None beside "tool_calls".
     Raises: PromptError if the tokenizer has no chat template, or the template or we cannot use the messages.
     """
     if not messages:
@@ -80,10 +80,7 @@ def encode_chat(tokenizer: PreTrainedTokenizerBase, messages: Messages) -> list[
         if not isinstance(message, Mapping) or not {"role", "content"} <= message.keys():
             raise PromptError(f'message {idx} must have the keys "role" and "content", got {message!r}')
         _check_text(message["role"], f"the role of message {idx}")
-        _check_text(message["content"], f"the content of message {idx}")
-    last = messages[-1]
-    if not last["content"] and last["role"] != "tool" and "tool_calls" not in last:
-        raise PromptError(f"message {len(messages) - 1}, the last one, is empty; give at least one character")
+        _check_text(_content(message), f"the content of message {idx}")
     if not tokenizer.chat_template:
         raise PromptError("the tokenizer has no chat template; give a plain prompt, or use a model made for chat")
     extra: dict[str, Any] = {}
@@ -91,7 +88,7 @@ def encode_chat(tokenizer: PreTrainedTokenizerBase, messages: Messages) -> list[
         extra = {**messages.template_kwargs, "tools": [dict(tool) for tool in messages.tools] or None}
     try:
         ids = tokenizer.apply_chat_template(
-            [dict(message) for message in messages],
+            [{**message, "content": _content(message)} for message in messages],
             tokenize=True,
             add_generation_prompt=True,
             return_dict=False,
@@ -381,6 +378,12 @@ def _silent_ids(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
     if tokenizer.is_fast:
         return frozenset(i for i, token in tokenizer.added_tokens_decoder.items() if token.special)
     return frozenset(tokenizer.all_special_ids)
+
+
+def _content(message: Mapping[str, Any]) -> Any:
+    """Return what a message says: nothing, if it only has calls."""
+    content = message["content"]
+    return "" if content is None and message.get("tool_calls") else content
 
 
 def _check_text(text: object, what: str) -> None:
