@@ -38,6 +38,7 @@ from table import markdown
 
 from card.errors import BenchError, CardError
 from card.models.loading import load_tokenizer
+from card.models.text import decode
 from card.planner.pool import PoolStudy, make_pool_study
 from card.planner.profile import load_profile
 from card.planner.recording import Recording, load_recording
@@ -78,7 +79,7 @@ def measure(url: str, recording: Recording, num_targets: int, num_requests: int,
     """Let so many clients ask one question after the other, all together ``num_requests``."""
     texts = [text for text in recording.texts if len(text.token_ids) > 1]
     tokenizer = load_tokenizer(recording.target)
-    expected = [tokenizer.decode(list(text.token_ids), skip_special_tokens=True) for text in texts]
+    expected = [decode(tokenizer, text.token_ids, after=text.prompt_ids) for text in texts]
     found, lock, numbers = Measured(), threading.Lock(), iter(range(num_requests))
 
     def client() -> None:

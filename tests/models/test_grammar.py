@@ -286,6 +286,69 @@ def test_a_drafter_in_another_process_compiles_the_grammar_itself(pair: Pair, ll
     assert sum(result.stats.drafter_passes for result in results) > 0
 
 
+# ---- what a schema holds --------------------------------------------------------------------------------------------
+
+
+def _text_fits(tokenizer: PreTrainedTokenizerFast, compiler: GrammarCompiler, schema: object, text: str) -> bool:
+    ids = [*tokenizer.encode(text, add_special_tokens=False), 0]
+    state = compiler.compile(Grammar("json_schema", json.dumps(schema)))
+    return all(state.permits([ids[: end + 1] for end in range(len(ids))]))
+
+
+DATE, TIME, DATE_TIME = ({"type": "string", "format": name} for name in ("date", "time", "date-time"))
+BELOW_ZERO = {"type": "number", "minimum": -0.5, "exclusiveMaximum": 0}
+MAP = {"type": "object", "additionalProperties": {"type": "integer"}}
+
+
+@pytest.mark.parametrize(
+    ("schema", "text"),
+    [
+        (BELOW_ZERO, "-0"),
+        (DATE, '"2023-02-29"'),
+        (DATE, '"0000-01-01"'),
+        (DATE_TIME, '"2023-02-29T10:00:00Z"'),
+        (TIME, '"12:59:60Z"'),
+        ({"type": "integer", "minimum": 2**53 + 1}, str(2**53)),
+        (MAP, '{"a": 1, "a": 2}'),
+    ],
+    ids=str,
+)
+def test_the_library_lets_through_what_the_guide_says_and_a_better_one_shortens_the_guide(
+    tokenizer: PreTrainedTokenizerFast, compiler: GrammarCompiler, schema: object, text: str
+) -> None:
+    assert _text_fits(tokenizer, compiler, schema, text)
+
+
+@pytest.mark.parametrize(
+    ("schema", "good", "bad"),
+    [
+        (BELOW_ZERO, ["-0.5", "-0.1"], ["0", "-0.51", "0.1"]),
+        ({"type": "number", "exclusiveMaximum": 0}, ["-1", "-0.5"], ["-0", "-0.0", "0", "1"]),
+        ({"type": "integer", "exclusiveMaximum": 0}, ["-1"], ["-0", "0"]),
+        ({"type": "number", "minimum": 0.5, "maximum": 1.5}, ["0.5", "1", "1.5"], ["0.49", "1.51", "-1"]),
+        ({"type": "integer", "minimum": 1.5}, ["2"], ["1"]),
+        ({"type": "number", "multipleOf": 0.1}, ["0.3", "1.0"], ["0.25"]),
+        ({"type": "integer", "multipleOf": 3}, ["-3", "0", "300"], ["4"]),
+        ({"enum": [1, 1.0, True]}, ["1", "true"], ["2", "false"]),
+        ({"const": 1.0}, ["1"], ["2"]),
+        ({"type": "string", "pattern": "^a+$"}, ['"aa"'], ['"ab"', '""']),
+        ({"type": "string", "pattern": "a"}, ['"bab"'], ['"b"']),
+        ({"type": "string", "minLength": 2, "maxLength": 2}, ['"\U0001f600b"', '"\\n\\n"'], ['"a"', '"abc"']),
+        (DATE, ['"2024-02-29"', '"2023-02-28"'], ['"2023-04-31"', '"2023-13-01"', '"2023-02-30"']),
+        (DATE_TIME, ['"2023-02-28T10:00:00Z"'], ['"2023-02-28T24:00:00Z"', '"2023-02-28T10:00:00"']),
+        ({"type": "string", "format": "ipv4"}, ['"1.2.3.4"'], ['"256.1.1.1"']),
+        ({"type": "string", "format": "uuid"}, ['"123e4567-e89b-12d3-a456-426614174000"'], ['"123e4567"']),
+        ({"oneOf": [{"type": "integer"}, {"type": "string"}]}, ["1", '"a"'], ["1.5", "null"]),
+    ],
+    ids=str,
+)
+def test_a_schema_holds_values_at_its_edges(
+    tokenizer: PreTrainedTokenizerFast, compiler: GrammarCompiler, schema: object, good: list[str], bad: list[str]
+) -> None:
+    assert [text for text in good if not _text_fits(tokenizer, compiler, schema, text)] == []
+    assert [text for text in bad if _text_fits(tokenizer, compiler, schema, text)] == []
+
+
 # ---- what cannot be used --------------------------------------------------------------------------------------------
 
 
@@ -296,6 +359,16 @@ def test_a_drafter_in_another_process_compiles_the_grammar_itself(pair: Pair, ll
         (Grammar("json_schema", "[]"), "Expecting object schema"),
         (Grammar("json_schema", '{"type": "objekt"}'), "Invalid type: objekt"),
         (Grammar("json_schema", '{"type": "array", "uniqueItems": true}'), "Unimplemented keys"),
+        (
+            Grammar("json_schema", '{"oneOf": [{"type": "integer", "maximum": 0}, {"type": "integer", "minimum": 9}]}'),
+            "it is not known whether the alternatives of oneOf exclude each other; use anyOf",
+        ),
+        (Grammar("json_schema", '{"type": "string", "format": "iri"}'), "Unknown format: iri"),
+        (Grammar("json_schema", '{"not": {"const": 1}}'), "Unimplemented keys"),
+        (Grammar("json_schema", '{"type": "array", "contains": {"const": 1}}'), "Unimplemented keys"),
+        (Grammar("json_schema", '{"if": {"const": 1}, "then": {"const": 1}}'), "Unimplemented keys"),
+        (Grammar("json_schema", '{"type": "object", "propertyNames": {"pattern": "a"}}'), "Unimplemented keys"),
+        (Grammar("json_schema", '{"type": "object", "dependentRequired": {"a": ["b"]}}'), "Unimplemented keys"),
         (Grammar("regex", "(ab"), "unclosed group"),
         (Grammar("lark", "start: foo"), 'unknown name: "foo"'),
     ],

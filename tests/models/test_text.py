@@ -249,7 +249,7 @@ def test_a_conversation_becomes_ids_in_the_chat_template() -> None:
         ([], "the conversation is empty"),
         ([{"role": "user"}], 'message 0 must have the keys "role" and "content"'),
         (["hi"], "message 0 must have the keys"),
-        ([{"role": "user", "content": ""}], "message 0, the last one, is empty"),
+        ([{"role": "assistant", "content": None}], "the content of message 0 must be a string, got NoneType"),
         ([{"role": "user", "content": "\udfff"}], "the content of message 0 is not valid text"),
         ([{"role": "user", "content": ["x"]}], "the content of message 0 must be a string, got list"),
         ([{"role": "judge", "content": "x"}], "chat template refuses the messages: no judges here"),
@@ -258,6 +258,20 @@ def test_a_conversation_becomes_ids_in_the_chat_template() -> None:
 def test_a_conversation_that_cannot_be_used_raises(messages: list[dict[str, str]], text: str) -> None:
     with pytest.raises(PromptError, match=text):
         encode_chat(byte_level(chat_template=TEMPLATE), messages)
+
+
+@pytest.mark.parametrize("role", ["system", "user", "assistant"])
+def test_any_message_may_be_empty_the_last_one_too(role: str) -> None:
+    tokenizer = byte_level(chat_template=TEMPLATE)
+    ids = encode_chat(tokenizer, [{"role": "user", "content": ""}, {"role": role, "content": ""}])
+    assert tokenizer.decode(ids) == f"<|user|><|end|><|{role}|><|end|><|assistant|>"
+
+
+def test_a_message_that_only_has_calls_needs_no_content() -> None:
+    tokenizer = byte_level(chat_template=TEMPLATE)
+    calls = [{"type": "function", "function": {"name": "f", "arguments": {}}}]
+    ids = encode_chat(tokenizer, [{"role": "assistant", "content": None, "tool_calls": calls}])
+    assert tokenizer.decode(ids) == "<|assistant|><|end|><|assistant|>"
 
 
 def test_a_conversation_without_a_chat_template_raises() -> None:

@@ -39,7 +39,7 @@ def scripted(scripts: Mapping[str, list[str]], template: str, special: tuple[str
             here = tokens.index(piece) if piece in special else len(tokens) - 1
             follows[last] = last = here
         follows[last] = 1
-    return Scripted(_model(len(tokens), follows), _tokenizer(tokens, scripts, special, template))
+    return Scripted(chain_model(len(tokens), follows), _tokenizer(tokens, scripts, special, template))
 
 
 def _tokenizer(
@@ -55,7 +55,7 @@ def _tokenizer(
     return wrapped
 
 
-def _model(num_tokens: int, follows: Mapping[int, int]) -> LlamaForCausalLM:
+def chain_model(num_tokens: int, follows: Mapping[int, int]) -> LlamaForCausalLM:
     """Return a Llama whose layers add nothing, so that the last token alone decides."""
     size = -(-num_tokens // 8) * 8
     config = LlamaConfig(

@@ -178,6 +178,35 @@ def test_streamed_log_probabilities_are_those_of_the_whole_answer(server: Runnin
 # ---- chat -----------------------------------------------------------------------------------------------------------
 
 
+CALLS: Any = [{"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}]
+
+
+@pytest.mark.parametrize(
+    "last",
+    [
+        {"role": "user", "content": ""},
+        {"role": "user", "content": [{"type": "text", "text": ""}]},
+        {"role": "system", "content": ""},
+        {"role": "assistant", "content": ""},
+        {"role": "assistant", "content": None, "tool_calls": CALLS},
+        {"role": "tool", "content": "", "tool_call_id": "a"},
+    ],
+    ids=str,
+)
+def test_a_last_message_may_be_empty(server: Running, last: dict[str, Any]) -> None:
+    for messages in ([last], [*MESSAGES, last]):
+        answer = server.post("/v1/chat/completions", {"messages": messages, "max_tokens": 2})
+        assert answer.status_code == 200, answer.text
+        assert answer.json()["usage"]["completion_tokens"] > 0
+    assert server.post("/tokenize", {"messages": [last]}).json()["count"] > 0
+
+
+def test_an_empty_input_of_the_responses_api_is_an_empty_message(server: Running) -> None:
+    for given in ("", [{"role": "user", "content": ""}], [{"role": "user", "content": []}]):
+        answer = server.post("/v1/responses", {"input": given, "max_output_tokens": 2})
+        assert answer.status_code == 200, answer.text
+
+
 def test_a_conversation_goes_through_the_models_chat_template(client: openai.OpenAI, solo: Solo) -> None:
     with_template = f"<|user|>{PROMPT}<|end|><|assistant|>"
     answer = client.chat.completions.create(messages=MESSAGES, max_completion_tokens=20, **GREEDY)

@@ -197,7 +197,6 @@ def test_fields_that_ask_for_nothing_change_nothing(client: openai.OpenAI, solo:
         ({}, "input"),
         ({"input": []}, "input"),
         ({"input": 5}, "input"),
-        ({"input": ""}, "prompt"),
         ({"input": [{"role": "king", "content": "a"}]}, "input.0.message.role"),
         ({"input": [{"type": "item_reference", "id": "a"}]}, "input.0"),
         (

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from card.config import Grammar
+from card.errors import SettingsError
 from card.models.demo import demo_folder
 from card.models.grammar import GrammarCompiler
 from card.models.loading import load_tokenizer
@@ -103,10 +104,16 @@ def test_llamas_bare_calls_begin_with_a_brace_and_no_other_text_does() -> None:
     assert fits(free, "It is {}") and not fits(free, "{}") and not fits(free, " {}")
 
 
-def test_a_schema_that_is_not_strict_may_have_what_llguidance_does_not_know() -> None:
+def test_a_schema_may_have_what_llguidance_does_not_know_if_strict_is_false_and_only_then() -> None:
     odd = {**SCHEMA, "properties": {"a": {"enum": [1, 2], "not": {"const": 3}}}}
-    lax = ToolGrammar(HERMES, [FunctionDefinition(name="add", parameters=odd)], {}, allows_several=True)
-    assert fits(lax.forced(), HERMES.write([GOOD]))
+    for strict in (False, None, True):
+        function = FunctionDefinition(name="add", parameters=odd, strict=strict)
+        forced = ToolGrammar(HERMES, [function], {}, allows_several=True).forced()
+        if strict is False:
+            assert fits(forced, HERMES.write([GOOD]))
+        else:
+            with pytest.raises(SettingsError, match='Unimplemented keys: \\["not"\\]; correct it or'):
+                fits(forced, HERMES.write([GOOD]))
 
 
 def test_arguments_that_a_schema_does_not_list_are_not_invented_unless_it_says_that_there_may_be_some() -> None:

@@ -343,12 +343,54 @@ def test_tools_that_cannot_be_are_refused_with_the_reason(
     assert server.is_idle()
 
 
-def test_what_llguidance_does_not_know_of_a_schema_is_left_to_the_model_unless_it_is_strict(server: Running) -> None:
-    function = {"name": "f", "parameters": {**UNKNOWN_KEY, "properties": {"a": {"enum": [1], "not": {"const": 2}}}}}
+def test_what_llguidance_does_not_know_of_a_schema_is_left_to_the_model_if_strict_is_false(server: Running) -> None:
+    schema = {**UNKNOWN_KEY, "properties": {"a": {"enum": [1], "not": {"const": 2}}}}
+    function = {"name": "f", "parameters": schema, "strict": False}
     asked = {"messages": MESSAGES, "tools": [{"type": "function", "function": function}], "temperature": 0}
     asked |= {"tool_choice": "required", "parallel_tool_calls": False, "max_tokens": 60}
     (call,) = server.post(CHAT, asked).json()["choices"][0]["message"]["tool_calls"]
     assert json.loads(call["function"]["arguments"])["a"] == 1
+
+
+def _asks_for(schema: dict[str, Any], strict: bool | None) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield each way to ask for an object of a schema: path and fields."""
+    given = {} if strict is None else {"strict": strict}
+    function = {"name": "f", "parameters": schema, **given}
+    tools = [{"type": "function", "function": function}]
+    form = {"name": "f", "schema": schema, **given}
+    yield CHAT, {"messages": MESSAGES, "response_format": {"type": "json_schema", "json_schema": form}}
+    yield CHAT, {"messages": MESSAGES, "tools": tools, "tool_choice": "required"}
+    yield "/v1/responses", {"input": "x", "text": {"format": {"type": "json_schema", **form}}}
+    yield "/v1/responses", {"input": "x", "tools": [{"type": "function", **function}], "tool_choice": "required"}
+    if strict:
+        yield CHAT, {"messages": MESSAGES, "tools": tools}
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ({"type": "array", "items": {"type": "integer"}, "uniqueItems": True}, "uniqueItems"),
+        ({"oneOf": [{"type": "integer"}, {"type": "number"}]}, "alternatives of oneOf exclude each other; use anyOf"),
+        ({"oneOf": [{"enum": [1, 2]}, {"enum": [2, 3]}]}, "alternatives of oneOf exclude each other; use anyOf"),
+        ({"type": "integer", "not": {"const": 2}}, "not"),
+        ({"type": "string", "format": "json-pointer"}, "Unknown format: json-pointer"),
+    ],
+    ids=str,
+)
+def test_what_a_grammar_cannot_hold_is_refused_alike_for_tools_and_formats_unless_strict_is_false(
+    server: Running, value: dict[str, Any], said: str
+) -> None:
+    schema = {"type": "object", "properties": {"a": value}, "required": ["a"]}
+    for strict in (None, True, False):
+        for path, fields in _asks_for(schema, strict):
+            limit = "max_tokens" if path == CHAT else "max_output_tokens"
+            response = server.post(path, {limit: 1, **fields})
+            if strict is False:
+                assert response.status_code == 200, response.text
+                continue
+            assert response.status_code == 400, response.text
+            message = response.json()["error"]["message"]
+            assert said in message and "strict to false" in message and "\n" not in message and "<tool" not in message
 
 
 @pytest.mark.parametrize("arguments", ["{", "[1]", "7", '{"a": 1} x'])

@@ -159,7 +159,6 @@ class Host:
             )
         if params.seed is None:
             params = params.replace(seed=secrets.randbelow(2**31))
-        text = TextStream(self.tokenizer, params.stop, params.min_tokens, params.shown_token_ids)
         end_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._end_ids)
         request = Request(
             request_id=request_id,
@@ -167,12 +166,13 @@ class Host:
             params=params,
             draft=self.draft_settings,
             end_ids=end_ids,
-            stop_check=text if params.stop else None,
             uses_drafter=self.link is not None,
             grammar=self.grammars.compile(params.grammar) if params.grammar is not None else None,
         )
         self.engine.check(request)
-        return PreparedRequest(request, text)
+        shown_ids, prompt_ids = params.shown_token_ids, request.prompt_ids
+        text = TextStream(self.tokenizer, params.stop, params.min_tokens, shown_ids, after=prompt_ids)
+        return PreparedRequest(replace(request, stop_check=text if params.stop else None), text)
 
     def encode(self, prompt: Prompt) -> tuple[int, ...]:
         """Return the token ids of a prompt. Raises: PromptError if it is none."""

@@ -18,13 +18,16 @@ class TextStream:
         stop: tuple[str, ...],
         min_tokens: int = 0,
         shown_token_ids: tuple[int, ...] = (),
+        *,
+        after: Sequence[int] = (),
     ) -> None:
         """Begin. Stop strings that are complete within the first ``min_tokens`` tokens do not count.
 
         Args:
             shown_token_ids: special tokens that are part of the text.
+            after: tokens of the prompt, see `Detokenizer`.
         """
-        self._detokenizer = Detokenizer(tokenizer, shown_token_ids)
+        self._detokenizer = Detokenizer(tokenizer, shown_token_ids, after=after)
         self._num_exempt = min_tokens
         self._stops = StopStrings(stop)
         self._is_fed = bool(stop)  # by the target, token by token

@@ -45,8 +45,12 @@ class PairJob:
 
     def prompt_ids(self, key: SampleKey, done: Mapping[SampleKey, Sample]) -> list[int]:
         """Return what a decode continues: a later turn stands behind the row's own answers to the earlier ones."""
-        answers = [decode(self.tokenizer, done[replace(key, turn=turn)].token_ids) for turn in range(key.turn)]
-        return self.datasets[key.workload].questions[key.prompt].encode(self.tokenizer, answers)
+        question = self.datasets[key.workload].questions[key.prompt]
+        answers: list[str] = []
+        for turn in range(key.turn):
+            asked = question.encode(self.tokenizer, answers)
+            answers.append(decode(self.tokenizer, done[replace(key, turn=turn)].token_ids, after=asked))
+        return question.encode(self.tokenizer, answers)
 
     def first_prompts(self, workload: str) -> list[list[int]]:
         """Return the first turns of a workload's prompts as token ids."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import re
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -26,6 +27,8 @@ logger = logging.getLogger(__name__)
 _NUM_COMPILERS = 4  # threads; a grammar that takes minutes keeps one of them
 _MOST_KEPT = 32  # compiled grammars; the one not used for longest makes place
 _MOST_QUOTED_CHARS = 300  # of what the library says of a grammar, which may be the grammar itself
+_LISTING = re.compile(r"\n\s*\d+ \| ")  # the library shows the grammar, which may be none that the user wrote
+_ONE_OF = "oneOf constraints are not supported. Enable 'coerce_one_of' option to approximate oneOf with anyOf"
 _JSON_OBJECT = '{"type": "object"}'
 # A blank, or a new line with its indentation: a model that likes white space must not go on with it for ever.
 _JSON_OPTIONS = {"whitespace_pattern": r"( |\n[ \t]{0,20})?"}
@@ -284,12 +287,15 @@ def _library() -> Any:
 
 
 def _refusal(grammar: Grammar, reason: str) -> str:
-    return f"the {grammar.kind} of grammar cannot be used: {_first_line(reason)}; correct it or leave grammar out"
+    said = _first_line(reason).replace(
+        _ONE_OF, "it is not known whether the alternatives of oneOf exclude each other; use anyOf"
+    )
+    return f"the {grammar.kind} of grammar cannot be used: {said}; correct it or leave grammar out"
 
 
 def _first_line(text: str) -> str:
     """Return what the library says, without the state and the places in its own code that follow."""
-    said = " ".join(text.partition("<state>")[0].partition("<backtrace>")[0].split())
+    said = " ".join(_LISTING.split(text.partition("<state>")[0].partition("<backtrace>")[0])[0].split())
     if said.startswith("panic:"):
         return "it is more than the library can follow"
     return said if len(said) <= _MOST_QUOTED_CHARS else said[:_MOST_QUOTED_CHARS] + "..."

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import codecs
 import hashlib
+import itertools
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,6 +13,7 @@ from typing import Any
 
 import jinja2
 from transformers import PreTrainedTokenizerBase
+from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from card.errors import PromptError, VocabularyError
 
@@ -18,6 +21,9 @@ REPLACEMENT = "\ufffd"  # what a decoder writes for bytes that are no valid UTF-
 _MOST_WINDOW_TOKENS = 32  # a longer window is cut
 _KEPT_WINDOW_TOKENS = 12  # to this many; 4 bytes already fix the decoder's state
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")  # how SentencePiece vocabularies name a single byte
+# The alphabet of byte-level vocabularies.
+_BYTE_OF = {char: byte for byte, char in bytes_to_unicode().items()}  # type: ignore[no-untyped-call]
+_MOST_CHAR_BYTES = 4  # of one character in UTF-8
 # What a template that is given odd values may end in.
 _TEMPLATE_ERRORS: tuple[type[Exception], ...] = (
     jinja2.TemplateError,
@@ -62,8 +68,8 @@ def encode_chat(tokenizer: PreTrainedTokenizerBase, messages: Messages) -> list[
     """Return the token ids of a conversation in the tokenizer's chat template, up to where the answer starts.
 
     Args:
-        messages: each with "role" and "content", the oldest first, perhaps as a `Conversation`. The last one is not
-            empty, unless it is what a tool gave back.
+        messages: each with "role" and "content", the oldest first, perhaps as a `Conversation`. The content may be
+            empty, and None beside "tool_calls".
     Raises: PromptError if the tokenizer has no chat template, or the template or we cannot use the messages.
     """
     if not messages:
@@ -74,10 +80,7 @@ def encode_chat(tokenizer: PreTrainedTokenizerBase, messages: Messages) -> list[
         if not isinstance(message, Mapping) or not {"role", "content"} <= message.keys():
             raise PromptError(f'message {idx} must have the keys "role" and "content", got {message!r}')
         _check_text(message["role"], f"the role of message {idx}")
-        _check_text(message["content"], f"the content of message {idx}")
-    last = messages[-1]
-    if not last["content"] and last["role"] != "tool" and "tool_calls" not in last:
-        raise PromptError(f"message {len(messages) - 1}, the last one, is empty; give at least one character")
+        _check_text(_content(message), f"the content of message {idx}")
     if not tokenizer.chat_template:
         raise PromptError("the tokenizer has no chat template; give a plain prompt, or use a model made for chat")
     extra: dict[str, Any] = {}
@@ -85,7 +88,7 @@ def encode_chat(tokenizer: PreTrainedTokenizerBase, messages: Messages) -> list[
         extra = {**messages.template_kwargs, "tools": [dict(tool) for tool in messages.tools] or None}
     try:
         ids = tokenizer.apply_chat_template(
-            [dict(message) for message in messages],
+            [{**message, "content": _content(message)} for message in messages],
             tokenize=True,
             add_generation_prompt=True,
             return_dict=False,
@@ -98,13 +101,32 @@ def encode_chat(tokenizer: PreTrainedTokenizerBase, messages: Messages) -> list[
     return _checked_ids(ids)
 
 
-def decode(tokenizer: PreTrainedTokenizerBase, token_ids: Iterable[int]) -> str:
-    """Return the text of ``token_ids`` without special tokens: what `Detokenizer` gives piece by piece."""
-    return str(tokenizer.decode(list(token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False))
+def decode(tokenizer: PreTrainedTokenizerBase, token_ids: Iterable[int], *, after: Sequence[int] = ()) -> str:
+    """Return the text of ``token_ids`` without special tokens: what `Detokenizer` gives piece by piece.
+
+    Args:
+        after: tokens that stand before them; their text is not in the result, see `Detokenizer`.
+    """
+    if not after:
+        return _decoded(tokenizer, token_ids, is_whole=True)
+    detokenizer = Detokenizer(tokenizer, after=after)
+    return detokenizer.push(token_ids) + detokenizer.flush()
+
+
+def decode_prompt(tokenizer: PreTrainedTokenizerBase, prompt_ids: Sequence[int]) -> str:
+    """Return the text of a prompt that goes on: without a character that its last tokens only begin.
+
+    Together with ``decode(tokenizer, ids, after=prompt_ids)`` it is the text of all tokens.
+    """
+    return _closed_text(tokenizer, prompt_ids, is_whole=True)
 
 
 class Detokenizer:
     """Turns token ids into text as they arrive; the pieces together are `decode` of all ids.
+
+    The text is that of a part of a longer text: behind a prompt, a first token keeps the blank that decoders drop at
+    the beginning of a text. So the text of a prompt and that of the tokens after it make the text of all tokens. Where
+    a prompt ends within a character, the whole character belongs to what follows.
 
     Only text that no later token can change is given out: an incomplete UTF-8 sequence waits for its end, and so does a
     run of SentencePiece byte tokens, of which one broken byte spoils all. Each call decodes a short window of the
@@ -112,32 +134,42 @@ class Detokenizer:
     self-synchronising, so a decoder's state depends on the last four bytes only.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, shown_ids: Iterable[int] = ()) -> None:
-        """Begin. The special tokens ``shown_ids`` are part of the text; `decode` leaves all of them out."""
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, shown_ids: Iterable[int] = (), *, after: Sequence[int] = ()
+    ) -> None:
+        """Begin.
+
+        Args:
+            shown_ids: special tokens that are part of the text; `decode` leaves all of them out.
+            after: tokens of the prompt, whose text is not given out.
+        """
         self._tokenizer = tokenizer
         self._silent_ids = _silent_ids(tokenizer).difference(shown_ids)
-        self._window: list[int] = []
-        self._num_emitted = 0  # characters of the window's text given out already
+        self._window = self._context(after)
+        # Characters of the window's text given out already, by the prompt or by us.
+        self._num_emitted = len(_closed_text(tokenizer, self._window)) if self._window else 0
         self._cut_at = _MOST_WINDOW_TOKENS
+
+    @property
+    def held_back(self) -> str:
+        """The text that waits, as it would be if nothing followed."""
+        return _decoded(self._tokenizer, self._window)[self._num_emitted :]
 
     def push(self, token_ids: Iterable[int]) -> str:
         """Add tokens and return the text that is certain now; may be empty."""
         token = ""
         for token_id in token_ids:
-            if token_id in self._silent_ids:
-                continue
-            known: Any = self._tokenizer.convert_ids_to_tokens(token_id)
-            if known is not None:  # rows that only pad the embedding have no token and no text
+            if known := self._visible(token_id):
                 token = known
                 self._window.append(token_id)
         if not token or _BYTE_TOKEN.fullmatch(token):
             return ""
-        text = self._decoded(self._window)
+        text = _decoded(self._tokenizer, self._window)
         return self._emit(text, len(text) - text.endswith(REPLACEMENT))
 
     def flush(self) -> str:
         """Return the text that was held back; call it once, after the last token."""
-        text = self._decoded(self._window)
+        text = _decoded(self._tokenizer, self._window)
         return self._emit(text, len(text))
 
     def _emit(self, text: str, num_certain: int) -> str:
@@ -150,16 +182,38 @@ class Detokenizer:
 
     def _cut(self, held_back: str) -> None:
         window = self._window[-_KEPT_WINDOW_TOKENS:]
-        text = self._decoded(window)
+        text = _decoded(self._tokenizer, window)
         if text.endswith(held_back) and len(text) > len(held_back):  # a first token may lose its leading space
             self._window, self._num_emitted = window, len(text) - len(held_back)
             self._cut_at = _MOST_WINDOW_TOKENS
         else:
             self._cut_at = 2 * len(self._window)
 
-    def _decoded(self, window: list[int]) -> str:
-        """Return the text of tokens from which the silent ones are gone already."""
-        return str(self._tokenizer.decode(window, skip_special_tokens=False, clean_up_tokenization_spaces=False))
+    def _context(self, prompt_ids: Sequence[int]) -> list[int]:
+        """Return the tokens at a prompt's end that what follows depends on.
+
+        A run of byte tokens counts as far as it is an unfinished character: bytes that follow it must not spoil those
+        that were shown. It stays whole where nothing stands before it.
+        """
+        before: list[int] = []  # the newest first, like the run
+        run: list[int] = []
+        for token_id in reversed(prompt_ids):
+            token = self._visible(token_id)
+            if token and not before and _BYTE_TOKEN.fullmatch(token):
+                run.append(token_id)
+            elif token:
+                before.append(token_id)
+            if len(before) == _KEPT_WINDOW_TOKENS:
+                break
+        num_open = _num_open_bytes(self._tokenizer, run[::-1])
+        return (run[:num_open] + before)[::-1] if before else run[::-1]
+
+    def _visible(self, token_id: int) -> str:
+        """Return a token's name; empty if it has no text: a silent one, or a row that only pads the embedding."""
+        if token_id in self._silent_ids:
+            return ""
+        known: Any = self._tokenizer.convert_ids_to_tokens(token_id)
+        return known or ""
 
 
 class StopStrings:
@@ -271,11 +325,65 @@ def _first_difference(target_tokens: Mapping[str, int], draft_tokens: Mapping[st
     )
 
 
+def _decoded(tokenizer: PreTrainedTokenizerBase, token_ids: Iterable[int], *, is_whole: bool = False) -> str:
+    """Return the text of tokens.
+
+    Args:
+        is_whole: the silent tokens are still among them.
+    """
+    return str(tokenizer.decode(list(token_ids), skip_special_tokens=is_whole, clean_up_tokenization_spaces=False))
+
+
+def _closed_text(tokenizer: PreTrainedTokenizerBase, token_ids: Sequence[int], *, is_whole: bool = False) -> str:
+    """Return the text of tokens without the character that the last of them only begin."""
+    text = _decoded(tokenizer, token_ids, is_whole=is_whole)
+    if not text.endswith(REPLACEMENT):
+        return text
+    silent_ids = _silent_ids(tokenizer) if is_whole else frozenset()
+    visible = [token_id for token_id in token_ids if token_id not in silent_ids]
+    run = list(itertools.takewhile(lambda token_id: _BYTE_TOKEN.fullmatch(_name(tokenizer, token_id)), visible[::-1]))
+    num_open = _num_open_bytes(tokenizer, run[::-1] or visible)
+    if run and num_open:  # each byte is a token of its own
+        return _decoded(tokenizer, visible[:-num_open])
+    return text.removesuffix(REPLACEMENT) if num_open else text
+
+
+def _num_open_bytes(tokenizer: PreTrainedTokenizerBase, token_ids: Sequence[int]) -> int:
+    """Return how many bytes at the end of tokens are the beginning of a character that goes on."""
+    data = b"".join(piece_bytes(_name(tokenizer, token_id)) for token_id in token_ids[-_MOST_CHAR_BYTES:])
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    decoder.decode(data)
+    return len(decoder.getstate()[0])
+
+
+def piece_bytes(token: str) -> bytes:
+    """Return the bytes that a vocabulary's name of a token stands for, also where they are only part of a character.
+
+    Byte-level vocabularies name bytes by characters of an alphabet, SentencePiece ones have tokens such as <0xE2>.
+    """
+    if _BYTE_TOKEN.fullmatch(token):
+        return bytes((int(token[3:-1], 16),))
+    if all(char in _BYTE_OF for char in token):
+        return bytes(_BYTE_OF[char] for char in token)
+    return token.encode("utf-8", errors="replace")
+
+
+def _name(tokenizer: PreTrainedTokenizerBase, token_id: int) -> str:
+    known: Any = tokenizer.convert_ids_to_tokens(token_id)
+    return known or ""
+
+
 def _silent_ids(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
     """Return the ids that `decode` skips."""
     if tokenizer.is_fast:
         return frozenset(i for i, token in tokenizer.added_tokens_decoder.items() if token.special)
     return frozenset(tokenizer.all_special_ids)
+
+
+def _content(message: Mapping[str, Any]) -> Any:
+    """Return what a message says: nothing, if it only has calls."""
+    content = message["content"]
+    return "" if content is None and message.get("tool_calls") else content
 
 
 def _check_text(text: object, what: str) -> None:

@@ -3,26 +3,36 @@
 from __future__ import annotations
 
 import contextlib
+from bisect import bisect_right
 from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
+from card.api.outputs import StreamChunk
 from card.config import SamplingParams
-from card.models.text import decode
+from card.models.text import decode, decode_prompt
 from card.server.answers import event, json_response
 from card.server.limits import read_body
+from card.server.offsets import TokenOffsets, offsets_in
 from card.server.params import sampling_params
 from card.server.schemas import CompletionRequest, Prompts
-from card.server.service import Choice, Generation, Service
+from card.server.service import LONG_CHARS, Choice, Generation, Service
 from card.server.streaming import EventStream, unless_gone
 from card.tree.sampling import TokenLogprobs
 
 Job = tuple[tuple[int, ...], SamplingParams | None]
 
 
-_Echo = tuple[str, Sequence[TokenLogprobs | int]]  # a prompt as it is repeated; its first token has no log-probability
+@dataclass(frozen=True, slots=True)
+class _Echo:
+    """A prompt as it is repeated."""
+
+    text: str = ""
+    scores: Sequence[TokenLogprobs | int] = ()  # the first token has no log-probability
+    offsets: Sequence[int] = ()
 
 
 async def completions(request: Request) -> Response:
@@ -68,26 +78,61 @@ async def _echo(
 ) -> Sequence[_Echo]:
     """Return the prompts as text, and how likely their tokens are if that is asked for."""
     if not fields.echo:
-        return [("", ())] * len(jobs)
+        return [_Echo()] * len(jobs)
     echoes: list[_Echo] = []
     async with generation.deadline:
-        for one, (prompt_ids, _) in zip(prompts, jobs, strict=True):
-            text = one if isinstance(one, str) else await service.aside(False, decode, service.tokenizer, one)
-            told: list[TokenLogprobs | int] = []
-            if fields.logprobs is not None:
-                told = [prompt_ids[0], *await service.llm.score(prompt_ids, fields.logprobs)]
-            echoes.append((text, told))
+        for one, (prompt_ids, params) in zip(prompts, jobs, strict=True):
+            tokenizer = service.tokenizer
+            to_text = decode if params is None else decode_prompt
+            text = one if isinstance(one, str) else await service.aside(False, to_text, tokenizer, prompt_ids)
+            if fields.logprobs is None:
+                echoes.append(_Echo(text))
+                continue
+            scores: list[TokenLogprobs | int] = [prompt_ids[0], *await service.llm.score(prompt_ids, fields.logprobs)]
+            offsets = await service.aside(len(prompt_ids) >= LONG_CHARS, offsets_in, tokenizer, prompt_ids, text)
+            echoes.append(_Echo(text, scores, offsets))
     return echoes
 
 
+class _Scores:
+    """The log-probabilities of one choice's tokens as its text grows: each is told of when its place is known."""
+
+    def __init__(self, service: Service, choice: Choice, echo: _Echo) -> None:
+        self._names = service.names
+        self._places = TokenOffsets(service.tokenizer, after=choice.prompt_ids, start=len(echo.text))
+        self._num_chars = len(echo.text)  # of the text so far
+        self._waiting = list(echo.scores)
+        self._offsets = list(echo.offsets)  # of the first of them
+
+    def take(self, chunk: StreamChunk) -> None:
+        """Add what was written."""
+        self._num_chars += len(chunk.text)
+        self._waiting += chunk.logprobs
+        self._offsets += self._places.push(token.token_id for token in chunk.logprobs)
+
+    def tell(self, *, is_end: bool) -> dict[str, list[Any]]:
+        """Return the `logprobs` of tokens that begin in the text so far; at the end, of all that are left."""
+        if is_end:
+            self._offsets += self._places.flush()
+        num_told = len(self._offsets) if is_end else bisect_right(self._offsets, self._num_chars)
+        told, self._waiting = self._waiting[:num_told], self._waiting[num_told:]
+        offsets, self._offsets = self._offsets[:num_told], self._offsets[num_told:]
+        # Tokens of a stop string, which the text leaves out, begin where it ends.
+        return self._names.completion_logprobs(told, [min(offset, self._num_chars) for offset in offsets])
+
+
 def _choice(service: Service, fields: CompletionRequest, choice: Choice, echoes: Sequence[_Echo]) -> dict[str, Any]:
-    echoed, scores = echoes[choice.index // fields.n]
-    told = [token for chunk in choice.chunks for token in chunk.logprobs]
-    logprobs = service.names.completion_logprobs([*scores, *told], 0)
+    echo = echoes[choice.index // fields.n]
+    logprobs = None
+    if fields.logprobs is not None:
+        scores = _Scores(service, choice, echo)
+        for chunk in choice.chunks:
+            scores.take(chunk)
+        logprobs = scores.tell(is_end=True)
     return {
         "index": choice.index,
-        "text": echoed + choice.text,
-        "logprobs": None if fields.logprobs is None else logprobs,
+        "text": echo.text + choice.text,
+        "logprobs": logprobs,
         "finish_reason": choice.finish_reason,
         **({"tokens": service.names.provenance(choice.chunks)} if fields.shows_tree else {}),
     }
@@ -98,26 +143,21 @@ async def _events(
 ) -> AsyncGenerator[bytes, None]:
     """Yield the answer as events, those of a prompt that is echoed first."""
     head = generation.head("cmpl", "text_completion")
-    held_back: dict[int, list[TokenLogprobs]] = {}  # of tokens whose text has not come yet
-    offsets = [0] * len(generation.choices)  # characters that the tokens told of so far have
+    scores = [_Scores(service, choice, echoes[choice.index // fields.n]) for choice in generation.choices]
 
-    def piece(choice: Choice, text: str, told: Sequence[TokenLogprobs | int], reason: str | None, **more: Any) -> bytes:
-        logprobs = None
-        if fields.logprobs is not None:
-            logprobs = service.names.completion_logprobs(told, offsets[choice.index])
-            offsets[choice.index] += sum(map(len, logprobs["tokens"]))
+    def piece(choice: Choice, text: str, reason: str | None, **more: Any) -> bytes:
+        logprobs = scores[choice.index].tell(is_end=reason is not None) if fields.logprobs is not None else None
         content = {"index": choice.index, "text": text, "logprobs": logprobs, "finish_reason": reason, **more}
         return event({**head, "choices": [content]})
 
     for choice in generation.choices if fields.echo else ():
-        yield piece(choice, *echoes[choice.index // fields.n], "length" if choice.stream is None else None)
+        yield piece(choice, echoes[choice.index // fields.n].text, "length" if choice.stream is None else None)
     async with contextlib.aclosing(generation.events()) as pieces:
         async for choice, chunk in pieces:
-            logprobs = [*held_back.pop(choice.index, ()), *chunk.logprobs]
+            scores[choice.index].take(chunk)
             if not chunk.text and chunk.finish_reason is None and not fields.shows_tree:
-                held_back[choice.index] = logprobs
                 continue
             more = {"tokens": service.names.provenance([chunk])} if fields.shows_tree else {}
-            yield piece(choice, chunk.text, logprobs, chunk.finish_reason, **more)
+            yield piece(choice, chunk.text, chunk.finish_reason, **more)
     if told := generation.last_event(head):
         yield told

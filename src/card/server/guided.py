@@ -18,6 +18,8 @@ _SCHEMA_SCHEMA = {"anyOf": [{"type": "object"}, {"type": "string", "description"
 _JsonSchema = Annotated[Any, WithJsonSchema(_SCHEMA_SCHEMA)]
 _Choices = Annotated[list[str] | None, Field(None, min_length=1, max_length=4096)]
 _Source = Annotated[str | None, Field(None, min_length=1)]
+# An option of llguidance: what it cannot hold an answer to is left to the model, in place of a refusal.
+LENIENT = {"lenient": True}
 _GBNF = re.compile(r"^\s*root\s*::=", re.MULTILINE)
 
 
@@ -27,7 +29,7 @@ class JsonSchema(Strict):
     name: str
     schema_: dict[str, Any] = Field(alias="schema")
     description: str = ""
-    strict: bool = True
+    strict: bool | None = Field(None, description="false leaves parts that no grammar can hold to the model")
 
 
 class ResponseFormat(Strict):
@@ -48,7 +50,10 @@ class ResponseFormat(Strict):
             return None
         if self.json_schema is None:
             return Grammar("json_object")
-        return Grammar("json_schema", msgspec.json.encode(self.json_schema.schema_).decode())
+        schema = self.json_schema.schema_
+        if self.json_schema.strict is False:
+            schema = {**schema, "x-guidance": LENIENT}
+        return Grammar("json_schema", msgspec.json.encode(schema).decode())
 
 
 def _as_schema(value: object) -> object:

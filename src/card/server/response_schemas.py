@@ -207,7 +207,7 @@ class ResponsesRequest(CommonFields):
         if form is not None and form.type != "text":
             content["response_format"] = {"type": form.type}
             if form.schema_ is not None:
-                schema = {"name": form.name or "answer", "schema": form.schema_}
+                schema = {"name": form.name or "answer", "schema": form.schema_, "strict": form.strict}
                 content["response_format"]["json_schema"] = schema
         return fitted(content, ChatRequest)
 

@@ -44,7 +44,7 @@ _PART_SCHEMA = {
     "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
     "required": ["type", "text"],
 }
-_CONTENT_SCHEMA = {"anyOf": [{"type": "string"}, {"type": "array", "items": _PART_SCHEMA}]}
+_CONTENT_SCHEMA = {"anyOf": [{"type": "string"}, {"type": "array", "items": _PART_SCHEMA, "minItems": 1}]}
 
 
 # Arguments of transformers' apply_chat_template, and what it sets itself.
@@ -131,6 +131,8 @@ class Message(Strict):
             return ""  # a turn that has calls only
         if not isinstance(value, list):
             return value
+        if not value:
+            raise ValueError("must be a string or a list of at least one part, got an empty list")
         texts = []
         for part in value:
             if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):

@@ -36,6 +36,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _NUM_TOKENIZER_THREADS = 2  # for short texts, and as many for long ones
+_STRICT_HINT = ", or set strict to false, which leaves to the model what a grammar cannot hold it to"
 LONG_CHARS = 16_384  # of a text, or token ids: more of them hold up none that has less
 
 
@@ -229,7 +230,8 @@ class Service:
             try:
                 done.pop().result()
             except SettingsError as error:
-                raise bad_request(str(error), guide) from None
+                hint = _STRICT_HINT if guide in ("response_format", "tools") else ""
+                raise bad_request(f"{error}{hint}", guide) from None
         elif not work.running():
             reason = "other grammars are being compiled; ask again soon"
             raise ApiError(503, reason, param=guide, code="grammar_queue", retry_after_s=5)

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import zip_longest
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
-from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from card.api.outputs import StreamChunk
-from card.models.text import REPLACEMENT
+from card.models.text import REPLACEMENT, piece_bytes
 from card.tree.sampling import TokenLogprobs
 
 _LEAST_LOGPROB = -9999.0  # JSON has no minus infinity
-# The alphabet of byte-level vocabularies.
-_BYTE_OF = {char: byte for byte, char in bytes_to_unicode().items()}  # type: ignore[no-untyped-call]
-_SPACE_MARK = "\u2581"  # a SentencePiece token that begins a word
 
 
 class TokenNames:
@@ -27,30 +23,32 @@ class TokenNames:
         self._texts: dict[int, str] = {}
 
     def text(self, token_id: int) -> str:
-        """Return the text of one token, special ones included; broken UTF-8 gives replacement characters."""
+        """Return what one token adds to a text, special ones included; broken UTF-8 gives replacement characters."""
         text = self._texts.get(token_id)
         if text is None:
-            text = str(self._tokenizer.decode([token_id], clean_up_tokenization_spaces=False))
-            if (self._piece(token_id) or "").startswith(_SPACE_MARK) and not text.startswith(" "):
-                text = " " + text  # a decoder drops the blank that a text begins with
+            text = self._decoded(token_id)
+            # Behind itself, as a text's beginning is special: decoders drop a blank there, or show a mark.
+            if not self._is_broken(token_id, text):
+                text = self._decoded(token_id, token_id).removeprefix(text)
             self._texts[token_id] = text
         return text
 
     def raw_bytes(self, token_id: int) -> list[int]:
         """Return the bytes of one token, also where they are only a part of a character."""
         text = self.text(token_id)
-        if REPLACEMENT not in text:
-            return list(text.encode("utf-8", errors="replace"))
-        piece = self._piece(token_id) or ""
-        if piece.startswith("<0x") and piece.endswith(">"):
-            return [int(piece[3:-1], 16)]
-        if all(char in _BYTE_OF for char in piece):
-            return [_BYTE_OF[char] for char in piece]
-        return list(text.encode("utf-8", errors="replace"))
+        is_broken = self._is_broken(token_id, text)
+        return list(piece_bytes(self._piece(token_id)) if is_broken else text.encode("utf-8", errors="replace"))
 
-    def _piece(self, token_id: int) -> str | None:
+    def _is_broken(self, token_id: int, text: str) -> bool:
+        """Return whether a token has bytes that are no text by themselves."""
+        return REPLACEMENT in text and REPLACEMENT not in self._piece(token_id)
+
+    def _piece(self, token_id: int) -> str:
         piece: Any = self._tokenizer.convert_ids_to_tokens(token_id)
-        return piece if isinstance(piece, str) else None
+        return piece or ""
+
+    def _decoded(self, *token_ids: int) -> str:
+        return str(self._tokenizer.decode(list(token_ids), clean_up_tokenization_spaces=False))
 
     # ---- lists in OpenAI's shapes -----------------------------------------------------------------------------------
 
@@ -62,19 +60,18 @@ class TokenNames:
             content.append({**self._entry(token.token_id, token.logprob), "top_logprobs": top})
         return {"content": content}
 
-    def completion_logprobs(self, tokens: Iterable[TokenLogprobs | int], first_offset: int) -> dict[str, list[Any]]:
+    def completion_logprobs(
+        self, tokens: Sequence[TokenLogprobs | int], offsets: Sequence[int]
+    ) -> dict[str, list[Any]]:
         """Return the `logprobs` of a choice of a completion.
 
         Args:
             tokens: a bare id has no log-probability: the first token of an echoed prompt.
-            first_offset: characters of the text before the first of these tokens.
+            offsets: where in the text each of them begins.
         """
-        told: dict[str, list[Any]] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
+        told: dict[str, list[Any]] = {"tokens": [], "token_logprobs": [], "top_logprobs": []}
         for token in tokens:
-            text = self.text(token if isinstance(token, int) else token.token_id)
-            told["text_offset"].append(first_offset)
-            told["tokens"].append(text)
-            first_offset += len(text)
+            told["tokens"].append(self.text(_id_of(token)))
             if isinstance(token, int):
                 told["token_logprobs"].append(None)
                 told["top_logprobs"].append(None)
@@ -84,7 +81,7 @@ class TokenNames:
             for token_id, logprob in (*token.top, (token.token_id, token.logprob)):
                 top.setdefault(self.text(token_id), _finite(logprob))  # of tokens with one name the likeliest counts
             told["top_logprobs"].append(top)
-        return told
+        return {**told, "text_offset": list(offsets)}
 
     def provenance(self, chunks: Iterable[StreamChunk]) -> list[dict[str, Any]]:
         """Return where each token came from and which candidates lay beside it (`shows_tree`)."""
@@ -101,6 +98,10 @@ class TokenNames:
 
     def _entry(self, token_id: int, logprob: float) -> dict[str, Any]:
         return {"token": self.text(token_id), "logprob": _finite(logprob), "bytes": self.raw_bytes(token_id)}
+
+
+def _id_of(token: TokenLogprobs | int) -> int:
+    return token if isinstance(token, int) else token.token_id
 
 
 def _finite(logprob: float) -> float:

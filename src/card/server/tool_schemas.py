@@ -23,7 +23,9 @@ class FunctionDefinition(Strict):
     description: str | None = None
     parameters: Annotated[dict[str, Any] | None, WithJsonSchema(_PARAMETERS_SCHEMA)] = None
     strict: bool | None = Field(
-        None, description="calls keep to the schema, also where the model is free to call or not"
+        None,
+        description="true: calls keep to the schema, also where the model is free to call or not; "
+        "false leaves parts that no grammar can hold to the model",
     )
 
     @field_validator("parameters")

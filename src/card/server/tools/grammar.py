@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from card.config import Grammar
+from card.server.guided import LENIENT
 from card.server.tool_schemas import FunctionDefinition
 from card.server.tools.formats import ToolFormat
 
@@ -79,7 +80,8 @@ class ToolGrammar:
     def or_json(self, schema: str) -> Grammar:
         """Return the grammar of a text that is calls, or JSON that fits a schema."""
         block = self._block("" if self._format.is_bare else self._marker())
-        content = {**json.loads(schema), "x-guidance": _CONTENT_OPTIONS}
+        content = json.loads(schema)
+        content["x-guidance"] = {**_CONTENT_OPTIONS, **content.get("x-guidance", {})}
         return self._grammar(
             f"start: {_repeated('block', self._block_joint)} | content",
             f"block: {block}",
@@ -112,8 +114,7 @@ def _schema(function: FunctionDefinition) -> dict[str, object]:
     """Return the schema of a function's arguments, with options for the compiler."""
     if function.parameters is None:
         return {**_NO_ARGUMENTS, "x-guidance": _ARGUMENTS_OPTIONS}
-    # What llguidance does not know of a schema is left to the model, unless the function is strict.
-    options = {**_ARGUMENTS_OPTIONS, "lenient": not function.strict}
+    options = {**_ARGUMENTS_OPTIONS, **(LENIENT if function.strict is False else {})}
     return {"type": "object", **_closed(function.parameters), "x-guidance": options}
 
 

@@ -1,0 +1,71 @@
+"""Where in a text each of its tokens begins."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from transformers import PreTrainedTokenizerBase
+
+from card.models.text import Detokenizer
+
+
+class TokenOffsets:
+    """Tells for each token how many characters of the text stand before it.
+
+    Tokens that share a character begin where it begins, and a token without text begins where the next one does. What
+    is told of a token may wait for later ones, which decide what its bytes become.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, *, after: Sequence[int] = (), start: int = 0) -> None:
+        """Begin.
+
+        Args:
+            after: tokens of the prompt, see `Detokenizer`.
+            start: characters of the text before the first token.
+        """
+        self._detokenizer = Detokenizer(tokenizer, after=after)
+        self._num_chars = start  # that no later token can change
+        self._waiting: list[str] = []  # before each token that nothing is told of yet, the text that was not certain
+
+    def push(self, token_ids: Iterable[int]) -> list[int]:
+        """Add tokens and return the offsets that are certain now, of the oldest tokens that none was told of."""
+        told: list[int] = []
+        for token_id in token_ids:
+            before = self._detokenizer.held_back
+            if before or self._waiting:
+                self._waiting.append(before)
+            else:
+                told.append(self._num_chars)
+            if piece := self._detokenizer.push([token_id]):
+                told += self._settled(piece)
+        return told
+
+    def flush(self) -> list[int]:
+        """Return the offsets that are missing, after the last token."""
+        return self._settled(self._detokenizer.flush())
+
+    def _settled(self, text: str) -> list[int]:
+        """Return the offsets of the tokens that waited for this text.
+
+        A token begins where the text before it, had it ended there, parts from what it became.
+        """
+        told: list[int] = []
+        least = 0
+        for before in self._waiting:
+            least = max(least, _num_common(before, text))
+            told.append(self._num_chars + least)
+        self._waiting = []
+        self._num_chars += len(text)
+        return told
+
+
+def _num_common(one: str, other: str) -> int:
+    """Return how many characters two texts begin with alike."""
+    differing = (idx for idx, (left, right) in enumerate(zip(one, other, strict=False)) if left != right)
+    return next(differing, min(len(one), len(other)))
+
+
+def offsets_in(tokenizer: PreTrainedTokenizerBase, token_ids: Sequence[int], text: str) -> list[int]:
+    """Return where in a text the tokens begin that it was made into, which may spell it otherwise."""
+    places = TokenOffsets(tokenizer)
+    return [min(offset, len(text)) for offset in (*places.push(token_ids), *places.flush())]
