@@ -20,7 +20,8 @@ from gguf import GGMLQuantizationType as Kind
 from card.api.llm import LLM
 from card.config import SamplingParams
 from card.errors import ModelError, VocabularyError
-from card.models.decoder_model import DecoderModel
+from card.models import loading
+from card.models.decoder_model import DecoderModel, is_int8
 from card.models.gguf import kept_weights
 from card.models.gguf import model as gguf_model
 from card.models.gguf import source as gguf_source
@@ -193,6 +194,21 @@ def test_a_pair_of_files_decodes_as_the_pair_of_folders(folders, tmp_path, cache
 
 
 # ---- what is kept ---------------------------------------------------------------------------------------------------
+
+
+def test_a_quantised_file_runs_in_integers_where_its_numbers_would_be_slow(folders, tmp_path, cache, monkeypatch):
+    monkeypatch.setattr(loading, "computes_bfloat16", lambda device: False)
+    files = {
+        kind: write_gguf(folders("qwen2"), tmp_path / f"{kind.name}.gguf", kind=kind) for kind in (Kind.Q8_0, Kind.BF16)
+    }
+    for reason in (None, "this processor is too old"):
+        monkeypatch.setattr(loading, "why_not_int8", lambda reason=reason: reason)
+        quantised, stored = (load_decoder(file, cache_dir=cache) for file in files.values())
+        assert is_int8(quantised) == (reason is None)
+        assert quantised.dtype == (torch.bfloat16 if reason is None else torch.float32)
+        assert (is_int8(stored), stored.dtype) == (False, torch.float32)
+        asked = load_decoder(files[Kind.Q8_0], dtype="bfloat16", cache_dir=cache)
+        assert (is_int8(asked), asked.dtype) == (False, torch.bfloat16)
 
 
 def test_a_second_start_converts_nothing_and_needs_no_package(tiny, cache, monkeypatch):

@@ -6,7 +6,9 @@ import json
 import logging
 import shutil
 import socket
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import huggingface_hub
 import pytest
@@ -27,17 +29,19 @@ from transformers import (
 from transformers.utils import logging as transformers_logging
 
 from card.errors import ModelError, VocabularyError
-from card.models import demo
+from card.models import demo, loading
+from card.models.decoder_model import is_int8
 from card.models.demo import DEMO_NAMES, DEMO_PROBLEMS, demo_folder
 from card.models.loading import (
     check_pair,
-    computes_bfloat16,
     end_token_ids,
+    load_decoder,
     load_model,
     load_tokenizer,
     parameter_count,
     vocab_size,
 )
+from card.models.processor import computes_bfloat16
 
 V = 32
 
@@ -101,7 +105,10 @@ def failure(name: str | Path, **options: object) -> str:
 
 
 @pytest.mark.usefixtures("no_network")
-def test_a_folder_loads_as_stored_ready_for_inference_and_without_network(saved: Path) -> None:
+def test_a_folder_loads_as_stored_ready_for_inference_and_without_network(
+    saved: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loading, "computes_bfloat16", lambda device: True)
     model = load_model(saved)
     assert isinstance(model, LlamaForCausalLM)
     assert (model.dtype, model.device.type, model.training) == (torch.bfloat16, "cpu", False)
@@ -115,6 +122,21 @@ def test_a_folder_loads_as_stored_ready_for_inference_and_without_network(saved:
 )
 def test_the_dtype_is_the_one_asked_for(saved: Path, dtype: str | torch.dtype, wanted: torch.dtype) -> None:
     assert load_model(saved, dtype=dtype).dtype == wanted
+
+
+@pytest.mark.parametrize("load", [load_model, load_decoder])
+def test_without_bfloat16_instructions_sixteen_bits_are_widened_unless_they_are_asked_for(
+    saved: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, load: Callable[..., Any]
+) -> None:
+    stored = load_model(saved, dtype="bfloat16")
+    monkeypatch.setattr(loading, "computes_bfloat16", lambda device: False)
+    loading._say_once.cache_clear()
+    widened = [load(saved), load(saved)]
+    assert [model.dtype for model in widened] == [torch.float32] * 2
+    assert torch.equal(widened[0].lm_head.weight, stored.lm_head.weight.float())
+    assert caplog.text.count("widened to float32") == 1
+    assert load(saved, dtype="bfloat16").dtype == torch.bfloat16
+    assert is_int8(load(saved, dtype="int8"))
 
 
 @pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="only oneDNN knows the CPU's instructions")

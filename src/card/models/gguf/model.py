@@ -65,11 +65,6 @@ class GgufModel:
     weights: Sequence[Weight]
 
     @property
-    def is_quantized(self) -> bool:
-        """Whether some weights have fewer than 16 bits."""
-        return any(weight.place.type_id not in _PLAIN_DTYPES for weight in self.weights if len(weight.place.shape) > 1)
-
-    @property
     def num_elements(self) -> int:
         """How many numbers the weights are."""
         return sum(math.prod(weight.place.shape) for weight in self.weights)
@@ -166,6 +161,7 @@ def _config(path: Path, header: Header) -> dict[str, Any]:
         "attention_bias": "blk.0.attn_q.bias" in places,
         "mlp_bias": "blk.0.ffn_up.bias" in places,
         "dtype": str(_stored_dtype(header)).removeprefix("torch."),
+        "is_quantized": not _matrix_types(header) <= _PLAIN_DTYPES.keys(),
         "head_dim": head_dim,
         "hidden_act": "silu",
         "hidden_size": hidden,
@@ -241,9 +237,14 @@ def _llama3_factors(theta: float, head_dim: int, factor: float) -> Tensor:
     return (1 / ((1 - kept) / factor + kept)).float()
 
 
+def _matrix_types(header: Header) -> set[int]:
+    """Return what ggml calls the types of the weights but norms and biases, which are in float32 in every file."""
+    return {place.type_id for place in header.tensors.values() if len(place.shape) > 1}
+
+
 def _stored_dtype(header: Header) -> torch.dtype:
-    """Return what the weights are in; bfloat16 for quantised ones. Norms are in float32 in every file."""
-    types = {place.type_id for place in header.tensors.values() if len(place.shape) > 1}
+    """Return what the weights are in; bfloat16 for quantised ones."""
+    types = _matrix_types(header)
     if not types <= _PLAIN_DTYPES.keys():
         return torch.bfloat16
     for dtype in (torch.bfloat16, torch.float16):

@@ -53,7 +53,7 @@ class GgufSource:
     @property
     def is_quantized(self) -> bool:
         """Whether some weights have fewer than 16 bits."""
-        return self._model.is_quantized
+        return bool(self.config["is_quantized"])
 
     def tokenizer(self) -> PreTrainedTokenizerBase:
         """Return the tokenizer, with the chat template."""
