@@ -17,7 +17,7 @@ from card.models.threads import pinned
 from card.policy.rounds import Draft, Outcome, Policy, RoundView, Schedule
 from card.transport.link import DrafterLink, LinkStatus
 from card.transport.switch import SwitchLink
-from card.tree.messages import DrafterMessage, Layer, Ready, TargetMessage
+from card.tree.messages import Declined, DrafterMessage, Layer, Ready, TargetMessage
 from card.tree.nodes import Nodes
 from card.workers.metrics import EngineStats, RequestStats
 from card.workers.request import FinishReason, Request, StepResult, TokenDetails, Work
@@ -280,6 +280,7 @@ class Engine:
         running = self._running.values()
         view.num_unread = sum(e.stats.drafter_passes == 0 for e in running if e.request.uses_drafter)
         while True:
+            view.requests = [entry.request for entry in decoding]  # the drafter may have declined one
             view.is_up = link.status.state == "up"
             view.best_paths = [self._worker.best_path(entry.request.request_id) for entry in decoding]
             has_drafted = any(depth for depth, _ in view.best_paths)
@@ -403,6 +404,8 @@ class Engine:
             stats.schedule, stats.schedule_reason = self._policy.schedule, self._policy.reason
         if not entry.request.params.speculates:
             stats.schedule, stats.schedule_reason = "off", "the request wants none"
+        elif stats.declined:
+            stats.schedule, stats.schedule_reason = "off", stats.declined
         return stats
 
     def _drafter_status(self, link: DrafterLink) -> LinkStatus:
@@ -474,8 +477,16 @@ class Engine:
             except ProtocolError as error:
                 self._link.reject(str(error))
                 return
+            if isinstance(message, Declined):
+                self._go_on_without_drafter(message)
             if (trace := self.trace) is not None:
                 self._tell(message, trace)
+
+    def _go_on_without_drafter(self, message: Declined) -> None:
+        """Plan the rounds of a request without the drafter, which has declined it."""
+        if (entry := self._running.get(message.request_id)) is not None:
+            entry.request = self._worker.request(message.request_id)
+            logger.info("request %d goes on without the drafter: %s", message.request_id, message.reason)
 
     def _tell(self, message: DrafterMessage, trace: Trace) -> None:
         """Tell the trace what the drafter has said."""

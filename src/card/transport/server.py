@@ -14,11 +14,21 @@ from zmq.auth.thread import ThreadAuthenticator
 from card.config.fields import check, setting
 from card.errors import CardError, ProtocolError, SettingsError
 from card.transport.keys import ServerKeys, check_may_listen
-from card.tree.messages import DrafterMessage, Fault, Hello, Ping, Pong, Ready, Shutdown, decode, encode
+from card.tree.messages import (
+    MAX_REQUEST_BYTES,
+    DrafterMessage,
+    Fault,
+    Hello,
+    Ping,
+    Pong,
+    Ready,
+    Shutdown,
+    decode,
+    encode,
+)
 from card.workers.drafter import MAX_REQUESTS, MAX_TOKENS_PER_PASS, DrafterWorker, step_together
 
 logger = logging.getLogger(__name__)
-MAX_REQUEST_BYTES = 4 * 1024 * 1024  # of one frame of a target: a text of half a million tokens and more
 _IDLE_POLL_MS = 200
 _PROBE_INTERVAL_S = 1.0  # between looks whether clients are still there
 _FRAMES_PER_LOOP = 256  # then a pass is made, whoever still has something to say
@@ -212,10 +222,7 @@ class DraftServer:
                 self._end(client, _in_one_line(error))
             return
         for client, result in zip(clients, results, strict=True):
-            if isinstance(result, ProtocolError):
-                self._end(client, str(result))
-            else:
-                self._send(client, self._sessions[client].incarnation, result)
+            self._send(client, self._sessions[client].incarnation, result)
 
     def _drop_silent(self) -> None:
         oldest = time.monotonic() - self._limits.silence_timeout_s
