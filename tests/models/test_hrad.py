@@ -171,7 +171,7 @@ def test_keeping_begins_and_changes_at_any_time(kind: str) -> None:
     runner.forward([chain(slot, CHAIN[:4])])
     for num_layers, start in ((1, 4), (3, 6), (2, 8)):
         runner.keep_features(num_layers)
-        with pytest.raises(ModelError, match="call keep_features before the pass"):
+        with pytest.raises(ModelError, match="ask for them before the pass"):
             runner.features(0)
         runner.forward([chain(slot, CHAIN[start : start + 2], start)])
         assert_same(runner.features(0), own_features(CHAIN, num_layers)[start : start + 2])

@@ -183,7 +183,7 @@ def test_a_message_out_of_bounds_costs_its_client_the_session_and_frees_its_rows
         assert server.num_sessions == 1
         decode_until_accepted(TARGET, link)
         client.say(Ping(3))
-        assert "begin with Hello" in client.hear(Fault).reason
+        assert "begin a new one" in client.hear(Fault).reason
         client.begin(1)
         client.hear(Ready)
         until(lambda: client.hear(Layer).nodes.ids)
@@ -199,7 +199,7 @@ def test_an_oversized_frame_ends_the_connection_and_not_the_server(monkeypatch: 
 
             def is_told() -> bool:
                 client.say(Ping(1))  # sooner or later over a new connection, which has no session
-                return any(isinstance(m, Fault) and "begin with Hello" in m.reason for m in client.heard())
+                return any(isinstance(m, Fault) and "begin a new one" in m.reason for m in client.heard())
 
             until(is_told)
         decode_until_accepted(TARGET, link)
@@ -301,7 +301,7 @@ def test_a_new_incarnation_on_the_same_connection_knows_of_no_request() -> None:
         client.hear(Ready)
         client.incarnation = 2
         client.say(correction(1, 3, 1))
-        assert "begin with Hello" in client.hear(Fault).reason
+        assert "begin a new one" in client.hear(Fault).reason
         client.say(Hello())
         client.hear(Ready)
         client.say(correction(1, 3, 1))

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from card.errors import CapacityError, CardError, PromptError, ProtocolError, TargetError, WorkerError
+from card.errors import CapacityError, CardError, PromptError, ProtocolError, TargetError, WorkerError, in_words
 from card.models.threads import pinned
 from card.policy.rounds import Draft, Outcome, Policy, RoundView, Schedule
 from card.transport.link import DrafterLink, LinkStatus
@@ -379,8 +379,7 @@ class Engine:
     def _run_apart(self, work: list[Work], error: Exception, errors: dict[int, TargetError]) -> StepResult:
         """Run each half on its own, down to single requests; one that fails even without candidates is given up."""
         if len(work) == 1 and not work[0].offer:
-            reason = f"{type(error).__name__}: {error}".splitlines()[0]
-            errors[work[0].request_id] = TargetError(f"the target's pass failed for this request: {reason}")
+            errors[work[0].request_id] = TargetError(f"the target's pass failed for this request: {in_words(error)}")
             return StepResult()
         middle = len(work) // 2
         total = StepResult()
@@ -477,16 +476,10 @@ class Engine:
             except ProtocolError as error:
                 self._link.reject(str(error))
                 return
-            if isinstance(message, Declined):
-                self._go_on_without_drafter(message)
+            if isinstance(message, Declined) and (entry := self._running.get(message.request_id)) is not None:
+                entry.request = self._worker.request(message.request_id)
             if (trace := self.trace) is not None:
                 self._tell(message, trace)
-
-    def _go_on_without_drafter(self, message: Declined) -> None:
-        """Plan the rounds of a request without the drafter, which has declined it."""
-        if (entry := self._running.get(message.request_id)) is not None:
-            entry.request = self._worker.request(message.request_id)
-            logger.info("request %d goes on without the drafter: %s", message.request_id, message.reason)
 
     def _tell(self, message: DrafterMessage, trace: Trace) -> None:
         """Tell the trace what the drafter has said."""

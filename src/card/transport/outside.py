@@ -251,7 +251,7 @@ class OutsideLink(DrafterLink, ABC):
             try:
                 self._socket.send(frame, zmq.NOBLOCK)
             except zmq.Again:
-                logger.debug("the drafter's queue is full: %s dropped", type(message).__name__)
+                logger.debug("the drafter's queue is full: a message is dropped")
 
     def _read(self) -> list[DrafterMessage]:
         """Return the frames that are here; a bad one ends the incarnation."""

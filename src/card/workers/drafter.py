@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from card.errors import CapacityError, CardError, ModelError, ProtocolError
+from card.errors import CapacityError, CardError, ModelError, ProtocolError, in_words
 from card.tree.messages import (
     MAX_LEN,
     Close,
@@ -181,7 +181,7 @@ class DrafterWorker:
                     self._close(request_id)
                 self.is_shut_down = True
                 return []
-        raise ProtocolError(f"a drafter takes Open, Correction, Close, Ping and Shutdown, got {type(message).__name__}")
+        raise ProtocolError("a drafter takes the messages of a target, and this is another one")
 
     def step(self) -> list[DrafterMessage]:
         """Make one drafter pass for the open requests that have something to expand.
@@ -381,7 +381,7 @@ def step_together(workers: Sequence[DrafterWorker], *, max_tokens: int | None = 
             task.drafting.account.busy_s += busy_s
             said = results[id(task.worker)]
             if isinstance(nodes, CardError):
-                reason = f"the draft model failed at it: {nodes}".splitlines()[0]
+                reason = f"the draft model failed at it: {in_words(nodes)}"
                 said += task.worker._decline(task.request_id, reason, has_failed=True)
             elif nodes.ids:
                 layer = task.drafting.layer
@@ -400,9 +400,9 @@ def _grown(writer: BeamWriter, tasks: Sequence[_Task]) -> list[NewNodes | CardEr
     except (CardError, RuntimeError, MemoryError) as error:  # out of memory is a RuntimeError in torch
         if len(tasks) == 1:
             writer.check()
-            logger.warning("a drafter pass failed for one request, which goes on without drafts: %s", error)
-            return [error if isinstance(error, CardError) else ModelError(f"{type(error).__name__}: {error}")]
-        logger.info("a drafter pass for %d requests failed: %s", len(tasks), error)
+            logger.warning("a drafter pass failed for one request, which goes on without drafts: %s", in_words(error))
+            return [error if isinstance(error, CardError) else ModelError(in_words(error))]
+        logger.info("a drafter pass for %d requests failed: %s", len(tasks), in_words(error))
     middle = len(tasks) // 2
     return [*_grown(writer, tasks[:middle]), *_grown(writer, tasks[middle:])]
 

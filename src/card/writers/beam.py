@@ -12,7 +12,7 @@ import msgspec
 from torch import Tensor
 
 from card.config import Grammar, ShapingRule
-from card.errors import CapacityError, CardError, ModelError, TargetError
+from card.errors import CapacityError, CardError, ModelError, TargetError, in_words
 from card.models.pool import SequencePool
 from card.models.protocol import NO_PARENT, Extension, LanguageModel
 from card.tree.candidates import CandidateCache
@@ -308,7 +308,7 @@ class BeamWriter:
             except CardError as error:
                 grown.append(error)
             except (RuntimeError, MemoryError) as error:  # of torch
-                grown.append(ModelError(f"{type(error).__name__}: {error}"))
+                grown.append(ModelError(in_words(error)))
         return grown
 
 
