@@ -11,7 +11,18 @@ from hypothesis import strategies as st
 from card.config import DraftSettings, SamplingParams
 from card.errors import ProtocolError
 from card.transport.link import LinkStatus
-from card.tree.messages import DrafterMessage, Fault, Layer, Pong, Ready, Resync, TargetMessage, decode, encode
+from card.tree.messages import (
+    Declined,
+    DrafterMessage,
+    Fault,
+    Layer,
+    Pong,
+    Ready,
+    Resync,
+    TargetMessage,
+    decode,
+    encode,
+)
 from card.tree.nodes import NewNodes
 from card.workers.metrics import RequestStats
 from tests.decoding import decode as run
@@ -140,6 +151,7 @@ nonsense = st.one_of(
     layers(),
     st.builds(Resync, request_id=request_ids, known_len=st.none() | numbers),
     st.builds(Ready, numbers, numbers, numbers),
+    st.builds(Declined, request_id=request_ids, reason=st.text(max_size=8)),
     st.builds(Pong, numbers),
     st.builds(Fault, st.text(max_size=8)),
 )

@@ -5,6 +5,14 @@ class CardError(Exception):
     """Base of all errors that CARD raises on purpose; its text is one line that a user can act on."""
 
 
+def in_words(error: BaseException) -> str:
+    """Return one line that tells users what went wrong; errors of other packages come with their kind."""
+    line = next(iter(str(error).strip().splitlines()), "")
+    if isinstance(error, CardError) and line:
+        return line
+    return f"{type(error).__name__}: {line}" if line else type(error).__name__
+
+
 class SettingsError(CardError, ValueError):
     """A setting or sampling parameter is out of range, unknown, or at odds with another one."""
 

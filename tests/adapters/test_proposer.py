@@ -19,7 +19,7 @@ from card.tree.messages import DrafterMessage, Layer, Open, TargetMessage
 from card.tree.nodes import NewNodes, Nodes
 from tests.adapters.drafters import VOCAB_SIZE, DirectLine, decode_all, greedy_of, plain, toy_proposer
 from tests.adapters.engine import FakeEngine, Turmoil
-from tests.decoding import toy_draft, toy_target
+from tests.decoding import drafter_for, toy_draft, toy_target
 from tests.toy import TableModel
 from tests.unreliable_link import FakeLink, Faults
 
@@ -208,6 +208,36 @@ def test_texts_with_tokens_that_the_target_lacks_are_followed_but_not_continued(
         tokens[:, length - 1] = 1
         assert proposer.propose([[1], [1]], [length] * 2, tokens) == [[], []]
     assert proposer.figures.requests_begun == 2
+
+
+class Noting(DirectLine):
+    """Notes the texts that the drafter is asked to draft for."""
+
+    def __init__(self, link: FakeLink) -> None:
+        super().__init__(link)
+        self.lengths: list[int] = []
+
+    def post(self, messages: Sequence[TargetMessage]) -> None:
+        self.lengths += [len(message.token_ids) for message in messages if isinstance(message, Open)]
+        super().post(messages)
+
+
+@pytest.mark.parametrize(
+    "draft",
+    [
+        TableModel(1, vocab_size=6, order=2, num_tree_rows=512),  # each text comes to a token above 5
+        TableModel(1, vocab_size=12, order=2, max_model_len=30, num_tree_rows=512),
+    ],
+    ids=["lacks tokens", "short context"],
+)
+def test_a_text_that_the_drafter_declines_is_never_opened_again(draft: TableModel):
+    line = Noting(FakeLink(lambda: drafter_for(draft), Faults(max_passes=8)))
+    proposer = toy_proposer(None, line=line, writers=())
+    decode(proposer, num_new=60, turmoil=Turmoil(preempt=0.1), seed=3)
+    assert proposer.figures.declined == len(PROMPTS)
+    assert max(line.lengths) < 45, "after a preemption too"
+    assert (proposer.figures.rejections, str(line.status)) == (0, "up")
+    assert line.link._worker.num_requests == 0
 
 
 def test_nothing_is_proposed_beyond_the_longest_text():

@@ -15,6 +15,7 @@ from card.tree.messages import (
     MAX_FRAME_BYTES,
     PROTOCOL_VERSION,
     Correction,
+    Declined,
     DrafterMessage,
     Layer,
     Open,
@@ -39,6 +40,7 @@ LIES = (
     "absurd counters",
     "false resync",
     "unasked ready",
+    "declined",
     "pong",
 )
 # A drafter that says one of these is replaced.
@@ -92,6 +94,8 @@ class Forger:
                 return Resync(layer.request_id, self._rng.choice([None, -_FAR, -1, 0, 1, layer.known_len, _FAR]))
             case "unasked ready":
                 return Ready(vocab_size, 1, 1)
+            case "declined":
+                return Declined(layer.request_id, self._rng.choice(["", "no time\nfor this"]))
             case "pong":
                 return Pong(_FAR)
         changes = self._changes(layer, vocab_size)[kind]
@@ -161,11 +165,8 @@ def forged_order(rng: random.Random) -> TargetMessage:
     correction = Correction(1, 0, 0, (0, 1), wants_snapshot=False)
     return rng.choice(
         [
-            Open(_FAR, (0, _FAR), draft_spec()),
-            Open(_FAR, (-1,), draft_spec()),
             Open(_FAR, (0, 1), draft_spec(top_p=0.0)),
             Open(_FAR, (0, 1), draft_spec(beam_width=10**6)),
-            msgspec.structs.replace(correction, token_ids=(_FAR,)),
             msgspec.structs.replace(correction, start=-1),
             msgspec.structs.replace(correction, beam_width=_FAR),
             msgspec.structs.replace(correction, branch_below=math.nan),

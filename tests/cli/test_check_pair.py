@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from rich.console import Console
 from transformers import PreTrainedModel
 
 from card.api.llm import LLM
-from card.cli import main
-from card.cli.pair_facts import latencies, measure_agreement, verdict
+from card.cli import check_pair, main
+from card.cli.check_pair import MOST_MEASURING_S, examine
+from card.cli.pair_facts import latencies, verdict
+from card.cli.pair_measuring import TimeLimit, measure_agreement, measure_speeds
 from card.config import DraftSettings
 from card.errors import PromptError
 from card.models.loading import load_model, load_tokenizer
@@ -25,6 +30,13 @@ from tests.pair import Pair, make_model
 
 NUM_TOKENS = 24
 PROMPTS = ("the cat sat on", "one two three", "and the other mat")
+STEPS = [
+    "loading the models",
+    "bringing up the draft model, in turns with the target",
+    "comparing what the two models write",
+    "measuring passes under each schedule, and bringing the drafter up",
+    *(f"decoding the sample prompts plainly and with card: run {run} of 4" for run in (1, 2, 3, 4)),
+]
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -76,7 +88,6 @@ def prompts_file(tmp_path: Path) -> str:
 
 def test_the_demo_pair_gets_a_verdict_that_the_exit_status_repeats(run):
     ran = run("--dtype", "float32", "--max-tokens", "8", "--max-model-len", "256")
-    assert ran.err == ""
     lines = ran.out.splitlines()
     assert lines[0] == "target demo-target, draft demo-draft"
     assert ran.status == (0 if lines[-1].startswith("yes: ") else 1)
@@ -90,8 +101,10 @@ def test_the_demo_pair_gets_a_verdict_that_the_exit_status_repeats(run):
 def test_a_useless_draft_is_a_no_for_its_agreement_and_json_tells_everything(run, pair, useless_draft, prompts_file):
     args = ("--prompts", prompts_file, "--max-tokens", "24", "--dtype", "float32", "--max-model-len", "128", "--json")
     ran = run(pair.target, useless_draft, *args)
-    assert (ran.status, ran.err) == (1, "")
+    assert ran.status == 1
+    assert ran.err.splitlines() == STEPS, "in a pipe, too"
     report = json.loads(ran.out)
+    assert report["left_out"] == []
     assert not report["is_worth_it"]
     assert "of the drafted tokens" in report["reason"]
     assert report["agreement"]["share"] < 0.04
@@ -104,13 +117,13 @@ def test_a_useless_draft_is_a_no_for_its_agreement_and_json_tells_everything(run
     assert draft["total_bytes"] == draft["num_copies"] * one_copy
     assert {one["model"] for one in report["latencies"]} == {"target", "draft"}
     assert report["speeds"]["is_same_text"]
-    assert set(report["speeds"]["predicted_tokens_per_s"]) > {"off"}
+    assert set(report["predicted_tokens_per_s"]) > {"off"}
     assert len(report["speeds"]["speed_up_of_runs"]) == 3
 
 
 def test_tokenizers_that_differ_are_a_no_that_names_the_first_difference(run, pair):
     ran = run(pair.target, pair.foreign_draft)
-    assert (ran.status, ran.err) == (1, "")
+    assert (ran.status, ran.err) == (1, "loading the models\n")
     said = " ".join(ran.out.split())
     assert "no: tokenizers differ: " in said
     assert "only the target's has token 270" in said
@@ -137,6 +150,10 @@ def test_a_target_without_a_draft_is_an_error(run, pair):
     assert "needs a draft model" in ran.err
 
 
+ENDLESS = TimeLimit(math.inf)
+INLINE = {"placement": "inline", "policy": "fixed"}
+
+
 # ---- what it measures -----------------------------------------------------------------------------------------------
 
 
@@ -145,7 +162,7 @@ def sps(target: str, draft: str) -> LLM:
 
 
 def test_a_model_agrees_with_itself_entirely(pair):
-    agreement = measure_agreement(sps(pair.target, pair.target), PROMPTS, 24)
+    agreement = measure_agreement(sps(pair.target, pair.target), PROMPTS, 24, ENDLESS)
     assert agreement.share == 1.0
     assert set(agreement.taken_by_depth) == {1.0}
     assert agreement.tokens_per_pass > 3
@@ -174,7 +191,7 @@ def test_agreement_counts_each_drafted_token_up_to_the_first_that_is_not_taken(p
         num_taken = next((i for i, token_id in enumerate(chain) if token_id != text[done + i]), len(chain))
         chain_lengths.append((len(chain), num_taken))
         done += num_taken + 1
-    agreement = measure_agreement(llm, PROMPTS[:1], NUM_TOKENS)
+    agreement = measure_agreement(llm, PROMPTS[:1], NUM_TOKENS, ENDLESS)
     num_compared = sum(min(offered, taken + 1) for offered, taken in chain_lengths)
     num_taken = sum(taken for _, taken in chain_lengths)
     assert agreement.share == pytest.approx(num_taken / num_compared)
@@ -187,7 +204,100 @@ def test_agreement_counts_each_drafted_token_up_to_the_first_that_is_not_taken(p
 
 def test_answers_too_short_to_compare_anything_are_an_error(pair):
     with pytest.raises(PromptError, match="too short"):
-        measure_agreement(sps(pair.target, pair.draft), PROMPTS, 1)
+        measure_agreement(sps(pair.target, pair.draft), PROMPTS, 1, ENDLESS)
+
+
+# ---- a slow pair ----------------------------------------------------------------------------------------------------
+
+PASS_S = 0.25  # of the slow target: 4 tokens a second
+
+
+class Clock:
+    """Goes on by the passes of slow models, and by ``look_s`` at each look."""
+
+    def __init__(self, look_s: float = 0.0) -> None:
+        self.now = 100.0
+        self._look_s = look_s
+
+    def __call__(self) -> float:
+        self.now += self._look_s
+        return self.now
+
+
+def slowed(llm: LLM, clock: Clock) -> LLM:
+    """Return the LLM with a target whose passes take a quarter of a second by this clock."""
+    forward = llm.host.runner.forward
+
+    def slow(extensions: Any) -> Any:
+        clock.now += PASS_S
+        return forward(extensions)
+
+    llm.host.runner.forward = slow  # type: ignore[method-assign]
+    return llm
+
+
+def test_agreement_of_a_slow_pair_is_that_of_what_was_decoded_in_time(pair):
+    clock = Clock()
+    whole = measure_agreement(sps(pair.target, pair.draft), PROMPTS, 64, ENDLESS)
+    agreement = measure_agreement(slowed(sps(pair.target, pair.draft), clock), PROMPTS, 64, TimeLimit.of(5.0, clock))
+    assert clock.now <= 105.0 + PASS_S
+    assert agreement.is_cut and not whole.is_cut
+    assert 0 < agreement.num_tokens < whole.num_tokens
+    assert (agreement.num_prompts, whole.num_prompts) == (1, len(PROMPTS))
+    none = measure_agreement(slowed(sps(pair.target, pair.draft), clock), PROMPTS, 64, TimeLimit.of(-1.0, clock))
+    assert none.num_prompts == 1, "one pass at least"
+
+
+@pytest.mark.parametrize(("seconds", "num_runs"), [(20.0, 1), (60.0, 1), (10_000.0, 3)])
+def test_speeds_of_a_slow_pair_are_measured_within_their_time(pair, seconds, num_runs):
+    clock = Clock()
+    limit, told = TimeLimit.of(seconds, clock), []
+    with (
+        LLM(pair.target, method="vanilla", dtype="float32", max_model_len=256) as plain,
+        LLM(pair.target, pair.target, method="card", dtype="float32", max_model_len=256, **INLINE) as tuned,
+    ):
+        speeds = measure_speeds(slowed(plain, clock), slowed(tuned, clock), PROMPTS, 64, limit, told.append)
+    assert clock.now <= 100.0 + seconds + 2 * PASS_S
+    assert speeds is not None
+    assert speeds.plain_tokens_per_s == pytest.approx(1 / PASS_S)
+    assert speeds.speed_up > 1.5, "the drafter is perfect, and its passes take no time here"
+    assert len(speeds.speed_up_of_runs) == num_runs
+    assert speeds.is_cut == (num_runs < 3)
+    assert speeds.is_same_text
+    assert told == STEPS[4 : 5 + num_runs]
+
+
+@pytest.mark.parametrize("seconds", [-1.0, 0.0, 2.0])
+def test_where_there_is_no_time_to_tell_a_speed_none_is_told(pair, seconds):
+    clock = Clock()
+    with (
+        LLM(pair.target, method="vanilla", dtype="float32", max_model_len=256) as plain,
+        LLM(pair.target, pair.draft, method="card", dtype="float32", max_model_len=256, **INLINE) as tuned,
+    ):
+        limit = TimeLimit.of(seconds, clock)
+        assert measure_speeds(slowed(plain, clock), slowed(tuned, clock), PROMPTS, 64, limit) is None
+    assert clock.now <= 104.0
+
+
+@pytest.mark.parametrize(("look_s", "has_speeds"), [(0.5, True), (50.0, False)])
+def test_a_pair_is_answered_with_what_is_known_by_then_and_what_was_left_out(pair, look_s, has_speeds, capsys):
+    clock, told = Clock(look_s), []
+    options = {"dtype": "float32", "device": "cpu", "draft_device": None, "target_cost": None, "max_model_len": 256}
+    report = examine(pair.target, pair.draft, PROMPTS, 64, options, told.append, clock)
+    assert clock.now <= 100.0 + MOST_MEASURING_S + 20 * look_s
+    assert told == STEPS[1 : len(told) + 1]
+    assert (report.speeds is not None) == has_speeds
+    assert "agreement is that of" in report.left_out[0] and "prompts" in report.left_out[0]
+    assert len(report.left_out) == 2
+    assert report.predicted_tokens_per_s is not None and "off" in report.predicted_tokens_per_s
+    if has_speeds:
+        assert report.left_out[1].startswith("speed is that of 1 of 3 pairs of runs and of ")
+    else:
+        assert report.left_out[1] == "no speed was measured"
+        assert "is predicted, and there was no time to measure it" in report.reason
+    check_pair._print(Console(width=200), report, is_wide=False)
+    said = capsys.readouterr().out
+    assert f"Measuring took all of its 60 s and was cut short: {'; '.join(report.left_out)}." in said
 
 
 # ---- what follows from it -------------------------------------------------------------------------------------------
@@ -225,6 +335,15 @@ def test_the_reason_for_a_no_is_what_would_help_most_were_it_otherwise(given, ag
     assert reason.startswith("0.97x: ")
     assert said in reason
     assert ("would be expected" in reason) == ("no single" not in said)
+
+
+def test_where_no_speed_was_measured_the_prediction_decides_and_says_so():
+    is_worth_it, reason = verdict(costs(), 0.85, None, DraftSettings())
+    assert is_worth_it
+    assert reason.endswith("is predicted, and there was no time to measure it")
+    is_worth_it, reason = verdict(costs(), 0.02, None, DraftSettings())
+    assert not is_worth_it
+    assert "agreement is too low" in reason
 
 
 def test_a_speed_up_that_agreement_cannot_give_is_noise_and_a_no():

@@ -158,9 +158,9 @@ def test_keeping_features_changes_no_logits_and_costs_nothing_until_it_is_asked_
     (one,), (other,) = (runner.forward([chain(runner.open(), CHAIN)]) for runner in (plain, keeping))
     assert torch.equal(one, other)
     assert plain._decoder.features is None
-    with pytest.raises(ModelError, match="kept features of 0 extensions, not of extension 0; call keep_features"):
+    with pytest.raises(ModelError, match="kept features of 0 sequences, not of number 0; ask for them"):
         plain.features(0)
-    with pytest.raises(ModelError, match="kept features of 1 extensions, not of extension 1"):
+    with pytest.raises(ModelError, match="kept features of 1 sequences, not of number 1"):
         keeping.features(1)
 
 
@@ -171,7 +171,7 @@ def test_keeping_begins_and_changes_at_any_time(kind: str) -> None:
     runner.forward([chain(slot, CHAIN[:4])])
     for num_layers, start in ((1, 4), (3, 6), (2, 8)):
         runner.keep_features(num_layers)
-        with pytest.raises(ModelError, match="call keep_features before the pass"):
+        with pytest.raises(ModelError, match="ask for them before the pass"):
             runner.features(0)
         runner.forward([chain(slot, CHAIN[start : start + 2], start)])
         assert_same(runner.features(0), own_features(CHAIN, num_layers)[start : start + 2])
@@ -183,7 +183,7 @@ def test_features_of_a_failed_pass_are_not_those_of_the_one_before() -> None:
     runner.forward([chain(runner.open(), CHAIN)])
     with pytest.raises(ModelError, match="outside the model's vocabulary"):
         runner.forward([chain(runner.open(), [VOCAB_SIZE])])
-    with pytest.raises(ModelError, match="kept features of 0 extensions"):
+    with pytest.raises(ModelError, match="kept features of 0 sequences"):
         runner.features(0)
 
 
@@ -280,7 +280,7 @@ def test_what_weighs_nothing_leaves_the_drafters_confidence_alone() -> None:
     assert hrad.branch_below(own_features(CHAIN, NUM_LAYERS)[3], 5, 0.625) == pytest.approx(0.625)
     assert not hrad.is_heard
     runner.forward([chain(runner.open(), CHAIN)])
-    with pytest.raises(ModelError, match="call keep_features"):
+    with pytest.raises(ModelError, match="ask for them before"):
         runner.features(0)  # nobody looks at them, so nothing is kept
 
 

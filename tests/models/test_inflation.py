@@ -169,7 +169,7 @@ def test_what_cannot_be_inflated_raises() -> None:
     with pytest.raises(SettingsError, match="2 or more layers"):
         inflate_to_shape(model, InflatedShape(copies=1, layers=1, mlp_width=40))
     other = GPT2LMHeadModel(GPT2Config(vocab_size=V, n_embd=8, n_layer=1, n_head=2, n_positions=16))
-    with pytest.raises(ModelError, match="only Llama models can be inflated, got GPT2LMHeadModel"):
+    with pytest.raises(ModelError, match="only Llama models can be inflated, got this gpt2 model"):
         inflate(other, 10**6)
 
 

@@ -407,11 +407,23 @@ def test_bfloat16_and_float64_run_in_their_own_dtype() -> None:
 def test_a_model_used_beside_its_generic_runner_says_so_and_works_again_after_release() -> None:
     model: Any = copy.deepcopy(make_model("gemma3"))
     runner = TorchRunner(model, max_model_len=16)
-    with pytest.raises(ModelError, match="release"):
+    said = (
+        "Gemma3Attention was called by other code than CARD, which this model was given to: call it through CARD only"
+    )
+    with pytest.raises(ModelError, match=said):
         model(torch.tensor([[1, 2, 3]]))
     runner.release()
     with torch.no_grad():
         assert_same(model(torch.tensor([[1, 2, 3]])).logits[0, -1], own_logits("gemma3", [1, 2, 3]))
+
+
+def test_a_model_that_hands_no_arguments_on_to_attention_is_told_apart_from_one_used_elsewhere() -> None:
+    model: Any = copy.deepcopy(make_model("gemma3"))
+    for layer in model.model.layers:
+        forward = layer.self_attn.forward
+        layer.self_attn.forward = lambda *args, card_pass=None, forward=forward, **kwargs: forward(*args, **kwargs)
+    with pytest.raises(ModelError, match=r"^this gemma3_text model does not hand arguments on to its attention"):
+        TorchRunner(model, max_model_len=16)
 
 
 @pytest.mark.parametrize(

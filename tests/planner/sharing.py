@@ -10,7 +10,6 @@ from functools import partial
 from heapq import heappop, heappush
 
 from card.assembly.drafters import make_worker
-from card.errors import ProtocolError
 from card.planner.scene import build_stage, draft_model, plan_method
 from card.planner.simulate import Simulator, VirtualRun, decode, summary_of
 from card.planner.virtual import VirtualClock
@@ -57,10 +56,8 @@ class SharedDrafter:
         while self._inbox and self._inbox[0].at <= self._clock.now:
             arrival = heappop(self._inbox)
             self._answer(arrival.target_idx, self.workers[arrival.target_idx].receive(arrival.message))
-        for target_idx, result in enumerate(step_together(self.workers, max_tokens=MAX_TOKENS_PER_PASS)):
-            if isinstance(result, ProtocolError):
-                raise result
-            self._answer(target_idx, result)
+        for target_idx, messages in enumerate(step_together(self.workers, max_tokens=MAX_TOKENS_PER_PASS)):
+            self._answer(target_idx, messages)
 
     def first_arrival(self, target_idx: int) -> float | None:
         """Return when the next message for a target arrives, as far as it was sent."""

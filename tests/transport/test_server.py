@@ -23,6 +23,7 @@ from card.tree.messages import (
     PROTOCOL_VERSION,
     Close,
     Correction,
+    Declined,
     DrafterMessage,
     Fault,
     Hello,
@@ -162,15 +163,13 @@ def test_a_broken_frame_is_answered_with_a_fault_and_nobody_else_notices(
 @pytest.mark.parametrize(
     ("message", "reason"),
     [
-        (Open(2, (1, 12), draft_spec()), "token ids must be from 0 to 11"),
         (Open(2, (1, 2), draft_spec(beam_width=10_000)), "beam_width of a draft spec must be from 1 to 256"),
         (Open(2, (1, 2), draft_spec(temperature=float("nan"))), "temperature of a draft spec"),
-        (correction(1, 3, 99), "token ids must be from 0 to 11"),
         (correction(1, 3, *[1] * 100), "at most"),
         (correction(1, -1, 1), "start of a correction"),
         (Pong(1), "a drafter takes"),
     ],
-    ids=["token", "width", "temperature", "correction", "too long", "start", "kind"],
+    ids=["width", "temperature", "too long", "start", "kind"],
 )
 def test_a_message_out_of_bounds_costs_its_client_the_session_and_frees_its_rows(
     message: TargetMessage, reason: str
@@ -184,7 +183,7 @@ def test_a_message_out_of_bounds_costs_its_client_the_session_and_frees_its_rows
         assert server.num_sessions == 1
         decode_until_accepted(TARGET, link)
         client.say(Ping(3))
-        assert "begin with Hello" in client.hear(Fault).reason
+        assert "begin a new one" in client.hear(Fault).reason
         client.begin(1)
         client.hear(Ready)
         until(lambda: client.hear(Layer).nodes.ids)
@@ -200,7 +199,7 @@ def test_an_oversized_frame_ends_the_connection_and_not_the_server(monkeypatch: 
 
             def is_told() -> bool:
                 client.say(Ping(1))  # sooner or later over a new connection, which has no session
-                return any(isinstance(m, Fault) and "begin with Hello" in m.reason for m in client.heard())
+                return any(isinstance(m, Fault) and "begin a new one" in m.reason for m in client.heard())
 
             until(is_told)
         decode_until_accepted(TARGET, link)
@@ -213,22 +212,46 @@ def test_a_message_of_several_frames_is_refused() -> None:
         assert "one frame, got 2" in client.hear(Fault).reason
 
 
-def test_a_request_whose_scores_are_no_numbers_costs_its_own_client_the_session() -> None:
-    model = draft()
-    with running(make_server(model)) as server, connected(server.address) as link, RawClient(server.address) as client:
-        client.begin(1, spec=draft_spec(temperature=1e-320))  # logits become infinite
-        assert "must be numbers" in client.hear(Fault).reason
+@pytest.mark.parametrize(
+    ("message", "reason"),
+    [
+        (Open(2, (1, 12), draft_spec()), "the draft model has no token 12"),
+        (Open(2, (1, 2**64 - 1), draft_spec()), "the draft model has no token 18446744073709551615"),
+        (Open(2, (-(2**63), 1), draft_spec()), "the draft model has no token -9223372036854775808"),
+        (correction(2, 3, 99), "the draft model has no token 99"),
+        (Open(2, (1,) * 128, draft_spec(max_len=500)), "the text has 128 tokens, and the draft model's context"),
+        (Open(2, (1, 2), draft_spec(temperature=1e-320)), "must be numbers"),  # logits become infinite
+    ],
+    ids=["token", "huge", "negative", "later", "long", "no numbers"],
+)
+def test_a_text_that_the_draft_model_cannot_follow_costs_its_request_the_drafter_and_nobody_else(
+    message: TargetMessage, reason: str
+) -> None:
+    with (
+        running(make_server(draft())) as server,
+        connected(server.address) as link,
+        RawClient(server.address) as client,
+    ):
+        client.begin(1, *([2] if isinstance(message, Correction) else []))
+        client.hear(Layer)
+        client.say(message)
+        declined = client.hear(Declined)
+        assert declined.request_id == 2
+        assert reason in declined.reason
+        client.say(correction(1, 3, 5))
+        until(lambda: client.hear(Layer).request_id == 1)
         decode_until_accepted(TARGET, link)
-        assert link.status.num_restarts == 0
+        assert (server.num_sessions, link.status.num_restarts) == (2, 0)
 
 
-def test_a_pass_that_fails_ends_all_sessions_and_the_server_goes_on() -> None:
+def test_a_model_that_fails_at_everything_ends_all_sessions_and_the_server_goes_on() -> None:
     model = draft()
-    whole = model.forward
+    whole, failures = model.forward, iter(range(2))  # at the pass, and at the trial whether it runs other text
     with running(make_server(model)) as server, connected(server.address, silence_timeout_s=5) as link:
 
         def fail(_: object) -> list[object]:
-            model.forward = whole  # type: ignore[method-assign]
+            if next(failures) == 1:
+                model.forward = whole  # type: ignore[method-assign]
             raise RuntimeError("CUDA out of memory\nand a long story")
 
         model.forward = fail  # type: ignore[method-assign]
@@ -278,7 +301,7 @@ def test_a_new_incarnation_on_the_same_connection_knows_of_no_request() -> None:
         client.hear(Ready)
         client.incarnation = 2
         client.say(correction(1, 3, 1))
-        assert "begin with Hello" in client.hear(Fault).reason
+        assert "begin a new one" in client.hear(Fault).reason
         client.say(Hello())
         client.hear(Ready)
         client.say(correction(1, 3, 1))

@@ -20,6 +20,7 @@ from card.tree.messages import (
     PROTOCOL_VERSION,
     Close,
     Correction,
+    Declined,
     DrafterMessage,
     DraftSpec,
     Fault,
@@ -103,6 +104,7 @@ MESSAGES: dict[type, st.SearchStrategy[Message]] = {
         busy_s=floats,
     ),
     Resync: st.builds(Resync, integers, st.none() | integers),
+    Declined: st.builds(Declined, integers, st.text(max_size=30)),
     Fault: st.builds(Fault, st.text(max_size=30)),
 }
 messages = st.one_of(*MESSAGES.values())

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,18 +13,32 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from card.errors import ProtocolError
 from card.models.protocol import NO_PARENT, Extension
 from card.models.torch_runner import TorchRunner
 from card.tree.candidates import CandidateCache
-from card.tree.messages import Close, Correction, DrafterMessage, DraftSpec, Layer, Open, Ping, Pong, Resync, Shutdown
+from card.tree.messages import (
+    Close,
+    Correction,
+    Declined,
+    DrafterMessage,
+    DraftSpec,
+    Layer,
+    Open,
+    Ping,
+    Pong,
+    Resync,
+    Shutdown,
+)
 from card.workers.drafter import DrafterWorker, step_together
 from card.writers.beam import BeamSequence, BeamWriter
 from card.writers.growth import RULES
 from tests.drafting import assert_rows_fit_the_tree, assert_scores_are_those_of_the_model, draft_spec
 from tests.toy import TableModel
+from tests.tree.test_messages import id_lists, messages
 
 TEXT = (3, 1, 4, 1, 5)
 V = 12
@@ -411,15 +426,28 @@ def test_a_request_that_its_target_has_forgotten_makes_place_and_may_come_back()
 def test_a_text_that_no_memory_could_hold_is_never_asked_for() -> None:
     model = small()
     worker = DrafterWorker(BeamWriter(model, kv_cache_bytes=96 * model.row_bytes), clock=Clock())
-    assert worker.receive(Open(1, TEXT, draft_spec())) == []
-    assert worker.receive(correction(5, [4], request_id=1)) == []
-    assert worker.receive(Open(2, TEXT, draft_spec(max_len=20))), "a shorter one fits"
+    reason = "the text may take 128 KV rows, more than the drafter's memory holds"
+    for message in (Open(1, TEXT, draft_spec()), correction(5, [4], request_id=1), Open(1, (*TEXT, 4), draft_spec())):
+        assert worker.receive(message) == [Declined(1, reason)]
+    assert layers_of(worker.receive(Open(2, TEXT, draft_spec(max_len=20)))), "a shorter one fits"
+
+
+def test_a_text_that_no_memory_could_hold_takes_the_place_of_no_other() -> None:
+    model = small()
+    worker = DrafterWorker(BeamWriter(model, kv_cache_bytes=96 * model.row_bytes), clock=Clock())
+    worker.receive(Open(2, TEXT, draft_spec(max_len=20)))
+    for i in range(100):
+        worker.receive(correction(5, [4], request_id=3 + i))  # so that the open one seems forgotten
+    worker.receive(Open(1, TEXT, draft_spec()))
+    assert set(worker._open) == {2}
 
 
 def test_a_text_too_long_for_the_model_is_never_asked_for() -> None:
     worker = worker_on(toy(max_model_len=5))
-    assert worker.receive(Open(7, TEXT, draft_spec())) == []
-    assert worker.receive(correction(5, [1])) == []
+    declined = Declined(7, "the text has 5 tokens, and the draft model's context holds 5")
+    assert worker.receive(Open(7, TEXT, draft_spec())) == [declined]
+    assert worker.receive(correction(5, [1])) == [declined], "the target may not have heard it"
+    assert worker.receive(Close(7)) == worker.receive(correction(5, [1])) == []
 
 
 def sharing(model: TableModel, num_texts: int, num_workers: int) -> list[DrafterWorker]:
@@ -449,7 +477,7 @@ def test_memory_goes_from_who_has_most_to_who_has_less_and_not_back() -> None:
 # ---- several workers ------------------------------------------------------------------------------------------------
 
 
-def served(results: list[list[DrafterMessage] | ProtocolError]) -> list[int]:
+def served(results: list[list[DrafterMessage]]) -> list[int]:
     """Return how many requests of each worker got a layer."""
     return [len(result) if isinstance(result, list) else -1 for result in results]
 
@@ -507,15 +535,65 @@ def test_a_worker_alone_runs_a_long_text_in_parts_if_told_to() -> None:
     assert [len(worker.step()) for _ in range(4)] == [0, 0, 0, 1]
 
 
-def test_scores_that_are_no_numbers_are_the_error_of_their_worker_alone() -> None:
-    bad, good = sharing(toy(), 8, 2)
-    bad.receive(Open(0, TEXT, draft_spec(temperature=1e-320)))
-    good.receive(Open(0, TEXT, draft_spec()))
-    error, layers = step_together([bad, good])
-    assert isinstance(error, ProtocolError)
-    assert isinstance(layers, list) and len(layers) == 1
-    with pytest.raises(ProtocolError, match="must be numbers"):
-        opened(toy(), temperature=1e-320).step()
+def test_scores_that_are_no_numbers_are_the_end_of_their_request_alone() -> None:
+    one, other = sharing(toy(), 8, 2)
+    one.receive(Open(0, TEXT, draft_spec(temperature=1e-320)))
+    one.receive(Open(1, TEXT, draft_spec()))
+    other.receive(Open(0, TEXT, draft_spec()))
+    (declined, layer), layers = step_together([one, other])
+    assert isinstance(declined, Declined) and declined.request_id == 0
+    assert "the draft model failed at it: " in declined.reason and "must be numbers" in declined.reason
+    assert isinstance(layer, Layer) and layer.request_id == 1
+    assert len(layers_of(layers)) == 1
+    assert set(one._open) == {1}
+
+
+class Poisoned(TableModel):
+    """Raises at every pass with a token of one kind in it."""
+
+    bad_token = V - 1
+
+    def forward(self, extensions: Sequence[Extension]) -> list[Tensor]:
+        if any(self.bad_token in extension.token_ids for extension in extensions):
+            raise RuntimeError("out of memory\nand a long story")
+        return super().forward(extensions)
+
+
+def test_a_pass_that_fails_is_the_end_of_the_request_that_it_fails_for_alone() -> None:
+    worker, model = worker_on(Poisoned(0, V, 3, spread=1.0, num_tree_rows=512)), toy()
+    alone = worker_on(model)
+    for i in (1, 2, 3, 4, 5):
+        text = (*TEXT, V - 1) if i == 3 else (i, *TEXT)
+        worker.receive(Open(i, text, draft_spec(beam_width=1, branch=1)))
+        if i != 3:
+            alone.receive(Open(i, text, draft_spec(beam_width=1, branch=1)))
+    said = worker.step()
+    assert [m for m in said if isinstance(m, Declined)] == [
+        Declined(3, "the draft model failed at it: RuntimeError: out of memory")
+    ]
+    assert [(m.request_id, m.nodes) for m in said if isinstance(m, Layer)] == [
+        (m.request_id, m.nodes) for m in layers_of(alone.step())
+    ]
+    assert set(worker._open) == {1, 2, 4, 5}
+    assert len(worker._writer.model._sequences) == 4, "the rows of the failed one serve nobody"  # type: ignore[attr-defined]
+
+
+def test_a_model_that_runs_no_text_at_all_raises() -> None:
+    model = Poisoned(0, V, 3, spread=1.0, num_tree_rows=512)
+    model.bad_token = 0  # that of the trial, too
+    worker = worker_on(model)
+    worker.receive(Open(1, (0, 1, 2), draft_spec()))
+    with pytest.raises(RuntimeError, match="out of memory"):
+        worker.step()
+
+
+def test_a_draft_model_with_more_tokens_than_the_target_proposes_none_of_them() -> None:
+    worker = opened(toy(), vocab_size=4, beam_width=6, branch=6)
+    tokens = {token for _ in range(4) for layer in layers_of(worker.step()) for token in layer.nodes.tokens}
+    assert tokens and max(tokens) < 4
+    model = toy(seed=3)
+    whole = opened(model, beam_width=1, branch=1)
+    assert layers_of(opened(model, beam_width=1, branch=1, vocab_size=V + 7).step()) == layers_of(whole.step())
 
 
 # ---- passes ---------------------------------------------------------------------------------------------------------
@@ -553,17 +631,18 @@ def test_growth_is_bounded_and_then_the_worker_is_idle(changes: dict[str, int]) 
 def test_the_end_of_the_context_makes_it_idle_and_raises_nothing() -> None:
     model = toy(max_model_len=8)
     worker = opened(model, lead=20)
-    for token in (1, 2, 3, 4, 5):
+    for token in (1, 2):
         for _ in range(6):
             worker.step()
-        worker.receive(correction(len(beam_of(worker).token_ids), [token]))
-    assert len(beam_of(worker).token_ids) == 10
+        layers_of(worker.receive(correction(len(beam_of(worker).token_ids), [token])))
+    declined = Declined(7, "the text has 8 tokens, and the draft model's context holds 8")
+    assert worker.receive(correction(7, [3])) == [declined]
+    assert worker.num_requests == 0, "others may have its memory"
     assert worker.step() == []
     assert worker.is_idle
-    too_long = worker_on(toy(max_model_len=5))
-    assert too_long.receive(Open(7, TEXT, draft_spec())) == []
-    assert too_long.receive(Open(8, (), draft_spec())) == []
-    assert too_long.step() == []
+    empty = worker_on(toy(max_model_len=5))
+    assert empty.receive(Open(8, (), draft_spec())) == []
+    assert empty.step() == []
 
 
 @pytest.mark.parametrize("growth", sorted(RULES))
@@ -643,11 +722,10 @@ def test_what_is_out_of_bounds_is_refused_and_changes_nothing(message: Open | Co
 
 
 def test_a_correction_that_repeats_much_is_acknowledged_so_that_it_gets_shorter() -> None:
-    model = toy(max_model_len=8)
-    worker = opened(model)
+    worker = opened(toy(max_model_len=256))
     text = list(TEXT)
     known_len, longest = len(text), 0
-    for round_idx in range(300):
+    for round_idx in range(200):
         text.append(round_idx % V)
         longest = max(longest, len(text) - known_len)
         for layer in layers_of(worker.receive(correction(known_len, text[known_len:])) + worker.step()):
@@ -656,17 +734,37 @@ def test_a_correction_that_repeats_much_is_acknowledged_so_that_it_gets_shorter(
 
 
 @pytest.mark.parametrize("bad", [-1, V, 10**12])
-def test_tokens_outside_the_vocabulary_are_refused_and_change_nothing(bad: int) -> None:
+def test_a_token_that_the_model_lacks_is_the_end_of_its_request_alone(bad: int) -> None:
     model = toy()
     worker = opened(model)
+    worker.receive(Open(9, TEXT, draft_spec()))
     worker.step()
     before = beam_of(worker).cache.snapshot()
-    for message in (Open(8, (1, bad), draft_spec()), Open(7, (*TEXT, bad, 1), draft_spec()), correction(5, [1, bad])):
-        with pytest.raises(ProtocolError, match=f"token ids must be from 0 to {V - 1}, got .*{bad}"):
-            worker.receive(message)
+    reason = f"the draft model has no token {bad}: its tokens are 0 to {V - 1}"
+    assert worker.receive(Open(8, (1, bad), draft_spec())) == [Declined(8, reason)]
+    assert worker.receive(correction(5, [1, bad], request_id=9)) == [Declined(9, reason)]
+    assert worker.receive(correction(5, [1, bad, 2], request_id=9)) == [Declined(9, reason)]
     assert beam_of(worker).token_ids == list(TEXT)
     assert beam_of(worker).cache.snapshot() == before
-    assert len(model._sequences) == 1
+    assert layers_of(worker.step())[0].request_id == 7
+    assert worker.receive(Open(7, (*TEXT, bad, 1), draft_spec())) == [Declined(7, reason)]
+    assert worker.num_requests == 0
+
+
+anything = st.one_of(messages, messages, st.builds(Open, st.integers(0, 9), id_lists, specs))
+
+
+@settings(max_examples=150)
+@given(said=st.lists(anything, min_size=1, max_size=6))
+def test_whatever_a_target_says_of_other_requests_a_request_is_drafted_on(said: list[Any]) -> None:
+    worker, alone = opened(toy(), beam_width=2), opened(toy(), beam_width=2)
+    for message in said:
+        if getattr(message, "request_id", None) == 7 or isinstance(message, Shutdown):
+            continue
+        with contextlib.suppress(ProtocolError):
+            worker.receive(message)
+        of_it = [one for one in worker.step() if isinstance(one, Layer) and one.request_id == 7]
+        assert [layer.nodes for layer in of_it] == [layer.nodes for layer in layers_of(alone.step())]
 
 
 def test_a_ping_is_answered_and_a_shutdown_frees_everything() -> None:
@@ -681,5 +779,5 @@ def test_a_ping_is_answered_and_a_shutdown_frees_everything() -> None:
 
 
 def test_a_message_that_no_target_sends_is_refused() -> None:
-    with pytest.raises(ProtocolError, match="got Pong"):
+    with pytest.raises(ProtocolError, match="takes the messages of a target"):
         worker_on(toy()).receive(Pong(1))  # type: ignore[arg-type]

@@ -22,4 +22,5 @@ class Figures:
     accepted_by_writer: Counter[str] = field(default_factory=Counter)
     empty_rows: int = 0  # rows of which no candidate was worth its cost, or for which there was none
     misses: int = 0  # messages of the drafter for requests that were over
+    declined: int = 0  # requests that the drafter did not draft for: its model lacks a token of theirs, say
     rejections: int = 0  # messages that no honest drafter sends

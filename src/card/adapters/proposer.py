@@ -17,7 +17,7 @@ from card.adapters.tracking import Followed, RowTracker, Tokens
 from card.adapters.turns import Turns
 from card.config import DraftSettings
 from card.errors import ProtocolError
-from card.tree.messages import Layer, Ready, Resync, TargetMessage
+from card.tree.messages import Declined, Layer, Ready, Resync, TargetMessage
 from card.tree.nodes import NO_NODES
 from card.workers.offers import DRAFTER, writer_label
 from card.writers.local.protocol import LocalWriter
@@ -172,10 +172,15 @@ class ChainProposer:
             if isinstance(message, Ready):  # a new one, which knows of no request
                 for one in self._by_drafter_id.values():
                     replies += one.reopen()
-            elif isinstance(message, Layer | Resync):
+            elif isinstance(message, Layer | Resync | Declined):
                 found = self._by_drafter_id.get(message.request_id)
                 if found is None:
                     self.figures.misses += 1
+                    continue
+                if isinstance(message, Declined):
+                    self.figures.declined += 1
+                    del self._by_drafter_id[message.request_id]
+                    replies += found.decline()
                     continue
                 try:
                     replies += found.receive(message)

@@ -67,6 +67,7 @@ class Request(FollowedText):
         self.chain = NO_NODES
         self.drafter_id = None
         self._replica: Replica | None = None
+        self._is_declined = False  # by the drafter, which is not asked again
         self._room = 0
         self._local_gain = 1.0
         self._stats = RequestStats(num_prompt_tokens=len(token_ids))
@@ -80,7 +81,7 @@ class Request(FollowedText):
         """Have the drafter begin with the text as it is. Returns: what to send, which ends what was open before."""
         messages = self.close_drafter()
         self._room = drafting.room_for(len(self))
-        if self.has_foreign_tokens or len(self) >= drafting.max_model_len:
+        if self.has_foreign_tokens or self._is_declined or len(self) >= drafting.max_model_len:
             return messages
         self.drafter_id = drafting.next_id()
         self._replica = Replica(
@@ -108,6 +109,11 @@ class Request(FollowedText):
         closing = Close(self.drafter_id)
         self.drafter_id = self._replica = None
         return [closing]
+
+    def decline(self) -> list[TargetMessage]:
+        """Go on without the drafter, which does not draft for this text. Returns: what to send."""
+        self._is_declined = True
+        return self.close_drafter()
 
     def close(self) -> None:
         """End the writers' part."""

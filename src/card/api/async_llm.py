@@ -21,7 +21,7 @@ from card.api.outputs import Piece, StreamChunk
 from card.config import SamplingParams
 from card.engine.engine import Update
 from card.engine.scoring import Scores, ScoringJob
-from card.errors import CardError, PromptError, SettingsError, WorkerError
+from card.errors import CardError, PromptError, SettingsError, WorkerError, in_words
 from card.transport.child import DrafterChild
 from card.transport.leases import Leases
 from card.workers.metrics import EngineStats, RequestStats
@@ -301,7 +301,7 @@ class _Driver:
                 self._deliver(self._host.engine.step())
         except BaseException as error:  # whatever it is, nobody may wait for ever
             logger.exception("the engine's thread ends")
-            death = WorkerError(f"the engine's thread has died of {type(error).__name__}: {error}")
+            death = WorkerError(f"the engine's thread has died: {in_words(error)}")
             death.__cause__ = error
         finally:
             self._die(death)

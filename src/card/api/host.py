@@ -42,6 +42,7 @@ from card.models.loading import (
     load_model,
     load_tokenizer,
 )
+from card.models.names import model_name
 from card.models.text import encode_chat, encode_prompt, tokenizer_fingerprint
 from card.models.threads import pinned, usable_cores
 from card.transport.child import DrafterChild
@@ -270,7 +271,7 @@ class Hosted:
 
 
 def _name(model: str | LoadedModel) -> str:
-    return model if isinstance(model, str) else str(model.config.name_or_path or type(model).__name__)
+    return model if isinstance(model, str) else model_name(model)
 
 
 def _free_bytes(device: torch.device) -> int:

@@ -19,7 +19,7 @@ import msgspec
 import zmq
 
 from card.assembly.drafters import load_drafter, make_worker
-from card.errors import CardError, ProtocolError
+from card.errors import CardError, ProtocolError, in_words
 from card.transport.process import FOLDER_PREFIX, DrafterConfig
 from card.tree.messages import DrafterMessage, Fault, decode, encode
 
@@ -70,7 +70,7 @@ def main() -> None:
     try:
         _run(config, connection)
     except (CardError, RuntimeError, MemoryError) as error:  # out of memory is a RuntimeError in torch
-        connection.send([Fault(f"{type(error).__name__}: {error}".splitlines()[0])])
+        connection.send([Fault(in_words(error))])
         connection.close()
         os._exit(1)
     connection.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -23,11 +24,10 @@ from card.cli.pair_facts import (
     PairReport,
     Speeds,
     latencies,
-    measure_agreement,
-    measure_speeds,
     memory_of,
     verdict,
 )
+from card.cli.pair_measuring import TIMED_RUNS, TimeLimit, measure_agreement, measure_speeds
 from card.cli.starting import spinner
 from card.cli.tables import show, table
 from card.config import DraftSettings
@@ -40,6 +40,8 @@ from card.models.torch_runner import TorchRunner
 from card.policy.rounds import Schedule
 from card.policy.tuned import TunedPolicy
 
+MOST_MEASURING_S = 60.0  # from when the target is loaded; bringing the engines up is not cut short
+_AGREEMENT_SHARE = 0.25  # of the time that is left when agreement is measured; the rest is for speed
 _NUM_SAMPLE_PROMPTS = 4
 _SCHEDULES: dict[Schedule, str] = {"beside": "drafter beside the target", "turns": "turns", "off": "plain decoding"}
 
@@ -49,8 +51,8 @@ def run(prompts: Path | None, max_tokens: int, as_json: bool, wide: bool, **opti
     target, draft = resolve_models(options, needs_draft=True)
     assert draft is not None
     sample = SAMPLE_PROBLEMS[:_NUM_SAMPLE_PROMPTS] if prompts is None else read_prompts(prompts)
-    with spinner("loading the models") as say:
-        report = _examine(target, draft, sample, max_tokens, options, say)
+    with spinner("loading the models", in_pipes=True) as say:
+        report = examine(target, draft, sample, max_tokens, options, say)
     if as_json:
         click.echo(json.dumps(asdict(report), ensure_ascii=False))
     else:
@@ -58,15 +60,23 @@ def run(prompts: Path | None, max_tokens: int, as_json: bool, wide: bool, **opti
     return 0 if report.is_worth_it else 1
 
 
-def _examine(
+def examine(
     target: str,
     draft: str,
     prompts: tuple[str, ...],
     max_tokens: int,
     options: dict[str, Any],
     tell: Callable[[str], None],
+    clock: Callable[[], float] = time.monotonic,
 ) -> PairReport:
-    """Take every measurement; stop early where tokenizers differ. Raises: CardError of any kind."""
+    """Take every measurement that there is time for; stop early where tokenizers differ.
+
+    Args:
+        options: of the command, as far as settings come of them.
+        tell: is told of each step.
+        clock: seconds; rises steadily.
+    Raises: CardError of any kind.
+    """
     tokenizer = load_tokenizer(target)
     model = load_model(target, dtype=options["dtype"], device=options["device"])
     try:
@@ -78,10 +88,12 @@ def _examine(
         model = inflate(model, parse_parameter_count(cost))
     settings = given(options) | {"max_num_seqs": 1, "wait_for_drafter": True, "cache": False}
 
-    tell("comparing what the two models write")
+    limit = TimeLimit.of(MOST_MEASURING_S, clock)
+    tell("bringing up the draft model, in turns with the target")
     with LLM(model, draft, tokenizer=tokenizer, method="sps", **settings) as sps:
-        agreement = measure_agreement(sps, prompts, max_tokens)
-    tell("measuring passes and bringing the drafter up")
+        tell("comparing what the two models write")
+        agreement = measure_agreement(sps, prompts, max_tokens, limit.part(_AGREEMENT_SHARE))
+    tell("measuring passes under each schedule, and bringing the drafter up")
     with (
         LLM(model, tokenizer=tokenizer, method="vanilla", **settings) as plain,
         LLM(model, draft, tokenizer=tokenizer, method="card", **settings) as tuned,
@@ -95,12 +107,35 @@ def _examine(
         memory = memory_of(model, plain.host.runner, 1), memory_of(draft_model, draft_runner, num_drafts)
         del draft_model, draft_runner
         predicted = {schedule: policy.predicted(schedule, 1, agreement.share) for schedule in costs}
-        tell("decoding the sample prompts, plainly and with card, in turns")
-        speeds = measure_speeds(plain, tuned, prompts, max_tokens, predicted)
-    is_worth_it, reason = verdict(costs, agreement.share, speeds.speed_up, DraftSettings())
+        speeds = measure_speeds(plain, tuned, prompts, max_tokens, limit, tell)
+    is_worth_it, reason = verdict(costs, agreement.share, speeds.speed_up if speeds else None, DraftSettings())
     return PairReport(
-        target, draft, is_worth_it, reason, plain.target_cost, memory, latencies(costs), agreement, speeds
+        target,
+        draft,
+        is_worth_it,
+        reason,
+        target_cost=plain.target_cost,
+        memory=memory,
+        latencies=latencies(costs),
+        agreement=agreement,
+        predicted_tokens_per_s=predicted,
+        speeds=speeds,
+        left_out=_left_out(agreement, speeds, len(prompts)),
     )
+
+
+def _left_out(agreement: Agreement, speeds: Speeds | None, num_prompts: int) -> tuple[str, ...]:
+    """Return what there was no time for."""
+    told = []
+    if agreement.is_cut:
+        seen = f"{agreement.num_prompts} of {num_prompts} prompts"
+        told.append(f"agreement is that of {agreement.num_tokens} tokens of {seen}")
+    if speeds is None:
+        told.append("no speed was measured")
+    elif speeds.is_cut:
+        num_runs, seen = len(speeds.speed_up_of_runs), f"{speeds.num_prompts} of {num_prompts} prompts"
+        told.append(f"speed is that of {num_runs} of {TIMED_RUNS} pairs of runs and of {seen}, perhaps in part")
+    return tuple(told)
 
 
 # ---- how it reads ---------------------------------------------------------------------------------------------------
@@ -109,18 +144,22 @@ def _examine(
 def _print(console: Console, report: PairReport, *, is_wide: bool) -> None:
     cost = f" at {report.target_cost}" if report.target_cost else ""
     console.print(Text(f"target {report.target}{cost}, draft {report.draft}"))
-    if report.memory and report.latencies and report.agreement and report.speeds:
+    if report.memory and report.latencies and report.agreement and report.predicted_tokens_per_s:
         console.print("tokenizers fit: each token id means the same to both models")
         for title, one in (
             ("memory", _memory_table(*report.memory)),
             ("milliseconds a pass, by its tokens", _latency_table(report.latencies)),
             _agreement_table(report.agreement),
-            ("tokens/s, one request at a time", _speed_table(report.speeds)),
+            ("tokens/s, one request at a time", _speed_table(report.predicted_tokens_per_s, report.speeds)),
         ):
             console.print(Text(f"\n{title}", style="bold"))
             sizes = [str(column.header) for column in one.columns[2:] if str(column.header).isdigit()]
             show(console, one, spare=sizes, is_wide=is_wide)
-        console.print(Text(_speed_note(report.speeds)))
+        if report.speeds:
+            console.print(Text(_speed_note(report.speeds)))
+        if report.left_out:
+            left_out = "; ".join(report.left_out)
+            console.print(Text(f"Measuring took all of its {MOST_MEASURING_S:g} s and was cut short: {left_out}."))
         console.print()
     answer = Text("yes: " if report.is_worth_it else "no: ", style="bold green" if report.is_worth_it else "bold red")
     console.print(answer.append(report.reason, style="default"))
@@ -163,22 +202,28 @@ def _agreement_table(agreement: Agreement) -> tuple[str, Table]:
     return f"agreement: {share} of the drafted tokens that could follow were taken; {length} tokens a pass", shown
 
 
-def _speed_table(speeds: Speeds) -> Table:
+def _speed_table(predicted: dict[Schedule, float], speeds: Speeds | None) -> Table:
     shown = table("", numbers=("predicted", "measured"))
-    predicted = speeds.predicted_tokens_per_s
+    plain, card, speed_up = "", "", ""
+    if speeds is not None:
+        plain, card = f"{speeds.plain_tokens_per_s:.1f}", f"{speeds.card_tokens_per_s:.1f}"
+        speed_up = f"{speeds.speed_up:.2f}x"
     for schedule, rate in predicted.items():
-        shown.add_row(
-            _SCHEDULES[schedule], f"{rate:.1f}", f"{speeds.plain_tokens_per_s:.1f}" if schedule == "off" else ""
-        )
-    shown.add_row("card", f"{max(predicted.values()):.1f}", f"{speeds.card_tokens_per_s:.1f}")
-    shown.add_row("speed-up", f"{max(predicted.values()) / predicted['off']:.2f}x", f"{speeds.speed_up:.2f}x")
+        shown.add_row(_SCHEDULES[schedule], f"{rate:.1f}", plain if schedule == "off" else "")
+    shown.add_row("card", f"{max(predicted.values()):.1f}", card)
+    shown.add_row("speed-up", f"{max(predicted.values()) / predicted['off']:.2f}x", speed_up)
     return shown
 
 
 def _speed_note(speeds: Speeds) -> str:
     runs = speeds.speed_up_of_runs
     chosen = "to rest the drafter" if speeds.schedule == "off" else _SCHEDULES[speeds.schedule]
-    note = f"card chose: {chosen}. Speed-up in {len(runs)} alternating runs: {min(runs):.2f}x to {max(runs):.2f}x."
+    spread = f"{min(runs):.2f}x to {max(runs):.2f}x" if len(runs) > 1 else f"{runs[0]:.2f}x"
+    note = f"card chose: {chosen}. Speed-up in {_runs(len(runs))}: {spread}."
     if speeds.is_same_text:
         return f"{note} The texts are the same."
     return f"{note} The texts differ: in 16-bit arithmetic two tokens may tie."
+
+
+def _runs(count: int) -> str:
+    return f"{count} alternating runs" if count > 1 else "one run of each"

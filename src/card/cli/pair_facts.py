@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from statistics import median
 
 from torch import nn
 from transformers import PreTrainedModel
 
-from card.api.llm import LLM
-from card.config import INT8, DraftSettings, SamplingParams
-from card.errors import PromptError
+from card.config import INT8, DraftSettings
 from card.models.fused import can_pack
 from card.models.loading import parameter_count
 from card.models.torch_runner import TorchRunner
 from card.policy.cost import PassCost, ScheduleCost
 from card.policy.rounds import Schedule
 from card.policy.tuned import TunedPolicy
-from card.workers.metrics import RequestStats
 
 LEAST_SPEED_UP = 1.05  # below it, noise and speed are hard to tell apart
-_TIMED_RUNS = 3  # after one in which the policy finds its feet
 _SHOWN_TOKENS = (1, 2, 4, 8, 16)
 _GOOD_AGREEMENT, _GOOD_DRAFTER_SHARE = 0.9, 0.05  # what the reason for a no compares with
 _VERIFIED_TOKENS = 8  # of the pass whose price tells how dear verification is
@@ -55,8 +50,9 @@ class Latency:
 class Agreement:
     """How far the target follows the draft model's own greedy tokens; speed decides nothing here."""
 
-    num_prompts: int
+    num_prompts: int  # that were answered, the last one perhaps in part
     num_tokens: int
+    is_cut: bool  # time was up before all prompts were answered
     share: float  # in [0, 1], of drafted tokens that the target takes where it took those before them
     tokens_per_pass: float
     taken_by_depth: tuple[float, ...]  # [d] share of the chains offered whose token d + 1 was taken
@@ -66,11 +62,12 @@ class Agreement:
 class Speeds:
     """Decoding rates of one request at a time: tokens after the first one, per second."""
 
-    predicted_tokens_per_s: dict[Schedule, float]
     plain_tokens_per_s: float  # median of the timed runs
     card_tokens_per_s: float
     speed_up: float  # median over the pairs of runs
     speed_up_of_runs: tuple[float, ...]
+    num_prompts: int  # that each timed run answered, the last one perhaps in part
+    is_cut: bool  # time was up before everything was decoded and timed
     schedule: Schedule  # at the end
     schedule_reason: str
     is_same_text: bool
@@ -78,24 +75,19 @@ class Speeds:
 
 @dataclass(frozen=True, slots=True)
 class PairReport:
-    """All there is to say about a pair; no measurements where the tokenizers differ."""
+    """All there is to say about a pair; no measurements where the tokenizers differ, no speeds where time was up."""
 
     target: str
     draft: str
     is_worth_it: bool
-    reason: str  # the measured speed-up; for a no, what stands in the way
+    reason: str  # the speed-up; for a no, what stands in the way
     target_cost: str | None = None  # for an inflated target
     memory: tuple[ModelMemory, ModelMemory] | None = None  # target, draft
     latencies: tuple[Latency, ...] | None = None
     agreement: Agreement | None = None
+    predicted_tokens_per_s: dict[Schedule, float] | None = None  # from latencies and agreement
     speeds: Speeds | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class _Answer:
-    token_ids: tuple[int, ...]
-    chains: tuple[tuple[int, int], ...]  # of each pass, how many candidates were offered, and taken
-    stats: RequestStats
+    left_out: tuple[str, ...] = ()  # what there was no time for
 
 
 def memory_of(model: PreTrainedModel, runner: TorchRunner, num_copies: int) -> ModelMemory:
@@ -136,73 +128,22 @@ def latencies(costs: Mapping[Schedule, ScheduleCost]) -> tuple[Latency, ...]:
     return (*targets, *(Latency("draft", schedule, None, pass_ms(cost)) for schedule, cost in drafters))
 
 
-def measure_agreement(llm: LLM, prompts: Sequence[str], max_tokens: int) -> Agreement:
-    """Decode the prompts with a chain drafted before each verification, so that time and tuning decide nothing.
-
-    Args:
-        llm: of the method sps.
-    Raises: PromptError if the answers are too short to compare anything.
-    """
-    answers = [_decode(llm, prompt, max_tokens) for prompt in prompts]
-    chains = [(offered, taken) for answer in answers for offered, taken in answer.chains if offered]
-    if not chains:
-        raise _too_short()
-    depths = range(max(offered for offered, _ in chains))
-    num_taken = sum(taken for _, taken in chains)
-    return Agreement(
-        num_prompts=len(prompts),
-        num_tokens=sum(len(answer.token_ids) for answer in answers),
-        share=num_taken / sum(min(offered, taken + 1) for offered, taken in chains),
-        tokens_per_pass=1 + num_taken / len(chains),
-        taken_by_depth=tuple(
-            sum(taken > depth for _, taken in chains) / sum(offered > depth for offered, _ in chains)
-            for depth in depths
-        ),
-    )
-
-
-def measure_speeds(
-    plain: LLM, tuned: LLM, prompts: Sequence[str], max_tokens: int, predicted: dict[Schedule, float]
-) -> Speeds:
-    """Decode the prompts plainly and with card in alternation; the first round of the two is not timed.
-
-    Raises: PromptError if the answers are too short to time anything.
-    """
-    rates: dict[LLM, list[float]] = {plain: [], tuned: []}
-    texts: dict[LLM, list[tuple[int, ...]]] = {plain: [], tuned: []}
-    for run in range(1 + _TIMED_RUNS):
-        for llm in (plain, tuned):
-            answers = [_decode(llm, prompt, max_tokens) for prompt in prompts]
-            texts[llm] += [answer.token_ids for answer in answers]
-            num_tokens = sum(len(answer.token_ids) - 1 for answer in answers)
-            if not num_tokens:
-                raise _too_short()
-            if run:
-                rates[llm].append(num_tokens / sum(answer.stats.decode_s for answer in answers))
-    speed_ups = tuple(fast / slow for fast, slow in zip(rates[tuned], rates[plain], strict=True))
-    return Speeds(
-        predicted_tokens_per_s=predicted,
-        plain_tokens_per_s=median(rates[plain]),
-        card_tokens_per_s=median(rates[tuned]),
-        speed_up=median(speed_ups),
-        speed_up_of_runs=speed_ups,
-        schedule=tuned.host.policy.schedule,
-        schedule_reason=tuned.stats().schedule_reason,
-        is_same_text=texts[plain] == texts[tuned],
-    )
-
-
 def verdict(
-    costs: Mapping[Schedule, ScheduleCost], agreement: float, speed_up: float, draft: DraftSettings
+    costs: Mapping[Schedule, ScheduleCost], agreement: float, speed_up: float | None, draft: DraftSettings
 ) -> tuple[bool, str]:
     """Return whether the pair is worth it, and the reason in words.
 
     Args:
         costs: the schedules as measured, "off" among them.
         agreement: share in [0, 1] of `Agreement`.
-        speed_up: measured.
+        speed_up: measured; None: there was no time, and what the passes promise decides.
     """
     longest = 1 / (1 - agreement) if agreement < 1 else float("inf")  # tokens a pass that the pair can reach
+    if speed_up is None:
+        predicted = _predicted_speed_up(costs, agreement, draft)
+        words = f"{predicted:.2f}x the speed of plain decoding is predicted, and there was no time to measure it"
+        is_worth_it = min(predicted, longest) >= LEAST_SPEED_UP
+        return is_worth_it, words if is_worth_it else f"{words}: {_obstacle(costs, agreement, draft)}"
     if min(speed_up, longest) >= LEAST_SPEED_UP:
         return True, f"{speed_up:.2f}x the speed of plain decoding"
     predicted = _predicted_speed_up(costs, agreement, draft)
@@ -261,25 +202,3 @@ def _with_good_drafter(cost: ScheduleCost) -> ScheduleCost:
 def _with_flat_target(cost: ScheduleCost) -> ScheduleCost:
     seconds = cost.target.seconds(1)
     return replace(cost, target=PassCost(((1, seconds), (2, seconds))))
-
-
-def _decode(llm: LLM, prompt: str, max_tokens: int) -> _Answer:
-    """Answer a prompt greedily: as a chat turn where the model has a template, else as text to be continued."""
-    messages = [{"role": "user", "content": prompt}]
-    token_ids: list[int] = []
-    chains: list[tuple[int, int]] = []
-    verified = accepted = 0
-    params = SamplingParams(temperature=0.0, max_tokens=max_tokens, seed=0)
-    for chunk in llm.stream(messages if llm.host.tokenizer.chat_template else prompt, params):
-        token_ids += chunk.token_ids
-        taken = chunk.stats.accepted_tokens - accepted
-        is_cut = len(chunk.token_ids) == taken  # the text ended within the chain: nobody knows of the rest
-        chains.append((taken if is_cut else chunk.stats.verified_tokens - verified, taken))
-        verified, accepted = chunk.stats.verified_tokens, chunk.stats.accepted_tokens
-    return _Answer(tuple(token_ids), tuple(chains), chunk.stats)
-
-
-def _too_short() -> PromptError:
-    return PromptError(
-        "the answers to the sample prompts are too short to measure anything; give other prompts with --prompts"
-    )

@@ -19,15 +19,26 @@ Say = Callable[[str], None]  # takes what is being done now, such as "loading de
 
 
 @contextmanager
-def spinner(words: str) -> Iterator[Say]:
-    """Spin until the block ends; yields what changes the words. Writes nothing unless standard error is a terminal."""
+def spinner(words: str, *, in_pipes: bool = False) -> Iterator[Say]:
+    """Spin until the block ends; yields what changes the words.
+
+    Args:
+        in_pipes: where standard error is no terminal, write the words as a line each time; else nothing is written
+            there.
+    """
     if sys.stderr is None or not sys.stderr.isatty():
-        yield lambda _: None
+        say: Say = _say_in_a_line if in_pipes and sys.stderr is not None else lambda _: None
+        say(words)
+        yield say
         return
     console = import_module("rich.console").Console(stderr=True)  # rich only where it draws: importing it takes a while
     escape = import_module("rich.markup").escape
     with console.status(escape(words)) as status:
         yield lambda words: status.update(escape(words))
+
+
+def _say_in_a_line(words: str) -> None:
+    print(words, file=sys.stderr, flush=True)
 
 
 def spin_until_first(items: Iterator[T], words: str) -> Generator[T, None, None]:

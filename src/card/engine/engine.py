@@ -12,12 +12,12 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from card.errors import CapacityError, CardError, PromptError, ProtocolError, TargetError, WorkerError
+from card.errors import CapacityError, CardError, PromptError, ProtocolError, TargetError, WorkerError, in_words
 from card.models.threads import pinned
 from card.policy.rounds import Draft, Outcome, Policy, RoundView, Schedule
 from card.transport.link import DrafterLink, LinkStatus
 from card.transport.switch import SwitchLink
-from card.tree.messages import DrafterMessage, Layer, Ready, TargetMessage
+from card.tree.messages import Declined, DrafterMessage, Layer, Ready, TargetMessage
 from card.tree.nodes import Nodes
 from card.workers.metrics import EngineStats, RequestStats
 from card.workers.request import FinishReason, Request, StepResult, TokenDetails, Work
@@ -280,6 +280,7 @@ class Engine:
         running = self._running.values()
         view.num_unread = sum(e.stats.drafter_passes == 0 for e in running if e.request.uses_drafter)
         while True:
+            view.requests = [entry.request for entry in decoding]  # the drafter may have declined one
             view.is_up = link.status.state == "up"
             view.best_paths = [self._worker.best_path(entry.request.request_id) for entry in decoding]
             has_drafted = any(depth for depth, _ in view.best_paths)
@@ -378,8 +379,7 @@ class Engine:
     def _run_apart(self, work: list[Work], error: Exception, errors: dict[int, TargetError]) -> StepResult:
         """Run each half on its own, down to single requests; one that fails even without candidates is given up."""
         if len(work) == 1 and not work[0].offer:
-            reason = f"{type(error).__name__}: {error}".splitlines()[0]
-            errors[work[0].request_id] = TargetError(f"the target's pass failed for this request: {reason}")
+            errors[work[0].request_id] = TargetError(f"the target's pass failed for this request: {in_words(error)}")
             return StepResult()
         middle = len(work) // 2
         total = StepResult()
@@ -403,6 +403,8 @@ class Engine:
             stats.schedule, stats.schedule_reason = self._policy.schedule, self._policy.reason
         if not entry.request.params.speculates:
             stats.schedule, stats.schedule_reason = "off", "the request wants none"
+        elif stats.declined:
+            stats.schedule, stats.schedule_reason = "off", stats.declined
         return stats
 
     def _drafter_status(self, link: DrafterLink) -> LinkStatus:
@@ -474,6 +476,8 @@ class Engine:
             except ProtocolError as error:
                 self._link.reject(str(error))
                 return
+            if isinstance(message, Declined) and (entry := self._running.get(message.request_id)) is not None:
+                entry.request = self._worker.request(message.request_id)
             if (trace := self.trace) is not None:
                 self._tell(message, trace)
 

@@ -22,6 +22,7 @@ from transformers.generation.configuration_utils import GenerationMode
 
 from card.config import DraftSettings, SamplingParams
 from card.errors import ModelError, PromptError, SettingsError
+from card.models.names import model_name
 from card.workers.request import Request
 
 _MANAGED = frozenset(  # model arguments that transformers prepares itself and that say nothing about the text
@@ -68,7 +69,7 @@ def refuse(
 ) -> None:
     """Raise SettingsError, or ModelError, for what cannot be done, by its name."""
     if model.config.is_encoder_decoder:
-        raise ModelError(f"{type(model).__name__} is an encoder-decoder model; CARD runs decoder-only models")
+        raise ModelError(f"{model_name(model)} is an encoder-decoder model; CARD runs decoder-only models")
     mode = config.get_generation_mode()
     faults = []
     if mode not in (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE):

@@ -15,6 +15,7 @@ from card.models.attention import SequencePass, attend, sequence_pass
 from card.models.draft_vocab import masked
 from card.models.hrad.features import KeptStates
 from card.models.kv_cache import KVLayout, SequenceRows
+from card.models.names import model_name
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -46,7 +47,7 @@ def layer_windows(config: Any, max_model_len: int) -> list[int | None]:
 def require_rollback(model: LoadedModel) -> None:
     """Raise ModelError, naming the reason, if the model's state is not one row per token that may be dropped again."""
     config = model.config.get_text_config()
-    name = type(model).__name__
+    name = model_name(model)
     if model.config.is_encoder_decoder:
         raise ModelError(f"{name} is an encoder-decoder model; CARD runs decoder-only models")
     if getattr(model, "_is_stateful", False):
@@ -122,6 +123,10 @@ class _Pass:
         return out
 
 
+class _OutsidePassError(ModelError):
+    """A layer was called without one of our passes."""
+
+
 def _attention(
     module: nn.Module,
     query: Tensor,
@@ -135,9 +140,9 @@ def _attention(
 ) -> tuple[Tensor, None]:
     """Hand one layer's queries [1, H, sum T, D], keys and values [1, Hkv, sum T, D] to the pass: [1, sum T, H, D]."""
     if card_pass is None:
-        raise ModelError(
-            f"{type(module).__name__} was called without a pass: either it does not hand arguments on to attention and"
-            " cannot be run, or its model was used beside its TorchRunner; call TorchRunner.release() first"
+        raise _OutsidePassError(
+            f"{type(module).__name__} was called by other code than CARD, which this model was given to: call it"
+            " through CARD only, or load the model once more for other uses"
         )
     for name in REFUSED_ARGUMENTS:
         if kwargs.get(name) is not None:
@@ -174,8 +179,14 @@ class GenericDecoder:
             config._attn_implementation_internal = ATTENTION_NAME
         probe = _Probe()
         token = torch.zeros((1, 1), dtype=torch.long, device=model.device)
-        logits = model(input_ids=token, position_ids=token, use_cache=False, card_pass=probe).logits
-        self.layout = probe.layout(num_layers, type(model).__name__)
+        try:
+            logits = model(input_ids=token, position_ids=token, use_cache=False, card_pass=probe).logits
+        except _OutsidePassError as error:
+            raise ModelError(
+                f"{model_name(model)} does not hand arguments on to its attention, so that CARD cannot run it; use"
+                " another model"
+            ) from error
+        self.layout = probe.layout(num_layers, model_name(model))
         self.group = probe.groups.pop()
         self._needs_bias = probe.has_softcap
         self.vocab_size = int(logits.shape[-1])
@@ -227,7 +238,7 @@ class GenericDecoder:
         num_layers = self.model.config.get_text_config().num_hidden_layers
         if states is None or len(states) != num_layers + 1:
             raise ModelError(
-                f"{type(self.model).__name__} gives {len(states or ())} hidden states where transformers' models give"
+                f"{model_name(self.model)} gives {len(states or ())} hidden states where transformers' models give"
                 f" {num_layers + 1}; features of it cannot be kept"
             )
         return [*(states[layer + 1] for layer in kept.layers), states[-1]]

@@ -30,6 +30,7 @@ from torch import Tensor
 from card.errors import ModelError, SettingsError
 from card.models.decoder_model import is_int8, mark_int8
 from card.models.loading import parameter_count
+from card.models.names import model_name
 
 if TYPE_CHECKING:
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
@@ -177,7 +178,7 @@ def inflate_to_shape(model: PreTrainedModel, shape: InflatedShape, *, seed: int 
 
 def _as_llama(model: PreTrainedModel) -> LlamaForCausalLM:
     if not isinstance(model, transformers.LlamaForCausalLM):
-        raise ModelError(f"only Llama models can be inflated, got {type(model).__name__}; leave the inflation out")
+        raise ModelError(f"only Llama models can be inflated, got {model_name(model)}; leave the inflation out")
     return model
 
 

@@ -104,11 +104,11 @@ class RowTree:
     def keep(self, num_first_rows: int, rows: IntArray) -> None:
         """Keep the first rows and then ``rows``, renumbered. Raises: ModelError, see `KVCache.keep`."""
         if not 0 <= num_first_rows <= self.num_rows:
-            raise ModelError(f"keep() was asked for the first {num_first_rows} rows of a sequence of {self.num_rows}")
+            raise ModelError(f"asked to keep the first {num_first_rows} rows of a sequence of {self.num_rows}")
         parents = self._parents[rows] if len(rows) and int(rows.max()) < self.num_rows else rows[:0]
         if len(parents) != len(rows) or (np.diff(rows, prepend=num_first_rows - 1) < 1).any():
             raise ModelError(
-                f"keep() was asked for rows {rows.tolist()} beyond the first {num_first_rows} of {self.num_rows};"
+                f"asked to keep rows {rows.tolist()} beyond the first {num_first_rows} of {self.num_rows};"
                 " they must ascend and exist"
             )
         place = np.searchsorted(rows, parents)
@@ -116,7 +116,7 @@ class RowTree:
         is_orphan = is_moved & (rows[np.minimum(place, len(rows) - 1)] != parents)
         if is_orphan.any():
             i = int(is_orphan.argmax())
-            raise ModelError(f"keep() was asked for row {rows[i]} without its parent {parents[i]}; keep whole paths")
+            raise ModelError(f"asked to keep row {rows[i]} without its parent {parents[i]}; keep whole paths")
         self.truncate(num_first_rows)
         self.append(np.where(is_moved, num_first_rows + place, parents))
 

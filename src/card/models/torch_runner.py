@@ -18,6 +18,7 @@ from card.models.inflation import original_size
 from card.models.int8 import Int8Decoder
 from card.models.int8_linear import why_not_int8
 from card.models.kv_cache import IntArray, KVCache
+from card.models.names import model_name
 from card.models.protocol import Extension
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ def _int8_decoder(model: LoadedModel, max_model_len: int, reason: str | None) ->
         reason = f"it is on {model.device}, and integers run on a CPU only"
     reason = reason or why_not_int8()
     if reason is not None:
-        raise ModelError(f"int8 is not possible for {type(model).__name__}: {reason}; use dtype bfloat16 or float32")
+        raise ModelError(f"{model_name(model)} cannot run in int8: {reason}; use dtype bfloat16 or float32")
     return Int8Decoder(model, max_model_len)
 
 
@@ -65,12 +66,12 @@ class TorchRunner:
         if max_model_len < 1 or max_tree_rows < 0 or (longest is not None and max_model_len > longest):
             raise ModelError(
                 f"max_model_len must be 1 to {longest or 'any number'} and max_tree_rows 0 or more for"
-                f" {type(model).__name__}, got {max_model_len} and {max_tree_rows}"
+                f" {model_name(model)}, got {max_model_len} and {max_tree_rows}"
             )
         model.train(False)
         reason = "not asked for" if fused is False else reason_not_fusable(model, max_model_len)
         if fused and reason is not None:
-            raise ModelError(f"{type(model).__name__} cannot run fused: {reason}; leave fused at None")
+            raise ModelError(f"{model_name(model)} cannot run fused: {reason}; leave fused at None")
         self._decoder: FusedDecoder | GenericDecoder | Int8Decoder
         with torch.inference_mode():
             if is_int8(model):
@@ -164,8 +165,8 @@ class TorchRunner:
         """
         if not 0 <= extension_idx < len(self._features):
             raise ModelError(
-                f"the last pass kept features of {len(self._features)} extensions, not of extension {extension_idx};"
-                " call keep_features before the pass"
+                f"the last pass kept features of {len(self._features)} sequences, not of number {extension_idx}; ask"
+                " for them before the pass"
             )
         return self._features[extension_idx]
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import torch
 
-from card.errors import CardError
+from card.errors import CardError, in_words
 from card.models.cuda.graphs import Lane
 from card.transport.link import DrafterLink, LinkStatus
 from card.tree.messages import DrafterMessage, Fault, Shutdown, TargetMessage
@@ -52,7 +52,7 @@ class InlineLink(DrafterLink):
             self._received += act()
         except (CardError, RuntimeError, MemoryError) as error:  # out of memory is a RuntimeError in torch
             logger.warning("drafter ends: %s", error)
-            self._status = LinkStatus("down", f"{type(error).__name__}: {error}")
+            self._status = LinkStatus("down", in_words(error))
 
 
 class ThreadLink(DrafterLink):
@@ -115,7 +115,7 @@ class ThreadLink(DrafterLink):
                 self._work()
         except (CardError, RuntimeError, MemoryError) as error:  # out of memory is a RuntimeError in torch
             logger.warning("drafter thread ends: %s", error)
-            self._deliver([Fault(f"{type(error).__name__}: {error}")])
+            self._deliver([Fault(in_words(error))])
 
     def _work(self) -> None:
         while not self._worker.is_shut_down:

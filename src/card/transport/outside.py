@@ -11,7 +11,21 @@ import zmq
 
 from card.errors import ProtocolError, WorkerError
 from card.transport.link import DrafterLink, LinkStatus
-from card.tree.messages import DrafterMessage, Fault, Layer, Ping, Ready, Resync, TargetMessage, decode, encode
+from card.tree.messages import (
+    MAX_REQUEST_BYTES,
+    Correction,
+    Declined,
+    DrafterMessage,
+    Fault,
+    Layer,
+    Open,
+    Ping,
+    Ready,
+    Resync,
+    TargetMessage,
+    decode,
+    encode,
+)
 from card.workers.metrics import DrafterState
 
 logger = logging.getLogger(__name__)
@@ -119,6 +133,7 @@ class OutsideLink(DrafterLink, ABC):
         self._context = zmq.Context()
         self._socket: zmq.Socket[bytes] | None = None
         self._ready: Ready | None = None
+        self._refused: list[DrafterMessage] = []  # in the drafter's name: what was too long to be sent
         self._checked_at = 0.0
         self._is_awaited = False  # by `start`, whose caller is told of a failure
         self._is_closed = False
@@ -161,7 +176,8 @@ class OutsideLink(DrafterLink, ABC):
         """Return what has arrived, and look after the drafter now and then; nothing after `close`."""
         if self._is_closed:
             return []
-        messages = self._read()
+        messages = self._refused + self._read()
+        self._refused = []
         now = time.monotonic()
         if now - self._checked_at >= _CHECK_INTERVAL_S:
             self._checked_at = now
@@ -227,10 +243,15 @@ class OutsideLink(DrafterLink, ABC):
 
     def _say(self, message: TargetMessage) -> None:
         if self._socket is not None:
+            frame = encode(message, self._watch.incarnation)
+            if len(frame) > MAX_REQUEST_BYTES and isinstance(message, Open | Correction):
+                reason = f"its text and grammar take {len(frame)} bytes; a drafter is sent {MAX_REQUEST_BYTES} at most"
+                self._refused.append(Declined(message.request_id, reason))
+                return
             try:
-                self._socket.send(encode(message, self._watch.incarnation), zmq.NOBLOCK)
+                self._socket.send(frame, zmq.NOBLOCK)
             except zmq.Again:
-                logger.debug("the drafter's queue is full: %s dropped", type(message).__name__)
+                logger.debug("the drafter's queue is full: a message is dropped")
 
     def _read(self) -> list[DrafterMessage]:
         """Return the frames that are here; a bad one ends the incarnation."""
@@ -256,7 +277,7 @@ class OutsideLink(DrafterLink, ABC):
             elif self._watch.state == "starting":
                 continue
             self._watch.hear(time.monotonic())
-            if isinstance(message, Ready | Layer | Resync):
+            if isinstance(message, Ready | Layer | Resync | Declined):
                 messages.append(message)
         return messages
 

@@ -12,13 +12,23 @@ import zmq
 from zmq.auth.thread import ThreadAuthenticator
 
 from card.config.fields import check, setting
-from card.errors import CardError, ProtocolError, SettingsError
+from card.errors import CardError, ProtocolError, SettingsError, in_words
 from card.transport.keys import ServerKeys, check_may_listen
-from card.tree.messages import DrafterMessage, Fault, Hello, Ping, Pong, Ready, Shutdown, decode, encode
+from card.tree.messages import (
+    MAX_REQUEST_BYTES,
+    DrafterMessage,
+    Fault,
+    Hello,
+    Ping,
+    Pong,
+    Ready,
+    Shutdown,
+    decode,
+    encode,
+)
 from card.workers.drafter import MAX_REQUESTS, MAX_TOKENS_PER_PASS, DrafterWorker, step_together
 
 logger = logging.getLogger(__name__)
-MAX_REQUEST_BYTES = 4 * 1024 * 1024  # of one frame of a target: a text of half a million tokens and more
 _IDLE_POLL_MS = 200
 _PROBE_INTERVAL_S = 1.0  # between looks whether clients are still there
 _FRAMES_PER_LOOP = 256  # then a pass is made, whoever still has something to say
@@ -158,7 +168,7 @@ class DraftServer:
             except ProtocolError as error:
                 self._end(client, str(error))
             except _FAILURES as error:
-                self._end(client, _in_one_line(error))
+                self._end(client, in_words(error))
 
     def _take(self, client: bytes, frame: bytes) -> None:
         """Take one frame. Raises: ProtocolError if the client may not send it."""
@@ -168,7 +178,7 @@ class DraftServer:
             self._welcome(client, incarnation)
             return
         if session is None or session.incarnation != incarnation:
-            self._send(client, incarnation, [Fault("the server knows of no such session; begin with Hello")])
+            self._send(client, incarnation, [Fault("the server knows of no such session; begin a new one")])
             return
         session.heard_at = time.monotonic()
         if isinstance(message, Ping):  # is no reason to look for work
@@ -209,13 +219,10 @@ class DraftServer:
         except _FAILURES as error:
             logger.warning("a pass failed, all sessions are dropped: %s", error)
             for client in clients:
-                self._end(client, _in_one_line(error))
+                self._end(client, in_words(error))
             return
         for client, result in zip(clients, results, strict=True):
-            if isinstance(result, ProtocolError):
-                self._end(client, str(result))
-            else:
-                self._send(client, self._sessions[client].incarnation, result)
+            self._send(client, self._sessions[client].incarnation, result)
 
     def _drop_silent(self) -> None:
         oldest = time.monotonic() - self._limits.silence_timeout_s
@@ -258,7 +265,3 @@ class DraftServer:
                     logger.info("a client has vanished; there are %d", len(self._sessions) - 1)
                 self._forget(client)
                 return
-
-
-def _in_one_line(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}".splitlines()[0]

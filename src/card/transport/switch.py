@@ -9,7 +9,7 @@ import msgspec
 
 from card.policy.rounds import Schedule
 from card.transport.link import DrafterLink, LinkStatus
-from card.tree.messages import Close, Correction, DrafterMessage, Layer, Open, Ready, Resync, TargetMessage
+from card.tree.messages import Close, Correction, Declined, DrafterMessage, Layer, Open, Ready, Resync, TargetMessage
 
 _LOOK_AFTER_S = 0.1  # between looks after the drafter that rests
 _TERMS = 1 << 16  # request ids carry the number of the term that they were opened in, modulo this
@@ -104,7 +104,7 @@ class SwitchLink(DrafterLink):
                     link.receive()
                 continue
             for message in link.receive():
-                if isinstance(message, Layer | Resync):
+                if isinstance(message, Layer | Resync | Declined):
                     request_id, term = divmod(message.request_id, _TERMS)
                     if term != self._term:
                         continue

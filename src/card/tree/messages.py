@@ -13,8 +13,9 @@ from card.config.fields import Bounds, check, declared, require
 from card.errors import ProtocolError, SettingsError
 from card.tree.nodes import NewNodes
 
-PROTOCOL_VERSION = 6
+PROTOCOL_VERSION = 7
 MAX_FRAME_BYTES = 16 * 1024 * 1024
+MAX_REQUEST_BYTES = 4 * 1024 * 1024  # of one frame of a target: a text of half a million tokens and more
 # What a drafter grants one request at most: far above any use, and too little to exhaust it.
 MAX_BEAM_WIDTH = 256
 MAX_BRANCH = 256
@@ -39,6 +40,7 @@ class DraftSpec(msgspec.Struct, frozen=True, kw_only=True):
     shape: TreeShape
     max_len: int  # most tokens that the text can get, prompt included
     shaping: ShapingRule | None = None  # what else changes the logits; None: nothing
+    vocab_size: int | None = None  # tokens that the target has: no others are drafted; None: as many as the draft model
 
 
 class Hello(msgspec.Struct, frozen=True, tag=True):
@@ -131,6 +133,13 @@ class Resync(msgspec.Struct, frozen=True, tag=True):
     known_len: int | None  # committed tokens that the drafter holds; None: open the request again
 
 
+class Declined(msgspec.Struct, frozen=True, tag=True):
+    """Drafter -> target: it does not draft for this text, now or later, and why; other requests go on."""
+
+    request_id: int
+    reason: str
+
+
 class Fault(msgspec.Struct, frozen=True, tag=True):
     """Drafter -> target: the worker cannot go on, and why."""
 
@@ -138,13 +147,13 @@ class Fault(msgspec.Struct, frozen=True, tag=True):
 
 
 TargetMessage = Hello | Open | Correction | Close | Shutdown | Ping
-DrafterMessage = Ready | Layer | Resync | Fault | Pong
+DrafterMessage = Ready | Layer | Resync | Declined | Fault | Pong
 
 
 class _Frame(msgspec.Struct, frozen=True, array_like=True):
     version: int
     incarnation: int  # which start of the drafter this belongs to
-    body: Hello | Open | Correction | Close | Shutdown | Ping | Ready | Layer | Resync | Fault | Pong
+    body: Hello | Open | Correction | Close | Shutdown | Ping | Ready | Layer | Resync | Declined | Fault | Pong
 
 
 class _Head(msgspec.Struct, frozen=True, array_like=True):
@@ -188,6 +197,8 @@ def check_spec(spec: DraftSpec) -> None:
     check(spec.sampling, of=of, by=SamplingParams, error=ProtocolError)
     check(spec.shape, of=of, bounds=_MOST_GRANTED, error=ProtocolError)
     require(1 <= spec.max_len <= MAX_LEN, f"max_len{of}", f"from 1 to {MAX_LEN}", spec.max_len, ProtocolError)
+    has_tokens = spec.vocab_size is None or spec.vocab_size >= 1
+    require(has_tokens, f"vocab_size{of}", "1 or more", spec.vocab_size, ProtocolError)
     is_sound = spec.shaping is None or _is_sound(spec.shaping)
     require(is_sound, f"shaping{of}", "one that sampling parameters stand for", spec.shaping, ProtocolError)
 

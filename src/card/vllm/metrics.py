@@ -43,6 +43,7 @@ class PluginMetrics:
         self._proposed = counter("proposed_tokens", "Tokens handed over for verification.", "writer")
         self._accepted = counter("accepted_tokens", "Tokens of these that the engine kept.", "writer")
         self._empty = counter("empty_rows", "Rows for which no candidate was worth its cost, or there was none.")
+        self._declined = counter("declined_requests", "Requests whose text the draft model cannot follow.")
         self._rejections = counter("rejected_messages", "Messages that no honest drafter sends.")
         self._is_up: Gauge = Gauge(f"{_PREFIX}_drafter_up", "1 while the drafter is up.", multiprocess_mode="livesum")
         self._restarts: Gauge = Gauge(
@@ -58,6 +59,7 @@ class PluginMetrics:
         self._steps.inc(figures.steps - shown.steps)
         self._seconds.inc(figures.propose_s - shown.propose_s)
         self._empty.inc(figures.empty_rows - shown.empty_rows)
+        self._declined.inc(figures.declined - shown.declined)
         self._rejections.inc(figures.rejections - shown.rejections)
         if figures.requests_begun != shown.requests_begun:
             self._requests.labels("begun").inc(figures.requests_begun - shown.requests_begun)

@@ -6,15 +6,18 @@ is to be sent. Whoever drives it decides when.
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from card.errors import CapacityError, ProtocolError
+from card.errors import CapacityError, CardError, ModelError, ProtocolError, in_words
 from card.tree.messages import (
+    MAX_LEN,
     Close,
     Correction,
+    Declined,
     DrafterMessage,
     DraftSpec,
     Layer,
@@ -28,13 +31,14 @@ from card.tree.messages import (
     check_spec,
 )
 from card.tree.nodes import NewNodes
-from card.writers.beam import BeamSequence, BeamWriter, text_limit
+from card.writers.beam import BeamSequence, BeamWriter
 
+logger = logging.getLogger(__name__)
 MAX_REQUESTS = 64  # open at once, of one target
 MAX_TOKENS_PER_PASS = 256  # a longer text is read in several passes, so that others, and pings, are not kept waiting
 V = TypeVar("V")
 _NEVER = (-math.inf, 0)
-_MAX_REMEMBERED = 1024  # closed requests, and as many that were turned away: a late message revives none of them
+_MAX_REMEMBERED = 1024  # closed requests, and as many turned away or declined: a late message revives none of them
 _STALE_ROUNDS = 32  # a request is stale after so many messages about each other one, and none about itself
 _MIN_REPEATED_TOKENS = 64  # a correction of so many tokens is answered: the target does not know what has arrived
 
@@ -110,6 +114,9 @@ class DrafterWorker:
     A request that finds no room is turned away, and asked for again when there is room. It may take the place of a
     request that the target seems to have forgotten, or of one of a worker that holds more memory, as long as that one
     still holds no less afterwards. So no worker starves, and no two turn each other out for ever.
+
+    A text that the draft model cannot follow is declined: it has tokens that the model lacks, or more than the model or
+    the memory takes, or a pass over it fails. That request goes on without the drafter, and no other notices.
     """
 
     def __init__(
@@ -141,6 +148,7 @@ class DrafterWorker:
         self._open: dict[int, _Drafting] = {}  # least recently corrected first
         self._closed: dict[int, None] = {}  # a late message does not revive them
         self._turned_away: dict[int, _Account] = {}
+        self._declined: dict[int, str] = {}  # why; said again to a target that did not hear it
 
     @property
     def num_requests(self) -> int:
@@ -155,8 +163,7 @@ class DrafterWorker:
     def receive(self, message: TargetMessage) -> list[DrafterMessage]:
         """Take one message of the target and return the replies.
 
-        Raises: ProtocolError if the message is none that a target sends, or holds tokens that the model does not have
-            or a spec that cannot be followed.
+        Raises: ProtocolError if the message is none that a target sends, or holds a spec that cannot be followed.
         """
         self.is_idle = False
         match message:
@@ -174,17 +181,15 @@ class DrafterWorker:
                     self._close(request_id)
                 self.is_shut_down = True
                 return []
-        raise ProtocolError(f"a drafter takes Open, Correction, Close, Ping and Shutdown, got {type(message).__name__}")
+        raise ProtocolError("a drafter takes the messages of a target, and this is another one")
 
     def step(self) -> list[DrafterMessage]:
         """Make one drafter pass for the open requests that have something to expand.
 
-        Raises: ProtocolError if the draft model's scores are no numbers.
+        Raises: what the draft model raises, if it cannot run any text.
         """
-        (result,) = step_together([self], max_tokens=self._max_tokens_per_pass)
-        if isinstance(result, ProtocolError):
-            raise result
-        return result
+        (messages,) = step_together([self], max_tokens=self._max_tokens_per_pass)
+        return messages
 
     def _tasks(self) -> list[_Task]:
         """Return what there is to do, least recently served first."""
@@ -194,14 +199,19 @@ class DrafterWorker:
         return sorted(tasks, key=lambda task: task.drafting.served_at)
 
     def _receive_open(self, message: Open) -> list[DrafterMessage]:
-        self._check_tokens(message.token_ids)
         check_spec(message.spec)
         request_id, known = message.request_id, self._open.get(message.request_id)
         if request_id in self._closed or (known and len(known.beam.token_ids) >= len(message.token_ids)):
             return []  # a repeated or late message
-        if not message.token_ids or len(message.token_ids) >= text_limit(message.spec, self._writer.model):
-            self._close(request_id)  # nothing to draft from, or no position left: the target goes on alone
+        if not message.token_ids or len(message.token_ids) >= message.spec.max_len:
+            self._close(request_id)  # nothing to draft from, or the text is at its end
             return []
+        reason = self._declined.get(request_id) or self._fault(message.token_ids, len(message.token_ids))
+        if not reason and not self._writer.can_ever_hold(message.spec):
+            num_rows = self._writer.rows_of(message.spec)
+            reason = f"the text may take {num_rows} KV rows, more than the drafter's memory holds"
+        if reason:
+            return self._decline(request_id, reason)
         account = self._open.pop(request_id).close() if known else self._turned_away.pop(request_id, None)
         account = account or _Account(message.spec)
         beam = self._make_beam(message, account.next_epoch)
@@ -262,7 +272,6 @@ class DrafterWorker:
         self._open[request_id] = drafting
 
     def _receive_correction(self, message: Correction) -> list[DrafterMessage]:
-        self._check_tokens(message.token_ids)
         check_correction(message)
         self._num_messages += 1
         request_id, known = message.request_id, self._open.get(message.request_id)
@@ -272,9 +281,12 @@ class DrafterWorker:
         known_len = len(known.beam.token_ids)
         if message.start > known_len:
             return [Resync(request_id, known_len)]
+        new_ids = message.token_ids[known_len - message.start :]
+        reason = self._fault(new_ids, known_len + len(new_ids))
+        if reason:
+            return self._decline(request_id, reason)
         if message.start + len(message.token_ids) >= known_len:  # not overtaken by a newer one: what it wants holds
             known.beam.reshape(beam_width=message.beam_width, branch_below=message.branch_below)
-        new_ids = message.token_ids[known_len - message.start :]
         if known_len + len(new_ids) > known.beam.spec.max_len:
             raise ProtocolError(
                 f"the text of request {request_id} has {known_len + len(new_ids)} tokens; its draft spec said that it "
@@ -297,6 +309,8 @@ class DrafterWorker:
         """Ask for a request that is not open, unless it is over or there is still no room for it."""
         if request_id in self._closed:
             return []
+        if request_id in self._declined:
+            return [Declined(request_id, self._declined[request_id])]
         account = self._turned_away.get(request_id)
         if account is not None and not self._can_make_room(account.spec):
             has_place = len(self._open) < self._max_requests
@@ -309,19 +323,38 @@ class DrafterWorker:
         if drafting:
             drafting.beam.close()
         self._turned_away.pop(request_id, None)
+        self._declined.pop(request_id, None)
         _remember(self._closed, request_id, None)
 
-    def _check_tokens(self, token_ids: tuple[int, ...]) -> None:
-        vocab_size = self._writer.model.vocab_size
-        if token_ids and not 0 <= min(token_ids) <= max(token_ids) < vocab_size:
-            raise ProtocolError(
-                f"token ids must be from 0 to {vocab_size - 1}, got {min(token_ids)} to {max(token_ids)}"
-            )
+    def _fault(self, new_ids: Sequence[int], length: int) -> str:
+        """Return why the draft model cannot follow a text; empty if it can.
+
+        Args:
+            new_ids: those of its tokens that were not looked at yet.
+            length: tokens of the whole text.
+        """
+        model = self._writer.model
+        longest = min(model.max_model_len, MAX_LEN)
+        foreign = next((token_id for token_id in new_ids if not 0 <= token_id < model.vocab_size), None)
+        if foreign is not None:
+            return f"the draft model has no token {foreign}: its tokens are 0 to {model.vocab_size - 1}"
+        if length >= longest:
+            return f"the text has {length} tokens, and the draft model's context holds {longest}"
+        return ""
+
+    def _decline(self, request_id: int, reason: str, *, has_failed: bool = False) -> list[DrafterMessage]:
+        """Draft no more for a request, and say so to its target."""
+        drafting = self._open.pop(request_id, None)
+        if drafting and has_failed:
+            drafting.beam.discard()
+        elif drafting:
+            drafting.beam.close()
+        self._turned_away.pop(request_id, None)
+        _remember(self._declined, request_id, reason)
+        return [Declined(request_id, reason)]
 
 
-def step_together(
-    workers: Sequence[DrafterWorker], *, max_tokens: int | None = None
-) -> list[list[DrafterMessage] | ProtocolError]:
+def step_together(workers: Sequence[DrafterWorker], *, max_tokens: int | None = None) -> list[list[DrafterMessage]]:
     """Make one drafter pass for all workers, which share one writer; each gets a fair part of its tokens.
 
     Whoever wants less than its part leaves the rest to the others. Within a worker, and where there are more workers
@@ -329,18 +362,17 @@ def step_together(
 
     Args:
         max_tokens: most tokens of the pass, 1 or more; None sets no limit.
-    Returns: per worker what is to be sent; an error if the scores of one of its requests are no numbers.
+    Returns: per worker what is to be sent.
+    Raises: what the draft model raises, if it cannot run any text.
     """
     clock = workers[0]._clock
     started = clock()
     wanted = [worker._tasks() for worker in workers]
     active = sorted((tasks for tasks in wanted if tasks), key=lambda tasks: tasks[0].worker._served_at)
     chosen = [task for tasks in active for task in tasks] if max_tokens is None else _fair_part(active, max_tokens)
-    results: dict[int, list[DrafterMessage] | ProtocolError] = {id(worker): [] for worker in workers}
+    results: dict[int, list[DrafterMessage]] = {id(worker): [] for worker in workers}
     if chosen:
-        grown = workers[0]._writer.step(
-            [(task.drafting.beam, task.frontier) for task in chosen], [task.num_tokens for task in chosen]
-        )
+        grown = _grown(workers[0]._writer, chosen)
         ended = clock()
         busy_s = (ended - started) / len(chosen)
         for i, (task, nodes) in enumerate(zip(chosen, grown, strict=True)):
@@ -348,12 +380,31 @@ def step_together(
             task.drafting.account.num_passes += 1
             task.drafting.account.busy_s += busy_s
             said = results[id(task.worker)]
-            if isinstance(nodes, ProtocolError):
-                results[id(task.worker)] = nodes
-            elif nodes.ids and not isinstance(said, ProtocolError):
+            if isinstance(nodes, CardError):
+                reason = f"the draft model failed at it: {in_words(nodes)}"
+                said += task.worker._decline(task.request_id, reason, has_failed=True)
+            elif nodes.ids:
                 layer = task.drafting.layer
                 said.append(layer(task.request_id, nodes, is_reset=False, span_s=(started, ended)))
     return [results[id(worker)] for worker in workers]
+
+
+def _grown(writer: BeamWriter, tasks: Sequence[_Task]) -> list[NewNodes | CardError]:
+    """Make a pass; if it fails, find the requests that it fails for and run the others without them.
+
+    Returns: the new nodes of each task; the error of one that fails alone, while the model runs other text.
+    Raises: what the model raises, if it runs no text at all.
+    """
+    try:
+        return writer.step([(task.drafting.beam, task.frontier) for task in tasks], [task.num_tokens for task in tasks])
+    except (CardError, RuntimeError, MemoryError) as error:  # out of memory is a RuntimeError in torch
+        if len(tasks) == 1:
+            writer.check()
+            logger.warning("a drafter pass failed for one request, which goes on without drafts: %s", in_words(error))
+            return [error if isinstance(error, CardError) else ModelError(in_words(error))]
+        logger.info("a drafter pass for %d requests failed: %s", len(tasks), in_words(error))
+    middle = len(tasks) // 2
+    return [*_grown(writer, tasks[:middle]), *_grown(writer, tasks[middle:])]
 
 
 def _fair_part(wanted: Sequence[list[_Task]], max_tokens: int) -> list[_Task]:

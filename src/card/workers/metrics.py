@@ -55,6 +55,7 @@ class RequestStats(DrafterHealth):
     drafter_busy_s: float = 0.0
     drafter_dropped_nodes: int = 0  # drafted, and ruled out by what was committed
     rolled_back_tokens: int = 0  # of these, those on the path that was thought likeliest: side branches left out
+    declined: str = ""  # why the drafter leaves this text alone; empty: it does not
     schedule: str = "off"  # beside, turns or off: that of the last round
     schedule_reason: str = "no drafter"
     seed: int = 0

@@ -13,6 +13,7 @@ import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 
+from card.errors import in_words
 from card.tree.nodes import NO_NODES, PATH_END, ROOT, MergedNodes, Nodes
 from card.writers.local.protocol import Observation, WriterSequence, check_proposal
 
@@ -101,7 +102,7 @@ class Offers:
     def _silence(self, name: str, error: Exception) -> None:
         """Leave out a writer that raised, until the request ends. The text does not depend on it."""
         self._heard.pop(name, None)
-        what = f"{type(error).__name__}: {error}"
+        what = in_words(error)
         logger.warning("the writer %s failed and is left out of this request: %s", name, what, exc_info=error)
 
 

@@ -11,22 +11,33 @@ from collections.abc import Sequence
 from card.config import DraftSettings, SamplingParams, SamplingRule, ShapingRule, TreeShape
 from card.errors import ProtocolError
 from card.tree.candidates import CandidateCache
-from card.tree.messages import Correction, DraftSpec, Layer, Open, Resync, TargetMessage
+from card.tree.messages import MAX_LEN, Correction, DraftSpec, Layer, Open, Resync, TargetMessage
 from card.workers.metrics import RequestStats
 
 _MAX_COUNT = 1 << 40  # of passes or nodes in a layer; more is a forgery
 
 
 def draft_spec(
-    draft: DraftSettings, params: SamplingParams, max_len: int, shaping: ShapingRule | None = None
+    draft: DraftSettings,
+    params: SamplingParams,
+    max_len: int,
+    shaping: ShapingRule | None = None,
+    vocab_size: int | None = None,
 ) -> DraftSpec:
     """Return what the drafter is told about a request whose seed is fixed.
 
     Args:
-        max_len: most tokens that its text can get.
+        max_len: most tokens that its text can get; a drafter follows `MAX_LEN` of them at most.
         shaping: that of the parameters; None if they have none.
+        vocab_size: of the target; None: that of the draft model.
     """
-    return DraftSpec(sampling=SamplingRule.of(params), shape=TreeShape.of(draft), max_len=max_len, shaping=shaping)
+    return DraftSpec(
+        sampling=SamplingRule.of(params),
+        shape=TreeShape.of(draft),
+        max_len=min(max_len, MAX_LEN),
+        shaping=shaping,
+        vocab_size=vocab_size,
+    )
 
 
 class Replica:
@@ -90,7 +101,7 @@ class Replica:
         """Return what tells a drafter everything about the request."""
         told = {"beam_width": self._beam_width, "branch_below": self._branch_below}
         draft = self._draft.replace(**{name: value for name, value in told.items() if value is not None})
-        spec = draft_spec(draft, self._params, self._max_len, self._shaping)
+        spec = draft_spec(draft, self._params, self._max_len, self._shaping, self._vocab_size)
         return Open(self._request_id, tuple(self._token_ids), spec)
 
     def correction(self) -> Correction:

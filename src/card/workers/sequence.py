@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -19,6 +19,8 @@ from card.workers.offers import Offers
 from card.workers.replica import Replica
 from card.workers.request import FinishReason, Request, TokenDetails, Work, alternatives_to, origins_of
 from card.writers.local.protocol import Observation
+
+_MOST_REASON_CHARS = 300  # of what a drafter, perhaps another's, says
 
 
 class Sequence:
@@ -74,6 +76,12 @@ class Sequence:
         """How many layers of candidates can become text: the last token of all is the target's own."""
         tokens_left = self.request.params.max_tokens - self.num_new_tokens
         return min(tokens_left - 1, self._max_model_len - len(self.token_ids))
+
+    def decline(self, reason: str) -> None:
+        """Go on without the drafter, which does not draft for this text."""
+        self.request = replace(self.request, uses_drafter=False)
+        self.replica.forget_drafter()
+        self.stats.declined = " ".join(reason.split())[:_MOST_REASON_CHARS] or "the drafter does not say why"
 
     def permitted(self, offer: Nodes) -> Nodes:
         """Return the candidates that the grammar permits, if there is one: no other can be accepted."""

@@ -13,7 +13,7 @@ from card.config import VerifyShape
 from card.models.hrad.network import Foresight
 from card.models.pool import SequencePool
 from card.models.protocol import LanguageModel
-from card.tree.messages import Close, DrafterMessage, Layer, Resync, TargetMessage
+from card.tree.messages import Close, Declined, DrafterMessage, Layer, Resync, TargetMessage
 from card.tree.nodes import NO_NODES, Nodes
 from card.tree.verify import Verdict
 from card.workers.metrics import RequestStats
@@ -97,6 +97,10 @@ class TargetWorker:
         """Return the live counters of a running request."""
         return self._running[request_id].stats
 
+    def request(self, request_id: int) -> Request:
+        """Return a running request as it is now: it uses no drafter any more if that has declined it."""
+        return self._running[request_id].request
+
     def prompt_tokens_left(self, request_id: int) -> int:
         """Return how many tokens of the prompt are still to be run."""
         return self._running[request_id].prompt_tokens_left
@@ -133,10 +137,14 @@ class TargetWorker:
 
         Raises: ProtocolError if it is malformed; the request's candidates are as before then.
         """
-        sequence = self._running.get(message.request_id) if isinstance(message, Layer | Resync) else None
+        if not isinstance(message, Layer | Resync | Declined):
+            return []
+        sequence = self._running.get(message.request_id)
         if sequence is None or not sequence.request.uses_drafter:
             return []
-        assert isinstance(message, Layer | Resync)
+        if isinstance(message, Declined):
+            sequence.decline(message.reason)
+            return [Close(message.request_id)]
         return sequence.replica.receive(message)
 
     def is_short_of_candidates(self, request_id: int) -> bool:

@@ -12,7 +12,7 @@ import msgspec
 from torch import Tensor
 
 from card.config import Grammar, ShapingRule
-from card.errors import ProtocolError, TargetError
+from card.errors import CapacityError, CardError, ModelError, TargetError, in_words
 from card.models.pool import SequencePool
 from card.models.protocol import NO_PARENT, Extension, LanguageModel
 from card.tree.candidates import CandidateCache
@@ -106,10 +106,11 @@ class BeamSequence:
         self.cache.restart(epoch)
         self._pool = pool
         self._model = model
-        self._scorer = CandidateScorer(spec.sampling, self._model.vocab_size, coupled=spec.shape.coupled_noise)
+        self._vocab_size = min(spec.vocab_size or model.vocab_size, model.vocab_size)  # both models have these tokens
+        self._scorer = CandidateScorer(spec.sampling, self._vocab_size, coupled=spec.shape.coupled_noise)
         self._shaping: DraftShaping | None = None
         if spec.shaping is not None:
-            self._shaping = DraftShaping(spec.shaping, self.token_ids, model.vocab_size, find_grammar)
+            self._shaping = DraftShaping(spec.shaping, self.token_ids, self._vocab_size, find_grammar)
         self._growth = RULES[spec.shape.growth]
         self.num_rows = rows_of(spec, model)
         opened = pool.open(self.token_ids, self.num_rows)
@@ -136,6 +137,10 @@ class BeamSequence:
     def close(self) -> None:
         """Give the sequence back; the rows of the text stay in the pool for a text that begins with it."""
         self._pool.close(self._slot, self.token_ids[: self._num_committed_rows])
+
+    def discard(self) -> None:
+        """Give the sequence back after a failed pass; no other text is to be lent its rows."""
+        self._pool.close(self._slot)
 
     def reshape(self, *, beam_width: int | None = None, branch_below: float | None = None) -> None:
         """Change the width of layers and what counts as unsure; None leaves one as it is.
@@ -231,6 +236,7 @@ class BeamSequence:
             first_row = num_rows - len(frontier)
             self._row_of.update((node, first_row + i) for i, node in enumerate(frontier))
         positions = [self.root_position + self.cache.depth_of(node) + 1 for node in frontier]
+        logits = logits[:, : self._vocab_size]
         if self._shaping is not None:
             logits = self._shaping.apply(logits, [self.cache.path_tokens(node) for node in frontier])
         tokens, logprobs = self._scorer.top(logits, positions, self.spec.shape.branch)
@@ -261,30 +267,48 @@ class BeamWriter:
         """Return the KV rows that a beam of this spec takes."""
         return rows_of(spec, self.model)
 
+    def can_ever_hold(self, spec: DraftSpec) -> bool:
+        """Return whether a request of this spec fits into the memory if it is alone."""
+        return self._pool.can_ever_hold(self.rows_of(spec))
+
+    def check(self) -> None:
+        """Run one token. Raises: what the model raises; nothing where there is no memory to try it."""
+        try:
+            slot = self.model.open(1)
+        except CapacityError:
+            return
+        try:
+            self.model.forward([Extension(slot, [0], [NO_PARENT])])
+        finally:
+            self.model.close(slot)
+
     def open(self, token_ids: Sequence[int], spec: DraftSpec, *, epoch: int) -> BeamSequence:
         """Start the beam of a request behind its text. Raises: CapacityError if there is no room."""
         return BeamSequence(self.model, self._pool, token_ids, spec, epoch=epoch, find_grammar=self._find_grammar)
 
     def step(
         self, beams: Sequence[tuple[BeamSequence, Sequence[int]]], max_tokens: Sequence[int] | None = None
-    ) -> list[NewNodes | ProtocolError]:
+    ) -> list[NewNodes | CardError]:
         """Grow each beam below its frontier, in one pass.
 
         Args:
             beams: each with its frontier, which is not empty.
             max_tokens: most tokens to run for each, 1 or more; None sets no limit.
-        Returns: the new nodes of each; an error where the scores are no numbers, which is the fault of that spec or of
-            the model and does no harm to the others.
+        Returns: the new nodes of each; an error where nothing can be made of the scores, which are no numbers, say. It
+            does no harm to the others.
+        Raises: what the model raises; no beam has changed then.
         """
         shares = max_tokens or [beam.num_tokens(frontier) for beam, frontier in beams]
         extensions = [beam.extension(frontier, share) for (beam, frontier), share in zip(beams, shares, strict=True)]
         all_logits = self.model.forward(extensions)
-        grown: list[NewNodes | ProtocolError] = []
+        grown: list[NewNodes | CardError] = []
         for (beam, frontier), logits in zip(beams, all_logits, strict=True):
             try:
                 grown.append(beam.grow(frontier, logits))
-            except ProtocolError as error:
+            except CardError as error:
                 grown.append(error)
+            except (RuntimeError, MemoryError) as error:  # of torch
+                grown.append(ModelError(in_words(error)))
         return grown
 
 

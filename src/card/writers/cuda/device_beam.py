@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from card.errors import ProtocolError
+from card.errors import CardError, ProtocolError
 from card.models.cuda.bucketed import BucketedRunner
 from card.models.cuda.graphs import FetchedTensor, bucket_of
 from card.models.cuda.static_cache import TOKEN_BUCKETS, StaticDecoder
@@ -67,6 +67,11 @@ class DeviceBeamSequence(BeamSequence):
         """Give the sequence back; the rows of the text stay in the pool for a text that begins with it."""
         self._writer.drop(self)
         super().close()
+
+    def discard(self) -> None:
+        """Give the sequence back after a failed pass; no other text is to be lent its rows."""
+        self._writer.drop(self)
+        super().discard()
 
     def commit(self, token_ids: Sequence[int]) -> NewNodes | None:
         """As `BeamSequence.commit`; what the device is at work on is awaited first and counts.
@@ -129,7 +134,8 @@ class DeviceBeamWriter(BeamWriter):
     """Runs the steps of a beam that is alone on the device, those of several beams as a `BeamWriter` does.
 
     The first pass of a text, models that have no static passes, layers of more nodes than a recorded step takes, trees
-    that grow by another rule than ``layer`` and requests that shape their logits run as in a `BeamWriter` too.
+    that grow by another rule than ``layer``, requests that shape their logits and those of targets with fewer tokens
+    run as in a `BeamWriter` too.
     """
 
     model: BucketedRunner
@@ -161,18 +167,18 @@ class DeviceBeamWriter(BeamWriter):
     def warm_up(self, spec: DraftSpec, num_rows: int) -> None:
         """Record the steps of this spec for sequences of up to ``num_rows`` rows: on CUDA it takes a moment each."""
         static = self.model.static
-        if static is not None and _has_steps(spec):
+        if static is not None and self._has_steps(spec):
             with torch.inference_mode():
                 for span in sorted({static.span_of(rows) for rows in range(1, min(num_rows, self.model.max_rows) + 1)}):
                     self._step_for(static, spec, span)
 
     def step(
         self, beams: Sequence[tuple[BeamSequence, Sequence[int]]], max_tokens: Sequence[int] | None = None
-    ) -> list[NewNodes | ProtocolError]:
+    ) -> list[NewNodes | CardError]:
         """Grow each beam by one layer below its frontier; arguments and result as of `BeamWriter.step`."""
         shares = max_tokens or [beam.num_tokens(frontier) for beam, frontier in beams]
         is_alone = len(beams) == 1
-        done: dict[int, NewNodes | ProtocolError] = {}
+        done: dict[int, NewNodes | CardError] = {}
         with torch.inference_mode():
             ahead, self._ahead = self._ahead, None
             for i, ((beam, frontier), share) in enumerate(zip(beams, shares, strict=True)):
@@ -209,7 +215,7 @@ class DeviceBeamWriter(BeamWriter):
     def _launch(self, beam: BeamSequence, frontier: Sequence[int]) -> _Launch | None:
         """Start a step on the frontier of the host's tree; None if it must run the ordinary way."""
         static, spec = self.model.static, beam.spec
-        if static is None or not _has_steps(spec) or beam.cache.root_id in frontier:
+        if static is None or not self._has_steps(spec) or beam.cache.root_id in frontier:
             return None
         assert isinstance(beam, DeviceBeamSequence)
         num_places = _places(spec)
@@ -243,6 +249,12 @@ class DeviceBeamWriter(BeamWriter):
                 self._ahead = _Launch(beam, step, ahead.fetched, same)
         return made
 
+    def _has_steps(self, spec: DraftSpec) -> bool:
+        """Return whether recorded steps can grow a tree of this spec: they propose any token that the model has."""
+        has_all_tokens = spec.vocab_size is None or spec.vocab_size >= self.model.vocab_size
+        is_narrow = spec.shape.beam_width <= TOKEN_BUCKETS[-1]
+        return spec.shape.growth == "layer" and is_narrow and spec.shaping is None and has_all_tokens
+
     def _step_for(self, static: StaticDecoder, spec: DraftSpec, span: int) -> BeamStep:
         """Return the recorded step for this spec and span; one is recorded if need be."""
         rule = replace(spec.sampling, seed=0)  # steps are shared by requests of different seeds
@@ -257,11 +269,6 @@ class DeviceBeamWriter(BeamWriter):
             step = BeamStep(static, shape)
         self._steps[shape] = step
         return step
-
-
-def _has_steps(spec: DraftSpec) -> bool:
-    """Return whether recorded steps can grow a tree of this spec."""
-    return spec.shape.growth == "layer" and spec.shape.beam_width <= TOKEN_BUCKETS[-1] and spec.shaping is None
 
 
 def _places(spec: DraftSpec) -> int:

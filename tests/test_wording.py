@@ -1,0 +1,97 @@
+"""What is raised or logged speaks to users: it names nothing that only this code knows."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import card
+
+PACKAGE = Path(card.__file__).parent
+FILES = sorted(PACKAGE.rglob("*.py"))
+TREES = {path: ast.parse(path.read_text(encoding="utf-8")) for path in FILES}
+
+# A class of ours has the name of this header of HTTP, which `card serve` speaks of.
+OTHER_MEANINGS = frozenset({"Host"})
+# What `type(...).__name__` may be told of: what users, clients or other packages gave us.
+FOREIGN = frozenset({"error", "content", "prompt", "text", "module", "self._tokenizer"})
+_SPEAKERS = frozenset({"logger", "click", "warnings"})
+_FAULTS = frozenset({"LinkStatus", "Fault", "Declined"})  # whose reasons users are shown
+
+
+def _is_public(tree: ast.Module) -> Iterator[str]:
+    for node in tree.body:
+        if isinstance(node, ast.Assign) and any(isinstance(t, ast.Name) and t.id == "__all__" for t in node.targets):
+            yield from (one.value for one in ast.walk(node.value) if isinstance(one, ast.Constant))
+
+
+PUBLIC = frozenset(name for tree in TREES.values() for name in _is_public(tree))
+OWN = frozenset(n.name for tree in TREES.values() for n in ast.walk(tree) if isinstance(n, ast.ClassDef)) - PUBLIC
+
+
+def spoken(tree: ast.AST) -> Iterator[ast.AST]:
+    """Yield what says something to users: raised exceptions, log lines, echoes and reasons."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Raise) and node.exc is not None:
+            yield node.exc
+        elif isinstance(node, ast.Call):
+            called = node.func
+            of = called.value if isinstance(called, ast.Attribute) else called
+            if isinstance(of, ast.Name) and of.id in (_SPEAKERS if of is not called else _FAULTS):
+                yield node
+
+
+def faults(tree: ast.AST) -> list[str]:
+    """Return what users cannot know in what is said to them."""
+    found = []
+    for said in spoken(tree):
+        for node in ast.walk(said):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                found += [f"{node.lineno}: {name}" for name in _own_names(node.value)]
+            if isinstance(node, ast.Attribute) and node.attr == "__name__":
+                of = node.value.args[0] if isinstance(node.value, ast.Call) and node.value.args else node.value
+                if ast.unparse(of) not in FOREIGN:
+                    found.append(f"{node.lineno}: {ast.unparse(node)}")
+    return found
+
+
+def _own_names(text: str) -> list[str]:
+    """Return the names of our classes in a text; one word at its beginning, or behind a full stop, is plain English."""
+    names = [match for match in re.finditer(r"\w+", text) if match[0] in OWN - OTHER_MEANINGS]
+    return [m[0] for m in names if re.search("[a-z][A-Z]", m[0]) or not re.search(r"(^|[.:] )$", text[: m.start()])]
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_no_message_names_a_class_that_is_not_public(path: Path) -> None:
+    assert faults(TREES[path]) == []
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        'raise ModelError(f"{name} was used beside its TorchRunner")',
+        'raise ModelError(f"int8 is not possible for {type(model).__name__}")',
+        'raise ProtocolError("a drafter takes Open and Close")',
+        'logger.warning("the %s is full", type(self).__name__)',
+        'logger.info("the DrafterWorker ends")',
+        'self._status = LinkStatus("down", "the BeamWriter failed")',
+    ],
+)
+def test_a_message_that_names_one_is_found(code: str) -> None:
+    assert len(faults(ast.parse(code))) >= 1
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        'raise PromptError(f"a prompt must be a string, got {type(prompt).__name__}; use card.LLM")',
+        'raise SettingsError("Draft models must be folders")',
+        'logger.warning("%s: %s", type(error).__name__, error)',
+    ],
+)
+def test_plain_words_public_names_and_what_others_gave_are_not_found(code: str) -> None:
+    assert faults(ast.parse(code)) == []
