@@ -26,6 +26,12 @@ _FOLDER_VARIABLE = "CARD_PEERS"
 _BUILD_JOBS = "2"
 _LEAST_PRIORITY = 19
 _LOG_LINES = 3
+# By instruction set: what keeps a process from using more. Each is of one library: ours, oneDNN's below torch, torch's.
+LIMITS: Mapping[str, Mapping[str, str]] = MappingProxyType(
+    {"avx2": {"CARD_KERNELS": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2"}}
+)
+LIMITED_PEERS = ("card", "llama.cpp", "transformers")  # which keep to that
+_LLAMA_AVX2 = tuple(f"-DGGML_{name}=ON" for name in ("AVX", "AVX2", "FMA", "F16C", "BMI2"))
 
 
 class BuildError(Exception):
@@ -89,7 +95,7 @@ def ensure(folder: Path, name: str) -> None:
 
 
 def _build_llama(folder: Path) -> None:
-    """Build llama.cpp for this very processor."""
+    """Build llama.cpp for this very processor, or for what its folder names."""
     for tool in ("cmake", "ninja", "c++"):
         if shutil.which(tool) is None:
             raise BuildError(f"{tool} is not installed, and llama.cpp needs it")
@@ -103,9 +109,13 @@ def _build_llama(folder: Path) -> None:
             packed.extractall(folder, filter="data")
         archive.unlink()
     shutil.rmtree(source / ".git", ignore_errors=True)  # a link to nowhere, for which ninja configures again and again
-    options = ["-DCMAKE_BUILD_TYPE=Release", "-DGGML_NATIVE=ON", "-DBUILD_SHARED_LIBS=OFF", "-DLLAMA_CURL=OFF"]
+    options = ["-DCMAKE_BUILD_TYPE=Release", "-DBUILD_SHARED_LIBS=OFF", "-DLLAMA_CURL=OFF"]
     options += ["-DLLAMA_BUILD_TESTS=OFF", "-DLLAMA_BUILD_EXAMPLES=OFF"]
-    if _has_matrix_unit():  # there this version ends with a segmentation fault, in ggml_backend_amx_mul_mat
+    is_limited = folder.name in LIMITS
+    options += ["-DGGML_NATIVE=OFF", *_LLAMA_AVX2] if is_limited else ["-DGGML_NATIVE=ON"]
+    if (
+        _has_matrix_unit() and not is_limited
+    ):  # there this version ends with a segmentation fault, in ggml_backend_amx_mul_mat
         without = "-mno-amx-tile -mno-amx-int8 -mno-amx-bf16"
         options += [f"-DCMAKE_C_FLAGS={without}", f"-DCMAKE_CXX_FLAGS={without}"]
     run_logged(["cmake", "-S", source, "-B", build, "-G", "Ninja", *options], folder / "logs" / "llama-configure.log")

@@ -58,6 +58,11 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--max-tokens", type=int, default=128, help="most new tokens (default: %(default)s)")
     parser.add_argument("--at-once", type=_numbers, default=[], help="also that many requests at once, such as 4,16")
     parser.add_argument("--only-at-once", action="store_true", help="leave out single requests; needs --at-once")
+    parser.add_argument(
+        "--isa",
+        choices=[*environments.LIMITS],
+        help="let no engine use more instructions than that; those that cannot be limited are left out",
+    )
     parser.add_argument("--cores", type=_numbers, help="cores that each engine may use, such as 0,1 (default: all)")
     parser.add_argument("--build-only", action="store_true", help="make environments and models, and measure nothing")
     parser.add_argument("--seed", type=int, default=0, help="of the order of rows (default: %(default)s)")
@@ -77,6 +82,10 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         parser.error(f"unknown model {min(unknown)!r}; known: {_MODEL_NAMES}")
     if min(args.limit, args.repeats) < 1 or args.max_tokens < 2:
         parser.error("--limit and --repeats must be 1 or more, --max-tokens 2 or more")
+    if args.isa:
+        args.envs = args.envs / args.isa  # llama.cpp is built for it
+        args.only = args.only or [*environments.LIMITED_PEERS]
+        os.environ |= environments.LIMITS[args.isa]  # workers inherit it
     return args
 
 
@@ -105,7 +114,7 @@ def _common(args: argparse.Namespace) -> Line:
         "started": facts.date,
         "command": facts.command,
         "commit": facts.commit,
-        "machine": {**facts.machine, "cores_used": len(args.cores)},
+        "machine": {**facts.machine, "cores_used": len(args.cores), "isa": args.isa or "all"},
         "max_tokens": args.max_tokens,
     }
 
