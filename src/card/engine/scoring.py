@@ -111,7 +111,7 @@ class Scorer:
         """Run the next part of a text; return whether it was the last one."""
         token_ids = job.token_ids
         if self._slot is None:
-            self._slot = self._pool.open((), len(token_ids)).slot
+            self._slot = self._pool.open((), len(token_ids), text_len=len(token_ids)).slot
         first = self._model.num_rows(self._slot)
         part = token_ids[first : min(first + self._chunk, len(token_ids) - 1)]  # the last token predicts nothing asked
         if part:

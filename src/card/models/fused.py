@@ -17,6 +17,7 @@ from card.models.draft_vocab import head_of, spread
 from card.models.generic import layer_windows
 from card.models.hrad.features import KeptStates
 from card.models.kv_cache import KVLayout, SequenceRows
+from card.models.long_rope import switch_len
 from card.models.processor import computes_bfloat16
 
 if TYPE_CHECKING:
@@ -105,9 +106,8 @@ def reason_not_fusable(model: LoadedModel, max_model_len: int) -> str | None:
     inner: Any = model.model
     if config.hidden_act != "silu":
         return f"its activation is {config.hidden_act}, not silu"
-    rope_type = inner.rotary_emb.rope_type
-    if "dynamic" in rope_type or rope_type == "longrope":
-        return f"its rotary embedding ({rope_type}) changes with the length of the text"
+    if switch_len(model, max_model_len) is not None:
+        return "its rotary embedding (longrope) changes with the length of the text"
     if rotary_table(model, 1, torch.float32)[0].shape[-1] != inner.layers[0].self_attn.head_dim:
         return "its rotary embedding turns only a part of each head"
     tensors = [p for p in model.parameters() if p.is_floating_point()]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -14,7 +15,8 @@ from card.errors import ModelError
 from card.models.attention import SequencePass, attend, sequence_pass
 from card.models.draft_vocab import masked
 from card.models.hrad.features import KeptStates
-from card.models.kv_cache import KVLayout, SequenceRows
+from card.models.kv_cache import BoolArray, KVLayout, SequenceRows
+from card.models.long_rope import LongRope, switch_len
 from card.models.names import model_name
 
 if TYPE_CHECKING:
@@ -144,6 +146,8 @@ def _attention(
             f"{type(module).__name__} was called by other code than CARD, which this model was given to: call it"
             " through CARD only, or load the model once more for other uses"
         )
+    if attention_mask is not None:  # transformers makes none for an attention that it does not know
+        raise ModelError(f"{type(module).__name__} attends with a mask that it makes itself, which is not built")
     for name in REFUSED_ARGUMENTS:
         if kwargs.get(name) is not None:
             raise ModelError(f"{type(module).__name__} attends with {name}, which is not built")
@@ -160,6 +164,9 @@ class GenericDecoder:
         self.model = model
         config = model.config.get_text_config()
         self.windows = layer_windows(config, max_model_len)
+        length = switch_len(model, max_model_len)
+        self._long_rope = None if length is None else LongRope(model, length)
+        self.long_rows: BoolArray | None = None  # [sum T] of the next pass: which belong to long texts; None: no row
         self.kept: KeptStates | None = None  # set it to have each pass leave `features`
         self.features: Tensor | None = None  # [rows, kept.num_features] of the rows with logits in the last pass
         self._selects_rows = "logits_to_keep" in inspect.signature(model.forward).parameters
@@ -226,7 +233,11 @@ class GenericDecoder:
             num_kept = len(token_ids) - int(logits_rows.start)
             extra["logits_to_keep"] = max(num_kept, 1)  # 0 would mean all
             logits_rows = slice(1 if num_kept == 0 else 0, None)
-        out = self.model(input_ids=token_ids[None], position_ids=positions[None], use_cache=False, **extra)
+        rotation: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+        if self._long_rope is not None and self.long_rows is not None:
+            rotation = self._long_rope.choosing(self.long_rows)
+        with rotation:
+            out = self.model(input_ids=token_ids[None], position_ids=positions[None], use_cache=False, **extra)
         if self.kept:
             self.features = self.kept.join([state[0, chosen_rows] for state in self._states(out, self.kept)])
         logits: Tensor = out.logits[0]

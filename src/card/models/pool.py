@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from card.errors import CapacityError, ModelError, SettingsError
-from card.models.protocol import LanguageModel
+from card.models.protocol import LanguageModel, LengthDependent
 
 BLOCK_ROWS = 32  # rows are counted in blocks of this many
 MIN_SHARED_TOKENS = 8  # fewer are computed again: copying them saves nothing
@@ -48,6 +48,7 @@ class _Entry:
     slot: int
     num_rows: int
     text: IntArray
+    is_long: bool  # the rows are those of a text beyond `switch_len`; they fit no shorter one
 
 
 class SequencePool:
@@ -73,6 +74,7 @@ class SequencePool:
         if max_retained < 0:
             raise SettingsError(f"max_retained must be 0 or more, got {max_retained}")
         self._model, self._max_bytes, self._max_retained = model, max_bytes, max_retained
+        self.switch_len = model.switch_len if isinstance(model, LengthDependent) else None  # None: rows never change
         self._running: dict[int, _Entry] = {}
         self._retained: dict[int, _Entry] = {}  # the least recently used first
         self._queries = self._hits = self._reused_tokens = 0
@@ -100,7 +102,7 @@ class SequencePool:
         free_bytes = self._max_bytes - self._bytes_of(self._running)
         return self.can_ever_hold(num_rows) and self._round(num_rows) * self._model.row_bytes <= free_bytes
 
-    def open(self, token_ids: Sequence[int], num_rows: int) -> Opened:
+    def open(self, token_ids: Sequence[int], num_rows: int, *, text_len: int = 0) -> Opened:
         """Start a sequence for a text, with room for ``num_rows`` rows in all.
 
         Its first rows are copied from the sequence, running or retained, that shares the longest beginning with the
@@ -108,6 +110,8 @@ class SequencePool:
 
         Args:
             token_ids: the text so far; may be empty.
+            text_len: length that decides whether the rows are those of a long text, if it is more than that of
+                ``token_ids``.
         Raises: CapacityError if there is no room; nothing has changed then, unless it is the device that has no
             memory: then all retained sequences are gone.
         """
@@ -118,7 +122,8 @@ class SequencePool:
                 " or allow more KV memory"
             )
         most = max(0, min(len(token_ids) - 1, num_rows))
-        opened = self._open(np.asarray(token_ids, np.int64)[:most], self._round(num_rows))
+        is_long = self._is_long(max(len(token_ids), text_len))
+        opened = self._open(np.asarray(token_ids, np.int64)[:most], self._round(num_rows), is_long)
         self._queries += 1
         self._hits += opened.num_reused > 0
         self._reused_tokens += opened.num_reused
@@ -134,6 +139,19 @@ class SequencePool:
         """
         self._running_entry(slot, token_ids).text = np.array(token_ids, np.int64)
 
+    def drop_outgrown(self, slot: int, text_len: int) -> bool:
+        """Drop the rows of a running sequence if a text of now ``text_len`` tokens has others, which take their place.
+
+        Returns: whether they were dropped. Raises: ModelError if the sequence is not running.
+        """
+        entry = self._running_entry(slot, ())
+        if entry.is_long or not self._is_long(text_len):
+            return False
+        self._model.keep(slot, 0)
+        self._make_long(slot)
+        entry.text, entry.is_long = entry.text[:0], True
+        return True
+
     def close(self, slot: int, token_ids: Sequence[int] = ()) -> None:
         """End a running sequence; its rows stay retained for a later text.
 
@@ -144,11 +162,11 @@ class SequencePool:
         entry = self._running_entry(slot, token_ids)
         entry.text = np.array(token_ids, np.int64)
         del self._running[slot]
-        if len(entry.text) < MIN_SHARED_TOKENS or self._max_retained == 0 or self._is_retained(entry.text):
+        if len(entry.text) < MIN_SHARED_TOKENS or self._max_retained == 0 or self._is_retained(entry):
             self._model.close(slot)
             return
         for other in list(self._retained.values()):
-            if _num_shared(other.text, entry.text) == len(other.text):
+            if other.is_long == entry.is_long and _num_shared(other.text, entry.text) == len(other.text):
                 self._drop(other)  # the new one can lend all that it could
         self._shrink(entry)
         self._retained[entry.slot] = entry
@@ -181,17 +199,24 @@ class SequencePool:
             )
         return self._running[slot]
 
-    def _open(self, text: IntArray, num_rows: int) -> Opened:
+    def _is_long(self, text_len: int) -> bool:
+        return self.switch_len is not None and text_len > self.switch_len
+
+    def _make_long(self, slot: int) -> None:
+        assert isinstance(self._model, LengthDependent)
+        self._model.make_long(slot)
+
+    def _open(self, text: IntArray, num_rows: int, is_long: bool) -> Opened:
         """Start a sequence of ``num_rows`` (whole blocks) that reuses what it can of ``text``."""
-        source, num_shared = self._find(text)
+        source, num_shared = self._find(text, is_long)
         try:
-            slot = self._make_slot(num_rows, spared=source)
+            slot = self._make_slot(num_rows, is_long, spared=source)
         except CapacityError:
             if source is None or source.slot not in self._retained:
                 raise
             if not num_rows <= source.num_rows <= MAX_EXCESS * num_rows:
                 self._drop(source)
-                return self._open(text, num_rows)
+                return self._open(text, num_rows, is_long)
             del self._retained[source.slot]
             self._model.keep(source.slot, num_shared)
             slot, num_rows = source.slot, source.num_rows
@@ -199,10 +224,10 @@ class SequencePool:
             if source is not None:
                 self._model.copy_rows(source.slot, slot, num_shared)
                 self._touch(source)
-        self._running[slot] = _Entry(slot, num_rows, text[:num_shared].copy())
+        self._running[slot] = _Entry(slot, num_rows, text[:num_shared].copy(), is_long)
         return Opened(slot, num_shared)
 
-    def _make_slot(self, num_rows: int, spared: _Entry | None) -> int:
+    def _make_slot(self, num_rows: int, is_long: bool, spared: _Entry | None) -> int:
         """Open a slot, dropping retained sequences other than ``spared`` until there is room."""
         kept_bytes = self._bytes_of(self._running)
         if spared is not None and spared.slot in self._retained:
@@ -214,11 +239,18 @@ class SequencePool:
             self._drop(droppable.pop())
         while True:
             try:
-                return self._model.open(num_rows)
+                return self._slot(num_rows, is_long)
             except CapacityError:  # the device has less memory than the pool was promised, or the model fewer slots
                 if not droppable:
                     raise
                 self._drop(droppable.pop())
+
+    def _slot(self, num_rows: int, is_long: bool) -> int:
+        """Return an empty sequence of the model. Raises: CapacityError if it has no memory."""
+        slot = self._model.open(num_rows)
+        if is_long:
+            self._make_long(slot)
+        return slot
 
     def _drop(self, retained: _Entry) -> None:
         del self._retained[retained.slot]
@@ -228,11 +260,13 @@ class SequencePool:
         if entry.slot in self._retained:
             self._retained[entry.slot] = self._retained.pop(entry.slot)
 
-    def _find(self, text: IntArray) -> tuple[_Entry | None, int]:
+    def _find(self, text: IntArray, is_long: bool) -> tuple[_Entry | None, int]:
         """Return the sequence that shares the longest beginning with ``text``, and how many tokens that is."""
         best, most = None, MIN_SHARED_TOKENS - 1
         for entries in (self._running, self._retained):  # at a tie a running one: it is not in the way of others
             for entry in entries.values():
+                if entry.is_long != is_long:
+                    continue
                 # To share more than `most` tokens, the token at that index must agree.
                 if len(entry.text) > most and len(text) > most and entry.text[most] == text[most]:
                     num_shared = _num_shared(entry.text, text)
@@ -240,9 +274,10 @@ class SequencePool:
                         best, most = entry, num_shared
         return (best, most) if best else (None, 0)
 
-    def _is_retained(self, text: IntArray) -> bool:
-        """Return whether a retained sequence can lend all of ``text``, and count it as used if so."""
-        holder = next((e for e in self._retained.values() if _num_shared(e.text, text) == len(text)), None)
+    def _is_retained(self, entry: _Entry) -> bool:
+        """Return whether a retained sequence can lend all of an entry's text, and count it as used if so."""
+        alike = [other for other in self._retained.values() if other.is_long == entry.is_long]
+        holder = next((other for other in alike if _num_shared(other.text, entry.text) == len(entry.text)), None)
         if holder is not None:
             self._touch(holder)
         return holder is not None
@@ -253,7 +288,7 @@ class SequencePool:
         if WORTH_SHRINKING * needed > entry.num_rows or not self._has_spare(entry.num_rows + needed):
             return
         try:
-            slot = self._model.open(needed)
+            slot = self._slot(needed, entry.is_long)
         except CapacityError:
             return  # it stays where it is
         self._model.copy_rows(entry.slot, slot, len(entry.text))

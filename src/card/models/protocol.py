@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -79,3 +79,15 @@ class LanguageModel(Protocol):
         ``rows`` ascend and lie beyond the prefix. The kept rows are renumbered without gaps; every parent of a kept row
         must be kept too.
         """
+
+
+@runtime_checkable
+class LengthDependent(LanguageModel, Protocol):
+    """A model whose rows depend on the length of their text: a longer one than `switch_len` has other rows."""
+
+    @property
+    def switch_len(self) -> int | None:
+        """Most tokens of a text that has the rows of a short one; None if no text is longer."""
+
+    def make_long(self, slot: int) -> None:
+        """Let the rows of an empty sequence be those of a long text from now on."""

@@ -17,7 +17,8 @@ from card.models.hrad.features import kept_states
 from card.models.inflation import original_size
 from card.models.int8 import Int8Decoder
 from card.models.int8_linear import why_not_int8
-from card.models.kv_cache import IntArray, KVCache
+from card.models.kv_cache import BoolArray, IntArray, KVCache
+from card.models.long_rope import switch_len
 from card.models.names import model_name
 from card.models.protocol import Extension
 
@@ -81,12 +82,14 @@ class TorchRunner:
             else:
                 self._decoder = GenericDecoder(cast("PreTrainedModel", model), max_model_len)
         self.max_model_len = max_model_len  # most positions of one sequence
+        self.switch_len = switch_len(model, max_model_len)  # longest text that has the rows of a short one
         self.vocab_size = self._decoder.vocab_size  # number of token ids; V of the logits
         self.device, self.dtype = self._decoder.layout.device, self._decoder.layout.dtype  # of logits and computation
         self.original = original_size(model)  # of the model, or of the one that it was inflated from
         self._embeddings = cast(Tensor, model.get_input_embeddings().weight).detach()
         self._pass_features: Tensor | None = None  # of the rows with logits in the last pass, if they are kept
         self._features: Sequence[Tensor] = ()  # the same per extension
+        self._long_slots: set[int] = set()  # see `make_long`
         self._cache = KVCache(self._decoder.layout, max_model_len + max_tree_rows)
         self.max_rows, self.row_bytes = (
             self._cache.max_rows,
@@ -124,9 +127,15 @@ class TorchRunner:
         with torch.inference_mode():
             return self._cache.open(max_rows)
 
+    def make_long(self, slot: int) -> None:
+        """Let the rows of an empty sequence be those of a text of more than `switch_len` tokens from now on."""
+        assert self.num_rows(slot) == 0, "rows of a short text do not become those of a long one"
+        self._long_slots.add(slot)
+
     def close(self, slot: int) -> None:
         """Drop a sequence; its memory may serve later ones. Raises: ModelError if the slot is not open."""
         self._cache.close(slot)
+        self._long_slots.discard(slot)
 
     def capacity(self, slot: int) -> int:
         """Return how many rows the sequence has room for. Raises: ModelError if the slot is not open."""
@@ -134,6 +143,7 @@ class TorchRunner:
 
     def copy_rows(self, source: int, slot: int, num_rows: int) -> None:
         """Make the first rows of ``source`` those of the empty sequence ``slot``. Raises: see `KVCache.copy_rows`."""
+        assert (source in self._long_slots) == (slot in self._long_slots), "rows of a short and of a long text differ"
         with torch.inference_mode():
             self._cache.copy_rows(source, slot, num_rows)
 
@@ -207,6 +217,8 @@ class TorchRunner:
             positions.append(sequence.tree.positions(sequence.tree.num_rows - num_new))
             steps.append(self._decoder.step(sequence, offset=offset, num_new=num_new))
             offset += num_new
+        if isinstance(self._decoder, GenericDecoder):
+            self._decoder.long_rows = self._long_rows(extensions, positions)
         logits = self._decoder.forward(
             torch.from_numpy(token_ids).to(self.device),
             torch.from_numpy(np.concatenate(positions)).to(self.device),
@@ -217,6 +229,20 @@ class TorchRunner:
         if len(extensions) == 1:
             return [logits]
         return list(torch.split(logits, [len(e.token_ids) - e.first_logits_idx for e in extensions]))
+
+    def _long_rows(self, extensions: Sequence[Extension], positions: Sequence[IntArray]) -> BoolArray | None:
+        """Return which rows of a pass are those of long texts, [sum T]; None if no text is ever long.
+
+        A row beyond the short context is one of a long text, whatever its sequence was opened for.
+        """
+        length = self.switch_len
+        if length is None:
+            return None
+        rows = [
+            (of >= length) | (extension.slot in self._long_slots)
+            for extension, of in zip(extensions, positions, strict=True)
+        ]
+        return np.concatenate(rows)
 
     def _append(self, extensions: Sequence[Extension]) -> IntArray:
         """Add the new rows to the sequences' trees and return all token ids, [sum T]."""

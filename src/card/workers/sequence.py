@@ -27,9 +27,21 @@ class Sequence:
     """The state of one running request."""
 
     def __init__(
-        self, request: Request, slot: int, num_reused: int, *, max_model_len: int, vocab_size: int, offers: Offers
+        self,
+        request: Request,
+        slot: int,
+        num_reused: int,
+        *,
+        max_model_len: int,
+        vocab_size: int,
+        switch_len: int | None,
+        offers: Offers,
     ) -> None:
-        """Begin with the prompt, of which ``num_reused`` tokens have KV rows already."""
+        """Begin with the prompt, of which ``num_reused`` tokens have KV rows already.
+
+        Args:
+            switch_len: of the pool that the slot is of.
+        """
         self.request = request
         self.slot = slot
         self.offers = offers
@@ -40,6 +52,7 @@ class Sequence:
         grammar = request.grammar.fork() if request.grammar is not None else None
         self.shaping = None if rule is None else Shaping(rule, request.prompt_ids, vocab_size, grammar)
         self._max_model_len = max_model_len
+        self._switch_len = switch_len
         self.stats = RequestStats(
             num_prompt_tokens=len(request.prompt_ids),
             seed=request.params.seed or 0,
@@ -63,19 +76,22 @@ class Sequence:
 
     @property
     def is_prefilling(self) -> bool:
-        """Whether a part of the prompt is still to be run."""
-        return self.num_new_tokens == 0
+        """Whether a part of the prompt is still to be run, or of a text whose rows are computed anew."""
+        return self.num_new_tokens == 0 or self.num_rows < len(self.token_ids) - 1
 
     @property
     def prompt_tokens_left(self) -> int:
-        """How many tokens of the prompt are still to be run."""
+        """How many tokens of the prompt, or of a text that is read once more, are still to be run."""
         return len(self.token_ids) - self.num_rows if self.is_prefilling else 0
 
     @property
     def deepest(self) -> int:
         """How many layers of candidates can become text: the last token of all is the target's own."""
-        tokens_left = self.request.params.max_tokens - self.num_new_tokens
-        return min(tokens_left - 1, self._max_model_len - len(self.token_ids))
+        tokens_left, length = self.request.params.max_tokens - self.num_new_tokens, len(self.token_ids)
+        most = self._max_model_len
+        if self._switch_len is not None and length <= self._switch_len:
+            most = self._switch_len  # a longer text has other rows
+        return min(tokens_left - 1, most - length)
 
     def decline(self, reason: str) -> None:
         """Go on without the drafter, which does not draft for this text."""

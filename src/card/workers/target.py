@@ -78,7 +78,8 @@ class TargetWorker:
         writers = self._writers if request.params.speculates else {}
         openers = {name: partial(begin, request) for name, begin in writers.items()}
         offers = Offers(openers, vocab_size=self.model.vocab_size)
-        sequence = Sequence(request, opened.slot, opened.num_reused, offers=offers, **sizes)
+        place = opened.slot, opened.num_reused
+        sequence = Sequence(request, *place, offers=offers, switch_len=self.pool.switch_len, **sizes)
         sequence.replica.tune(self._beam_width)
         self._running[request.request_id] = sequence
         return [sequence.replica.open_message()] if request.uses_drafter else []
@@ -102,7 +103,7 @@ class TargetWorker:
         return self._running[request_id].request
 
     def prompt_tokens_left(self, request_id: int) -> int:
-        """Return how many tokens of the prompt are still to be run."""
+        """Return how many tokens of the prompt, or of a text that is read once more, are still to be run."""
         return self._running[request_id].prompt_tokens_left
 
     def num_context_rows(self, request_id: int) -> int:
@@ -251,6 +252,8 @@ class TargetWorker:
         self.model.keep(sequence.slot, root_rows, kept_rows)
         sequence.num_rows = root_rows + len(kept_rows)
         sequence.token_ids += kept_ids
+        if reason is None and self.pool.drop_outgrown(sequence.slot, len(sequence.token_ids)):
+            sequence.num_rows = 0  # the text has become a long one: it is read once more
         if sequence.shaping is not None:
             sequence.shaping.commit(kept_ids)
         stats, request_id = sequence.stats, sequence.request.request_id

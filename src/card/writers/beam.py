@@ -113,7 +113,8 @@ class BeamSequence:
             self._shaping = DraftShaping(spec.shaping, self.token_ids, self._vocab_size, find_grammar)
         self._growth = RULES[spec.shape.growth]
         self.num_rows = rows_of(spec, model)
-        opened = pool.open(self.token_ids, self.num_rows)
+        # What is drafted need not be exact: the rows are those of the text's end from its beginning.
+        opened = pool.open(self.token_ids, self.num_rows, text_len=text_limit(spec, model))
         self._slot, self.num_reused = opened.slot, opened.num_reused
         self._num_committed_rows = opened.num_reused
         self._is_shared = False  # whether others can copy the rows of the text

@@ -1,0 +1,94 @@
+"""Rotary embeddings with other frequencies for long texts (longrope of Phi-3 and its kin), chosen for each row.
+
+transformers chooses them for a whole pass, by its longest position. Here a row has those of its own text: short ones
+as long as the text has at most `switch_len` tokens, and beyond that long ones for all its rows, the earlier ones too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from card.errors import ModelError
+from card.models.kv_cache import BoolArray
+from card.models.names import model_name
+
+if TYPE_CHECKING:
+    from card.models.decoder_model import LoadedModel
+
+_TYPE = "longrope"
+
+
+def switch_len(model: LoadedModel, max_model_len: int) -> int | None:
+    """Return the longest text that has the short frequencies; None if no text up to ``max_model_len`` has others.
+
+    Raises: ModelError if the layers of the model differ in it.
+    """
+    stated = getattr(model.config.get_text_config(), "rope_parameters", None) or {}
+    by_layer_type = [one for one in stated.values() if isinstance(one, Mapping)]
+    stated_lengths = {
+        int(one["original_max_position_embeddings"])
+        for one in by_layer_type or [stated]
+        if one.get("rope_type") == _TYPE
+    }
+    lengths = sorted(length for length in stated_lengths if length < max_model_len)
+    if len(lengths) > 1:
+        raise ModelError(
+            f"the layers of {model_name(model)} take their rotary factors for long texts from different lengths on:"
+            f" {lengths}; set max_model_len to {lengths[1]} or less"
+        )
+    return lengths[0] if lengths else None
+
+
+class LongRope:
+    """Lets the rotary modules of a model turn each row as its own text demands."""
+
+    def __init__(self, model: LoadedModel, switch_len: int) -> None:
+        """Find the modules. Raises: ModelError if there are none."""
+        self._switch_len = switch_len
+        self._modules = [module for module in model.modules() if _is_long_rope(getattr(module, "rope_type", None))]
+        if not self._modules:
+            raise ModelError(
+                f"the rotary factors of {model_name(model)} for long texts cannot be chosen for each text; set"
+                f" max_model_len to {switch_len} or less"
+            )
+
+    @contextlib.contextmanager
+    def choosing(self, is_long: BoolArray) -> Iterator[None]:
+        """Inside the block the model turns the rows of a pass by ``is_long``, [sum T], in the place of its own rule."""
+        if not is_long.any():  # no position is beyond the short context: its own rule says the same
+            yield
+            return
+        before = [vars(module).get("forward") for module in self._modules]
+        for module in self._modules:
+            module.forward = partial(self._rotate, module.forward, is_long)
+        try:
+            yield
+        finally:
+            for module, forward in zip(self._modules, before, strict=True):
+                del module.forward
+                if forward is not None:
+                    module.forward = forward
+
+    def _rotate(
+        self, rotate: Any, is_long: BoolArray, x: Tensor, position_ids: Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, ...]:
+        """Return cos and sin [..., T, D] of positions [..., T]; ``rotate`` chooses by the longest that it is shown."""
+        beyond = torch.full_like(position_ids[..., :1], self._switch_len)
+        found = rotate(x, torch.cat((position_ids, beyond), -1), *args, **kwargs)
+        long = tuple(one[..., :-1, :] for one in found)
+        if is_long.all():
+            return long
+        chosen = torch.from_numpy(is_long).to(position_ids.device)
+        short = rotate(x, position_ids.masked_fill(chosen, 0), *args, **kwargs)
+        return tuple(torch.where(chosen[:, None], *pair) for pair in zip(long, short, strict=True))
+
+
+def _is_long_rope(rope_type: object) -> bool:
+    """Return whether a rotary module's type, or that of one of its kinds of layers, is the one with two factors."""
+    return _TYPE in (rope_type.values() if isinstance(rope_type, Mapping) else (rope_type,))
