@@ -6,6 +6,7 @@ Errors are one clear line.
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import logging
 from collections.abc import Iterator
@@ -29,6 +30,7 @@ from card.models.int8_linear import why_not_int8
 from card.models.places import hub_file, local_model, weights_folder
 from card.models.processor import computes_bfloat16
 from card.models.text import check_tokenizers_fit
+from card.models.weight_files import Shapes, check_counts, check_sizes, raw_config, tensor_shapes
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -126,6 +128,7 @@ def load_decoder(
             with _explained(source, "the weights of {} cannot be read"):
                 decoder = source.gguf.decoder(wanted_dtype, wanted_device)
         elif source.is_folder:
+            _check_folder(source)
             decoder = read_decoder(Path(source.path), dtype=wanted_dtype, device=wanted_device)
     if decoder is None:
         return load_model(name_or_path, dtype=dtype, device=device)
@@ -229,9 +232,22 @@ def _find(name: str, cache_dir: str | None) -> _Source:
             raise ModelError(f"{name} cannot be read: {error.strerror}") from error
         return _Source(name, str(place), is_local=True, gguf=gguf)
     if place is not None:
-        return _Source(name, str(place), is_local=True, is_folder=True)
+        source = _Source(name, str(place), is_local=True, is_folder=True)
+        with _explained(source, "the config of {} cannot be used"):
+            check_counts(raw_config(place))
+        return source
     problem = _hub_problem(name)
     return _Source(name, name, is_local=bool(problem), hub_problem=problem)
+
+
+def _check_folder(source: _Source) -> Shapes | None:
+    """Compare what the config counts with the weights; return their shapes, None if they are not known."""
+    folder = Path(source.path)
+    with _explained(source, "the weights of {} cannot be read"):
+        shapes = tensor_shapes(folder)
+    with _explained(source, "the config of {} cannot be used"):
+        check_counts(raw_config(folder), shapes)
+    return shapes
 
 
 def _fetched(name: str, repository: str, file: str) -> Path:
@@ -261,7 +277,10 @@ def _read_model(source: _Source, dtype: str | torch.dtype) -> tuple[Any, dict[st
     if source.gguf is not None:
         with _explained(source, "the weights of {} cannot be read"):
             return _read_gguf(source.gguf, dtype)
+    shapes = _check_folder(source) if source.is_folder else None
     config = _read_config(source)
+    if shapes is not None:
+        _check_sizes(source, config, shapes)
     with _explained(source, "the weights of {} cannot be read"):
         loader: Any = transformers.AutoModelForCausalLM
         read: tuple[Any, dict[str, Any]] = loader.from_pretrained(
@@ -297,6 +316,18 @@ def _fit_to_processor(model: LoadedModel, dtype: str | torch.dtype) -> None:
 @functools.cache
 def _say_once(words: str) -> None:
     logger.warning(words)
+
+
+def _check_sizes(source: _Source, config: PreTrainedConfig, shapes: Shapes) -> None:
+    """Check that a model of this config is about as large as its weights, before any memory is taken for it."""
+    loader: Any = transformers.AutoModelForCausalLM
+    try:
+        with torch.device("meta"):
+            empty = loader.from_config(copy.deepcopy(config))
+    except Exception:  # transformers will build it in the same way, and tell what is wrong
+        return
+    with _explained(source, "the weights of {} do not fit its config"):
+        check_sizes(empty, shapes)
 
 
 def _read_gguf(gguf: GgufSource, dtype: str | torch.dtype) -> tuple[Any, dict[str, Any]]:
