@@ -51,3 +51,10 @@ class BenchError(CardError):
 
 class PlanError(CardError):
     """A profile or a recording is broken, of another version, or does not fit to the others; or too much is asked."""
+
+
+def in_few_words(error: BaseException) -> str:
+    """Return the first line of what an error says, or its name if it says nothing."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    words = lines[0] if lines else type(error).__name__
+    return words if len(words) <= 200 else words[:200] + "..."

@@ -22,7 +22,7 @@ from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
 from card.config import INT8
-from card.errors import ModelError, VocabularyError
+from card.errors import ModelError, VocabularyError, in_few_words
 from card.models.decoder_model import mark_int8, read_config, read_decoder
 from card.models.gguf.header import GgufError
 from card.models.gguf.source import GgufSource
@@ -268,7 +268,7 @@ def _hub_problem(name: str) -> str:
     except HFValidationError:
         return "this is not a valid name there"
     except (OSError, _HTTP_ERROR) as error:
-        return _in_few_words(error)
+        return in_few_words(error)
     return ""
 
 
@@ -373,19 +373,13 @@ def _explained(source: _Source, what: str) -> Iterator[None]:
         Exception
     ) as error:  # transformers, safetensors, tokenizers and pickle raise almost anything, Exception itself too
         if isinstance(error, GgufError):
-            raise ModelError(f"{source.name} {_in_few_words(error)}") from error
+            raise ModelError(f"{source.name} {in_few_words(error)}") from error
         if source.hub_problem:
             raise ModelError(
                 f"{source.name} is neither a folder here nor in the local cache, and the hub cannot be used: "
                 f"{source.hub_problem}; give a model folder, or check the name and the connection"
             ) from error
-        raise ModelError(f"{what.format(source.name)}: {_in_few_words(error)}") from error
-
-
-def _in_few_words(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    words = lines[0] if lines else type(error).__name__
-    return words if len(words) <= 200 else words[:200] + "..."
+        raise ModelError(f"{what.format(source.name)}: {in_few_words(error)}") from error
 
 
 def _parse_dtype(dtype: str | torch.dtype) -> str | torch.dtype:
