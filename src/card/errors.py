@@ -54,7 +54,7 @@ class PlanError(CardError):
 
 
 def in_few_words(error: BaseException) -> str:
-    """Return the first line of what an error says, or its name if it says nothing."""
+    """Return the first line of what an error says, with the second if that only announces it; its name if none."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    words = lines[0] if lines else type(error).__name__
+    words = " ".join(lines[: 2 if lines[0].endswith(":") else 1]) if lines else type(error).__name__
     return words if len(words) <= 200 else words[:200] + "..."

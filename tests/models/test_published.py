@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -84,3 +85,28 @@ def test_the_end_is_read_from_the_generation_config_where_the_config_has_none(tm
     assert tokens == generated(tmp_path)
     assert len(tokens) <= 6
     assert tokens[-1] in (end, VOCAB - 1)
+
+
+@pytest.mark.parametrize(
+    ("of_config", "of_generation"),
+    [([1, 106], [106]), (32000, [32001, 32007]), (2, None), (None, [9])],
+    ids=["as Gemma", "as Phi-3", "config alone", "generation config alone"],
+)
+def test_a_text_ends_where_that_of_generate_ends(
+    tmp_path: Path, of_config: int | list[int] | None, of_generation: list[int] | None
+):
+    save_published(tmp_path, "Llama 3")
+    free = generated(tmp_path)
+    small = sorted({1, 2, 9, 106, 32000, 32001, 32007})
+    stands_for = dict(zip(small, free[2:], strict=False))  # ids that this model writes, in the places of those
+
+    def mapped(ids: int | list[int] | None) -> int | list[int] | None:
+        return [stands_for[one] for one in ids] if isinstance(ids, list) else stands_for.get(ids or 0)
+
+    config = json.loads((tmp_path / "config.json").read_text()) | {"eos_token_id": mapped(of_config)}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    if of_generation is not None:
+        (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": mapped(of_generation)}))
+    tokens = greedy(load_decoder(tmp_path))
+    assert tokens == generated(tmp_path)
+    assert len(tokens) < NUM_TOKENS

@@ -9,7 +9,8 @@ import contextlib
 import copy
 import functools
 import logging
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,7 +30,7 @@ from card.models.gguf.source import GgufSource
 from card.models.int8_linear import why_not_int8
 from card.models.places import hub_file, local_model, weights_folder
 from card.models.processor import computes_bfloat16
-from card.models.text import check_tokenizers_fit
+from card.models.text import check_tokenizers_fit, turn_end_id
 from card.models.weight_files import Shapes, check_counts, check_sizes, raw_config, tensor_shapes
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ logger = logging.getLogger(__name__)
 
 _HUB_TIMEOUT_S = 10.0
 _NO_CONTEXT_LIMIT = 1 << 30
+_SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")  # which servers take from the model
 _HTTP_ERROR: Any = HfHubHTTPError.__bases__[0]  # of the HTTP client that the hub's client is built on
 _NO_BFLOAT16 = "this processor has no bfloat16 instructions"
 _DTYPES = {
@@ -104,6 +106,7 @@ def load_model(
         with _explained(source, "{} cannot be moved to " + str(wanted_device)):
             model.to(wanted_device)
     loaded: PreTrainedModel = model.requires_grad_(False).train(False)
+    _check_facts(str(name_or_path), loaded)
     _fit_to_processor(loaded, dtype)
     return loaded
 
@@ -132,6 +135,7 @@ def load_decoder(
             decoder = read_decoder(Path(source.path), dtype=wanted_dtype, device=wanted_device)
     if decoder is None:
         return load_model(name_or_path, dtype=dtype, device=device)
+    _check_facts(str(name_or_path), decoder)
     _fit_to_processor(decoder, dtype)
     return decoder
 
@@ -197,16 +201,59 @@ def check_pair(
 
 
 def end_token_ids(model: LoadedModel, tokenizer: PreTrainedTokenizerBase | None = None) -> frozenset[int]:
-    """Return the ids that end a text by the config, the generation config or the tokenizer."""
+    """Return the ids that end a text.
+
+    They are those of the generation config alone, as in transformers' ``generate``; if it states none, those of the
+    config; if there are none either, that of the tokenizer. The token that closes an answer in the tokenizer's chat
+    template is always one of them: some makers forget it, and their chats would not end.
+    """
     stated = [
-        model.config.get_text_config().eos_token_id,
         getattr(model.generation_config, "eos_token_id", None),
+        model.config.get_text_config().eos_token_id,
         getattr(tokenizer, "eos_token_id", None),
     ]
-    ids: set[int] = set()
-    for one in stated:
-        ids.update(one if isinstance(one, list | tuple) else [] if one is None else [one])
-    return frozenset(ids)
+    of_text = next((_ids(one) for one in stated if _ids(one)), [])
+    of_turn = None if tokenizer is None else turn_end_id(tokenizer)
+    ids = {*of_text, *_ids(of_turn)}
+    return frozenset(one for one in ids if 0 <= one < vocab_size(model))
+
+
+def _ids(stated: int | Sequence[int] | None) -> list[int]:
+    if stated is None:
+        return []
+    return [stated] if isinstance(stated, int) else list(stated)
+
+
+def _check_facts(name: str, model: LoadedModel) -> None:
+    """Check what is read from the configs later on. Raises: ModelError that names the file and the field."""
+    config, generation = model.config.get_text_config(), model.generation_config
+    for file, of, field, is_allowed, allowed in (
+        ("config.json", config, "vocab_size", _is_count, "a number above 0"),
+        ("config.json", config, "max_position_embeddings", _is_count, "a number above 0"),
+        ("config.json", config, "eos_token_id", _is_ids, "a token id or a list of token ids"),
+        ("generation_config.json", generation, "eos_token_id", _is_ids, "a token id or a list of token ids"),
+        ("generation_config.json", generation, "max_new_tokens", _is_count, "a number above 0"),
+        *(("generation_config.json", generation, one, _is_number, "a number") for one in _SAMPLING),
+    ):
+        value = getattr(of, field, None)
+        if value is not None and not is_allowed(value):
+            raise ModelError(
+                f"{file} of {name} cannot be used: its {field} is {str(value)[:40]}, it must be {allowed}; "
+                "copy or download it again"
+            )
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
+def _is_ids(value: Any) -> bool:
+    ids = value if isinstance(value, list | tuple) else [value]
+    return all(isinstance(one, int) and not isinstance(one, bool) for one in ids)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)
 
 
 def _named_vocab_size(name: str, cache_dir: str | None) -> int:
@@ -241,12 +288,15 @@ def _find(name: str, cache_dir: str | None) -> _Source:
 
 
 def _check_folder(source: _Source) -> Shapes | None:
-    """Compare what the config counts with the weights; return their shapes, None if they are not known."""
+    """Read what is small, and compare it; return the shapes of the weights, None if they are not known."""
     folder = Path(source.path)
     with _explained(source, "the weights of {} cannot be read"):
         shapes = tensor_shapes(folder)
     with _explained(source, "the config of {} cannot be used"):
         check_counts(raw_config(folder), shapes)
+    if (folder / "generation_config.json").is_file():
+        with _explained(source, "the generation_config.json of {} cannot be used"):
+            transformers.GenerationConfig.from_pretrained(folder, local_files_only=True)
     return shapes
 
 
