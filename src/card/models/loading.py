@@ -42,6 +42,7 @@ logger = logging.getLogger(__name__)
 
 _HUB_TIMEOUT_S = 10.0
 _NO_CONTEXT_LIMIT = 1 << 30
+_SAMPLE = "A text."  # which every tokenizer must take
 _SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")  # which servers take from the model
 _HTTP_ERROR: Any = HfHubHTTPError.__bases__[0]  # of the HTTP client that the hub's client is built on
 _NO_BFLOAT16 = "this processor has no bfloat16 instructions"
@@ -149,12 +150,17 @@ def load_tokenizer(name_or_path: str | Path, *, cache_dir: str | None = None) ->
         source = _find(str(name_or_path), cache_dir)
         if source.gguf is not None:
             with _explained(source, "the tokenizer of {} cannot be read"):
-                return source.gguf.tokenizer()
+                return _tried(source.gguf.tokenizer())
         config = read_config(Path(source.path)) if source.is_folder else None  # None: transformers reads it
         with _explained(source, "the tokenizer of {} is missing or cannot be read"):
-            tokenizer: PreTrainedTokenizerBase = transformers.AutoTokenizer.from_pretrained(
-                source.path, config=config, **source.options
-            )
+            return _tried(transformers.AutoTokenizer.from_pretrained(source.path, config=config, **source.options))
+
+
+def _tried(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
+    """Return a tokenizer that has been used once: some settings are only read then. Raises: almost anything."""
+    ids = tokenizer(_SAMPLE, verbose=False)["input_ids"]
+    tokenizer.decode(ids, skip_special_tokens=True)
+    turn_end_id(tokenizer)
     return tokenizer
 
 
@@ -401,11 +407,11 @@ def _read_config(source: _Source) -> PreTrainedConfig:
     """Return the config. Raises: ModelError if it cannot be read or is not that of a causal language model."""
     with _explained(source, "the config of {} cannot be used"):
         config: PreTrainedConfig = transformers.AutoConfig.from_pretrained(source.path, **source.options)
-    architectures = config.architectures or []
-    known = set(transformers.models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values())
-    is_causal = type(config) in transformers.MODEL_FOR_CAUSAL_LM_MAPPING and not getattr(
-        config, "is_encoder_decoder", False
-    )
+        architectures = [str(one) for one in config.architectures or []]
+        known = set(transformers.models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values())
+        is_causal = type(config) in transformers.MODEL_FOR_CAUSAL_LM_MAPPING and not getattr(
+            config, "is_encoder_decoder", False
+        )
     if not is_causal or (architectures and not known.intersection(architectures)):
         raise ModelError(
             f"{source.name} is no causal language model but {', '.join(architectures) or config.model_type}; "
