@@ -176,9 +176,20 @@ def _fault(case: Callable[[], object], folder: Path) -> str:
         except CardError as error:
             if len(str(error).splitlines()) != 1:
                 return f"not one line: {error}"
+            if _wanted_memory(error):
+                return f"it took more memory than there is: {error}"
         except Exception:
             return traceback.format_exc()
     return f"it read {read}" if read else ""
+
+
+def _wanted_memory(error: BaseException | None) -> bool:
+    """Return whether an error comes of an allocation that failed: on a larger machine it would not."""
+    while error is not None:
+        if isinstance(error, MemoryError) or "allocate memory" in str(error):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def _in_child(tell: Callable[[], str]) -> str:
