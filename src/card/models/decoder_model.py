@@ -253,7 +253,7 @@ def release_pages(model: LoadedModel) -> None:
 def read_config(folder: Path) -> PreTrainedConfig | None:
     """Return the config of a plain decoder; None if it cannot be read or is unusual, which transformers knows about."""
     raw = raw_config(folder)
-    return config_of(raw) if isinstance(raw, dict) else None
+    return config_of({**raw, "_name_or_path": str(folder)}) if isinstance(raw, dict) else None
 
 
 def config_of(raw: Mapping[str, Any]) -> PreTrainedConfig | None:
