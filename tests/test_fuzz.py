@@ -77,7 +77,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 def use(name: str | Path) -> None:
     """Load a model and let it write."""
-    with LLM(str(name), method="vanilla", max_model_len=32, cache_dir="") as llm:
+    with LLM(str(name), method="vanilla", max_model_len=32, cache=False) as llm:
         told = model_defaults(llm._host.generation_config)
         params = SamplingParams(max_tokens=3, temperature=0.0, stop=("cat",), seed=1)
         llm.generate("the cat", params)
