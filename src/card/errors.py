@@ -51,3 +51,10 @@ class BenchError(CardError):
 
 class PlanError(CardError):
     """A profile or a recording is broken, of another version, or does not fit to the others; or too much is asked."""
+
+
+def in_few_words(error: BaseException) -> str:
+    """Return the first line of what an error says, with the second if that only announces it; its name if none."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    words = " ".join(lines[: 2 if lines[0].endswith(":") else 1]) if lines else type(error).__name__
+    return words if len(words) <= 200 else words[:200] + "..."

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers
 
 import card
 from card.api.llm import LLM
@@ -178,6 +179,23 @@ def test_standard_input_that_is_not_utf8_is_one_line_and_status_2(run, models):
     assert_one_line(run("generate", *models, "-", stdin=b"\xff"), "not valid UTF-8")
     assert_one_line(run("chat", *models, stdin=b"\xff\n"), "not valid UTF-8")
     assert_one_line(run("generate", *models, stdin=None), "no prompt")
+
+
+@pytest.mark.parametrize(
+    ("kind", "sizes"),
+    [
+        ("Falcon", {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}),
+        ("Mpt", {"d_model": 32, "n_layers": 1, "n_heads": 2, "max_seq_len": 64}),
+    ],
+)
+def test_a_folder_of_a_family_that_cannot_run_is_refused_in_one_line(
+    tmp_path: Path, pair: Pair, run: Callable[..., Ran], kind: str, sizes: dict[str, int]
+):
+    config = getattr(transformers, f"{kind}Config")(vocab_size=320, **sizes)
+    getattr(transformers, f"{kind}ForCausalLM")(config).save_pretrained(tmp_path)
+    load_tokenizer(pair.target).save_pretrained(tmp_path)
+    ran = run("generate", "--target", str(tmp_path), "--method", "vanilla", "hi")
+    assert_one_line(ran, "models compute attention in code of their own, which cannot be taken over; choose a model")
 
 
 def test_a_model_without_a_chat_template_says_so(run, pair, tmp_path):

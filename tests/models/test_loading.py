@@ -84,6 +84,10 @@ def copied(saved: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(saved, tmp_path / "copied"))
 
 
+def change(file: Path, **changes: object) -> None:
+    file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
+
+
 @pytest.fixture
 def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*args: object, **kwargs: object) -> None:
@@ -221,7 +225,9 @@ def test_missing_weights_and_weights_of_another_shape_are_refused(copied: Path) 
     save_file({name: tensor for name, tensor in tensors.items() if name != key}, weights, metadata={"format": "pt"})
     assert f"are incomplete: 1 tensors are missing, the first is {key}" in failure(copied)
     save_file(tensors | {key: tensors[key][:1].clone()}, weights, metadata={"format": "pt"})
-    assert "cannot be read" in failure(copied)
+    assert "do not fit its config: it asks for 384 numbers in layers.0.mlp.up_proj.weight, and they have 16" in failure(
+        copied
+    )
     weights.unlink()
     assert "no file named model.safetensors" in failure(copied)
     (copied / "pytorch_model.bin").write_bytes(b"junk")
@@ -284,13 +290,119 @@ def test_a_tokenizer_that_is_missing_or_broken_is_refused(copied: Path) -> None:
         load_tokenizer(copied)
 
 
-def test_a_pair_shares_a_tokenizer_and_the_end_tokens_of_all_three_places(saved: Path, tmp_path: Path) -> None:
+def test_a_pair_shares_a_tokenizer(saved: Path, tmp_path: Path) -> None:
     save_pair_member(tmp_path / "padded", vocab_rows=V + 8)
     target, tokenizer = load_model(saved, dtype="float32"), load_tokenizer(saved)
     check_pair(tokenizer, target, tmp_path / "padded")
     assert (vocab_size(target), vocab_size(load_model(tmp_path / "padded"))) == (V, V + 8)
-    assert end_token_ids(target, tokenizer) == {3, 4, 5, 6}
-    assert end_token_ids(target) == {3, 4, 5}
+
+
+@pytest.mark.parametrize(
+    ("of_generation", "of_config", "expected"),
+    [
+        (5, [3, 4], {5}),
+        ([5, 7], 3, {5, 7}),
+        (None, [3, 4], {3, 4}),
+        (None, None, {6}),
+        ([5, V, -1], 3, {5}),  # ids that no token has
+        ([], 3, {3}),
+    ],
+)
+def test_a_text_ends_at_the_ids_of_the_first_place_that_states_any(
+    copied: Path, of_generation: object, of_config: object, expected: set[int]
+) -> None:
+    change(copied / "generation_config.json", eos_token_id=of_generation)
+    change(copied / "config.json", eos_token_id=of_config)
+    tokenizer = load_tokenizer(copied)
+    for model in (load_model(copied), load_decoder(copied)):
+        assert end_token_ids(model, tokenizer) == expected
+        assert end_token_ids(model) == expected - {6}
+
+
+@pytest.mark.parametrize(
+    ("template", "expected"),
+    [
+        ("{% for m in messages %}{{ m['content'] }}<turn>\n{% endfor %}<over>", {5, 30}),
+        ("{% for m in messages %}{{ m['content'] }} {{ eos_token }}{% endfor %}", {5, 6}),
+        ("{% for m in messages %}{{ m['content'] }} w9{% endfor %}", {5}),  # not a special token
+        ("{{ messages[0]['content'] }}<turn>{{ raise_exception('no') }}", {5}),
+        ("{{ nothing.at.all }}", {5}),
+    ],
+)
+def test_the_token_that_closes_an_answer_in_the_chat_template_ends_a_text(
+    copied: Path, template: str, expected: set[int]
+) -> None:
+    tokenizer = load_tokenizer(copied)
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<turn>", "<over>"]})
+    tokenizer.chat_template = template
+    turn = tokenizer.convert_tokens_to_ids("<turn>")
+    model = make_model(V + 8)
+    model.generation_config.eos_token_id = 5
+    assert end_token_ids(model, tokenizer) == {turn if one == 30 else one for one in expected}
+
+
+@pytest.mark.parametrize(
+    ("file", "changes", "said"),
+    [
+        ("config.json", {"eos_token_id": ["3"]}, "eos_token_id"),
+        ("config.json", {"max_position_embeddings": "silu"}, "max_position_embeddings"),
+        ("config.json", {"max_position_embeddings": {"a": 1}}, "max_position_embeddings"),
+        (
+            "config.json",
+            {"max_position_embeddings": -1},
+            "its max_position_embeddings is -1, it must be a number above",
+        ),
+        ("config.json", {"model_type": ["llama"]}, "cannot be used"),
+        ("config.json", {"layer_types": 1}, "cannot be used"),
+        ("config.json", {"head_dim": 7}, "RoPE requires an even rotary dimension, but got `head_dim`=7"),
+        ("config.json", {"head_dim": 6}, "do not fit its config: it asks for 192 numbers in layers.0.self_attn.q_proj"),
+        ("config.json", {"num_hidden_layers": 2147483648}, "its num_hidden_layers is 2147483648, and at most 4096"),
+        ("config.json", {"num_hidden_layers": 300}, "its num_hidden_layers is 300, but the weights are 11 tensors"),
+        ("config.json", {"vocab_size": 10**9}, "it asks for 16000000000 numbers in embed_tokens.weight"),
+        ("config.json", {"intermediate_size": 10**12}, "do not fit its config"),
+        ("config.json", {"num_labels": 2147483648}, "its num_labels is 2147483648"),
+        (
+            "generation_config.json",
+            {"eos_token_id": "</s>"},
+            "its eos_token_id is </s>, it must be a token id or a list",
+        ),
+        ("generation_config.json", {"eos_token_id": {"a": 1}}, "eos_token_id"),
+        ("generation_config.json", {"temperature": "warm"}, "temperature"),
+        ("generation_config.json", {"max_new_tokens": [7]}, "cannot be used"),
+    ],
+)
+def test_a_value_that_cannot_be_is_refused_in_one_line(
+    copied: Path, file: str, changes: dict[str, object], said: str
+) -> None:
+    change(copied / file, **changes)
+    for load in (load_model, load_decoder):
+        with pytest.raises(ModelError) as caught:
+            load(copied)
+        text = str(caught.value)
+        assert str(copied) in text
+        assert said in text
+        assert "\n" not in text
+
+
+@pytest.mark.parametrize("name", ["../other.safetensors", "/etc/passwd", "a/../../b", "C:\\b", "..\\b", ""])
+def test_weights_outside_the_folder_are_refused_by_name(copied: Path, name: str) -> None:
+    weights = copied / "model.safetensors"
+    key = "model.norm.weight"
+    weights.rename(copied.parent / "other.safetensors")
+    for index in ("model.safetensors.index.json", "pytorch_model.bin.index.json"):
+        (copied / index).write_text(json.dumps({"metadata": {}, "weight_map": {key: name}}))
+        for load in (load_model, load_decoder):
+            with pytest.raises(ModelError, match="which is not in the folder") as caught:
+                load(copied)
+            assert f"{index} names {name!r}" in str(caught.value)
+        (copied / index).unlink()
+
+
+def test_an_index_without_files_is_refused(copied: Path) -> None:
+    (copied / "model.safetensors").unlink()
+    for content in ("[]", "{}", '{"weight_map": 3}', '{"weight_map": {"a": 3}}', "{not json"):
+        (copied / "model.safetensors.index.json").write_text(content)
+        assert f"the weights of {copied} cannot be read: " in failure(copied)
 
 
 def test_a_pair_with_other_tokens_or_too_few_rows_is_refused(saved: Path, tmp_path: Path) -> None:

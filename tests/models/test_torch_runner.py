@@ -430,7 +430,9 @@ def test_a_model_that_hands_no_arguments_on_to_attention_is_told_apart_from_one_
     ("family", "changes", "reason"),
     [
         ("Mamba", {"state_size": 4}, "recurrent"),
-        ("Bloom", {}, "attention interface"),
+        ("Bloom", {}, "bloom models compute attention in code of their own"),
+        ("Falcon", {}, "falcon models compute .* choose a model of another family"),
+        ("Mpt", {}, "mpt models compute attention in code of their own, which cannot be taken over; choose a model"),
         ("GptOss", {"num_local_experts": 2}, "s_aux"),
         ("Llama4", {"num_local_experts": 2, "intermediate_size_mlp": 48}, "chunked_attention"),
     ],
@@ -439,7 +441,8 @@ def test_models_that_cannot_run_row_wise_are_refused_by_reason(
     family: str, changes: dict[str, Any], reason: str
 ) -> None:
     make = getattr(transformers, f"{family}TextConfig" if family == "Llama4" else f"{family}Config")
-    sizes = {key: value for key, value in SIZES.items() if family != "Bloom" or not key.startswith("num_key")}
+    left_out = ("num_key_value_heads", "head_dim") if family in ("Bloom", "Falcon", "Mpt") else ()
+    sizes = {key: value for key, value in SIZES.items() if key not in left_out}
     model = getattr(transformers, f"{family}ForCausalLM")(make(**{**sizes, **changes}))
     before = model.config._attn_implementation
     with pytest.raises(ModelError, match=reason):

@@ -6,18 +6,21 @@ A model that is unusual in any way is left to transformers: `read_decoder` then 
 
 from __future__ import annotations
 
+import copy
 import json
 import mmap
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-import safetensors
 import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import GenerationConfig, PreTrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from card.models.families import FAMILIES, DecoderConfig
+from card.models.weight_files import raw_config, weight_files
 
 _DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 ALIGNMENT = 64  # of the first tensor, for the processor's wide loads
@@ -62,14 +65,11 @@ def safetensors_header(entries: dict[str, Any]) -> bytes:
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-_ARCHITECTURES = {
-    "llama": "LlamaForCausalLM",
-    "mistral": "MistralForCausalLM",
-    "qwen2": "Qwen2ForCausalLM",
-    "qwen3": "Qwen3ForCausalLM",
-}
 _ROPE_TYPES = ("default", "linear", "llama3")
-_SIZES = ("hidden_size", "intermediate_size", "num_attention_heads", "num_hidden_layers", "vocab_size", "rms_norm_eps")
+_STORED_DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+_UNUSUAL = frozenset({"quantization_config", "auto_map", "partial_rotary_factor"})  # fields of what is not built here
+_STATED = ("hidden_size", "intermediate_size", "num_attention_heads", "num_hidden_layers", "vocab_size")
+_OLD_ANGLES = ".rotary_emb.inv_freq"  # which files of Llama 2 hold; they are computed
 
 
 class DecoderModel(nn.Module):
@@ -252,25 +252,25 @@ def release_pages(model: LoadedModel) -> None:
 
 def read_config(folder: Path) -> PreTrainedConfig | None:
     """Return the config of a plain decoder; None if it cannot be read or is unusual, which transformers knows about."""
-    try:
-        raw = json.loads((folder / "config.json").read_text("utf-8"))
-    except (OSError, ValueError):
-        return None
-    return config_of(raw) if isinstance(raw, dict) else None
+    raw = raw_config(folder)
+    return config_of({**raw, "_name_or_path": str(folder)}) if isinstance(raw, dict) else None
 
 
 def config_of(raw: Mapping[str, Any]) -> PreTrainedConfig | None:
     """Return the config of a plain decoder from what config.json has; None if it is unusual."""
-    if not _is_plain(raw):
+    kind = raw.get("model_type")
+    family = FAMILIES.get(kind) if isinstance(kind, str) else None
+    if family is None or raw.get("architectures") != [family[0]] or _UNUSUAL & raw.keys():
         return None
-    config = PreTrainedConfig(**{name: value for name, value in raw.items() if name != "model_type"})
-    config.model_type = raw["model_type"]  # type: ignore[misc]  # a class attribute of every known architecture
-    config.head_dim = raw.get("head_dim") or raw["hidden_size"] // raw["num_attention_heads"]
-    config.num_key_value_heads = raw.get("num_key_value_heads") or raw["num_attention_heads"]
-    config.tie_word_embeddings = raw.get("tie_word_embeddings", False)
-    config.sliding_window = None
-    config.rope_parameters = _rope(raw)
-    return config
+    if not all(isinstance(raw.get(size), int) for size in _STATED):
+        return None
+    # transformers writes into the settings of the rotary embedding.
+    fields = {name: copy.deepcopy(value) for name, value in raw.items() if name != "model_type"}
+    try:
+        config = family[1](**fields)
+        return config if _is_plain(config) else None
+    except Exception:  # a wrong value may raise anything; transformers tells what is wrong
+        return None
 
 
 def read_decoder(folder: Path, *, dtype: str | torch.dtype, device: torch.device) -> DecoderModel | None:
@@ -282,62 +282,52 @@ def read_decoder(folder: Path, *, dtype: str | torch.dtype, device: torch.device
     config = read_config(folder)
     if config is None:
         return None
-    wanted = dtype if isinstance(dtype, torch.dtype) else _stored_dtype(config)
+    wanted = dtype if isinstance(dtype, torch.dtype) else cast(torch.dtype, config.dtype)
     try:
         weights = {
             name: tensor.to(device=device, dtype=wanted)
-            for file in _weight_files(folder)
+            for file in weight_files(folder)
             for name, tensor in load_file(file).items()
+            if not name.endswith(_OLD_ANGLES)
         }
         model = DecoderModel(config, _generation_config(folder, config), weights)
-    except (OSError, ValueError, KeyError, RuntimeError, safetensors.SafetensorError):
+        if {name for name in weights if name.endswith(".bias")} != _biases(config):
+            return None
+    except Exception:  # safetensors and transformers' settings raise almost anything; transformers tells what is wrong
         return None
     return model.requires_grad_(False).train(False)
 
 
-def _is_plain(raw: Mapping[str, Any]) -> bool:
+def _is_plain(config: DecoderConfig) -> bool:
     """Return whether nothing in a config asks for more than is built here."""
-    name = _ARCHITECTURES.get(raw.get("model_type", ""))
-    has_sizes = all(isinstance(raw.get(size), int | float) and raw[size] > 0 for size in _SIZES)
-    windows = bool(raw.get("sliding_window")) and raw.get("use_sliding_window", raw["model_type"] == "mistral")
-    kinds = set(raw.get("layer_types") or ["full_attention"])
-    rope = _rope(raw) if isinstance(raw.get("rope_parameters") or raw.get("rope_scaling") or {}, dict) else None
+    sizes = [config.num_key_value_heads, config.head_dim, *(getattr(config, size) for size in _STATED)]
+    rope = config.rope_parameters
     return (
-        name is not None
-        and raw.get("architectures") == [name]
-        and has_sizes
-        and raw.get("hidden_act") == "silu"
-        and raw.get("dtype", raw.get("torch_dtype")) in ("float32", "float16", "bfloat16", "float64")
-        and not windows
-        and kinds == {"full_attention"}
-        and not {"quantization_config", "auto_map", "partial_rotary_factor"} & raw.keys()
-        and rope is not None
+        all(isinstance(size, int) and size > 0 for size in sizes)
+        and config.num_attention_heads % cast(int, config.num_key_value_heads) == 0
+        and cast(int, config.head_dim) % 2 == 0
+        and config.max_position_embeddings > 0
+        and config.rms_norm_eps > 0
+        and config.hidden_act == "silu"
+        and config.dtype in _STORED_DTYPES
+        and config.sliding_window is None
+        and set(config.layer_types or ["full_attention"]) == {"full_attention"}
+        and isinstance(rope, dict)
         and rope["rope_type"] in _ROPE_TYPES
         and isinstance(rope["rope_theta"], int | float)
+        and rope["rope_theta"] > 0
         and "partial_rotary_factor" not in rope
     )
 
 
-def _stored_dtype(config: PreTrainedConfig) -> torch.dtype:
-    stored = config.dtype
-    found: torch.dtype = stored if isinstance(stored, torch.dtype) else getattr(torch, str(stored))
-    return found
-
-
-def _rope(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of the rotary embedding, in transformers' newer form."""
-    stated = dict(raw.get("rope_parameters") or raw.get("rope_scaling") or {})
-    stated.setdefault("rope_type", stated.get("type", "default"))
-    stated.setdefault("rope_theta", raw.get("rope_theta"))
-    return stated
-
-
-def _weight_files(folder: Path) -> list[Path]:
-    index = folder / "model.safetensors.index.json"
-    if index.is_file():
-        names = set(json.loads(index.read_text("utf-8"))["weight_map"].values())
-        return [folder / name for name in sorted(names)]
-    return [folder / "model.safetensors"]
+def _biases(config: Any) -> set[str]:
+    """Return the names of the biases that transformers gives a model of this config."""
+    is_qwen2 = config.model_type == "qwen2"
+    has_bias = is_qwen2 or getattr(config, "attention_bias", False)
+    parts = [f"self_attn.{one}_proj" for one in ("qkv" if is_qwen2 else "qkvo")] if has_bias else []
+    if getattr(config, "mlp_bias", False):
+        parts += [f"mlp.{one}_proj" for one in ("gate", "up", "down")]
+    return {f"model.layers.{idx}.{part}.bias" for idx in range(config.num_hidden_layers) for part in parts}
 
 
 def _generation_config(folder: Path, config: PreTrainedConfig) -> GenerationConfig:

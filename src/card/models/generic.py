@@ -11,7 +11,7 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-from card.errors import ModelError
+from card.errors import ModelError, in_few_words
 from card.models.attention import SequencePass, attend, sequence_pass
 from card.models.draft_vocab import masked
 from card.models.hrad.features import KeptStates
@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     from card.models.decoder_model import LoadedModel
 
 ATTENTION_NAME = "card_rows"  # under which transformers' attention interface knows `_attention`
+_OWN_ATTENTION = (
+    "{} cannot be run: {} models compute attention in code of their own, which cannot be taken over; "
+    "choose a model of another family, such as Llama, Mistral, Qwen, Gemma, Phi or OLMo"
+)
 REFUSED_ARGUMENTS = ("s_aux", "position_bias", "alibi")  # of attention calls: they change scores in ways not built here
 
 
@@ -186,14 +190,22 @@ class GenericDecoder:
             config._attn_implementation_internal = ATTENTION_NAME
         probe = _Probe()
         token = torch.zeros((1, 1), dtype=torch.long, device=model.device)
+        name, kind = model_name(model), model.config.get_text_config().model_type
         try:
             logits = model(input_ids=token, position_ids=token, use_cache=False, card_pass=probe).logits
         except _OutsidePassError as error:
             raise ModelError(
-                f"{model_name(model)} does not hand arguments on to its attention, so that CARD cannot run it; use"
-                " another model"
+                f"{name} does not hand arguments on to its attention, so that CARD cannot run it; use another model"
             ) from error
-        self.layout = probe.layout(num_layers, model_name(model))
+        except ModelError:
+            raise
+        except Exception as error:  # whatever the code of one of many architectures raises
+            if not probe.layouts:
+                raise ModelError(_OWN_ATTENTION.format(name, kind)) from error
+            raise ModelError(f"{name} cannot be run, a trial pass failed: {in_few_words(error)}") from error
+        if not probe.layouts:
+            raise ModelError(_OWN_ATTENTION.format(name, kind))
+        self.layout = probe.layout(num_layers, name)
         self.group = probe.groups.pop()
         self._needs_bias = probe.has_softcap
         self.vocab_size = int(logits.shape[-1])

@@ -6,9 +6,11 @@ Errors are one clear line.
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import logging
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,14 +23,15 @@ from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
 from card.config import INT8
-from card.errors import ModelError, VocabularyError
+from card.errors import ModelError, VocabularyError, in_few_words
 from card.models.decoder_model import mark_int8, read_config, read_decoder
 from card.models.gguf.header import GgufError
 from card.models.gguf.source import GgufSource
 from card.models.int8_linear import why_not_int8
 from card.models.places import hub_file, local_model, weights_folder
 from card.models.processor import computes_bfloat16
-from card.models.text import check_tokenizers_fit
+from card.models.text import check_tokenizers_fit, turn_end_id
+from card.models.weight_files import Shapes, check_counts, check_sizes, raw_config, tensor_shapes
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -39,6 +42,8 @@ logger = logging.getLogger(__name__)
 
 _HUB_TIMEOUT_S = 10.0
 _NO_CONTEXT_LIMIT = 1 << 30
+_SAMPLE = "A text."  # which every tokenizer must take
+_SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")  # which servers take from the model
 _HTTP_ERROR: Any = HfHubHTTPError.__bases__[0]  # of the HTTP client that the hub's client is built on
 _NO_BFLOAT16 = "this processor has no bfloat16 instructions"
 _DTYPES = {
@@ -102,6 +107,7 @@ def load_model(
         with _explained(source, "{} cannot be moved to " + str(wanted_device)):
             model.to(wanted_device)
     loaded: PreTrainedModel = model.requires_grad_(False).train(False)
+    _check_facts(str(name_or_path), loaded)
     _fit_to_processor(loaded, dtype)
     return loaded
 
@@ -126,9 +132,11 @@ def load_decoder(
             with _explained(source, "the weights of {} cannot be read"):
                 decoder = source.gguf.decoder(wanted_dtype, wanted_device)
         elif source.is_folder:
+            _check_folder(source)
             decoder = read_decoder(Path(source.path), dtype=wanted_dtype, device=wanted_device)
     if decoder is None:
         return load_model(name_or_path, dtype=dtype, device=device)
+    _check_facts(str(name_or_path), decoder)
     _fit_to_processor(decoder, dtype)
     return decoder
 
@@ -142,12 +150,17 @@ def load_tokenizer(name_or_path: str | Path, *, cache_dir: str | None = None) ->
         source = _find(str(name_or_path), cache_dir)
         if source.gguf is not None:
             with _explained(source, "the tokenizer of {} cannot be read"):
-                return source.gguf.tokenizer()
+                return _tried(source.gguf.tokenizer())
         config = read_config(Path(source.path)) if source.is_folder else None  # None: transformers reads it
         with _explained(source, "the tokenizer of {} is missing or cannot be read"):
-            tokenizer: PreTrainedTokenizerBase = transformers.AutoTokenizer.from_pretrained(
-                source.path, config=config, **source.options
-            )
+            return _tried(transformers.AutoTokenizer.from_pretrained(source.path, config=config, **source.options))
+
+
+def _tried(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
+    """Return a tokenizer that has been used once: some settings are only read then. Raises: almost anything."""
+    ids = tokenizer(_SAMPLE, verbose=False)["input_ids"]
+    tokenizer.decode(ids, skip_special_tokens=True)
+    turn_end_id(tokenizer)
     return tokenizer
 
 
@@ -194,16 +207,59 @@ def check_pair(
 
 
 def end_token_ids(model: LoadedModel, tokenizer: PreTrainedTokenizerBase | None = None) -> frozenset[int]:
-    """Return the ids that end a text by the config, the generation config or the tokenizer."""
+    """Return the ids that end a text.
+
+    They are those of the generation config alone, as in transformers' ``generate``; if it states none, those of the
+    config; if there are none either, that of the tokenizer. The token that closes an answer in the tokenizer's chat
+    template is always one of them: some makers forget it, and their chats would not end.
+    """
     stated = [
-        model.config.get_text_config().eos_token_id,
         getattr(model.generation_config, "eos_token_id", None),
+        model.config.get_text_config().eos_token_id,
         getattr(tokenizer, "eos_token_id", None),
     ]
-    ids: set[int] = set()
-    for one in stated:
-        ids.update(one if isinstance(one, list | tuple) else [] if one is None else [one])
-    return frozenset(ids)
+    of_text = next((_ids(one) for one in stated if _ids(one)), [])
+    of_turn = None if tokenizer is None else turn_end_id(tokenizer)
+    ids = {*of_text, *_ids(of_turn)}
+    return frozenset(one for one in ids if 0 <= one < vocab_size(model))
+
+
+def _ids(stated: int | Sequence[int] | None) -> list[int]:
+    if stated is None:
+        return []
+    return [stated] if isinstance(stated, int) else list(stated)
+
+
+def _check_facts(name: str, model: LoadedModel) -> None:
+    """Check what is read from the configs later on. Raises: ModelError that names the file and the field."""
+    config, generation = model.config.get_text_config(), model.generation_config
+    for file, of, field, is_allowed, allowed in (
+        ("config.json", config, "vocab_size", _is_count, "a number above 0"),
+        ("config.json", config, "max_position_embeddings", _is_count, "a number above 0"),
+        ("config.json", config, "eos_token_id", _is_ids, "a token id or a list of token ids"),
+        ("generation_config.json", generation, "eos_token_id", _is_ids, "a token id or a list of token ids"),
+        ("generation_config.json", generation, "max_new_tokens", _is_count, "a number above 0"),
+        *(("generation_config.json", generation, one, _is_number, "a number") for one in _SAMPLING),
+    ):
+        value = getattr(of, field, None)
+        if value is not None and not is_allowed(value):
+            raise ModelError(
+                f"{file} of {name} cannot be used: its {field} is {str(value)[:40]}, it must be {allowed}; "
+                "copy or download it again"
+            )
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
+def _is_ids(value: Any) -> bool:
+    ids = value if isinstance(value, list | tuple) else [value]
+    return all(isinstance(one, int) and not isinstance(one, bool) for one in ids)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)
 
 
 def _named_vocab_size(name: str, cache_dir: str | None) -> int:
@@ -229,9 +285,25 @@ def _find(name: str, cache_dir: str | None) -> _Source:
             raise ModelError(f"{name} cannot be read: {error.strerror}") from error
         return _Source(name, str(place), is_local=True, gguf=gguf)
     if place is not None:
-        return _Source(name, str(place), is_local=True, is_folder=True)
+        source = _Source(name, str(place), is_local=True, is_folder=True)
+        with _explained(source, "the config of {} cannot be used"):
+            check_counts(raw_config(place))
+        return source
     problem = _hub_problem(name)
     return _Source(name, name, is_local=bool(problem), hub_problem=problem)
+
+
+def _check_folder(source: _Source) -> Shapes | None:
+    """Read what is small, and compare it; return the shapes of the weights, None if they are not known."""
+    folder = Path(source.path)
+    with _explained(source, "the weights of {} cannot be read"):
+        shapes = tensor_shapes(folder)
+    with _explained(source, "the config of {} cannot be used"):
+        check_counts(raw_config(folder), shapes)
+    if (folder / "generation_config.json").is_file():
+        with _explained(source, "the generation_config.json of {} cannot be used"):
+            transformers.GenerationConfig.from_pretrained(folder, local_files_only=True)
+    return shapes
 
 
 def _fetched(name: str, repository: str, file: str) -> Path:
@@ -252,7 +324,7 @@ def _hub_problem(name: str) -> str:
     except HFValidationError:
         return "this is not a valid name there"
     except (OSError, _HTTP_ERROR) as error:
-        return _in_few_words(error)
+        return in_few_words(error)
     return ""
 
 
@@ -261,7 +333,10 @@ def _read_model(source: _Source, dtype: str | torch.dtype) -> tuple[Any, dict[st
     if source.gguf is not None:
         with _explained(source, "the weights of {} cannot be read"):
             return _read_gguf(source.gguf, dtype)
+    shapes = _check_folder(source) if source.is_folder else None
     config = _read_config(source)
+    if shapes is not None:
+        _check_sizes(source, config, shapes)
     with _explained(source, "the weights of {} cannot be read"):
         loader: Any = transformers.AutoModelForCausalLM
         read: tuple[Any, dict[str, Any]] = loader.from_pretrained(
@@ -299,6 +374,18 @@ def _say_once(words: str) -> None:
     logger.warning(words)
 
 
+def _check_sizes(source: _Source, config: PreTrainedConfig, shapes: Shapes) -> None:
+    """Check that a model of this config is about as large as its weights, before any memory is taken for it."""
+    loader: Any = transformers.AutoModelForCausalLM
+    try:
+        with torch.device("meta"):
+            empty = loader.from_config(copy.deepcopy(config))
+    except Exception:  # transformers will build it in the same way, and tell what is wrong
+        return
+    with _explained(source, "the weights of {} do not fit its config"):
+        check_sizes(empty, shapes)
+
+
 def _read_gguf(gguf: GgufSource, dtype: str | torch.dtype) -> tuple[Any, dict[str, Any]]:
     """Do the same for a GGUF file, by way of the folder that is kept of it, if one can be kept."""
     kept = gguf.folder(dtype)
@@ -320,11 +407,11 @@ def _read_config(source: _Source) -> PreTrainedConfig:
     """Return the config. Raises: ModelError if it cannot be read or is not that of a causal language model."""
     with _explained(source, "the config of {} cannot be used"):
         config: PreTrainedConfig = transformers.AutoConfig.from_pretrained(source.path, **source.options)
-    architectures = config.architectures or []
-    known = set(transformers.models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values())
-    is_causal = type(config) in transformers.MODEL_FOR_CAUSAL_LM_MAPPING and not getattr(
-        config, "is_encoder_decoder", False
-    )
+        architectures = [str(one) for one in config.architectures or []]
+        known = set(transformers.models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values())
+        is_causal = type(config) in transformers.MODEL_FOR_CAUSAL_LM_MAPPING and not getattr(
+            config, "is_encoder_decoder", False
+        )
     if not is_causal or (architectures and not known.intersection(architectures)):
         raise ModelError(
             f"{source.name} is no causal language model but {', '.join(architectures) or config.model_type}; "
@@ -342,19 +429,13 @@ def _explained(source: _Source, what: str) -> Iterator[None]:
         Exception
     ) as error:  # transformers, safetensors, tokenizers and pickle raise almost anything, Exception itself too
         if isinstance(error, GgufError):
-            raise ModelError(f"{source.name} {_in_few_words(error)}") from error
+            raise ModelError(f"{source.name} {in_few_words(error)}") from error
         if source.hub_problem:
             raise ModelError(
                 f"{source.name} is neither a folder here nor in the local cache, and the hub cannot be used: "
                 f"{source.hub_problem}; give a model folder, or check the name and the connection"
             ) from error
-        raise ModelError(f"{what.format(source.name)}: {_in_few_words(error)}") from error
-
-
-def _in_few_words(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    words = lines[0] if lines else type(error).__name__
-    return words if len(words) <= 200 else words[:200] + "..."
+        raise ModelError(f"{what.format(source.name)}: {in_few_words(error)}") from error
 
 
 def _parse_dtype(dtype: str | torch.dtype) -> str | torch.dtype:

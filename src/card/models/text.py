@@ -24,6 +24,7 @@ _BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")  # how SentencePiece vocabularie
 # The alphabet of byte-level vocabularies.
 _BYTE_OF = {char: byte for byte, char in bytes_to_unicode().items()}  # type: ignore[no-untyped-call]
 _MOST_CHAR_BYTES = 4  # of one character in UTF-8
+_ANSWER = "An answer."  # stands in where only what a chat template puts behind it counts
 # What a template that is given odd values may end in.
 _TEMPLATE_ERRORS: tuple[type[Exception], ...] = (
     jinja2.TemplateError,
@@ -99,6 +100,21 @@ def encode_chat(tokenizer: PreTrainedTokenizerBase, messages: Messages) -> list[
         reason = " ".join(str(error).split())
         raise PromptError(f"the model's chat template refuses the messages: {reason}") from error
     return _checked_ids(ids)
+
+
+def turn_end_id(tokenizer: PreTrainedTokenizerBase) -> int | None:
+    """Return the special token that closes an answer in the chat template; None if there is none."""
+    if not tokenizer.chat_template:
+        return None
+    turns = [{"role": "user", "content": _ANSWER}, {"role": "assistant", "content": _ANSWER}]
+    try:
+        text = str(tokenizer.apply_chat_template(turns, tokenize=False))
+    except _TEMPLATE_ERRORS:
+        return None
+    rest = text.rpartition(_ANSWER)[2].lstrip()
+    special = {str(token): idx for idx, token in tokenizer.added_tokens_decoder.items() if token.special}
+    found = [token for token in special if token and rest.startswith(token)]
+    return special[max(found, key=len)] if found else None
 
 
 def decode(tokenizer: PreTrainedTokenizerBase, token_ids: Iterable[int], *, after: Sequence[int] = ()) -> str:

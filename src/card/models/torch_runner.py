@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from card.errors import CapacityError, ModelError
+from card.errors import CapacityError, CardError, ModelError, in_few_words
 from card.models.decoder_model import is_int8
 from card.models.fused import FusedDecoder, reason_not_fusable
 from card.models.generic import GenericDecoder, require_rollback
@@ -38,6 +39,25 @@ def _int8_decoder(model: LoadedModel, max_model_len: int, reason: str | None) ->
     return Int8Decoder(model, max_model_len)
 
 
+def _told_in_one_line(init: Callable[..., None]) -> Callable[..., None]:
+    """Turn whatever taking over a model raises into a ModelError: its config may hold anything."""
+
+    @functools.wraps(init)
+    def explained(self: TorchRunner, model: LoadedModel, **settings: Any) -> None:
+        try:
+            init(self, model, **settings)
+        except CardError:
+            raise
+        except Exception as error:
+            kind = model.config.model_type
+            raise ModelError(
+                f"this {kind} model cannot be run: {in_few_words(error)}; compare its config.json with the "
+                "published one, and the memory with its size"
+            ) from error
+
+    return explained
+
+
 class TorchRunner:
     """Runs a transformers causal LM on trees of tokens, several sequences of any length in one pass.
 
@@ -45,6 +65,7 @@ class TorchRunner:
     cache. Logits and caches are inference tensors: read them, or write to them only under ``torch.inference_mode``.
     """
 
+    @_told_in_one_line
     def __init__(
         self,
         model: LoadedModel,

@@ -183,7 +183,8 @@ def decode(frame: bytes) -> tuple[int, TargetMessage | DrafterMessage]:
         decoded = _decoder.decode(frame)
     except (msgspec.DecodeError, SettingsError, UnicodeDecodeError, RecursionError) as error:
         _check_version(_version_of(frame))  # another version may have other messages
-        raise ProtocolError(f"frame of {len(frame)} bytes is not a message: {error}") from error
+        reason = " ".join(str(error).split())  # which may quote what was sent
+        raise ProtocolError(f"frame of {len(frame)} bytes is not a message: {reason}") from error
     _check_version(decoded.version)
     return decoded.incarnation, decoded.body
 

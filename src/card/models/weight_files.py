@@ -1,0 +1,161 @@
+"""What the weight files of a folder hold, by their headers: read before anything is built by what config.json asks for.
+
+A config can ask for two thousand million layers, or for a matrix of the size of the disk. transformers builds first and
+compares then.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path, PurePosixPath, PureWindowsPath
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+_WHOLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
+_OTHER_INDEX = "pytorch_model.bin.index.json"  # of files whose headers are not read
+_MOST_HEADER_BYTES = 100_000_000  # of one file, as safetensors itself allows
+# What fields are called that make a loop over layers, in the configs of all families.
+_LAYER_COUNTS = frozenset({"num_hidden_layers", "num_layers", "n_layer", "n_layers", "num_decoder_layers"})
+_LISTS = ("labels", "experts")  # how fields end that make such a loop too
+_MOST_PARTS = 4096  # of either, whatever the files hold; no published model has half of it
+_SPARE = 2  # a head that shares the embeddings' weights is stored once, and may be asked for twice
+_PACKED = 16  # numbers that one stored number can hold where weights are quantised
+_MOST_MADE = 1 << 28  # numbers of masks and tables that are made and not stored; more only if the weights are more
+
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+class FolderError(ValueError):
+    """Why the weights in a folder cannot be used, in words that follow their name."""
+
+
+def raw_config(folder: Path) -> Any:
+    """Return what config.json has; None if it cannot be read."""
+    try:
+        return json.loads((folder / "config.json").read_text("utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return None
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """Return the safetensors files of a folder; empty if its weights are stored in another way.
+
+    Raises: FolderError if the index names a file that is not in the folder; OSError, ValueError if it cannot be read.
+    """
+    if (folder / _WHOLE).is_file():
+        return [folder / _WHOLE]
+    return _indexed(folder, _INDEX)
+
+
+def tensor_shapes(folder: Path) -> Shapes | None:
+    """Return the shapes of all tensors by name; None if the weights are stored in another way than safetensors.
+
+    Raises: FolderError, OSError if a file is missing, cut off or damaged.
+    """
+    files = weight_files(folder)
+    if not files:
+        _indexed(folder, _OTHER_INDEX)
+        return None
+    shapes: dict[str, tuple[int, ...]] = {}
+    for file in files:
+        shapes.update(_header(file))
+    return shapes
+
+
+def check_counts(config: Any, shapes: Shapes | None = None) -> None:
+    """Check that config.json, as it was read, counts no more layers and the like than there can be.
+
+    Args:
+        shapes: of the weights, if they are known: there is a tensor of each layer.
+    Raises: FolderError that names the field.
+    """
+    for name, value in _numbers(config):
+        if (name in _LAYER_COUNTS or name.endswith(_LISTS)) and value > _MOST_PARTS:
+            raise FolderError(f"its {name} is {value}, and at most {_MOST_PARTS} are possible; download it again")
+        if name in _LAYER_COUNTS and shapes is not None and value > len(shapes):
+            raise FolderError(f"its {name} is {value}, but the weights are {len(shapes)} tensors; download it again")
+
+
+def check_sizes(empty: PreTrainedModel, shapes: Shapes) -> None:
+    """Check that a model without memory is about as large as the weights that are there.
+
+    A tensor that is missing, or of another shape and the same size, is left to transformers to find.
+
+    Args:
+        empty: built on the device "meta" as the config asks.
+    Raises: FolderError that names the first tensor of another size, or both sizes.
+    """
+    is_packed = getattr(empty.config, "quantization_config", None) is not None
+    held = {_inner_name(empty, name): math.prod(shape) for name, shape in shapes.items()}
+    asked = {_inner_name(empty, name): tensor.numel() for name, tensor in empty.named_parameters()}
+    for name, size in asked.items():
+        if not is_packed and held.get(name, size) != size:
+            raise FolderError(f"it asks for {size} numbers in {name}, and they have {held[name]}; download it again")
+    total, stored = sum(asked.values()), sum(held.values())
+    made = sum(tensor.numel() for tensor in empty.buffers())
+    if total > stored * (_PACKED if is_packed else _SPARE) or made > max(stored, _MOST_MADE):
+        raise FolderError(f"it asks for {total + made} numbers, and they are {stored}; download it again")
+
+
+def _inner_name(model: PreTrainedModel, name: str) -> str:
+    """Return a tensor's name without that of the part that holds all layers: files have it with and without."""
+    return name.removeprefix(f"{model.base_model_prefix}.")
+
+
+def _indexed(folder: Path, index: str) -> list[Path]:
+    """Return the files that an index names; empty if there is none."""
+    if not (folder / index).is_file():
+        return []
+    stated = json.loads((folder / index).read_text("utf-8"))
+    names = stated.get("weight_map") if isinstance(stated, dict) else None
+    if not isinstance(names, dict) or not all(isinstance(name, str) for name in names.values()):
+        raise FolderError(f"{index} has no weight_map that tells the file of each tensor; download it again")
+    for name in names.values():
+        if not name or _leads_outside(name):
+            raise FolderError(f"{index} names {name!r}, which is not in the folder; use files of the folder only")
+    return [folder / name for name in sorted(set(names.values()))]
+
+
+def _leads_outside(name: str) -> bool:
+    return any(path.is_absolute() or path.drive or ".." in path.parts for path in _paths(name))
+
+
+def _paths(name: str) -> tuple[PurePosixPath, PureWindowsPath]:
+    return PurePosixPath(name), PureWindowsPath(name)
+
+
+def _header(file: Path) -> dict[str, tuple[int, ...]]:
+    """Return the shapes that a file states, compared with its size. Raises: FolderError, OSError."""
+    num_bytes = file.stat().st_size
+    with file.open("rb") as stream:
+        length = int.from_bytes(stream.read(8), "little")
+        if num_bytes < 8 or length > min(num_bytes - 8, _MOST_HEADER_BYTES):
+            raise FolderError(f"{file.name} is cut off or damaged: it ends inside its header; download it again")
+        text = stream.read(length)
+    try:
+        return {name: _shape(facts, num_bytes) for name, facts in json.loads(text).items() if name != "__metadata__"}
+    except (ValueError, AttributeError, LookupError, TypeError, RecursionError):
+        raise FolderError(f"{file.name} is damaged: its header cannot be read; download it again") from None
+
+
+def _shape(facts: Mapping[str, Any], num_bytes: int) -> tuple[int, ...]:
+    shape = tuple(facts["shape"])
+    if not all(isinstance(size, int) and size >= 0 for size in shape) or math.prod(shape) > num_bytes * 8:
+        raise ValueError
+    return shape
+
+
+def _numbers(config: Any) -> Iterator[tuple[str, float]]:
+    """Yield every number that has a name, at any depth."""
+    waiting = [config]
+    while waiting:
+        one = waiting.pop()
+        if isinstance(one, list):
+            waiting.extend(one)
+        if isinstance(one, dict):
+            waiting.extend(one.values())
+            yield from ((name, value) for name, value in one.items() if isinstance(value, int | float))
