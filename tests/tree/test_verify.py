@@ -7,11 +7,17 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from card.tree.nodes import ROOT
-from card.tree.verify import Verdict, match
+from card.api.llm import LLM
+from card.config import SamplingParams
+from card.errors import SettingsError
+from card.tree.nodes import ROOT, Nodes
+from card.tree.verify import MATCH, Verdict, Verification, match
+from card.workers.metrics import RequestStats
+from tests.pair import Pair
 
 V = 3
 Tree = tuple[list[int], list[int]]  # draft_ids, parents
@@ -114,3 +120,63 @@ def _match_with_choices_one_node_late(
 def test_the_law_test_finds_a_broken_match(broken: Rule) -> None:
     assert is_target_law(law_of_two_tokens(match, [1, 2], [ROOT, 0]))
     assert not is_target_law(law_of_two_tokens(broken, [1, 2], [ROOT, 0]))
+
+
+# ---- verifiers ------------------------------------------------------------------------------------------------------
+
+
+class KeepsEverything:
+    """A lossy verifier: the first candidate at each depth stays, whatever the target thinks of it."""
+
+    is_exact = False
+
+    def decide(self, seen: Verification) -> Verdict:
+        accepted: list[int] = []
+        while (child := _first_child(seen, accepted[-1] if accepted else ROOT)) is not None:
+            accepted.append(child)
+        return Verdict(tuple(accepted), seen.choices[1 + (accepted[-1] if accepted else ROOT)])
+
+
+def _first_child(seen: Verification, node: int) -> int | None:
+    return next((i for i, parent in enumerate(seen.offer.parents) if parent == node), None)
+
+
+@given(tree=trees(), data=st.data())
+def test_the_exact_verifier_is_match_and_keeps_nothing_leniently(tree: Tree, data: st.DataObject) -> None:
+    seen = _seen(tree, data)
+    verdict = MATCH.decide(seen)
+    assert MATCH.is_exact
+    assert verdict == match(*tree, seen.choices)
+    assert seen.leniently_accepted(verdict) == 0
+
+
+@given(tree=trees(), data=st.data())
+def test_what_is_kept_against_the_targets_choice_is_counted(tree: Tree, data: st.DataObject) -> None:
+    seen = _seen(tree, data)
+    verdict = KeepsEverything().decide(seen)
+    differing = [i for i in verdict.accepted if tree[0][i] != seen.choices[tree[1][i] + 1]]
+    assert seen.leniently_accepted(verdict) == len(differing)
+
+
+def _seen(tree: Tree, data: st.DataObject) -> Verification:
+    draft_ids, parents = tree
+    choices = data.draw(st.lists(st.integers(0, V - 1), min_size=len(draft_ids) + 1, max_size=len(draft_ids) + 1))
+    offer = Nodes(tokens=tuple(draft_ids), parents=tuple(parents), path_logprobs=(0.0,) * len(draft_ids))
+    return Verification(offer, torch.zeros(len(draft_ids) + 1, V), choices)
+
+
+@pytest.mark.parametrize("placement", ["inline", "thread"])
+def test_a_lossy_verifier_is_refused_unless_asked_for_and_every_result_says_so(pair: Pair, placement: str) -> None:
+    models = {"target": pair.target, "draft": pair.draft, "method": "sps", "placement": placement}
+    params = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
+    with pytest.raises(SettingsError, match="would not choose: leave it out, or set allows_inexact=True"):
+        LLM(**models, verifier=KeepsEverything())
+    with LLM(pair.target) as plain:
+        expected = plain.generate("the cat sat", params)[0]
+    with LLM(**models, verifier=KeepsEverything(), allows_inexact=True) as lossy:
+        output, chunks = lossy.generate("the cat sat", params)[0], list(lossy.stream("the cat sat", params))
+    assert not output.exact and not output.stats.is_exact and not chunks[-1].stats.as_dict()["is_exact"]
+    assert output.stats.lenient_tokens > 0
+    assert output.outputs[0].token_ids != expected.outputs[0].token_ids
+    assert expected.exact and expected.stats.is_exact and expected.stats.lenient_tokens == 0
+    assert not RequestStats.joined([expected.stats, output.stats]).is_exact

@@ -24,6 +24,7 @@ from card.engine.scoring import Scores, ScoringJob
 from card.errors import CardError, PromptError, SettingsError, WorkerError, in_words
 from card.transport.child import DrafterChild
 from card.transport.leases import Leases
+from card.tree.verify import MATCH, Verifier
 from card.workers.metrics import EngineStats, RequestStats
 
 if TYPE_CHECKING:
@@ -54,6 +55,7 @@ class AsyncLLM(Hosted):
         *,
         tokenizer: PreTrainedTokenizerBase | None = None,
         method: str | None = None,
+        verifier: Verifier = MATCH,
         spare: DrafterChild | None = None,
         leases: Leases | None = None,
         say: Callable[[str], None] = lambda _: None,
@@ -64,7 +66,15 @@ class AsyncLLM(Hosted):
         Raises: SettingsError, ModelError, VocabularyError, WorkerError.
         """
         self._host = Host(
-            target, draft, tokenizer=tokenizer, method=method, settings=settings, spare=spare, leases=leases, say=say
+            target,
+            draft,
+            tokenizer=tokenizer,
+            method=method,
+            settings=settings,
+            verifier=verifier,
+            spare=spare,
+            leases=leases,
+            say=say,
         )
         self._driver = _Driver(self._host)
         self._finalizer = weakref.finalize(self, self._driver.close)

@@ -48,6 +48,7 @@ from card.models.threads import pinned, usable_cores
 from card.transport.child import DrafterChild
 from card.transport.leases import Leases
 from card.transport.link import DrafterLink
+from card.tree.verify import MATCH, Verifier
 from card.workers.request import Request
 from card.workers.trace import Trace
 
@@ -82,6 +83,7 @@ class Host:
         settings: Mapping[str, Any],
         spare: DrafterChild | None = None,
         leases: Leases | None = None,
+        verifier: Verifier = MATCH,
         say: Callable[[str], None] = lambda _: None,
     ) -> None:
         """Load the models and bring the drafter up; arguments as of `LLM`.
@@ -95,7 +97,9 @@ class Host:
         is_loaded = draft is not None and not isinstance(draft, str)
         asked = {**settings, "target": _name(target), "draft": None if draft is None else _name(draft)}
         has_pool, cores = leases is not None, usable_cores()
-        facts = Facts(has_draft=draft is not None, has_pool=has_pool, is_draft_loaded=is_loaded, cores=cores)
+        facts = Facts(
+            has_draft=draft is not None, has_pool=has_pool, is_draft_loaded=is_loaded, cores=cores, verifier=verifier
+        )
         plan = resolve(asked, facts, method=method)  # refuses what contradicts itself before anything is loaded
         self.method, self.settings = plan.method, plan.settings
         say(f"loading {self.settings.target}")
@@ -244,6 +248,11 @@ class Hosted:
     def method(self) -> Method:
         """The decoding method."""
         return self._host.method
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether each text is that of plain decoding."""
+        return self._host.plan.verifier.is_exact
 
     @property
     def target_cost(self) -> str | None:

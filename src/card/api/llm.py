@@ -16,6 +16,7 @@ from card.api.outputs import CompletionOutput, Piece, RequestOutput, StreamChunk
 from card.config import DraftSettings, EngineSettings, SamplingParams
 from card.engine.engine import Engine, Update
 from card.transport.child import DrafterChild
+from card.tree.verify import MATCH, Verifier
 from card.workers.metrics import EngineStats
 
 if TYPE_CHECKING:
@@ -53,6 +54,7 @@ class LLM(Hosted):
         *,
         tokenizer: PreTrainedTokenizerBase | None = None,
         method: str | None = None,
+        verifier: Verifier = MATCH,
         spare: DrafterChild | None = None,
         say: Callable[[str], None] = lambda _: None,
         **settings: Any,
@@ -63,12 +65,22 @@ class LLM(Hosted):
             target: folder, GGUF file, hub name, "demo-target", or a loaded model (give its ``tokenizer`` then).
             draft: the same, or None; a loaded model cannot go into a process of its own.
             method: a name of `card.methods.METHODS`; None takes card if there is a draft model and vanilla if not.
+            verifier: decides which candidates stay, see `card.tree.verify`; one that is not exact needs allows_inexact.
             spare: a process for the drafter that was started before this one had loaded torch.
             say: is told what goes on, in words for a user who waits.
             settings: any field of `EngineSettings` and `DraftSettings`.
         Raises: SettingsError, ModelError, VocabularyError, WorkerError.
         """
-        self._host = Host(target, draft, tokenizer=tokenizer, method=method, settings=settings, spare=spare, say=say)
+        self._host = Host(
+            target,
+            draft,
+            tokenizer=tokenizer,
+            method=method,
+            settings=settings,
+            verifier=verifier,
+            spare=spare,
+            say=say,
+        )
         self._engine: Engine = self._host.engine
         self._live: dict[int, _Live] = {}
         self._lock = threading.Lock()
@@ -217,7 +229,7 @@ class LLM(Hosted):
             prompt_token_ids=request.prompt_ids,
             outputs=(completion,),
             method=self.method.name,
-            exact=self.method.is_exact,
+            exact=self.is_exact,
             target_cost=self.target_cost,
             stats=told.stats,
             error=pieces[-1][1].error,

@@ -69,6 +69,7 @@ def build(
         writers={name: _opener(writer) for name, writer in writers.items()},
         top_k=max((writer.top_k for writer in writers.values()), default=0),
         foresee=models.foresee,
+        verifier=plan.verifier,
     )
     limits = Limits(max_num_seqs=plan.settings.max_num_seqs, prefill_chunk=plan.settings.prefill_chunk)
     engine = Engine(worker, models.link, limits=limits, policy=policy, clock=clock)

@@ -16,6 +16,7 @@ from card.methods import Method, find_method
 from card.models.threads import CorePlan, CoreSet
 from card.policy.cost import PassCost
 from card.policy.rounds import Schedule
+from card.tree.verify import MATCH, Verifier
 from card.workers.offers import DRAFTER
 from card.writers.local import find_writer
 
@@ -55,6 +56,7 @@ class Facts:
     row_bytes: int | None = None  # of the target's KV; None: memory is no matter
     free_bytes: int = 0  # on the target's device
     latencies: Latencies | None = None
+    verifier: Verifier = MATCH  # decides which candidates stay
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +74,7 @@ class Plan:
     target_tree_rows: int  # KV rows of one sequence beyond its text, in the target
     draft_tree_rows: int  # and in the draft model
     max_kv_bytes: int | None  # of the target; None: no limit
+    verifier: Verifier
 
     @property
     def first_schedule(self) -> Schedule:
@@ -125,6 +128,7 @@ def resolve(settings: Mapping[str, Any], facts: Facts, *, method: str | None = N
         target_tree_rows=target_tree_rows,
         draft_tree_rows=draft_tree_rows(shaped),
         max_kv_bytes=_kv_bytes(engine, facts, max_model_len, target_tree_rows),
+        verifier=facts.verifier,
     )
     return plan if "num_speculative_tokens" in plan.pinned else _with_measured_length(plan, asked, facts.latencies)
 
@@ -182,6 +186,10 @@ def _refuse_contradictions(
 ) -> None:
     if drafts and not has_draft:
         raise SettingsError(f"method {method.name} needs a draft model; give one, or use method vanilla")
+    if not facts.verifier.is_exact and not settings.allows_inexact:
+        raise SettingsError(
+            "this verifier may keep tokens that the target would not choose: leave it out, or set allows_inexact=True"
+        )
     if settings.draft_vocab is not None and not drafts:
         raise SettingsError("draft_vocab is about a draft model: give draft, and a method and writers that use it")
     if facts.is_draft_loaded and settings.placement == "process":

@@ -36,6 +36,7 @@ from card.models.decoder_model import is_int8
 from card.models.inflation import inflate, parse_parameter_count, price_in_words
 from card.models.loading import context_limit, end_token_ids, load_model, load_tokenizer, parameter_count
 from card.models.threads import pinned
+from card.tree.verify import MATCH
 
 DEFAULT_MAX_MODEL_LEN = 4096
 _WARM_UP_TOKENS = 16
@@ -103,7 +104,7 @@ class LineupSettings:
             method=spec.method,
             cores=self.cores if spec.drafter == "beside" else cores,
             threads=None if spec.is_tuned else len(cores),
-            is_exact=find_method(spec.method).is_exact,
+            is_exact=MATCH.is_exact,
             is_comparable=True,
             settings={key: list(value) if isinstance(value, tuple) else value for key, value in settings.items()},
         )

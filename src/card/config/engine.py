@@ -88,6 +88,9 @@ class EngineSettings(Replaceable):
     drafter_timeout_s: float = setting(
         3.0, "Silence after which the drafter is replaced, in seconds.", above=0, unit="seconds"
     )
+    allows_inexact: bool = setting(
+        False, "Take a verifier whose text is not that of plain decoding; every result then says so."
+    )
     hrad: str = setting("off", "Predictor for specbranch: off, demo, or a file of card train hrad.")
     writers: tuple[str, ...] | None = setting(
         None,

@@ -35,7 +35,6 @@ class Method:
     is_tuned: bool = False  # what was not set is chosen by measurement, the schedule included
     uses_predictor: bool = False  # of rejections (H-RAD), if the setting hrad names one
     passes_of_round: Callable[[DraftSettings], Sequence[int]] | None = None  # tokens in each, for `round_length`
-    is_exact: bool = True  # the text is that of plain decoding
 
     @property
     def length_from_latencies(self) -> bool:

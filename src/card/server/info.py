@@ -131,7 +131,7 @@ async def version(request: Request) -> Response:
         "model": engine.target,
         "draft_model": engine.draft,
         "method": service.llm.method.name,
-        "exact": service.llm.method.is_exact,
+        "exact": service.llm.is_exact,
         "target_cost": service.llm.target_cost,
     }
     return json_response(answer)

@@ -72,7 +72,9 @@ class Generation:
 
     def head(self, prefix: str, kind: str) -> dict[str, Any]:
         """Return what the answer, and every event of a stream, begins with."""
+        lossy = {} if self._service.llm.is_exact else {"exact": False}
         return {
+            **lossy,
             "id": f"{prefix}-{secrets.token_hex(12)}",
             "object": kind,
             "created": int(time.time()),

@@ -48,6 +48,8 @@ class RequestStats(DrafterHealth):
     offered_per_depth: list[int] = field(default_factory=list)  # [d] rounds that offered a candidate at depth d + 1
     verified_by_writer: dict[str, int] = field(default_factory=dict)  # who proposed alike joined by "+"
     accepted_by_writer: dict[str, int] = field(default_factory=dict)
+    is_exact: bool = True  # the text is that of plain decoding
+    lenient_tokens: int = 0  # candidates kept that the target itself would not have chosen
     hits: int = 0  # rounds whose next token was in the target's replica at once
     late_hits: int = 0  # rounds whose next token turned up in the replica afterwards
     misses: int = 0  # epochs that the drafter had to begin anew
@@ -71,6 +73,8 @@ class RequestStats(DrafterHealth):
                     value = {key: before.get(key, 0) + value.get(key, 0) for key in before | value}
                 elif isinstance(value, list):
                     value = [a + b for a, b in zip_longest(before, value, fillvalue=0)]
+                elif isinstance(value, bool):
+                    value = before and value
                 elif not isinstance(value, str):
                     value = before + value
                 setattr(total, name, value)

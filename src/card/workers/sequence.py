@@ -13,7 +13,7 @@ from card.models.protocol import NO_PARENT, Extension
 from card.tree.nodes import ROOT, Nodes
 from card.tree.sampling import Sampler, TokenLogprobs, token_logprobs
 from card.tree.shaping import Shaping
-from card.tree.verify import Verdict, match
+from card.tree.verify import Verdict, Verification, Verifier
 from card.workers.metrics import RequestStats
 from card.workers.offers import Offers
 from card.workers.replica import Replica
@@ -133,6 +133,7 @@ class Pass:
     offer: Nodes
     chosen: list[int] = field(default_factory=list)  # the target's token after the root and after each candidate
     verdict: Verdict | None = None  # None: a part of the prompt was run, and more of it follows
+    num_lenient: int = 0  # accepted candidates that are not the target's choice
     top_ids: list[list[int]] = field(default_factory=list)  # likeliest tokens of each row
     details: TokenDetails = field(default_factory=TokenDetails)
     branch_below: float | None = None  # where the drafter's trunk is to branch from now on; None: as before
@@ -150,8 +151,8 @@ class Pass:
         first_logits_idx = len(chain) - 1 if is_complete else len(chain)
         return cls(sequence, Extension(sequence.slot, [*chain, *offer.tokens], parents, first_logits_idx), offer)
 
-    def decide(self, logits: Tensor, num_top: int) -> None:
-        """Choose the target's tokens and compare the candidates with them.
+    def decide(self, logits: Tensor, num_top: int, verifier: Verifier) -> None:
+        """Choose the target's tokens and let the verifier compare the candidates with them.
 
         Args:
             logits: [1 + candidates, V] of the model; [0, V] while more of the prompt follows.
@@ -160,8 +161,12 @@ class Pass:
         """
         self.top_ids = logits.topk(num_top).indices.tolist() if num_top else []
         if len(logits):
-            self.chosen = _choose(self.sequence, self.offer, logits)
-            self.verdict = match(self.offer.tokens, self.offer.parents, self.chosen)
+            shaped = _shaped(self.sequence, self.offer, logits)
+            self.chosen = _choose(self.sequence, self.offer, shaped)
+            seen = Verification(self.offer, shaped, self.chosen)
+            self.verdict = verifier.decide(seen)
+            if not verifier.is_exact:
+                self.num_lenient = seen.leniently_accepted(self.verdict)
             self.details = _details(self.sequence, self.offer, self.verdict, logits)
 
     def observation(self, verdict: Verdict) -> Observation:
@@ -171,14 +176,8 @@ class Pass:
         return Observation(new_ids, self.offer.tokens, self.offer.parents, chosen, verdict.accepted, self.top_ids)
 
 
-def _choose(sequence: Sequence, offer: Nodes, logits: Tensor) -> list[int]:
-    """Return the target's token after the root and after each candidate.
-
-    Args:
-        logits: [1 + candidates, V].
-    """
-    after_root = len(sequence.token_ids)
-    positions = [after_root, *(after_root + depth for depth in offer.depths)]  # of the token that each row predicts
+def _shaped(sequence: Sequence, offer: Nodes, logits: Tensor) -> Tensor:
+    """Return logits [1 + candidates, V] as penalties, grammar and the caller's processor leave them."""
     processor, shaping = sequence.request.logits_processor, sequence.shaping
     paths = [(), *_paths(offer)] if processor is not None or shaping is not None else []
     if shaping is not None:
@@ -190,6 +189,13 @@ def _choose(sequence: Sequence, offer: Nodes, logits: Tensor) -> list[int]:
         except Exception as error:  # it is the caller's code
             raise TargetError(f"the logits processor failed with {type(error).__name__}: {error}") from error
         logits = torch.cat(processed)
+    return logits
+
+
+def _choose(sequence: Sequence, offer: Nodes, logits: Tensor) -> list[int]:
+    """Return the target's token after the root and after each candidate."""
+    after_root = len(sequence.token_ids)
+    positions = [after_root, *(after_root + depth for depth in offer.depths)]  # of the token that each row predicts
     return sequence.sampler.choose(logits, positions)
 
 

@@ -15,7 +15,7 @@ from card.models.pool import SequencePool
 from card.models.protocol import LanguageModel
 from card.tree.messages import Close, Declined, DrafterMessage, Layer, Resync, TargetMessage
 from card.tree.nodes import NO_NODES, Nodes
-from card.tree.verify import Verdict
+from card.tree.verify import MATCH, Verdict, Verifier
 from card.workers.metrics import RequestStats
 from card.workers.offers import Offers
 from card.workers.request import Progress, Request, StepResult, Verified, Work
@@ -38,6 +38,7 @@ class TargetWorker:
         writers: Mapping[str, OpenWriter] | None = None,
         top_k: int = 0,
         foresee: Foresight | None = None,
+        verifier: Verifier = MATCH,
     ) -> None:
         """Take over ``model``.
 
@@ -46,10 +47,12 @@ class TargetWorker:
             max_kv_bytes: most memory of all sequences, those kept for reuse included; None for no limit.
             writers: by name, in the order in which they are asked for candidates; called when a request begins.
             top_k: likeliest tokens that the writers are shown at every token that is run.
+            verifier: decides which candidates stay and which token follows.
             foresee: says after each pass where the drafter's trunk is to branch; None leaves it at the settings.
         """
         self.model = model
         self._foresee = foresee
+        self._verifier = verifier
         self._writers = dict(writers or {})
         self._top_k = top_k
         self.pool = SequencePool(model, max_kv_bytes if max_kv_bytes is not None else 1 << 62)
@@ -207,7 +210,7 @@ class TargetWorker:
         all_logits = self.model.forward([one.extension for one in passes])
         try:
             for idx, (one, logits) in enumerate(zip(passes, all_logits, strict=True)):
-                one.decide(logits, self._top_k)
+                one.decide(logits, self._top_k, self._verifier)
                 one.branch_below = self._foreseen(idx, one)
         except BaseException:
             for one in passes:
@@ -258,6 +261,7 @@ class TargetWorker:
             sequence.shaping.commit(kept_ids)
         stats, request_id = sequence.stats, sequence.request.request_id
         stats.num_new_tokens = sequence.num_new_tokens
+        stats.is_exact, stats.lenient_tokens = self._verifier.is_exact, stats.lenient_tokens + one.num_lenient
         if not was_prefilling:
             stats.count_verification(offer, verdict.accepted[: len(kept_rows)], sequence.offers.names)
             is_greedy = sequence.sampler.rule.is_greedy

@@ -101,7 +101,7 @@ def _result(llm: LLM, chunks: list[StreamChunk]) -> dict[str, Any]:
         "token_ids": [token_id for chunk in chunks for token_id in chunk.token_ids],
         "finish_reason": chunks[-1].finish_reason,
         "method": llm.method.name,
-        "exact": llm.method.is_exact,
+        "exact": llm.is_exact,
         "target_cost": llm.target_cost,
         "stats": chunks[-1].stats.as_dict(),
     }
