@@ -85,27 +85,32 @@ def sequence_pass(
     )
 
 
-def attend(
-    step: SequencePass,
-    layer: int,
-    query: Tensor,
-    window: int | None,
-    scale: float | None,
-    softcap: float | None = None,
-) -> Tensor:
+@dataclass(frozen=True, slots=True)
+class Scoring:
+    """How a layer makes weights of products of queries and keys."""
+
+    scale: float | None = None  # factor on the scores; None for 1 / sqrt(D)
+    softcap: float | None = None  # bounds the scores by ``softcap * tanh(scores / softcap)``
+    sinks: Tensor | None = None  # [H], a score for each query head that takes weight and gives no value
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether an attention kernel can do it."""
+        return self.softcap is None and self.sinks is None
+
+
+def attend(step: SequencePass, layer: int, query: Tensor, window: int | None, scoring: Scoring) -> Tensor:
     """Return the attention of the new rows over all rows they may see; the new keys and values must be written.
 
     Args:
         query: [Hkv, T, G, D] any strides; G query heads share a KV head.
-        scale: factor on the scores; None for 1 / sqrt(D).
-        softcap: bound the scores by ``softcap * tanh(scores / softcap)``.
     Returns: [Hkv, T, G, D] any strides.
     """
     keys, values = step.keys[layer], step.values[layer]
     num_kv_heads, num_new, group, head_size = query.shape
-    if softcap is not None:
-        return _attend_capped(query, keys, values, step.biases[window], scale, softcap)
-    bias = step.packed[window]
+    if not scoring.is_plain:
+        return _attend_in_steps(query, keys, values, step.biases[window], scoring)
+    scale, bias = scoring.scale, step.packed[window]
     if not step.is_packed:
         heads = query.transpose(1, 2)  # KV heads take the batch's place, so that they need no repeating
         num_rows = keys.shape[2]
@@ -126,14 +131,17 @@ def attend(
     return out[0, :, :num_rows].view(num_kv_heads, num_new, group, head_size)
 
 
-def _attend_capped(
-    query: Tensor, keys: Tensor, values: Tensor, bias: Tensor | None, scale: float | None, softcap: float
-) -> Tensor:
+def _attend_in_steps(query: Tensor, keys: Tensor, values: Tensor, bias: Tensor | None, scoring: Scoring) -> Tensor:
     num_kv_heads, num_new, group, head_size = query.shape
     rows = query.reshape(num_kv_heads, num_new * group, head_size)
-    scores = torch.bmm(rows, keys[0].transpose(1, 2)) * (head_size**-0.5 if scale is None else scale)
-    scores = torch.tanh(scores / softcap) * softcap
+    scores = torch.bmm(rows, keys[0].transpose(1, 2)) * (head_size**-0.5 if scoring.scale is None else scoring.scale)
+    if scoring.softcap is not None:
+        scores = torch.tanh(scores / scoring.softcap) * scoring.softcap
+    scores = scores.view(num_kv_heads, num_new, group, -1)
     if bias is not None:
-        scores = scores.view(num_kv_heads, num_new, group, -1) + bias
-    weights = torch.softmax(scores, -1, dtype=torch.float32).to(query.dtype)
-    return torch.bmm(weights.view(num_kv_heads, num_new * group, -1), values[0]).view(query.shape)
+        scores = scores + bias
+    if scoring.sinks is not None:
+        sinks = scoring.sinks.view(num_kv_heads, 1, group, 1).expand(-1, num_new, -1, -1)
+        scores = torch.cat((scores, sinks), -1)
+    weights = torch.softmax(scores, -1, dtype=torch.float32)[..., : keys.shape[2]].to(query.dtype)
+    return torch.bmm(weights.reshape(num_kv_heads, num_new * group, -1), values[0]).view(query.shape)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from card.models.attention import SequencePass, attend, sequence_pass
+from card.models.attention import Scoring, SequencePass, attend, sequence_pass
 from card.models.decoder_model import DecoderModel, release_pages
 from card.models.draft_vocab import head_of, spread
 from card.models.generic import layer_windows
@@ -193,7 +193,7 @@ class FusedDecoder:
         self.embedding: Tensor = inner.embed_tokens.weight.detach()
         self._make_kernels(model)
         self._eps = float(config.rms_norm_eps)
-        self._scale = float(inner.layers[0].self_attn.scaling)
+        self._scoring = Scoring(float(inner.layers[0].self_attn.scaling))
         self._num_heads = int(config.num_attention_heads)
         self._num_kv_heads = int(config.num_key_value_heads)
         windows = layer_windows(config, max_model_len)
@@ -355,4 +355,4 @@ class FusedDecoder:
             else:
                 step.new_rows[index].copy_(new)
             query = qkv.as_strided((num_kv_heads, num_new, group, size), (group * size, width, size, 1), first)
-            out.copy_(attend(step, index, query, layer.window, self._scale).transpose(0, 1))
+            out.copy_(attend(step, index, query, layer.window, self._scoring).transpose(0, 1))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,7 +13,7 @@ import transformers
 from torch import Tensor, nn
 
 from card.errors import ModelError, in_few_words
-from card.models.attention import SequencePass, attend, sequence_pass
+from card.models.attention import Scoring, SequencePass, attend, sequence_pass
 from card.models.draft_vocab import masked
 from card.models.hrad.features import KeptStates
 from card.models.kv_cache import BoolArray, KVLayout, SequenceRows
@@ -29,7 +30,7 @@ _OWN_ATTENTION = (
     "{} cannot be run: {} models compute attention in code of their own, which cannot be taken over; "
     "choose a model of another family, such as Llama, Mistral, Qwen, Gemma, Phi or OLMo"
 )
-REFUSED_ARGUMENTS = ("s_aux", "position_bias", "alibi")  # of attention calls: they change scores in ways not built here
+REFUSED_ARGUMENTS = ("position_bias", "alibi")  # of attention calls: they change scores in ways not built here
 
 
 def layer_windows(config: Any, max_model_len: int) -> list[int | None]:
@@ -67,66 +68,87 @@ def require_rollback(model: LoadedModel) -> None:
         raise ModelError(f"{name} is spread over {', '.join(sorted(devices))}; put it on one device")
 
 
+@dataclass(frozen=True, slots=True)
+class _Heads:
+    """What one layer attends with."""
+
+    num_query_heads: int
+    num_kv_heads: int
+    size: int  # of queries and keys
+    value_size: int
+    dtype: torch.dtype
+    device: torch.device
+
+
 class _Probe:
     """Stands in for a pass and notes how each layer calls attention."""
 
     def __init__(self) -> None:
-        self.layouts: dict[int, KVLayout] = {}
-        self.groups: set[int] = set()
-        self.has_softcap = False
+        self.layers: dict[int, _Heads] = {}
+        self.needs_bias = False  # the causal mask cannot be left to the attention kernel
 
-    def attend(
-        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None, softcap: float | None
-    ) -> Tensor:
-        if key.shape != value.shape or query.shape[-1] != key.shape[-1]:
-            raise ModelError(
-                f"layer {layer} has queries, keys and values of different sizes {list(query.shape)}, {list(key.shape)},"
-                f" {list(value.shape)}; only equal head sizes are built"
-            )
-        if layer in self.layouts:
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring) -> Tensor:
+        if layer in self.layers:
             raise ModelError(f"layer {layer} attends more than once in a pass, which has no place in the KV cache")
-        self.layouts[layer] = KVLayout(0, key.shape[1], key.shape[3], key.dtype, key.device)
-        self.groups.add(query.shape[1] // key.shape[1])
-        self.has_softcap |= softcap is not None
-        return torch.zeros_like(query).transpose(1, 2)
+        self.layers[layer] = _Heads(query.shape[1], key.shape[1], key.shape[3], value.shape[3], key.dtype, key.device)
+        self.needs_bias |= not scoring.is_plain
+        return query.new_zeros((1, query.shape[2], query.shape[1], value.shape[3]))
 
-    def layout(self, num_layers: int, name: str) -> KVLayout:
-        if sorted(self.layouts) != list(range(num_layers)):
+    def layout(self, num_layers: int, name: str) -> tuple[KVLayout, int]:
+        """Return what the cache holds, and how many query heads share a KV head of it.
+
+        Layers with fewer or smaller heads than others are filled up to these.
+        """
+        if sorted(self.layers) != list(range(num_layers)):
             raise ModelError(
-                f"{name} has {num_layers} layers, but layers {sorted(self.layouts)} called transformers' attention"
+                f"{name} has {num_layers} layers, but layers {sorted(self.layers)} called transformers' attention"
                 " interface; its attention cannot be taken over"
             )
-        distinct = set(self.layouts.values())
-        if len(distinct) > 1 or len(self.groups) > 1:
+        layers = self.layers.values()
+        kinds = {(of.num_query_heads, of.dtype, of.device) for of in layers}
+        num_kv_heads = max(of.num_kv_heads for of in layers)
+        if len(kinds) > 1 or any(num_kv_heads % of.num_kv_heads for of in layers):
             raise ModelError(
-                f"the layers of {name} differ in KV heads, head size or dtype; only uniform ones are built"
+                f"the layers of {name} differ in query heads or dtype, or in KV heads that are no multiples of each "
+                "other; CARD cannot run them"
             )
-        of = distinct.pop()
-        return KVLayout(num_layers, of.num_kv_heads, of.head_size, of.dtype, of.device)
+        ((num_query_heads, dtype, device),) = kinds
+        size = max(max(of.size, of.value_size) for of in layers)
+        return KVLayout(num_layers, num_kv_heads, size, dtype, device), num_query_heads // num_kv_heads
 
 
 class _Pass:
     """One forward pass: writes new keys and values into the caches and attends over them."""
 
-    def __init__(self, steps: Sequence[SequencePass], windows: Sequence[int | None]) -> None:
+    def __init__(self, steps: Sequence[SequencePass], windows: Sequence[int | None], layout: KVLayout) -> None:
         self.steps = steps
         self.windows = windows
+        self._layout = layout
 
-    def attend(
-        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None, softcap: float | None
-    ) -> Tensor:
-        num_heads, head_size = query.shape[1], query.shape[3]
-        num_kv_heads = key.shape[1]
-        out = query.new_empty((1, query.shape[2], num_heads, head_size))
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring) -> Tensor:
+        value_size = value.shape[3]
+        if scoring.scale is None:
+            scoring = replace(scoring, scale=query.shape[3] ** -0.5)
+        query, key, value = (_filled(one, self._layout.head_size) for one in (query, key, value))
+        num_heads, num_kv_heads = query.shape[1], self._layout.num_kv_heads
+        if key.shape[1] < num_kv_heads:  # the same head once for each part of its query heads
+            times = num_kv_heads // key.shape[1]
+            key, value = key.repeat_interleave(times, 1), value.repeat_interleave(times, 1)
+        out = query.new_empty((1, query.shape[2], num_heads, value_size))
         for step in self.steps:
             first, last = step.offset, step.offset + step.num_new
             rows = step.new_rows[layer]
             rows[0].copy_(key[0, :, first:last])
             rows[1].copy_(value[0, :, first:last])
-            heads = query[0, :, first:last].reshape(num_kv_heads, -1, step.num_new, head_size).transpose(1, 2)
-            attended = attend(step, layer, heads, self.windows[layer], scale, softcap)
-            out[0, first:last].view(step.num_new, num_kv_heads, -1, head_size).copy_(attended.transpose(0, 1))
+            heads = query[0, :, first:last].reshape(num_kv_heads, -1, step.num_new, query.shape[3]).transpose(1, 2)
+            attended = attend(step, layer, heads, self.windows[layer], scoring)[..., :value_size]
+            out[0, first:last].view(step.num_new, num_kv_heads, -1, value_size).copy_(attended.transpose(0, 1))
         return out
+
+
+def _filled(heads: Tensor, size: int) -> Tensor:
+    """Return heads [..., D] with zeros up to ``size``, which change neither scores nor sums."""
+    return heads if heads.shape[-1] == size else nn.functional.pad(heads, (0, size - heads.shape[-1]))
 
 
 class _OutsidePassError(ModelError):
@@ -141,6 +163,7 @@ def _attention(
     attention_mask: Tensor | None,
     scaling: float | None = None,
     softcap: float | None = None,
+    s_aux: Tensor | None = None,
     card_pass: _Pass | _Probe | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
@@ -158,7 +181,7 @@ def _attention(
     layer = getattr(module, "layer_idx", None)
     if layer is None or not getattr(module, "is_causal", True):
         raise ModelError(f"{type(module).__name__} is not causal attention with a layer number; it cannot be run")
-    return card_pass.attend(int(layer), query, key, value, scaling, softcap), None
+    return card_pass.attend(int(layer), query, key, value, Scoring(scaling, softcap, s_aux)), None
 
 
 class GenericDecoder:
@@ -200,14 +223,13 @@ class GenericDecoder:
         except ModelError:
             raise
         except Exception as error:  # whatever the code of one of many architectures raises
-            if not probe.layouts:
+            if not probe.layers:
                 raise ModelError(_OWN_ATTENTION.format(name, kind)) from error
             raise ModelError(f"{name} cannot be run, a trial pass failed: {in_few_words(error)}") from error
-        if not probe.layouts:
+        if not probe.layers:
             raise ModelError(_OWN_ATTENTION.format(name, kind))
-        self.layout = probe.layout(num_layers, name)
-        self.group = probe.groups.pop()
-        self._needs_bias = probe.has_softcap
+        self.layout, self.group = probe.layout(num_layers, name)
+        self._needs_bias = probe.needs_bias
         self.vocab_size = int(logits.shape[-1])
 
     def release(self) -> None:
@@ -233,7 +255,7 @@ class GenericDecoder:
 
         With `kept` set it leaves their `features` too. Raises: ModelError if the model does not give its hidden states.
         """
-        extra: dict[str, Any] = {"card_pass": _Pass(steps, self.windows)}
+        extra: dict[str, Any] = {"card_pass": _Pass(steps, self.windows, self.layout)}
         if self.kept:
             extra["output_hidden_states"] = True
         chosen_rows = logits_rows
