@@ -27,6 +27,7 @@ from card.errors import ModelError, VocabularyError, in_few_words
 from card.models.decoder_model import mark_int8, read_config, read_decoder
 from card.models.gguf.header import GgufError
 from card.models.gguf.source import GgufSource
+from card.models.inner_text import WEIGHT_NAMES, inner_name, text_config
 from card.models.int8_linear import why_not_int8
 from card.models.places import hub_file, local_model, weights_folder
 from card.models.processor import computes_bfloat16
@@ -334,13 +335,19 @@ def _read_model(source: _Source, dtype: str | torch.dtype) -> tuple[Any, dict[st
         with _explained(source, "the weights of {} cannot be read"):
             return _read_gguf(source.gguf, dtype)
     shapes = _check_folder(source) if source.is_folder else None
-    config = _read_config(source)
+    config, names = _read_config(source), None
+    with _explained(source, "the config of {} cannot be used"):
+        inner = text_config(config)
+    if inner is not None:
+        config, names = inner, dict(WEIGHT_NAMES)
+        if shapes is not None:
+            shapes = {name: shape for full, shape in shapes.items() if (name := inner_name(full)) is not None}
     if shapes is not None:
         _check_sizes(source, config, shapes)
     with _explained(source, "the weights of {} cannot be read"):
         loader: Any = transformers.AutoModelForCausalLM
         read: tuple[Any, dict[str, Any]] = loader.from_pretrained(
-            source.path, config=config, dtype=dtype, output_loading_info=True, **source.options
+            source.path, config=config, dtype=dtype, key_mapping=names, output_loading_info=True, **source.options
         )
     return read
 
@@ -409,6 +416,8 @@ def _read_config(source: _Source) -> PreTrainedConfig:
         config: PreTrainedConfig = transformers.AutoConfig.from_pretrained(source.path, **source.options)
         architectures = [str(one) for one in config.architectures or []]
         known = set(transformers.models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values())
+        if text_config(config) is not None:
+            return config
         is_causal = type(config) in transformers.MODEL_FOR_CAUSAL_LM_MAPPING and not getattr(
             config, "is_encoder_decoder", False
         )

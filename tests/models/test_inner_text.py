@@ -1,0 +1,140 @@
+"""Text models inside multimodal checkpoints: the logits of the whole model on text, and nothing else in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+from transformers import PreTrainedModel
+
+from card.errors import ModelError
+from card.models.loading import context_limit, load_decoder, load_model, parameter_count, vocab_size
+from card.models.protocol import Extension
+from card.models.torch_runner import TorchRunner
+
+TEXT: dict[str, Any] = {
+    "vocab_size": 61,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 64,
+    "initializer_range": 0.4,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+MROPE = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [1, 1, 2]}
+VISION: dict[str, Any] = {
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "image_size": 28,
+    "patch_size": 14,
+}
+QWEN_VISION: dict[str, Any] = {"depth": 1, "hidden_size": 16, "num_heads": 2, "intermediate_size": 16, "patch_size": 14}
+SHAPES: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "mistral3": (
+        "Mistral3Config",
+        "Mistral3ForConditionalGeneration",
+        {"text_config": {**TEXT, "model_type": "mistral"}, "vision_config": {**VISION, "model_type": "pixtral"}},
+    ),
+    "gemma3": (
+        "Gemma3Config",
+        "Gemma3ForConditionalGeneration",
+        {"text_config": {**TEXT, "sliding_window": 5}, "vision_config": VISION, "mm_tokens_per_image": 4},
+    ),
+    "llava": (
+        "LlavaConfig",
+        "LlavaForConditionalGeneration",
+        {
+            "text_config": {**TEXT, "model_type": "llama"},
+            "vision_config": {**VISION, "model_type": "clip_vision_model"},
+        },
+    ),
+    "qwen2_5_vl": (
+        "Qwen2_5_VLConfig",
+        "Qwen2_5_VLForConditionalGeneration",
+        {
+            "text_config": {**TEXT, "rope_parameters": MROPE},
+            "vision_config": {**QWEN_VISION, "out_hidden_size": 32, "fullatt_block_indexes": [0]},
+        },
+    ),
+    "qwen3_vl": (
+        "Qwen3VLConfig",
+        "Qwen3VLForConditionalGeneration",
+        {
+            "text_config": {**TEXT, "rope_parameters": MROPE},
+            "vision_config": {**QWEN_VISION, "out_hidden_size": 32, "deepstack_visual_indexes": []},
+        },
+    ),
+}
+IDS = [5, 9, 33, 7, 60, 12, 3, 44, 21]
+
+
+def save(kind: str, folder: Path) -> PreTrainedModel:
+    """Save a tiny random model as transformers does; return it."""
+    config_name, model_name, parts = SHAPES[kind]
+    torch.manual_seed(0)
+    config = getattr(transformers, config_name)(**parts, image_token_index=60)
+    model: PreTrainedModel = getattr(transformers, model_name)(config).eval()
+    model.save_pretrained(folder)
+    return model
+
+
+def rename(folder: Path, change: Callable[[str], str]) -> None:
+    """Give the tensors other names."""
+    file = folder / "model.safetensors"
+    save_file({change(name): tensor for name, tensor in load_file(file).items()}, file, {"format": "pt"})
+
+
+def older(name: str) -> str:
+    """Return a tensor's name as most published checkpoints have it."""
+    name = name.removeprefix("model.")
+    inner = name.removeprefix("language_model.").removeprefix("model.")
+    if inner == "lm_head.weight":
+        return "language_model.lm_head.weight"
+    return name if name == inner else f"language_model.model.{inner}"
+
+
+def oldest(name: str) -> str:
+    """Return a tensor's name as in the first checkpoints of Qwen2-VL and Qwen2.5-VL."""
+    name = name.removeprefix("model.")
+    if name.startswith("language_model."):
+        return "model." + name.removeprefix("language_model.")
+    return name
+
+
+@pytest.mark.parametrize("spelling", ["as saved", "older", "oldest"])
+@pytest.mark.parametrize("kind", SHAPES)
+def test_logits_are_those_of_the_whole_model_on_text(tmp_path: Path, kind: str, spelling: str) -> None:
+    whole = save(kind, tmp_path)
+    if spelling != "as saved":
+        if spelling == "oldest" and not kind.startswith("qwen"):
+            pytest.skip("no checkpoint of this family has these names")
+        rename(tmp_path, older if spelling == "older" else oldest)
+    with torch.no_grad():
+        expected = whole(input_ids=torch.tensor([IDS])).logits[0]
+    model = load_decoder(str(tmp_path))
+    assert parameter_count(model) < parameter_count(whole)
+    assert (vocab_size(model), context_limit(model)) == (61, 64)
+    runner = TorchRunner(model, max_model_len=32)
+    slot = runner.open()
+    logits = runner.forward([Extension(slot, IDS, range(-1, len(IDS) - 1))])[0]
+    torch.testing.assert_close(logits.clone(), expected, atol=2e-4, rtol=2e-4)
+
+
+def test_a_checkpoint_without_its_text_model_is_refused(tmp_path: Path) -> None:
+    save("llava", tmp_path)
+    rename(tmp_path, lambda name: name.replace("language_model", "another_model"))
+    with pytest.raises(ModelError, match=r"incomplete|do not fit") as refused:
+        load_model(str(tmp_path))
+    assert "\n" not in str(refused.value)
