@@ -20,7 +20,6 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "card"
 FOLDERS = (ROOT, ROOT / "docs", ROOT / "benchmarks", ROOT / "benchmarks" / "paper")
 PAGES = sorted(page for folder in FOLDERS for page in folder.glob("*.md"))
-GENERATED = ("cli.md",)  # by a script, from texts that are folded elsewhere
 MAX_COLUMNS = 110
 MAX_TABLE_CELLS = 8  # of a row; wider tables are for scripts to print
 LINK = re.compile(r"\]\(([^)\s]+)\)")
@@ -75,7 +74,7 @@ def _broken_links(page: Path) -> list[str]:
     return broken
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if page.name not in GENERATED], ids=_name)
+@pytest.mark.parametrize("page", PAGES, ids=_name)
 def test_lines_of_a_page_fit(page: Path) -> None:
     assert _long_lines(page.read_text("utf-8")) == []
 
