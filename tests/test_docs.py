@@ -21,6 +21,7 @@ PACKAGE = ROOT / "src" / "card"
 FOLDERS = (ROOT, ROOT / "docs", ROOT / "benchmarks", ROOT / "benchmarks" / "paper")
 PAGES = sorted(page for folder in FOLDERS for page in folder.glob("*.md"))
 MAX_COLUMNS = 110
+MAX_RESULTS_BYTES = 4_000_000  # of the committed lines; benchmarks/README.md says how large files are packed
 MAX_TABLE_CELLS = 8  # of a row; wider tables are for scripts to print
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 
@@ -88,6 +89,13 @@ def test_tables_of_a_page_are_narrow_enough_to_read(page: Path) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=_name)
 def test_links_of_a_page_lead_somewhere(page: Path) -> None:
     assert _broken_links(page) == []
+
+
+def test_every_committed_result_is_named_by_a_page_and_all_together_stay_small() -> None:
+    files = list((ROOT / "benchmarks" / "results").iterdir())
+    text = "".join(page.read_text("utf-8") for page in PAGES)
+    assert [file.name for file in files if not re.search(rf"\b{re.escape(file.name)}(?!\.gz)", text)] == []
+    assert sum(file.stat().st_size for file in files) <= MAX_RESULTS_BYTES
 
 
 def test_the_rule_of_lines_exempts_what_cannot_be_folded() -> None:
