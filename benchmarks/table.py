@@ -192,7 +192,9 @@ def texts_of(path: Path, columns: Sequence[str]) -> list[str]:
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the tables of the last run in each file, or of all runs. Returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("files", type=Path, nargs="+", help=f"files of card bench, or lines of {', '.join(TABLES)}; may be packed (.gz)")
+    parser.add_argument(
+        "files", type=Path, nargs="+", help=f"files of card bench, or lines of {', '.join(TABLES)}; may be packed (.gz)"
+    )
     parser.add_argument("--columns", default="", help="columns of tables with a row per method, with commas")
     parser.add_argument("--all-runs", action="store_true", help="every run of a file, not just the last one")
     args = parser.parse_args(argv)
