@@ -1,6 +1,6 @@
 """Draw how fast each method is against plain decoding on the same cores, from a file of `card bench`.
 
-    python benchmarks/plot.py benchmarks/results/methods.jsonl --out docs/images/methods.png
+    python benchmarks/plot.py benchmarks/results/methods_90M.jsonl.gz --out docs/images/methods.png
 
 Takes the last run of the file. Needs matplotlib: pip install 'card-decoding[bench]'. No display is needed.
 """
@@ -12,6 +12,8 @@ import statistics
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+
+from packed import unpacked
 
 from card.bench.records import Run
 from card.bench.results import load
@@ -111,13 +113,14 @@ def note_of(run: Run) -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """Draw the last run of a file. Returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("file", type=Path, help="file of card bench")
+    parser.add_argument("file", type=Path, help="file of card bench; may be packed (.gz)")
     parser.add_argument("--out", type=Path, default=Path("docs/images/methods.png"), help="default: %(default)s")
     parser.add_argument("--methods", default="", help="rows to show, with commas (default: all)")
     args = parser.parse_args(argv)
     try:
-        run = load(args.file)[-1]
-    except BenchError as error:
+        with unpacked(args.file) as lines:
+            run = load(lines)[-1]
+    except (BenchError, OSError) as error:
         print(f"plot.py: error: {error}", file=sys.stderr)
         return 2
     found = points(run)

@@ -1,6 +1,6 @@
 """Make the README's Markdown tables from the JSON lines of the benchmarks.
 
-python benchmarks/table.py benchmarks/results/methods.jsonl
+python benchmarks/table.py benchmarks/results/methods_90M.jsonl.gz
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 
 import load_report
 import validation_report
+from packed import unpacked
 
 from card.bench.names import SEVERAL_WRITERS, SINGLE_WRITERS
 from card.bench.records import Run
@@ -191,15 +192,18 @@ def texts_of(path: Path, columns: Sequence[str]) -> list[str]:
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the tables of the last run in each file, or of all runs. Returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("files", type=Path, nargs="+", help=f"files of card bench, or lines of {', '.join(TABLES)}")
+    parser.add_argument(
+        "files", type=Path, nargs="+", help=f"files of card bench, or lines of {', '.join(TABLES)}; may be packed (.gz)"
+    )
     parser.add_argument("--columns", default="", help="columns of tables with a row per method, with commas")
     parser.add_argument("--all-runs", action="store_true", help="every run of a file, not just the last one")
     args = parser.parse_args(argv)
     columns = [column for column in args.columns.split(",") if column]
     for path in args.files:
         try:
-            texts = texts_of(path, columns)
-        except BenchError as error:
+            with unpacked(path) as lines:
+                texts = texts_of(lines, columns)
+        except (BenchError, OSError) as error:
             print(f"table.py: error: {error}", file=sys.stderr)
             return 2
         for text in texts if args.all_runs else texts[-1:]:

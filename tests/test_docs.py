@@ -20,8 +20,9 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "card"
 FOLDERS = (ROOT, ROOT / "docs", ROOT / "benchmarks", ROOT / "benchmarks" / "paper")
 PAGES = sorted(page for folder in FOLDERS for page in folder.glob("*.md"))
-GENERATED = ("cli.md",)  # by a script, from texts that are folded elsewhere
 MAX_COLUMNS = 110
+MAX_RESULTS_BYTES = 4_000_000  # of the committed lines; benchmarks/README.md says how large files are packed
+MAX_README_LINES = 110  # a screen and a half
 MAX_TABLE_CELLS = 8  # of a row; wider tables are for scripts to print
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 
@@ -75,7 +76,7 @@ def _broken_links(page: Path) -> list[str]:
     return broken
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if page.name not in GENERATED], ids=_name)
+@pytest.mark.parametrize("page", PAGES, ids=_name)
 def test_lines_of_a_page_fit(page: Path) -> None:
     assert _long_lines(page.read_text("utf-8")) == []
 
@@ -89,6 +90,19 @@ def test_tables_of_a_page_are_narrow_enough_to_read(page: Path) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=_name)
 def test_links_of_a_page_lead_somewhere(page: Path) -> None:
     assert _broken_links(page) == []
+
+
+def test_the_readme_is_short_and_the_list_of_pages_leads_to_every_one() -> None:
+    assert len((ROOT / "README.md").read_text("utf-8").splitlines()) <= MAX_README_LINES
+    listed = LINK.findall((ROOT / "docs" / "README.md").read_text("utf-8"))
+    assert {page.name for page in (ROOT / "docs").glob("*.md")} - {"README.md"} <= set(listed)
+
+
+def test_every_committed_result_is_named_by_a_page_and_all_together_stay_small() -> None:
+    files = list((ROOT / "benchmarks" / "results").glob("*.jsonl*"))
+    text = "".join(page.read_text("utf-8") for page in PAGES)
+    assert [file.name for file in files if not re.search(rf"\b{re.escape(file.name)}(?!\.gz)", text)] == []
+    assert sum(file.stat().st_size for file in files) <= MAX_RESULTS_BYTES
 
 
 def test_the_rule_of_lines_exempts_what_cannot_be_folded() -> None:

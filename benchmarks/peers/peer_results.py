@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import itertools
 import json
@@ -99,7 +100,9 @@ def batch_lines(
 
 def read_lines(path: Path) -> list[Line]:
     """Return the lines of the last run in a file. Raises: OSError; ValueError if they are another benchmark's."""
-    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    opened: Any = gzip.open if path.suffix == ".gz" else open  # `unpacked` lies in another folder
+    with opened(path, "rt", encoding="utf-8") as file:
+        lines = [json.loads(line) for line in file if line.strip()]
     if not lines or any(line.get("benchmark") != BENCHMARK for line in lines):
         raise ValueError(f"{path} holds no lines of benchmarks/{BENCHMARK}, or others, too")
     return [line for line in lines if line["run"] == lines[-1]["run"]]

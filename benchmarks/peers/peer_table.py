@@ -1,7 +1,8 @@
 """Make Markdown tables from the lines of `run.py`.
 
-python benchmarks/peers/peer_table.py benchmarks/results/peers.jsonl
-python benchmarks/peers/peer_table.py benchmarks/results/peers.jsonl --fastest    # few rows
+python benchmarks/peers/peer_table.py benchmarks/results/peers_90M_intel.jsonl.gz
+python benchmarks/peers/peer_table.py benchmarks/results/peers_90M_intel.jsonl.gz --fastest    # few rows
+python benchmarks/peers/peer_table.py benchmarks/results/peers_*_intel.jsonl* --overview       # one table of all
 """
 
 from __future__ import annotations
@@ -24,6 +25,9 @@ _HEADER = (
     "vs peers of as many bits",
     "same text",
 )
+_OWN_ROWS = (OURS, "card-writers", "vanilla-all-cores")  # of an overview
+_PEERS = ("llama.cpp", "openvino", "vllm")
+_OVERVIEW = ("tokens/s", *_OWN_ROWS, *_PEERS, f"{OURS} / fastest peer")
 
 
 def tables(lines: Sequence[Line], *, fastest: bool = False) -> str:
@@ -40,6 +44,23 @@ def tables(lines: Sequence[Line], *, fastest: bool = False) -> str:
             summaries = [one for one in summaries if first_of[one.row.peer] is one or one.row.method == OURS]
         parts += [f"{title}:", table(summaries)]
     return "\n\n".join([*parts, note(lines)])
+
+
+def overview(files: Sequence[Sequence[Line]]) -> str:
+    """Return one table of several files: a line for each group, our rows in 8 bits and the fastest row of each peer."""
+    rule = ["---", *["---:"] * (len(_OVERVIEW) - 1)]
+    rows: list[Sequence[str]] = [_OVERVIEW, rule]
+    for lines in files:
+        for title, of_group in groups(lines).items():
+            summaries = summarise(of_group)
+            own = {one.row.method: one for one in summaries if (one.row.peer, one.row.quantisation) == (OURS, "int8")}
+            first_of = {one.row.peer: one for one in reversed(summaries)}
+            cells = [f"{own[name].tokens_per_s:.0f}" if name in own else "–" for name in _OWN_ROWS]
+            for peer in _PEERS:
+                found = first_of.get(peer)
+                cells.append(f"{found.tokens_per_s:.0f} {found.row.quantisation}" if found else "–")
+            rows.append([title, *cells, _shown(own[OURS].vs_fastest if OURS in own else None)])
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in rows)
 
 
 def table(summaries: Sequence[Summary]) -> str:
@@ -79,13 +100,15 @@ def _shown(ratio: float | None) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print the tables of a file's last run. Returns the exit status."""
+    """Print the tables of the last run of each file. Returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("file", type=Path, help="file of benchmarks/peers/run.py")
+    parser.add_argument("files", type=Path, nargs="+", help="files of benchmarks/peers/run.py; may be packed (.gz)")
+    parser.add_argument("--overview", action="store_true", help="one table of all files: the fastest row of each peer")
     parser.add_argument("--fastest", action="store_true", help="only the fastest row of each engine, and `card`")
     args = parser.parse_args(argv)
     try:
-        print(tables(read_lines(args.file), fastest=args.fastest))
+        files = [read_lines(path) for path in args.files]
+        print(overview(files) if args.overview else "\n\n".join(tables(one, fastest=args.fastest) for one in files))
     except (OSError, ValueError) as error:
         print(f"peer_table.py: error: {error}", file=sys.stderr)
         return 2

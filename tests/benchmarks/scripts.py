@@ -16,6 +16,7 @@ MODULES = (
     "gpu",
     "load_report",
     "options",
+    "packed",
     "pass_samples",
     "planner_validation",
     "plot",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import importlib
 import json
 import random
@@ -171,8 +172,14 @@ def test_the_table_and_the_picture_show_the_last_run(peers: SimpleNamespace, tmp
     table = peers.peer_table.tables(peers.peer_results.read_lines(file))
     assert "demo, questions:" in table and "other" not in table
     assert "| vllm | bf16 | draft (K=4) | 10.0 | 10.0–10.0 | 0.50 | 1.00 | 0 of 3 |" in table
+    packed = tmp_path / "peers.jsonl.gz"
+    packed.write_bytes(gzip.compress(text.encode()))
+    assert peers.peer_table.tables(peers.peer_results.read_lines(packed)) == table
     fastest = peers.peer_table.tables(peers.peer_results.read_lines(file), fastest=True)
     assert "| vllm | bf16 | draft" in fastest and "| vllm | bf16 | plain" not in fastest
+    overview = peers.peer_table.overview([peers.peer_results.read_lines(file)] * 2).splitlines()
+    assert overview[2] == overview[3] and len(overview) == 4
+    assert overview[2].startswith("| demo, questions | ")
     assert peers.peer_plot.main([str(file), "--out", str(image)]) == 0
     assert image.read_bytes().startswith(b"\x89PNG")
 

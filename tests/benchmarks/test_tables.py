@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -48,6 +49,22 @@ def test_the_picture_is_a_png_of_a_phone_s_width_with_a_row_per_method(
         assert int.from_bytes(data[16:20], "big") == 1280
         heights.append(int.from_bytes(data[20:24], "big"))
     assert heights[0] > heights[1] > 0
+
+
+def test_a_packed_file_makes_the_same_table_as_the_file_that_was_packed(
+    bench: dict[str, ModuleType], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write_run(tmp_path / "a.jsonl", make_run())
+    packed = tmp_path / "b.jsonl.gz"
+    packed.write_bytes(gzip.compress(path.read_bytes()))
+    printed = []
+    for file in (path, packed):
+        assert bench["table"].main([str(file)]) == 0
+        printed.append(capsys.readouterr().out)
+    assert printed[0] == printed[1] != ""
+    packed.write_bytes(path.read_bytes())
+    assert bench["table"].main([str(packed)]) == 2
+    assert "table.py: error:" in capsys.readouterr().err
 
 
 def test_a_run_makes_a_markdown_table_with_the_fastest_row_in_bold(

@@ -49,7 +49,7 @@ class ServerSettings:
         allowed="a list of origins",
     )
     max_num_queued_reqs: int = setting(  # a request counts once for each text that it asks for
-        256, "Most requests that wait besides those that run; more get status 429.", least=0
+        256, "Most requests that wait; more get status 429.", least=0
     )
     max_request_bytes: int = setting(4 * 1024 * 1024, "Largest body of a request.", least=1024)
     max_request_tokens: int | None = setting(None, "Most new tokens of a request.", least=1, shown="the context")

@@ -38,15 +38,15 @@ _OF_ROWS = "Of card-chain, card-tree, card-turns.  [default: the library's]"
 @click.option(
     "--methods",
     help=f"Rows, or presets ({', '.join(PRESETS)}), with commas; card+beam,suffix is CARD with these writers. Plain "
-    "decoding on all cores is always there, and so is the twin on all cores of a row on one.  "
+    "decoding on all cores is always there.  "
     f"[default: {DEFAULT_ROWS}; {ROWS_ALONE} if a pair has no draft model]",
 )
 @click.option("--writers", multiple=True, help="One more row: CARD with these writers, such as beam,suffix.")
 @click.option(
     "--data",
     multiple=True,
-    help=f"What to decode, may be given several times: shipped prompts ({', '.join(shipped())}), a published set from "
-    f"its file such as gsm8k=FILE ({', '.join(PUBLISHED)}) or from the hub such as hub:gsm8k.  [default: questions]",
+    help=f"Shipped prompts ({', '.join(shipped())}), a published set from its file such as gsm8k=FILE "
+    f"({', '.join(PUBLISHED)}) or from the hub such as hub:gsm8k; may be given several times.  [default: questions]",
 )
 @click.option("--from-hub", is_flag=True, help="Fetch the published sets of --data that come without a file.")
 @click.option("--prompts", multiple=True, help="JSON lines with a question each: FILE or NAME=FILE.")
@@ -59,7 +59,7 @@ _OF_ROWS = "Of card-chain, card-tree, card-turns.  [default: the library's]"
 @click.option(
     "--target-cost",
     multiple=True,
-    help="Price of the target, such as 300M, or none for as it is; several make several pairs.  [default: none]",
+    help="Price of the target, such as 300M, or none; several make several pairs.  [default: none]",
 )
 @option_of(EngineSettings, "dtype", is_filled=True)
 @kernels_option
@@ -85,10 +85,10 @@ _OF_ROWS = "Of card-chain, card-tree, card-turns.  [default: the library's]"
 @click.option(
     "--trace",
     type=OutputPath(),
-    help="Decode the first prompt of each data set once more and write what happened when, for ui.perfetto.dev.",
+    help="Decode the first prompt of each data set once more, traced for ui.perfetto.dev.",
 )
 @click.option("--out", type=Path, help="JSON lines are appended to it.  [default: bench-DATE-TIME.jsonl]")
-@click.option("--resume", type=Path, help="Go on with the last run of this file: exactly what is missing.")
+@click.option("--resume", type=Path, help="Go on with what the last run of this file lacks.")
 def bench(**options: Any) -> int:
     """Measure methods against each other on the same weights, prompts and cores.
 
@@ -120,7 +120,7 @@ def report(**options: Any) -> int:
 @click.option(
     "--api-key",
     envvar="CARD_API_KEY",
-    help="Key of the server; better in CARD_API_KEY, where no process list shows it.",
+    help="Key of the server; better in CARD_API_KEY.",
 )
 @click.option("--reference-api-key", envvar="CARD_REFERENCE_API_KEY", help="The same for --reference.")
 @option_of(VerifySettings, "api", is_filled=True)
@@ -128,7 +128,7 @@ def report(**options: Any) -> int:
 @click.option("--skip", callback=parse_names, help="Leave out these checks, such as seeded,seeded-batch.")
 @file_option(
     "--prompts",
-    words="Prompts to ask: one per line, or JSON lines with a question each.  [default: shipped word problems]",
+    words="One prompt per line, or JSON lines with a question each.  [default: shipped word problems]",
 )
 @counted("--limit", default=8, least=2, words="Most prompts asked.")
 @with_options(*options_of(VerifySettings, "max_tokens concurrency seed temperature", is_filled=True))
@@ -169,7 +169,7 @@ def profile(**options: Any) -> int:
 @click.option(
     "--synthetic",
     type=float,
-    help="Instead of a recording: the share of places at which the drafter's first choice is right, from 0 to 1.",
+    help="Instead of a recording: the share of places, 0 to 1, where the drafter's first choice is right.",
 )
 @click.option("--methods", callback=parse_names, help="Which methods, such as vanilla,sps,card.  [default: all]")
 @click.option("--cores", type=int, help="CPU threads of target and drafter together.  [default: as profiled]")

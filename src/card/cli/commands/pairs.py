@@ -56,7 +56,7 @@ def check_pair(**options: Any) -> int:
     multiple=True,
     default=("questions",),
     show_default=True,
-    help="Prompts: shipped ones by name, a file, or NAME=FILE for a published format; as for card bench.",
+    help="Prompts: a shipped set, FILE or NAME=FILE, as for card bench.",
 )
 @counted("--limit", words="Most prompts of each data set.  [default: all]")
 @click.option("--raw", is_flag=True, help="Continue prompts as they are, without the model's chat template.")
@@ -79,11 +79,11 @@ def train() -> None:
 @_PAIR
 @file_option(
     "--prompts",
-    words='UTF-8 file: one prompt per line, or a JSON object with "question".  [default: a few word problems]',
+    words='UTF-8, one prompt per line, or a JSON object with "question".  [default: a few word problems]',
 )
 @file_option(
     "--test-prompts",
-    words="File of prompts to judge the result by.  [default: a tenth of the prompts, not learnt from]",
+    words="Prompts to judge the result by.  [default: a tenth of the prompts, not learnt from]",
 )
 @counted("--max-prompts", words="Use so many of the prompts, the first ones.")
 @click.option(
@@ -106,7 +106,7 @@ def train() -> None:
     type=click.FloatRange(0, 1),
     default=0.25,
     show_default=True,
-    help="How much rare outcomes count while it learns: 0 as often as they are, 1 as much as the common ones.",
+    help="Weight of rare outcomes: 0 as often as they are, 1 like the common ones.",
 )
 @counted("--seed", default=0, least=0, words="Same seed, same predictor.")
 @click.option(

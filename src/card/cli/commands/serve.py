@@ -91,7 +91,7 @@ _server_options = with_options(
         is_eager=True,
         expose_value=False,
         callback=_read_config,
-        help="YAML file with these options' names; the command line and CARD_* variables come first.",
+        help="YAML file of these options; the command line and CARD_* variables come first.",
     ),
     *(_server_option(name) for name in ("host", "port")),
     click.option("--model", help="Same as MODEL and --target."),
