@@ -33,8 +33,8 @@ from card.bench.environment import MEASURED_START
 from card.bench.rows import SETTLE_S
 from card.config import DraftSettings
 from card.errors import CardError, SettingsError
+from card.machine.threads import CoreSet, pinned
 from card.models.loading import load_model, load_tokenizer
-from card.models.threads import CoreSet, pinned
 
 FAMILIES = ("vanilla", "sps", "beside", "turns", "card")
 _METHODS = {"beside": "card", "turns": "card"}  # of the families that are not named after theirs

@@ -14,8 +14,8 @@ import msgspec
 from busy_drafter import BusyDrafter, Span, times_slower
 
 from card.bench.rows import SETTLE_S, core_set
+from card.machine.threads import pinned
 from card.models.protocol import Extension, LanguageModel
-from card.models.threads import pinned
 from card.planner.profile import Overheads, PassTable, Profile, Setup
 from card.policy.cost import PassCost
 

@@ -37,13 +37,13 @@ from card.bench.lineup import Lineup, LineupSettings, PairSpec
 from card.bench.names import BASELINE, names_of, spec_of
 from card.bench.rows import Decoded, Row, core_set
 from card.config import SamplingParams
-from card.engine.latency import measure_pass_cost
 from card.errors import CardError, SettingsError
-from card.models.cuda.bucketed import make_runner
+from card.latency.timing import measure_pass_cost
+from card.machine.threads import pinned
 from card.models.loading import load_model
 from card.models.protocol import LanguageModel
 from card.models.text import tokenizer_fingerprint
-from card.models.threads import pinned
+from card.models.torch_runner import make_runner
 from card.planner.around import measure_overheads
 from card.planner.profile import Profile
 from card.planner.recorder import Answer, RecordRequest, make_recording

@@ -39,7 +39,7 @@ import pytest
 from hypothesis import settings
 
 if TYPE_CHECKING:  # importing torch takes seconds, also in the process that only shares out the tests
-    from card.models.threads import CorePlan
+    from card.machine.threads import CorePlan
     from tests.pair import Pair
 
 atexit.register(shutil.rmtree, os.environ["XDG_CACHE_HOME"], ignore_errors=True)
@@ -69,7 +69,7 @@ def pytest_collection_finish() -> None:
 def measures_in_haste() -> Iterator[None]:
     """Let engines in this process start on one thread and measure in milliseconds: no test asks how fast they are."""
     from card.assembly import drafters
-    from card.engine import measuring
+    from card.latency import measuring
 
     def one_thread(plan: CorePlan, *_: object, **__: object) -> CorePlan:
         return replace(plan, beside=replace(plan.beside, threads=1), alone=replace(plan.alone, threads=1))
@@ -85,7 +85,7 @@ def measures_in_haste() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def threads_kept() -> Iterator[None]:
     """Commands that run inside the test process set the number of threads; the next test starts with the old one."""
-    from card.models.threads import ThreadsKept
+    from card.machine.threads import ThreadsKept
 
     before = ThreadsKept()
     yield

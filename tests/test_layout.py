@@ -20,20 +20,23 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 # What stands beside the packages: the public names, `python -m card`, and the errors that everything may raise.
 FLAT_MODULES = frozenset({"__init__", "__main__", "errors"})
 
-# Lowest first; a part is a module or a package of src/card. Each line imports only from itself and from lines above.
+# Lowest first; a part is a module or a package of src/card. Each imports only from itself and from lines above its own.
 LINES: tuple[tuple[str, ...], ...] = (
-    ("errors", "config"),
-    ("tree",),
-    ("methods",),
+    ("errors",),
+    ("config",),
+    ("tree", "methods", "machine"),
     ("models",),
     ("writers",),
     ("workers",),
     ("policy",),
-    ("transport", "engine"),
+    ("transport", "latency"),
+    ("engine",),
     ("assembly",),
-    ("api", "adapters"),
-    ("hf",),
-    ("cli", "server", "bench", "planner", "ray", "verify_server", "vllm", "onnx", "__main__"),
+    ("api", "adapters", "hf"),
+    ("bench", "server", "vllm", "onnx", "verify_server"),
+    ("planner", "ray"),
+    ("cli",),
+    ("__main__",),
 )
 LINE_OF = {part: line_idx for line_idx, parts in enumerate(LINES) for part in parts}
 
@@ -110,16 +113,19 @@ def _layer_faults(source: str, name: str, package: str) -> list[str]:
     part = name.split(".")[1]
     if part not in LINE_OF:
         return [f"{name}: {part!r} has no line; give it one in LINES and in the layout of the documentation"]
-    faults = []
+    faults, is_for_a_device = [], "cuda" in name.split(".")
     for found in _imports(source, package):
         root, _, below = found.module.partition(".")
         imported = below.partition(".")[0]
         if root == "card" and imported and not imported.startswith("__"):  # card.__version__ is everyone's
             if imported not in LINE_OF:
                 faults.append(f"{name}:{found.line}: imports {found.module}, which is no part; name the module itself")
-            elif LINE_OF[imported] > LINE_OF[part]:
-                faults.append(f"{name}:{found.line}: {part} imports {imported}, which lies below it")
-        if found.in_function and root not in OPTIONAL_PACKAGES:
+            elif imported != part and LINE_OF[imported] >= LINE_OF[part]:
+                faults.append(f"{name}:{found.line}: {part} imports {imported}, which does not lie above it")
+        if root == "card" and "cuda" in below.split(".") and not is_for_a_device:
+            if not found.in_function:
+                faults.append(f"{name}:{found.line}: imports {found.module}; do it where a device is known to be named")
+        elif found.in_function and root not in OPTIONAL_PACKAGES:
             faults.append(f"{name}:{found.line}: imports {found.module} inside a function; move it to the top")
     return faults
 
@@ -138,13 +144,13 @@ def _length_faults(source: str, name: str) -> list[str]:
 
 
 def _in_fresh_python(code: str) -> str:
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=100)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 
 
 @pytest.mark.parametrize("path", FILES, ids=_module_name)
-def test_a_module_imports_only_from_its_own_line_and_from_lines_above(path: Path) -> None:
+def test_a_module_imports_only_from_its_own_part_and_from_lines_above(path: Path) -> None:
     name = _module_name(path)
     if name == "card":
         assert not any(found.in_function for found in _imports(path.read_text("utf-8"), name))
@@ -155,6 +161,11 @@ def test_a_module_imports_only_from_its_own_line_and_from_lines_above(path: Path
 
 def test_every_other_module_lies_in_a_package() -> None:
     assert {path.stem for path in PACKAGE.glob("*.py")} == FLAT_MODULES
+
+
+def test_every_part_with_a_line_exists() -> None:
+    packages = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
+    assert sorted(LINE_OF) == sorted(packages | FLAT_MODULES - {"__init__"})
 
 
 @pytest.mark.parametrize("path", FILES, ids=_module_name)
@@ -176,6 +187,9 @@ def test_modules_and_functions_are_short_enough_to_read(path: Path) -> None:
         ("card.engine.loop", "def run():\n    import torch"),
         ("card.engine.loop", "class A:\n    async def run(self):\n        from card.config import DraftSettings"),
         ("card.surprise", "import ast"),
+        ("card.errors", "from card.config import DraftSettings"),
+        ("card.tree.sampling", "from card.methods import Method"),
+        ("card.writers.beam", "from card.models.cuda.bucketed import BucketedRunner"),
     ],
 )
 def test_the_layer_rule_finds_what_it_forbids(name: str, source: str) -> None:
@@ -186,7 +200,8 @@ def test_the_layer_rule_finds_what_it_forbids(name: str, source: str) -> None:
     ("name", "source"),
     [
         ("card.config", "from card.errors import SettingsError"),
-        ("card.errors", "from card.config import DraftSettings"),
+        ("card.writers.beam", "def make():\n    from card.models.cuda.bucketed import BucketedRunner"),
+        ("card.writers.cuda.beam", "from card.models.cuda.bucketed import BucketedRunner"),
         ("card.engine.loop", "from . import policy\nfrom .policy import Policy\nfrom ..errors import CardError"),
         ("card.engine.loop", "import card\nversion = card.__version__"),
         ("card.cli.app", "from card import __version__\nfrom card.bench import run\nimport typer"),
@@ -214,6 +229,18 @@ def test_settings_and_errors_are_reached_without_heavy_packages() -> None:
     code = (
         "import sys; from card import CardError, DraftSettings, SamplingParams; "
         f"print(*(name for name in {HEAVY_PACKAGES!r} if name in sys.modules))"
+    )
+    assert _in_fresh_python(code) == ""
+
+
+def test_decoding_with_the_demo_pair_on_the_cpu_loads_no_modelling_code_and_nothing_for_cuda() -> None:
+    code = (
+        "import sys; from card import LLM\n"
+        "settings = {'placement': 'inline', 'cache': False, 'threads': 1}\n"
+        "with LLM('demo-target', 'demo-draft', **settings) as llm: llm.generate('2 + 2')\n"
+        "heavy = 'torch._dynamo', 'torch.distributed.tensor', 'sympy', 'transformers.modeling_utils'\n"
+        "print(*(name for name in heavy if name in sys.modules))\n"
+        "print(*(name for name in sys.modules if name.startswith('card.') and 'cuda' in name.split('.')))"
     )
     assert _in_fresh_python(code) == ""
 

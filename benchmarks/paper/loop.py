@@ -18,8 +18,8 @@ from typing import Literal
 from card.config import DraftSettings, SamplingParams
 from card.engine.engine import Engine
 from card.errors import SettingsError
+from card.machine.threads import CoreSet
 from card.models.protocol import LanguageModel
-from card.models.threads import CoreSet
 from card.policy.rounds import Draft, Outcome, RoundView, Schedule
 from card.transport.here import InlineLink
 from card.tree.messages import Correction, DrafterMessage, DraftSpec, Open, TargetMessage

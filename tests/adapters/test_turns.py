@@ -17,7 +17,7 @@ from card.adapters.proposer import ChainProposer
 from card.adapters.settings import AdapterSettings
 from card.adapters.setup import make_proposer
 from card.adapters.turns import Turns
-from card.models.threads import integer_pass_threads
+from card.machine.threads import integer_pass_threads
 from card.transport.here import InlineLink
 from card.tree.messages import DrafterMessage
 from card.tree.nodes import Nodes

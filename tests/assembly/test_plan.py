@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from card.assembly.plan import Facts, Plan, resolve, round_length
 from card.config import DraftSettings
 from card.errors import SettingsError
+from card.machine.threads import CorePlan
 from card.methods import METHODS
-from card.models.threads import CorePlan
 from card.policy.cost import PassCost
 from card.policy.rounds import Schedule
 

@@ -22,8 +22,8 @@ from card.cli.pair_facts import latencies, verdict
 from card.cli.pair_measuring import TimeLimit, measure_agreement, measure_speeds
 from card.config import DraftSettings
 from card.errors import PromptError
+from card.machine.threads import CoreSet
 from card.models.loading import load_model, load_tokenizer
-from card.models.threads import CoreSet
 from card.policy.cost import PassCost, ScheduleCost
 from card.policy.rounds import Schedule
 from tests.pair import Pair, make_model

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from card.config import DraftSettings, SamplingParams
 from card.engine.engine import Engine, Limits
 from card.errors import CapacityError, PromptError, TargetError, WorkerError
-from card.models.threads import CoreSet
+from card.machine.threads import CoreSet
 from card.policy.rounds import Policy
 from card.transport.link import DrafterLink
 from card.workers.request import Request

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from card.models.cuda.graphs import Lane
+from card.machine.lane import Lane
 from card.models.protocol import Extension
 from tests.models.test_bucketed import *  # noqa: F403 - the same tests, on the device below
 from tests.static import bucketed, ordinary

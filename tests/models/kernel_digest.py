@@ -6,11 +6,11 @@ import hashlib
 
 import torch
 
+from card.machine.processor import kernel_kind
+from card.machine.threads import use_threads
 from card.models.int8_linear import multiply_rows, quantize_linear
 from card.models.loading import load_decoder
-from card.models.processor import kernel_kind
 from card.models.protocol import Extension
-from card.models.threads import use_threads
 from card.models.torch_runner import TorchRunner
 
 PROMPT = [3 + 7 * i * i % 500 for i in range(45)]

@@ -14,13 +14,14 @@ from hypothesis import strategies as st
 from transformers import GemmaConfig, GemmaForCausalLM, MistralConfig, MistralForCausalLM
 
 from card.errors import CapacityError, ModelError
+from card.machine.lane import Lane
 from card.models.cuda import graphs
-from card.models.cuda.bucketed import BucketedRunner, make_runner
-from card.models.cuda.graphs import FetchedTensor, Lane, Recorder, StagedTensor, bucket_of
+from card.models.cuda.bucketed import BucketedRunner
+from card.models.cuda.graphs import FetchedTensor, Recorder, StagedTensor, bucket_of
 from card.models.cuda.static_cache import SMALLEST_SPAN, TOKEN_BUCKETS
 from card.models.fused import _as_shared
 from card.models.protocol import Extension
-from card.models.torch_runner import TorchRunner
+from card.models.torch_runner import TorchRunner, make_runner
 from tests.static import MAX_MODEL_LEN, VOCAB_SIZE, bucketed, make_model, operations_of, ordinary, synchronising
 
 

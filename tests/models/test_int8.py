@@ -28,6 +28,7 @@ from transformers import (
 from card.api.llm import LLM
 from card.config import SamplingParams
 from card.errors import ModelError
+from card.machine.threads import use_threads
 from card.methods import METHODS
 from card.models import int8, int8_linear, torch_runner
 from card.models.decoder_model import mark_int8
@@ -35,7 +36,6 @@ from card.models.inflation import inflate
 from card.models.int8_linear import multiply_rows, quantize_linear, why_not_int8
 from card.models.loading import load_decoder, load_model, load_tokenizer
 from card.models.protocol import Extension
-from card.models.threads import use_threads
 from card.models.torch_runner import TorchRunner
 from tests.pair import Pair
 

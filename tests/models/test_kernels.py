@@ -13,9 +13,9 @@ import pytest
 
 from card.config import KERNEL_KINDS, KERNELS_VARIABLE
 from card.errors import SettingsError
-from card.models import processor
+from card.machine import processor
+from card.machine.processor import kernel_kind, llvm_target, possible_kernels
 from card.models.int8_linear import why_not_int8
-from card.models.processor import kernel_kind, llvm_target, possible_kernels
 from tests.models import kernel_digest
 
 REASON = why_not_int8()

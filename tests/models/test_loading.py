@@ -29,6 +29,7 @@ from transformers import (
 from transformers.utils import logging as transformers_logging
 
 from card.errors import ModelError, VocabularyError
+from card.machine.processor import computes_bfloat16
 from card.models import demo, loading
 from card.models.decoder_model import is_int8
 from card.models.demo import DEMO_NAMES, DEMO_PROBLEMS, demo_folder
@@ -41,7 +42,6 @@ from card.models.loading import (
     parameter_count,
     vocab_size,
 )
-from card.models.processor import computes_bfloat16
 
 V = 32
 

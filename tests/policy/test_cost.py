@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from card.models.threads import CoreSet
+from card.machine.threads import CoreSet
 from card.policy.cost import REQUEST_S, Costs, PassCost, Ratio, ScheduleCost
 from card.policy.rounds import Outcome, RoundView, Schedule
 from card.workers.request import StepResult

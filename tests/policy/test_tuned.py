@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from card.config import DraftSettings, SamplingParams
 from card.engine.engine import Engine, Limits
-from card.models.threads import CoreSet
+from card.machine.threads import CoreSet
 from card.policy.cost import PassCost, ScheduleCost
 from card.policy.rounds import Draft, Outcome, Policy, RoundView, Schedule, Wait
 from card.policy.tuned import TunedPolicy

@@ -14,15 +14,15 @@ from hypothesis import strategies as st
 
 from card.config import DraftSettings, SamplingParams
 from card.errors import ProtocolError
+from card.machine.lane import Lane
 from card.models.cuda import graphs
-from card.models.cuda.graphs import Lane
 from card.models.protocol import Extension
 from card.transport.here import InlineLink, ThreadLink
 from card.tree.messages import DraftSpec
 from card.tree.nodes import NewNodes
 from card.workers.drafter import DrafterWorker
-from card.writers.beam import BeamSequence, BeamWriter
-from card.writers.cuda.device_beam import DeviceBeamSequence, DeviceBeamWriter, make_writer
+from card.writers.beam import BeamSequence, BeamWriter, make_writer
+from card.writers.cuda.device_beam import DeviceBeamSequence, DeviceBeamWriter
 from card.writers.cuda.device_step import BeamStep, StepResult
 from tests.decoding import decode, plain
 from tests.drafting import draft_spec

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Protocol
 
-from card.models.threads import integer_passes_on
+from card.machine.threads import integer_passes_on
 from card.transport.here import InlineLink
 from card.transport.link import DrafterLink, LinkStatus
 from card.tree.messages import DrafterMessage, TargetMessage

@@ -27,8 +27,8 @@ from card.assembly.plan import Facts, Plan, resolve
 from card.config import SamplingParams
 from card.engine.scoring import Scorer
 from card.errors import PromptError, SettingsError
+from card.machine.threads import pinned, usable_cores
 from card.methods import Method
-from card.models.cuda.bucketed import make_runner
 from card.models.decoder_model import is_int8
 from card.models.draft_vocab import check_draft_vocab
 from card.models.grammar import GrammarCompiler
@@ -44,7 +44,7 @@ from card.models.loading import (
 )
 from card.models.names import model_name
 from card.models.text import encode_chat, encode_prompt, tokenizer_fingerprint
-from card.models.threads import pinned, usable_cores
+from card.models.torch_runner import make_runner
 from card.transport.child import DrafterChild
 from card.transport.leases import Leases
 from card.transport.link import DrafterLink

@@ -12,16 +12,15 @@ from transformers import PreTrainedTokenizerBase
 
 from card.assembly.plan import Plan
 from card.config import Placement, SamplingParams
-from card.engine.latency import measure_pass_cost
-from card.models.cuda.bucketed import make_runner
-from card.models.cuda.graphs import Lane
+from card.latency.timing import measure_pass_cost
+from card.machine.lane import Lane
+from card.machine.threads import CoreSet, pinned, use_threads
 from card.models.decoder_model import is_int8
 from card.models.draft_vocab import always_drafted, restrict_head
 from card.models.grammar import BackgroundGrammars, GrammarCompiler
 from card.models.loading import context_limit, end_token_ids, load_decoder, load_tokenizer, parameter_count
 from card.models.text import tokenizer_fingerprint
-from card.models.threads import CoreSet, pinned, use_threads
-from card.models.torch_runner import TorchRunner
+from card.models.torch_runner import TorchRunner, make_runner
 from card.policy.cost import PassCost
 from card.transport.child import DrafterChild
 from card.transport.here import InlineLink, ThreadLink
@@ -33,8 +32,7 @@ from card.transport.switch import SwitchLink
 from card.tree.messages import PassSeconds, Ready
 from card.workers.drafter import MAX_REQUESTS, DrafterWorker
 from card.workers.replica import draft_spec
-from card.writers.beam import BeamWriter, FindGrammar
-from card.writers.cuda.device_beam import DeviceBeamWriter, make_writer
+from card.writers.beam import BeamWriter, FindGrammar, make_writer
 
 if TYPE_CHECKING:
     from card.models.decoder_model import LoadedModel
@@ -181,9 +179,8 @@ def _make_here(plan: Plan, source: DraftSource, placement: Placement) -> Drafter
         runner.warm_up(plan.draft.beam_width)
         takes_turns = placement == "inline"
         writer = make_writer(runner, source.kv_cache_bytes, takes_turns=takes_turns, find_grammar=source.find_grammar)
-        if isinstance(writer, DeviceBeamWriter):
-            spec = draft_spec(plan.draft, SamplingParams(temperature=0.0, seed=0), runner.max_model_len)
-            writer.warm_up(spec, runner.max_model_len)
+        spec = draft_spec(plan.draft, SamplingParams(temperature=0.0, seed=0), runner.max_model_len)
+        writer.warm_up(spec, runner.max_model_len)
     return Drafter(link_here(placement, writer, lane=lane), runner, lane)
 
 

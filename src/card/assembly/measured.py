@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 from card.assembly.drafters import Drafter
 from card.assembly.plan import Plan
-from card.engine.latency_store import LatencyKey, LatencyStore, drafter_key
-from card.engine.measuring import Measuring
-from card.models.places import cache_folder
-from card.models.threads import CorePlan, CoreSet
+from card.latency.measuring import Measuring
+from card.latency.store import LatencyKey, LatencyStore, drafter_key
+from card.machine.folders import cache_folder
+from card.machine.threads import CorePlan, CoreSet
 from card.models.torch_runner import TorchRunner
 from card.policy.cost import PassCost
 from card.policy.rounds import Schedule

@@ -12,8 +12,8 @@ from typing import Any, Protocol
 
 from card.config import DraftSettings, EngineSettings, Placement, parse_size, split_settings
 from card.errors import SettingsError
+from card.machine.threads import CorePlan, CoreSet
 from card.methods import Method, find_method
-from card.models.threads import CorePlan, CoreSet
 from card.policy.cost import PassCost
 from card.policy.rounds import Schedule
 from card.tree.verify import MATCH, Verifier

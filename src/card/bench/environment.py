@@ -19,9 +19,10 @@ import torch
 import transformers
 from transformers import PreTrainedModel
 
-from card.engine.latency_store import own_version
+from card import __version__
 from card.errors import SettingsError
-from card.models.threads import usable_cores
+from card.machine.processor import processor_name
+from card.machine.threads import usable_cores
 
 # Settings of every engine whose decoding is timed: its drafter is up and its latencies are of today.
 MEASURED_START: Mapping[str, Any] = MappingProxyType(
@@ -51,14 +52,14 @@ def describe_run() -> Environment:
         commit=_commit(),
         date=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         versions={
-            "card": own_version(),
+            "card": __version__,
             "card_sources": _sources_sha256()[:16],
             "python": platform.python_version(),
             "torch": str(torch.__version__),
             "transformers": transformers.__version__,
         },
         machine={
-            "cpu": _cpu_model(),
+            "cpu": processor_name(),
             "cores": len(allowed_cores()),
             "platform": platform.platform(),
             "memory_gb": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9, 1),
@@ -128,12 +129,3 @@ def _sources_sha256() -> str:
         if not name.startswith(tuple(f"{shell}/" for shell in _THIN_SHELLS)):
             digest.update(f"{name}\0".encode() + path.read_bytes())
     return digest.hexdigest()
-
-
-def _cpu_model() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        lines = []
-    named = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return named[0] if named else platform.processor() or platform.machine()

@@ -31,11 +31,11 @@ from card.bench.rows import CardRow, Decoded, PromptIds, Row, TransformersRow, a
 from card.bench.summary import decode_rate
 from card.config import INT8, DraftSettings, SamplingParams
 from card.errors import SettingsError
+from card.machine.threads import pinned
 from card.methods import find_method
 from card.models.decoder_model import is_int8
 from card.models.inflation import inflate, parse_parameter_count, price_in_words
 from card.models.loading import context_limit, end_token_ids, load_model, load_tokenizer, parameter_count
-from card.models.threads import pinned
 from card.tree.verify import MATCH
 
 DEFAULT_MAX_MODEL_LEN = 4096

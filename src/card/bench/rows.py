@@ -21,7 +21,7 @@ from transformers.generation.streamers import BaseStreamer
 
 from card.api.llm import LLM
 from card.config import DraftSettings, SamplingParams
-from card.models.threads import CoreSet, pinned
+from card.machine.threads import CoreSet, pinned
 from card.workers.metrics import RequestStats
 from card.workers.trace import Trace
 

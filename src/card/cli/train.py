@@ -17,12 +17,12 @@ from card.cli.options import resolve_models
 from card.cli.starting import spinner
 from card.cli.tables import table
 from card.errors import PromptError, SettingsError
-from card.models.cuda.bucketed import make_runner
 from card.models.demo import SAMPLE_PROBLEMS
 from card.models.hrad.network import target_facts
 from card.models.hrad.rounds import RoundCollector, Rounds
 from card.models.hrad.training import Trained, TrainSettings, train_hrad
 from card.models.loading import check_pair, context_limit, end_token_ids, load_model, load_tokenizer
+from card.models.torch_runner import make_runner
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

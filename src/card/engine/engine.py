@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from card.errors import CapacityError, CardError, PromptError, ProtocolError, TargetError, WorkerError, in_words
-from card.models.threads import pinned
+from card.machine.threads import pinned
 from card.policy.rounds import Draft, Outcome, Policy, RoundView, Schedule
 from card.transport.link import DrafterLink, LinkStatus
 from card.transport.switch import SwitchLink

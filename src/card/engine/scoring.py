@@ -7,9 +7,9 @@ from collections.abc import Callable
 from concurrent.futures import Future
 
 from card.errors import CapacityError, CardError, PromptError, TargetError
+from card.machine.threads import CoreSet, pinned
 from card.models.pool import SequencePool
 from card.models.protocol import NO_PARENT, Extension, LanguageModel
-from card.models.threads import CoreSet, pinned
 from card.tree.sampling import TokenLogprobs, token_logprobs
 
 Scores = tuple[TokenLogprobs, ...]

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from card.machine.processor import computes_bfloat16
 from card.models.attention import Scoring, SequencePass, attend, sequence_pass
 from card.models.decoder_model import DecoderModel, release_pages
 from card.models.draft_vocab import head_of, spread
@@ -18,7 +19,6 @@ from card.models.generic import layer_windows
 from card.models.hrad.features import KeptStates
 from card.models.kv_cache import KVLayout, SequenceRows
 from card.models.long_rope import switch_len
-from card.models.processor import computes_bfloat16
 
 if TYPE_CHECKING:
     from card.models.decoder_model import LoadedModel

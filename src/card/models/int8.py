@@ -21,6 +21,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from card.machine.threads import integer_pass_threads
 from card.models.decoder_model import release_pages
 from card.models.draft_vocab import head_of, spread
 from card.models.fused import joined, mirrored_rms_norm, rotary_table
@@ -28,7 +29,6 @@ from card.models.generic import layer_windows
 from card.models.hrad.features import KeptStates
 from card.models.int8_linear import GROUP, LANES, PANEL, extended, machine_code, padded, quantize_linear
 from card.models.kv_cache import KVLayout, SequenceRows
-from card.models.threads import integer_pass_threads
 
 if TYPE_CHECKING:
     from card.models.decoder_model import LoadedModel

@@ -19,8 +19,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from card.models.places import cache_folder
-from card.models.processor import kernel_kind, llvm_target
+from card.machine.folders import cache_folder
+from card.machine.processor import kernel_kind, llvm_target
 
 PANEL, GROUP, LANES = 16, 64, 16  # output channels read together, activations that share a scale, floats of a vector
 _ZERO = 128  # weights are unsigned bytes around this

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from pathlib import Path
 
@@ -56,19 +55,6 @@ def is_gguf(path: Path) -> bool:
             return file.read(4) == b"GGUF"
     except OSError:
         return path.suffix == GGUF_SUFFIX
-
-
-def weights_folder(cache_dir: str | None) -> Path | None:
-    """Return the cache folder for converted weights; an empty ``cache_dir`` keeps nothing."""
-    return None if cache_dir == "" else cache_folder(cache_dir)
-
-
-def cache_folder(given: str | None) -> Path:
-    """Return the folder for what may be kept between starts: as given, or by the system's custom."""
-    if given is not None:
-        return Path(given).expanduser()
-    home = os.environ.get("XDG_CACHE_HOME")
-    return (Path(home) if home else Path.home() / ".cache") / "card"
 
 
 def _looks_like_path(name: str) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import numpy as np
 import torch
@@ -65,6 +65,9 @@ class TorchRunner:
     cache. Logits and caches are inference tensors: read them, or write to them only under ``torch.inference_mode``.
     """
 
+    has_recorded_passes: ClassVar[bool] = False
+    """Passes have few, fixed shapes and are recorded, so that a writer can chain its steps on the device."""
+
     @_told_in_one_line
     def __init__(
         self,
@@ -112,10 +115,7 @@ class TorchRunner:
         self._features: Sequence[Tensor] = ()  # the same per extension
         self._long_slots: set[int] = set()  # see `make_long`
         self._cache = KVCache(self._decoder.layout, max_model_len + max_tree_rows)
-        self.max_rows, self.row_bytes = (
-            self._cache.max_rows,
-            self._cache.row_bytes,
-        )  # most of one sequence; memory of one
+        self.max_rows, self.row_bytes = self._cache.max_rows, self._cache.row_bytes  # most of a sequence; of one row
 
     def warm_up(self, most_tokens: int) -> None:
         """Run passes of 1 to ``most_tokens`` tokens: kernels are made at the first call of each size."""
@@ -305,3 +305,15 @@ class TorchRunner:
             for extension, first, last in zip(extensions, offsets[:-1], offsets[1:], strict=True)
         ]
         return torch.from_numpy(np.concatenate(rows)).to(self.device)
+
+
+def make_runner(model: LoadedModel, *, max_model_len: int, max_tree_rows: int = 512) -> TorchRunner:
+    """Return the runner that suits the device of ``model``: a `BucketedRunner` on CUDA, else a `TorchRunner`.
+
+    Arguments and errors as of `TorchRunner`.
+    """
+    if model.device.type != "cuda":
+        return TorchRunner(model, max_model_len=max_model_len, max_tree_rows=max_tree_rows)
+    from card.models.cuda.bucketed import BucketedRunner
+
+    return BucketedRunner(model, max_model_len=max_model_len, max_tree_rows=max_tree_rows)

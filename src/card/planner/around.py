@@ -21,8 +21,8 @@ from card.assembly.drafters import make_worker
 from card.assembly.plan import Facts, resolve
 from card.config import DraftSettings, SamplingParams
 from card.errors import SettingsError
+from card.machine.threads import CoreSet
 from card.models.protocol import Extension, LanguageModel
-from card.models.threads import CoreSet
 from card.planner.profile import Overheads
 from card.policy.cost import PassCost, ScheduleCost
 from card.policy.rounds import Schedule

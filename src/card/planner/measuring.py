@@ -10,13 +10,13 @@ import torch
 
 from card.bench.environment import describe_run
 from card.config import INT8
-from card.engine.latency import measure_pass_cost
 from card.errors import PlanError
-from card.models.cuda.bucketed import make_runner
+from card.latency.timing import measure_pass_cost
+from card.machine.threads import CoreSet, pinned
 from card.models.inflation import inflate, parse_parameter_count
 from card.models.loading import context_limit, load_model, load_tokenizer, parameter_count
 from card.models.text import tokenizer_fingerprint
-from card.models.threads import CoreSet, pinned
+from card.models.torch_runner import make_runner
 from card.planner.around import measure_overheads
 from card.planner.profile import PassTable, Profile, Setup
 

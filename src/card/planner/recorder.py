@@ -15,11 +15,10 @@ from card.api.llm import LLM
 from card.bench.environment import describe_run
 from card.config import SamplingParams, SamplingRule
 from card.errors import PlanError
-from card.models.cuda.bucketed import make_runner
 from card.models.loading import check_pair, context_limit, load_model, load_tokenizer
 from card.models.protocol import Extension, LanguageModel
 from card.models.text import tokenizer_fingerprint
-from card.models.torch_runner import TorchRunner
+from card.models.torch_runner import TorchRunner, make_runner
 from card.planner.recording import RecordedText, Recording, Rows, pack_text
 from card.tree.sampling import CandidateScorer
 

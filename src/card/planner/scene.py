@@ -13,7 +13,7 @@ from card.assembly.plan import Facts, Plan, resolve
 from card.config import SamplingParams, split_settings
 from card.config.fields import check, setting
 from card.errors import PlanError
-from card.models.threads import CorePlan, CoreSet
+from card.machine.threads import CorePlan, CoreSet
 from card.planner.profile import Profile, Setup
 from card.planner.recording import Recording
 from card.planner.replay import PassSize, ReplayedModel, ReplayedTexts

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 
 from card.errors import SettingsError
-from card.models.threads import CoreSet
+from card.machine.threads import CoreSet
 from card.policy.rounds import Outcome, RoundView, Schedule
 
 # Share of what is known that one more round leaves in place, so a memory of about 300 rounds. All that is learnt fades

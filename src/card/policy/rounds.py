@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from card.config import DraftSettings
-from card.models.threads import CoreSet
+from card.machine.threads import CoreSet
 from card.tree.nodes import Nodes
 from card.workers.request import Request, StepResult
 

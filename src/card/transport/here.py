@@ -10,7 +10,7 @@ from collections.abc import Callable
 import torch
 
 from card.errors import CardError, in_words
-from card.models.cuda.graphs import Lane
+from card.machine.lane import Lane
 from card.transport.link import DrafterLink, LinkStatus
 from card.tree.messages import DrafterMessage, Fault, Shutdown, TargetMessage
 from card.workers.drafter import DrafterWorker

@@ -15,6 +15,7 @@ from card.config import Grammar, ShapingRule
 from card.errors import CapacityError, CardError, ModelError, TargetError, in_words
 from card.models.pool import SequencePool
 from card.models.protocol import NO_PARENT, Extension, LanguageModel
+from card.models.torch_runner import TorchRunner
 from card.tree.candidates import CandidateCache
 from card.tree.messages import DraftSpec
 from card.tree.nodes import NewNodes
@@ -260,6 +261,9 @@ class BeamWriter:
         self._find_grammar = find_grammar
         self._pool = SequencePool(model, kv_cache_bytes or _DEFAULT_NUM_SEQUENCES * model.max_rows * model.row_bytes)
 
+    def warm_up(self, spec: DraftSpec, num_rows: int) -> None:
+        """Prepare steps of this spec for sequences of up to ``num_rows`` rows; here none needs it."""
+
     def has_room(self, spec: DraftSpec) -> bool:
         """Return whether `open` would find room for a request of this spec now."""
         return self._pool.has_room(self.rows_of(spec))
@@ -321,3 +325,26 @@ def text_limit(spec: DraftSpec, model: LanguageModel) -> int:
 def rows_of(spec: DraftSpec, model: LanguageModel) -> int:
     """Return the most KV rows that a beam of this spec takes."""
     return text_limit(spec, model) + model.max_rows - model.max_model_len
+
+
+def make_writer(
+    model: TorchRunner,
+    kv_cache_bytes: int | None = None,
+    *,
+    takes_turns: bool,
+    find_grammar: FindGrammar | None = None,
+) -> BeamWriter:
+    """Return the writer that suits ``model``: one whose steps are recorded if its passes are, else a `BeamWriter`.
+
+    Args:
+        kv_cache_bytes: most memory for its KV rows; None: by the length of a sequence.
+        takes_turns: the drafter works while the target waits, so that it must not work ahead.
+        find_grammar: as of `BeamWriter`.
+    """
+    if not model.has_recorded_passes:
+        return BeamWriter(model, kv_cache_bytes, find_grammar=find_grammar)
+    from card.models.cuda.bucketed import BucketedRunner
+    from card.writers.cuda.device_beam import DeviceBeamWriter
+
+    assert isinstance(model, BucketedRunner)
+    return DeviceBeamWriter(model, kv_cache_bytes, looks_ahead=not takes_turns, find_grammar=find_grammar)

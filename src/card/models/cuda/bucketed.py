@@ -28,6 +28,8 @@ class BucketedRunner(TorchRunner):
     sequences at once, longer ones, models that are not walked directly or have sliding windows.
     """
 
+    has_recorded_passes = True
+
     def __init__(
         self,
         model: LoadedModel,
@@ -165,12 +167,3 @@ class _BucketPass:
 def _visible(bias: FloatArray | None, num_new: int, num_rows: int) -> BoolArray:
     """Return what a bias of `RowTree` lets the newest rows see, [num_new, num_rows]."""
     return np.ones((num_new, num_rows), np.bool_) if bias is None else bias[:, :num_rows] == 0
-
-
-def make_runner(model: LoadedModel, *, max_model_len: int, max_tree_rows: int = 512) -> TorchRunner:
-    """Return the runner that suits the device of ``model``: a `BucketedRunner` on CUDA, else a `TorchRunner`.
-
-    Arguments and errors as of `TorchRunner`.
-    """
-    kind = BucketedRunner if model.device.type == "cuda" else TorchRunner
-    return kind(model, max_model_len=max_model_len, max_tree_rows=max_tree_rows)

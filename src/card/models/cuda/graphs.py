@@ -1,4 +1,4 @@
-"""Work in fixed shapes, ready to be captured: recorded steps, copies that nobody waits for, streams.
+"""Work in fixed shapes, ready to be captured: recorded steps, copies that nobody waits for.
 
 A step is a function without arguments that reads and writes tensors of fixed shape at fixed addresses, with no value
 read back. On CUDA it is captured once (`torch.cuda.CUDAGraph`) and replayed, which costs one launch instead of
@@ -7,9 +7,8 @@ hundreds. Anywhere else the same function is called, so that all logic runs, and
 
 from __future__ import annotations
 
-import contextlib
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -126,30 +125,3 @@ class FetchedTensor:
         if self._is_copied is not None:
             self._is_copied.synchronize()
         return np.array(self._host.numpy())
-
-
-class Lane:
-    """A stream of one device for a worker whose work shall run beside that of others on the device.
-
-    All that the worker does on the device is done inside `entered`: loading its model, warming up, every pass. So the
-    allocator knows its memory as this stream's. Without CUDA there is nothing to enter.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-        self._stream: torch.cuda.Stream | None = None
-        if device.type == "cuda":
-            self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-
-    @contextlib.contextmanager
-    def entered(self) -> Iterator[None]:
-        """Let the calling thread compute there; what came before in its own stream is done first, and the reverse."""
-        if self._stream is None:
-            yield
-            return
-        with torch.cuda.device(self.device):
-            outside = torch.cuda.current_stream()
-            self._stream.wait_stream(outside)
-            with torch.cuda.stream(self._stream):
-                yield
-            outside.wait_stream(self._stream)

@@ -125,7 +125,7 @@ def _avx2() -> Product:
 
 
 def product_of(kind: str) -> Product:
-    """Return the product of a kind of `card.models.processor.KERNEL_KINDS`; the matrix unit's is that of few rows."""
+    """Return the product of a kind of `card.machine.processor.KERNEL_KINDS`; the matrix unit's is that of few rows."""
     if kind == "avx2":
         return _avx2()
     return _vnni(8, 6, _SMALL_TILES) if kind == "avx-vnni" else _vnni(LANES, 16, _LARGE_TILES)

@@ -19,6 +19,7 @@ from llvmlite import ir
 from numba import cfunc, types
 from numba.core import cgutils
 
+from card.machine.processor import kernel_kind
 from card.models.jit.products import product_of
 from card.models.jit.vectors import (
     FLOATS,
@@ -37,7 +38,6 @@ from card.models.jit.vectors import (
     repeated,
     write,
 )
-from card.models.processor import kernel_kind
 
 PANEL = LANES  # output channels
 _KIND = kernel_kind() or ""

@@ -19,7 +19,6 @@ from card.models.cuda.bucketed import BucketedRunner
 from card.models.cuda.graphs import FetchedTensor, bucket_of
 from card.models.cuda.static_cache import TOKEN_BUCKETS, StaticDecoder
 from card.models.pool import SequencePool
-from card.models.protocol import LanguageModel
 from card.tree.messages import DraftSpec
 from card.tree.nodes import NewNodes
 from card.tree.sampling import GumbelNoise
@@ -275,22 +274,3 @@ def _places(spec: DraftSpec) -> int:
     num_places = bucket_of(spec.shape.beam_width, TOKEN_BUCKETS)
     assert num_places is not None
     return num_places
-
-
-def make_writer(
-    model: LanguageModel,
-    kv_cache_bytes: int | None = None,
-    *,
-    takes_turns: bool,
-    find_grammar: FindGrammar | None = None,
-) -> BeamWriter:
-    """Return the writer that suits ``model``: a `DeviceBeamWriter` for a `BucketedRunner`, else a `BeamWriter`.
-
-    Args:
-        kv_cache_bytes: most memory for its KV rows; None: by the length of a sequence.
-        takes_turns: the drafter works while the target waits, so that it must not work ahead.
-        find_grammar: as of `BeamWriter`.
-    """
-    if isinstance(model, BucketedRunner):
-        return DeviceBeamWriter(model, kv_cache_bytes, looks_ahead=not takes_turns, find_grammar=find_grammar)
-    return BeamWriter(model, kv_cache_bytes, find_grammar=find_grammar)

@@ -6,7 +6,7 @@ import threading
 
 import torch
 
-from card.models.threads import CoreSet, integer_pass_threads, pinned
+from card.machine.threads import CoreSet, integer_pass_threads, pinned
 
 
 def test_integer_passes_have_the_threads_and_torch_has_one() -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import platform
 from collections.abc import Mapping
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,6 +23,16 @@ _NEEDS: Mapping[str, tuple[str, ...]] = {  # features, under LLVM's names
     "avx-vnni": (*_VECTORS, "avxvnni"),
     "avx2": _VECTORS,
 }
+
+
+def processor_name() -> str:
+    """Return the processor's model, or its kind where the system does not tell."""
+    with contextlib.suppress(OSError):
+        lines = Path("/proc/cpuinfo").read_text("utf-8", errors="replace").splitlines()
+        names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+        if names:
+            return names[0]
+    return platform.processor() or platform.machine()
 
 
 def computes_bfloat16(device: str | torch.device) -> bool:

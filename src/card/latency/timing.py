@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from card.errors import CapacityError
+from card.machine.threads import CorePlan, CoreSet, pinned
 from card.models.protocol import Extension, LanguageModel
-from card.models.threads import CorePlan, CoreSet, pinned
 from card.policy.cost import PassCost
 
 _PREFIX_ROWS = 8  # context under which the points are measured; counted as none

@@ -6,9 +6,9 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from card.engine.latency import measure_pass_cost, single_pass_s, with_useful_threads
-from card.engine.latency_store import LatencyKey, LatencyStore
-from card.models.threads import CorePlan, CoreSet, pinned
+from card.latency.store import LatencyKey, LatencyStore
+from card.latency.timing import measure_pass_cost, single_pass_s, with_useful_threads
+from card.machine.threads import CorePlan, CoreSet, pinned
 from card.models.torch_runner import TorchRunner
 from card.policy.cost import PassCost
 
@@ -72,7 +72,8 @@ class Measuring:
         """Return what the target's passes cost in this core_set."""
         if core_set not in self._core_sets:
             self._core_sets.append(core_set)
-        cost = self.remembered(self._key("pass", core_set), lambda: self._measure(core_set, self._limit_s))
+        limit_s = _QUICK_S if self._is_quick else _FULL_S
+        cost = self.remembered(self._key("pass", core_set), lambda: self._measure(core_set, limit_s))
         assert cost is not None
         return cost
 
@@ -105,10 +106,6 @@ class Measuring:
 
     def _thread_keys(self, plan: CorePlan) -> list[LatencyKey | None]:
         return [self._key("threads", core_set) for core_set in (plan.beside, plan.alone)]
-
-    @property
-    def _limit_s(self) -> float:
-        return _QUICK_S if self._is_quick else _FULL_S
 
     def _measure(self, core_set: CoreSet, limit_s: float) -> PassCost:
         with pinned(core_set):

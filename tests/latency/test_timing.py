@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from card.engine.latency import measure_pass_cost, with_useful_threads
 from card.errors import CapacityError, SettingsError
+from card.latency.timing import measure_pass_cost, with_useful_threads
+from card.machine.threads import CorePlan, CoreSet
 from card.models.protocol import Extension
-from card.models.threads import CorePlan, CoreSet
 from card.policy.cost import PassCost
 from tests.toy import TableModel
 

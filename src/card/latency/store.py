@@ -7,19 +7,20 @@ import functools
 import hashlib
 import logging
 import os
-import platform
 import tempfile
 import time
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import torch
 
+from card import __version__
 from card.config import KERNELS_VARIABLE, EngineSettings
+from card.machine.processor import processor_name
+from card.machine.threads import CoreSet, usable_cores
 from card.models.demo import DEMO_NAMES, demo_folder
 from card.models.places import is_gguf
-from card.models.threads import CoreSet
 from card.policy.cost import PassCost
 
 logger = logging.getLogger(__name__)
@@ -62,11 +63,12 @@ class LatencyStore:
 
     def keep_cost(self, key: LatencyKey | None, cost: PassCost, *, is_quick: bool) -> None:
         """Keep a measurement; without a key nothing is kept."""
-        self._keep(key, is_quick, cost=cost)
+        parts = {"per_sequence_s": cost.per_sequence_s, "per_context_row_s": cost.per_context_row_s}
+        self._keep(key, is_quick=is_quick, pass_s=cost.points, **parts)
 
     def keep_threads(self, key: LatencyKey | None, threads: int, *, is_quick: bool) -> None:
         """Keep a number of threads; without a key nothing is kept."""
-        self._keep(key, is_quick, threads=threads)
+        self._keep(key, is_quick=is_quick, threads=threads)
 
     def clear(self) -> None:
         """Forget everything: this machine is not what it was, or was not itself when it was measured."""
@@ -78,21 +80,11 @@ class LatencyStore:
         entry = None if key is None else self._entries.get(key.digest)
         return entry if entry is not None and time.time() - entry.measured_at < _MAX_AGE_S else None
 
-    def _keep(
-        self, key: LatencyKey | None, is_quick: bool, *, cost: PassCost | None = None, threads: int | None = None
-    ) -> None:
+    def _keep(self, key: LatencyKey | None, **found: Any) -> None:
         if key is None or self._file is None:
             return
         self._entries = _read(self._file)  # other processes write there, too
-        self._entries[key.digest] = _Entry(
-            about=key.about,
-            measured_at=time.time(),
-            is_quick=is_quick,
-            threads=threads,
-            pass_s=() if cost is None else cost.points,
-            per_sequence_s=0.0 if cost is None else cost.per_sequence_s,
-            per_context_row_s=0.0 if cost is None else cost.per_context_row_s,
-        )
+        self._entries[key.digest] = _Entry(about=key.about, measured_at=time.time(), **found)
         newest = sorted(self._entries.items(), key=lambda item: -item[1].measured_at)[:_MOST_ENTRIES]
         _write(self._file, dict(newest))
 
@@ -126,28 +118,17 @@ class LatencyKey(msgspec.Struct, frozen=True, kw_only=True):
             "more": more,
             "machine": _machine(),
             "kernels": os.environ.get(KERNELS_VARIABLE, ""),
-            "versions": f"card {own_version()}, torch {torch.__version__}",
+            "versions": f"card {__version__}, torch {torch.__version__}",
         }
         return cls(about=about)
-
-
-def own_version() -> str:
-    """Return the version of this package."""
-    try:
-        return version("card-decoding")
-    except PackageNotFoundError:  # a source tree that was never installed
-        return "source"
 
 
 def drafter_key(what: str, settings: EngineSettings, core_set: CoreSet) -> LatencyKey:
     """Return the key of a latency of the draft model that the settings name."""
     assert settings.draft is not None
-    device, more = settings.draft_device or settings.device, ""
-    if settings.draft_vocab is not None:
-        more = f"the first {settings.draft_vocab} tokens"
-    return LatencyKey.of(
-        what, settings.draft, dtype=settings.dtype_of_draft, device=device, core_set=core_set, more=more
-    )
+    device, dtype = settings.draft_device or settings.device, settings.dtype_of_draft
+    more = "" if settings.draft_vocab is None else f"the first {settings.draft_vocab} tokens"
+    return LatencyKey.of(what, settings.draft, dtype=dtype, device=device, core_set=core_set, more=more)
 
 
 def _read(file: Path | None) -> dict[str, _Entry]:
@@ -192,9 +173,6 @@ def _identity(model: str) -> str:
 
 @functools.cache
 def _machine() -> str:
-    name = platform.processor() or platform.machine()
-    with contextlib.suppress(OSError):
-        lines = Path("/proc/cpuinfo").read_text("utf-8", errors="replace").splitlines()
-        name = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), name)
-    num_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return f"{name}, {num_cores} of {os.cpu_count()} cores"
+    usable = usable_cores()
+    num_cores = os.cpu_count() if usable is None else len(usable)
+    return f"{processor_name()}, {num_cores} of {os.cpu_count()} cores"

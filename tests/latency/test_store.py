@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
 import pytest
 
 from card.api.llm import LLM
-from card.engine import latency_store, measuring
-from card.engine.latency import with_useful_threads
-from card.engine.latency_store import LatencyKey, LatencyStore
+from card.latency import measuring
+from card.latency import store as kept_latencies
+from card.latency.store import LatencyKey, LatencyStore
+from card.latency.timing import with_useful_threads
+from card.machine.folders import cache_folder
+from card.machine.threads import CorePlan, CoreSet
 from card.models.loading import load_decoder
-from card.models.places import cache_folder
-from card.models.threads import CorePlan, CoreSet
 from card.models.torch_runner import TorchRunner
 from card.policy.cost import PassCost
 from tests.pair import Pair
@@ -71,8 +70,8 @@ def test_a_hasty_measurement_serves_until_there_is_a_better_one(tmp_path: Path):
 def test_an_old_measurement_is_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     store = LatencyStore(tmp_path)
     store.keep_cost(key(), COST, is_quick=False)
-    later = latency_store.time.time() + 400 * 86400
-    monkeypatch.setattr(latency_store.time, "time", lambda: later)
+    later = kept_latencies.time.time() + 400 * 86400
+    monkeypatch.setattr(kept_latencies.time, "time", lambda: later)
     assert store.cost(key()) is None
 
 
@@ -95,7 +94,7 @@ def test_a_folder_that_cannot_be_written_changes_nothing_else(tmp_path: Path):
 
 
 def test_the_file_stays_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(latency_store, "_MOST_ENTRIES", 3)
+    monkeypatch.setattr(kept_latencies, "_MOST_ENTRIES", 3)
     store = LatencyStore(tmp_path)
     for number in range(5):
         store.keep_threads(key(more=str(number)), number, is_quick=False)
@@ -164,18 +163,6 @@ def test_an_idle_moment_replaces_a_hasty_measurement(pair: Pair, tmp_path: Path)
         assert replaced.count('"is_quick": true') < text.count('"is_quick": true')
         llm.measure_again()
         assert (tmp_path / "latencies.json").read_text() == replaced, "once is enough"
-
-
-def test_starting_with_the_demo_pair_imports_no_modelling_code():
-    code = (
-        "import sys; from card.api.llm import LLM\n"
-        "settings = {'placement': 'inline', 'cache': False, 'threads': 1}\n"
-        "with LLM('demo-target', 'demo-draft', **settings) as llm: llm.generate('2 + 2')\n"
-        "heavy = 'torch._dynamo', 'torch.distributed.tensor', 'sympy', 'transformers.modeling_utils'\n"
-        "print([name for name in heavy if name in sys.modules])"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=100)
-    assert done.stdout.strip() == "[]", done.stderr
 
 
 def test_threads_found_in_haste_are_looked_for_again_in_an_idle_moment(
