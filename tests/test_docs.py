@@ -152,6 +152,17 @@ def test_a_command_or_an_option_that_does_not_exist_is_found() -> None:
     assert _unknown_options("python benchmarks/table.py --tables x") == ["--tables"]
 
 
+def _places(path: str) -> list[Path]:
+    """Return where a file may be that a page names: by its path, or by its name if it lies in a package."""
+    return [ROOT / path, PACKAGE / path, *(PACKAGE.rglob(path) if "/" not in path else ())]
+
+
+@pytest.mark.parametrize("page", sorted((ROOT / "docs").glob("*.md")), ids=_name)
+def test_python_files_that_a_page_names_exist(page: Path) -> None:
+    named = set(re.findall(r"`([\w/]+\.py)`(?!\s+at [0-9a-f]{7})", page.read_text("utf-8")))  # here, at no old commit
+    assert sorted(path for path in named if not any(place.exists() for place in _places(path))) == []
+
+
 def test_files_that_the_life_of_a_request_names_exist() -> None:
     text = (ROOT / "docs" / "life-of-a-request.md").read_text("utf-8")
     named = set(re.findall(r"[`(]([\w/]+(?:\.py|/))[`)]", text))

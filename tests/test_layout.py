@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -21,6 +22,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 FLAT_MODULES = frozenset({"__init__", "__main__", "errors"})
 
 # Lowest first; a part is a module or a package of src/card. Each imports only from itself and from lines above its own.
+# "Where things are" in docs/how-it-works.md is the same list, with a word on each part.
 LINES: tuple[tuple[str, ...], ...] = (
     ("errors",),
     ("config",),
@@ -166,6 +168,23 @@ def test_every_other_module_lies_in_a_package() -> None:
 def test_every_part_with_a_line_exists() -> None:
     packages = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
     assert sorted(LINE_OF) == sorted(packages | FLAT_MODULES - {"__init__"})
+
+
+def _lines_of_the_map(page: str) -> tuple[tuple[str, ...], ...]:
+    """Return the parts in "Where things are", line by line; a number begins each line, with its first part."""
+    rows = re.findall(r"^( *\d+|  )  (\w+) {2,}\S", page.partition("\n## Where things are\n")[2], re.MULTILINE)
+    lines: list[list[str]] = []
+    for number, part in rows:
+        if number.strip():
+            assert int(number) == len(lines) + 1, f"{part} begins line {number}"
+            lines.append([])
+        lines[-1].append(part)
+    return tuple(map(tuple, lines))
+
+
+def test_the_map_of_the_documentation_shows_every_part_in_its_line() -> None:
+    page = PACKAGE.parents[1] / "docs" / "how-it-works.md"
+    assert _lines_of_the_map(page.read_text("utf-8")) == LINES
 
 
 @pytest.mark.parametrize("path", FILES, ids=_module_name)
