@@ -168,6 +168,7 @@ class OneTierWriter:
     def __init__(self, writer: BeamWriter) -> None:
         self.model = writer.model
         self.has_room = writer.has_room
+        self.can_ever_hold = writer.can_ever_hold
         self.rows_of = writer.rows_of
         self.step = writer.step
         self._writer = writer
