@@ -52,7 +52,7 @@ def test_an_interrupt_while_modules_are_imported_is_silent(moment: str, pair: Pa
 def test_ctrl_c_on_a_terminal_leaves_a_clean_line_and_no_process(words: str, pair: Pair) -> None:
     arguments = ["--target", pair.target, "--draft", pair.draft, "--max-tokens", "4000", "--ignore-eos", "--raw"]
     arguments += ["--target-cost", "5M", "--policy", "fixed", "--threads", "1"]  # nothing is measured
-    with terminal(["generate", *arguments, "the cat sat"], columns=200) as one:
+    with terminal(["generate", *arguments, "the cat sat"]) as one:
         one.wait_for(words)
         if words == "reading":
             one.wait_for_text()

@@ -145,7 +145,7 @@ def test_a_terminal_is_told_what_is_being_done_and_the_text_stands_alone_at_the_
 ) -> None:
     models = ["--target", pair.target, "--draft", pair.draft, "--dtype", "float32", "--placement", "inline"]
     arguments = ["generate", *models, "--max-tokens", "8", "--no-cache", "hi"]
-    with terminal(arguments, columns=200) as one:
+    with terminal(arguments) as one:
         after = one.wait_for("importing torch and transformers")
         one.wait_for("measuring what passes cost here", after=after)
         assert one.wait() == 0
