@@ -61,5 +61,5 @@ def test_ctrl_c_on_a_terminal_leaves_a_clean_line_and_no_process(words: str, pai
         assert one.wait() == 130, one.text
         assert not re.search(r"Traceback|Error|Exception|File \"", one.text), one.text
         assert one.raw.rindex("\x1b[?25h") > one.raw.rindex("\x1b[?25l"), "the cursor is there again"
-        _, alive = psutil.wait_procs(children, timeout=10)
+        _, alive = psutil.wait_procs(children, timeout=60)
         assert not alive

@@ -426,7 +426,7 @@ def test_a_drafter_goes_on_until_its_grammar_is_compiled(compiler: GrammarCompil
     grammars = BackgroundGrammars(Waiting)  # type: ignore[arg-type]
     assert grammars(SCHEMA) is None
     may_compile.set()
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while (state := grammars(SCHEMA)) is None:
         assert time.monotonic() < deadline
         time.sleep(0.01)

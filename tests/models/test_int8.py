@@ -282,7 +282,6 @@ def test_the_probe_names_a_kernel_that_is_not_exact(monkeypatch: pytest.MonkeyPa
         why_not_int8.cache_clear()
 
 
-@pytest.mark.timeout(30)
 def test_an_interrupt_before_a_pass_leaves_no_thread_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     crew = int8_linear.machine_code("passes")
     runner, run = make_runner("llama"), crew.run
@@ -324,7 +323,6 @@ def test_machine_code_is_kept_in_a_folder_of_ones_own_or_in_a_fresh_one(
     assert fresh != int8_linear._code_folder(), "a folder in a shared place might hold somebody else's code"
 
 
-@pytest.mark.timeout(30)
 def test_a_thread_that_cannot_be_started_is_not_waited_for_later(monkeypatch: pytest.MonkeyPatch) -> None:
     crew = int8_linear.machine_code("passes")
     runner = make_runner("llama")

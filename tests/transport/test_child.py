@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import signal
@@ -20,6 +21,7 @@ from card.config import SamplingParams
 from card.transport import child
 from card.transport.child import DrafterChild
 from tests.pair import Pair
+from tests.transport.serving import until
 
 PROMPT = "the cat sat on the mat and"
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24)
@@ -98,9 +100,7 @@ def test_a_process_that_nobody_needs_ends_with_its_parent():
     script += "spare = DrafterChild(); print(spare._process.pid, flush=True)"
     done = subprocess.run([sys.executable, "-c", script, PACKAGE_ROOT], capture_output=True, text=True, check=True)
     process_id = int(done.stdout)
-    if psutil.pid_exists(process_id):
-        psutil.Process(process_id).wait(timeout=60)
-    assert not psutil.pid_exists(process_id)
+    until(lambda: not psutil.pid_exists(process_id))
 
 
 def test_text_begins_before_the_drafter_is_up_and_the_drafter_joins(pair: Pair):
@@ -130,7 +130,7 @@ def test_text_begins_before_the_drafter_is_up_and_the_drafter_joins(pair: Pair):
             assert later.outputs[0].token_ids == expected
             assert later.stats.drafter_restarts == 0
     finally:
-        if psutil.pid_exists(pid):
+        with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGCONT)
 
 

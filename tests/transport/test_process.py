@@ -23,10 +23,11 @@ from card.transport import child, outside, process
 from card.transport.here import InlineLink
 from card.transport.process import DrafterConfig, DraftModel, ProcessLink
 from card.transport.switch import SwitchLink
-from card.tree.messages import PROTOCOL_VERSION
+from card.tree.messages import PROTOCOL_VERSION, Ping
 from tests.decoding import decode, drafter_for, plain, toy_draft, toy_target
 from tests.pair import Pair
 from tests.processes import has_ended
+from tests.transport.serving import Clock
 
 TARGET = toy_target()
 STUB = str(Path(__file__).with_name("stub_drafter.py"))
@@ -193,6 +194,23 @@ def test_a_drafter_that_is_stopped_while_it_starts_is_replaced_after_the_silence
     until(lambda: str(link.status) == "down: its process is stopped")
     until(lambda: link.receive() == [] and link.status.num_restarts == 1)
     assert has_ended(pid)
+
+
+def test_a_drafter_that_speaks_between_two_looks_that_find_it_stopped_is_not_replaced(stub_link, monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(process, "time", clock)
+    monkeypatch.setattr(outside, "time", clock)
+    monkeypatch.setattr(process, "_process_state", lambda pid: "T")
+    link = stub_link("stubborn", silence_timeout_s=1.0)
+    link.start()
+    for nonce in range(10):
+        clock.now += 0.4
+        link.send(Ping(nonce))
+        until(lambda: [link.receive(), link._watch.heard_at == clock.now][1])
+    assert link.status.num_restarts == 0
+    clock.now += 1.1
+    link.receive()
+    assert str(link.status) == "down: its process was stopped for 1 s"
 
 
 def test_of_two_drafters_the_one_that_is_down_is_told_of_while_the_other_one_drafts(stub_link):
@@ -393,7 +411,8 @@ def test_a_drafter_slowed_tenfold_is_not_replaced_and_the_text_is_the_same(draft
     try:
         until(has_drafted)
     finally:
-        child.resume()
+        with contextlib.suppress(psutil.NoSuchProcess):
+            child.resume()
 
 
 def test_a_perfect_drafter_is_accepted_always(pair, expected):
