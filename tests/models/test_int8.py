@@ -232,7 +232,12 @@ def test_draft_and_target_may_compute_differently(pair: Pair) -> None:
     params = SamplingParams(temperature=0.0, max_tokens=30)
     with LLM(pair.target, dtype="float32") as plain:
         expected = plain.generate("the cat", params)[0].outputs[0].token_ids
-    settings: dict[str, Any] = {"placement": "process", "policy": "fixed", "max_wait_s": 2.0}
+    settings: dict[str, Any] = {
+        "placement": "process",
+        "policy": "fixed",
+        "max_wait_s": 60.0,
+        "drafter_timeout_s": 90.0,
+    }
     with LLM(pair.target, pair.draft, dtype="float32", draft_dtype="int8", **settings) as llm:
         result = llm.generate("the cat", params)[0]
     assert result.outputs[0].token_ids == expected

@@ -25,6 +25,7 @@ from tests.transport.serving import until
 
 PROMPT = "the cat sat on the mat and"
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24)
+BESIDE = {"placement": "process", "policy": "fixed", "drafter_timeout_s": 90.0}
 PACKAGE_ROOT = str(Path(child.__file__).parents[2])
 
 pytestmark = pytest.mark.timeout(240)
@@ -39,7 +40,7 @@ def test_no_file_of_the_working_directory_runs_in_the_drafter(
         )
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", f".:{tmp_path}:")  # it is on the path by all its names
-    with LLM(pair.target, pair.draft, placement="process", policy="fixed") as llm:
+    with LLM(pair.target, pair.draft, **BESIDE) as llm:
         assert llm.generate(PROMPT, GREEDY)[0].stats.drafter_state == "up"
     assert not (tmp_path / "ran").exists()
 
@@ -80,7 +81,7 @@ def test_a_process_started_ahead_of_need_becomes_the_drafter(pair: Pair):
     spare = DrafterChild()
     assert spare._process is not None
     pid = spare._process.pid
-    with LLM(pair.target, pair.draft, placement="process", policy="fixed", spare=spare) as llm:
+    with LLM(pair.target, pair.draft, **BESIDE, spare=spare) as llm:
         assert llm._host.link.pid == pid  # type: ignore[union-attr]
         assert llm.generate(PROMPT, GREEDY)[0].stats.drafter_state == "up"
 

@@ -343,7 +343,9 @@ def test_a_drafter_says_what_its_passes_cost(llm):
 @pytest.mark.parametrize("params", [GREEDY, LONGER], ids=["greedy", "sampled"])
 def test_text_is_that_of_plain_decoding(drafting, expected, monkeypatch, verify, params):
     monkeypatch.setattr(
-        drafting, "draft_settings", drafting.draft_settings.replace(verify=verify, min_verify_prob=0.0, max_wait_s=0.2)
+        drafting,
+        "draft_settings",
+        drafting.draft_settings.replace(verify=verify, min_verify_prob=0.0, max_wait_s=PATIENCE_S),
     )
     result = drafting.generate(PROMPT, params)[0]
     assert result.outputs[0].token_ids == expected(params)
