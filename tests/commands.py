@@ -22,14 +22,20 @@ class Ran:
     err: str
 
 
-def run_command(capture: pytest.CaptureFixture[str], *args: str, stdin: bytes | None = b"", columns: int = WIDE) -> Ran:
+def exit_status(*args: str, stdin: bytes | None = b"", columns: int = WIDE) -> int:
     """Run `card` with these arguments and this standard input, on an output of so many columns."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("COLUMNS", str(columns))
         patch.setattr(sys, "stdin", None if stdin is None else io.TextIOWrapper(io.BytesIO(stdin), encoding="utf-8"))
         patch.setattr(sys, "argv", ["card", *args])
-        capture.readouterr()
         with pytest.raises(SystemExit) as ended:
             main()
+    return int(ended.value.code or 0)
+
+
+def run_command(capture: pytest.CaptureFixture[str], *args: str, stdin: bytes | None = b"", columns: int = WIDE) -> Ran:
+    """Run `card` as `exit_status` does, and return what it wrote besides."""
+    capture.readouterr()
+    status = exit_status(*args, stdin=stdin, columns=columns)
     captured = capture.readouterr()
-    return Ran(int(ended.value.code or 0), captured.out, captured.err)
+    return Ran(status, captured.out, captured.err)
