@@ -21,6 +21,7 @@ from card.config import SamplingParams
 from card.errors import WorkerError
 from card.transport import child, outside, process
 from card.transport.here import InlineLink
+from card.transport.outside import MAX_BACKOFF_S
 from card.transport.process import DrafterConfig, DraftModel, ProcessLink
 from card.transport.switch import SwitchLink
 from card.tree.messages import PROTOCOL_VERSION, Ping
@@ -87,20 +88,22 @@ def stub_link(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Process
 )
 def test_a_misbehaving_drafter_is_replaced_and_the_text_is_the_same(stub_link, behaviour, reason):
     link = stub_link(behaviour, silence_timeout_s=0.3 if behaviour == "mute" else PATIENCE_S)
+    link._watch._backoff_s = MAX_BACKOFF_S  # so that nobody overlooks that it is down
     link.start()
     first_pid = link.pid
-    seen = set()
     expected = plain(TARGET)
 
-    def is_replaced() -> bool:
-        token_ids, finish_reason, stats = decode(TARGET, link)
+    def has_come_to(state: str) -> bool:
+        token_ids, finish_reason, _ = decode(TARGET, link)
         assert (token_ids, finish_reason) == expected
-        seen.update([link.status.reason, stats.drafter_state])
-        return link.status.num_restarts > 0
+        return link.status.state == state
 
-    until(is_replaced)
-    assert any(reason in one for one in seen), seen
+    until(lambda: has_come_to("down"))
+    assert reason in link.status.reason
+    assert reason in decode(TARGET, link)[2].drafter_state
     assert has_ended(first_pid)
+    link._watch.forgive()
+    until(lambda: has_come_to("starting") or link.status.num_restarts > 0)
 
 
 def test_frames_of_another_incarnation_are_ignored(stub_link):
@@ -300,23 +303,27 @@ def drafting(llm: LLM, expected) -> LLM:
 
 
 def stream_through(
-    llm: LLM, trouble: Callable[[], None], *, wait_for: str | None
+    llm: LLM, trouble: Callable[[], None], *, wait_for: str
 ) -> tuple[tuple[int, ...], list[str], StreamChunk]:
     """Stream a long text with ``trouble`` after the first chunks; go slowly until the drafter's state is ``wait_for``.
 
     Returns: the tokens, the states seen since then in their order, the last chunk.
     """
+    watch = link_of(llm)._watch
     token_ids: list[int] = []
     states: list[str] = []
-    is_over = wait_for is None
+    is_over = False
     for num_chunks, chunk in enumerate(llm.stream(PROMPT, LONG)):
         token_ids += chunk.token_ids
         if num_chunks == 20:
+            watch._backoff_s = MAX_BACKOFF_S  # until a chunk has told that it is down
             trouble()
         if num_chunks > 20:
             state = chunk.stats.drafter_state
             if not states or states[-1] != state:
                 states.append(state)
+            if state == f"down: {watch.reason}":
+                watch.forgive()
             is_over = is_over or (len(states) > 1 and state == wait_for)
             if not is_over:
                 time.sleep(PACE_S)

@@ -279,11 +279,12 @@ def test_a_server_that_hangs_is_noticed_and_costs_no_time() -> None:
 
     def serve_once(wait_ms: int) -> None:
         if hang.is_set():
-            release.wait(30)
+            release.wait()
         whole(wait_ms)
 
     server.serve_once = serve_once  # type: ignore[method-assign]
     with running(server), connected(server.address, silence_timeout_s=0.2) as link:
+        link._watch._backoff_s = outside.MAX_BACKOFF_S  # so that nobody overlooks that it is down
         link.receive()
         hang.set()
         try:
@@ -296,6 +297,7 @@ def test_a_server_that_hangs_is_noticed_and_costs_no_time() -> None:
         finally:
             hang.clear()
             release.set()
+        link._watch.forgive()
         until(lambda: [link.receive(), link.status.num_restarts > 0 and link.status.state == "up"][1])
 
 
