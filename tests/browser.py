@@ -17,6 +17,8 @@ _ARGUMENTS = (
     *("--disable-component-update", "--disable-sync"),
 )
 
+PATIENCE_MS = 60_000.0  # for what takes a moment on an idle machine
+
 
 @contextlib.contextmanager
 def chromium(*arguments: str) -> Iterator[Browser]:
@@ -28,7 +30,7 @@ def chromium(*arguments: str) -> Iterator[Browser]:
             pytest.fail(message)
         pytest.skip(message)
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=found, args=[*_ARGUMENTS, *arguments])
+        browser = playwright.chromium.launch(executable_path=found, args=[*_ARGUMENTS, *arguments], timeout=PATIENCE_MS)
         yield browser
         browser.close()
 

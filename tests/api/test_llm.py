@@ -95,7 +95,7 @@ def test_a_perfect_drafter_is_accepted_always(make, plain, method, verify, param
 
 
 def test_a_thread_with_a_perfect_drafter_is_accepted_always(make, plain):
-    llm = make("card", is_perfect=True, placement="thread", max_wait_s=2.0)
+    llm = make("card", is_perfect=True, placement="thread", max_wait_s=60.0)
     result = llm.generate(PROMPT, SAMPLED)[0]
     assert result.outputs == plain(SAMPLED).outputs
     assert result.stats.accepted_tokens == result.stats.verified_tokens > 0

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from card.bench.names import OURS, PRESETS
 from card.bench.records import Run, planned
 from card.bench.results import load, read_unchecked
 from card.bench.rows import CardRow
-from card.cli import main
+from tests.commands import Ran, exit_status, run_command
 from tests.pair import Pair
 
 pytestmark = [
@@ -30,37 +29,10 @@ SOME = "vanilla,sps-all-cores,suffix,card-tree,card-best-first"
 EVERY = pytest.param("all,card+beam,suffix", marks=[pytest.mark.slow, pytest.mark.timeout(900)])
 
 
-@dataclass(frozen=True, slots=True)
-class Ran:
-    """What one run of the command gave."""
-
-    status: int
-    out: str
-    err: str
-
-
-def run_command(*args: str) -> int:
-    """Run the command inside this process; return its exit status."""
-    before = sys.argv
-    sys.argv = ["card", "bench", *args]
-    try:
-        with pytest.raises(SystemExit) as ended:
-            main()
-    finally:
-        sys.argv = before
-    return int(ended.value.code or 0)
-
-
 @pytest.fixture
-def card_bench(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Callable[..., Ran]:
-    def run_here(*args: str) -> Ran:
-        monkeypatch.setenv("COLUMNS", "120")
-        capfd.readouterr()
-        status = run_command(*args)
-        captured = capfd.readouterr()
-        return Ran(status, captured.out, captured.err)
-
-    return run_here
+def card_bench(capfd: pytest.CaptureFixture[str]) -> Callable[..., Ran]:
+    """Run `card bench` inside this process."""
+    return partial(run_command, capfd, "bench")
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +48,7 @@ def common(pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 def greedy(request: pytest.FixtureRequest, common: list[str], tmp_path_factory: pytest.TempPathFactory) -> Run:
     out = tmp_path_factory.mktemp("results") / "new" / "bench.jsonl"
     options = ["--max-tokens", "8", "--repeats", "1", "--target-cost", "100K", "--methods", request.param]
-    assert run_command(*common, *options, "--out", str(out), "--trace", str(out.with_name("trace.json"))) == 0
+    assert exit_status("bench", *common, *options, "--out", str(out), "--trace", str(out.with_name("trace.json"))) == 0
     (run,) = load(out)
     return run
 
@@ -195,7 +167,7 @@ def test_sampled_text_is_compared_with_and_without_coupled_candidates(common: li
     out = tmp_path / "bench.jsonl"
     options = ["--max-tokens", "6", "--repeats", "1", "--temperature", "1", "--coupling-report"]
     rows = ["--methods", "sps-all-cores,transformers-all-cores", "--out", str(out)]
-    assert run_command(*common, *options, *rows) == 0
+    assert exit_status("bench", *common, *options, *rows) == 0
     (run,) = load(out)
     settings = settings_by_row(run)
     assert settings["sps-all-cores"]["coupled_noise"] and not settings["sps-all-cores-uncoupled"]["coupled_noise"]

@@ -6,9 +6,8 @@ import csv
 import io
 import json
 import re
-import sys
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -21,33 +20,19 @@ from card.bench.report.page import render
 from card.bench.report.table import write_csv
 from card.bench.results import load
 from card.bench.summary import Spread, summarise
-from card.cli import main
 from tests.bench.bench_files import BASELINE, ROWS, make_run, write_run
+from tests.commands import Ran, run_command
 
 LONG_NAME = "card,beam_width=8,budget=32,verify=tree,growth=best-first,all-cores"
 NEEDS_MORE = {"area", "base", "br", "col", "hr", "img", "input", "link", "meta"}
 
 
-@dataclass(frozen=True, slots=True)
-class Ran:
-    """What one run of the command gave."""
-
-    status: int
-    out: str
-    err: str
-
-
 @pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Ran]:
+def run(capsys: pytest.CaptureFixture[str]) -> Callable[..., Ran]:
     """Run `card report` inside this process."""
 
     def run_here(*args: object) -> Ran:
-        monkeypatch.setattr(sys, "argv", ["card", "report", *map(str, args)])
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as ended:
-            main()
-        captured = capsys.readouterr()
-        return Ran(int(ended.value.code or 0), captured.out, captured.err)
+        return run_command(capsys, "report", *map(str, args))
 
     return run_here
 

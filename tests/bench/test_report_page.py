@@ -11,7 +11,7 @@ from playwright.sync_api import Browser, Page
 from card.bench.report.page import render
 from card.bench.summary import summarise
 from tests.bench.bench_files import ROWS, make_run
-from tests.browser import chromium, faults_by_axe
+from tests.browser import PATIENCE_MS, chromium, faults_by_axe
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -39,6 +39,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def opened(browser: Browser, report: Path, *, width: int, scheme: str = "light") -> Page:
     page = browser.new_page(viewport={"width": width, "height": 800}, color_scheme=scheme)  # type: ignore[arg-type]
+    page.set_default_timeout(PATIENCE_MS)
     page.goto(report.as_uri())
     return page
 

@@ -199,7 +199,7 @@ def test_patterns_choose_rows_and_bring_plain_decoding_along(peers: SimpleNamesp
         catalog.chosen_rows(catalog.MODELS["qwen"], ["sglang"])
 
 
-def fake_worker(peers: SimpleNamespace, folder: Path, timeout_s: float = 30.0) -> Any:
+def fake_worker(peers: SimpleNamespace, folder: Path, timeout_s: float = 60.0) -> Any:
     script = folder / "fake_worker.py"
     script.write_text(FAKE_WORKER, encoding="utf-8")
     command = [sys.executable, script, PEERS]
@@ -225,7 +225,7 @@ def test_a_worker_answers_and_what_libraries_print_goes_to_the_log(peers: Simple
 def test_a_worker_that_does_not_answer_is_ended(
     peers: SimpleNamespace, tmp_path: Path, method: str, message: str
 ) -> None:
-    worker = fake_worker(peers, tmp_path, timeout_s=1.0)
+    worker = fake_worker(peers, tmp_path, timeout_s=1.0 if method == "late" else 60.0)
     with pytest.raises(peers.worker_process.PeerError, match=message):
         worker.ask("generate", method=method, option={}, prompt_ids=[7], max_tokens=4)
     assert not worker.is_alive
@@ -283,7 +283,7 @@ def test_a_peer_that_cannot_be_built_is_one_line_and_the_others_run(
     monkeypatch.setattr(peers.bench_model, "_SETTLE_S", 0.0)
     spec = peers.catalog.MODELS["demo"]
     pair = peers.peer_models.Pair(spec=spec, target=tmp_path, draft=tmp_path, end_ids=(END,), max_model_len=64)
-    settings = peers.bench_model.RunSettings(max_tokens=4, repeats=2, cores=(0,), folder=tmp_path, timeout_s=30.0)
+    settings = peers.bench_model.RunSettings(max_tokens=4, repeats=2, cores=(0,), folder=tmp_path, timeout_s=60.0)
     rows = peers.catalog.chosen_rows(spec, ["openvino", "llama.cpp:bf16"])
     said: list[str] = []
     bench = peers.bench_model.ModelBench(pair, rows, {"questions": [[7]]}, settings, said.append)

@@ -36,6 +36,7 @@ _KV_BYTES = _NUM_LONGEST * 256 * 512  # rows of a longest request, bytes of a ro
 DTYPE = "float64"  # among so many tokens, float32 would meet logits that differ by no more than the order of additions
 END_IDS = frozenset({0, 1})
 FIRST_TOKEN = 2  # of prompts
+_PAUSE_GROWTH, _LONGEST_PAUSE_S = 1.25, 5.0  # from one round without the drafter to the next
 
 
 def host_settings(**settings: Any) -> dict[str, Any]:
@@ -46,7 +47,7 @@ def host_settings(**settings: Any) -> dict[str, Any]:
         "max_num_seqs": MAX_NUM_SEQS,
         "kv_cache_memory": str(_KV_BYTES),
         "prefill_chunk": 32,
-        "drafter_timeout_s": 1.0,
+        "drafter_timeout_s": 5.0,  # on a busy machine a healthy drafter may say nothing for seconds
         "budget": 8,
     }
     return common | settings
@@ -56,7 +57,8 @@ class RealWorld:
     """An engine behind a `Host`, and a tap on what its drafter says."""
 
     pace_s: float
-    """Pause before a round while the drafter is away: else all requests would have ended when it comes back."""
+    """Pause before the first round without the drafter. It grows, so that few requests end until the drafter is back,
+    however long that takes."""
 
     def __init__(self, host: Host, rng: random.Random) -> None:
         self.host, self.engine, self.rng = host, host.engine, rng
@@ -65,6 +67,7 @@ class RealWorld:
         self.troubles: Counter[str] = Counter()
         self._forger = Forger(rng, host.engine._worker)
         self.is_calm = True
+        self._pause_s = self.pace_s
         self.spare_trees, self.spare_tensors = 0, SPARE_TENSORS
 
     @property
@@ -85,8 +88,11 @@ class RealWorld:
         """Do harm before a round, or not."""
         is_away = self.attend()
         if is_away or not self.is_up:
-            time.sleep(self.pace_s)
-        elif not self.is_calm:
+            time.sleep(self._pause_s)
+            self._pause_s = min(self._pause_s * _PAUSE_GROWTH, _LONGEST_PAUSE_S)
+            return
+        self._pause_s = self.pace_s
+        if not self.is_calm:
             if self.rng.random() < 0.3:
                 self.tell(self.rng.choice(LIES))
             self.harm(progress)

@@ -184,7 +184,7 @@ def check_nothing_is_left(before: Resources) -> None:
             and now.num_threads <= before.num_threads
         )
 
-    until(is_gone, 10.0, lambda: f"{before} -> {Resources.now()}")
+    until(is_gone, complaint=lambda: f"{before} -> {Resources.now()}")
 
 
 def until(

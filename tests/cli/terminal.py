@@ -15,6 +15,8 @@ from collections.abc import Iterator, Sequence
 from select import select
 from time import monotonic
 
+from tests.commands import WIDE
+
 PATIENCE_S = 120.0
 CTRL_C = "\x03"
 _CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
@@ -69,7 +71,7 @@ class Terminal:
 
 
 @contextlib.contextmanager
-def terminal(arguments: Sequence[str], *, columns: int = 80, env: dict[str, str] | None = None) -> Iterator[Terminal]:
+def terminal(arguments: Sequence[str], *, columns: int = WIDE, env: dict[str, str] | None = None) -> Iterator[Terminal]:
     """Run `card` with a terminal as standard input, output and error."""
     master, slave = pty.openpty()
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.timeout(240)
 
 def test_a_conversation_greets_helps_counts_forgets_and_ends(pair: Pair) -> None:
     arguments = ["--target", pair.target, "--method", "vanilla", "--dtype", "float32", "--max-tokens", "4"]
-    with terminal(["chat", *arguments, *UNMEASURED], columns=300) as one:
+    with terminal(["chat", *arguments, *UNMEASURED]) as one:
         at = one.wait_for(f"{pair.target} answers")
         assert "often wrong" not in one.text
         at = one.wait_for("> ", after=one.wait_for("/help", after=at))
@@ -41,7 +41,7 @@ def test_a_conversation_greets_helps_counts_forgets_and_ends(pair: Pair) -> None
 
 def test_the_demo_target_warns_of_itself_and_ctrl_c_cuts_an_answer_short_and_the_conversation_goes_on() -> None:
     arguments = ["--dtype", "float32", "--ignore-eos", "--max-tokens", "3000"]
-    with terminal(["chat", *arguments, *UNMEASURED], columns=300) as one:
+    with terminal(["chat", *arguments, *UNMEASURED]) as one:
         at = one.wait_for("demo-target is a small model for trying things out: it is often wrong")
         at = one.wait_for("> ", after=at)
         for line in ("Tell me of cats.", "And of dogs?"):

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from rich.console import Console
 from transformers import PreTrainedModel
 
 from card.api.llm import LLM
-from card.cli import check_pair, main
+from card.cli import check_pair
 from card.cli.check_pair import MOST_MEASURING_S, examine
 from card.cli.pair_facts import latencies, verdict
 from card.cli.pair_measuring import TimeLimit, measure_agreement, measure_speeds
@@ -26,6 +25,7 @@ from card.machine.threads import CoreSet
 from card.models.loading import load_model, load_tokenizer
 from card.policy.cost import PassCost, ScheduleCost
 from card.policy.rounds import Schedule
+from tests.commands import Ran, run_command
 from tests.pair import Pair, make_model
 
 NUM_TOKENS = 24
@@ -41,29 +41,11 @@ STEPS = [
 pytestmark = pytest.mark.timeout(240)
 
 
-@dataclass(frozen=True, slots=True)
-class Ran:
-    """What one run of the command gave."""
-
-    status: int
-    out: str
-    err: str
-
-
 @pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Callable[..., Ran]:
-    """Run the command inside this process."""
-
-    def run_here(*args: str) -> Ran:
-        monkeypatch.setattr(sys, "argv", ["card", "check-pair", *args])
-        monkeypatch.setenv("COLUMNS", "100")
-        capfd.readouterr()
-        with pytest.raises(SystemExit) as ended:
-            main()
-        captured = capfd.readouterr()
-        return Ran(int(ended.value.code or 0), captured.out, captured.err)
-
-    return run_here
+def run(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Ran]:
+    """Run the command inside this process; it may measure for as long as a busy machine takes."""
+    monkeypatch.setattr(check_pair, "MOST_MEASURING_S", 3600.0)
+    return partial(run_command, capfd, "check-pair")
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +69,7 @@ def prompts_file(tmp_path: Path) -> str:
 
 
 def test_the_demo_pair_gets_a_verdict_that_the_exit_status_repeats(run):
-    ran = run("--dtype", "float32", "--max-tokens", "8", "--max-model-len", "256")
+    ran = run("--dtype", "float32", "--max-tokens", "8", "--max-model-len", "256", columns=100)
     lines = ran.out.splitlines()
     assert lines[0] == "target demo-target, draft demo-draft"
     assert ran.status == (0 if lines[-1].startswith("yes: ") else 1)
@@ -124,9 +106,8 @@ def test_a_useless_draft_is_a_no_for_its_agreement_and_json_tells_everything(run
 def test_tokenizers_that_differ_are_a_no_that_names_the_first_difference(run, pair):
     ran = run(pair.target, pair.foreign_draft)
     assert (ran.status, ran.err) == (1, "loading the models\n")
-    said = " ".join(ran.out.split())
-    assert "no: tokenizers differ: " in said
-    assert "only the target's has token 270" in said
+    assert "no: tokenizers differ: " in ran.out
+    assert "only the target's has token 270" in ran.out
     report = json.loads(run(pair.target, pair.foreign_draft, "--json").out)
     assert (report["is_worth_it"], report["speeds"]) == (False, None)
     assert "token 270" in report["reason"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import signal
@@ -10,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -19,10 +18,10 @@ import transformers
 
 import card
 from card.api.llm import LLM
-from card.cli import main
 from card.config import SamplingParams
 from card.models import loading
 from card.models.loading import load_model, load_tokenizer
+from tests.commands import Ran, run_command
 from tests.pair import Pair
 
 PROMPT = "the cat sat"
@@ -47,30 +46,10 @@ needs_onednn = pytest.mark.skipif(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Ran:
-    """What one run of the command gave."""
-
-    status: int
-    out: str
-    err: str
-
-
 @pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Callable[..., Ran]:
+def run(capfd: pytest.CaptureFixture[str]) -> Callable[..., Ran]:
     """Run the command inside this process."""
-
-    def run_here(*args: str, stdin: bytes | None = b"") -> Ran:
-        source = None if stdin is None else io.TextIOWrapper(io.BytesIO(stdin), encoding="utf-8")
-        monkeypatch.setattr(sys, "stdin", source)
-        monkeypatch.setattr(sys, "argv", ["card", *args])
-        capfd.readouterr()
-        with pytest.raises(SystemExit) as ended:
-            main()
-        captured = capfd.readouterr()
-        return Ran(int(ended.value.code or 0), captured.out, captured.err)
-
-    return run_here
+    return partial(run_command, capfd)
 
 
 def child_env() -> dict[str, str]:

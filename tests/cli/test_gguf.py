@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import io
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from gguf import GGMLQuantizationType as Kind
 
-from card.cli import main
+from tests.commands import run_command
 from tests.gguf_files import demo_tokenizer, save_model, write_gguf
 
 pytestmark = pytest.mark.timeout(240)
@@ -35,17 +33,12 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+def run(capfd: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
     """Run the command inside this process; returns its status and what it wrote."""
 
     def run_here(*args: str | Path) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b""), encoding="utf-8"))
-        monkeypatch.setattr(sys, "argv", ["card", *map(str, args)])
-        capfd.readouterr()
-        with pytest.raises(SystemExit) as ended:
-            main()
-        captured = capfd.readouterr()
-        return int(ended.value.code or 0), captured.out, captured.err
+        ran = run_command(capfd, *map(str, args))
+        return ran.status, ran.out, ran.err
 
     return run_here
 

@@ -91,7 +91,7 @@ def test_keys_and_report_load_no_torch(tmp_path: Path) -> None:
 
 
 def test_python_runs_the_package_as_the_command() -> None:
-    done = subprocess.run([sys.executable, "-m", "card", "-V"], capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run([sys.executable, "-m", "card", "-V"], capture_output=True, text=True, check=True, timeout=120)
     assert done.stdout == f"card, version {card.__version__}\n"
 
 
@@ -100,7 +100,7 @@ def test_python_runs_the_package_as_the_command() -> None:
 
 def help_of(*arguments: str) -> str:
     done = subprocess.run(
-        [sys.executable, "-m", "card", *arguments], capture_output=True, text=True, check=True, timeout=60
+        [sys.executable, "-m", "card", *arguments], capture_output=True, text=True, check=True, timeout=120
     )
     return done.stdout
 
@@ -131,7 +131,7 @@ def test_verbose_is_taken_before_and_after_the_command(verbose: tuple[str, ...],
     code = "import atexit, logging; atexit.register(lambda: print(logging.getLogger().level)); "
     code += "import sys; from card.__main__ import main; main()"
     words = [*["-v"] * ("before" in verbose), "keys", str(tmp_path / "keys"), *["--verbose"] * ("after" in verbose)]
-    done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=True, timeout=120)
     assert int(done.stdout.split()[-1]) == (logging.INFO if verbose else logging.ERROR)
     every = [one for name, one in cli.commands.items() if name != "train"]
     assert all(isinstance(one, CardCommand) for one in every)
@@ -145,7 +145,7 @@ def test_a_terminal_is_told_what_is_being_done_and_the_text_stands_alone_at_the_
 ) -> None:
     models = ["--target", pair.target, "--draft", pair.draft, "--dtype", "float32", "--placement", "inline"]
     arguments = ["generate", *models, "--max-tokens", "8", "--no-cache", "hi"]
-    with terminal(arguments, columns=200) as one:
+    with terminal(arguments) as one:
         after = one.wait_for("importing torch and transformers")
         one.wait_for("measuring what passes cost here", after=after)
         assert one.wait() == 0

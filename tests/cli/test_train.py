@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors import safe_open
 
-from card.cli import main
 from card.models.hrad.network import CLASSES, HRad, load_hrad
 from card.models.loading import load_model, parameter_count
 from card.models.torch_runner import TorchRunner
+from tests.commands import Ran, run_command
 from tests.pair import Pair
 
 PROMPTS = [
@@ -25,29 +24,10 @@ PROMPTS = [
 FEW = ("--layers", "1", "--max-tokens", "24", "--epochs", "2", "--dtype", "float32")
 
 
-@dataclass(frozen=True, slots=True)
-class Ran:
-    """What one run of the command gave."""
-
-    status: int
-    out: str
-    err: str
-
-
 @pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Callable[..., Ran]:
+def run(capfd: pytest.CaptureFixture[str]) -> Callable[..., Ran]:
     """Run the command inside this process."""
-
-    def run_here(*args: str) -> Ran:
-        monkeypatch.setattr(sys, "argv", ["card", "train", "hrad", *args])
-        monkeypatch.setenv("COLUMNS", "100")
-        capfd.readouterr()
-        with pytest.raises(SystemExit) as ended:
-            main()
-        captured = capfd.readouterr()
-        return Ran(int(ended.value.code or 0), captured.out, captured.err)
-
-    return run_here
+    return partial(run_command, capfd, "train", "hrad")
 
 
 @pytest.fixture
@@ -67,7 +47,7 @@ def test_a_tiny_pair_gets_a_predictor_that_loads_and_classifies(run, pair, model
     ran = run(*models, "--prompts", prompts_file, "--out", str(out), "--gamma", "3", *FEW)
     assert (ran.status, ran.err) == (0, "")
     for said in ("by what was foreseen", "undecided", "accuracy", "always naming the commonest class", str(out)):
-        assert said in " ".join(ran.out.split())
+        assert said in ran.out
     target = load_model(pair.target, dtype="float32")
     num_parameters = parameter_count(target)
     runner = TorchRunner(target, max_model_len=64)

@@ -279,7 +279,8 @@ def test_a_drafter_that_knows_the_grammar_proposes_nothing_that_it_forbids(llms:
 
 def test_a_drafter_in_another_process_compiles_the_grammar_itself(pair: Pair, llms: dict[str, LLM]) -> None:
     params = SamplingParams(temperature=0.7, seed=2, max_tokens=200, grammar=GRAMMARS["regex"])
-    with LLM(pair.target, pair.draft, dtype="float32", placement="process", policy="fixed", max_wait_s=20.0) as llm:
+    settings = {"placement": "process", "policy": "fixed", "max_wait_s": 20.0, "drafter_timeout_s": 90.0}
+    with LLM(pair.target, pair.draft, dtype="float32", **settings) as llm:
         results = [llm.generate(PROMPT, params)[0] for _ in range(3)]
     wanted = llms["vanilla"].generate(PROMPT, params)[0].outputs
     assert [result.outputs for result in results] == [wanted] * 3
@@ -426,7 +427,7 @@ def test_a_drafter_goes_on_until_its_grammar_is_compiled(compiler: GrammarCompil
     grammars = BackgroundGrammars(Waiting)  # type: ignore[arg-type]
     assert grammars(SCHEMA) is None
     may_compile.set()
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while (state := grammars(SCHEMA)) is None:
         assert time.monotonic() < deadline
         time.sleep(0.01)

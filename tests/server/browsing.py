@@ -11,9 +11,9 @@ from typing import Any
 
 from playwright.sync_api import Browser, ConsoleMessage, Page, Request, expect
 
+from tests.browser import PATIENCE_MS
 from tests.server.running import Running
 
-_PATIENCE_MS = 60_000.0
 _FED_BY_THE_TEST = """
 const real = window.fetch;
 window.fetch = async (url, options) => {
@@ -122,8 +122,8 @@ def opener(browser: Browser) -> Opener:
     @contextlib.contextmanager
     def open_page(server: Running, *, is_fed: bool = False, is_refused: bool = False, **options: Any) -> Iterator[Tab]:
         context = browser.new_context(viewport=options.pop("viewport", {"width": 1200, "height": 800}), **options)
-        context.set_default_timeout(_PATIENCE_MS)
-        expect.set_options(timeout=_PATIENCE_MS)
+        context.set_default_timeout(PATIENCE_MS)
+        expect.set_options(timeout=PATIENCE_MS)
         tab = Tab(context.new_page())
         if is_fed:
             tab.page.add_init_script(_FED_BY_THE_TEST)

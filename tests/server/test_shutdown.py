@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import signal
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ import psutil
 import pytest
 
 from tests.pair import Pair
+from tests.processes import has_ended
 from tests.server.running import PATIENCE_S, Command, command, until
 
 pytestmark = pytest.mark.timeout(240)
@@ -58,7 +58,7 @@ def drafters_of(server: Command) -> list[psutil.Process]:
 
 
 def all_are_gone(processes: list[psutil.Process]) -> bool:
-    return not any(one.is_running() and one.status() != psutil.STATUS_ZOMBIE for one in processes)
+    return all(has_ended(one.pid) for one in processes)
 
 
 @pytest.mark.parametrize(("num_readers", "num_tokens"), [(3, 250), pytest.param(16, 1200, marks=pytest.mark.slow)])
@@ -87,7 +87,7 @@ def test_sigterm_under_load_lets_what_runs_finish_refuses_the_rest_and_leaves_no
             assert reader.failure is None
             assert reader.events[-1] == "[DONE]"
             assert reader.events[-2]["choices"][0]["finish_reason"] == "length"
-        until(lambda: all_are_gone(drafters), timeout_s=5)
+        until(lambda: all_are_gone(drafters))
         log = server.log.read_text("utf-8")
         assert KEY not in log and "secret" not in log, "neither keys nor prompts are logged"
         events = [line["event"] for line in server.logged()]
@@ -103,10 +103,8 @@ def test_what_does_not_finish_in_time_is_cut_off_and_told_so(pair: Pair, tmp_pat
     with command(tmp_path, *arguments(pair), *extra) as server:
         reader = Reader(server, 4000)
         until(lambda: reader.events)
-        started = time.monotonic()
         server.process.send_signal(signal.SIGINT)
         assert server.process.wait(PATIENCE_S) == 0
-        assert time.monotonic() - started < 30
         reader.join(PATIENCE_S)
         assert reader.failure is None
         assert reader.events[-1] == "[DONE]"
@@ -124,7 +122,7 @@ def test_a_second_signal_ends_the_server_at_once_and_its_drafter_too(pair: Pair,
         assert server.process.poll() is None
         server.process.send_signal(signal.SIGTERM)
         assert server.process.wait(PATIENCE_S) == 128 + signal.SIGTERM
-        until(lambda: all_are_gone(drafters), timeout_s=20)
+        until(lambda: all_are_gone(drafters))
         reader.join(PATIENCE_S)
         assert reader.failure is not None or "error" in reader.events[-2]
 

@@ -39,7 +39,8 @@ from tests.drafting import draft_spec
 from tests.toy import TableModel
 
 M = TypeVar("M")
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0  # for what takes a moment on an idle machine
+_LONGEST_WAIT_S = 5.0  # for candidates, in one round
 LOOPBACK = "tcp://127.0.0.1:0"
 
 
@@ -49,6 +50,16 @@ def until(condition: Callable[[], object], timeout_s: float = PATIENCE_S) -> Non
     while not condition():
         assert time.monotonic() < deadline, "it never happened"
         time.sleep(0.002)
+
+
+class Clock:
+    """A clock that stands still until a test moves it; to be put in the place of a module's `time`."""
+
+    def __init__(self) -> None:
+        self.now = time.monotonic()
+
+    def monotonic(self) -> float:
+        return self.now
 
 
 def make_server(
@@ -67,7 +78,7 @@ def make_server(
 
 
 def decode_until_accepted(
-    target: TableModel, link: DrafterLink, *, max_wait_s: float = PATIENCE_S / 4, **request: Any
+    target: TableModel, link: DrafterLink, *, max_wait_s: float = _LONGEST_WAIT_S, **request: Any
 ) -> None:
     """Decode again and again, always with the text of plain decoding, until candidates were accepted.
 

@@ -8,6 +8,8 @@ import sys
 import time
 from collections.abc import Iterator
 
+sys.path.insert(0, sys.argv[-1])  # where the package of its parent lies
+
 import msgspec
 import zmq
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import signal
@@ -20,9 +21,11 @@ from card.config import SamplingParams
 from card.transport import child
 from card.transport.child import DrafterChild
 from tests.pair import Pair
+from tests.transport.serving import until
 
 PROMPT = "the cat sat on the mat and"
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24)
+BESIDE = {"placement": "process", "policy": "fixed", "drafter_timeout_s": 90.0}
 PACKAGE_ROOT = str(Path(child.__file__).parents[2])
 
 pytestmark = pytest.mark.timeout(240)
@@ -37,7 +40,7 @@ def test_no_file_of_the_working_directory_runs_in_the_drafter(
         )
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", f".:{tmp_path}:")  # it is on the path by all its names
-    with LLM(pair.target, pair.draft, placement="process", policy="fixed") as llm:
+    with LLM(pair.target, pair.draft, **BESIDE) as llm:
         assert llm.generate(PROMPT, GREEDY)[0].stats.drafter_state == "up"
     assert not (tmp_path / "ran").exists()
 
@@ -78,7 +81,7 @@ def test_a_process_started_ahead_of_need_becomes_the_drafter(pair: Pair):
     spare = DrafterChild()
     assert spare._process is not None
     pid = spare._process.pid
-    with LLM(pair.target, pair.draft, placement="process", policy="fixed", spare=spare) as llm:
+    with LLM(pair.target, pair.draft, **BESIDE, spare=spare) as llm:
         assert llm._host.link.pid == pid  # type: ignore[union-attr]
         assert llm.generate(PROMPT, GREEDY)[0].stats.drafter_state == "up"
 
@@ -98,9 +101,7 @@ def test_a_process_that_nobody_needs_ends_with_its_parent():
     script += "spare = DrafterChild(); print(spare._process.pid, flush=True)"
     done = subprocess.run([sys.executable, "-c", script, PACKAGE_ROOT], capture_output=True, text=True, check=True)
     process_id = int(done.stdout)
-    if psutil.pid_exists(process_id):
-        psutil.Process(process_id).wait(timeout=60)
-    assert not psutil.pid_exists(process_id)
+    until(lambda: not psutil.pid_exists(process_id))
 
 
 def test_text_begins_before_the_drafter_is_up_and_the_drafter_joins(pair: Pair):
@@ -130,7 +131,7 @@ def test_text_begins_before_the_drafter_is_up_and_the_drafter_joins(pair: Pair):
             assert later.outputs[0].token_ids == expected
             assert later.stats.drafter_restarts == 0
     finally:
-        if psutil.pid_exists(pid):
+        with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGCONT)
 
 

@@ -21,9 +21,9 @@ from card.transport.server import DraftServer
 from card.tree.messages import Close, Open
 from tests.decoding import decode, plain, toy_draft, toy_target
 from tests.drafting import draft_spec
-from tests.transport.serving import decode_until_accepted, make_server, running, until
+from tests.transport.serving import PATIENCE_S, decode_until_accepted, make_server, running, until
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(240)
 
 TARGET = toy_target()
 Answer = Lease | NoLease | Exception | None  # None: not yet
@@ -85,7 +85,7 @@ def drafters(number: int, **how: Any) -> Iterator[list[tuple[DraftServer, Lease]
 
 @contextlib.contextmanager
 def leased(pool: FakePool, **more: Any) -> Iterator[LeasedLink]:
-    settings: dict[str, Any] = {"start_timeout_s": 20.0, "silence_timeout_s": 20.0, "tokenizer": "abc"}
+    settings: dict[str, Any] = {"start_timeout_s": PATIENCE_S, "silence_timeout_s": PATIENCE_S, "tokenizer": "abc"}
     link = LeasedLink(pool, vocab_size=12, **settings | more)
     try:
         link.begin()

@@ -23,9 +23,9 @@ from tests.decoding import decode, plain, toy_draft, toy_target
 from tests.drafting import draft_spec
 from tests.pair import Pair
 from tests.toy import TableModel
-from tests.transport.serving import connected, decode_until_accepted, make_server, running, until
+from tests.transport.serving import PATIENCE_S, connected, decode_until_accepted, make_server, running, until
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(240)
 
 TARGET = toy_target()
 
@@ -118,7 +118,14 @@ def test_something_that_listens_but_is_no_server_is_a_worker_error() -> None:
             connected(address, start=False, start_timeout_s=0.3) as link,
             pytest.raises(WorkerError, match="does not answer in the way of a draft server"),
         ):
+            reach(link)
             link.start()
+
+
+def reach(link: RemoteLink) -> None:
+    """Let the link connect, however long that takes."""
+    link.begin()
+    until(lambda: [link._look_at_connection(), link._has_connected][1])
 
 
 @contextlib.contextmanager
@@ -155,7 +162,9 @@ def answering(frame: bytes) -> Iterator[str]:
     ids=["version", "noise", "incarnation"],
 )
 def test_a_server_that_talks_otherwise_is_a_worker_error(frame: bytes, reason: str) -> None:
-    with answering(frame) as address, connected(address, start=False, start_timeout_s=0.5) as link:
+    patience_s = 0.5 if "does not answer" in reason else PATIENCE_S
+    with answering(frame) as address, connected(address, start=False, start_timeout_s=patience_s) as link:
+        reach(link)
         with pytest.raises(WorkerError, match=f"cannot be used: .*{reason}"):
             link.start()
         link.close()
@@ -270,11 +279,12 @@ def test_a_server_that_hangs_is_noticed_and_costs_no_time() -> None:
 
     def serve_once(wait_ms: int) -> None:
         if hang.is_set():
-            release.wait(30)
+            release.wait()
         whole(wait_ms)
 
     server.serve_once = serve_once  # type: ignore[method-assign]
     with running(server), connected(server.address, silence_timeout_s=0.2) as link:
+        link._watch._backoff_s = outside.MAX_BACKOFF_S  # so that nobody overlooks that it is down
         link.receive()
         hang.set()
         try:
@@ -287,6 +297,7 @@ def test_a_server_that_hangs_is_noticed_and_costs_no_time() -> None:
         finally:
             hang.clear()
             release.set()
+        link._watch.forgive()
         until(lambda: [link.receive(), link.status.num_restarts > 0 and link.status.state == "up"][1])
 
 

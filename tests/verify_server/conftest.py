@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from card.cli.main import main
+from tests.commands import run_command
 from tests.verify_server.fake import AT_ONCE
 
 KEY_VARIABLES = ("CARD_API_KEY", "CARD_REFERENCE_API_KEY")
@@ -19,7 +18,7 @@ KEY_VARIABLES = ("CARD_API_KEY", "CARD_REFERENCE_API_KEY")
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """What one run gave."""
+    """What one run gave, and its report."""
 
     status: int
     out: str
@@ -43,18 +42,13 @@ def verify(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], 
     """Run `card verify-server` with these arguments."""
     for name in (*KEY_VARIABLES, "HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("COLUMNS", "160")
 
     def run(*args: str) -> Ran:
         path = tmp_path / "report.json"
         path.unlink(missing_ok=True)
         limits = ["--limit", str(AT_ONCE), "--concurrency", str(AT_ONCE), "--json", str(path)]
-        monkeypatch.setattr(sys, "argv", ["card", "verify-server", *limits, *args])
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as ended:
-            main()
-        captured = capsys.readouterr()
+        ran = run_command(capsys, "verify-server", *limits, *args)
         report = json.loads(path.read_text("utf-8")) if path.exists() else {}
-        return Ran(int(ended.value.code or 0), captured.out, captured.err, report)
+        return Ran(ran.status, ran.out, ran.err, report)
 
     return run

@@ -20,7 +20,7 @@ _FORM = ['{"answer"', ": 3", ', "unit"', ': "pieces"', ', "is_certain"', ": true
 MODEL = "fake"
 AT_ONCE = 3  # questions in flight that make a batch
 _PROBE_TOKENS = 8  # of a question that only finds out what the server can do
-_PATIENCE_S = 10.0
+_PATIENCE_S = 60.0
 
 
 class Fake(ThreadingHTTPServer):
@@ -57,7 +57,7 @@ def lying(*lies: str, key: str | None = None) -> Iterator[Fake]:
         finally:
             fake.ended.set()
             fake.shutdown()
-            thread.join(10)
+            thread.join(60)
 
 
 class _Handler(BaseHTTPRequestHandler):

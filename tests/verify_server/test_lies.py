@@ -107,13 +107,13 @@ def test_what_a_server_cannot_do_is_told_apart_from_what_differs(
         ("cut", "stream", "cut off"),
         ("no-done", "stream", "before [DONE]"),
         ("error-stream", "stream", "the engine died"),
-        ("hang-stream", "stream", "did not answer within 0.3 seconds"),
+        ("hang-stream", "stream", "did not answer within 1.5 seconds"),
         ("broken-n", "choices", "the answer is no JSON: 'oh no'"),
         ("broken-schema", "schema", "status 500: the grammar crashed"),
     ],
 )
 def test_an_answer_that_breaks_fails_its_check_with_one_line(verify: Verify, lie: str, check: str, said: str) -> None:
-    timeout = ["--timeout", "0.3"] if lie.startswith("hang") else []
+    timeout = ["--timeout", "1.5"] if lie.startswith("hang") else []
     with lying(lie) as fake:
         ran = verify(fake.url, "--only", f"greedy,{check}", *timeout)
     assert (ran.status, ran.outcome("greedy"), ran.outcome(check)) == (2, "equal", "failed")
@@ -124,7 +124,7 @@ def test_an_answer_that_breaks_fails_its_check_with_one_line(verify: Verify, lie
 
 def test_what_follows_a_server_that_is_lost_is_not_asked(verify: Verify) -> None:
     with lying("hang-stream", "n") as fake:
-        ran = verify(fake.url, "--only", "stream,stream-batch,choices", "--timeout", "0.3")
+        ran = verify(fake.url, "--only", "stream,stream-batch,choices", "--timeout", "1.5")
     assert [one["outcome"] for one in ran.report["results"]] == ["failed"] * 3
     assert ran.result("choices")["reason"] == "not asked: the server was lost"
 

@@ -409,7 +409,13 @@ def test_llm_traces_what_runs_inside_the_block(pair: Pair, placement: str) -> No
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere each process may have a clock of its own")
 def test_a_drafter_in_its_own_process_has_the_clock_of_the_target(pair: Pair) -> None:
-    settings = {"placement": "process", "policy": "fixed", "max_wait_s": 0.05, "dtype": "float32"}
+    settings = {
+        "placement": "process",
+        "policy": "fixed",
+        "max_wait_s": 60.0,
+        "drafter_timeout_s": 90.0,
+        "dtype": "float32",
+    }
     with LLM(pair.target, pair.draft, **settings) as llm, llm.trace() as trace:
         llm.generate("the cat sat", GREEDY)
     steps = spans_of(trace, STEP)

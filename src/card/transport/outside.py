@@ -52,7 +52,7 @@ class Watch:
         self._start_timeout_s = start_timeout_s
         self._silence_timeout_s = silence_timeout_s
         self._backoff_s = FIRST_BACKOFF_S
-        self.begun_at = self._heard_at = 0.0
+        self.begun_at = self.heard_at = 0.0
         self._pinged_at: float | None = None
         self._next_at: float | None = None
 
@@ -70,12 +70,12 @@ class Watch:
         """Start the next incarnation."""
         self.incarnation += 1
         self.state, self.reason = "starting", ""
-        self.begun_at = self._heard_at = now
+        self.begun_at = self.heard_at = now
         self._next_at = self._pinged_at = None
 
     def hear(self, now: float) -> None:
         """Note a sign of life."""
-        self._heard_at, self._pinged_at = now, None
+        self.heard_at, self._pinged_at = now, None
         self.state, self.reason = "up", ""
 
     def fail(self, now: float, reason: str, most_backoff_s: float = MAX_BACKOFF_S) -> None:
@@ -104,7 +104,7 @@ class Watch:
         if not self.is_listening:
             return "nothing"
         if self._pinged_at is None:
-            if now - self._heard_at <= min(self._silence_timeout_s / 2, PING_AFTER_S):
+            if now - self.heard_at <= min(self._silence_timeout_s / 2, PING_AFTER_S):
                 return "nothing"
             self._pinged_at = now
             return "ping"
@@ -118,7 +118,7 @@ class Watch:
         """Return what is wrong with a drafter that does not speak."""
         if self.state == "starting":
             return f"not ready after {self._start_timeout_s:g} s"
-        return f"silent for {now - self._heard_at:.1f} s"
+        return f"silent for {now - self.heard_at:.1f} s"
 
 
 class OutsideLink(DrafterLink, ABC):

@@ -132,10 +132,14 @@ class ProcessLink(OutsideLink):
         """Notice a child that died, or is stopped for too long."""
         if self._has_ended():
             return True
-        if self._is_stopped(now) and self._stopped_since and now - self._stopped_since > self._silence_timeout_s:
+        if self._is_stopped(now) and now - self._idle_since() > self._silence_timeout_s:
             self._fail(f"its process was stopped for {self._silence_timeout_s:g} s")
             return True
         return False
+
+    def _idle_since(self) -> float:
+        """Return since when the child has been stopped as far as is known: one that spoke went on in between."""
+        return max(self._stopped_since or 0.0, self._watch.heard_at)
 
     def _has_ended(self) -> bool:
         """Notice a child that ended; what it said last tells more than its exit status."""

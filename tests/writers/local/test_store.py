@@ -514,7 +514,7 @@ def test_a_process_killed_while_writing_leaves_whole_texts_and_a_usable_file(tmp
     with opened(tmp_path / "texts", timeout_s=60.0) as writer:
         wait_until(lambda: len(stored_in(tmp_path / "texts")) >= 1000)
         process.kill()
-        process.join(30)
+        process.join(60)
         put_out(writer, [7, 7, 7, 8])
         flush(writer)
     *texts, last = stored_in(tmp_path / "texts")
