@@ -313,6 +313,47 @@ def test_only_the_assembly_makes_engines(path: Path) -> None:
     assert not _assembly_faults(path.read_text("utf-8"), _module_name(path))
 
 
+# ---- one contract for drafters --------------------------------------------------------------------------------------
+
+CONTRACT_OF_DRAFTERS = frozenset({"draft_shaping", "draft_writers", "local", "protocol"})  # of card.writers
+
+
+def _drafter_faults(source: str, name: str) -> list[str]:
+    """Return where a module outside `card.writers` knows how a drafter drafts, one line of text each."""
+    if name.startswith("card.writers"):
+        return []
+    faults = []
+    for found in _imports(source, name.rpartition(".")[0]):
+        inner = found.module.removeprefix("card.writers.").split(".")[0]
+        if found.module.startswith("card.writers") and inner not in CONTRACT_OF_DRAFTERS:
+            faults.append(
+                f"{name}:{found.line}: imports {found.module}; ask make_writer in card.writers.draft_writers for a "
+                "drafter, and use what DraftWriter in card.writers.protocol declares"
+            )
+    return faults
+
+
+@pytest.mark.parametrize("path", FILES, ids=_module_name)
+def test_only_the_writers_know_how_a_drafter_drafts(path: Path) -> None:
+    assert not _drafter_faults(path.read_text("utf-8"), _module_name(path))
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "from card.writers.beam import BeamWriter",
+        "from card.writers import beam",
+        "from card.writers.cuda.device_beam import DeviceBeamWriter",
+        "if TYPE_CHECKING:\n    from card.writers.growth import RULES",
+    ],
+)
+def test_a_module_that_knows_how_a_drafter_drafts_is_found(line: str) -> None:
+    (fault,) = _drafter_faults(line, "card.planner.another")
+    assert "make_writer" in fault
+    assert _drafter_faults(line, "card.writers.another") == []
+    assert _drafter_faults("from card.writers.protocol import DraftWriter", "card.planner.another") == []
+
+
 @pytest.mark.parametrize("made", sorted(MADE_IN_ASSEMBLY))
 def test_a_second_place_that_makes_an_engine_is_found(made: str) -> None:
     for call in (f"part = {made}(1)", f"import there\ndef f():\n    return there.{made}(1)"):

@@ -162,21 +162,14 @@ class PaperRounds:
         """Nothing is learnt."""
 
 
-class OneTierWriter:
+class OneTierWriter(BeamWriter):
     """A writer whose beams forget each candidate that did not make it into the tree."""
 
-    def __init__(self, writer: BeamWriter) -> None:
-        self.model = writer.model
-        self.has_room = writer.has_room
-        self.can_ever_hold = writer.can_ever_hold
-        self.rows_of = writer.rows_of
-        self.step = writer.step
-        self._writer = writer
-        self._beam: BeamSequence | None = None
+    _beam: BeamSequence | None = None
 
     def open(self, token_ids: Sequence[int], spec: DraftSpec, *, epoch: int) -> BeamSequence:
         """Start the beam of a request."""
-        self._beam = beam = self._writer.open(token_ids, spec, epoch=epoch)
+        self._beam = beam = super().open(token_ids, spec, epoch=epoch)
         beam.cache.refill = lambda count, min_path_logprob: NewNodes.none()  # type: ignore[method-assign]
         return beam
 
@@ -196,6 +189,7 @@ class RestartingWorker:
             corrects: it takes corrections, and begins anew only if it is stuck then.
         """
         self.step = worker.step
+        self.layers_per_pass = worker.layers_per_pass
         self._worker = worker
         self._corrects, self._is_stuck = corrects, is_stuck
         self._opened: dict[int, Open] = {}
@@ -299,13 +293,12 @@ class RoundClock:
 
 
 def _make_link(draft: LanguageModel, settings: LoopSettings, clock: Callable[[], float]) -> InlineLink:
-    writer = BeamWriter(draft, kv_cache_bytes=_NUM_SEQUENCES * draft.max_rows * draft.row_bytes)
+    kv_cache_bytes = _NUM_SEQUENCES * draft.max_rows * draft.row_bytes
+    writer = (OneTierWriter if settings.variant == "one-tier" else BeamWriter)(draft, kv_cache_bytes)
     if settings.variant == "card":
         return InlineLink(DrafterWorker(writer, clock=clock))
-    if settings.variant == "one-tier":
-        one_tier = OneTierWriter(writer)
-        worker = DrafterWorker(one_tier, clock=clock)  # type: ignore[arg-type]  # it does what a writer does
-        wrapped = RestartingWorker(worker, corrects=True, is_stuck=lambda: one_tier.is_stuck)
+    if isinstance(writer, OneTierWriter):
+        wrapped = RestartingWorker(DrafterWorker(writer, clock=clock), corrects=True, is_stuck=lambda: writer.is_stuck)
     else:
         wrapped = RestartingWorker(DrafterWorker(writer, clock=clock), corrects=False)
     return InlineLink(wrapped)  # type: ignore[arg-type]  # the same

@@ -234,7 +234,7 @@ class ServerThread:
         """The requests and the open sequences of all clients."""
         assert self._server is not None
         held = sum(session.worker.num_requests for session in self._server._sessions.values())
-        return held + self._writer._pool.stats.num_open
+        return held + self._writer.pool.stats.num_open
 
     def _run(self, server: DraftServer) -> None:
         while not self._is_ending.is_set():

@@ -27,7 +27,7 @@ def test_steps_follow_each_other_without_waiting_for_the_device(device: str, law
     writer = DeviceBeamWriter(bucketed(device))
     beam = writer.open(TEXT, draft_spec(beam_width=4, branch=4, **LAWS[law]), epoch=0)
     for _ in range(3):
-        writer.step([(beam, beam.frontier())])
+        writer.step([(beam, beam.num_tokens_to_run())])
     (step,) = writer._steps.values()
     torch.cuda.set_sync_debug_mode("error")
     try:

@@ -97,7 +97,7 @@ def opened(model: TableModel | TorchRunner, **changes: object) -> DrafterWorker:
 
 
 def beam_of(worker: DrafterWorker, request_id: int = 7) -> BeamSequence:
-    return worker._open[request_id].beam
+    return worker._open[request_id].sequence
 
 
 def correction(start: int, ids: Iterable[int], **changes: Any) -> Correction:

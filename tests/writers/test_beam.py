@@ -29,9 +29,9 @@ def opened(model: TableModel, text: list[int] = TEXT, **changes: object) -> tupl
 
 def grow(writer: BeamWriter, *beams: BeamSequence) -> list[NewNodes]:
     """Make one pass over the beams that can grow; the others get no nodes."""
-    frontiers = [(beam, frontier) for beam in beams if (frontier := beam.frontier())]
-    made = iter(writer.step(frontiers) if frontiers else [])
-    return [next(made) if any(beam is busy for busy, _ in frontiers) else NewNodes.none() for beam in beams]
+    work = [(beam, num_tokens) for beam in beams if (num_tokens := beam.num_tokens_to_run())]
+    made = iter(writer.step(work) if work else [])
+    return [next(made) if any(beam is busy for busy, _ in work) else NewNodes.none() for beam in beams]
 
 
 def paths(beam: BeamSequence) -> Paths:
@@ -337,9 +337,9 @@ def test_a_text_run_in_parts_gives_the_same_layers(seed: int, chunk: int, width:
     model = toy(seed)
     writer, beam = opened(model, beam_width=width)
     for _ in range(-(-len(TEXT) // chunk) - 1):
-        assert writer.step([(beam, beam.frontier())], [chunk]) == [NewNodes.none()]
+        assert writer.step([(beam, chunk)]) == [NewNodes.none()]
         assert_rows_fit_the_tree(model, beam)
-    assert writer.step([(beam, beam.frontier())], [chunk]) == grow(whole_writer, whole)
+    assert writer.step([(beam, chunk)]) == grow(whole_writer, whole)
     assert_rows_fit_the_tree(model, beam)
 
 
@@ -350,7 +350,7 @@ def test_a_pass_cut_short_expands_the_best_nodes_and_the_next_one_the_rest() -> 
     frontier = beam.frontier()
     best = frontier[0]
     assert len(frontier) == 4
-    writer.step([(beam, frontier)], [1])
+    writer.step([(beam, 1)])
     assert set(beam._row_of) == {best}
     assert not {best} & set(beam.frontier())
     assert_rows_fit_the_tree(model, beam)
@@ -374,6 +374,6 @@ def test_scores_that_are_no_numbers_are_one_beams_error() -> None:
     model = toy()
     writer, good = opened(model)
     bad = writer.open(TEXT, draft_spec(temperature=1e-320), epoch=0)
-    error, nodes = writer.step([(bad, bad.frontier()), (good, good.frontier())])
+    error, nodes = writer.step([(beam, beam.num_tokens_to_run()) for beam in (bad, good)])
     assert isinstance(error, ProtocolError)
     assert isinstance(nodes, NewNodes) and nodes.ids

@@ -21,9 +21,10 @@ from card.transport.here import InlineLink, ThreadLink
 from card.tree.messages import DraftSpec
 from card.tree.nodes import NewNodes
 from card.workers.drafter import DrafterWorker
-from card.writers.beam import BeamSequence, BeamWriter, make_writer
+from card.writers.beam import BeamSequence, BeamWriter
 from card.writers.cuda.device_beam import DeviceBeamSequence, DeviceBeamWriter
 from card.writers.cuda.device_step import BeamStep, StepResult
+from card.writers.draft_writers import make_writer
 from tests.decoding import decode, plain
 from tests.drafting import draft_spec
 from tests.static import MAX_MODEL_LEN, VOCAB_SIZE, bucketed, operations_of, ordinary, synchronising
@@ -68,8 +69,8 @@ class Twins:
         assert self.beam.frontier() == frontier
         if not frontier:
             return 0
-        (made,) = self.writer.step([(self.beam, frontier)])
-        (expected,) = self.plain_writer.step([(self.plain, frontier)])
+        (made,) = self.writer.step([(self.beam, self.beam.num_tokens_to_run())])
+        (expected,) = self.plain_writer.step([(self.plain, self.plain.num_tokens_to_run())])
         assert isinstance(made, NewNodes)
         assert isinstance(expected, NewNodes)
         assert_same_nodes(made, expected)
@@ -80,7 +81,8 @@ class Twins:
         """Commit tokens; what the device had begun counts as one more pass before. Return whether it was a hit."""
         before = NewNodes.none()
         if is_ahead(self.writer, self.beam) and self.writer._ahead:
-            (made,) = self.plain_writer.step([(self.plain, self.writer._ahead.layer)])
+            self.plain._frontier = self.writer._ahead.layer
+            (made,) = self.plain_writer.step([(self.plain, self.plain.num_tokens_to_run())])
             assert isinstance(made, NewNodes)
             before = made
         expected = self.plain.commit(token_ids)
@@ -332,7 +334,7 @@ def test_an_order_of_the_device_that_differs_at_a_tie_does_no_harm(
     writer = DeviceBeamWriter(bucketed(device))
     beam = writer.open(TEXT, draft_spec(beam_width=6, branch=6, lead=20), epoch=0)
     for i in range(14):
-        made = writer.step([(beam, beam.frontier())])[0]
+        made = writer.step([(beam, beam.num_tokens_to_run())])[0]
         assert isinstance(made, NewNodes)
         assert len(made) == 6
         assert_rows_are_those_of_the_text(beam)
@@ -376,10 +378,10 @@ def test_several_requests_share_the_writer_in_any_order(
             for n in active:
                 pairs[n].commit([pairs[n].likely_token(n)])
             continue
-        beams = [(pairs[n], pairs[n].plain.frontier()) for n in active if pairs[n].plain.frontier()]
+        beams = [(pairs[n], share) for n in active if (share := pairs[n].plain.num_tokens_to_run())]
         if beams:
-            made = writer.step([(pair.beam, frontier) for pair, frontier in beams])
-            expected = plain_writer.step([(pair.plain, frontier) for pair, frontier in beams])
+            made = writer.step([(pair.beam, share) for pair, share in beams])
+            expected = plain_writer.step([(pair.plain, share) for pair, share in beams])
             for one, other, (pair, _) in zip(made, expected, beams, strict=True):
                 assert isinstance(one, NewNodes)
                 assert isinstance(other, NewNodes)
@@ -393,11 +395,11 @@ def test_a_step_under_way_is_read_when_other_requests_join(device: str, launches
     writer = DeviceBeamWriter(bucketed(device))
     one, two = (writer.open([*TEXT, i], draft_spec(lead=20), epoch=0) for i in (1, 2))
     for beam in (two, one):
-        writer.step([(beam, beam.frontier())])
-        writer.step([(beam, beam.frontier())])
+        writer.step([(beam, beam.num_tokens_to_run())])
+        writer.step([(beam, beam.num_tokens_to_run())])
     assert is_ahead(writer, one)
     num_launches, depth = len(launches), one.cache.depth
-    writer.step([(one, one.frontier()), (two, two.frontier())])
+    writer.step([(beam, beam.num_tokens_to_run()) for beam in (one, two)])
     assert one.cache.depth == depth + 1
     assert len(launches) == num_launches
     assert writer._ahead is None
@@ -406,10 +408,8 @@ def test_a_step_under_way_is_read_when_other_requests_join(device: str, launches
 def test_a_frontier_of_which_only_a_part_may_run_is_run_as_the_beam_writer_does(device: str) -> None:
     pair = twins(device, beam_width=5, branch=4, lead=30)
     for share in (100, 100, 100, 2, 1, 3, 100, 100, 2):
-        frontier = pair.plain.frontier()
         (made,), (expected,) = (
-            writer.step([(beam, frontier)], [share])
-            for writer, beam in ((pair.writer, pair.beam), (pair.plain_writer, pair.plain))
+            writer.step([(beam, share)]) for writer, beam in ((pair.writer, pair.beam), (pair.plain_writer, pair.plain))
         )
         assert isinstance(made, NewNodes)
         assert isinstance(expected, NewNodes)
@@ -423,7 +423,7 @@ def test_a_step_reads_nothing_back_and_does_the_same_whatever_its_state(device: 
     beam = writer.open(TEXT, draft_spec(beam_width=4, branch=4, **LAWS[law]), epoch=0)
     seen = []
     for _ in range(2):
-        writer.step([(beam, beam.frontier())])
+        writer.step([(beam, beam.num_tokens_to_run())])
     (step,) = writer._steps.values()
     for scores in (None, [-1.0, -2.0, -math.inf, -math.inf], [-math.inf] * 4):
         if scores is not None:
@@ -454,7 +454,7 @@ def test_steps_recorded_in_advance_are_the_ones_used(device: str) -> None:
     assert [step.shape.span for step in recorded] == [256, 512]
     beam = writer.open(TEXT, spec, epoch=0)
     for _ in range(4):
-        writer.step([(beam, beam.frontier())])
+        writer.step([(beam, beam.num_tokens_to_run())])
     assert {id(step) for step in writer._steps.values()} == {id(step) for step in recorded}
 
 
@@ -471,7 +471,7 @@ def broken(device: str) -> tuple[DeviceBeamWriter, DeviceBeamSequence]:
     writer = DeviceBeamWriter(bucketed(device))
     beam = writer.open(TEXT, draft_spec(), epoch=0)
     for _ in range(3):
-        writer.step([(beam, beam.frontier())])
+        writer.step([(beam, beam.num_tokens_to_run())])
     writer._ahead = None
     (step,) = writer._steps.values()
     with torch.inference_mode():
@@ -482,7 +482,7 @@ def broken(device: str) -> tuple[DeviceBeamWriter, DeviceBeamSequence]:
 def test_scores_that_are_no_numbers_are_reported_as_by_the_beam_writer(device: str) -> None:
     writer, beam = broken(device)
     snapshot, num_rows = beam.cache.snapshot(), beam.num_held_rows
-    (made,) = writer.step([(beam, beam.frontier())])
+    (made,) = writer.step([(beam, beam.num_tokens_to_run())])
     assert isinstance(made, ProtocolError)
     assert (beam.cache.snapshot(), beam.num_held_rows) == (snapshot, num_rows)
 
@@ -494,7 +494,7 @@ def test_such_scores_of_a_step_under_way_make_no_node_when_a_correction_comes(de
     depth = beam.cache.depth
     assert beam.commit([beam.cache.token(beam.cache.children(beam.cache.root_id)[0])]) is not None
     assert beam.cache.depth <= depth
-    (made,) = writer.step([(beam, beam.frontier())])
+    (made,) = writer.step([(beam, beam.num_tokens_to_run())])
     assert isinstance(made, ProtocolError)
 
 
@@ -512,7 +512,7 @@ def test_closing_a_beam_frees_its_rows_and_forgets_its_step(device: str) -> None
     writer = DeviceBeamWriter(runner)
     beam = writer.open(TEXT, draft_spec(), epoch=0)
     for _ in range(3):
-        writer.step([(beam, beam.frontier())])
+        writer.step([(beam, beam.num_tokens_to_run())])
     assert is_ahead(writer, beam)
     beam.close()
     assert writer._ahead is None

@@ -38,7 +38,7 @@ def grow(writer: BeamWriter, beam: BeamSequence, *, num_passes: int = 1) -> list
     made = NewNodes.none()
     for _ in range(num_passes):
         if beam.frontier():
-            (result,) = writer.step([(beam, beam.frontier())])
+            (result,) = writer.step([(beam, beam.num_tokens_to_run())])
             assert isinstance(result, NewNodes)
             made = result
     return [path_of(beam, node) for node in made.ids]
@@ -289,9 +289,8 @@ def test_bounds_hold_and_there_is_something_to_do_until_one_of_them_is_met(
     model = toy(seed % 50, max_model_len=32, num_tree_rows=num_tree_rows)
     writer, beam = opened(model=model, max_nodes=max_nodes, **changes | {"min_path_logprob": -1e9})
     for _ in range(5):
-        while frontier := beam.frontier():
-            shares = [rng.randint(1, beam.num_tokens(frontier))]  # passes cut short among them
-            writer.step([(beam, frontier)], shares)
+        while num_tokens := beam.num_tokens_to_run():
+            writer.step([(beam, rng.randint(1, num_tokens))])  # passes cut short among them
             assert beam.cache.num_nodes <= max_nodes
             assert beam.cache.depth <= beam.spec.shape.lead
             assert model.num_rows(beam._slot) <= model.capacity(beam._slot)
@@ -316,7 +315,7 @@ def test_a_replica_that_gets_every_layer_equals_the_tree(growth: str) -> None:
     for _ in range(10):
         for _ in range(4):
             if beam.frontier():
-                (made,) = writer.step([(beam, beam.frontier())])
+                (made,) = writer.step([(beam, beam.num_tokens_to_run())])
                 assert isinstance(made, NewNodes)
                 assert replica.extend(0, made) == len(made)
         tokens = [beam.cache.token(beam.cache.children(beam.cache.root_id)[0])]

@@ -32,7 +32,9 @@ from card.transport.switch import SwitchLink
 from card.tree.messages import PassSeconds, Ready
 from card.workers.drafter import MAX_REQUESTS, DrafterWorker
 from card.workers.replica import draft_spec
-from card.writers.beam import BeamWriter, FindGrammar, make_writer
+from card.writers.draft_shaping import FindGrammar
+from card.writers.draft_writers import make_writer
+from card.writers.protocol import DraftWriter
 
 if TYPE_CHECKING:
     from card.models.decoder_model import LoadedModel
@@ -108,7 +110,7 @@ def outside_link(plan: Plan, source: DraftSource) -> DrafterLink:
 
 def link_here(
     placement: Placement,
-    writer: BeamWriter,
+    writer: DraftWriter,
     *,
     clock: Callable[[], float] = time.perf_counter,
     lane: Lane | None = None,
@@ -119,7 +121,7 @@ def link_here(
 
 
 def make_worker(
-    writer: BeamWriter,
+    writer: DraftWriter,
     *,
     clock: Callable[[], float] = time.perf_counter,
     max_requests: int = MAX_REQUESTS,
@@ -129,7 +131,7 @@ def make_worker(
     return DrafterWorker(writer, clock=clock, max_requests=max_requests, peers=peers)
 
 
-def load_drafter(draft: DraftModel, *, threads: int) -> tuple[BeamWriter, Ready]:
+def load_drafter(draft: DraftModel, *, threads: int) -> tuple[DraftWriter, Ready]:
     """Load and warm up a model that no target's process holds; return its writer, and what targets are told of it.
 
     The passes of the calling thread then have ``threads`` threads.
@@ -161,7 +163,8 @@ def load_drafter(draft: DraftModel, *, threads: int) -> tuple[BeamWriter, Ready]
         tokenizer = load_tokenizer(draft.name, cache_dir=draft.cache_dir)
         return GrammarCompiler(tokenizer, runner.vocab_size, tuple(end_token_ids(model, tokenizer)))
 
-    return BeamWriter(runner, draft.kv_cache_bytes, find_grammar=BackgroundGrammars(make_compiler)), ready
+    find_grammar = BackgroundGrammars(make_compiler)
+    return make_writer(runner, draft.kv_cache_bytes, takes_turns=False, find_grammar=find_grammar), ready
 
 
 # ---- inside ---------------------------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from card.models.torch_runner import TorchRunner
 from card.transport.link import DrafterLink
 from card.workers.metrics import RequestStats
 from card.workers.request import Request
-from card.writers.beam import BeamWriter
+from card.writers.draft_writers import make_writer
 
 _MOST_SESSIONS = 4  # kept between calls, one per target model
 _MOST_RETAINED_BYTES = 256 << 20  # of the target's KV, kept between calls
@@ -137,7 +137,7 @@ class Session:
         self._runners.append(runner)
         kv_bytes = kv_bytes_for(num_rows, max_len, plan.draft_tree_rows, runner.row_bytes)
         (placement,) = plan.placements.values()
-        return link_here(placement, BeamWriter(runner, kv_bytes))
+        return link_here(placement, make_writer(runner, kv_bytes, takes_turns=placement == "inline"))
 
     @staticmethod
     def _fingerprints(model: PreTrainedModel, draft: PreTrainedModel | None) -> tuple[object, ...]:

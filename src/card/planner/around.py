@@ -31,7 +31,7 @@ from card.transport.here import InlineLink
 from card.tree.messages import Close, DraftSpec, Open
 from card.workers.replica import draft_spec
 from card.workers.request import Request
-from card.writers.beam import BeamWriter
+from card.writers.draft_writers import make_writer
 from card.writers.local import writer_names
 
 _WIDTHS = (1, 8)  # of the beams whose steps are timed
@@ -117,7 +117,9 @@ def _round_s(
     facts = Facts(has_draft=is_drafted, is_draft_loaded=True)
     plan = resolve(asked, facts, method="sps" if is_drafted else "vanilla")
     timed = _Timed(model, "forward")
-    link: Any = _Timed(InlineLink(make_worker(BeamWriter(model))), "send", "draft") if is_drafted else None
+    link: Any = (
+        _Timed(InlineLink(make_worker(make_writer(model, takes_turns=True))), "send", "draft") if is_drafted else None
+    )
     costs: dict[Schedule, ScheduleCost] = {"off": ScheduleCost(CoreSet(), PassCost(((1, 1e-3), (2, 1e-3))))}
     models = Models(target=timed, link=link)
     engine = build(plan, models, policy=TunedPolicy(costs, plan.draft) if is_tuned else None).engine
@@ -147,7 +149,7 @@ def _round_s(
 def _step_overhead_s(model: LanguageModel, width: int) -> float:
     """Return the median seconds of a drafter pass beyond the model's."""
     timed = _Timed(model, "forward")
-    worker = make_worker(BeamWriter(timed))
+    worker = make_worker(make_writer(timed, takes_turns=True))
     worker.receive(Open(0, _text(model), _spec(width)))
     worker.step()  # reads the text
     beyond: list[float] = []
@@ -161,13 +163,13 @@ def _step_overhead_s(model: LanguageModel, width: int) -> float:
 
 def _commit_s(model: LanguageModel) -> float:
     """Return the median seconds in which a drafter takes in a correction that hits."""
-    writer = BeamWriter(model)
+    writer = make_writer(model, takes_turns=True)
     beam = writer.open(_text(model), _spec(_WIDTHS[1]), epoch=0)
     times: list[float] = []
     for _ in range(_NUM_STEPS // 4):
         for _ in range(2 * _COMMITTED):
-            if frontier := beam.frontier():
-                writer.step([(beam, frontier)])
+            if num_tokens := beam.num_tokens_to_run():
+                writer.step([(beam, num_tokens)])
         path = beam.cache.best_path(beam.cache.root_id, _COMMITTED)
         if not path:
             break

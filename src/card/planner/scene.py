@@ -24,7 +24,7 @@ from card.policy.tuned import TunedPolicy
 from card.transport.link import DrafterLink
 from card.transport.switch import SwitchLink
 from card.workers.request import Request
-from card.writers.beam import BeamWriter
+from card.writers.draft_writers import make_writer
 
 KNOWN_ENGINE_SETTINGS = frozenset(
     {"placement", "schedule", "policy", "writers", "max_num_seqs", "prefill_chunk", "threads"}
@@ -33,6 +33,7 @@ _LEAST_CANDIDATES = 8
 _GREEDY = SamplingParams(temperature=0.0, seed=0)
 _THREAD_LATENCY_S = 2e-5  # of a message between threads
 _SERVER = "tcp://planned:1"  # stands for the draft server of a scene with a network
+_ROOM_BYTES = 1 << 40  # for the KV of drafters: a replayed model has none
 _ANYWHERE = CorePlan(CoreSet(), CoreSet(), ())  # in virtual time nobody is pinned
 
 
@@ -165,7 +166,7 @@ def build_stage(scene: Scene, plan: Plan, texts: ReplayedTexts, *, drafter: Virt
         far = VirtualLink(drafter, clock, message_s=scene.target.overheads.message_s)
     if "turns" in plan.placements:
         model = draft_model(scene, plan, texts, clock, shown)
-        near = link_here("inline", BeamWriter(model, kv_cache_bytes=1 << 40), clock=clock)
+        near = link_here("inline", make_writer(model, _ROOM_BYTES, takes_turns=True), clock=clock)
     link = SwitchLink(far, near, clock) if far and near else far or near
     target = _target_model(scene, plan, texts, clock, shown)
     latencies = _ProfiledLatencies(scene)
@@ -178,7 +179,7 @@ def _drafter(scene: Scene, plan: Plan, texts: ReplayedTexts) -> VirtualDrafter:
     clock = VirtualClock()
     is_thread = plan.placements["beside"] == "thread"
     delay_s = _THREAD_LATENCY_S if is_thread else scene.target.overheads.latency_s + (scene.network_s or 0.0)
-    writer = BeamWriter(draft_model(scene, plan, texts, clock), kv_cache_bytes=1 << 40)
+    writer = make_writer(draft_model(scene, plan, texts, clock), _ROOM_BYTES, takes_turns=False)
     return VirtualDrafter(writer, clock, delay_s=delay_s)
 
 

@@ -16,7 +16,7 @@ from card.assembly.drafters import make_worker
 from card.errors import ProtocolError
 from card.transport.link import DrafterLink
 from card.tree.messages import DrafterMessage, TargetMessage
-from card.writers.beam import BeamWriter
+from card.writers.protocol import DraftWriter
 
 _LEAST_WAIT_S = 1e-3  # links to other processes wait whole milliseconds
 
@@ -39,7 +39,7 @@ class VirtualClock:
 class VirtualDrafter:
     """A drafter that runs by itself: reads what has come, makes one pass, sends the layer."""
 
-    def __init__(self, writer: BeamWriter, clock: VirtualClock, *, delay_s: float) -> None:
+    def __init__(self, writer: DraftWriter, clock: VirtualClock, *, delay_s: float) -> None:
         """Make a drafter that knows of no request.
 
         Args:

@@ -31,7 +31,7 @@ from card.tree.messages import (
     check_spec,
 )
 from card.tree.nodes import NewNodes
-from card.writers.beam import BeamSequence, BeamWriter
+from card.writers.protocol import DraftSequence, DraftWriter
 
 logger = logging.getLogger(__name__)
 MAX_REQUESTS = 64  # open at once, of one target
@@ -45,39 +45,39 @@ _MIN_REPEATED_TOKENS = 64  # a correction of so many tokens is answered: the tar
 
 @dataclass(slots=True)
 class _Account:
-    """Numbers that the target has seen of one request. They go on when its beam is closed and opened again."""
+    """Numbers that the target has seen of one request. They go on when its sequence is closed and opened again."""
 
     spec: DraftSpec
     next_seq: int = 0
     next_epoch: int = 0
     num_passes: int = 0
     busy_s: float = 0.0
-    num_dropped: int = 0  # by earlier beams
+    num_dropped: int = 0  # by earlier sequences
     num_rolled_back: int = 0  # the same
 
 
 class _Drafting:
-    """One open request: its beam and what has been said about it."""
+    """One open request: its sequence and what has been said about it."""
 
-    def __init__(self, beam: BeamSequence, account: _Account) -> None:
-        self.beam = beam
+    def __init__(self, sequence: DraftSequence, account: _Account) -> None:
+        self.sequence = sequence
         self.account = account
         self.heard_at = 0  # number of the message that told of it last
         self.served_at = _NEVER  # when its last pass began, and its place in it
 
     def close(self) -> _Account:
-        """Give the rows back and return what a later beam of this request goes on from."""
-        self.beam.close()
-        self.account.next_epoch = self.beam.cache.epoch + 1
-        self.account.spec = self.beam.spec
-        self.account.num_dropped += self.beam.num_dropped
-        self.account.num_rolled_back += self.beam.num_rolled_back
+        """Give the rows back and return what a later sequence of this request goes on from."""
+        self.sequence.close()
+        self.account.next_epoch = self.sequence.cache.epoch + 1
+        self.account.spec = self.sequence.spec
+        self.account.num_dropped += self.sequence.num_dropped
+        self.account.num_rolled_back += self.sequence.num_rolled_back
         return self.account
 
     def layer(
         self, request_id: int, nodes: NewNodes, *, is_reset: bool, span_s: tuple[float, float] | None = None
     ) -> Layer:
-        account, cache = self.account, self.beam.cache
+        account, cache = self.account, self.sequence.cache
         account.next_seq += 1
         return Layer(
             request_id=request_id,
@@ -85,14 +85,14 @@ class _Drafting:
             epoch=cache.epoch,
             is_reset=is_reset,
             root_id=cache.root_id,
-            root_position=self.beam.root_position,
-            known_len=len(self.beam.token_ids),
+            root_position=self.sequence.root_position,
+            known_len=len(self.sequence.token_ids),
             nodes=nodes,
             num_passes=account.num_passes,
             busy_s=account.busy_s,
-            num_reused=self.beam.num_reused,
-            num_dropped=account.num_dropped + self.beam.num_dropped,
-            num_rolled_back=account.num_rolled_back + self.beam.num_rolled_back,
+            num_reused=self.sequence.num_reused,
+            num_dropped=account.num_dropped + self.sequence.num_dropped,
+            num_rolled_back=account.num_rolled_back + self.sequence.num_rolled_back,
             pass_span_s=span_s,
         )
 
@@ -104,7 +104,6 @@ class _Task:
     worker: DrafterWorker
     request_id: int
     drafting: _Drafting
-    frontier: list[int]
     num_tokens: int
 
 
@@ -121,7 +120,7 @@ class DrafterWorker:
 
     def __init__(
         self,
-        writer: BeamWriter,
+        writer: DraftWriter,
         *,
         clock: Callable[[], float],
         max_requests: int = MAX_REQUESTS,
@@ -137,7 +136,7 @@ class DrafterWorker:
             peers: returns the workers that share the writer's memory.
         """
         self.is_shut_down = False
-        self.is_idle = True  # a step would do nothing: every beam is as deep as its lead, or cannot grow
+        self.is_idle = True  # a step would do nothing: every tree is as deep as its lead, or cannot grow
         self._writer = writer
         self._clock = clock
         self._max_requests = max_requests
@@ -151,6 +150,11 @@ class DrafterWorker:
         self._declined: dict[int, str] = {}  # why; said again to a target that did not hear it
 
     @property
+    def layers_per_pass(self) -> int:
+        """Most layers that a step adds to a tree."""
+        return self._writer.layers_per_pass
+
+    @property
     def num_requests(self) -> int:
         """Requests that are open."""
         return len(self._open)
@@ -158,7 +162,7 @@ class DrafterWorker:
     @property
     def num_rows(self) -> int:
         """KV rows that the open requests have room for."""
-        return sum(drafting.beam.num_rows for drafting in self._open.values())
+        return sum(drafting.sequence.num_rows for drafting in self._open.values())
 
     def receive(self, message: TargetMessage) -> list[DrafterMessage]:
         """Take one message of the target and return the replies.
@@ -193,15 +197,15 @@ class DrafterWorker:
 
     def _tasks(self) -> list[_Task]:
         """Return what there is to do, least recently served first."""
-        frontiers = [(i, drafting, drafting.beam.frontier()) for i, drafting in self._open.items()]
-        tasks = [_Task(self, i, drafting, f, drafting.beam.num_tokens(f)) for i, drafting, f in frontiers if f]
+        wanted = [(i, drafting, drafting.sequence.num_tokens_to_run()) for i, drafting in self._open.items()]
+        tasks = [_Task(self, i, drafting, num_tokens) for i, drafting, num_tokens in wanted if num_tokens]
         self.is_idle = not tasks
         return sorted(tasks, key=lambda task: task.drafting.served_at)
 
     def _receive_open(self, message: Open) -> list[DrafterMessage]:
         check_spec(message.spec)
         request_id, known = message.request_id, self._open.get(message.request_id)
-        if request_id in self._closed or (known and len(known.beam.token_ids) >= len(message.token_ids)):
+        if request_id in self._closed or (known and len(known.sequence.token_ids) >= len(message.token_ids)):
             return []  # a repeated or late message
         if not message.token_ids or len(message.token_ids) >= message.spec.max_len:
             self._close(request_id)  # nothing to draft from, or the text is at its end
@@ -214,17 +218,17 @@ class DrafterWorker:
             return self._decline(request_id, reason)
         account = self._open.pop(request_id).close() if known else self._turned_away.pop(request_id, None)
         account = account or _Account(message.spec)
-        beam = self._make_beam(message, account.next_epoch)
-        if beam is None:
+        sequence = self._make_sequence(message, account.next_epoch)
+        if sequence is None:
             account.spec = message.spec
             _remember(self._turned_away, request_id, account)
             return []
-        drafting = _Drafting(beam, account)
+        drafting = _Drafting(sequence, account)
         self._hear(request_id, drafting)
         return [drafting.layer(request_id, NewNodes.none(), is_reset=True)]
 
-    def _make_beam(self, message: Open, epoch: int) -> BeamSequence | None:
-        """Return a beam, if need be in the place of forgotten requests; None if there is no room."""
+    def _make_sequence(self, message: Open, epoch: int) -> DraftSequence | None:
+        """Return a sequence, if need be in the place of forgotten requests; None if there is no room."""
         while True:
             if len(self._open) < self._max_requests:
                 try:
@@ -255,7 +259,7 @@ class DrafterWorker:
             return None
         richest = max(self._peers(), key=lambda peer: peer.num_rows, default=self)
         oldest = next(iter(richest._open.values()), None)
-        if oldest is None or richest.num_rows - oldest.beam.num_rows < self.num_rows + self._writer.rows_of(spec):
+        if oldest is None or richest.num_rows - oldest.sequence.num_rows < self.num_rows + self._writer.rows_of(spec):
             return None
         return richest
 
@@ -278,7 +282,7 @@ class DrafterWorker:
         if known is None:
             return self._ask_for(request_id)
         self._hear(request_id, known)
-        known_len = len(known.beam.token_ids)
+        known_len = len(known.sequence.token_ids)
         if message.start > known_len:
             return [Resync(request_id, known_len)]
         new_ids = message.token_ids[known_len - message.start :]
@@ -286,21 +290,21 @@ class DrafterWorker:
         if reason:
             return self._decline(request_id, reason)
         if message.start + len(message.token_ids) >= known_len:  # not overtaken by a newer one: what it wants holds
-            known.beam.reshape(beam_width=message.beam_width, branch_below=message.branch_below)
-        if known_len + len(new_ids) > known.beam.spec.max_len:
+            known.sequence.reshape(beam_width=message.beam_width, branch_below=message.branch_below)
+        if known_len + len(new_ids) > known.sequence.spec.max_len:
             raise ProtocolError(
                 f"the text of request {request_id} has {known_len + len(new_ids)} tokens; its draft spec said that it "
-                f"gets {known.beam.spec.max_len} at most"
+                f"gets {known.sequence.spec.max_len} at most"
             )
         replies: list[DrafterMessage] = []
         if new_ids:
-            from_secondary = known.beam.commit(new_ids)
+            from_secondary = known.sequence.commit(new_ids)
             if from_secondary is None:
                 replies.append(known.layer(request_id, NewNodes.none(), is_reset=True))
             elif from_secondary.ids:
                 replies.append(known.layer(request_id, from_secondary, is_reset=False))
         if message.wants_snapshot:
-            replies.append(known.layer(request_id, known.beam.cache.snapshot(), is_reset=True))
+            replies.append(known.layer(request_id, known.sequence.cache.snapshot(), is_reset=True))
         if not replies and len(message.token_ids) >= _MIN_REPEATED_TOKENS:
             replies.append(known.layer(request_id, NewNodes.none(), is_reset=False))
         return replies
@@ -321,7 +325,7 @@ class DrafterWorker:
     def _close(self, request_id: int) -> None:
         drafting = self._open.pop(request_id, None)
         if drafting:
-            drafting.beam.close()
+            drafting.sequence.close()
         self._turned_away.pop(request_id, None)
         self._declined.pop(request_id, None)
         _remember(self._closed, request_id, None)
@@ -333,11 +337,10 @@ class DrafterWorker:
             new_ids: those of its tokens that were not looked at yet.
             length: tokens of the whole text.
         """
-        model = self._writer.model
-        longest = min(model.max_model_len, MAX_LEN)
-        foreign = next((token_id for token_id in new_ids if not 0 <= token_id < model.vocab_size), None)
+        vocab_size, longest = self._writer.vocab_size, min(self._writer.max_model_len, MAX_LEN)
+        foreign = next((token_id for token_id in new_ids if not 0 <= token_id < vocab_size), None)
         if foreign is not None:
-            return f"the draft model has no token {foreign}: its tokens are 0 to {model.vocab_size - 1}"
+            return f"the draft model has no token {foreign}: its tokens are 0 to {vocab_size - 1}"
         if length >= longest:
             return f"the text has {length} tokens, and the draft model's context holds {longest}"
         return ""
@@ -346,9 +349,9 @@ class DrafterWorker:
         """Draft no more for a request, and say so to its target."""
         drafting = self._open.pop(request_id, None)
         if drafting and has_failed:
-            drafting.beam.discard()
+            drafting.sequence.discard()
         elif drafting:
-            drafting.beam.close()
+            drafting.sequence.close()
         self._turned_away.pop(request_id, None)
         _remember(self._declined, request_id, reason)
         return [Declined(request_id, reason)]
@@ -389,14 +392,14 @@ def step_together(workers: Sequence[DrafterWorker], *, max_tokens: int | None = 
     return [results[id(worker)] for worker in workers]
 
 
-def _grown(writer: BeamWriter, tasks: Sequence[_Task]) -> list[NewNodes | CardError]:
+def _grown(writer: DraftWriter, tasks: Sequence[_Task]) -> list[NewNodes | CardError]:
     """Make a pass; if it fails, find the requests that it fails for and run the others without them.
 
     Returns: the new nodes of each task; the error of one that fails alone, while the model runs other text.
     Raises: what the model raises, if it runs no text at all.
     """
     try:
-        return writer.step([(task.drafting.beam, task.frontier) for task in tasks], [task.num_tokens for task in tasks])
+        return writer.step([(task.drafting.sequence, task.num_tokens) for task in tasks])
     except (CardError, RuntimeError, MemoryError) as error:  # out of memory is a RuntimeError in torch
         if len(tasks) == 1:
             writer.check()

@@ -18,12 +18,12 @@ from card.errors import CardError, ProtocolError
 from card.models.cuda.bucketed import BucketedRunner
 from card.models.cuda.graphs import FetchedTensor, bucket_of
 from card.models.cuda.static_cache import TOKEN_BUCKETS, StaticDecoder
-from card.models.pool import SequencePool
 from card.tree.messages import DraftSpec
 from card.tree.nodes import NewNodes
 from card.tree.sampling import GumbelNoise
-from card.writers.beam import BeamSequence, BeamWriter, FindGrammar, text_limit
+from card.writers.beam import BeamSequence, BeamWriter
 from card.writers.cuda.device_step import BeamStep, NewestLayer, StepResult, StepShape
+from card.writers.draft_shaping import FindGrammar
 
 _MAX_STEPS = 16  # recorded ones; the one not used for longest makes place
 _NOISE_BUCKETS = tuple(2**i for i in range(3, 14))
@@ -46,21 +46,12 @@ class _Launch:
 class DeviceBeamSequence(BeamSequence):
     """The beam of one request, with what a step on the device needs to know of it."""
 
-    def __init__(
-        self,
-        writer: DeviceBeamWriter,
-        pool: SequencePool,
-        token_ids: Sequence[int],
-        spec: DraftSpec,
-        *,
-        epoch: int,
-        find_grammar: FindGrammar | None = None,
-    ) -> None:
-        """Take a sequence of the model's pool. Raises: CapacityError if it has no room."""
-        super().__init__(writer.model, pool, token_ids, spec, epoch=epoch, find_grammar=find_grammar)
+    def __init__(self, writer: DeviceBeamWriter, token_ids: Sequence[int], spec: DraftSpec, *, epoch: int) -> None:
+        """Take a sequence of the writer's pool. Raises: CapacityError if it has no room."""
+        super().__init__(writer, token_ids, spec, epoch=epoch)
         self._writer = writer
         self._runner = writer.model
-        self.noise = GumbelNoise(spec.sampling.seed, writer.model.vocab_size)
+        self.noise = GumbelNoise(spec.sampling.seed, writer.vocab_size)
 
     def close(self) -> None:
         """Give the sequence back; the rows of the text stay in the pool for a text that begins with it."""
@@ -122,10 +113,8 @@ class DeviceBeamSequence(BeamSequence):
 
     def can_look_ahead(self, layer: Sequence[int]) -> bool:
         """Return whether all children of ``layer``, whichever they are, have positions and rows to be run in."""
-        spec = self.spec
-        end = min(spec.shape.lead, text_limit(spec, self._runner) - 1 - self.root_position)
-        has_depth = max(self.cache.depth_of(node) for node in layer) + 1 < end
-        num_rows = self.num_held_rows + len(layer) + spec.shape.beam_width
+        has_depth = max(self.cache.depth_of(node) for node in layer) + 1 < self._num_layers
+        num_rows = self.num_held_rows + len(layer) + self.spec.shape.beam_width
         return has_depth and num_rows <= self._runner.capacity(self._slot)
 
 
@@ -161,7 +150,7 @@ class DeviceBeamWriter(BeamWriter):
 
     def open(self, token_ids: Sequence[int], spec: DraftSpec, *, epoch: int) -> DeviceBeamSequence:
         """Start the beam of a request behind its text. Raises: CapacityError if there is no room."""
-        return DeviceBeamSequence(self, self._pool, token_ids, spec, epoch=epoch, find_grammar=self._find_grammar)
+        return DeviceBeamSequence(self, token_ids, spec, epoch=epoch)
 
     def warm_up(self, spec: DraftSpec, num_rows: int) -> None:
         """Record the steps of this spec for sequences of up to ``num_rows`` rows: on CUDA it takes a moment each."""
@@ -171,29 +160,25 @@ class DeviceBeamWriter(BeamWriter):
                 for span in sorted({static.span_of(rows) for rows in range(1, min(num_rows, self.model.max_rows) + 1)}):
                     self._step_for(static, spec, span)
 
-    def step(
-        self, beams: Sequence[tuple[BeamSequence, Sequence[int]]], max_tokens: Sequence[int] | None = None
-    ) -> list[NewNodes | CardError]:
-        """Grow each beam by one layer below its frontier; arguments and result as of `BeamWriter.step`."""
-        shares = max_tokens or [beam.num_tokens(frontier) for beam, frontier in beams]
-        is_alone = len(beams) == 1
+    def step(self, work: Sequence[tuple[BeamSequence, int]]) -> list[NewNodes | CardError]:
+        """Grow each beam by one layer below its frontier; arguments and result as of `DraftWriter.step`."""
+        is_alone = len(work) == 1
         done: dict[int, NewNodes | CardError] = {}
         with torch.inference_mode():
             ahead, self._ahead = self._ahead, None
-            for i, ((beam, frontier), share) in enumerate(zip(beams, shares, strict=True)):
-                is_whole = share >= beam.num_tokens(frontier)
-                if ahead is not None and beam is ahead.beam and set(frontier) == set(ahead.layer) and is_whole:
+            for i, (beam, share) in enumerate(work):
+                is_whole = share >= beam.num_tokens_to_run()
+                if ahead is not None and beam is ahead.beam and set(beam.frontier()) == set(ahead.layer) and is_whole:
                     done[i] = self._grow(ahead, looks_ahead=is_alone and self._looks_ahead)
             if is_alone and not done:
-                (beam, frontier), share = beams[0], shares[0]
-                launch = self._launch(beam, frontier) if share >= beam.num_tokens(frontier) else None
+                ((beam, share),) = work
+                launch = self._launch(beam, beam.frontier()) if share >= beam.num_tokens_to_run() else None
                 if launch is not None:
                     done[0] = self._grow(launch, looks_ahead=self._looks_ahead)
-        rest = [i for i in range(len(beams)) if i not in done]
+        rest = [i for i in range(len(work)) if i not in done]
         if rest:
-            grown = super().step([beams[i] for i in rest], [shares[i] for i in rest])
-            done.update(zip(rest, grown, strict=True))
-        return [done[i] for i in range(len(beams))]
+            done.update(zip(rest, super().step([work[i] for i in rest]), strict=True))
+        return [done[i] for i in range(len(work))]
 
     def finish(self, beam: DeviceBeamSequence) -> NewNodes:
         """Wait for the step under way for ``beam``, if there is one, and return the nodes that it made."""

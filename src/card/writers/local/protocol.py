@@ -1,7 +1,10 @@
-"""What a writer without a model is: it proposes candidates beside the drafter's, and learns from every target pass.
+"""Declare what a writer without a model is: it proposes candidates beside the drafter's and learns from every pass.
 
-Such writers live in the target's process and cost microseconds. Nothing that they propose can change the text: the
-target's own choices decide (`card.tree.verify.match`).
+Such writers live in the target's process and cost microseconds. So they are asked before each pass for candidates that
+suit it: below the best path that others propose, and as many as there is budget left. A `DraftWriter` cannot be asked.
+It drafts ahead, elsewhere, and keeps its tree over many passes, while messages may be lost. Hence the two contracts.
+
+Nothing that a writer proposes can change the text: the target's own choices decide (`card.tree.verify.match`).
 """
 
 from __future__ import annotations

@@ -1,0 +1,58 @@
+"""Follow in a draft what else than the model shapes a request's text: penalties, biases, a grammar."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+
+from torch import Tensor
+
+from card.config import Grammar, ShapingRule
+from card.errors import TargetError
+from card.tree.shaping import GrammarState, Path, Shaping
+
+logger = logging.getLogger(__name__)
+
+FindGrammar = Callable[[Grammar], GrammarState | None]
+"""Returns the beginning of a grammar; None if there is none here, or not yet."""
+
+
+class DraftShaping:
+    """Follows one text. It is a help and no more: a grammar that is not there, or breaks, is left out."""
+
+    def __init__(self, rule: ShapingRule, token_ids: Sequence[int], vocab_size: int, find: FindGrammar | None) -> None:
+        """Begin with a text.
+
+        Args:
+            find: is asked for the grammar until there is one; None: there never is.
+        """
+        self._rule = rule
+        self._vocab_size = vocab_size
+        self._find = find if rule.grammar is not None else None
+        self._shaping = Shaping(rule, token_ids, vocab_size)
+        self._token_ids = list(token_ids)
+
+    def commit(self, new_ids: Sequence[int]) -> None:
+        """Take committed tokens."""
+        self._token_ids += new_ids
+        self._shaping.commit(new_ids)
+
+    def apply(self, logits: Tensor, paths: Sequence[Path]) -> Tensor:
+        """Return the shaped logits, see `Shaping.apply`; a row in which nothing would be left stays as it is."""
+        self._look_for_the_grammar()
+        try:
+            shaped = self._shaping.apply(logits, paths)
+        except TargetError as error:
+            logger.warning("drafting goes on without the grammar of a request: %s", error)
+            self._shaping = Shaping(self._rule, self._token_ids, self._vocab_size)
+            shaped = self._shaping.apply(logits, paths)
+        is_empty = shaped.isneginf().all(-1, keepdim=True)
+        return logits.to(shaped).where(is_empty, shaped) if is_empty.any() else shaped
+
+    def _look_for_the_grammar(self) -> None:
+        if self._find is None or self._rule.grammar is None:
+            return
+        grammar = self._find(self._rule.grammar)
+        if grammar is not None:
+            self._find = None
+            self._shaping = Shaping(self._rule, self._token_ids, self._vocab_size, grammar)

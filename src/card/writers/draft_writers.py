@@ -1,0 +1,32 @@
+"""Choose the writer that a draft model is given: the one place that knows which there are."""
+
+from __future__ import annotations
+
+from card.models.protocol import LanguageModel
+from card.models.torch_runner import TorchRunner
+from card.writers.beam import BeamWriter
+from card.writers.draft_shaping import FindGrammar
+from card.writers.protocol import DraftWriter
+
+
+def make_writer(
+    model: LanguageModel,
+    kv_cache_bytes: int | None = None,
+    *,
+    takes_turns: bool,
+    find_grammar: FindGrammar | None = None,
+) -> DraftWriter:
+    """Return the writer that suits ``model``: one whose steps are recorded if its passes are, else a `BeamWriter`.
+
+    Args:
+        kv_cache_bytes: most memory for its KV rows; None: by the length of a sequence.
+        takes_turns: the drafter works while the target waits, so that it must not work ahead.
+        find_grammar: as of `DraftWriter`.
+    """
+    if not (isinstance(model, TorchRunner) and model.has_recorded_passes):
+        return BeamWriter(model, kv_cache_bytes, find_grammar=find_grammar)
+    from card.models.cuda.bucketed import BucketedRunner
+    from card.writers.cuda.device_beam import DeviceBeamWriter
+
+    assert isinstance(model, BucketedRunner)
+    return DeviceBeamWriter(model, kv_cache_bytes, looks_ahead=not takes_turns, find_grammar=find_grammar)
