@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 
 from card.config import SamplingRule, TreeShape
+from card.errors import CardError
 from card.models.protocol import NO_PARENT
 from card.tree.messages import DraftSpec
+from card.tree.nodes import NewNodes
 from card.writers.beam import BeamSequence
+from card.writers.protocol import DraftSequence, DraftWriter
 from tests.toy import TableModel
 
 _SAMPLING = SamplingRule(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, seed=5)
@@ -59,3 +64,26 @@ def assert_scores_are_those_of_the_model(model: TableModel, beam: BeamSequence) 
         assert logprob == pytest.approx(expected, abs=1e-5)
         score_above = 0.0 if parent == cache.root_id else cache.path_logprob(parent)
         assert cache.path_logprob(node) == pytest.approx(score_above + logprob, abs=1e-9)
+
+
+class LayersWriter(DraftWriter):
+    """Drafts several layers in one pass: what a table model says of each path, without rows or passes of its own."""
+
+    layers_per_pass = 3
+
+    def __init__(self, model: TableModel) -> None:
+        super().__init__(model.vocab_size, model.max_model_len)
+        self._model = model
+
+    def step(self, work: Sequence[tuple[DraftSequence, int]]) -> list[NewNodes | CardError]:
+        """Make all layers of each sequence; the first one expands at most so many nodes."""
+        return [self._layers(sequence, max_tokens) for sequence, max_tokens in work]
+
+    def _layers(self, sequence: DraftSequence, max_tokens: int) -> NewNodes:
+        layers: list[NewNodes] = []
+        nodes = sequence.frontier()[:max_tokens]
+        while nodes and len(layers) < self.layers_per_pass:
+            texts = [sequence.token_ids + sequence.cache.path_tokens(node) for node in nodes]
+            layers.append(sequence.grow(nodes, torch.stack([self._model.logits_after(text) for text in texts])))
+            nodes = sequence.frontier()
+        return NewNodes.joined(layers)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import runpy
 import unicodedata
 from collections.abc import Iterator
 from pathlib import Path
@@ -195,6 +196,7 @@ def test_the_files_that_extending_shows_are_found_by_their_names(
     monkeypatch.setattr(card.methods, "__path__", [*card.methods.__path__, str(tmp_path / "methods")])
     assert "last_seen" in writer_names()
     assert find_writer("last_seen").top_k == 0
+    assert runpy.run_path(str(tmp_path / "writers" / "table.py"))["TableWriter"].layers_per_pass == 3
     methods = card.methods._all_methods()
     assert all(isinstance(methods[name], Method) for name in ("last_seen", "pairs"))
     assert methods["last_seen"].writers == ("last_seen",)

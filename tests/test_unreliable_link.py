@@ -83,6 +83,7 @@ class BabblingLink:
     """Says whatever a test wants, well-formed but senseless."""
 
     runs_by_itself = True
+    layers_per_pass = 1
 
     def __init__(self, messages: Iterator[list[DrafterMessage]]) -> None:
         self._messages = messages

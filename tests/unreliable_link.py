@@ -47,6 +47,7 @@ class FakeLink:
     """Makes a random number of drafter passes per round and loses, repeats, delays and reorders messages."""
 
     runs_by_itself = False
+    layers_per_pass = 1
 
     def __init__(self, make_worker: Callable[[], DrafterWorker], faults: Faults) -> None:
         self._make_worker = make_worker

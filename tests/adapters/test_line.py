@@ -38,6 +38,7 @@ class Link:
     """A link that records what it is asked, and may hang or fail."""
 
     runs_by_itself = True
+    layers_per_pass = 1
     ready: Ready | None = None
 
     def __init__(self) -> None:

@@ -110,3 +110,10 @@ def test_the_best_chance_at_each_depth_is_that_of_any_branch() -> None:
     tree = Nodes((5, 6, 7, 8), (-1, -1, 0, 1), (0.0,) * 4, (1, 1, 2, 2))
     assert best_by_depth(tree, [0.5, 0.7, 0.4, 0.1]) == [0.7, 0.4]
     assert best_by_depth(NO_NODES, []) == []
+
+
+def test_a_draft_pass_of_several_layers_is_paid_for_by_all_of_them() -> None:
+    assert not is_worth_drafting([0.4, 0.4, 0.3], seconds=1.0, rate=1.0)
+    assert is_worth_drafting([0.4, 0.4, 0.3], seconds=1.0, rate=1.0, layers_per_pass=3)
+    assert not is_worth_drafting([0.4, 0.4, 0.1, 0.9], seconds=1.0, rate=1.0, layers_per_pass=3)
+    assert is_worth_drafting([0.4, 0.4, 0.1, 0.9, 0.5], seconds=1.0, rate=1.0, layers_per_pass=3)

@@ -279,6 +279,7 @@ class Resting:
     """A link that counts how often it is looked after."""
 
     runs_by_itself = True
+    layers_per_pass = 1
     ready = None
     status = LinkStatus("up")
 

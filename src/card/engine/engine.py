@@ -277,7 +277,7 @@ class Engine:
         if link is None or self._policy.schedule == "off":
             self._totals.drafter_lead = 0.0
             return
-        running = self._running.values()
+        running, view.layers_per_pass = self._running.values(), link.layers_per_pass
         view.num_unread = sum(e.stats.drafter_passes == 0 for e in running if e.request.uses_drafter)
         while True:
             view.requests = [entry.request for entry in decoding]  # the drafter may have declined one

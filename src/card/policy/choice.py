@@ -64,14 +64,16 @@ def best_by_depth(offer: Nodes, probs: Sequence[float]) -> list[float]:
     return best
 
 
-def is_worth_drafting(gains: Sequence[float], *, seconds: float, rate: float) -> bool:
+def is_worth_drafting(gains: Sequence[float], *, seconds: float, rate: float, layers_per_pass: int = 1) -> bool:
     """Return whether draft passes, made while the target waits, bring more tokens than their time is worth.
 
     The first layers may bring nothing, because there are candidates as deep already, and later ones pay for them.
 
     Args:
         gains: tokens that the next layer, the one after it and so on are expected to bring, over all requests.
-        seconds: by which each layer lengthens the round: its draft pass and its share of the verification.
+        seconds: by which each draft pass lengthens the round.
         rate: tokens per second to be matched.
+        layers_per_pass: layers that come of a draft pass.
     """
-    return max(accumulate(gain - rate * seconds for gain in gains), default=0.0) > 0.0
+    of_passes = (sum(gains[start : start + layers_per_pass]) for start in range(0, len(gains), layers_per_pass))
+    return max(accumulate(gain - rate * seconds for gain in of_passes), default=0.0) > 0.0

@@ -41,6 +41,7 @@ class RoundView:
     num_prompt_tokens: int  # tokens of prompts that the pass runs besides
     num_context_rows: int  # KV rows of the decoding requests
     takes_turns: bool  # the drafter only drafts when it is told to
+    layers_per_pass: int = 1  # that a pass of such a drafter makes at most
     is_up: bool = False  # the drafter can be spoken to
     best_paths: Sequence[tuple[int, float]] = ()  # R; (depth, path score) of the end of each best path
     undrafted: Sequence[Nodes] = ()  # R or none; what other writers offer alone, in turns or if nothing is drafted
@@ -98,7 +99,7 @@ class Policy:
         if view.takes_turns and view.num_passes == 0:
             drafting = [request.draft.num_speculative_tokens for request in view.requests if request.uses_drafter]
             if drafting:
-                return Draft(max(drafting))
+                return Draft(math.ceil(max(drafting) / view.layers_per_pass))
             if view.num_prompt_tokens:
                 return Draft(1)  # who takes turns reads the prompt in the prefill, as who runs beside does
         if view.num_short and not view.takes_turns:

@@ -169,7 +169,8 @@ class TunedPolicy(Policy):
         if not view.num_passes:
             num_drafting = sum(request.uses_drafter for request in view.requests)
             gains[0] -= rate * REQUEST_S * num_drafting  # a round that drafts has more around its passes
-        return Draft(1) if is_worth_drafting(gains, seconds=draft_s, rate=rate) else None
+        is_worth = is_worth_drafting(gains, seconds=draft_s, rate=rate, layers_per_pass=view.layers_per_pass)
+        return Draft(1) if is_worth else None
 
     def _follow(self) -> None:
         """Take schedule and cores from what was chosen; long prompts are read on all cores."""

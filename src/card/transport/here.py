@@ -26,6 +26,7 @@ class InlineLink(DrafterLink):
 
     def __init__(self, worker: DrafterWorker) -> None:
         super().__init__()
+        self.layers_per_pass = worker.layers_per_pass
         self._worker = worker
         self._received: list[DrafterMessage] = []
 

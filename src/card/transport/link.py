@@ -29,6 +29,8 @@ class DrafterLink:
 
     runs_by_itself: bool = True
     """False if it drafts only inside `draft`."""
+    layers_per_pass: int = 1
+    """Most layers of candidates that a pass inside `draft` makes."""
 
     def __init__(self) -> None:
         self._status = LinkStatus("up")

@@ -26,7 +26,7 @@ class SwitchLink(DrafterLink):
     def __init__(self, beside: DrafterLink, turns: DrafterLink, clock: Callable[[], float] = time.monotonic) -> None:
         self._links: dict[Schedule, DrafterLink] = {"beside": beside, "turns": turns}
         self._active = beside
-        self.runs_by_itself = beside.runs_by_itself
+        self.runs_by_itself, self.layers_per_pass = beside.runs_by_itself, turns.layers_per_pass
         self._term = 0
         self._open: set[int] = set()  # request ids of the target, opened in this term
         self._pending: list[DrafterMessage] = []

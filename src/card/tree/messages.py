@@ -108,7 +108,7 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
 
 
 class Layer(msgspec.Struct, frozen=True, tag=True):
-    """Drafter -> target: nodes made in one drafter pass, or with ``is_reset`` the whole tree."""
+    """Drafter -> target: nodes made in one drafter pass, all layers of it, or with ``is_reset`` the whole tree."""
 
     request_id: int
     seq: int  # 0, 1, 2, ... per request and incarnation
