@@ -75,8 +75,8 @@ class Job:
     def lineup(self) -> LineupSettings:
         """What the rows have in common."""
         args = self.args
-        lengths = (args.length,)
-        return LineupSettings(params=self.params, cores=self.cores, dtype=args.dtype, lengths=lengths, hrad=args.hrad)
+        shared = {"params": self.params, "cores": self.cores, "dtype": args.dtype}
+        return LineupSettings(**shared, lengths=(args.length,), own={"hrad": args.hrad})
 
 
 @dataclass(frozen=True, slots=True)

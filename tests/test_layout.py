@@ -28,7 +28,7 @@ LINES: tuple[tuple[str, ...], ...] = (
     ("config",),
     ("tree", "methods", "machine"),
     ("models",),
-    ("writers",),
+    ("writers", "hrad"),
     ("workers",),
     ("policy",),
     ("transport", "latency"),

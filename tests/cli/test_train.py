@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from card.models.hrad.network import CLASSES, HRad, load_hrad
+from card.hrad.network import CLASSES, HRad
 from card.models.loading import load_model, parameter_count
 from card.models.torch_runner import TorchRunner
 from tests.commands import Ran, run_command
@@ -51,11 +51,12 @@ def test_a_tiny_pair_gets_a_predictor_that_loads_and_classifies(run, pair, model
     target = load_model(pair.target, dtype="float32")
     num_parameters = parameter_count(target)
     runner = TorchRunner(target, max_model_len=64)
-    hrad = load_hrad(out, runner)
+    hrad = HRad.load(out)
+    hrad.attach(runner, 0.5)
     facts = hrad.facts
     assert (facts.num_layers, facts.num_speculative_tokens, facts.draft) == (1, 3, "draft")
     assert (facts.hidden_size, facts.num_parameters) == (32, num_parameters)
-    assert 0.0 < hrad.branch_below(torch.zeros(32), 9, 0.5) < 1.0
+    assert 0.0 < hrad.branch_below(torch.zeros(32), 9) < 1.0
     with safe_open(str(out), "pt") as file:
         metadata = file.metadata()
     assert len(metadata["test_recalls"].split()) == len(metadata["test_precisions"].split()) == len(CLASSES)

@@ -16,6 +16,7 @@ from card.workers.target import TargetWorker
 from card.writers.local import writer_names
 from tests.decoding import decode, fake, inline, make_engine, make_request, plain, run_all, toy_draft, toy_target
 from tests.unreliable_link import Faults
+from tests.watching import Notes, watched
 
 DRAFTING = sorted(name for name, method in METHODS.items() if method.needs_draft)
 PARALLEL = sorted(name for name, method in METHODS.items() if method.needs_draft and method.placement != "inline")
@@ -164,11 +165,11 @@ def test_wherever_specbranch_is_told_to_branch_the_text_is_that_of_plain_decodin
     target = toy_target(seed)
     told: list[float] = []
 
-    def foresee(extension_idx: int, logits_idx: int, new_id: int) -> float:
+    def tell() -> float:
         told.append(hints[len(told) % len(hints)])
         return told[-1]
 
-    worker = TargetWorker(target, clock=time.perf_counter, foresee=foresee)
+    worker = TargetWorker(target, clock=time.perf_counter, watchers=watched(target, Notes("last", tell)))
     engine = Engine(worker, fake(toy_draft(target, agreement), faults))
     text = run_all(engine, {0: [make_request(7, method="specbranch", params=params, draft=shape)]})[7]
     assert text == plain(toy_target(seed), params=params)

@@ -32,6 +32,7 @@ from card.machine.threads import use_threads
 from card.methods import METHODS
 from card.models import int8, int8_linear, torch_runner
 from card.models.decoder_model import mark_int8
+from card.models.features import FeatureWish
 from card.models.inflation import inflate
 from card.models.int8_linear import multiply_rows, quantize_linear, why_not_int8
 from card.models.loading import load_decoder, load_model, load_tokenizer
@@ -173,12 +174,12 @@ def test_logits_do_not_depend_on_the_batch_on_kept_rows_or_on_reused_prefixes(ki
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_logits_and_features_are_nearly_those_of_floats(kind: str) -> None:
-    found, features = [], []
+    found, features, wish = [], [], FeatureWish((0, 1, 2))
     for in_integers in (True, False):
         runner = make_runner(kind, std=0.15, in_integers=in_integers)
-        runner.keep_features(2)
+        runner.features.wish([wish])
         found.append(logits_of(runner, TEXT))
-        features.append(runner.features(0))
+        features.append(runner.features.of(0, wish))
     assert (found[0] - found[1]).norm() < 0.05 * found[1].norm()
     assert features[0].shape == features[1].shape
     assert (features[0] - features[1]).norm() < 0.05 * features[1].norm()

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
 from card.config import DraftSettings, SamplingParams, SamplingRule
-from card.errors import ProtocolError
+from card.errors import ProtocolError, TargetError
 from card.policy.rounds import likely
 from card.tree.messages import Close, Correction, Layer, Open, Pong, Resync, TargetMessage
 from card.tree.nodes import NewNodes
@@ -521,20 +522,20 @@ def test_several_requests_in_one_pass_equal_each_alone(seed: int, agreement: flo
     }
 
 
-def test_a_predictor_that_raises_leaves_every_request_of_the_round_as_it_was() -> None:
-    target, foretold = toy_target(), itertools.count(1)
+def test_a_round_that_raises_leaves_every_request_of_it_as_it_was() -> None:
+    target, turns = toy_target(), itertools.count(1)
 
-    def foresee(extension_idx: int, logits_idx: int, new_id: int) -> float:
-        if next(foretold) == 4:  # of the second round, after the first request's
+    def process(ids: Tensor, row: Tensor) -> Tensor:
+        if next(turns) == 4:  # of the second round, after the first request's
             raise RuntimeError("a bug")
-        return 0.5
+        return row
 
-    worker = TargetWorker(target, clock=Clock(), foresee=foresee)
+    worker = TargetWorker(target, clock=Clock())
     for request_id in (7, 8):
-        worker.add(request(request_id))
+        worker.add(request(request_id, logits_processor=process))
     run_round(worker, [7, 8])
     before = [list(worker._running[i].token_ids) for i in (7, 8)]
-    with pytest.raises(RuntimeError, match="a bug"):
+    with pytest.raises(TargetError, match="a bug"):
         run_round(worker, [7, 8])
     assert [worker._running[i].token_ids for i in (7, 8)] == before
     for _ in range(10):

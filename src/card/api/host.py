@@ -27,12 +27,12 @@ from card.assembly.plan import Facts, Plan, resolve
 from card.config import SamplingParams
 from card.engine.scoring import Scorer
 from card.errors import PromptError, SettingsError
+from card.hrad.network import OFF, foresight
 from card.machine.threads import pinned, usable_cores
 from card.methods import Method
 from card.models.decoder_model import is_int8
 from card.models.draft_vocab import check_draft_vocab
 from card.models.grammar import GrammarCompiler
-from card.models.hrad.network import OFF, foresight
 from card.models.inflation import inflate, parse_parameter_count, price_in_words
 from card.models.loading import (
     check_pair,
@@ -51,6 +51,7 @@ from card.transport.link import DrafterLink
 from card.tree.verify import MATCH, Verifier
 from card.workers.request import Request
 from card.workers.trace import Trace
+from card.workers.watchers import Watchers
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -120,9 +121,10 @@ class Host:
             say("waiting for the drafter")
             self.link.start()
         say("measuring what passes cost here")
-        predictor = self.settings.hrad if self.method.uses_predictor else OFF
-        # Before the passes are warmed up: it decides what they keep.
-        foresee = foresight(predictor, self.runner, plan.draft.branch_below)
+        predictor = self.settings.hrad if "hrad" in self.method.reads else OFF
+        consumers = foresight(predictor, self.runner, plan.draft.branch_below)
+        # Before the passes are warmed up: they decide what is kept.
+        watchers = Watchers(self.runner.features, consumers) if consumers else None
         with pinned(self.latencies.useful(plan.cores).alone):
             self.runner.warm_up(1 + plan.draft.budget if plan.placements or plan.writers else 1)
         free_bytes = _free_bytes(self.runner.device)
@@ -135,7 +137,7 @@ class Host:
                 link=self.link,
                 latencies=self.latencies,
                 tokenizer=tokenizer_fingerprint(self.tokenizer) if plan.writers else "",
-                foresee=foresee,
+                watchers=watchers,
             ),
         )
         self.engine, self.policy, self.draft_settings = self._parts.engine, self._parts.policy, self.plan.draft

@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 
 from card.assembly.plan import Latencies, Plan
 from card.engine.engine import Engine, Limits
-from card.models.hrad.network import Foresight
 from card.models.protocol import LanguageModel
 from card.policy.cost import ScheduleCost
 from card.policy.rounds import Policy, Schedule
 from card.policy.tuned import TunedPolicy
 from card.transport.link import DrafterLink
 from card.workers.target import OpenWriter, TargetWorker
+from card.workers.watchers import Watchers
 from card.writers.local import find_writer
 from card.writers.local.protocol import LocalWriter
 
@@ -29,7 +29,7 @@ class Models:
     link: DrafterLink | None = None  # to the drafter, if there is one
     latencies: Latencies | None = None  # for a policy that tunes itself
     tokenizer: str = ""  # fingerprint of the target's
-    foresee: Foresight | None = None  # where the drafter's trunk is to branch
+    watchers: Watchers | None = None  # of the target's features
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +68,8 @@ def build(
         max_kv_bytes=plan.max_kv_bytes,
         writers={name: _opener(writer) for name, writer in writers.items()},
         top_k=max((writer.top_k for writer in writers.values()), default=0),
-        foresee=models.foresee,
         verifier=plan.verifier,
+        watchers=models.watchers,
     )
     limits = Limits(max_num_seqs=plan.settings.max_num_seqs, prefill_chunk=plan.settings.prefill_chunk)
     engine = Engine(worker, models.link, limits=limits, policy=policy, clock=clock)

@@ -67,7 +67,7 @@ class LineupSettings:
     dtype: str = "auto"
     lengths: tuple[int, ...] = (2, 3, 4, 5, 6, 8, 10, 12)  # for rows that take the fastest draft length
     max_model_len: int | None = None  # most tokens of a prompt and its answer; None: the model's limit, at most 4096
-    hrad: str = "off"  # predictor of specbranch: off, demo, or a file
+    own: Mapping[str, Any] = field(default_factory=dict)  # settings that one method alone reads
     draft_vocab: int | None = None  # the first so many tokens are proposed by draft models; None: all
     draft: Mapping[str, Any] = field(default_factory=dict)  # those of `DRAFT_OPTIONS` that were given
 
@@ -261,9 +261,8 @@ class Lineup:
         if spec.takes_options:
             largest = DraftSettings(**self._settings.draft)
             settings |= {name: getattr(largest, name) for name in DRAFT_OPTIONS}
-        if find_method(spec.method).uses_predictor:
-            settings["hrad"] = self._settings.hrad
-        return settings
+        read = find_method(spec.method).reads
+        return settings | {name: value for name, value in self._settings.own.items() if name in read}
 
     def _transformers_rows(self, name: str, known: Mapping[str, Any]) -> list[Row]:
         cores, assistant, lengths = self._settings.cores_of(name), None, list[int | None]([None])

@@ -122,9 +122,7 @@ class CardRow(Row):
             settings["num_speculative_tokens"] = draft.num_speculative_tokens
         if method.length_from_latencies and self._draft is None:
             settings["length_from"] = "latencies"  # target pass / drafter pass, measured when the row was brought up
-        if method.uses_predictor:
-            settings["hrad"] = engine.hrad
-        return settings
+        return settings | {name: getattr(engine, name) for name in method.reads}
 
     def decode(self, prompt_ids: Sequence[int], params: SamplingParams) -> Decoded:
         """Decode one prompt."""

@@ -27,6 +27,7 @@ from card.cli.options import DEMO_DRAFT, DEMO_TARGET, given
 from card.cli.tables import show
 from card.config import SamplingParams
 from card.errors import BenchError, CardError, SettingsError
+from card.methods import OWN_SETTINGS
 from card.workers.trace import Trace, write_trace
 
 _BUSY_SHARE = 0.5  # of the cores: a load above it makes poor figures
@@ -87,7 +88,7 @@ def _plan(options: dict[str, Any]) -> Plan:
         dtype=options["dtype"],
         lengths=tuple(lengths),
         max_model_len=options["max_model_len"],
-        hrad=options["hrad"],
+        own={name: options[name] for name in OWN_SETTINGS},
         draft_vocab=options["draft_vocab"],
         draft=given({name: options[name] for name in DRAFT_OPTIONS}),
     )

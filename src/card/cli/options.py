@@ -15,7 +15,7 @@ from card.cli.starting import load, spinner, start_drafter_child
 from card.config import KERNEL_KINDS, KERNELS_VARIABLE, DraftSettings, EngineSettings, Grammar, SamplingParams
 from card.config.fields import Setting, declared, require
 from card.errors import SettingsError
-from card.methods import METHODS, find_method
+from card.methods import METHODS, OWN_SETTINGS, find_method
 from card.models.places import local_model
 from card.writers.local import writer_names
 
@@ -175,7 +175,8 @@ method_options = with_options(
     ),
     *options_of(EngineSettings, "placement schedule policy"),
     option_of(EngineSettings, "writers", help=_WRITERS),
-    *options_of(EngineSettings, "hrad suffix_store suffix_store_key suffix_store_tokens draft_address"),
+    *options_of(EngineSettings, " ".join(OWN_SETTINGS)),
+    *options_of(EngineSettings, "suffix_store suffix_store_key suffix_store_tokens draft_address"),
     option_of(EngineSettings, "draft_optional", "--draft-optional/--draft-required"),
     option_of(EngineSettings, "draft_keys"),
 )

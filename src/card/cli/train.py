@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -17,86 +17,64 @@ from card.cli.options import resolve_models
 from card.cli.starting import spinner
 from card.cli.tables import table
 from card.errors import PromptError, SettingsError
+from card.hrad.network import HRadFacts, target_facts
+from card.hrad.rounds import RoundCollector, Rounds
+from card.hrad.training import Trained, TrainSettings, train_hrad
 from card.models.demo import SAMPLE_PROBLEMS
-from card.models.hrad.network import target_facts
-from card.models.hrad.rounds import RoundCollector, Rounds
-from card.models.hrad.training import Trained, TrainSettings, train_hrad
 from card.models.loading import check_pair, context_limit, end_token_ids, load_model, load_tokenizer
 from card.models.torch_runner import make_runner
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
+_Prompts = Sequence[Sequence[int]]
 _MOST_CONTEXT = 4096
 _CLASS_NAMES = ("all rejected", "undecided", "all accepted")
 
 
-def run(
-    target: str | None,
-    draft: str | None,
-    prompts: Path | None,
-    test_prompts: Path | None,
-    max_prompts: int | None,
-    out: Path,
-    dtype: str,
-    device: str,
-    threads: int | None,
-    **training: Any,
-) -> None:
-    """Do what `card train hrad` was asked for."""
-    target_name, draft_name = resolve_models({"target": target, "draft": draft}, needs_draft=True)
+def run(*, prompts: Path | None, test_prompts: Path | None, max_prompts: int | None, out: Path, **options: Any) -> None:
+    """Do what `card train hrad` was asked for. Raises: CardError of any kind."""
+    target_name, draft_name = resolve_models(options, needs_draft=True)
     assert draft_name is not None
     if not out.absolute().parent.is_dir():
         raise SettingsError(f"there is no folder {out.absolute().parent} to write {out.name} into; make it first")
     questions = (SAMPLE_PROBLEMS if prompts is None else read_prompts(prompts))[:max_prompts]
     test_questions = () if test_prompts is None else read_prompts(test_prompts)
-    torch.set_num_threads(threads or torch.get_num_threads())
+    torch.set_num_threads(options["threads"] or torch.get_num_threads())
     with spinner("loading the models"):
-        tokenizer = load_tokenizer(target_name)
-        target_model = load_model(target_name, dtype=dtype, device=device)
+        tokenizer, where = load_tokenizer(target_name), {"dtype": options["dtype"], "device": options["device"]}
+        target_model = load_model(target_name, **where)
         check_pair(tokenizer, target_model, draft_name)
-        models = target_model, load_model(draft_name, dtype=dtype, device=device)
-    name, console = _short_name(draft_name), Console(stderr=True)
-    trained = _train(*models, tokenizer, name, questions, test_questions, console, **training)
+        draft_model = load_model(draft_name, **where)
+    max_model_len = min(_MOST_CONTEXT, context_limit(target_model), context_limit(draft_model))
+    target, draft = (make_runner(model, max_model_len=max_model_len) for model in (target_model, draft_model))
+    shape = {name: options[name] for name in ("num_layers", "num_speculative_tokens")}
+    end_ids = end_token_ids(target_model, tokenizer)
+    collector = RoundCollector(target, draft, max_tokens=options["max_tokens"], end_ids=end_ids, **shape)
+    draft_folder = Path(draft_name)  # known by its own name alone, not by the folders that it lies in here
+    facts = target_facts(target, draft=draft_folder.resolve().name if draft_folder.is_dir() else draft_name, **shape)
+    settings = TrainSettings(**{name: options[name] for name in ("epochs", "balance", "seed")})
+    prompt_ids, test_ids = (
+        _encode(tokenizer, some, collector.max_prompt_tokens) for some in (questions, test_questions)
+    )
+    trained = _train(collector, prompt_ids, test_ids, facts, settings)
     trained.hrad.save(out, trained.figures())
     _print(Console(), trained, out)
 
 
 def _train(
-    target_model: PreTrainedModel,
-    draft_model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    draft_name: str,
-    questions: Sequence[str],
-    test_questions: Sequence[str],
-    console: Console,
-    *,
-    num_layers: int,
-    num_speculative_tokens: int,
-    max_tokens: int,
-    **settings: Any,
+    collector: RoundCollector, prompt_ids: _Prompts, test_ids: _Prompts, facts: HRadFacts, settings: TrainSettings
 ) -> Trained:
-    """Collect rounds and train on them. Raises: CardError of any kind."""
-    max_model_len = min(_MOST_CONTEXT, context_limit(target_model), context_limit(draft_model))
-    target, draft = (make_runner(model, max_model_len=max_model_len) for model in (target_model, draft_model))
-    end_ids = end_token_ids(target_model, tokenizer)
-    shape = {"num_layers": num_layers, "num_speculative_tokens": num_speculative_tokens}
-    collector = RoundCollector(target, draft, max_tokens=max_tokens, end_ids=end_ids, **shape)
-    facts = target_facts(target, draft=draft_name, **shape)
-    prompt_ids = _encode(tokenizer, questions, collector.max_prompt_tokens)
-    test_ids = _encode(tokenizer, test_questions, collector.max_prompt_tokens)
-    todo = TrainSettings(**settings)
+    """Collect rounds and train on them, with a bar that shows how far it is."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    console = Console(stderr=True)
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
 
-        def collect(what: str, ids: Sequence[Sequence[int]]) -> Rounds:
+        def collect(what: str, ids: _Prompts) -> Rounds:
             task = progress.add_task(what, total=len(ids))
             return collector.collect(ids, lambda: progress.advance(task))
 
         rounds = collect("answering prompts", prompt_ids)
         test_rounds = collect("answering test prompts", test_ids) if test_ids else None
-        task = progress.add_task("training", total=todo.epochs)
-        return train_hrad(rounds, facts, todo, test_rounds=test_rounds, on_epoch=lambda: progress.advance(task))
+        task = progress.add_task("training", total=settings.epochs)
+        return train_hrad(rounds, facts, settings, test_rounds=test_rounds, on_epoch=lambda: progress.advance(task))
 
 
 def _encode(tokenizer: PreTrainedTokenizerBase, questions: Sequence[str], most: int) -> list[list[int]]:
@@ -111,11 +89,6 @@ def _encode(tokenizer: PreTrainedTokenizerBase, questions: Sequence[str], most: 
             )
         encoded.append(ids)
     return encoded
-
-
-def _short_name(model: str) -> str:
-    """Return how a model is called, without the folders that it lies in here."""
-    return Path(model).resolve().name if Path(model).is_dir() else model
 
 
 def _print(console: Console, trained: Trained, out: Path) -> None:
@@ -134,7 +107,7 @@ def _print(console: Console, trained: Trained, out: Path) -> None:
         f" {trained.foreseen_loss:.4f} with what is foreseen besides. "
         + (
             f"It moves the branch point, with {evidence.weight:.0%} of the weight of independent evidence."
-            if trained.hrad.is_heard
+            if evidence.weight > 0.0
             else "That is nothing new: method specbranch will go by the confidence alone."
         )
     )

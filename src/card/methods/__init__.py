@@ -8,7 +8,7 @@ from importlib import import_module
 from card.errors import SettingsError
 from card.methods.method import Method
 
-__all__ = ["METHODS", "Method", "find_method"]
+__all__ = ["METHODS", "OWN_SETTINGS", "Method", "find_method"]
 
 
 def _all_methods() -> dict[str, Method]:
@@ -18,6 +18,7 @@ def _all_methods() -> dict[str, Method]:
 
 
 METHODS = _all_methods()
+OWN_SETTINGS = tuple(dict.fromkeys(name for method in METHODS.values() for name in method.reads))
 
 
 def find_method(name: str) -> Method:

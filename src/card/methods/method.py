@@ -33,7 +33,7 @@ class Method:
     shape: Callable[[DraftSettings], DraftSettings] = lambda draft: draft  # settings imposed on the user's
     writers: tuple[str, ...] = ()  # local writers that belong to it
     is_tuned: bool = False  # what was not set is chosen by measurement, the schedule included
-    uses_predictor: bool = False  # of rejections (H-RAD), if the setting hrad names one
+    reads: tuple[str, ...] = ()  # settings of the engine that no other method reads
     passes_of_round: Callable[[DraftSettings], Sequence[int]] | None = None  # tokens in each, for `round_length`
 
     @property

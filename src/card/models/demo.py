@@ -35,14 +35,3 @@ def demo_folder(name: DemoRole) -> Path:
             "reinstall the package, or name another model"
         )
     return folder
-
-
-def demo_hrad() -> Path:
-    """Return the file of the demo pair's H-RAD predictor. Raises: ModelError if this installation came without it."""
-    path = Path(str(resources.files("card"))) / "models" / "demo_pair" / "hrad.safetensors"
-    if not path.is_file():
-        raise ModelError(
-            f"the demo pair's H-RAD predictor is not part of this installation (there is no {path}); reinstall the"
-            " package, or train one with card train hrad"
-        )
-    return path

@@ -15,8 +15,8 @@ from card.machine.processor import computes_bfloat16
 from card.models.attention import Scoring, SequencePass, attend, sequence_pass
 from card.models.decoder_model import DecoderModel, release_pages
 from card.models.draft_vocab import head_of, spread
+from card.models.features import PassStates, select_rows
 from card.models.generic import layer_windows
-from card.models.hrad.features import KeptStates
 from card.models.kv_cache import KVLayout, SequenceRows
 from card.models.long_rope import switch_len
 
@@ -179,10 +179,6 @@ def mirrored_rms_norm(x: Tensor, doubled_weight: Tensor, eps: float) -> Tensor:
     return functional.layer_norm(both, doubled_weight.shape, doubled_weight, None, eps)[:, : x.shape[1]]
 
 
-def _chosen(hidden: Tensor, rows: Tensor | slice) -> Tensor:
-    return hidden.index_select(0, rows) if isinstance(rows, Tensor) else hidden[rows]
-
-
 class FusedDecoder:
     """Runs Llama, Mistral, Qwen2 and Qwen3 decoders; `reason_not_fusable` must have returned None."""
 
@@ -212,8 +208,6 @@ class FusedDecoder:
             head, self._head_ids = head_of(model)
             self._head = self._linear([head])
             release_pages(model)
-        self.kept: KeptStates | None = None  # set it to have each pass leave `features`
-        self.features: Tensor | None = None  # [rows, kept.num_features] of the rows with logits in the last pass
         self.windows = windows
         self.group = self._num_heads // self._num_kv_heads
         self.vocab_size = int(model.lm_head.weight.shape[0])
@@ -278,11 +272,16 @@ class FusedDecoder:
         return sequence_pass(sequence, offset=offset, num_new=num_new, group=self.group, windows=self.windows)
 
     def forward(
-        self, token_ids: Tensor, positions: Tensor, steps: Sequence[SequencePass], logits_rows: Tensor | slice
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        steps: Sequence[SequencePass],
+        logits_rows: Tensor | slice,
+        states: PassStates | None = None,
     ) -> Tensor:
         """Return logits [rows, V] of the chosen rows of the pass; token_ids and positions are [sum T] int64.
 
-        With `kept` set it leaves their `features` too.
+        ``states`` takes the hidden states that somebody wishes for.
         """
         kernels, num_rows = self._kernels, len(token_ids)
         if num_pads := self._num_pads(num_rows):  # rows that see nothing and that nobody looks at
@@ -297,23 +296,22 @@ class FusedDecoder:
             attended.narrow(0, step.offset, step.num_new).view(step.num_new, num_kv_heads, -1, head_size)
             for step in steps
         ]
-        kept_layers = self.kept.layers if self.kept else ()
-        states: list[Tensor] = []
+        if states:
+            states.take(0, hidden[:num_rows])
         for index, layer in enumerate(self._layers):
             qkv = kernels.linear(self._rms_norm(hidden, layer.input_norm), layer.qkv)
             self._attention(qkv, index, layer, (cos, sin), steps, outs)
             hidden = kernels.linear_add(attended, layer.output, hidden)
             gated = kernels.gated(self._rms_norm(hidden, layer.mlp_norm), layer.gate_up)
             hidden = kernels.linear_add(gated, layer.down, hidden)
-            if index in kept_layers:
-                states.append(_chosen(hidden[:num_rows], logits_rows))
-        hidden = _chosen(hidden[:num_rows], logits_rows)
-        normed = self._rms_norm(hidden, self._norm) if len(hidden) else hidden
-        if self.kept:
-            self.features = self.kept.join([*states, normed])
+            if states:
+                states.take(index + 1, hidden[:num_rows])
+        if states:
+            states.take_final(hidden[:num_rows], lambda chosen: self._rms_norm(chosen, self._norm))
+        hidden = select_rows(hidden[:num_rows], logits_rows)
         if not len(hidden):
             return hidden.new_empty((0, self.vocab_size))
-        return spread(kernels.linear(normed, self._head), self._head_ids, self.vocab_size)
+        return spread(kernels.linear(self._rms_norm(hidden, self._norm), self._head), self._head_ids, self.vocab_size)
 
     def _attention(
         self,

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from card.errors import ModelError, in_few_words
 from card.models.attention import Scoring, SequencePass, attend, sequence_pass
 from card.models.draft_vocab import masked
-from card.models.hrad.features import KeptStates
+from card.models.features import PassStates
 from card.models.kv_cache import BoolArray, KVLayout, SequenceRows
 from card.models.long_rope import LongRope, switch_len
 from card.models.names import model_name
@@ -194,8 +194,6 @@ class GenericDecoder:
         length = switch_len(model, max_model_len)
         self._long_rope = None if length is None else LongRope(model, length)
         self.long_rows: BoolArray | None = None  # [sum T] of the next pass: which belong to long texts; None: no row
-        self.kept: KeptStates | None = None  # set it to have each pass leave `features`
-        self.features: Tensor | None = None  # [rows, kept.num_features] of the rows with logits in the last pass
         self._selects_rows = "logits_to_keep" in inspect.signature(model.forward).parameters
         transformers.AttentionInterface.register(ATTENTION_NAME, _attention)
         used: dict[int, Any] = {id(m.config): m.config for m in model.modules() if hasattr(m, "config")}
@@ -249,16 +247,21 @@ class GenericDecoder:
         )
 
     def forward(
-        self, token_ids: Tensor, positions: Tensor, steps: Sequence[SequencePass], logits_rows: Tensor | slice
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        steps: Sequence[SequencePass],
+        logits_rows: Tensor | slice,
+        states: PassStates | None = None,
     ) -> Tensor:
         """Return logits [rows, V] of the chosen rows of the pass; token_ids and positions are [sum T] int64.
 
-        With `kept` set it leaves their `features` too. Raises: ModelError if the model does not give its hidden states.
+        ``states`` takes the hidden states that somebody wishes for. Raises: ModelError if the model does not give
+        those.
         """
         extra: dict[str, Any] = {"card_pass": _Pass(steps, self.windows, self.layout)}
-        if self.kept:
+        if states:
             extra["output_hidden_states"] = True
-        chosen_rows = logits_rows
         if isinstance(logits_rows, Tensor):
             if self._selects_rows:
                 extra["logits_to_keep"] = logits_rows
@@ -272,18 +275,18 @@ class GenericDecoder:
             rotation = self._long_rope.choosing(self.long_rows)
         with rotation:
             out = self.model(input_ids=token_ids[None], position_ids=positions[None], use_cache=False, **extra)
-        if self.kept:
-            self.features = self.kept.join([state[0, chosen_rows] for state in self._states(out, self.kept)])
+        if states:
+            self._hand_over(out.hidden_states, states)
         logits: Tensor = out.logits[0]
         return masked(logits[logits_rows], self.model)
 
-    def _states(self, out: Any, kept: KeptStates) -> list[Tensor]:
-        """Return the kept hidden states of a pass, [1, sum T, D or more] each."""
-        states = out.hidden_states
+    def _hand_over(self, given: Sequence[Tensor] | None, states: PassStates) -> None:
+        """Hand over the hidden states of a pass, [1, sum T, D or more] each."""
         num_layers = self.model.config.get_text_config().num_hidden_layers
-        if states is None or len(states) != num_layers + 1:
+        if given is None or len(given) != num_layers + 1:
             raise ModelError(
-                f"{model_name(self.model)} gives {len(states or ())} hidden states where transformers' models give"
+                f"{model_name(self.model)} gives {len(given or ())} hidden states where transformers' models give"
                 f" {num_layers + 1}; features of it cannot be kept"
             )
-        return [*(states[layer + 1] for layer in kept.layers), states[-1]]
+        for layer in states.layers:
+            states.take(layer, given[layer][0])

@@ -24,9 +24,9 @@ from torch import Tensor, nn
 from card.machine.threads import integer_pass_threads
 from card.models.decoder_model import release_pages
 from card.models.draft_vocab import head_of, spread
+from card.models.features import FINAL, PassStates
 from card.models.fused import joined, mirrored_rms_norm, rotary_table
 from card.models.generic import layer_windows
-from card.models.hrad.features import KeptStates
 from card.models.int8_linear import GROUP, LANES, PANEL, extended, machine_code, padded, quantize_linear
 from card.models.kv_cache import KVLayout, SequenceRows
 
@@ -70,8 +70,6 @@ class Int8Decoder:
         self._num_heads, self._num_kv_heads = int(config.num_attention_heads), int(config.num_key_value_heads)
         self.embedding: Tensor = inner.embed_tokens.weight.detach()
         self.windows = layer_windows(config, max_model_len)
-        self.kept: KeptStates | None = None  # set it to have each pass leave `features`
-        self.features: Tensor | None = None  # [rows, kept.num_features] of the rows with logits in the last pass
         self.vocab_size = int(model.lm_head.weight.shape[0])
         self._eps, self._scale = float(config.rms_norm_eps), float(inner.layers[0].self_attn.scaling)
         self._width = int(config.hidden_size)
@@ -129,11 +127,16 @@ class Int8Decoder:
         return NewRows(sequence, num_new)
 
     def forward(
-        self, token_ids: Tensor, positions: Tensor, steps: Sequence[NewRows], logits_rows: Tensor | slice
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        steps: Sequence[NewRows],
+        logits_rows: Tensor | slice,
+        states: PassStates | None = None,
     ) -> Tensor:
         """Return logits [rows, V] of the chosen rows of the pass; token_ids and positions are [sum T] int64.
 
-        With `kept` set it leaves their `features` too.
+        ``states`` takes the hidden states that somebody wishes for.
         """
         code, num_rows = self._code, len(token_ids)
         rows, ancestors = _row_tables(steps)
@@ -148,26 +151,32 @@ class Int8Decoder:
         hidden = self._prepare(num_rows, longest, threads)
         hidden[:, : self._width] = self.embedding.index_select(0, token_ids)
         barrier = np.zeros(8, np.int64)
-        states = self._keep_states(num_rows)
         table = self._table
         table[code.ROWS], table[code.THREADS] = num_rows, threads
         table[code.ROW_TABLE], table[code.ANCESTORS] = rows.ctypes.data, ancestors.ctypes.data
         table[code.BARRIER], table[code.LOGITS] = barrier.ctypes.data, logits.data_ptr()
         table[code.CHOSEN_ROWS], table[code.NUM_CHOSEN] = chosen.ctypes.data, len(chosen)
-        self._crew.run(table, barrier)
-        if self.kept:
-            last = mirrored_rms_norm(hidden[:, : self._width], self._norm[: self._width].repeat(2), self._eps)
-            self.features = self.kept.join([state[chosen, : self._width] for state in (*states, last)])
+        if states:
+            self._run_and_take(states, table, barrier, hidden)
+        else:
+            self._crew.run(table, barrier)
         return spread(logits[:, : self._num_outputs], self._head_ids, self.vocab_size)
 
-    def _keep_states(self, num_rows: int) -> list[Tensor]:
-        """Let the pass copy the states that features are made of; return where to."""
-        self._layers[:, self._code.COPY_TO] = 0
-        layers = self.kept.layers if self.kept else ()
-        states = [torch.empty((num_rows, padded(self._width, GROUP))) for _ in layers]
-        for layer, state in zip(layers, states, strict=True):
-            self._layers[layer, self._code.COPY_TO] = state.data_ptr()
-        return states
+    def _run_and_take(self, states: PassStates, table: IntArray, barrier: IntArray, hidden: Tensor) -> None:
+        """Run the pass and let it copy the states that somebody wishes for: the next layer writes over them."""
+        copies = {layer: torch.empty_like(hidden) for layer in states.layers - {0, FINAL}}
+        if 0 in states.layers:
+            states.take(0, hidden.clone())
+        for layer, copy in copies.items():
+            self._layers[layer - 1, self._code.COPY_TO] = copy.data_ptr()
+        try:
+            self._crew.run(table, barrier)
+        finally:
+            self._layers[:, self._code.COPY_TO] = 0
+        for layer, copy in copies.items():
+            states.take(layer, copy)
+        weight = self._norm[: self._width].repeat(2)
+        states.take_final(hidden[:, : self._width], lambda rows: mirrored_rms_norm(rows, weight, self._eps))
 
     def _prepare(self, num_rows: int, num_positions: int, num_threads: int) -> Tensor:
         """Have room for a pass, and a table that says where; return the place of its hidden states."""

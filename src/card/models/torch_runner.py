@@ -12,9 +12,9 @@ from torch import Tensor
 
 from card.errors import CapacityError, CardError, ModelError, in_few_words
 from card.models.decoder_model import is_int8
+from card.models.features import Features
 from card.models.fused import FusedDecoder, reason_not_fusable
 from card.models.generic import GenericDecoder, require_rollback
-from card.models.hrad.features import kept_states
 from card.models.inflation import original_size
 from card.models.int8 import Int8Decoder
 from card.models.int8_linear import why_not_int8
@@ -111,8 +111,7 @@ class TorchRunner:
         self.device, self.dtype = self._decoder.layout.device, self._decoder.layout.dtype  # of logits and computation
         self.original = original_size(model)  # of the model, or of the one that it was inflated from
         self._embeddings = cast(Tensor, model.get_input_embeddings().weight).detach()
-        self._pass_features: Tensor | None = None  # of the rows with logits in the last pass, if they are kept
-        self._features: Sequence[Tensor] = ()  # the same per extension
+        self.features = Features(self.original.num_layers, self.original.hidden_size)
         self._long_slots: set[int] = set()  # see `make_long`
         self._cache = KVCache(self._decoder.layout, max_model_len + max_tree_rows)
         self.max_rows, self.row_bytes = self._cache.max_rows, self._cache.row_bytes  # most of a sequence; of one row
@@ -177,32 +176,8 @@ class TorchRunner:
         with torch.inference_mode():
             self._cache.keep(slot, num_prefix_rows, rows)
 
-    def keep_features(self, num_layers: int) -> None:
-        """Let every pass from now on keep the hidden states of the last ``num_layers`` layers for `features`.
-
-        Raises: ModelError if the model has fewer layers, or its original where it is an inflated one.
-        """
-        self._decoder.kept = kept_states(self.original, num_layers)
-        self._features = ()
-
-    def features(self, extension_idx: int) -> Tensor:
-        """Return the features of the rows of the last pass whose logits were returned.
-
-        They are the last ones of transformers' ``output_hidden_states``, in its order: the very last one is taken after
-        the final norm. Those of an inflated model are its original's.
-
-        Returns: [T - first_logits_idx, num_layers * D] in the model's dtype, on its device; an inference tensor.
-        Raises: ModelError if no pass has kept features for such an extension.
-        """
-        if not 0 <= extension_idx < len(self._features):
-            raise ModelError(
-                f"the last pass kept features of {len(self._features)} sequences, not of number {extension_idx}; ask"
-                " for them before the pass"
-            )
-        return self._features[extension_idx]
-
     def embedding(self, token_id: int) -> Tensor:
-        """Return the row of a token in the input embeddings, [D], D as of `features`."""
+        """Return the row of a token in the input embeddings, [D]; that of the original of an inflated model."""
         return self._embeddings[token_id, : self.original.hidden_size]
 
     def forward(self, extensions: Sequence[Extension]) -> list[Tensor]:
@@ -217,12 +192,9 @@ class TorchRunner:
         held = [self.num_rows(extension.slot) for extension in extensions]
         try:
             with torch.inference_mode():
-                logits = self._forward(extensions)
-                if self._pass_features is not None:
-                    self._features = torch.split(self._pass_features, [len(one) for one in logits])
-                return logits
+                return self._forward(extensions)
         except BaseException:
-            self._features = ()
+            self.features.leave(None)
             for extension, num_rows in zip(extensions, held, strict=True):
                 self._cache[extension.slot].tree.truncate(num_rows)
             raise
@@ -240,13 +212,16 @@ class TorchRunner:
             offset += num_new
         if isinstance(self._decoder, GenericDecoder):
             self._decoder.long_rows = self._long_rows(extensions, positions)
+        logits_rows = self._logits_rows(extensions)
+        states = self.features.begin(logits_rows)
         logits = self._decoder.forward(
             torch.from_numpy(token_ids).to(self.device),
             torch.from_numpy(np.concatenate(positions)).to(self.device),
             steps,
-            self._logits_rows(extensions),
+            logits_rows,
+            states,
         )
-        self._pass_features = self._decoder.features
+        self.features.leave(states, extensions)
         if len(extensions) == 1:
             return [logits]
         return list(torch.split(logits, [len(e.token_ids) - e.first_logits_idx for e in extensions]))

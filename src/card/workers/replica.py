@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 from card.config import DraftSettings, SamplingParams, SamplingRule, ShapingRule, TreeShape
 from card.errors import ProtocolError
@@ -86,21 +87,19 @@ class Replica:
         self._passes_before = 0  # drafter passes of earlier incarnations
         self._busy_before_s = 0.0
         self._dropped_before = self._rolled_back_before = 0
-        self._beam_width: int | None = None  # None: as the settings say
-        self._branch_below: float | None = None  # None: as the settings say
+        self._tuned: dict[str, Any] = {}
 
-    def tune(self, beam_width: int | None) -> None:
-        """Let the drafter make layers of this width from the next message on; None leaves it at the settings."""
-        self._beam_width = beam_width
+    def tune(self, **shape: Any) -> None:
+        """Let the drafter's tree have this shape from the next message on.
 
-    def branch_below(self, probability: float) -> None:
-        """Let the trunk branch at the next token that is less likely than this, from the next message on."""
-        self._branch_below = probability
+        Args:
+            shape: by the names of `Correction`; None leaves one at the settings.
+        """
+        self._tuned |= shape
 
     def open_message(self) -> Open:
         """Return what tells a drafter everything about the request."""
-        told = {"beam_width": self._beam_width, "branch_below": self._branch_below}
-        draft = self._draft.replace(**{name: value for name, value in told.items() if value is not None})
+        draft = self._draft.replace(**{name: value for name, value in self._tuned.items() if value is not None})
         spec = draft_spec(draft, self._params, self._max_len, self._shaping, self._vocab_size)
         return Open(self._request_id, tuple(self._token_ids), spec)
 
@@ -113,8 +112,7 @@ class Replica:
             start=start,
             token_ids=tuple(self._token_ids[start:]),
             wants_snapshot=self._lost_a_layer,
-            beam_width=self._beam_width,
-            branch_below=self._branch_below,
+            **self._tuned,
         )
 
     def forget_drafter(self) -> None:

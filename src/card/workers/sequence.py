@@ -133,10 +133,10 @@ class Pass:
     offer: Nodes
     chosen: list[int] = field(default_factory=list)  # the target's token after the root and after each candidate
     verdict: Verdict | None = None  # None: a part of the prompt was run, and more of it follows
+    num_kept: int = 0  # accepted candidates that became text: its end may come before the last of them
     num_lenient: int = 0  # accepted candidates that are not the target's choice
     top_ids: list[list[int]] = field(default_factory=list)  # likeliest tokens of each row
     details: TokenDetails = field(default_factory=TokenDetails)
-    branch_below: float | None = None  # where the drafter's trunk is to branch from now on; None: as before
 
     @classmethod
     def of(cls, sequence: Sequence, work: Work) -> Pass:

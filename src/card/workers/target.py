@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 
 from card.config import VerifyShape
-from card.models.hrad.network import Foresight
 from card.models.pool import SequencePool
 from card.models.protocol import LanguageModel
 from card.tree.messages import Close, Declined, DrafterMessage, Layer, Resync, TargetMessage
@@ -18,8 +17,9 @@ from card.tree.nodes import NO_NODES, Nodes
 from card.tree.verify import MATCH, Verdict, Verifier
 from card.workers.metrics import RequestStats
 from card.workers.offers import Offers
-from card.workers.request import Progress, Request, StepResult, Verified, Work
+from card.workers.request import FinishReason, Progress, Request, StepResult, Verified, Work
 from card.workers.sequence import Pass, Sequence, longest_text
+from card.workers.watchers import Watchers
 from card.writers.local.protocol import WriterSequence
 
 OpenWriter = Callable[[Request], WriterSequence]
@@ -37,8 +37,8 @@ class TargetWorker:
         max_kv_bytes: int | None = None,
         writers: Mapping[str, OpenWriter] | None = None,
         top_k: int = 0,
-        foresee: Foresight | None = None,
         verifier: Verifier = MATCH,
+        watchers: Watchers | None = None,
     ) -> None:
         """Take over ``model``.
 
@@ -48,11 +48,11 @@ class TargetWorker:
             writers: by name, in the order in which they are asked for candidates; called when a request begins.
             top_k: likeliest tokens that the writers are shown at every token that is run.
             verifier: decides which candidates stay and which token follows.
-            foresee: says after each pass where the drafter's trunk is to branch; None leaves it at the settings.
+            watchers: are shown hidden states after each pass; None: nobody wishes for any.
         """
         self.model = model
-        self._foresee = foresee
         self._verifier = verifier
+        self._watchers = watchers
         self._writers = dict(writers or {})
         self._top_k = top_k
         self.pool = SequencePool(model, max_kv_bytes if max_kv_bytes is not None else 1 << 62)
@@ -83,7 +83,7 @@ class TargetWorker:
         offers = Offers(openers, vocab_size=self.model.vocab_size)
         place = opened.slot, opened.num_reused
         sequence = Sequence(request, *place, offers=offers, switch_len=self.pool.switch_len, **sizes)
-        sequence.replica.tune(self._beam_width)
+        sequence.replica.tune(beam_width=self._beam_width)
         self._running[request.request_id] = sequence
         return [sequence.replica.open_message()] if request.uses_drafter else []
 
@@ -120,7 +120,7 @@ class TargetWorker:
         """
         self._beam_width = beam_width
         for sequence in self._running.values():
-            sequence.replica.tune(self._beam_width)
+            sequence.replica.tune(beam_width=beam_width)
 
     def reopen(self) -> list[TargetMessage]:
         """Tell a new incarnation of the drafter about every running request."""
@@ -209,49 +209,45 @@ class TargetWorker:
         started = self._clock()
         all_logits = self.model.forward([one.extension for one in passes])
         try:
-            for idx, (one, logits) in enumerate(zip(passes, all_logits, strict=True)):
+            for one, logits in zip(passes, all_logits, strict=True):
                 one.decide(logits, self._top_k, self._verifier)
-                one.branch_below = self._foreseen(idx, one)
         except BaseException:
             for one in passes:
                 self.model.keep(one.sequence.slot, one.sequence.num_rows)
             raise
         num_tokens = sum(len(one.extension.token_ids) for one in passes)
         result = StepResult(num_tokens=num_tokens, busy_s=self._clock() - started)
-        for one in passes:
-            self._commit(one, result)
+        for idx, one in enumerate(passes):
+            self._commit(idx, one, result)
         return result
 
-    def _foreseen(self, extension_idx: int, one: Pass) -> float | None:
-        """Return where the drafter's trunk is to branch after this pass; None: where it was told last."""
-        verdict = one.verdict
-        if self._foresee is None or verdict is None or not one.sequence.request.uses_drafter:
-            return None
-        logits_idx = 1 + verdict.accepted[-1] if verdict.accepted else 0
-        return self._foresee(extension_idx, logits_idx, verdict.next_id)
-
-    def _commit(self, one: Pass, result: StepResult) -> None:
-        """Take over what a pass has decided, and tell drafter and writers."""
-        sequence, was_prefilling = one.sequence, one.sequence.is_prefilling
+    def _commit(self, extension_idx: int, one: Pass, result: StepResult) -> None:
+        """Take over what a pass has decided, and tell drafter, writers and watchers."""
+        sequence, was_prefilling, first = one.sequence, one.sequence.is_prefilling, one.sequence.num_rows
+        reason: FinishReason | None = None
         if one.verdict is None:
             sequence.num_rows += len(one.extension.token_ids)
         else:
             if not was_prefilling:
                 sequence.stats.target_busy_s += result.busy_s
-            if one.branch_below is not None:
-                sequence.replica.branch_below(one.branch_below)
             sequence.offers.observe(one.observation(one.verdict))
-            self._commit_tokens(one, one.verdict, result)
+            reason = self._commit_tokens(one, one.verdict, result)
+        branch_below = self._watchers.show(extension_idx, one, first) if self._watchers else None
+        if branch_below is not None:
+            sequence.replica.tune(branch_below=branch_below)
+        if one.verdict is not None and reason is None and sequence.request.uses_drafter:
+            result.messages.append(sequence.replica.correction())
         if was_prefilling:
             self.pool.note(sequence.slot, sequence.token_ids[: sequence.num_rows])
 
-    def _commit_tokens(self, one: Pass, verdict: Verdict, result: StepResult) -> None:
-        """Accept, cut at the end of the text, roll the KV back, and tell the drafter."""
+    def _commit_tokens(self, one: Pass, verdict: Verdict, result: StepResult) -> FinishReason | None:
+        """Accept, cut at the end of the text, and roll the KV back. Returns: why the text ends, if it does."""
         sequence, offer = one.sequence, one.offer
         root_rows, was_prefilling = len(sequence.token_ids), sequence.is_prefilling
         new_ids = [offer.tokens[i] for i in verdict.accepted] + [verdict.next_id]
         kept_ids, reason = sequence.cut(new_ids)
         kept_rows = [root_rows + i for i in verdict.accepted[: len(kept_ids)]]
+        one.num_kept = len(kept_rows)
         self.model.keep(sequence.slot, root_rows, kept_rows)
         sequence.num_rows = root_rows + len(kept_rows)
         sequence.token_ids += kept_ids
@@ -271,4 +267,4 @@ class TargetWorker:
         if reason is None and sequence.request.uses_drafter:
             was_hit = sequence.replica.advance(new_ids)
             stats.hits += was_hit and not was_prefilling
-            result.messages.append(sequence.replica.correction())
+        return reason

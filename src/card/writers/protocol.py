@@ -15,6 +15,7 @@ import msgspec
 from torch import Tensor
 
 from card.errors import CardError
+from card.models.features import FeatureWish
 from card.tree.candidates import CandidateCache
 from card.tree.messages import DraftSpec
 from card.tree.nodes import NewNodes
@@ -144,8 +145,8 @@ class DraftWriter:
 
     layers_per_pass: ClassVar[int] = 1
     """Most layers that a step adds to a tree: 1, or more for a drafter of several tokens a pass."""
-    wanted_features: ClassVar[tuple[int, ...]] = ()
-    """Layers of the target whose hidden states it wants for committed tokens; () wants none, which costs nothing."""
+    wanted_features: ClassVar[FeatureWish | None] = None
+    """Hidden states of the target that it wants; None wants none, which costs nothing."""
     find_grammar: FindGrammar | None
     """Finds the grammars of requests; None drafts without regard to them."""
 

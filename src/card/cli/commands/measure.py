@@ -28,6 +28,7 @@ from card.cli.options import (
 )
 from card.cli.starting import run
 from card.config import DraftSettings, EngineSettings, SamplingParams
+from card.methods import OWN_SETTINGS
 from card.planner.requests import PoolRequest
 from card.verify_server.settings import VerifySettings
 
@@ -78,7 +79,7 @@ _OF_ROWS = "Of card-chain, card-tree, card-turns.  [default: the library's]"
     help="Draft lengths that sps, ouroboros, card-turns and transformers-assisted choose from.",
 )
 @option_of(EngineSettings, "draft_vocab")
-@option_of(EngineSettings, "hrad", is_filled=True)
+@with_options(*options_of(EngineSettings, " ".join(OWN_SETTINGS), is_filled=True))
 @wide_option
 @with_options(*(option_of(DraftSettings, name, help=_OF_ROWS) for name in DRAFT_OPTIONS))
 @click.option("--coupling-report", is_flag=True, help="Add rows that rank candidates without the sampling noise.")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from card.models.cuda.graphs import StagedTensor, bucket_of
 from card.models.cuda.static_cache import MAX_STATIC_TOKENS, TOKEN_BUCKETS, StaticDecoder
+from card.models.features import PassStates
 from card.models.fused import FusedDecoder
 from card.models.kv_cache import BoolArray, FloatArray, IntArray
 from card.models.protocol import Extension
@@ -46,7 +47,7 @@ class BucketedRunner(TorchRunner):
                 self.static = StaticDecoder(self._decoder, self.max_rows)
                 logits_shape = (MAX_STATIC_TOKENS, self.vocab_size)
                 self._logits = torch.zeros(logits_shape, dtype=self.dtype, device=self.device)
-        self._bucket_features: Tensor | None = None  # [MAX_STATIC_TOKENS, num_features]: recorded passes write there
+        self._kept: dict[int, Tensor] = {}  # by layer, [MAX_STATIC_TOKENS, D]: recorded passes write states there
         self._passes: dict[tuple[int, int], _BucketPass] = {}  # by tokens and span
 
     def close(self, slot: int) -> None:
@@ -86,16 +87,12 @@ class BucketedRunner(TorchRunner):
         with torch.inference_mode():
             self.static.give_back(slot, sequence.kv, len(parents))
 
-    def keep_features(self, num_layers: int) -> None:
-        """Let every pass from now on keep features, recorded ones too. Arguments and errors as of `TorchRunner`."""
-        super().keep_features(num_layers)
-        if self.static:
-            assert self._decoder.kept is not None
-            self.static.recorder.wait()
-            self._passes.clear()  # they were recorded without
-            with torch.inference_mode():
-                shape = (MAX_STATIC_TOKENS, self._decoder.kept.num_features)
-                self._bucket_features = torch.zeros(shape, dtype=self.dtype, device=self.device)
+    def _follow_wishes(self, static: StaticDecoder) -> None:
+        """Forget passes that were recorded for other wishes; have room for the states that are wanted now."""
+        static.recorder.wait()
+        self._passes.clear()
+        shape = (MAX_STATIC_TOKENS, self._embeddings.shape[1])
+        self._kept = {one: torch.zeros(shape, dtype=self.dtype, device=self.device) for one in self.features.layers}
 
     def _forward(self, extensions: Sequence[Extension]) -> list[Tensor]:
         if self.static is None or len(extensions) > 1 or len(extensions[0].token_ids) > MAX_STATIC_TOKENS:
@@ -104,13 +101,17 @@ class BucketedRunner(TorchRunner):
         slot, num_new = extensions[0].slot, len(token_ids)
         sequence = self._cache[slot]
         tree, start = sequence.tree, sequence.tree.num_rows - num_new
+        if self._kept.keys() != self.features.layers:
+            self._follow_wishes(self.static)
         bucket_pass = self._pass_for(self.static, num_new, start)
         self.static.bring(slot, sequence.kv, start)
         bucket_pass.run(token_ids, tree.positions(start), start, tree.bias(start))
         self.static.give_back(slot, sequence.kv, num_new)
         first = extensions[0].first_logits_idx
-        if self._bucket_features is not None:
-            self._pass_features = self._bucket_features[first:num_new].clone()
+        if states := self.features.begin(slice(first, None)):
+            for layer, kept in self._kept.items():
+                states.take(layer, kept[:num_new].clone())
+        self.features.leave(states, extensions)
         return [self._logits[first:num_new].clone()]  # the next pass writes there
 
     def _pass_for(self, static: StaticDecoder, num_new: int, start: int) -> _BucketPass:
@@ -118,8 +119,8 @@ class BucketedRunner(TorchRunner):
         assert num_tokens is not None
         shape = num_tokens, static.span_of(start + num_tokens)
         if shape not in self._passes:
-            features = None if self._bucket_features is None else self._bucket_features[:num_tokens]
-            self._passes[shape] = _BucketPass(static, *shape, self._logits[:num_tokens], features)
+            kept = {layer: states[:num_tokens] for layer, states in self._kept.items()}
+            self._passes[shape] = _BucketPass(static, *shape, self._logits[:num_tokens], kept)
         return self._passes[shape]
 
 
@@ -127,11 +128,11 @@ class _BucketPass:
     """A recorded pass of one shape."""
 
     def __init__(
-        self, static: StaticDecoder, num_tokens: int, span: int, logits: Tensor, features: Tensor | None
+        self, static: StaticDecoder, num_tokens: int, span: int, logits: Tensor, kept: Mapping[int, Tensor]
     ) -> None:
         self._static = static
         self._logits = logits
-        self._features = features
+        self._kept = kept
         self._inputs = StagedTensor((3, num_tokens), torch.int64, static.device)  # tokens, positions, places
         self._visible = StagedTensor((num_tokens, span), torch.bool, static.device)
         self._fill(np.zeros(0, np.int64), np.zeros(0, np.int64), 0, np.zeros((0, 0), np.bool_))
@@ -158,10 +159,11 @@ class _BucketPass:
 
     def _compute(self) -> None:
         token_ids, positions, row_idx = self._inputs.tensor.unbind(0)
-        self._logits.copy_(self._static.forward(token_ids, positions, row_idx, self._visible.tensor))
-        if self._features is not None:
-            assert self._static.features is not None
-            self._features.copy_(self._static.features)
+        states = PassStates(self._kept.keys(), slice(None)) if self._kept else None
+        self._logits.copy_(self._static.forward(token_ids, positions, row_idx, self._visible.tensor, states))
+        if states:
+            for layer, kept in self._kept.items():
+                kept.copy_(states.kept[layer])
 
 
 def _visible(bias: FloatArray | None, num_new: int, num_rows: int) -> BoolArray:

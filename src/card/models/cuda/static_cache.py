@@ -13,6 +13,7 @@ from torch import Tensor
 
 from card.models.attention import MAX_PACKED_ROWS
 from card.models.cuda.graphs import Recorder, Step, bucket_of
+from card.models.features import PassStates
 from card.models.fused import FusedDecoder, StaticPass
 from card.models.kv_cache import BIAS_ALIGNMENT
 
@@ -51,11 +52,6 @@ class StaticDecoder:
         """V of the logits."""
         return self._decoder.vocab_size
 
-    @property
-    def features(self) -> Tensor | None:
-        """What the last `forward` left of the features that the decoder keeps, [T, num_features]."""
-        return self._decoder.features
-
     def span_of(self, num_rows: int) -> int:
         """Return how many rows a pass looks at that must see the first ``num_rows``; there are that many."""
         span = bucket_of(num_rows, self._spans)
@@ -92,17 +88,25 @@ class StaticDecoder:
         if slot == self._slot:
             self._num_valid = min(self._num_valid, num_rows)
 
-    def forward(self, token_ids: Tensor, positions: Tensor, row_idx: Tensor, visible: Tensor) -> Tensor:
+    def forward(
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        row_idx: Tensor,
+        visible: Tensor,
+        states: PassStates | None = None,
+    ) -> Tensor:
         """Run T tokens over the desk, as a part of a step: fixed shapes, nothing is read back.
 
         Args:
             token_ids, positions: [T] int64.
             row_idx: [T] int64, different rows of the desk for the keys and values of the tokens.
             visible: [T, span] bool, the rows that each token sees, its own among them; ``span`` from `span_of`.
+            states: takes the hidden states of all rows that somebody wishes for; None: nobody does.
         Returns: logits [T, V].
         """
         step = self._static_pass(row_idx, visible)
-        return self._decoder.forward(token_ids, positions, [step], slice(None))
+        return self._decoder.forward(token_ids, positions, [step], slice(None), states)
 
     def _static_pass(self, row_idx: Tensor, visible: Tensor) -> StaticPass:
         num_new, span = visible.shape

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -23,21 +23,19 @@ from torch import Tensor
 from torch.nn import functional
 
 from card.errors import ModelError
-from card.models.demo import demo_hrad
+from card.models.features import FeatureWish, Rows, SeenRows
 from card.models.torch_runner import TorchRunner
 
 ALL_REJECTED, UNDECIDED, ALL_ACCEPTED = CLASSES = (0, 1, 2)  # of a chain: none of it, some of it, all of it is accepted
 OFF, DEMO_HRAD = "off", "demo"  # no predictor; name of the one for the demo pair
 HIDDEN_WIDTHS = (256, 64)
+_DEMO_FILE = Path(__file__).with_name("demo.safetensors")
 
 _FORMAT = "card-hrad-2"
 _STORED_DTYPE = torch.float16  # inputs are standardised, so no weight is far from 1
 _LEAST_PROBABILITY = 1e-4  # an outcome is never ruled out
 
 Layer = tuple[Tensor, Tensor]  # weight [out, in] and bias [out] of a linear layer, float32
-
-Foresight = Callable[[int, int, int], float]
-"""(index of the extension in the pass, index of the logits that gave the new token, that token) -> branch_below."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +64,12 @@ class Evidence:
 
 
 class HRad:
-    """Says how likely it is that a chain of drafted tokens will be accepted: none of it, some of it, all of it."""
+    """Says how likely it is that a chain of drafted tokens will be accepted: none of it, some of it, all of it.
+
+    Once it is attached to a target it is a consumer of features.
+    """
+
+    wish: FeatureWish
 
     def __init__(
         self, facts: HRadFacts, layers: Sequence[Layer], mean: Tensor, std: Tensor, evidence: Evidence = Evidence()
@@ -92,16 +95,11 @@ class HRad:
         self.evidence = evidence
         self._layers = [(weight.to(_STORED_DTYPE).float(), bias) for weight, bias in layers]
         self._mean, self._std = mean, std
-        self._runner: TorchRunner | None = None
-
-    @property
-    def is_heard(self) -> bool:
-        """True if what it says ever moves a branch point: if not, nobody need ask."""
-        return self.evidence.weight > 0.0
 
     @classmethod
     def load(cls, path: str | Path) -> HRad:
-        """Read a predictor that `save` wrote. Raises: ModelError, one line, if there is none."""
+        """Read a predictor that `save` wrote, or "demo", that of the demo pair. Raises: ModelError if there is none."""
+        path = _DEMO_FILE if str(path) == DEMO_HRAD else path
         if not Path(path).is_file():
             raise ModelError(f"there is no file {path}; train a predictor with card train hrad, or name {DEMO_HRAD}")
         try:
@@ -140,8 +138,8 @@ class HRad:
         except (SafetensorError, OSError) as error:
             raise ModelError(f"the predictor cannot be written to {path}: {error}") from error
 
-    def attach(self, runner: TorchRunner) -> None:
-        """Let ``runner`` keep the features that `branch_below` needs, and take embeddings from it.
+    def attach(self, runner: TorchRunner, usual: float) -> None:
+        """Look at a target's features from now on, and move ``usual`` by them.
 
         Raises: ModelError if the predictor was trained for another target.
         """
@@ -153,28 +151,28 @@ class HRad:
                 f"the predictor was trained for {_describe(*trained)}, not for this one, {_describe(*given)};"
                 " train one for it with card train hrad"
             )
-        if self.is_heard:
-            runner.keep_features(facts.num_layers)
-        self._runner = runner
+        self.wish = last_states(runner, facts.num_layers, "last")
+        self._runner, self._usual = runner, usual
 
-    def branch_below(self, features_row: Tensor, new_token_id: int, usual: float) -> float:
+    def observe(self, seen: SeenRows) -> float | None:
+        """Return the probability below which the drafter is to branch; None if there is no drafter."""
+        return self.branch_below(seen.features[-1], seen.token_ids[-1]) if seen.has_drafter else None
+
+    def branch_below(self, features_row: Tensor, new_token_id: int) -> float:
         """Return the probability below which drafted tokens are unsure after a new token, in [0, 1].
 
         The more likely a rejection is foreseen, the surer the drafter must be of a token not to branch there. In log
-        odds: those of ``usual``, moved by the foreseen ones as far as they differ from their mean.
+        odds: those of the usual one, moved by the foreseen ones as far as they differ from their mean. 0 and 1 stay.
 
         Args:
-            features_row: [num_layers * D] floating, one row of `TorchRunner.features`: the one whose logits gave the
-                token.
-            usual: what holds where nothing special is foreseen; 0 and 1 hold whatever is foreseen.
+            features_row: [num_layers * D] floating, the features of the row whose logits gave the token.
         """
-        assert self._runner is not None, "attach the predictor to the target first"
-        if not 0.0 < usual < 1.0:
-            return usual
+        if not 0.0 < self._usual < 1.0:
+            return self._usual
         values = torch.cat((features_row, self._runner.embedding(new_token_id))).to(device="cpu", dtype=torch.float32)
         probabilities = self.probabilities(values)
         foreseen = float(log_odds(probabilities)) - self.evidence.mean
-        odds = math.log(usual / (1.0 - usual)) - self.evidence.weight * foreseen
+        odds = math.log(self._usual / (1.0 - self._usual)) - self.evidence.weight * foreseen
         return 1.0 / (1.0 + math.exp(-odds))
 
     def probabilities(self, features: Tensor) -> Tensor:
@@ -197,32 +195,28 @@ def log_odds(probabilities: Tensor) -> Tensor:
     return logprobs[..., ALL_ACCEPTED] - logprobs[..., ALL_REJECTED]
 
 
-def load_hrad(path: str | Path, runner: TorchRunner) -> HRad:
-    """Return a predictor for the target that ``runner`` runs; it keeps features from now on.
+def last_states(runner: TorchRunner, num_layers: int, rows: Rows) -> FeatureWish:
+    """Return the wish for the last ``num_layers`` hidden states. Raises: ModelError if the model has fewer layers."""
+    if not 1 <= num_layers <= runner.original.num_layers:
+        raise ModelError(
+            f"features are the hidden states of the last 1 to {runner.original.num_layers} layers of this model, got"
+            f" {num_layers}; ask for fewer layers"
+        )
+    return FeatureWish(tuple(range(-num_layers, 0)), rows)
+
+
+def foresight(predictor: str, runner: TorchRunner, usual: float) -> list[HRad]:
+    """Return who is to be shown the features of ``runner``, a target; nobody if that never moves a branch point.
 
     Args:
-        path: a file, or "demo" for the one that is shipped for the demo pair.
-    Raises: ModelError if there is none, or it was trained for another target.
-    """
-    hrad = HRad.load(demo_hrad() if str(path) == DEMO_HRAD else path)
-    hrad.attach(runner)
-    return hrad
-
-
-def foresight(predictor: str, runner: TorchRunner, usual: float) -> Foresight | None:
-    """Return where to branch by what a predictor says of the passes of ``runner``; None leaves it at the settings.
-
-    Args:
-        predictor: "off", or as of `load_hrad`, with its errors.
-        runner: of the target; if the predictor ever moves the branch point, it keeps hidden states from now on.
+        predictor: "off", or as of `HRad.load`, with its errors.
         usual: probability below which the drafter branches where nothing special is foreseen.
     """
-    hrad = load_hrad(predictor, runner) if predictor != OFF else None
-    if hrad is None or not hrad.is_heard:
-        return None
-    return lambda extension_idx, logits_idx, new_id: hrad.branch_below(
-        runner.features(extension_idx)[logits_idx], new_id, usual
-    )
+    if predictor == OFF:
+        return []
+    hrad = HRad.load(predictor)
+    hrad.attach(runner, usual)
+    return [hrad] if hrad.evidence.weight > 0.0 else []
 
 
 def target_facts(runner: TorchRunner, *, num_layers: int, draft: str, num_speculative_tokens: int) -> HRadFacts:

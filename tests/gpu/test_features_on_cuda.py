@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from card.models.features import FeatureWish
 from card.models.protocol import Extension
 from tests.static import bucketed, ordinary
 
@@ -27,12 +28,15 @@ def test_recorded_passes_leave_the_features_of_ordinary_ones(device: str) -> Non
     recorded.forward([Extension(slots[0], TEXT[:4], range(-1, 3))])  # without features: to be recorded anew
     plain.forward([Extension(slots[1], TEXT[:4], range(-1, 3))])
     start = 4
-    for num_layers, sizes in ((2, (4, 1, 1)), (1, (1, 1))):
+    both, last = FeatureWish((0, 1), "all"), FeatureWish((-1,), "logits")
+    for wishes, sizes in (([both, last], (4, 1, 1)), ([last], (1, 1))):
         for runner in (recorded, plain):
-            runner.keep_features(num_layers)
+            runner.features.wish(wishes)
         for num_new in sizes:
             ids, parents = TEXT[start : start + num_new], range(start - 1, start - 1 + num_new)
             for runner, slot in zip((recorded, plain), slots, strict=True):
                 runner.forward([Extension(slot, ids, parents)])
-            torch.testing.assert_close(recorded.features(0), plain.features(0), atol=1e-4, rtol=1e-4)
+            for wish in wishes:
+                found, expected = (runner.features.of(0, wish) for runner in (recorded, plain))
+                torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
             start += num_new

@@ -17,14 +17,12 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 
 from card.config import EngineSettings
 from card.errors import ModelError, PromptError
-from card.models.cuda.bucketed import BucketedRunner
-from card.models.demo import SAMPLE_PROBLEMS
-from card.models.hrad import rounds as hrad_rounds
-from card.models.hrad.network import (
+from card.hrad import rounds as hrad_rounds
+from card.hrad.network import (
     ALL_ACCEPTED,
     ALL_REJECTED,
     UNDECIDED,
@@ -32,184 +30,21 @@ from card.models.hrad.network import (
     HRad,
     HRadFacts,
     foresight,
-    load_hrad,
     log_odds,
     target_facts,
 )
-from card.models.hrad.rounds import RoundCollector, Rounds
-from card.models.hrad.training import TokenOutcomes, TrainSettings, calibrated, evidence_of, train_hrad
-from card.models.inflation import InflatedShape, inflate_to_shape
+from card.hrad.rounds import RoundCollector, Rounds
+from card.hrad.training import TokenOutcomes, TrainSettings, calibrated, evidence_of, train_hrad
+from card.models.demo import SAMPLE_PROBLEMS
+from card.models.features import FeatureWish, SeenRows
 from card.models.loading import end_token_ids, load_model, load_tokenizer
-from card.models.protocol import Extension
 from card.models.text import encode_chat
 from card.models.torch_runner import TorchRunner
 from card.tree.sampling import CHOICE_SHARPNESS
+from tests.hidden_states import CHAIN, VOCAB_SIZE, assert_same, chain, make_model, make_runner, own_features
 
-VOCAB_SIZE = 61
-HIDDEN = 32
-MAX_MODEL_LEN = 64
 NUM_LAYERS = 3
 END_ID = 7
-CHAIN = (3, 14, 15, 9, 26, 5, 35, 8, 9, 7, 9, 32)
-INFLATED = InflatedShape(copies=2, layers=6, mlp_width=96)
-
-
-def make_model(*, seed: int = 0, noise: float = 0.0) -> LlamaForCausalLM:
-    """Return a small random Llama of four layers; ``noise`` moves its weights by so many times their spread."""
-    config = LlamaConfig(
-        vocab_size=VOCAB_SIZE,
-        hidden_size=HIDDEN,
-        intermediate_size=48,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=MAX_MODEL_LEN,
-        initializer_range=0.3,
-        bos_token_id=None,
-        eos_token_id=None,
-    )
-    torch.manual_seed(seed)
-    model = LlamaForCausalLM(config)
-    with torch.no_grad():
-        for weight in model.parameters():
-            weight.add_(noise * weight.std() * torch.randn_like(weight))
-        model.model.norm.weight.normal_(1.0, 0.3)  # so that a state before the final norm is not one after it
-    return model.train(False)
-
-
-def make_runner(kind: str) -> TorchRunner:
-    """Return one of the ways in which the same model can be run."""
-    model: PreTrainedModel = make_model()
-    if "inflated" in kind:
-        model = inflate_to_shape(model, INFLATED)
-    if "twice" in kind:
-        model = inflate_to_shape(model, InflatedShape(copies=3, layers=7, mlp_width=100))
-    if "bucketed" in kind:
-        return BucketedRunner(model, max_model_len=MAX_MODEL_LEN)
-    return TorchRunner(model, max_model_len=MAX_MODEL_LEN, fused="generic" not in kind)
-
-
-KINDS = ("fused", "generic", "bucketed", "inflated", "inflated generic", "inflated twice", "inflated bucketed")
-
-
-def own_features(ids: Sequence[int], num_layers: int, model: PreTrainedModel | None = None) -> Tensor:
-    """Return [T, num_layers * D]: the last hidden states that transformers itself gives for a chain."""
-    with torch.no_grad():
-        states = (model or make_model())(torch.tensor([list(ids)]), output_hidden_states=True).hidden_states
-    return torch.cat([state[0] for state in states[-num_layers:]], -1)
-
-
-def assert_same(got: Tensor, expected: Tensor) -> None:
-    torch.testing.assert_close(got.clone(), expected, atol=2e-4, rtol=2e-4)
-
-
-def chain(slot: int, ids: Sequence[int], start: int = 0, first: int = 0) -> Extension:
-    return Extension(slot, ids, range(start - 1, start - 1 + len(ids)), first)
-
-
-# ---- features -------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("num_layers", [1, 2, 4])
-def test_features_are_the_last_hidden_states_of_transformers(kind: str, num_layers: int) -> None:
-    runner = make_runner(kind)
-    runner.keep_features(num_layers)
-    slot = runner.open()
-    expected = own_features(CHAIN, num_layers)
-    for start, end in ((0, 5), (5, 6), (6, 12)):
-        logits = runner.forward([chain(slot, CHAIN[start:end], start)])
-        assert runner.features(0).shape == (len(logits[0]), num_layers * HIDDEN)
-        assert_same(runner.features(0), expected[start:end])
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_features_belong_to_the_rows_whose_logits_are_returned(kind: str) -> None:
-    runner = make_runner(kind)
-    runner.keep_features(2)
-    slots = [runner.open() for _ in range(3)]
-    texts = [CHAIN, CHAIN[3:9], CHAIN[::-1]]
-    firsts = [4, 6, 11]  # the second extension asks for no row
-    extensions = [chain(slot, ids, first=first) for slot, ids, first in zip(slots, texts, firsts, strict=True)]
-    for batch in (extensions, [replace(extensions[0], slot=runner.open())]):
-        runner.forward(batch)
-        for i, (ids, first) in enumerate(zip(texts[: len(batch)], firsts, strict=False)):
-            assert_same(runner.features(i), own_features(ids, 2)[first:])
-    slot = runner.open()
-    runner.forward([chain(slot, CHAIN, first=len(CHAIN))])
-    assert runner.features(0).shape == (0, 2 * HIDDEN)
-
-
-@pytest.mark.parametrize("kind", ["fused", "generic", "bucketed"])
-def test_features_of_a_tree_are_those_of_each_path(kind: str) -> None:
-    runner = make_runner(kind)
-    runner.keep_features(3)
-    slot = runner.open()
-    runner.forward([chain(slot, CHAIN[:4])])
-    runner.forward([Extension(slot, [20, 21, 22], [3, 3, 4])])
-    for row, path in enumerate(([20], [21], [20, 22])):
-        assert_same(runner.features(0)[row], own_features([*CHAIN[:4], *path], 3)[-1])
-
-
-@pytest.mark.parametrize("kind", ["fused", "generic", "bucketed"])
-def test_keeping_features_changes_no_logits_and_costs_nothing_until_it_is_asked_for(kind: str) -> None:
-    plain, keeping = make_runner(kind), make_runner(kind)
-    keeping.keep_features(4)
-    (one,), (other,) = (runner.forward([chain(runner.open(), CHAIN)]) for runner in (plain, keeping))
-    assert torch.equal(one, other)
-    assert plain._decoder.features is None
-    with pytest.raises(ModelError, match="kept features of 0 sequences, not of number 0; ask for them"):
-        plain.features(0)
-    with pytest.raises(ModelError, match="kept features of 1 sequences, not of number 1"):
-        keeping.features(1)
-
-
-@pytest.mark.parametrize("kind", ["fused", "bucketed"])
-def test_keeping_begins_and_changes_at_any_time(kind: str) -> None:
-    runner = make_runner(kind)
-    slot = runner.open()
-    runner.forward([chain(slot, CHAIN[:4])])
-    for num_layers, start in ((1, 4), (3, 6), (2, 8)):
-        runner.keep_features(num_layers)
-        with pytest.raises(ModelError, match="ask for them before the pass"):
-            runner.features(0)
-        runner.forward([chain(slot, CHAIN[start : start + 2], start)])
-        assert_same(runner.features(0), own_features(CHAIN, num_layers)[start : start + 2])
-
-
-def test_features_of_a_failed_pass_are_not_those_of_the_one_before() -> None:
-    runner = make_runner("fused")
-    runner.keep_features(1)
-    runner.forward([chain(runner.open(), CHAIN)])
-    with pytest.raises(ModelError, match="outside the model's vocabulary"):
-        runner.forward([chain(runner.open(), [VOCAB_SIZE])])
-    with pytest.raises(ModelError, match="kept features of 0 sequences"):
-        runner.features(0)
-
-
-def test_a_model_of_another_architecture_gives_its_own_states() -> None:
-    torch.manual_seed(0)
-    config = GPT2Config(vocab_size=VOCAB_SIZE, n_embd=24, n_layer=3, n_head=2, n_positions=MAX_MODEL_LEN)
-    model = GPT2LMHeadModel(config).train(False)
-    expected = own_features(CHAIN, 2, model)
-    runner = TorchRunner(copy.deepcopy(model), max_model_len=MAX_MODEL_LEN)
-    assert not runner.is_fused
-    runner.keep_features(2)
-    runner.forward([chain(runner.open(), CHAIN)])
-    assert_same(runner.features(0), expected)
-
-
-@pytest.mark.parametrize("kind", ["fused", "inflated"])
-@pytest.mark.parametrize("num_layers", [0, 5])
-def test_more_layers_than_the_original_has_are_refused(kind: str, num_layers: int) -> None:
-    with pytest.raises(ModelError, match=f"the last 1 to 4 layers of this model, got {num_layers}"):
-        make_runner(kind).keep_features(num_layers)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_embeddings_are_the_originals(kind: str) -> None:
-    expected = make_model().get_input_embeddings().weight[5]
-    assert torch.equal(make_runner(kind).embedding(5), expected)
 
 
 # ---- the predictor --------------------------------------------------------------------------------------------------
@@ -264,24 +99,22 @@ def test_the_branch_point_moves_by_the_foreseen_odds_beyond_their_mean(
 ) -> None:
     runner = make_runner("fused")
     hrad = random_hrad(facts_of(runner), evidence=Evidence(weight, mean))
-    hrad.attach(runner)
+    hrad.attach(runner, usual)
     features = own_features(CHAIN, NUM_LAYERS)[row]
     chances = hrad.probabilities(torch.cat((features, runner.embedding(token_id)))).tolist()
     foreseen = math.log(max(chances[ALL_ACCEPTED], 1e-4) / max(chances[ALL_REJECTED], 1e-4))
     expected = logit(usual) - weight * (foreseen - mean)
-    assert logit(hrad.branch_below(features, token_id, usual)) == pytest.approx(expected, abs=1e-3)
-    assert [hrad.branch_below(features, token_id, fixed) for fixed in (0.0, 1.0)] == [0.0, 1.0]
+    assert logit(hrad.branch_below(features, token_id)) == pytest.approx(expected, abs=1e-3)
+    for fixed in (0.0, 1.0):
+        hrad.attach(runner, fixed)
+        assert hrad.branch_below(features, token_id) == fixed
 
 
 def test_what_weighs_nothing_leaves_the_drafters_confidence_alone() -> None:
     runner = make_runner("fused")
     hrad = random_hrad(facts_of(runner), evidence=Evidence())
-    hrad.attach(runner)
-    assert hrad.branch_below(own_features(CHAIN, NUM_LAYERS)[3], 5, 0.625) == pytest.approx(0.625)
-    assert not hrad.is_heard
-    runner.forward([chain(runner.open(), CHAIN)])
-    with pytest.raises(ModelError, match="ask for them before"):
-        runner.features(0)  # nobody looks at them, so nothing is kept
+    hrad.attach(runner, 0.625)
+    assert hrad.branch_below(own_features(CHAIN, NUM_LAYERS)[3], 5) == pytest.approx(0.625)
 
 
 def test_a_saved_predictor_is_the_same_one(tmp_path: Path) -> None:
@@ -308,12 +141,14 @@ def test_a_predictor_of_the_plain_target_fits_the_inflated_one(kind: str, tmp_pa
     plain = make_runner("fused")
     random_hrad(facts_of(plain)).save(tmp_path / "hrad.safetensors")
     runner = make_runner(kind)
-    hrad = load_hrad(tmp_path / "hrad.safetensors", runner)
+    hrad = HRad.load(tmp_path / "hrad.safetensors")
+    hrad.attach(runner, 0.5)
+    runner.features.wish([hrad.wish])
     runner.forward([chain(runner.open(), CHAIN)])
     found, expected = [], []
-    for row, own in zip(runner.features(0), own_features(CHAIN, NUM_LAYERS), strict=True):
+    for row, own in zip(runner.features.of(0, hrad.wish), own_features(CHAIN, NUM_LAYERS), strict=True):
         for token_id in range(5):
-            found.append(logit(hrad.branch_below(row, token_id, 0.5)))
+            found.append(logit(hrad.branch_below(row, token_id)))
             foreseen = float(log_odds(hrad.probabilities(torch.cat((own, plain.embedding(token_id))))))
             expected.append(-hrad.evidence.weight * (foreseen - hrad.evidence.mean))
     assert found == pytest.approx(expected, abs=1e-3)
@@ -328,10 +163,10 @@ def test_a_predictor_of_another_target_is_refused(tmp_path: Path) -> None:
         path = tmp_path / f"{name}.safetensors"
         random_hrad(replace(facts, **{name: value})).save(path)
         with pytest.raises(ModelError, match=r"trained for a target of .*, not for this one.*card train hrad"):
-            load_hrad(path, runner)
+            HRad.load(path).attach(runner, 0.7)
     random_hrad(replace(facts, num_layers=5)).save(tmp_path / "deep.safetensors")
     with pytest.raises(ModelError, match="the last 1 to 4 layers of this model, got 5"):
-        load_hrad(tmp_path / "deep.safetensors", runner)
+        HRad.load(tmp_path / "deep.safetensors").attach(runner, 0.7)
 
 
 def test_the_engine_is_told_where_to_branch_by_a_predictor_that_was_asked_for(tmp_path: Path) -> None:
@@ -339,14 +174,16 @@ def test_the_engine_is_told_where_to_branch_by_a_predictor_that_was_asked_for(tm
     runner = make_runner("fused")
     hrad = random_hrad(facts_of(runner))
     hrad.save(tmp_path / "hrad.safetensors")
-    assert foresight("off", runner, 0.7) is None
-    foresee = foresight(str(tmp_path / "hrad.safetensors"), runner, 0.7)
-    assert foresee is not None
-    hrad.attach(runner)
-    runner.forward([chain(runner.open(), CHAIN[:2]), chain(runner.open(), CHAIN)])
-    assert foresee(1, 3, 5) == pytest.approx(hrad.branch_below(own_features(CHAIN, NUM_LAYERS)[3], 5, 0.7), abs=1e-3)
+    assert foresight("off", runner, 0.7) == []
+    (consumer,) = foresight(str(tmp_path / "hrad.safetensors"), runner, 0.7)
+    assert consumer.wish == FeatureWish((-3, -2, -1), "last")
+    features = own_features(CHAIN, NUM_LAYERS)[3:4]
+    seen = SeenRows(request_id=7, token_ids=(*CHAIN[:4], 5), first=3, features=features, has_drafter=True)
+    hrad.attach(runner, 0.7)
+    assert consumer.observe(seen) == hrad.branch_below(features[0], 5)
+    assert consumer.observe(replace(seen, has_drafter=False)) is None
     random_hrad(facts_of(runner), evidence=Evidence()).save(tmp_path / "deaf.safetensors")
-    assert foresight(str(tmp_path / "deaf.safetensors"), runner, 0.7) is None, "it never moves the branch point"
+    assert foresight(str(tmp_path / "deaf.safetensors"), runner, 0.7) == [], "it never moves the branch point"
 
 
 def test_what_is_no_predictor_is_refused_in_one_line(tmp_path: Path) -> None:
@@ -440,7 +277,8 @@ def test_rounds_are_those_of_plain_speculation_whatever_shares_their_batch(
         got = rounds.of_prompts(torch.tensor([i]))
         assert got.num_accepted.tolist() == [num_accepted for _, _, num_accepted, _ in expected]
         assert got.num_drafted == count
-        assert_same(got.confidences, torch.tensor([row for _, _, _, row in expected]).view(-1, count))
+        for found, (_, _, num_accepted, confidences) in zip(got.confidences, expected, strict=True):
+            assert_same(found[: num_accepted + 1], torch.tensor(confidences)[: num_accepted + 1])
         embeddings = target.get_input_embeddings().weight
         for row, (features, token_id, _, _) in zip(got.inputs, expected, strict=True):
             assert_same(row, torch.cat((features, embeddings[token_id])))
@@ -605,7 +443,8 @@ def test_the_shipped_predictor_foresees_the_demo_pairs_rounds() -> None:
     models = [load_model(name, dtype="float32") for name in ("demo-target", "demo-draft")]
     tokenizer = load_tokenizer("demo-target")
     target, draft = (TorchRunner(model, max_model_len=512) for model in models)
-    hrad = load_hrad("demo", target)
+    hrad = HRad.load("demo")
+    hrad.attach(target, 0.7)
     assert hrad.facts.draft == "demo-draft"
     collector = RoundCollector(
         target,

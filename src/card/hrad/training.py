@@ -18,8 +18,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from card.errors import PromptError
-from card.models.hrad.network import CLASSES, HIDDEN_WIDTHS, Evidence, HRad, HRadFacts, Layer, log_odds
-from card.models.hrad.rounds import Rounds, outcomes
+from card.hrad.network import CLASSES, HIDDEN_WIDTHS, Evidence, HRad, HRadFacts, Layer, log_odds
+from card.hrad.rounds import Rounds, outcomes
 
 LEAST_PROMPTS = 3  # one each to learn from, to stop by and to judge by
 _HELD_OUT_SHARE = 0.1

@@ -1,0 +1,146 @@
+"""Features: hidden states of a model, delivered with its passes to those who wish for them.
+
+Wishes are told to the model once, all together. As long as there are none, a pass keeps no state and does nothing more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence, Set
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from card.errors import ModelError
+from card.models.protocol import Extension
+
+Rows = Literal["all", "logits", "last"]
+
+FINAL = -1  # the state after the final norm, in transformers' ``hidden_states``
+
+
+@dataclass(frozen=True, slots=True)
+class FeatureWish:
+    """Which hidden states a consumer wants.
+
+    ``layers`` count as transformers' ``hidden_states`` do: 0 is the embedding, 1 follows the first layer, and the last
+    one (-1) is taken after the final norm. Those of an inflated model are its original's.
+    """
+
+    layers: tuple[int, ...]
+    rows: Rows = "all"  # those of a text, those of them with logits, or the last committed one
+
+
+@dataclass(frozen=True, slots=True)
+class SeenRows:
+    """Rows that a pass added to a text, as one consumer wished to see them."""
+
+    request_id: int
+    token_ids: Sequence[int]  # the text so far, newest token included; do not change it
+    first: int  # place of the first row in the text; rows copied from another text are not seen, those run anew are
+    features: Tensor  # [rows, layers * D] in the model's dtype, on its device; an inference tensor
+    has_drafter: bool  # a draft model proposes candidates for this text
+
+
+class FeatureConsumer(Protocol):
+    """Looks at hidden states of the target after each pass. It cannot change a text."""
+
+    @property
+    def wish(self) -> FeatureWish:
+        """What it wants to see, always the same."""
+
+    def observe(self, seen: SeenRows) -> float | None:
+        """Take the rows that a pass added to a text.
+
+        Returns: the probability below which growth branch takes alternatives from now on; None: as before.
+        """
+
+
+class PassStates:
+    """What one pass keeps for all wishes together."""
+
+    def __init__(self, layers: Set[int], rows: Tensor | slice) -> None:
+        self.layers = layers  # that are wanted: 0, 1, ... or `FINAL`
+        self.rows = rows  # of the pass that are wanted
+        self.kept: dict[int, Tensor] = {}  # [rows, D or more], by layer
+
+    def take(self, layer: int, hidden: Tensor) -> None:
+        """Keep what is wanted of the states after a layer, [sum T, D or more]; the tensor is not written to again."""
+        if layer in self.layers:
+            self.kept[layer] = select_rows(hidden, self.rows)
+
+    def take_final(self, hidden: Tensor, norm: Callable[[Tensor], Tensor]) -> None:
+        """Apply the final norm to what is wanted of the states after the last layer, and keep it."""
+        if FINAL in self.layers:
+            chosen = select_rows(hidden, self.rows)
+            self.kept[FINAL] = norm(chosen) if len(chosen) else chosen
+
+
+class Features:
+    """The wishes told to one model, joined, and what its last pass has kept for them."""
+
+    def __init__(self, num_layers: int, width: int) -> None:
+        """Begin without wishes; the sizes are those of the original of an inflated model."""
+        self.layers: Set[int] = frozenset()  # that passes are to keep, as `PassStates` has them
+        self._num_layers, self._width = num_layers, width
+        self._wishes: dict[FeatureWish, tuple[int, ...]] = {}  # with their layers in the same form
+        self._keeps_all_rows = False
+        self._states: PassStates | None = None
+        self._extensions: Sequence[Extension] = ()
+
+    def wish(self, wishes: Sequence[FeatureWish]) -> None:
+        """Let every pass from now on keep what these wishes need, and nothing else.
+
+        Raises: ModelError if the model lacks a layer; nothing has changed then.
+        """
+        self._wishes = {wish: tuple([self._resolved(layer) for layer in wish.layers]) for wish in wishes}
+        self.layers = {layer for layers in self._wishes.values() for layer in layers}
+        self._keeps_all_rows = any(wish.rows == "all" for wish in wishes)
+        self.leave(None)
+
+    def _resolved(self, layer: int) -> int:
+        most = self._num_layers
+        if not -most - 1 <= layer <= most:
+            raise ModelError(
+                f"the hidden states of this model are 0 to {most}, or -1 to {-most - 1} from the last one, got {layer};"
+                " ask for others"
+            )
+        return FINAL if layer in (most, -1) else layer % (most + 1)
+
+    def begin(self, logits_rows: Tensor | slice) -> PassStates | None:
+        """Return what the next pass is to fill; None if nobody wishes for anything."""
+        if not self.layers:
+            return None
+        return PassStates(self.layers, slice(None) if self._keeps_all_rows else logits_rows)
+
+    def leave(self, states: PassStates | None, extensions: Sequence[Extension] = ()) -> None:
+        """Hold what a pass over these extensions has kept, until the next one."""
+        self._states, self._extensions = states, extensions if states else ()
+
+    def of(self, extension_idx: int, wish: FeatureWish) -> Tensor:
+        """Return what the last pass left for a wish: [rows, layers * D] in the model's dtype, on its device.
+
+        The rows are those of the extension for a wish of all rows, else those with logits: which of them will be
+        committed last is not known to a model. Raises: ModelError if the pass kept nothing for such a wish.
+        """
+        num_left = len(self._extensions)
+        if self._states is None or wish not in self._wishes or not 0 <= extension_idx < num_left:
+            raise ModelError(
+                f"the last pass kept features of {num_left} sequences for {len(self._wishes)} wishes, not those of"
+                f" sequence {extension_idx} for {wish}; ask for them before the pass"
+            )
+        unkept = [0 if self._keeps_all_rows else one.first_logits_idx for one in self._extensions]
+        ends = list(accumulate(len(one.token_ids) - n for one, n in zip(self._extensions, unkept, strict=True)))
+        start, one = (0, *ends)[extension_idx], self._extensions[extension_idx]
+        if wish.rows != "all":
+            start += one.first_logits_idx - unkept[extension_idx]
+        rows = slice(start, ends[extension_idx])
+        states = [self._states.kept[layer][rows, : self._width] for layer in self._wishes[wish]]
+        return states[0] if len(states) == 1 else torch.cat(states, -1)
+
+
+def select_rows(hidden: Tensor, rows: Tensor | slice) -> Tensor:
+    """Return some rows of a pass."""
+    return hidden.index_select(0, rows) if isinstance(rows, Tensor) else hidden[rows]

@@ -1,0 +1,80 @@
+"""What the tests of features share: one small Llama run in every way, and its hidden states by transformers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
+
+from card.models.cuda.bucketed import BucketedRunner
+from card.models.decoder_model import mark_int8
+from card.models.inflation import InflatedShape, inflate_to_shape
+from card.models.protocol import Extension
+from card.models.torch_runner import TorchRunner
+
+VOCAB_SIZE = 61
+HIDDEN = 32
+MAX_MODEL_LEN = 64
+NUM_LAYERS = 4
+CHAIN = (3, 14, 15, 9, 26, 5, 35, 8, 9, 7, 9, 32)
+INFLATED = InflatedShape(copies=2, layers=6, mlp_width=96)
+KINDS = ("fused", "generic", "bucketed", "inflated", "inflated generic", "inflated twice", "inflated bucketed")
+
+
+def make_model(*, seed: int = 0, noise: float = 0.0) -> LlamaForCausalLM:
+    """Return a small random Llama of four layers; ``noise`` moves its weights by so many times their spread."""
+    config = LlamaConfig(
+        vocab_size=VOCAB_SIZE,
+        hidden_size=HIDDEN,
+        intermediate_size=48,
+        num_hidden_layers=NUM_LAYERS,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=MAX_MODEL_LEN,
+        initializer_range=0.3,
+        bos_token_id=None,
+        eos_token_id=None,
+    )
+    torch.manual_seed(seed)
+    model = LlamaForCausalLM(config)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.add_(noise * weight.std() * torch.randn_like(weight))
+        model.model.norm.weight.normal_(1.0, 0.3)  # so that a state before the final norm is not one after it
+    return model.train(False)
+
+
+def make_runner(kind: str) -> TorchRunner:
+    """Return one of the ways in which the same model can be run."""
+    model: PreTrainedModel = make_model()
+    if kind == "int8":
+        mark_int8(model)
+    if "inflated" in kind:
+        model = inflate_to_shape(model, INFLATED)
+    if "twice" in kind:
+        model = inflate_to_shape(model, InflatedShape(copies=3, layers=7, mlp_width=100))
+    if "bucketed" in kind:
+        return BucketedRunner(model, max_model_len=MAX_MODEL_LEN)
+    return TorchRunner(model, max_model_len=MAX_MODEL_LEN, fused=None if "generic" not in kind else False)
+
+
+def own_states(ids: Sequence[int], layers: Sequence[int], model: PreTrainedModel | None = None) -> Tensor:
+    """Return [T, layers * D]: the hidden states that transformers itself gives for a chain."""
+    with torch.no_grad():
+        states = (model or make_model())(torch.tensor([list(ids)]), output_hidden_states=True).hidden_states
+    return torch.cat([states[layer][0] for layer in layers], -1)
+
+
+def own_features(ids: Sequence[int], num_layers: int, model: PreTrainedModel | None = None) -> Tensor:
+    """Return [T, num_layers * D]: the last of these states."""
+    return own_states(ids, range(-num_layers, 0), model)
+
+
+def assert_same(got: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(got.clone(), expected, atol=2e-4, rtol=2e-4)
+
+
+def chain(slot: int, ids: Sequence[int], start: int = 0, first: int = 0) -> Extension:
+    return Extension(slot, ids, range(start - 1, start - 1 + len(ids)), first)
