@@ -6,6 +6,7 @@ import copy
 import itertools
 import math
 import random
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +20,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
+import card
 from card.config import EngineSettings
 from card.errors import ModelError, PromptError
 from card.hrad import rounds as hrad_rounds
@@ -462,3 +464,14 @@ def test_the_shipped_predictor_foresees_the_demo_pairs_rounds() -> None:
         was, likeliest = (rounds.labels == outcome).float(), chances[:, outcome].topk(len(rounds) // 4).indices
         assert was[likeliest].mean() > least * was.mean(), f"foreseeing {outcome} says something"
         assert float(chances[:, outcome].mean()) == pytest.approx(float(was.mean()), abs=0.08)
+
+
+def test_the_rest_of_the_house_hardly_knows_it() -> None:
+    package = Path(card.__file__).parent
+    naming = {
+        str(path.relative_to(package))
+        for path in package.rglob("*.py")
+        if path.parent.name != "hrad" and re.search(r"\bh-?rad\b", path.read_text("utf-8"), re.IGNORECASE)
+    }
+    commands = {"cli/commands/pairs.py", "cli/help.py", "cli/train.py"}
+    assert naming == {"config/engine.py", "methods/specbranch.py", "api/host.py", *commands}
