@@ -13,6 +13,8 @@ import torch
 from gguf import GGMLQuantizationType as Kind
 from gguf.quants import dequantize, quantize
 from transformers import (
+    GraniteConfig,
+    GraniteForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     PreTrainedModel,
@@ -49,6 +51,17 @@ KINDS: dict[str, tuple[type[PreTrainedModel], type[Any], dict[str, Any]]] = {
     "llama, biases": (LlamaForCausalLM, LlamaConfig, {"attention_bias": True}),
     "llama, other heads": (LlamaForCausalLM, LlamaConfig, {"head_dim": 32}),
     "llama, longer": (LlamaForCausalLM, LlamaConfig, {"rope_parameters": LLAMA3}),
+    "granite": (
+        GraniteForCausalLM,
+        GraniteConfig,
+        {
+            "attention_multiplier": 0.125,
+            "embedding_multiplier": 12.0,
+            "residual_multiplier": 0.25,
+            "logits_scaling": 8.0,
+            "tie_word_embeddings": True,
+        },
+    ),
     "qwen2": (Qwen2ForCausalLM, Qwen2Config, {"tie_word_embeddings": True}),
     "qwen3": (Qwen3ForCausalLM, Qwen3Config, {"head_dim": 32}),
 }
@@ -67,6 +80,12 @@ _NAMES = {
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
+}
+_FACTORS = {
+    "attention_multiplier": "attention.scale",
+    "embedding_multiplier": "embedding_scale",
+    "residual_multiplier": "residual_scale",
+    "logits_scaling": "logit_scale",
 }
 _ADD: Mapping[type, Any] = {
     bool: gguf.GGUFWriter.add_bool,
@@ -152,7 +171,7 @@ def write_gguf(
         if own in without:
             continue
         values = weight.detach().numpy()
-        if arch == "llama" and inside in ("self_attn.q_proj", "self_attn.k_proj"):
+        if arch in ("llama", "granite") and inside in ("self_attn.q_proj", "self_attn.k_proj"):
             heads = config["num_attention_heads" if "q_proj" in inside else "num_key_value_heads"]
             values = values.reshape(heads, 2, -1, *values.shape[1:]).swapaxes(1, 2).reshape(values.shape)
         if num_pads and own in ("token_embd.weight", "output.weight"):
@@ -183,6 +202,7 @@ def _facts(config: Mapping[str, Any]) -> dict[str, Any]:
         "attention.value_length": size,
         "rope.dimension_count": size,
         "rope.freq_base": float(config["rope_parameters"]["rope_theta"]),
+        **{key: float(config[field]) for field, key in _FACTORS.items() if field in config},
     }
 
 

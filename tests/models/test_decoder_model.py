@@ -10,6 +10,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import (
+    GraniteConfig,
+    GraniteForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
@@ -50,6 +52,7 @@ KINDS: dict[str, tuple[type[PreTrainedModel], Any]] = {
     "llama, biases": (LlamaForCausalLM, LlamaConfig(**SIZES, attention_bias=True, mlp_bias=True)),
     "llama, longer": (LlamaForCausalLM, LlamaConfig(**SIZES, rope_parameters=LLAMA3)),
     "llama, other heads": (LlamaForCausalLM, LlamaConfig(**SIZES, head_dim=16)),
+    "granite": (GraniteForCausalLM, GraniteConfig(**SIZES, attention_multiplier=0.1, residual_multiplier=0.4)),
     "mistral": (MistralForCausalLM, MistralConfig(**SIZES, sliding_window=None)),
     "qwen2": (Qwen2ForCausalLM, Qwen2Config(**SIZES)),
     "qwen3": (Qwen3ForCausalLM, Qwen3Config(**SIZES, head_dim=8)),

@@ -388,6 +388,11 @@ def test_a_model_that_is_not_whole_or_asks_for_more_is_refused(folders, tmp_path
     assert said in failure(write_gguf(folders("llama"), tmp_path / "model.gguf", **options), cache)
 
 
+def test_a_model_that_lacks_some_of_its_biases_is_refused(folders, tmp_path, cache):
+    file = write_gguf(folders("llama, biases"), tmp_path / "model.gguf", without=("blk.0.attn_output.bias",))
+    assert "is incomplete: its tensor model.layers.0.self_attn.o_proj.bias is missing" in failure(file, cache)
+
+
 def test_scaling_of_angles_beside_llama3s_own_is_refused(folders, tmp_path, cache):
     metadata = {"rope.scaling.factor": 2.0}
     file = write_gguf(folders("llama, longer"), tmp_path / "model.gguf", metadata=metadata)
@@ -425,7 +430,9 @@ def test_unknown_architectures_and_quantisations_are_refused(tiny, tmp_path, cac
     name = b"general.architecture" + (8).to_bytes(4, "little") + (5).to_bytes(8, "little")
     assert content.count(name + b"llama") == 1
     file.write_bytes(content.replace(name + b"llama", name + b"gemma"))
-    assert failure(file, cache).startswith("holds a model of the architecture gemma; of GGUF files those of Llama")
+    assert failure(file, cache).startswith(
+        "holds a model of the architecture gemma; of GGUF files those of granite, llama"
+    )
     place = content.index(b"blk.0.ffn_up.weight") + len(b"blk.0.ffn_up.weight") + 4 + 16
     for type_id, called in ((99, "type 99"), (24, "I8"), (9, "Q8_1")):
         file.write_bytes(content[:place] + type_id.to_bytes(4, "little") + content[place + 4 :])

@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 from transformers import (
     GPT2Config,
     GPT2LMHeadModel,
+    GraniteConfig,
+    GraniteForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
@@ -58,6 +60,17 @@ SIZES: dict[str, Any] = {
 KINDS: dict[str, tuple[type[PreTrainedModel], Any]] = {
     "llama": (LlamaForCausalLM, LlamaConfig(**SIZES)),
     "tied": (LlamaForCausalLM, LlamaConfig(**SIZES, tie_word_embeddings=True)),
+    "granite": (
+        GraniteForCausalLM,
+        GraniteConfig(
+            **SIZES,
+            attention_bias=True,
+            attention_multiplier=0.1,
+            embedding_multiplier=3.0,
+            residual_multiplier=0.4,
+            logits_scaling=2.0,
+        ),
+    ),
     "mistral": (MistralForCausalLM, MistralConfig(**SIZES, sliding_window=9)),
     "qwen2": (Qwen2ForCausalLM, Qwen2Config(**SIZES)),
     "qwen3": (Qwen3ForCausalLM, Qwen3Config(**SIZES, head_dim=24)),

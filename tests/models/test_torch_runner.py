@@ -40,6 +40,12 @@ SIZES: dict[str, Any] = {
     "eos_token_id": None,
     "pad_token_id": None,
 }
+FACTORS: dict[str, Any] = {
+    "attention_multiplier": 0.2,
+    "embedding_multiplier": 3.0,
+    "residual_multiplier": 0.4,
+    "logits_scaling": 0.5,
+}
 CAPPED: dict[str, Any] = {"sliding_window": 5, "attn_logit_softcapping": 3.0, "final_logit_softcapping": 9.0}
 EXPERTS: dict[str, Any] = {"num_experts_per_tok": 2, "moe_intermediate_size": 24}
 MLA: dict[str, Any] = {
@@ -79,6 +85,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2": ("Qwen2", {}),
     "qwen2-sliding": ("Qwen2", {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1}),
     "qwen3": ("Qwen3", {}),
+    "granite": ("Granite", FACTORS),
     "mistral": ("Mistral", {"sliding_window": None}),
     "mistral-sliding": ("Mistral", {"sliding_window": 5}),
     "gemma": ("Gemma", {}),

@@ -1,4 +1,4 @@
-"""The weights of a Llama-like decoder, read without transformers' modelling code.
+"""The weights of a decoder of a known architecture, read without transformers' modelling code.
 
 That code takes a second or more to import, and a decoder that is walked directly (`card.models.fused`) uses none of it.
 A model that is unusual in any way is left to transformers: `read_decoder` then returns None.
@@ -19,7 +19,8 @@ from torch import Tensor, nn
 from transformers import GenerationConfig, PreTrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from card.models.families import FAMILIES, DecoderConfig
+from card.models.architectures import Architecture, find_architecture
+from card.models.architectures.architecture import DecoderConfig, head_dim, sizes_of
 from card.models.weight_files import raw_config, weight_files
 
 _DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
@@ -73,47 +74,54 @@ _OLD_ANGLES = ".rotary_emb.inv_freq"  # which files of Llama 2 hold; they are co
 
 
 class DecoderModel(nn.Module):
-    """A Llama, Mistral, Qwen2 or Qwen3 model under transformers' names: weights and config, without a forward pass."""
+    """A model of a known architecture under transformers' names: weights and config, without a forward pass."""
 
     def __init__(
-        self, config: PreTrainedConfig, generation_config: GenerationConfig, weights: Mapping[str, Tensor]
+        self,
+        architecture: Architecture,
+        config: PreTrainedConfig,
+        generation_config: GenerationConfig,
+        weights: Mapping[str, Tensor],
     ) -> None:
         """Take over the weights, all of one dtype on one device.
 
         Args:
-            weights: by transformers' names; they decide which layers have a bias or norms of their heads.
-        Raises: KeyError, ValueError if they are not those that the config asks for.
+            weights: by transformers' names.
+        Raises: KeyError, ValueError if they are not those that the architecture and the config ask for.
         """
         super().__init__()
+        self.architecture = architecture
         self.config = config
         self.generation_config = generation_config
         self.pages: MappedWeights | None = None  # the memory that they are mapped to
+        sizes: Any = config
         shelf = _Shelf(weights)
-        self.model = _Inner(config, shelf)
-        if config.tie_word_embeddings:
-            self.lm_head = linear_of(cast(nn.Parameter, self._embeddings.weight))
-        else:
-            self.lm_head = shelf.linear("lm_head", config.hidden_size, config.vocab_size)
+        table = shelf.take("model.embed_tokens.weight", sizes.vocab_size, sizes.hidden_size)
+        layers = [shelf.layer(f"model.layers.{idx}.", architecture, config) for idx in range(sizes.num_hidden_layers)]
+        self.model = nn.Module()
+        self.model.embed_tokens = nn.Embedding(1, 1)
+        self.model.embed_tokens.num_embeddings, self.model.embed_tokens.embedding_dim = table.shape
+        self.model.embed_tokens.weight = table
+        self.model.layers = nn.ModuleList(layers)
+        self.model.norm = _Norm(shelf.take("model.norm.weight", sizes.hidden_size))
+        self.model.rotary_emb = _RotaryEmbedding(config)
+        head = table if config.tie_word_embeddings else shelf.take("lm_head.weight", *table.shape)
+        self.lm_head = linear_of(head)
         shelf.check_empty()
-
-    @property
-    def _embeddings(self) -> nn.Embedding:
-        embeddings: nn.Embedding = self.model.embed_tokens
-        return embeddings
 
     @property
     def device(self) -> torch.device:
         """Where the weights are."""
-        return self._embeddings.weight.device
+        return self.get_input_embeddings().weight.device
 
     @property
     def dtype(self) -> torch.dtype:
         """What they are in."""
-        return self._embeddings.weight.dtype
+        return self.get_input_embeddings().weight.dtype
 
     def get_input_embeddings(self) -> nn.Embedding:
         """Return the embeddings of the tokens."""
-        return self._embeddings
+        return cast(nn.Embedding, self.model.embed_tokens)
 
 
 class _Shelf:
@@ -122,70 +130,28 @@ class _Shelf:
     def __init__(self, weights: Mapping[str, Tensor]) -> None:
         self._weights = dict(weights)
 
-    def __contains__(self, name: str) -> bool:
-        return name in self._weights
-
     def take(self, name: str, *shape: int) -> nn.Parameter:
         weight = self._weights.pop(name)
         if weight.shape != shape:
             raise ValueError(f"{name} has shape {list(weight.shape)}, the config asks for {list(shape)}")
         return nn.Parameter(weight, requires_grad=False)
 
-    def linear(self, name: str, num_in: int, num_out: int) -> nn.Linear:
-        bias = self.take(f"{name}.bias", num_out) if f"{name}.bias" in self else None
-        return linear_of(self.take(f"{name}.weight", num_out, num_in), bias)
+    def layer(self, prefix: str, architecture: Architecture, config: PreTrainedConfig) -> nn.Module:
+        """Return the parts of a layer under their names, each in its block."""
+        layer, sizes = nn.Module(), sizes_of(config)
+        layer.self_attn, layer.mlp = nn.Module(), nn.Module()
+        for part in architecture.parts:
+            name, shape = prefix + part.name, [sizes[size] for size in part.shape]
+            weight = self.take(f"{name}.weight", *shape)
+            bias = self.take(f"{name}.bias", shape[0]) if architecture.has_bias(part, config) else None
+            block, _, last = part.name.rpartition(".")
+            module = linear_of(weight, bias) if len(shape) > 1 else _Norm(weight)
+            layer.get_submodule(block).add_module(last, module)
+        return layer
 
     def check_empty(self) -> None:
         if self._weights:
             raise ValueError(f"the config asks for no {next(iter(self._weights))}")
-
-
-class _Inner(nn.Module):
-    def __init__(self, config: Any, shelf: _Shelf) -> None:
-        super().__init__()
-        table = shelf.take("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
-        self.embed_tokens = nn.Embedding(1, 1)
-        self.embed_tokens.num_embeddings, self.embed_tokens.embedding_dim = table.shape
-        self.embed_tokens.weight = table
-        self.layers = nn.ModuleList(
-            _Layer(config, shelf, f"model.layers.{idx}.") for idx in range(config.num_hidden_layers)
-        )
-        self.norm = _Norm(shelf.take("model.norm.weight", config.hidden_size))
-        self.rotary_emb = _RotaryEmbedding(config)
-
-
-class _Layer(nn.Module):
-    def __init__(self, config: Any, shelf: _Shelf, prefix: str) -> None:
-        super().__init__()
-        hidden = config.hidden_size
-        self.input_layernorm = _Norm(shelf.take(f"{prefix}input_layernorm.weight", hidden))
-        self.self_attn = _Attention(config, shelf, f"{prefix}self_attn.")
-        self.post_attention_layernorm = _Norm(shelf.take(f"{prefix}post_attention_layernorm.weight", hidden))
-        self.mlp = _Mlp(config, shelf, f"{prefix}mlp.")
-
-
-class _Attention(nn.Module):
-    def __init__(self, config: Any, shelf: _Shelf, prefix: str) -> None:
-        super().__init__()
-        self.head_dim = size = config.head_dim
-        self.scaling = size**-0.5
-        hidden, heads, kv_heads = config.hidden_size, config.num_attention_heads, config.num_key_value_heads
-        self.q_proj = shelf.linear(f"{prefix}q_proj", hidden, heads * size)
-        self.k_proj = shelf.linear(f"{prefix}k_proj", hidden, kv_heads * size)
-        self.v_proj = shelf.linear(f"{prefix}v_proj", hidden, kv_heads * size)
-        self.o_proj = shelf.linear(f"{prefix}o_proj", heads * size, hidden)
-        if config.model_type == "qwen3":
-            self.q_norm = _Norm(shelf.take(f"{prefix}q_norm.weight", size))
-            self.k_norm = _Norm(shelf.take(f"{prefix}k_norm.weight", size))
-
-
-class _Mlp(nn.Module):
-    def __init__(self, config: Any, shelf: _Shelf, prefix: str) -> None:
-        super().__init__()
-        hidden, inner = config.hidden_size, config.intermediate_size
-        self.gate_proj = shelf.linear(f"{prefix}gate_proj", hidden, inner)
-        self.up_proj = shelf.linear(f"{prefix}up_proj", hidden, inner)
-        self.down_proj = shelf.linear(f"{prefix}down_proj", inner, hidden)
 
 
 class _Norm(nn.Module):
@@ -213,7 +179,8 @@ class _RotaryEmbedding(nn.Module):
         super().__init__()
         self.rope_type = config.rope_parameters["rope_type"]
         if self.rope_type == "default":
-            steps = torch.arange(0, config.head_dim, 2, dtype=torch.float) / config.head_dim
+            size = head_dim(config)
+            steps = torch.arange(0, size, 2, dtype=torch.float) / size
             inv_freq, self.attention_scaling = 1.0 / (config.rope_parameters["rope_theta"] ** steps), 1.0
         else:
             inv_freq, self.attention_scaling = ROPE_INIT_FUNCTIONS[self.rope_type](config, torch.device("cpu"))
@@ -243,6 +210,15 @@ def is_int8(model: LoadedModel) -> bool:
     return getattr(model, _INT8_MARK, False)
 
 
+def architecture_of(model: LoadedModel) -> Architecture | None:
+    """Return what a model is made of; None if no entry of the table says it."""
+    if isinstance(model, DecoderModel):
+        return model.architecture
+    kind, entry = type(model), find_architecture(model.config.model_type)
+    is_it = entry is not None and kind.__name__ == entry.model_class
+    return entry if is_it and kind.__module__.startswith("transformers.models.") else None
+
+
 def release_pages(model: LoadedModel) -> None:
     """Give back the memory of weights that are mapped from a file: what has been packed is rarely read again."""
     pages = getattr(model, "pages", None)
@@ -258,16 +234,15 @@ def read_config(folder: Path) -> PreTrainedConfig | None:
 
 def config_of(raw: Mapping[str, Any]) -> PreTrainedConfig | None:
     """Return the config of a plain decoder from what config.json has; None if it is unusual."""
-    kind = raw.get("model_type")
-    family = FAMILIES.get(kind) if isinstance(kind, str) else None
-    if family is None or raw.get("architectures") != [family[0]] or _UNUSUAL & raw.keys():
+    architecture = find_architecture(raw.get("model_type"))
+    if architecture is None or raw.get("architectures") != [architecture.model_class] or _UNUSUAL & raw.keys():
         return None
     if not all(isinstance(raw.get(size), int) for size in _STATED):
         return None
-    # transformers writes into the settings of the rotary embedding.
-    fields = {name: copy.deepcopy(value) for name, value in raw.items() if name != "model_type"}
+    fields = copy.deepcopy(dict(raw))  # transformers writes into the settings of the rotary embedding
+    del fields["model_type"]
     try:
-        config = family[1](**fields)
+        config = architecture.config_class(**fields)
         return config if _is_plain(config) else None
     except Exception:  # a wrong value may raise anything; transformers tells what is wrong
         return None
@@ -280,7 +255,8 @@ def read_decoder(folder: Path, *, dtype: str | torch.dtype, device: torch.device
         dtype: a string takes what the config names.
     """
     config = read_config(folder)
-    if config is None:
+    architecture = None if config is None else find_architecture(config.model_type)
+    if config is None or architecture is None:
         return None
     wanted = dtype if isinstance(dtype, torch.dtype) else cast(torch.dtype, config.dtype)
     try:
@@ -290,9 +266,7 @@ def read_decoder(folder: Path, *, dtype: str | torch.dtype, device: torch.device
             for name, tensor in load_file(file).items()
             if not name.endswith(_OLD_ANGLES)
         }
-        model = DecoderModel(config, _generation_config(folder, config), weights)
-        if {name for name in weights if name.endswith(".bias")} != _biases(config):
-            return None
+        model = DecoderModel(architecture, config, _generation_config(folder, config), weights)
     except Exception:  # safetensors and transformers' settings raise almost anything; transformers tells what is wrong
         return None
     return model.requires_grad_(False).train(False)
@@ -318,16 +292,6 @@ def _is_plain(config: DecoderConfig) -> bool:
         and rope["rope_theta"] > 0
         and "partial_rotary_factor" not in rope
     )
-
-
-def _biases(config: Any) -> set[str]:
-    """Return the names of the biases that transformers gives a model of this config."""
-    is_qwen2 = config.model_type == "qwen2"
-    has_bias = is_qwen2 or getattr(config, "attention_bias", False)
-    parts = [f"self_attn.{one}_proj" for one in ("qkv" if is_qwen2 else "qkvo")] if has_bias else []
-    if getattr(config, "mlp_bias", False):
-        parts += [f"mlp.{one}_proj" for one in ("gate", "up", "down")]
-    return {f"model.layers.{idx}.{part}.bias" for idx in range(config.num_hidden_layers) for part in parts}
 
 
 def _generation_config(folder: Path, config: PreTrainedConfig) -> GenerationConfig:

@@ -1,4 +1,4 @@
-"""Llama-like decoders walked directly: the model's own weights, few operations, no module overhead."""
+"""Decoders of known architectures walked directly: the model's own weights, few operations, no module overhead."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from card.machine.processor import computes_bfloat16
+from card.models.architectures import Architecture, all_architectures
+from card.models.architectures.architecture import LINEARS, head_dim
 from card.models.attention import Scoring, SequencePass, attend, sequence_pass
-from card.models.decoder_model import DecoderModel, release_pages
+from card.models.decoder_model import architecture_of, release_pages
 from card.models.draft_vocab import head_of, spread
 from card.models.features import PassStates, select_rows
 from card.models.generic import layer_windows
@@ -23,9 +25,6 @@ from card.models.long_rope import switch_len
 if TYPE_CHECKING:
     from card.models.decoder_model import LoadedModel
 
-MODEL_CLASSES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")  # of transformers
-PROJECTIONS = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj")
-MLP_PROJECTIONS = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
 MAX_PACKED_BYTES = 4 << 30  # weights up to this are held a second time, in the order that oneDNN computes fastest with
 PACKED_BATCH = 16  # rows that the packed order is chosen for; others run as fast
 EXACT_ROWS, FINE_ROWS = 17, 64  # rows of a packed pass up to which all sizes have kernels, and those of every 8th size
@@ -98,17 +97,15 @@ class FusedLayer:
 
 def reason_not_fusable(model: LoadedModel, max_model_len: int) -> str | None:
     """Return why the model cannot be walked directly, or None if it can."""
-    kind = type(model)
-    is_known = kind.__name__ in MODEL_CLASSES and kind.__module__.startswith("transformers.models.")
-    if not is_known and kind is not DecoderModel:
-        return f"{kind.__name__} is none of {', '.join(MODEL_CLASSES)}"
+    if architecture_of(model) is None:
+        return f"{type(model).__name__} is none of {', '.join(one.model_class for one in all_architectures())}"
     config = model.config
     inner: Any = model.model
     if config.hidden_act != "silu":
         return f"its activation is {config.hidden_act}, not silu"
     if switch_len(model, max_model_len) is not None:
         return "its rotary embedding (longrope) changes with the length of the text"
-    if rotary_table(model, 1, torch.float32)[0].shape[-1] != inner.layers[0].self_attn.head_dim:
+    if rotary_table(model, 1, torch.float32)[0].shape[-1] != head_dim(config):
         return "its rotary embedding turns only a part of each head"
     tensors = [p for p in model.parameters() if p.is_floating_point()]
     if len({(p.device, p.dtype) for p in tensors}) > 1 or tensors[0].device.type == "meta":
@@ -117,17 +114,19 @@ def reason_not_fusable(model: LoadedModel, max_model_len: int) -> str | None:
         if hasattr(module, "_hf_hook"):
             return "its modules carry device hooks"
     for layer in inner.layers:
-        for name in PROJECTIONS + MLP_PROJECTIONS:
-            if type(layer.get_submodule(name)) is not nn.Linear:
-                return f"its {name} is a {type(layer.get_submodule(name)).__name__}, not a plain linear layer"
+        for part in LINEARS:
+            if type(layer.get_submodule(part.name)) is not nn.Linear:
+                kind = type(layer.get_submodule(part.name))
+                return f"its {part.name} is a {kind.__name__}, not a plain linear layer"
     return None
 
 
 def rotary_table(model: LoadedModel, num_positions: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Return cos and sin [num_positions, D] of the model's own rotary module."""
-    like = model.model.embed_tokens.weight[:1, None].to(dtype)
+    inner: Any = model.model
+    like = inner.embed_tokens.weight[:1, None].to(dtype)
     positions = torch.arange(num_positions, device=like.device)[None]
-    cos, sin = model.model.rotary_emb(like, positions)
+    cos, sin = inner.rotary_emb(like, positions)
     return cos[0], sin[0]
 
 
@@ -180,16 +179,20 @@ def mirrored_rms_norm(x: Tensor, doubled_weight: Tensor, eps: float) -> Tensor:
 
 
 class FusedDecoder:
-    """Runs Llama, Mistral, Qwen2 and Qwen3 decoders; `reason_not_fusable` must have returned None."""
+    """Runs decoders of the architectures that have an entry; `reason_not_fusable` must have returned None."""
 
     def __init__(self, model: LoadedModel, max_model_len: int) -> None:
         inner: Any = model.model
-        config = model.config
-        self._head_size = head_size = int(inner.layers[0].self_attn.head_dim)
+        config, architecture = model.config, architecture_of(model)
+        assert architecture is not None
+        self._head_size = head_size = head_dim(config)
         self.embedding: Tensor = inner.embed_tokens.weight.detach()
         self._make_kernels(model)
         self._eps = float(config.rms_norm_eps)
-        self._scoring = Scoring(float(inner.layers[0].self_attn.scaling))
+        self._scoring = Scoring(architecture.scale("attention", config))
+        self._embedding_scale = architecture.scale("embedding", config)
+        self._residual_scale = architecture.scale("residual", config)
+        self._logits_scale = architecture.scale("logits", config)
         self._num_heads = int(config.num_attention_heads)
         self._num_kv_heads = int(config.num_key_value_heads)
         windows = layer_windows(config, max_model_len)
@@ -202,7 +205,7 @@ class FusedDecoder:
             layers = inner.layers[: config.num_hidden_layers]
             self._layers: list[FusedLayer] = []
             for layer, window in zip(layers, windows, strict=True):
-                self._layers.append(self._layer(layer, window))
+                self._layers.append(self._layer(layer, window, architecture))
                 release_pages(model)
             self._norm = self._norm_weight(inner.norm.weight)
             head, self._head_ids = head_of(model)
@@ -232,10 +235,10 @@ class FusedDecoder:
     def _norm_weight(self, weight: Tensor) -> Tensor:
         return torch.cat((weight, weight)) if self._is_cpu else weight.detach()
 
-    def _layer(self, layer: Any, window: int | None) -> FusedLayer:
+    def _layer(self, layer: Any, window: int | None, architecture: Architecture) -> FusedLayer:
         attention, mlp = layer.self_attn, layer.mlp
         head_norm = None
-        if hasattr(attention, "q_norm"):
+        if architecture.has_head_norms:
             head_norm = torch.cat(
                 (
                     attention.q_norm.weight.expand(self._num_heads, -1),
@@ -288,6 +291,8 @@ class FusedDecoder:
             token_ids, positions = functional.pad(token_ids, (0, num_pads)), functional.pad(positions, (0, num_pads))
         cos, sin = self._cos.index_select(0, positions), self._sin.index_select(0, positions)
         hidden = functional.embedding(token_ids, self.embedding).to(self._dtype)
+        if self._embedding_scale != 1.0:
+            hidden = hidden * self._embedding_scale
         num_heads, num_kv_heads, head_size = self._num_heads, self._num_kv_heads, self._head_size
         attended = hidden.new_empty((num_rows + num_pads, num_heads * head_size))
         if num_pads:
@@ -301,9 +306,9 @@ class FusedDecoder:
         for index, layer in enumerate(self._layers):
             qkv = kernels.linear(self._rms_norm(hidden, layer.input_norm), layer.qkv)
             self._attention(qkv, index, layer, (cos, sin), steps, outs)
-            hidden = kernels.linear_add(attended, layer.output, hidden)
+            hidden = self._add(attended, layer.output, hidden)
             gated = kernels.gated(self._rms_norm(hidden, layer.mlp_norm), layer.gate_up)
-            hidden = kernels.linear_add(gated, layer.down, hidden)
+            hidden = self._add(gated, layer.down, hidden)
             if states:
                 states.take(index + 1, hidden[:num_rows])
         if states:
@@ -311,7 +316,16 @@ class FusedDecoder:
         hidden = select_rows(hidden[:num_rows], logits_rows)
         if not len(hidden):
             return hidden.new_empty((0, self.vocab_size))
-        return spread(kernels.linear(self._rms_norm(hidden, self._norm), self._head), self._head_ids, self.vocab_size)
+        logits = kernels.linear(self._rms_norm(hidden, self._norm), self._head)
+        if self._logits_scale != 1.0:
+            logits = logits / self._logits_scale
+        return spread(logits, self._head_ids, self.vocab_size)
+
+    def _add(self, x: Tensor, layer: Linear, hidden: Tensor) -> Tensor:
+        """Return the hidden states with what a block adds to them."""
+        if self._residual_scale == 1.0:
+            return self._kernels.linear_add(x, layer, hidden)
+        return torch.add(hidden, self._kernels.linear(x, layer), alpha=self._residual_scale)
 
     def _attention(
         self,

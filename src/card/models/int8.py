@@ -22,7 +22,9 @@ import torch
 from torch import Tensor, nn
 
 from card.machine.threads import integer_pass_threads
-from card.models.decoder_model import release_pages
+from card.models.architectures import Architecture
+from card.models.architectures.architecture import head_dim
+from card.models.decoder_model import architecture_of, release_pages
 from card.models.draft_vocab import head_of, spread
 from card.models.features import FINAL, PassStates
 from card.models.fused import joined, mirrored_rms_norm, rotary_table
@@ -49,6 +51,12 @@ def _with_padded_heads(weight: Tensor, num_heads: int, dim: int, size: int) -> T
     )
 
 
+def _scaled(linear: nn.Linear, factor: float) -> tuple[Tensor, Tensor | None]:
+    """Return weight and bias of a layer whose results are times ``factor``; it goes into the scales of the integers."""
+    weight, bias = linear.weight.detach(), linear.bias
+    return (weight, bias) if factor == 1.0 else (weight.float() * factor, None if bias is None else bias * factor)
+
+
 @dataclass(frozen=True, slots=True)
 class NewRows:
     """The part of a pass that belongs to one sequence: its newest rows."""
@@ -58,20 +66,23 @@ class NewRows:
 
 
 class Int8Decoder:
-    """Runs Llama, Mistral, Qwen2 and Qwen3 decoders in integers; `why_not_int8` must have returned None."""
+    """Runs decoders in integers; `reason_not_fusable` and `why_not_int8` must have returned None."""
 
     def __init__(self, model: LoadedModel, max_model_len: int) -> None:
         self._code = machine_code("tables")
         self._crew = machine_code("passes").Crew()
         inner: Any = model.model
-        config = model.config
-        self._head_size = int(inner.layers[0].self_attn.head_dim)
+        config, architecture = model.config, architecture_of(model)
+        assert architecture is not None
+        self._head_size = head_dim(config)
         self._padded_head = padded(self._head_size, LANES)
         self._num_heads, self._num_kv_heads = int(config.num_attention_heads), int(config.num_key_value_heads)
         self.embedding: Tensor = inner.embed_tokens.weight.detach()
         self.windows = layer_windows(config, max_model_len)
         self.vocab_size = int(model.lm_head.weight.shape[0])
-        self._eps, self._scale = float(config.rms_norm_eps), float(inner.layers[0].self_attn.scaling)
+        self._eps, self._scale = float(config.rms_norm_eps), architecture.scale("attention", config)
+        self._embedding_scale = architecture.scale("embedding", config)
+        self._residual_scale = architecture.scale("residual", config)
         self._width = int(config.hidden_size)
         self._held: list[Any] = []  # keeps alive what the tables hold addresses of
         with torch.inference_mode():
@@ -79,10 +90,10 @@ class Int8Decoder:
             self._norm = extended(inner.norm.weight, padded(self._width, GROUP))
             head, self._head_ids = head_of(model)
             self._num_outputs = len(head.weight)
-            self._output = quantize_linear(head.weight.detach(), head.bias)
+            self._output = quantize_linear(*_scaled(head, 1 / architecture.scale("logits", config)))
             tables = []
             for layer, window in zip(inner.layers[: config.num_hidden_layers], self.windows, strict=True):
-                tables.append(self._layer(layer, window))
+                tables.append(self._layer(layer, window, architecture))
                 release_pages(model)
             self._layers = np.array(tables, np.int64)
         self.layout = KVLayout(
@@ -90,7 +101,7 @@ class Int8Decoder:
         )
         self._room = _Room()
 
-    def _layer(self, layer: Any, window: int | None) -> list[int]:
+    def _layer(self, layer: Any, window: int | None, architecture: Architecture) -> list[int]:
         """Quantize a layer and return its table."""
         code, attention, mlp = self._code, layer.self_attn, layer.mlp
         heads, kv_heads, size = self._num_heads, self._num_kv_heads, self._padded_head
@@ -99,20 +110,21 @@ class Int8Decoder:
         weight = _with_padded_heads(weight, all_heads, 0, size)
         if bias is not None:
             bias = _with_padded_heads(bias[:, None], all_heads, 0, size)[:, 0]
-        out = _with_padded_heads(attention.o_proj.weight.detach(), heads, 1, size)
+        out, out_bias = _scaled(attention.o_proj, self._residual_scale)
+        out, down = _with_padded_heads(out, heads, 1, size), _scaled(mlp.down_proj, self._residual_scale)
         linears = {
             code.QKV: quantize_linear(weight, bias),
-            code.ATTENTION_OUT: quantize_linear(out, attention.o_proj.bias, out_multiple=GROUP),
+            code.ATTENTION_OUT: quantize_linear(out, out_bias, out_multiple=GROUP),
             code.GATE: quantize_linear(mlp.gate_proj.weight.detach(), mlp.gate_proj.bias, out_multiple=GROUP),
             code.UP: quantize_linear(mlp.up_proj.weight.detach(), mlp.up_proj.bias, out_multiple=GROUP),
-            code.DOWN: quantize_linear(mlp.down_proj.weight.detach(), mlp.down_proj.bias, out_multiple=GROUP),
+            code.DOWN: quantize_linear(*down, out_multiple=GROUP),
         }
         norms = {code.INPUT_NORM: layer.input_layernorm.weight, code.MLP_NORM: layer.post_attention_layernorm.weight}
         table = [0] * code.LAYER_SIZE
         for place, linear in linears.items():
             table[place : place + 3] = linear.addresses
         kept = {place: extended(norm, padded(self._width, GROUP)) for place, norm in norms.items()}
-        if hasattr(attention, "q_norm"):
+        if architecture.has_head_norms:
             kept[code.QUERY_NORM] = extended(attention.q_norm.weight, size)
             kept[code.KEY_NORM] = extended(attention.k_norm.weight, size)
         for place, norm in kept.items():
@@ -150,6 +162,7 @@ class Int8Decoder:
         longest = int(rows[:, code.POSITION].max()) + 1
         hidden = self._prepare(num_rows, longest, threads)
         hidden[:, : self._width] = self.embedding.index_select(0, token_ids)
+        hidden *= self._embedding_scale
         barrier = np.zeros(8, np.int64)
         table = self._table
         table[code.ROWS], table[code.THREADS] = num_rows, threads

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from card.models.architectures.architecture import Scale
 from card.models.gguf.header import GgufError
 
 logger = logging.getLogger(__name__)
@@ -68,6 +69,12 @@ _IDLE: Mapping[str, tuple[object, ...]] = {
     "swin_norm": (False,),
     "classifier.output_labels": (),
 }
+_SCALES: Mapping[Scale, str] = {
+    "attention": "attention.scale",
+    "embedding": "embedding_scale",
+    "residual": "residual_scale",
+    "logits": "logit_scale",
+}
 # Names of texts and tokens, of which some are read, and settings of other kinds of tokenizers.
 _TOKENIZER = _names(
     "model pre tokens token_type token_type_count scores merges bos_token_id eos_token_id eot_token_id eom_token_id "
@@ -109,9 +116,19 @@ class Facts:
             raise GgufError(f"cannot be used: its {self._architecture}.{key} is {str(value)[:40]}")
         return float(str(np.float32(value)))  # the shortest number that is stored like this: 1e-06, not 9.99999e-07
 
-    def check(self, path: Path) -> None:
-        """Warn of entries that are not known. Raises: GgufError for one that asks for what is not built here."""
-        known = _FOLLOWED | _HARMLESS
+    def factor(self, scale: Scale, usual: float) -> float:
+        """Return a factor; ``usual`` if the file states none, or 0. Raises: GgufError if it is none."""
+        key = _SCALES[scale]
+        return self.number(key, usual) if self.optional(key, 0) != 0 else usual
+
+    def check(self, path: Path, scales: Iterable[Scale]) -> None:
+        """Warn of entries that are not known.
+
+        Args:
+            scales: those that the architecture has.
+        Raises: GgufError for an entry that asks for what is not built here.
+        """
+        known = _FOLLOWED | _HARMLESS | {_SCALES[scale] for scale in scales}
         begin, tokenizer = f"{self._architecture}.", "tokenizer.ggml."
         unknown = [
             key for key in self._metadata if key.startswith(tokenizer) and key[len(tokenizer) :] not in _TOKENIZER

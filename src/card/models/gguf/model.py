@@ -1,7 +1,7 @@
 """Models in GGUF files, llama.cpp's format: their config, tokenizer and weights in transformers' terms.
 
-Weights are dequantised some rows at a time, so that no more than the result is ever held. Llama, Mistral, Qwen2 and
-Qwen3 models are read; files that ask for more than is built here are refused.
+Weights are dequantised some rows at a time, so that no more than the result is ever held. Architectures
+whose entry has llama.cpp's name are read; files that ask for more than is built here are refused.
 """
 
 from __future__ import annotations
@@ -17,26 +17,14 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig
 
+from card.models.architectures import Architecture, all_architectures
+from card.models.architectures.architecture import LINEARS
 from card.models.decoder_model import DecoderModel, config_of
 from card.models.gguf.header import GgufError, Header, TensorPlace, read_header
 from card.models.gguf.keys import Facts
 from card.models.gguf.tokenizer import end_ids, special_id
 
-_ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 _OUTSIDE = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
-_INSIDE = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "attn_q_norm": "self_attn.q_norm",
-    "attn_k_norm": "self_attn.k_norm",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
 _ROPE_FACTORS = "rope_freqs.weight"  # how Llama 3.1 and later files store the scaling of their angles
 _LLAMA3_CONTEXT = 8192  # the length that those models were trained on first; no file tells it
 _PLAIN_DTYPES = {0: torch.float32, 1: torch.float16, 30: torch.bfloat16}  # of ggml's types
@@ -82,9 +70,11 @@ def open_gguf(path: Path) -> GgufModel:
     """
     header = read_header(path)
     _check_tensors(header)
-    config = _config(path, header)
-    weights = [_weight(place, config) for place in header.tensors.values() if place.name != _ROPE_FACTORS]
-    _check_weights(weights, config)
+    architecture = _architecture(header)
+    config = _config(path, header, architecture)
+    places = [place for place in header.tensors.values() if place.name != _ROPE_FACTORS]
+    weights = [_weight(place, architecture, config["head_dim"]) for place in places]
+    _check_weights(weights, architecture, config)
     by_name = {weight.name: weight for weight in weights}
     head = by_name.get("lm_head.weight")
     if head is not None and _are_equal(path, head, by_name["model.embed_tokens.weight"]):
@@ -131,14 +121,19 @@ def _can_dequantize(kind: Any, block_bytes: int, dequantize: Dequantize) -> bool
         return False
 
 
-def _config(path: Path, header: Header) -> dict[str, Any]:
-    """Return the config. Raises: GgufError if it asks for more than is built here."""
-    name = header.architecture
-    if name not in _ARCHITECTURES:
+def _architecture(header: Header) -> Architecture:
+    """Return what the model is made of. Raises: GgufError if that is not known here."""
+    known = {one.gguf_name: one for one in all_architectures() if one.gguf_name}
+    if header.architecture not in known:
         raise GgufError(
-            f"holds a model of the architecture {name or 'unknown'}; of GGUF files those of Llama, Mistral, Qwen2 and "
-            "Qwen3 models can be read, others from a folder saved by transformers"
+            f"holds a model of the architecture {header.architecture or 'unknown'}; of GGUF files those of "
+            f"{', '.join(known)} can be read, others from a folder saved by transformers"
         )
+    return known[header.architecture]
+
+
+def _config(path: Path, header: Header, architecture: Architecture) -> dict[str, Any]:
+    """Return the config. Raises: GgufError if it asks for more than is built here."""
     metadata = header.metadata
     if metadata.get("general.type", "model") != "model":
         raise GgufError(
@@ -147,8 +142,8 @@ def _config(path: Path, header: Header) -> dict[str, Any]:
     num_parts = metadata.get("split.count", 0)
     if not isinstance(num_parts, int) or num_parts > 1:
         raise GgufError("is one part of several; join them with llama-gguf-split --merge")
-    facts = Facts(metadata, name)
-    facts.check(path)
+    facts = Facts(metadata, header.architecture)
+    facts.check(path, architecture.scales)
     hidden, heads = facts.whole("embedding_length"), facts.whole("attention.head_count")
     head_dim = _head_dim(facts, hidden, heads)
     places = header.tensors
@@ -156,10 +151,10 @@ def _config(path: Path, header: Header) -> dict[str, Any]:
         raise GgufError("has no tensor token_embd.weight, so it holds no whole model")
     ends = end_ids(metadata)
     return {
-        "architectures": [_ARCHITECTURES[name]],
-        "model_type": name,
-        "attention_bias": "blk.0.attn_q.bias" in places,
-        "mlp_bias": "blk.0.ffn_up.bias" in places,
+        "architectures": [architecture.model_class],
+        "model_type": architecture.config_class.model_type,
+        **_biases(places, architecture),
+        **_scales(facts, architecture, head_dim),
         "dtype": str(_stored_dtype(header)).removeprefix("torch."),
         "is_quantized": not _matrix_types(header) <= _PLAIN_DTYPES.keys(),
         "head_dim": head_dim,
@@ -181,7 +176,7 @@ def _config(path: Path, header: Header) -> dict[str, Any]:
 
 
 def _head_dim(facts: Facts, hidden: int, heads: int) -> int:
-    """Return the size of a head. Raises: GgufError if a part of it has another one, or attention another scale."""
+    """Return the size of a head. Raises: GgufError if a part of it has another one."""
     head_dim = facts.whole("attention.key_length", hidden // heads)
     for key in ("attention.value_length", "rope.dimension_count"):
         if (size := facts.whole(key, head_dim)) != head_dim:
@@ -189,11 +184,22 @@ def _head_dim(facts: Facts, hidden: int, heads: int) -> int:
                 f"has heads whose parts differ in size: {key} is {size}, not {head_dim}; use a folder saved by "
                 "transformers"
             )
-    usual = head_dim**-0.5
-    scale = facts.number("attention.scale", usual) if facts.optional("attention.scale", 0) != 0 else usual
-    if not math.isclose(scale, usual, rel_tol=_SCALE_TOLERANCE):
-        raise GgufError(f"asks for attention.scale {scale}, not {usual:.4g}; use a folder saved by transformers")
     return head_dim
+
+
+def _biases(places: Mapping[str, TensorPlace], architecture: Architecture) -> dict[str, bool]:
+    """Return the fields of the config that say which layers have biases, by what the file holds."""
+    held = {architecture.stated_bias(part) for part in LINEARS if f"blk.0.{part.gguf_name}.bias" in places}
+    return {stated: stated in held for stated in architecture.biases.values() if isinstance(stated, str)}
+
+
+def _scales(facts: Facts, architecture: Architecture, head_dim: int) -> dict[str, float]:
+    """Return the fields of the config with factors. Raises: GgufError if attention has one that it has no field for."""
+    usual = head_dim**-0.5
+    scale = facts.factor("attention", usual)
+    if "attention" not in architecture.scales and not math.isclose(scale, usual, rel_tol=_SCALE_TOLERANCE):
+        raise GgufError(f"asks for attention.scale {scale}, not {usual:.4g}; use a folder saved by transformers")
+    return {of: scale if one == "attention" else facts.factor(one, 1.0) for one, of in architecture.scales.items()}
 
 
 def _rope(path: Path, header: Header, facts: Facts, head_dim: int) -> dict[str, Any]:
@@ -253,19 +259,19 @@ def _stored_dtype(header: Header) -> torch.dtype:
     return torch.float32
 
 
-def _weight(place: TensorPlace, config: Mapping[str, Any]) -> Weight:
+def _weight(place: TensorPlace, architecture: Architecture, head_dim: int) -> Weight:
     """Return what a tensor of the file becomes."""
     stem, _, kind = place.name.rpartition(".")
     outside = _OUTSIDE.get(stem)
     if outside is not None:
         return Weight(f"{outside}.{kind}", place, None)
-    prefix, _, part = stem.partition(".")[2].partition(".")
-    if not stem.startswith("blk.") or part not in _INSIDE:
+    prefix, _, name = stem.partition(".")[2].partition(".")
+    part = next((one for one in architecture.parts if one.gguf_name == name), None)
+    if not stem.startswith("blk.") or part is None:
         raise GgufError(f"has a tensor {place.name}, which is not known here; use a folder saved by transformers")
-    order = None
-    if config["model_type"] == "llama" and part in ("attn_q", "attn_k"):
-        order = _row_order(place.shape[0], config["head_dim"])
-    return Weight(f"model.layers.{prefix}.{_INSIDE[part]}.{kind}", place, order)
+    is_paired = architecture.gguf_pairs and name in ("attn_q", "attn_k")
+    order = _row_order(place.shape[0], head_dim) if is_paired else None
+    return Weight(f"model.layers.{prefix}.{part.name}.{kind}", place, order)
 
 
 def _row_order(num_rows: int, head_dim: int) -> Tensor | None:
@@ -275,13 +281,13 @@ def _row_order(num_rows: int, head_dim: int) -> Tensor | None:
     return torch.arange(num_rows).view(-1, head_dim // 2, 2).transpose(1, 2).reshape(-1)
 
 
-def _check_weights(weights: Sequence[Weight], config: Mapping[str, Any]) -> None:
+def _check_weights(weights: Sequence[Weight], architecture: Architecture, config: Mapping[str, Any]) -> None:
     """Check that there are all weights that the config asks for, in its shapes."""
     empty = {weight.name: torch.empty(weight.place.shape, device="meta") for weight in weights}
     plain = config_of(config)
     assert plain is not None
     try:
-        DecoderModel(plain, GenerationConfig(), empty)  # type: ignore[no-untyped-call]
+        DecoderModel(architecture, plain, GenerationConfig(), empty)  # type: ignore[no-untyped-call]
     except KeyError as error:
         raise GgufError(f"is incomplete: its tensor {error.args[0]} is missing") from None
     except ValueError as error:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
+from card.models.architectures import find_architecture
 from card.models.decoder_model import DecoderModel, MappedWeights, config_of, safetensors_header
 from card.models.gguf.header import GgufError
 from card.models.gguf.kept_weights import KeptWeights
@@ -82,10 +83,11 @@ class GgufSource:
         pages = None if kept is None else self._mapped(kept)
         tensors = self.weights(dtype) if pages is None else pages.tensors
         config, make = config_of(self.config), cast(Any, GenerationConfig)  # which has no types
-        assert config is not None
+        architecture = None if config is None else find_architecture(config.model_type)
+        assert config is not None and architecture is not None
         config.dtype = wanted
         weights = {name: tensor.to(device, wanted) for name, tensor in tensors.items()}
-        model = DecoderModel(config, make(**generation_config(self.config)), weights)
+        model = DecoderModel(architecture, config, make(**generation_config(self.config)), weights)
         model.pages = pages
         return model.requires_grad_(False).train(False)
 

@@ -1,0 +1,27 @@
+"""The architectures that are walked directly, one module each, named by what config.json says as ``model_type``."""
+
+from __future__ import annotations
+
+import pkgutil
+from importlib import import_module
+
+from card.models.architectures.architecture import Architecture
+
+__all__ = ["Architecture", "all_architectures", "find_architecture"]
+
+
+def _names() -> list[str]:
+    return [module.name for module in pkgutil.iter_modules(__path__) if module.name != "architecture"]
+
+
+def find_architecture(model_type: object) -> Architecture | None:
+    """Return the entry of a ``model_type``; None if there is none."""
+    if model_type not in _names():
+        return None
+    entry: Architecture = import_module(f"{__name__}.{model_type}").ARCHITECTURE
+    return entry
+
+
+def all_architectures() -> list[Architecture]:
+    """Return all entries."""
+    return [entry for name in _names() if (entry := find_architecture(name)) is not None]

@@ -1,0 +1,133 @@
+"""What a decoder-only model is made of, as data: what all architectures share, and what an entry may say.
+
+The passes (`card.models.fused`, `card.models.int8`) and the readers (`card.models.decoder_model`, `card.models.gguf`)
+read it; none of them asks a model's weights or its name. All have RMS norms before attention and before the MLP, a
+gated MLP with silu, rotary embeddings of whole heads, and a head that may be tied. Annotations are evaluated here:
+values of configs are checked against them.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from transformers import PreTrainedConfig
+
+Size = Literal["hidden", "inner", "queries", "keys", "head"]
+Biased = Literal["qkv", "out", "mlp"]
+Scale = Literal["attention", "embedding", "residual", "logits"]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A part of a layer: a linear layer, or a norm."""
+
+    name: str  # transformers'
+    gguf_name: str  # llama.cpp's
+    shape: tuple[Size, ...]  # of its weight: [out, in], [channels] of a norm
+    bias: Biased | None = None  # which entry of `Architecture.biases` says whether it has one
+
+
+LINEARS = (
+    Part("self_attn.q_proj", "attn_q", ("queries", "hidden"), "qkv"),
+    Part("self_attn.k_proj", "attn_k", ("keys", "hidden"), "qkv"),
+    Part("self_attn.v_proj", "attn_v", ("keys", "hidden"), "qkv"),
+    Part("self_attn.o_proj", "attn_output", ("hidden", "queries"), "out"),
+    Part("mlp.gate_proj", "ffn_gate", ("inner", "hidden"), "mlp"),
+    Part("mlp.up_proj", "ffn_up", ("inner", "hidden"), "mlp"),
+    Part("mlp.down_proj", "ffn_down", ("hidden", "inner"), "mlp"),
+)
+NORMS = (
+    Part("input_layernorm", "attn_norm", ("hidden",)),
+    Part("post_attention_layernorm", "ffn_norm", ("hidden",)),
+)
+HEAD_NORMS = (
+    Part("self_attn.q_norm", "attn_q_norm", ("head",)),
+    Part("self_attn.k_norm", "attn_k_norm", ("head",)),
+)
+
+
+class DecoderConfig(PreTrainedConfig):
+    """The fields that all configs have. One without a value here has one in each architecture.
+
+    transformers' own classes are not imported, because that of Llama brings a second of imports with it. A test
+    compares these with them, field by field. Raises: almost anything, if a value is of another type than the field.
+    """
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int | None
+    max_position_embeddings: int
+    head_dim: int | None = None
+    hidden_act: str = "silu"
+    initializer_range: float = 0.02
+    rms_norm_eps: float = 1e-6
+    use_cache: bool = True
+    pad_token_id: int | None = None
+    bos_token_id: int | None = None
+    eos_token_id: int | list[int] | None = None
+    tie_word_embeddings: bool = False
+    rope_parameters: dict[str, Any] | None = None
+    attention_dropout: int | float | None = 0.0
+    layer_types: list[str] | None = None
+    sliding_window: int | None = None
+
+    def __post_init__(self, **others: Any) -> None:
+        """Fill in what follows from other fields, then let transformers read the older names of some."""
+        if self.head_dim is None:
+            self.head_dim = self.hidden_size // self.num_attention_heads
+        if self.num_key_value_heads is None:
+            self.num_key_value_heads = self.num_attention_heads
+        super().__post_init__(**others)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Architecture:
+    """An entry of the table. Fields of the config are named: each model has values of its own."""
+
+    model_class: str  # transformers'
+    config_class: type[DecoderConfig]
+    biases: Mapping[Biased, str | Literal[True]] = field(default_factory=dict)  # by a field of the config, or always
+    scales: Mapping[Scale, str] = field(default_factory=dict)  # fields with factors; logits are divided by theirs
+    has_head_norms: bool = False  # of queries and keys, before they are turned
+    gguf_name: str | None = None  # llama.cpp's; None: its files are named after another architecture
+    gguf_pairs: bool = False  # in its files, rows of a head that turn together are neighbours
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """The parts of each layer."""
+        return LINEARS + NORMS + HEAD_NORMS * self.has_head_norms
+
+    def stated_bias(self, part: Part) -> str | bool:
+        """Return whether a part has a bias, or which field of the config says it."""
+        return self.biases.get(part.bias, False) if part.bias else False
+
+    def has_bias(self, part: Part, config: Any) -> bool:
+        """Return whether a part has a bias in a model of this config."""
+        stated = self.stated_bias(part)
+        return bool(getattr(config, stated)) if isinstance(stated, str) else stated
+
+    def scale(self, name: Scale, config: Any) -> float:
+        """Return a factor, or what the logits are divided by."""
+        if name in self.scales:
+            return float(getattr(config, self.scales[name]))
+        return head_dim(config) ** -0.5 if name == "attention" else 1.0
+
+
+def head_dim(config: Any) -> int:
+    """Return D of a config, ours or transformers'."""
+    return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
+
+
+def sizes_of(config: Any) -> Mapping[Size, int]:
+    """Return the sizes that shapes are made of."""
+    size = head_dim(config)
+    return {
+        "hidden": config.hidden_size,
+        "inner": config.intermediate_size,
+        "queries": config.num_attention_heads * size,
+        "keys": config.num_key_value_heads * size,
+        "head": size,
+    }

@@ -1,0 +1,32 @@
+"""Granite 3: Llama with four factors."""
+
+from huggingface_hub.dataclasses import strict
+
+from card.models.architectures.architecture import Architecture
+from card.models.architectures.llama import LlamaFields
+
+
+@strict
+class GraniteFields(LlamaFields):
+    """Its config."""
+
+    model_type = "granite"
+    embedding_multiplier: float | int = 1.0
+    logits_scaling: float | int = 1.0
+    residual_multiplier: float | int = 1.0
+    attention_multiplier: float | int = 1.0
+
+
+ARCHITECTURE = Architecture(
+    model_class="GraniteForCausalLM",
+    config_class=GraniteFields,
+    biases={"qkv": "attention_bias", "out": "attention_bias", "mlp": "mlp_bias"},
+    scales={
+        "attention": "attention_multiplier",
+        "embedding": "embedding_multiplier",
+        "residual": "residual_multiplier",
+        "logits": "logits_scaling",
+    },
+    gguf_name="granite",
+    gguf_pairs=True,
+)

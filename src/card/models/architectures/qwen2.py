@@ -1,0 +1,35 @@
+"""Qwen2 and Qwen2.5."""
+
+from typing import Any
+
+from huggingface_hub.dataclasses import strict
+
+from card.models.architectures.architecture import Architecture, DecoderConfig
+
+
+@strict
+class Qwen2Fields(DecoderConfig):
+    """Its config, with a window that counts only where it is switched on."""
+
+    model_type = "qwen2"
+    vocab_size: int = 151936
+    hidden_size: int = 4096
+    intermediate_size: int = 22016
+    num_hidden_layers: int = 32
+    num_attention_heads: int = 32
+    num_key_value_heads: int | None = 32
+    max_position_embeddings: int = 32768
+    use_sliding_window: bool = False
+    sliding_window: int | None = 4096
+    max_window_layers: int = 28
+
+    def __post_init__(self, **others: Any) -> None:
+        """Drop the window that is switched off."""
+        if not self.use_sliding_window:
+            self.sliding_window = None
+        super().__post_init__(**others)
+
+
+ARCHITECTURE = Architecture(
+    model_class="Qwen2ForCausalLM", config_class=Qwen2Fields, biases={"qkv": True}, gguf_name="qwen2"
+)

@@ -1,0 +1,24 @@
+"""Qwen3: norms of queries and keys."""
+
+from huggingface_hub.dataclasses import strict
+
+from card.models.architectures.architecture import Architecture
+from card.models.architectures.qwen2 import Qwen2Fields
+
+
+@strict
+class Qwen3Fields(Qwen2Fields):
+    """Its config."""
+
+    model_type = "qwen3"
+    head_dim: int = 128
+    attention_bias: bool = False
+
+
+ARCHITECTURE = Architecture(
+    model_class="Qwen3ForCausalLM",
+    config_class=Qwen3Fields,
+    biases={"qkv": "attention_bias", "out": "attention_bias"},
+    has_head_norms=True,
+    gguf_name="qwen3",
+)

@@ -1,0 +1,60 @@
+"""What a model is made of stands in one table, and whoever runs or reads a model follows it."""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import fields
+from pathlib import Path
+
+import card.models
+from card.models.architectures import Architecture, all_architectures, find_architecture
+from card.models.architectures.architecture import Part
+
+PACKAGE = Path(card.models.__file__).parent
+FOLLOWERS = [PACKAGE / f"{name}.py" for name in ("decoder_model", "fused", "int8")] + sorted(PACKAGE.glob("gguf/*.py"))
+TABLE = PACKAGE / "architectures" / "architecture.py"
+NO_PARTS = frozenset({"MADV_DONTNEED", "_hf_hook"})  # of the system, and of accelerate
+
+
+def _guesses(source: str) -> list[str]:
+    """Return where a module asks what a model is instead of reading its entry."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        text = ast.unparse(node)
+        if isinstance(node, ast.Compare) and ("model_type" in text or "model_class" in text):
+            found.append(text)
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "hasattr":
+            name = node.args[1]
+            if not (isinstance(name, ast.Constant) and name.value in NO_PARTS):
+                found.append(text)
+    return found
+
+
+def test_no_pass_and_no_reader_asks_a_model_what_it_is() -> None:
+    assert sorted(guess for path in FOLLOWERS for guess in _guesses(path.read_text("utf-8"))) == [
+        "kind.__name__ == entry.model_class",  # whether an entry is that of a model at all
+        "raw.get('architectures') != [architecture.model_class]",
+    ]
+
+
+def test_a_question_to_a_model_is_found() -> None:
+    for guess in ('config.model_type == "qwen3"', 'config["model_type"] in ("llama",)', 'hasattr(layer, "q_norm")'):
+        assert _guesses(f"if {guess}:\n    pass") == [ast.unparse(ast.parse(guess))]
+
+
+def test_every_field_of_the_table_is_read() -> None:
+    trees = [ast.parse(path.read_text("utf-8")) for path in (*FOLLOWERS, TABLE)]
+    read = {node.attr for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    assert {field.name for kind in (Architecture, Part) for field in fields(kind)} - read == set()
+
+
+def test_an_entry_is_found_by_what_its_config_says_and_by_nothing_else() -> None:
+    entries = all_architectures()
+    assert [find_architecture(entry.config_class.model_type) for entry in entries] == entries
+    assert [find_architecture(name) for name in ("architecture", "gpt2", "", None, ["llama"], {})] == [None] * 6
+
+
+def test_the_fields_that_an_entry_names_are_those_of_its_config() -> None:
+    for entry in all_architectures():
+        named = {*entry.scales.values(), *(one for one in entry.biases.values() if isinstance(one, str))}
+        assert named <= {field.name for field in fields(entry.config_class)}, entry.model_class
