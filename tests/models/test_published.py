@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from transformers import GraniteConfig, LlamaConfig, MistralConfig, PreTrainedConfig, Qwen2Config, Qwen3Config
+from transformers import CONFIG_MAPPING
 
-from card.models.architectures import find_architecture
+from card.models.architectures import Architecture, all_architectures
 from card.models.decoder_model import DecoderModel, read_config
 from card.models.loading import context_limit, end_token_ids, load_decoder
 from card.models.protocol import Extension
@@ -68,11 +68,9 @@ def test_every_field_is_read_as_by_the_own_class_of_the_config(tmp_path: Path, n
     }
 
 
-@pytest.mark.parametrize("own", [GraniteConfig, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config])
-def test_fields_that_are_missing_have_the_values_of_the_own_class(own: type[PreTrainedConfig]):
-    entry = find_architecture(own.model_type)
-    assert entry is not None
-    ours = entry.config_class
+@pytest.mark.parametrize("entry", all_architectures(), ids=lambda entry: entry.model_class)
+def test_fields_that_are_missing_have_the_values_of_the_own_class(entry: Architecture):
+    ours, own = entry.config_class, CONFIG_MAPPING[entry.config_class.model_type]
     defaults = {field.name: field.default for field in fields(ours)}
     for field in fields(own):
         assert defaults[field.name] == field.default, field.name

@@ -82,7 +82,7 @@ class TorchRunner:
         Args:
             max_model_len: most positions of one sequence.
             max_tree_rows: rows that a sequence may hold beyond max_model_len, for candidates.
-            fused: walk the decoder directly (Llama, Mistral, Qwen2, Qwen3) instead of through its modules; None does
+            fused: walk the decoder directly (see `architectures`) instead of through its modules; None does
                 so where it is possible.
         Raises: ModelError if the model cannot be run row-wise, or not the way asked for.
         """

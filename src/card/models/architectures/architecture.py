@@ -47,27 +47,27 @@ HEAD_NORMS = (
 
 
 class DecoderConfig(PreTrainedConfig):
-    """The fields that all configs have. One without a value here has one in each architecture.
+    """The fields that all configs have, with Llama's values where an architecture states no others.
 
     transformers' own classes are not imported, because that of Llama brings a second of imports with it. A test
     compares these with them, field by field. Raises: almost anything, if a value is of another type than the field.
     """
 
-    vocab_size: int
-    hidden_size: int
-    intermediate_size: int
-    num_hidden_layers: int
-    num_attention_heads: int
-    num_key_value_heads: int | None
-    max_position_embeddings: int
+    vocab_size: int = 32000
+    hidden_size: int = 4096
+    intermediate_size: int = 11008
+    num_hidden_layers: int = 32
+    num_attention_heads: int = 32
+    num_key_value_heads: int | None = None
+    max_position_embeddings: int = 2048
     head_dim: int | None = None
     hidden_act: str = "silu"
     initializer_range: float = 0.02
     rms_norm_eps: float = 1e-6
     use_cache: bool = True
     pad_token_id: int | None = None
-    bos_token_id: int | None = None
-    eos_token_id: int | list[int] | None = None
+    bos_token_id: int | None = 1
+    eos_token_id: int | list[int] | None = 2
     tie_word_embeddings: bool = False
     rope_parameters: dict[str, Any] | None = None
     attention_dropout: int | float | None = 0.0

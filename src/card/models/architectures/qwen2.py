@@ -13,12 +13,11 @@ class Qwen2Fields(DecoderConfig):
 
     model_type = "qwen2"
     vocab_size: int = 151936
-    hidden_size: int = 4096
     intermediate_size: int = 22016
-    num_hidden_layers: int = 32
-    num_attention_heads: int = 32
     num_key_value_heads: int | None = 32
     max_position_embeddings: int = 32768
+    bos_token_id: int | None = None
+    eos_token_id: int | list[int] | None = None
     use_sliding_window: bool = False
     sliding_window: int | None = 4096
     max_window_layers: int = 28
