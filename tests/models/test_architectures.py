@@ -1,4 +1,4 @@
-"""What a model is made of stands in one table, and whoever runs or reads a model follows it."""
+"""One table says what models are made of, and whoever runs or reads a model follows it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a decoder-only model is made of, as data: what all architectures share, and what an entry may say.
+"""The make-up of decoder-only models as data: the parts that all share, and what an entry of the table says.
 
 The passes (`card.models.fused`, `card.models.int8`) and the readers (`card.models.decoder_model`, `card.models.gguf`)
 read it; none of them asks a model's weights or its name. All have RMS norms before attention and before the MLP, a

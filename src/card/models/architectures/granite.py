@@ -1,8 +1,10 @@
 """Granite 3: Llama with four factors."""
 
+from dataclasses import replace
+
 from huggingface_hub.dataclasses import strict
 
-from card.models.architectures.architecture import Architecture
+from card.models.architectures.llama import ARCHITECTURE as LLAMA
 from card.models.architectures.llama import LlamaFields
 
 
@@ -17,10 +19,10 @@ class GraniteFields(LlamaFields):
     attention_multiplier: float | int = 1.0
 
 
-ARCHITECTURE = Architecture(
+ARCHITECTURE = replace(
+    LLAMA,
     model_class="GraniteForCausalLM",
     config_class=GraniteFields,
-    biases={"qkv": "attention_bias", "out": "attention_bias", "mlp": "mlp_bias"},
     scales={
         "attention": "attention_multiplier",
         "embedding": "embedding_multiplier",
@@ -28,5 +30,4 @@ ARCHITECTURE = Architecture(
         "logits": "logits_scaling",
     },
     gguf_name="granite",
-    gguf_pairs=True,
 )

@@ -122,10 +122,8 @@ class Facts:
         return self.number(key, usual) if self.optional(key, 0) != 0 else usual
 
     def check(self, path: Path, scales: Iterable[Scale]) -> None:
-        """Warn of entries that are not known.
+        """Warn of entries that are not known; ``scales`` are those that the architecture has.
 
-        Args:
-            scales: those that the architecture has.
         Raises: GgufError for an entry that asks for what is not built here.
         """
         known = _FOLLOWED | _HARMLESS | {_SCALES[scale] for scale in scales}
