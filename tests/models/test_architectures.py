@@ -9,6 +9,7 @@ from pathlib import Path
 import card.models
 from card.models.architectures import Architecture, all_architectures, find_architecture
 from card.models.architectures.architecture import Part
+from tests.models.published import CONFIGS
 
 PACKAGE = Path(card.models.__file__).parent
 FOLLOWERS = [PACKAGE / f"{name}.py" for name in ("decoder_model", "fused", "int8")] + sorted(PACKAGE.glob("gguf/*.py"))
@@ -52,6 +53,11 @@ def test_an_entry_is_found_by_what_its_config_says_and_by_nothing_else() -> None
     entries = all_architectures()
     assert [find_architecture(entry.config_class.model_type) for entry in entries] == entries
     assert [find_architecture(name) for name in ("architecture", "gpt2", "", None, ["llama"], {})] == [None] * 6
+
+
+def test_every_entry_is_compared_with_transformers_by_a_published_config() -> None:
+    published = {config["architectures"][0] for config, is_quick in CONFIGS.values() if is_quick}
+    assert published == {entry.model_class for entry in all_architectures()}
 
 
 def test_the_fields_that_an_entry_names_are_those_of_its_config() -> None:

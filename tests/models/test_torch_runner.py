@@ -99,7 +99,8 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "minicpm3": ("MiniCPM3", {**MLA, "q_lora_rank": 12}),
     "mimo": ("MiMoV2Flash", {"v_head_dim": 6}),
 }
-FUSABLE = [name for name, (family, _) in MODELS.items() if family in ("Llama", "Qwen2", "Qwen3", "Mistral")]
+FAMILIES = ("Granite", "Llama", "Mistral", "Qwen2", "Qwen3")
+FUSABLE = [name for name, (family, _) in MODELS.items() if family in FAMILIES]
 CASES = [(name, False) for name in MODELS] + [(name, True) for name in FUSABLE]
 FEW = [("llama", True), ("llama", False), ("qwen2-sliding", True), ("gemma2", False)]
 quick = settings(deadline=None, max_examples=6)
