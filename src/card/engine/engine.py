@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from card.engine.conversation import Conversation
-from card.engine.passes import TargetPasses
+from card.engine.passes import TargetPasses, tell_pass
 from card.errors import CapacityError, CardError, TargetError, WorkerError
 from card.machine.threads import pinned
 from card.policy.rounds import Draft, Outcome, Policy, RoundView
@@ -321,7 +321,7 @@ class Engine:
         started = self._clock()
         result, errors = self._passes.run(work)
         if (trace := self.trace) is not None:
-            trace.target_pass(work, result, started, self._policy.schedule)
+            tell_pass(trace, work, result, started, self._policy.schedule)
             for one in work:
                 if (entry := self._running.get(one.request_id)) is not None:
                     sequence = entry.sequence

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TextIO
 
 from card.tree.messages import Correction, Layer, TargetMessage
 from card.workers.metrics import RequestStats
-from card.workers.request import StepResult, Work
 
 Track = Literal["target", "drafter", "requests"]
 TRACKS: tuple[Track, ...] = ("target", "drafter", "requests")
@@ -132,20 +131,9 @@ class Trace:
         """The target waited for candidates, or let a drafter draft that takes turns with it."""
         self._span(Span("target", TURN if takes_turns else WAIT, start_s, end_s))
 
-    def target_pass(self, work: Sequence[Work], result: StepResult, started: float, schedule: str) -> None:
-        """The target made a pass for this work, if that is any."""
-        if not work:
-            return
-        num_prompts = sum(one.num_prompt_tokens > 0 for one in work)
-        name = VERIFY if not num_prompts else PREFILL if num_prompts == len(work) else MIXED
-        details = {
-            "requests": [one.request_id for one in work],
-            "tokens": result.num_tokens,
-            "candidates": sum(len(one.offer) for one in result.verified),
-            "accepted": sum(len(one.accepted) for one in result.verified),
-            "schedule": schedule,
-        }
-        self._span(Span("target", name, started, started + result.busy_s, None, details))
+    def target_pass(self, name: str, start_s: float, end_s: float, details: Mapping[str, Any]) -> None:
+        """The target made a pass."""
+        self._span(Span("target", name, start_s, end_s, None, details))
 
     def sent(self, messages: Iterable[TargetMessage], now: float) -> None:
         """The engine sent these messages to the drafter."""
