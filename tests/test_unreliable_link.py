@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from card.config import DraftSettings, SamplingParams
 from card.errors import ProtocolError
-from card.transport.link import LinkStatus
+from card.transport.link import DrafterLink, LinkStatus
 from card.tree.messages import (
     Declined,
     DrafterMessage,
@@ -79,7 +79,7 @@ def test_killed_drafters_are_counted_and_their_passes_add_up():
     assert stats.drafter_passes > 0
 
 
-class BabblingLink:
+class BabblingLink(DrafterLink):
     """Says whatever a test wants, well-formed but senseless."""
 
     runs_by_itself = True

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from card.transport.link import LinkStatus
+from card.transport.link import DrafterLink, LinkStatus
 from card.tree.messages import DrafterMessage, Ready, TargetMessage, decode, encode
 from card.workers.drafter import DrafterWorker
 
@@ -43,7 +43,7 @@ class _Channel(Generic[M]):
         return [decode(frame)[1] for frame in due]  # type: ignore[misc]
 
 
-class FakeLink:
+class FakeLink(DrafterLink):
     """Makes a random number of drafter passes per round and loses, repeats, delays and reorders messages."""
 
     runs_by_itself = False

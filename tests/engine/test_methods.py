@@ -213,4 +213,4 @@ def test_no_candidates_are_waited_for_that_the_text_has_no_room_for(method):
     worker.step([Work(7, num_prompt_tokens=100)])
     for _ in range(10):
         worker.step([Work(7)])  # plainly: eleven of twelve tokens are there
-    assert not worker.is_short_of_candidates(7)
+    assert not worker.sequence(7).is_short_of_candidates

@@ -46,7 +46,7 @@ def run_round(worker: TargetWorker, request_ids: list[int]) -> StepResult:
         draft = worker._running[request_id].request.draft
         offer = worker.query(request_id, draft.budget, draft.verify)
         offer = likely(offer, draft)
-        work.append(Work(request_id, num_prompt_tokens=worker.prompt_tokens_left(request_id), offer=offer))
+        work.append(Work(request_id, num_prompt_tokens=worker.sequence(request_id).prompt_tokens_left, offer=offer))
     return worker.step(work)
 
 
@@ -198,10 +198,10 @@ def test_layers_about_an_older_text_are_settled_against_the_text_of_now() -> Non
 def test_each_new_epoch_is_one_miss() -> None:
     worker = started()
     worker.receive(layer())
-    assert worker.stats(7).misses == 0, "the first epoch follows no other"
+    assert worker.sequence(7).stats.misses == 0, "the first epoch follows no other"
     for seq, (epoch, num_misses) in enumerate([(1, 1), (1, 1), (2, 2), (2, 2)], start=1):  # a repeat is a snapshot
         worker.receive(layer(seq=seq, epoch=epoch))
-        assert worker.stats(7).misses == num_misses
+        assert worker.sequence(7).stats.misses == num_misses
 
 
 def test_a_token_that_comes_after_it_was_committed_is_a_late_hit() -> None:
@@ -209,10 +209,10 @@ def test_a_token_that_comes_after_it_was_committed_is_a_late_hit() -> None:
     tokens = upcoming(4)
     worker.receive(chain_layer([]))
     run_round(worker, [7])
-    assert worker.is_short_of_candidates(7)
+    assert worker.sequence(7).is_short_of_candidates
     worker.receive(chain_layer(tokens[:3], seq=1, is_reset=False))
     assert worker._running[7].stats.late_hits == 1
-    assert not worker.is_short_of_candidates(7)
+    assert not worker.sequence(7).is_short_of_candidates
     assert run_round(worker, [7]).progress[0].token_ids == tuple(tokens[1:4])
 
 
@@ -282,7 +282,7 @@ def test_a_new_incarnation_is_told_everything_and_the_old_ones_candidates_are_dr
     length = len(text_of(worker))
     counts = {"num_passes": 3, "busy_s": 1.0, "num_dropped": 5, "num_rolled_back": 2}
     worker.receive(layer(seq=0, root_position=length - 1, known_len=length, **counts))
-    stats = worker.stats(7)
+    stats = worker.sequence(7).stats
     assert (stats.drafter_passes, stats.drafter_busy_s) == (7, 3.0), "passes of both incarnations count"
     assert (stats.drafter_dropped_nodes, stats.rolled_back_tokens) == (35, 6)
 
@@ -317,7 +317,7 @@ def test_a_round_commits_the_right_candidates_and_one_token_more(verify: str, nu
     worker.receive(chain_layer(offered))
     result = run_round(worker, [7])
     assert result.progress == [Progress(7, tuple(tokens[: num_right + 1]), None)]
-    stats = worker.stats(7)
+    stats = worker.sequence(7).stats
     assert (stats.target_passes, stats.verified_tokens, stats.accepted_tokens) == (1, 3, num_right)
     assert stats.offered_per_depth == [1, 1, 1]
     assert stats.hits == 0, "the last token was no candidate"
@@ -336,14 +336,14 @@ def test_candidates_on_unlikely_paths_are_not_verified(verify: str, min_verify_p
     ]  # paths of 0.37, 0.14, 0.05 and 0.018
     worker.receive(layer(*nodes))
     assert run_round(worker, [7]).progress[0].token_ids == tuple(tokens[: num_verified + 1])
-    assert worker.stats(7).verified_tokens == num_verified
+    assert worker.sequence(7).stats.verified_tokens == num_verified
 
 
 def test_a_hit_is_counted_when_the_last_token_was_a_candidate_too() -> None:
     worker = started(draft=DraftSettings(budget=2))
     worker.receive(chain_layer(upcoming(4)))
     run_round(worker, [7])
-    assert worker.stats(7).hits == 1
+    assert worker.sequence(7).stats.hits == 1
     assert worker._running[7].replica.tree.num_nodes == 1
     assert run_round(worker, [7]).progress[0].token_ids == tuple(upcoming(5)[3:])
 
@@ -383,7 +383,7 @@ def test_the_token_at_a_position_is_chosen_with_the_noise_of_that_position(uses_
     while len(text_of(worker)) < len(text):
         run_round(worker, [7])
     assert text_of(worker) == text
-    assert worker.stats(7).accepted_tokens == (3 if uses_drafter else 0)
+    assert worker.sequence(7).stats.accepted_tokens == (3 if uses_drafter else 0)
 
 
 class StopAfter:
@@ -418,7 +418,7 @@ def test_the_text_ends_exactly_there_inside_and_after_accepted_candidates(num_ke
     assert text_of(worker) == [*PROMPT, *plain(toy_target())[0][: 1 + num_kept]]
     assert check.fed == text_of(worker)[5:], "each token once, in order, and none beyond the end"
     assert result.messages == [], "the drafter has nothing more to do"
-    stats = worker.stats(7)
+    stats = worker.sequence(7).stats
     num_verified = num_kept - 1 if end == "max tokens" else 3  # what could not be kept is not verified
     assert (stats.verified_tokens, stats.accepted_tokens) == (num_verified, min(num_kept, num_verified))
     assert stats.num_new_tokens == 1 + num_kept
@@ -430,7 +430,7 @@ def test_the_first_token_may_be_the_last() -> None:
         worker = TargetWorker(toy_target(), clock=Clock())
         worker.add(request(**changes))
         assert run_round(worker, [7]).progress[0].token_ids == (first,)
-        assert worker.stats(7).target_passes == 0
+        assert worker.sequence(7).stats.target_passes == 0
 
 
 def test_the_text_ends_at_the_end_of_the_context() -> None:
@@ -446,16 +446,16 @@ def test_no_more_is_verified_than_rows_are_left_for(num_tree_rows: int) -> None:
     worker = started(toy_target(max_model_len=8, num_tree_rows=num_tree_rows), draft=draft)
     worker.receive(layer(*((i, 0, i, -1.0) for i in range(1, 9))))
     run_round(worker, [7])
-    assert worker.stats(7).verified_tokens == 2 + num_tree_rows
+    assert worker.sequence(7).stats.verified_tokens == 2 + num_tree_rows
 
 
 def test_times_are_counted_apart_from_the_prompt() -> None:
     worker = started()
-    assert worker.stats(7).target_busy_s == 0
+    assert worker.sequence(7).stats.target_busy_s == 0
     run_round(worker, [7])
     run_round(worker, [7])
-    assert worker.stats(7).target_busy_s == 2.0
-    assert worker.stats(7).num_prompt_tokens == len(PROMPT)
+    assert worker.sequence(7).stats.target_busy_s == 2.0
+    assert worker.sequence(7).stats.num_prompt_tokens == len(PROMPT)
 
 
 # ---- several requests -----------------------------------------------------------------------------------------------

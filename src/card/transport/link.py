@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from card.policy.rounds import Schedule
 from card.tree.messages import DrafterMessage, Ready, TargetMessage
 from card.workers.metrics import DrafterState
 
@@ -72,6 +73,21 @@ class DrafterLink:
     def status(self) -> LinkStatus:
         """How the drafter is doing."""
         return self._status
+
+    @property
+    def worst_status(self) -> LinkStatus:
+        """What users are told: of several drafters, how the one is doing that does worst."""
+        return self.status
+
+    @property
+    def available(self) -> frozenset[Schedule]:
+        """The schedules that are possible now; to do without a drafter always is."""
+        if self.status.state not in ("up", "degraded"):
+            return frozenset({"off"})
+        return frozenset({"off", "beside" if self.runs_by_itself else "turns"})
+
+    def use(self, schedule: Schedule) -> None:
+        """Speak to the drafter of this schedule from now on, where there are several."""
 
     def close(self) -> None:
         """End the drafter. May be called twice."""

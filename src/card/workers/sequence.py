@@ -93,6 +93,25 @@ class Sequence:
             most = self._switch_len  # a longer text has other rows
         return min(tokens_left - 1, most - length)
 
+    @property
+    def num_candidates(self) -> int:
+        """How many candidates of the drafter's there are."""
+        return self.replica.tree.num_nodes
+
+    @property
+    def best_path(self) -> tuple[int, float]:
+        """Depth and path score of the end of the drafter's best path; (0, 0.0) without one."""
+        tree = self.replica.tree
+        if not tree.num_nodes:
+            return 0, 0.0
+        path = tree.query(self._max_model_len, "chain", self._max_model_len)
+        return (path.depths[-1], path.path_logprobs[-1]) if path else (0, 0.0)
+
+    @property
+    def is_short_of_candidates(self) -> bool:
+        """Whether the drafter's best path is shorter than the request wants before it verifies."""
+        return self.request.uses_drafter and self.replica.is_short(self.request.draft, self.deepest)
+
     def decline(self, reason: str) -> None:
         """Go on without the drafter, which does not draft for this text."""
         self.request = replace(self.request, uses_drafter=False)

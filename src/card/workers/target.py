@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 
 from card.config import VerifyShape
+from card.errors import PromptError
 from card.models.pool import SequencePool
 from card.models.protocol import LanguageModel
 from card.tree.messages import Close, Declined, DrafterMessage, Layer, Resync, TargetMessage
 from card.tree.nodes import NO_NODES, Nodes
 from card.tree.verify import MATCH, Verdict, Verifier
-from card.workers.metrics import RequestStats
 from card.workers.offers import Offers
 from card.workers.request import FinishReason, Progress, Request, StepResult, Verified, Work
 from card.workers.sequence import Pass, Sequence, longest_text
@@ -71,6 +71,27 @@ class TargetWorker:
         tree = request.draft.budget if request.uses_drafter or has_writers else 0
         return min(longest_text(request, self.model.max_model_len) + tree, self.model.max_rows)
 
+    def check(self, request: Request) -> None:
+        """Raise PromptError if the request can never run: no prompt, foreign tokens, no room in context or memory."""
+        prompt_ids, model = request.prompt_ids, self.model
+        if not prompt_ids:
+            raise PromptError("the prompt is empty; give at least one token")
+        if len(prompt_ids) >= model.max_model_len:
+            raise PromptError(
+                f"the prompt has {len(prompt_ids)} tokens, but the context holds {model.max_model_len} and one must be "
+                "left for the answer; shorten the prompt, or raise max_model_len if the model allows it"
+            )
+        for token_id in prompt_ids:
+            if not 0 <= token_id < model.vocab_size:
+                raise PromptError(f"token ids must be from 0 to {model.vocab_size - 1}, got {token_id}")
+        num_rows = self.rows_needed(request)
+        if not self.pool.can_ever_hold(num_rows):
+            raise PromptError(
+                f"the request may need {num_rows} KV rows ({len(prompt_ids)} tokens of prompt, "
+                f"{request.params.max_tokens} new ones), more than kv_cache_memory holds; shorten it, lower max_tokens "
+                "or raise kv_cache_memory"
+            )
+
     def add(self, request: Request) -> list[TargetMessage]:
         """Take a request; steps run its prompt first. Returns: what the drafter must hear.
 
@@ -97,21 +118,13 @@ class TargetWorker:
         sequence.offers.close()
         return [Close(request_id)] if sequence.request.uses_drafter else []
 
-    def stats(self, request_id: int) -> RequestStats:
-        """Return the live counters of a running request."""
-        return self._running[request_id].stats
+    def find(self, request_id: int) -> Sequence | None:
+        """Return the state of a running request, to look at; None for another one."""
+        return self._running.get(request_id)
 
-    def request(self, request_id: int) -> Request:
-        """Return a running request as it is now: it uses no drafter any more if that has declined it."""
-        return self._running[request_id].request
-
-    def prompt_tokens_left(self, request_id: int) -> int:
-        """Return how many tokens of the prompt, or of a text that is read once more, are still to be run."""
-        return self._running[request_id].prompt_tokens_left
-
-    def num_context_rows(self, request_id: int) -> int:
-        """Return how many KV rows the request's text holds."""
-        return self._running[request_id].num_rows
+    def sequence(self, request_id: int) -> Sequence:
+        """Return the state of a running request, to look at."""
+        return self._running[request_id]
 
     def tune(self, beam_width: int | None) -> None:
         """Let the drafter make layers of this width for all requests; None: as each request's settings say.
@@ -150,24 +163,6 @@ class TargetWorker:
             sequence.decline(message.reason)
             return [Close(message.request_id)]
         return sequence.replica.receive(message)
-
-    def is_short_of_candidates(self, request_id: int) -> bool:
-        """True if the best path in the replica is shorter than the request wants before it verifies."""
-        sequence = self._running[request_id]
-        draft, deepest = sequence.request.draft, sequence.deepest
-        return sequence.request.uses_drafter and sequence.replica.is_short(draft, deepest)
-
-    def best_path(self, request_id: int) -> tuple[int, float]:
-        """Return the depth and the path score of the end of the best path in the replica; (0, 0.0) if it is empty."""
-        tree = self._running[request_id].replica.tree
-        if not tree.num_nodes:
-            return 0, 0.0
-        path = tree.query(self.model.max_model_len, "chain", self.model.max_model_len)
-        return (path.depths[-1], path.path_logprobs[-1]) if path else (0, 0.0)
-
-    def num_candidates(self, request_id: int) -> int:
-        """Return how many candidates of the drafter's the replica holds."""
-        return self._running[request_id].replica.tree.num_nodes
 
     def query(
         self,

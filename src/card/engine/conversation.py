@@ -1,0 +1,97 @@
+"""What the engine and its drafter say to each other, and that neither misses anything."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from card.errors import ProtocolError
+from card.policy.rounds import Schedule
+from card.transport.link import DrafterLink, LinkStatus
+from card.tree.messages import DrafterMessage, Layer, Ready, TargetMessage
+from card.workers.target import TargetWorker
+from card.workers.trace import Trace
+
+
+class Conversation:
+    """The target's side of a link; without a link it is silent."""
+
+    trace: Trace | None = None
+    """Is told what is said."""
+
+    def __init__(self, worker: TargetWorker, link: DrafterLink | None, clock: Callable[[], float]) -> None:
+        """Begin. ``clock`` gives seconds, for the trace."""
+        self.link = link
+        self._worker = worker
+        self._clock = clock
+        self._is_behind = False  # the drafter was not told of what the last passes committed
+        self._beam_width: int | None = None
+
+    @property
+    def takes_turns(self) -> bool:
+        """Whether there is a drafter that drafts only when it is told to."""
+        return self.link is not None and not self.link.runs_by_itself
+
+    @property
+    def available(self) -> frozenset[Schedule]:
+        """The schedules that are possible now."""
+        return frozenset({"off"}) if self.link is None else self.link.available
+
+    @property
+    def status(self) -> LinkStatus | None:
+        """What users are told of the drafter; None if there is none."""
+        return None if self.link is None else self.link.worst_status
+
+    def listen(self) -> None:
+        """Give the worker everything that the drafter has said."""
+        if self.link is None:
+            return
+        for message in self.link.receive():
+            if isinstance(message, Ready):
+                if self.trace is not None:
+                    self.trace.drafter_came()
+                self.send(self._worker.reopen())
+                continue
+            try:
+                self.send(self._worker.receive(message))
+            except ProtocolError as error:
+                self.link.reject(str(error))
+                return
+            if self.trace is not None:
+                self._tell(message, self.trace)
+
+    def send(self, messages: Sequence[TargetMessage]) -> None:
+        """Hand messages over."""
+        if self.link is None:
+            return
+        for message in messages:
+            self.link.send(message)
+        if self.trace is not None:
+            self.trace.sent(messages, self._clock())
+
+    def tell_round(self, messages: Sequence[TargetMessage], *, is_heard: bool) -> None:
+        """Tell of what a pass committed; a drafter that does not hear of it catches up later."""
+        self._is_behind = not is_heard
+        if is_heard:
+            self.send(messages)
+
+    def follow(self, schedule: Schedule, beam_width: int | None) -> None:
+        """Speak to the drafter of this schedule, tune its beams, and let it catch up if it runs by itself."""
+        if self.link is not None:
+            self.link.use(schedule)
+        if schedule == "beside":
+            self.let_catch_up()
+        if beam_width != self._beam_width:
+            self._beam_width = beam_width
+            self._worker.tune(beam_width)
+
+    def let_catch_up(self) -> None:
+        """Tell the drafter what it missed while nobody wanted to hear it."""
+        if self._is_behind:
+            self._is_behind = False
+            self.send(self._worker.catch_up())
+
+    def _tell(self, message: DrafterMessage, trace: Trace) -> None:
+        if isinstance(message, Layer):
+            trace.layer(message, self._clock())
+            if (sequence := self._worker.find(message.request_id)) is not None:
+                trace.follow(message.request_id, sequence.stats, sequence.num_candidates, self._clock())

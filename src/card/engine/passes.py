@@ -1,0 +1,70 @@
+"""The target's pass of a round, and what to do when it fails: the requests that it fails for are found and given up."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from card.errors import CardError, TargetError, in_words
+from card.policy.rounds import Schedule
+from card.workers.request import StepResult, Work
+from card.workers.target import TargetWorker
+from card.workers.trace import MIXED, PREFILL, VERIFY, Trace
+
+logger = logging.getLogger(__name__)
+_MOST_FAILED_ROUNDS = 3  # rounds in a row in which no request succeeded; then the target counts as broken
+
+
+class TargetPasses:
+    """Runs passes of a worker; one that fails ends no other request's work."""
+
+    def __init__(self, worker: TargetWorker) -> None:
+        self._worker = worker
+        self._num_failed_rounds = 0
+        self.death: str | None = None  # why the target counts as broken; None while it does not
+
+    def run(self, work: Sequence[Work]) -> tuple[StepResult, dict[int, TargetError]]:
+        """Run a pass. Returns: what came of it, and the error of each request that it failed for."""
+        if not work:
+            return StepResult(), {}
+        errors: dict[int, TargetError] = {}
+        try:
+            result = self._worker.step(work)
+        except (CardError, RuntimeError, MemoryError) as error:  # out of memory is a RuntimeError in torch
+            logger.warning("a target pass for %d requests failed: %s", len(work), error)
+            result = self._run_apart(work, error, errors)
+        self._num_failed_rounds = 0 if len(errors) < len(work) else self._num_failed_rounds + 1
+        if self._num_failed_rounds >= _MOST_FAILED_ROUNDS:
+            last = next(iter(errors.values()))
+            self.death = f"{self._num_failed_rounds} rounds in a row failed, the last with {last}"
+        return result, errors
+
+    def _run_apart(self, work: Sequence[Work], error: Exception, errors: dict[int, TargetError]) -> StepResult:
+        """Run each half on its own, down to single requests; one that fails even without candidates is given up."""
+        if len(work) == 1 and not work[0].offer:
+            errors[work[0].request_id] = TargetError(f"the target's pass failed for this request: {in_words(error)}")
+            return StepResult()
+        middle = len(work) // 2
+        total = StepResult()
+        for half in (work[:middle], work[middle:]) if middle else ([Work(work[0].request_id)],):
+            try:
+                total.add(self._worker.step(half))
+            except (CardError, RuntimeError, MemoryError) as further:
+                total.add(self._run_apart(half, further, errors))
+        return total
+
+
+def tell_pass(trace: Trace, work: Sequence[Work], result: StepResult, started: float, schedule: Schedule) -> None:
+    """Tell a trace of a pass for this work, if it is any, which began at a time of the engine's clock."""
+    if not work:
+        return
+    num_prompts = sum(one.num_prompt_tokens > 0 for one in work)
+    name = VERIFY if not num_prompts else PREFILL if num_prompts == len(work) else MIXED
+    details = {
+        "requests": [one.request_id for one in work],
+        "tokens": result.num_tokens,
+        "candidates": sum(len(one.offer) for one in result.verified),
+        "accepted": sum(len(one.accepted) for one in result.verified),
+        "schedule": schedule,
+    }
+    trace.target_pass(name, started, started + result.busy_s, details)
