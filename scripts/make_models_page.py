@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import copy
 import signal
 import sys
 import warnings
@@ -22,24 +21,23 @@ from typing import Any
 
 import torch
 import transformers
-from torch import Tensor
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from card.errors import ModelError
-from card.models.loading import vocab_size
-from card.models.protocol import Extension
+from card.models.row_check import differing_rows
 from card.models.torch_runner import TorchRunner
 
 PAGE = Path(__file__).parents[1] / "docs" / "models.md"
-_TOLERANCE = 1e-3  # of logits of about 1, in float32
 _LIMIT_S = 60  # for one family
 _LONGEST = 40  # tokens
 # What configs call their sizes, and what they become. Where a family has no such field nothing changes.
 _SIZES: dict[str, Any] = {
     **dict.fromkeys(("vocab_size", "vocab_size_per_layer_input"), 97),
     **dict.fromkeys(("hidden_size", "n_embd", "d_model", "dim", "word_embed_proj_dim", "embedding_size"), 32),
-    **dict.fromkeys(("intermediate_size", "ffn_dim", "n_inner", "d_ff", "moe_intermediate_size", "ffn_hidden_size"), 48),
+    **dict.fromkeys(
+        ("intermediate_size", "ffn_dim", "n_inner", "d_ff", "moe_intermediate_size", "ffn_hidden_size"), 48
+    ),
     **dict.fromkeys(("num_hidden_layers", "n_layer", "n_layers", "num_layers"), 4),
     **dict.fromkeys(("num_attention_heads", "n_head", "n_heads", "encoder_attention_heads"), 4),
     **dict.fromkeys(("num_key_value_heads", "num_kv_heads", "num_global_key_value_heads"), 2),
@@ -128,73 +126,19 @@ def examine(family: str) -> Row:
     try:
         with _limited():
             model = tiny_model(family)
-            ids, longer = _texts(vocab_size(model))
-            expected, beside = (_own_logits(copy.deepcopy(model), text) for text in (ids, longer))
+            model(torch.tensor([[3, 4, 5]]), use_cache=False)
     except Exception as error:
         return Row(family, "", "", f"not tried: transformers makes no tiny model of it ({_few(error)})")
     try:
         with _limited():
             runner = TorchRunner(model, max_model_len=_LONGEST, max_tree_rows=24)
-            wrong = _differing(runner, ids, longer, expected, beside)
+            wrong = "" if runner.is_fused else differing_rows(runner)
     except ModelError as error:
         return Row(family, "", "", _few(error))
     except Exception as error:
         return Row(family, "", "", f"fails: {type(error).__name__}: {_few(error)}")
     path = "own pass" if runner.is_fused else "transformers' modules"
-    return Row(family, path, "trees", f"differs {wrong}" if wrong else "equal")
-
-
-def _texts(size: int) -> tuple[list[int], list[int]]:
-    return [3 + 7 * i * i % (size - 3) for i in range(12)], [3 + 5 * i % (size - 3) for i in range(_LONGEST - 6)]
-
-
-def _own_logits(model: Any, ids: Sequence[int]) -> Tensor:
-    with torch.no_grad():
-        logits: Tensor = model(torch.tensor([list(ids)]), use_cache=False).logits[0].float()
-    return logits
-
-
-def _differing(
-    runner: TorchRunner, ids: Sequence[int], longer: Sequence[int], expected: Tensor, beside: Tensor
-) -> str:
-    """Return where logits are not those of transformers; empty if nowhere."""
-    chain = range(-1, len(ids) - 1)
-    checks = {
-        "at once": lambda slot: runner.forward([Extension(slot, ids, chain)])[0],
-        "token by token": lambda slot: torch.cat(
-            [runner.forward([Extension(slot, [token], [i - 1])])[0].clone() for i, token in enumerate(ids)]
-        ),
-        "as a tree": lambda slot: _along_a_branch(runner, slot, ids),
-        "beside a longer text": lambda slot: _beside(runner, slot, ids, longer),
-    }
-    for name, run in checks.items():
-        slot = runner.open()
-        difference = (run(slot) - expected).abs().max()
-        runner.close(slot)
-        if not difference < _TOLERANCE * max(1.0, float(expected.abs().max())):
-            return f"{name} by {difference:.2g}"
-    return ""
-
-
-def _along_a_branch(runner: TorchRunner, slot: int, ids: Sequence[int]) -> Tensor:
-    """Return the logits of the text in a tree in which each of its tokens has a sibling."""
-    half = len(ids) // 2
-    first = runner.forward([Extension(slot, ids[:half], range(-1, half - 1))])[0].clone()
-    tokens, parents, rows, last = [], [], [], half - 1
-    for token in ids[half:]:
-        tokens += [(token + 1) % 97, token]
-        parents += [last, last]
-        last = half + len(tokens) - 1
-        rows.append(len(tokens) - 1)
-    return torch.cat((first, runner.forward([Extension(slot, tokens, parents)])[0][rows]))
-
-
-def _beside(runner: TorchRunner, slot: int, ids: Sequence[int], longer: Sequence[int]) -> Tensor:
-    other = runner.open()
-    chains = [Extension(other, longer, range(-1, len(longer) - 1)), Extension(slot, ids, range(-1, len(ids) - 1))]
-    logits = runner.forward(chains)[1].clone()
-    runner.close(other)
-    return logits
+    return Row(family, path, "trees", f"tokens {wrong}" if wrong else "equal")
 
 
 def _few(error: BaseException) -> str:
