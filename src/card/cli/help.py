@@ -27,7 +27,7 @@ _SECTIONS = {
     "Form of the answer": ("json_object json_schema regex", ""),
     "Machine": (
         "threads",
-        "kernels draft_threads cores draft_cores max_num_seqs kv_cache_memory prefill_chunk wait_for_drafter cache "
+        "kernels draft_threads cores draft_cores max_num_seqs kv_cache_memory prefill_chunk wait_for_drafter cache check "
         "cache_dir drafter_timeout_s",
     ),
     "Drafting": (

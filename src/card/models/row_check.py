@@ -36,7 +36,7 @@ def check_rows(runner: TorchRunner, name: str) -> None:
 
 
 def differing_rows(runner: TorchRunner) -> str:
-    """Return where a runner's logits are not transformers' own, in words such as "at once differ by 3.1"; or nothing."""
+    """Return where logits are not transformers' own, in words such as "at once differ by 3.1"; or nothing."""
     num_ids = runner.vocab_size - 1
     ids = [1 + 7 * i * i % num_ids for i in range(min(_NUM_TOKENS, runner.max_model_len))]
     longer = [1 + 5 * i % num_ids for i in range(min(_NUM_BESIDE, runner.max_model_len))]
