@@ -61,6 +61,12 @@ _SIZES: dict[str, Any] = {
 }
 # What some families need besides.
 _ODD: dict[str, dict[str, Any]] = {
+    **dict.fromkeys(("ministral", "hunyuan_v1_dense", "hunyuan_v1_moe"), {"head_dim": 8}),
+    **dict.fromkeys(("gptj", "codegen"), {"rotary_dim": 4}),
+    "dots1": {"n_routed_experts": 4, "num_experts_per_tok": 2},
+    "gemma3n_text": {"num_hidden_layers": 4, "num_kv_shared_layers": 0},
+    "gpt_neo": {"attention_types": [[["global", "local"], 2]]},
+    "nemotron": {"num_key_value_heads": 2, "head_dim": 8},
     "deepseek_v2": {"num_experts_per_tok": 2},
     "gemma4_text": {"head_dim": 8, "global_head_dim": 16, "num_key_value_heads": 2, "num_global_key_value_heads": 1},
 }
@@ -93,6 +99,8 @@ def tiny_config(family: str) -> Any:
 
 
 def _stated(config: Any, name: str) -> Any:
+    if isinstance(getattr(type(config), name, None), property):  # follows from other fields
+        return None
     try:
         return getattr(config, name, None)
     except Exception:  # some configs refuse to tell what differs between layers
@@ -101,7 +109,7 @@ def _stated(config: Any, name: str) -> Any:
 
 def _layer_kinds(config: Any) -> dict[str, Any]:
     """Return four layers of which each kind of the family's is one."""
-    kinds = getattr(config, "layer_types", None)
+    kinds = _stated(config, "layer_types")
     if not kinds:
         return {}
     distinct = list(dict.fromkeys(kinds))
