@@ -12,7 +12,7 @@ RAY := .venv-ray
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fuzz test-gpu test-clients test-vllm test-onnx test-ray bench-peers lint clean
+.PHONY: help demo test test-models test-fuzz test-gpu test-clients test-vllm test-onnx test-ray bench-peers lint clean
 
 help: ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)$$/make \1: \2/p' Makefile
@@ -28,6 +28,9 @@ test-fuzz: $(STAMP) ## set up, then load ten thousand damaged models, tokenizers
 
 test-gpu: $(STAMP) ## set up, then run the tests that need a CUDA device
 	$(BIN)/python -m pytest -m gpu -rs tests/gpu
+
+test-models: $(STAMP) ## set up, then try every causal architecture of transformers and write docs/models.md (half an hour on two cores)
+	$(BIN)/python scripts/make_models_page.py
 
 test-clients: $(CLIENTS)/.installed tests/clients/node_modules/.installed ## set up apart, then run other people's clients against card serve (needs Node.js)
 	$(CLIENTS)/bin/python -m pytest -m clients tests/clients

@@ -22,7 +22,7 @@ from transformers import PreTrainedTokenizerBase
 from card.api.text_stream import TextStream
 from card.assembly.build import Models, build
 from card.assembly.drafters import DraftSource, make_drafter
-from card.assembly.measured import MeasuredLatencies
+from card.assembly.measured import MeasuredLatencies, check_once
 from card.assembly.plan import Facts, Plan, resolve
 from card.config import SamplingParams
 from card.engine.scoring import Scorer
@@ -112,6 +112,7 @@ class Host:
         facts = replace(facts, context_limit=context_limit(model), in_integers=is_int8(model))
         plan = resolve(asked, facts, method=method)
         self.runner = make_runner(model, max_model_len=plan.max_model_len, max_tree_rows=plan.target_tree_rows)
+        check_once(self.runner, self.settings, is_named=isinstance(target, str))
         self.grammars = GrammarCompiler(self.tokenizer, self.runner.vocab_size, tuple(self._end_ids))
         self.latencies = MeasuredLatencies(
             plan, self.runner, is_target_named=isinstance(target, str), is_draft_named=isinstance(draft, str)

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
+
+import transformers
 
 from card.assembly.drafters import Drafter
 from card.assembly.plan import Plan
+from card.config import EngineSettings
 from card.latency.measuring import Measuring
 from card.latency.store import LatencyKey, LatencyStore, drafter_key
 from card.machine.folders import cache_folder
 from card.machine.threads import CorePlan, CoreSet
+from card.models.row_check import check_rows
 from card.models.torch_runner import TorchRunner
 from card.policy.cost import PassCost
 from card.policy.rounds import Schedule
@@ -104,3 +109,22 @@ class MeasuredLatencies:
         if not plan.method.is_tuned or settings.policy == "fixed" or "remote" in plan.placements.values():
             return True
         return plan.placements == {"beside": "process"} and not self.knows_drafter
+
+
+def check_once(runner: TorchRunner, settings: EngineSettings, *, is_named: bool) -> None:
+    """Compare a target that runs through transformers' modules with its own forward, unless an earlier start did.
+
+    Args:
+        is_named: the target was given by a name, under which it is remembered.
+    Raises: ModelError if its logits differ.
+    """
+    if not settings.check or runner.is_fused:
+        return
+    store, key = LatencyStore(cache_folder(settings.cache_dir) if settings.cache else None), None
+    if is_named:
+        more = f"transformers {transformers.__version__}, {settings.target_cost or 'as it is'}"
+        where: dict[str, Any] = {"dtype": settings.dtype, "device": settings.device, "core_set": CoreSet()}
+        key = LatencyKey.of("check", settings.target, **where, more=more)
+    if not store.was_checked(key):
+        check_rows(runner, settings.target)
+        store.keep_check(key)

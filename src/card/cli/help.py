@@ -28,7 +28,7 @@ _SECTIONS = {
     "Machine": (
         "threads",
         "kernels draft_threads cores draft_cores max_num_seqs kv_cache_memory prefill_chunk wait_for_drafter cache "
-        "cache_dir drafter_timeout_s",
+        "check cache_dir drafter_timeout_s",
     ),
     "Drafting": (
         "",

@@ -164,7 +164,7 @@ model_options = with_options(
     option_of(EngineSettings, "threads"),
     option_of(EngineSettings, "draft_threads", is_filled=True),
     *options_of(EngineSettings, "cores draft_cores", callback=parse_cores),
-    *options_of(EngineSettings, "wait_for_drafter cache cache_dir drafter_timeout_s"),
+    *options_of(EngineSettings, "wait_for_drafter cache check cache_dir drafter_timeout_s"),
 )
 method_options = with_options(
     option_of(

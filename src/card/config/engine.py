@@ -83,6 +83,9 @@ class EngineSettings(Replaceable):
         shown="required",
     )
     cache: bool = setting(True, "Keep measured latencies and converted weights for the next start.", shown="--cache")
+    check: bool = setting(
+        True, "Compare passes of a model with transformers' own, once, where its modules run.", shown="--check"
+    )
     cache_dir: str | None = setting(None, "Folder for what is kept between starts.", shown="~/.cache/card")
     start_timeout_s: float = setting(120.0, "Longest time for a drafter to load.", above=0, unit="seconds")
     drafter_timeout_s: float = setting(

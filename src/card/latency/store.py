@@ -35,6 +35,7 @@ class _Entry(msgspec.Struct, frozen=True, kw_only=True):
     about: dict[str, str]  # what the key was made of, for people
     measured_at: float  # seconds since the epoch
     is_quick: bool  # measured in a fraction of the usual time, while somebody waited for the first text
+    is_checked: bool = False  # its logits were found to be transformers' own
     threads: int | None = None  # the number that was found to be useful
     pass_s: tuple[tuple[int, float], ...] = ()
     per_sequence_s: float = 0.0
@@ -69,6 +70,15 @@ class LatencyStore:
     def keep_threads(self, key: LatencyKey | None, threads: int, *, is_quick: bool) -> None:
         """Keep a number of threads; without a key nothing is kept."""
         self._keep(key, is_quick=is_quick, threads=threads)
+
+    def was_checked(self, key: LatencyKey | None) -> bool:
+        """Return whether the logits of a model were compared at an earlier start."""
+        entry = self._find(key)
+        return entry is not None and entry.is_checked
+
+    def keep_check(self, key: LatencyKey | None) -> None:
+        """Keep that they were; without a key nothing is kept."""
+        self._keep(key, is_quick=False, is_checked=True)
 
     def clear(self) -> None:
         """Forget everything: this machine is not what it was, or was not itself when it was measured."""

@@ -207,8 +207,7 @@ class GenericDecoder:
             raise
 
     def _probe(self, model: PreTrainedModel, num_layers: int) -> None:
-        for config, _ in self._before:
-            config._attn_implementation_internal = ATTENTION_NAME
+        self._take_over()
         probe = _Probe()
         token = torch.zeros((1, 1), dtype=torch.long, device=model.device)
         name, kind = model_name(model), model.config.get_text_config().model_type
@@ -229,6 +228,20 @@ class GenericDecoder:
         self.layout, self.group = probe.layout(num_layers, name)
         self._needs_bias = probe.needs_bias
         self.vocab_size = int(logits.shape[-1])
+
+    def _take_over(self) -> None:
+        for config, _ in self._before:
+            config._attn_implementation_internal = ATTENTION_NAME
+
+    def own_logits(self, token_ids: Sequence[int]) -> Tensor:
+        """Return the logits of a text by transformers' own forward, [T, V]."""
+        self.release()
+        try:
+            out = self.model(input_ids=torch.tensor([list(token_ids)], device=self.model.device), use_cache=False)
+        finally:
+            self._take_over()
+        logits: Tensor = out.logits[0]
+        return logits
 
     def release(self) -> None:
         """Give the model its own attention back; no pass runs here afterwards."""

@@ -129,6 +129,15 @@ class TorchRunner:
         if isinstance(self._decoder, GenericDecoder):
             self._decoder.release()
 
+    def own_logits(self, token_ids: Sequence[int]) -> Tensor:
+        """Return the logits [T, V] of a text by transformers' own forward. Raises: ModelError if that does not run."""
+        assert isinstance(self._decoder, GenericDecoder), "of a model that runs through transformers' modules"
+        try:
+            with torch.inference_mode():
+                return self._decoder.own_logits(token_ids)
+        except Exception as error:  # whatever the code of one of many architectures raises
+            raise ModelError(f"a trial pass of the model failed: {in_few_words(error)}") from error
+
     @property
     def is_fused(self) -> bool:
         """Whether the decoder is walked directly."""

@@ -1,0 +1,220 @@
+"""Try every causal architecture of the installed transformers, and write docs/models.md.
+
+    python scripts/make_models_page.py                      # all of them: a quarter of an hour on two cores
+    python scripts/make_models_page.py --only llama,gpt_oss # prints their rows and writes nothing
+
+Each family is a tiny random model. Its logits by CARD's runner are compared with those of transformers' own forward:
+for a text at once, token by token, as a tree, and beside a longer text.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import signal
+import sys
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from card.errors import ModelError
+from card.models.row_check import differing_rows
+from card.models.torch_runner import TorchRunner
+
+PAGE = Path(__file__).parents[1] / "docs" / "models.md"
+_LIMIT_S = 60  # for one family
+_LONGEST = 40  # tokens
+# What configs call their sizes, and what they become. Where a family has no such field nothing changes.
+_SIZES: dict[str, Any] = {
+    **dict.fromkeys(("vocab_size", "vocab_size_per_layer_input"), 97),
+    **dict.fromkeys(("hidden_size", "n_embd", "d_model", "dim", "word_embed_proj_dim", "embedding_size"), 32),
+    **dict.fromkeys(
+        ("intermediate_size", "ffn_dim", "n_inner", "d_ff", "moe_intermediate_size", "ffn_hidden_size"), 48
+    ),
+    **dict.fromkeys(("num_hidden_layers", "n_layer", "n_layers", "num_layers"), 4),
+    **dict.fromkeys(("num_attention_heads", "n_head", "n_heads", "encoder_attention_heads"), 4),
+    **dict.fromkeys(("num_key_value_heads", "num_kv_heads", "num_global_key_value_heads"), 2),
+    **dict.fromkeys(("head_dim", "global_head_dim", "v_head_dim", "qk_nope_head_dim", "kv_channels"), 8),
+    **dict.fromkeys(("qk_rope_head_dim",), 8),
+    **dict.fromkeys(("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len"), 64),
+    **dict.fromkeys(("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"), 4),
+    **dict.fromkeys(("num_experts_per_tok", "moe_k", "moe_topk", "top_k_experts"), 2),
+    **dict.fromkeys(("n_group", "topk_group", "first_k_dense_replace", "n_shared_experts"), 1),
+    **dict.fromkeys(("kv_lora_rank", "q_lora_rank"), 16),
+    **dict.fromkeys(("sliding_window", "attention_window"), 8),
+    **dict.fromkeys(("mamba_d_state", "state_size", "ssm_state_size"), 8),
+    **dict.fromkeys(("mamba_d_head", "mamba_head_dim", "linear_key_head_dim", "linear_value_head_dim"), 8),
+    **dict.fromkeys(("mamba_n_heads", "mamba_num_heads"), 8),
+    **dict.fromkeys(("linear_num_key_heads", "linear_num_value_heads", "mamba_n_groups", "n_groups"), 2),
+    **dict.fromkeys(("hidden_size_per_layer_input",), 8),
+    **dict.fromkeys(("pad_token_id",), 0),
+    **dict.fromkeys(("bos_token_id",), 1),
+    **dict.fromkeys(("eos_token_id",), 2),
+    "initializer_range": 0.3,
+}
+# What some families need besides.
+_ODD: dict[str, dict[str, Any]] = {
+    **dict.fromkeys(("ministral", "hunyuan_v1_dense", "hunyuan_v1_moe"), {"head_dim": 8}),
+    **dict.fromkeys(("gptj", "codegen"), {"rotary_dim": 4}),
+    "dots1": {"n_routed_experts": 4, "num_experts_per_tok": 2},
+    "gemma3n_text": {"num_hidden_layers": 4, "num_kv_shared_layers": 0},
+    "gpt_neo": {"attention_types": [[["global", "local"], 2]]},
+    "nemotron": {"num_key_value_heads": 2, "head_dim": 8},
+    "deepseek_v2": {"num_experts_per_tok": 2},
+    "gemma4_text": {"head_dim": 8, "global_head_dim": 16, "num_key_value_heads": 2, "num_global_key_value_heads": 1},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What was found out about a family."""
+
+    family: str
+    path: str  # how it runs; empty: not at all
+    shape: str  # trees, or chains
+    result: str  # equal, or why not
+
+    @property
+    def runs(self) -> bool:
+        """Whether its logits are right."""
+        return self.result == "equal"
+
+
+def tiny_config(family: str) -> Any:
+    """Return the config of a tiny model. Raises: almost anything, for families that cannot be made so small."""
+    kind = CONFIG_MAPPING[family]
+    config = kind()
+    text = config.get_text_config()
+    fitting = {name: value for name, value in _SIZES.items() if isinstance(_stated(text, name), int | float)}
+    if _stated(text, "num_key_value_heads") == _stated(text, "num_attention_heads"):
+        fitting["num_key_value_heads"] = _SIZES["num_attention_heads"]
+    return type(text)(**{**fitting, **_layer_kinds(text), **_ODD.get(text.model_type, {})})
+
+
+def _stated(config: Any, name: str) -> Any:
+    if isinstance(getattr(type(config), name, None), property):  # follows from other fields
+        return None
+    try:
+        return getattr(config, name, None)
+    except Exception:  # some configs refuse to tell what differs between layers
+        return None
+
+
+def _layer_kinds(config: Any) -> dict[str, Any]:
+    """Return four layers of which each kind of the family's is one."""
+    kinds = _stated(config, "layer_types")
+    if not kinds:
+        return {}
+    distinct = list(dict.fromkeys(kinds))
+    return {"layer_types": [distinct[i % len(distinct)] for i in range(4)]}
+
+
+def tiny_model(family: str) -> Any:
+    """Return a tiny random model in float32."""
+    torch.manual_seed(0)
+    config = tiny_config(family)
+    config._attn_implementation = "eager"
+    model = transformers.AutoModelForCausalLM.from_config(config).eval()
+    for parameter in model.parameters():
+        parameter.requires_grad_(False)
+        if not parameter.isfinite().all():
+            parameter.normal_(0.0, 0.3)
+    return model
+
+
+def examine(family: str) -> Row:
+    """Return what happens with a family."""
+    try:
+        with _limited():
+            model = tiny_model(family)
+            model(torch.tensor([[3, 4, 5]]), use_cache=False)
+    except Exception as error:
+        return Row(family, "", "", f"not tried: transformers makes no tiny model of it ({_few(error)})")
+    try:
+        with _limited():
+            runner = TorchRunner(model, max_model_len=_LONGEST, max_tree_rows=24)
+            wrong = "" if runner.is_fused else differing_rows(runner)
+    except ModelError as error:
+        return Row(family, "", "", _few(error))
+    except Exception as error:
+        return Row(family, "", "", f"fails: {type(error).__name__}: {_few(error)}")
+    path = "own pass" if runner.is_fused else "transformers' modules"
+    return Row(family, path, "trees", f"tokens {wrong}" if wrong else "equal")
+
+
+def _few(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0][:200] if lines else type(error).__name__
+
+
+@contextlib.contextmanager
+def _limited() -> Iterator[None]:
+    def end(*_: object) -> None:
+        raise TimeoutError(f"took more than {_LIMIT_S} s")
+
+    signal.signal(signal.SIGALRM, end)
+    signal.alarm(_LIMIT_S)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+
+
+def page(rows: Sequence[Row]) -> str:
+    """Return docs/models.md."""
+    running = [row for row in rows if row.runs]
+    wrong = [row for row in rows if row.path and not row.runs]
+    refused = [row for row in rows if not row.path]
+    lines = [
+        "# Which models run",
+        "",
+        f"Made by `python scripts/make_models_page.py` with transformers {transformers.__version__}: a tiny random",
+        "model of every causal architecture, float32. *Equal* means that logits are those of transformers' own",
+        "forward: for a text at once, token by token, as a tree, and beside a longer text. `own pass` is the fast path",
+        "(float and 8-bit integers); the others run through transformers' own modules, with CARD's attention.",
+        "",
+        f"{len(running)} families run, {len(wrong)} are wrong, {len(refused)} are refused or could not be tried.",
+        "",
+        "| family | how it runs | candidates | logits |",
+        "|---|---|---|---|",
+        *(f"| {row.family} | {row.path} | {row.shape} | {row.result} |" for row in [*running, *wrong]),
+        "",
+        "## Refused",
+        "| family | in these words |",
+        "|---|---|",
+        *(f"| {row.family} | {row.result.replace('|', '/')} |" for row in refused),
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def families() -> list[str]:
+    """Return the model types of all causal architectures."""
+    return sorted(name for name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES if name in CONFIG_MAPPING)
+
+
+def main() -> int:
+    """Do what the command line says; the exit status is 1 if a family runs and is wrong."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", help="families, with commas")
+    only = parser.parse_args().only
+    warnings.filterwarnings("ignore")
+    transformers.logging.set_verbosity_error()
+    rows = []
+    for family in only.split(",") if only else families():
+        rows.append(examine(family))
+        print(f"{family}: {rows[-1].path or '-'}: {rows[-1].result}", flush=True)
+    if not only:
+        PAGE.write_text(page(rows), "utf-8")
+    return int(any(row.path and not row.runs for row in rows))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,89 @@
+"""Whether a model that runs through transformers' modules gets the logits of transformers' own forward.
+
+A model may make a mask of its own, or let rows depend on what else is in a pass. Its architecture does not tell. So a
+short text is run in each of the ways in which CARD runs texts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from card.errors import ModelError
+from card.models.protocol import Extension
+from card.models.torch_runner import TorchRunner
+
+_NUM_TOKENS, _NUM_BESIDE = 8, 21  # of the text, and of a longer one beside it
+_NUM_SINGLE = 3  # of its last tokens are run one by one
+# The largest difference of two logits that rounding explains, as a share of the largest logit.
+_TOLERANCES = {torch.float64: 1e-6, torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.02}
+
+
+def check_rows(runner: TorchRunner, name: str) -> None:
+    """Check that a runner gets transformers' own logits.
+
+    Args:
+        name: of the model, for the error.
+    Raises: ModelError that says where they differ.
+    """
+    if differing := differing_rows(runner):
+        raise ModelError(
+            f"{name} cannot be run exactly: the logits of its tokens {differing} from those of transformers' own "
+            "forward; use another model, or --no-check to run it as it is"
+        )
+
+
+def differing_rows(runner: TorchRunner) -> str:
+    """Return where logits are not transformers' own, in words such as "at once differ by 3.1"; or nothing."""
+    num_ids = runner.vocab_size - 1
+    ids = [1 + 7 * i * i % num_ids for i in range(min(_NUM_TOKENS, runner.max_model_len))]
+    longer = [1 + 5 * i % num_ids for i in range(min(_NUM_BESIDE, runner.max_model_len))]
+    expected = runner.own_logits(ids).float()
+    allowed = _TOLERANCES.get(runner.dtype, 0.1) * max(1.0, float(expected.abs().max()))
+    ways: dict[str, Callable[[int], Tensor]] = {
+        "at once": lambda slot: runner.forward([_chain(slot, ids)])[0],
+        "one by one": lambda slot: _one_by_one(runner, slot, ids),
+        "in a tree": lambda slot: _in_a_tree(runner, slot, ids),
+        "beside a longer text": lambda slot: _beside(runner, slot, ids, longer),
+    }
+    for words, run in ways.items():
+        slot = runner.open()
+        difference = float((run(slot).float() - expected).abs().max())
+        runner.close(slot)
+        if not difference <= allowed:
+            return f"{words} differ by {difference:.2g}"
+    return ""
+
+
+def _chain(slot: int, ids: Sequence[int], start: int = 0) -> Extension:
+    return Extension(slot, ids, range(start - 1, start + len(ids) - 1))
+
+
+def _one_by_one(runner: TorchRunner, slot: int, ids: Sequence[int]) -> Tensor:
+    first = len(ids) - min(_NUM_SINGLE, len(ids) - 1)
+    parts = [runner.forward([_chain(slot, ids[:first])])[0].clone()]
+    for idx in range(first, len(ids)):
+        parts.append(runner.forward([_chain(slot, [ids[idx]], idx)])[0].clone())
+    return torch.cat(parts)
+
+
+def _in_a_tree(runner: TorchRunner, slot: int, ids: Sequence[int]) -> Tensor:
+    """Return the logits of a text whose later tokens each have a sibling, which stands before them."""
+    half = len(ids) // 2
+    parts = [runner.forward([_chain(slot, ids[:half])])[0].clone()]
+    tokens, parents, last = [], [], half - 1
+    for token in ids[half:]:
+        tokens += [ids[0], token]
+        parents += [last, last]
+        last = half + len(tokens) - 1
+    parts.append(runner.forward([Extension(slot, tokens, parents)])[0][1::2])
+    return torch.cat(parts)
+
+
+def _beside(runner: TorchRunner, slot: int, ids: Sequence[int], longer: Sequence[int]) -> Tensor:
+    other = runner.open()
+    logits = runner.forward([_chain(other, longer), _chain(slot, ids)])[1].clone()
+    runner.close(other)
+    return logits

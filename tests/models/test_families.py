@@ -1,0 +1,57 @@
+"""The families that people run now, by the script that tries all of them for docs/models.md."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = ROOT / "scripts" / "make_models_page.py"
+RUNNING = {
+    "llama": "own pass",
+    "qwen3": "own pass",
+    "gemma3_text": "transformers' modules",
+    "gemma4_text": "transformers' modules",
+    "gpt_oss": "transformers' modules",
+    "deepseek_v3": "transformers' modules",
+    "mixtral": "transformers' modules",
+    "olmo3": "transformers' modules",
+    "phi3": "transformers' modules",
+    "gpt2": "transformers' modules",
+}
+REFUSED = {"bloom": "choose a model of another family", "doge": "a mask that it makes itself"}
+
+
+@cache
+def script() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("make_models_page", SCRIPT)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # where dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("family", RUNNING)
+def test_a_family_runs_with_transformers_logits(family: str) -> None:
+    row = script().examine(family)
+    assert (row.result, row.path) == ("equal", RUNNING[family])
+
+
+@pytest.mark.parametrize("family", REFUSED)
+def test_a_family_that_cannot_run_is_refused_with_the_reason(family: str) -> None:
+    row = script().examine(family)
+    assert row.path == "" and REFUSED[family] in row.result
+
+
+def test_the_page_tells_of_every_family_and_how_many_run() -> None:
+    page = (ROOT / "docs" / "models.md").read_text("utf-8")
+    rows = [line.split(" | ")[0].removeprefix("| ") for line in page.splitlines() if line.startswith("| ")]
+    assert set(script().families()) <= set(rows)
+    for family, path in RUNNING.items():
+        assert f"| {family} | {path} | trees | equal |" in page
