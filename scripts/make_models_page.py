@@ -61,8 +61,8 @@ _SIZES: dict[str, Any] = {
 }
 # What some families need besides.
 _ODD: dict[str, dict[str, Any]] = {
-    **dict.fromkeys(("ministral", "hunyuan_v1_dense", "hunyuan_v1_moe"), {"head_dim": 8}),
-    **dict.fromkeys(("gptj", "codegen"), {"rotary_dim": 4}),
+    **{family: {"head_dim": 8} for family in ("ministral", "hunyuan_v1_dense", "hunyuan_v1_moe")},
+    **{family: {"rotary_dim": 4} for family in ("gptj", "codegen")},
     "dots1": {"n_routed_experts": 4, "num_experts_per_tok": 2},
     "gemma3n_text": {"num_hidden_layers": 4, "num_kv_shared_layers": 0},
     "gpt_neo": {"attention_types": [[["global", "local"], 2]]},
