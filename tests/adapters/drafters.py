@@ -5,11 +5,10 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 
-from card.adapters.line import DrafterLine
 from card.adapters.proposer import ChainProposer
 from card.adapters.settings import AdapterSettings
 from card.config import EngineSettings
-from card.transport.link import LinkStatus
+from card.transport.link import DrafterLink, LinkStatus
 from card.tree.messages import DrafterMessage, TargetMessage
 from card.writers.local import find_writer
 from tests.adapters.engine import FakeEngine
@@ -20,27 +19,25 @@ from tests.unreliable_link import FakeLink, Faults
 VOCAB_SIZE = 12
 
 
-class DirectLine:
-    """A line to a link that drafts whenever it is told anything."""
-
-    takes_turns = False
+class DirectLink(DrafterLink):
+    """Leads to a link whose drafter works whenever its messages are asked for."""
 
     def __init__(self, link: FakeLink) -> None:
         self.link = link
         self.is_closed = False
 
-    def post(self, messages: Sequence[TargetMessage]) -> None:
-        """Send at once, and let the drafter work."""
-        for message in messages:
-            self.link.send(message)
-        self.link.draft(1)
+    def send(self, message: TargetMessage) -> None:
+        """Send at once."""
+        self.link.send(message)
 
-    def take(self) -> list[DrafterMessage]:
-        """Return what has arrived."""
+    def receive(self) -> list[DrafterMessage]:
+        """Let the drafter work, and return what has arrived."""
+        self.link.draft(1)
         return self.link.receive()
 
-    def draft(self) -> None:
-        """Nothing: it has drafted."""
+    def draft(self, num_passes: int) -> None:
+        """Fail: nobody may wait for it."""
+        raise AssertionError("it drafts by itself")
 
     def reject(self, reason: str) -> None:
         """Tell the link."""
@@ -91,7 +88,7 @@ def toy_proposer(
     draft: TableModel | None,
     faults: Faults | None = None,
     *,
-    line: DrafterLine | None = None,
+    link: DrafterLink | None = None,
     clock: Callable[[], float] | None = None,
     writers: tuple[str, ...] = ("suffix", "recycling"),
     most: int = 5,
@@ -100,10 +97,10 @@ def toy_proposer(
     row_cost: float | None = 0.05,
     local_writers_s: float = 1.0,
 ) -> ChainProposer:
-    """Return a proposer whose drafter, if it has one, works in this thread; behind ``line``, if that is given."""
+    """Return a proposer whose drafter, if it has one, works in this thread; behind ``link``, if that is given."""
     faults = faults or Faults(max_passes=8)
-    if line is None and draft is not None:
-        line = DirectLine(FakeLink(lambda: drafter_for(draft), faults))
+    if link is None and draft is not None:
+        link = DirectLink(FakeLink(lambda: drafter_for(draft), faults))
     times = iter(range(1 << 30))
     return ChainProposer(
         vocab_size=VOCAB_SIZE,
@@ -111,7 +108,7 @@ def toy_proposer(
         num_speculative_tokens=most,
         draft=AdapterSettings(lead=8).draft_settings(most),
         writers={name: find_writer(name)(EngineSettings(), VOCAB_SIZE) for name in writers},
-        line=line,
+        link=link,
         clock=clock or (lambda: next(times) / 1000),
         row_cost=row_cost,
         local_writers_s=local_writers_s,

@@ -12,12 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from card.adapters.drafted_text import Drafting, judged
 from card.adapters.proposer import ChainProposer
-from card.adapters.requests import Drafting, judged
 from card.adapters.tracking import Followed, RowTracker
+from card.config import EngineSettings
 from card.tree.messages import DrafterMessage, Layer, Open, TargetMessage
 from card.tree.nodes import NewNodes, Nodes
-from tests.adapters.drafters import VOCAB_SIZE, DirectLine, decode_all, greedy_of, plain, toy_proposer
+from card.writers.local.protocol import LocalWriter, Observation, WriterSequence
+from tests.adapters.drafters import VOCAB_SIZE, DirectLink, decode_all, greedy_of, plain, toy_proposer
 from tests.adapters.engine import FakeEngine, Turmoil
 from tests.decoding import drafter_for, toy_draft, toy_target
 from tests.toy import TableModel
@@ -79,7 +81,7 @@ def test_rows_that_are_taken_for_one_another_cost_speed_only(seed: int):
 
     rng = random.Random(seed)
     proposer = toy_proposer(DRAFT)
-    proposer._tracker = Confused(proposer.begin)
+    proposer._tracker = Confused(proposer.begin, max_parked=64)
     decode(proposer, turmoil=STORM, seed=seed)
 
 
@@ -97,7 +99,7 @@ TARGET_AS_DRAFT = toy_draft(TARGET, 1.0)
 def test_requests_are_found_again_after_preemption_and_their_candidates_go_on():
     proposer = toy_proposer(TARGET_AS_DRAFT)
     turmoil = Turmoil(preempt=0.2, swap=0.5)
-    engine = decode(proposer, turmoil=turmoil)
+    engine = decode(proposer, turmoil=turmoil, num_new=100)
     assert engine.num_preempted > 5
     assert proposer.figures.requests_begun == len(PROMPTS)  # the equal prompts included: two rows are two requests
     assert 0 < proposer.figures.requests_resumed <= engine.num_preempted  # some were back before they were missed
@@ -108,10 +110,10 @@ def test_no_request_stays_open_in_the_drafter_once_it_has_no_row():
     proposer = toy_proposer(DRAFT, Faults(max_passes=8))
     decode(proposer, turmoil=Turmoil(preempt=0.1))
     proposer.propose([], [], np.zeros((1, 8), np.int32))
-    line = proposer.line
-    assert isinstance(line, DirectLine)
-    line.link.draft(1)
-    assert line.link._worker.num_requests == 0
+    link = proposer.link
+    assert isinstance(link, DirectLink)
+    link.link.draft(1)
+    assert link.link._worker.num_requests == 0
     assert proposer._by_drafter_id == {}
 
 
@@ -167,7 +169,7 @@ class Lying(FakeLink):
 def test_a_lying_drafter_changes_no_text_and_gets_no_token_through_that_the_target_lacks(seed: int):
     proposer = toy_proposer(None)
     link = Lying(seed)
-    proposer.line = DirectLine(link)
+    proposer.link = DirectLink(link)
     proposer._drafting = Drafting(draft=proposer_draft(), max_model_len=128, vocab_size=VOCAB_SIZE)
 
     class Checked:
@@ -194,7 +196,7 @@ def test_a_drafter_that_never_answers_costs_nothing_but_its_candidates():
 
 
 def test_a_text_that_outgrows_its_room_is_opened_anew_and_drafted_on(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("card.adapters.requests._FIRST_ROOM", 8)
+    monkeypatch.setattr("card.adapters.drafted_text._FIRST_ROOM", 8)
     proposer = toy_proposer(TARGET_AS_DRAFT)
     engine = decode(proposer, num_new=100)
     assert engine.num_accepted > 300
@@ -210,16 +212,17 @@ def test_texts_with_tokens_that_the_target_lacks_are_followed_but_not_continued(
     assert proposer.figures.requests_begun == 2
 
 
-class Noting(DirectLine):
+class Noting(DirectLink):
     """Notes the texts that the drafter is asked to draft for."""
 
     def __init__(self, link: FakeLink) -> None:
         super().__init__(link)
         self.lengths: list[int] = []
 
-    def post(self, messages: Sequence[TargetMessage]) -> None:
-        self.lengths += [len(message.token_ids) for message in messages if isinstance(message, Open)]
-        super().post(messages)
+    def send(self, message: TargetMessage) -> None:
+        if isinstance(message, Open):
+            self.lengths.append(len(message.token_ids))
+        super().send(message)
 
 
 @pytest.mark.parametrize(
@@ -231,13 +234,13 @@ class Noting(DirectLine):
     ids=["lacks tokens", "short context"],
 )
 def test_a_text_that_the_drafter_declines_is_never_opened_again(draft: TableModel):
-    line = Noting(FakeLink(lambda: drafter_for(draft), Faults(max_passes=8)))
-    proposer = toy_proposer(None, line=line, writers=())
+    link = Noting(FakeLink(lambda: drafter_for(draft), Faults(max_passes=8)))
+    proposer = toy_proposer(None, link=link, writers=())
     decode(proposer, num_new=60, turmoil=Turmoil(preempt=0.1), seed=3)
     assert proposer.figures.declined == len(PROMPTS)
-    assert max(line.lengths) < 45, "after a preemption too"
-    assert (proposer.figures.rejections, str(line.status)) == (0, "up")
-    assert line.link._worker.num_requests == 0
+    assert max(link.lengths) < 45, "after a preemption too"
+    assert (proposer.figures.rejections, str(link.status)) == (0, "up")
+    assert link.link._worker.num_requests == 0
 
 
 def test_nothing_is_proposed_beyond_the_longest_text():
@@ -254,8 +257,8 @@ def test_closing_ends_writers_and_drafter_and_can_be_done_twice():
     proposer.propose([[1]], [3], np.array([[2, 3, 1]], np.int32))
     proposer.close()
     proposer.close()
-    assert isinstance(proposer.line, DirectLine)
-    assert proposer.line.is_closed
+    assert isinstance(proposer.link, DirectLink)
+    assert proposer.link.is_closed
 
 
 def chain_of(*tokens: int) -> Nodes:
@@ -289,9 +292,27 @@ def test_a_model_that_agrees_with_nothing_is_soon_not_worth_a_row():
     assert engine.num_proposed < 0.5 * engine.num_steps
 
 
+def test_writers_are_asked_for_ever_fewer_candidates_where_none_is_worth_a_row(monkeypatch: pytest.MonkeyPatch):
+    asked: list[int] = []
+
+    class Hopeless(WriterSequence):
+        def propose(self, best_path: Sequence[int], budget: int) -> Nodes:
+            asked.append(budget)
+            return Nodes((1,), (-1,), (-3.0,))
+
+        def observe(self, seen: Observation) -> None:
+            pass
+
+    proposer = toy_proposer(None, writers=(), row_cost=0.9)
+    monkeypatch.setattr(LocalWriter, "open", lambda *_: Hopeless())
+    proposer._writers = {"hopeless": LocalWriter(EngineSettings(), VOCAB_SIZE)}
+    decode(proposer, num_rows=1)
+    assert asked[:7] == [5, 4, 3, 2, 1, 1, 1]
+
+
 def test_rows_take_turns_where_there_is_no_time_for_all_writers_of_all_rows():
     proposer = toy_proposer(
-        None, writers=("suffix",), row_cost=0.0, local_writers_s=0.0025
+        None, writers=("suffix",), row_cost=0.0, local_writers_s=0.0005
     )  # the clock says 1 ms a look
     text = [1, 2, 3, 4, 1, 2]
     tokens = np.array([text, text[::-1], [5, 6, 5, 6, 5, 6]], np.int32)

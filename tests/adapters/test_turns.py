@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -10,17 +9,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from msgspec.structs import replace
 
-from card.adapters.line import TurnsLine
 from card.adapters.proposer import ChainProposer
 from card.adapters.settings import AdapterSettings
 from card.adapters.setup import make_proposer
-from card.adapters.turns import Turns
 from card.machine.threads import integer_pass_threads
 from card.transport.here import InlineLink
 from card.tree.messages import DrafterMessage
-from card.tree.nodes import Nodes
 from card.workers.drafter import DrafterWorker
 from tests.adapters.drafters import VOCAB_SIZE, decode_all, greedy_of, plain, toy_proposer
 from tests.adapters.engine import FakeEngine, Turmoil
@@ -72,7 +67,7 @@ def decode(
 ) -> tuple[FakeEngine, Timed]:
     """Decode all prompts with a drafter that takes turns, and check each text against plain decoding."""
     link = Timed(drafter_for(draft), pass_s)
-    proposer = toy_proposer(None, line=TurnsLine(link), clock=lambda: link.now, writers=(), row_cost=0.05)
+    proposer = toy_proposer(None, link=link, clock=lambda: link.now, writers=(), row_cost=0.05)
     engine = FakeEngine(FOLLOW, Engine(proposer, link), num_rows=num_rows, max_len=128, seed=seed, turmoil=turmoil)
     decode_all(engine, FOLLOW, PROMPTS, num_new)
     return engine, link
@@ -107,28 +102,6 @@ def test_a_draft_model_that_is_no_use_rests():
     assert 0 < link.num_passes < 0.2 * engine.num_steps
 
 
-def test_what_is_known_of_a_draft_model_fades_so_that_it_is_tried_again():
-    turns, chain = Turns(), replace(Nodes.chain((5, 6), (0.0, 0.0)), writers=(1, 1))
-    first = turns.agreement
-    for _ in range(100):
-        turns.observe(chain, 0)
-    assert turns.agreement < 0.1
-    for _ in range(2000):
-        turns.begin_step()
-    assert turns.agreement == pytest.approx(first, abs=0.05)
-
-
-def test_each_step_of_the_engine_lets_it_fade_also_when_nothing_is_drafted():
-    link = Timed(drafter_for(toy_draft(TARGET, 1.0)))
-    proposer = toy_proposer(None, line=TurnsLine(link), clock=lambda: link.now, writers=())
-    for _ in range(100):
-        proposer._turns.observe(replace(Nodes.chain((5,), (0.0,)), writers=(1,)), 0)
-    low = proposer._turns.agreement
-    for _ in range(500):
-        proposer.propose([], [], np.zeros((1, 8), np.int32))
-    assert proposer._turns.agreement > 2 * low
-
-
 def test_passes_that_take_longer_than_they_save_are_not_made():
     cheap, dear = (decode(toy_draft(TARGET, 0.7), num_rows=1, pass_s=pass_s) for pass_s in (PASS_S, 20 * STEP_S))
     assert dear[1].num_passes < 0.3 * cheap[1].num_passes
@@ -142,7 +115,7 @@ def test_a_drafter_that_fails_is_heard_of_no_more_and_decoding_goes_on():
     worker = drafter_for(toy_draft(TARGET, 1.0))
     worker.__class__ = Failing
     link = Timed(worker)
-    proposer = toy_proposer(None, line=TurnsLine(link), clock=lambda: link.now, writers=())
+    proposer = toy_proposer(None, link=link, clock=lambda: link.now, writers=())
     engine = FakeEngine(FOLLOW, Engine(proposer, link), num_rows=2, max_len=64, seed=0, turmoil=CALM)
     job = engine.add([3, 1, 4], 30)
     engine.run()
@@ -151,26 +124,11 @@ def test_a_drafter_that_fails_is_heard_of_no_more_and_decoding_goes_on():
     assert link.num_passes == 1, "nobody asks a drafter that is down"
 
 
-def is_worth(turns: Turns, reached: Sequence[tuple[int, float]], *, row_cost: float = 0.05) -> bool:
-    return turns.is_worth_a_pass(reached, 4, row_cost=row_cost, rate=100.0)
-
-
-def test_a_pass_is_worth_it_while_its_tokens_are_more_than_the_engine_brings_in_that_time():
-    turns = Turns()
-    assert is_worth(turns, [(0, 1.0)])  # nothing is known of its price
-    turns.observe_pass(1, 0.001)  # a tenth of a token
-    assert is_worth(turns, [(1, 0.9)])
-    assert not is_worth(turns, [(1, 0.1)])
-    assert not is_worth(turns, [(4, 1.0)])  # as deep as can be verified
-    assert not is_worth(turns, [(1, 0.9)], row_cost=0.9)
-    assert is_worth(turns, [(4, 1.0), (1, 0.9)])  # of two requests one is enough
-
-
 def test_the_process_of_the_engine_holds_the_draft_model_and_proposes_what_it_says(pair: Pair):
     settings = AdapterSettings(draft=pair.draft, schedule="turns", row_cost=0.0, writers=("beam",))
     proposer = make_proposer(settings, vocab_size=512, max_model_len=64, num_speculative_tokens=3, tokenizer=None)
     try:
-        assert isinstance(proposer.line, TurnsLine)
+        assert isinstance(proposer.link, InlineLink)
         (chain,) = proposer.propose([[7]], [4], np.array([[1, 2, 3, 7]], np.int32))
         assert len(chain) == 3
         assert proposer.propose([[]], [4], np.array([[1, 2, 3, 7]], np.int32)) == [[]]
@@ -183,9 +141,9 @@ def test_threads_of_torch_are_left_as_the_engine_has_set_them(pair: Pair, monkey
     settings = AdapterSettings(draft=pair.draft, schedule="turns", writers=("beam",), draft_threads=2)
     proposer = make_proposer(settings, vocab_size=512, max_model_len=64, num_speculative_tokens=3, tokenizer=None)
     seen: list[int] = []
-    assert proposer.line is not None
-    draft = proposer.line._link._worker.step  # type: ignore[attr-defined]
-    monkeypatch.setattr(proposer.line._link._worker, "step", lambda: (seen.append(integer_pass_threads()), draft())[1])
+    assert isinstance(proposer.link, InlineLink)
+    draft = proposer.link._worker.step
+    monkeypatch.setattr(proposer.link._worker, "step", lambda: (seen.append(integer_pass_threads()), draft())[1])
     monkeypatch.setattr(torch, "set_num_threads", lambda _: pytest.fail("nobody may"))
     before = integer_pass_threads()
     proposer.propose([[7]], [4], np.array([[1, 2, 3, 7]], np.int32))

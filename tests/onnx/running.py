@@ -84,7 +84,7 @@ def decode(
             running[request] = idx
         if decoded.num_runs == kill_at:
             assert drafts is not None
-            os.kill(drafts.proposer.line._link.pid, signal.SIGKILL)
+            os.kill(drafts.proposer.link._link.pid, signal.SIGKILL)
         for event in (engine if drafts is None else drafts).run(buffer):
             if event.flags & og.EngineEventFlags.TOKEN:
                 decoded.texts[running[event.request]].append(int(event.token))
@@ -99,8 +99,8 @@ def decode(
     if drafts is not None:
         assert drafts.proposer is not None
         decoded.told = dict(drafts.figures.accepted_by_writer)
-        if drafts.proposer.line is not None:
-            status = drafts.proposer.line.status
+        if drafts.proposer.link is not None:
+            status = drafts.proposer.link.status
             decoded.restarts, decoded.is_up = status.num_restarts, status.state == "up"
         drafts.close()
     return decoded

@@ -16,7 +16,7 @@ from card.adapters.proposer import ChainProposer
 from card.errors import SettingsError
 from card.onnx import SpeculativeEngine
 from card.onnx import engine as module
-from tests.adapters.drafters import VOCAB_SIZE, DirectLine, greedy_of, plain, toy_proposer
+from tests.adapters.drafters import VOCAB_SIZE, DirectLink, greedy_of, plain, toy_proposer
 from tests.decoding import toy_draft, toy_target
 from tests.onnx.fake import MODULE, FakeEngine, FakeRequest
 from tests.pair import Pair
@@ -102,10 +102,10 @@ def test_a_turn_that_is_over_or_whose_request_is_gone_leaves_the_drafter(monkeyp
 def num_drafted_for(proposer: ChainProposer | None) -> int:
     """Return how many requests the drafter holds."""
     assert proposer is not None
-    line = proposer.line
-    assert isinstance(line, DirectLine)
-    line.link.draft(1)
-    return line.link._worker.num_requests
+    link = proposer.link
+    assert isinstance(link, DirectLink)
+    link.link.draft(1)
+    return link.link._worker.num_requests
 
 
 def test_a_second_turn_is_drafted_for_with_the_whole_text(monkeypatch: pytest.MonkeyPatch, folder: Path):
@@ -162,11 +162,11 @@ def test_a_fault_of_ours_ends_candidates_and_nothing_else(
 def test_closing_ends_the_drafter_and_can_be_done_twice(monkeypatch: pytest.MonkeyPatch, folder: Path):
     engine = FakeEngine(FOLLOW)
     drafts = wrapped(monkeypatch, folder, engine, toy_draft(TARGET, 1.0), None)
-    line = drafts.proposer.line if drafts.proposer else None
+    link = drafts.proposer.link if drafts.proposer else None
     drafts.close()
     drafts.close()
-    assert isinstance(line, DirectLine)
-    assert line.is_closed
+    assert isinstance(link, DirectLink)
+    assert link.is_closed
     decode(engine, drafts)
     assert engine.num_drafted == 0
 

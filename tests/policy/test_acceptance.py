@@ -10,11 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from card.config import SamplingParams
 from card.policy.acceptance import FIRST_AGREEMENT, Acceptance, Chances
 from card.tree.nodes import NO_NODES, Nodes
 from card.workers.request import Verified
-from tests.decoding import make_request
 
 probs = st.floats(1e-4, 1.0)
 depths = st.integers(1, 20)
@@ -98,10 +96,8 @@ def test_greedy_and_sampled_text_are_learnt_apart() -> None:
     acceptance, offer = Acceptance(), tree((-1, 0.6))
     for _ in range(300):
         acceptance.observe([verified(offer, (0,)), verified(offer, is_greedy=False)])
-    greedy = make_request(0, params=SamplingParams(temperature=0.0, seed=0))
-    sampled = make_request(1, params=SamplingParams(temperature=1.0, seed=0))
-    assert acceptance.probabilities(greedy, offer)[0] > 0.9
-    assert acceptance.probabilities(sampled, offer)[0] < 0.1
+    assert acceptance.probabilities(offer, is_greedy=True)[0] > 0.9
+    assert acceptance.probabilities(offer, is_greedy=False)[0] < 0.1
 
 
 @given(
@@ -116,7 +112,7 @@ def test_siblings_are_together_never_likelier_than_their_parent(seen, rows) -> N
     nodes = rows.draw(st.lists(st.tuples(st.integers(-1, 9), probs), min_size=1, max_size=10))
     offer = tree(*[(min(parent, idx - 1), prob) for idx, (parent, prob) in enumerate(nodes)])
     writers = tuple(rows.draw(st.sampled_from((2, 4, 6))) for _ in nodes)
-    chances = acceptance.probabilities(make_request(0), replace(offer, writers=writers))
+    chances = acceptance.probabilities(replace(offer, writers=writers), is_greedy=True)
     assert all(0.0 <= chance <= 1.0 for chance in chances)
     for parent in {-1, *range(len(nodes))}:
         below = [chance for chance, above in zip(chances, offer.parents, strict=True) if above == parent]
@@ -124,18 +120,18 @@ def test_siblings_are_together_never_likelier_than_their_parent(seen, rows) -> N
 
 
 def test_what_one_writer_is_sure_of_leaves_little_to_what_another_says_instead() -> None:
-    acceptance, request = Acceptance(), make_request(0, params=SamplingParams(temperature=0.0, seed=0))
+    acceptance = Acceptance()
     for writer, share in ((SUFFIX, 0.95), (RECYCLING, 0.6)):
         offer = tree((-1, 0.7), writers=(writer,))
         for i in range(1000):
             acceptance.observe([verified(offer, (0,) if i * 37 % 100 < 100 * share else ())])
     said = tree((-1, 0.7), (-1, 0.7), (1, 0.7), writers=(RECYCLING, SUFFIX, RECYCLING))
-    other, sure, below = acceptance.probabilities(request, said)
+    other, sure, below = acceptance.probabilities(said, is_greedy=True)
     assert sure == pytest.approx(0.95, abs=0.02)
     assert other == pytest.approx(1 - sure)
     assert below <= sure
     alone = tree((-1, 0.7), writers=(RECYCLING,))
-    assert acceptance.probabilities(request, alone) == [pytest.approx(0.6, abs=0.02)]
+    assert acceptance.probabilities(alone, is_greedy=True) == [pytest.approx(0.6, abs=0.02)]
 
 
 # ---- the draft model and the others ---------------------------------------------------------------------------------
@@ -163,13 +159,13 @@ def test_rounds_that_compare_nothing_bring_the_first_agreement_back() -> None:
 def test_a_new_text_lets_what_was_seen_of_old_ones_count_for_less_the_more_of_the_batch_it_is() -> None:
     def after(num_texts: int) -> float:
         acceptance = Acceptance()
-        texts = [make_request(i) for i in range(num_texts)]
+        texts = range(num_texts)
         assert acceptance.begin(texts)
         for _ in range(30):
             acceptance.observe([verified(NO_NODES, compared=1, agreed=0)])
         assert not acceptance.begin(texts)
         before = acceptance.agreement
-        assert acceptance.begin([*texts[1:], make_request(99)])
+        assert acceptance.begin([*texts[1:], 99])
         return acceptance.agreement - before
 
     assert after(1) > after(4) > 0

@@ -77,7 +77,7 @@ def _main(folder: Path) -> None:
     step_s: list[float] = []
     while engine.has_unfinished_requests():
         if len(step_s) == job.get("kill_at"):
-            os.kill(drafter.proposer.line._link.pid, signal.SIGKILL)
+            os.kill(drafter.proposer.link._link.pid, signal.SIGKILL)
         began = time.perf_counter()
         for output in engine.step():
             texts[output.request_id] = list(output.outputs[0].token_ids)
@@ -91,7 +91,7 @@ def _main(folder: Path) -> None:
     if drafter is not None:
         figures = drafter.proposer.figures
         report["figures"] = {name: getattr(figures, name) for name in figures.__slots__}
-        status = drafter.proposer.line.status if drafter.proposer.line else None
+        status = drafter.proposer.link.status if drafter.proposer.link else None
         report["restarts"] = status.num_restarts if status else 0
         report["state"] = status.state if status else "none"
     (folder / "report.json").write_text(json.dumps(report))

@@ -1,4 +1,4 @@
-"""Make a proposer from settings: the writers, the drafter wherever it runs, and the line to it."""
+"""Make a proposer from settings: the writers, and the link to the drafter wherever it runs."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from dataclasses import fields, replace
 
 from transformers import PreTrainedTokenizerBase
 
-from card.adapters.line import DrafterLine, ThreadedLine, TurnsLine
-from card.adapters.proposer import ChainProposer
+from card.adapters.proposer import PARKED_TEXTS, ChainProposer
 from card.adapters.settings import AdapterSettings
 from card.assembly.build import make_writers
 from card.assembly.drafters import DraftSource, make_drafter, outside_link
 from card.assembly.plan import Facts, Plan, resolve
 from card.config import parse_size
 from card.models.text import tokenizer_fingerprint
-from card.transport.here import InlineLink
+from card.transport.background import BackgroundLink
+from card.transport.link import DrafterLink
 
 _SHARED = (  # settings that mean the same in `EngineSettings`
     *("draft", "draft_address", "draft_keys", "draft_threads", "start_timeout_s", "drafter_timeout_s"),
@@ -47,7 +47,7 @@ def make_proposer(
     """
     cores = draft_cores if settings.draft_cores is None else settings.draft_cores
     plan = _plan(settings, num_speculative_tokens, max_model_len, cores)
-    line: DrafterLine | None = None
+    link: DrafterLink | None = None
     writers = make_writers(plan, vocab_size, tokenizer_fingerprint(tokenizer) if tokenizer is not None else "")
     if plan.placements:
         memory = settings.draft_kv_cache_memory
@@ -57,31 +57,31 @@ def make_proposer(
             tokenizer=tokenizer,
             kv_cache_bytes=parse_size(memory) if memory is not None else None,
             measures=False,
+            integer_threads=settings.draft_threads,  # the engine may have bound others to its cores
         )
-        line = _open_line(settings, plan, source, cores)
+        link = _open_link(settings, plan, source, cores)
     return ChainProposer(
         vocab_size=vocab_size,
         max_model_len=max_model_len,
         num_speculative_tokens=num_speculative_tokens,
         draft=plan.draft,
         writers=writers,
-        line=line,
+        link=link,
         clock=time.perf_counter,
         row_cost=settings.row_cost,
-        max_parked=max(64, max_num_seqs),
+        max_parked=max(PARKED_TEXTS, max_num_seqs),
     )
 
 
-def _open_line(
-    settings: AdapterSettings, plan: Plan, source: DraftSource, cores: tuple[int, ...]
-) -> ThreadedLine | TurnsLine:
+def _open_link(settings: AdapterSettings, plan: Plan, source: DraftSource, cores: tuple[int, ...]) -> DrafterLink:
     if settings.schedule == "turns":
-        drafter = make_drafter(plan, source)
-        assert isinstance(drafter.link, InlineLink)
-        return TurnsLine(drafter.link, settings.draft_threads)
-    line = ThreadedLine(outside_link(plan, source), cores)
-    line.open(waits=not settings.draft_optional)
-    return line
+        return make_drafter(plan, source).link
+    link = BackgroundLink(outside_link(plan, source), cores)
+    if settings.draft_optional:
+        link.begin()
+    else:
+        link.start()
+    return link
 
 
 def _plan(settings: AdapterSettings, num_tokens: int, max_model_len: int, draft_cores: tuple[int, ...]) -> Plan:

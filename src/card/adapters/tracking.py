@@ -14,7 +14,8 @@ from typing import Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-_COMPARED_TOKENS = 1024  # last tokens that are compared; a text of 100,000 would take longer than a draft pass
+# Last tokens that are compared. Evidence: to compare 100,000 would take longer than a draft pass.
+_COMPARED_TOKENS = 1024
 
 Tokens = NDArray[np.int32]
 
@@ -28,7 +29,7 @@ class FollowedText:
     def __init__(self, token_ids: Tokens) -> None:
         """Take the tokens that are there already, [S], 1 or more."""
         self.token_ids = token_ids.tolist()
-        self._held = np.empty(max(256, 2 * len(token_ids)), np.int32)
+        self._held = np.empty(2 * len(token_ids), np.int32)
         self._held[: len(token_ids)] = token_ids
 
     def __len__(self) -> int:
@@ -67,7 +68,7 @@ class Followed(Generic[TextT]):
 class RowTracker(Generic[TextT]):
     """Finds the text of each row again. A text without a row is parked, for the case that it was preempted."""
 
-    def __init__(self, begin: Callable[[Tokens], TextT], *, max_parked: int = 64) -> None:
+    def __init__(self, begin: Callable[[Tokens], TextT], *, max_parked: int) -> None:
         """Make a tracker without texts.
 
         Args:

@@ -54,6 +54,7 @@ class DraftSource:
     kv_cache_bytes: int | None = None  # for the drafter; None: a few sequences of full length
     measures: bool = True  # a drafter in a process of its own tells what its passes cost
     leases: Leases | None = None  # of a pool, which has the models
+    integer_threads: int | None = None  # of integer passes in the target's thread; None: as many as that has
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,10 +115,11 @@ def link_here(
     *,
     clock: Callable[[], float] = time.perf_counter,
     lane: Lane | None = None,
+    integer_threads: int | None = None,
 ) -> InlineLink | ThreadLink:
     """Return the link to a drafter in this process, in a thread of its own or in the target's."""
     worker = make_worker(writer, clock=clock)
-    return ThreadLink(worker, lane) if placement == "thread" else InlineLink(worker)
+    return ThreadLink(worker, lane) if placement == "thread" else InlineLink(worker, integer_threads)
 
 
 def make_worker(
@@ -184,7 +186,8 @@ def _make_here(plan: Plan, source: DraftSource, placement: Placement) -> Drafter
         writer = make_writer(runner, source.kv_cache_bytes, takes_turns=takes_turns, find_grammar=source.find_grammar)
         spec = draft_spec(plan.draft, SamplingParams(temperature=0.0, seed=0), runner.max_model_len)
         writer.warm_up(spec, runner.max_model_len)
-    return Drafter(link_here(placement, writer, lane=lane), runner, lane)
+    link = link_here(placement, writer, lane=lane, integer_threads=source.integer_threads)
+    return Drafter(link, runner, lane)
 
 
 def _load(draft: DraftModel) -> LoadedModel:

@@ -18,8 +18,8 @@ import numpy as np
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from card.adapters import AdapterSettings, ChainProposer, make_proposer
+from card.adapters.drafted_text import DraftedText
 from card.adapters.figures import Figures
-from card.adapters.requests import Request
 from card.adapters.tracking import Followed
 from card.errors import ModelError, SettingsError
 from card.models.loading import load_tokenizer
@@ -34,7 +34,7 @@ _MOST_REFUSALS = 8  # in a row, after which a turn gets no more drafts: its samp
 class _Turn:
     """A text while the engine goes on with it."""
 
-    def __init__(self, owner: Any, token_ids: list[int], text: Request) -> None:
+    def __init__(self, owner: Any, token_ids: list[int], text: DraftedText) -> None:
         self.owner = weakref.ref(owner)  # the engine gives up requests that nobody holds any longer
         self.token_ids = token_ids
         self.text = text
@@ -174,7 +174,7 @@ class SpeculativeEngine:
         left = [turn.text for turn in self._rows if not turn.is_running]
         self._rows = [turn for turn in (*self._rows, *self._begun) if turn.is_running]
         self._begun = []
-        step = Followed[Request]([turn.text for turn in self._rows], begun=begun, left=left, forgotten=left)
+        step = Followed[DraftedText]([turn.text for turn in self._rows], begun=begun, left=left, forgotten=left)
         chains = proposer.propose_for(step, [turn.new_ids for turn in self._rows])
         for turn, chain in zip(self._rows, chains, strict=True):
             if turn.new_ids and turn.wants_drafts:

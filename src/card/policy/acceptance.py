@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from card.policy.cost import DISCOUNT
 from card.tree.nodes import ROOT, Nodes
 from card.workers.offers import DRAFTER_BIT
-from card.workers.request import Request, Verified
+from card.workers.request import Verified
 
 # Chance that the draft model's next token is the target's, until it has been seen. Too high a value costs a few rounds
 # of drafting, too low a one all of it. Evidence: 0.7 and 0.75 are alike on the gate.
@@ -110,18 +110,17 @@ class Acceptance:
         total = max(self._num_verified, 1e-9)
         return tuple(share / total for share in self._others), self._num_rows / total
 
-    def chance(self, request: Request, depth: int, path_logprob: float) -> float:
-        """Return the chance that a path of the draft model's is accepted to its end."""
-        return self._chances[request.params.temperature == 0.0, _ANY_OF_DRAFTER].probability(depth, path_logprob)
+    def chance(self, depth: int, path_logprob: float, *, is_greedy: bool) -> float:
+        """Return the chance that a path of the draft model's is accepted to its end, which may be the root."""
+        return self._chances[is_greedy, _ANY_OF_DRAFTER].probability(depth, path_logprob) if depth else 1.0
 
-    def probabilities(self, request: Request, offer: Nodes) -> list[float]:
+    def probabilities(self, offer: Nodes, *, is_greedy: bool) -> list[float]:
         """Return the chance of each candidate to be accepted, in [0, 1].
 
         Of siblings one at most is accepted: together they are never likelier than their parent. Each writer is
         calibrated apart and knows nothing of that, so the likeliest sibling keeps its chance and each other one gets
         at most what the likelier ones leave.
         """
-        is_greedy = request.params.temperature == 0.0
         all_writers = offer.writers or (_ANY_OF_DRAFTER,) * len(offer)
         rows = zip(all_writers, offer.depths, offer.path_logprobs, strict=True)
         probs = [self._chances[is_greedy, writers].probability(depth, logprob) for writers, depth, logprob in rows]
@@ -137,9 +136,9 @@ class Acceptance:
                 left -= probs[idx]
         return probs
 
-    def begin(self, requests: Sequence[Request]) -> bool:
-        """Look whether texts are new: then old ones count for less. Returns: whether any is."""
-        texts = frozenset(request.request_id for request in requests)
+    def begin(self, text_ids: Iterable[int]) -> bool:
+        """Let old texts count for less, the more of these are not of the last round. Returns: whether any is new."""
+        texts = frozenset(text_ids)
         new, self._texts = texts - self._texts, texts
         if new:
             kept = 1 - (1 - TEXT_KEPT) * len(new) / len(texts)

@@ -7,10 +7,10 @@ the one with the most tokens per second of all. Source: Dinkelbach 1967, On nonl
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate
 
-from card.tree.nodes import Nodes
+from card.tree.nodes import ROOT, Nodes
 
 
 def choose(
@@ -54,6 +54,28 @@ def choose(
     return counts
 
 
+def best_chain(offer: Nodes, probs: Sequence[float], price: float, most: int) -> list[int]:
+    """Return the indices of the chain that is worth most, from the root down; empty if none is worth its price.
+
+    Args:
+        offer: a tree, parents before children.
+        probs: of each candidate to be accepted.
+        price: tokens that a candidate must bring.
+        most: most candidates.
+    """
+    best_below = [(0.0, ROOT)] * (len(offer) + 1)  # value of the best chain below, its first node; the root's is last
+    for idx in range(len(offer) - 1, -1, -1):
+        parent, value = offer.parents[idx], probs[idx] - price + best_below[idx][0]
+        if offer.depths[idx] <= most and value > best_below[parent][0]:
+            best_below[parent] = value, idx
+    chain = []
+    node = best_below[ROOT][1]
+    while node != ROOT:
+        chain.append(node)
+        node = best_below[node][1]
+    return chain
+
+
 def best_by_depth(offer: Nodes, probs: Sequence[float]) -> list[float]:
     """Return the highest acceptance probability at each depth, from depth 1 on; parents come before children."""
     best: list[float] = []
@@ -62,6 +84,31 @@ def best_by_depth(offer: Nodes, probs: Sequence[float]) -> list[float]:
             best.append(0.0)
         best[depth - 1] = max(best[depth - 1], probability)
     return best
+
+
+def further_gains(
+    reached: float,
+    places: Iterable[int],
+    *,
+    agreement: float,
+    price: float,
+    others: Sequence[float] = (),
+    num_verified: int = 0,
+) -> Iterator[float]:
+    """Return the tokens that each further layer of one request is expected to bring, less what it costs to verify it.
+
+    Args:
+        reached: chance that all of its candidates so far are accepted.
+        places: candidates above each further layer.
+        agreement: chance that a candidate below an accepted one is accepted.
+        price: tokens that a candidate must bring.
+        others: chance of the best candidate that is there already, by place.
+        num_verified: candidates that are verified anyway.
+    """
+    for place in places:
+        reached *= agreement
+        there = others[place] if place < len(others) else 0.0
+        yield max(0.0, reached - there) - price * (place >= num_verified)
 
 
 def is_worth_drafting(gains: Sequence[float], *, seconds: float, rate: float, layers_per_pass: int = 1) -> bool:
@@ -77,3 +124,15 @@ def is_worth_drafting(gains: Sequence[float], *, seconds: float, rate: float, la
     """
     of_passes = (sum(gains[start : start + layers_per_pass]) for start in range(0, len(gains), layers_per_pass))
     return max(accumulate(gain - rate * seconds for gain in of_passes), default=0.0) > 0.0
+
+
+def next_budget(num_verified: int, budget: int) -> int:
+    """Return how many candidates of a request each local writer is asked for next: twice as many as were verified.
+
+    In a batch few candidates of a request are worth their rows, and writers take Python for each they propose.
+
+    Args:
+        num_verified: in this round.
+        budget: that of this round; it falls by one a round at most.
+    """
+    return max(2 * num_verified, 1, budget - 1)

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from card.config import DraftSettings
 from card.policy.acceptance import DEEPEST, Acceptance
-from card.policy.choice import best_by_depth, choose, is_worth_drafting
+from card.policy.choice import best_by_depth, choose, further_gains, is_worth_drafting, next_budget
 from card.policy.cost import REQUEST_S, Costs, ScheduleCost
 from card.policy.rounds import Draft, Outcome, Policy, RoundView, Schedule, Wait
 from card.policy.schedule import Schedules
@@ -96,10 +96,7 @@ class TunedPolicy(Policy):
         return self._width(self.schedule)
 
     def writer_budget(self, request: Request) -> int:
-        """Return twice what the last round verified of the request's offer; it falls by one a round at most.
-
-        In a batch few candidates of a request are worth their rows, and writers take Python for each they propose.
-        """
+        """Return what follows from what the last rounds verified of the request's offers."""
         return min(request.draft.budget, self._writer_budgets.get(request.request_id, request.draft.budget))
 
     def prepare(self, view: RoundView) -> Draft | Wait | None:
@@ -127,7 +124,7 @@ class TunedPolicy(Policy):
         for request, offer, (order, _), count in zip(view.requests, offers, ranked, counts, strict=True):
             size, num_probes = offer.num_probes + count, offer.num_probes
             taken.append(offer.take(order[:size], num_probes=num_probes) if offer.writers else offer.leading(size))
-            budgets[request.request_id] = max(2 * size, 1, self.writer_budget(request) - 1)
+            budgets[request.request_id] = next_budget(size, self.writer_budget(request))
         self._writer_budgets = budgets
         return taken
 
@@ -136,7 +133,8 @@ class TunedPolicy(Policy):
         view, result = outcome.view, outcome.result
         if not view.requests:
             return
-        self._has_new_text = self._acceptance.begin(view.requests) or self._has_new_text
+        new_text = self._acceptance.begin(request.request_id for request in view.requests)
+        self._has_new_text = new_text or self._has_new_text
         self._acceptance.observe(result.verified)
         self._costs.observe(self.schedule, self.beam_width(), outcome)
         self._is_resting = view.takes_turns and not view.num_passes
@@ -159,13 +157,17 @@ class TunedPolicy(Policy):
         for request, offer, (depth, path_logprob) in zip(view.requests, undrafted, view.best_paths, strict=True):
             if not request.uses_drafter:
                 continue
-            reached = self._acceptance.chance(request, depth, path_logprob) if depth else 1.0
             probs = self._probabilities(request, offer)
-            others, num_verified = best_by_depth(offer, probs), sum(prob > price for prob in probs)
-            for layer, place in enumerate(range(depth, min(depth + DEEPEST, self._draft.budget))):
-                reached *= agreement
-                there = others[place] if place < len(others) else 0.0
-                gains[layer] += max(0.0, reached - there) - price * (place >= num_verified)
+            further = further_gains(
+                self._acceptance.chance(depth, path_logprob, is_greedy=_is_greedy(request)),
+                range(depth, min(depth + DEEPEST, self._draft.budget)),
+                agreement=agreement,
+                price=price,
+                others=best_by_depth(offer, probs),
+                num_verified=sum(prob > price for prob in probs),
+            )
+            for layer, gain in enumerate(further):
+                gains[layer] += gain
         if not view.num_passes:
             num_drafting = sum(request.uses_drafter for request in view.requests)
             gains[0] -= rate * REQUEST_S * num_drafting  # a round that drafts has more around its passes
@@ -194,5 +196,10 @@ class TunedPolicy(Policy):
         """Return the chance of each candidate; the same offer is often looked at two or three times in a round."""
         known = self._known.get(id(offer))
         if known is None:
-            known = self._known[id(offer)] = offer, self._acceptance.probabilities(request, offer)
+            probs = self._acceptance.probabilities(offer, is_greedy=_is_greedy(request))
+            known = self._known[id(offer)] = offer, probs
         return known[1]
+
+
+def _is_greedy(request: Request) -> bool:
+    return request.params.temperature == 0.0

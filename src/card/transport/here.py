@@ -11,6 +11,7 @@ import torch
 
 from card.errors import CardError, in_words
 from card.machine.lane import Lane
+from card.machine.threads import integer_pass_threads, integer_passes_on
 from card.transport.link import DrafterLink, LinkStatus
 from card.tree.messages import DrafterMessage, Fault, Shutdown, TargetMessage
 from card.workers.drafter import DrafterWorker
@@ -24,10 +25,12 @@ class InlineLink(DrafterLink):
 
     runs_by_itself = False
 
-    def __init__(self, worker: DrafterWorker) -> None:
+    def __init__(self, worker: DrafterWorker, integer_threads: int | None = None) -> None:
+        """Take over ``worker``; its integer passes have so many threads, None: those of the caller's thread."""
         super().__init__()
         self.layers_per_pass = worker.layers_per_pass
         self._worker = worker
+        self._integer_threads = integer_threads
         self._received: list[DrafterMessage] = []
 
     def send(self, message: TargetMessage) -> None:
@@ -41,10 +44,11 @@ class InlineLink(DrafterLink):
 
     def draft(self, num_passes: int) -> None:
         """Make up to ``num_passes`` drafter passes."""
-        for _ in range(num_passes):
-            if self._status.state == "down" or self._worker.is_idle:
-                break
-            self._run(self._worker.step)
+        with integer_passes_on(self._integer_threads or integer_pass_threads()):
+            for _ in range(num_passes):
+                if self._status.state == "down" or self._worker.is_idle:
+                    break
+                self._run(self._worker.step)
 
     def _run(self, act: Callable[[], list[DrafterMessage]]) -> None:
         if self._status.state == "down":

@@ -110,7 +110,7 @@ class CardProposer:
 
     @staticmethod
     def _tell(proposer: ChainProposer, update: Callable[..., None]) -> None:
-        status = proposer.line.status if proposer.line is not None else None
+        status = proposer.link.status if proposer.link is not None else None
         update(
             proposer.figures,
             is_up=status is not None and status.state == "up",

@@ -1,8 +1,7 @@
-"""One request of another engine: its text, what its writers know of it, and the replica of its candidate cache."""
+"""A text of another engine, what its writers know of it, and the replica of its candidate cache."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -17,23 +16,19 @@ from card.tree.nodes import NO_NODES, ROOT, Nodes
 from card.workers.metrics import RequestStats
 from card.workers.offers import DRAFTER_BIT, Offers
 from card.workers.replica import Replica
+from card.workers.request import Verified
 from card.writers.local.protocol import LocalWriter, Observation
 
-# In a large batch most of a step's time goes to asking the writers without a model. So they are asked only where the
-# drafter offers little or is unsure, or where they have been useful lately, and else once in a while.
-_SURE_PATH_LOGPROB = math.log(0.3)  # a full chain whose end is likelier needs no other writer
-_FEW_CANDIDATES = 2  # of the drafter; fewer, and the writers are asked too. Chosen, not measured
-_USEFUL_GAIN = 0.1  # accepted tokens a step that no draft model proposed; below it the writers are seldom asked
-_GAIN_DISCOUNT = 0.9  # per step
-_STEPS_BETWEEN_TRIALS = 8  # in which writers that were no use are left alone. Chosen, not measured
-_FIRST_ROOM = 512  # tokens that a text may grow by before the drafter is asked for more memory
+# Tokens that a text may grow by before the drafter is asked for more memory, which has it read the text anew. Chosen:
+# few answers are longer, and a drafter's memory is set aside for all of it.
+_FIRST_ROOM = 512
 # Likeliest tokens by the draft model's own probabilities: the engine says nothing of temperatures and seeds.
 _PARAMS = SamplingParams(temperature=0.0, seed=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drafting:
-    """What requests need to open their part of the drafter's work."""
+    """What texts need to open their part of the drafter's work."""
 
     draft: DraftSettings
     max_model_len: int  # most tokens of a text
@@ -41,7 +36,7 @@ class Drafting:
     _ids: Iterator[int] = field(default_factory=count)
 
     def next_id(self) -> int:
-        """Return a name for the drafter that no request had before: it never takes up a closed one again."""
+        """Return a name for the drafter that no text had before: it never takes up a closed one again."""
         return next(self._ids)
 
     def room_for(self, length: int) -> int:
@@ -49,27 +44,31 @@ class Drafting:
         return min(self.max_model_len, 1 << (length + _FIRST_ROOM - 1).bit_length())
 
 
-class Request(FollowedText):
-    """A text that is being decoded.
+class DraftedText(FollowedText):
+    """A text that is being decoded, and drafted for.
 
     The drafter holds a part of it while it is in a row of the engine; the writers keep theirs until it is forgotten.
     """
 
     chain: Nodes
     """What was handed over for the next step."""
+    writer_budget: int
+    """Candidates that each writer without a model is asked for, at most."""
     drafter_id: int | None
     """Its name for the drafter; None while that is not to draft for it."""
 
-    def __init__(self, token_ids: Tokens, writers: Mapping[str, LocalWriter], vocab_size: int) -> None:
+    def __init__(
+        self, token_ids: Tokens, writers: Mapping[str, LocalWriter], *, vocab_size: int, writer_budget: int
+    ) -> None:
         """Begin with a text of 1 token or more, of which any may be none of the target's."""
         super().__init__(token_ids)
+        self.writer_budget = writer_budget
         self.has_foreign_tokens = bool(token_ids.min() < 0 or token_ids.max() >= vocab_size)
         self.chain = NO_NODES
         self.drafter_id = None
         self._replica: Replica | None = None
         self._is_declined = False  # by the drafter, which is not asked again
         self._room = 0
-        self._local_gain = 1.0
         self._stats = RequestStats(num_prompt_tokens=len(token_ids))
         prompt_ids = tuple(self.token_ids)
         heard = (
@@ -123,12 +122,11 @@ class Request(FollowedText):
         """Take a message of the drafter and return the replies. Raises: ProtocolError if it is malformed."""
         return [] if self._replica is None else self._replica.receive(message)
 
-    def judge(self, new_ids: Sequence[int]) -> tuple[Nodes, int]:
-        """Return what `judged` says of the chain, and remember whose it was."""
+    def judge(self, new_ids: Sequence[int]) -> Verified:
+        """Return what the tokens that a step committed tell of the candidates; before `commit`."""
         known, num_right = judged(self.chain, new_ids)
-        gain = sum(not writers & DRAFTER_BIT for writers in known.writers[:num_right])
-        self._local_gain = _GAIN_DISCOUNT * self._local_gain + (1.0 - _GAIN_DISCOUNT) * gain
-        return known, num_right
+        compared, agreed = (0, 0) if self._replica is None else self._replica.compare(new_ids)
+        return Verified(id(self), known, tuple(range(num_right)), True, compared, agreed)
 
     def commit(self, new_ids: Sequence[int], drafting: Drafting | None) -> list[TargetMessage]:
         """Go on with the tokens that a step committed. Returns: what the drafter must be told."""
@@ -156,24 +154,20 @@ class Request(FollowedText):
         """Return the draft model's best path, up to so many tokens; not marked with its writer."""
         return NO_NODES if self._replica is None else self._replica.tree.query(most, "chain", most)
 
-    def offer(self, budget: int, *, has_time: bool = True) -> Nodes:
-        """Return everybody's candidates as one tree of up to ``budget`` layers, each marked with its writers.
+    def best_path(self, most: int) -> tuple[int, float]:
+        """Return depth and path score of the end of that path; (0, 0.0) if there is none."""
+        path = self.drafted(most)
+        return (path.depths[-1], path.path_logprobs[-1]) if path else (0, 0.0)
+
+    def offer(self, most: int, *, has_time: bool = True) -> Nodes:
+        """Return everybody's candidates as one tree of up to ``most`` layers, each marked with its writers.
 
         Args:
             has_time: False leaves out the writers without a model.
         """
-        drafted = self.drafted(budget)
-        offer = (
-            self._offers.merge(drafted, budget, budget)
-            if has_time and self._asks_local_writers(drafted, budget)
-            else drafted
-        )
+        drafted = self.drafted(most)
+        offer = self._offers.merge(drafted, min(most, self.writer_budget), most) if has_time else drafted
         return offer if offer.writers else replace(offer, writers=(DRAFTER_BIT,) * len(offer))
-
-    def _asks_local_writers(self, drafted: Nodes, budget: int) -> bool:
-        if len(drafted) < _FEW_CANDIDATES or self._local_gain > _USEFUL_GAIN:
-            return len(drafted) < budget or drafted.path_logprobs[-1] < _SURE_PATH_LOGPROB
-        return self._stats.target_passes % _STEPS_BETWEEN_TRIALS == 0
 
 
 def judged(chain: Nodes, new_ids: Sequence[int]) -> tuple[Nodes, int]:
