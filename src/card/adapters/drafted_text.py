@@ -19,8 +19,8 @@ from card.workers.replica import Replica
 from card.workers.request import Verified
 from card.writers.local.protocol import LocalWriter, Observation
 
-# Tokens that a text may grow by before the drafter is asked for more memory, which has it read the text anew. Chosen:
-# few answers are longer, and a drafter's memory is set aside for all of it.
+# Tokens that a text may grow by before the drafter is asked for more memory, and its tree begins anew. Evidence: with
+# 64, answers of 128 tokens take 4 % more steps (benchmarks/LOG.md).
 _FIRST_ROOM = 512
 # Likeliest tokens by the draft model's own probabilities: the engine says nothing of temperatures and seeds.
 _PARAMS = SamplingParams(temperature=0.0, seed=0)

@@ -25,8 +25,8 @@ from card.writers.local.protocol import LocalWriter
 # Seconds of a step after which no more writers without a model are asked; to ask those of one text takes about 0.1 ms,
 # and a step of 16 texts may take 2 ms. Evidence: 1.4 ms took as many steps, each 0.15 ms longer (benchmarks/LOG.md).
 _LOCAL_WRITERS_S = 0.001
-# Texts remembered that have no row. Chosen: each holds its writers' memory, and to begin it anew takes them 4 ms for
-# 1,000 tokens.
+# Texts remembered that have no row, finished ones too. Evidence: with as many as there are rows all preempted ones are
+# found again, with half as many about two thirds (benchmarks/LOG.md).
 PARKED_TEXTS = 64
 
 

@@ -14,9 +14,6 @@ from typing import Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-# Last tokens that are compared. Evidence: to compare 100,000 would take longer than a draft pass.
-_COMPARED_TOKENS = 1024
-
 Tokens = NDArray[np.int32]
 
 
@@ -44,11 +41,8 @@ class FollowedText:
         self.token_ids += new_ids
 
     def is_at(self, row: Tokens, length: int) -> bool:
-        """Return whether a row's first ``length`` tokens are this text, as far as its last tokens tell."""
-        if length != len(self.token_ids):
-            return False
-        start = max(0, length - _COMPARED_TOKENS)
-        return bool((self._held[start:length] == row[start:length]).all())
+        """Return whether a row's first ``length`` tokens are this text."""
+        return length == len(self.token_ids) and bool((self._held[:length] == row[:length]).all())
 
 
 TextT = TypeVar("TextT", bound=FollowedText)

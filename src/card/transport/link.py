@@ -22,8 +22,9 @@ class LinkStatus:
 
 
 class DrafterLink:
-    """A drafter as an engine sees it, ours or another. Nothing here blocks but `wait`, `start` and `close`, each for a bounded time.
+    """A drafter as an engine sees it, ours or another.
 
+    Nothing here blocks but `wait`, `start` and `close`, each for a bounded time, and `draft` of one that takes turns.
     Messages may be lost. A `Ready` among the received ones means that a new drafter is there which knows of no request.
     What is written here is the way of a drafter in this process.
     """
