@@ -23,7 +23,8 @@ from torch.nn import functional
 from card.models.inflation import inflate, parse_parameter_count
 from card.models.loading import context_limit, load_model, load_tokenizer
 from card.models.protocol import Extension
-from card.models.torch_runner import TorchRunner, make_runner
+from card.models.runners import make_runner
+from card.models.torch_runner import TorchRunner
 
 _ROWS = (1, 2, 4, 8, 12, 16, 32)
 _SETTLE_S = 0.005  # the other runner's threads spin for a while after its pass

@@ -42,8 +42,8 @@ from card.latency.timing import measure_pass_cost
 from card.machine.threads import pinned
 from card.models.loading import load_model
 from card.models.protocol import LanguageModel
+from card.models.runners import make_runner
 from card.models.text import tokenizer_fingerprint
-from card.models.torch_runner import make_runner
 from card.planner.around import measure_overheads
 from card.planner.profile import Profile
 from card.planner.recorder import Answer, RecordRequest, make_recording

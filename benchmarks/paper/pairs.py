@@ -14,7 +14,7 @@ from card.assembly.plan import draft_tree_rows
 from card.bench.datasets import Dataset, Question, parse_spec, read_datasets
 from card.errors import BenchError
 from card.models.loading import check_pair, context_limit, end_token_ids, load_model, load_tokenizer, parameter_count
-from card.models.torch_runner import make_runner
+from card.models.runners import make_runner
 from card.planner.profile import Overheads, Profile
 from card.planner.recording import Recording
 from card.planner.replay import PassSize, ReplayedModel, ReplayedTexts, Role

@@ -21,7 +21,8 @@ from card.models.cuda.graphs import FetchedTensor, Recorder, StagedTensor, bucke
 from card.models.cuda.static_cache import SMALLEST_SPAN, TOKEN_BUCKETS
 from card.models.fused import _as_shared
 from card.models.protocol import Extension
-from card.models.torch_runner import TorchRunner, make_runner
+from card.models.runners import make_runner
+from card.models.torch_runner import TorchRunner
 from tests.static import MAX_MODEL_LEN, VOCAB_SIZE, bucketed, make_model, operations_of, ordinary, synchronising
 
 

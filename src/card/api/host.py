@@ -43,8 +43,9 @@ from card.models.loading import (
     load_tokenizer,
 )
 from card.models.names import model_name
+from card.models.pool import sequence_bytes
+from card.models.runners import make_runner
 from card.models.text import encode_chat, encode_prompt, tokenizer_fingerprint
-from card.models.torch_runner import make_runner
 from card.transport.child import DrafterChild
 from card.transport.leases import Leases
 from card.transport.link import DrafterLink
@@ -129,7 +130,13 @@ class Host:
         with pinned(self.latencies.useful(plan.cores).alone):
             self.runner.warm_up(1 + plan.draft.budget if plan.placements or plan.writers else 1)
         free_bytes = _free_bytes(self.runner.device)
-        facts = replace(facts, latencies=self.latencies, row_bytes=self.runner.row_bytes, free_bytes=free_bytes)
+        facts = replace(
+            facts,
+            latencies=self.latencies,
+            row_bytes=self.runner.row_bytes,
+            state_bytes=sequence_bytes(self.runner, 0),
+            free_bytes=free_bytes,
+        )
         self.plan = resolve(asked, facts, method=method)
         self._parts = build(
             self.plan,

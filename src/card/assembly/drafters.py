@@ -19,8 +19,9 @@ from card.models.decoder_model import is_int8
 from card.models.draft_vocab import always_drafted, restrict_head
 from card.models.grammar import BackgroundGrammars, GrammarCompiler
 from card.models.loading import context_limit, end_token_ids, load_decoder, load_tokenizer, parameter_count
+from card.models.runners import make_runner, plain_runner
 from card.models.text import tokenizer_fingerprint
-from card.models.torch_runner import TorchRunner, make_runner
+from card.models.torch_runner import TorchRunner
 from card.policy.cost import PassCost
 from card.transport.child import DrafterChild
 from card.transport.here import InlineLink, ThreadLink
@@ -145,7 +146,7 @@ def load_drafter(draft: DraftModel, *, threads: int) -> tuple[DraftWriter, Ready
     use_threads(threads, in_integers=is_int8(whole))
     model = _restricted(whole, draft)
     max_model_len = min(draft.max_model_len, context_limit(model))
-    runner = TorchRunner(model, max_model_len=max_model_len, max_tree_rows=draft.max_tree_rows)
+    runner = plain_runner(model, max_model_len=max_model_len, max_tree_rows=draft.max_tree_rows)
     runner.warm_up(draft.warm_up_tokens)
     cost = None
     if draft.measuring_s:

@@ -54,6 +54,7 @@ class Facts:
     longest_text: int = 0  # tokens of the longest text that is known to come, answer included
     num_texts: int | None = None  # texts that come at once, of that length at most; None: nobody knows
     row_bytes: int | None = None  # of the target's KV; None: memory is no matter
+    state_bytes: int = 0  # of the states that the target keeps of a text
     free_bytes: int = 0  # on the target's device
     latencies: Latencies | None = None
     verifier: Verifier = MATCH  # decides which candidates stay
@@ -141,9 +142,9 @@ def draft_tree_rows(draft: DraftSettings) -> int:
     return min(2 * draft.lead * width, draft.max_nodes) + SPARE_ROWS
 
 
-def kv_bytes_for(num_texts: int, longest_text: int, tree_rows: int, row_bytes: int) -> int:
-    """Return the memory that so many texts with their trees take in a model with rows of so many bytes."""
-    return num_texts * (longest_text + tree_rows) * row_bytes + _POOL_BYTES
+def kv_bytes_for(num_texts: int, bytes_of_one: int) -> int:
+    """Return the memory that so many texts take, each with its tree."""
+    return num_texts * bytes_of_one + _POOL_BYTES
 
 
 def round_length(method: Method, draft: DraftSettings, *, target: PassCost, drafter: PassCost, most: int) -> int:
@@ -275,18 +276,21 @@ def _kv_bytes(settings: EngineSettings, facts: Facts, max_model_len: int, tree_r
     if facts.row_bytes is None:
         return None
     num_rows = max_model_len + tree_rows
-    least = num_rows * facts.row_bytes
+    least = num_rows * facts.row_bytes + facts.state_bytes
     if settings.kv_cache_memory is not None:
         given = parse_size(settings.kv_cache_memory)
         if given < least:
+            states = f" beside the {facts.state_bytes / 2**20:.0f}M of its states" if facts.state_bytes else ""
+            num_held = max(0, given - facts.state_bytes) // max(1, facts.row_bytes)
             raise SettingsError(
-                f"kv_cache_memory {settings.kv_cache_memory} holds {given // facts.row_bytes} rows of KV, but a "
-                f"request of max_model_len {max_model_len} with its candidates needs {num_rows} "
-                f"({least / 2**20:.0f}M); raise it, or lower max_model_len"
+                f"kv_cache_memory {settings.kv_cache_memory} holds {num_held} rows of KV{states}, but a request of "
+                f"max_model_len {max_model_len} with its candidates needs {num_rows} ({least / 2**20:.0f}M); raise it, "
+                "or lower max_model_len"
             )
         return given
     if facts.num_texts is not None:
-        return kv_bytes_for(facts.num_texts, facts.longest_text, tree_rows, facts.row_bytes)
+        bytes_of_one = (facts.longest_text + tree_rows) * facts.row_bytes + facts.state_bytes
+        return kv_bytes_for(facts.num_texts, bytes_of_one)
     return max(min(settings.max_num_seqs * least, int(_RAM_SHARE * facts.free_bytes)), least)
 
 

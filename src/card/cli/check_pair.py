@@ -36,7 +36,7 @@ from card.models.demo import SAMPLE_PROBLEMS
 from card.models.inflation import inflate, parse_parameter_count
 from card.models.loading import check_pair as check_tokenizers
 from card.models.loading import context_limit, load_model, load_tokenizer
-from card.models.torch_runner import TorchRunner
+from card.models.runners import plain_runner
 from card.policy.rounds import Schedule
 from card.policy.tuned import TunedPolicy
 
@@ -103,7 +103,7 @@ def examine(
         costs = policy.costs
         draft_model = load_model(draft, dtype=options["dtype"], device=options["draft_device"] or options["device"])
         num_drafts = sum(cost.drafter is not None for cost in costs.values())
-        draft_runner = TorchRunner(draft_model, max_model_len=min(tuned.max_model_len, context_limit(draft_model)))
+        draft_runner = plain_runner(draft_model, max_model_len=min(tuned.max_model_len, context_limit(draft_model)))
         memory = memory_of(model, plain.host.runner, 1), memory_of(draft_model, draft_runner, num_drafts)
         del draft_model, draft_runner
         predicted = {schedule: policy.predicted(schedule, 1, agreement.share) for schedule in costs}

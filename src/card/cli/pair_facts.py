@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 from card.config import INT8, DraftSettings
 from card.models.fused import can_pack
 from card.models.loading import parameter_count
+from card.models.pool import sequence_bytes
 from card.models.torch_runner import TorchRunner
 from card.policy.cost import PassCost, ScheduleCost
 from card.policy.rounds import Schedule
@@ -98,7 +99,7 @@ def memory_of(model: PreTrainedModel, runner: TorchRunner, num_copies: int) -> M
     packed_bytes = sum(weight.numel() * weight.element_size() for weight in linears) if is_packed else 0
     if runner.precision == INT8:
         packed_bytes = sum(weight.numel() for weight in linears)
-    kv_bytes = runner.max_model_len * runner.row_bytes
+    kv_bytes = sequence_bytes(runner, runner.max_model_len)
     total = num_copies * (weight_bytes + packed_bytes + kv_bytes)
     return ModelMemory(
         parameter_count(model),

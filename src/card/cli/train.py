@@ -22,7 +22,7 @@ from card.hrad.rounds import RoundCollector, Rounds
 from card.hrad.training import Trained, TrainSettings, train_hrad
 from card.models.demo import SAMPLE_PROBLEMS
 from card.models.loading import check_pair, context_limit, end_token_ids, load_model, load_tokenizer
-from card.models.torch_runner import make_runner
+from card.models.runners import make_runner
 
 _Prompts = Sequence[Sequence[int]]
 _MOST_CONTEXT = 4096

@@ -18,7 +18,8 @@ from card.assembly.plan import Facts, Plan, kv_bytes_for, resolve
 from card.config import DraftSettings
 from card.hf.batch import Batch
 from card.models.loading import context_limit
-from card.models.torch_runner import TorchRunner
+from card.models.pool import sequence_bytes
+from card.models.runners import plain_runner
 from card.transport.link import DrafterLink
 from card.workers.metrics import RequestStats
 from card.workers.request import Request
@@ -58,7 +59,7 @@ class Session:
         plan = resolve(asked, facts)
         # A walk past the modules would leave out what hooks do.
         fused = False if _has_hooks(model) else None
-        target = TorchRunner(model, max_model_len=plan.max_model_len, max_tree_rows=plan.target_tree_rows, fused=fused)
+        target = plain_runner(model, max_model_len=plan.max_model_len, max_tree_rows=plan.target_tree_rows, fused=fused)
         self._runners = [target]
         self.link: DrafterLink | None = None
         try:
@@ -70,8 +71,8 @@ class Session:
         self._finalizer = weakref.finalize(self, self.link.close) if self.link else None
         self.is_lasting = all(runner.is_fused for runner in self._runners)
         self.fingerprints = self._fingerprints(model, draft) if self.is_lasting else ()
-        self._row_bytes = target.row_bytes
-        self.plan = resolve(asked, replace(facts, row_bytes=target.row_bytes))
+        facts = replace(facts, row_bytes=target.row_bytes, state_bytes=sequence_bytes(target, 0))
+        self.plan = resolve(asked, facts)
         self._engine = build(self.plan, Models(target=target, link=self.link)).engine
         if self.link:
             self.link.start()
@@ -80,7 +81,8 @@ class Session:
         """Return whether the session can serve this call: the same models with the same weights, and room enough."""
         model, draft, settings, max_len, num_rows = call
         same_draft = (self.draft_ref() if self.draft_ref else None) is draft
-        needed = kv_bytes_for(num_rows, max_len, self.plan.target_tree_rows, self._row_bytes)
+        target, *_ = self._runners
+        needed = kv_bytes_for(num_rows, sequence_bytes(target, max_len + self.plan.target_tree_rows))
         has_room = self.plan.max_model_len >= max_len and (self.plan.max_kv_bytes or 0) >= needed
         is_up = self.link is None or self.link.status.state == "up"
         return (
@@ -133,9 +135,9 @@ class Session:
 
     def _make_link(self, plan: Plan, draft: PreTrainedModel, max_len: int, num_rows: int) -> DrafterLink:
         max_model_len = min(plan.max_model_len, context_limit(draft))
-        runner = TorchRunner(draft, max_model_len=max_model_len, max_tree_rows=plan.draft_tree_rows)
+        runner = plain_runner(draft, max_model_len=max_model_len, max_tree_rows=plan.draft_tree_rows)
         self._runners.append(runner)
-        kv_bytes = kv_bytes_for(num_rows, max_len, plan.draft_tree_rows, runner.row_bytes)
+        kv_bytes = kv_bytes_for(num_rows, sequence_bytes(runner, max_len + plan.draft_tree_rows))
         (placement,) = plan.placements.values()
         return link_here(placement, make_writer(runner, kv_bytes, takes_turns=placement == "inline"))
 

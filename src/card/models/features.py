@@ -89,6 +89,7 @@ class Features:
         self._keeps_all_rows = False
         self._states: PassStates | None = None
         self._extensions: Sequence[Extension] = ()
+        self.num_again: Sequence[int] = ()  # of each extension: rows at its beginning that an earlier pass left too
 
     def wish(self, wishes: Sequence[FeatureWish]) -> None:
         """Let every pass from now on keep what these wishes need, and nothing else.
@@ -117,7 +118,7 @@ class Features:
 
     def leave(self, states: PassStates | None, extensions: Sequence[Extension] = ()) -> None:
         """Hold what a pass over these extensions has kept, until the next one."""
-        self._states, self._extensions = states, extensions if states else ()
+        self._states, self._extensions, self.num_again = states, extensions if states else (), ()
 
     def of(self, extension_idx: int, wish: FeatureWish) -> Tensor:
         """Return what the last pass left for a wish: [rows, layers * D] in the model's dtype, on its device.
@@ -136,6 +137,8 @@ class Features:
         start, one = (0, *ends)[extension_idx], self._extensions[extension_idx]
         if wish.rows != "all":
             start += one.first_logits_idx - unkept[extension_idx]
+        elif self.num_again:
+            start += self.num_again[extension_idx]
         rows = slice(start, ends[extension_idx])
         states = [self._states.kept[layer][rows, : self._width] for layer in self._wishes[wish]]
         return states[0] if len(states) == 1 else torch.cat(states, -1)

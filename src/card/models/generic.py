@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,7 @@ from card.models.attention import Scoring, SequencePass, attend, sequence_pass
 from card.models.draft_vocab import masked
 from card.models.features import PassStates
 from card.models.kv_cache import BoolArray, KVLayout, SequenceRows
+from card.models.layer_kinds import WITH_WINDOW, WITHOUT_ATTENTION, layer_kinds
 from card.models.long_rope import LongRope, switch_len
 from card.models.names import model_name
 
@@ -36,31 +37,19 @@ REFUSED_ARGUMENTS = ("position_bias", "alibi")  # of attention calls: they chang
 def layer_windows(config: Any, max_model_len: int) -> list[int | None]:
     """Return the sliding window of each layer; None where it is none or so long that it never matters.
 
-    Raises: ModelError if a layer attends in another way.
+    Raises: ModelError if a layer is of a kind that CARD does not know.
     """
-    kinds = getattr(config, "layer_types", None)
     window = getattr(config, "sliding_window", None)
-    if kinds is None:
-        kinds = ["full_attention" if window is None else "sliding_attention"] * config.num_hidden_layers
-    other = sorted(set(kinds) - {"full_attention", "sliding_attention"})
-    if other:
-        raise ModelError(
-            f"{config.model_type} has layers of type {', '.join(other)}; only full and sliding attention run"
-        )
     is_short = window is not None and window < max_model_len
-    return [window if kind == "sliding_attention" and is_short else None for kind in kinds]
+    return [window if kind in WITH_WINDOW and is_short else None for kind in layer_kinds(config)]
 
 
-def require_rollback(model: LoadedModel) -> None:
-    """Raise ModelError, naming the reason, if the model's state is not one row per token that may be dropped again."""
+def require_causal(model: LoadedModel) -> None:
+    """Raise ModelError, naming the reason, if the model does not continue text on one device."""
     config = model.config.get_text_config()
     name = model_name(model)
     if model.config.is_encoder_decoder:
         raise ModelError(f"{name} is an encoder-decoder model; CARD runs decoder-only models")
-    if getattr(model, "_is_stateful", False):
-        raise ModelError(
-            f"{name} keeps a recurrent state, which cannot be rolled back; use a model with attention only"
-        )
     if not getattr(config, "is_causal", True) or getattr(config, "use_bidirectional_attention", False):
         raise ModelError(f"{name} attends in both directions; CARD runs causal models")
     devices = {str(p.device) for p in model.parameters()}
@@ -94,15 +83,15 @@ class _Probe:
         self.needs_bias |= not scoring.is_plain
         return query.new_zeros((1, query.shape[2], query.shape[1], value.shape[3]))
 
-    def layout(self, num_layers: int, name: str) -> tuple[KVLayout, int]:
+    def layout(self, attending: Sequence[int], name: str) -> tuple[KVLayout, int]:
         """Return what the cache holds, and how many query heads share a KV head of it.
 
         Layers with fewer or smaller heads than others are filled up to these.
         """
-        if sorted(self.layers) != list(range(num_layers)):
+        if sorted(self.layers) != list(attending):
             raise ModelError(
-                f"{name} has {num_layers} layers, but layers {sorted(self.layers)} called transformers' attention"
-                " interface; its attention cannot be taken over"
+                f"{name} has {len(attending)} layers of attention, but layers {sorted(self.layers)} called"
+                " transformers' attention interface; its attention cannot be taken over"
             )
         layers = self.layers.values()
         kinds = {(of.num_query_heads, of.dtype, of.device) for of in layers}
@@ -114,19 +103,26 @@ class _Probe:
             )
         ((num_query_heads, dtype, device),) = kinds
         size = max(max(of.size, of.value_size) for of in layers)
-        return KVLayout(num_layers, num_kv_heads, size, dtype, device), num_query_heads // num_kv_heads
+        return KVLayout(len(attending), num_kv_heads, size, dtype, device), num_query_heads // num_kv_heads
 
 
 class _Pass:
     """One forward pass: writes new keys and values into the caches and attends over them."""
 
-    def __init__(self, steps: Sequence[SequencePass], windows: Sequence[int | None], layout: KVLayout) -> None:
+    def __init__(
+        self,
+        steps: Sequence[SequencePass],
+        windows: Sequence[int | None],
+        layout: KVLayout,
+        places: Mapping[int, int],
+    ) -> None:
         self.steps = steps
         self.windows = windows
         self._layout = layout
+        self._places = places  # of the layers with attention in the KV cache
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring) -> Tensor:
-        value_size = value.shape[3]
+        value_size, place = value.shape[3], self._places[layer]
         if scoring.scale is None:
             scoring = replace(scoring, scale=query.shape[3] ** -0.5)
         query, key, value = (_filled(one, self._layout.head_size) for one in (query, key, value))
@@ -137,11 +133,11 @@ class _Pass:
         out = query.new_empty((1, query.shape[2], num_heads, value_size))
         for step in self.steps:
             first, last = step.offset, step.offset + step.num_new
-            rows = step.new_rows[layer]
+            rows = step.new_rows[place]
             rows[0].copy_(key[0, :, first:last])
             rows[1].copy_(value[0, :, first:last])
             heads = query[0, :, first:last].reshape(num_kv_heads, -1, step.num_new, query.shape[3]).transpose(1, 2)
-            attended = attend(step, layer, heads, self.windows[layer], scoring)[..., :value_size]
+            attended = attend(step, place, heads, self.windows[layer], scoring)[..., :value_size]
             out[0, first:last].view(step.num_new, num_kv_heads, -1, value_size).copy_(attended.transpose(0, 1))
         return out
 
@@ -191,6 +187,8 @@ class GenericDecoder:
         self.model = model
         config = model.config.get_text_config()
         self.windows = layer_windows(config, max_model_len)
+        attending = [layer for layer, kind in enumerate(layer_kinds(config)) if kind not in WITHOUT_ATTENTION]
+        self._places = {layer: place for place, layer in enumerate(attending)}  # in the KV cache
         length = switch_len(model, max_model_len)
         self._long_rope = None if length is None else LongRope(model, length)
         self.long_rows: BoolArray | None = None  # [sum T] of the next pass: which belong to long texts; None: no row
@@ -201,12 +199,12 @@ class GenericDecoder:
             (of, of._attn_implementation) for of in used.values() if of._attn_implementation != ATTENTION_NAME
         ]
         try:
-            self._probe(model, config.num_hidden_layers)
+            self._probe(model)
         except BaseException:
             self.release()
             raise
 
-    def _probe(self, model: PreTrainedModel, num_layers: int) -> None:
+    def _probe(self, model: PreTrainedModel) -> None:
         self._take_over()
         probe = _Probe()
         token = torch.zeros((1, 1), dtype=torch.long, device=model.device)
@@ -220,12 +218,15 @@ class GenericDecoder:
         except ModelError:
             raise
         except Exception as error:  # whatever the code of one of many architectures raises
-            if not probe.layers:
+            if self._places and not probe.layers:
                 raise ModelError(_OWN_ATTENTION.format(name, kind)) from error
             raise ModelError(f"{name} cannot be run, a trial pass failed: {in_few_words(error)}") from error
-        if not probe.layers:
+        if self._places and not probe.layers:
             raise ModelError(_OWN_ATTENTION.format(name, kind))
-        self.layout, self.group = probe.layout(num_layers, name)
+        if self._places:
+            self.layout, self.group = probe.layout(list(self._places), name)
+        else:  # a state is all that it keeps
+            self.layout, self.group = KVLayout(0, 1, 1, logits.dtype, logits.device), 1
         self._needs_bias = probe.needs_bias
         self.vocab_size = int(logits.shape[-1])
 
@@ -272,7 +273,7 @@ class GenericDecoder:
         ``states`` takes the hidden states that somebody wishes for. Raises: ModelError if the model does not give
         those.
         """
-        extra: dict[str, Any] = {"card_pass": _Pass(steps, self.windows, self.layout)}
+        extra: dict[str, Any] = {"card_pass": _Pass(steps, self.windows, self.layout, self._places)}
         if states:
             extra["output_hidden_states"] = True
         if isinstance(logits_rows, Tensor):

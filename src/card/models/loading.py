@@ -31,6 +31,7 @@ from card.models.gguf.header import GgufError
 from card.models.gguf.source import GgufSource
 from card.models.inner_text import WEIGHT_NAMES, inner_name, text_config
 from card.models.int8_linear import why_not_int8
+from card.models.layer_kinds import check_kinds
 from card.models.places import hub_file, local_model
 from card.models.text import check_tokenizers_fit, turn_end_id
 from card.models.weight_files import Shapes, check_counts, check_sizes, raw_config, tensor_shapes
@@ -343,6 +344,7 @@ def _read_model(source: _Source, dtype: str | torch.dtype) -> tuple[Any, dict[st
         config, names = inner, dict(WEIGHT_NAMES)
         if shapes is not None:
             shapes = {name: shape for full, shape in shapes.items() if (name := inner_name(full)) is not None}
+    check_kinds(config.get_text_config())  # before the weights, which may take minutes to read
     if shapes is not None:
         _check_sizes(source, config, shapes)
     with _explained(source, "the weights of {} cannot be read"):

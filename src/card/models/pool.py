@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from card.errors import CapacityError, ModelError, SettingsError
-from card.models.protocol import LanguageModel, LengthDependent
+from card.models.protocol import LanguageModel, LengthDependent, Recurrent
 
 BLOCK_ROWS = 32  # rows are counted in blocks of this many
 MIN_SHARED_TOKENS = 8  # fewer are computed again: copying them saves nothing
@@ -68,7 +68,7 @@ class SequencePool:
             max_retained: most retained sequences.
         Raises: SettingsError if not even the smallest sequence fits, or for a negative ``max_retained``.
         """
-        least_bytes = min(BLOCK_ROWS, model.max_rows) * model.row_bytes
+        least_bytes = sequence_bytes(model, min(BLOCK_ROWS, model.max_rows))
         if max_bytes < least_bytes:
             raise SettingsError(f"the KV memory must be {least_bytes} bytes or more for this model, got {max_bytes}")
         if max_retained < 0:
@@ -95,12 +95,12 @@ class SequencePool:
 
     def can_ever_hold(self, num_rows: int) -> bool:
         """Return whether a sequence of so many rows fits if it is alone."""
-        return num_rows <= self._model.max_rows and self._round(num_rows) * self._model.row_bytes <= self._max_bytes
+        return num_rows <= self._model.max_rows and self._bytes(self._round(num_rows)) <= self._max_bytes
 
     def has_room(self, num_rows: int) -> bool:
         """Return whether a sequence of so many rows fits beside the running ones; retained ones give way."""
         free_bytes = self._max_bytes - self._bytes_of(self._running)
-        return self.can_ever_hold(num_rows) and self._round(num_rows) * self._model.row_bytes <= free_bytes
+        return self.can_ever_hold(num_rows) and self._bytes(self._round(num_rows)) <= free_bytes
 
     def open(self, token_ids: Sequence[int], num_rows: int, *, text_len: int = 0) -> Opened:
         """Start a sequence for a text, with room for ``num_rows`` rows in all.
@@ -179,7 +179,10 @@ class SequencePool:
             self._drop(next(iter(self._retained.values())))
 
     def _bytes_of(self, entries: dict[int, _Entry]) -> int:
-        return sum(entry.num_rows for entry in entries.values()) * self._model.row_bytes
+        return sum(self._bytes(entry.num_rows) for entry in entries.values())
+
+    def _bytes(self, num_rows: int) -> int:
+        return sequence_bytes(self._model, num_rows)
 
     def _round(self, num_rows: int) -> int:
         return min(-(-max(num_rows, 1) // BLOCK_ROWS) * BLOCK_ROWS, self._model.max_rows)
@@ -187,7 +190,7 @@ class SequencePool:
     def _has_spare(self, num_rows: int) -> bool:
         """Return whether so many rows fit as things are, without dropping anything."""
         used = self._bytes_of(self._running) + self._bytes_of(self._retained)
-        return used + num_rows * self._model.row_bytes <= self._max_bytes
+        return used + self._bytes(num_rows) <= self._max_bytes
 
     def _running_entry(self, slot: int, token_ids: Sequence[int]) -> _Entry:
         if slot not in self._running:
@@ -231,8 +234,8 @@ class SequencePool:
         """Open a slot, dropping retained sequences other than ``spared`` until there is room."""
         kept_bytes = self._bytes_of(self._running)
         if spared is not None and spared.slot in self._retained:
-            kept_bytes += spared.num_rows * self._model.row_bytes
-        if kept_bytes + num_rows * self._model.row_bytes > self._max_bytes:
+            kept_bytes += self._bytes(spared.num_rows)
+        if kept_bytes + self._bytes(num_rows) > self._max_bytes:
             raise CapacityError(f"{num_rows} KV rows do not fit beside {kept_bytes} of {self._max_bytes} bytes")
         droppable = [entry for entry in self._retained.values() if entry is not spared][::-1]
         while not self._has_spare(num_rows):
@@ -269,10 +272,14 @@ class SequencePool:
                     continue
                 # To share more than `most` tokens, the token at that index must agree.
                 if len(entry.text) > most and len(text) > most and entry.text[most] == text[most]:
-                    num_shared = _num_shared(entry.text, text)
+                    num_shared = self._lendable(entry, _num_shared(entry.text, text))
                     if num_shared > most:
                         best, most = entry, num_shared
         return (best, most) if best else (None, 0)
+
+    def _lendable(self, entry: _Entry, num_rows: int) -> int:
+        """Return how many of the first rows can be copied: those of a state are up to a place where it was kept."""
+        return self._model.lendable_rows(entry.slot, num_rows) if isinstance(self._model, Recurrent) else num_rows
 
     def _is_retained(self, entry: _Entry) -> bool:
         """Return whether a retained sequence can lend all of an entry's text, and count it as used if so."""
@@ -294,6 +301,11 @@ class SequencePool:
         self._model.copy_rows(entry.slot, slot, len(entry.text))
         self._model.close(entry.slot)
         entry.slot, entry.num_rows = slot, needed
+
+
+def sequence_bytes(model: LanguageModel, num_rows: int) -> int:
+    """Return the memory that a sequence with room for so many rows takes, its states included."""
+    return num_rows * model.row_bytes + (model.state_bytes if isinstance(model, Recurrent) else 0)
 
 
 def _num_shared(one: IntArray, other: IntArray) -> int:

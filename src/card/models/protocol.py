@@ -91,3 +91,15 @@ class LengthDependent(LanguageModel, Protocol):
 
     def make_long(self, slot: int) -> None:
         """Let the rows of an empty sequence be those of a long text from now on."""
+
+
+@runtime_checkable
+class Recurrent(LanguageModel, Protocol):
+    """A model with a state that cannot be cut. The rows of a sequence are a chain; other extensions are refused."""
+
+    @property
+    def state_bytes(self) -> int:
+        """Memory that one sequence takes besides its rows, at most."""
+
+    def lendable_rows(self, slot: int, num_rows: int) -> int:
+        """Return how many of the first ``num_rows`` rows can be copied without being run once more."""

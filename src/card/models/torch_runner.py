@@ -14,11 +14,12 @@ from card.errors import CapacityError, CardError, ModelError, in_few_words
 from card.models.decoder_model import is_int8
 from card.models.features import Features
 from card.models.fused import FusedDecoder, reason_not_fusable
-from card.models.generic import GenericDecoder, require_rollback
+from card.models.generic import GenericDecoder, require_causal
 from card.models.inflation import original_size
 from card.models.int8 import Int8Decoder
 from card.models.int8_linear import why_not_int8
 from card.models.kv_cache import BoolArray, IntArray, KVCache
+from card.models.layer_kinds import has_state
 from card.models.long_rope import switch_len
 from card.models.names import model_name
 from card.models.protocol import Extension
@@ -86,7 +87,7 @@ class TorchRunner:
                 so where it is possible.
         Raises: ModelError if the model cannot be run row-wise, or not the way asked for.
         """
-        require_rollback(model)
+        self._require_runnable(model)
         longest = getattr(model.config.get_text_config(), "max_position_embeddings", None)
         if max_model_len < 1 or max_tree_rows < 0 or (longest is not None and max_model_len > longest):
             raise ModelError(
@@ -104,7 +105,7 @@ class TorchRunner:
             elif reason is None:
                 self._decoder = FusedDecoder(model, max_model_len)
             else:
-                self._decoder = GenericDecoder(cast("PreTrainedModel", model), max_model_len)
+                self._decoder = self._generic_decoder(cast("PreTrainedModel", model), max_model_len)
         self.max_model_len = max_model_len  # most positions of one sequence
         self.switch_len = switch_len(model, max_model_len)  # longest text that has the rows of a short one
         self.vocab_size = self._decoder.vocab_size  # number of token ids; V of the logits
@@ -115,6 +116,15 @@ class TorchRunner:
         self._long_slots: set[int] = set()  # see `make_long`
         self._cache = KVCache(self._decoder.layout, max_model_len + max_tree_rows)
         self.max_rows, self.row_bytes = self._cache.max_rows, self._cache.row_bytes  # most of a sequence; of one row
+
+    def _require_runnable(self, model: LoadedModel) -> None:
+        """Raise ModelError, naming the reason, if this runner cannot run such a model."""
+        require_causal(model)
+        if has_state(model):
+            raise ModelError(f"{model_name(model)} keeps a recurrent state; make its runner with card.models.runners")
+
+    def _generic_decoder(self, model: PreTrainedModel, max_model_len: int) -> GenericDecoder:
+        return GenericDecoder(model, max_model_len)
 
     def warm_up(self, most_tokens: int) -> None:
         """Run passes of 1 to ``most_tokens`` tokens: kernels are made at the first call of each size."""
@@ -198,7 +208,7 @@ class TorchRunner:
         """
         if not extensions:
             return []
-        held = [self.num_rows(extension.slot) for extension in extensions]
+        held = [self._cache[extension.slot].tree.num_rows for extension in extensions]
         try:
             with torch.inference_mode():
                 return self._forward(extensions)
@@ -289,15 +299,3 @@ class TorchRunner:
             for extension, first, last in zip(extensions, offsets[:-1], offsets[1:], strict=True)
         ]
         return torch.from_numpy(np.concatenate(rows)).to(self.device)
-
-
-def make_runner(model: LoadedModel, *, max_model_len: int, max_tree_rows: int = 512) -> TorchRunner:
-    """Return the runner that suits the device of ``model``: a `BucketedRunner` on CUDA, else a `TorchRunner`.
-
-    Arguments and errors as of `TorchRunner`.
-    """
-    if model.device.type != "cuda":
-        return TorchRunner(model, max_model_len=max_model_len, max_tree_rows=max_tree_rows)
-    from card.models.cuda.bucketed import BucketedRunner
-
-    return BucketedRunner(model, max_model_len=max_model_len, max_tree_rows=max_tree_rows)

@@ -15,8 +15,8 @@ from card.latency.timing import measure_pass_cost
 from card.machine.threads import CoreSet, pinned
 from card.models.inflation import inflate, parse_parameter_count
 from card.models.loading import context_limit, load_model, load_tokenizer, parameter_count
+from card.models.runners import make_runner
 from card.models.text import tokenizer_fingerprint
-from card.models.torch_runner import make_runner
 from card.planner.around import measure_overheads
 from card.planner.profile import PassTable, Profile, Setup
 

@@ -93,6 +93,18 @@ class Nodes(msgspec.Struct, frozen=True):
             min(self.num_probes, count),
         )
 
+    def best_chain(self) -> Nodes:
+        """Return the path from the top down that follows the likeliest child; it has no probes."""
+        best: dict[int, int] = {}  # by parent
+        for idx, parent in enumerate(self.parents):
+            if parent not in best or self.path_logprobs[idx] > self.path_logprobs[best[parent]]:
+                best[parent] = idx
+        path, end = [], best.get(ROOT)
+        while end is not None:
+            path.append(end)
+            end = best.get(end)
+        return self.take(path)
+
     def kept(self, flags: Sequence[bool]) -> Nodes:
         """Return the nodes that are flagged, probes included; whose parent is not flagged must not be either."""
         if all(flags):

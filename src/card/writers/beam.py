@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
+import msgspec
 from torch import Tensor
 
 from card.errors import CapacityError, CardError, ModelError, in_words
-from card.models.pool import SequencePool
-from card.models.protocol import NO_PARENT, Extension, LanguageModel
+from card.models.pool import SequencePool, sequence_bytes
+from card.models.protocol import NO_PARENT, Extension, LanguageModel, Recurrent
 from card.tree.messages import DraftSpec
 from card.tree.nodes import NewNodes
 from card.writers.draft_shaping import FindGrammar
@@ -26,7 +28,7 @@ class BeamSequence(DraftSequence):
 
     def __init__(self, writer: BeamWriter, token_ids: Sequence[int], spec: DraftSpec, *, epoch: int) -> None:
         """Take a sequence of the writer's pool. Raises: CapacityError if it has no room."""
-        super().__init__(writer, token_ids, spec, epoch=epoch)
+        super().__init__(writer, token_ids, _fitting(spec, writer.model), epoch=epoch)
         self._pool = writer.pool
         self._model = writer.model
         self.num_rows = writer.rows_of(spec)
@@ -44,6 +46,11 @@ class BeamSequence(DraftSequence):
     def discard(self) -> None:
         """Give the sequence back after a failed pass; no other text is to be lent its rows."""
         self._pool.close(self._slot)
+
+    def reshape(self, *, beam_width: int | None = None, branch_below: float | None = None) -> None:
+        """Change the shape as far as the model can run it; arguments as of `DraftSequence.reshape`."""
+        super().reshape(beam_width=beam_width, branch_below=branch_below)
+        self.spec = _fitting(self.spec, self._model)
 
     def commit(self, token_ids: Sequence[int]) -> NewNodes | None:
         """Take committed tokens as `DraftSequence.commit` does, and keep the rows of what is left."""
@@ -129,7 +136,8 @@ class BeamWriter(DraftWriter):
         """
         super().__init__(model.vocab_size, model.max_model_len, find_grammar=find_grammar)
         self.model = model
-        self.pool = SequencePool(model, kv_cache_bytes or _DEFAULT_NUM_SEQUENCES * model.max_rows * model.row_bytes)
+        usual_bytes = _DEFAULT_NUM_SEQUENCES * sequence_bytes(model, model.max_rows)
+        self.pool = SequencePool(model, kv_cache_bytes or usual_bytes)
 
     def has_room(self, spec: DraftSpec) -> bool:
         """Return whether `open` would find room for a request of this spec now."""
@@ -172,3 +180,10 @@ class BeamWriter(DraftWriter):
             except (RuntimeError, MemoryError) as error:  # of torch
                 grown.append(ModelError(in_words(error)))
         return grown
+
+
+def _fitting(spec: DraftSpec, model: LanguageModel) -> DraftSpec:
+    """Return a spec whose tree the model can run: one that runs chains only drafts the likeliest one."""
+    if not isinstance(model, Recurrent):
+        return spec
+    return msgspec.structs.replace(spec, shape=replace(spec.shape, growth="layer", beam_width=1, branch=1))

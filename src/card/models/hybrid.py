@@ -1,0 +1,381 @@
+"""`HybridRunner`: transformers' models with a recurrent or convolutional state, behind the `LanguageModel` protocol.
+
+The state of the newest absorbed row is kept. A pass runs the rows that are not absorbed together with the new ones; the
+state behind each of its parts is kept beside the old one. So a row that is dropped has never touched a kept state, and
+no row is run in a pass of its own once more.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import inspect
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import torch
+import transformers
+from torch import Tensor, nn
+
+from card.errors import ModelError, in_few_words
+from card.models.attention import SequencePass
+from card.models.features import PassStates
+from card.models.generic import GenericDecoder, require_causal
+from card.models.layer_kinds import layer_kinds
+from card.models.names import model_name
+from card.models.protocol import Extension
+from card.models.states import (
+    MIN_READ_TOKENS,
+    STATES_PER_SEQUENCE,
+    State,
+    Tail,
+    cloned,
+    num_absorbed,
+    num_bytes,
+)
+from card.models.torch_runner import TorchRunner
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from card.models.decoder_model import LoadedModel
+
+_CACHE_NAMES = ("cache_params", "past_key_values")  # of the argument by which a mixer gets its cache
+_PROBE_PARTS = (3, 3, 1)  # tokens: to fill a state, to go on from it at once, and to see the state behind these
+_PROBE_TOLERANCE = 1e-3  # of the error that a lost state makes; rounding makes a millionth, a wrong scan a hundredth
+_LEAST_CHUNK = 16  # rows that a scan fills a short pass up to
+
+
+class HybridRunner(TorchRunner):
+    """Runs a model with a state that cannot be cut. The rows of a sequence are a chain.
+
+    The layers with a state run the sequences of a pass one after the other; all other layers run all rows at once.
+    """
+
+    _decoder: HybridDecoder
+
+    def __init__(self, model: LoadedModel, **settings: Any) -> None:
+        """Take over ``model``; arguments and errors as of `TorchRunner`."""
+        super().__init__(model, **settings)
+        self._tails: dict[int, Tail] = {}  # by slot; the KV cache holds the absorbed rows
+
+    @property
+    def state_bytes(self) -> int:
+        """Memory that a sequence takes besides its rows, at most."""
+        return STATES_PER_SEQUENCE * self._decoder.state_bytes
+
+    def open(self, max_rows: int | None = None) -> int:
+        """Start an empty sequence; arguments and errors as of `TorchRunner`."""
+        slot = super().open(max_rows)
+        self._tails[slot] = Tail()
+        return slot
+
+    def close(self, slot: int) -> None:
+        """Drop a sequence with its states. Raises: ModelError if the slot is not open."""
+        super().close(slot)
+        del self._tails[slot]
+
+    def num_rows(self, slot: int) -> int:
+        """Return how many rows the sequence holds, absorbed or not. Raises: ModelError if the slot is not open."""
+        return len(self._tail(slot).token_ids)
+
+    def lendable_rows(self, slot: int, num_rows: int) -> int:
+        """Return how many of the first ``num_rows`` rows can be copied without being run once more."""
+        return num_absorbed(self._tail(slot).state_at(num_rows))
+
+    def copy_rows(self, source: int, slot: int, num_rows: int) -> None:
+        """Make the first rows of ``source`` those of the empty sequence ``slot``. Raises: see `KVCache.copy_rows`."""
+        origin = self._tail(source)
+        if self.num_rows(slot):
+            raise ModelError(f"slot {slot} holds {self.num_rows(slot)} rows; rows are copied into an empty one only")
+        if not 0 <= num_rows <= len(origin.token_ids):
+            raise ModelError(f"{num_rows} rows of slot {source} were to be copied; it has {len(origin.token_ids)}")
+        super().copy_rows(source, slot, self.lendable_rows(source, num_rows))
+        self._tails[slot] = origin.copied(num_rows)
+
+    def keep(self, slot: int, num_prefix_rows: int, rows: Sequence[int] = ()) -> None:
+        """Keep the first rows; ``rows`` must go on from there. Raises: ModelError if they are no chain that exists."""
+        tail, num_kept = self._tail(slot), num_prefix_rows + len(rows)
+        if list(rows) != list(range(num_prefix_rows, num_kept)) or not 0 <= num_kept <= len(tail.token_ids):
+            raise ModelError(
+                f"asked to keep the first {num_prefix_rows} rows of {len(tail.token_ids)} and then {list(rows)};"
+                " a model with a recurrent state keeps a chain from the first row on"
+            )
+        tail.cut(num_kept)
+        super().keep(slot, tail.num_absorbed)
+
+    def forward(self, extensions: Sequence[Extension]) -> list[Tensor]:
+        """Run the new tokens of several sequences and append their rows; arguments and errors as of `TorchRunner`.
+
+        Raises: ModelError also for tokens that are no chain.
+        """
+        parts = []
+        offset = 0
+        for extension in extensions:
+            parts.append(self._part(extension, offset))
+            offset = parts[-1].cuts[-1]
+        num_again = [
+            len(part.extension.token_ids) - len(one.token_ids) for part, one in zip(parts, extensions, strict=True)
+        ]
+        self._decoder.parts = parts
+        try:
+            logits = super().forward([part.extension for part in parts])
+            self.features.num_again = num_again
+            for extension, part in zip(extensions, parts, strict=True):
+                self._tails[extension.slot].add(extension.token_ids, part.states(), part.landmark)
+        finally:
+            self._decoder.parts = ()  # with their states
+        return logits
+
+    def _part(self, extension: Extension, offset: int) -> _Part:
+        """Return what a sequence does in a pass: the rows that are not absorbed, and the new ones."""
+        tail = self._tail(extension.slot)
+        num_rows, num_new, num_read = len(tail.token_ids), len(extension.token_ids), extension.first_logits_idx
+        if not num_new or list(extension.parents) != list(range(num_rows - 1, num_rows - 1 + num_new)):
+            raise ModelError(
+                f"slot {extension.slot}: {num_new} tokens with parents {list(extension.parents)} are no chain behind"
+                f" {num_rows} rows; a model with a recurrent state runs chains only"
+            )
+        state = tail.state_at(num_rows)
+        start = num_absorbed(state)
+        num_again = num_rows - start
+        token_ids = [*tail.token_ids[start:], *extension.token_ids]
+        parents = range(start - 1, start - 1 + len(token_ids))
+        whole = Extension(extension.slot, token_ids, parents, num_again + num_read)
+        # The state is taken behind what is no candidate, so that no row is run a third time.
+        is_prompt = num_read >= MIN_READ_TOKENS
+        cut = num_again + num_read if is_prompt else num_again + num_read + 1 if num_again else 0
+        cuts = [offset, *([offset + cut] if 0 < cut < len(token_ids) else []), offset + len(token_ids)]
+        return _Part(whole, start, cuts, state, start + cut if is_prompt else None)
+
+    def _tail(self, slot: int) -> Tail:
+        """Return what is kept of a sequence. Raises: ModelError if the slot is not open."""
+        self._cache[slot]
+        return self._tails[slot]
+
+    def _require_runnable(self, model: LoadedModel) -> None:
+        require_causal(model)
+
+    def _generic_decoder(self, model: PreTrainedModel, max_model_len: int) -> GenericDecoder:
+        return HybridDecoder(model, max_model_len)
+
+
+@dataclass(slots=True)
+class _Part:
+    """The part of one sequence in a pass."""
+
+    extension: Extension  # with the rows that are run once more
+    start: int  # rows that ``state`` has absorbed
+    cuts: list[int]  # rows of the pass: of its first one, and behind those after which the state is kept
+    state: State | None  # None: that of an empty sequence
+    landmark: int | None  # rows of the sequence behind which a state is worth being kept for other texts
+    cache: Any = None  # transformers' cache, which the layers write to
+    kept: list[dict[int, Any]] = field(default_factory=list)  # by cut, but for the first; by layer
+
+    def begin(self, cache: Any) -> None:
+        """Fill an empty cache of transformers with the state."""
+        for layer, held in self.state.layers.items() if self.state is not None else ():
+            cache.layers[layer] = cloned(held)
+        self.cache, self.kept = cache, [{} for _ in self.cuts[1:]]
+
+    def states(self) -> list[State]:
+        """Return what the pass has left behind."""
+        first = self.cuts[0]
+        return [State(self.start + cut - first, layers) for cut, layers in zip(self.cuts[1:], self.kept, strict=True)]
+
+
+class HybridDecoder(GenericDecoder):
+    """A `GenericDecoder` whose layers with a state run the part of each sequence from its own state."""
+
+    def __init__(self, model: PreTrainedModel, max_model_len: int) -> None:
+        self.parts: Sequence[_Part] = ()  # of the next pass
+        self._mixers, self.state_bytes = _find_mixers(model)
+        super().__init__(model, max_model_len)
+
+    def forward(
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        steps: Sequence[SequencePass],
+        logits_rows: Tensor | slice,
+        states: PassStates | None = None,
+    ) -> Tensor:
+        """Run a pass over ``parts``; arguments and result as of `GenericDecoder`."""
+        for part in self.parts:
+            part.begin(transformers.DynamicCache(config=self.model.config))
+        with self._mixing():
+            return super().forward(token_ids, positions, steps, logits_rows, states)
+
+    @contextlib.contextmanager
+    def _mixing(self) -> Iterator[None]:
+        """Inside the block the mixers run part by part."""
+        before = [vars(mixer.module).get("forward") for mixer in self._mixers]
+        for mixer in self._mixers:
+            mixer.module.forward = partial(self._mix, mixer, mixer.module.forward)
+        try:
+            yield
+        finally:
+            for mixer, forward in zip(self._mixers, before, strict=True):
+                del mixer.module.forward
+                if forward is not None:
+                    mixer.module.forward = forward
+
+    def _mix(self, mixer: _Mixer, forward: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Tensor:
+        call = mixer.signature.bind(*args, **kwargs)
+        mixed = []
+        for part in self.parts:
+            for cut, (first, last) in enumerate(pairwise(part.cuts)):
+                mixed += mixer.run(forward, call, part.cache, first, last)
+                is_last = cut == len(part.kept) - 1
+                held = part.cache.layers[mixer.layer]
+                part.kept[cut][mixer.layer] = held if is_last else cloned(held)
+        return mixed[0] if len(mixed) == 1 else torch.cat(mixed, 1)
+
+
+@dataclass(slots=True)
+class _Mixer:
+    """A module that mixes rows by way of a state."""
+
+    module: nn.Module
+    layer: int
+    signature: inspect.Signature
+    rows_name: str  # of its argument with the rows, [1, T, D]
+    cache_name: str
+    goes_on: bool = True  # several rows at once go on from a state as they should
+
+    def run(
+        self, forward: Callable[..., Tensor], call: inspect.BoundArguments, cache: Any, first: int, last: int
+    ) -> list[Tensor]:
+        """Run rows ``first`` .. last - 1 of a call on from the state in ``cache``; return the results in order."""
+        is_new = cache.get_conv_state(self.layer) is None
+        runs = [(first, last)] if self.goes_on or is_new else [(row, row + 1) for row in range(first, last)]
+        rows = call.arguments[self.rows_name]
+        results = []
+        for start, stop in runs:
+            arguments = {**call.arguments, self.rows_name: rows[:, start:stop], self.cache_name: cache}
+            of_part = inspect.BoundArguments(self.signature, OrderedDict(arguments))
+            with _short_chunks(self.module, stop - start):
+                results.append(forward(*of_part.args, **of_part.kwargs))
+        return results
+
+
+@contextlib.contextmanager
+def _short_chunks(module: Any, num_rows: int) -> Iterator[None]:
+    """Inside the block a scan that fills its rows up to whole chunks has chunks that fit few rows."""
+    usual = getattr(module, "chunk_size", None)
+    if not isinstance(usual, int) or num_rows >= usual:
+        yield
+        return
+    module.chunk_size = min(usual, max(_LEAST_CHUNK, 1 << (num_rows - 1).bit_length()))
+    try:
+        yield
+    finally:
+        module.chunk_size = usual
+
+
+def _find_mixers(model: PreTrainedModel) -> tuple[list[_Mixer], int]:
+    """Return the modules with a state, and the memory of the states of one sequence.
+
+    They are those that write to the states of transformers' cache in a pass over one token. Of each kind of them one is
+    tried for whether it runs several tokens on from a state. Raises: ModelError if a state is kept elsewhere.
+    """
+    name, kind = model_name(model), model.config.get_text_config().model_type
+    refusal = (
+        f"{name} cannot be run: {kind} models keep their state in a place of their own; choose a model of another"
+        " family, such as Qwen, LFM2, Granite, Nemotron-H, Falcon-H1 or Mamba 2"
+    )
+    kinds = layer_kinds(model.config.get_text_config())
+    cache = transformers.DynamicCache(config=model.config)
+    callers = _Callers(cache)
+    token = torch.zeros((1, 1), dtype=torch.long, device=model.device)
+    cache_name = next((one for one in _CACHE_NAMES if one in inspect.signature(model.forward).parameters), None)
+    if cache_name is None:
+        raise ModelError(refusal)
+    try:
+        with callers.watching(model):
+            model(input_ids=token, position_ids=token, use_cache=True, **{cache_name: cache})
+    except Exception as error:  # whatever the code of one of many architectures raises
+        raise ModelError(f"{refusal} ({in_few_words(error)})") from error
+    calls = callers.calls
+    wanted = [layer for layer in range(len(kinds)) if hasattr(cache.layers[layer], "conv_states")]
+    if not wanted or sorted(calls) != wanted:
+        raise ModelError(refusal)
+    mixers = [_mixer(layer, *calls[layer], refusal) for layer in wanted]
+    tried: dict[type[nn.Module], bool] = {}
+    for mixer in mixers:
+        of = type(mixer.module)
+        if of not in tried:
+            tried[of] = _goes_on(mixer, calls[mixer.layer][1], model)
+        mixer.goes_on = tried[of]
+    return mixers, sum(num_bytes(cache.layers[layer]) for layer in wanted)
+
+
+class _Callers:
+    """Notes which module writes to the states of a cache, and what it was called with."""
+
+    def __init__(self, cache: Any) -> None:
+        self.calls: dict[int, tuple[nn.Module, tuple[tuple[Any, ...], dict[str, Any]]]] = {}  # by layer
+        self._stack: list[tuple[nn.Module, tuple[tuple[Any, ...], dict[str, Any]]]] = []
+        for update in (cache.update_conv_state, cache.update_recurrent_state):
+            setattr(cache, update.__name__, partial(self._update, update))
+
+    def _update(self, update: Callable[..., Tensor], states: Tensor, layer_idx: int, *args: Any, **kwargs: Any) -> Any:
+        self.calls[layer_idx] = self._stack[-1]
+        return update(states, layer_idx, *args, **kwargs)
+
+    @contextlib.contextmanager
+    def watching(self, model: nn.Module) -> Iterator[None]:
+        def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            self._stack.append((module, (args, kwargs)))
+
+        def leave(*_: Any) -> None:
+            self._stack.pop()
+
+        handles = []
+        for module in model.modules():
+            handles.append(module.register_forward_pre_hook(enter, with_kwargs=True))
+            handles.append(module.register_forward_hook(leave))
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+
+def _mixer(layer: int, module: nn.Module, call: tuple[tuple[Any, ...], dict[str, Any]], refusal: str) -> _Mixer:
+    signature = inspect.signature(module.forward)
+    names = list(signature.parameters)
+    cache_name = next((one for one in _CACHE_NAMES if one in names), None)
+    arguments = signature.bind(*call[0], **call[1]).arguments
+    others = [value for name, value in arguments.items() if name not in (names[0], cache_name)]
+    if cache_name is None or any(isinstance(value, Tensor) for value in others):  # rows that would have to be divided
+        raise ModelError(refusal)
+    return _Mixer(module, layer, signature, names[0], cache_name)
+
+
+def _goes_on(mixer: _Mixer, call: tuple[tuple[Any, ...], dict[str, Any]], model: PreTrainedModel) -> bool:
+    """Return whether several rows at once give what they give one by one; some scans start without the state."""
+    arguments = mixer.signature.bind(*call[0], **call[1])
+    shown = arguments.arguments[mixer.rows_name]
+    size = (1, sum(_PROBE_PARTS), shown.shape[-1])
+    rows = torch.randn(size, generator=torch.Generator().manual_seed(0)).to(shown.device)
+    arguments.arguments[mixer.rows_name] = rows
+    exact = copy.deepcopy(mixer.module).float()  # so that rounding is not taken for a fault
+
+    def run(*lengths: int, skipped: int = 0) -> Tensor:
+        cache, first, results = transformers.DynamicCache(config=model.config), skipped, []
+        for length in lengths:
+            results += mixer.run(exact.forward, arguments, cache, first, first + length)
+            first += length
+        if not all(isinstance(result, Tensor) and result.shape[:2] == (1, result.shape[1]) for result in results):
+            raise ModelError(f"{model_name(model)} cannot be run: a layer with a state returns more than its rows")
+        return torch.cat(results, 1)[:, _PROBE_PARTS[0] - skipped :]
+
+    first, several, last = _PROBE_PARTS
+    truth = run(first, *[1] * (several + last))
+    lost = (run(several, last, skipped=first) - truth).abs().max()
+    return bool((run(*_PROBE_PARTS) - truth).abs().max() <= _PROBE_TOLERANCE * lost)

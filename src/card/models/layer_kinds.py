@@ -1,0 +1,43 @@
+"""The kinds of layers that models are made of, in transformers' words."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from card.errors import ModelError
+
+if TYPE_CHECKING:
+    from card.models.decoder_model import LoadedModel
+
+WITH_WINDOW = frozenset({"sliding_attention", "hybrid_sliding"})
+WITHOUT_ATTENTION = frozenset({"linear_attention", "conv", "moe", "mlp", "dummy"})  # they keep no keys
+_WITH_STATE = frozenset({"linear_attention", "conv", "hybrid", "hybrid_sliding"})
+_KNOWN = {"full_attention"} | WITH_WINDOW | WITHOUT_ATTENTION | _WITH_STATE
+
+
+def layer_kinds(config: Any) -> list[str]:
+    """Return the kind of each layer. Raises: ModelError if CARD knows none of that name."""
+    check_kinds(config)
+    kinds = getattr(config, "layer_types", None)
+    if kinds is None:
+        is_full = getattr(config, "sliding_window", None) is None
+        return ["full_attention" if is_full else "sliding_attention"] * config.num_hidden_layers
+    return list(kinds)
+
+
+def check_kinds(config: Any) -> None:
+    """Raise ModelError if a layer is of a kind that CARD does not know."""
+    other = sorted(set(getattr(config, "layer_types", None) or ()) - _KNOWN)
+    if other:
+        raise ModelError(
+            f"{config.model_type} has layers of type {', '.join(other)}, which CARD cannot run; choose a model with"
+            " full or sliding attention, or with linear attention, convolutions or Mamba beside it"
+        )
+
+
+def has_state(model: LoadedModel) -> bool:
+    """Return whether a model keeps a state besides one row per token."""
+    kinds = getattr(model.config.get_text_config(), "layer_types", None)
+    if kinds is None:
+        return bool(getattr(model, "_is_stateful", False))
+    return not _WITH_STATE.isdisjoint(kinds)

@@ -1,0 +1,102 @@
+"""States that cannot be cut: what a recurrent or convolutional layer knows of all rows up to one, and no row less.
+
+They are kept at few places of a sequence. Rows behind the newest place are run once more, with the rows that follow.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+MAX_RECENT = 4  # states of the last passes, whose rows may be dropped again
+MAX_LANDMARKS = 3  # states at the ends of parts of a prompt, for texts that begin alike
+MIN_READ_TOKENS = 8  # so many before the first logits are part of a prompt; fewer are not worth a landmark
+STATES_PER_SEQUENCE = MAX_RECENT + MAX_LANDMARKS + 1  # and the one that a pass works on
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """What all layers with a state know after the first ``num_rows`` rows. Nobody writes to it."""
+
+    num_rows: int
+    layers: Mapping[int, Any]  # by number: transformers' cache layers
+
+
+class Tail:
+    """The tokens of one sequence, and the states that are kept of it."""
+
+    def __init__(self) -> None:
+        self.token_ids: list[int] = []
+        self._recent: list[State] = []  # ascending
+        self._landmarks: list[State] = []  # ascending
+
+    def state_at(self, num_rows: int) -> State | None:
+        """Return the newest state of these first rows or fewer; None if only the empty one is left."""
+        fitting = [state for state in (*self._landmarks, *self._recent) if state.num_rows <= num_rows]
+        return max(fitting, key=lambda state: state.num_rows, default=None)
+
+    @property
+    def num_absorbed(self) -> int:
+        """How many rows the newest state has absorbed; the others are run once more."""
+        return num_absorbed(self.state_at(len(self.token_ids)))
+
+    def add(self, token_ids: Sequence[int], states: Sequence[State], landmark: int | None) -> None:
+        """Take the rows of a pass.
+
+        Args:
+            states: that it left behind, ascending.
+            landmark: rows of the one among them that other texts may begin with; None: there is none.
+        """
+        self.token_ids += token_ids
+        for state in states:
+            (self._landmarks if state.num_rows == landmark else self._recent).append(state)
+        _thin(self._landmarks, MAX_LANDMARKS)
+        _thin(self._recent, MAX_RECENT)
+
+    def cut(self, num_rows: int) -> None:
+        """Drop all rows from ``num_rows`` on, and the states that know of them."""
+        del self.token_ids[num_rows:]
+        self._recent = [state for state in self._recent if state.num_rows <= num_rows]
+        self._landmarks = [state for state in self._landmarks if state.num_rows <= num_rows]
+
+    def copied(self, num_rows: int) -> Tail:
+        """Return the first rows; the states are the same, as nobody writes to them."""
+        copied = copy.copy(self)
+        copied.token_ids = list(self.token_ids)
+        copied.cut(num_rows)
+        return copied
+
+
+def num_absorbed(state: State | None) -> int:
+    """Return how many rows a state has absorbed."""
+    return 0 if state is None else state.num_rows
+
+
+def cloned(layer: Any) -> Any:
+    """Return a cache layer of transformers with tensors of its own."""
+    clone = copy.copy(layer)
+    for name, value in vars(layer).items():
+        if isinstance(value, dict):
+            setattr(clone, name, {key: one.clone() if isinstance(one, Tensor) else one for key, one in value.items()})
+    return clone
+
+
+def num_bytes(layer: Any) -> int:
+    """Return the memory of a cache layer's states."""
+    held = (*layer.conv_states.values(), *layer.recurrent_states.values())
+    return sum(one.nbytes for one in held if isinstance(one, Tensor))
+
+
+def _thin(states: list[State], most: int) -> None:
+    """Drop states until ``most`` are left: the farther from the newest the wider apart they may lie.
+
+    The newest two stay: the rows of the last pass may be dropped again.
+    """
+    while len(states) > most:
+        rows = [0, *(state.num_rows for state in states)]
+        gaps = [(rows[i + 2] - rows[i]) / (rows[-1] - rows[i + 1]) for i in range(len(states) - 2)]
+        del states[gaps.index(min(gaps))]
