@@ -143,6 +143,8 @@ def test_texts_and_memory_are_bounded_by_what_is_known():
     assert resolve({}, Facts()).max_kv_bytes is None
     with pytest.raises(SettingsError, match="at most 1000, the target's own limit"):
         resolve({"max_model_len": 1001}, facts)
+    with pytest.raises(SettingsError, match=r"holds 0 rows of KV beside the 5M of its states, but .* \(5M\)"):
+        resolve({"kv_cache_memory": "4M"}, replace(facts, state_bytes=5 << 20))
     with pytest.raises(SettingsError, match="kv_cache_memory 1K holds 102 rows"):
         resolve({"kv_cache_memory": "1K"}, facts)
 

@@ -75,13 +75,28 @@ NEMOTRON = {
     "moe_shared_expert_intermediate_size": 16,
 }
 KIMI = {
-    "linear_attn_config": {
-        "kda_layers": [1],
-        "full_attn_layers": [2],
-        "num_heads": 4,
-        "head_dim": 8,
-        "short_conv_kernel_size": 4,
-    }
+    "layer_types": ["linear_attention", "full_attention"],
+    "linear_num_heads": 4,
+    "linear_head_dim": 8,
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 16,
+    "q_lora_rank": None,
+    "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 4,
+    "v_head_dim": 8,
+    "num_experts": 4,
+    "num_experts_per_token": 2,
+    "moe_intermediate_size": 16,
+}
+ZAMBA = {
+    "mamba_d_state": 8,
+    "mamba_ngroups": 1,
+    "n_mamba_heads": 4,
+    "mamba_headdim": 16,
+    "num_hidden_layers": 4,
+    "layers_block_type": ["mamba", "hybrid"] * 2,
+    "num_mem_blocks": 1,
+    "adapter_rank": 4,
 }
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_5": ("Qwen3_5", DELTA),
@@ -93,6 +108,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "granite": ("GraniteMoeHybrid", {**GRANITE, "layer_types": ["mamba", "attention"]}),
     "nemotron_h": ("NemotronH", NEMOTRON),
     "falcon_h1": ("FalconH1", {**MAMBA, "mamba_d_ssm": 64}),
+    "kimi_linear": ("KimiLinear", KIMI),
     "bamba": ("Bamba", {**MAMBA, "attn_layer_indices": [1]}),
     "mamba2": ("Mamba2", {**SCAN, "num_heads": 8, "head_dim": 8, "n_groups": 1}),
     "mamba": ("Mamba", SCAN),
@@ -261,6 +277,7 @@ def test_a_text_is_that_of_transformers_alone_beside_others_in_chunks_and_on_reu
     again = requests_of(*LENGTHS, first_id=20, **WAYS[way])
     assert written(engine, again) == truth
     assert engine.stats().prefix_hits > 0
+    assert engine.stats().chains_only
 
 
 @pytest.mark.parametrize("way", ["sps", "card", "suffix"])
@@ -532,8 +549,7 @@ def test_hidden_states_are_left_for_the_new_rows_and_for_no_row_twice() -> None:
 @pytest.mark.parametrize(
     ("family", "changes"),
     [
-        ("MiniMax", {"layer_types": ["linear_attention", "full_attention"], "num_local_experts": 2}),
-        ("RecurrentGemma", {"lru_width": 32}),
+        ("RecurrentGemma", {"lru_width": 32, "num_hidden_layers": 3}),
         ("Rwkv", {}),
     ],
 )
@@ -543,6 +559,26 @@ def test_a_family_that_keeps_its_state_elsewhere_is_refused_by_name(family: str,
     kind = config.model_type
     with pytest.raises(ModelError, match=rf"{kind} models keep their state in a place of their own; choose a model"):
         plain_runner(model, max_model_len=64)
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "reason"),
+    [
+        (
+            "MiniMax",
+            {**DELTA, "num_local_experts": 2},
+            "minimax model .* MiniMax uses cache of its own .* choose a model",
+        ),
+        ("Zamba2", ZAMBA, "Zamba2Attention is not causal attention with a layer number"),
+    ],
+)
+def test_a_family_that_cannot_be_taken_over_is_refused_in_one_line(
+    family: str, changes: dict[str, Any], reason: str
+) -> None:
+    model = getattr(transformers, f"{family}ForCausalLM")(getattr(transformers, f"{family}Config")(**SIZES | changes))
+    with pytest.raises(ModelError, match=reason) as raised:
+        plain_runner(model, max_model_len=64)
+    assert "\n" not in str(raised.value)
 
 
 def test_a_runner_for_rows_alone_refuses_a_state() -> None:

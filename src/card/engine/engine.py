@@ -160,6 +160,7 @@ class Engine:
         totals.kv_open_sequences, totals.kv_retained_sequences = pool.num_open, pool.num_retained
         totals.prefix_queries, totals.prefix_hits = pool.queries, pool.hits
         totals.prefix_reused_tokens = pool.reused_tokens
+        totals.chains_only = self._worker.runs_chains_only
         totals.schedule, totals.schedule_reason = self._policy.schedule, self._policy.reason
         totals.tree_nodes = sum(one.sequence.num_candidates for one in self._running.values())
         if (status := self._drafter.status) is not None:

@@ -175,7 +175,7 @@ def _attention(
         if kwargs.get(name) is not None:
             raise ModelError(f"{type(module).__name__} attends with {name}, which is not built")
     layer = getattr(module, "layer_idx", None)
-    if layer is None or not getattr(module, "is_causal", True):
+    if layer is None or layer < 0 or not getattr(module, "is_causal", True):
         raise ModelError(f"{type(module).__name__} is not causal attention with a layer number; it cannot be run")
     return card_pass.attend(int(layer), query, key, value, Scoring(scaling, softcap, s_aux)), None
 

@@ -284,10 +284,8 @@ def _find_mixers(model: PreTrainedModel) -> tuple[list[_Mixer], int]:
     tried for whether it runs several tokens on from a state. Raises: ModelError if a state is kept elsewhere.
     """
     name, kind = model_name(model), model.config.get_text_config().model_type
-    refusal = (
-        f"{name} cannot be run: {kind} models keep their state in a place of their own; choose a model of another"
-        " family, such as Qwen, LFM2, Granite, Nemotron-H, Falcon-H1 or Mamba 2"
-    )
+    advice = "choose a model of another family, such as Qwen, LFM2, Granite, Nemotron-H, Falcon-H1 or Mamba 2"
+    refusal = f"{name} cannot be run: {kind} models keep their state in a place of their own; {advice}"
     kinds = layer_kinds(model.config.get_text_config())
     cache = transformers.DynamicCache(config=model.config)
     callers = _Callers(cache)
@@ -299,7 +297,9 @@ def _find_mixers(model: PreTrainedModel) -> tuple[list[_Mixer], int]:
         with callers.watching(model):
             model(input_ids=token, position_ids=token, use_cache=True, **{cache_name: cache})
     except Exception as error:  # whatever the code of one of many architectures raises
-        raise ModelError(f"{refusal} ({in_few_words(error)})") from error
+        raise ModelError(
+            f"{name} cannot be run, a trial pass with a state failed: {in_few_words(error)}; {advice}"
+        ) from error
     calls = callers.calls
     wanted = [layer for layer in range(len(kinds)) if hasattr(cache.layers[layer], "conv_states")]
     if not wanted or sorted(calls) != wanted:

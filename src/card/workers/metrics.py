@@ -179,6 +179,7 @@ class EngineStats(DrafterHealth):
     prefix_reused_tokens: int = 0
     drafter_lead: float = 0.0  # layers of candidates ahead of the text, mean of the requests of the last round
     tree_nodes: int = 0  # candidates of the drafter's that the target holds for running requests
+    chains_only: bool = False  # the target has a state that cannot be cut: what it verifies are chains, never trees
     schedule: str = "off"
     schedule_reason: str = ""
 

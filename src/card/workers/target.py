@@ -51,7 +51,7 @@ class TargetWorker:
             watchers: are shown hidden states after each pass; None: nobody wishes for any.
         """
         self.model = model
-        self._runs_chains_only = isinstance(model, Recurrent)
+        self.runs_chains_only = isinstance(model, Recurrent)  # no trees: its candidates are a chain
         self._verifier = verifier
         self._watchers = watchers
         self._writers = dict(writers or {})
@@ -187,14 +187,14 @@ class TargetWorker:
         budget = min(budget, self.rows_left(request_id))
         if sequence.is_prefilling or max_depth < 1 or budget < 1:
             return NO_NODES
-        if self._runs_chains_only and shape == "tree":
+        if self.runs_chains_only and shape == "tree":
             shape = "chain"
         uses_drafter = asks_drafter and request.uses_drafter
         drafted = sequence.replica.tree.query(budget, shape, max_depth) if uses_drafter else NO_NODES
         offer = sequence.offers.merge(
             drafted, budget if writer_budget is None else min(budget, writer_budget), max_depth
         )
-        return sequence.permitted(offer.best_chain() if self._runs_chains_only else offer)
+        return sequence.permitted(offer.best_chain() if self.runs_chains_only else offer)
 
     def rows_left(self, request_id: int) -> int:
         """Return how many candidates of the request one pass has KV rows for."""
