@@ -25,8 +25,9 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from card.errors import ModelError
+from card.models.protocol import Recurrent
 from card.models.row_check import differing_rows
-from card.models.torch_runner import TorchRunner
+from card.models.runners import plain_runner
 
 PAGE = Path(__file__).parents[1] / "docs" / "models.md"
 _LIMIT_S = 60  # for one family
@@ -139,14 +140,15 @@ def examine(family: str) -> Row:
         return Row(family, "", "", f"not tried: transformers makes no tiny model of it ({_few(error)})")
     try:
         with _limited():
-            runner = TorchRunner(model, max_model_len=_LONGEST, max_tree_rows=24)
+            runner = plain_runner(model, max_model_len=_LONGEST, max_tree_rows=24)
             wrong = "" if runner.is_fused else differing_rows(runner)
     except ModelError as error:
         return Row(family, "", "", _few(error))
     except Exception as error:
         return Row(family, "", "", f"fails: {type(error).__name__}: {_few(error)}")
     path = "own pass" if runner.is_fused else "transformers' modules"
-    return Row(family, path, "trees", f"tokens {wrong}" if wrong else "equal")
+    shape = "chains" if isinstance(runner, Recurrent) else "trees"
+    return Row(family, path, shape, f"tokens {wrong}" if wrong else "equal")
 
 
 def _few(error: BaseException) -> str:

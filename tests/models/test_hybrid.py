@@ -27,6 +27,7 @@ from card.models.hybrid import HybridRunner
 from card.models.loading import load_model
 from card.models.pool import SequencePool, sequence_bytes
 from card.models.protocol import Extension, LanguageModel, Recurrent
+from card.models.row_check import differing_rows
 from card.models.runners import plain_runner
 from card.models.states import MAX_LANDMARKS, MAX_RECENT, State, Tail
 from card.models.torch_runner import TorchRunner
@@ -216,6 +217,18 @@ def test_drafts_of_a_family_change_no_token(name: str) -> None:
 def test_only_scans_that_start_without_the_state_run_row_by_row(name: str) -> None:
     decoder = runner_of(name)._decoder
     assert {mixer.goes_on for mixer in decoder._mixers} == {name not in ROW_BY_ROW}  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_check_at_the_start_finds_nothing_wrong(name: str) -> None:
+    assert differing_rows(runner_of(name)) == ""
+
+
+def test_the_check_at_the_start_finds_a_state_that_was_lost() -> None:
+    runner = plain_runner(copy.deepcopy(model_of("falcon_mamba")), max_model_len=64)
+    for mixer in runner._decoder._mixers:  # type: ignore[union-attr]
+        mixer.goes_on = True
+    assert differing_rows(runner).startswith("behind refused tokens differ by")
 
 
 def test_a_family_with_layers_of_attention_only_is_run_as_any_other() -> None:

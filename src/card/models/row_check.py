@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from card.errors import ModelError
-from card.models.protocol import Extension
+from card.models.protocol import Extension, Recurrent
 from card.models.torch_runner import TorchRunner
 
 _NUM_TOKENS, _NUM_BESIDE = 8, 21  # of the text, and of a longer one beside it
@@ -45,7 +45,7 @@ def differing_rows(runner: TorchRunner) -> str:
     ways: dict[str, Callable[[int], Tensor]] = {
         "at once": lambda slot: runner.forward([_chain(slot, ids)])[0],
         "one by one": lambda slot: _one_by_one(runner, slot, ids),
-        "in a tree": lambda slot: _in_a_tree(runner, slot, ids),
+        **_with_candidates(runner, ids),
         "beside a longer text": lambda slot: _beside(runner, slot, ids, longer),
     }
     for words, run in ways.items():
@@ -55,6 +55,12 @@ def differing_rows(runner: TorchRunner) -> str:
         if not difference <= allowed:
             return f"{words} differ by {difference:.2g}"
     return ""
+
+
+def _with_candidates(runner: TorchRunner, ids: Sequence[int]) -> dict[str, Callable[[int], Tensor]]:
+    if isinstance(runner, Recurrent):
+        return {"behind refused tokens": lambda slot: _behind_refused(runner, slot, ids)}
+    return {"in a tree": lambda slot: _in_a_tree(runner, slot, ids)}
 
 
 def _chain(slot: int, ids: Sequence[int], start: int = 0) -> Extension:
@@ -79,6 +85,17 @@ def _in_a_tree(runner: TorchRunner, slot: int, ids: Sequence[int]) -> Tensor:
         parents += [last, last]
         last = half + len(tokens) - 1
     parts.append(runner.forward([Extension(slot, tokens, parents)])[0][1::2])
+    return torch.cat(parts)
+
+
+def _behind_refused(runner: TorchRunner, slot: int, ids: Sequence[int]) -> Tensor:
+    """Return the logits of a text in whose middle another token was run and dropped."""
+    half = len(ids) // 2
+    parts = [runner.forward([_chain(slot, ids[:half])])[0].clone()]
+    parts.append(runner.forward([_chain(slot, [ids[half], ids[0]], half)])[0][:1].clone())
+    runner.keep(slot, half + 1)
+    if rest := ids[half + 1 :]:
+        parts.append(runner.forward([_chain(slot, rest, half + 1)])[0])
     return torch.cat(parts)
 
 
