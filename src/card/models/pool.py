@@ -74,6 +74,8 @@ class SequencePool:
         if max_retained < 0:
             raise SettingsError(f"max_retained must be 0 or more, got {max_retained}")
         self._model, self._max_bytes, self._max_retained = model, max_bytes, max_retained
+        self._with_state = model if isinstance(model, Recurrent) else None
+        self._state_bytes = sequence_bytes(model, 0)
         self.switch_len = model.switch_len if isinstance(model, LengthDependent) else None  # None: rows never change
         self._running: dict[int, _Entry] = {}
         self._retained: dict[int, _Entry] = {}  # the least recently used first
@@ -182,7 +184,7 @@ class SequencePool:
         return sum(self._bytes(entry.num_rows) for entry in entries.values())
 
     def _bytes(self, num_rows: int) -> int:
-        return sequence_bytes(self._model, num_rows)
+        return num_rows * self._model.row_bytes + self._state_bytes
 
     def _round(self, num_rows: int) -> int:
         return min(-(-max(num_rows, 1) // BLOCK_ROWS) * BLOCK_ROWS, self._model.max_rows)
@@ -279,7 +281,7 @@ class SequencePool:
 
     def _lendable(self, entry: _Entry, num_rows: int) -> int:
         """Return how many of the first rows can be copied: those of a state are up to a place where it was kept."""
-        return self._model.lendable_rows(entry.slot, num_rows) if isinstance(self._model, Recurrent) else num_rows
+        return num_rows if self._with_state is None else self._with_state.lendable_rows(entry.slot, num_rows)
 
     def _is_retained(self, entry: _Entry) -> bool:
         """Return whether a retained sequence can lend all of an entry's text, and count it as used if so."""

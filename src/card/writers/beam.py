@@ -28,7 +28,8 @@ class BeamSequence(DraftSequence):
 
     def __init__(self, writer: BeamWriter, token_ids: Sequence[int], spec: DraftSpec, *, epoch: int) -> None:
         """Take a sequence of the writer's pool. Raises: CapacityError if it has no room."""
-        super().__init__(writer, token_ids, _fitting(spec, writer.model), epoch=epoch)
+        super().__init__(writer, token_ids, writer.fitting(spec), epoch=epoch)
+        self._fitting = writer.fitting
         self._pool = writer.pool
         self._model = writer.model
         self.num_rows = writer.rows_of(spec)
@@ -50,7 +51,7 @@ class BeamSequence(DraftSequence):
     def reshape(self, *, beam_width: int | None = None, branch_below: float | None = None) -> None:
         """Change the shape as far as the model can run it; arguments as of `DraftSequence.reshape`."""
         super().reshape(beam_width=beam_width, branch_below=branch_below)
-        self.spec = _fitting(self.spec, self._model)
+        self.spec = self._fitting(self.spec)
 
     def commit(self, token_ids: Sequence[int]) -> NewNodes | None:
         """Take committed tokens as `DraftSequence.commit` does, and keep the rows of what is left."""
@@ -136,8 +137,15 @@ class BeamWriter(DraftWriter):
         """
         super().__init__(model.vocab_size, model.max_model_len, find_grammar=find_grammar)
         self.model = model
+        self._drafts_chains_only = isinstance(model, Recurrent)
         usual_bytes = _DEFAULT_NUM_SEQUENCES * sequence_bytes(model, model.max_rows)
         self.pool = SequencePool(model, kv_cache_bytes or usual_bytes)
+
+    def fitting(self, spec: DraftSpec) -> DraftSpec:
+        """Return a spec whose tree the model can run: one that runs chains only drafts the likeliest one."""
+        if not self._drafts_chains_only:
+            return spec
+        return msgspec.structs.replace(spec, shape=replace(spec.shape, growth="layer", beam_width=1, branch=1))
 
     def has_room(self, spec: DraftSpec) -> bool:
         """Return whether `open` would find room for a request of this spec now."""
@@ -180,10 +188,3 @@ class BeamWriter(DraftWriter):
             except (RuntimeError, MemoryError) as error:  # of torch
                 grown.append(ModelError(in_words(error)))
         return grown
-
-
-def _fitting(spec: DraftSpec, model: LanguageModel) -> DraftSpec:
-    """Return a spec whose tree the model can run: one that runs chains only drafts the likeliest one."""
-    if not isinstance(model, Recurrent):
-        return spec
-    return msgspec.structs.replace(spec, shape=replace(spec.shape, growth="layer", beam_width=1, branch=1))
