@@ -27,7 +27,7 @@ from card.api.llm import LLM
 from card.config import SamplingParams
 from card.errors import BenchError, CardError, SettingsError
 from card.models.loading import load_tokenizer
-from card.models.text import encode_chat
+from card.text.tokens import encode_chat
 
 INSTRUCTION = "Solve the problem step by step. End with the answer as a single number after ####."
 _NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?|-?\.\d+")

@@ -43,13 +43,13 @@ from card.machine.threads import pinned
 from card.models.loading import load_model
 from card.models.protocol import LanguageModel
 from card.models.runners import make_runner
-from card.models.text import tokenizer_fingerprint
 from card.planner.around import measure_overheads
 from card.planner.profile import Profile
 from card.planner.recorder import Answer, RecordRequest, make_recording
 from card.planner.recording import Recording
 from card.planner.scene import Scene
 from card.planner.simulate import Simulator, VirtualRun
+from card.text.tokens import tokenizer_fingerprint
 
 _MEASURING_S = {"target": 1.0, "draft": 0.4}  # as long as the library does
 _SPARE_ROWS = 256

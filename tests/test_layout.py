@@ -27,6 +27,7 @@ LINES: tuple[tuple[str, ...], ...] = (
     ("errors",),
     ("config",),
     ("tree", "methods", "machine"),
+    ("text",),
     ("models",),
     ("writers", "hrad"),
     ("workers",),

@@ -18,7 +18,7 @@ from card.api.llm import LLM, RequestOutput
 from card.config import SamplingParams, SamplingRule
 from card.errors import ModelError, PromptError, SettingsError, VocabularyError
 from card.models.loading import load_model, load_tokenizer
-from card.models.text import decode
+from card.text.tokens import decode
 from card.tree.sampling import Sampler
 from tests.pair import MAX_POSITIONS, Pair, make_model, make_tokenizer
 from tests.shaping import slowly_shaped

@@ -40,8 +40,8 @@ from card.hrad.training import TokenOutcomes, TrainSettings, calibrated, evidenc
 from card.models.demo import SAMPLE_PROBLEMS
 from card.models.features import FeatureWish, SeenRows
 from card.models.loading import end_token_ids, load_model, load_tokenizer
-from card.models.text import encode_chat
 from card.models.torch_runner import TorchRunner
+from card.text.tokens import encode_chat
 from card.tree.sampling import CHOICE_SHARPNESS
 from tests.hidden_states import CHAIN, VOCAB_SIZE, assert_same, chain, make_model, make_runner, own_features
 

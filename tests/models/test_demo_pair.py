@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 from card import LLM, RequestOutput, SamplingParams
 from card.models.demo import DEMO_ANSWERS, DEMO_PROBLEMS, demo_folder
 from card.models.loading import load_model, parameter_count
-from card.models.text import encode_chat
+from card.text.tokens import encode_chat
 
 ROLES = ("target", "draft")
 GREEDY = SamplingParams(temperature=0.0, max_tokens=120)

@@ -17,10 +17,10 @@ from ray.serve.context import _get_global_client
 from ray.serve.schema import ServeDeploySchema
 
 from card.models.loading import load_tokenizer
-from card.models.text import tokenizer_fingerprint
 from card.ray.allocation import Wish
 from card.ray.desk import as_text
 from card.ray.target import DESK
+from card.text.tokens import tokenizer_fingerprint
 from card.transport.keys import make_keys
 from tests.pair import Pair
 from tests.ray.clusters import (

@@ -14,7 +14,7 @@ import pytest
 
 from card.api.host import Prompt
 from card.config import Grammar
-from card.models.grammar import GrammarCompiler, MatcherState
+from card.text.grammar import GrammarCompiler, MatcherState
 from tests.server.running import PROMPT, Running, serving, until
 
 pytestmark = pytest.mark.timeout(240)

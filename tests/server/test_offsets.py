@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
-from card.models.text import REPLACEMENT, decode, decode_prompt
 from card.server.offsets import TokenOffsets, offsets_in
 from card.server.tokens import TokenNames
+from card.text.tokens import REPLACEMENT, decode, decode_prompt
 from tests.tokenizer_kinds import ALPHABET, BYTE_TOKENS, KINDS, SPECIALS
 
 every_kind = pytest.mark.parametrize("kind", KINDS)

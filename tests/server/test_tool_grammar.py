@@ -11,11 +11,11 @@ import pytest
 from card.config import Grammar
 from card.errors import SettingsError
 from card.models.demo import demo_folder
-from card.models.grammar import GrammarCompiler
 from card.models.loading import load_tokenizer
 from card.server.tool_schemas import FunctionDefinition
 from card.server.tools.formats import FORMATS, HERMES, LLAMA3, MISTRAL, ToolFormat
 from card.server.tools.grammar import ToolGrammar
+from card.text.grammar import GrammarCompiler
 
 pytest.importorskip("llguidance")
 pytestmark = pytest.mark.timeout(180)

@@ -32,7 +32,6 @@ from card.machine.threads import pinned, usable_cores
 from card.methods import Method
 from card.models.decoder_model import is_int8
 from card.models.draft_vocab import check_draft_vocab
-from card.models.grammar import GrammarCompiler
 from card.models.inflation import inflate, parse_parameter_count, price_in_words
 from card.models.loading import (
     check_pair,
@@ -45,7 +44,8 @@ from card.models.loading import (
 from card.models.names import model_name
 from card.models.pool import sequence_bytes
 from card.models.runners import make_runner
-from card.models.text import encode_chat, encode_prompt, tokenizer_fingerprint
+from card.text.grammar import GrammarCompiler
+from card.text.tokens import encode_chat, encode_prompt, tokenizer_fingerprint
 from card.transport.child import DrafterChild
 from card.transport.leases import Leases
 from card.transport.link import DrafterLink

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from transformers import PreTrainedTokenizerBase
 
-from card.models.text import Detokenizer, StopStrings
+from card.text.tokens import Detokenizer, StopStrings
 
 
 class TextStream:

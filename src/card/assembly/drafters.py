@@ -17,12 +17,12 @@ from card.machine.lane import Lane
 from card.machine.threads import CoreSet, pinned, use_threads
 from card.models.decoder_model import is_int8
 from card.models.draft_vocab import always_drafted, restrict_head
-from card.models.grammar import BackgroundGrammars, GrammarCompiler
 from card.models.loading import context_limit, end_token_ids, load_decoder, load_tokenizer, parameter_count
 from card.models.runners import make_runner, plain_runner
-from card.models.text import tokenizer_fingerprint
 from card.models.torch_runner import TorchRunner
 from card.policy.cost import PassCost
+from card.text.grammar import BackgroundGrammars, GrammarCompiler
+from card.text.tokens import tokenizer_fingerprint
 from card.transport.child import DrafterChild
 from card.transport.here import InlineLink, ThreadLink
 from card.transport.leases import LeasedLink, Leases

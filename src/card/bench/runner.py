@@ -26,7 +26,7 @@ from card.bench.results import PROMISED, VERSION, Writer, load, read_unchecked
 from card.bench.rows import Row
 from card.config import SamplingParams
 from card.errors import BenchError, PromptError, SettingsError
-from card.models.text import decode
+from card.text.tokens import decode
 from card.workers.trace import Trace
 
 _DECODED = ("token_ids", "token_times", "prefill_s", "decode_s", "wall_s", "cpu_s", "stats")  # kept of a decode

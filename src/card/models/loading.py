@@ -33,8 +33,8 @@ from card.models.inner_text import WEIGHT_NAMES, inner_name, text_config
 from card.models.int8_linear import why_not_int8
 from card.models.layer_kinds import check_kinds
 from card.models.places import hub_file, local_model
-from card.models.text import check_tokenizers_fit, turn_end_id
 from card.models.weight_files import Shapes, check_counts, check_sizes, raw_config, tensor_shapes
+from card.text.tokens import check_tokenizers_fit, turn_end_id
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -16,9 +16,9 @@ from card.machine.threads import CoreSet, pinned
 from card.models.inflation import inflate, parse_parameter_count
 from card.models.loading import context_limit, load_model, load_tokenizer, parameter_count
 from card.models.runners import make_runner
-from card.models.text import tokenizer_fingerprint
 from card.planner.around import measure_overheads
 from card.planner.profile import PassTable, Profile, Setup
+from card.text.tokens import tokenizer_fingerprint
 
 _MAX_MODEL_LEN = 2048
 _TREE_ROWS = 1024

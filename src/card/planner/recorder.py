@@ -18,9 +18,9 @@ from card.errors import PlanError
 from card.models.loading import check_pair, context_limit, load_model, load_tokenizer
 from card.models.protocol import Extension, LanguageModel
 from card.models.runners import make_runner
-from card.models.text import tokenizer_fingerprint
 from card.models.torch_runner import TorchRunner
 from card.planner.recording import RecordedText, Recording, Rows, pack_text
+from card.text.tokens import tokenizer_fingerprint
 from card.tree.sampling import CandidateScorer
 
 NUM_CANDIDATES = 32

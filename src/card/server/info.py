@@ -10,7 +10,6 @@ from starlette.responses import Response
 
 from card import __version__
 from card.errors import WorkerError
-from card.models.text import decode
 from card.server.answers import error_content, json_response
 from card.server.errors import ApiError, as_api_error
 from card.server.limits import read_body
@@ -18,6 +17,7 @@ from card.server.params import check_id
 from card.server.schemas import DetokenizeRequest, TokenizeRequest
 from card.server.scrape import CONTENT_TYPE, Scrape
 from card.server.service import LONG_CHARS, Service
+from card.text.tokens import decode
 
 
 async def list_models(request: Request) -> Response:

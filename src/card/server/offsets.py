@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from transformers import PreTrainedTokenizerBase
 
-from card.models.text import Detokenizer
+from card.text.tokens import Detokenizer
 
 
 class TokenOffsets:

@@ -20,7 +20,6 @@ from card.api.host import Prompt
 from card.api.outputs import StreamChunk
 from card.config import Grammar, SamplingParams
 from card.errors import CardError, SettingsError
-from card.models.token_bytes import token_bytes
 from card.server.answers import event
 from card.server.config import ServerSettings
 from card.server.errors import ApiError, bad_request, shutting_down
@@ -30,6 +29,7 @@ from card.server.params import derived_seed, model_defaults
 from card.server.schemas import SamplingFields
 from card.server.tokens import TokenNames
 from card.server.tools.support import ToolSupport
+from card.text.token_bytes import token_bytes
 from card.workers.request import FinishReason
 
 P = ParamSpec("P")

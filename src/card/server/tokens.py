@@ -9,7 +9,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from card.api.outputs import StreamChunk
-from card.models.text import REPLACEMENT, piece_bytes
+from card.text.tokens import REPLACEMENT, piece_bytes
 from card.tree.sampling import TokenLogprobs
 
 _LEAST_LOGPROB = -9999.0  # JSON has no minus infinity

@@ -14,13 +14,13 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from card.config import Grammar
-from card.models.text import Conversation
 from card.server.errors import bad_request
 from card.server.schemas import ChatRequest, Message
 from card.server.tool_schemas import FunctionDefinition, NamedTool, decoded_arguments
 from card.server.tools.formats import FORMATS, MISTRAL, ToolFormat, ToolParserName, find_format, has_tools
 from card.server.tools.grammar import ToolGrammar
 from card.server.tools.parser import ToolParser
+from card.text.tokens import Conversation
 
 _INTRODUCTION = (
     "You can call functions. Each line between <tools> and </tools> describes one in JSON:\n<tools>\n{tools}\n"

@@ -12,7 +12,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 from transformers import PreTrainedTokenizerFast
 
 from card.errors import PromptError, VocabularyError
-from card.models.text import Detokenizer, StopStrings, check_tokenizers_fit, decode, encode_chat, encode_prompt
+from card.text.tokens import Detokenizer, StopStrings, check_tokenizers_fit, decode, encode_chat, encode_prompt
 
 ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())
 SPECIALS = ["<|end|>", "<|user|>", "<|assistant|>"]

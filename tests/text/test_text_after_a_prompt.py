@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
 from card.api.text_stream import TextStream
-from card.models.text import REPLACEMENT, Detokenizer, decode, decode_prompt
+from card.text.tokens import REPLACEMENT, Detokenizer, decode, decode_prompt
 from tests.tokenizer_kinds import ALPHABET, BYTE_TOKENS, KINDS, SPECIALS
 
 every_kind = pytest.mark.parametrize("kind", KINDS)

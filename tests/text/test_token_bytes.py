@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerFast
 
 from card.models.demo import demo_folder
 from card.models.loading import load_tokenizer
-from card.models.token_bytes import TokenBytes, token_bytes
+from card.text.token_bytes import TokenBytes, token_bytes
 
 _BYTES = sorted(pre_tokenizers.ByteLevel.alphabet())
 _BLANK = pre_tokenizers.ByteLevel().pre_tokenize_str(" ")[0][0][0]

@@ -19,8 +19,8 @@ from transformers import PreTrainedTokenizerFast
 from card.api.llm import LLM
 from card.config import Grammar, SamplingParams
 from card.errors import SettingsError, TargetError
-from card.models.grammar import BackgroundGrammars, GrammarCompiler, MatcherState, _first_line
 from card.models.loading import load_model, load_tokenizer
+from card.text.grammar import BackgroundGrammars, GrammarCompiler, MatcherState, _first_line
 from card.tree.shaping import GrammarState
 from tests.pair import Pair, make_tokenizer
 
