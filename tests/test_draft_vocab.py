@@ -12,10 +12,10 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from card.api.llm import LLM
 from card.config import SamplingParams
 from card.errors import SettingsError
+from card.kernels.int8_linear import why_not_int8
 from card.methods import METHODS
 from card.models.decoder_model import mark_int8
 from card.models.draft_vocab import always_drafted, restrict_head
-from card.models.int8_linear import why_not_int8
 from card.models.loading import load_decoder, load_model, load_tokenizer
 from card.models.protocol import Extension
 from card.models.torch_runner import TorchRunner

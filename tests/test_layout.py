@@ -27,7 +27,7 @@ LINES: tuple[tuple[str, ...], ...] = (
     ("errors",),
     ("config",),
     ("tree", "methods", "machine"),
-    ("text",),
+    ("text", "kernels"),
     ("models",),
     ("writers", "hrad"),
     ("workers",),

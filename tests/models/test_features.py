@@ -14,8 +14,8 @@ from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from card.errors import ModelError
+from card.kernels.int8_linear import why_not_int8
 from card.models.features import FeatureWish, PassStates
-from card.models.int8_linear import why_not_int8
 from card.models.protocol import Extension
 from card.models.torch_runner import TorchRunner
 from tests.hidden_states import (

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from card.models.int8_linear import why_not_int8
+from card.kernels.int8_linear import why_not_int8
 
 pytestmark = [pytest.mark.weights, pytest.mark.timeout(1800)]
 

@@ -30,13 +30,14 @@ from transformers import (
 from card.api.llm import LLM
 from card.config import SamplingParams
 from card.errors import ModelError
+from card.kernels import int8_linear
+from card.kernels.int8_linear import multiply_rows, quantize_linear, why_not_int8
 from card.machine.threads import use_threads
 from card.methods import METHODS
-from card.models import int8, int8_linear, torch_runner
+from card.models import int8, torch_runner
 from card.models.decoder_model import mark_int8
 from card.models.features import FeatureWish
 from card.models.inflation import inflate
-from card.models.int8_linear import multiply_rows, quantize_linear, why_not_int8
 from card.models.loading import load_decoder, load_model, load_tokenizer
 from card.models.protocol import Extension
 from card.models.torch_runner import TorchRunner

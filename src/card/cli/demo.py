@@ -20,10 +20,10 @@ from card.cli.starting import spinner
 from card.cli.tables import show
 from card.config import INT8, SamplingParams
 from card.errors import SettingsError
+from card.kernels.int8_linear import why_not_int8
 from card.methods import METHODS
 from card.models.demo import DEMO_PROBLEMS
 from card.models.inflation import inflate, parse_parameter_count
-from card.models.int8_linear import why_not_int8
 from card.models.loading import load_model, load_tokenizer
 from card.workers.metrics import RequestStats
 

@@ -1,6 +1,6 @@
 """Integer passes on a CPU: 8-bit weights and activations, and logits whose bits depend on a row's text alone.
 
-A whole pass is one call of machine code (`card.models.jit`), made by numba when it is first needed. Each row is
+A whole pass is one call of machine code (`card.kernels.jit`), made by numba when it is first needed. Each row is
 computed alone and in the order of its own text, so neither the rows beside it nor its place, tile or thread can change
 a bit:
 
@@ -21,6 +21,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from card.kernels.int8_linear import GROUP, LANES, PANEL, extended, machine_code, padded, quantize_linear
 from card.machine.threads import integer_pass_threads
 from card.models.architectures import Architecture
 from card.models.architectures.architecture import head_dim
@@ -29,7 +30,6 @@ from card.models.draft_vocab import head_of, spread
 from card.models.features import FINAL, PassStates
 from card.models.fused import joined, mirrored_rms_norm, rotary_table
 from card.models.generic import layer_windows
-from card.models.int8_linear import GROUP, LANES, PANEL, extended, machine_code, padded, quantize_linear
 from card.models.kv_cache import KVLayout, SequenceRows
 
 if TYPE_CHECKING:
@@ -261,7 +261,7 @@ class _Room:
 
 
 def _row_tables(steps: Sequence[NewRows]) -> tuple[IntArray, IntArray]:
-    """Return a table of the rows of a pass, as `card.models.jit.tables` names its places, and their ancestors."""
+    """Return a table of the rows of a pass, as `card.kernels.jit.tables` names its places, and their ancestors."""
     rows: list[tuple[int, ...]] = []
     all_ancestors: list[IntArray] = []
     num_before = 0

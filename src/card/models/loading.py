@@ -24,13 +24,13 @@ from transformers.utils import logging as transformers_logging
 
 from card.config import INT8
 from card.errors import ModelError, VocabularyError, in_few_words
+from card.kernels.int8_linear import why_not_int8
 from card.machine.folders import weights_folder
 from card.machine.processor import computes_bfloat16
 from card.models.decoder_model import mark_int8, read_config, read_decoder
 from card.models.gguf.header import GgufError
 from card.models.gguf.source import GgufSource
 from card.models.inner_text import WEIGHT_NAMES, inner_name, text_config
-from card.models.int8_linear import why_not_int8
 from card.models.layer_kinds import check_kinds
 from card.models.places import hub_file, local_model
 from card.models.weight_files import Shapes, check_counts, check_sizes, raw_config, tensor_shapes

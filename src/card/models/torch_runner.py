@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 from card.errors import CapacityError, CardError, ModelError, in_few_words
+from card.kernels.int8_linear import why_not_int8
 from card.models.decoder_model import is_int8
 from card.models.features import Features
 from card.models.fused import FusedDecoder, reason_not_fusable
 from card.models.generic import GenericDecoder, require_causal
 from card.models.inflation import original_size
 from card.models.int8 import Int8Decoder
-from card.models.int8_linear import why_not_int8
 from card.models.kv_cache import BoolArray, IntArray, KVCache
 from card.models.layer_kinds import has_state
 from card.models.long_rope import switch_len

@@ -9,8 +9,8 @@ import numpy as np
 from llvmlite import ir
 from numba import types
 
-from card.models.jit.tiles import MATRIX_ROWS, MOST_ROWS, PANEL, multiply
-from card.models.jit.vectors import (
+from card.kernels.jit.tiles import MATRIX_ROWS, MOST_ROWS, PANEL, multiply
+from card.kernels.jit.vectors import (
     FLOATS,
     GROUP,
     INTS,
@@ -151,7 +151,7 @@ def project(
     """Multiply all rows by panels ``start`` to ``stop`` of the linear layer whose three entries are given.
 
     Args:
-        multiplier: `card.models.jit.tiles.MULTIPLY`.
+        multiplier: `card.kernels.jit.tiles.MULTIPLY`.
     """
     panels, channel_scales, biases = load_int(linear), load_int(linear + 8), load_int(linear + 16)
     panel_bytes = PANEL * GROUP * num_groups

@@ -6,9 +6,9 @@ import hashlib
 
 import torch
 
+from card.kernels.int8_linear import multiply_rows, quantize_linear
 from card.machine.processor import kernel_kind
 from card.machine.threads import use_threads
-from card.models.int8_linear import multiply_rows, quantize_linear
 from card.models.loading import load_decoder
 from card.models.protocol import Extension
 from card.models.torch_runner import TorchRunner

@@ -5,7 +5,7 @@ groups of GROUP with a scale each. A group's products are added as 32-bit intege
 scaled and added as a float, in the order of the groups. So an output depends on its own row and channel alone, whatever
 tile it is computed in, and whatever instruction multiplied it.
 
-Vector instructions (`card.models.jit.products`) take four bytes of a row at a time, and the rows of a tile lie beside
+Vector instructions (`card.kernels.jit.products`) take four bytes of a row at a time, and the rows of a tile lie beside
 each other: [in / 4][rows][4]. The matrix unit of newer Intel processors (AMX) multiplies the whole group of a tile at
 once, from `MATRIX_ROWS` rows on, and each row's bytes of a group lie together: [in / 64][rows][64].
 """
@@ -19,9 +19,8 @@ from llvmlite import ir
 from numba import cfunc, types
 from numba.core import cgutils
 
-from card.machine.processor import kernel_kind
-from card.models.jit.products import product_of
-from card.models.jit.vectors import (
+from card.kernels.jit.products import product_of
+from card.kernels.jit.vectors import (
     FLOATS,
     GROUP,
     INTS,
@@ -38,6 +37,7 @@ from card.models.jit.vectors import (
     repeated,
     write,
 )
+from card.machine.processor import kernel_kind
 
 PANEL = LANES  # output channels
 _KIND = kernel_kind() or ""

@@ -6,10 +6,10 @@ import numpy as np
 from llvmlite import ir
 from numba import types
 
-from card.models.jit import tables as t
-from card.models.jit.rows import MINUS_ONE, ONE, ZERO, exponential, rms_norm
-from card.models.jit.tables import entry, layer_entry, real_entry, row_entry
-from card.models.jit.vectors import (
+from card.kernels.jit import tables as t
+from card.kernels.jit.rows import MINUS_ONE, ONE, ZERO, exponential, rms_norm
+from card.kernels.jit.tables import entry, layer_entry, real_entry, row_entry
+from card.kernels.jit.vectors import (
     FLOATS,
     GROUP,
     LANES,

@@ -13,7 +13,7 @@ from typing import Any
 from llvmlite import ir
 from llvmlite.binding import llvm_version_info
 
-from card.models.jit.vectors import INTS, LANES, Builder, Value, call, read, repeated
+from card.kernels.jit.vectors import INTS, LANES, Builder, Value, call, read, repeated
 
 _I1, _I8, _I16, _I32 = ir.IntType(1), ir.IntType(8), ir.IntType(16), ir.IntType(32)
 _LARGE_TILES = ((16, 1),)  # 32 registers of 16 numbers

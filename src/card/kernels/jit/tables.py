@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from card.models.jit.vectors import compiled, load_float, load_int
+from card.kernels.jit.vectors import compiled, load_float, load_int
 
 # Places in the table of a pass. A linear layer takes three: panels, channel scales, biases.
 (

@@ -11,9 +11,9 @@ import threading
 from queue import SimpleQueue
 from typing import Any
 
-from card.models.jit import tables as t
-from card.models.jit.attention import attend, prepare_heads
-from card.models.jit.rows import (
+from card.kernels.jit import tables as t
+from card.kernels.jit.attention import attend, prepare_heads
+from card.kernels.jit.rows import (
     bytes_between_fours,
     bytes_between_rows,
     project,
@@ -21,9 +21,9 @@ from card.models.jit.rows import (
     silu,
     tile_size,
 )
-from card.models.jit.tables import entry, layer_entry, real_entry
-from card.models.jit.tiles import MOST_ROWS, PANEL, multiply
-from card.models.jit.vectors import (
+from card.kernels.jit.tables import entry, layer_entry, real_entry
+from card.kernels.jit.tiles import MOST_ROWS, PANEL, multiply
+from card.kernels.jit.vectors import (
     GROUP,
     LANES,
     arrive,

@@ -1,6 +1,6 @@
 """Linear layers in 8-bit integers: packed weights, exact products, and whether this machine can make them.
 
-The machine code (`card.models.jit`) is made by numba at its first use.
+The machine code (`card.kernels.jit`) is made by numba at its first use.
 """
 
 from __future__ import annotations
@@ -109,14 +109,14 @@ def multiply_rows(x: Tensor, linear: Int8Linear, *, num_parts: int = 1) -> Tenso
 
 @functools.cache
 def machine_code(module: str) -> Any:
-    """Return a module of `card.models.jit`: compiled at its first use on a machine, and kept for later ones."""
+    """Return a module of `card.kernels.jit`: compiled at its first use on a machine, and kept for later ones."""
     numba: Any = import_module("numba")
     sources = sorted((Path(__file__).parent / "jit").glob("*.py"))
     digest = hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()[:16]
     numba.config.CACHE_DIR = str(_code_folder() / f"{digest}-{kernel_kind()}")
     if (target := llvm_target()) is not None:
         numba.config.CPU_NAME, numba.config.CPU_FEATURES = target
-    return import_module(f"card.models.jit.{module}")
+    return import_module(f"card.kernels.jit.{module}")
 
 
 def _code_folder() -> Path:

@@ -13,10 +13,10 @@ import pytest
 
 from card.config import KERNEL_KINDS, KERNELS_VARIABLE
 from card.errors import SettingsError
+from card.kernels.int8_linear import why_not_int8
 from card.machine import processor
 from card.machine.processor import kernel_kind, llvm_target, possible_kernels
-from card.models.int8_linear import why_not_int8
-from tests.models import kernel_digest
+from tests.kernels import kernel_digest
 
 REASON = why_not_int8()
 ROOT = Path(__file__).parents[2]
@@ -93,7 +93,7 @@ def test_every_kind_of_kernel_computes_the_same_bits(kind: str) -> None:
     if REASON is not None or kind not in possible_kernels():
         pytest.skip(f"this processor does not run {kind}")
     ran = subprocess.run(
-        [sys.executable, "-m", "tests.models.kernel_digest"],
+        [sys.executable, "-m", "tests.kernels.kernel_digest"],
         cwd=ROOT,
         env={**os.environ, KERNELS_VARIABLE: kind},
         capture_output=True,
