@@ -26,7 +26,7 @@ FLAT_MODULES = frozenset({"__init__", "__main__", "errors"})
 LINES: tuple[tuple[str, ...], ...] = (
     ("errors",),
     ("config",),
-    ("tree", "methods", "machine"),
+    ("tree", "methods", "machine", "verify_server"),
     ("text", "kernels"),
     ("models",),
     ("writers", "hrad"),
@@ -36,7 +36,7 @@ LINES: tuple[tuple[str, ...], ...] = (
     ("engine",),
     ("assembly",),
     ("api", "adapters", "hf"),
-    ("bench", "server", "vllm", "onnx", "verify_server"),
+    ("bench", "server", "vllm", "onnx"),
     ("planner", "ray"),
     ("cli",),
     ("__main__",),
