@@ -16,7 +16,7 @@ from card.assembly.plan import Plan
 from card.config import DraftSettings, SamplingParams
 from card.errors import WorkerError
 from card.policy.cost import PassCost
-from card.tree.messages import Close, Layer
+from card.protocol.messages import Close, Layer
 from card.workers.metrics import RequestStats
 from card.workers.replica import Replica
 

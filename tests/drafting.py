@@ -12,7 +12,7 @@ import torch
 from card.config import SamplingRule, TreeShape
 from card.errors import CardError
 from card.models.protocol import NO_PARENT
-from card.tree.messages import DraftSpec
+from card.protocol.messages import DraftSpec
 from card.tree.nodes import NewNodes
 from card.writers.beam import BeamSequence
 from card.writers.protocol import DraftSequence, DraftWriter

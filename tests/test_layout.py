@@ -27,7 +27,7 @@ LINES: tuple[tuple[str, ...], ...] = (
     ("errors",),
     ("config",),
     ("tree", "methods", "machine", "verify_server"),
-    ("text", "kernels"),
+    ("protocol", "text", "kernels"),
     ("models",),
     ("writers", "hrad"),
     ("workers",),

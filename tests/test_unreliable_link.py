@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from card.config import DraftSettings, SamplingParams
 from card.errors import ProtocolError
-from card.transport.link import DrafterLink, LinkStatus
-from card.tree.messages import (
+from card.protocol.messages import (
     Declined,
     DrafterMessage,
     Fault,
@@ -23,6 +22,7 @@ from card.tree.messages import (
     decode,
     encode,
 )
+from card.transport.link import DrafterLink, LinkStatus
 from card.tree.nodes import NewNodes
 from card.workers.metrics import RequestStats
 from tests.decoding import decode as run

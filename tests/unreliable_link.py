@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from card.protocol.messages import DrafterMessage, Ready, TargetMessage, decode, encode
 from card.transport.link import DrafterLink, LinkStatus
-from card.tree.messages import DrafterMessage, Ready, TargetMessage, decode, encode
 from card.workers.drafter import DrafterWorker
 
 M = TypeVar("M", TargetMessage, DrafterMessage)

@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from card.adapters.proposer import ChainProposer
 from card.adapters.settings import AdapterSettings
 from card.config import EngineSettings
+from card.protocol.messages import DrafterMessage, TargetMessage
 from card.transport.link import DrafterLink, LinkStatus
-from card.tree.messages import DrafterMessage, TargetMessage
 from card.writers.local import find_writer
 from tests.adapters.engine import FakeEngine
 from tests.decoding import drafter_for

@@ -16,7 +16,7 @@ from card.adapters.drafted_text import Drafting, judged
 from card.adapters.proposer import ChainProposer
 from card.adapters.tracking import Followed, RowTracker
 from card.config import EngineSettings
-from card.tree.messages import DrafterMessage, Layer, Open, TargetMessage
+from card.protocol.messages import DrafterMessage, Layer, Open, TargetMessage
 from card.tree.nodes import NewNodes, Nodes
 from card.writers.local.protocol import LocalWriter, Observation, WriterSequence
 from tests.adapters.drafters import VOCAB_SIZE, DirectLink, decode_all, greedy_of, plain, toy_proposer

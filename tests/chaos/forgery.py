@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import zmq
 
-from card.tree.messages import (
+from card.protocol.messages import (
     MAX_FRAME_BYTES,
     PROTOCOL_VERSION,
     Correction,

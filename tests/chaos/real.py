@@ -18,11 +18,11 @@ import zmq
 from card.api.host import Host
 from card.models.loading import load_model
 from card.models.torch_runner import TorchRunner
+from card.protocol.messages import Fault, Layer, Resync, encode
 from card.transport.process import ProcessLink
 from card.transport.remote import RemoteLink
 from card.transport.server import DraftServer
 from card.transport.switch import SwitchLink
-from card.tree.messages import Fault, Layer, Resync, encode
 from card.writers.beam import BeamWriter
 from tests.chaos.forgery import LIES, OFFENCES, Forger, TappedSocket, forged_order, noise
 from tests.chaos.soak import MAX_NUM_SEQS, PATIENCE_S, until

@@ -12,7 +12,7 @@ from torch import Tensor
 from card.engine.engine import Engine, Limits
 from card.errors import CardError, ModelError
 from card.models.protocol import Extension
-from card.tree.messages import DrafterMessage, Ready
+from card.protocol.messages import DrafterMessage, Ready
 from card.workers.drafter import DrafterWorker
 from card.workers.target import TargetWorker
 from tests.chaos.forgery import LIES, OFFENCES, Forger, forged_order

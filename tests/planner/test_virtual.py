@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from card.planner.replay import PassSize, ReplayedModel, ReplayedTexts
 from card.planner.virtual import VirtualClock, VirtualDrafter, VirtualLink
-from card.tree.messages import Close, Layer, Open
+from card.protocol.messages import Close, Layer, Open
 from card.writers.beam import BeamWriter
 from tests.drafting import draft_spec
 from tests.planner.making import toy_recording

@@ -15,11 +15,7 @@ import zmq
 from card.assembly.drafters import make_worker
 from card.config import DraftSettings
 from card.models.protocol import LanguageModel
-from card.transport.keys import ServerKeys
-from card.transport.link import DrafterLink
-from card.transport.remote import RemoteLink
-from card.transport.server import DraftServer, ServerLimits
-from card.tree.messages import (
+from card.protocol.messages import (
     PROTOCOL_VERSION,
     Correction,
     DrafterMessage,
@@ -32,6 +28,10 @@ from card.tree.messages import (
     decode,
     encode,
 )
+from card.transport.keys import ServerKeys
+from card.transport.link import DrafterLink
+from card.transport.remote import RemoteLink
+from card.transport.server import DraftServer, ServerLimits
 from card.writers.beam import BeamWriter
 from tests.decoding import decode as decode_text
 from tests.decoding import plain

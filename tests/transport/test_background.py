@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from card.errors import WorkerError
+from card.protocol.messages import Close, DrafterMessage, Pong, TargetMessage
 from card.transport.background import BackgroundLink
 from card.transport.link import DrafterLink, LinkStatus
-from card.tree.messages import Close, DrafterMessage, Pong, TargetMessage
 
 PATIENCE_S = 90.0
 pytestmark = pytest.mark.timeout(240)

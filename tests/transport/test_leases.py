@@ -13,12 +13,12 @@ import pytest
 
 from card.assembly.plan import Facts, resolve
 from card.errors import SettingsError, WorkerError
+from card.protocol.messages import Close, Open
 from card.transport import leases as leasing
 from card.transport import outside
 from card.transport.keys import load_server_keys, make_keys
 from card.transport.leases import Lease, LeasedLink, NoLease
 from card.transport.server import DraftServer
-from card.tree.messages import Close, Open
 from tests.decoding import decode, plain, toy_draft, toy_target
 from tests.drafting import draft_spec
 from tests.transport.serving import PATIENCE_S, decode_until_accepted, make_server, running, until

@@ -19,12 +19,12 @@ import pytest
 from card.api.llm import LLM, StreamChunk
 from card.config import SamplingParams
 from card.errors import WorkerError
+from card.protocol.messages import PROTOCOL_VERSION, Ping
 from card.transport import child, outside, process
 from card.transport.here import InlineLink
 from card.transport.outside import MAX_BACKOFF_S
 from card.transport.process import DrafterConfig, DraftModel, ProcessLink
 from card.transport.switch import SwitchLink
-from card.tree.messages import PROTOCOL_VERSION, Ping
 from tests.decoding import decode, drafter_for, plain, toy_draft, toy_target
 from tests.pair import Pair
 from tests.processes import has_ended

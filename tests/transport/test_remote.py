@@ -15,10 +15,10 @@ from benchmarks.delay_proxy import DelayProxy
 from card.api.llm import LLM
 from card.config import SamplingParams
 from card.errors import SettingsError, WorkerError
+from card.protocol.messages import Open, PassSeconds, Ready, encode
 from card.transport import outside, remote
 from card.transport.keys import load_server_keys, make_keys
 from card.transport.remote import RemoteLink
-from card.tree.messages import Open, PassSeconds, Ready, encode
 from tests.decoding import decode, plain, toy_draft, toy_target
 from tests.drafting import draft_spec
 from tests.pair import Pair

@@ -15,11 +15,7 @@ import zmq
 
 from card.config import SamplingParams
 from card.errors import SettingsError, WorkerError
-from card.transport import outside
-from card.transport import server as server_module
-from card.transport.keys import load_server_keys, make_keys
-from card.transport.server import DraftServer, ServerLimits
-from card.tree.messages import (
+from card.protocol.messages import (
     PROTOCOL_VERSION,
     Close,
     Correction,
@@ -37,6 +33,10 @@ from card.tree.messages import (
     TargetMessage,
     encode,
 )
+from card.transport import outside
+from card.transport import server as server_module
+from card.transport.keys import load_server_keys, make_keys
+from card.transport.server import DraftServer, ServerLimits
 from tests.decoding import GREEDY, toy_draft, toy_target
 from tests.drafting import draft_spec
 from tests.toy import TableModel
@@ -329,7 +329,7 @@ def test_the_rows_of_a_client_that_went_without_a_word_are_freed(monkeypatch: py
 
 _CLIENT = """
 import sys, time
-from card.tree.messages import Open
+from card.protocol.messages import Open
 from card.transport.remote import RemoteLink
 from tests.drafting import draft_spec
 link = RemoteLink(sys.argv[1], vocab_size=12, start_timeout_s=60.0, silence_timeout_s=60.0)

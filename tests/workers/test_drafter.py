@@ -19,8 +19,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from card.errors import ProtocolError
 from card.models.protocol import NO_PARENT, Extension
 from card.models.torch_runner import TorchRunner
-from card.tree.candidates import CandidateCache
-from card.tree.messages import (
+from card.protocol.messages import (
     Close,
     Correction,
     Declined,
@@ -33,12 +32,13 @@ from card.tree.messages import (
     Resync,
     Shutdown,
 )
+from card.tree.candidates import CandidateCache
 from card.workers.drafter import DrafterWorker, step_together
 from card.writers.beam import BeamSequence, BeamWriter
 from card.writers.growth import RULES
 from tests.drafting import assert_rows_fit_the_tree, assert_scores_are_those_of_the_model, draft_spec
+from tests.protocol.test_messages import id_lists, messages
 from tests.toy import TableModel
-from tests.tree.test_messages import id_lists, messages
 
 TEXT = (3, 1, 4, 1, 5)
 V = 12

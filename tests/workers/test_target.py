@@ -15,7 +15,7 @@ from torch import Tensor
 from card.config import DraftSettings, SamplingParams, SamplingRule
 from card.errors import ProtocolError, TargetError
 from card.policy.rounds import likely
-from card.tree.messages import Close, Correction, Layer, Open, Pong, Resync, TargetMessage
+from card.protocol.messages import Close, Correction, Layer, Open, Pong, Resync, TargetMessage
 from card.tree.nodes import NewNodes
 from card.tree.sampling import Sampler
 from card.workers.request import Progress, Request, StepResult, Work

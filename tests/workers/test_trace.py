@@ -20,7 +20,7 @@ from card.api.async_llm import AsyncLLM
 from card.api.llm import LLM
 from card.cli import main
 from card.config import DraftSettings, SamplingParams
-from card.tree.messages import Correction, Layer, Open
+from card.protocol.messages import Correction, Layer, Open
 from card.tree.nodes import NewNodes
 from card.workers.drafter import DrafterWorker
 from card.workers.metrics import RequestStats

@@ -17,8 +17,8 @@ from card.errors import ProtocolError
 from card.machine.lane import Lane
 from card.models.cuda import graphs
 from card.models.protocol import Extension
+from card.protocol.messages import DraftSpec
 from card.transport.here import InlineLink, ThreadLink
-from card.tree.messages import DraftSpec
 from card.tree.nodes import NewNodes
 from card.workers.drafter import DrafterWorker
 from card.writers.beam import BeamSequence, BeamWriter

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from card.protocol.messages import DraftSpec
 from card.tree.candidates import CandidateCache
-from card.tree.messages import DraftSpec
 from card.tree.nodes import NewNodes
 from card.writers.beam import BeamSequence, BeamWriter
 from card.writers.growth import RULES, num_branches

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from card.adapters.tracking import FollowedText, Tokens
 from card.config import DraftSettings, SamplingParams
-from card.tree.messages import Close, Layer, Open, Resync, TargetMessage
+from card.protocol.messages import Close, Layer, Open, Resync, TargetMessage
 from card.tree.nodes import NO_NODES, ROOT, Nodes
 from card.workers.metrics import RequestStats
 from card.workers.offers import DRAFTER_BIT, Offers

@@ -16,8 +16,8 @@ from card.config import DraftSettings
 from card.errors import ProtocolError
 from card.policy.chains import ChainPolicy
 from card.policy.choice import next_budget
+from card.protocol.messages import Declined, Layer, Ready, Resync, TargetMessage
 from card.transport.link import DrafterLink
-from card.tree.messages import Declined, Layer, Ready, Resync, TargetMessage
 from card.tree.nodes import NO_NODES
 from card.workers.offers import DRAFTER, writer_label
 from card.writers.local.protocol import LocalWriter

@@ -9,7 +9,7 @@ from typing import Any, Literal, Self
 from card.config import DraftSettings, parse_size
 from card.config.fields import Setting, check, declared, require, setting
 from card.errors import SettingsError
-from card.tree.messages import MAX_BEAM_WIDTH, MAX_LEAD
+from card.protocol.messages import MAX_BEAM_WIDTH, MAX_LEAD
 from card.workers.offers import DRAFTER
 from card.writers.local import writer_names
 

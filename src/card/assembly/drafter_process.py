@@ -20,8 +20,8 @@ import zmq
 
 from card.assembly.drafters import load_drafter, make_worker
 from card.errors import CardError, ProtocolError, in_words
+from card.protocol.messages import DrafterMessage, Fault, decode, encode
 from card.transport.process import FOLDER_PREFIX, DrafterConfig
-from card.tree.messages import DrafterMessage, Fault, decode, encode
 
 _IDLE_POLL_MS = 500
 _PARENT_CHECK_S = 0.5

@@ -21,6 +21,7 @@ from card.models.loading import context_limit, end_token_ids, load_decoder, load
 from card.models.runners import make_runner, plain_runner
 from card.models.torch_runner import TorchRunner
 from card.policy.cost import PassCost
+from card.protocol.messages import PassSeconds, Ready
 from card.text.grammar import BackgroundGrammars, GrammarCompiler
 from card.text.tokens import tokenizer_fingerprint
 from card.transport.child import DrafterChild
@@ -30,7 +31,6 @@ from card.transport.link import DrafterLink
 from card.transport.process import MEASURING_S, DrafterConfig, DraftModel, ProcessLink
 from card.transport.remote import RemoteLink
 from card.transport.switch import SwitchLink
-from card.tree.messages import PassSeconds, Ready
 from card.workers.drafter import MAX_REQUESTS, DrafterWorker
 from card.workers.replica import draft_spec
 from card.writers.draft_shaping import FindGrammar

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 
 from card.errors import ProtocolError
 from card.policy.rounds import Schedule
+from card.protocol.messages import DrafterMessage, Layer, Ready, TargetMessage
 from card.transport.link import DrafterLink, LinkStatus
-from card.tree.messages import DrafterMessage, Layer, Ready, TargetMessage
 from card.workers.target import TargetWorker
 from card.workers.trace import Trace
 

@@ -27,8 +27,8 @@ from card.planner.profile import Overheads
 from card.policy.cost import PassCost, ScheduleCost
 from card.policy.rounds import Schedule
 from card.policy.tuned import TunedPolicy
+from card.protocol.messages import Close, DraftSpec, Open
 from card.transport.here import InlineLink
-from card.tree.messages import Close, DraftSpec, Open
 from card.workers.replica import draft_spec
 from card.workers.request import Request
 from card.writers.draft_writers import make_writer

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 from card.assembly.drafters import make_worker
 from card.errors import ProtocolError
+from card.protocol.messages import DrafterMessage, TargetMessage
 from card.transport.link import DrafterLink
-from card.tree.messages import DrafterMessage, TargetMessage
 from card.writers.protocol import DraftWriter
 
 _LEAST_WAIT_S = 1e-3  # links to other processes wait whole milliseconds

@@ -12,8 +12,8 @@ import torch
 from card.errors import CardError, in_words
 from card.machine.lane import Lane
 from card.machine.threads import integer_pass_threads, integer_passes_on
+from card.protocol.messages import DrafterMessage, Fault, Shutdown, TargetMessage
 from card.transport.link import DrafterLink, LinkStatus
-from card.tree.messages import DrafterMessage, Fault, Shutdown, TargetMessage
 from card.workers.drafter import DrafterWorker
 
 logger = logging.getLogger(__name__)

@@ -16,9 +16,9 @@ import msgspec
 import zmq
 
 from card.errors import SettingsError
+from card.protocol.messages import Close, DrafterMessage, Open, TargetMessage
 from card.transport.keys import check_address
 from card.transport.remote import RemoteLink
-from card.tree.messages import Close, DrafterMessage, Open, TargetMessage
 
 logger = logging.getLogger(__name__)
 RENEW_S = 2.0  # between renewals; a pool forgets a lease that is not renewed for several times as long

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from card.policy.rounds import Schedule
-from card.tree.messages import DrafterMessage, Ready, TargetMessage
+from card.protocol.messages import DrafterMessage, Ready, TargetMessage
 from card.workers.metrics import DrafterState
 
 

@@ -10,8 +10,7 @@ from typing import Literal
 import zmq
 
 from card.errors import ProtocolError, WorkerError
-from card.transport.link import DrafterLink, LinkStatus
-from card.tree.messages import (
+from card.protocol.messages import (
     MAX_REQUEST_BYTES,
     Correction,
     Declined,
@@ -26,6 +25,7 @@ from card.tree.messages import (
     decode,
     encode,
 )
+from card.transport.link import DrafterLink, LinkStatus
 from card.workers.metrics import DrafterState
 
 logger = logging.getLogger(__name__)

@@ -15,10 +15,10 @@ from typing import Any
 import msgspec
 import zmq
 
+from card.protocol.messages import Shutdown
 from card.transport.child import DrafterChild
 from card.transport.link import LinkStatus
 from card.transport.outside import OutsideLink, Watch
-from card.tree.messages import Shutdown
 
 logger = logging.getLogger(__name__)
 FOLDER_PREFIX = "card-"  # of the folder with the socket

@@ -10,9 +10,9 @@ from typing import Any
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
+from card.protocol.messages import MAX_FRAME_BYTES, DrafterMessage, Hello, Ready, Shutdown
 from card.transport.keys import ClientKeys, check_address, load_client_keys
 from card.transport.outside import OutsideLink, Watch
-from card.tree.messages import MAX_FRAME_BYTES, DrafterMessage, Hello, Ready, Shutdown
 
 _CONNECT_TIMEOUT_S = 3.0  # until the address must have taken a connection
 _ANSWER_TIMEOUT_S = 15.0  # a server listens once its model is loaded, and then answers at once

@@ -13,8 +13,7 @@ from zmq.auth.thread import ThreadAuthenticator
 
 from card.config.fields import check, setting
 from card.errors import CardError, ProtocolError, SettingsError, in_words
-from card.transport.keys import ServerKeys, check_may_listen
-from card.tree.messages import (
+from card.protocol.messages import (
     MAX_REQUEST_BYTES,
     DrafterMessage,
     Fault,
@@ -26,6 +25,7 @@ from card.tree.messages import (
     decode,
     encode,
 )
+from card.transport.keys import ServerKeys, check_may_listen
 from card.workers.drafter import MAX_REQUESTS, MAX_TOKENS_PER_PASS, DrafterWorker, step_together
 
 logger = logging.getLogger(__name__)

@@ -8,8 +8,18 @@ from collections.abc import Callable
 import msgspec
 
 from card.policy.rounds import Schedule
+from card.protocol.messages import (
+    Close,
+    Correction,
+    Declined,
+    DrafterMessage,
+    Layer,
+    Open,
+    Ready,
+    Resync,
+    TargetMessage,
+)
 from card.transport.link import DrafterLink, LinkStatus
-from card.tree.messages import Close, Correction, Declined, DrafterMessage, Layer, Open, Ready, Resync, TargetMessage
 
 _LOOK_AFTER_S = 0.1  # between looks after the drafter that rests
 _TERMS = 1 << 16  # request ids carry the number of the term that they were opened in, modulo this

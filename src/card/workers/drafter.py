@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from card.errors import CapacityError, CardError, ModelError, ProtocolError, in_words
-from card.tree.messages import (
+from card.protocol.messages import (
     MAX_LEN,
     Close,
     Correction,

@@ -11,8 +11,8 @@ from typing import Any
 
 from card.config import DraftSettings, SamplingParams, SamplingRule, ShapingRule, TreeShape
 from card.errors import ProtocolError
+from card.protocol.messages import MAX_LEN, Correction, DraftSpec, Layer, Open, Resync, TargetMessage
 from card.tree.candidates import CandidateCache
-from card.tree.messages import MAX_LEN, Correction, DraftSpec, Layer, Open, Resync, TargetMessage
 from card.workers.metrics import RequestStats
 
 _MAX_COUNT = 1 << 40  # of passes or nodes in a layer; more is a forgery

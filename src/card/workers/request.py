@@ -10,7 +10,7 @@ from torch import Tensor
 
 from card.config import DraftSettings, SamplingParams
 from card.errors import SettingsError
-from card.tree.messages import TargetMessage
+from card.protocol.messages import TargetMessage
 from card.tree.nodes import NO_NODES, ROOT, Nodes
 from card.tree.sampling import TokenLogprobs
 from card.tree.shaping import GrammarState

@@ -13,7 +13,7 @@ from card.config import VerifyShape
 from card.errors import PromptError
 from card.models.pool import SequencePool
 from card.models.protocol import LanguageModel, Recurrent
-from card.tree.messages import Close, Declined, DrafterMessage, Layer, Resync, TargetMessage
+from card.protocol.messages import Close, Declined, DrafterMessage, Layer, Resync, TargetMessage
 from card.tree.nodes import NO_NODES, Nodes
 from card.tree.verify import MATCH, Verdict, Verifier
 from card.workers.offers import Offers

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TextIO
 
-from card.tree.messages import Correction, Layer, TargetMessage
+from card.protocol.messages import Correction, Layer, TargetMessage
 from card.workers.metrics import RequestStats
 
 Track = Literal["target", "drafter", "requests"]

@@ -11,7 +11,7 @@ from torch import Tensor
 from card.errors import CapacityError, CardError, ModelError, in_words
 from card.models.pool import SequencePool, sequence_bytes
 from card.models.protocol import NO_PARENT, Extension, LanguageModel, Recurrent
-from card.tree.messages import DraftSpec
+from card.protocol.messages import DraftSpec
 from card.tree.nodes import NewNodes
 from card.writers.draft_shaping import FindGrammar
 from card.writers.protocol import DraftSequence, DraftWriter

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from card.errors import CardError
 from card.models.features import FeatureWish
+from card.protocol.messages import DraftSpec
 from card.tree.candidates import CandidateCache
-from card.tree.messages import DraftSpec
 from card.tree.nodes import NewNodes
 from card.tree.sampling import CandidateScorer
 from card.writers.draft_shaping import DraftShaping, FindGrammar

@@ -18,7 +18,7 @@ from card.errors import CardError, ProtocolError
 from card.models.cuda.bucketed import BucketedRunner
 from card.models.cuda.graphs import FetchedTensor, bucket_of
 from card.models.cuda.static_cache import TOKEN_BUCKETS, StaticDecoder
-from card.tree.messages import DraftSpec
+from card.protocol.messages import DraftSpec
 from card.tree.nodes import NewNodes
 from card.tree.sampling import GumbelNoise
 from card.writers.beam import BeamSequence, BeamWriter

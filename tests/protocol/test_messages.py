@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from card.config import Grammar, Growth, SamplingRule, ShapingRule, TreeShape
 from card.errors import ProtocolError
-from card.tree.messages import (
+from card.protocol.messages import (
     MAX_FRAME_BYTES,
     PROTOCOL_VERSION,
     Close,

@@ -1,0 +1,1 @@
+"""What target and drafter say to each other."""
