@@ -268,11 +268,11 @@ def test_a_drafter_that_knows_the_grammar_proposes_nothing_that_it_forbids(llms:
     llm = llms["inline"]
     masked = llm.generate(PROMPT, params)[0]
     writer = llm._host.link._worker._writer  # type: ignore[union-attr]
-    find, writer._find_grammar = writer._find_grammar, None
+    find, writer.find_grammar = writer.find_grammar, None
     try:
         unmasked = llm.generate(PROMPT, params)[0]
     finally:
-        writer._find_grammar = find
+        writer.find_grammar = find
     assert masked.outputs == unmasked.outputs
     assert masked.stats.mean_acceptance_length > 1.2 * unmasked.stats.mean_acceptance_length
 

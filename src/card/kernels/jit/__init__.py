@@ -1,1 +1,1 @@
-"""Machine code made while the program runs, by numba, for processors that multiply bytes (AVX-512 VNNI)."""
+"""Machine code made while the program runs, by numba, for the kinds of processors of `card.machine.processor`."""
