@@ -1,4 +1,4 @@
-"""What is raised or logged speaks to users: it names nothing that only this code knows."""
+"""Words of the code: messages name nothing that only it knows, and docstrings begin with the thing or the verb."""
 
 from __future__ import annotations
 
@@ -95,3 +95,25 @@ def test_a_message_that_names_one_is_found(code: str) -> None:
 )
 def test_plain_words_public_names_and_what_others_gave_are_not_found(code: str) -> None:
     assert faults(ast.parse(code)) == []
+
+
+_QUESTIONS = re.compile(r"(What|How|Who|Whose|Whether|Where|When|Which|Why)\b")  # no verb, and not the thing itself
+_UNREAD_ROOMS = frozenset({"adapters", "onnx", "vllm"})
+
+
+def questions(tree: ast.Module) -> list[str]:
+    """Return the docstrings that begin like a question instead of with the thing or the verb."""
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    docs = [ast.get_docstring(node) or "" for node in ast.walk(tree) if isinstance(node, documented)]
+    return [doc.splitlines()[0] for doc in docs if _QUESTIONS.match(doc)]
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_no_docstring_begins_like_a_question(path: Path) -> None:
+    if path.relative_to(PACKAGE).parts[0] not in _UNREAD_ROOMS:
+        assert questions(TREES[path]) == []
+
+
+def test_a_docstring_that_begins_like_a_question_is_found() -> None:
+    assert len(questions(ast.parse('class A:\n    """How it is done."""\n    def b(self): "Whether it is."'))) == 2
+    assert questions(ast.parse('"""However many."""\ndef b(): "Return what is done."')) == []

@@ -1,1 +1,1 @@
-"""What programs import: `LLM`, `AsyncLLM` and what they return."""
+"""The Python API: `LLM`, `AsyncLLM` and the objects they return."""

@@ -245,7 +245,7 @@ class Host:
 
 
 class Hosted:
-    """What `LLM` and `AsyncLLM` tell of their engine."""
+    """Facts that `LLM` and `AsyncLLM` tell of their engine."""
 
     _host: Host
 
@@ -261,12 +261,12 @@ class Hosted:
 
     @property
     def is_exact(self) -> bool:
-        """Whether each text is that of plain decoding."""
+        """True if each text is that of plain decoding."""
         return self._host.plan.verifier.is_exact
 
     @property
     def target_cost(self) -> str | None:
-        """What an inflated target costs and what it is; None for a target as it is."""
+        """Size and cost of an inflated target, in words; None for a target as it is."""
         return self._host.target_cost
 
     @property

@@ -88,12 +88,12 @@ class LLM(Hosted):
 
     @property
     def settings(self) -> EngineSettings:
-        """How the engine is set up."""
+        """The settings of the engine."""
         return self._host.settings
 
     @property
     def draft_settings(self) -> DraftSettings:
-        """How new requests are drafted; may be set, for comparisons under the fixed policy."""
+        """The draft settings of new requests; may be set, for comparisons under the fixed policy."""
         return self._host.draft_settings
 
     @draft_settings.setter

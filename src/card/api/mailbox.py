@@ -1,4 +1,4 @@
-"""What has come of a request and was not read yet: between the engine's thread and an event loop."""
+"""Unread output of a request: between the engine's thread and an event loop."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from card.errors import CardError, SettingsError
 
 
 class Mailbox:
-    """What has come of one request and was not read yet. All of it happens in one event loop; see `post`."""
+    """Unread output of one request. All of it happens in one event loop; see `post`."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop

@@ -1,4 +1,4 @@
-"""What the Python API gives back, in vLLM's shape."""
+"""Results of the Python API, in vLLM's shape."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class RequestOutput:
 
 @dataclass(frozen=True, slots=True)
 class StreamChunk:
-    """What one round added to a streamed request."""
+    """The text and tokens that one round added to a streamed request."""
 
     text: str
     token_ids: tuple[int, ...]

@@ -23,7 +23,7 @@ _FIRST_DRAFT_SHARE = 0.1  # of the target's pass that a drafter's takes, while n
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Models:
-    """What an engine runs."""
+    """The models that an engine runs."""
 
     target: LanguageModel
     link: DrafterLink | None = None  # to the drafter, if there is one

@@ -1,4 +1,4 @@
-"""What passes cost on this machine: as an earlier start found, as a drafter elsewhere says, or as measured now."""
+"""Measured costs of passes: of an earlier start, of a drafter elsewhere, or of this start."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class MeasuredLatencies:
 
     @property
     def knows_drafter(self) -> bool:
-        """Whether it is known what a drafter in a process of its own takes."""
+        """True if the pass times of a drafter in a process of its own are known."""
         return self._store.cost(self._process_key) is not None
 
     def ask(self, drafter: Drafter) -> None:

@@ -1,4 +1,4 @@
-"""What follows from settings and facts before an engine is built. Nothing in here loads, measures or starts anything.
+"""Consequences of settings and facts before an engine is built. Nothing in here loads, measures or starts anything.
 
 `resolve` may be asked again whenever more is known: before anything is loaded, to refuse what contradicts itself; when
 the target is there, for its context; and when latencies can be measured, for threads and lengths.
@@ -29,7 +29,7 @@ _LONGEST_ROUND = 16  # drafter passes beside one of the target's, at most
 
 
 class Latencies(Protocol):
-    """What passes cost: measured, remembered, or typed in."""
+    """Costs of passes: measured, remembered, or typed in."""
 
     def useful(self, cores: CorePlan) -> CorePlan:
         """Return the cores with no more threads for the target than speed it up."""
@@ -43,7 +43,7 @@ class Latencies(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """What is known of models and machine; what is not known yet is left out."""
+    """Known facts of models and machine; those that are not known yet are left out."""
 
     has_draft: bool = False  # there is a draft model
     has_pool: bool = False  # draft servers are leased from a pool
@@ -62,7 +62,7 @@ class Facts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """How an engine is put together."""
+    """Everything that was decided about an engine before it is built."""
 
     method: Method
     settings: EngineSettings
@@ -84,12 +84,12 @@ class Plan:
 
     @property
     def leases_drafter(self) -> bool:
-        """Whether a pool says which draft server to use."""
+        """True if a pool says which draft server to use."""
         return "remote" in self.placements.values() and self.settings.draft_address is None
 
     @property
     def has_drafter_process(self) -> bool:
-        """Whether a drafter runs in a process of its own, with cores of its own."""
+        """True if a drafter runs in a process of its own, with cores of its own."""
         return "process" in self.placements.values()
 
     def cores_of(self, schedule: Schedule) -> CoreSet:

@@ -20,7 +20,7 @@ _NEAR_TIE_SPACINGS = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """How far apart the target holds two tokens."""
+    """Distance between two tokens in the target's logits."""
 
     logits: float | None  # None: one of the two texts ends there
     is_near_tie: bool  # rounding may bridge it

@@ -1,4 +1,4 @@
-"""What is decoded: published data sets from files in their own format or from the hub, shipped prompts, one's own.
+"""Prompts to decode: published data sets from files in their own format or from the hub, shipped prompts, one's own.
 
 Nothing is fetched unless it is asked for. Formats: GSM8K (Cobbe et al. 2021, arXiv:2110.14168), MGSM (Shi et al. 2022,
 arXiv:2210.03057), MT-bench (Zheng et al. 2023, arXiv:2306.05685), HumanEval (Chen et al. 2021, arXiv:2107.03374), MBPP

@@ -1,4 +1,4 @@
-"""Where a run takes place: command, commit, versions, machine, cores; and how to tell pairs of models apart."""
+"""The place of a run: command, commit, versions, machine, cores; and names that tell pairs of models apart."""
 
 from __future__ import annotations
 

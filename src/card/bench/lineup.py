@@ -60,7 +60,7 @@ class PairSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LineupSettings:
-    """What all rows have in common."""
+    """Settings that all rows have in common."""
 
     params: SamplingParams
     cores: tuple[int, ...]  # the last one is the drafter's; "all cores" are all of them

@@ -1,4 +1,4 @@
-"""What `card bench` can be asked for, by name: rows, presets, data sets. Quick to import, as its help needs it."""
+"""Names that `card bench` can be asked for: rows, presets, data sets. Quick to import, as its help needs it."""
 
 from __future__ import annotations
 

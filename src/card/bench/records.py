@@ -1,4 +1,4 @@
-"""What a bench file is made of: the facts of a run, and what it found out, one typed record per line."""
+"""Parts of a bench file: the facts of a run, and its findings, one typed record per line."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Pair:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
-    """How logits became tokens, in every row alike."""
+    """The rule by which logits became tokens, in every row alike."""
 
     temperature: float
     top_k: int
@@ -72,7 +72,7 @@ class Group:
 
     @property
     def group(self) -> GroupKey:
-        """Which one this is about."""
+        """Identity of the group."""
         return self.pair, self.row, self.workload
 
 
@@ -85,7 +85,7 @@ class Chosen(Group):
 
 @dataclass(frozen=True, slots=True, order=True)
 class SampleKey(Group):
-    """Which decode of a run."""
+    """Identity of one decode of a run."""
 
     prompt: int
     turn: int
@@ -113,7 +113,7 @@ class Sample(SampleKey):
 
     @property
     def key(self) -> SampleKey:
-        """Which decode this is."""
+        """Identity of the decode."""
         return SampleKey(*self.group, self.prompt, self.turn, self.repeat)
 
     @property
@@ -129,7 +129,7 @@ class Sample(SampleKey):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """Where a text leaves the baseline's for the first time; ``gap`` is between the two tokens' logits."""
+    """First place where a text leaves the baseline's; ``gap`` is between the two tokens' logits."""
 
     prompt: int
     turn: int
@@ -141,7 +141,7 @@ class Difference:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check(Group):
-    """How the texts of a row compare with the baseline's; written before any time is shown."""
+    """Comparison of a row's texts with the baseline's; written before any time is shown."""
 
     num_texts: int
     num_equal: int
@@ -229,7 +229,7 @@ def first_difference(ids: Sequence[int], plain: Sequence[int]) -> int | None:
 
 @dataclass(slots=True)
 class Compared:
-    """How the texts of one row on one workload compare with the baseline's."""
+    """Differences between the texts of one row and the baseline's, on one workload."""
 
     num_texts: int = 0
     num_equal: int = 0

@@ -35,7 +35,7 @@ _SPEED_PERIOD_S = 3600.0  # over which the time left is foreseen: rows differ, w
 
 @dataclass(frozen=True, slots=True)
 class PairJob:
-    """What it takes to decode and compare everything for one pair."""
+    """Everything needed to decode and compare one pair."""
 
     name: str
     tokenizer: PreTrainedTokenizerBase

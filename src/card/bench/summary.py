@@ -57,7 +57,7 @@ class Percentiles:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Costs:
-    """What the speed was made of, over all samples; None for what a method does not have or say."""
+    """Parts that the speed was made of, over all samples; None for what a method does not have or say."""
 
     target_passes: int
     mean_acceptance_length: float | None

@@ -1,4 +1,4 @@
-"""What a run found, as a table for the terminal: slowdowns are printed like gains."""
+"""The findings of a run as a table for the terminal: slowdowns are printed like gains."""
 
 from __future__ import annotations
 

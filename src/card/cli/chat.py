@@ -45,7 +45,7 @@ def run(stats: bool, **options: Any) -> None:
 
 @dataclass(slots=True)
 class _Conversation:
-    """What was said so far."""
+    """The conversation so far."""
 
     llm: LLM
     params: SamplingParams

@@ -1,4 +1,4 @@
-"""What `card check-pair` measures of a pair of models, and what follows from it."""
+"""Measurements of a pair of models by `card check-pair`, and what follows from them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _VERIFIED_TOKENS = 8  # of the pass whose price tells how dear verification is
 
 @dataclass(frozen=True, slots=True)
 class ModelMemory:
-    """What one model takes, in bytes; a token is one KV row."""
+    """Memory of one model, in bytes; a token is one KV row."""
 
     num_parameters: int
     weight_bytes: int
@@ -49,7 +49,7 @@ class Latency:
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """How far the target follows the draft model's own greedy tokens; speed decides nothing here."""
+    """Share of the draft model's own greedy tokens that the target follows; speed decides nothing here."""
 
     num_prompts: int  # that were answered, the last one perhaps in part
     num_tokens: int

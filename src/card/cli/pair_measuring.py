@@ -1,4 +1,4 @@
-"""How `card check-pair` measures a pair by decoding, and in how much time at most."""
+"""Measuring a pair by decoding, for `card check-pair`, in a limited time."""
 
 from __future__ import annotations
 

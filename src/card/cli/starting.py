@@ -1,4 +1,4 @@
-"""What happens until a command can work: spinner, imports, and the drafter's process that imports meanwhile."""
+"""The time until a command can work: spinner, imports, and the drafter's process that imports meanwhile."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How candidates are drafted and verified."""
+"""Settings of drafting and verification."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Growth = Literal["layer", "best-first", "branch", "fan-out"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TreeShape:
-    """How a drafter grows a tree of candidates."""
+    """Shape of the tree of candidates that a drafter grows."""
 
     beam_width: int = setting(6, "Most candidates made in one drafter pass.", least=1)  # K
     branch: int = setting(8, "Most continuations kept of one candidate.", least=1)  # in both tiers together
@@ -42,7 +42,7 @@ class TreeShape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftSettings(TreeShape, Replaceable):
-    """How candidates are drafted and how many of them the target verifies."""
+    """Settings of drafting, and of how many candidates the target verifies."""
 
     verify: VerifyShape = setting("chain", f"Shape that the target verifies: {' or '.join(get_args(VerifyShape))}.")
     budget: int = setting(16, "Most candidates verified in one target pass.", least=1)

@@ -1,4 +1,4 @@
-"""Which models run where and how."""
+"""Settings of an engine: which models run where and how."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _SIZE_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSettings(Replaceable):
-    """Which models run where and how."""
+    """Settings of an engine: which models run where and how."""
 
     target: str = setting("demo-target", "Target model: a folder, a GGUF file, a hub name, or demo-target.")
     draft: str | None = setting(
@@ -108,12 +108,12 @@ class EngineSettings(Replaceable):
 
     @property
     def weights_dir(self) -> str | None:
-        """Where converted weights are kept, as the loaders take it: empty for nowhere, None by the system's custom."""
+        """Folder of converted weights, as the loaders take it: empty for nowhere, None by the system's custom."""
         return self.cache_dir if self.cache else ""
 
     @property
     def dtype_of_draft(self) -> str:
-        """What the draft model computes in."""
+        """The dtype that the draft model computes in."""
         return self.draft_dtype or self.dtype
 
     def __post_init__(self) -> None:

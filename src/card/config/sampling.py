@@ -1,4 +1,4 @@
-"""What a request asks for: how logits become tokens, and when the text ends."""
+"""Parameters of a request: how logits become tokens, and when the text ends."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MAX_LOGPROBS = 20  # alternatives to a token that a request can be told of
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """What a text must look like from its first new token to its end."""
+    """A form that a text must have from its first new token to its end."""
 
     kind: GrammarKind
     source: str = ""  # JSON of a schema, a regular expression of the whole text, or a grammar in Lark's notation
@@ -33,7 +33,7 @@ class Grammar:
 
 
 class LogitBias(Mapping[int, float]):
-    """What is added to the logits of some tokens: a mapping that cannot be changed, so that it can be hashed."""
+    """Amounts added to the logits of some tokens: a mapping that cannot be changed, so that it can be hashed."""
 
     __slots__ = ("_values",)
 
@@ -58,7 +58,7 @@ class LogitBias(Mapping[int, float]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams(Replaceable):
-    """How the target's logits become tokens, and when a request ends. Same names as in vLLM."""
+    """Rule by which the target's logits become tokens, and when a request ends. Same names as in vLLM."""
 
     temperature: float = setting(1.0, "0 takes the most likely token.", least=0, below=math.inf)
     top_k: int = setting(0, "Keep the k most likely tokens; 0 keeps all.", least=0, allowed="0 (keep all) or more")
@@ -180,5 +180,5 @@ class ShapingRule:
 
     @property
     def has_penalties(self) -> bool:
-        """Whether it matters which tokens the text has."""
+        """True if it matters which tokens the text has."""
         return self.presence_penalty != 0.0 or self.frequency_penalty != 0.0 or self.repetition_penalty != 1.0

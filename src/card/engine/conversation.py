@@ -1,4 +1,4 @@
-"""What the engine and its drafter say to each other, and that neither misses anything."""
+"""Messages between the engine and its drafter, so that neither misses anything."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Conversation:
 
     @property
     def takes_turns(self) -> bool:
-        """Whether there is a drafter that drafts only when it is told to."""
+        """True if there is a drafter that drafts only when it is told to."""
         return self.link is not None and not self.link.runs_by_itself
 
     @property
@@ -38,7 +38,7 @@ class Conversation:
 
     @property
     def status(self) -> LinkStatus | None:
-        """What users are told of the drafter; None if there is none."""
+        """State of the drafter as users are told it; None if there is none."""
         return None if self.link is None else self.link.worst_status
 
     def listen(self) -> None:

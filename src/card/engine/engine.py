@@ -33,7 +33,7 @@ _MOST_DRAFT_PASSES = 64  # in one round, whatever the policy wants
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """What one round gave one request."""
+    """The gain of one request in one round."""
 
     request_id: int
     token_ids: tuple[int, ...]
@@ -45,7 +45,7 @@ class Update:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """How much runs at once."""
+    """Limits on the work that runs at once."""
 
     max_num_seqs: int = 16
     prefill_chunk: int = 64  # most prompt tokens in a pass that also decodes

@@ -1,4 +1,4 @@
-"""How likely the target finds texts that are given: forward passes beside decoding, a part of a text at a time."""
+"""Log-probabilities of given texts: forward passes beside decoding, a part of a text at a time."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Scorer:
 
     @property
     def has_work(self) -> bool:
-        """Whether `step` would do something."""
+        """True if `step` would do something."""
         return bool(self._jobs)
 
     def check(self, token_ids: tuple[int, ...]) -> None:

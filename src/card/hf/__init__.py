@@ -28,7 +28,7 @@ __all__ = ["GenerateOutput", "generate", "release"]
 
 @dataclass
 class GenerateOutput(GenerateDecoderOnlyOutput):
-    """What `generate` returns with ``return_dict_in_generate``: ``sequences`` [B, S] int64, and the counters."""
+    """Result of `generate` with ``return_dict_in_generate``: ``sequences`` [B, S] int64, and the counters."""
 
     stats: tuple[RequestStats, ...] | None = None  # one per row of the batch
 

@@ -1,4 +1,4 @@
-"""What transformers prepared for one call of `generate`, checked and made into requests."""
+"""Inputs that transformers prepared for one call of `generate`, checked and made into requests."""
 
 from __future__ import annotations
 

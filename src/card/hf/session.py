@@ -31,7 +31,7 @@ _MOST_SEQUENCES = 64  # rows of a batch that run at once
 
 
 class _Call(NamedTuple):
-    """What a call of `generate` asks of a session."""
+    """Everything that a call of `generate` asks of a session."""
 
     model: PreTrainedModel
     draft: PreTrainedModel | None

@@ -40,7 +40,7 @@ Layer = tuple[Tensor, Tensor]  # weight [out, in] and bias [out] of a linear lay
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HRadFacts:
-    """What a predictor was trained on. The target's figures are those of the original of an inflated one."""
+    """Facts of a predictor's training. The target's figures are those of the original of an inflated one."""
 
     num_layers: int  # last layers of the target whose hidden states are inputs
     hidden_size: int  # D of the target
@@ -57,7 +57,7 @@ class HRadFacts:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What the log odds of ALL_ACCEPTED against ALL_REJECTED tell of a drafted token beyond its own probability."""
+    """Evidence in the log odds of ALL_ACCEPTED against ALL_REJECTED beyond a drafted token's own probability."""
 
     weight: float = 0.0  # 0: nothing; 1: as much as if the drafter had known nothing of it
     mean: float = 0.0  # of these log odds over many rounds: nothing special is foreseen

@@ -37,7 +37,7 @@ _ALMOST = 1e-4  # a token is never certain
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainSettings:
-    """How to train."""
+    """Settings of the training."""
 
     epochs: int = 20  # at most
     patience: int = 4  # epochs without a lower loss on the stopping part, after which training ends

@@ -38,7 +38,7 @@ class Int8Linear:
 
     @property
     def addresses(self) -> tuple[int, int, int]:
-        """What its entry in a layer's table holds."""
+        """The entry of a layer's table for this product."""
         return self.panels.data_ptr(), self.scales.data_ptr(), self.bias.data_ptr()
 
 

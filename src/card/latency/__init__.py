@@ -1,1 +1,1 @@
-"""How long passes take here: measured, kept for later starts, and measured again when it is quiet."""
+"""Pass times on this machine: measured, kept for later starts, and measured again when it is quiet."""

@@ -1,4 +1,4 @@
-"""What is measured of the models while an engine starts, or was by an earlier start, and again when it is idle."""
+"""Measurements of the models when an engine starts, or from an earlier start, and again when it is idle."""
 
 from __future__ import annotations
 

@@ -100,7 +100,7 @@ class LatencyStore:
 
 
 class LatencyKey(msgspec.Struct, frozen=True, kw_only=True):
-    """What a latency depends on."""
+    """Everything that a latency depends on."""
 
     about: dict[str, str]
 

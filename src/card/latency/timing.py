@@ -1,4 +1,4 @@
-"""What a forward pass costs: a model of seconds by tokens, sequences and context, measured at start and kept true."""
+"""Cost of a forward pass: a model of seconds by tokens, sequences and context, measured at start and kept true."""
 
 from __future__ import annotations
 

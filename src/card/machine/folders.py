@@ -1,4 +1,4 @@
-"""Where this machine keeps what a later start can use again."""
+"""Folders of this machine for what a later start can use again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a worker computes on a device that it shares."""
+"""A worker's place on a device that it shares."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the processor can do beyond what torch uses by itself, and which kernels of ours are made for it."""
+"""Instructions of the processor that torch does not use by itself, and the kernels of ours that are made for them."""
 
 from __future__ import annotations
 

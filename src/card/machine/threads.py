@@ -1,4 +1,4 @@
-"""Where passes compute: CPU cores, and threads, torch's own or those of integer passes."""
+"""Resources of passes: CPU cores, and threads, torch's own or those of integer passes."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class ThreadsKept:
 
 @dataclass(frozen=True, slots=True)
 class CoreSet:
-    """Where a computation runs: cores (empty: not pinned) and threads (None: left as they are)."""
+    """Place of a computation: cores (empty: not pinned) and threads (None: left as they are)."""
 
     cores: tuple[int, ...] = ()
     threads: int | None = None
@@ -75,7 +75,7 @@ class CoreSet:
 
 @dataclass(frozen=True, slots=True)
 class CorePlan:
-    """Where each side runs; the target's threads are the most that it may have."""
+    """Places of both sides; the target's threads are the most that it may have."""
 
     beside: CoreSet  # the target while a drafter in another process runs beside it
     alone: CoreSet  # the target while it has all cores, or takes turns on them with a drafter in its own process

@@ -1,4 +1,4 @@
-"""What distinguishes one decoding method from another: who drafts, when, and in which shape."""
+"""Differences between decoding methods: who drafts, when, and in which shape."""
 
 from __future__ import annotations
 

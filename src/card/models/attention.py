@@ -87,7 +87,7 @@ def sequence_pass(
 
 @dataclass(frozen=True, slots=True)
 class Scoring:
-    """How a layer makes weights of products of queries and keys."""
+    """Rule by which a layer turns products of queries and keys into weights."""
 
     scale: float | None = None  # factor on the scores; None for 1 / sqrt(D)
     softcap: float | None = None  # bounds the scores by ``softcap * tanh(scores / softcap)``
@@ -95,7 +95,7 @@ class Scoring:
 
     @property
     def is_plain(self) -> bool:
-        """Whether an attention kernel can do it."""
+        """True if an attention kernel can do it."""
         return self.softcap is None and self.sinks is None
 
 

@@ -111,12 +111,12 @@ class DecoderModel(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
+        """The device of the weights."""
         return self.get_input_embeddings().weight.device
 
     @property
     def dtype(self) -> torch.dtype:
-        """What they are in."""
+        """The dtype of the weights."""
         return self.get_input_embeddings().weight.dtype
 
     def get_input_embeddings(self) -> nn.Embedding:

@@ -23,7 +23,7 @@ FINAL = -1  # the state after the final norm, in transformers' ``hidden_states``
 
 @dataclass(frozen=True, slots=True)
 class FeatureWish:
-    """Which hidden states a consumer wants.
+    """The hidden states that a consumer wants.
 
     ``layers`` count as transformers' ``hidden_states`` do: 0 is the embedding, 1 follows the first layer, and the last
     one (-1) is taken after the final norm. Those of an inflated model are its original's.
@@ -49,7 +49,7 @@ class FeatureConsumer(Protocol):
 
     @property
     def wish(self) -> FeatureWish:
-        """What it wants to see, always the same."""
+        """The states that it wants to see, always the same."""
 
     def observe(self, seen: SeenRows) -> float | None:
         """Take the rows that a pass added to a text.
@@ -59,7 +59,7 @@ class FeatureConsumer(Protocol):
 
 
 class PassStates:
-    """What one pass keeps for all wishes together."""
+    """States that one pass keeps for all wishes together."""
 
     def __init__(self, layers: Set[int], rows: Tensor | slice) -> None:
         self.layers = layers  # that are wanted: 0, 1, ... or `FINAL`

@@ -59,7 +59,7 @@ def require_causal(model: LoadedModel) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Heads:
-    """What one layer attends with."""
+    """Heads of one layer: their numbers, sizes, dtype and device."""
 
     num_query_heads: int
     num_kv_heads: int

@@ -45,7 +45,7 @@ _UNITS = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InflatedShape:
-    """How large an inflated model is."""
+    """Size of an inflated model."""
 
     copies: int  # n: its width over the original one, and its heads over the original ones
     layers: int
@@ -54,7 +54,7 @@ class InflatedShape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OriginalSize:
-    """How large a model is; an inflated one: how large the model was that it was made from."""
+    """Size of a model; of an inflated one: that of the model it was made from."""
 
     num_parameters: int
     num_layers: int

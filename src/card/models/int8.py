@@ -244,7 +244,7 @@ class Int8Decoder:
 
 
 class _Room:
-    """How much memory for passes there is."""
+    """Buffers of the passes, for as many rows as they have room for."""
 
     def __init__(self) -> None:
         self.num_rows = self.own_bytes = self.num_threads = 0

@@ -165,7 +165,7 @@ class RowTree:
 
 @dataclass(frozen=True, slots=True)
 class KVLayout:
-    """What one row of the cache holds."""
+    """Layout of one row of the cache."""
 
     num_layers: int
     num_kv_heads: int

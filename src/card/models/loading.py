@@ -62,7 +62,7 @@ _DTYPES = {
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    """Where a model is read from."""
+    """Source that a model is read from."""
 
     name: str  # as the user wrote it
     path: str  # a folder, or a name on the hub

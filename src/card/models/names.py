@@ -1,4 +1,4 @@
-"""What models are called in messages to users."""
+"""Names of models in messages to users."""
 
 from __future__ import annotations
 

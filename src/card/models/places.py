@@ -1,4 +1,4 @@
-"""Where a model's name leads on this machine. Quick to import: a wrong path is told before anything is loaded."""
+"""Places of models on this machine, by name. Quick to import: a wrong path is told before anything is loaded."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ class Opened:
 
 @dataclass(frozen=True, slots=True)
 class PoolStats:
-    """What a pool holds now and how often a text was found in it since it was made."""
+    """Contents of a pool now, and the number of texts found in it since it was made."""
 
     queries: int  # calls of open
     hits: int  # of these, how many reused rows

@@ -1,4 +1,4 @@
-"""What the engine asks of a language model: logits for new tokens with parents, and row operations on its KV cache."""
+"""Contract of a language model: logits for new tokens with parents, and row operations on its KV cache."""
 
 from __future__ import annotations
 

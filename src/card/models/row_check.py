@@ -1,4 +1,4 @@
-"""Whether a model that runs through transformers' modules gets the logits of transformers' own forward.
+"""Check that a model that runs through transformers' modules gets the logits of transformers' own forward.
 
 A model may make a mask of its own, or let rows depend on what else is in a pass. Its architecture does not tell. So a
 short text is run in each of the ways in which CARD runs texts.

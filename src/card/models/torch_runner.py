@@ -150,12 +150,12 @@ class TorchRunner:
 
     @property
     def is_fused(self) -> bool:
-        """Whether the decoder is walked directly."""
+        """True if the decoder is walked directly."""
         return not isinstance(self._decoder, GenericDecoder)
 
     @property
     def precision(self) -> str:
-        """How it computes: int8, or the dtype."""
+        """The precision it computes in: int8, or the dtype."""
         return "int8" if isinstance(self._decoder, Int8Decoder) else str(self.dtype).removeprefix("torch.")
 
     def open(self, max_rows: int | None = None) -> int:

@@ -1,4 +1,4 @@
-"""What the weight files of a folder hold, by their headers: read before anything is built by what config.json asks for.
+"""Contents of a folder's weight files, by their headers: read before anything is built by what config.json asks for.
 
 A config can ask for two thousand million layers, or for a matrix of the size of the disk. transformers builds first and
 compares then.
@@ -30,7 +30,7 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 
 class FolderError(ValueError):
-    """Why the weights in a folder cannot be used, in words that follow their name."""
+    """A fault that makes the weights in a folder useless, in words that follow their name."""
 
 
 def raw_config(folder: Path) -> Any:

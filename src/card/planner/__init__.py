@@ -1,1 +1,1 @@
-"""What every method would do on hardware and pairs that were only profiled and recorded: the engine in virtual time."""
+"""Runs of every method on hardware and pairs that were only profiled and recorded: the engine in virtual time."""

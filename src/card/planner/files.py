@@ -14,7 +14,7 @@ T = TypeVar("T", bound=msgspec.Struct)
 
 
 class _Head(msgspec.Struct):
-    """What every such file begins with."""
+    """Fields at the beginning of every such file."""
 
     kind: str = ""
     version: int = 0

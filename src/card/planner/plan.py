@@ -34,7 +34,7 @@ _LARGEST = {"num_speculative_tokens": 32, "beam_width": 64, "budget": 128, "lead
 
 @dataclass(frozen=True, slots=True)
 class Sensitivity:
-    """What half and twice of a knob do to the speed."""
+    """Effect on the speed of half and twice of a knob."""
 
     knob: str
     value: int
@@ -44,7 +44,7 @@ class Sensitivity:
 
 @dataclass(frozen=True, slots=True)
 class MethodPlan:
-    """What to expect of one method."""
+    """Expected figures of one method."""
 
     method: str
     where: str  # the drafter: none, inline, switch, process, thread or remote

@@ -1,4 +1,4 @@
-"""How many targets one drafter can serve: a light model of a pool, whose figures come from virtual runs of the workers.
+"""Number of targets that one drafter can serve: a light model of a pool, with figures from virtual runs of the workers.
 
 A drafter makes one pass for the beams of all targets that have something to expand. So with more targets each pass
 takes longer, and each target sees a slower drafter. How fast a target is beside a drafter that is so many times slower
@@ -50,7 +50,7 @@ class Service:
 
 @dataclass(frozen=True, slots=True)
 class PoolRun:
-    """What a pool does under a load, on average."""
+    """Figures of a pool under a load, on average."""
 
     num_targets: int
     tokens_per_s: float  # of one request while it is decoded
@@ -94,7 +94,7 @@ def _pass_cost(scene: Scene, method: str) -> _Pass:
 
 @dataclass(frozen=True, slots=True)
 class _Pass:
-    """What a drafter pass takes for some beams of equal size."""
+    """Cost of a drafter pass for some beams of equal size."""
 
     cost: PassCost
     overheads: Overheads

@@ -1,4 +1,4 @@
-"""What a model's passes cost on some hardware, and what goes on around them: the planner's only idea of time."""
+"""Costs of a model's passes on some hardware, and of what goes on around them: the planner's only idea of time."""
 
 from __future__ import annotations
 

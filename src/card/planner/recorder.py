@@ -31,7 +31,7 @@ _CHUNK = 64  # positions whose logits are held at once
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What the target wrote behind a prompt."""
+    """Text of the target behind a prompt."""
 
     prompt_ids: tuple[int, ...]
     token_ids: tuple[int, ...]
@@ -40,7 +40,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordRequest:
-    """What to record."""
+    """The models, prompts and settings to record."""
 
     target: str
     draft: str

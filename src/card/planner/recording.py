@@ -1,4 +1,4 @@
-"""What a pair did on some prompts: the target's texts, and at each position what both models held likely.
+"""Recording of a pair on some prompts: the target's texts, and at each position what both models held likely.
 
 With a recording the engine runs without any model (`card.planner.replay`). Scores of the draft model are as its drafter
 reports them: under the sampling rule, with coupled noise where it was on, sharpened. So a recording replays one seed.

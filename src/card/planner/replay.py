@@ -33,7 +33,7 @@ _MOST_ROWS_KEPT = 4096  # of logits
 
 @dataclass(frozen=True, slots=True)
 class PassSize:
-    """What the time of a pass depends on."""
+    """Everything that the time of a pass depends on."""
 
     num_tokens: int
     num_sequences: int

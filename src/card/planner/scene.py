@@ -71,7 +71,7 @@ class Scene:
 
 @dataclass(frozen=True, slots=True)
 class Setups:
-    """Which ways to run the models a plan leads to."""
+    """Ways of running the models, one for each schedule of a plan."""
 
     alone: Setup  # of the target with all cores
     beside: Setup  # beside a drafter
@@ -81,7 +81,7 @@ class Setups:
 
 @dataclass(frozen=True, slots=True)
 class _ProfiledLatencies:
-    """What passes cost by the profiles."""
+    """Costs of passes by the profiles."""
 
     scene: Scene
 
@@ -222,7 +222,7 @@ def make_request(parts: Parts, scene: Scene, texts: ReplayedTexts, text_idx: int
 
 @dataclass(slots=True)
 class _Shown:
-    """What the models of a stage see of it while it runs."""
+    """State of a stage as its models see it while it runs."""
 
     parts: Parts | None = None
     are_targets: bool = False  # the caches of a CPU: its weights have driven those of a drafter on the same cores out

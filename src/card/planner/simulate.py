@@ -20,7 +20,7 @@ _NUM_WARM_UPS = 1  # texts decoded before, so that what a policy learns at first
 
 @dataclass(frozen=True, slots=True)
 class VirtualRun:
-    """What one method did. Times are virtual seconds of decoding, the reading of prompts left out."""
+    """Figures of one method. Times are virtual seconds of decoding, the reading of prompts left out."""
 
     method: str
     where: str  # of the drafter; none

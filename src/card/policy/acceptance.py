@@ -1,4 +1,4 @@
-"""How likely candidates are accepted: by who proposed them, how likely that writer thinks them, and by depth."""
+"""Chances of candidates to be accepted: by who proposed them, how likely that writer thinks them, and by depth."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Chances:
 
 
 class Agreement:
-    """How often the draft model's next token was the target's, fading back to the first guess."""
+    """Share of the draft model's next tokens that were the target's, fading back to the first guess."""
 
     def __init__(self) -> None:
         self._agreed = self._compared = 0.0
@@ -89,7 +89,7 @@ class Agreement:
 
 
 class Acceptance:
-    """What is known of the text: the chance of each candidate, and how far the draft model and the others get."""
+    """Estimates for the text: the chance of each candidate, and how far the draft model and the others get."""
 
     def __init__(self) -> None:
         self._chances: defaultdict[tuple[bool, int], Chances] = defaultdict(Chances)  # by is_greedy and writers
@@ -106,7 +106,7 @@ class Acceptance:
 
     @property
     def others(self) -> tuple[tuple[float, ...], float]:
-        """What other writers than the draft model get accepted, by depth from 1 on, and their candidates in a round."""
+        """Acceptance of other writers than the draft model, by depth from 1 on, and their candidates in a round."""
         total = max(self._num_verified, 1e-9)
         return tuple(share / total for share in self._others), self._num_rows / total
 

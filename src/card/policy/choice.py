@@ -1,4 +1,4 @@
-"""How many candidates to verify in a round, and whether to draft on: expected tokens against the seconds they cost.
+"""Choosing how many candidates a round verifies, and whether to draft on: expected tokens against their seconds.
 
 Everything maximises ``expected tokens - rate * seconds``, with the long-run committed tokens per second as the rate: a
 second spent for less than what a second brings elsewhere is lost. The choice that is best at the rate it then yields is

@@ -1,4 +1,4 @@
-"""What a round costs: passes as measured at start, kept true by one running ratio for each schedule."""
+"""Cost of a round: passes as measured at start, kept true by one running ratio for each schedule."""
 
 from __future__ import annotations
 

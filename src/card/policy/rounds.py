@@ -1,4 +1,4 @@
-"""What a round does with its drafter: draft first, wait, or verify what there is, and how much of it.
+"""Decisions of a round: draft first, wait, or verify what there is, and how much of it.
 
 A policy decides and observes. It never speaks to the drafter, runs no model and reads no clock: the engine does what it
 says and tells what came of it. `Policy` obeys the settings to the letter; `card.policy.tuned` tunes what was left open.
@@ -35,7 +35,7 @@ class Wait:
 
 @dataclass(slots=True)
 class RoundView:
-    """What a policy sees of a round before its pass."""
+    """View that a policy has of a round before its pass."""
 
     requests: Sequence[Request]  # those that decode, R of them
     num_prompt_tokens: int  # tokens of prompts that the pass runs besides
@@ -53,7 +53,7 @@ class RoundView:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of a round."""
+    """Result of a round."""
 
     view: RoundView
     result: StepResult

@@ -1,4 +1,4 @@
-"""Which schedule to use: each is the arm of a discounted bandit, and the cost model's prediction is its prior.
+"""Choosing a schedule: each is the arm of a discounted bandit, and the cost model's prediction is its prior.
 
 What is learnt of a schedule is the logarithm of measured over predicted tokens per second: predictions follow the text
 and the machine, so their error changes less than the speed itself. Its estimate is normal: the prior has mean 0 and
@@ -30,7 +30,7 @@ REVIEW_ROUNDS = 4
 
 @dataclass(slots=True)
 class Record:
-    """What a schedule promised at one batch size and what it gave, fading."""
+    """Promised and measured speed of a schedule at one batch size, fading."""
 
     given: float = 0.0  # tokens
     promised: float = 0.0  # in the same seconds

@@ -1,4 +1,4 @@
-"""What the workers say to each other, and how it is put into bytes.
+"""Messages between the workers, and their bytes.
 
 The target owns the text, the drafter owns the tree. Every message can be lost, late, repeated or out of order without
 harm: corrections carry absolute positions, layers are numbered, and each side can ask the other to send more.
@@ -34,7 +34,7 @@ _PENALTIES = ("presence_penalty", "frequency_penalty", "repetition_penalty")
 
 
 class DraftSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """How one request is to be drafted."""
+    """Drafting rules of one request."""
 
     sampling: SamplingRule
     shape: TreeShape
@@ -90,7 +90,7 @@ class Pong(msgspec.Struct, frozen=True, tag=True):
 
 
 class PassSeconds(msgspec.Struct, frozen=True):
-    """What passes of a draft model were measured to take."""
+    """Measured seconds of a draft model's passes."""
 
     points: tuple[tuple[int, float], ...]  # (tokens, seconds) of passes of one sequence
     per_sequence_s: float  # seconds that each further sequence adds to a pass of as many tokens

@@ -1,4 +1,4 @@
-"""Who gets which drafter of a pool, and how many it has: a state machine without a clock, without I/O, without Ray.
+"""Sharing out the drafters of a pool among targets: a state machine without a clock, without I/O, without Ray.
 
 Drafters report themselves and are forgotten when they are silent. A target holds at most one lease, which it renews;
 one that is not renewed expires. Both may be lost with the process that runs this: reports bring the drafters back, and
@@ -22,7 +22,7 @@ SETTLE_S = 10.0  # that a lease stays where it is before it may be moved: moving
 
 
 class DrafterReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What a drafter says of itself."""
+    """A drafter's account of itself."""
 
     address: str  # tcp://host:port
     incarnation: int  # above 0, of this life of it
@@ -32,7 +32,7 @@ class DrafterReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Wish(msgspec.Struct, frozen=True, kw_only=True):
-    """What a target needs."""
+    """Needs of a target."""
 
     tokenizer: str  # fingerprint
     load: int  # requests that are open
@@ -69,7 +69,7 @@ class _Held:
 
     @property
     def weight(self) -> int:
-        """What it adds to its drafter: a session costs something even while it has no requests."""
+        """Its load on its drafter: a session costs something even while it has no requests."""
         return 1 + self.load
 
 

@@ -1,4 +1,4 @@
-"""What an application on Ray Serve is asked for: in the `args` of a YAML file, or after `serve run card.ray:app`.
+"""Settings of an application on Ray Serve: in the `args` of a YAML file, or after `serve run card.ray:app`.
 
 Its own settings stand beside those of the engine and of the server, by the same names as everywhere.
 """
@@ -26,7 +26,7 @@ _DEMO_DRAFT = "demo-draft"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolSettings:
-    """How many targets and drafters there are, what each gets of a node, and where the keys lie."""
+    """Numbers of targets and drafters, the share of a node that each gets, and the place of the keys."""
 
     pool: str | None = setting(None, "Application whose drafters the targets use.", least=1, shown="this one")
     min_targets: int = setting(1, "Fewest targets.", least=1)

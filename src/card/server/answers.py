@@ -1,4 +1,4 @@
-"""How answers are written: as JSON, as server-sent events, and errors in OpenAI's shape."""
+"""Writing answers: as JSON, as server-sent events, and errors in OpenAI's shape."""
 
 from __future__ import annotations
 

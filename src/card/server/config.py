@@ -19,7 +19,7 @@ LogLevel = Literal["debug", "info", "warning", "error"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerSettings:
-    """Where the server listens, whom it lets in, and how much it takes on."""
+    """Address of the server, whom it lets in, and how much it takes on."""
 
     host: str = setting("127.0.0.1", "Address to listen on.", shown="127.0.0.1, this machine only")
     port: int = setting(8000, "Port; 0 takes a free one.", least=0, most=2**16 - 1)

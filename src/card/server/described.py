@@ -1,4 +1,4 @@
-"""What `/openapi.json` says beyond the models: the bodies that the endpoints read by themselves, errors, limits."""
+"""Additions to `/openapi.json`: the bodies that the endpoints read by themselves, errors, limits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who may ask: with which API key, under which names of the server, from which web pages.
+"""Admission of requests: with which API key, under which names of the server, from which web pages.
 
 A page of a stranger must reach nothing. It can give its own name the address of this machine (DNS rebinding); to the
 browser the server's answers are then the page's own. The `Host` header still has that name. And a page may send simple

@@ -49,7 +49,7 @@ class ApiError(CardError):
 
     @property
     def kind(self) -> str:
-        """What sort of error it is, by OpenAI's names."""
+        """The type of the error, by OpenAI's names."""
         return _TYPES.get(self.status, _TYPES[400] if self.status < 500 else _TYPES[500])
 
     def headers(self) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""What holds an answer to a form: OpenAI's `response_format`, vLLM's `structured_outputs` and its older `guided_*`."""
+"""Forms of answers: OpenAI's `response_format`, vLLM's `structured_outputs` and its older `guided_*`."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class JsonSchema(Strict):
 
 
 class ResponseFormat(Strict):
-    """What an answer must look like."""
+    """Form that an answer must have."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None

@@ -1,4 +1,4 @@
-"""What the server tells without writing text: its models and their tokens, its health, its figures."""
+"""Endpoints that write no text: models and their tokens, health, figures."""
 
 from __future__ import annotations
 

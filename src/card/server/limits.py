@@ -1,4 +1,4 @@
-"""How much the server takes on: size of a body, requests that wait, time of a request."""
+"""Limits of the server: size of a body, requests that wait, time of a request."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the server counts: of each text as it is written, and summed over all of them.
+"""Counters of the server: of each text as it is written, and summed over all of them.
 
 A request's counters live in its `RequestStats`, which the engine keeps anyway; the sums add up those of running
 requests and what finished ones left behind. Nothing is counted per token.

@@ -1,4 +1,4 @@
-"""Where in a text each of its tokens begins."""
+"""Offsets of tokens in a text."""
 
 from __future__ import annotations
 

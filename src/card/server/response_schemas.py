@@ -1,4 +1,4 @@
-"""What clients may send to `POST /v1/responses`, and the conversation that it stands for."""
+"""Bodies of `POST /v1/responses`, and the conversation that each stands for."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class FunctionCallItem(Strict):
 
 
 class FunctionOutputItem(Strict):
-    """What a function gave back."""
+    """Result of a function."""
 
     type: Literal["function_call_output"]
     call_id: str
@@ -116,7 +116,7 @@ class FunctionTool(FunctionDefinition):
 
 
 class TextFormat(Strict):
-    """What the text of an answer must look like."""
+    """Form that the text of an answer must have."""
 
     type: Literal["text", "json_object", "json_schema"]
     name: str | None = None
@@ -132,21 +132,21 @@ class TextFormat(Strict):
 
 
 class TextOptions(Strict):
-    """How text is written."""
+    """Options of the text."""
 
     format: TextFormat | None = None
     verbosity: Literal["medium"] | None = None
 
 
 class Reasoning(Strict):
-    """How much the model thinks before it answers: goes to the chat template, most know nothing of it."""
+    """Effort of thinking before an answer: goes to the chat template, most know nothing of it."""
 
     effort: Effort | None = None
     summary: Literal["auto"] | None = None
 
 
 class ResponseStreamOptions(Strict):
-    """How a stream looks."""
+    """Options of a stream."""
 
     include_obfuscation: NotDone = False
 

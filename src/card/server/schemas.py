@@ -1,4 +1,4 @@
-"""What clients may send. A field that is not here is refused with its name; values are taken as they are typed."""
+"""Bodies that clients may send. An unknown field is refused with its name; values are taken as they are typed."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
 
 
 class StreamOptions(Strict):
-    """How a stream ends."""
+    """Options of a stream's end."""
 
     include_usage: bool = False
     include_obfuscation: NotDone = False
@@ -111,7 +111,7 @@ class SamplingFields(CommonFields, GuidedFields):
 
     @property
     def includes_usage(self) -> bool:
-        """Whether the stream ends with the number of tokens."""
+        """True if the stream ends with the number of tokens."""
         return self.stream_options is not None and self.stream_options.include_usage
 
 

@@ -1,4 +1,4 @@
-"""What all endpoints share: the model, the limits, the figures; and one API request's way through the engine."""
+"""Service behind all endpoints: the model, the limits, the figures; and one API request's way through the engine."""
 
 from __future__ import annotations
 
@@ -52,12 +52,12 @@ class Choice:
 
     @property
     def text(self) -> str:
-        """What was collected."""
+        """The collected text."""
         return "".join(chunk.text for chunk in self.chunks)
 
     @property
     def finish_reason(self) -> FinishReason:
-        """Why the collected text ends."""
+        """The reason why the collected text ends."""
         return (self.chunks[-1].finish_reason if self.chunks else None) or "length"
 
 

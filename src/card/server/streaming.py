@@ -1,4 +1,4 @@
-"""How answers are sent: as server-sent events while they are written, and only as long as somebody listens."""
+"""Sending answers: as server-sent events while they are written, and only as long as somebody listens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How single tokens are written in answers: their text, their bytes, and lists of log-probabilities."""
+"""Single tokens in answers: their text, their bytes, and lists of log-probabilities."""
 
 from __future__ import annotations
 

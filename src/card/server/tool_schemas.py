@@ -1,4 +1,4 @@
-"""What clients may send of functions: those offered, which one to call, and the calls of earlier turns."""
+"""Functions in what clients send: those offered, the one to call, and the calls of earlier turns."""
 
 from __future__ import annotations
 

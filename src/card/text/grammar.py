@@ -55,7 +55,7 @@ class GrammarCompiler:
 
     @property
     def is_compiling(self) -> bool:
-        """Whether a grammar is being compiled, which nothing can end."""
+        """True if a grammar is being compiled, which nothing can end."""
         return any(work.running() for work in list(self._begun.values()))
 
     def begin(self, grammar: Grammar, *, retries: bool = True) -> Future[MatcherState]:

@@ -1,4 +1,4 @@
-"""How much text one token can stand for, so that a text far too long is told without tokenizing it."""
+"""Most text that one token can stand for, so that a text far too long is told without tokenizing it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the drafter's process is started: what it may import, what it is told of the environment, and ahead of need.
+"""Start of the drafter's process: what it may import, what it is told of the environment, and ahead of need.
 
 Light on imports: the command line starts the process before it imports torch itself, so that both import side by side.
 """

@@ -37,7 +37,7 @@ class Lease(msgspec.Struct, frozen=True, tag="lease"):
 
 
 class NoLease(msgspec.Struct, frozen=True, tag="none"):
-    """Why there is none, or why it has ended."""
+    """Reason why there is none, or why it has ended."""
 
     reason: str
 

@@ -1,4 +1,4 @@
-"""How the target reaches its drafter, whatever lies between them."""
+"""Links from the target to its drafter, whatever lies between them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from card.workers.metrics import DrafterState
 
 @dataclass(frozen=True, slots=True)
 class LinkStatus:
-    """How the drafter is doing."""
+    """State of a drafter."""
 
     state: DrafterState
     reason: str = ""
@@ -67,17 +67,17 @@ class DrafterLink:
 
     @property
     def ready(self) -> Ready | None:
-        """What the newest drafter outside this process said of itself when it came up; None if there was none yet."""
+        """Account of itself of the newest drafter outside this process that came up; None before the first."""
         return None
 
     @property
     def status(self) -> LinkStatus:
-        """How the drafter is doing."""
+        """State of the drafter."""
         return self._status
 
     @property
     def worst_status(self) -> LinkStatus:
-        """What users are told: of several drafters, how the one is doing that does worst."""
+        """State that users are told: of several drafters, that of the one that does worst."""
         return self.status
 
     @property

@@ -1,4 +1,4 @@
-"""What links to drafters outside this process have in common: one ZeroMQ socket, watched and replaced when it fails."""
+"""Base of the links to drafters outside this process: one ZeroMQ socket, watched and replaced when it fails."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Watch:
 
     @property
     def is_listening(self) -> bool:
-        """Whether it makes sense to send something."""
+        """True if it makes sense to send something."""
         return self.state in ("up", "degraded")
 
     def begin(self, now: float) -> None:
@@ -145,7 +145,7 @@ class OutsideLink(DrafterLink, ABC):
 
     @property
     def ready(self) -> Ready | None:
-        """What the newest drafter that came up said of itself."""
+        """Account that the newest drafter gave of itself when it came up."""
         return self._ready
 
     def begin(self) -> None:

@@ -32,7 +32,7 @@ _SERVED_WARM_UP_TOKENS = 16  # most tokens of a usual pass, as far as that is kn
 
 
 class DraftModel(msgspec.Struct, frozen=True, kw_only=True):
-    """Which draft model, and how much of it."""
+    """The draft model and its limits."""
 
     name: str  # a folder, a GGUF file, a hub name, or demo-draft
     dtype: str
@@ -60,7 +60,7 @@ class DraftModel(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DrafterConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """What a child needs to know; its parent's link fills in the first three."""
+    """Configuration of a child; its parent's link fills in the first three."""
 
     address: str = ""
     incarnation: int = 0

@@ -38,7 +38,7 @@ _FAILURES = (CardError, RuntimeError, MemoryError)  # out of memory is a Runtime
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerLimits:
-    """What the server grants its clients."""
+    """Limits of what the server grants its clients."""
 
     max_sessions: int = setting(16, least=1)
     max_requests: int = setting(MAX_REQUESTS, least=1)  # open at once, per session
@@ -120,7 +120,7 @@ class DraftServer:
 
     @property
     def address(self) -> str:
-        """Where clients connect to, with the port that was chosen."""
+        """Address that clients connect to, with the port that was chosen."""
         return self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
 
     @property

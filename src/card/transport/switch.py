@@ -51,13 +51,13 @@ class SwitchLink(DrafterLink):
 
     @property
     def status(self) -> LinkStatus:
-        """How the present drafter is doing; restarts of both."""
+        """State of the present drafter; restarts of both."""
         own = self._active.status
         return LinkStatus(own.state, own.reason, sum(link.status.num_restarts for link in self._links.values()))
 
     @property
     def worst_status(self) -> LinkStatus:
-        """How the drafter is doing that does worse: one that is down is told of while the other one drafts."""
+        """State of the drafter that does worse: one that is down is told of while the other one drafts."""
         status = self.status
         for link in self._links.values():
             own = link.status
@@ -67,7 +67,7 @@ class SwitchLink(DrafterLink):
 
     @property
     def ready(self) -> Ready | None:
-        """What the drafter beside the target said of itself; the other one is in this process."""
+        """Account of itself of the drafter beside the target; the other one is in this process."""
         return self._links["beside"].ready
 
     def use(self, schedule: Schedule) -> None:

@@ -1,1 +1,1 @@
-"""What a tree of candidates is, and when one of its tokens is right: no torch model, no I/O."""
+"""Trees of candidates, and the rule by which one of their tokens is right: no torch model, no I/O."""

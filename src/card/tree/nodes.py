@@ -1,4 +1,4 @@
-"""What is said about nodes of a candidate tree: those that the drafter made, and those that the target is offered."""
+"""Facts about nodes of a candidate tree: those that the drafter made, and those that the target is offered."""
 
 from __future__ import annotations
 

@@ -204,7 +204,7 @@ def _check_scores(values: Sequence[float]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """How likely the target found a token: natural logarithms, before temperature, penalties and masks."""
+    """The target's log-probabilities of a token: natural logarithms, before temperature, penalties and masks."""
 
     token_id: int
     logprob: float

@@ -1,4 +1,4 @@
-"""What a request wants changed in the target's logits before a token is chosen: grammar, biases and penalties.
+"""Changes of the target's logits before a token is chosen: grammar, biases and penalties.
 
 What comes out is a pure function of the logits, of the rule and of the text before the position: the prompt, the new
 tokens, and the candidates on the path to it. So a candidate's logits are shaped exactly as they will be if it becomes
@@ -27,7 +27,7 @@ Path = Sequence[int]
 
 
 class GrammarState(Protocol):
-    """How far one text has come in its grammar."""
+    """Progress of one text in its grammar."""
 
     def fork(self) -> GrammarState:
         """Return a state at the beginning of the same grammar."""
@@ -131,7 +131,7 @@ class Shaping:
 
 @dataclass(frozen=True, slots=True)
 class TallyRows:
-    """How often tokens occur before each of N positions; U of them, those that occur at all included."""
+    """Counts of tokens before each of N positions; U of them, those that occur at all included."""
 
     ids: npt.NDArray[np.int64]  # [U]
     counts: npt.NDArray[np.int64]  # [N, U] among the new tokens and on the path

@@ -1,4 +1,4 @@
-"""Who decides which candidates stay and which token follows.
+"""Verifiers: they decide which candidates stay and which token follows.
 
 The exact verifier is `MATCH`: it walks down from the root, takes the target's own choice at each node, and goes on
 while that is a candidate. Every emitted token is the target's choice, so the text is that of plain decoding, token for
@@ -18,7 +18,7 @@ from card.tree.nodes import ROOT, Nodes
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What one verification commits: the accepted candidates from the root down, then the target's own token."""
+    """Result of one verification: the accepted candidates from the root down, then the target's own token."""
 
     accepted: tuple[int, ...]  # indices into the candidates
     next_id: int  # recovered or bonus token
@@ -26,7 +26,7 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """What a target pass found out about N candidates of one request."""
+    """Findings of a target pass about N candidates of one request."""
 
     offer: Nodes  # the candidates
     logits: Tensor  # [1 + N, V] of the target after the root and after each candidate; grammar and penalties applied

@@ -1,1 +1,1 @@
-"""Whether a server that speaks OpenAI's API writes the same with and without speculation. See docs/verify-server.md."""
+"""Check that a server of OpenAI's API writes the same with and without speculation. See docs/verify-server.md."""

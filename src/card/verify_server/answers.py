@@ -1,4 +1,4 @@
-"""What a server said, whole or streamed, of chat or completions, in one shape."""
+"""Answers of a server, whole or streamed, of chat or completions, in one shape."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ SCHEMA: Mapping[str, Any] = MappingProxyType(
 
 
 class NotSupportedError(Exception):
-    """What a check is about is not there; the text says why."""
+    """Absence of what a check is about; the text says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class Material:
 
     @property
     def base(self) -> Side:
-        """Whose answers count: those without speculation, or else the server's own."""
+        """The side whose answers count: the one without speculation, or else the server itself."""
         return self.plain or self.fast
 
     def question(self, *turns: str) -> Question:

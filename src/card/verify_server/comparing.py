@@ -1,4 +1,4 @@
-"""Where two answers part, and how nearly the two tokens there tied."""
+"""Finding where two answers part, and how nearly the two tokens there tied."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Difference:
 
     @property
     def tie(self) -> str:
-        """How nearly the two tokens tied, in words; empty if it is not known."""
+        """The distance of the two tokens, in words; empty if it is not known."""
         if self.gap is None:
             return ""
         name = "a near tie" if abs(self.gap) <= NEAR_TIE else "no near tie"

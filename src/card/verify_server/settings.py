@@ -1,4 +1,4 @@
-"""What `card verify-server` is told: where the servers are, how they are asked, and what."""
+"""Settings of `card verify-server`: where the servers are, how they are asked, and what."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Address:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerifySettings:
-    """How the servers are asked."""
+    """Settings of the questions to the servers."""
 
     api: Api = setting("auto", "Ask by chat, completions, or what works (auto).")
     plain_fields: dict[str, Any] | None = None  # of a request, to switch speculation off; None: as the server has it

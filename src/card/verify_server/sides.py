@@ -20,7 +20,7 @@ _SHOWN_MODELS = 8
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What is asked, whoever answers."""
+    """A question, whoever answers."""
 
     turns: tuple[str, ...]  # of user and assistant in turn, the user's first and last
     fields: Mapping[str, Any] = field(default_factory=dict)

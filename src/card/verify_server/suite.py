@@ -23,7 +23,7 @@ _PROBE_TOKENS = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """What one check found."""
+    """Result of one check."""
 
     name: str
     title: str
@@ -36,7 +36,7 @@ class Result:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """What a run found."""
+    """Results of a run."""
 
     url: str
     model: str

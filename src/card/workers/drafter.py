@@ -99,7 +99,7 @@ class _Drafting:
 
 @dataclass(slots=True)
 class _Task:
-    """What one request can run in the next pass."""
+    """The part of a request that can run in the next pass."""
 
     worker: DrafterWorker
     request_id: int

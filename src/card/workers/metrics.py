@@ -16,7 +16,7 @@ DrafterState = Literal["none", "starting", "up", "degraded", "down"]
 
 @dataclass(slots=True, kw_only=True)
 class DrafterHealth:
-    """How the drafter is doing."""
+    """State of the drafter."""
 
     drafter: DrafterState = "none"
     drafter_reason: str = ""  # why it is not up
@@ -30,7 +30,7 @@ class DrafterHealth:
 
 @dataclass(slots=True, kw_only=True)
 class RequestStats(DrafterHealth):
-    """What one request cost and what speculation earned it. Times are wall-clock seconds."""
+    """Costs of one request, and what speculation earned it. Times are wall-clock seconds."""
 
     num_prompt_tokens: int = 0
     num_new_tokens: int = 0

@@ -1,4 +1,4 @@
-"""What one request offers for verification: the drafter's candidates merged with those of the local writers.
+"""Candidates of one request for verification: the drafter's, merged with those of the local writers.
 
 Candidates with equal tokens below equal parents are one, whoever proposed them; it is marked with all of them, since a
 token that two writers agree on is accepted more often than one of either alone.

@@ -42,7 +42,7 @@ def draft_spec(
 
 
 class Replica:
-    """What the target holds of a tree that a drafter makes for one request."""
+    """The target's copy of a tree that a drafter makes for one request."""
 
     tree: CandidateCache
     """The candidates as far as they have arrived."""

@@ -107,7 +107,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What one request does in the next pass: a part of its prompt, or a verification."""
+    """Work of one request in the next pass: a part of its prompt, or a verification."""
 
     request_id: int
     num_prompt_tokens: int = 0  # most tokens of the prompt to run; 0 once all of them were
@@ -116,7 +116,7 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """What one round gave a request."""
+    """Gain of one request in one round."""
 
     request_id: int
     token_ids: tuple[int, ...]
@@ -138,7 +138,7 @@ class Verified:
 
 @dataclass(slots=True)
 class StepResult:
-    """What one round gave all its requests, and the messages for the drafter.
+    """Gains of all requests in one round, and the messages for the drafter.
 
     A request that ran only a part of its prompt made no progress yet.
     """

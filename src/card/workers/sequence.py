@@ -71,22 +71,22 @@ class Sequence:
 
     @property
     def num_new_tokens(self) -> int:
-        """How many tokens the answer has."""
+        """Number of tokens of the answer."""
         return len(self.token_ids) - len(self.request.prompt_ids)
 
     @property
     def is_prefilling(self) -> bool:
-        """Whether a part of the prompt is still to be run, or of a text whose rows are computed anew."""
+        """True if a part of the prompt is still to be run, or of a text whose rows are computed anew."""
         return self.num_new_tokens == 0 or self.num_rows < len(self.token_ids) - 1
 
     @property
     def prompt_tokens_left(self) -> int:
-        """How many tokens of the prompt, or of a text that is read once more, are still to be run."""
+        """Number of tokens still to be run of the prompt, or of a text that is read once more."""
         return len(self.token_ids) - self.num_rows if self.is_prefilling else 0
 
     @property
     def deepest(self) -> int:
-        """How many layers of candidates can become text: the last token of all is the target's own."""
+        """Number of layers of candidates that can become text: the last token of all is the target's own."""
         tokens_left, length = self.request.params.max_tokens - self.num_new_tokens, len(self.token_ids)
         most = self._max_model_len
         if self._switch_len is not None and length <= self._switch_len:
@@ -95,7 +95,7 @@ class Sequence:
 
     @property
     def num_candidates(self) -> int:
-        """How many candidates of the drafter's there are."""
+        """Number of the drafter's candidates."""
         return self.replica.tree.num_nodes
 
     @property
@@ -109,7 +109,7 @@ class Sequence:
 
     @property
     def is_short_of_candidates(self) -> bool:
-        """Whether the drafter's best path is shorter than the request wants before it verifies."""
+        """True if the drafter's best path is shorter than the request wants before it verifies."""
         return self.request.uses_drafter and self.replica.is_short(self.request.draft, self.deepest)
 
     def decline(self, reason: str) -> None:
@@ -145,7 +145,7 @@ def longest_text(request: Request, max_model_len: int) -> int:
 
 @dataclass(slots=True)
 class Pass:
-    """What one sequence does in one target pass, and what is decided from its logits; nothing of it is committed."""
+    """Part of one sequence in one target pass, and what is decided from its logits; nothing of it is committed."""
 
     sequence: Sequence
     extension: Extension

@@ -63,7 +63,7 @@ class TargetWorker:
 
     @property
     def has_writers(self) -> bool:
-        """Whether others than the first drafter propose candidates."""
+        """True if others than the first drafter propose candidates."""
         return bool(self._writers)
 
     def rows_needed(self, request: Request) -> int:

@@ -1,4 +1,4 @@
-"""What happened when inside one engine, and how it is written down for Perfetto and chrome://tracing.
+"""Record of what happened when inside one engine, written down for Perfetto and chrome://tracing.
 
 The engine tells a `Trace` of its own rounds; the drafter's passes are told by its layers, which name their times.
 """
@@ -47,7 +47,7 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """How many candidates of a request the target's replica holds from this moment on."""
+    """Number of a request's candidates that the target's replica holds from this moment on."""
 
     request_id: int
     at_s: float
@@ -56,7 +56,7 @@ class Level:
 
 @dataclass(slots=True)
 class _Seen:
-    """What is known of one request while it runs."""
+    """Known facts of one request while it runs."""
 
     hits: int = 0
     late_hits: int = 0

@@ -29,7 +29,7 @@ class GrowingTree:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What a pass over F nodes found, b children of each; as `CandidateCache.grow` takes it."""
+    """Findings of a pass over F nodes, b children of each; as `CandidateCache.grow` takes them."""
 
     parents: Sequence[int]  # [F]
     tokens: Sequence[Sequence[int]]  # [F][b]

@@ -1,4 +1,4 @@
-"""What writers without a model share: n-grams seen, and how often a guess of each rank was right."""
+"""Shared parts of writers without a model: n-grams seen, and how often a guess of each rank was right."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class NgramPool:
 
 
 class RankRates:
-    """How often the guess of each rank was what the target chose: a prior at first, then what was seen."""
+    """Share of the guesses of each rank that the target chose: a prior at first, then what was seen."""
 
     def __init__(self, prior: Sequence[float], weight: float) -> None:
         """Begin with ``prior``, for each rank a chance inside (0, 1), as if it had been seen ``weight`` times."""

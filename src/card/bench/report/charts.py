@@ -51,7 +51,7 @@ class Chart:
 
     @property
     def most(self) -> float:
-        """Where the scale ends."""
+        """The end of the scale."""
         ends = [bar.end for line in self.lines for lane in line.lanes for bar in lane]
         return max(*ends, self.reference or 0.0, 1e-9)
 

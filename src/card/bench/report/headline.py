@@ -1,4 +1,4 @@
-"""What came out, in sentences: who was fastest, by how much over plain decoding, and where that was lost."""
+"""The results in sentences: who was fastest, by how much over plain decoding, and where that was lost."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ _NAMES_BYTES = llvm_version_info[0] >= 22  # how LLVM wants the bytes of a VNNI 
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """How products are made, and the tiles that suit the registers.
+    """Instructions for products, and the tiles that suit the registers.
 
     A *part* is what one instruction works on: ``lanes`` output channels.
     """

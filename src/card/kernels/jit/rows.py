@@ -1,4 +1,4 @@
-"""What is done to single rows and to vectors of them: norms, exponentials, and their bytes for a product.
+"""Operations on single rows and on vectors of them: norms, exponentials, and their bytes for a product.
 
 Weights become bytes here too, once while a model is loaded.
 """

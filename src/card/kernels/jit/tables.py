@@ -1,4 +1,4 @@
-"""What a pass is told: tables of 64-bit integers, most of them addresses; here are their places."""
+"""Arguments of a pass: tables of 64-bit integers, most of them addresses; here are their places."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ class StaticDecoder:
 
     @property
     def device(self) -> torch.device:
-        """Where the desk is."""
+        """The device of the desk."""
         return self._kv.device
 
     @property

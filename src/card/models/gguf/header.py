@@ -1,4 +1,4 @@
-"""What a GGUF file says of itself: metadata and the places of its tensors, read without mapping the file.
+"""The header of a GGUF file: metadata and the places of its tensors, read without mapping the file.
 
 A mapped file that is cut off while it is read ends the process; one that is read is only short. Everything is compared
 with the size of the file before it is believed.
@@ -23,12 +23,12 @@ _ALIGNMENT = 32  # of the tensors, unless the file says otherwise
 
 
 class GgufError(ValueError):
-    """Why a GGUF file cannot be used, in words that follow its name."""
+    """A fault that makes a GGUF file useless, in words that follow its name."""
 
 
 @dataclass(frozen=True, slots=True)
 class TensorPlace:
-    """Where a tensor lies."""
+    """Place of a tensor in its file."""
 
     name: str  # llama.cpp's
     shape: tuple[int, ...]  # as torch has it: the fastest index last
@@ -37,13 +37,13 @@ class TensorPlace:
 
     @property
     def num_rows(self) -> int:
-        """How many rows of the last index there are."""
+        """Number of rows of the last index."""
         return math.prod(self.shape[:-1])
 
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What stands before the tensors."""
+    """Everything before the tensors."""
 
     metadata: Mapping[str, Any]
     tensors: Mapping[str, TensorPlace]  # by name

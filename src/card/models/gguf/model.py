@@ -54,7 +54,7 @@ class GgufModel:
 
     @property
     def num_elements(self) -> int:
-        """How many numbers the weights are."""
+        """Number of elements of the weights."""
         return sum(math.prod(weight.place.shape) for weight in self.weights)
 
     def read(self, weight: Weight, dtype: torch.dtype) -> Iterator[Tensor]:

@@ -45,7 +45,7 @@ class GgufSource:
 
     @functools.cached_property
     def config(self) -> dict[str, Any]:
-        """What config.json would have; its dtype is that of the weights, bfloat16 for quantised ones."""
+        """The fields that config.json would have; its dtype is that of the weights, bfloat16 for quantised ones."""
         if self._text is None:
             return dict(self._model.config)
         config: dict[str, Any] = json.loads((self._text / "config.json").read_text("utf-8"))
@@ -53,7 +53,7 @@ class GgufSource:
 
     @property
     def is_quantized(self) -> bool:
-        """Whether some weights have fewer than 16 bits."""
+        """True if some weights have fewer than 16 bits."""
         return bool(self.config["is_quantized"])
 
     def tokenizer(self) -> PreTrainedTokenizerBase:

@@ -1,4 +1,4 @@
-"""How byte-level tokenizers cut a text before they join pairs, by the names that llama.cpp gives these rules.
+"""Rules that cut a text before byte-level tokenizers join pairs, by the names that llama.cpp gives them.
 
 Facts from each model's tokenizer.json and from llama.cpp's table of names (src/llama-vocab.cpp). Several patterns are
 applied one after the other, each to the pieces that the one before left.

@@ -1,4 +1,4 @@
-"""How models write tool calls, and which way a model's chat template and vocabulary know."""
+"""Formats of models' tool calls, and the one that a model's chat template and vocabulary know."""
 
 from __future__ import annotations
 

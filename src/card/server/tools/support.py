@@ -1,4 +1,4 @@
-"""What a model does with tools, and what a chat request asks of it: prompt, grammar, how to read the answer."""
+"""Tools of a model, and of a chat request: prompt, grammar, and the reading of the answer."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ _MISTRAL_ID_LENGTH = 9  # Mistral's templates refuse other ids
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolPlan:
-    """What a chat request asks of the model."""
+    """Everything that a chat request with tools asks of the model."""
 
     conversation: Conversation
     grammar: Grammar | None
@@ -115,7 +115,7 @@ class ToolPlan:
 
 
 class ToolSupport:
-    """How one model is told of tools, and how it writes calls."""
+    """Way in which one model is told of tools, and in which it writes calls."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, parser: ToolParserName = "auto") -> None:
         """Look at the chat template and the vocabulary; ``parser`` overrules what they say of the format."""

@@ -25,7 +25,7 @@ _NO_CHILD = -1  # in an entry: this place of the next layer is empty
 
 @dataclass(frozen=True, slots=True)
 class StepShape:
-    """What is fixed in a recorded step; all else is in its tensors."""
+    """Sizes that are fixed in a recorded step; all else is in its tensors."""
 
     num_places: int  # nodes that a layer has place for, K below
     branch: int  # children looked at per node, b below
@@ -46,7 +46,7 @@ class NewestLayer:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What a step made of its layer; rows beyond the layer's nodes mean nothing."""
+    """Children of a layer's nodes, made by a step; rows beyond the layer's nodes mean nothing."""
 
     tokens: list[list[int]]  # [K][b] the best children of each node
     logprobs: list[list[float]]  # [K][b]

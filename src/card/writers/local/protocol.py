@@ -44,7 +44,7 @@ def check_proposal(proposal: Nodes, vocab_size: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What one target pass told about one request: n candidates of any writers were run below the last token."""
+    """Findings of one target pass about one request: n candidates of any writers were run below the last token."""
 
     new_ids: tuple[int, ...]  # tokens that were committed: the accepted candidates, then one of the target's own
     tokens: tuple[int, ...]  # [n] candidates
@@ -55,7 +55,7 @@ class Observation:
 
 
 class WriterSequence:
-    """What a writer knows of one request. One that raises falls silent until the request is over."""
+    """A writer's knowledge of one request. One that raises falls silent until the request is over."""
 
     def propose(self, best_path: Sequence[int], budget: int) -> Nodes:
         """Return up to ``budget`` candidates for the next pass. A pass whose budget others have filled asks for none.

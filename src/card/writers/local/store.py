@@ -51,7 +51,7 @@ _IS_OWN = "key = :key AND tokenizer = :tokenizer AND vocab_size = :vocab_size"
 
 
 class Owner(NamedTuple):
-    """Whose texts they are: no other owner gets to see them."""
+    """Owner of texts: no other owner gets to see them."""
 
     key: str
     tokenizer: str  # fingerprint; the same ids are other words to another tokenizer
