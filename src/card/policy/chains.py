@@ -22,7 +22,7 @@ ROW_SHARE = 0.2
 
 
 class StepCost:
-    """What steps at one batch size take and bring: a line by rows through those that were seen, fading.
+    """Cost and gain of steps at one batch size: a line by rows through those that were seen, fading.
 
     The prior, `ROW_SHARE`, counts as one step of no rows at all would.
     """
