@@ -43,7 +43,7 @@ from card.machine.threads import pinned
 from card.models.loading import load_model
 from card.models.protocol import LanguageModel
 from card.models.runners import make_runner
-from card.planner.around import measure_overheads
+from card.planner.overheads import measure_overheads
 from card.planner.profile import Profile
 from card.planner.recorder import Answer, RecordRequest, make_recording
 from card.planner.recording import Recording

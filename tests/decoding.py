@@ -10,7 +10,7 @@ from card.config import DraftSettings, EngineSettings, SamplingParams
 from card.engine.engine import Engine, Limits
 from card.methods import find_method
 from card.models.protocol import LanguageModel
-from card.transport.here import InlineLink
+from card.transport.in_process import InlineLink
 from card.transport.link import DrafterLink
 from card.tree.shaping import GrammarState
 from card.workers.drafter import DrafterWorker

@@ -22,7 +22,7 @@ from card.machine.threads import CoreSet
 from card.models.protocol import LanguageModel
 from card.policy.rounds import Draft, Outcome, RoundView, Schedule
 from card.protocol.messages import Correction, DrafterMessage, DraftSpec, Open, TargetMessage
-from card.transport.here import InlineLink
+from card.transport.in_process import InlineLink
 from card.tree.nodes import NewNodes, Nodes
 from card.workers.drafter import DrafterWorker
 from card.workers.metrics import RequestStats

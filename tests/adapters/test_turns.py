@@ -15,7 +15,7 @@ from card.adapters.settings import AdapterSettings
 from card.adapters.setup import make_proposer
 from card.machine.threads import integer_pass_threads
 from card.protocol.messages import DrafterMessage
-from card.transport.here import InlineLink
+from card.transport.in_process import InlineLink
 from card.workers.drafter import DrafterWorker
 from tests.adapters.drafters import VOCAB_SIZE, decode_all, greedy_of, plain, toy_proposer
 from tests.adapters.engine import FakeEngine, Turmoil

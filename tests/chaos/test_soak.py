@@ -21,7 +21,7 @@ import zmq
 from card.api.async_llm import AsyncLLM
 from card.models.loading import load_model
 from card.models.torch_runner import TorchRunner
-from card.transport import outside
+from card.transport import zmq_link
 from card.transport.process import ProcessLink
 from tests.chaos.crowd import MANNERS, Crowd
 from tests.chaos.forgery import noise
@@ -117,8 +117,8 @@ def alone(pair: Pair) -> Alone:
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let lost drafters be replaced almost at once."""
-    monkeypatch.setattr(outside, "FIRST_BACKOFF_S", 0.02)
-    monkeypatch.setattr(outside, "MAX_BACKOFF_S", 0.1)
+    monkeypatch.setattr(zmq_link, "FIRST_BACKOFF_S", 0.02)
+    monkeypatch.setattr(zmq_link, "MAX_BACKOFF_S", 0.1)
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from card.api.llm import LLM, RequestOutput
 from card.config import DraftSettings, SamplingParams
 from card.models.protocol import Extension
 from card.protocol.messages import MAX_REQUEST_BYTES, Close, Declined, Open
-from card.transport.here import ThreadLink
+from card.transport.in_process import ThreadLink
 from card.transport.link import DrafterLink
 from card.workers.metrics import RequestStats
 from card.workers.request import Request

@@ -12,7 +12,7 @@ from heapq import heappop, heappush
 from card.assembly.drafters import make_worker
 from card.planner.scene import build_stage, draft_model, plan_method
 from card.planner.simulate import Simulator, VirtualRun, decode, summary_of
-from card.planner.virtual import VirtualClock
+from card.planner.virtual_time import VirtualClock
 from card.protocol.messages import DrafterMessage, TargetMessage
 from card.workers.drafter import MAX_TOKENS_PER_PASS, step_together
 from card.workers.metrics import RequestStats

@@ -8,8 +8,8 @@ import msgspec
 import pytest
 
 from card.errors import PlanError, SettingsError
-from card.planner.around import measure_overheads
 from card.planner.measuring import measure_profile
+from card.planner.overheads import measure_overheads
 from card.planner.profile import (
     Overheads,
     PassTable,
@@ -117,7 +117,7 @@ def test_a_round_takes_what_its_policy_its_writers_and_its_candidates_take():
 
 def test_a_round_takes_the_longer_for_turning_its_tokens_into_text(monkeypatch):
     now = [0.0]
-    monkeypatch.setattr("card.planner.around.time.perf_counter", lambda: now[0])
+    monkeypatch.setattr("card.planner.overheads.time.perf_counter", lambda: now[0])
 
     class SlowText:
         def __init__(self, *_):
@@ -126,7 +126,7 @@ def test_a_round_takes_the_longer_for_turning_its_tokens_into_text(monkeypatch):
         def take(self, token_ids, *, is_end):
             now[0] += 0.25 * len(token_ids)
 
-    monkeypatch.setattr("card.planner.around.TextStream", SlowText)
+    monkeypatch.setattr("card.planner.overheads.TextStream", SlowText)
     model = TableModel(1, vocab_size=64, max_model_len=512)
     assert measure_overheads(model).round_s == 0.0
     assert measure_overheads(model, tokenizer=object()).round_s == pytest.approx(0.25)

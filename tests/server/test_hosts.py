@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from card.errors import SettingsError
+from card.server.admission import AllowedHosts, host_of
 from card.server.config import ServerSettings
-from card.server.door import AllowedHosts, host_of
 from tests.browser import chromium
 from tests.server.running import PROMPT, Running, serving
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from card.api import async_llm
 from card.config import SamplingParams
 from card.errors import WorkerError
-from card.server.door import KeyRing
+from card.server.admission import KeyRing
 from card.server.errors import ApiError, as_api_error, shutting_down
 from card.server.limits import Deadline, Gate
 from card.server.logs import JsonFormatter, tell

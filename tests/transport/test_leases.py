@@ -15,7 +15,7 @@ from card.assembly.plan import Facts, resolve
 from card.errors import SettingsError, WorkerError
 from card.protocol.messages import Close, Open
 from card.transport import leases as leasing
-from card.transport import outside
+from card.transport import zmq_link
 from card.transport.keys import load_server_keys, make_keys
 from card.transport.leases import Lease, LeasedLink, NoLease
 from card.transport.server import DraftServer
@@ -68,7 +68,7 @@ class FakePool:
 
 @pytest.fixture(autouse=True)
 def short_times(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outside, "FIRST_BACKOFF_S", 0.02)
+    monkeypatch.setattr(zmq_link, "FIRST_BACKOFF_S", 0.02)
     monkeypatch.setattr(leasing, "_MOST_PAUSE_S", 0.05)
     monkeypatch.setattr(leasing, "RENEW_S", 0.05)
 

@@ -20,11 +20,11 @@ from card.api.llm import LLM, StreamChunk
 from card.config import SamplingParams
 from card.errors import WorkerError
 from card.protocol.messages import PROTOCOL_VERSION, Ping
-from card.transport import child, outside, process
-from card.transport.here import InlineLink
-from card.transport.outside import MAX_BACKOFF_S
+from card.transport import child, process, zmq_link
+from card.transport.in_process import InlineLink
 from card.transport.process import DrafterConfig, DraftModel, ProcessLink
 from card.transport.switch import SwitchLink
+from card.transport.zmq_link import MAX_BACKOFF_S
 from tests.decoding import decode, drafter_for, plain, toy_draft, toy_target
 from tests.pair import Pair
 from tests.processes import has_ended
@@ -58,7 +58,7 @@ def stub_link(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Process
         behaviour: str, *, start_timeout_s: float = PATIENCE_S, silence_timeout_s: float = PATIENCE_S
     ) -> ProcessLink:
         monkeypatch.setattr(child, "_COMMAND", (sys.executable, STUB, behaviour))
-        monkeypatch.setattr(outside, "FIRST_BACKOFF_S", 0.05)
+        monkeypatch.setattr(zmq_link, "FIRST_BACKOFF_S", 0.05)
         monkeypatch.setattr(process, "_EXIT_TIMEOUT_S", 0.2)
         model = DraftModel(
             name="none", dtype="float32", device="cpu", max_model_len=128, max_tree_rows=64, warm_up_tokens=1
@@ -202,7 +202,7 @@ def test_a_drafter_that_is_stopped_while_it_starts_is_replaced_after_the_silence
 def test_a_drafter_that_speaks_between_two_looks_that_find_it_stopped_is_not_replaced(stub_link, monkeypatch):
     clock = Clock()
     monkeypatch.setattr(process, "time", clock)
-    monkeypatch.setattr(outside, "time", clock)
+    monkeypatch.setattr(zmq_link, "time", clock)
     monkeypatch.setattr(process, "_process_state", lambda pid: "T")
     link = stub_link("stubborn", silence_timeout_s=1.0)
     link.start()

@@ -16,7 +16,7 @@ from card.api.llm import LLM
 from card.config import SamplingParams
 from card.errors import SettingsError, WorkerError
 from card.protocol.messages import Open, PassSeconds, Ready, encode
-from card.transport import outside, remote
+from card.transport import remote, zmq_link
 from card.transport.keys import load_server_keys, make_keys
 from card.transport.remote import RemoteLink
 from tests.decoding import decode, plain, toy_draft, toy_target
@@ -48,7 +48,7 @@ def keys(tmp_path: Path) -> Path:
 
 @pytest.fixture(autouse=True)
 def short_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outside, "FIRST_BACKOFF_S", 0.02)
+    monkeypatch.setattr(zmq_link, "FIRST_BACKOFF_S", 0.02)
 
 
 # ---- the start ------------------------------------------------------------------------------------------------------
@@ -284,7 +284,7 @@ def test_a_server_that_hangs_is_noticed_and_costs_no_time() -> None:
 
     server.serve_once = serve_once  # type: ignore[method-assign]
     with running(server), connected(server.address, silence_timeout_s=0.2) as link:
-        link._watch._backoff_s = outside.MAX_BACKOFF_S  # so that nobody overlooks that it is down
+        link._watch._backoff_s = zmq_link.MAX_BACKOFF_S  # so that nobody overlooks that it is down
         link.receive()
         hang.set()
         try:
@@ -313,8 +313,8 @@ def test_a_server_that_is_rejected_is_tried_again() -> None:
 def test_a_session_that_the_server_dropped_while_nobody_asked_begins_anew_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(outside, "FIRST_BACKOFF_S", 1000.0)
-    monkeypatch.setattr(outside, "PING_AFTER_S", 0.1)
+    monkeypatch.setattr(zmq_link, "FIRST_BACKOFF_S", 1000.0)
+    monkeypatch.setattr(zmq_link, "PING_AFTER_S", 0.1)
     monkeypatch.setattr(remote, "_RESTING_AFTER_S", 0.5)
     server = make_server(draft(), silence_timeout_s=1.0)
     with running(server), connected(server.address) as link:

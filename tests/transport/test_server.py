@@ -33,8 +33,8 @@ from card.protocol.messages import (
     TargetMessage,
     encode,
 )
-from card.transport import outside
 from card.transport import server as server_module
+from card.transport import zmq_link
 from card.transport.keys import load_server_keys, make_keys
 from card.transport.server import DraftServer, ServerLimits
 from tests.decoding import GREEDY, toy_draft, toy_target
@@ -279,7 +279,7 @@ def test_a_full_server_says_so_and_takes_the_next_client_when_one_has_gone() -> 
 def test_a_silent_client_is_dropped_and_one_that_pings_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
     monkeypatch.setattr(server_module, "time", clock)
-    monkeypatch.setattr(outside, "PING_AFTER_S", 0.1)
+    monkeypatch.setattr(zmq_link, "PING_AFTER_S", 0.1)
     server = make_server(draft(), silence_timeout_s=1.0)
     with running(server), RawClient(server.address) as mute, connected(server.address) as link:
         mute.begin(1)

@@ -9,8 +9,8 @@ import pytest
 
 from card.config import DraftSettings, SamplingParams
 from card.errors import ModelError
-from card.transport import here
-from card.transport.here import ThreadLink
+from card.transport import in_process
+from card.transport.in_process import ThreadLink
 from card.workers.drafter import DrafterWorker
 from card.writers.beam import BeamWriter
 from tests.decoding import GREEDY, drafter_for, plain, toy_draft, toy_target
@@ -113,7 +113,7 @@ def test_a_programming_error_in_the_worker_shows_and_the_text_goes_on():
 
 
 def test_a_hung_worker_holds_up_neither_the_text_nor_close(monkeypatch):
-    monkeypatch.setattr(here, "_JOIN_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(in_process, "_JOIN_TIMEOUT_S", 0.1)
     release = threading.Event()
     link = ThreadLink(TroubledWorker(release))
     link.start()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from card.transport.outside import FIRST_BACKOFF_S, MAX_BACKOFF_S, STABLE_AFTER_S, Watch
+from card.transport.zmq_link import FIRST_BACKOFF_S, MAX_BACKOFF_S, STABLE_AFTER_S, Watch
 
 
 def watch() -> Watch:

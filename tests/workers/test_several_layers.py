@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from card.config import DraftSettings, SamplingParams
 from card.errors import CardError
 from card.protocol.messages import Declined, DraftSpec, Open
-from card.transport.here import InlineLink, ThreadLink
+from card.transport.in_process import InlineLink, ThreadLink
 from card.tree.nodes import NewNodes
 from card.workers.drafter import DrafterWorker
 from card.workers.trace import Trace

@@ -18,7 +18,7 @@ from card.machine.lane import Lane
 from card.models.cuda import graphs
 from card.models.protocol import Extension
 from card.protocol.messages import DraftSpec
-from card.transport.here import InlineLink, ThreadLink
+from card.transport.in_process import InlineLink, ThreadLink
 from card.tree.nodes import NewNodes
 from card.workers.drafter import DrafterWorker
 from card.writers.beam import BeamSequence, BeamWriter

@@ -22,7 +22,7 @@ from transformers import PreTrainedTokenizerBase
 from card.api.text_stream import TextStream
 from card.assembly.build import Models, build
 from card.assembly.drafters import DraftSource, make_drafter
-from card.assembly.measured import MeasuredLatencies, check_once
+from card.assembly.latencies import MeasuredLatencies, check_once
 from card.assembly.plan import Facts, Plan, resolve
 from card.config import SamplingParams
 from card.engine.scoring import Scorer

@@ -25,7 +25,7 @@ from card.protocol.messages import PassSeconds, Ready
 from card.text.grammar import BackgroundGrammars, GrammarCompiler
 from card.text.tokens import tokenizer_fingerprint
 from card.transport.child import DrafterChild
-from card.transport.here import InlineLink, ThreadLink
+from card.transport.in_process import InlineLink, ThreadLink
 from card.transport.leases import LeasedLink, Leases
 from card.transport.link import DrafterLink
 from card.transport.process import MEASURING_S, DrafterConfig, DraftModel, ProcessLink

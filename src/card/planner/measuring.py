@@ -1,4 +1,4 @@
-"""Measure a profile: passes as the engine does at start, and what `card.planner.around` finds around them."""
+"""Measure a profile: passes as the engine does at start, and what `card.planner.overheads` finds around them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from card.machine.threads import CoreSet, pinned
 from card.models.inflation import inflate, parse_parameter_count
 from card.models.loading import context_limit, load_model, load_tokenizer, parameter_count
 from card.models.runners import make_runner
-from card.planner.around import measure_overheads
+from card.planner.overheads import measure_overheads
 from card.planner.profile import PassTable, Profile, Setup
 from card.text.tokens import tokenizer_fingerprint
 

@@ -17,7 +17,7 @@ from card.machine.threads import CorePlan, CoreSet
 from card.planner.profile import Profile, Setup
 from card.planner.recording import Recording
 from card.planner.replay import PassSize, ReplayedModel, ReplayedTexts
-from card.planner.virtual import VirtualClock, VirtualDrafter, VirtualLink
+from card.planner.virtual_time import VirtualClock, VirtualDrafter, VirtualLink
 from card.policy.cost import PassCost
 from card.policy.rounds import Schedule
 from card.policy.tuned import TunedPolicy

@@ -18,12 +18,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from card import __version__
 from card.api.async_llm import AsyncLLM
 from card.errors import CardError
+from card.server.admission import AllowedHosts, AllowedOrigins, KeyRing
 from card.server.answers import error_response
 from card.server.chat import chat_completions
 from card.server.completions import completions
 from card.server.config import ServerSettings
-from card.server.described import OF_BODIES, OF_WRITING, Route, add_route, describe
-from card.server.door import AllowedHosts, AllowedOrigins, KeyRing
 from card.server.errors import ApiError, as_api_error
 from card.server.info import (
     detokenize,
@@ -38,6 +37,7 @@ from card.server.info import (
     version,
 )
 from card.server.logs import tell, where
+from card.server.openapi import OF_BODIES, OF_WRITING, Route, add_route, describe
 from card.server.page import Playground
 from card.server.response_schemas import ResponsesRequest
 from card.server.responses import responses

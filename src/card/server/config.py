@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from card.config.fields import check, setting, take_lists
 from card.errors import SettingsError
-from card.server.door import as_address, check_host, check_origin
+from card.server.admission import as_address, check_host, check_origin
 from card.server.tools.formats import ToolParserName
 
 SpecMetrics = Literal["none", "summary"]

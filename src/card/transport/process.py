@@ -18,7 +18,7 @@ import zmq
 from card.protocol.messages import Shutdown
 from card.transport.child import DrafterChild
 from card.transport.link import LinkStatus
-from card.transport.outside import OutsideLink, Watch
+from card.transport.zmq_link import Watch, ZmqLink
 
 logger = logging.getLogger(__name__)
 FOLDER_PREFIX = "card-"  # of the folder with the socket
@@ -70,7 +70,7 @@ class DrafterConfig(msgspec.Struct, frozen=True, kw_only=True):
     model: DraftModel
 
 
-class ProcessLink(OutsideLink):
+class ProcessLink(ZmqLink):
     """Starts the drafter's process, talks to it, and replaces it when it dies, hangs or talks nonsense.
 
     ``template`` gives the child's settings; address, incarnation and parent are filled in here.

@@ -12,7 +12,7 @@ from zmq.utils.monitor import recv_monitor_message
 
 from card.protocol.messages import MAX_FRAME_BYTES, DrafterMessage, Hello, Ready, Shutdown
 from card.transport.keys import ClientKeys, check_address, load_client_keys
-from card.transport.outside import OutsideLink, Watch
+from card.transport.zmq_link import Watch, ZmqLink
 
 _CONNECT_TIMEOUT_S = 3.0  # until the address must have taken a connection
 _ANSWER_TIMEOUT_S = 15.0  # a server listens once its model is loaded, and then answers at once
@@ -28,7 +28,7 @@ _HANDSHAKE_FAILURES = (
 _EVENTS = zmq.EVENT_CONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | _HANDSHAKE_FAILURES
 
 
-class RemoteLink(OutsideLink):
+class RemoteLink(ZmqLink):
     """Talks to a draft server. A lost session is replaced by a new one, under a new incarnation, after a back-off."""
 
     def __init__(

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from card.planner.replay import PassSize, ReplayedModel, ReplayedTexts
-from card.planner.virtual import VirtualClock, VirtualDrafter, VirtualLink
+from card.planner.virtual_time import VirtualClock, VirtualDrafter, VirtualLink
 from card.protocol.messages import Close, Layer, Open
 from card.writers.beam import BeamWriter
 from tests.drafting import draft_spec

@@ -121,7 +121,7 @@ class Watch:
         return f"silent for {now - self.heard_at:.1f} s"
 
 
-class OutsideLink(DrafterLink, ABC):
+class ZmqLink(DrafterLink, ABC):
     """Talks to one drafter after the other, each under an incarnation of its own.
 
     The text never waits for a drafter: what cannot be sent now is dropped.

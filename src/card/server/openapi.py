@@ -12,7 +12,7 @@ from pydantic.json_schema import models_json_schema
 from starlette.requests import Request
 from starlette.responses import Response
 
-from card.server.door import is_guarded
+from card.server.admission import is_guarded
 from card.server.schemas import MAX_CHOICES, TOKEN_ID
 from card.server.service import Service
 

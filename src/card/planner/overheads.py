@@ -28,7 +28,7 @@ from card.policy.cost import PassCost, ScheduleCost
 from card.policy.rounds import Schedule
 from card.policy.tuned import TunedPolicy
 from card.protocol.messages import Close, DraftSpec, Open
-from card.transport.here import InlineLink
+from card.transport.in_process import InlineLink
 from card.workers.replica import draft_spec
 from card.workers.request import Request
 from card.writers.draft_writers import make_writer
