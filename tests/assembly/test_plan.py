@@ -87,7 +87,7 @@ def test_its_passes_fit_and_those_of_a_longer_round_do_not(
 class Told:
     """Latencies that are typed in."""
 
-    def useful(self, cores: CorePlan) -> CorePlan:
+    def with_useful_threads(self, cores: CorePlan) -> CorePlan:
         return cores
 
     def target(self, plan: Plan, schedule: Schedule) -> PassCost:

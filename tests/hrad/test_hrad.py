@@ -31,7 +31,7 @@ from card.hrad.network import (
     Evidence,
     HRad,
     HRadFacts,
-    foresight,
+    hrad_consumers,
     log_odds,
     target_facts,
 )
@@ -176,8 +176,8 @@ def test_the_engine_is_told_where_to_branch_by_a_predictor_that_was_asked_for(tm
     runner = make_runner("fused")
     hrad = random_hrad(facts_of(runner))
     hrad.save(tmp_path / "hrad.safetensors")
-    assert foresight("off", runner, 0.7) == []
-    (consumer,) = foresight(str(tmp_path / "hrad.safetensors"), runner, 0.7)
+    assert hrad_consumers("off", runner, 0.7) == []
+    (consumer,) = hrad_consumers(str(tmp_path / "hrad.safetensors"), runner, 0.7)
     assert consumer.wish == FeatureWish((-3, -2, -1), "last")
     features = own_features(CHAIN, NUM_LAYERS)[3:4]
     seen = SeenRows(request_id=7, token_ids=(*CHAIN[:4], 5), first=3, features=features, has_drafter=True)
@@ -185,7 +185,7 @@ def test_the_engine_is_told_where_to_branch_by_a_predictor_that_was_asked_for(tm
     assert consumer.observe(seen) == hrad.branch_below(features[0], 5)
     assert consumer.observe(replace(seen, has_drafter=False)) is None
     random_hrad(facts_of(runner), evidence=Evidence()).save(tmp_path / "deaf.safetensors")
-    assert foresight(str(tmp_path / "deaf.safetensors"), runner, 0.7) == [], "it never moves the branch point"
+    assert hrad_consumers(str(tmp_path / "deaf.safetensors"), runner, 0.7) == [], "it never moves the branch point"
 
 
 def test_what_is_no_predictor_is_refused_in_one_line(tmp_path: Path) -> None:

@@ -132,7 +132,7 @@ def test_a_second_start_measures_nothing(pair: Pair, tmp_path: Path, monkeypatch
     def refuse(*_: object, **__: object) -> None:
         raise AssertionError("it measured again")
 
-    monkeypatch.setattr(measuring, "_CHANGED", 1e9)  # whatever else this machine does
+    monkeypatch.setattr(measuring, "_CHANGED_FACTOR", 1e9)  # whatever else this machine does
     monkeypatch.setattr(measuring, "measure_pass_cost", refuse)
     monkeypatch.setattr(measuring, "with_useful_threads", refuse)
     with LLM(pair.target, pair.draft, **settings) as llm:
@@ -172,10 +172,10 @@ def test_threads_found_in_haste_are_looked_for_again_in_an_idle_moment(
     runner = TorchRunner(load_decoder(pair.target), max_model_len=64)
     plan, store = CorePlan(CoreSet((), 2), CoreSet((), 2), ()), LatencyStore(tmp_path)
     hasty = measuring.Measuring(runner, store, pair.target, max_sequences=1, is_quick=True)
-    found = hasty.useful(plan)
+    found = hasty.with_useful_threads(plan)
     (of_threads,) = {name.digest: name for name in hasty._thread_keys(plan) if name is not None}.values()
     assert store.threads(of_threads) == found.alone.threads
     assert store.threads(of_threads, is_final=True) is None
-    assert len(list(hasty.again())) == 1
+    assert len(list(hasty.remeasure())) == 1
     assert store.threads(of_threads, is_final=True) in (1, 2)
-    assert list(hasty.again()) == []
+    assert list(hasty.remeasure()) == []

@@ -176,7 +176,7 @@ def test_others_are_what_they_get_accepted_by_depth_whoever_else_proposed_it() -
     offer = tree((-1, 0.9), (0, 0.8), (1, 0.7), (-1, 0.1), writers=(BEAM | SUFFIX, SUFFIX, BEAM, BEAM))
     for _ in range(10):
         acceptance.observe([verified(offer, (0, 1, 2)), verified(offer, (3,))])
-    shares, num_rows = acceptance.others
+    shares, num_rows = acceptance.other_writers
     assert shares[:3] == pytest.approx((0.5, 0.5, 0.0))
     assert num_rows == pytest.approx(2.0)
 
@@ -185,4 +185,4 @@ def test_a_chain_of_others_ends_where_only_the_draft_model_goes_on() -> None:
     acceptance = Acceptance()
     offer = tree((-1, 0.9), (0, 0.8), writers=(BEAM, SUFFIX))
     acceptance.observe([verified(offer, (0, 1))])
-    assert acceptance.others == ((0.0,) * 12, 0.0), "nobody would have reached it without the draft model"
+    assert acceptance.other_writers == ((0.0,) * 12, 0.0), "nobody would have reached it without the draft model"

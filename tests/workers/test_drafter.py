@@ -505,7 +505,7 @@ def test_a_worker_with_many_requests_leaves_others_their_part_of_a_pass() -> Non
         assert of_single == 1, "its text, then four nodes a pass, fit into its half"
         assert model.num_forward_tokens - tokens_before == 16
         assert of_crowd >= 1, "what the other does not need is used"
-    passes = [crowd._open[request_id].account.num_passes for request_id in range(30)]
+    passes = [crowd._open[request_id].counters.num_passes for request_id in range(30)]
     assert min(passes) > 0 and max(passes) - min(passes) <= 1, "in turns among its own requests, too"
 
 

@@ -229,7 +229,7 @@ class _Driver:
         self.last_progress = time.monotonic()
         self._live: dict[int, _Live] = {}  # the engine's thread only
         self._idle_looks = 0  # in a row
-        self._measured_again = host.latencies.again()
+        self._remeasuring = host.latencies.remeasure()
         self._thread = threading.Thread(target=self._run, name="card-engine", daemon=True)
         self._thread.start()
 
@@ -288,7 +288,7 @@ class _Driver:
 
     def _check_alive(self) -> None:
         if self._death is not None:
-            raise _again(self._death)
+            raise _copy_of(self._death)
 
     def _post(self, command: Command) -> None:
         self._inbox.append(command)
@@ -304,7 +304,7 @@ class _Driver:
                     self._obey(command)
                 self._publish()
                 if self._idle_looks >= _IDLE_LOOKS:
-                    next(self._measured_again, None)
+                    next(self._remeasuring, None)
                 if self._host.scorer.has_work:
                     self._host.scorer.step(is_alone=not self._host.engine.has_work)
                     self.last_progress = time.monotonic()
@@ -389,15 +389,15 @@ class _Driver:
             if isinstance(command, ScoringJob):
                 self._host.scorer.add(command)
         self._host.scorer.fail(death)
-        post([(mailbox, _again(death)) for mailbox in mailboxes])
+        post([(mailbox, _copy_of(death)) for mailbox in mailboxes])
         unanswered = [done for done, _ in self._obeyed]
         unanswered += [command.done for command in commands if isinstance(command, _Abort) and command.done]
         for done in unanswered:
             if done.set_running_or_notify_cancel():
-                done.set_exception(_again(death))
+                done.set_exception(_copy_of(death))
 
 
-def _again(error: WorkerError) -> WorkerError:
+def _copy_of(error: WorkerError) -> WorkerError:
     """Return a copy to raise: an exception that is raised in several places collects all their tracebacks."""
     copy = WorkerError(str(error))
     copy.__cause__ = error.__cause__

@@ -27,7 +27,7 @@ from card.assembly.plan import Facts, Plan, resolve
 from card.config import SamplingParams
 from card.engine.scoring import Scorer
 from card.errors import PromptError, SettingsError
-from card.hrad.network import OFF, foresight
+from card.hrad.network import OFF, hrad_consumers
 from card.machine.threads import pinned, usable_cores
 from card.methods import Method
 from card.models.decoder_model import is_int8
@@ -124,10 +124,10 @@ class Host:
             self.link.start()
         say("measuring what passes cost here")
         predictor = self.settings.hrad if "hrad" in self.method.reads else OFF
-        consumers = foresight(predictor, self.runner, plan.draft.branch_below)
+        consumers = hrad_consumers(predictor, self.runner, plan.draft.branch_below)
         # Before the passes are warmed up: they decide what is kept.
         watchers = Watchers(self.runner.features, consumers) if consumers else None
-        with pinned(self.latencies.useful(plan.cores).alone):
+        with pinned(self.latencies.with_useful_threads(plan.cores).alone):
             self.runner.warm_up(1 + plan.draft.budget if plan.placements or plan.writers else 1)
         free_bytes = _free_bytes(self.runner.device)
         facts = replace(

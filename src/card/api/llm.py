@@ -140,11 +140,11 @@ class LLM(Hosted):
 
     def measure_again(self) -> None:
         """Measure once more, for the next start, what was measured in haste at this one: use it while nobody waits."""
-        again = self._host.latencies.again()
+        remeasuring = self._host.latencies.remeasure()
         has_more = True
         while has_more:
             with self._lock:
-                has_more = not self._engine.has_work and next(again, _DONE) is not _DONE
+                has_more = not self._engine.has_work and next(remeasuring, _DONE) is not _DONE
 
     def reset_prefix_cache(self) -> None:
         """Drop the KV of finished requests that is kept for texts that begin alike."""

@@ -51,14 +51,14 @@ class MeasuredLatencies:
             is_quick=not self.waits_for_drafter,
             more=settings.target_cost or "",
         )
-        self._measuring.doubt(plan.cores)
+        self._measuring.forget_if_wrong(plan.cores)
 
-    def useful(self, cores: CorePlan) -> CorePlan:
+    def with_useful_threads(self, cores: CorePlan) -> CorePlan:
         """Return the cores with no more threads for the target than speed it up, unless they were set."""
         if not self._finds_threads:
             return cores
         if cores not in self._useful:
-            self._useful[cores] = self._measuring.useful(cores)
+            self._useful[cores] = self._measuring.with_useful_threads(cores)
         return self._useful[cores]
 
     def target(self, plan: Plan, schedule: Schedule) -> PassCost:
@@ -85,9 +85,9 @@ class MeasuredLatencies:
         """Ask this drafter from now on."""
         self._drafter = drafter
 
-    def again(self) -> Iterator[None]:
+    def remeasure(self) -> Iterator[None]:
         """Measure what was measured in haste once more, for the next start; pauses after each part."""
-        return self._measuring.again()
+        return self._measuring.remeasure()
 
     def remember_drafter(self) -> None:
         """Keep what a drafter in a process of its own said that its passes cost."""

@@ -31,7 +31,7 @@ _LONGEST_ROUND = 16  # drafter passes beside one of the target's, at most
 class Latencies(Protocol):
     """Costs of passes: measured, remembered, or typed in."""
 
-    def useful(self, cores: CorePlan) -> CorePlan:
+    def with_useful_threads(self, cores: CorePlan) -> CorePlan:
         """Return the cores with no more threads for the target than speed it up."""
 
     def target(self, plan: Plan, schedule: Schedule) -> PassCost:
@@ -124,7 +124,7 @@ def resolve(settings: Mapping[str, Any], facts: Facts, *, method: str | None = N
         pinned=frozenset(draft_changes),
         placements=placements,
         writers=writers,
-        cores=cores if facts.latencies is None else facts.latencies.useful(cores),
+        cores=cores if facts.latencies is None else facts.latencies.with_useful_threads(cores),
         max_model_len=max_model_len,
         target_tree_rows=target_tree_rows,
         draft_tree_rows=draft_tree_rows(shaped),

@@ -87,7 +87,7 @@ def _turns(record: Mapping[str, Any]) -> Question:
     return Question(tuple(record["turns"]))
 
 
-def _own(record: Mapping[str, Any]) -> Question:
+def _single_turn(record: Mapping[str, Any]) -> Question:
     return Question((record["question"],), record.get("raw") is True)
 
 
@@ -95,8 +95,8 @@ _TEXT_QUESTION = {"question": str, "answer": str}
 _CHAT = {"question_id": int, "category": str, "turns": list}
 _FORMATS: Mapping[str, _Format] = MappingProxyType(
     {
-        "gsm8k": _Format(_TEXT_QUESTION, _own, "openai/gsm8k/main/test-00000-of-00001.parquet"),
-        "mgsm": _Format(_TEXT_QUESTION, _own, "juletxara/mgsm/mgsm_en.tsv"),
+        "gsm8k": _Format(_TEXT_QUESTION, _single_turn, "openai/gsm8k/main/test-00000-of-00001.parquet"),
+        "mgsm": _Format(_TEXT_QUESTION, _single_turn, "juletxara/mgsm/mgsm_en.tsv"),
         "mt-bench": _Format(_CHAT, _turns, "HuggingFaceH4/mt_bench_prompts/raw/question.jsonl", range(2, 3)),
         "humaneval": _Format(
             {"task_id": str, "prompt": str, "entry_point": str},
@@ -109,7 +109,7 @@ _FORMATS: Mapping[str, _Format] = MappingProxyType(
             "google-research-datasets/mbpp/full/test-00000-of-00001.parquet",
         ),
         "spec-bench": _Format(_CHAT, _turns),
-        _PLAIN: _Format({"question": str}, _own),
+        _PLAIN: _Format({"question": str}, _single_turn),
     }
 )
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from card.cli.commands.text import stats_line
-from card.cli.interrupts import noting
+from card.cli.interrupts import noting_interrupts
 from card.cli.options import demo_note, make_llm, take_sampling_params
 from card.cli.starting import spin_until_first
 from card.config import SamplingParams
@@ -73,7 +73,7 @@ class _Conversation:
         answer = ""
         try:
             stream = self.llm.stream([*self.messages, asked], self.params)
-            with noting() as interrupt, closing(spin_until_first(stream, "reading")) as chunks:
+            with noting_interrupts() as interrupt, closing(spin_until_first(stream, "reading")) as chunks:
                 for chunk in chunks:
                     answer += chunk.text
                     self.stats = chunk.stats

@@ -55,7 +55,7 @@ def raising() -> Iterator[None]:
 
 
 @contextmanager
-def noting() -> Iterator[Event]:
+def noting_interrupts() -> Iterator[Event]:
     """Within the block the first Ctrl-C is only noted, so that a round is finished; another one raises."""
     note = Event()
 

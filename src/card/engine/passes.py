@@ -32,14 +32,14 @@ class TargetPasses:
             result = self._worker.step(work)
         except (CardError, RuntimeError, MemoryError) as error:  # out of memory is a RuntimeError in torch
             logger.warning("a target pass for %d requests failed: %s", len(work), error)
-            result = self._run_apart(work, error, errors)
+            result = self._run_halves(work, error, errors)
         self._num_failed_rounds = 0 if len(errors) < len(work) else self._num_failed_rounds + 1
         if self._num_failed_rounds >= _MOST_FAILED_ROUNDS:
             last = next(iter(errors.values()))
             self.death = f"{self._num_failed_rounds} rounds in a row failed, the last with {last}"
         return result, errors
 
-    def _run_apart(self, work: Sequence[Work], error: Exception, errors: dict[int, TargetError]) -> StepResult:
+    def _run_halves(self, work: Sequence[Work], error: Exception, errors: dict[int, TargetError]) -> StepResult:
         """Run each half on its own, down to single requests; one that fails even without candidates is given up."""
         if len(work) == 1 and not work[0].offer:
             errors[work[0].request_id] = TargetError(f"the target's pass failed for this request: {in_words(error)}")
@@ -50,7 +50,7 @@ class TargetPasses:
             try:
                 total.add(self._worker.step(half))
             except (CardError, RuntimeError, MemoryError) as further:
-                total.add(self._run_apart(half, further, errors))
+                total.add(self._run_halves(half, further, errors))
         return total
 
 

@@ -205,7 +205,7 @@ def last_states(runner: TorchRunner, num_layers: int, rows: Rows) -> FeatureWish
     return FeatureWish(tuple(range(-num_layers, 0)), rows)
 
 
-def foresight(predictor: str, runner: TorchRunner, usual: float) -> list[HRad]:
+def hrad_consumers(predictor: str, runner: TorchRunner, usual: float) -> list[HRad]:
     """Return who is to be shown the features of ``runner``, a target; nobody if that never moves a branch point.
 
     Args:

@@ -13,7 +13,7 @@ from card.models.torch_runner import TorchRunner
 from card.policy.cost import PassCost
 
 _FULL_S, _QUICK_S = 1.0, 0.12  # for the target's latencies under one schedule: at leisure, and while somebody waits
-_DOUBTED_RUNS, _CHANGED = 3, 1.6  # passes; a machine whose speed drifts by a fifth is still the same
+_CHECK_RUNS, _CHANGED_FACTOR = 3, 1.6  # passes; a machine whose speed drifts by a fifth is still the same
 _IDLE_S = 0.4  # the same in an idle moment: so long a request may have to wait that comes just then
 
 
@@ -47,7 +47,7 @@ class Measuring:
         self._core_sets: list[CoreSet] = []  # whose latencies were asked for
         self._plan: CorePlan | None = None  # whose useful threads were asked for
 
-    def doubt(self, plan: CorePlan) -> None:
+    def forget_if_wrong(self, plan: CorePlan) -> None:
         """Forget what is kept if a pass contradicts it: the machine has changed, or was busy when it was measured."""
         threads = self._store.threads(self._key("threads", plan.alone))
         core_set = plan.alone if threads is None else replace(plan.alone, threads=threads)
@@ -55,11 +55,11 @@ class Measuring:
         if known is None:
             return
         with pinned(core_set):
-            seconds = single_pass_s(self._runner, clock=time.perf_counter, num_runs=_DOUBTED_RUNS)
-        if max(seconds / known.seconds(1), known.seconds(1) / seconds) > _CHANGED:
+            seconds = single_pass_s(self._runner, clock=time.perf_counter, num_runs=_CHECK_RUNS)
+        if max(seconds / known.seconds(1), known.seconds(1) / seconds) > _CHANGED_FACTOR:
             self._store.clear()
 
-    def useful(self, plan: CorePlan) -> CorePlan:
+    def with_useful_threads(self, plan: CorePlan) -> CorePlan:
         """Return the plan with as many threads for the target as do not slow it down."""
         self._plan = plan
         known = [self._store.threads(key) for key in self._thread_keys(plan)]
@@ -84,7 +84,7 @@ class Measuring:
             self._store.keep_cost(key, cost, is_quick=self._is_quick)
         return cost
 
-    def again(self) -> Iterator[None]:
+    def remeasure(self) -> Iterator[None]:
         """Measure what was measured in haste once more, for the next start; pauses after each part."""
         if self._plan is not None:
             keys = self._thread_keys(self._plan)

@@ -57,7 +57,7 @@ def measure_pass_cost(
         most = min(max_tokens, model.max_model_len - num_prefix_rows)
         slot = bench.open(num_prefix_rows + most)
         bench.prefill([slot], num_prefix_rows)
-        bench.warm(
+        bench.warm_up(
             [_Pass((slot,), size) for size in range(1, min(most, _WARMED_TOKENS) + 1)], clock() + time_limit_s / 2
         )
         started = clock()
@@ -174,7 +174,7 @@ class _Bench:
     def prefill(self, slots: Iterable[int], num_tokens: int) -> None:
         self.model.forward([self._chain(slot, num_tokens, first_logits_idx=num_tokens - 1) for slot in slots])
 
-    def warm(self, passes: Sequence[_Pass], until: float) -> None:
+    def warm_up(self, passes: Sequence[_Pass], until: float) -> None:
         """Run passes once, the longest first, as far as time allows."""
         for untimed in reversed(passes):
             if self.clock() >= until:

@@ -85,7 +85,7 @@ class _ProfiledLatencies:
 
     scene: Scene
 
-    def useful(self, cores: CorePlan) -> CorePlan:
+    def with_useful_threads(self, cores: CorePlan) -> CorePlan:
         """Return the cores as they are: `setups_of` looks for the fastest number of threads."""
         return cores
 

@@ -105,7 +105,7 @@ class Acceptance:
         return self._agreement.value
 
     @property
-    def others(self) -> tuple[tuple[float, ...], float]:
+    def other_writers(self) -> tuple[tuple[float, ...], float]:
         """Acceptance of other writers than the draft model, by depth from 1 on, and their candidates in a round."""
         total = max(self._num_verified, 1e-9)
         return tuple(share / total for share in self._others), self._num_rows / total

@@ -61,7 +61,7 @@ class TunedPolicy(Policy):
         Args:
             agreement: chance in [0, 1] that a candidate below an accepted one is accepted; None: as learnt so far.
         """
-        costs, (chances, num_rows) = self._costs, self._acceptance.others
+        costs, (chances, num_rows) = self._costs, self._acceptance.other_writers
         agreement = self._acceptance.agreement if agreement is None else agreement
         alone = tokens = 1 + sum(chances)
         around_s = costs.around_s(schedule, num_requests)

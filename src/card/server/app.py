@@ -36,7 +36,7 @@ from card.server.info import (
     tokenize,
     version,
 )
-from card.server.logs import tell, where
+from card.server.logs import frames_of, tell
 from card.server.openapi import OF_BODIES, OF_WRITING, Route, add_route, describe
 from card.server.page import Playground
 from card.server.response_schemas import ResponsesRequest
@@ -172,7 +172,7 @@ class Guard:
         except ApiError as error:
             await error_response(error)(scope, receive, send)
         except Exception as error:  # whatever it is, it is ours: the client gets an answer and the log the place
-            at, request_id = where(error.__traceback__), scope["state"]["request_id"]
+            at, request_id = frames_of(error.__traceback__), scope["state"]["request_id"]
             tell(logger, logging.ERROR, "failed", request_id=request_id, exception=type(error).__name__, at=at)
             if has_begun:
                 raise

@@ -84,12 +84,14 @@ async def _echo(
         for one, (prompt_ids, params) in zip(prompts, jobs, strict=True):
             tokenizer = service.tokenizer
             to_text = decode if params is None else decode_prompt
-            text = one if isinstance(one, str) else await service.aside(False, to_text, tokenizer, prompt_ids)
+            text = one if isinstance(one, str) else await service.run_in_thread(False, to_text, tokenizer, prompt_ids)
             if fields.logprobs is None:
                 echoes.append(_Echo(text))
                 continue
             scores: list[TokenLogprobs | int] = [prompt_ids[0], *await service.llm.score(prompt_ids, fields.logprobs)]
-            offsets = await service.aside(len(prompt_ids) >= LONG_CHARS, offsets_in, tokenizer, prompt_ids, text)
+            offsets = await service.run_in_thread(
+                len(prompt_ids) >= LONG_CHARS, offsets_in, tokenizer, prompt_ids, text
+            )
             echoes.append(_Echo(text, scores, offsets))
     return echoes
 

@@ -45,12 +45,12 @@ async def tokenize(request: Request) -> Response:
         token_ids = list(await service.encode(fields.prompt, must_fit=False))
     else:
         encode = service.tokenizer.encode
-        token_ids = await service.aside(
+        token_ids = await service.run_in_thread(
             is_long, encode, fields.prompt or "", add_special_tokens=fields.add_special_tokens
         )
     names: Any = None
     if fields.return_token_strs:
-        names = await service.aside(is_long, service.tokenizer.convert_ids_to_tokens, token_ids)
+        names = await service.run_in_thread(is_long, service.tokenizer.convert_ids_to_tokens, token_ids)
     max_model_len = service.llm.max_model_len
     answer = {"count": len(token_ids), "max_model_len": max_model_len, "tokens": token_ids, "token_strs": names}
     return json_response(answer)
@@ -61,7 +61,7 @@ async def detokenize(request: Request) -> Response:
     service: Service = request.app.state.service
     fields = await read_body(request, DetokenizeRequest)
     service.check_model(fields.model)
-    text = await service.aside(len(fields.tokens) >= LONG_CHARS, _text_of, service, fields.tokens)
+    text = await service.run_in_thread(len(fields.tokens) >= LONG_CHARS, _text_of, service, fields.tokens)
     return json_response({"prompt": text})
 
 

@@ -29,11 +29,11 @@ class JsonFormatter(logging.Formatter):
         }
         if record.exc_info and record.exc_info[0] is not None:
             line["exception"] = record.exc_info[0].__name__
-            line["at"] = where(record.exc_info[2])
+            line["at"] = frames_of(record.exc_info[2])
         return msgspec.json.encode(line, enc_hook=str).decode()
 
 
-def where(trace: TracebackType | None) -> list[str]:
+def frames_of(trace: TracebackType | None) -> list[str]:
     """Return the innermost frames of a traceback as "file:line function"."""
     return [f"{frame.filename}:{frame.lineno} {frame.name}" for frame in traceback.extract_tb(trace)[-8:]]
 

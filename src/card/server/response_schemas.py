@@ -19,7 +19,7 @@ _AS_IN_CHAT = {"model", "temperature", "top_p", "top_k", "min_p", "seed", "strea
 }
 
 
-def _only(kinds: tuple[str, ...]) -> Any:
+def _refuse_other_types(kinds: tuple[str, ...]) -> Any:
     """Return a validator that refuses other types before it looks at fields, which are those of other types then."""
 
     def check(value: object) -> object:
@@ -33,7 +33,7 @@ def _only(kinds: tuple[str, ...]) -> Any:
 class TextPart(Strict):
     """A piece of text in a message, or of what a function gave back."""
 
-    _check_type = model_validator(mode="before")(_only(("input_text", "output_text", "text")))
+    _check_type = model_validator(mode="before")(_refuse_other_types(("input_text", "output_text", "text")))
 
     type: Literal["input_text", "output_text", "text"]
     text: str
@@ -110,7 +110,7 @@ InputItem = Annotated[
 class FunctionTool(FunctionDefinition):
     """A function that the model may call; other tools are not done."""
 
-    _check_type = model_validator(mode="before")(_only(("function",)))
+    _check_type = model_validator(mode="before")(_refuse_other_types(("function",)))
 
     type: Literal["function"]
 

@@ -188,7 +188,7 @@ class Service:
         parts = [prompt] if isinstance(prompt, str) else prompt
         texts = [one if isinstance(one, str) else one.get("content") or "" for one in parts if not isinstance(one, int)]
         is_long = max(len(prompt), sum(map(len, texts))) >= LONG_CHARS
-        return await self.aside(is_long, self._encode, prompt, texts if must_fit else [])
+        return await self.run_in_thread(is_long, self._encode, prompt, texts if must_fit else [])
 
     def _encode(self, prompt: Prompt, texts: Sequence[str]) -> tuple[int, ...]:
         """Tokenize a prompt. ``texts`` are those in it that may be too long: a chat template may leave some out."""
@@ -210,7 +210,7 @@ class Service:
         except (jinja2.TemplateError, ValueError):  # a template that refuses them, or none: tokenizing says it better
             return ""
 
-    async def aside(self, is_long: bool, function: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
+    async def run_in_thread(self, is_long: bool, function: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
         """Return what ``function`` gives, run beside the event loop. Raises: whatever it raises.
 
         Short texts have threads of their own, so that they never wait for long ones.

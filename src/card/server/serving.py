@@ -144,7 +144,7 @@ class _Run:
     def _started(self) -> None:
         host, port = self._socket.getsockname()[:2]
         address = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-        tell(logger, logging.INFO, "ready", address=address, **_shown(self._llm, self._settings))
+        tell(logger, logging.INFO, "ready", address=address, **_settings_shown(self._llm, self._settings))
         self._announce(address)
 
     def _on_signal(self, number: int) -> None:
@@ -189,7 +189,7 @@ class _Run:
         return True
 
 
-def _shown(llm: AsyncLLM, settings: ServerSettings) -> dict[str, Any]:
+def _settings_shown(llm: AsyncLLM, settings: ServerSettings) -> dict[str, Any]:
     """Return the settings in effect, keys left out."""
     engine = llm.host.settings
     shown = asdict(settings) | {"num_api_keys": len(settings.api_keys)}

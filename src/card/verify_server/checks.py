@@ -88,13 +88,13 @@ class Material:
     async def greedy(self) -> list[Answer]:
         """Return the greedy answers, asked one after the other."""
         if self._greedy is None:
-            self._greedy = await self.base.alone(self.greedy_questions)
+            self._greedy = await self.base.ask_one_by_one(self.greedy_questions)
         return self._greedy
 
     async def seeded(self) -> list[Answer]:
         """Return the seeded answers, asked one after the other. Raises: NotSupportedError if seeds do not repeat."""
         if self._seeded is None:
-            first, again = [await self.base.alone(self.seeded_questions) for _ in range(2)]
+            first, again = [await self.base.ask_one_by_one(self.seeded_questions) for _ in range(2)]
             others = sum(one.text != other.text for one, other in zip(first, again, strict=True))
             if others:
                 raise NotSupportedError(
@@ -103,9 +103,9 @@ class Material:
             self._seeded = first
         return self._seeded
 
-    async def at_once(self, side: Side, questions: Sequence[Question], **options: Any) -> list[Answer]:
+    async def ask_at_once(self, side: Side, questions: Sequence[Question], **options: Any) -> list[Answer]:
         """Ask several questions at once."""
-        return await side.at_once(questions, self.settings.concurrency, **options)
+        return await side.ask_at_once(questions, self.settings.concurrency, **options)
 
 
 Run = Callable[[Material], Awaitable[list[Pair]]]
@@ -147,7 +147,7 @@ def _asked_again(
         side = about.base if plainly else about.fast
         if is_known:
             await side.ask(questions[0])
-        got = await (about.at_once if batch else Side.alone)(side, questions, streams=streams)
+        got = await (about.ask_at_once if batch else Side.ask_one_by_one)(side, questions, streams=streams)
         return _pairs(questions, expected, got)
 
     return run
@@ -175,15 +175,15 @@ async def _extended(about: Material) -> list[Pair]:
 async def _schema(about: Material, *, beside_others: bool = False) -> list[Pair]:
     form = {"type": "json_schema", "json_schema": {"name": "answer", "strict": True, "schema": dict(SCHEMA)}}
     questions = [question.replace(response_format=form) for question in about.greedy_questions]
-    expected = await about.base.alone(questions)
+    expected = await about.base.ask_one_by_one(questions)
     _check_forms(expected)
     if not beside_others:
-        return _pairs(questions, expected, await about.fast.alone(questions))
-    mixed = _in_turns(questions, about.greedy_questions)
-    return _pairs(mixed, _in_turns(expected, await about.greedy()), await about.at_once(about.fast, mixed))
+        return _pairs(questions, expected, await about.fast.ask_one_by_one(questions))
+    mixed = _interleaved(questions, about.greedy_questions)
+    return _pairs(mixed, _interleaved(expected, await about.greedy()), await about.ask_at_once(about.fast, mixed))
 
 
-def _in_turns(ones: Sequence[T], others: Sequence[T]) -> list[T]:
+def _interleaved(ones: Sequence[T], others: Sequence[T]) -> list[T]:
     return [item for both in zip(ones, others, strict=True) for item in both]
 
 
@@ -230,8 +230,8 @@ def _stop_string(text: str) -> str | None:
 async def _logprobs(about: Material) -> list[Pair]:
     """The text of answers without log-probabilities, tokens that spell it, and the plain answer's figures."""
     questions = about.greedy_questions
-    expected = await about.base.alone(questions, num_top=NUM_TOP)
-    got = expected if about.plain is None else await about.fast.alone(questions, num_top=NUM_TOP)
+    expected = await about.base.ask_one_by_one(questions, num_top=NUM_TOP)
+    got = expected if about.plain is None else await about.fast.ask_one_by_one(questions, num_top=NUM_TOP)
     if not all(answer.scores for answer in (*expected, *got)):
         raise NotSupportedError("answers come without log-probabilities")
     plain = await about.greedy()
@@ -252,12 +252,12 @@ async def _logprobs(about: Material) -> list[Pair]:
 async def _likeliest(about: Material) -> list[Pair]:
     """Each token of a greedy answer is the likeliest one by the answer's own figures."""
     questions = about.greedy_questions
-    got = await about.fast.alone(questions, num_top=NUM_TOP)
+    got = await about.fast.ask_one_by_one(questions, num_top=NUM_TOP)
     if not all(answer.scores and any(score.top for score in answer.scores) for answer in got):
         raise NotSupportedError("answers come without the likeliest tokens beside each token")
     found = [unlikely(answer) for answer in got]
     if any(found) and about.plain is not None:
-        plain = await about.plain.alone(questions, num_top=NUM_TOP)
+        plain = await about.plain.ask_one_by_one(questions, num_top=NUM_TOP)
         if any(map(unlikely, plain)):
             raise NotSupportedError("plain answers have unlikely tokens too: penalties are on, or figures are rounded")
     rows = zip(questions, got, found, strict=True)

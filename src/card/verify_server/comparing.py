@@ -41,7 +41,7 @@ def compare(expected: Answer, got: Answer, *, by_text: bool = False) -> Differen
     if not by_text and expected.token_ids is not None and got.token_ids is not None:
         token_idx = _first(expected.token_ids, got.token_ids)
     if expected.text != got.text:
-        return _apart("text", expected.text, got.text, token_idx=token_idx)
+        return _first_difference_of("text", expected.text, got.text, token_idx=token_idx)
     if token_idx is not None:
         sides = [f"{ids[token_idx : token_idx + 4]}" for ids in (expected.token_ids, got.token_ids) if ids is not None]
         return Difference("token ids", sides[0], sides[1], token_idx=token_idx)
@@ -104,7 +104,7 @@ def misspelt(answer: Answer) -> Difference | None:
     if text in spelt or text.lstrip() in spelt or "\N{REPLACEMENT CHARACTER}" in answer.text:
         return None
     found, note = whole.decode("utf-8", "replace"), "the tokens do not spell the text"
-    return _apart("tokens of the log-probabilities", answer.text, found, note=note)
+    return _first_difference_of("tokens of the log-probabilities", answer.text, found, note=note)
 
 
 def unlikely(answer: Answer) -> Difference | None:
@@ -121,7 +121,7 @@ def _scored(text: str, logprob: float) -> str:
     return f"{text!r} {logprob:.4f}"
 
 
-def _apart(what: str, expected: str, got: str, **told: Any) -> Difference:
+def _first_difference_of(what: str, expected: str, got: str, **told: Any) -> Difference:
     """Return where two texts part."""
     place = _first(expected, got) or 0
     before, behind = slice(max(0, place - _BEFORE), place), slice(place, place + _AFTER)

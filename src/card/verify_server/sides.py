@@ -71,11 +71,11 @@ class Side:
             self.num_drafted = (self.num_drafted or 0) + answers[0].num_drafted
         return answers
 
-    async def alone(self, questions: Sequence[Question], **options: Any) -> list[Answer]:
+    async def ask_one_by_one(self, questions: Sequence[Question], **options: Any) -> list[Answer]:
         """Return the first choice of each answer; one question is asked after the other. Raises: ServerError."""
         return [(await self.ask(question, **options))[0] for question in questions]
 
-    async def at_once(self, questions: Sequence[Question], most: int, **options: Any) -> list[Answer]:
+    async def ask_at_once(self, questions: Sequence[Question], most: int, **options: Any) -> list[Answer]:
         """Return the same, with up to ``most`` questions in flight. Raises: ServerError, the first one."""
         free = asyncio.Semaphore(most)
 

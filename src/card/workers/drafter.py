@@ -44,7 +44,7 @@ _MIN_REPEATED_TOKENS = 64  # a correction of so many tokens is answered: the tar
 
 
 @dataclass(slots=True)
-class _Account:
+class _RequestCounters:
     """Numbers that the target has seen of one request. They go on when its sequence is closed and opened again."""
 
     spec: DraftSpec
@@ -59,40 +59,40 @@ class _Account:
 class _Drafting:
     """One open request: its sequence and what has been said about it."""
 
-    def __init__(self, sequence: DraftSequence, account: _Account) -> None:
+    def __init__(self, sequence: DraftSequence, counters: _RequestCounters) -> None:
         self.sequence = sequence
-        self.account = account
+        self.counters = counters
         self.heard_at = 0  # number of the message that told of it last
         self.served_at = _NEVER  # when its last pass began, and its place in it
 
-    def close(self) -> _Account:
+    def close(self) -> _RequestCounters:
         """Give the rows back and return what a later sequence of this request goes on from."""
         self.sequence.close()
-        self.account.next_epoch = self.sequence.cache.epoch + 1
-        self.account.spec = self.sequence.spec
-        self.account.num_dropped += self.sequence.num_dropped
-        self.account.num_rolled_back += self.sequence.num_rolled_back
-        return self.account
+        self.counters.next_epoch = self.sequence.cache.epoch + 1
+        self.counters.spec = self.sequence.spec
+        self.counters.num_dropped += self.sequence.num_dropped
+        self.counters.num_rolled_back += self.sequence.num_rolled_back
+        return self.counters
 
     def layer(
         self, request_id: int, nodes: NewNodes, *, is_reset: bool, span_s: tuple[float, float] | None = None
     ) -> Layer:
-        account, cache = self.account, self.sequence.cache
-        account.next_seq += 1
+        counters, cache = self.counters, self.sequence.cache
+        counters.next_seq += 1
         return Layer(
             request_id=request_id,
-            seq=account.next_seq - 1,
+            seq=counters.next_seq - 1,
             epoch=cache.epoch,
             is_reset=is_reset,
             root_id=cache.root_id,
             root_position=self.sequence.root_position,
             known_len=len(self.sequence.token_ids),
             nodes=nodes,
-            num_passes=account.num_passes,
-            busy_s=account.busy_s,
+            num_passes=counters.num_passes,
+            busy_s=counters.busy_s,
             num_reused=self.sequence.num_reused,
-            num_dropped=account.num_dropped + self.sequence.num_dropped,
-            num_rolled_back=account.num_rolled_back + self.sequence.num_rolled_back,
+            num_dropped=counters.num_dropped + self.sequence.num_dropped,
+            num_rolled_back=counters.num_rolled_back + self.sequence.num_rolled_back,
             pass_span_s=span_s,
         )
 
@@ -146,7 +146,7 @@ class DrafterWorker:
         self._num_messages = 0  # about open requests
         self._open: dict[int, _Drafting] = {}  # least recently corrected first
         self._closed: dict[int, None] = {}  # a late message does not revive them
-        self._turned_away: dict[int, _Account] = {}
+        self._turned_away: dict[int, _RequestCounters] = {}
         self._declined: dict[int, str] = {}  # why; said again to a target that did not hear it
 
     @property
@@ -216,14 +216,14 @@ class DrafterWorker:
             reason = f"the text may take {num_rows} KV rows, more than the drafter's memory holds"
         if reason:
             return self._decline(request_id, reason)
-        account = self._open.pop(request_id).close() if known else self._turned_away.pop(request_id, None)
-        account = account or _Account(message.spec)
-        sequence = self._make_sequence(message, account.next_epoch)
+        counters = self._open.pop(request_id).close() if known else self._turned_away.pop(request_id, None)
+        counters = counters or _RequestCounters(message.spec)
+        sequence = self._make_sequence(message, counters.next_epoch)
         if sequence is None:
-            account.spec = message.spec
-            _remember(self._turned_away, request_id, account)
+            counters.spec = message.spec
+            _remember(self._turned_away, request_id, counters)
             return []
-        drafting = _Drafting(sequence, account)
+        drafting = _Drafting(sequence, counters)
         self._hear(request_id, drafting)
         return [drafting.layer(request_id, NewNodes.none(), is_reset=True)]
 
@@ -315,10 +315,10 @@ class DrafterWorker:
             return []
         if request_id in self._declined:
             return [Declined(request_id, self._declined[request_id])]
-        account = self._turned_away.get(request_id)
-        if account is not None and not self._can_make_room(account.spec):
+        counters = self._turned_away.get(request_id)
+        if counters is not None and not self._can_make_room(counters.spec):
             has_place = len(self._open) < self._max_requests
-            if not (has_place and self._writer.has_room(account.spec)):
+            if not (has_place and self._writer.has_room(counters.spec)):
                 return []
         return [Resync(request_id, None)]
 
@@ -380,8 +380,8 @@ def step_together(workers: Sequence[DrafterWorker], *, max_tokens: int | None = 
         busy_s = (ended - started) / len(chosen)
         for i, (task, nodes) in enumerate(zip(chosen, grown, strict=True)):
             task.worker._served_at = task.drafting.served_at = (started, i)
-            task.drafting.account.num_passes += 1
-            task.drafting.account.busy_s += busy_s
+            task.drafting.counters.num_passes += 1
+            task.drafting.counters.busy_s += busy_s
             said = results[id(task.worker)]
             if isinstance(nodes, CardError):
                 reason = f"the draft model failed at it: {in_words(nodes)}"

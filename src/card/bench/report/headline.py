@@ -46,7 +46,7 @@ def _sentences(run: Run, pair: str, table: _Table) -> Iterator[str]:
     if not slower:
         yield f"No method was slower than {run.baseline} anywhere."
         return
-    listed = [f"{name} {_where(below, len(workloads))}" for name, below in slower.items()]
+    listed = [f"{name} {_slower_workloads(below, len(workloads))}" for name, below in slower.items()]
     yield f"Slower than {run.baseline}: {'; '.join(listed)}."
 
 
@@ -88,7 +88,7 @@ def _winner(run: Run, workload: str, own: Spread | None, others: _Table) -> str:
     return f"{winner}, it {_times(own.median)}{scatter}"
 
 
-def _where(below: Mapping[str, Spread], num_workloads: int) -> str:
+def _slower_workloads(below: Mapping[str, Spread], num_workloads: int) -> str:
     """Return on which workloads a row was slower, and how slow it was."""
     (_, least), (_, most) = _ends(below)
     speed = _times(least) if f"{least:.2f}" == f"{most:.2f}" else f"{least:.2f} to {_times(most)}"

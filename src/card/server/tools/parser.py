@@ -186,7 +186,7 @@ class ToolParser:
             return False
         self._rest, self._arguments_start = self._rest[end:], None
         is_last = self.num_calls == self._most_calls
-        return self._enter(self._nowhere if is_last else self._after_object)
+        return self._enter(self._skip_rest if is_last else self._after_object)
 
     def _after_object(self) -> bool:
         """Behind a call: before the next one of its block, or the block's end."""
@@ -208,7 +208,7 @@ class ToolParser:
         self._rest = self._rest.lstrip()
         return bool(self._rest) and self._enter(self._in_text)
 
-    def _nowhere(self) -> bool:
+    def _skip_rest(self) -> bool:
         """Behind the last call that is wanted."""
         self._rest = ""
         return False
