@@ -20,7 +20,7 @@ STATES_PER_SEQUENCE = MAX_RECENT + MAX_LANDMARKS + 1  # and the one that a pass 
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """What all layers with a state know after the first ``num_rows`` rows. Nobody writes to it."""
+    """Knowledge of all layers with a state after the first ``num_rows`` rows. Nobody writes to it."""
 
     num_rows: int
     layers: Mapping[int, Any]  # by number: transformers' cache layers
@@ -41,7 +41,7 @@ class Tail:
 
     @property
     def num_absorbed(self) -> int:
-        """How many rows the newest state has absorbed; the others are run once more."""
+        """Number of rows that the newest state has absorbed; the others are run once more."""
         return num_absorbed(self.state_at(len(self.token_ids)))
 
     def add(self, token_ids: Sequence[int], states: Sequence[State], landmark: int | None) -> None:
