@@ -25,7 +25,7 @@ from transformers.utils import logging as transformers_logging
 from card import LLM, SamplingParams
 from card.bench.compare import TextJudge
 from card.bench.environment import MEASURED_START, describe_run, weights_fingerprint
-from card.bench.lineup import Plan
+from card.bench.lineup import BenchPlan
 from card.bench.records import Pair, RowFacts
 from card.bench.rows import CardRow, PromptIds
 from card.bench.runner import run_bench
@@ -179,7 +179,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the benchmark. Returns: 0, or 130 if it was interrupted."""
     args = parse_arguments(argv)
     transformers_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
-    plan = Plan(
+    plan = BenchPlan(
         rows=row_facts(args),
         baseline=BASELINE,
         pairs={pair_name(args): partial(Places, args)},

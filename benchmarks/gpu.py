@@ -28,7 +28,7 @@ from transformers.utils import logging as transformers_logging
 from card import LLM, SamplingParams
 from card.bench.compare import TextJudge
 from card.bench.environment import MEASURED_START, Environment, allowed_cores, describe_run, weights_fingerprint
-from card.bench.lineup import Plan, fastest
+from card.bench.lineup import BenchPlan, fastest
 from card.bench.records import Pair, RowFacts, Run
 from card.bench.rows import CardRow, PromptIds, Row, TransformersRow
 from card.bench.runner import run_bench
@@ -189,7 +189,7 @@ def row_facts(args: argparse.Namespace) -> tuple[RowFacts, ...]:
 
 def run_pairs(args: argparse.Namespace, environment: Environment, console: Console) -> Run:
     """Measure all prices of the target; return the run."""
-    plan = Plan(
+    plan = BenchPlan(
         rows=row_facts(args),
         baseline=BASELINE,
         pairs={pair_name(args, cost): partial(InflatedPair, args, cost) for cost in args.target_costs},

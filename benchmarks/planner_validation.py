@@ -45,7 +45,7 @@ from card.models.protocol import LanguageModel
 from card.models.runners import make_runner
 from card.planner.overheads import measure_overheads
 from card.planner.profile import Profile
-from card.planner.recorder import Answer, RecordRequest, make_recording
+from card.planner.recorder import RecordRequest, TargetText, make_recording
 from card.planner.recording import Recording
 from card.planner.scene import Scene
 from card.planner.simulate import Simulator, VirtualRun
@@ -150,7 +150,7 @@ def record(
     for prompt_ids in prompts:
         token_ids = row.decode(prompt_ids, job.params).token_ids
         is_stopped = token_ids[-1] in lineup.end_ids
-        answers.append(Answer(tuple(prompt_ids), token_ids, "stop" if is_stopped else "length"))
+        answers.append(TargetText(tuple(prompt_ids), token_ids, "stop" if is_stopped else "length"))
     request = RecordRequest(target=job.args.target, draft=job.args.draft, prompts=(), params=job.params)
     tokenizer = tokenizer_fingerprint(lineup.tokenizer)
     return make_recording(request, runners["target"], runners["draft"], answers, tokenizer)

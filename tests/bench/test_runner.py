@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerFast
 from card.bench.compare import Gap
 from card.bench.datasets import Dataset, Question
 from card.bench.environment import Environment
-from card.bench.lineup import Plan
+from card.bench.lineup import BenchPlan
 from card.bench.records import Pair, RowFacts, Run, SampleKey, planned
 from card.bench.results import load, read_unchecked
 from card.bench.rows import Decoded
@@ -47,12 +47,12 @@ class World:
     chosen: list[Mapping[str, Any]] = dataclasses.field(default_factory=list)
     closed: int = 0
 
-    def plan(self, **changes: Any) -> Plan:
+    def plan(self, **changes: Any) -> BenchPlan:
         facts = tuple(
             RowFacts(name=name, method=name, cores=(0,), threads=1, is_exact=True, is_comparable=True, settings={})
             for name in ROWS
         )
-        plan = Plan(
+        plan = BenchPlan(
             rows=facts,
             baseline="plain",
             pairs={"pair": lambda say: FakePair(self)},

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from card.config import SamplingParams, SamplingRule
 from card.planner.profile import Overheads, PassTable, Profile, Setup
-from card.planner.recorder import Answer, record_texts
+from card.planner.recorder import TargetText, record_texts
 from card.planner.recording import Recording
 from card.planner.scene import Scene
 from card.tree.sampling import Sampler
@@ -61,10 +61,10 @@ def toy_recording(
     params = SamplingParams(temperature=temperature, seed=5, max_tokens=num_tokens)
     prompts = [tuple((7 * i + 3 * j) % 40 for j in range(9)) for i in range(num_texts)]
     answers = [
-        Answer(prompt, write(target, prompt, params.replace(max_tokens=num_tokens - 3 * (i % 2))), "length")
+        TargetText(prompt, write(target, prompt, params.replace(max_tokens=num_tokens - 3 * (i % 2))), "length")
         for i, prompt in enumerate(prompts)
     ]
-    answers[-1] = Answer(answers[-1].prompt_ids, answers[-1].token_ids, "stop")
+    answers[-1] = TargetText(answers[-1].prompt_ids, answers[-1].token_ids, "stop")
     return Recording(
         target="toy",
         draft="toy",

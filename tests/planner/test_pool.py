@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from card.errors import PlanError
-from card.planner.pool import PoolModel, Service, make_pool_study, measure_service, most_targets
+from card.planner.pool import PoolModel, ServiceCurve, make_pool_study, measure_service, most_targets
 from card.planner.profile import Overheads
 from card.planner.requests import PoolRequest
 from card.planner.scene import Scene
@@ -30,7 +30,7 @@ def pool_scene(**changes: object) -> Scene:
     return toy_scene(**{**defaults, **changes})
 
 
-SERVICE = Service(
+SERVICE = ServiceCurve(
     method="card",
     slowdowns=(1.0, 2.0, 8.0),
     tokens_per_s=(100.0, 60.0, 20.0),
@@ -42,7 +42,7 @@ SERVICE = Service(
 )
 
 
-def pool_model(service: Service = SERVICE) -> PoolModel:
+def pool_model(service: ServiceCurve = SERVICE) -> PoolModel:
     return PoolModel(pool_scene(), service)
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from card.config import SamplingParams, SamplingRule
 from card.errors import PlanError
-from card.planner.recorder import Answer, record_texts
+from card.planner.recorder import TargetText, record_texts
 from card.planner.recording import Recording, load_recording, rows_of, save_recording
 from card.planner.synthetic import make_synthetic
 from card.tree.sampling import CandidateScorer
@@ -21,7 +21,7 @@ from tests.planner.making import toy_models, toy_recording
 def test_scores_are_those_of_the_draft_model_run_alone(temperature, coupled):
     target, draft = toy_models()
     params = SamplingParams(temperature=temperature, seed=5, max_tokens=70, top_p=0.95)
-    answer = Answer((1, 2, 3), tuple((5 * i) % 40 for i in range(70)), "length")
+    answer = TargetText((1, 2, 3), tuple((5 * i) % 40 for i in range(70)), "length")
     (text,) = record_texts(target, draft, [answer], params, coupled_noise=coupled)
     recording = _with_texts((text,))
     rows = rows_of(recording, text)
@@ -44,7 +44,7 @@ def test_a_recording_survives_a_file(tmp_path):
 
 def test_a_prompt_of_one_token_is_recorded(tmp_path):
     target, draft = toy_models()
-    texts = record_texts(target, draft, [Answer((7,), (1, 2), "stop")], SamplingParams(temperature=0.0, seed=0))
+    texts = record_texts(target, draft, [TargetText((7,), (1, 2), "stop")], SamplingParams(temperature=0.0, seed=0))
     assert rows_of(_with_texts(texts), texts[0]).draft_ids.shape == (2, 32)
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from card.config import SamplingParams, SamplingRule
 from card.errors import CapacityError, PlanError
 from card.models.protocol import NO_PARENT, Extension
-from card.planner.recorder import Answer, record_texts
+from card.planner.recorder import TargetText, record_texts
 from card.planner.recording import Recording, rows_of
 from card.planner.replay import ReplayedModel, ReplayedTexts, Role
 from card.tree.sampling import CandidateScorer
@@ -137,7 +137,7 @@ def test_more_candidates_than_recorded_are_refused():
 def test_two_answers_to_the_same_tokens_are_refused():
     target, draft = toy_models()
     params = SamplingParams(temperature=0.0, seed=0)
-    answers = [Answer((1, 2), (3, 4, 5), "length"), Answer((1, 2, 3), (6, 7), "length")]
+    answers = [TargetText((1, 2), (3, 4, 5), "length"), TargetText((1, 2, 3), (6, 7), "length")]
     texts = record_texts(target, draft, answers, params)
     changed = {name: getattr(RECORDING, name) for name in RECORDING.__struct_fields__} | {"texts": texts}
     with pytest.raises(PlanError, match="goes on differently"):

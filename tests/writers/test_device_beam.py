@@ -23,7 +23,7 @@ from card.tree.nodes import NewNodes
 from card.workers.drafter import DrafterWorker
 from card.writers.beam import BeamSequence, BeamWriter
 from card.writers.cuda.device_beam import DeviceBeamSequence, DeviceBeamWriter
-from card.writers.cuda.device_step import BeamStep, StepResult
+from card.writers.cuda.device_step import BeamStep, DraftStepResult
 from card.writers.draft_writers import make_writer
 from tests.decoding import decode, plain
 from tests.drafting import draft_spec
@@ -309,9 +309,9 @@ def test_where_the_device_has_chosen_another_layer_its_step_is_dropped(
 ) -> None:
     result = BeamStep.result
 
-    def other_choice(step: BeamStep, fetched: Any) -> StepResult:
+    def other_choice(step: BeamStep, fetched: Any) -> DraftStepResult:
         found = result(step, fetched)
-        return StepResult(found.tokens, found.logprobs, [*found.chosen[:-1], (0, found.tokens[0][-1])])
+        return DraftStepResult(found.tokens, found.logprobs, [*found.chosen[:-1], (0, found.tokens[0][-1])])
 
     monkeypatch.setattr(BeamStep, "result", other_choice)
     pair = twins(device, beam_width=3, branch=4, lead=20)

@@ -194,7 +194,7 @@ class RequestStream(AsyncIterator[StreamChunk]):
 
 
 @dataclass(slots=True)
-class _Live:
+class _RunningRequest:
     """A request in the engine, or on its way there."""
 
     name: str
@@ -209,7 +209,7 @@ class _Abort:
     done: Future[bool] | None = None  # gets whether the request was running
 
 
-Command = _Live | _Abort | ScoringJob
+Command = _RunningRequest | _Abort | ScoringJob
 
 
 class _Driver:
@@ -227,7 +227,7 @@ class _Driver:
         self._death: WorkerError | None = None
         self._latest = host.engine.stats()
         self.last_progress = time.monotonic()
-        self._live: dict[int, _Live] = {}  # the engine's thread only
+        self._live: dict[int, _RunningRequest] = {}  # the engine's thread only
         self._idle_looks = 0  # in a row
         self._remeasuring = host.latencies.remeasure()
         self._thread = threading.Thread(target=self._run, name="card-engine", daemon=True)
@@ -245,7 +245,7 @@ class _Driver:
             self._num_unseen += 1
             request = prepared.request
             stats = RequestStats(num_prompt_tokens=len(request.prompt_ids), seed=request.params.seed or 0)
-            self._post(_Live(name, prepared, mailbox, stats))
+            self._post(_RunningRequest(name, prepared, mailbox, stats))
 
     def abort(self, name: str) -> Future[bool] | None:
         """Queue an abort; None if there is no such request. Raises: WorkerError."""
@@ -345,7 +345,7 @@ class _Driver:
         if isinstance(command, ScoringJob):
             self._host.scorer.add(command)
             return
-        if isinstance(command, _Live):
+        if isinstance(command, _RunningRequest):
             self._num_seen += 1
             request = command.prepared.request
             self._live[request.request_id] = command
@@ -383,7 +383,7 @@ class _Driver:
             commands, self._inbox = self._inbox, []
             self._number_of.clear()
         mailboxes = [live.mailbox for live in self._live.values()]
-        mailboxes += [command.mailbox for command in commands if isinstance(command, _Live)]
+        mailboxes += [command.mailbox for command in commands if isinstance(command, _RunningRequest)]
         self._live.clear()
         for command in commands:
             if isinstance(command, ScoringJob):

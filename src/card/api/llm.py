@@ -29,7 +29,7 @@ _DONE = object()
 
 
 @dataclass(slots=True)
-class _Live:
+class _UnreadRequest:
     """A request in the engine and what has come of it that nobody has taken yet."""
 
     prepared: PreparedRequest
@@ -82,7 +82,7 @@ class LLM(Hosted):
             say=say,
         )
         self._engine: Engine = self._host.engine
-        self._live: dict[int, _Live] = {}
+        self._live: dict[int, _UnreadRequest] = {}
         self._lock = threading.Lock()
         self._request_ids = itertools.count()
 
@@ -164,21 +164,21 @@ class LLM(Hosted):
     def _prepare(self, prompt: Prompt, params: SamplingParams) -> PreparedRequest:
         return self._host.make_request(prompt, params, next(self._request_ids))
 
-    def _begin(self, prepared: PreparedRequest) -> _Live:
-        live = _Live(prepared)
+    def _begin(self, prepared: PreparedRequest) -> _UnreadRequest:
+        live = _UnreadRequest(prepared)
         with self._lock:
             self._engine.add(prepared.request)
             self._live[prepared.request.request_id] = live
         return live
 
-    def _end(self, live: _Live) -> None:
+    def _end(self, live: _UnreadRequest) -> None:
         """Forget a request, and drop it if it is not finished."""
         request_id = live.prepared.request.request_id
         with self._lock:
             if self._live.pop(request_id, None) is not None:
                 self._engine.abort(request_id)
 
-    def _next(self, live: _Live) -> Update:
+    def _next(self, live: _UnreadRequest) -> Update:
         """Return the next update of a request; run rounds until there is one."""
         while True:
             with self._lock:
@@ -188,7 +188,7 @@ class LLM(Hosted):
                     if update.request_id in self._live:
                         self._live[update.request_id].updates.append(update)
 
-    def _pieces(self, live: _Live) -> Iterator[Piece]:
+    def _pieces(self, live: _UnreadRequest) -> Iterator[Piece]:
         """Yield what each round gives a request, to its end."""
         has_ended = False
         while not has_ended:
@@ -207,7 +207,7 @@ class LLM(Hosted):
             self._end(live)
 
     def _complete(self, prepared: Sequence[PreparedRequest], prompts: Sequence[str | None]) -> list[RequestOutput]:
-        lives: list[_Live] = []
+        lives: list[_UnreadRequest] = []
         try:
             for one in prepared:
                 lives.append(self._begin(one))
@@ -216,7 +216,7 @@ class LLM(Hosted):
             for live in lives:
                 self._end(live)
 
-    def _collect(self, live: _Live, prompt: str | None) -> RequestOutput:
+    def _collect(self, live: _UnreadRequest, prompt: str | None) -> RequestOutput:
         pieces = list(self._pieces(live))
         told, request = StreamChunk.of(pieces), live.prepared.request
         assert told.finish_reason is not None

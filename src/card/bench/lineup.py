@@ -111,7 +111,7 @@ class LineupSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class BenchPlan:
     """Everything that a run is to do."""
 
     rows: tuple[RowFacts, ...]
@@ -133,11 +133,11 @@ class Plan:
 
 def make_plan(
     names: Sequence[str], pairs: Sequence[PairSpec], settings: LineupSettings, datasets: Sequence[Dataset], **how: Any
-) -> Plan:
+) -> BenchPlan:
     """Return the plan of a run of these rows and pairs.
 
     Args:
-        how: further fields of `Plan`.
+        how: further fields of `BenchPlan`.
     Raises: SettingsError for pairs of one name, or rows that a pair cannot run.
     """
     opened: dict[str, Callable[[Callable[[str], None]], Lineup]] = {}
@@ -148,7 +148,9 @@ def make_plan(
             raise SettingsError(f"row {needing[0]} needs a draft model, and pair {pair.name} has none: give --draft")
         opened[pair.name] = partial(Lineup, names, pair, settings)
     rows = tuple(settings.facts_of(name) for name in names)
-    return Plan(rows=rows, baseline=BASELINE, pairs=opened, datasets=tuple(datasets), params=settings.params, **how)
+    return BenchPlan(
+        rows=rows, baseline=BASELINE, pairs=opened, datasets=tuple(datasets), params=settings.params, **how
+    )
 
 
 class Lineup:

@@ -20,7 +20,7 @@ from transformers import PreTrainedTokenizerBase
 from card.bench.compare import TextJudge, checks_of
 from card.bench.datasets import Dataset, Question
 from card.bench.environment import Environment
-from card.bench.lineup import Lineup, Plan
+from card.bench.lineup import BenchPlan, Lineup
 from card.bench.records import Chosen, Pair, Run, Sample, SampleKey, Sampling, Status, Workload, planned
 from card.bench.results import PROMISED, VERSION, Writer, load, read_unchecked
 from card.bench.rows import Row
@@ -58,7 +58,7 @@ class PairJob:
 
 
 def run_bench(
-    plan: Plan,
+    plan: BenchPlan,
     environment: Environment,
     path: Path,
     console: Console,
@@ -124,7 +124,7 @@ def _short(value: Any, other: Any) -> str:
 # ---- what is promised ------------------------------------------------------------------------------------------------
 
 
-def _promise(plan: Plan, environment: Environment, console: Console) -> tuple[Run, list[Dataset]]:
+def _promise(plan: BenchPlan, environment: Environment, console: Console) -> tuple[Run, list[Dataset]]:
     """Return the facts of the run, and the data sets cut to the prompts that all pairs can take."""
     pairs: list[Pair] = []
     limits: list[tuple[PreTrainedTokenizerBase, int]] = []
@@ -165,7 +165,9 @@ def _workload(dataset: Dataset) -> Workload:
     )
 
 
-def _fits(dataset: Dataset, prompt: int, limits: Sequence[tuple[PreTrainedTokenizerBase, int]], plan: Plan) -> bool:
+def _fits(
+    dataset: Dataset, prompt: int, limits: Sequence[tuple[PreTrainedTokenizerBase, int]], plan: BenchPlan
+) -> bool:
     """Return whether a prompt and its longest answers fit into the context of every pair's target."""
     question = dataset.questions[prompt]
     num_turns = len(question.turns)
@@ -182,7 +184,7 @@ def _fits(dataset: Dataset, prompt: int, limits: Sequence[tuple[PreTrainedTokeni
 
 
 def _cut(
-    dataset: Dataset, limits: Sequence[tuple[PreTrainedTokenizerBase, int]], plan: Plan, console: Console
+    dataset: Dataset, limits: Sequence[tuple[PreTrainedTokenizerBase, int]], plan: BenchPlan, console: Console
 ) -> Dataset:
     """Return the first prompts that fit, as many as asked for."""
     taken: list[Question] = []
@@ -207,7 +209,7 @@ def _cut(
 
 
 def _measure(
-    plan: Plan,
+    plan: BenchPlan,
     run: Run,
     datasets: Sequence[Dataset],
     path: Path,

@@ -56,7 +56,7 @@ class Percentiles:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Costs:
+class CostSummary:
     """Parts that the speed was made of, over all samples; None for what a method does not have or say."""
 
     target_passes: int
@@ -95,7 +95,7 @@ class RowSummary(Group):
     speedup: Spread | None  # of tokens_per_s over the baseline's in the same repeat; None without one
     first_token: Percentiles | None  # seconds from a request's start to its first token
     inter_token: Percentiles | None  # seconds from token to token; those of one pass have arrived at once
-    costs: Costs
+    costs: CostSummary
 
 
 def summarise(run: Run) -> list[RowSummary]:
@@ -141,11 +141,11 @@ def decode_rate(samples: Iterable[Sample | Decoded]) -> float:
     return sum(tokens for tokens, _ in counted) / seconds if seconds > 0 else 0.0
 
 
-def costs_of(samples: Sequence[Sample]) -> Costs:
+def costs_of(samples: Sequence[Sample]) -> CostSummary:
     """Return what these samples of one row cost."""
     passes, tokens = sum(s.target_passes for s in samples), sum(s.decode_tokens for s in samples)
     wall_s = sum(sample.wall_s for sample in samples)
-    costs = Costs(
+    costs = CostSummary(
         target_passes=passes,
         mean_acceptance_length=tokens / passes if passes else None,
         cores_used=sum(sample.cpu_s for sample in samples) / wall_s if wall_s else None,
@@ -219,7 +219,7 @@ def _gaps(sample: Sample) -> list[float]:
     return gaps
 
 
-def _with_candidates(costs: Costs, total: RequestStats, tokens: int) -> Costs:
+def _with_candidates(costs: CostSummary, total: RequestStats, tokens: int) -> CostSummary:
     """Add how the candidates fared, whoever proposed them."""
     depths = zip_longest(total.accepted_per_depth, total.offered_per_depth, fillvalue=0)
     by_writer = Counter(total.accepted_by_writer)
@@ -235,7 +235,7 @@ def _with_candidates(costs: Costs, total: RequestStats, tokens: int) -> Costs:
     )
 
 
-def _with_drafter(costs: Costs, total: RequestStats, tokens: int, rate: float) -> Costs:
+def _with_drafter(costs: CostSummary, total: RequestStats, tokens: int, rate: float) -> CostSummary:
     """Add what the draft model did; ``rate`` is the speed reached, in tokens/s."""
     layers_per_s = total.drafter_layers_per_s or None
     return replace(

@@ -15,7 +15,7 @@ from transformers.utils import logging as transformers_logging
 
 from card.bench.datasets import DataSpec, parse_spec, read_datasets
 from card.bench.environment import Environment, choose_cores, describe_run
-from card.bench.lineup import LineupSettings, PairSpec, Plan, make_plan
+from card.bench.lineup import BenchPlan, LineupSettings, PairSpec, make_plan
 from card.bench.names import DEFAULT_ROWS, DRAFT_OPTIONS, ROWS_ALONE, names_of, uncoupled
 from card.bench.records import Run
 from card.bench.results import read_unchecked
@@ -69,7 +69,7 @@ def run(**options: Any) -> int:
     return _show(done, out, is_wide=is_wide)
 
 
-def _plan(options: dict[str, Any]) -> Plan:
+def _plan(options: dict[str, Any]) -> BenchPlan:
     pairs = _pairs(options)
     rows = names_of(
         [*_names(_methods(options, pairs)), *(f"card+{writers.replace(',', '+')}" for writers in options["writers"])]

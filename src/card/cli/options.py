@@ -262,7 +262,7 @@ def resolve_models(options: dict[str, Any], *, needs_draft: bool) -> tuple[str, 
 
 
 @dataclass(frozen=True, slots=True)
-class Chosen:
+class ChosenModels:
     """A method and its models."""
 
     method: str
@@ -271,7 +271,7 @@ class Chosen:
     note: str  # what the user must be told of the choice; may be empty
 
 
-def choose_models(options: dict[str, Any]) -> Chosen:
+def choose_models(options: dict[str, Any]) -> ChosenModels:
     """Take method, target and draft out of ``options``. A target alone takes a method that needs no draft model.
 
     Raises: ModelError and SettingsError as `resolve_models`.
@@ -287,7 +287,7 @@ def choose_models(options: dict[str, Any]) -> Chosen:
     needs_draft = find_method(method).needs_draft and not has_server
     target, draft = resolve_models(options, needs_draft=needs_draft)
     note = f"no draft model is given, so method {ALONE} drafts from the text itself; --method vanilla does not"
-    return Chosen(method, target, draft if needs_draft else None, note if goes_alone else "")
+    return ChosenModels(method, target, draft if needs_draft else None, note if goes_alone else "")
 
 
 def demo_note(target: str) -> str:

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from card.engine.conversation import Conversation
+from card.engine.dialogue import Dialogue
 from card.engine.passes import TargetPasses, tell_pass
 from card.errors import CapacityError, CardError, TargetError, WorkerError
 from card.machine.threads import pinned
@@ -87,7 +87,7 @@ class Engine:
         """Make an engine without requests. ``clock`` gives seconds; all times in the statistics are its own."""
         self._worker = worker
         self._passes = TargetPasses(worker)
-        self._drafter = Conversation(worker, link, clock)
+        self._drafter = Dialogue(worker, link, clock)
         self._drafter.trace = trace
         self._clock = clock
         self._limits = limits or Limits()

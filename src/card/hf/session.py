@@ -30,7 +30,7 @@ _MOST_RETAINED_BYTES = 256 << 20  # of the target's KV, kept between calls
 _MOST_SEQUENCES = 64  # rows of a batch that run at once
 
 
-class _Call(NamedTuple):
+class _GenerateCall(NamedTuple):
     """Everything that a call of `generate` asks of a session."""
 
     model: PreTrainedModel
@@ -43,7 +43,7 @@ class _Call(NamedTuple):
 class Session:
     """An engine over a pair of models, which serves one call after another as long as the models stay as they are."""
 
-    def __init__(self, call: _Call) -> None:
+    def __init__(self, call: _GenerateCall) -> None:
         model, draft, settings, max_len, num_rows = call
         self.settings = settings
         self.draft_ref = None if draft is None else weakref.ref(draft)
@@ -77,7 +77,7 @@ class Session:
         if self.link:
             self.link.start()
 
-    def fits(self, call: _Call) -> bool:
+    def fits(self, call: _GenerateCall) -> bool:
         """Return whether the session can serve this call: the same models with the same weights, and room enough."""
         model, draft, settings, max_len, num_rows = call
         same_draft = (self.draft_ref() if self.draft_ref else None) is draft
@@ -163,7 +163,7 @@ def borrowed_session(
 ) -> Iterator[Session]:
     """Lend the session of these models, made anew where the kept one does not fit; nobody else has it meanwhile."""
     max_len = max(len(request.prompt_ids) + request.params.max_tokens for request in requests)
-    call = _Call(model, draft, settings, max_len, num_rows=min(len(requests), _MOST_SEQUENCES))
+    call = _GenerateCall(model, draft, settings, max_len, num_rows=min(len(requests), _MOST_SEQUENCES))
     session = _sessions.pop(model, None)
     if session is not None and not session.fits(call):
         session.close()

@@ -58,13 +58,13 @@ def measure_pass_cost(
         slot = bench.open(num_prefix_rows + most)
         bench.prefill([slot], num_prefix_rows)
         bench.warm_up(
-            [_Pass((slot,), size) for size in range(1, min(most, _WARMED_TOKENS) + 1)], clock() + time_limit_s / 2
+            [_TimedPass((slot,), size) for size in range(1, min(most, _WARMED_TOKENS) + 1)], clock() + time_limit_s / 2
         )
         started = clock()
         until_points, until_sequences, until_prefill, until = (
             started + share * time_limit_s for share in (_POINTS_SHARE, _SEQUENCES_SHARE, _PREFILL_SHARE, 1.0)
         )
-        found = bench.fastest([_Pass((slot,), size) for size in _sizes(most)], until_points, num_needed=2)
+        found = bench.fastest([_TimedPass((slot,), size) for size in _sizes(most)], until_points, num_needed=2)
         cost = PassCost(_hull(sorted((timed.num_tokens, seconds) for timed, seconds in found.items())))
         per_sequence_s = _per_sequence_s(bench, cost, slot, max_sequences, until_sequences)
         per_row_s = _per_context_row_s(bench, cost, most, until_prefill, until)
@@ -80,7 +80,7 @@ def single_pass_s(model: LanguageModel, *, clock: Callable[[], float], num_runs:
     """
     bench = _Bench(model, clock)
     try:
-        timed = _Pass((bench.open(_PREFIX_ROWS + 1),), 1)
+        timed = _TimedPass((bench.open(_PREFIX_ROWS + 1),), 1)
         return min([bench._run_s(timed) for _ in range(1 + num_runs)][1:])
     finally:
         bench.close()
@@ -140,7 +140,7 @@ def _tried_s(core_set: CoreSet, model: LanguageModel, clock: Callable[[], float]
         bench = _Bench(model, clock)
         try:
             slot = bench.open(min(max(_TRIED_TOKENS), model.max_model_len))
-            passes = [_Pass((slot,), min(num_tokens, model.max_model_len)) for num_tokens in _TRIED_TOKENS]
+            passes = [_TimedPass((slot,), min(num_tokens, model.max_model_len)) for num_tokens in _TRIED_TOKENS]
             found = bench.fastest(passes, clock() + _TURN_S, num_needed=len(passes))
             return {num_tokens: found[timed] for num_tokens, timed in zip(_TRIED_TOKENS, passes, strict=True)}
         finally:
@@ -148,7 +148,7 @@ def _tried_s(core_set: CoreSet, model: LanguageModel, clock: Callable[[], float]
 
 
 @dataclass(frozen=True, slots=True)
-class _Pass:
+class _TimedPass:
     """A pass to be timed: so many new tokens in each of these sequences."""
 
     slots: tuple[int, ...]
@@ -174,16 +174,16 @@ class _Bench:
     def prefill(self, slots: Iterable[int], num_tokens: int) -> None:
         self.model.forward([self._chain(slot, num_tokens, first_logits_idx=num_tokens - 1) for slot in slots])
 
-    def warm_up(self, passes: Sequence[_Pass], until: float) -> None:
+    def warm_up(self, passes: Sequence[_TimedPass], until: float) -> None:
         """Run passes once, the longest first, as far as time allows."""
         for untimed in reversed(passes):
             if self.clock() >= until:
                 return
             self._run_s(untimed)
 
-    def fastest(self, passes: Sequence[_Pass], until: float, num_needed: int = 0) -> dict[_Pass, float]:
+    def fastest(self, passes: Sequence[_TimedPass], until: float, num_needed: int = 0) -> dict[_TimedPass, float]:
         """Return the shortest seconds of each pass reached before ``until``; the first ones are timed in any case."""
-        best: dict[_Pass, float] = {}
+        best: dict[_TimedPass, float] = {}
         for _ in range(_MOST_RUNS):
             for idx, timed in enumerate(passes):
                 is_new = timed not in best
@@ -194,7 +194,7 @@ class _Bench:
                 best[timed] = min(best.get(timed, math.inf), self._run_s(timed))
         return best
 
-    def _run_s(self, timed: _Pass) -> float:
+    def _run_s(self, timed: _TimedPass) -> float:
         extensions = [self._chain(slot, timed.num_tokens) for slot in timed.slots]
         started = self.clock()
         logits = self.model.forward(extensions)
@@ -250,7 +250,7 @@ def _per_sequence_s(bench: _Bench, cost: PassCost, first_slot: int, max_sequence
             return 0.0
     bench.prefill(slots[1:], num_prefix_rows)
     counts = sorted({len(slots), *(size for size in _sizes(len(slots)) if size > 1)}, reverse=True)
-    found = bench.fastest([_Pass(tuple(slots[:count]), 1) for count in counts], until)
+    found = bench.fastest([_TimedPass(tuple(slots[:count]), 1) for count in counts], until)
     weighted_s = squares = 0.0
     for timed, seconds in found.items():
         num_further = len(timed.slots) - 1
@@ -275,5 +275,5 @@ def _per_context_row_s(bench: _Bench, cost: PassCost, chunk_tokens: int, until_p
     num_further = num_rows - _PREFIX_ROWS
     if num_further < _PREFIX_ROWS:
         return 0.0
-    (seconds,) = bench.fastest([_Pass((slot,), 1)], until, num_needed=1).values()
+    (seconds,) = bench.fastest([_TimedPass((slot,), 1)], until, num_needed=1).values()
     return max(0.0, (seconds - cost.seconds(1)) / num_further)

@@ -31,7 +31,7 @@ _SHOWN_TARGETS = tuple(2**power for power in range(13))
 
 
 @dataclass(frozen=True, slots=True)
-class Service:
+class ServiceCurve:
     """One target beside a drafter that is slower by a factor: a value for each factor."""
 
     method: str
@@ -58,7 +58,7 @@ class PoolRun:
     busy_targets: float
 
 
-def measure_service(scene: Scene, method: str = "card", slowdowns: Sequence[float] = DEFAULT_SLOWDOWNS) -> Service:
+def measure_service(scene: Scene, method: str = "card", slowdowns: Sequence[float] = DEFAULT_SLOWDOWNS) -> ServiceCurve:
     """Run one target beside slower and slower drafters.
 
     Args:
@@ -73,7 +73,7 @@ def measure_service(scene: Scene, method: str = "card", slowdowns: Sequence[floa
     plain = Simulator(scene).run("vanilla", text_idxs=idxs)
     cost = _pass_cost(scene, method)
     mean_len = sum(len(t.prompt_ids) + len(t.token_ids) / 2 for t in scene.recording.texts) / len(scene.recording.texts)
-    return Service(
+    return ServiceCurve(
         method=method,
         slowdowns=tuple(slowdowns),
         tokens_per_s=tuple(run.tokens_per_s for run in runs),
@@ -85,15 +85,15 @@ def measure_service(scene: Scene, method: str = "card", slowdowns: Sequence[floa
     )
 
 
-def _pass_cost(scene: Scene, method: str) -> _Pass:
+def _pass_cost(scene: Scene, method: str) -> _BeamsCost:
     assert scene.draft is not None
     setup = setups_of(scene, plan_method(scene, method, {})).far_draft
     assert setup is not None
-    return _Pass(setup.true_cost(), scene.draft.overheads)
+    return _BeamsCost(setup.true_cost(), scene.draft.overheads)
 
 
 @dataclass(frozen=True, slots=True)
-class _Pass:
+class _BeamsCost:
     """Cost of a drafter pass for some beams of equal size."""
 
     cost: PassCost
@@ -106,7 +106,7 @@ class _Pass:
         return pass_s + self.overheads.step_s + self.overheads.node_s * num_tokens
 
 
-def _nodes_per_pass(run: VirtualRun, cost: _Pass, rows: float) -> float:
+def _nodes_per_pass(run: VirtualRun, cost: _BeamsCost, rows: float) -> float:
     """Return the size of the passes that take as long on average as those of a run did."""
     mean_s = run.drafter_busy_s / max(run.drafter_passes, 1)
     sizes = np.arange(1, 65)
@@ -117,7 +117,7 @@ def _nodes_per_pass(run: VirtualRun, cost: _Pass, rows: float) -> float:
 class PoolModel:
     """The speed of each of so many targets that share a drafter."""
 
-    def __init__(self, scene: Scene, service: Service) -> None:
+    def __init__(self, scene: Scene, service: ServiceCurve) -> None:
         self.service = service
         self._pass = _pass_cost(scene, service.method)
 
@@ -183,7 +183,7 @@ class PoolStudy:
     method: str
     plain_tokens_per_s: float
     max_targets: int
-    services: tuple[Service, ...]  # by delay
+    services: tuple[ServiceCurve, ...]  # by delay
     points: tuple[PoolPoint, ...]
 
 
@@ -192,7 +192,7 @@ def make_pool_study(scene: Scene, request: PoolRequest, tell: Callable[[str], No
 
     Raises: PlanError, SettingsError as `measure_service`.
     """
-    services: list[Service] = []
+    services: list[ServiceCurve] = []
     points: list[PoolPoint] = []
     for delay_s in request.delays_s:
         tell(f"running targets {1e3 * delay_s:g} ms away from slower and slower drafters")

@@ -30,7 +30,7 @@ _CHUNK = 64  # positions whose logits are held at once
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class TargetText:
     """Text of the target behind a prompt."""
 
     prompt_ids: tuple[int, ...]
@@ -75,7 +75,7 @@ def record(request: RecordRequest, tell: Callable[[str], None] = lambda _: None)
                 raise output.error
             completion = output.outputs[0]
             reason: Literal["stop", "length"] = "stop" if completion.finish_reason == "stop" else "length"
-            answers.append(Answer(prompt_ids, completion.token_ids, reason))
+            answers.append(TargetText(prompt_ids, completion.token_ids, reason))
     tell("asking both models at each position")
     longest = max(len(answer.prompt_ids) + len(answer.token_ids) for answer in answers)
     target, draft = (make_runner(m, max_model_len=min(longest, context_limit(m))) for m in (model, draft_model))
@@ -83,7 +83,7 @@ def record(request: RecordRequest, tell: Callable[[str], None] = lambda _: None)
 
 
 def make_recording(
-    request: RecordRequest, target: TorchRunner, draft: LanguageModel, answers: Sequence[Answer], tokenizer: str
+    request: RecordRequest, target: TorchRunner, draft: LanguageModel, answers: Sequence[TargetText], tokenizer: str
 ) -> Recording:
     """Return the recording of a pair on texts that its target has written.
 
@@ -115,7 +115,7 @@ def make_recording(
 def record_texts(
     target: LanguageModel,
     draft: LanguageModel,
-    answers: Sequence[Answer],
+    answers: Sequence[TargetText],
     params: SamplingParams,
     *,
     coupled_noise: bool = True,
@@ -140,7 +140,7 @@ def record_texts(
     return tuple(texts)
 
 
-def _logits(model: LanguageModel, answer: Answer) -> Iterator[tuple[range, Tensor]]:
+def _logits(model: LanguageModel, answer: TargetText) -> Iterator[tuple[range, Tensor]]:
     """Yield (positions of answer tokens, [T, V] logits that predict them), in chunks."""
     text = [*answer.prompt_ids, *answer.token_ids[:-1]]
     first = len(answer.prompt_ids) - 1  # the row that predicts the first token

@@ -66,7 +66,7 @@ class Chances:
         return min(depth.bit_length(), 4), bisect_left(_BOUNDS, path_logprob)
 
 
-class Agreement:
+class AgreementRate:
     """Share of the draft model's next tokens that were the target's, fading back to the first guess."""
 
     def __init__(self) -> None:
@@ -93,7 +93,7 @@ class Acceptance:
 
     def __init__(self) -> None:
         self._chances: defaultdict[tuple[bool, int], Chances] = defaultdict(Chances)  # by is_greedy and writers
-        self._agreement = Agreement()
+        self._agreement = AgreementRate()
         self._others = [0.0] * DEEPEST  # [d] share of verifications whose accepted token at depth d + 1 was others'
         self._num_rows = 0.0  # candidates of others in a verification
         self._num_verified = 0.0  # fading

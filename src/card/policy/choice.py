@@ -92,7 +92,7 @@ def further_gains(
     *,
     agreement: float,
     price: float,
-    others: Sequence[float] = (),
+    present: Sequence[float] = (),
     num_verified: int = 0,
 ) -> Iterator[float]:
     """Return the tokens that each further layer of one request is expected to bring, less what it costs to verify it.
@@ -102,12 +102,12 @@ def further_gains(
         places: candidates above each further layer.
         agreement: chance that a candidate below an accepted one is accepted.
         price: tokens that a candidate must bring.
-        others: chance of the best candidate that is there already, by place.
+        present: chance of the best candidate that is there already, by place.
         num_verified: candidates that are verified anyway.
     """
     for place in places:
         reached *= agreement
-        there = others[place] if place < len(others) else 0.0
+        there = present[place] if place < len(present) else 0.0
         yield max(0.0, reached - there) - price * (place >= num_verified)
 
 

@@ -29,7 +29,7 @@ REVIEW_ROUNDS = 4
 
 
 @dataclass(slots=True)
-class Record:
+class ScheduleRecord:
     """Promised and measured speed of a schedule at one batch size, fading."""
 
     given: float = 0.0  # tokens
@@ -41,7 +41,7 @@ class Record:
         """The logarithm of what was given over what was promised; 0 if nothing was promised."""
         return math.log(max(self.given, 1e-9) / self.promised) if self.promised else 0.0
 
-    def add(self, other: Record) -> None:
+    def add(self, other: ScheduleRecord) -> None:
         """Take in another one."""
         self.given += other.given
         self.promised += other.promised
@@ -65,9 +65,9 @@ class Schedules:
         """
         self._all = tuple(schedules)
         self._predict = predict
-        self._records: dict[tuple[int, Schedule], Record] = {}  # by batch bucket
+        self._records: dict[tuple[int, Schedule], ScheduleRecord] = {}  # by batch bucket
         self._num_requests = 1
-        self._block = Record()  # since the last review; `promised` holds seconds
+        self._block = ScheduleRecord()  # since the last review; `promised` holds seconds
         self._since_review = REVIEW_ROUNDS  # rounds
         self._saved = 0.0  # rounds that the best other schedule would have saved since it was better
         self.rounds_here = 0  # since the last switch
@@ -116,25 +116,25 @@ class Schedules:
 
     def estimate(self, schedule: Schedule) -> tuple[float, float]:
         """Return mean and standard deviation of the logarithm of a schedule's tokens/s at the present batch size."""
-        here, prior_mean, both = bucket(self._num_requests), 0.0, Record()
+        here, prior_mean, both = bucket(self._num_requests), 0.0, ScheduleRecord()
         if schedule != "off":  # those that draft share what is wrongly expected of the drafter
             for (size, drafting), record in self._records.items():
                 if size == here and drafting != "off":
                     both.add(record)
             prior_mean = both.log_ratio * both.rounds / (both.rounds + REVIEW_ROUNDS)
-        own = self._records.get((here, schedule), Record())
+        own = self._records.get((here, schedule), ScheduleRecord())
         prior, seen = 1 / PRIOR_SD**2, own.rounds * self._num_requests / ROUND_SD**2
         mean = (seen * own.log_ratio + prior * prior_mean) / (seen + prior)
         return math.log(self._predict(schedule, self._num_requests)) + mean, (seen + prior) ** -0.5
 
     def _close_block(self) -> None:
         """Compare what the last rounds gave with what is predicted of them by now."""
-        block, self._block = self._block, Record()
+        block, self._block = self._block, ScheduleRecord()
         if not block.rounds:
             return
         for record in self._records.values():
             record.fade(DISCOUNT**block.rounds)
-        record = self._records.setdefault((bucket(self._num_requests), self.schedule), Record())
+        record = self._records.setdefault((bucket(self._num_requests), self.schedule), ScheduleRecord())
         block.promised *= self._predict(self.schedule, self._num_requests)
         record.add(block)
 

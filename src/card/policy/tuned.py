@@ -163,7 +163,7 @@ class TunedPolicy(Policy):
                 range(depth, min(depth + DEEPEST, self._draft.budget)),
                 agreement=agreement,
                 price=price,
-                others=best_by_depth(offer, probs),
+                present=best_by_depth(offer, probs),
                 num_verified=sum(prob > price for prob in probs),
             )
             for layer, gain in enumerate(further):

@@ -40,7 +40,7 @@ class Wish(msgspec.Struct, frozen=True, kw_only=True):
     avoid: int = 0  # incarnation of a drafter that has just failed it; another one is better
 
 
-class Figures(msgspec.Struct, kw_only=True):
+class PoolFigures(msgspec.Struct, kw_only=True):
     """The pool at a glance."""
 
     drafters: int = 0
@@ -79,7 +79,7 @@ class Allocation:
 
     _drafters: dict[int, _Drafter] = field(default_factory=dict)  # by incarnation
     _held: dict[str, _Held] = field(default_factory=dict)  # by holder
-    _totals: Figures = field(default_factory=Figures)
+    _totals: PoolFigures = field(default_factory=PoolFigures)
 
     def report(self, drafter: DrafterReport, now: float) -> None:
         """Take note of a drafter that is ready. One at the address of another one has taken its place."""
@@ -129,7 +129,7 @@ class Allocation:
         """End whatever the holder has."""
         self._held.pop(holder, None)
 
-    def figures(self, now: float) -> Figures:
+    def figures(self, now: float) -> PoolFigures:
         """Return how things stand."""
         self._expire(now)
         load = sum(held.load for held in self._held.values())

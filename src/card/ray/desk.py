@@ -51,7 +51,7 @@ class LeaseDesk:
         self._pool.give_back(holder)
 
     async def figures(self) -> str:
-        """Return JSON of the pool's `Figures`."""
+        """Return JSON of the pool's `PoolFigures`."""
         return as_text(self._pool.figures(time.monotonic()))
 
 

@@ -50,7 +50,7 @@ FALLBACKS = ("request", "policy", "drafter", "no_candidates")
 
 
 @dataclass(slots=True, eq=False)
-class Record:
+class TextRecord:
     """One text of a request as it is written: its statistics, and when its pieces came."""
 
     _ledger: Ledger
@@ -96,7 +96,7 @@ class Ledger:
         self.fallbacks = dict.fromkeys(FALLBACKS, 0)
         self.finished: dict[str, int] = {"stop": 0, "length": 0, "abort": 0, "error": 0}
         self.errors: Counter[int] = Counter()  # answers by status of 400 and above
-        self._running: set[Record] = set()
+        self._running: set[TextRecord] = set()
         self._ended = _Sums()
         self.registry = CollectorRegistry(auto_describe=False)
         self._histograms = {
@@ -104,17 +104,17 @@ class Ledger:
             for name, (what, buckets) in HISTOGRAMS.items()
         }
 
-    def begin(self, num_prompt_tokens: int, *, speculates: bool) -> Record:
+    def begin(self, num_prompt_tokens: int, *, speculates: bool) -> TextRecord:
         """Open the record of a text."""
-        record = Record(self, RequestStats(num_prompt_tokens=num_prompt_tokens), speculates)
+        record = TextRecord(self, RequestStats(num_prompt_tokens=num_prompt_tokens), speculates)
         self._running.add(record)
         return record
 
-    def forget(self, record: Record) -> None:
+    def forget(self, record: TextRecord) -> None:
         """Strike a text that was never written."""
         self._running.discard(record)
 
-    def end(self, record: Record) -> None:
+    def end(self, record: TextRecord) -> None:
         """Close the record of a text."""
         if record not in self._running:
             return
@@ -183,7 +183,7 @@ def speculative_decoding(stats: RequestStats, most_candidates: int) -> dict[str,
     }
 
 
-def request_metrics(records: Sequence[Record], most_candidates: int) -> dict[str, Any] | None:
+def request_metrics(records: Sequence[TextRecord], most_candidates: int) -> dict[str, Any] | None:
     """Return the `metrics` of an answer; they describe one text, so there are none for several."""
     if len(records) != 1:
         return None

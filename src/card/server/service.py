@@ -24,7 +24,7 @@ from card.server.answers import event
 from card.server.config import ServerSettings
 from card.server.errors import ApiError, bad_request, shutting_down
 from card.server.limits import Deadline, Gate
-from card.server.metrics import Ledger, Record, request_metrics
+from card.server.metrics import Ledger, TextRecord, request_metrics
 from card.server.params import derived_seed, model_defaults
 from card.server.schemas import SamplingFields
 from card.server.tokens import TokenNames
@@ -47,7 +47,7 @@ class Choice:
     index: int
     prompt_ids: tuple[int, ...]
     stream: RequestStream | None  # None: nothing is written, the prompt alone is echoed
-    record: Record
+    record: TextRecord
     chunks: list[StreamChunk] = field(default_factory=list)  # if they are collected
 
     @property

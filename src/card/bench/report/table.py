@@ -8,7 +8,7 @@ from dataclasses import fields
 from typing import Any, TextIO
 
 from card.bench.records import Run
-from card.bench.summary import Costs, RowSummary, Spread
+from card.bench.summary import CostSummary, RowSummary, Spread
 
 Summaries = Sequence[tuple[Run, Sequence[RowSummary]]]
 _SPREADS = (("median", "least", "most"), "", ("tokens_per_s", "wall_tokens_per_s", "speedup"))
@@ -37,7 +37,7 @@ def _record(run: Run, row: RowSummary) -> dict[str, Any]:
     for parts, unit, names in (_SPREADS, _PERCENTILES):
         for name in names:
             record |= {f"{name}_{part}{unit}": getattr(getattr(row, name), part, None) for part in parts}
-    return record | {field.name: _joined(getattr(row.costs, field.name)) for field in fields(Costs)}
+    return record | {field.name: _joined(getattr(row.costs, field.name)) for field in fields(CostSummary)}
 
 
 def _joined(value: object) -> object:

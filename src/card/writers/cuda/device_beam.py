@@ -22,7 +22,7 @@ from card.protocol.messages import DraftSpec
 from card.tree.nodes import NewNodes
 from card.tree.sampling import GumbelNoise
 from card.writers.beam import BeamSequence, BeamWriter
-from card.writers.cuda.device_step import BeamStep, NewestLayer, StepResult, StepShape
+from card.writers.cuda.device_step import BeamStep, DraftStepResult, NewestLayer, StepShape
 from card.writers.draft_shaping import FindGrammar
 
 _MAX_STEPS = 16  # recorded ones; the one not used for longest makes place
@@ -38,7 +38,7 @@ class _Launch:
     fetched: FetchedTensor
     layer: list[int]  # the nodes that it runs, in the device's order
 
-    def read(self) -> StepResult:
+    def read(self) -> DraftStepResult:
         """Wait for it and return what it found."""
         return self.step.result(self.fetched)
 
@@ -93,7 +93,7 @@ class DeviceBeamSequence(BeamSequence):
         """Return the absolute positions of nodes."""
         return [self.root_position + self.cache.depth_of(node) for node in nodes]
 
-    def take(self, layer: Sequence[int], result: StepResult) -> NewNodes:
+    def take(self, layer: Sequence[int], result: DraftStepResult) -> NewNodes:
         """Make the children of a layer that a step has run, and take over its rows.
 
         Raises: ProtocolError if the model's scores are no numbers; nothing has changed then.

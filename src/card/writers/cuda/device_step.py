@@ -45,7 +45,7 @@ class NewestLayer:
 
 
 @dataclass(frozen=True, slots=True)
-class StepResult:
+class DraftStepResult:
     """Children of a layer's nodes, made by a step; rows beyond the layer's nodes mean nothing."""
 
     tokens: list[list[int]]  # [K][b] the best children of each node
@@ -110,12 +110,12 @@ class BeamStep:
         fetched.begin(self._entry)
         return fetched
 
-    def result(self, fetched: FetchedTensor) -> StepResult:
+    def result(self, fetched: FetchedTensor) -> DraftStepResult:
         """Wait for a launched step and return what it found."""
         entry, branch = fetched.read(), self._branch
         tokens = entry[:, :branch].astype(np.int64).tolist()
         chosen = [int(child) for child in entry[:, -1] if child != _NO_CHILD]
-        return StepResult(
+        return DraftStepResult(
             tokens=tokens,
             logprobs=entry[:, branch:-1].tolist(),
             chosen=[(child // branch, tokens[child // branch][child % branch]) for child in chosen],

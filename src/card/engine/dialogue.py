@@ -12,7 +12,7 @@ from card.workers.target import TargetWorker
 from card.workers.trace import Trace
 
 
-class Conversation:
+class Dialogue:
     """The target's side of a link; without a link it is silent."""
 
     trace: Trace | None = None
