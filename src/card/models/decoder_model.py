@@ -95,19 +95,19 @@ class DecoderModel(nn.Module):
         self.generation_config = generation_config
         self.pages: MappedWeights | None = None  # the memory that they are mapped to
         sizes: Any = config
-        shelf = _Shelf(weights)
-        table = shelf.take("model.embed_tokens.weight", sizes.vocab_size, sizes.hidden_size)
-        layers = [shelf.layer(f"model.layers.{idx}.", architecture, config) for idx in range(sizes.num_hidden_layers)]
+        source = _FileWeights(weights)
+        table = source.take("model.embed_tokens.weight", sizes.vocab_size, sizes.hidden_size)
+        layers = [source.layer(f"model.layers.{idx}.", architecture, config) for idx in range(sizes.num_hidden_layers)]
         self.model = nn.Module()
         self.model.embed_tokens = nn.Embedding(1, 1)
         self.model.embed_tokens.num_embeddings, self.model.embed_tokens.embedding_dim = table.shape
         self.model.embed_tokens.weight = table
         self.model.layers = nn.ModuleList(layers)
-        self.model.norm = _Norm(shelf.take("model.norm.weight", sizes.hidden_size))
+        self.model.norm = _Norm(source.take("model.norm.weight", sizes.hidden_size))
         self.model.rotary_emb = _RotaryEmbedding(config)
-        head = table if config.tie_word_embeddings else shelf.take("lm_head.weight", *table.shape)
+        head = table if config.tie_word_embeddings else source.take("lm_head.weight", *table.shape)
         self.lm_head = linear_of(head)
-        shelf.check_empty()
+        source.check_empty()
 
     @property
     def device(self) -> torch.device:
@@ -124,8 +124,8 @@ class DecoderModel(nn.Module):
         return cast(nn.Embedding, self.model.embed_tokens)
 
 
-class _Shelf:
-    """The weights of a file, of which each is taken once."""
+class _FileWeights:
+    """The weights of a file, of which each is source once."""
 
     def __init__(self, weights: Mapping[str, Tensor]) -> None:
         self._weights = dict(weights)

@@ -70,7 +70,7 @@ class Int8Decoder:
 
     def __init__(self, model: LoadedModel, max_model_len: int) -> None:
         self._code = machine_code("tables")
-        self._crew = machine_code("passes").Crew()
+        self._team = machine_code("passes").ThreadTeam()
         inner: Any = model.model
         config, architecture = model.config, architecture_of(model)
         assert architecture is not None
@@ -99,7 +99,7 @@ class Int8Decoder:
         self.layout = KVLayout(
             len(self._layers), self._num_kv_heads, self._padded_head, torch.float16, self.embedding.device
         )
-        self._room = _Room()
+        self._buffers = _Buffers()
 
     def _layer(self, layer: Any, window: int | None, architecture: Architecture) -> list[int]:
         """Quantize a layer and return its table."""
@@ -172,7 +172,7 @@ class Int8Decoder:
         if states:
             self._run_and_take(states, table, barrier, hidden)
         else:
-            self._crew.run(table, barrier)
+            self._team.run(table, barrier)
         return spread(logits[:, : self._num_outputs], self._head_ids, self.vocab_size)
 
     def _run_and_take(self, states: PassStates, table: IntArray, barrier: IntArray, hidden: Tensor) -> None:
@@ -183,7 +183,7 @@ class Int8Decoder:
         for layer, copy in copies.items():
             self._layers[layer - 1, self._code.COPY_TO] = copy.data_ptr()
         try:
-            self._crew.run(table, barrier)
+            self._team.run(table, barrier)
         finally:
             self._layers[:, self._code.COPY_TO] = 0
         for layer, copy in copies.items():
@@ -193,36 +193,36 @@ class Int8Decoder:
 
     def _prepare(self, num_rows: int, num_positions: int, num_threads: int) -> Tensor:
         """Have room for a pass, and a table that says where; return the place of its hidden states."""
-        code, room = self._code, self._room
+        code, buffers = self._code, self._buffers
         width, size = padded(self._width, GROUP), self._padded_head
         attended = padded(self._num_heads * size, GROUP)
         groups = max(width, attended) // GROUP
         attending = 4 * (LANES * size + GROUP)  # of floats; each head of a group has a sum and scores
         attending += 4 * (self._num_heads // self._num_kv_heads) * (padded(size, GROUP) + padded(num_positions, LANES))
         own = groups * num_rows * (GROUP + 8) + 4 * GROUP * groups + max(attending, 8 * GROUP * _MOST_TILE_ROWS)
-        if room.fits(num_rows, own, num_threads):
-            return room.hidden[:num_rows]
-        room.grow(num_rows, own, num_threads)
-        room.hidden = torch.zeros((room.num_rows, width))
+        if buffers.fits(num_rows, own, num_threads):
+            return buffers.hidden[:num_rows]
+        buffers.grow(num_rows, own, num_threads)
+        buffers.hidden = torch.zeros((buffers.num_rows, width))
         mlp_groups = self._mlp_width // GROUP
         parts = {
-            code.PROJECTED: torch.empty((room.num_rows, (self._num_heads + 2 * self._num_kv_heads) * size)),
-            code.ATTENDED: torch.zeros((room.num_rows, attended)),
-            code.GATED: torch.empty((room.num_rows, self._mlp_width), dtype=torch.int8),
-            code.GATED_SCALES: torch.empty((room.num_rows, mlp_groups)),
-            code.GATED_STARTS: torch.empty((room.num_rows, mlp_groups), dtype=torch.int32),
-            code.OWN: torch.empty((room.num_threads, room.own_bytes), dtype=torch.int8),
-            code.HIDDEN: room.hidden,
+            code.PROJECTED: torch.empty((buffers.num_rows, (self._num_heads + 2 * self._num_kv_heads) * size)),
+            code.ATTENDED: torch.zeros((buffers.num_rows, attended)),
+            code.GATED: torch.empty((buffers.num_rows, self._mlp_width), dtype=torch.int8),
+            code.GATED_SCALES: torch.empty((buffers.num_rows, mlp_groups)),
+            code.GATED_STARTS: torch.empty((buffers.num_rows, mlp_groups), dtype=torch.int32),
+            code.OWN: torch.empty((buffers.num_threads, buffers.own_bytes), dtype=torch.int8),
+            code.HIDDEN: buffers.hidden,
             code.NORM: self._norm,
             code.COS: self._cos,
             code.SIN: self._sin,
         }
-        room.parts = parts
+        buffers.parts = parts
         table = np.zeros(code.TABLE_SIZE, np.int64)
         for place, part in parts.items():
             table[place] = part.data_ptr()
         table[code.OUTPUT : code.OUTPUT + 3] = self._output.addresses
-        table[code.LAYER_TABLE], table[code.OWN_BYTES] = self._layers.ctypes.data, room.own_bytes
+        table[code.LAYER_TABLE], table[code.OWN_BYTES] = self._layers.ctypes.data, buffers.own_bytes
         numbers = {
             code.LAYERS: len(self._layers),
             code.WIDTH: self._width,
@@ -240,10 +240,10 @@ class Int8Decoder:
         table[code.EPS : code.EPS + 1].view(np.float32)[0] = self._eps
         table[code.SCALE : code.SCALE + 1].view(np.float32)[0] = self._scale
         self._table = table
-        return room.hidden[:num_rows]
+        return buffers.hidden[:num_rows]
 
 
-class _Room:
+class _Buffers:
     """Buffers of the passes, for as many rows as they have room for."""
 
     def __init__(self) -> None:

@@ -171,7 +171,7 @@ def run(table: int, thread: int) -> None:
     wait(entry(table, t.BARRIER), threads, turn)
 
 
-class Crew:
+class ThreadTeam:
     """The threads of one decoder; they sleep between passes and end with the process or the decoder."""
 
     def __init__(self) -> None:
