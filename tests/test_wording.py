@@ -117,3 +117,16 @@ def test_no_docstring_begins_like_a_question(path: Path) -> None:
 def test_a_docstring_that_begins_like_a_question_is_found() -> None:
     assert len(questions(ast.parse('class A:\n    """How it is done."""\n    def b(self): "Whether it is."'))) == 2
     assert questions(ast.parse('"""However many."""\ndef b(): "Return what is done."')) == []
+
+
+# Adverbs and prepositions say how or where something is done, not what.
+_NO_VERBS = re.compile(
+    "_*(above|again|ahead|alone|anew|apart|around|aside|at_once|away|before|behind|below|beside|here|inside|nowhere|"
+    "outside|over|there|together|under|where)"
+)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_functions_are_named_by_verbs_and_modules_by_what_they_hold(path: Path) -> None:
+    functions = [n.name for n in ast.walk(TREES[path]) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)]
+    assert [name for name in (path.stem, *functions) if _NO_VERBS.fullmatch(name)] == []

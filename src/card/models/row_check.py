@@ -44,9 +44,9 @@ def differing_rows(runner: TorchRunner) -> str:
     allowed = _TOLERANCES.get(runner.dtype, 0.1) * max(1.0, float(expected.abs().max()))
     ways: dict[str, Callable[[int], Tensor]] = {
         "at once": lambda slot: runner.forward([_chain(slot, ids)])[0],
-        "one by one": lambda slot: _one_by_one(runner, slot, ids),
+        "one by one": lambda slot: _logits_one_by_one(runner, slot, ids),
         **_with_candidates(runner, ids),
-        "beside a longer text": lambda slot: _beside(runner, slot, ids, longer),
+        "beside a longer text": lambda slot: _logits_beside(runner, slot, ids, longer),
     }
     for words, run in ways.items():
         slot = runner.open()
@@ -59,15 +59,15 @@ def differing_rows(runner: TorchRunner) -> str:
 
 def _with_candidates(runner: TorchRunner, ids: Sequence[int]) -> dict[str, Callable[[int], Tensor]]:
     if isinstance(runner, Recurrent):
-        return {"behind refused tokens": lambda slot: _behind_refused(runner, slot, ids)}
-    return {"in a tree": lambda slot: _in_a_tree(runner, slot, ids)}
+        return {"behind refused tokens": lambda slot: _logits_behind_refused(runner, slot, ids)}
+    return {"in a tree": lambda slot: _logits_in_tree(runner, slot, ids)}
 
 
 def _chain(slot: int, ids: Sequence[int], start: int = 0) -> Extension:
     return Extension(slot, ids, range(start - 1, start + len(ids) - 1))
 
 
-def _one_by_one(runner: TorchRunner, slot: int, ids: Sequence[int]) -> Tensor:
+def _logits_one_by_one(runner: TorchRunner, slot: int, ids: Sequence[int]) -> Tensor:
     first = len(ids) - min(_NUM_SINGLE, len(ids) - 1)
     parts = [runner.forward([_chain(slot, ids[:first])])[0].clone()]
     for idx in range(first, len(ids)):
@@ -75,7 +75,7 @@ def _one_by_one(runner: TorchRunner, slot: int, ids: Sequence[int]) -> Tensor:
     return torch.cat(parts)
 
 
-def _in_a_tree(runner: TorchRunner, slot: int, ids: Sequence[int]) -> Tensor:
+def _logits_in_tree(runner: TorchRunner, slot: int, ids: Sequence[int]) -> Tensor:
     """Return the logits of a text whose later tokens each have a sibling, which stands before them."""
     half = len(ids) // 2
     parts = [runner.forward([_chain(slot, ids[:half])])[0].clone()]
@@ -88,7 +88,7 @@ def _in_a_tree(runner: TorchRunner, slot: int, ids: Sequence[int]) -> Tensor:
     return torch.cat(parts)
 
 
-def _behind_refused(runner: TorchRunner, slot: int, ids: Sequence[int]) -> Tensor:
+def _logits_behind_refused(runner: TorchRunner, slot: int, ids: Sequence[int]) -> Tensor:
     """Return the logits of a text in whose middle another token was run and dropped."""
     half = len(ids) // 2
     parts = [runner.forward([_chain(slot, ids[:half])])[0].clone()]
@@ -99,7 +99,7 @@ def _behind_refused(runner: TorchRunner, slot: int, ids: Sequence[int]) -> Tenso
     return torch.cat(parts)
 
 
-def _beside(runner: TorchRunner, slot: int, ids: Sequence[int], longer: Sequence[int]) -> Tensor:
+def _logits_beside(runner: TorchRunner, slot: int, ids: Sequence[int], longer: Sequence[int]) -> Tensor:
     other = runner.open()
     logits = runner.forward([_chain(other, longer), _chain(slot, ids)])[1].clone()
     runner.close(other)

@@ -1,1 +1,1 @@
-"""What target and drafter say to each other."""
+"""Messages between target and drafter."""
