@@ -208,7 +208,7 @@ def test_the_files_that_extending_shows_are_found_by_their_names(
     assert "last_seen" in writer_names()
     assert find_writer("last_seen").top_k == 0
     assert runpy.run_path(str(tmp_path / "writers" / "table.py"))["TableWriter"].layers_per_pass == 3
-    methods = card.methods._all_methods()
+    methods = card.methods.all_methods()
     assert all(isinstance(methods[name], Method) for name in ("last_seen", "pairs"))
     assert methods["last_seen"].writers == ("last_seen",)
     entry, theirs = find_architecture("seed_oss"), CONFIG_MAPPING["seed_oss"]

@@ -78,10 +78,10 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def use(name: str | Path) -> None:
     """Load a model and let it write."""
     with LLM(str(name), method="vanilla", max_model_len=32, cache=False) as llm:
-        told = model_defaults(llm._host.generation_config)
+        told = model_defaults(llm.host.generation_config)
         params = SamplingParams(max_tokens=3, temperature=0.0, stop=("cat",), seed=1)
         llm.generate("the cat", params)
-        if llm._host.tokenizer.chat_template:
+        if llm.host.tokenizer.chat_template:
             llm.generate([[{"role": "user", "content": "the cat"}]], params)
         SamplingParams(**told)
 

@@ -265,9 +265,9 @@ def test_decoding_with_the_demo_pair_on_the_cpu_loads_no_modelling_code_and_noth
     assert _in_fresh_python(code) == ""
 
 
-@pytest.mark.parametrize("name", sorted(card._MODULE_OF))
+@pytest.mark.parametrize("name", sorted(card.MODULE_OF))
 def test_a_public_name_is_the_one_of_its_module(name: str) -> None:
-    module = card._MODULE_OF[name]
+    module = card.MODULE_OF[name]
     if find_spec(module) is None:
         pytest.skip(f"{module} is not written yet")
     value = getattr(card, name)
@@ -276,7 +276,7 @@ def test_a_public_name_is_the_one_of_its_module(name: str) -> None:
 
 
 def test_the_public_names_are_those_that_the_package_can_import() -> None:
-    assert set(card.__all__) == {*card._MODULE_OF, "__version__"}
+    assert set(card.__all__) == {*card.MODULE_OF, "__version__"}
 
 
 def test_an_unknown_name_raises_an_error_that_lists_the_public_ones() -> None:

@@ -152,7 +152,7 @@ def test_a_method_that_emits_other_text_fails_the_command_and_shows_no_time(
         for those in rows.values():
             for row in those:
                 if row.name == "suffix":
-                    row._llm._host._end_ids = frozenset(range(1000))  # it ends after one token
+                    row._llm.host.end_ids = frozenset(range(1000))  # it ends after one token
         decode_missing(keys, rows, job, done, writer, step)
 
     monkeypatch.setattr(runner, "decode_missing", spoilt)

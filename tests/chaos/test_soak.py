@@ -242,7 +242,7 @@ def test_readers_who_come_and_go_while_the_draft_server_does_too_get_the_same_te
 def test_readers_who_come_and_go_while_drafter_processes_die_get_the_same_text(pair, alone, leaves_nothing):
     rng, troubles = random.Random(7), Counter()
     llm = AsyncLLM(pair.target, pair.draft, **host_settings(placement="process", policy="fixed"))
-    link: Any = llm._host.link
+    link: Any = llm.host.link
     assert isinstance(link, ProcessLink)
 
     async def harm() -> None:

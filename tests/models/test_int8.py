@@ -334,13 +334,13 @@ def test_machine_code_is_kept_in_a_folder_of_ones_own_or_in_a_fresh_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert int8_linear._code_folder() == tmp_path / "card" / "code"
-    assert int8_linear._code_folder().stat().st_mode & 0o077 == 0
+    assert int8_linear.code_folder() == tmp_path / "card" / "code"
+    assert int8_linear.code_folder().stat().st_mode & 0o077 == 0
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))  # nothing can be made below a file
-    fresh = int8_linear._code_folder()
+    fresh = int8_linear.code_folder()
     assert fresh.is_dir()
-    assert fresh != int8_linear._code_folder(), "a folder in a shared place might hold somebody else's code"
+    assert fresh != int8_linear.code_folder(), "a folder in a shared place might hold somebody else's code"
 
 
 def test_a_thread_that_cannot_be_started_is_not_waited_for_later(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -365,4 +365,4 @@ def test_both_sides_of_the_machine_code_count_alike() -> None:
     vectors, tiles = int8_linear.machine_code("vectors"), int8_linear.machine_code("tiles")
     theirs = tiles.PANEL, vectors.GROUP, vectors.LANES
     assert theirs == (int8_linear.PANEL, int8_linear.GROUP, int8_linear.LANES)
-    assert 1 <= tiles.MOST_ROWS <= int8._MOST_TILE_ROWS
+    assert 1 <= tiles.MOST_ROWS <= int8.MOST_TILE_ROWS

@@ -134,7 +134,7 @@ def test_without_bfloat16_instructions_sixteen_bits_are_widened_unless_they_are_
 ) -> None:
     stored = load_model(saved, dtype="bfloat16")
     monkeypatch.setattr(loading, "computes_bfloat16", lambda device: False)
-    loading._say_once.cache_clear()
+    loading.say_once.cache_clear()
     widened = [load(saved), load(saved)]
     assert [model.dtype for model in widened] == [torch.float32] * 2
     assert torch.equal(widened[0].lm_head.weight, stored.lm_head.weight.float())

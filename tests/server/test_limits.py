@@ -171,7 +171,7 @@ def stuck(server: Running, monkeypatch: pytest.MonkeyPatch) -> Iterator[threadin
 @pytest.fixture
 def looks_often(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the idle engine show signs of life often."""
-    monkeypatch.setattr(async_llm, "_IDLE_LOOK_S", 0.05)
+    monkeypatch.setattr(async_llm, "IDLE_LOOK_S", 0.05)
     server.complete(prompt=PROMPT, max_tokens=1)  # it waits for as long as before until it has had something to do
 
 

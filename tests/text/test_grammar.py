@@ -267,7 +267,7 @@ def test_a_drafter_that_knows_the_grammar_proposes_nothing_that_it_forbids(llms:
     params = SamplingParams(temperature=1.0, seed=1, max_tokens=200, grammar=SCHEMA)
     llm = llms["inline"]
     masked = llm.generate(PROMPT, params)[0]
-    writer = llm._host.link._worker._writer  # type: ignore[union-attr]
+    writer = llm.host.link.worker.writer  # type: ignore[union-attr]
     find, writer.find_grammar = writer.find_grammar, None
     try:
         unmasked = llm.generate(PROMPT, params)[0]

@@ -82,7 +82,7 @@ def test_a_process_started_ahead_of_need_becomes_the_drafter(pair: Pair):
     assert spare._process is not None
     pid = spare._process.pid
     with LLM(pair.target, pair.draft, **BESIDE, spare=spare) as llm:
-        assert llm._host.link.pid == pid  # type: ignore[union-attr]
+        assert llm.host.link.pid == pid  # type: ignore[union-attr]
         assert llm.generate(PROMPT, GREEDY)[0].stats.drafter_state == "up"
 
 

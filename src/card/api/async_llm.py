@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 logger = logging.getLogger(__name__)
-_IDLE_LOOK_S = 1.0  # an idle engine listens so often: its drafter must not take it for gone, nor die unnoticed
+IDLE_LOOK_S = 1.0  # an idle engine listens so often: its drafter must not take it for gone, nor die unnoticed
 _IDLE_LOOKS = 3  # in a row, before the idle time is used to measure what was measured in haste at start
 
 _JOIN_TIMEOUT_S = 60.0  # for the engine's thread to finish its round and to end the drafter
@@ -321,7 +321,7 @@ class _Driver:
         """Wait until there is something to do or the drafter wants looking after; return the commands, None to end."""
         with self._changed:
             if not (self._inbox or self._is_closing or self._host.engine.has_work or self._host.scorer.has_work):
-                self._idle_looks = 0 if self._changed.wait(_IDLE_LOOK_S) else self._idle_looks + 1
+                self._idle_looks = 0 if self._changed.wait(IDLE_LOOK_S) else self._idle_looks + 1
             if self._is_closing:
                 return None
             commands, self._inbox = self._inbox, []  # collecting a stream may append at any allocation

@@ -189,8 +189,8 @@ def test_an_engine_stores_under_the_fingerprint_of_its_tokenizer(pair: Pair, tmp
     store: dict[str, Any] = {"writers": ("store",), "suffix_store": str(tmp_path / "texts")}
     with LLM(pair.target, method="lookup", dtype="float32", policy="fixed", **store) as llm:
         (output,) = llm.generate("a b c", params)
-        own = tokenizer_fingerprint(llm._host.tokenizer)
-        vocab_size = llm._host.runner.vocab_size
+        own = tokenizer_fingerprint(llm.host.tokenizer)
+        vocab_size = llm.host.runner.vocab_size
     text = output.outputs[0].token_ids
     for tokenizer, num_tokens in ((own, len(text)), ("another", 0)):
         with opened(tmp_path / "texts", vocab_size=vocab_size, tokenizer=tokenizer) as writer:
