@@ -22,6 +22,7 @@ from card.methods import Method
 from card.models.architectures import find_architecture
 from card.models.decoder_model import read_decoder
 from card.writers.local import find_writer, writer_names
+from tests.tiny import tiny
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "card"
@@ -215,7 +216,7 @@ def test_the_files_that_extending_shows_are_found_by_their_names(
     assert entry is not None
     defaults = {field.name: field.default for field in fields(entry.config_class)}
     assert {field.name: field.default for field in fields(theirs)}.items() <= defaults.items()
-    sizes = {"vocab_size": 32, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "head_dim": 8}
-    config = theirs(**sizes, num_attention_heads=2, num_key_value_heads=1)
+    small = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "head_dim": 8}
+    config = theirs(**tiny(32, **small, num_attention_heads=2, num_key_value_heads=1))
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "model")
     assert read_decoder(tmp_path / "model", dtype="auto", device=torch.device("cpu")) is not None

@@ -42,6 +42,7 @@ from card.models.loading import load_decoder, load_model, load_tokenizer
 from card.models.protocol import Extension
 from card.models.torch_runner import TorchRunner
 from tests.pair import Pair
+from tests.tiny import tiny
 
 REASON = why_not_int8()  # a kernel that is not exact is no reason to skip: it fails here
 pytestmark = [
@@ -49,15 +50,8 @@ pytestmark = [
     pytest.mark.skipif(REASON is not None and "not exact" not in REASON, reason=f"no integer passes: {REASON}"),
 ]
 
-SIZES: dict[str, Any] = {
-    "vocab_size": 96,
-    "hidden_size": 80,  # neither this nor a head of 20 fills whole vectors
-    "intermediate_size": 112,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 256,
-}
+# Neither 80 nor a head of 20 fills whole vectors.
+SIZES = tiny(96, hidden_size=80, intermediate_size=112, max_position_embeddings=256)
 KINDS: dict[str, tuple[type[PreTrainedModel], Any]] = {
     "llama": (LlamaForCausalLM, LlamaConfig(**SIZES)),
     "tied": (LlamaForCausalLM, LlamaConfig(**SIZES, tie_word_embeddings=True)),
