@@ -393,7 +393,7 @@ def test_after_a_stop_the_text_is_the_same_and_a_new_drafter_drafts(drafting, ex
 
     def stop() -> None:
         os.kill(pid, signal.SIGSTOP)
-        monkeypatch.setattr(link_of(drafting)._watch, "_silence_timeout_s", 0.5)
+        monkeypatch.setattr(link_of(drafting)._watch, "silence_timeout_s", 0.5)
 
     token_ids, states, last = stream_through(drafting, stop, wait_for="starting")
     assert token_ids == expected(LONG)

@@ -14,7 +14,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaForCausalLM
 
 from card.errors import ProtocolError
 from card.models.protocol import NO_PARENT, Extension
@@ -38,6 +38,8 @@ from card.writers.beam import BeamSequence, BeamWriter
 from card.writers.growth import RULES
 from tests.drafting import assert_rows_fit_the_tree, assert_scores_are_those_of_the_model, draft_spec
 from tests.protocol.test_messages import id_lists, messages
+from tests.inside import cache_of
+from tests.tiny import tiny_llama
 from tests.toy import TableModel
 
 TEXT = (3, 1, 4, 1, 5)
@@ -184,25 +186,14 @@ def test_rows_and_tree_are_those_of_the_text_after_any_corrections(
     replica.assert_equals(beam)
 
 
-def tiny_llama() -> LlamaForCausalLM:
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=V,
-        hidden_size=16,
-        intermediate_size=24,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=64,
-        initializer_range=0.5,
-    )
-    return LlamaForCausalLM(config).float().eval()
+def make_llama() -> LlamaForCausalLM:
+    return tiny_llama(V, hidden_size=16, intermediate_size=24, max_position_embeddings=64, initializer_range=0.5)
 
 
 @pytest.mark.parametrize("fused", [True, False])
 def test_a_real_kv_cache_is_that_of_a_fresh_prefill_after_any_corrections(fused: bool) -> None:
-    runner = TorchRunner(tiny_llama(), max_model_len=64, max_tree_rows=64, fused=fused)
-    reference = tiny_llama()
+    runner = TorchRunner(make_llama(), max_model_len=64, max_tree_rows=64, fused=fused)
+    reference = make_llama()
 
     @settings(max_examples=6)
     @given(turns=turns)
@@ -228,7 +219,7 @@ def check_rows(runner: TorchRunner, reference: LlamaForCausalLM, worker: Drafter
     """Check the rows' positions and keys, and that the next layer is what the model says of each path alone."""
     beam = beam_of(worker)
     cache, num_committed = beam.cache, beam.num_committed_rows
-    positions = runner._cache[beam.slot].tree.positions().tolist()
+    positions = cache_of(runner)[beam.slot].tree.positions().tolist()
     assert positions[:num_committed] == list(range(num_committed))
     for node, row in beam.row_of.items():
         assert positions[row] == beam.root_position + cache.depth_of(node)  # the number of its ancestors
@@ -247,7 +238,7 @@ def assert_kv_rows_equal_a_fresh_prefill(runner: TorchRunner, beam: BeamSequence
     num_rows = beam.num_committed_rows
     slot = runner.open()
     runner.forward([Extension(slot, beam.token_ids[:num_rows], [NO_PARENT, *range(num_rows - 1)])])
-    kept, fresh = (runner._cache[i].kv[:, :, :, :num_rows] for i in (beam.slot, slot))
+    kept, fresh = (cache_of(runner)[i].kv[:, :, :, :num_rows] for i in (beam.slot, slot))
     torch.testing.assert_close(kept, fresh, atol=1e-4, rtol=1e-4)
     runner.close(slot)
 

@@ -21,6 +21,7 @@ from card.tree.sampling import Sampler
 from card.workers.request import Progress, Request, StepResult, Work
 from card.workers.target import TargetWorker
 from tests.decoding import GREEDY, PROMPT, drafter_for, plain, toy_draft, toy_target
+from tests.inside import has_lost_a_layer
 from tests.toy import TableModel
 
 CHAIN = DraftSettings(budget=4, min_verify_prob=0.0)
@@ -144,7 +145,7 @@ def test_a_garbage_layer_raises_and_changes_neither_text_nor_candidates(
         worker.receive(layer(is_reset=is_reset, epoch=int(is_reset), **bad))
     assert (text_of(worker), generation.stats.as_dict()) == (text, stats)
     assert (generation.replica.tree.epoch, generation.replica.tree.snapshot()) == (0, nodes)
-    assert not generation.replica._lost_a_layer
+    assert not has_lost_a_layer(generation.replica)
     assert run_round(worker, [7]).progress[0].token_ids == tuple(upcoming(4)), "the candidates still serve"
 
 
@@ -181,7 +182,7 @@ def test_a_layer_of_an_old_epoch_adds_nothing() -> None:
     worker.receive(chain_layer([], epoch=3))
     worker.receive(chain_layer(upcoming(2), seq=1, epoch=2, is_reset=False))
     assert worker.sequence(7).replica.tree.num_nodes == 0
-    assert not worker.sequence(7).replica._lost_a_layer
+    assert not has_lost_a_layer(worker.sequence(7).replica)
 
 
 def test_layers_about_an_older_text_are_settled_against_the_text_of_now() -> None:

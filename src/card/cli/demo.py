@@ -76,7 +76,7 @@ def _load(options: dict[str, Any], console: Console) -> list[Lane]:
     """Load the target once and every method on it."""
     target, draft = resolve_models(options, needs_draft=True)
     cost = options.pop("target_cost") or (_DEFAULT_COST if target == DEMO_TARGET else None)
-    options["dtype"], told = _dtype(options["dtype"], options["device"], target, draft)
+    options["dtype"], told = choose_dtype(options["dtype"], options["device"], target, draft)
     with spinner("loading the models"):
         tokenizer = load_tokenizer(target)
         model = load_model(target, dtype=options["dtype"], device=options["device"])
@@ -102,7 +102,7 @@ def _load(options: dict[str, Any], console: Console) -> list[Lane]:
     return lanes
 
 
-def _dtype(dtype: str, device: str, target: str, draft: str | None) -> tuple[str, str]:
+def choose_dtype(dtype: str, device: str, target: str, draft: str | None) -> tuple[str, str]:
     """Return what the models are to compute in, and a few words about it if it is not what was asked for."""
     if dtype != "auto":
         return dtype, ""
@@ -137,6 +137,7 @@ def _race(console: Console, lanes: list[Lane], prompt: str, params: SamplingPara
 
 
 def closing_table(lanes: list[Lane]) -> Table:
+    """Return what all problems together took with each method."""
     shown = Table("method", title="over all problems")
     for column in ("tokens/s", "speed-up", "tokens a pass", "hit rate", "drafter layers/s", "share of ceiling"):
         shown.add_column(column, justify="right")

@@ -12,6 +12,7 @@ __all__ = ["METHODS", "OWN_SETTINGS", "Method", "find_method"]
 
 
 def all_methods() -> dict[str, Method]:
+    """Return the methods that the modules of this package define, by name."""
     modules = [import_module(f"{__name__}.{module.name}") for module in pkgutil.iter_modules(__path__)]
     found = {value.name: value for module in modules for value in vars(module).values() if isinstance(value, Method)}
     return dict(sorted(found.items()))

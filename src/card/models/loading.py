@@ -381,6 +381,7 @@ def _fit_to_processor(model: LoadedModel, dtype: str | torch.dtype) -> None:
 
 @functools.cache
 def say_once(words: str) -> None:
+    """Log a warning the first time only."""
     logger.warning(words)
 
 

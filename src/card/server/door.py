@@ -94,6 +94,7 @@ class AllowedHosts:
             )
 
     def is_allowed(self, host: str | None) -> bool:
+        """Return whether the server may be asked under this name."""
         if host is None:
             return False
         address = as_address(host)

@@ -146,6 +146,7 @@ def check_version(version: str) -> None:
 
 
 def vllm_version() -> str:
+    """Return the version of vLLM that is installed."""
     import vllm
 
     return str(vllm.__version__)

@@ -71,7 +71,7 @@ class BeamSequence(DraftSequence):
     def frontier(self) -> list[int]:
         """Return the nodes that the next pass would expand; empty if there is nothing worth doing or no room."""
         if self._frontier is None:
-            nodes = self._growth.frontier(self._growing)
+            nodes = self._growth.frontier(self.growing)
             room = self._model.capacity(self.slot) - self._model.num_rows(self.slot)
             if self._num_tokens(nodes) > room:
                 is_whole = self._growth.is_run_whole or self.cache.root_id in nodes

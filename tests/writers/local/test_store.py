@@ -29,9 +29,10 @@ from card.writers.local import find_writer
 from card.writers.local.lookup import chance_per_count
 from card.writers.local.store import ContextIndex, StoreWriter, Tokens
 from card.writers.local.suffix import best_first
+from tests.inside import flush
 from tests.local_writing import assert_well_formed, play
 from tests.pair import Pair
-from tests.writers.local.storing import VOCAB_SIZE, flush, opened, put_out, store_texts, store_texts_forever
+from tests.writers.local.storing import VOCAB_SIZE, opened, put_out, store_texts, store_texts_forever
 
 MAX_MATCH = 32
 MAX_PLACES = 32

@@ -113,7 +113,7 @@ class DeviceBeamSequence(BeamSequence):
 
     def can_look_ahead(self, layer: Sequence[int]) -> bool:
         """Return whether all children of ``layer``, whichever they are, have positions and rows to be run in."""
-        has_depth = max(self.cache.depth_of(node) for node in layer) + 1 < self._num_layers
+        has_depth = max(self.cache.depth_of(node) for node in layer) + 1 < self.num_layers
         num_rows = self.num_held_rows + len(layer) + self.spec.shape.beam_width
         return has_depth and num_rows <= self._runner.capacity(self.slot)
 
