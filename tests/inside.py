@@ -12,13 +12,13 @@ if TYPE_CHECKING:  # processes that write to a store need not load all this
 
     from card.api.async_llm import AsyncLLM
     from card.api.llm import LLM
-    from card.text.grammar import BackgroundGrammars, MatcherState
     from card.models.kv_cache import KVCache, RowTree
     from card.models.pool import SequencePool
-    from card.text.tokens import Detokenizer
     from card.models.torch_runner import TorchRunner
     from card.policy.rounds import Schedule
     from card.policy.tuned import TunedPolicy
+    from card.text.grammar import BackgroundGrammars, MatcherState
+    from card.text.tokens import Detokenizer
     from card.transport.child import DrafterChild
     from card.transport.outside import OutsideLink, Watch
     from card.transport.server import DraftServer

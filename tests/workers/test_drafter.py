@@ -37,8 +37,8 @@ from card.workers.drafter import DrafterWorker, step_together
 from card.writers.beam import BeamSequence, BeamWriter
 from card.writers.growth import RULES
 from tests.drafting import assert_rows_fit_the_tree, assert_scores_are_those_of_the_model, draft_spec
-from tests.protocol.test_messages import id_lists, messages
 from tests.inside import cache_of
+from tests.protocol.test_messages import id_lists, messages
 from tests.tiny import tiny_llama
 from tests.toy import TableModel
 
