@@ -22,7 +22,7 @@ from card.workers.replica import Replica
 
 BUSY = {"lead": 128, "beam_width": 16, "min_path_logprob": -1e9}  # a plan with these has room for all beams
 BUSY_DRAFT = DraftSettings(**BUSY)  # type: ignore[arg-type]
-_LONGEST_WAIT_S = 5.0
+LONGEST_WAIT_S = 5.0
 _FULL_FROM = 3  # layers after which a beam has its width
 _POLL_S = 0.01
 
@@ -94,14 +94,14 @@ class BusyDrafter:
         asked = time.perf_counter()
         self._link.send(self._replica.open_message())
         self._drafted = Drafted(0.0)
-        self._hear(until=asked + _LONGEST_WAIT_S, num_layers=1)
+        self._hear(until=asked + LONGEST_WAIT_S, num_layers=1)
         self._drafted.answer_s = time.perf_counter() - asked
-        self._hear(until=asked + _LONGEST_WAIT_S, num_layers=1 + _FULL_FROM)
+        self._hear(until=asked + LONGEST_WAIT_S, num_layers=1 + _FULL_FROM)
 
     def end(self, num_passes: int = 0) -> Drafted:
         """Let it rest after so many passes of a full beam at least, and return what it did since `begin`."""
         assert self._replica is not None
-        deadline = time.perf_counter() + _LONGEST_WAIT_S
+        deadline = time.perf_counter() + LONGEST_WAIT_S
         while len(self._drafted.began) < num_passes and time.perf_counter() < deadline:
             self._link.wait(_POLL_S)
             self._take()

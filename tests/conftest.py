@@ -76,8 +76,8 @@ def measures_in_haste() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(measuring, "with_useful_threads", one_thread)
-        patch.setattr(measuring, "_FULL_S", 0.05)
-        patch.setattr(measuring, "_QUICK_S", 0.05)
+        patch.setattr(measuring, "FULL_S", 0.05)
+        patch.setattr(measuring, "QUICK_S", 0.05)
         patch.setattr(drafters, "MEASURING_S", 0.05)
         yield
 

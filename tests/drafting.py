@@ -42,17 +42,17 @@ def draft_spec(**changes: Any) -> DraftSpec:
 
 def assert_rows_fit_the_tree(model: TableModel, beam: BeamSequence) -> None:
     """Check that the rows are those of a fresh prefill of the text, and below it those of the expanded alive nodes."""
-    held, cache = model._sequences[beam._slot], beam.cache
-    num_committed = beam._num_committed_rows
+    held, cache = model._sequences[beam.slot], beam.cache
+    num_committed = beam.num_committed_rows
     assert held.token_ids[:num_committed] == beam.token_ids[:num_committed]
     assert held.parents[:num_committed] == [NO_PARENT, *range(num_committed - 1)][:num_committed]
     assert held.positions[:num_committed] == list(range(num_committed))
-    assert sorted(beam._row_of.values()) == list(range(num_committed, len(held.token_ids)))
-    for node, row in beam._row_of.items():
+    assert sorted(beam.row_of.values()) == list(range(num_committed, len(held.token_ids)))
+    for node, row in beam.row_of.items():
         parent = cache.parent(node)
         assert held.token_ids[row] == cache.token(node)
         assert held.positions[row] == beam.root_position + cache.depth_of(node)
-        assert held.parents[row] == (num_committed - 1 if parent == cache.root_id else beam._row_of[parent])
+        assert held.parents[row] == (num_committed - 1 if parent == cache.root_id else beam.row_of[parent])
 
 
 def assert_scores_are_those_of_the_model(model: TableModel, beam: BeamSequence) -> None:

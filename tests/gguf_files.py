@@ -27,15 +27,14 @@ from transformers import (
 )
 
 from card.models.demo import demo_folder
+from tests import tiny
 
 SIZES = {
+    **tiny.SIZES,
     "hidden_size": 64,
     "intermediate_size": 96,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
     "max_position_embeddings": 512,
-    "initializer_range": 0.3,
+    "initializer_range": tiny.CLEAR,
 }
 LLAMA3 = {
     "rope_type": "llama3",

@@ -6,13 +6,14 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
+from transformers import LlamaForCausalLM, PreTrainedModel
 
 from card.models.cuda.bucketed import BucketedRunner
 from card.models.decoder_model import mark_int8
 from card.models.inflation import InflatedShape, inflate_to_shape
 from card.models.protocol import Extension
 from card.models.torch_runner import TorchRunner
+from tests.tiny import NO_ENDS, tiny_llama
 
 VOCAB_SIZE = 61
 HIDDEN = 32
@@ -25,23 +26,10 @@ KINDS = ("fused", "generic", "bucketed", "inflated", "inflated generic", "inflat
 
 def make_model(*, seed: int = 0, noise: float = 0.0) -> LlamaForCausalLM:
     """Return a small random Llama of four layers; ``noise`` moves its weights by so many times their spread."""
-    config = LlamaConfig(
-        vocab_size=VOCAB_SIZE,
-        hidden_size=HIDDEN,
-        intermediate_size=48,
-        num_hidden_layers=NUM_LAYERS,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=MAX_MODEL_LEN,
-        initializer_range=0.3,
-        bos_token_id=None,
-        eos_token_id=None,
-    )
+    sizes = {"num_hidden_layers": NUM_LAYERS, "max_position_embeddings": MAX_MODEL_LEN, **NO_ENDS}
+    model = tiny_llama(VOCAB_SIZE, seed=seed, noise=noise, hidden_size=HIDDEN, **sizes)
     torch.manual_seed(seed)
-    model = LlamaForCausalLM(config)
     with torch.no_grad():
-        for weight in model.parameters():
-            weight.add_(noise * weight.std() * torch.randn_like(weight))
         model.model.norm.weight.normal_(1.0, 0.3)  # so that a state before the final norm is not one after it
     return model.train(False)
 

@@ -6,31 +6,26 @@ import itertools
 from collections import Counter
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaForCausalLM
+
+from tests.tiny import NO_ENDS, tiny_llama
 
 VOCAB_SIZE, NUM_NEW, NUM_TEXTS = 5, 4, 6000
 TEMPERATURE = 0.8
 
 
 def tiny_model(noise: float) -> LlamaForCausalLM:
-    config = LlamaConfig(
-        vocab_size=VOCAB_SIZE,
+    return tiny_llama(
+        VOCAB_SIZE,
+        seed=3,
+        noise=noise,
         hidden_size=64,
         intermediate_size=64,
         num_hidden_layers=1,
         num_attention_heads=2,
         max_position_embeddings=128,
-        initializer_range=0.3,
-        bos_token_id=None,
-        eos_token_id=None,
-        pad_token_id=None,
+        **NO_ENDS,
     )
-    torch.manual_seed(3)
-    model = LlamaForCausalLM(config)
-    with torch.no_grad():
-        for weight in model.parameters():
-            weight.add_(noise * weight.std() * torch.randn_like(weight))
-    return model.eval()
 
 
 @torch.no_grad()

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
+
+from tests.tiny import tiny_llama
 
 MAX_POSITIONS = 4096
 END_TOKENS = ("<|end|>", "<|turn|>")  # ids 0 and 1, both in the model's config
@@ -53,25 +54,17 @@ def make_tokenizer(vocab_size: int = _VOCAB_SIZE) -> PreTrainedTokenizerFast:
 
 def make_model(vocab_size: int, *, noise: float = 0.0) -> LlamaForCausalLM:
     """Return the same random model each time, its weights changed by ``noise`` times their own spread."""
-    config = LlamaConfig(
-        vocab_size=vocab_size,
-        hidden_size=32,
-        intermediate_size=48,
+    return tiny_llama(
+        vocab_size,
+        seed=3,
+        noise=noise,
         num_hidden_layers=1,
         num_attention_heads=2,
+        num_key_value_heads=2,
         max_position_embeddings=MAX_POSITIONS,
-        initializer_range=0.3,  # logits far enough apart that the order of additions decides no token
         bos_token_id=None,
         eos_token_id=[0, 1],
     )
-    rng_state = torch.get_rng_state()
-    torch.manual_seed(3)
-    model = LlamaForCausalLM(config)
-    with torch.no_grad():
-        for weight in model.parameters():
-            weight.add_(noise * weight.std() * torch.randn_like(weight))
-    torch.set_rng_state(rng_state)
-    return model.train(False)
 
 
 def save_pair(folder: Path) -> Pair:

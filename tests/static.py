@@ -10,10 +10,11 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaForCausalLM
 
 from card.models.cuda.bucketed import BucketedRunner
 from card.models.torch_runner import TorchRunner
+from tests.tiny import tiny_llama
 
 VOCAB_SIZE = 61
 MAX_MODEL_LEN = 400
@@ -35,26 +36,8 @@ SYNCHRONISING = (
 @functools.cache
 def make_model(*, noise: float = 0.0) -> LlamaForCausalLM:
     """Return a small random Llama with grouped heads; ``noise`` moves its weights by so many times their spread."""
-    config = LlamaConfig(
-        vocab_size=VOCAB_SIZE,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=512,
-        initializer_range=0.3,  # logits far enough apart that the order of additions decides no token
-        bos_token_id=None,
-        eos_token_id=None,
-    )
-    rng_state = torch.get_rng_state()
-    torch.manual_seed(0)
-    model = LlamaForCausalLM(config)
-    with torch.no_grad():
-        for weight in model.parameters():
-            weight.add_(noise * weight.std() * torch.randn_like(weight))
-    torch.set_rng_state(rng_state)
-    return model.train(False)
+    ends = {"bos_token_id": None, "eos_token_id": None}
+    return tiny_llama(VOCAB_SIZE, noise=noise, max_position_embeddings=512, **ends)
 
 
 def ordinary(device: str, *, dtype: torch.dtype = torch.float32, **settings: Any) -> TorchRunner:

@@ -22,6 +22,7 @@ from card.methods import Method
 from card.models.architectures import find_architecture
 from card.models.decoder_model import read_decoder
 from card.writers.local import find_writer, writer_names
+from tests.tiny import tiny
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "card"
@@ -208,14 +209,14 @@ def test_the_files_that_extending_shows_are_found_by_their_names(
     assert "last_seen" in writer_names()
     assert find_writer("last_seen").top_k == 0
     assert runpy.run_path(str(tmp_path / "writers" / "table.py"))["TableWriter"].layers_per_pass == 3
-    methods = card.methods._all_methods()
+    methods = card.methods.all_methods()
     assert all(isinstance(methods[name], Method) for name in ("last_seen", "pairs"))
     assert methods["last_seen"].writers == ("last_seen",)
     entry, theirs = find_architecture("seed_oss"), CONFIG_MAPPING["seed_oss"]
     assert entry is not None
     defaults = {field.name: field.default for field in fields(entry.config_class)}
     assert {field.name: field.default for field in fields(theirs)}.items() <= defaults.items()
-    sizes = {"vocab_size": 32, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "head_dim": 8}
-    config = theirs(**sizes, num_attention_heads=2, num_key_value_heads=1)
+    small = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "head_dim": 8}
+    config = theirs(**tiny(32, **small, num_attention_heads=2, num_key_value_heads=1))
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "model")
     assert read_decoder(tmp_path / "model", dtype="auto", device=torch.device("cpu")) is not None

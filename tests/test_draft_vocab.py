@@ -65,7 +65,7 @@ def logits(model: object) -> torch.Tensor:
 def test_every_method_writes_the_text_of_plain_decoding(pair, expected, drafted, method, num_tokens):
     options = {"dtype": "float32", "placement": "inline", "policy": "fixed", "draft_vocab": num_tokens}
     with LLM(pair.target, pair.draft, method=method, **options) as llm:
-        allowed = {*range(num_tokens), *always_drafted(llm._host.tokenizer), 0, 1}
+        allowed = {*range(num_tokens), *always_drafted(llm.host.tokenizer), 0, 1}
         kinds = [params for params in (GREEDY, SAMPLED, ENDING) for _ in PROMPTS]
         outputs = [one.outputs[0].token_ids for one in llm.generate(PROMPTS * 3, kinds)]
         assert outputs == [*expected(GREEDY), *expected(SAMPLED), *expected(ENDING)]

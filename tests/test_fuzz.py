@@ -23,33 +23,16 @@ from tests.drafting import draft_spec
 from tests.fuzzing import NUM_CASES, altered, as_json, changed_bytes, changed_documents, ends_well, share
 from tests.gguf_files import demo_tokenizer, save_model, write_gguf
 from tests.pair import make_tokenizer
+from tests.tiny import LLAMA3, NO_ENDS, SIZES
 from tests.toy import TableModel
 from tests.transport.serving import RawClient, correction, make_server
 
 pytestmark = pytest.mark.timeout(0 if NUM_CASES else 240)
 
-_SIZES: dict[str, Any] = {
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 256,
-    "bos_token_id": None,
-    "eos_token_id": [0, 1],
-    "pad_token_id": None,
-}
-_LLAMA3 = {
-    "rope_type": "llama3",
-    "rope_theta": 5000.0,
-    "factor": 4.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 32,
-}
+_SIZES = {**SIZES, "max_position_embeddings": 256, **NO_ENDS, "eos_token_id": [0, 1]}
 # Walked directly, and through the modules of transformers: windows, learned positions, experts.
 _KINDS: dict[str, dict[str, Any]] = {
-    "Llama": {**_SIZES, "rope_parameters": _LLAMA3},
+    "Llama": {**_SIZES, "rope_parameters": LLAMA3},
     "Qwen2": _SIZES,
     "Qwen3": {**_SIZES, "head_dim": 8},
     "Mistral": {**_SIZES, "sliding_window": 16},
@@ -78,10 +61,10 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def use(name: str | Path) -> None:
     """Load a model and let it write."""
     with LLM(str(name), method="vanilla", max_model_len=32, cache=False) as llm:
-        told = model_defaults(llm._host.generation_config)
+        told = model_defaults(llm.host.generation_config)
         params = SamplingParams(max_tokens=3, temperature=0.0, stop=("cat",), seed=1)
         llm.generate("the cat", params)
-        if llm._host.tokenizer.chat_template:
+        if llm.host.tokenizer.chat_template:
             llm.generate([[{"role": "user", "content": "the cat"}]], params)
         SamplingParams(**told)
 

@@ -37,6 +37,7 @@ from card.config import DraftSettings
 from card.errors import ModelError, PromptError, SettingsError, VocabularyError
 from card.models.demo import DEMO_PROBLEMS
 from card.models.loading import load_model, load_tokenizer
+from tests.inside import sessions_of
 from tests.pair import MAX_POSITIONS, make_model, make_tokenizer
 
 VOCAB_SIZE = 320
@@ -450,9 +451,9 @@ def test_a_text_that_fills_the_context_ends_there() -> None:
 def test_a_second_call_reuses_the_engine_and_the_prompt(draft: LlamaForCausalLM) -> None:
     model, batch = make_model(VOCAB_SIZE), make_batch((40,))
     first = ours(model, batch, assistant_model=draft)
-    session = card.hf.session._sessions[model]
+    session = sessions_of(card.hf.session)[model]
     again = ours(model, batch, assistant_model=draft, return_dict_in_generate=True)
-    assert card.hf.session._sessions[model] is session
+    assert sessions_of(card.hf.session)[model] is session
     assert again.stats[0].reused_prompt_tokens == 39
     assert torch.equal(again.sequences, first)
 
@@ -526,17 +527,17 @@ def test_a_failing_criterion_ends_the_call_and_the_next_one_works(
 def test_what_is_kept_goes_with_the_model_and_is_bounded(draft: LlamaForCausalLM) -> None:
     model = make_model(VOCAB_SIZE)
     ours(model, make_batch(ONE), assistant_model=draft)
-    session = weakref.ref(card.hf.session._sessions[model])
+    session = weakref.ref(sessions_of(card.hf.session)[model])
     del model
     gc.collect()
     assert session() is None
     models = [make_model(VOCAB_SIZE) for _ in range(6)]
     for one in models:
         ours(one, make_batch(ONE), max_new_tokens=2)
-    kept = [one in card.hf.session._sessions for one in models]
+    kept = [one in sessions_of(card.hf.session) for one in models]
     assert kept[-1]
     assert sum(kept) <= 4
     for one in models:
         card.hf.release(one)
         card.hf.release(one)  # twice does no harm
-    assert not any(one in card.hf.session._sessions for one in models)
+    assert not any(one in sessions_of(card.hf.session) for one in models)

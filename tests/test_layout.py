@@ -265,9 +265,9 @@ def test_decoding_with_the_demo_pair_on_the_cpu_loads_no_modelling_code_and_noth
     assert _in_fresh_python(code) == ""
 
 
-@pytest.mark.parametrize("name", sorted(card._MODULE_OF))
+@pytest.mark.parametrize("name", sorted(card.MODULE_OF))
 def test_a_public_name_is_the_one_of_its_module(name: str) -> None:
-    module = card._MODULE_OF[name]
+    module = card.MODULE_OF[name]
     if find_spec(module) is None:
         pytest.skip(f"{module} is not written yet")
     value = getattr(card, name)
@@ -276,7 +276,7 @@ def test_a_public_name_is_the_one_of_its_module(name: str) -> None:
 
 
 def test_the_public_names_are_those_that_the_package_can_import() -> None:
-    assert set(card.__all__) == {*card._MODULE_OF, "__version__"}
+    assert set(card.__all__) == {*card.MODULE_OF, "__version__"}
 
 
 def test_an_unknown_name_raises_an_error_that_lists_the_public_ones() -> None:
@@ -362,3 +362,63 @@ def test_a_second_place_that_makes_an_engine_is_found(made: str) -> None:
         assert "card.assembly" in fault and made in fault
         assert _assembly_faults(call, "card.assembly.another") == []
     assert _assembly_faults(f"def f(one: {made}) -> None: ...", "card.planner.another") == []
+
+
+# ---- tests go in by the front door ----------------------------------------------------------------------------------
+
+MAX_PRYING_FILES = 20
+TESTS = sorted(Path(__file__).parent.rglob("*.py"))
+
+
+def _is_private(name: str) -> bool:
+    return name.startswith("_") and not name.startswith("__") and name != "_"
+
+
+def _private_names(source: str) -> set[str]:
+    """Return the private names that a module defines: its own, those of its classes, and the attributes it sets."""
+    found = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, FunctionNode | ast.ClassDef):
+            found.add(node.name)
+        elif isinstance(node, ast.Attribute | ast.Name) and isinstance(node.ctx, ast.Store):
+            found.add(node.attr if isinstance(node, ast.Attribute) else node.id)
+    return set(filter(_is_private, found))
+
+
+def _pried(source: str, private: set[str]) -> set[str]:
+    """Return those of the names ``private`` that a test reads, sets or imports; what is of its own ``self`` is its."""
+    found = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Attribute):
+            if not (isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")):
+                found.add(node.attr)
+        elif isinstance(node, ast.ImportFrom):
+            found.update(alias.name for alias in node.names if (node.module or "").startswith("card"))
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in ("setattr", "getattr"):
+            words = (one.value for one in node.args if isinstance(one, ast.Constant) and isinstance(one.value, str))
+            found.update(word.rpartition(".")[2] for word in words)
+    return found & private
+
+
+def test_few_files_of_tests_touch_what_is_private_to_the_package() -> None:
+    private = set().union(*(_private_names(path.read_text("utf-8")) for path in FILES))
+    pried = {path: _pried(path.read_text("utf-8"), private) for path in TESTS}
+    prying = [f"{path.name}: {', '.join(sorted(names))}" for path, names in pried.items() if names]
+    assert len(prying) <= MAX_PRYING_FILES, "test by behaviour, or look through tests/inside.py:\n" + "\n".join(prying)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "worker._open.clear()",
+        "self.worker._open = {}",
+        "from card.workers.drafter import _open",
+        "monkeypatch.setattr(drafter, '_open', None)",
+        "monkeypatch.setattr('card.workers.drafter._open', None)",
+    ],
+)
+def test_a_test_that_touches_what_is_private_is_found(line: str) -> None:
+    private = _private_names("class A:\n    def __init__(self):\n        self._open = {}\n        self.wide = 1\n_ = 2")
+    assert private == {"_open"}
+    assert _pried(line, private) == {"_open"}
+    assert _pried("self._open = worker.wide, worker._own", private) == set()

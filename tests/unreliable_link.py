@@ -51,7 +51,7 @@ class FakeLink(DrafterLink):
 
     def __init__(self, make_worker: Callable[[], DrafterWorker], faults: Faults) -> None:
         self._make_worker = make_worker
-        self._worker = make_worker()
+        self.worker = make_worker()
         self._faults = faults
         self._rng = random.Random(faults.seed)
         self._to_drafter: _Channel[TargetMessage] = _Channel(faults, self._rng)
@@ -83,14 +83,14 @@ class FakeLink(DrafterLink):
         """Let one round go by: messages move, the drafter makes a few passes or is killed. The number is ignored."""
         self._now += 1
         if self._rng.random() < self._faults.kill:
-            self._worker = self._make_worker()
+            self.worker = self._make_worker()
             self._num_restarts += 1
             self._urgent.append(Ready(0, 0, 0))
             return
         for message in self._to_drafter.take(self._now):
-            self._answer(self._worker.receive(message))
+            self._answer(self.worker.receive(message))
         for _ in range(self._rng.randint(0, self._faults.max_passes)):
-            self._answer(self._worker.step())
+            self._answer(self.worker.step())
 
     def reject(self, reason: str) -> None:
         """Remember the reason; a test looks at the status."""

@@ -26,7 +26,7 @@ __all__ = [
     "__version__",
 ]
 
-_MODULE_OF = {
+MODULE_OF = {
     "AsyncLLM": "card.api.async_llm",
     "CardError": "card.errors",
     "DraftSettings": "card.config.drafting",
@@ -40,9 +40,9 @@ if not TYPE_CHECKING:  # a type checker that saw this would take any name for a 
 
     def __getattr__(name: str) -> object:
         """Return a public name, importing its module. Raises: AttributeError if ``name`` is not public."""
-        if name not in _MODULE_OF:
+        if name not in MODULE_OF:
             raise AttributeError(f"module 'card' has no attribute {name!r}; public names: {', '.join(__all__)}")
-        return getattr(import_module(_MODULE_OF[name]), name)
+        return getattr(import_module(MODULE_OF[name]), name)
 
 
 def __dir__() -> list[str]:

@@ -76,9 +76,9 @@ def test_a_killed_drafter_is_replaced_and_the_request_is_drafted_on(
 
     link = proposer.link
     assert isinstance(link, BackgroundLink)
-    assert isinstance(link._link, ProcessLink)
+    assert isinstance(link.link, ProcessLink)
     until(has_candidates)
-    pid = link._link.pid
+    pid = link.link.pid
     assert pid is not None
     os.kill(pid, signal.SIGKILL)
     until(lambda: link.status.state != "up")

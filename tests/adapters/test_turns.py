@@ -142,8 +142,8 @@ def test_threads_of_torch_are_left_as_the_engine_has_set_them(pair: Pair, monkey
     proposer = make_proposer(settings, vocab_size=512, max_model_len=64, num_speculative_tokens=3, tokenizer=None)
     seen: list[int] = []
     assert isinstance(proposer.link, InlineLink)
-    draft = proposer.link._worker.step
-    monkeypatch.setattr(proposer.link._worker, "step", lambda: (seen.append(integer_pass_threads()), draft())[1])
+    draft = proposer.link.worker.step
+    monkeypatch.setattr(proposer.link.worker, "step", lambda: (seen.append(integer_pass_threads()), draft())[1])
     monkeypatch.setattr(torch, "set_num_threads", lambda _: pytest.fail("nobody may"))
     before = integer_pass_threads()
     proposer.propose([[7]], [4], np.array([[1, 2, 3, 7]], np.int32))

@@ -94,7 +94,7 @@ async def all_is_free(llm: AsyncLLM) -> None:
     assert stats.kv_used_bytes == stats.kv_retained_bytes
     assert not llm._driver._live
     assert not llm._driver._number_of
-    worker = getattr(llm._host.link, "_worker", None)
+    worker = getattr(llm.host.link, "worker", None)
     while worker is not None and worker.num_requests:  # one in a thread of its own may take a moment
         await asyncio.sleep(0.001)
 
@@ -416,7 +416,7 @@ def test_a_stream_is_read_in_its_own_loop(llm: AsyncLLM) -> None:
 
 
 def test_a_request_that_the_model_fails_for_raises_its_error_and_the_others_go_on(own_llm: AsyncLLM) -> None:
-    runner, bad_id = own_llm._host.runner, 77
+    runner, bad_id = own_llm.host.runner, 77
     forward = runner.forward
 
     def fail_on_bad_prompts(extensions: Any) -> Any:
@@ -440,7 +440,7 @@ def test_a_request_that_the_model_fails_for_raises_its_error_and_the_others_go_o
 
 
 def test_when_the_engine_dies_every_waiter_and_every_later_call_is_told(own_llm: AsyncLLM) -> None:
-    engine = own_llm._host.engine
+    engine = own_llm.host.engine
     step, is_broken = engine.step, threading.Event()
 
     def break_down() -> Any:
@@ -472,7 +472,7 @@ def test_when_the_engine_dies_every_waiter_and_every_later_call_is_told(own_llm:
 
 
 def test_an_abort_under_way_when_the_engine_dies_is_told_too(own_llm: AsyncLLM) -> None:
-    engine, began, may_die = own_llm._host.engine, threading.Event(), threading.Event()
+    engine, began, may_die = own_llm.host.engine, threading.Event(), threading.Event()
 
     def die_slowly() -> Any:
         began.set()
@@ -510,7 +510,7 @@ def test_shutdown_ends_everything_and_tells_those_who_wait(pair: Pair, settings:
             llm.generate("the cat", GREEDY)
         await llm.shutdown()
         assert not llm._driver._thread.is_alive()
-        link_thread = getattr(llm._host.link, "_thread", None)
+        link_thread = getattr(llm.host.link, "_thread", None)
         assert link_thread is None or not link_thread.is_alive()
 
     run(main())

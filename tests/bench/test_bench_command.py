@@ -17,6 +17,7 @@ from card.bench.records import Run, planned
 from card.bench.results import load, read_unchecked
 from card.bench.rows import CardRow
 from tests.commands import Ran, exit_status, run_command
+from tests.inside import llm_of
 from tests.pair import Pair
 
 pytestmark = [
@@ -152,7 +153,7 @@ def test_a_method_that_emits_other_text_fails_the_command_and_shows_no_time(
         for those in rows.values():
             for row in those:
                 if row.name == "suffix":
-                    row._llm._host._end_ids = frozenset(range(1000))  # it ends after one token
+                    llm_of(row).host.end_ids = frozenset(range(1000))  # it ends after one token
         decode_missing(keys, rows, job, done, writer, step)
 
     monkeypatch.setattr(runner, "decode_missing", spoilt)

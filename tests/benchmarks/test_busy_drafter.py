@@ -47,7 +47,7 @@ def test_it_drafts_until_it_is_told_to_rest_again_and_again(busy: Any, width: in
 def test_it_ends_by_itself_where_more_is_asked_for_than_its_lead_allows(
     busy: Any, module: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_LONGEST_WAIT_S", 1.0)
+    monkeypatch.setattr(module, "LONGEST_WAIT_S", 1.0)
     busy.begin(1)
     assert 0 < len(busy.end(num_passes=10_000).began) <= module.BUSY_DRAFT.lead
 

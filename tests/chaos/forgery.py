@@ -28,6 +28,7 @@ from card.protocol.messages import (
 from card.tree.nodes import NewNodes
 from card.workers.target import TargetWorker
 from tests.drafting import draft_spec
+from tests.inside import expected_of_drafter, running
 
 # The target goes on listening after these: late, foreign, or formally right and untrue.
 LIES = (
@@ -65,16 +66,15 @@ class Forger:
 
     def forge(self, kind: str) -> DrafterMessage | None:
         """Return a message of this kind; None if no request runs that it could be about."""
-        running = [g for g in self._worker._running.values() if g.request.uses_drafter]
-        if not running:
+        generations = [g for g in running(self._worker) if g.request.uses_drafter]
+        if not generations:
             return None
-        generation = self._rng.choice(running)
+        generation = self._rng.choice(generations)
         text_len, vocab_size = len(generation.token_ids), self._worker.model.vocab_size
         tree = self._tree(vocab_size)
         believable = Layer(
             request_id=generation.request.request_id,
-            seq=generation.replica._next_seq,
-            epoch=generation.replica._epochs_seen + 1,
+            **expected_of_drafter(generation.replica),
             is_reset=True,
             root_id=0,
             root_position=text_len - 1,

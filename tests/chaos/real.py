@@ -62,7 +62,7 @@ class RealWorld:
 
     def __init__(self, host: Host, rng: random.Random) -> None:
         self.host, self.engine, self.rng = host, host.engine, rng
-        self.end_ids, self.vocab_size = host._end_ids, host.runner.vocab_size
+        self.end_ids, self.vocab_size = host.end_ids, host.runner.vocab_size
         self.max_kv_bytes = _KV_BYTES
         self.troubles: Counter[str] = Counter()
         self._forger = Forger(rng, host.engine._worker)

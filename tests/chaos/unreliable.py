@@ -82,7 +82,7 @@ class TreacherousLink(FakeLink):
     @property
     def num_requests(self) -> int:
         """Requests that the drafter holds."""
-        return self._worker.num_requests
+        return self.worker.num_requests
 
     def draft(self, num_passes: int) -> None:
         """Let a round go by, as badly as it may."""
@@ -98,7 +98,7 @@ class TreacherousLink(FakeLink):
         else:
             try:
                 if draw < 0.06:
-                    self._worker.receive(forged_order(self._chaos))
+                    self.worker.receive(forged_order(self._chaos))
                 if draw < 0.08:
                     raise RuntimeError("the draft model fails")
                 super().draft(num_passes)
@@ -128,7 +128,7 @@ class TreacherousLink(FakeLink):
     def _replace(self, why: str) -> None:
         """Begin with a new drafter; what was on its way from or to the old one is gone."""
         self._troubles[why] += 1
-        self._worker = self._new_worker()
+        self.worker = self._new_worker()
         self._num_restarts += 1
         self._num_hung = 0
         self._to_drafter._queue.clear()

@@ -276,7 +276,7 @@ def test_a_pair_is_answered_with_what_is_known_by_then_and_what_was_left_out(pai
     else:
         assert report.left_out[1] == "no speed was measured"
         assert "is predicted, and there was no time to measure it" in report.reason
-    check_pair._print(Console(width=200), report, is_wide=False)
+    check_pair.print_report(Console(width=200), report, is_wide=False)
     said = capsys.readouterr().out
     assert f"Measuring took all of its 60 s and was cut short: {'; '.join(report.left_out)}." in said
 

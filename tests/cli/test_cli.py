@@ -216,7 +216,7 @@ def in_bfloat16(pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 def test_where_bfloat16_is_slow_models_run_in_float32_and_one_line_says_so(run, in_bfloat16, caplog, command):
     said = "weights of 16 bits are widened to float32"
     for options, wanted in [([], 1), (["--dtype", "bfloat16"], 0), (["--dtype", "float32"], 0)]:
-        loading._say_once.cache_clear()
+        loading.say_once.cache_clear()
         caplog.clear()
         ran = run(*command, *in_bfloat16, *options)
         assert (ran.status, caplog.text.count(said)) == (0, wanted), options

@@ -13,7 +13,7 @@ from card.errors import SettingsError
 
 pytestmark = pytest.mark.timeout(120)
 
-_WORK = ("bench.run_bench", "bench._plan", "bench_report.load", "commands.text.make_llm", "plan.measure_profile",
+_WORK = ("bench.run_bench", "bench.read_plan", "bench_report.load", "commands.text.make_llm", "plan.measure_profile",
          "plan.read_datasets", "plan.record_pair")  # fmt: skip
 
 Places = Callable[[str], Path]

@@ -204,7 +204,7 @@ def test_a_text_too_large_for_a_message_is_declined_on_the_way() -> None:
 def test_a_small_memory_is_left_to_the_texts_that_fit() -> None:
     draft = PoorDraft()
     link = inline(draft)
-    link._worker._writer = BeamWriter(draft, kv_cache_bytes=64 * draft.row_bytes)
+    link.worker.writer = BeamWriter(draft, kv_cache_bytes=64 * draft.row_bytes)
     request = harmless(1, "sps", PARAMS)
     tokens, stats = run(link, "sps", [request])[1]
     assert tokens == plainly(request.prompt_ids, request.params)

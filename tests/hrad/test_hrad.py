@@ -132,7 +132,7 @@ def test_a_saved_predictor_is_the_same_one(tmp_path: Path) -> None:
     assert torch.equal(loaded.probabilities(inputs), chances)
     assert all(
         torch.equal(*pair)
-        for layers in zip(loaded._layers, hrad._layers, strict=True)
+        for layers in zip(loaded.layers, hrad.layers, strict=True)
         for pair in zip(*layers, strict=True)
     )
     assert load_file(tmp_path / "one.safetensors")["0.weight"].dtype == torch.float16
@@ -341,7 +341,7 @@ def test_training_is_a_function_of_its_seed_and_leaves_the_global_one_alone() ->
     before = torch.get_rng_state()
     inputs = torch.randn((50, TOY_FACTS.num_inputs), generator=torch.Generator().manual_seed(2))
     results = [train_hrad(rounds, TOY_FACTS, TrainSettings(epochs=3, seed=seed)) for seed in (4, 4, 5)]
-    weights = [one.hrad._layers[0][0] for one in results]
+    weights = [one.hrad.layers[0][0] for one in results]
     assert torch.equal(weights[0], weights[1])
     assert not torch.equal(weights[0], weights[2])
     assert torch.equal(results[0].hrad.probabilities(inputs), results[1].hrad.probabilities(inputs))

@@ -24,6 +24,7 @@ from card.models.protocol import Extension
 from card.models.runners import make_runner
 from card.models.torch_runner import TorchRunner
 from tests.static import MAX_MODEL_LEN, VOCAB_SIZE, bucketed, make_model, operations_of, ordinary, synchronising
+from tests.tiny import NO_ENDS, tiny
 
 
 @pytest.fixture(scope="module")
@@ -280,18 +281,7 @@ def test_the_watch_finds_what_reads_back(device: str) -> None:
 
 @pytest.mark.parametrize("family", ["sliding", "other"])
 def test_models_without_static_passes_run_as_ever(device: str, family: str) -> None:
-    sizes: dict[str, Any] = {
-        "vocab_size": VOCAB_SIZE,
-        "hidden_size": 32,
-        "intermediate_size": 48,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 8,
-        "pad_token_id": None,
-        "bos_token_id": None,
-        "eos_token_id": None,
-    }
+    sizes = tiny(VOCAB_SIZE, head_dim=8, **NO_ENDS)
     torch.manual_seed(0)
     if family == "sliding":
         model: Any = MistralForCausalLM(MistralConfig(**sizes, sliding_window=5))

@@ -28,24 +28,9 @@ from card.models.decoder_model import DecoderModel, read_decoder
 from card.models.loading import end_token_ids, load_decoder, load_model, parameter_count
 from card.models.protocol import Extension
 from card.models.torch_runner import TorchRunner
+from tests.tiny import LLAMA3, tiny
 
-SIZES = {
-    "vocab_size": 64,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 128,
-}
-LLAMA3 = {
-    "rope_type": "llama3",
-    "rope_theta": 5000.0,
-    "factor": 4.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 32,
-}
+SIZES = tiny(64, max_position_embeddings=128)
 KINDS: dict[str, tuple[type[PreTrainedModel], Any]] = {
     "llama": (LlamaForCausalLM, LlamaConfig(**SIZES)),
     "llama, tied": (LlamaForCausalLM, LlamaConfig(**SIZES, tie_word_embeddings=True)),

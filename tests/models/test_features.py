@@ -31,6 +31,7 @@ from tests.hidden_states import (
     make_runner,
     own_states,
 )
+from tests.inside import decoder_of
 from tests.static import operations_of
 
 REASON = why_not_int8()
@@ -161,7 +162,7 @@ def test_without_a_wish_a_pass_does_no_operation_more_and_keeps_nothing(
         for name in ("__init__", "take", "take_final"):
             patch.setattr(PassStates, name, None)
         plain, held = operations_of(run), num_tensors()
-    modules = list(runner._decoder.model.modules()) if kind == "generic" else []
+    modules = list(decoder_of(runner).model.modules()) if kind == "generic" else []
     assert not [module for module in modules if module._forward_hooks or module._forward_pre_hooks]
     runner.features.wish([WISHES[1]])
     run()
@@ -175,7 +176,7 @@ def test_without_a_wish_a_pass_does_no_operation_more_and_keeps_nothing(
 
 def test_without_a_wish_transformers_is_not_asked_for_hidden_states(monkeypatch: pytest.MonkeyPatch) -> None:
     runner = make_runner("generic")
-    model, asked = runner._decoder.model, []
+    model, asked = decoder_of(runner).model, []
     forward = model.forward
 
     def watched(**named: Any) -> Any:

@@ -449,13 +449,13 @@ def test_the_missing_package_is_named(tiny, cache, monkeypatch):
 
 def test_a_file_that_changes_while_it_is_read_is_noticed(tiny, tmp_path, cache, monkeypatch):
     file = Path(shutil.copy(tiny, tmp_path / "model.gguf"))
-    read = gguf_source._write_weights
+    read = gguf_source.write_weights
 
     def touch(*args: Any) -> None:
         read(*args)
         os.utime(file, ns=(1, 1))
 
-    monkeypatch.setattr(gguf_source, "_write_weights", touch)
+    monkeypatch.setattr(gguf_source, "write_weights", touch)
     assert failure(file, cache) == "changed while it was read; start again once it is complete"
 
 

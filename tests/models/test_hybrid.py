@@ -34,24 +34,14 @@ from card.models.torch_runner import TorchRunner
 from card.tree.nodes import Nodes
 from tests.decoding import decode, fake, inline, make_engine, make_request, plain, run_all, toy_draft, toy_target
 from tests.models.test_torch_runner import assert_same
+from tests.tiny import tiny
 from tests.toy import TableModel
 from tests.unreliable_link import Faults
 
 VOCAB_SIZE = 64
 NUM_NEW = 24
-SIZES: dict[str, Any] = {
-    "vocab_size": VOCAB_SIZE,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "max_position_embeddings": 160,
-    "pad_token_id": 0,
-    "bos_token_id": 0,
-    "eos_token_id": 1,
-}
+ENDS = {"pad_token_id": 0, "bos_token_id": 0, "eos_token_id": 1}
+SIZES = tiny(VOCAB_SIZE, head_dim=8, max_position_embeddings=160, **ENDS)
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
 DELTA = {
     "linear_num_key_heads": 2,

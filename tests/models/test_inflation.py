@@ -19,30 +19,17 @@ from card.models.inflation import (
     parse_parameter_count,
 )
 from card.models.loading import parameter_count
+from tests.tiny import CLEAR, tiny
 
 V = 40
 
 
 def tiny_llama(*, tied: bool = True, biases: bool = False, dtype: torch.dtype = torch.float32) -> LlamaForCausalLM:
     torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=V,
-        hidden_size=24,
-        intermediate_size=40,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=8,
-        max_position_embeddings=128,
-        tie_word_embeddings=tied,
-        attention_bias=biases,
-        mlp_bias=biases,
-        initializer_range=0.3,  # logits far enough apart that greedy text says something
-        bos_token_id=None,
-        eos_token_id=None,
-        pad_token_id=0,
-    )
-    model = LlamaForCausalLM(config).to(dtype).eval()
+    ends = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": 0}
+    changes = {"tie_word_embeddings": tied, "attention_bias": biases, "mlp_bias": biases, "initializer_range": CLEAR}
+    sizes = {"hidden_size": 24, "intermediate_size": 40, "head_dim": 8, "max_position_embeddings": 128}
+    model = LlamaForCausalLM(LlamaConfig(**tiny(V, **sizes, **changes, **ends))).to(dtype).eval()
     for name, parameter in model.named_parameters():
         if "norm" in name or "bias" in name:
             torch.nn.init.normal_(parameter, mean=1.0 if "norm" in name else 0.0, std=0.3)

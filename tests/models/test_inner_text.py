@@ -16,21 +16,10 @@ from card.errors import ModelError
 from card.models.loading import context_limit, load_decoder, load_model, parameter_count, vocab_size
 from card.models.protocol import Extension
 from card.models.torch_runner import TorchRunner
+from tests.tiny import tiny
 
-TEXT: dict[str, Any] = {
-    "vocab_size": 61,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "max_position_embeddings": 64,
-    "initializer_range": 0.4,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "pad_token_id": 0,
-}
+ENDS = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+TEXT = tiny(61, head_dim=8, max_position_embeddings=64, initializer_range=0.4, **ENDS)
 MROPE = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [1, 1, 2]}
 VISION: dict[str, Any] = {
     "hidden_size": 16,

@@ -42,6 +42,7 @@ from card.models.loading import load_decoder, load_model, load_tokenizer
 from card.models.protocol import Extension
 from card.models.torch_runner import TorchRunner
 from tests.pair import Pair
+from tests.tiny import tiny
 
 REASON = why_not_int8()  # a kernel that is not exact is no reason to skip: it fails here
 pytestmark = [
@@ -49,15 +50,8 @@ pytestmark = [
     pytest.mark.skipif(REASON is not None and "not exact" not in REASON, reason=f"no integer passes: {REASON}"),
 ]
 
-SIZES: dict[str, Any] = {
-    "vocab_size": 96,
-    "hidden_size": 80,  # neither this nor a head of 20 fills whole vectors
-    "intermediate_size": 112,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 256,
-}
+# Neither 80 nor a head of 20 fills whole vectors.
+SIZES = tiny(96, hidden_size=80, intermediate_size=112, max_position_embeddings=256)
 KINDS: dict[str, tuple[type[PreTrainedModel], Any]] = {
     "llama": (LlamaForCausalLM, LlamaConfig(**SIZES)),
     "tied": (LlamaForCausalLM, LlamaConfig(**SIZES, tie_word_embeddings=True)),
@@ -334,13 +328,13 @@ def test_machine_code_is_kept_in_a_folder_of_ones_own_or_in_a_fresh_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert int8_linear._code_folder() == tmp_path / "card" / "code"
-    assert int8_linear._code_folder().stat().st_mode & 0o077 == 0
+    assert int8_linear.code_folder() == tmp_path / "card" / "code"
+    assert int8_linear.code_folder().stat().st_mode & 0o077 == 0
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))  # nothing can be made below a file
-    fresh = int8_linear._code_folder()
+    fresh = int8_linear.code_folder()
     assert fresh.is_dir()
-    assert fresh != int8_linear._code_folder(), "a folder in a shared place might hold somebody else's code"
+    assert fresh != int8_linear.code_folder(), "a folder in a shared place might hold somebody else's code"
 
 
 def test_a_thread_that_cannot_be_started_is_not_waited_for_later(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -365,4 +359,4 @@ def test_both_sides_of_the_machine_code_count_alike() -> None:
     vectors, tiles = int8_linear.machine_code("vectors"), int8_linear.machine_code("tiles")
     theirs = tiles.PANEL, vectors.GROUP, vectors.LANES
     assert theirs == (int8_linear.PANEL, int8_linear.GROUP, int8_linear.LANES)
-    assert 1 <= tiles.MOST_ROWS <= int8._MOST_TILE_ROWS
+    assert 1 <= tiles.MOST_ROWS <= int8.MOST_TILE_ROWS

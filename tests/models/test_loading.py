@@ -42,23 +42,17 @@ from card.models.loading import (
     parameter_count,
     vocab_size,
 )
+from tests.tiny import tiny
 
 V = 32
 
 
 def make_model(vocab_rows: int = V) -> LlamaForCausalLM:
     torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=vocab_rows,
-        hidden_size=16,
-        intermediate_size=24,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        max_position_embeddings=32,
-        tie_word_embeddings=True,
-        bos_token_id=None,
-        eos_token_id=[3, 4],
-    )
+    sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "max_position_embeddings": 32}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 2}
+    ends = {"bos_token_id": None, "eos_token_id": [3, 4]}
+    config = LlamaConfig(**tiny(vocab_rows, **sizes, **heads, **ends, tie_word_embeddings=True))
     return LlamaForCausalLM(config).to(torch.bfloat16)
 
 
@@ -134,7 +128,7 @@ def test_without_bfloat16_instructions_sixteen_bits_are_widened_unless_they_are_
 ) -> None:
     stored = load_model(saved, dtype="bfloat16")
     monkeypatch.setattr(loading, "computes_bfloat16", lambda device: False)
-    loading._say_once.cache_clear()
+    loading.say_once.cache_clear()
     widened = [load(saved), load(saved)]
     assert [model.dtype for model in widened] == [torch.float32] * 2
     assert torch.equal(widened[0].lm_head.weight, stored.lm_head.weight.float())
@@ -192,13 +186,7 @@ def test_something_else_than_a_model_folder_is_named(tmp_path: Path, monkeypatch
 
 
 def test_other_models_than_causal_ones_are_refused(tmp_path: Path) -> None:
-    small = {
-        "vocab_size": V,
-        "hidden_size": 8,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 1,
-        "intermediate_size": 8,
-    }
+    small = tiny(V, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1)
     BertForMaskedLM(BertConfig(**small)).save_pretrained(tmp_path / "bert")
     t5 = T5Config(vocab_size=V, d_model=8, d_kv=8, d_ff=8, num_layers=1, num_heads=1, decoder_start_token_id=0)
     T5ForConditionalGeneration(t5).save_pretrained(tmp_path / "t5")

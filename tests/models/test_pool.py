@@ -18,7 +18,9 @@ from card.models.kv_cache import MAX_FREE_BYTES, MAX_SLACK
 from card.models.pool import BLOCK_ROWS, MIN_SHARED_TOKENS, SequencePool
 from card.models.protocol import Extension, LanguageModel
 from card.models.torch_runner import TorchRunner
+from tests.inside import cache_of, retained_slot
 from tests.pair import make_model
+from tests.tiny import CLEAR, tiny
 from tests.toy import TableModel
 
 V = 64
@@ -336,9 +338,8 @@ def test_a_model_of_few_rows_fills_no_whole_block() -> None:
 def torch_model(name: str) -> PreTrainedModel:
     if name == "llama":
         return make_model(V)
-    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
     torch.manual_seed(1)
-    config = MistralConfig(**sizes, vocab_size=V, num_key_value_heads=2, sliding_window=11, initializer_range=0.3)
+    config = MistralConfig(**tiny(V, sliding_window=11, initializer_range=CLEAR))
     return MistralForCausalLM(config).train(False)
 
 
@@ -360,16 +361,16 @@ def test_a_reused_prefix_has_the_rows_of_its_source_and_the_logits_of_a_fresh_pr
         text = [*BASE[:num_alike], *(t + 1 if t < V - 1 else 0 for t in BASE[num_alike : num_alike + 7]), 5]
         opened = pool.open(text, len(text) + 20)
         assert opened.num_reused == num_alike
-        rows, lent = (runner._cache[slot].kv[:, :, :, :num_alike].clone() for slot in (opened.slot, source))
+        rows, lent = (cache_of(runner)[slot].kv[:, :, :, :num_alike].clone() for slot in (opened.slot, source))
         assert torch.equal(rows, lent)
-        assert runner._cache[opened.slot].tree.positions().tolist() == list(range(num_alike))
+        assert cache_of(runner)[opened.slot].tree.positions().tolist() == list(range(num_alike))
         fresh = runner.open(len(text))
         torch.testing.assert_close(fill(runner, opened.slot, text), fill(runner, fresh, text), atol=1e-5, rtol=1e-5)
         runner.close(fresh)
         pool.close(opened.slot, text)
         if num_alike == 33:  # from here on the source is a retained sequence
             pool.close(source, BASE[:100])
-            source = next(entry.slot for entry in pool._retained.values() if len(entry.text) == 100)
+            source = retained_slot(pool, 100)
     assert pool.stats.hits == 8
 
 
@@ -395,9 +396,9 @@ def test_the_memory_of_a_real_model_stays_bounded_over_many_requests() -> None:
             noted = running.pop(slot)
             pool.close(slot, noted if i % 2 else [])
         assert pool.stats.used_bytes <= max_bytes
-        assert runner._cache.num_bytes <= MAX_SLACK * max_bytes + MAX_FREE_BYTES
+        assert cache_of(runner).num_bytes <= MAX_SLACK * max_bytes + MAX_FREE_BYTES
     for slot in running:
         pool.close(slot)
     pool.clear()
-    assert runner._cache.num_bytes == runner._cache.free_bytes
-    assert runner._cache.num_bytes <= 4 * max_bytes  # however many requests there were
+    assert cache_of(runner).num_bytes == cache_of(runner).free_bytes
+    assert cache_of(runner).num_bytes <= 4 * max_bytes  # however many requests there were

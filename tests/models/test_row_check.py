@@ -18,6 +18,7 @@ from card.models.row_check import check_rows, differing_rows
 from card.models.torch_runner import TorchRunner
 from tests.models.test_torch_runner import make_model
 from tests.pair import Pair
+from tests.tiny import tiny
 
 GENERIC = ["gemma2", "gemma4", "gpt-oss", "deepseek3", "granite-swa", "mimo"]
 
@@ -74,10 +75,7 @@ def test_a_model_whose_rows_depend_on_their_neighbours_is_refused(fault: type[nn
 def folder(pair: Pair, tmp_path: Path) -> str:
     """A tiny Gemma 2 with the tokenizer of the pair."""
     tokenizer = load_tokenizer(pair.target)
-    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
-    config = transformers.Gemma2Config(
-        vocab_size=len(tokenizer), num_key_value_heads=2, head_dim=8, max_position_embeddings=64, **sizes
-    )
+    config = transformers.Gemma2Config(**tiny(len(tokenizer), head_dim=8, max_position_embeddings=64))
     torch.manual_seed(0)
     transformers.Gemma2ForCausalLM(config).save_pretrained(tmp_path / "gemma")
     tokenizer.save_pretrained(tmp_path / "gemma")

@@ -22,24 +22,20 @@ from card.models.fused import Linear, PackedKernels, can_pack
 from card.models.kv_cache import RowTree
 from card.models.protocol import NO_PARENT, Extension
 from card.models.torch_runner import TorchRunner
+from tests.inside import cache_of, num_ancestors
+from tests.tiny import NO_ENDS, tiny
 
 VOCAB_SIZE = 61
 MAX_MODEL_LEN = 40
 MAX_TREE_ROWS = 24
-SIZES: dict[str, Any] = {
-    "vocab_size": VOCAB_SIZE,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "max_position_embeddings": 64,
-    "initializer_range": 0.4,  # large, so that a wrong mask or position shows in the logits
-    "bos_token_id": None,
-    "eos_token_id": None,
-    "pad_token_id": None,
-}
+SIZES = tiny(
+    VOCAB_SIZE,
+    num_hidden_layers=3,
+    head_dim=8,
+    max_position_embeddings=64,
+    initializer_range=0.4,  # large, so that a wrong mask or position shows in the logits
+    **NO_ENDS,
+)
 FACTORS: dict[str, Any] = {
     "attention_multiplier": 0.2,
     "embedding_multiplier": 3.0,
@@ -178,7 +174,9 @@ def test_every_node_of_a_tree_gets_the_logits_of_its_path(
     parts = [runner.forward([Extension(slot, ids[a:b], parents[a:b])])[0] for a, b in itertools.pairwise(bounds)]
     expected = torch.stack([own_logits(name, [ids[i] for i in path_to(row, parents)]) for row in range(len(ids))])
     assert_same(torch.cat(parts), expected)
-    assert runner._cache[slot].tree.positions().tolist() == [len(path_to(row, parents)) - 1 for row in range(len(ids))]
+    assert cache_of(runner)[slot].tree.positions().tolist() == [
+        len(path_to(row, parents)) - 1 for row in range(len(ids))
+    ]
     runner.close(slot)
 
 
@@ -223,8 +221,8 @@ def test_kept_rows_equal_a_fresh_prefill_of_the_kept_text(
     new_parents = [kept.index(parents[row]) if parents[row] != NO_PARENT else NO_PARENT for row in kept]
     runner.forward([Extension(fresh, [ids[row] for row in kept], new_parents)])
     assert runner.num_rows(slot) == len(kept)
-    assert runner._cache[slot].tree.positions().tolist() == runner._cache[fresh].tree.positions().tolist()
-    kv, fresh_kv = (runner._cache[s].kv[:, :, :, : len(kept)].clone() for s in (slot, fresh))
+    assert cache_of(runner)[slot].tree.positions().tolist() == cache_of(runner)[fresh].tree.positions().tolist()
+    kv, fresh_kv = (cache_of(runner)[s].kv[:, :, :, : len(kept)].clone() for s in (slot, fresh))
     torch.testing.assert_close(kv, fresh_kv, atol=1e-4, rtol=1e-4)
     tip = kept.index(kept_path[-1])
     more = [Extension(s, [7, 8, 9], [tip, len(kept), tip]) for s in (slot, fresh)]
@@ -258,9 +256,9 @@ def test_a_chain_needs_no_matrix_and_a_fork_one_of_the_forked_rows_only() -> Non
     tree = RowTree(5000)
     tree.append(np.arange(-1, 3999))
     tree.append(np.arange(3999, 4099))
-    assert (tree.num_prefix_rows, tree._ancestors.size) == (4100, 0)
+    assert (tree.num_prefix_rows, num_ancestors(tree)) == (4100, 0)
     tree.append(np.asarray([20, 4100, 4099]))
-    assert tree._ancestors.size <= 64 * 64
+    assert num_ancestors(tree) <= 64 * 64
     assert is_visible(tree, 4100).sum(1).tolist() == [22, 23, 4101]
     tree.keep(4100, np.asarray([4102]))
     assert tree.num_prefix_rows == tree.num_rows == 4101
@@ -270,7 +268,7 @@ def test_a_truncation_copies_nothing_and_the_untouched_prefix_stays() -> None:
     runner = make_runner("llama", True)
     slot = runner.open()
     runner.forward([Extension(slot, [1, 2, 3, 4, 5, 6], [-1, 0, 1, 2, 2, 4])])
-    kv = runner._cache[slot].kv
+    kv = cache_of(runner)[slot].kv
     version = kv[..., :6, :].clone()
     runner.keep(slot, 3)
     assert torch.equal(kv[..., :6, :], version)
@@ -286,12 +284,12 @@ def test_a_closed_slot_is_used_again_and_starts_empty() -> None:
     runner = TorchRunner(make_model("llama"), max_model_len=16, max_tree_rows=4)
     slot = runner.open()
     first = runner.forward([Extension(slot, [1, 2, 3], [-1, 0, 1])])[0].clone()
-    memory = runner._cache[slot].kv.data_ptr()
+    memory = cache_of(runner)[slot].kv.data_ptr()
     runner.close(slot)
     with pytest.raises(ModelError, match="not open"):
         runner.num_rows(slot)
     again = runner.open()
-    assert runner._cache[again].kv.data_ptr() == memory
+    assert cache_of(runner)[again].kv.data_ptr() == memory
     assert runner.num_rows(again) == 0
     assert torch.equal(runner.forward([Extension(again, [1, 2, 3], [-1, 0, 1])])[0], first)
 
@@ -325,9 +323,9 @@ def test_the_memory_of_rows_is_reported_in_bytes() -> None:
         assert runner.row_bytes == 3 * 2 * 2 * 8 * num_bytes
         slot = runner.open(10)
         runner.open()
-        assert runner._cache.num_bytes == 30 * runner.row_bytes
+        assert cache_of(runner).num_bytes == 30 * runner.row_bytes
         runner.close(slot)
-        assert runner._cache.num_bytes == 30 * runner.row_bytes  # kept for the next sequence
+        assert cache_of(runner).num_bytes == 30 * runner.row_bytes  # kept for the next sequence
 
 
 @pytest.mark.parametrize("fused", [True, False])

@@ -84,7 +84,7 @@ def decode(
             running[request] = idx
         if decoded.num_runs == kill_at:
             assert drafts is not None
-            os.kill(drafts.proposer.link._link.pid, signal.SIGKILL)
+            os.kill(drafts.proposer.link.link.pid, signal.SIGKILL)
         for event in (engine if drafts is None else drafts).run(buffer):
             if event.flags & og.EngineEventFlags.TOKEN:
                 decoded.texts[running[event.request]].append(int(event.token))

@@ -24,6 +24,7 @@ from card.tree.nodes import NO_NODES, Nodes
 from card.workers.request import StepResult, Verified
 from card.workers.target import TargetWorker
 from tests.decoding import fake, inline, make_request, plain, run_all, toy_draft, toy_target
+from tests.inside import force_schedule
 from tests.unreliable_link import Faults
 
 ALL: frozenset[Schedule] = frozenset({"beside", "turns", "off"})
@@ -396,7 +397,7 @@ class Restless:
     def begin(self, num_decoding: int, available: frozenset[Schedule]) -> None:
         self._policy.begin(num_decoding, available)
         if self._rng.random() < 0.3:
-            self._policy._schedules.schedule = self._rng.choice(sorted(available))
+            force_schedule(self._policy, self._rng.choice(sorted(available)))
 
 
 def test_in_turns_nothing_is_drafted_that_other_writers_have_as_surely():

@@ -110,7 +110,7 @@ def test_a_request_names_its_host_once(shut: Running, hosts: tuple[str, ...], ve
 
 def test_what_is_listened_on_is_a_name_and_all_addresses_are_if_all_are_listened_on() -> None:
     def allows(listened_on: str, host: str, *named: str) -> bool:
-        return AllowedHosts(listened_on, named)._is_allowed(host_of(host))
+        return AllowedHosts(listened_on, named).is_allowed(host_of(host))
 
     assert allows("192.168.1.5", "192.168.1.5:80") and not allows("192.168.1.5", "192.168.1.6")
     assert allows("Box.lan", "box.LAN:8000") and not allows("box.lan", "box.lan.evil.example")

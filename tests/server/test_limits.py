@@ -21,6 +21,7 @@ from card.server.admission import KeyRing
 from card.server.errors import ApiError, as_api_error, shutting_down
 from card.server.limits import Deadline, Gate
 from card.server.logs import JsonFormatter, tell
+from tests.inside import driver_of
 from tests.server.running import PROMPT, Running, run, serving, until
 
 pytestmark = pytest.mark.timeout(240)
@@ -171,7 +172,7 @@ def stuck(server: Running, monkeypatch: pytest.MonkeyPatch) -> Iterator[threadin
 @pytest.fixture
 def looks_often(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the idle engine show signs of life often."""
-    monkeypatch.setattr(async_llm, "_IDLE_LOOK_S", 0.05)
+    monkeypatch.setattr(async_llm, "IDLE_LOOK_S", 0.05)
     server.complete(prompt=PROMPT, max_tokens=1)  # it waits for as long as before until it has had something to do
 
 
@@ -200,7 +201,7 @@ def test_a_dead_engine_is_neither_alive_nor_ready(server: Running, monkeypatch: 
     def dead() -> None:
         raise WorkerError("the engine's thread has died of Fault: x")
 
-    monkeypatch.setattr(server.llm._driver, "_check_alive", dead)
+    monkeypatch.setattr(driver_of(server.llm), "check_alive", dead)
     for path in ("/health", "/health/ready"):
         assert server.client.get(path).status_code == 503
     answer = server.post("/v1/completions", {"prompt": PROMPT})

@@ -16,6 +16,7 @@ import pytest
 
 from card.models.demo import DEMO_PROBLEMS
 from card.transport.process import ProcessLink
+from tests.inside import watch_of
 from tests.processes import has_ended
 from tests.server.running import MAX_QUEUED, PATIENCE_S, PROMPT, Running, Solo, run, streams, until
 
@@ -127,7 +128,7 @@ def link(server: Running, monkeypatch: pytest.MonkeyPatch) -> ProcessLink:
     """The drafter's link; it takes a silent drafter for hung soon once `strike` has been called."""
     link = link_of(server)
     until(lambda: link.pid is not None and link.status.state == "up")
-    monkeypatch.setattr(link._watch, "_silence_timeout_s", link._watch._silence_timeout_s)  # put back at the end
+    monkeypatch.setattr(watch_of(link), "silence_timeout_s", watch_of(link).silence_timeout_s)  # put back at the end
     return link
 
 
@@ -136,7 +137,7 @@ def strike(link: ProcessLink, number: signal.Signals) -> None:
     if (pid := link.pid) is not None:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, number)
-        link._watch._silence_timeout_s = 1.0
+        watch_of(link).silence_timeout_s = 1.0
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])

@@ -20,8 +20,9 @@ from card.api.llm import LLM
 from card.config import Grammar, SamplingParams
 from card.errors import SettingsError, TargetError
 from card.models.loading import load_model, load_tokenizer
-from card.text.grammar import BackgroundGrammars, GrammarCompiler, MatcherState, _first_line
+from card.text.grammar import BackgroundGrammars, GrammarCompiler, MatcherState, first_line
 from card.tree.shaping import GrammarState
+from tests.inside import finish, matcher_of
 from tests.pair import Pair, make_tokenizer
 
 llguidance = pytest.importorskip("llguidance")
@@ -173,7 +174,7 @@ def test_a_candidate_that_is_too_costly_to_follow_does_no_harm_to_the_text(
     a, b = tokenizer.convert_tokens_to_ids(["a", "b"])
     real = compiler.compile(Grammar("regex", "[ab]{3,4}"))
     assert isinstance(real, MatcherState)
-    state = MatcherState(Fragile(real._start, b), NUM_IDS, frozenset({0, 1}))
+    state = MatcherState(Fragile(matcher_of(real), b), NUM_IDS, frozenset({0, 1}))
     state.advance([a])
     assert state.permits([[a], [b], [a, a], [b, a]]) == [True, True, True, False]
     with pytest.raises(TargetError, match=r"cannot be followed: too complex; use a simpler one"):
@@ -267,7 +268,7 @@ def test_a_drafter_that_knows_the_grammar_proposes_nothing_that_it_forbids(llms:
     params = SamplingParams(temperature=1.0, seed=1, max_tokens=200, grammar=SCHEMA)
     llm = llms["inline"]
     masked = llm.generate(PROMPT, params)[0]
-    writer = llm._host.link._worker._writer  # type: ignore[union-attr]
+    writer = llm.host.link.worker.writer  # type: ignore[union-attr]
     find, writer.find_grammar = writer.find_grammar, None
     try:
         unmasked = llm.generate(PROMPT, params)[0]
@@ -441,7 +442,7 @@ def test_a_grammar_that_cannot_be_compiled_is_done_without(caplog: pytest.LogCap
 
     grammars = BackgroundGrammars(make)
     assert grammars(SCHEMA) is None
-    grammars._executor.shutdown()
+    finish(grammars)
     assert grammars(SCHEMA) is None
     assert "no tokenizer here" in caplog.text
 
@@ -450,14 +451,14 @@ def test_what_failed_is_compiled_again_for_the_next_request_but_not_for_a_drafte
     tokenizer: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     compiler = GrammarCompiler(tokenizer, NUM_IDS, (0, 1))
-    build, num_builds = compiler._build, 0
+    build, num_builds = compiler.build, 0
 
     def fail(grammar: Grammar) -> MatcherState:
         nonlocal num_builds
         num_builds += 1
         raise MemoryError("just now")
 
-    monkeypatch.setattr(compiler, "_build", fail)
+    monkeypatch.setattr(compiler, "build", fail)
     assert compiler.find(SCHEMA) is None
     with pytest.raises(MemoryError):
         compiler.begin(SCHEMA, retries=False).result(60)
@@ -465,7 +466,7 @@ def test_what_failed_is_compiled_again_for_the_next_request_but_not_for_a_drafte
         assert compiler.find(SCHEMA) is None
     assert num_builds == 1
     assert caplog.text.count("drafting goes on without a grammar: just now") == 1
-    monkeypatch.setattr(compiler, "_build", build)
+    monkeypatch.setattr(compiler, "build", build)
     assert compiler.compile(SCHEMA).allowed([()])[0].any()
 
 
@@ -475,7 +476,7 @@ def test_what_failed_is_compiled_again_for_the_next_request_but_not_for_a_drafte
 def test_a_known_grammar_is_there_at_once_while_another_one_is_compiled(
     compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    slow, is_free, is_begun, build = Grammar("regex", "slow"), threading.Event(), threading.Event(), compiler._build
+    slow, is_free, is_begun, build = Grammar("regex", "slow"), threading.Event(), threading.Event(), compiler.build
     builds: list[Grammar] = []
 
     def hold(grammar: Grammar) -> MatcherState:
@@ -486,7 +487,7 @@ def test_a_known_grammar_is_there_at_once_while_another_one_is_compiled(
         return build(grammar)
 
     compiler.compile(SCHEMA)
-    monkeypatch.setattr(compiler, "_build", hold)
+    monkeypatch.setattr(compiler, "build", hold)
     found: list[GrammarState] = []
     threads = [threading.Thread(target=lambda: found.append(compiler.compile(slow))) for _ in range(2)]
     for thread in threads:
@@ -503,5 +504,5 @@ def test_a_known_grammar_is_there_at_once_while_another_one_is_compiled(
 
 
 def test_what_a_library_says_in_a_panic_is_not_told() -> None:
-    said = [_first_line("panic: at x.rs\n<backtrace> 0: <unknown>"), _first_line("a" * 10_000), _first_line("no\nway")]
+    said = [first_line("panic: at x.rs\n<backtrace> 0: <unknown>"), first_line("a" * 10_000), first_line("no\nway")]
     assert said == ["it is more than the library can follow", "a" * 300 + "...", "no way"]

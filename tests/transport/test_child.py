@@ -20,6 +20,7 @@ from card.assembly import drafter_process
 from card.config import SamplingParams
 from card.transport import child
 from card.transport.child import DrafterChild
+from tests.inside import child_pid
 from tests.pair import Pair
 from tests.transport.serving import until
 
@@ -71,7 +72,7 @@ def test_a_drafter_looks_for_garbage_again_once_it_has_loaded(monkeypatch: pytes
     monkeypatch.setattr(drafter_process, "make_worker", lambda writer: SimpleNamespace(is_shut_down=True))
     gc.disable()
     try:
-        drafter_process._run(config, SimpleNamespace(send=lambda messages: told.append(gc.isenabled())))  # type: ignore[arg-type]
+        drafter_process.draft_until_told(config, SimpleNamespace(send=lambda messages: told.append(gc.isenabled())))  # type: ignore[arg-type]
     finally:
         gc.enable()
     assert told == [True]
@@ -79,18 +80,16 @@ def test_a_drafter_looks_for_garbage_again_once_it_has_loaded(monkeypatch: pytes
 
 def test_a_process_started_ahead_of_need_becomes_the_drafter(pair: Pair):
     spare = DrafterChild()
-    assert spare._process is not None
-    pid = spare._process.pid
+    pid = child_pid(spare)
     with LLM(pair.target, pair.draft, **BESIDE, spare=spare) as llm:
-        assert llm._host.link.pid == pid  # type: ignore[union-attr]
+        assert llm.host.link.pid == pid  # type: ignore[union-attr]
         assert llm.generate(PROMPT, GREEDY)[0].stats.drafter_state == "up"
 
 
 @pytest.mark.parametrize("settings", [{"method": "vanilla"}, {"placement": "inline"}, {"draft_threads": 2}])
 def test_a_process_started_in_vain_is_ended(pair: Pair, settings: dict[str, object]):
     spare = DrafterChild()
-    assert spare._process is not None
-    process = psutil.Process(spare._process.pid)
+    process = psutil.Process(child_pid(spare))
     draft = None if "method" in settings else pair.draft
     with LLM(pair.target, draft, policy="fixed", spare=spare, **settings):
         assert not process.is_running()
@@ -108,8 +107,7 @@ def test_text_begins_before_the_drafter_is_up_and_the_drafter_joins(pair: Pair):
     with LLM(pair.target) as alone:
         expected = alone.generate(PROMPT, GREEDY)[0].outputs[0].token_ids
     spare = DrafterChild()
-    assert spare._process is not None
-    pid = spare._process.pid
+    pid = child_pid(spare)
     os.kill(pid, signal.SIGSTOP)  # it cannot come up
     try:
         with LLM(

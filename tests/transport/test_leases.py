@@ -69,7 +69,7 @@ class FakePool:
 @pytest.fixture(autouse=True)
 def short_times(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(zmq_link, "FIRST_BACKOFF_S", 0.02)
-    monkeypatch.setattr(leasing, "_MOST_PAUSE_S", 0.05)
+    monkeypatch.setattr(leasing, "MOST_PAUSE_S", 0.05)
     monkeypatch.setattr(leasing, "RENEW_S", 0.05)
 
 
@@ -227,7 +227,7 @@ def test_a_target_without_requests_leaves_its_drafter_to_others_until_there_are_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(leasing, "IDLE_S", 0.1)
-    monkeypatch.setattr(leasing, "_BUSY_LOOK_S", 0.0)  # no look is one of a target at work
+    monkeypatch.setattr(leasing, "BUSY_LOOK_S", 0.0)  # no look is one of a target at work
     with drafters(1) as [(server, lease)]:
         pool = FakePool(lease)
         with leased(pool) as link:
@@ -241,7 +241,7 @@ def test_a_target_without_requests_leaves_its_drafter_to_others_until_there_are_
 
 def test_what_is_granted_after_the_target_went_to_rest_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(leasing, "IDLE_S", 0.05)
-    monkeypatch.setattr(leasing, "_BUSY_LOOK_S", 0.0)
+    monkeypatch.setattr(leasing, "BUSY_LOOK_S", 0.0)
     pool = FakePool(None)
     pool.held = Lease("tcp://127.0.0.1:5", 1)  # as the pool sees it, once it has read the question
     with leased(pool) as link:

@@ -279,8 +279,8 @@ def llm(pair: Pair) -> Iterator[LLM]:
 
 
 def link_of(llm: LLM) -> ProcessLink:
-    assert isinstance(llm._host.link, ProcessLink)
-    return llm._host.link
+    assert isinstance(llm.host.link, ProcessLink)
+    return llm.host.link
 
 
 def pid_of(llm: LLM) -> int:
@@ -365,7 +365,7 @@ def test_each_side_keeps_to_its_cores_and_the_caller_gets_his_back(drafting):
     if not hasattr(os, "sched_getaffinity"):
         return
     before = os.sched_getaffinity(0)
-    plan = drafting._host.plan.cores
+    plan = drafting.host.plan.cores
     if len(before) > 1:
         assert plan.beside.cores and plan.draft and not set(plan.beside.cores) & set(plan.draft)
         assert set(psutil.Process(pid_of(drafting)).cpu_affinity()) == set(plan.draft)
@@ -393,7 +393,7 @@ def test_after_a_stop_the_text_is_the_same_and_a_new_drafter_drafts(drafting, ex
 
     def stop() -> None:
         os.kill(pid, signal.SIGSTOP)
-        monkeypatch.setattr(link_of(drafting)._watch, "_silence_timeout_s", 0.5)
+        monkeypatch.setattr(link_of(drafting)._watch, "silence_timeout_s", 0.5)
 
     token_ids, states, last = stream_through(drafting, stop, wait_for="starting")
     assert token_ids == expected(LONG)
@@ -452,7 +452,7 @@ def test_a_drafter_ends_when_its_parent_is_killed(pair):
     script = (
         "import sys, time; from card.api.llm import LLM\n"
         f"llm = LLM({pair.target!r}, {pair.draft!r}, **{BESIDE!r})\n"
-        "link = llm._host.link; print(link.pid, link._folder, flush=True); time.sleep(600)"
+        "link = llm.host.link; print(link.pid, link._folder, flush=True); time.sleep(600)"
     )
     parent = subprocess.Popen([sys.executable, "-c", script], env=child_env(), stdout=subprocess.PIPE, text=True)
     try:

@@ -113,7 +113,7 @@ def test_a_programming_error_in_the_worker_shows_and_the_text_goes_on():
 
 
 def test_a_hung_worker_holds_up_neither_the_text_nor_close(monkeypatch):
-    monkeypatch.setattr(in_process, "_JOIN_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(in_process, "JOIN_TIMEOUT_S", 0.1)
     release = threading.Event()
     link = ThreadLink(TroubledWorker(release))
     link.start()
@@ -151,8 +151,9 @@ def test_an_idle_worker_uses_no_processor_time():
     link = ThreadLink(drafter_for(toy_draft(TARGET, 0.9)))
     link.start()
     decode(link)
-    until(lambda: link._worker.is_idle)
-    clock = time.pthread_getcpuclockid(link._thread.ident)
+    until(lambda: link.worker.is_idle)
+    thread = next(t for t in threading.enumerate() if t.name == "card-drafter")
+    clock = time.pthread_getcpuclockid(thread.ident)
     before = time.clock_gettime(clock)
     time.sleep(0.5)
     assert time.clock_gettime(clock) - before < 0.1

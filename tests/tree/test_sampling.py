@@ -17,6 +17,7 @@ from card.config import SamplingParams, SamplingRule
 from card.errors import SettingsError
 from card.tree import sampling
 from card.tree.sampling import CHOICE_SHARPNESS, CandidateScorer, GumbelNoise, Sampler, filter_logits
+from tests.inside import num_kept
 
 GREEDY = SamplingRule(temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, seed=0)
 PLAIN = replace(GREEDY, temperature=1.0)
@@ -123,8 +124,7 @@ def test_noise_is_the_same_after_it_has_been_forgotten() -> None:
     for position in range(1, 100):
         noise.row(position)
         noise.likeliest(scores, position)
-    assert len(noise._rows) < 99, "memory is bounded"
-    assert len(noise._bits) < 99, "memory is bounded"
+    assert num_kept(noise) < 99, "memory is bounded"
     assert torch.equal(noise.row(0), before)
     assert noise.likeliest(scores, 0) == choice
 
@@ -146,7 +146,7 @@ def test_likely_tokens_found_without_sorting_all_are_those_of_sorting(rows: Tens
     ordered = rows.sort(dim=-1, descending=True).values.double().softmax(-1)
     if ((ordered.cumsum(-1) - ordered) - top_p).abs().min() < 1e-5:
         reject()  # so close that rounding decides it
-    assert torch.equal(sampling._keep_likely_here(rows, top_p), sampling._keep_likely(rows, top_p))
+    assert torch.equal(sampling.keep_likely(rows, top_p), sampling.keep_likely_sorted(rows, top_p))
 
 
 def test_noise_of_neighbouring_seeds_and_positions_shares_no_value() -> None:

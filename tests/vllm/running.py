@@ -77,7 +77,7 @@ def _main(folder: Path) -> None:
     step_s: list[float] = []
     while engine.has_unfinished_requests():
         if len(step_s) == job.get("kill_at"):
-            os.kill(drafter.proposer.link._link.pid, signal.SIGKILL)
+            os.kill(drafter.proposer.link.link.pid, signal.SIGKILL)
         began = time.perf_counter()
         for output in engine.step():
             texts[output.request_id] = list(output.outputs[0].token_ids)

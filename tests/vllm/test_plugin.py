@@ -34,7 +34,7 @@ def config(card: Any, *, num_tokens: int = 4, rank: int = 0, tokenizer: str = ""
 
 @pytest.fixture(autouse=True)
 def supported_version(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plugin, "_vllm_version", lambda: "0.32.0")
+    monkeypatch.setattr(plugin, "vllm_version", lambda: "0.32.0")
     monkeypatch.setattr(plugin, "repair_sampling", lambda: None)
 
 
@@ -56,7 +56,7 @@ def propose(proposer: CardProposer, *rows: list[int]) -> list[list[int]]:
 def test_another_version_of_vllm_is_refused_in_one_line(version: str, monkeypatch: pytest.MonkeyPatch):
     check_version("0.32.0")
     check_version("0.32.1+cpu")
-    monkeypatch.setattr(plugin, "_vllm_version", lambda: version)
+    monkeypatch.setattr(plugin, "vllm_version", lambda: version)
     with pytest.raises(SettingsError, match=rf"works with vLLM 0\.32, and this is {version}; install") as caught:
         CardProposer(config({}))
     assert "\n" not in str(caught.value)

@@ -14,7 +14,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaForCausalLM
 
 from card.errors import ProtocolError
 from card.models.protocol import NO_PARENT, Extension
@@ -37,7 +37,9 @@ from card.workers.drafter import DrafterWorker, step_together
 from card.writers.beam import BeamSequence, BeamWriter
 from card.writers.growth import RULES
 from tests.drafting import assert_rows_fit_the_tree, assert_scores_are_those_of_the_model, draft_spec
+from tests.inside import cache_of
 from tests.protocol.test_messages import id_lists, messages
+from tests.tiny import tiny_llama
 from tests.toy import TableModel
 
 TEXT = (3, 1, 4, 1, 5)
@@ -97,7 +99,7 @@ def opened(model: TableModel | TorchRunner, **changes: object) -> DrafterWorker:
 
 
 def beam_of(worker: DrafterWorker, request_id: int = 7) -> BeamSequence:
-    return worker._open[request_id].sequence
+    return worker.drafting[request_id].sequence
 
 
 def correction(start: int, ids: Iterable[int], **changes: Any) -> Correction:
@@ -134,8 +136,8 @@ specs = st.builds(
 
 def known_children(model: TableModel, beam: BeamSequence) -> dict[tuple[int, ...], int]:
     """Return the paths of the children of expanded nodes, those included that are in the secondary tier only."""
-    expanded = [tuple(beam.cache.path_tokens(node)) for node in beam._row_of]
-    if beam._num_committed_rows == len(beam.token_ids):
+    expanded = [tuple(beam.cache.path_tokens(node)) for node in beam.row_of]
+    if beam.num_committed_rows == len(beam.token_ids):
         expanded.append(())
     return {
         (*path, token): -1
@@ -184,25 +186,14 @@ def test_rows_and_tree_are_those_of_the_text_after_any_corrections(
     replica.assert_equals(beam)
 
 
-def tiny_llama() -> LlamaForCausalLM:
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=V,
-        hidden_size=16,
-        intermediate_size=24,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=64,
-        initializer_range=0.5,
-    )
-    return LlamaForCausalLM(config).float().eval()
+def make_llama() -> LlamaForCausalLM:
+    return tiny_llama(V, hidden_size=16, intermediate_size=24, max_position_embeddings=64, initializer_range=0.5)
 
 
 @pytest.mark.parametrize("fused", [True, False])
 def test_a_real_kv_cache_is_that_of_a_fresh_prefill_after_any_corrections(fused: bool) -> None:
-    runner = TorchRunner(tiny_llama(), max_model_len=64, max_tree_rows=64, fused=fused)
-    reference = tiny_llama()
+    runner = TorchRunner(make_llama(), max_model_len=64, max_tree_rows=64, fused=fused)
+    reference = make_llama()
 
     @settings(max_examples=6)
     @given(turns=turns)
@@ -227,10 +218,10 @@ def take_turn(worker: DrafterWorker, num_passes: int, which: int, length: int, o
 def check_rows(runner: TorchRunner, reference: LlamaForCausalLM, worker: DrafterWorker) -> None:
     """Check the rows' positions and keys, and that the next layer is what the model says of each path alone."""
     beam = beam_of(worker)
-    cache, num_committed = beam.cache, beam._num_committed_rows
-    positions = runner._cache[beam._slot].tree.positions().tolist()
+    cache, num_committed = beam.cache, beam.num_committed_rows
+    positions = cache_of(runner)[beam.slot].tree.positions().tolist()
     assert positions[:num_committed] == list(range(num_committed))
-    for node, row in beam._row_of.items():
+    for node, row in beam.row_of.items():
         assert positions[row] == beam.root_position + cache.depth_of(node)  # the number of its ancestors
     before = set(cache.alive_ids())
     worker.step()  # its logits come from the rows that the corrections have left
@@ -244,10 +235,10 @@ def check_rows(runner: TorchRunner, reference: LlamaForCausalLM, worker: Drafter
 
 
 def assert_kv_rows_equal_a_fresh_prefill(runner: TorchRunner, beam: BeamSequence) -> None:
-    num_rows = beam._num_committed_rows
+    num_rows = beam.num_committed_rows
     slot = runner.open()
     runner.forward([Extension(slot, beam.token_ids[:num_rows], [NO_PARENT, *range(num_rows - 1)])])
-    kept, fresh = (runner._cache[i].kv[:, :, :, :num_rows] for i in (beam._slot, slot))
+    kept, fresh = (cache_of(runner)[i].kv[:, :, :, :num_rows] for i in (beam.slot, slot))
     torch.testing.assert_close(kept, fresh, atol=1e-4, rtol=1e-4)
     runner.close(slot)
 
@@ -391,7 +382,7 @@ def test_a_request_that_finds_no_room_is_asked_for_when_there_is_some(is_memory:
     for request_id in (1, 2):
         assert worker.receive(Open(request_id, TEXT, draft_spec()))
     assert worker.receive(Open(3, TEXT, draft_spec())) == []
-    assert set(worker._open) == {1, 2}, "nobody who is alive makes place"
+    assert set(worker.drafting) == {1, 2}, "nobody who is alive makes place"
     for _ in range(5):
         assert worker.receive(correction(5, [4], request_id=3)) == [], "there is still no room"
     worker.receive(Close(1))
@@ -409,12 +400,12 @@ def test_a_request_that_its_target_has_forgotten_makes_place_and_may_come_back()
     said = [layer.seq for layer in layers_of(worker.step() + worker.step()) if layer.request_id == 1]
     num_rounds = 0
     while worker.receive(Open(3, TEXT, draft_spec())) == []:
-        assert set(worker._open) == {1, 2}
+        assert set(worker.drafting) == {1, 2}
         worker.receive(correction(5, [], request_id=2))
         num_rounds += 1
         assert num_rounds < 1000
     assert num_rounds > 32, "a pause of a few rounds is not suspicious"
-    assert set(worker._open) == {2, 3}
+    assert set(worker.drafting) == {2, 3}
     assert worker.receive(correction(5, [4], request_id=1)) == []
     worker.receive(Close(2))
     assert worker.receive(correction(5, [4], request_id=1)) == [Resync(1, None)]
@@ -439,7 +430,7 @@ def test_a_text_that_no_memory_could_hold_takes_the_place_of_no_other() -> None:
     for i in range(100):
         worker.receive(correction(5, [4], request_id=3 + i))  # so that the open one seems forgotten
     worker.receive(Open(1, TEXT, draft_spec()))
-    assert set(worker._open) == {2}
+    assert set(worker.drafting) == {2}
 
 
 def test_a_text_too_long_for_the_model_is_never_asked_for() -> None:
@@ -465,13 +456,13 @@ def test_memory_goes_from_who_has_most_to_who_has_less_and_not_back() -> None:
         rich.receive(Open(request_id, TEXT, draft_spec()))
     assert poor.receive(Open(0, TEXT, draft_spec()))
     assert poor.receive(Open(1, TEXT, draft_spec()))
-    assert (set(rich._open), set(poor._open)) == ({2, 3}, {0, 1}), "the oldest ones made place"
+    assert (set(rich.drafting), set(poor.drafting)) == ({2, 3}, {0, 1}), "the oldest ones made place"
     assert poor.receive(Open(2, TEXT, draft_spec())) == []
     for _ in range(3):
         assert rich.receive(correction(5, [4], request_id=0)) == []
         assert rich.receive(Open(0, (*TEXT, 4), draft_spec())) == []
         assert poor.receive(correction(5, [4], request_id=2)) == []
-    assert (set(rich._open), set(poor._open)) == ({2, 3}, {0, 1})
+    assert (set(rich.drafting), set(poor.drafting)) == ({2, 3}, {0, 1})
 
 
 # ---- several workers ------------------------------------------------------------------------------------------------
@@ -505,7 +496,7 @@ def test_a_worker_with_many_requests_leaves_others_their_part_of_a_pass() -> Non
         assert of_single == 1, "its text, then four nodes a pass, fit into its half"
         assert model.num_forward_tokens - tokens_before == 16
         assert of_crowd >= 1, "what the other does not need is used"
-    passes = [crowd._open[request_id].counters.num_passes for request_id in range(30)]
+    passes = [crowd.drafting[request_id].counters.num_passes for request_id in range(30)]
     assert min(passes) > 0 and max(passes) - min(passes) <= 1, "in turns among its own requests, too"
 
 
@@ -545,7 +536,7 @@ def test_scores_that_are_no_numbers_are_the_end_of_their_request_alone() -> None
     assert "the draft model failed at it: " in declined.reason and "must be numbers" in declined.reason
     assert isinstance(layer, Layer) and layer.request_id == 1
     assert len(layers_of(layers)) == 1
-    assert set(one._open) == {1}
+    assert set(one.drafting) == {1}
 
 
 class Poisoned(TableModel):
@@ -574,8 +565,8 @@ def test_a_pass_that_fails_is_the_end_of_the_request_that_it_fails_for_alone() -
     assert [(m.request_id, m.nodes) for m in said if isinstance(m, Layer)] == [
         (m.request_id, m.nodes) for m in layers_of(alone.step())
     ]
-    assert set(worker._open) == {1, 2, 4, 5}
-    assert len(worker._writer.model._sequences) == 4, "the rows of the failed one serve nobody"  # type: ignore[attr-defined]
+    assert set(worker.drafting) == {1, 2, 4, 5}
+    assert len(worker.writer.model._sequences) == 4, "the rows of the failed one serve nobody"  # type: ignore[attr-defined]
 
 
 def test_a_model_that_runs_no_text_at_all_raises() -> None:

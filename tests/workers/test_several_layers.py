@@ -80,7 +80,7 @@ def test_the_tree_is_that_of_as_many_passes_of_one_layer_after_any_corrections(
     replica = Replica(TEXT, spec)
     replica.receive(worker.receive(Open(7, TEXT, spec)))
     single.receive(Open(7, TEXT, spec))
-    several, one = worker._open[7].sequence, beam_of(single)
+    several, one = worker.drafting[7].sequence, beam_of(single)
     for num_passes, which, length, others in turns:
         for _ in range(num_passes):
             replica.receive(worker.step())
@@ -108,7 +108,7 @@ def test_the_layers_of_a_step_are_one_message_and_one_pass() -> None:
     for layer in said:
         trace.layer(layer, 1.0)
     assert [(layer.seq, layer.num_passes, len(layer.nodes)) for layer in said] == [(1, 1, 6), (2, 2, 6)]
-    assert worker._open[7].sequence.cache.depth == 2 * NUM_LAYERS
+    assert worker.drafting[7].sequence.cache.depth == 2 * NUM_LAYERS
     assert len(trace.spans) == 2
 
 
@@ -118,7 +118,7 @@ def test_a_step_goes_no_deeper_than_the_lead_and_the_end_of_the_text() -> None:
         depths = []
         while not worker.is_idle:
             worker.step()
-            depths.append(worker._open[7].sequence.cache.depth)
+            depths.append(worker.drafting[7].sequence.cache.depth)
         assert depths == [3, 4, 4], changes
 
 

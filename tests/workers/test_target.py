@@ -21,6 +21,7 @@ from card.tree.sampling import Sampler
 from card.workers.request import Progress, Request, StepResult, Work
 from card.workers.target import TargetWorker
 from tests.decoding import GREEDY, PROMPT, drafter_for, plain, toy_draft, toy_target
+from tests.inside import has_lost_a_layer
 from tests.toy import TableModel
 
 CHAIN = DraftSettings(budget=4, min_verify_prob=0.0)
@@ -43,7 +44,7 @@ def run_round(worker: TargetWorker, request_ids: list[int]) -> StepResult:
     """Run what is left of the prompts, or verify the candidates that are likely enough, in one pass."""
     work = []
     for request_id in request_ids:
-        draft = worker._running[request_id].request.draft
+        draft = worker.sequence(request_id).request.draft
         offer = worker.query(request_id, draft.budget, draft.verify)
         offer = likely(offer, draft)
         work.append(Work(request_id, num_prompt_tokens=worker.sequence(request_id).prompt_tokens_left, offer=offer))
@@ -59,7 +60,7 @@ def started(target: TableModel | None = None, **changes: Any) -> TargetWorker:
 
 
 def text_of(worker: TargetWorker) -> list[int]:
-    return worker._running[7].token_ids
+    return worker.sequence(7).token_ids
 
 
 def upcoming(count: int) -> list[int]:
@@ -137,14 +138,14 @@ def test_a_garbage_layer_raises_and_changes_neither_text_nor_candidates(
     worker = started()
     candidates = upcoming(3)
     worker.receive(chain_layer(candidates))
-    generation = worker._running[7]
+    generation = worker.sequence(7)
     text, stats, nodes = list(text_of(worker)), generation.stats.as_dict(), generation.replica.tree.snapshot()
     bad = {"ids": (9, 10), "parents": (0, 0), "tokens": (1, 2), "logprobs": (-1.0, -2.0), "seq": 1} | garbage
     with pytest.raises(ProtocolError):
         worker.receive(layer(is_reset=is_reset, epoch=int(is_reset), **bad))
     assert (text_of(worker), generation.stats.as_dict()) == (text, stats)
     assert (generation.replica.tree.epoch, generation.replica.tree.snapshot()) == (0, nodes)
-    assert not generation.replica._lost_a_layer
+    assert not has_lost_a_layer(generation.replica)
     assert run_round(worker, [7]).progress[0].token_ids == tuple(upcoming(4)), "the candidates still serve"
 
 
@@ -153,7 +154,7 @@ def test_a_lost_layer_makes_the_next_corrections_ask_for_a_snapshot_until_it_com
     tokens = upcoming(9)
     worker.receive(chain_layer(tokens[:1]))
     worker.receive(layer((3, 1, tokens[1], -0.5), seq=2, is_reset=False))
-    assert worker._running[7].replica.tree.num_nodes == 1, "a layer after a gap is not believed"
+    assert worker.sequence(7).replica.tree.num_nodes == 1, "a layer after a gap is not believed"
     first, second = (correction_of(run_round(worker, [7])) for _ in range(2))
     assert first.wants_snapshot
     assert second.wants_snapshot
@@ -168,11 +169,11 @@ def test_a_lost_layer_makes_the_next_corrections_ask_for_a_snapshot_until_it_com
 def test_repeated_and_overtaken_layers_are_ignored_whatever_they_hold() -> None:
     worker = started()
     worker.receive(chain_layer(upcoming(2), seq=4))  # a reset may skip numbers
-    before = worker._running[7].replica.tree.snapshot()
+    before = worker.sequence(7).replica.tree.snapshot()
     worker.receive(layer((5, 0, 11, -0.1), seq=4, is_reset=False))
     worker.receive(layer((5, 0, 11, -0.1), seq=3, is_reset=True, epoch=9))
     worker.receive(layer(seq=2, root_position=-5, tokens=(99,)))
-    assert worker._running[7].replica.tree.snapshot() == before
+    assert worker.sequence(7).replica.tree.snapshot() == before
     assert not correction_of(run_round(worker, [7])).wants_snapshot
 
 
@@ -180,8 +181,8 @@ def test_a_layer_of_an_old_epoch_adds_nothing() -> None:
     worker = started()
     worker.receive(chain_layer([], epoch=3))
     worker.receive(chain_layer(upcoming(2), seq=1, epoch=2, is_reset=False))
-    assert worker._running[7].replica.tree.num_nodes == 0
-    assert not worker._running[7].replica._lost_a_layer
+    assert worker.sequence(7).replica.tree.num_nodes == 0
+    assert not has_lost_a_layer(worker.sequence(7).replica)
 
 
 def test_layers_about_an_older_text_are_settled_against_the_text_of_now() -> None:
@@ -190,9 +191,9 @@ def test_layers_about_an_older_text_are_settled_against_the_text_of_now() -> Non
     for _ in range(2):
         run_round(worker, [7])  # eight tokens of text; the drafter knew six
     worker.receive(chain_layer(tokens))
-    assert worker._running[7].stats.late_hits == 0, "what a reset brings was never waited for"
+    assert worker.sequence(7).stats.late_hits == 0, "what a reset brings was never waited for"
     assert run_round(worker, [7]).progress[0].token_ids == tuple(tokens[2:6]) + tuple(upcoming(7)[6:])
-    assert worker._running[7].stats.hits == 0
+    assert worker.sequence(7).stats.hits == 0
 
 
 def test_each_new_epoch_is_one_miss() -> None:
@@ -211,7 +212,7 @@ def test_a_token_that_comes_after_it_was_committed_is_a_late_hit() -> None:
     run_round(worker, [7])
     assert worker.sequence(7).is_short_of_candidates
     worker.receive(chain_layer(tokens[:3], seq=1, is_reset=False))
-    assert worker._running[7].stats.late_hits == 1
+    assert worker.sequence(7).stats.late_hits == 1
     assert not worker.sequence(7).is_short_of_candidates
     assert run_round(worker, [7]).progress[0].token_ids == tuple(tokens[1:4])
 
@@ -321,7 +322,7 @@ def test_a_round_commits_the_right_candidates_and_one_token_more(verify: str, nu
     assert (stats.target_passes, stats.verified_tokens, stats.accepted_tokens) == (1, 3, num_right)
     assert stats.offered_per_depth == [1, 1, 1]
     assert stats.hits == 0, "the last token was no candidate"
-    held = target._sequences[worker._running[7].slot]
+    held = target._sequences[worker.sequence(7).slot]
     assert held.token_ids == text_of(worker)[:-1], "rejected rows are rolled back"
     assert held.positions == list(range(len(held.token_ids)))
 
@@ -344,7 +345,7 @@ def test_a_hit_is_counted_when_the_last_token_was_a_candidate_too() -> None:
     worker.receive(chain_layer(upcoming(4)))
     run_round(worker, [7])
     assert worker.sequence(7).stats.hits == 1
-    assert worker._running[7].replica.tree.num_nodes == 1
+    assert worker.sequence(7).replica.tree.num_nodes == 1
     assert run_round(worker, [7]).progress[0].token_ids == tuple(upcoming(5)[3:])
 
 
@@ -534,11 +535,11 @@ def test_a_round_that_raises_leaves_every_request_of_it_as_it_was() -> None:
     for request_id in (7, 8):
         worker.add(request(request_id, logits_processor=process))
     run_round(worker, [7, 8])
-    before = [list(worker._running[i].token_ids) for i in (7, 8)]
+    before = [list(worker.sequence(i).token_ids) for i in (7, 8)]
     with pytest.raises(TargetError, match="a bug"):
         run_round(worker, [7, 8])
-    assert [worker._running[i].token_ids for i in (7, 8)] == before
+    assert [worker.sequence(i).token_ids for i in (7, 8)] == before
     for _ in range(10):
         run_round(worker, [7, 8])
     expected = plain(target)[0][:11]
-    assert [worker._running[i].token_ids[len(PROMPT) :] for i in (7, 8)] == [expected, expected]
+    assert [worker.sequence(i).token_ids[len(PROMPT) :] for i in (7, 8)] == [expected, expected]

@@ -118,7 +118,7 @@ def test_the_beam_is_widened_by_the_best_whole_paths_above_the_floor(floor: floa
         grow(writer, beam)
     hit = next(path for path in paths(beam) if len(path) == 1)
     text = [*TEXT, *hit]
-    expanded = {tuple(beam.cache.path_tokens(node)) for node in beam._row_of}
+    expanded = {tuple(beam.cache.path_tokens(node)) for node in beam.row_of}
     below = {path[1:]: score - paths(beam)[hit] for path, score in paths(beam).items() if path[:1] == hit}
     parents = {path: below[path] for path in below if hit + path in expanded}
     spare = [(score, path) for score, path in best_children(model, text, parents, 6) if path not in below]
@@ -218,7 +218,7 @@ def test_the_beam_stops_where_the_context_ends(room: int, width: int) -> None:
     while beam.frontier():
         grow(writer, beam)
     assert beam.cache.depth == room, "the last node predicts nothing: it has no position of its own in the model"
-    assert max(model._sequences[beam._slot].positions) < model.max_model_len
+    assert max(model._sequences[beam.slot].positions) < model.max_model_len
 
 
 @pytest.mark.parametrize(("num_tree_rows", "depth"), [(2, 2), (1, 1)])
@@ -235,7 +235,7 @@ def test_the_beam_stops_where_the_rows_end_and_goes_on_after_a_prune(num_tree_ro
     writer, beam = opened(model, beam_width=width, lead=4)
     while beam.frontier():
         grow(writer, beam)
-    assert model.num_rows(beam._slot) <= model.max_rows
+    assert model.num_rows(beam.slot) <= model.max_rows
     beam.commit([0])
     beam.commit([1])
     assert grow(writer, beam)[0].ids
@@ -297,7 +297,7 @@ def test_committed_candidates_are_reused_and_rejected_ones_are_not() -> None:
     beam.commit(path)
     beam.commit([(path[0] + 1) % 12])
     text = list(beam.token_ids)
-    num_run = beam._num_committed_rows
+    num_run = beam.num_committed_rows
     assert num_run > len(LONG), "the path had been run as candidates"
     beam.close()
     again = writer.open([*text, 1], draft_spec(), epoch=0)
@@ -324,7 +324,7 @@ def test_a_beam_that_finds_no_room_raises_and_leaves_the_others_alone() -> None:
 def test_a_short_text_takes_less_room_and_is_not_drafted_beyond_its_end() -> None:
     model = toy(max_model_len=256, num_tree_rows=32)
     writer, beam = opened(model, beam_width=2, lead=50, max_len=len(TEXT) + 3)
-    assert model.capacity(beam._slot) == 64 < model.max_rows, "in whole blocks"
+    assert model.capacity(beam.slot) == 64 < model.max_rows, "in whole blocks"
     while beam.frontier():
         grow(writer, beam)
     assert beam.cache.depth == 3
@@ -351,7 +351,7 @@ def test_a_pass_cut_short_expands_the_best_nodes_and_the_next_one_the_rest() -> 
     best = frontier[0]
     assert len(frontier) == 4
     writer.step([(beam, 1)])
-    assert set(beam._row_of) == {best}
+    assert set(beam.row_of) == {best}
     assert not {best} & set(beam.frontier())
     assert_rows_fit_the_tree(model, beam)
     assert_scores_are_those_of_the_model(model, beam)

@@ -101,9 +101,9 @@ class Twins:
     def check(self) -> None:
         assert_same_nodes(self.beam.cache.snapshot(), self.plain.cache.snapshot())
         assert self.beam.cache.epoch == self.plain.cache.epoch
-        assert self.beam._row_of == self.plain._row_of
+        assert self.beam.row_of == self.plain.row_of
         rows = [
-            (writer.model._cache[beam._slot].kv, writer.model._cache[beam._slot].tree)  # type: ignore[attr-defined]
+            (writer.model._cache[beam.slot].kv, writer.model._cache[beam.slot].tree)  # type: ignore[attr-defined]
             for writer, beam in ((self.writer, self.beam), (self.plain_writer, self.plain))
         ]
         (kv, tree), (expected_kv, expected_tree) = rows
@@ -346,8 +346,8 @@ def test_an_order_of_the_device_that_differs_at_a_tie_does_no_harm(
 def assert_rows_are_those_of_the_text(beam: DeviceBeamSequence) -> None:
     """Check the rows of all expanded nodes against a fresh prefill of their paths."""
     fresh = ordinary(str(beam._runner.device))
-    own = beam._runner._cache[beam._slot].kv
-    for node, row in beam._row_of.items():
+    own = beam._runner._cache[beam.slot].kv
+    for node, row in beam.row_of.items():
         text = beam.token_ids + beam.cache.path_tokens(node)
         slot = fresh.open()
         fresh.forward([Extension(slot, text, range(-1, len(text) - 1), len(text) - 1)])

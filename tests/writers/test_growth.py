@@ -293,12 +293,12 @@ def test_bounds_hold_and_there_is_something_to_do_until_one_of_them_is_met(
             writer.step([(beam, rng.randint(1, num_tokens))])  # passes cut short among them
             assert beam.cache.num_nodes <= max_nodes
             assert beam.cache.depth <= beam.spec.shape.lead
-            assert model.num_rows(beam._slot) <= model.capacity(beam._slot)
+            assert model.num_rows(beam.slot) <= model.capacity(beam.slot)
             assert_rows_fit_the_tree(model, beam)
         cache = beam.cache
         ends = [node for node in cache.alive_ids() if not cache.is_expanded(node)]
-        is_out_of_rows = model.num_rows(beam._slot) == model.capacity(beam._slot)
-        is_deep = all(cache.depth_of(node) >= beam._num_layers for node in ends)
+        is_out_of_rows = model.num_rows(beam.slot) == model.capacity(beam.slot)
+        is_deep = all(cache.depth_of(node) >= beam.num_layers for node in ends)
         least = {"best-first": math.inf, "branch": 1, "fan-out": beam.spec.shape.num_speculative_tokens}
         is_done = cache.depth >= least[beam.spec.shape.growth]
         assert is_out_of_rows or is_deep or is_done or cache.num_nodes == max_nodes
@@ -542,10 +542,10 @@ def test_where_rows_are_short_the_likeliest_ends_are_run(growth: str) -> None:
     beam = writer.open([i % V for i in range(50)], spec, epoch=0)
     num_cut = 0
     while frontier := beam.frontier():
-        whole = RULES[growth].frontier(beam._growing)
+        whole = RULES[growth].frontier(beam.growing)
         assert frontier == whole[: len(frontier)]
         num_cut += len(frontier) < len(whole)
         grow(writer, beam)
     assert num_cut == 1
-    assert model.num_rows(beam._slot) == model.capacity(beam._slot)
+    assert model.num_rows(beam.slot) == model.capacity(beam.slot)
     assert_rows_fit_the_tree(model, beam)

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 logger = logging.getLogger(__name__)
-_IDLE_LOOK_S = 1.0  # an idle engine listens so often: its drafter must not take it for gone, nor die unnoticed
+IDLE_LOOK_S = 1.0  # an idle engine listens so often: its drafter must not take it for gone, nor die unnoticed
 _IDLE_LOOKS = 3  # in a row, before the idle time is used to measure what was measured in haste at start
 
 _JOIN_TIMEOUT_S = 60.0  # for the engine's thread to finish its round and to end the drafter
@@ -238,7 +238,7 @@ class _Driver:
     def add(self, name: str, prepared: PreparedRequest, mailbox: Mailbox) -> None:
         """Queue a request. Raises: SettingsError for a name in use; WorkerError."""
         with self._changed:
-            self._check_alive()
+            self.check_alive()
             if name in self._number_of:
                 raise SettingsError(f"request_id {name!r} is in use by a running request; choose another one")
             self._number_of[name] = prepared.request.request_id
@@ -250,7 +250,7 @@ class _Driver:
     def abort(self, name: str) -> Future[bool] | None:
         """Queue an abort; None if there is no such request. Raises: WorkerError."""
         with self._changed:
-            self._check_alive()
+            self.check_alive()
             if name not in self._number_of:
                 return None
             done: Future[bool] = Future()
@@ -260,7 +260,7 @@ class _Driver:
     def score(self, job: ScoringJob) -> None:
         """Queue a text to be scored. Raises: WorkerError."""
         with self._changed:
-            self._check_alive()
+            self.check_alive()
             self._post(job)
 
     def forget(self, number: int) -> None:
@@ -272,7 +272,7 @@ class _Driver:
     def stats(self) -> EngineStats:
         """Return the engine's figures, requests included that it has not seen yet. Raises: WorkerError."""
         with self._changed:
-            self._check_alive()
+            self.check_alive()
             stats = self._latest.copy()
             stats.num_waiting += self._num_unseen
             return stats
@@ -286,7 +286,7 @@ class _Driver:
             self._thread.join(_JOIN_TIMEOUT_S)
         return not self._thread.is_alive()
 
-    def _check_alive(self) -> None:
+    def check_alive(self) -> None:
         if self._death is not None:
             raise _copy_of(self._death)
 
@@ -321,7 +321,7 @@ class _Driver:
         """Wait until there is something to do or the drafter wants looking after; return the commands, None to end."""
         with self._changed:
             if not (self._inbox or self._is_closing or self._host.engine.has_work or self._host.scorer.has_work):
-                self._idle_looks = 0 if self._changed.wait(_IDLE_LOOK_S) else self._idle_looks + 1
+                self._idle_looks = 0 if self._changed.wait(IDLE_LOOK_S) else self._idle_looks + 1
             if self._is_closing:
                 return None
             commands, self._inbox = self._inbox, []  # collecting a stream may append at any allocation

@@ -108,13 +108,13 @@ class Host:
         self.tokenizer = tokenizer or load_tokenizer(self.settings.target, cache_dir=self.settings.weights_dir)
         check_draft_vocab(self.settings.draft_vocab, self.tokenizer)
         model = self._load_target(target, draft if plan.placements else None)
-        self._end_ids = end_token_ids(model, self.tokenizer)
+        self.end_ids = end_token_ids(model, self.tokenizer)
         self.generation_config = model.generation_config
         facts = replace(facts, context_limit=context_limit(model), in_integers=is_int8(model))
         plan = resolve(asked, facts, method=method)
         self.runner = make_runner(model, max_model_len=plan.max_model_len, max_tree_rows=plan.target_tree_rows)
         check_once(self.runner, self.settings, is_named=isinstance(target, str))
-        self.grammars = GrammarCompiler(self.tokenizer, self.runner.vocab_size, tuple(self._end_ids))
+        self.grammars = GrammarCompiler(self.tokenizer, self.runner.vocab_size, tuple(self.end_ids))
         self.latencies = MeasuredLatencies(
             plan, self.runner, is_target_named=isinstance(target, str), is_draft_named=isinstance(draft, str)
         )
@@ -174,7 +174,7 @@ class Host:
             )
         if params.seed is None:
             params = params.replace(seed=secrets.randbelow(2**31))
-        end_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._end_ids)
+        end_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self.end_ids)
         request = Request(
             request_id=request_id,
             prompt_ids=self.encode(prompt),

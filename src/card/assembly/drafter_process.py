@@ -68,7 +68,7 @@ def main() -> None:
     threading.Thread(target=_end_with_parent, args=(config,), daemon=True).start()
     connection = _Connection(config)
     try:
-        _run(config, connection)
+        draft_until_told(config, connection)
     except (CardError, RuntimeError, MemoryError) as error:  # out of memory is a RuntimeError in torch
         connection.send([Fault(in_words(error))])
         connection.close()
@@ -77,7 +77,8 @@ def main() -> None:
     os._exit(0)  # to take torch down in order costs the target's process most of a second
 
 
-def _run(config: DrafterConfig, connection: _Connection) -> None:
+def draft_until_told(config: DrafterConfig, connection: _Connection) -> None:
+    """Load the model, then draft until the target says to end."""
     writer, ready = load_drafter(config.model, threads=config.threads)
     worker = make_worker(writer)
     gc.freeze()  # what is there now stays

@@ -50,7 +50,7 @@ def run(**options: Any) -> int:
         options = _resumed_options(click.get_current_context(), options, old)
     out = out or Path(time.strftime("bench-%Y%m%d-%H%M%S.jsonl"))
     check_can_write(out)
-    plan = _plan(options)
+    plan = read_plan(options)
     _warn_if_busy(environment)
     size_before = out.stat().st_size if out.exists() else 0
     try:
@@ -69,7 +69,8 @@ def run(**options: Any) -> int:
     return _show(done, out, is_wide=is_wide)
 
 
-def _plan(options: dict[str, Any]) -> BenchPlan:
+def read_plan(options: dict[str, Any]) -> BenchPlan:
+    """Return what to run. Raises: SettingsError for options that do not go together."""
     pairs = _pairs(options)
     rows = names_of(
         [*_names(_methods(options, pairs)), *(f"card+{writers.replace(',', '+')}" for writers in options["writers"])]

@@ -38,13 +38,13 @@ def run(stats: bool, **options: Any) -> None:
         if sys.stdin.isatty() and sys.stderr.isatty():
             _greet(llm)
             threading.Thread(target=llm.measure_again, daemon=True).start()  # while the user types
-        conversation = _Conversation(llm, params, shows_stats=stats)
+        conversation = Conversation(llm, params, shows_stats=stats)
         while (line := _ask()) is not None and line != "/quit":
             conversation.take(line)
 
 
 @dataclass(slots=True)
-class _Conversation:
+class Conversation:
     """The conversation so far."""
 
     llm: LLM

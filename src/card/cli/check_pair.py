@@ -56,7 +56,7 @@ def run(prompts: Path | None, max_tokens: int, as_json: bool, wide: bool, **opti
     if as_json:
         click.echo(json.dumps(asdict(report), ensure_ascii=False))
     else:
-        _print(Console(), report, is_wide=wide)
+        print_report(Console(), report, is_wide=wide)
     return 0 if report.is_worth_it else 1
 
 
@@ -141,7 +141,8 @@ def _left_out(agreement: Agreement, speeds: Speeds | None, num_prompts: int) -> 
 # ---- how it reads ---------------------------------------------------------------------------------------------------
 
 
-def _print(console: Console, report: PairReport, *, is_wide: bool) -> None:
+def print_report(console: Console, report: PairReport, *, is_wide: bool) -> None:
+    """Print what was found, as tables."""
     cost = f" at {report.target_cost}" if report.target_cost else ""
     console.print(Text(f"target {report.target}{cost}, draft {report.draft}"))
     if report.memory and report.latencies and report.agreement and report.predicted_tokens_per_s:

@@ -34,7 +34,7 @@ _DEFAULT_COST = "90M"  # the demo target alone is too cheap for any drafter to b
 
 
 @dataclass(slots=True)
-class _Lane:
+class Lane:
     """One method's column."""
 
     method: str
@@ -62,7 +62,7 @@ def run(problems: int, max_tokens: int, temperature: float, seed: int, wide: boo
         for lane in lanes:
             lane.llm.close()
     console.print()
-    show(console, _closing_table(lanes), spare=("hit rate", "drafter layers/s", "share of ceiling"), is_wide=wide)
+    show(console, closing_table(lanes), spare=("hit rate", "drafter layers/s", "share of ceiling"), is_wide=wide)
     console.print(
         "All have the same cores; card drafts on one of them, or in turns with the target, as it finds faster."
     )
@@ -72,11 +72,11 @@ def run(problems: int, max_tokens: int, temperature: float, seed: int, wide: boo
         console.print("All methods wrote the same text, token for token.")
 
 
-def _load(options: dict[str, Any], console: Console) -> list[_Lane]:
+def _load(options: dict[str, Any], console: Console) -> list[Lane]:
     """Load the target once and every method on it."""
     target, draft = resolve_models(options, needs_draft=True)
     cost = options.pop("target_cost") or (_DEFAULT_COST if target == DEMO_TARGET else None)
-    options["dtype"], told = _dtype(options["dtype"], options["device"], target, draft)
+    options["dtype"], told = choose_dtype(options["dtype"], options["device"], target, draft)
     with spinner("loading the models"):
         tokenizer = load_tokenizer(target)
         model = load_model(target, dtype=options["dtype"], device=options["device"])
@@ -93,7 +93,7 @@ def _load(options: dict[str, Any], console: Console) -> list[_Lane]:
                 method=method,
                 **settings,
             )
-            lanes.append(_Lane(method, llm))
+            lanes.append(Lane(method, llm))
     if note := demo_note(target):
         click.echo(note, err=True)
     console.print(f"target {target}, draft {draft}{told}")
@@ -102,7 +102,7 @@ def _load(options: dict[str, Any], console: Console) -> list[_Lane]:
     return lanes
 
 
-def _dtype(dtype: str, device: str, target: str, draft: str | None) -> tuple[str, str]:
+def choose_dtype(dtype: str, device: str, target: str, draft: str | None) -> tuple[str, str]:
     """Return what the models are to compute in, and a few words about it if it is not what was asked for."""
     if dtype != "auto":
         return dtype, ""
@@ -111,7 +111,7 @@ def _dtype(dtype: str, device: str, target: str, draft: str | None) -> tuple[str
     return dtype, ""
 
 
-def _race(console: Console, lanes: list[_Lane], prompt: str, params: SamplingParams) -> None:
+def _race(console: Console, lanes: list[Lane], prompt: str, params: SamplingParams) -> None:
     """Let one method after the other answer; each has the machine to itself."""
     for lane in lanes:
         lane.text, lane.note = "", "waiting"
@@ -136,7 +136,8 @@ def _race(console: Console, lanes: list[_Lane], prompt: str, params: SamplingPar
         live.refresh()
 
 
-def _closing_table(lanes: list[_Lane]) -> Table:
+def closing_table(lanes: list[Lane]) -> Table:
+    """Return what all problems together took with each method."""
     shown = Table("method", title="over all problems")
     for column in ("tokens/s", "speed-up", "tokens a pass", "hit rate", "drafter layers/s", "share of ceiling"):
         shown.add_column(column, justify="right")

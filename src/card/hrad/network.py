@@ -93,7 +93,7 @@ class HRad:
             )
         self.facts = facts
         self.evidence = evidence
-        self._layers = [(weight.to(_STORED_DTYPE).float(), bias) for weight, bias in layers]
+        self.layers = [(weight.to(_STORED_DTYPE).float(), bias) for weight, bias in layers]
         self._mean, self._std = mean, std
 
     @classmethod
@@ -128,7 +128,7 @@ class HRad:
         Raises: ModelError if it cannot be written.
         """
         tensors = {"mean": self._mean, "std": self._std}
-        for i, (weight, bias) in enumerate(self._layers):
+        for i, (weight, bias) in enumerate(self.layers):
             tensors[f"{i}.weight"], tensors[f"{i}.bias"] = weight.to(_STORED_DTYPE), bias
         facts = {name: str(value) for name, value in asdict(self.facts).items()}
         learnt = {f"evidence_{name}": repr(value) for name, value in asdict(self.evidence).items()}
@@ -183,7 +183,7 @@ class HRad:
         """
         with torch.inference_mode():
             values = (features - self._mean) / self._std
-            *hidden, (weight, bias) = self._layers
+            *hidden, (weight, bias) = self.layers
             for hidden_weight, hidden_bias in hidden:
                 values = functional.linear(values, hidden_weight, hidden_bias).relu_()
             return functional.linear(values, weight, bias).softmax(-1)

@@ -113,13 +113,13 @@ def machine_code(module: str) -> Any:
     numba: Any = import_module("numba")
     sources = sorted((Path(__file__).parent / "jit").glob("*.py"))
     digest = hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()[:16]
-    numba.config.CACHE_DIR = str(_code_folder() / f"{digest}-{kernel_kind()}")
+    numba.config.CACHE_DIR = str(code_folder() / f"{digest}-{kernel_kind()}")
     if (target := llvm_target()) is not None:
         numba.config.CPU_NAME, numba.config.CPU_FEATURES = target
     return import_module(f"card.kernels.jit.{module}")
 
 
-def _code_folder() -> Path:
+def code_folder() -> Path:
     """Return where machine code is kept: the user's own cache folder, or a fresh one that nobody else can write to."""
     folder = cache_folder(None) / "code"
     try:

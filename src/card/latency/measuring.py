@@ -12,7 +12,7 @@ from card.machine.threads import CorePlan, CoreSet, pinned
 from card.models.torch_runner import TorchRunner
 from card.policy.cost import PassCost
 
-_FULL_S, _QUICK_S = 1.0, 0.12  # for the target's latencies under one schedule: at leisure, and while somebody waits
+FULL_S, QUICK_S = 1.0, 0.12  # for the target's latencies under one schedule: at leisure, and while somebody waits
 _CHECK_RUNS, _CHANGED_FACTOR = 3, 1.6  # passes; a machine whose speed drifts by a fifth is still the same
 _IDLE_S = 0.4  # the same in an idle moment: so long a request may have to wait that comes just then
 
@@ -72,7 +72,7 @@ class Measuring:
         """Return what the target's passes cost in this core_set."""
         if core_set not in self._core_sets:
             self._core_sets.append(core_set)
-        limit_s = _QUICK_S if self._is_quick else _FULL_S
+        limit_s = QUICK_S if self._is_quick else FULL_S
         cost = self.remembered(self._key("pass", core_set), lambda: self._measure(core_set, limit_s))
         assert cost is not None
         return cost

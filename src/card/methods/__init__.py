@@ -11,13 +11,14 @@ from card.methods.method import Method
 __all__ = ["METHODS", "OWN_SETTINGS", "Method", "find_method"]
 
 
-def _all_methods() -> dict[str, Method]:
+def all_methods() -> dict[str, Method]:
+    """Return the methods that the modules of this package define, by name."""
     modules = [import_module(f"{__name__}.{module.name}") for module in pkgutil.iter_modules(__path__)]
     found = {value.name: value for module in modules for value in vars(module).values() if isinstance(value, Method)}
     return dict(sorted(found.items()))
 
 
-METHODS = _all_methods()
+METHODS = all_methods()
 OWN_SETTINGS = tuple(dict.fromkeys(name for method in METHODS.values() for name in method.reads))
 
 

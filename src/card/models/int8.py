@@ -35,7 +35,7 @@ from card.models.kv_cache import KVLayout, SequenceRows
 if TYPE_CHECKING:
     from card.models.decoder_model import LoadedModel
 
-_MOST_TILE_ROWS = 16  # of the largest kind of tile
+MOST_TILE_ROWS = 16  # of the largest kind of tile
 
 IntArray = npt.NDArray[np.int64]
 _NO_ANCESTORS: IntArray = np.zeros(0, np.int64)
@@ -199,7 +199,7 @@ class Int8Decoder:
         groups = max(width, attended) // GROUP
         attending = 4 * (LANES * size + GROUP)  # of floats; each head of a group has a sum and scores
         attending += 4 * (self._num_heads // self._num_kv_heads) * (padded(size, GROUP) + padded(num_positions, LANES))
-        own = groups * num_rows * (GROUP + 8) + 4 * GROUP * groups + max(attending, 8 * GROUP * _MOST_TILE_ROWS)
+        own = groups * num_rows * (GROUP + 8) + 4 * GROUP * groups + max(attending, 8 * GROUP * MOST_TILE_ROWS)
         if buffers.fits(num_rows, own, num_threads):
             return buffers.hidden[:num_rows]
         buffers.grow(num_rows, own, num_threads)
@@ -255,7 +255,7 @@ class _Buffers:
         return num_rows <= self.num_rows and own_bytes <= self.own_bytes and num_threads <= self.num_threads
 
     def grow(self, num_rows: int, own_bytes: int, num_threads: int) -> None:
-        self.num_rows = padded(max(num_rows, self.num_rows), _MOST_TILE_ROWS)
+        self.num_rows = padded(max(num_rows, self.num_rows), MOST_TILE_ROWS)
         self.own_bytes = padded(max(own_bytes * self.num_rows // num_rows, self.own_bytes), 4 * GROUP)
         self.num_threads = max(num_threads, self.num_threads)
 

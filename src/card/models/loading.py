@@ -363,7 +363,7 @@ def _dtype_for(source: _Source, dtype: str | torch.dtype, device: torch.device) 
         is_quantized = source.gguf.is_quantized
     if not is_quantized or why_not_int8() is not None:
         return dtype
-    _say_once(f"{_NO_BFLOAT16}: quantised files run in 8-bit integers (--dtype bfloat16 or float32 for others)")
+    say_once(f"{_NO_BFLOAT16}: quantised files run in 8-bit integers (--dtype bfloat16 or float32 for others)")
     return INT8
 
 
@@ -372,7 +372,7 @@ def _fit_to_processor(model: LoadedModel, dtype: str | torch.dtype) -> None:
     if dtype == INT8:
         mark_int8(model)
     elif dtype == "auto" and model.dtype in (torch.bfloat16, torch.float16) and not computes_bfloat16(model.device):
-        _say_once(
+        say_once(
             f"{_NO_BFLOAT16}: weights of 16 bits are widened to float32 (--dtype bfloat16 keeps them, --dtype int8 is "
             "faster)"
         )
@@ -380,7 +380,8 @@ def _fit_to_processor(model: LoadedModel, dtype: str | torch.dtype) -> None:
 
 
 @functools.cache
-def _say_once(words: str) -> None:
+def say_once(words: str) -> None:
+    """Log a warning the first time only."""
     logger.warning(words)
 
 

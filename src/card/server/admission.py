@@ -85,7 +85,7 @@ class AllowedHosts:
             what = "is missing" if not given else "is there more than once"
             raise ApiError(400, f"the header Host {what}; send it once, with the server's name", code="bad_host")
         authority = given[0].decode("latin-1").strip()
-        if not self._is_allowed(host_of(authority)):
+        if not self.is_allowed(host_of(authority)):
             raise ApiError(
                 421,
                 f"this server is not to be asked under the name {authority[:_MOST_QUOTED_CHARS]!r}; ask localhost or "
@@ -93,7 +93,8 @@ class AllowedHosts:
                 code="host_not_allowed",
             )
 
-    def _is_allowed(self, host: str | None) -> bool:
+    def is_allowed(self, host: str | None) -> bool:
+        """Return whether the server may be asked under this name."""
         if host is None:
             return False
         address = as_address(host)

@@ -69,7 +69,7 @@ class GrammarCompiler:
         with self._lock:
             work = self._begun.pop(grammar, None)
             if work is None or (retries and work.done() and work.exception() is not None):
-                work = self._threads.submit(self._build, grammar)
+                work = self._threads.submit(self.build, grammar)
             self._begun[grammar] = work
             done = [one for one, begun in self._begun.items() if begun.done()]
             if len(done) > _MOST_KEPT:
@@ -92,7 +92,8 @@ class GrammarCompiler:
             work.add_done_callback(_tell_of_failure)
         return work.result().fork() if work.done() and work.exception() is None else None
 
-    def _build(self, grammar: Grammar) -> MatcherState:
+    def build(self, grammar: Grammar) -> MatcherState:
+        """Compile in this thread. Raises: what `compile` raises."""
         library = _library()
         with self._tokens_lock:
             if self._tokens is None:
@@ -257,7 +258,7 @@ class MatcherState:
         """Return a result of the matcher, which never leaves an error again: a new one takes its place."""
         if not self._matcher.is_error():
             return result
-        reason = _first_line(self._matcher.get_error())
+        reason = first_line(self._matcher.get_error())
         self._matcher, self._path = self._start.deep_copy(), []
         self._matcher.consume_tokens(self._text)
         raise TargetError(f"the grammar cannot be followed: {reason}; use a simpler one")
@@ -287,13 +288,13 @@ def _library() -> Any:
 
 
 def _refusal(grammar: Grammar, reason: str) -> str:
-    said = _first_line(reason).replace(
+    said = first_line(reason).replace(
         _ONE_OF, "it is not known whether the alternatives of oneOf exclude each other; use anyOf"
     )
     return f"the {grammar.kind} of grammar cannot be used: {said}; correct it or leave grammar out"
 
 
-def _first_line(text: str) -> str:
+def first_line(text: str) -> str:
     """Return what the library says, without the state and the places in its own code that follow."""
     said = " ".join(_LISTING.split(text.partition("<state>")[0].partition("<backtrace>")[0])[0].split())
     if said.startswith("panic:"):

@@ -32,7 +32,7 @@ class BackgroundLink(DrafterLink):
         Args:
             cores: where the thread runs, best the drafter's: those of the target are busy. Empty: anywhere.
         """
-        self._link = link
+        self.link = link
         self._cores = tuple(cores)
         self._out: deque[TargetMessage] = deque(maxlen=_MAX_WAITING)
         self._in: deque[DrafterMessage] = deque(maxlen=_MAX_WAITING)
@@ -44,12 +44,12 @@ class BackgroundLink(DrafterLink):
 
     def begin(self) -> None:
         """Start the thread and have it bring the drafter up."""
-        self._link.begin()
+        self.link.begin()
         self._hand_over()
 
     def start(self) -> None:
         """Bring the drafter up and start the thread. Raises: WorkerError if the drafter fails or takes too long."""
-        self._link.start()
+        self.link.start()
         self._hand_over()
 
     def send(self, message: TargetMessage) -> None:
@@ -79,7 +79,7 @@ class BackgroundLink(DrafterLink):
 
     def _hand_over(self) -> None:
         """Leave the link to the thread; from here on nobody else touches it."""
-        self._status = self._link.status
+        self._status = self.link.status
         self._thread.start()
 
     def _run(self) -> None:
@@ -97,12 +97,12 @@ class BackgroundLink(DrafterLink):
             logger.error("the thread of the drafter failed with %s; decoding goes on without it", type(error).__name__)
             self._status = LinkStatus("down", "its thread failed")
         finally:
-            self._link.close()
+            self.link.close()
 
     def _exchange(self) -> None:
         while self._rejected:
-            self._link.reject(self._rejected.popleft())
+            self.link.reject(self._rejected.popleft())
         while self._out:
-            self._link.send(self._out.popleft())
-        self._in.extend(self._link.receive())
-        self._status = self._link.status
+            self.link.send(self._out.popleft())
+        self._in.extend(self.link.receive())
+        self._status = self.link.status

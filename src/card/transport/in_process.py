@@ -17,7 +17,7 @@ from card.transport.link import DrafterLink, LinkStatus
 from card.workers.drafter import DrafterWorker
 
 logger = logging.getLogger(__name__)
-_JOIN_TIMEOUT_S = 10.0  # for a thread to end
+JOIN_TIMEOUT_S = 10.0  # for a thread to end
 
 
 class InlineLink(DrafterLink):
@@ -29,13 +29,13 @@ class InlineLink(DrafterLink):
         """Take over ``worker``; its integer passes have so many threads, None: those of the caller's thread."""
         super().__init__()
         self.layers_per_pass = worker.layers_per_pass
-        self._worker = worker
+        self.worker = worker
         self._integer_threads = integer_threads
         self._received: list[DrafterMessage] = []
 
     def send(self, message: TargetMessage) -> None:
         """Hand the message to the worker at once."""
-        self._run(lambda: self._worker.receive(message))
+        self._run(lambda: self.worker.receive(message))
 
     def receive(self) -> list[DrafterMessage]:
         """Return the worker's messages since the last call."""
@@ -46,9 +46,9 @@ class InlineLink(DrafterLink):
         """Make up to ``num_passes`` drafter passes."""
         with integer_passes_on(self._integer_threads or integer_pass_threads()):
             for _ in range(num_passes):
-                if self._status.state == "down" or self._worker.is_idle:
+                if self._status.state == "down" or self.worker.is_idle:
                     break
-                self._run(self._worker.step)
+                self._run(self.worker.step)
 
     def _run(self, act: Callable[[], list[DrafterMessage]]) -> None:
         if self._status.state == "down":
@@ -66,7 +66,7 @@ class ThreadLink(DrafterLink):
     def __init__(self, worker: DrafterWorker, lane: Lane | None = None) -> None:
         """Take over ``worker``; its model computes in ``lane``, None: as it would in the caller's thread."""
         super().__init__()
-        self._worker = worker
+        self.worker = worker
         self._lane = lane or Lane(torch.device("cpu"))
         self._to_drafter: queue.SimpleQueue[TargetMessage] = queue.SimpleQueue()
         self._to_target: queue.SimpleQueue[DrafterMessage] = queue.SimpleQueue()
@@ -112,7 +112,7 @@ class ThreadLink(DrafterLink):
         """End the thread and wait for it."""
         if self._thread.is_alive():
             self._to_drafter.put(Shutdown())
-            self._thread.join(_JOIN_TIMEOUT_S)
+            self._thread.join(JOIN_TIMEOUT_S)
 
     def _run(self) -> None:
         try:
@@ -123,12 +123,12 @@ class ThreadLink(DrafterLink):
             self._deliver([Fault(in_words(error))])
 
     def _work(self) -> None:
-        while not self._worker.is_shut_down:
-            while not self._to_drafter.empty() or self._worker.is_idle:
-                self._deliver(self._worker.receive(self._to_drafter.get()))
-                if self._worker.is_shut_down:
+        while not self.worker.is_shut_down:
+            while not self._to_drafter.empty() or self.worker.is_idle:
+                self._deliver(self.worker.receive(self._to_drafter.get()))
+                if self.worker.is_shut_down:
                     return
-            self._deliver(self._worker.step())
+            self._deliver(self.worker.step())
 
     def _deliver(self, messages: list[DrafterMessage]) -> None:
         for message in messages:

@@ -23,8 +23,8 @@ from card.transport.remote import RemoteLink
 logger = logging.getLogger(__name__)
 RENEW_S = 2.0  # between renewals; a pool forgets a lease that is not renewed for several times as long
 IDLE_S = 10.0  # without requests, after which the drafter is left to others
-_BUSY_LOOK_S = 0.5  # a target that has requests looks at its link more often than this; one without, once a second
-_MOST_PAUSE_S = 5.0  # between questions to a pool that has no drafter: one may come at any moment
+BUSY_LOOK_S = 0.5  # a target that has requests looks at its link more often than this; one without, once a second
+MOST_PAUSE_S = 5.0  # between questions to a pool that has no drafter: one may come at any moment
 _NO_REQUESTS = "there are no requests"
 _SILENT_POOL = "the pool does not answer"
 
@@ -114,7 +114,7 @@ class LeasedLink(RemoteLink):
     def receive(self) -> list[DrafterMessage]:
         """Return what has arrived, and look after session and lease now and then."""
         now = time.monotonic()
-        if now - self._looked_at < _BUSY_LOOK_S:
+        if now - self._looked_at < BUSY_LOOK_S:
             self._wanted_at = now
         self._looked_at = now
         return super().receive()
@@ -175,7 +175,7 @@ class LeasedLink(RemoteLink):
         if answer.reason != self._refused_for:
             logger.info("no drafter from the pool: %s", answer.reason)
         self._refused_for = answer.reason
-        self._watch.fail(now, answer.reason, _MOST_PAUSE_S)
+        self._watch.fail(now, answer.reason, MOST_PAUSE_S)
         return True
 
     def _is_replaced(self, lease: Lease, now: float) -> bool:

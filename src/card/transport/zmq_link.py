@@ -50,7 +50,7 @@ class Watch:
         self.state: DrafterState = "down"
         self.reason = "not started"
         self._start_timeout_s = start_timeout_s
-        self._silence_timeout_s = silence_timeout_s
+        self.silence_timeout_s = silence_timeout_s
         self._backoff_s = FIRST_BACKOFF_S
         self.begun_at = self.heard_at = 0.0
         self._pinged_at: float | None = None
@@ -104,13 +104,13 @@ class Watch:
         if not self.is_listening:
             return "nothing"
         if self._pinged_at is None:
-            if now - self.heard_at <= min(self._silence_timeout_s / 2, PING_AFTER_S):
+            if now - self.heard_at <= min(self.silence_timeout_s / 2, PING_AFTER_S):
                 return "nothing"
             self._pinged_at = now
             return "ping"
-        if now - self._pinged_at > self._silence_timeout_s:
+        if now - self._pinged_at > self.silence_timeout_s:
             return "give up"
-        if now - self._pinged_at > self._silence_timeout_s / 2:
+        if now - self._pinged_at > self.silence_timeout_s / 2:
             self.state, self.reason = "degraded", self.complaint(now)
         return "nothing"
 

@@ -120,15 +120,15 @@ def filter_logits(logits: Tensor, rule: SamplingRule, *, is_recorded: bool = Fal
         kth = scaled.topk(rule.top_k, dim=-1).values[:, -1:]
         scaled = scaled.masked_fill(scaled < kth, _NEGATIVE_INFINITY)
     if rule.top_p < 1.0:
-        keep_likely = _keep_likely if is_recorded or scaled.device.type != "cpu" else _keep_likely_here
-        scaled = keep_likely(scaled, rule.top_p)
+        keep = keep_likely_sorted if is_recorded or scaled.device.type != "cpu" else keep_likely
+        scaled = keep(scaled, rule.top_p)
     if rule.min_p > 0.0:
         floor = scaled.max(-1, keepdim=True).values + float(np.log(rule.min_p))
         scaled = scaled.masked_fill(scaled < floor, _NEGATIVE_INFINITY)
     return scaled
 
 
-def _keep_likely(scaled: Tensor, top_p: float) -> Tensor:
+def keep_likely_sorted(scaled: Tensor, top_p: float) -> Tensor:
     """Rule out the tokens that come after likelier ones of mass ``top_p``, on a device that records its steps."""
     ordered, order = scaled.sort(dim=-1, descending=True)
     probs = ordered.softmax(-1)
@@ -137,7 +137,7 @@ def _keep_likely(scaled: Tensor, top_p: float) -> Tensor:
     return scaled.masked_fill(torch.zeros_like(beyond).scatter(-1, order, beyond), _NEGATIVE_INFINITY)
 
 
-def _keep_likely_here(scaled: Tensor, top_p: float) -> Tensor:
+def keep_likely(scaled: Tensor, top_p: float) -> Tensor:
     """Do the same on the CPU, where sorting a vocabulary takes a hundred times as long as finding its likely tokens.
 
     All tokens with less than (1 - top_p) / V have less than 1 - top_p together, so none of them belongs to the rest.

@@ -39,7 +39,7 @@ class CardProposer:
 
         Raises: SettingsError for settings that cannot be followed, or another version of vLLM.
         """
-        check_version(_vllm_version())
+        check_version(vllm_version())
         self._config = vllm_config
         self._settings = read_settings(vllm_config)
         self._proposer: ChainProposer | None = None
@@ -145,7 +145,8 @@ def check_version(version: str) -> None:
         )
 
 
-def _vllm_version() -> str:
+def vllm_version() -> str:
+    """Return the version of vLLM that is installed."""
     import vllm
 
     return str(vllm.__version__)

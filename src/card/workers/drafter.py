@@ -137,14 +137,14 @@ class DrafterWorker:
         """
         self.is_shut_down = False
         self.is_idle = True  # a step would do nothing: every tree is as deep as its lead, or cannot grow
-        self._writer = writer
+        self.writer = writer
         self._clock = clock
         self._max_requests = max_requests
         self._max_tokens_per_pass = max_tokens_per_pass
         self._peers = peers
         self._served_at = _NEVER  # when the last pass for this worker began, and its place in it
         self._num_messages = 0  # about open requests
-        self._open: dict[int, _Drafting] = {}  # least recently corrected first
+        self.drafting: dict[int, _Drafting] = {}  # least recently corrected first
         self._closed: dict[int, None] = {}  # a late message does not revive them
         self._turned_away: dict[int, _RequestCounters] = {}
         self._declined: dict[int, str] = {}  # why; said again to a target that did not hear it
@@ -152,17 +152,17 @@ class DrafterWorker:
     @property
     def layers_per_pass(self) -> int:
         """Most layers that a step adds to a tree."""
-        return self._writer.layers_per_pass
+        return self.writer.layers_per_pass
 
     @property
     def num_requests(self) -> int:
         """Requests that are open."""
-        return len(self._open)
+        return len(self.drafting)
 
     @property
     def num_rows(self) -> int:
         """KV rows that the open requests have room for."""
-        return sum(drafting.sequence.num_rows for drafting in self._open.values())
+        return sum(drafting.sequence.num_rows for drafting in self.drafting.values())
 
     def receive(self, message: TargetMessage) -> list[DrafterMessage]:
         """Take one message of the target and return the replies.
@@ -181,7 +181,7 @@ class DrafterWorker:
             case Ping(nonce=nonce):
                 return [Pong(nonce)]
             case Shutdown():
-                for request_id in list(self._open):
+                for request_id in list(self.drafting):
                     self._close(request_id)
                 self.is_shut_down = True
                 return []
@@ -197,26 +197,26 @@ class DrafterWorker:
 
     def _tasks(self) -> list[_Task]:
         """Return what there is to do, least recently served first."""
-        wanted = [(i, drafting, drafting.sequence.num_tokens_to_run()) for i, drafting in self._open.items()]
+        wanted = [(i, drafting, drafting.sequence.num_tokens_to_run()) for i, drafting in self.drafting.items()]
         tasks = [_Task(self, i, drafting, num_tokens) for i, drafting, num_tokens in wanted if num_tokens]
         self.is_idle = not tasks
         return sorted(tasks, key=lambda task: task.drafting.served_at)
 
     def _receive_open(self, message: Open) -> list[DrafterMessage]:
         check_spec(message.spec)
-        request_id, known = message.request_id, self._open.get(message.request_id)
+        request_id, known = message.request_id, self.drafting.get(message.request_id)
         if request_id in self._closed or (known and len(known.sequence.token_ids) >= len(message.token_ids)):
             return []  # a repeated or late message
         if not message.token_ids or len(message.token_ids) >= message.spec.max_len:
             self._close(request_id)  # nothing to draft from, or the text is at its end
             return []
         reason = self._declined.get(request_id) or self._fault(message.token_ids, len(message.token_ids))
-        if not reason and not self._writer.can_ever_hold(message.spec):
-            num_rows = self._writer.rows_of(message.spec)
+        if not reason and not self.writer.can_ever_hold(message.spec):
+            num_rows = self.writer.rows_of(message.spec)
             reason = f"the text may take {num_rows} KV rows, more than the drafter's memory holds"
         if reason:
             return self._decline(request_id, reason)
-        counters = self._open.pop(request_id).close() if known else self._turned_away.pop(request_id, None)
+        counters = self.drafting.pop(request_id).close() if known else self._turned_away.pop(request_id, None)
         counters = counters or _RequestCounters(message.spec)
         sequence = self._make_sequence(message, counters.next_epoch)
         if sequence is None:
@@ -230,9 +230,9 @@ class DrafterWorker:
     def _make_sequence(self, message: Open, epoch: int) -> DraftSequence | None:
         """Return a sequence, if need be in the place of forgotten requests; None if there is no room."""
         while True:
-            if len(self._open) < self._max_requests:
+            if len(self.drafting) < self._max_requests:
                 try:
-                    return self._writer.open(message.token_ids, message.spec, epoch=epoch)
+                    return self.writer.open(message.token_ids, message.spec, epoch=epoch)
                 except CapacityError:
                     pass
             if not self._can_make_room(message.spec):
@@ -248,37 +248,37 @@ class DrafterWorker:
         if stale is not None:
             self._turn_out(stale)
         elif peer is not None:
-            peer._turn_out(next(iter(peer._open)))
+            peer._turn_out(next(iter(peer.drafting)))
 
     def _turn_out(self, request_id: int) -> None:
-        _remember(self._turned_away, request_id, self._open.pop(request_id).close())
+        _remember(self._turned_away, request_id, self.drafting.pop(request_id).close())
 
     def _richer_peer(self, spec: DraftSpec) -> DrafterWorker | None:
         """Return a worker that could close its oldest request for this one and still hold no less than this worker."""
-        if len(self._open) >= self._max_requests:
+        if len(self.drafting) >= self._max_requests:
             return None
         richest = max(self._peers(), key=lambda peer: peer.num_rows, default=self)
-        oldest = next(iter(richest._open.values()), None)
-        if oldest is None or richest.num_rows - oldest.sequence.num_rows < self.num_rows + self._writer.rows_of(spec):
+        oldest = next(iter(richest.drafting.values()), None)
+        if oldest is None or richest.num_rows - oldest.sequence.num_rows < self.num_rows + self.writer.rows_of(spec):
             return None
         return richest
 
     def _stale(self) -> int | None:
         """Return the open request that its target has not told of for longest, if that is suspiciously long."""
-        for request_id, drafting in self._open.items():
+        for request_id, drafting in self.drafting.items():
             silence = self._num_messages - drafting.heard_at
-            return request_id if silence > _STALE_ROUNDS * len(self._open) else None
+            return request_id if silence > _STALE_ROUNDS * len(self.drafting) else None
         return None
 
     def _hear(self, request_id: int, drafting: _Drafting) -> None:
         drafting.heard_at = self._num_messages
-        self._open.pop(request_id, None)
-        self._open[request_id] = drafting
+        self.drafting.pop(request_id, None)
+        self.drafting[request_id] = drafting
 
     def _receive_correction(self, message: Correction) -> list[DrafterMessage]:
         check_correction(message)
         self._num_messages += 1
-        request_id, known = message.request_id, self._open.get(message.request_id)
+        request_id, known = message.request_id, self.drafting.get(message.request_id)
         if known is None:
             return self._ask_for(request_id)
         self._hear(request_id, known)
@@ -317,13 +317,13 @@ class DrafterWorker:
             return [Declined(request_id, self._declined[request_id])]
         counters = self._turned_away.get(request_id)
         if counters is not None and not self._can_make_room(counters.spec):
-            has_place = len(self._open) < self._max_requests
-            if not (has_place and self._writer.has_room(counters.spec)):
+            has_place = len(self.drafting) < self._max_requests
+            if not (has_place and self.writer.has_room(counters.spec)):
                 return []
         return [Resync(request_id, None)]
 
     def _close(self, request_id: int) -> None:
-        drafting = self._open.pop(request_id, None)
+        drafting = self.drafting.pop(request_id, None)
         if drafting:
             drafting.sequence.close()
         self._turned_away.pop(request_id, None)
@@ -337,7 +337,7 @@ class DrafterWorker:
             new_ids: those of its tokens that were not looked at yet.
             length: tokens of the whole text.
         """
-        vocab_size, longest = self._writer.vocab_size, min(self._writer.max_model_len, MAX_LEN)
+        vocab_size, longest = self.writer.vocab_size, min(self.writer.max_model_len, MAX_LEN)
         foreign = next((token_id for token_id in new_ids if not 0 <= token_id < vocab_size), None)
         if foreign is not None:
             return f"the draft model has no token {foreign}: its tokens are 0 to {vocab_size - 1}"
@@ -347,7 +347,7 @@ class DrafterWorker:
 
     def _decline(self, request_id: int, reason: str, *, has_failed: bool = False) -> list[DrafterMessage]:
         """Draft no more for a request, and say so to its target."""
-        drafting = self._open.pop(request_id, None)
+        drafting = self.drafting.pop(request_id, None)
         if drafting and has_failed:
             drafting.sequence.discard()
         elif drafting:
@@ -375,7 +375,7 @@ def step_together(workers: Sequence[DrafterWorker], *, max_tokens: int | None = 
     chosen = [task for tasks in active for task in tasks] if max_tokens is None else _fair_part(active, max_tokens)
     results: dict[int, list[DrafterMessage]] = {id(worker): [] for worker in workers}
     if chosen:
-        grown = _grown(workers[0]._writer, chosen)
+        grown = _grown(workers[0].writer, chosen)
         ended = clock()
         busy_s = (ended - started) / len(chosen)
         for i, (task, nodes) in enumerate(zip(chosen, grown, strict=True)):

@@ -35,18 +35,18 @@ class BeamSequence(DraftSequence):
         self.num_rows = writer.rows_of(spec)
         # What is drafted need not be exact: the rows are those of the text's end from its beginning.
         opened = self._pool.open(self.token_ids, self.num_rows, text_len=self._text_limit)
-        self._slot, self.num_reused = opened.slot, opened.num_reused
-        self._num_committed_rows = opened.num_reused
+        self.slot, self.num_reused = opened.slot, opened.num_reused
+        self.num_committed_rows = opened.num_reused
         self._is_shared = False  # whether others can copy the rows of the text
-        self._row_of: dict[int, int] = {}  # expanded nodes below the root
+        self.row_of: dict[int, int] = {}  # expanded nodes below the root
 
     def close(self) -> None:
         """Give the sequence back; the rows of the text stay in the pool for a text that begins with it."""
-        self._pool.close(self._slot, self.token_ids[: self._num_committed_rows])
+        self._pool.close(self.slot, self.token_ids[: self.num_committed_rows])
 
     def discard(self) -> None:
         """Give the sequence back after a failed pass; no other text is to be lent its rows."""
-        self._pool.close(self._slot)
+        self._pool.close(self.slot)
 
     def reshape(self, *, beam_width: int | None = None, branch_below: float | None = None) -> None:
         """Change the shape as far as the model can run it; arguments as of `DraftSequence.reshape`."""
@@ -57,22 +57,22 @@ class BeamSequence(DraftSequence):
         """Take committed tokens as `DraftSequence.commit` does, and keep the rows of what is left."""
         path = self.cache.walk(token_ids)
         made = super().commit(token_ids)
-        path_rows = [self._row_of[node] for node in path if node in self._row_of]
+        path_rows = [self.row_of[node] for node in path if node in self.row_of]
         survivors = sorted(
             (row, node)
-            for node, row in self._row_of.items()
+            for node, row in self.row_of.items()
             if made is not None and self.cache.is_alive(node) and node not in path
         )
-        self._model.keep(self._slot, self._num_committed_rows, path_rows + [row for row, _ in survivors])
-        self._num_committed_rows += len(path_rows)
-        self._row_of = {node: self._num_committed_rows + i for i, (_, node) in enumerate(survivors)}
+        self._model.keep(self.slot, self.num_committed_rows, path_rows + [row for row, _ in survivors])
+        self.num_committed_rows += len(path_rows)
+        self.row_of = {node: self.num_committed_rows + i for i, (_, node) in enumerate(survivors)}
         return made
 
     def frontier(self) -> list[int]:
         """Return the nodes that the next pass would expand; empty if there is nothing worth doing or no room."""
         if self._frontier is None:
-            nodes = self._growth.frontier(self._growing)
-            room = self._model.capacity(self._slot) - self._model.num_rows(self._slot)
+            nodes = self._growth.frontier(self.growing)
+            room = self._model.capacity(self.slot) - self._model.num_rows(self.slot)
             if self._num_tokens(nodes) > room:
                 is_whole = self._growth.is_run_whole or self.cache.root_id in nodes
                 nodes = [] if is_whole else nodes[:room]
@@ -84,22 +84,22 @@ class BeamSequence(DraftSequence):
         return self._num_tokens(self.frontier())
 
     def _num_tokens(self, frontier: Sequence[int]) -> int:
-        return len(self.token_ids) - self._num_committed_rows if self.cache.root_id in frontier else len(frontier)
+        return len(self.token_ids) - self.num_committed_rows if self.cache.root_id in frontier else len(frontier)
 
     def extension(self, frontier: Sequence[int], max_tokens: int) -> Extension:
         """Return at most ``max_tokens`` tokens to run: of text that was not run yet, else the first of ``frontier``.
 
         Logits are those that `grow` takes.
         """
-        start = self._num_committed_rows
+        start = self.num_committed_rows
         if self.cache.root_id in frontier:  # a root that was not run yet has no nodes below it
             chain = self.token_ids[start : start + max_tokens]
             parents = [start + i - 1 if start + i else NO_PARENT for i in range(len(chain))]
-            return Extension(self._slot, chain, parents, len(chain) - 1)
+            return Extension(self.slot, chain, parents, len(chain) - 1)
         root_row = start - 1
         nodes = frontier[:max_tokens]
-        parent_rows = [self._row_of.get(self.cache.parent(node), root_row) for node in nodes]
-        return Extension(self._slot, [self.cache.token(node) for node in nodes], parent_rows)
+        parent_rows = [self.row_of.get(self.cache.parent(node), root_row) for node in nodes]
+        return Extension(self.slot, [self.cache.token(node) for node in nodes], parent_rows)
 
     def grow(self, frontier: Sequence[int], logits: Tensor) -> NewNodes:
         """Take the logits of one pass over the first nodes of ``frontier``, and its rows.
@@ -108,18 +108,18 @@ class BeamSequence(DraftSequence):
         Raises: ProtocolError if the logits are no numbers under this spec.
         """
         self._frontier = None
-        num_rows = self._model.num_rows(self._slot)
+        num_rows = self._model.num_rows(self.slot)
         if self.cache.root_id in frontier:
-            self._num_committed_rows = num_rows
+            self.num_committed_rows = num_rows
             if num_rows < len(self.token_ids):
                 return NewNodes.none()
             if not self._is_shared:
                 self._is_shared = True
-                self._pool.note(self._slot, self.token_ids)
+                self._pool.note(self.slot, self.token_ids)
         else:
             frontier = frontier[: len(logits)]
             first_row = num_rows - len(frontier)
-            self._row_of.update((node, first_row + i) for i, node in enumerate(frontier))
+            self.row_of.update((node, first_row + i) for i, node in enumerate(frontier))
         return super().grow(frontier, logits)
 
 

@@ -62,13 +62,14 @@ class DraftSequence:
         return len(self.token_ids) - 1
 
     @property
-    def _num_layers(self) -> int:
+    def num_layers(self) -> int:
         """Depth below the root from which on nodes are not expanded: lead, or they have no successor position."""
         return min(self.cache.lead, self._text_limit - 1 - self.root_position)
 
     @property
-    def _growing(self) -> GrowingTree:
-        return GrowingTree(self.cache, self.spec.shape, self._num_layers)
+    def growing(self) -> GrowingTree:
+        """The tree as the rules of growth see it."""
+        return GrowingTree(self.cache, self.spec.shape, self.num_layers)
 
     def close(self) -> None:
         """Give back what it holds; the request is over, or makes place for another one."""
@@ -103,7 +104,7 @@ class DraftSequence:
         if self._shaping is not None:
             self._shaping.commit(token_ids)
         if not cache.pending:
-            return self._growth.widen(self._growing)
+            return self._growth.widen(self.growing)
         revived = cache.refill(1, -math.inf)  # was it left out of the tree?
         if not cache.pending:
             return revived
@@ -113,7 +114,7 @@ class DraftSequence:
     def frontier(self) -> list[int]:
         """Return the nodes that the next step expands; empty if there is nothing worth doing or no room."""
         if self._frontier is None:
-            self._frontier = self._growth.frontier(self._growing)
+            self._frontier = self._growth.frontier(self.growing)
         return self._frontier
 
     def num_tokens_to_run(self) -> int:
@@ -134,7 +135,7 @@ class DraftSequence:
         if self._shaping is not None:
             logits = self._shaping.apply(logits, [self.cache.path_tokens(node) for node in nodes])
         tokens, logprobs = self._scorer.top(logits, positions, self.spec.shape.branch)
-        return self._growth.grow(self._growing, Found(nodes, tokens.tolist(), logprobs.tolist()))
+        return self._growth.grow(self.growing, Found(nodes, tokens.tolist(), logprobs.tolist()))
 
 
 class DraftWriter:

@@ -10,6 +10,7 @@ from pathlib import Path
 from card.config import EngineSettings
 from card.writers.local.protocol import Observation
 from card.writers.local.store import StoreWriter
+from tests.inside import flush
 
 VOCAB_SIZE = 1000
 
@@ -38,11 +39,6 @@ def put_out(writer: StoreWriter, text: Sequence[int], *, prompt_ids: Sequence[in
     for token in text:
         sequence.observe(Observation((token,), (), (), (token,), ()))
     sequence.close()
-
-
-def flush(writer: StoreWriter) -> None:
-    """Wait until all texts so far are stored and indexed, or cannot be."""
-    writer._thread.submit(bool).result(60)
 
 
 def store_texts(path: Path, first: int, num_texts: int, barrier: Barrier) -> None:

@@ -27,8 +27,8 @@ def opened(prompt: Sequence[int], **changes: int | bool) -> LookaheadSequence:
 
 def column_paths(sequence: LookaheadSequence) -> list[tuple[int, ...]]:
     """Return the tokens from below the last committed one to the tip of each column."""
-    heads = [column[0] for column in sequence._columns]
-    return [(*heads[1 : idx + 1], *column[1:]) for idx, column in enumerate(sequence._columns)]
+    heads = [column[0] for column in sequence.columns]
+    return [(*heads[1 : idx + 1], *column[1:]) for idx, column in enumerate(sequence.columns)]
 
 
 def ngrams_of(sequence: LookaheadSequence) -> dict[int, list[tuple[int, ...]]]:
@@ -119,7 +119,7 @@ def test_window_and_pool_are_those_of_plain_jacobi_iterations(
         model.iterate(text, target)
         text += seen.new_ids
         model.learn_text(text, len(seen.new_ids))
-        assert tuple(sequence._columns) == model.columns(text[-1])
+        assert tuple(sequence.columns) == model.columns(text[-1])
         assert ngrams_of(sequence) == model.pool
 
 
@@ -185,7 +185,7 @@ def test_columns_that_were_not_run_whole_wait_and_the_others_move_on(prompt: lis
     target, rng = random_target(seed, VOCAB_SIZE, 3), random.Random(seed)
     sequence, text = opened(prompt, learns_text=False), list(prompt)
     for _ in range(4):
-        before, paths = tuple(sequence._columns), column_paths(sequence)
+        before, paths = tuple(sequence.columns), column_paths(sequence)
         part = shaken(sequence.propose((), WHOLE), rng, vocab_size=VOCAB_SIZE, keep=0.7)
         seen = run(part, text, target)
         sequence.observe(seen)
@@ -195,14 +195,14 @@ def test_columns_that_were_not_run_whole_wait_and_the_others_move_on(prompt: lis
             for column, path in zip(before, paths, strict=True)
         ]
         text += seen.new_ids
-        assert sequence._columns == [(text[-1], *expected[0][1:]), *expected[1:]]
+        assert sequence.columns == [(text[-1], *expected[0][1:]), *expected[1:]]
 
 
 def test_the_pass_that_ends_the_prompt_leaves_the_window_alone() -> None:
     sequence = opened([1, 2, 3, 4, 5, 6])
-    before = tuple(sequence._columns)
+    before = tuple(sequence.columns)
     sequence.observe(Observation((7,), (), (), (7,), ()))
-    assert tuple(sequence._columns) == ((7, *before[0][1:]), *before[1:])
+    assert tuple(sequence.columns) == ((7, *before[0][1:]), *before[1:])
 
 
 def test_text_teaches_only_where_it_is_asked_to() -> None:

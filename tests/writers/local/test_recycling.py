@@ -52,7 +52,7 @@ def test_passes_over_other_trees_than_the_proposed_do_no_harm(prompt: list[int],
 
 def successors(sequence: RecyclingSequence, token: int) -> tuple[int, ...]:
     """Return what may follow a token, best first."""
-    return tuple(sequence._successors.get(token, ()))
+    return tuple(sequence.successors.get(token, ()))
 
 
 class PlainTable:

@@ -29,9 +29,10 @@ from card.writers.local import find_writer
 from card.writers.local.lookup import chance_per_count
 from card.writers.local.store import ContextIndex, StoreWriter, Tokens
 from card.writers.local.suffix import best_first
+from tests.inside import flush
 from tests.local_writing import assert_well_formed, play
 from tests.pair import Pair
-from tests.writers.local.storing import VOCAB_SIZE, flush, opened, put_out, store_texts, store_texts_forever
+from tests.writers.local.storing import VOCAB_SIZE, opened, put_out, store_texts, store_texts_forever
 
 MAX_MATCH = 32
 MAX_PLACES = 32
@@ -189,8 +190,8 @@ def test_an_engine_stores_under_the_fingerprint_of_its_tokenizer(pair: Pair, tmp
     store: dict[str, Any] = {"writers": ("store",), "suffix_store": str(tmp_path / "texts")}
     with LLM(pair.target, method="lookup", dtype="float32", policy="fixed", **store) as llm:
         (output,) = llm.generate("a b c", params)
-        own = tokenizer_fingerprint(llm._host.tokenizer)
-        vocab_size = llm._host.runner.vocab_size
+        own = tokenizer_fingerprint(llm.host.tokenizer)
+        vocab_size = llm.host.runner.vocab_size
     text = output.outputs[0].token_ids
     for tokenizer, num_tokens in ((own, len(text)), ("another", 0)):
         with opened(tmp_path / "texts", vocab_size=vocab_size, tokenizer=tokenizer) as writer:

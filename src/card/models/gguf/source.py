@@ -149,7 +149,7 @@ class GgufSource:
 
     def _write_model(self, folder: Path, *, dtype: torch.dtype) -> None:
         with (folder / "model.safetensors").open("wb") as stream:
-            _write_weights(stream, self._model, dtype)
+            write_weights(stream, self._model, dtype)
             stream.flush()
             os.fsync(stream.fileno())  # before it gets its name: a power failure leaves no entry with holes
         _write_json(folder / "config.json", {**self._model.config, "dtype": _dtype_name(dtype)})
@@ -175,7 +175,7 @@ def _write_json(file: Path, content: dict[str, Any]) -> None:
     file.write_text(json.dumps(content, indent=2), "utf-8")
 
 
-def _write_weights(stream: BinaryIO, model: GgufModel, dtype: torch.dtype) -> None:
+def write_weights(stream: BinaryIO, model: GgufModel, dtype: torch.dtype) -> None:
     """Write the weights as safetensors has them: sizes first, then one tensor after the other."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0

@@ -77,7 +77,7 @@ class DeviceBeamSequence(BeamSequence):
     @property
     def num_held_rows(self) -> int:
         """KV rows of the text and of expanded nodes."""
-        return self._runner.num_rows(self._slot)
+        return self._runner.num_rows(self.slot)
 
     def newest_layer(self, frontier: Sequence[int]) -> NewestLayer:
         """Bring the rows to the desk and return the frontier as a step takes it."""
@@ -85,7 +85,7 @@ class DeviceBeamSequence(BeamSequence):
         return NewestLayer(
             np.asarray(extension.token_ids, np.int64),
             np.asarray(self.positions(frontier), np.int64),
-            self._runner.lend(self._slot, extension.parents),
+            self._runner.lend(self.slot, extension.parents),
             np.asarray([self.cache.path_logprob(node) for node in frontier], np.float64),
         )
 
@@ -107,15 +107,15 @@ class DeviceBeamSequence(BeamSequence):
             min_path_logprob=self.spec.shape.min_path_logprob,
         )
         self._frontier = None
-        self._runner.adopt(self._slot, parents)
-        self._row_of.update((node, first_row + i) for i, node in enumerate(layer))
+        self._runner.adopt(self.slot, parents)
+        self.row_of.update((node, first_row + i) for i, node in enumerate(layer))
         return made
 
     def can_look_ahead(self, layer: Sequence[int]) -> bool:
         """Return whether all children of ``layer``, whichever they are, have positions and rows to be run in."""
-        has_depth = max(self.cache.depth_of(node) for node in layer) + 1 < self._num_layers
+        has_depth = max(self.cache.depth_of(node) for node in layer) + 1 < self.num_layers
         num_rows = self.num_held_rows + len(layer) + self.spec.shape.beam_width
-        return has_depth and num_rows <= self._runner.capacity(self._slot)
+        return has_depth and num_rows <= self._runner.capacity(self.slot)
 
 
 class DeviceBeamWriter(BeamWriter):

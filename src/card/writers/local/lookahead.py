@@ -45,7 +45,7 @@ class LookaheadSequence(WriterSequence):
         length = len(prompt_ids)
         starts = [column * length // window for column in range(window)]
         # The window: for each column its head, then what followed it, oldest choice first.
-        self._columns = [tuple([prompt_ids[(start + i) % length] for i in range(ngram - 1)]) for start in starts]
+        self.columns = [tuple([prompt_ids[(start + i) % length] for i in range(ngram - 1)]) for start in starts]
         self._put_head()
 
     def propose(self, best_path: Sequence[int], budget: int) -> Nodes:
@@ -60,7 +60,7 @@ class LookaheadSequence(WriterSequence):
     def _add_window(self, tree: MergedNodes, max_nodes: int) -> None:
         """Add the leading columns, whole ones only: what stands behind a part of one is not its next token."""
         above = ROOT
-        for idx, column in enumerate(self._columns):
+        for idx, column in enumerate(self.columns):
             path = column[1:] if idx == 0 else column
             if len(tree) + _num_missing(tree, above, path) > max_nodes:
                 return
@@ -73,9 +73,9 @@ class LookaheadSequence(WriterSequence):
     def observe(self, seen: Observation) -> None:
         """Take the n-grams of all columns that were run, then those of the text, and move the window on by one."""
         for idx, token in self._next_tokens(seen).items():
-            head, *rest = self._columns[idx]
+            head, *rest = self.columns[idx]
             self.pool.insert(head, (*rest, token))
-            self._columns[idx] = (*rest, token)
+            self.columns[idx] = (*rest, token)
         self._rates.learn(self._guesses, seen.new_ids)
         self._guesses = {}
         text = [*self._tail, *seen.new_ids]
@@ -89,7 +89,7 @@ class LookaheadSequence(WriterSequence):
         child_of = children_of(seen)
         found: dict[int, int] = {}
         above = ROOT
-        for idx, column in enumerate(self._columns):
+        for idx, column in enumerate(self.columns):
             path = column if idx else column[1:]
             nodes = nodes_along(child_of, above, path)
             if len(nodes) > len(path):
@@ -100,7 +100,7 @@ class LookaheadSequence(WriterSequence):
         return found
 
     def _put_head(self) -> None:
-        self._columns[0] = (self._tail[-1], *self._columns[0][1:])
+        self.columns[0] = (self._tail[-1], *self.columns[0][1:])
 
 
 def _num_missing(tree: MergedNodes, parent: int, path: Sequence[int]) -> int:

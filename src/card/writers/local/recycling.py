@@ -24,7 +24,7 @@ class RecyclingSequence(WriterSequence):
 
     def __init__(self, prompt_ids: Sequence[int]) -> None:
         self._last = prompt_ids[-1]
-        self._successors: dict[int, Sequence[int]] = {}  # best first, and distinct
+        self.successors: dict[int, Sequence[int]] = {}  # best first, and distinct
         self._rates = RankRates(_PRIOR, _PRIOR_WEIGHT)
         self._path: tuple[int, ...] = ()  # the best path that others proposed for the next pass
         self._path_rate = RankRates((_PATH_PRIOR,), _PRIOR_WEIGHT)  # how often it was right to its end
@@ -44,15 +44,15 @@ class RecyclingSequence(WriterSequence):
         parents: list[int] = []
         path_logprobs: list[float] = []
         waiting: list[_Waiting] = []
-        _wait(waiting, ranks, 0, ROOT, 0.0, self._successors.get(self._last, ()))
+        _wait(waiting, ranks, 0, ROOT, 0.0, self.successors.get(self._last, ()))
         if best_path:
-            _wait(waiting, ranks, 0, PATH_END, self._path_rate.costs()[0], self._successors.get(best_path[-1], ()))
+            _wait(waiting, ranks, 0, PATH_END, self._path_rate.costs()[0], self.successors.get(best_path[-1], ()))
         while waiting and len(tokens) < budget:
             path_cost, parent, place, cost_above, row = heappop(waiting)
             rank_cost, rank = ranks[place]
             token = row[rank]
             _wait(waiting, ranks, place + 1, parent, cost_above, row)
-            _wait(waiting, ranks, 0, len(tokens), path_cost, self._successors.get(token, ()))
+            _wait(waiting, ranks, 0, len(tokens), path_cost, self.successors.get(token, ()))
             tokens.append(token)
             parents.append(parent)
             path_logprobs.append((path_logprobs[parent] if parent >= 0 else 0.0) - rank_cost)
@@ -62,7 +62,7 @@ class RecyclingSequence(WriterSequence):
         """Count which ranks were right, then take the successors that the pass showed."""
         inputs = (self._last, *seen.tokens)
         for token, successor in pairwise((self._last, *seen.new_ids)):
-            row = self._successors.get(token)
+            row = self.successors.get(token)
             if row:
                 self._rates.learn(row, successor)
         if self._path:
@@ -71,14 +71,14 @@ class RecyclingSequence(WriterSequence):
         on_text = (ROOT, *seen.accepted)  # told last: of a token that was run twice, the text's own case counts
         for idx in (*range(len(seen.tokens)), *on_text):
             if seen.top_ids:
-                self._successors[inputs[idx + 1]] = seen.top_ids[idx + 1][:_NUM_SUCCESSORS]
+                self.successors[inputs[idx + 1]] = seen.top_ids[idx + 1][:_NUM_SUCCESSORS]
             else:
                 self._put_first(inputs[idx + 1], seen.choices[idx + 1])
         self._last = seen.new_ids[-1]
 
     def _put_first(self, token: int, successor: int) -> None:
-        others = [other for other in self._successors.get(token, ()) if other != successor]
-        self._successors[token] = (successor, *others[: _NUM_SUCCESSORS - 1])
+        others = [other for other in self.successors.get(token, ()) if other != successor]
+        self.successors[token] = (successor, *others[: _NUM_SUCCESSORS - 1])
 
 
 def _wait(

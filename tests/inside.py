@@ -1,0 +1,117 @@
+"""The one place where several tests look inside an object: what is renamed there is mended here alone."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # processes that write to a store need not load all this
+    from collections.abc import Iterable, MutableMapping
+    from types import ModuleType
+
+    from transformers import PreTrainedModel
+
+    from card.api.async_llm import AsyncLLM
+    from card.api.llm import LLM
+    from card.models.kv_cache import KVCache, RowTree
+    from card.models.pool import SequencePool
+    from card.models.torch_runner import TorchRunner
+    from card.policy.rounds import Schedule
+    from card.policy.tuned import TunedPolicy
+    from card.text.grammar import BackgroundGrammars, MatcherState
+    from card.text.tokens import Detokenizer
+    from card.transport.child import DrafterChild
+    from card.transport.outside import OutsideLink, Watch
+    from card.transport.server import DraftServer
+    from card.tree.sampling import GumbelNoise
+    from card.workers.replica import Replica
+    from card.workers.sequence import Sequence
+    from card.workers.target import TargetWorker
+    from card.writers.local.store import StoreWriter
+
+
+def llm_of(row: Any) -> LLM:
+    """Return the engine behind a row of a benchmark."""
+    return row._llm
+
+
+def driver_of(llm: AsyncLLM) -> Any:
+    """Return the thread that runs the engine."""
+    return llm._driver
+
+
+def matcher_of(state: MatcherState) -> Any:
+    """Return the library's own matcher at the beginning of a grammar."""
+    return state._start
+
+
+def finish(grammars: BackgroundGrammars) -> None:
+    """Wait until all grammars so far are compiled, or cannot be."""
+    grammars._executor.shutdown()
+
+
+def socket_of(end: DraftServer | OutsideLink) -> Any:
+    return end._socket
+
+
+def cache_of(runner: TorchRunner) -> KVCache:
+    return runner._cache
+
+
+def decoder_of(runner: TorchRunner) -> Any:
+    return runner._decoder
+
+
+def num_ancestors(tree: RowTree) -> int:
+    """Return the size of the matrix of who sees whom."""
+    return tree._ancestors.size
+
+
+def retained_slot(pool: SequencePool, num_tokens: int) -> int:
+    """Return the slot of a retained text of so many tokens."""
+    return next(entry.slot for entry in pool._retained.values() if len(entry.text) == num_tokens)
+
+
+def running(worker: TargetWorker) -> Iterable[Sequence]:
+    return worker._running.values()
+
+
+def has_lost_a_layer(replica: Replica) -> bool:
+    return replica._lost_a_layer
+
+
+def expected_of_drafter(replica: Replica) -> dict[str, int]:
+    """Return the sequence number and the epoch that the next snapshot from the drafter may have."""
+    return {"seq": replica._next_seq, "epoch": replica._epochs_seen + 1}
+
+
+def watch_of(link: OutsideLink) -> Watch:
+    return link._watch
+
+
+def child_pid(spare: DrafterChild) -> int:
+    """Return the process id of a drafter that was started ahead of need."""
+    assert spare._process is not None
+    return spare._process.pid
+
+
+def sessions_of(module: ModuleType) -> MutableMapping[PreTrainedModel, Any]:
+    """Return what is kept between calls of `card.hf.generate`."""
+    return module._sessions
+
+
+def num_kept(noise: GumbelNoise) -> int:
+    """Return how many rows of noise are kept, in each of its two forms at most."""
+    return max(len(noise._rows), len(noise._bits))
+
+
+def num_pending_tokens(detokenizer: Detokenizer) -> int:
+    return len(detokenizer._window)
+
+
+def force_schedule(policy: TunedPolicy, schedule: Schedule) -> None:
+    policy._schedules.schedule = schedule
+
+
+def flush(writer: StoreWriter) -> None:
+    """Wait until all texts so far are stored and indexed, or cannot be."""
+    writer._thread.submit(bool).result(60)
