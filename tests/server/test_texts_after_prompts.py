@@ -35,7 +35,9 @@ def _model(kind: str) -> Any:
     ids = KINDS[kind].convert_tokens_to_ids(WRITTEN[kind])
     assert KINDS[kind](PROMPT, add_special_tokens=False)["input_ids"][-1] == ids[0]
     KINDS[kind].chat_template = "{{ messages[-1].content }}"
-    return chain_model(len(KINDS[kind]), dict(itertools.pairwise(ids)))
+    model = chain_model(len(KINDS[kind]), dict(itertools.pairwise(ids)))
+    model.generation_config.eos_token_id = ids[-1]
+    return model
 
 
 @pytest.fixture(scope="module", params=list(WRITTEN))
