@@ -20,7 +20,7 @@ if TYPE_CHECKING:  # processes that write to a store need not load all this
     from card.text.grammar import BackgroundGrammars, MatcherState
     from card.text.tokens import Detokenizer
     from card.transport.child import DrafterChild
-    from card.transport.outside import OutsideLink, Watch
+    from card.transport.zmq_link import ZmqLink, Watch
     from card.transport.server import DraftServer
     from card.tree.sampling import GumbelNoise
     from card.workers.replica import Replica
@@ -49,7 +49,7 @@ def finish(grammars: BackgroundGrammars) -> None:
     grammars._executor.shutdown()
 
 
-def socket_of(end: DraftServer | OutsideLink) -> Any:
+def socket_of(end: DraftServer | ZmqLink) -> Any:
     return end._socket
 
 
@@ -84,7 +84,7 @@ def expected_of_drafter(replica: Replica) -> dict[str, int]:
     return {"seq": replica._next_seq, "epoch": replica._epochs_seen + 1}
 
 
-def watch_of(link: OutsideLink) -> Watch:
+def watch_of(link: ZmqLink) -> Watch:
     return link._watch
 
 
