@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from card.assembly.drafters import Drafter
-from card.assembly.measured import MeasuredLatencies
+from card.assembly.latencies import MeasuredLatencies
 from card.assembly.plan import Facts, resolve
 from card.models.torch_runner import TorchRunner
 from tests.assembly.test_plan import TWO_CORES, cost
@@ -65,4 +65,4 @@ def test_what_a_drafter_in_another_process_says_is_known_at_the_next_start(tmp_p
 
 def test_a_target_that_has_its_threads_set_keeps_them(tmp_path: Path) -> None:
     plan, told = latencies(tmp_path, {})
-    assert told.useful(plan.cores) is plan.cores
+    assert told.with_useful_threads(plan.cores) is plan.cores
