@@ -20,8 +20,8 @@ if TYPE_CHECKING:  # processes that write to a store need not load all this
     from card.text.grammar import BackgroundGrammars, MatcherState
     from card.text.tokens import Detokenizer
     from card.transport.child import DrafterChild
-    from card.transport.zmq_link import ZmqLink, Watch
     from card.transport.server import DraftServer
+    from card.transport.zmq_link import Watch, ZmqLink
     from card.tree.sampling import GumbelNoise
     from card.workers.replica import Replica
     from card.workers.sequence import Sequence
