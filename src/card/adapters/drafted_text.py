@@ -28,7 +28,7 @@ _PARAMS = SamplingParams(temperature=0.0, seed=0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drafting:
-    """What texts need to open their part of the drafter's work."""
+    """The facts that texts need to open their part of the drafter's work."""
 
     draft: DraftSettings
     max_model_len: int  # most tokens of a text

@@ -1,4 +1,4 @@
-"""What CARD did inside another engine, as counters that only grow."""
+"""Counters of what CARD did inside another engine; they only grow."""
 
 from __future__ import annotations
 

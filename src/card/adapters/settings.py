@@ -1,4 +1,4 @@
-"""What an operator can set of CARD inside another engine."""
+"""The settings of CARD that an operator can make inside another engine."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _BEAM_WIDTH = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdapterSettings:
-    """Who writes candidates, and where the draft model runs."""
+    """The writers of candidates, and where the draft model runs."""
 
     draft: str | None = None  # folder, GGUF file, hub name or demo-draft; None: no draft model of one's own
     draft_address: str | None = None  # tcp://host:port of a draft server to use instead

@@ -50,7 +50,7 @@ TextT = TypeVar("TextT", bound=FollowedText)
 
 @dataclass(slots=True)
 class Followed(Generic[TextT]):
-    """What became of all texts in one step."""
+    """The outcome of all texts in one step."""
 
     texts: list[TextT | None]  # of each row; None: the row holds nothing to follow
     begun: list[TextT] = field(default_factory=list)  # seen for the first time

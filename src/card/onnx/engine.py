@@ -109,12 +109,12 @@ class SpeculativeEngine:
 
     @property
     def figures(self) -> Figures:
-        """What was proposed and accepted so far."""
+        """Counts of what was proposed and accepted so far."""
         return self._figures
 
     @property
     def proposer(self) -> ChainProposer | None:
-        """What does the work; None when closed and after a fault."""
+        """The proposer that does the work; None when closed and after a fault."""
         return self._proposer
 
     def begin_turn(self, request: Any, tokens: Sequence[int], turn_options: Any = None) -> int:
