@@ -97,7 +97,8 @@ def test_plain_words_public_names_and_what_others_gave_are_not_found(code: str) 
     assert faults(ast.parse(code)) == []
 
 
-_QUESTIONS = re.compile(r"(What|How|Who|Whose|Whether|Where|When|Which|Why)\b")  
+_QUESTIONS = re.compile(r"(What|How|Who|Whose|Whether|Where|When|Which|Why)\b")
+
 
 def questions(tree: ast.Module) -> list[str]:
     """Return the docstrings that begin like a question instead of with the thing or the verb."""

@@ -1,4 +1,4 @@
-"""Which CPU cores vLLM leaves to the drafter."""
+"""CPU cores that vLLM leaves to the drafter."""
 
 from __future__ import annotations
 
