@@ -110,6 +110,7 @@ TWO_CORES = Facts(has_draft=True, cores=(0, 1))
         ("card", {"schedule": "turns"}, TWO_CORES, {"turns": "inline"}),
         ("card", {"device": "cuda"}, TWO_CORES, {"beside": "thread"}),
         ("card", {}, replace(TWO_CORES, is_draft_loaded=True), {"turns": "inline"}),
+        ("pearl", {}, replace(TWO_CORES, is_draft_loaded=True), {"beside": "thread"}),  # it cannot leave this process
         ("card", {"draft_address": "tcp://127.0.0.1:1"}, Facts(), {"beside": "remote"}),
         ("pearl", {}, TWO_CORES, {"beside": "process"}),
         ("pearl", {"placement": "inline"}, TWO_CORES, {"turns": "inline"}),

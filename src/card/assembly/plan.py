@@ -217,7 +217,8 @@ def _placements(method: Method, settings: EngineSettings, facts: Facts) -> dict[
     if settings.draft_address is not None or facts.has_pool:
         return {"beside": "remote"}
     if settings.placement is not None or not method.is_tuned:
-        placement = settings.placement or method.placement
+        stays_here = facts.is_draft_loaded and method.placement == "process"
+        placement = settings.placement or ("thread" if stays_here else method.placement)
         return {"turns" if placement == "inline" else "beside": placement}
     if settings.schedule == "turns":
         return {"turns": "inline"}
