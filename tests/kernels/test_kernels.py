@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import functools
+import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+from card.cli import verify_machine
 from card.config import KERNEL_KINDS, KERNELS_VARIABLE
 from card.errors import SettingsError
 from card.kernels.int8_linear import why_not_int8
 from card.machine import processor
 from card.machine.processor import kernel_kind, llvm_target, possible_kernels
-from tests.kernels import kernel_digest
+from card.models import machine_digest
 
 REASON = why_not_int8()
-ROOT = Path(__file__).parents[2]
 PLAIN = {"avx2", "fma", "f16c"}
 SERVER = PLAIN | {"avx512f", "avx512bw", "avx512vl", "avx512vnni"}
 
@@ -82,22 +81,25 @@ def test_a_kind_that_does_not_run_here_is_refused_by_name(on_processor, monkeypa
         processor.kernel_kind()
 
 
-@functools.cache
-def own_digest() -> str:
-    return kernel_digest.digest()
-
-
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("kind", KERNEL_KINDS)
-def test_every_kind_of_kernel_computes_the_same_bits(kind: str) -> None:
+def test_every_kind_of_kernel_computes_the_bits_of_every_computer(kind: str) -> None:
     if REASON is not None or kind not in possible_kernels():
         pytest.skip(f"this processor does not run {kind}")
     ran = subprocess.run(
-        [sys.executable, "-m", "tests.kernels.kernel_digest"],
-        cwd=ROOT,
+        [sys.executable, "-m", "card", "verify-machine", "--json"],
         env={**os.environ, KERNELS_VARIABLE: kind},
         capture_output=True,
         text=True,
-        check=True,
+        check=False,
     )
-    assert ran.stdout.split() == [kind, own_digest()]
+    found = json.loads(ran.stdout)
+    assert (ran.returncode, found["kernels"], found["digest"]) == (0, kind, machine_digest.EXPECTED), ran.stderr
+
+
+def test_a_machine_that_computes_other_bits_is_told(monkeypatch, capsys) -> None:
+    if REASON is not None:
+        pytest.skip(f"no integer passes: {REASON}")
+    monkeypatch.setattr(machine_digest, "EXPECTED", "0123456789abcdef")
+    assert verify_machine.run(as_json=False) == 1
+    assert "Different" in capsys.readouterr().out

@@ -8,7 +8,7 @@ import sys
 import click
 
 from card import __version__
-from card.cli.commands.measure import bench, plan, profile, report, verify_server
+from card.cli.commands.measure import bench, plan, profile, report, verify_machine, verify_server
 from card.cli.commands.pairs import check_pair, record, train
 from card.cli.commands.serve import draft_server, keys, serve
 from card.cli.commands.text import chat, demo, generate
@@ -30,6 +30,7 @@ for command in (
     demo,
     check_pair,
     verify_server,
+    verify_machine,
     draft_server,
     keys,
     train,

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from card.kernels.int8_linear import GROUP, LANES, PANEL, extended, machine_code, padded, quantize_linear
+from card.kernels.rotation import inverse_frequencies, rotation_tables
 from card.machine.threads import integer_pass_threads
 from card.models.architectures import Architecture
 from card.models.architectures.architecture import head_dim
@@ -57,6 +58,18 @@ def _scaled(linear: nn.Linear, factor: float) -> tuple[Tensor, Tensor | None]:
     return (weight, bias) if factor == 1.0 else (weight.float() * factor, None if bias is None else bias * factor)
 
 
+def _rotation_tables(model: LoadedModel, num_positions: int) -> tuple[Tensor, Tensor]:
+    """Return cos and sin [num_positions, D] of float32, with the same bits on every computer if the type is known."""
+    inner: Any = model.model
+    frequencies = inverse_frequencies(model.config.rope_parameters, head_dim(model.config))
+    if frequencies is None:
+        cos, sin = rotary_table(model, num_positions, torch.float32)
+        return cos.contiguous(), sin.contiguous()
+    halves = rotation_tables(frequencies, num_positions, float(inner.rotary_emb.attention_scaling))
+    cos, sin = (torch.from_numpy(table).repeat(1, 2) for table in halves)
+    return cos, sin
+
+
 @dataclass(frozen=True, slots=True)
 class NewRows:
     """The part of a pass that belongs to one sequence: its newest rows."""
@@ -86,7 +99,7 @@ class Int8Decoder:
         self._width = int(config.hidden_size)
         self._held: list[Any] = []  # keeps alive what the tables hold addresses of
         with torch.inference_mode():
-            self._cos, self._sin = (table.contiguous() for table in rotary_table(model, max_model_len, torch.float32))
+            self._cos, self._sin = _rotation_tables(model, max_model_len)
             self._norm = extended(inner.norm.weight, padded(self._width, GROUP))
             head, self._head_ids = head_of(model)
             self._num_outputs = len(head.weight)

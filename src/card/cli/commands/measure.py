@@ -1,4 +1,4 @@
-"""The options of the commands that measure and predict: bench, report, verify-server, profile and plan."""
+"""The options of the commands that measure, verify and predict."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def report(**options: Any) -> int:
 @click.option(
     "--reference",
     metavar="URL",
-    help="Server of the same model without speculation.  [default: the same server, switched off in each request]",
+    help="Server without speculation.  [default: the same server, switched off in each request]",
 )
 @click.option("--plain-fields", metavar="JSON", help='Fields that switch it off, such as {"speculation": "off"}.')
 @click.option("--model", help="Name of the model.  [default: the first one that the server lists]")
@@ -144,13 +144,21 @@ def verify_server(**options: Any) -> int:
     return run("card.cli.verify_server.run", "", **options)
 
 
+@command("verify-machine", short_help="Check that int8 computes here what it does elsewhere.")
+@kernels_option
+@json_option
+def verify_machine(**options: Any) -> int:
+    """Compare a digest of int8 logits with the one on record; exit status 1 if they differ."""
+    return run("card.cli.verify_machine.run", **options)
+
+
 @command(short_help="Measure what the passes of a model cost here.")
 @click.argument("model")
 @click.option("--out", type=OutputPath(), required=True, help="File to write, JSON.")
 @option_of(EngineSettings, "dtype", is_filled=True)
 @kernels_option
 @option_of(EngineSettings, "device", is_filled=True, help="cpu, cuda, cuda:1.")
-@click.option("--target-cost", help="Inflate the model to the price of so many parameters, such as 300M; same outputs.")
+@click.option("--target-cost", help="Inflate the model to the price of so many parameters, such as 300M.")
 @click.option("--threads", callback=parse_numbers, help="Numbers of threads, such as 1,2.  [default: torch's own]")
 @wide_option
 def profile(**options: Any) -> int:
@@ -170,12 +178,12 @@ def profile(**options: Any) -> int:
 @click.option(
     "--synthetic",
     type=float,
-    help="Instead of a recording: the share of places, 0 to 1, where the drafter's first choice is right.",
+    help="Instead of a recording: how often, 0 to 1, the drafter's first choice is right.",
 )
 @click.option("--methods", callback=parse_names, help="Which methods, such as vanilla,sps,card.  [default: all]")
 @click.option("--cores", type=int, help="CPU threads of target and drafter together.  [default: as profiled]")
 @click.option("--draft-threads", type=int, default=1, show_default=True, help="Of a drafter in a process of its own.")
-@click.option("--network-ms", type=float, help="Put the drafter on a draft server so many milliseconds away, one way.")
+@click.option("--network-ms", type=float, help="Draft server, so many milliseconds away, one way.")
 @click.option("--concurrency", type=int, default=1, show_default=True, help="Requests at once.")
 @click.option("--search/--no-search", default=True, show_default=True, help="Look for the best settings.")
 @click.option("--pool", is_flag=True, help="Ask instead how many targets one draft server can serve.")

@@ -1,0 +1,32 @@
+"""`card verify-machine`: whether this computer gives the bits that every other one gives."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+
+from rich.console import Console
+
+from card.cli.tables import table
+from card.models.machine_digest import EXPECTED, digest_machine
+
+_EQUAL = "Equal: --dtype int8 computes the same logits here, to the last bit, as on every other computer that says so."
+_DIFFERENT = "[bold]Different:[/bold] --dtype int8 may write other texts here than elsewhere; please report it."
+
+
+def run(*, as_json: bool) -> int:
+    """Print what was computed and whether it is expected; return 0 if it is, 1 if not."""
+    found = digest_machine()
+    if as_json:
+        print(json.dumps({**asdict(found), "expected": EXPECTED}))
+        return int(not found.is_expected)
+    shown = table("", "")
+    shown.show_header = False
+    shown.add_row("processor", found.processor)
+    shown.add_row("kernels", found.kernels)
+    shown.add_row("digest", found.digest)
+    shown.add_row("expected", EXPECTED)
+    console = Console()
+    console.print(shown)
+    console.print(_EQUAL if found.is_expected else _DIFFERENT)
+    return int(not found.is_expected)

@@ -1,0 +1,80 @@
+"""Proof that a computer gives the bits that every other one gives: digests of what integer passes compute.
+
+A row's logits depend on its text and on the model's numbers alone: sums have one order, and all functions are our own.
+So a digest of the logits of fixed texts is the same on every processor and under every kind of kernels.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from card.errors import ModelError
+from card.kernels.int8_linear import multiply_rows, quantize_linear, why_not_int8
+from card.machine.processor import kernel_kind, processor_name
+from card.machine.threads import integer_passes_on
+from card.models.loading import load_decoder
+from card.models.protocol import Extension
+from card.models.torch_runner import TorchRunner
+
+EXPECTED = "5e79204eaa5d4029"
+_PROMPT = [3 + 7 * i * i % 500 for i in range(300)]
+_TREE_PARENTS = (0, 0, 1, 2, 2)  # rows behind the prompt, counted from its last one
+_SIZES = (1, 2, 5, 6, 7, 13, 16, 17, 33)  # rows at once: all kinds of tiles
+
+
+@dataclass(frozen=True, slots=True)
+class MachineDigest:
+    """Result of the comparison."""
+
+    processor: str
+    kernels: str  # kind of the kernels that computed it
+    digest: str
+    is_expected: bool
+
+
+def digest_machine() -> MachineDigest:
+    """Compute the digest of this computer with the kernels that this process makes.
+
+    Raises: ModelError if it runs no integer passes.
+    """
+    kind, reason = kernel_kind(), why_not_int8()
+    if reason is not None or kind is None:
+        raise ModelError(f"this computer runs no integer passes: {reason}")
+    sums = hashlib.sha256()
+    for values in (*_products(), *_logits()):
+        sums.update(values.contiguous().numpy().tobytes())
+    digest = sums.hexdigest()[:16]
+    return MachineDigest(processor_name(), kind, digest, is_expected=digest == EXPECTED)
+
+
+def _products() -> Iterator[Tensor]:
+    """Yield products of few and many rows."""
+    rows = _numbers(33, 200) * torch.arange(1, 34)[:, None]
+    linear = quantize_linear(_numbers(150, 200), None)
+    for num_rows in _SIZES:
+        yield multiply_rows(rows[:num_rows], linear, num_parts=2)
+
+
+def _numbers(*shape: int) -> Tensor:
+    """Return numbers from -1 to 1 without a pattern that a group could share, made of whole numbers alone."""
+    places = torch.arange(shape[0] * shape[1], dtype=torch.int64)
+    return ((places * places * 7919 + 104729 * places) % 4093 - 2046).float().view(shape) / 2046
+
+
+def _logits() -> Iterator[Tensor]:
+    """Yield logits of the demo target for a text at once, a tree behind it, and two texts beside each other."""
+    runner = TorchRunner(load_decoder("demo-target", dtype="int8"), max_model_len=512, max_tree_rows=32)
+    last, chain = len(_PROMPT) - 1, range(-1, len(_PROMPT) - 1)
+    for num_threads in (1, 2):
+        with integer_passes_on(num_threads):
+            first, second = runner.open(), runner.open()
+            yield from runner.forward([Extension(first, _PROMPT, chain), Extension(second, _PROMPT[:9], chain[:9])])
+            tree = Extension(first, [5, 6, 7, 8, 9], [last + parent for parent in _TREE_PARENTS])
+            yield from runner.forward([tree, Extension(second, [11], [8])])
+            runner.close(first)
+            runner.close(second)
