@@ -12,7 +12,7 @@ RAY := .venv-ray
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-models test-fuzz test-gpu test-clients test-vllm test-onnx test-ray bench-peers lint clean
+.PHONY: help demo test test-models test-fuzz test-gpu test-clients test-vllm test-onnx test-ray test-arm bench-peers lint clean
 
 help: ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)$$/make \1: \2/p' Makefile
@@ -43,6 +43,9 @@ test-onnx: $(ONNX)/.installed ## set up ONNX Runtime GenAI apart, then run the t
 
 test-ray: $(RAY)/.installed ## set up Ray apart, then run the tests of targets and drafters on Ray Serve (ten minutes on two cores)
 	$(RAY)/bin/python -m pytest -m ray tests/ray
+
+test-arm: ## unpack an ARM system, then run integer passes in it under qemu-aarch64 (ten minutes; needs root, qemu-user and debootstrap)
+	PYTHON=$(PYTHON) sh tests/arm/run
 
 bench-peers: $(STAMP) ## set up other engines apart, then measure ours beside them (ARGS="--help" lists options; hours on two cores)
 	$(BIN)/python benchmarks/peers/run.py $(ARGS)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import struct
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -57,9 +59,26 @@ def test_a_processor_runs_the_kinds_whose_instructions_it_has(on_processor, feat
 
 
 def test_other_processors_run_none(on_processor) -> None:
-    on_processor(SERVER, machine="aarch64")
+    on_processor(SERVER, machine="riscv64")
     assert processor.possible_kernels() == ()
     assert processor.kernel_kind() is None
+
+
+@pytest.mark.parametrize(
+    ("dot_products", "matrices", "expected"),
+    [(0, 0, ()), (1 << 20, 0, ("arm-dotprod",)), (1 << 20, 1 << 13, ("arm-i8mm", "arm-dotprod"))],
+)
+def test_an_arm_processor_runs_what_the_system_says_it_has(
+    on_processor, monkeypatch, tmp_path: Path, dot_products: int, matrices: int, expected: tuple[str, ...]
+) -> None:
+    entries = struct.pack("8Q", 6, 4096, 16, 0b11 | dot_products, 26, matrices, 0, 0)
+    (tmp_path / "auxv").write_bytes(entries)
+    on_processor(SERVER, machine="aarch64")
+    monkeypatch.setattr(processor, "AUXILIARY_VECTOR", tmp_path / "auxv")
+    monkeypatch.setattr(processor.platform, "system", lambda: "Linux")
+    assert processor.possible_kernels() == expected
+    if expected:
+        assert processor.llvm_target() == ("generic", "+dotprod,+i8mm" if matrices else "+dotprod")
 
 
 def test_a_kind_that_is_named_gets_no_instruction_beyond_its_own(on_processor, monkeypatch) -> None:
@@ -77,7 +96,9 @@ def test_a_kind_that_does_not_run_here_is_refused_by_name(on_processor, monkeypa
     with pytest.raises(SettingsError, match="got 'amx'; allowed: avx2"):
         processor.kernel_kind()
     on_processor(set())
-    with pytest.raises(SettingsError, match="allowed: none: int8 needs an x86 processor with AVX2"):
+    with pytest.raises(
+        SettingsError, match="allowed: none: int8 needs an x86 processor with AVX2, or an ARM"
+    ):
         processor.kernel_kind()
 
 

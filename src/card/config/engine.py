@@ -16,7 +16,8 @@ PlacementSetting = Literal["inline", "thread", "process"]  # draft_address says 
 ScheduleSetting = Literal["auto", "beside", "turns"]
 PolicyName = Literal["auto", "fixed"]
 
-KERNEL_KINDS = ("amx", "avx512-vnni", "avx-vnni", "avx2")  # of instructions for integer passes, the fastest first
+# Instructions for integer passes, on each kind of processor the fastest first.
+KERNEL_KINDS = ("amx", "avx512-vnni", "avx-vnni", "avx2", "arm-i8mm", "arm-dotprod")
 KERNELS_VARIABLE = "CARD_KERNELS"  # names one of them for this process and those that it starts
 INT8 = "int8"  # a dtype of ours: 8-bit integers in every product of a runner
 

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from card.machine.folders import cache_folder
-from card.machine.processor import kernel_kind, llvm_target
+from card.machine.processor import INTEGER_PROCESSORS, kernel_kind, llvm_target
 
 PANEL, GROUP, LANES = 16, 64, 16  # output channels read together, activations that share a scale, floats of a vector
 _ZERO = 128  # weights are unsigned bytes around this
@@ -135,7 +135,7 @@ def why_not_int8() -> str | None:
     if find_spec("numba") is None:
         return "the package numba is missing; run pip install 'card-decoding[int8]'"
     if kernel_kind() is None:
-        return "it needs an x86 processor with AVX2"
+        return f"it needs {INTEGER_PROCESSORS}"
     generator = torch.Generator().manual_seed(0)
     weight, x = (torch.randint(-127, 128, (size, 256), generator=generator).float() for size in (96, max(_PROBED_ROWS)))
     weight[:, 0] = x[:, ::GROUP] = _LARGEST  # all scales are 1, so the product is one of whole numbers

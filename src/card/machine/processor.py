@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
 import os
 import platform
+import struct
 from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
@@ -22,7 +24,13 @@ _NEEDS: Mapping[str, tuple[str, ...]] = {  # features, under LLVM's names
     "avx512-vnni": (*_VECTORS, "avx512f", "avx512bw", "avx512vl", "avx512vnni"),
     "avx-vnni": (*_VECTORS, "avxvnni"),
     "avx2": _VECTORS,
+    "arm-i8mm": ("dotprod", "i8mm"),
+    "arm-dotprod": ("dotprod",),
 }
+INTEGER_PROCESSORS = "an x86 processor with AVX2, or an ARM processor with dot products"
+_ARM_BITS = {"dotprod": (16, 20), "i8mm": (26, 13)}  # entry of the auxiliary vector and bit in it (Linux's hwcap.h)
+_ARM_NAMES = {"dotprod": b"hw.optional.arm.FEAT_DotProd", "i8mm": b"hw.optional.arm.FEAT_I8MM"}  # macOS's
+AUXILIARY_VECTOR = Path("/proc/self/auxv")
 
 
 def processor_name() -> str:
@@ -55,15 +63,46 @@ def has_matrix_unit() -> bool:
 @functools.cache
 def possible_kernels() -> tuple[str, ...]:
     """Return the kinds of kernels that this processor runs, the fastest first; needs llvmlite."""
+    features = _features()
+    return tuple(
+        kind for kind in KERNEL_KINDS if features.issuperset(_NEEDS[kind]) and (kind != "amx" or has_matrix_unit())
+    )
+
+
+def is_arm() -> bool:
+    """Return whether this is an ARM processor of 64 bits."""
+    return platform.machine().lower() in ("aarch64", "arm64")
+
+
+def _features() -> frozenset[str]:
+    """Return the processor's features, under LLVM's names."""
+    if is_arm():
+        return _arm_features()
     if platform.machine().lower() not in ("x86_64", "amd64"):
-        return ()
+        return frozenset()
     binding: Any = import_module("llvmlite.binding")
     features: Mapping[str, bool] = binding.get_host_cpu_features()
-    return tuple(
-        kind
-        for kind in KERNEL_KINDS
-        if all(features.get(need) for need in _NEEDS[kind]) and (kind != "amx" or has_matrix_unit())
-    )
+    return frozenset(name for name, is_there in features.items() if is_there)
+
+
+def _arm_features() -> frozenset[str]:
+    """Return what the system says of an ARM processor; LLVM's own list is empty on some systems."""
+    if platform.system() == "Darwin":
+        return frozenset(name for name, of_system in _ARM_NAMES.items() if _system_number(of_system))
+    try:
+        raw = AUXILIARY_VECTOR.read_bytes()
+    except OSError:
+        return frozenset()
+    numbers = struct.unpack(f"{len(raw) // 8}Q", raw[: len(raw) // 8 * 8])
+    entries = dict(zip(numbers[::2], numbers[1::2], strict=False))
+    return frozenset(name for name, (entry, bit) in _ARM_BITS.items() if entries.get(entry, 0) >> bit & 1)
+
+
+def _system_number(name: bytes) -> int:
+    """Return a number that macOS knows by its name; 0 if it does not."""
+    value, size = ctypes.c_int(0), ctypes.c_size_t(ctypes.sizeof(ctypes.c_int))
+    ctypes.CDLL(None).sysctlbyname(name, ctypes.byref(value), ctypes.byref(size), None, 0)
+    return value.value
 
 
 @functools.cache
@@ -77,7 +116,7 @@ def kernel_kind() -> str | None:
     if not wanted:
         return possible[0] if possible else None
     if wanted not in possible:
-        allowed = ", ".join(possible) or "none: int8 needs an x86 processor with AVX2"
+        allowed = ", ".join(possible) or f"none: int8 needs {INTEGER_PROCESSORS}"
         raise SettingsError(f"kernels must be of a kind that this processor runs, got {wanted!r}; allowed: {allowed}")
     return wanted
 
@@ -87,6 +126,8 @@ def llvm_target() -> tuple[str, str] | None:
 
     A kind that is named gets no instruction beyond its own: what it measures holds for a processor that has no more.
     """
+    if is_arm():
+        return "generic", ",".join(f"+{feature}" for feature in _NEEDS[kernel_kind() or "arm-dotprod"])
     kind = kernel_kind() if os.environ.get(KERNELS_VARIABLE) else None
     if kind == "avx2":
         return "x86-64-v3", ""

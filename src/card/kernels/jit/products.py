@@ -13,11 +13,11 @@ from typing import Any
 from llvmlite import ir
 from llvmlite.binding import llvm_version_info
 
-from card.kernels.jit.vectors import INTS, LANES, Builder, Value, call, read, repeated
+from card.kernels.jit.vectors import LANES, Builder, Value, call, read, repeated
 
 _I1, _I8, _I16, _I32 = ir.IntType(1), ir.IntType(8), ir.IntType(16), ir.IntType(32)
 _LARGE_TILES = ((16, 1),)  # 32 registers of 16 numbers
-_SMALL_TILES = ((6, 1),)  # 16 registers of 8
+_SMALL_TILES = ((6, 1),)  # 16 registers of 8, or 32 of 4
 _SIGN = ir.Constant(ir.VectorType(_I8, 32), [0x80] * 32)
 _NAMES_BYTES = llvm_version_info[0] >= 22  # how LLVM wants the bytes of a VNNI product: as bytes or as integers
 
@@ -62,8 +62,9 @@ class Product:
         """Return a panel's sums from their parts."""
         if len(parts) == 1:
             return parts[0]
-        low, high = parts
-        return builder.shuffle_vector(low, high, ir.Constant(INTS, list(range(LANES))))
+        pairs = zip(parts[::2], parts[1::2], strict=True)
+        places = ir.Constant(_ints(2 * LANES // len(parts)), list(range(2 * LANES // len(parts))))
+        return self.join(builder, [builder.shuffle_vector(low, high, places) for low, high in pairs])
 
 
 def _ints(lanes: int) -> Any:
@@ -124,8 +125,33 @@ def _avx2() -> Product:
     )
 
 
+def _arm(name: str, *, has_unsigned_weights: bool) -> Product:
+    """Return the product of one instruction of ARM's, SDOT or USDOT."""
+    lanes, sums = 4, _ints(4)
+
+    def add(builder: Builder, total: Value, weights: Value, numbers: Value) -> Value:
+        return call(builder, f"llvm.aarch64.neon.{name}.v4i32.v16i8", sums, total, weights, numbers)
+
+    def signed(builder: Builder, weights: Value) -> Value:
+        return builder.xor(weights, ir.Constant(weights.type, [0x80] * (4 * lanes)))
+
+    return Product(
+        lanes=lanes,
+        has_unsigned_weights=has_unsigned_weights,
+        most_rows=_SMALL_TILES[-1][0],
+        panels=_SMALL_TILES,
+        weights_of=(lambda builder, weights: weights) if has_unsigned_weights else signed,
+        numbers_of=lambda builder, four: _bytes(builder, four, lanes),
+        add=add,
+    )
+
+
 def product_of(kind: str) -> Product:
     """Return the product of a kind of `card.machine.processor.KERNEL_KINDS`; the matrix unit's is that of few rows."""
+    if kind.startswith("arm"):
+        return (
+            _arm("usdot", has_unsigned_weights=True) if kind == "arm-i8mm" else _arm("sdot", has_unsigned_weights=False)
+        )
     if kind == "avx2":
         return _avx2()
     return _vnni(8, 6, _SMALL_TILES) if kind == "avx-vnni" else _vnni(LANES, 16, _LARGE_TILES)

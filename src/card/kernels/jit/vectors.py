@@ -15,6 +15,8 @@ from numba import njit, types
 from numba.core import cgutils
 from numba.core.extending import intrinsic, models, register_model
 
+from card.machine.processor import is_arm
+
 LANES = 16
 GROUP = 64  # activations that share a scale
 _F32, _HALF, _I8, _I32, _I64 = ir.FloatType(), ir.HalfType(), ir.IntType(8), ir.IntType(32), ir.IntType(64)
@@ -278,7 +280,10 @@ def look(builder: Builder, address: Value) -> Value:
 @operation(types.void)
 def pause(builder: Builder) -> None:
     """Let the core rest for a moment."""
-    call(builder, "llvm.x86.sse2.pause", ir.VoidType())
+    if is_arm():
+        call(builder, "llvm.aarch64.hint", ir.VoidType(), ir.Constant(_I32, 1))  # YIELD
+    else:
+        call(builder, "llvm.x86.sse2.pause", ir.VoidType())
 
 
 @operation(types.void)
