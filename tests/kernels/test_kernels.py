@@ -96,9 +96,7 @@ def test_a_kind_that_does_not_run_here_is_refused_by_name(on_processor, monkeypa
     with pytest.raises(SettingsError, match="got 'amx'; allowed: avx2"):
         processor.kernel_kind()
     on_processor(set())
-    with pytest.raises(
-        SettingsError, match="allowed: none: int8 needs an x86 processor with AVX2, or an ARM"
-    ):
+    with pytest.raises(SettingsError, match="allowed: none: int8 needs an x86 processor with AVX2, or an ARM"):
         processor.kernel_kind()
 
 
