@@ -13,9 +13,10 @@ from typing import Protocol
 import psutil
 import torch
 
-from card.engine.engine import Engine, Update
+from card.engine.engine import Engine
 from card.errors import TargetError
 from card.tree.candidates import CandidateCache
+from card.workers.request import Update
 from tests.chaos.jobs import Jobs, Outcome
 
 CONCURRENCY = 16

@@ -18,7 +18,7 @@ from card.policy.rounds import likely
 from card.protocol.messages import Close, Correction, Layer, Open, Pong, Resync, TargetMessage
 from card.tree.nodes import NewNodes
 from card.tree.sampling import Sampler
-from card.workers.request import Progress, Request, StepResult, Work
+from card.workers.request import Request, StepResult, Update, Work
 from card.workers.target import TargetWorker
 from tests.decoding import GREEDY, PROMPT, drafter_for, plain, toy_draft, toy_target
 from tests.inside import has_lost_a_layer
@@ -146,7 +146,7 @@ def test_a_garbage_layer_raises_and_changes_neither_text_nor_candidates(
     assert (text_of(worker), generation.stats.as_dict()) == (text, stats)
     assert (generation.replica.tree.epoch, generation.replica.tree.snapshot()) == (0, nodes)
     assert not has_lost_a_layer(generation.replica)
-    assert run_round(worker, [7]).progress[0].token_ids == tuple(upcoming(4)), "the candidates still serve"
+    assert run_round(worker, [7]).updates[0].token_ids == tuple(upcoming(4)), "the candidates still serve"
 
 
 def test_a_lost_layer_makes_the_next_corrections_ask_for_a_snapshot_until_it_comes() -> None:
@@ -162,7 +162,7 @@ def test_a_lost_layer_makes_the_next_corrections_ask_for_a_snapshot_until_it_com
     snapshot = chain_layer([tokens[length - 6]], seq=3, is_reset=True, root_position=length - 1, known_len=length)
     worker.receive(snapshot)
     result = run_round(worker, [7])
-    assert len(result.progress[0].token_ids) == 2, "the snapshot's candidate was accepted"
+    assert len(result.updates[0].token_ids) == 2, "the snapshot's candidate was accepted"
     assert not correction_of(result).wants_snapshot
 
 
@@ -192,7 +192,7 @@ def test_layers_about_an_older_text_are_settled_against_the_text_of_now() -> Non
         run_round(worker, [7])  # eight tokens of text; the drafter knew six
     worker.receive(chain_layer(tokens))
     assert worker.sequence(7).stats.late_hits == 0, "what a reset brings was never waited for"
-    assert run_round(worker, [7]).progress[0].token_ids == tuple(tokens[2:6]) + tuple(upcoming(7)[6:])
+    assert run_round(worker, [7]).updates[0].token_ids == tuple(tokens[2:6]) + tuple(upcoming(7)[6:])
     assert worker.sequence(7).stats.hits == 0
 
 
@@ -214,7 +214,7 @@ def test_a_token_that_comes_after_it_was_committed_is_a_late_hit() -> None:
     worker.receive(chain_layer(tokens[:3], seq=1, is_reset=False))
     assert worker.sequence(7).stats.late_hits == 1
     assert not worker.sequence(7).is_short_of_candidates
-    assert run_round(worker, [7]).progress[0].token_ids == tuple(tokens[1:4])
+    assert run_round(worker, [7]).updates[0].token_ids == tuple(tokens[1:4])
 
 
 def test_messages_about_unknown_requests_or_for_nobody_are_ignored() -> None:
@@ -278,7 +278,7 @@ def test_a_new_incarnation_is_told_everything_and_the_old_ones_candidates_are_dr
     assert isinstance(opening, Open)
     assert opening.token_ids == tuple(text_of(worker))
     result = run_round(worker, [7])
-    assert len(result.progress[0].token_ids) == 1
+    assert len(result.updates[0].token_ids) == 1
     assert correction_of(result).start == 0
     length = len(text_of(worker))
     counts = {"num_passes": 3, "busy_s": 1.0, "num_dropped": 5, "num_rolled_back": 2}
@@ -317,7 +317,7 @@ def test_a_round_commits_the_right_candidates_and_one_token_more(verify: str, nu
     offered = tokens[:num_right] + [(token + 1) % 12 for token in tokens[num_right:3]]
     worker.receive(chain_layer(offered))
     result = run_round(worker, [7])
-    assert result.progress == [Progress(7, tuple(tokens[: num_right + 1]), None)]
+    assert result.updates == [Update(7, tuple(tokens[: num_right + 1]), None, worker.sequence(7).stats)]
     stats = worker.sequence(7).stats
     assert (stats.target_passes, stats.verified_tokens, stats.accepted_tokens) == (1, 3, num_right)
     assert stats.offered_per_depth == [1, 1, 1]
@@ -336,7 +336,7 @@ def test_candidates_on_unlikely_paths_are_not_verified(verify: str, min_verify_p
         (i, i - 1, token, -1.0) for i, token in enumerate(tokens[:4], start=1)
     ]  # paths of 0.37, 0.14, 0.05 and 0.018
     worker.receive(layer(*nodes))
-    assert run_round(worker, [7]).progress[0].token_ids == tuple(tokens[: num_verified + 1])
+    assert run_round(worker, [7]).updates[0].token_ids == tuple(tokens[: num_verified + 1])
     assert worker.sequence(7).stats.verified_tokens == num_verified
 
 
@@ -346,7 +346,7 @@ def test_a_hit_is_counted_when_the_last_token_was_a_candidate_too() -> None:
     run_round(worker, [7])
     assert worker.sequence(7).stats.hits == 1
     assert worker.sequence(7).replica.tree.num_nodes == 1
-    assert run_round(worker, [7]).progress[0].token_ids == tuple(upcoming(5)[3:])
+    assert run_round(worker, [7]).updates[0].token_ids == tuple(upcoming(5)[3:])
 
 
 def test_every_round_equals_plain_decoding_whatever_is_offered() -> None:
@@ -415,7 +415,7 @@ def test_the_text_ends_exactly_there_inside_and_after_accepted_candidates(num_ke
     worker.receive(chain_layer(tokens[:3]))
     result = run_round(worker, [7])
     reason = "length" if end == "max tokens" else "stop"
-    assert result.progress == [Progress(7, tuple(tokens[:num_kept]), reason)]
+    assert result.updates == [Update(7, tuple(tokens[:num_kept]), reason, worker.sequence(7).stats)]
     assert text_of(worker) == [*PROMPT, *plain(toy_target())[0][: 1 + num_kept]]
     assert check.fed == text_of(worker)[5:], "each token once, in order, and none beyond the end"
     assert result.messages == [], "the drafter has nothing more to do"
@@ -430,7 +430,7 @@ def test_the_first_token_may_be_the_last() -> None:
     for changes in ({"end_ids": frozenset({first})}, {"params": GREEDY.replace(max_tokens=1)}):
         worker = TargetWorker(toy_target(), clock=Clock())
         worker.add(request(**changes))
-        assert run_round(worker, [7]).progress[0].token_ids == (first,)
+        assert run_round(worker, [7]).updates[0].token_ids == (first,)
         assert worker.sequence(7).stats.target_passes == 0
 
 
@@ -438,7 +438,7 @@ def test_the_text_ends_at_the_end_of_the_context() -> None:
     worker = started(toy_target(max_model_len=8))
     tokens = upcoming(2)
     worker.receive(chain_layer(upcoming(4)))
-    assert run_round(worker, [7]).progress == [Progress(7, tuple(tokens), "length")]
+    assert run_round(worker, [7]).updates == [Update(7, tuple(tokens), "length", worker.sequence(7).stats)]
 
 
 @pytest.mark.parametrize("num_tree_rows", [0, 1, 2])
@@ -487,12 +487,12 @@ def run_together(
         result = run_round(worker, running)
         assert target.num_forward_passes == num_passes + bool(running), "one pass for all"
         send(result.messages)
-        for progress in result.progress:
-            texts[progress.request_id] += progress.token_ids
-            if progress.finish_reason:
-                running.remove(progress.request_id)
-                send(worker.remove(progress.request_id))
-                done[progress.request_id] = (texts[progress.request_id], progress.finish_reason)
+        for update in result.updates:
+            texts[update.request_id] += update.token_ids
+            if update.finish_reason:
+                running.remove(update.request_id)
+                send(worker.remove(update.request_id))
+                done[update.request_id] = (texts[update.request_id], update.finish_reason)
         for _ in range(2):
             for reply in drafter.step():
                 send(worker.receive(reply))

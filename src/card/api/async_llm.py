@@ -17,15 +17,15 @@ from transformers import PreTrainedTokenizerBase
 
 from card.api.host import Host, Hosted, PreparedRequest, Prompt
 from card.api.mailbox import Mailbox, post
-from card.api.outputs import Piece, StreamChunk
+from card.api.outputs import StreamChunk
 from card.config import SamplingParams
-from card.engine.engine import Update
 from card.engine.scoring import Scores, ScoringJob
 from card.errors import CardError, PromptError, SettingsError, WorkerError, in_words
 from card.transport.child import DrafterChild
 from card.transport.leases import Leases
 from card.tree.verify import MATCH, Verifier
-from card.workers.metrics import EngineStats, RequestStats
+from card.workers.metrics import EngineStats
+from card.workers.request import Request, Update
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -200,7 +200,6 @@ class _RunningRequest:
     name: str
     prepared: PreparedRequest
     mailbox: Mailbox
-    stats: RequestStats
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,9 +242,7 @@ class _Driver:
                 raise SettingsError(f"request_id {name!r} is in use by a running request; choose another one")
             self._number_of[name] = prepared.request.request_id
             self._num_unseen += 1
-            request = prepared.request
-            stats = RequestStats(num_prompt_tokens=len(request.prompt_ids), seed=request.params.seed or 0)
-            self._post(_RunningRequest(name, prepared, mailbox, stats))
+            self._post(_RunningRequest(name, prepared, mailbox))
 
     def abort(self, name: str) -> Future[bool] | None:
         """Queue an abort; None if there is no such request. Raises: WorkerError."""
@@ -352,28 +349,27 @@ class _Driver:
             try:
                 engine.add(request)
             except PromptError as error:
-                self._deliver([Update(request.request_id, (), "error", command.stats, error)])
+                self._deliver([Update(request.request_id, (), "error", request.new_stats(), error)])
             return
-        was_running = engine.abort(command.number)
+        last = engine.abort(command.number)
         if command.done is not None:
-            self._obeyed.append((command.done, was_running))
-        if was_running:
-            self._deliver([Update(command.number, (), "abort", self._live[command.number].stats)])
+            self._obeyed.append((command.done, last is not None))
+        if last is not None:
+            self._deliver([last])
 
     def _deliver(self, updates: list[Update]) -> None:
         """Put each update into its mailbox and wake the readers, to whom the statistics then tell no less."""
         receivers = [(self._live[update.request_id], update) for update in updates]
         for live, update in receivers:
-            live.stats = update.stats
             if update.finish_reason is not None:
                 del self._live[update.request_id]
                 with self._changed:
                     self._number_of.pop(live.name, None)
         self._publish()
-        letters: list[tuple[Mailbox, Piece | CardError]] = []
+        letters: list[tuple[Mailbox, str, Update]] = []
         for live, update in receivers:
             text = live.prepared.text.take(update.token_ids, is_end=update.finish_reason is not None)
-            letters.append((live.mailbox, update.error or (text, update)))
+            letters.append((live.mailbox, text, update))
         post(letters)
 
     def _die(self, death: WorkerError) -> None:
@@ -382,19 +378,22 @@ class _Driver:
             self._death = death
             commands, self._inbox = self._inbox, []
             self._number_of.clear()
-        mailboxes = [live.mailbox for live in self._live.values()]
-        mailboxes += [command.mailbox for command in commands if isinstance(command, _RunningRequest)]
+        unread = [*self._live.values(), *(command for command in commands if isinstance(command, _RunningRequest))]
         self._live.clear()
         for command in commands:
             if isinstance(command, ScoringJob):
                 self._host.scorer.add(command)
         self._host.scorer.fail(death)
-        post([(mailbox, _copy_of(death)) for mailbox in mailboxes])
+        post([(one.mailbox, "", _last_update(one.prepared.request, death)) for one in unread])
         unanswered = [done for done, _ in self._obeyed]
         unanswered += [command.done for command in commands if isinstance(command, _Abort) and command.done]
         for done in unanswered:
             if done.set_running_or_notify_cancel():
                 done.set_exception(_copy_of(death))
+
+
+def _last_update(request: Request, death: WorkerError) -> Update:
+    return Update(request.request_id, (), "error", request.new_stats(), _copy_of(death))
 
 
 def _copy_of(error: WorkerError) -> WorkerError:

@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Any, Self
 from transformers import PreTrainedTokenizerBase
 
 from card.api.host import Host, Hosted, PreparedRequest, Prompt
-from card.api.outputs import CompletionOutput, Piece, RequestOutput, StreamChunk
+from card.api.outputs import CompletionOutput, RequestOutput, StreamChunk
 from card.config import DraftSettings, EngineSettings, SamplingParams
-from card.engine.engine import Engine, Update
+from card.engine.engine import Engine
 from card.transport.child import DrafterChild
 from card.tree.verify import MATCH, Verifier
 from card.workers.metrics import EngineStats
+from card.workers.request import Update
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -188,8 +189,8 @@ class LLM(Hosted):
                     if update.request_id in self._live:
                         self._live[update.request_id].updates.append(update)
 
-    def _pieces(self, live: _UnreadRequest) -> Iterator[Piece]:
-        """Yield what each round gives a request, to its end."""
+    def _updates(self, live: _UnreadRequest) -> Iterator[tuple[str, Update]]:
+        """Yield what each round gives a request, to its end, and before it the text that is certain since."""
         has_ended = False
         while not has_ended:
             update = self._next(live)
@@ -199,10 +200,10 @@ class LLM(Hosted):
     def _stream(self, prepared: PreparedRequest) -> Iterator[StreamChunk]:
         live = self._begin(prepared)
         try:
-            for text, update in self._pieces(live):
+            for text, update in self._updates(live):
                 if update.error is not None:
                     raise update.error
-                yield StreamChunk.of([(text, update)])
+                yield StreamChunk.of(text, [update])
         finally:
             self._end(live)
 
@@ -217,8 +218,8 @@ class LLM(Hosted):
                 self._end(live)
 
     def _collect(self, live: _UnreadRequest, prompt: str | None) -> RequestOutput:
-        pieces = list(self._pieces(live))
-        told, request = StreamChunk.of(pieces), live.prepared.request
+        texts, updates = zip(*self._updates(live), strict=True)
+        told, request = StreamChunk.of("".join(texts), updates), live.prepared.request
         assert told.finish_reason is not None
         completion = CompletionOutput(
             0, told.text, told.token_ids, told.finish_reason, told.logprobs, told.origins, told.alternatives
@@ -232,5 +233,5 @@ class LLM(Hosted):
             exact=self.is_exact,
             target_cost=self.target_cost,
             stats=told.stats,
-            error=pieces[-1][1].error,
+            error=updates[-1].error,
         )

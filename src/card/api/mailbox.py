@@ -6,8 +6,9 @@ import asyncio
 import contextlib
 from collections.abc import Sequence
 
-from card.api.outputs import Piece, StreamChunk
+from card.api.outputs import StreamChunk
 from card.errors import CardError, SettingsError
+from card.workers.request import Update
 
 
 class Mailbox:
@@ -15,16 +16,18 @@ class Mailbox:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
-        self._pieces: list[Piece] = []
+        self._text = ""
+        self._updates: list[Update] = []
         self._error: CardError | None = None  # raised after what there is to read
         self._waiter: asyncio.Future[None] | None = None
 
-    def put(self, mail: Piece | CardError) -> None:
-        """Add what a round gave, or why nothing more comes, and wake the reader."""
-        if isinstance(mail, CardError):
-            self._error = mail
+    def put(self, text: str, update: Update) -> None:
+        """Add what a round gave, and the text that is certain since, or why nothing more comes; wake the reader."""
+        if update.error is not None:
+            self._error = update.error
         else:
-            self._pieces.append(mail)
+            self._text += text
+            self._updates.append(update)
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
@@ -34,28 +37,29 @@ class Mailbox:
             raise SettingsError("a stream must be read in the event loop that it was made in")
         if self._waiter is not None:
             raise SettingsError("a stream is read by one task at a time; another one waits for it")
-        if not self._pieces and self._error is None:
+        if not self._updates and self._error is None:
             self._waiter = self.loop.create_future()
             try:
                 await self._waiter
             finally:
                 self._waiter = None
-        if not self._pieces and self._error is not None:
+        if not self._updates and self._error is not None:
             raise self._error
-        pieces, self._pieces = self._pieces, []
-        return StreamChunk.of(pieces)
+        chunk = StreamChunk.of(self._text, self._updates)
+        self._text, self._updates = "", []
+        return chunk
 
 
-def post(letters: Sequence[tuple[Mailbox, Piece | CardError]]) -> None:
+def post(letters: Sequence[tuple[Mailbox, str, Update]]) -> None:
     """Put each into its mailbox from another thread, with one call for each event loop."""
-    by_loop: dict[asyncio.AbstractEventLoop, list[tuple[Mailbox, Piece | CardError]]] = {}
-    for mailbox, mail in letters:
-        by_loop.setdefault(mailbox.loop, []).append((mailbox, mail))
+    by_loop: dict[asyncio.AbstractEventLoop, list[tuple[Mailbox, str, Update]]] = {}
+    for letter in letters:
+        by_loop.setdefault(letter[0].loop, []).append(letter)
     for loop, those in by_loop.items():
         with contextlib.suppress(RuntimeError):  # a closed loop has no readers left
             loop.call_soon_threadsafe(_put_all, those)
 
 
-def _put_all(letters: Sequence[tuple[Mailbox, Piece | CardError]]) -> None:
-    for mailbox, mail in letters:
-        mailbox.put(mail)
+def _put_all(letters: Sequence[tuple[Mailbox, str, Update]]) -> None:
+    for mailbox, text, update in letters:
+        mailbox.put(text, update)

@@ -5,16 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from card.engine.engine import Update
 from card.errors import CardError
 from card.tree.sampling import TokenLogprobs
 from card.workers.metrics import RequestStats
-from card.workers.request import Alternative, FinishReason, TokenDetails
+from card.workers.request import Alternative, FinishReason, TokenDetails, Update
 
 __all__ = ["Alternative", "CompletionOutput", "RequestOutput", "StreamChunk", "TokenLogprobs"]
-
-Piece = tuple[str, Update]
-"""What a round gave a request, and the text that is certain since."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,15 +56,14 @@ class StreamChunk:
     alternatives: tuple[tuple[Alternative, ...], ...] = field(default=(), compare=False)
 
     @classmethod
-    def of(cls, pieces: Sequence[Piece]) -> StreamChunk:
-        """Return what some rounds gave a request, one after the other."""
-        last = pieces[-1][1]
-        told = TokenDetails.joined(update.details for _, update in pieces)
+    def of(cls, text: str, updates: Sequence[Update]) -> StreamChunk:
+        """Return what some rounds gave a request, one after the other, and the text that is certain since."""
+        told = TokenDetails.joined(update.details for update in updates)
         return cls(
-            "".join([text for text, _ in pieces]),
-            tuple([token_id for _, update in pieces for token_id in update.token_ids]),
-            last.finish_reason,
-            last.stats,
+            text,
+            tuple([token_id for update in updates for token_id in update.token_ids]),
+            updates[-1].finish_reason,
+            updates[-1].stats,
             told.logprobs,
             told.origins,
             told.alternatives,

@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
+from card.engine.tracing import NoTracing
 from card.errors import ProtocolError
 from card.policy.rounds import Schedule
-from card.protocol.messages import DrafterMessage, Layer, Ready, TargetMessage
+from card.protocol.messages import Layer, Ready, TargetMessage
 from card.transport.link import DrafterLink, LinkStatus
 from card.workers.target import TargetWorker
-from card.workers.trace import Trace
 
 
 class Dialogue:
     """The target's side of a link; without a link it is silent."""
 
-    trace: Trace | None = None
+    tracing: NoTracing
     """Is told what is said."""
 
-    def __init__(self, worker: TargetWorker, link: DrafterLink | None, clock: Callable[[], float]) -> None:
-        """Begin. ``clock`` gives seconds, for the trace."""
+    def __init__(self, worker: TargetWorker, link: DrafterLink | None) -> None:
         self.link = link
+        self.tracing = NoTracing()
         self._worker = worker
-        self._clock = clock
         self._is_behind = False  # the drafter was not told of what the last passes committed
         self._beam_width: int | None = None
 
@@ -47,8 +46,7 @@ class Dialogue:
             return
         for message in self.link.receive():
             if isinstance(message, Ready):
-                if self.trace is not None:
-                    self.trace.drafter_came()
+                self.tracing.drafter_came()
                 self.send(self._worker.reopen())
                 continue
             try:
@@ -56,8 +54,8 @@ class Dialogue:
             except ProtocolError as error:
                 self.link.reject(str(error))
                 return
-            if self.trace is not None:
-                self._tell(message, self.trace)
+            if isinstance(message, Layer):
+                self.tracing.layer(message, self._worker.find(message.request_id))
 
     def send(self, messages: Sequence[TargetMessage]) -> None:
         """Hand messages over."""
@@ -65,8 +63,7 @@ class Dialogue:
             return
         for message in messages:
             self.link.send(message)
-        if self.trace is not None:
-            self.trace.sent(messages, self._clock())
+        self.tracing.sent(messages)
 
     def tell_round(self, messages: Sequence[TargetMessage], *, is_heard: bool) -> None:
         """Tell of what a pass committed; a drafter that does not hear of it catches up later."""
@@ -89,9 +86,3 @@ class Dialogue:
         if self._is_behind:
             self._is_behind = False
             self.send(self._worker.catch_up())
-
-    def _tell(self, message: DrafterMessage, trace: Trace) -> None:
-        if isinstance(message, Layer):
-            trace.layer(message, self._clock())
-            if (sequence := self._worker.find(message.request_id)) is not None:
-                trace.follow(message.request_id, sequence.stats, sequence.num_candidates, self._clock())

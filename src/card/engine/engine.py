@@ -9,17 +9,18 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from card.engine.dialogue import Dialogue
-from card.engine.passes import TargetPasses, tell_pass
-from card.errors import CapacityError, CardError, TargetError, WorkerError
+from card.engine.passes import TargetPasses
+from card.engine.tracing import NoTracing, Tracing
+from card.errors import CapacityError, TargetError, WorkerError
 from card.machine.threads import pinned
 from card.policy.rounds import Draft, Outcome, Policy, RoundView
 from card.transport.link import DrafterLink
 from card.tree.nodes import Nodes
 from card.workers.metrics import EngineStats, RequestStats
-from card.workers.request import FinishReason, Request, StepResult, TokenDetails, Work
+from card.workers.request import Request, StepResult, Update, Work
 from card.workers.sequence import Sequence
 from card.workers.target import TargetWorker
 from card.workers.trace import Trace
@@ -29,18 +30,6 @@ _LONG_PROMPT = (
     256  # tokens from which prompts are read where `Policy.reading_cores` says: shorter ones are slower there
 )
 _MOST_DRAFT_PASSES = 64  # in one round, whatever the policy wants
-
-
-@dataclass(frozen=True, slots=True)
-class Update:
-    """The gain of one request in one round."""
-
-    request_id: int
-    token_ids: tuple[int, ...]
-    finish_reason: FinishReason | None
-    stats: RequestStats  # live counters, which go on changing until the request is finished
-    error: CardError | None = None  # with finish_reason "error"
-    details: TokenDetails = field(default_factory=TokenDetails)  # of these tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,9 +76,9 @@ class Engine:
         """Make an engine without requests. ``clock`` gives seconds; all times in the statistics are its own."""
         self._worker = worker
         self._passes = TargetPasses(worker)
-        self._drafter = Dialogue(worker, link, clock)
-        self._drafter.trace = trace
+        self._drafter = Dialogue(worker, link)
         self._clock = clock
+        self.trace = trace
         self._limits = limits or Limits()
         self._policy = policy or Policy("off" if link is None else "beside" if link.runs_by_itself else "turns")
         self._waiting: deque[_Waiting] = deque()
@@ -99,11 +88,11 @@ class Engine:
     @property
     def trace(self) -> Trace | None:
         """Is told what happens from now on; may be set and taken away at any time."""
-        return self._drafter.trace
+        return self._drafter.tracing.trace
 
     @trace.setter
     def trace(self, trace: Trace | None) -> None:
-        self._drafter.trace = trace
+        self._drafter.tracing = NoTracing() if trace is None else Tracing(trace, self._clock)
 
     @property
     def has_work(self) -> bool:
@@ -124,16 +113,20 @@ class Engine:
         self.check(request)
         self._waiting.append(_Waiting(request, self._clock()))
 
-    def abort(self, request_id: int) -> bool:
-        """Drop a request at once, with its KV rows and its tree; no update follows. Returns False for an unknown id."""
+    def abort(self, request_id: int) -> Update | None:
+        """Drop a request at once, with its KV rows and its tree.
+
+        Returns: its last update; None for an unknown id.
+        """
         for entry in self._waiting:
             if entry.request.request_id == request_id:
                 self._waiting.remove(entry)
-                return True
+                return Update(request_id, (), "abort", entry.request.new_stats())
         if request_id not in self._running:
-            return False
+            return None
+        stats = self._refresh(request_id, self._clock())
         self._leave(request_id)
-        return True
+        return Update(request_id, (), "abort", stats)
 
     def step(self) -> list[Update]:
         """Run one round. Returns: what it gave each request that got tokens or ended; nothing if there is no work.
@@ -197,13 +190,12 @@ class Engine:
         self._drafter.tell_round(result.messages, is_heard=not rests)
         ended = self._clock()
         updates += [self._fail(request_id, error) for request_id, error in errors.items()]
-        for progress in result.progress:
-            stats = self._refresh(progress.request_id, ended)
-            if progress.finish_reason is not None:
-                self._leave(progress.request_id)
+        for update in result.updates:
+            self._refresh(update.request_id, ended)
+            if update.finish_reason is not None:
+                self._leave(update.request_id)
                 self._totals.num_finished += 1
-            reason, told = progress.finish_reason, progress.details
-            updates.append(Update(progress.request_id, progress.token_ids, reason, stats, details=told))
+        updates += result.updates
         self._totals.count_round(result.num_tokens, sum(len(u.token_ids) for u in updates), ended - started)
         busy_s, passes = self._drafter_work(decoding)
         if not errors:
@@ -234,15 +226,14 @@ class Engine:
                 self._waiting.popleft()
                 self._totals.num_failed += 1
                 failure = TargetError(f"the request cannot be taken up: {error}")
-                refused.append(Update(request_id, (), "error", RequestStats(), failure))
+                refused.append(Update(request_id, (), "error", entry.request.new_stats(), failure))
                 continue
             self._waiting.popleft()
             sequence = self._worker.sequence(request_id)
             status = self._drafter.status
             self._running[request_id] = _Running(sequence, now, status.num_restarts if status is not None else 0)
             sequence.stats.queued_s = now - entry.arrived_at
-            if (trace := self.trace) is not None:
-                trace.begin(request_id, entry.arrived_at, now)
+            self._drafter.tracing.taken_up(request_id, entry.arrived_at, now)
             if self._policy.schedule != "off":
                 self._drafter.send(messages)
             backlog += sequence.prompt_tokens_left
@@ -289,8 +280,7 @@ class Engine:
             self._drafter.listen()
             view.waited_s = self._clock() - started
         self._totals.drafter_lead = sum(depth for depth, _ in view.best_paths) / max(1, len(view.best_paths))
-        if view.waited_s and (trace := self.trace) is not None:
-            trace.wait(started, started + view.waited_s, takes_turns=view.takes_turns)
+        self._drafter.tracing.waited(started, view.waited_s, takes_turns=view.takes_turns)
         for one in decoding if view.waited_s else ():
             one.sequence.stats.waited_s += view.waited_s
             if not view.takes_turns and _is_waited_for(one):
@@ -321,12 +311,8 @@ class Engine:
         """Run the pass, and tell a trace of it."""
         started = self._clock()
         result, errors = self._passes.run(work)
-        if (trace := self.trace) is not None:
-            tell_pass(trace, work, result, started, self._policy.schedule)
-            for one in work:
-                if (entry := self._running.get(one.request_id)) is not None:
-                    sequence = entry.sequence
-                    trace.follow(one.request_id, sequence.stats, sequence.num_candidates, self._clock())
+        sequences = [self._running[one.request_id].sequence for one in work]
+        self._drafter.tracing.passed(work, result, started, self._policy.schedule, sequences)
         return result, errors
 
     def _refresh(self, request_id: int, now: float) -> RequestStats:
@@ -363,8 +349,7 @@ class Engine:
 
     def _leave(self, request_id: int) -> None:
         del self._running[request_id]
-        if (trace := self.trace) is not None:
-            trace.end(request_id, self._clock())
+        self._drafter.tracing.ended(request_id)
         self._drafter.send(self._worker.remove(request_id))
 
 

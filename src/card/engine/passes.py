@@ -6,10 +6,8 @@ import logging
 from collections.abc import Sequence
 
 from card.errors import CardError, TargetError, in_words
-from card.policy.rounds import Schedule
 from card.workers.request import StepResult, Work
 from card.workers.target import TargetWorker
-from card.workers.trace import MIXED, PREFILL, VERIFY, Trace
 
 logger = logging.getLogger(__name__)
 _MOST_FAILED_ROUNDS = 3  # rounds in a row in which no request succeeded; then the target counts as broken
@@ -52,19 +50,3 @@ class TargetPasses:
             except (CardError, RuntimeError, MemoryError) as further:
                 total.add(self._run_halves(half, further, errors))
         return total
-
-
-def tell_pass(trace: Trace, work: Sequence[Work], result: StepResult, started: float, schedule: Schedule) -> None:
-    """Tell a trace of a pass for this work, if it is any, which began at a time of the engine's clock."""
-    if not work:
-        return
-    num_prompts = sum(one.num_prompt_tokens > 0 for one in work)
-    name = VERIFY if not num_prompts else PREFILL if num_prompts == len(work) else MIXED
-    details = {
-        "requests": [one.request_id for one in work],
-        "tokens": result.num_tokens,
-        "candidates": sum(len(one.offer) for one in result.verified),
-        "accepted": sum(len(one.accepted) for one in result.verified),
-        "schedule": schedule,
-    }
-    trace.target_pass(name, started, started + result.busy_s, details)

@@ -9,12 +9,13 @@ from typing import Literal, Protocol
 from torch import Tensor
 
 from card.config import DraftSettings, SamplingParams
-from card.errors import SettingsError
+from card.errors import CardError, SettingsError
 from card.protocol.messages import TargetMessage
 from card.tree.nodes import NO_NODES, ROOT, Nodes
 from card.tree.sampling import TokenLogprobs
 from card.tree.shaping import GrammarState
 from card.tree.verify import Verdict
+from card.workers.metrics import RequestStats
 from card.workers.offers import DRAFTER, writer_label
 
 CORRECTED = ""  # origin of a token that the target chose itself where candidates were wrong or ran out
@@ -98,6 +99,10 @@ class Request:
     logits_processor: LogitsProcessor | None = None  # (ids [1, S] int64 before it, logits [1, V]) -> [1, V]
     grammar: GrammarState | None = None  # that of the parameters, at its beginning
 
+    def new_stats(self) -> RequestStats:
+        """Return the counters of a request that nothing was done for yet."""
+        return RequestStats(num_prompt_tokens=len(self.prompt_ids), seed=self.params.seed or 0)
+
     def __post_init__(self) -> None:
         if not self.params.speculates:
             object.__setattr__(self, "uses_drafter", False)
@@ -115,12 +120,14 @@ class Work:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
-    """Gain of one request in one round."""
+class Update:
+    """Gain of one request in one round, from the pass to whoever reads the text."""
 
     request_id: int
     token_ids: tuple[int, ...]
     finish_reason: FinishReason | None
+    stats: RequestStats = field(compare=False)  # live counters, which go on changing until the request is finished
+    error: CardError | None = None  # with finish_reason "error"
     details: TokenDetails = field(default_factory=TokenDetails, compare=False)  # of these tokens
 
 
@@ -140,10 +147,10 @@ class Verified:
 class StepResult:
     """Gains of all requests in one round, and the messages for the drafter.
 
-    A request that ran only a part of its prompt made no progress yet.
+    A request that ran only a part of its prompt has none yet.
     """
 
-    progress: list[Progress] = field(default_factory=list)
+    updates: list[Update] = field(default_factory=list)
     verified: list[Verified] = field(default_factory=list)
     messages: list[TargetMessage] = field(default_factory=list)
     num_tokens: int = 0  # rows of the pass
@@ -151,7 +158,7 @@ class StepResult:
 
     def add(self, other: StepResult) -> None:
         """Take in what another part of the same round gave."""
-        self.progress += other.progress
+        self.updates += other.updates
         self.verified += other.verified
         self.messages += other.messages
         self.num_tokens += other.num_tokens

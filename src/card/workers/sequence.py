@@ -14,7 +14,6 @@ from card.tree.nodes import ROOT, Nodes
 from card.tree.sampling import Sampler, TokenLogprobs, token_logprobs
 from card.tree.shaping import Shaping
 from card.tree.verify import Verdict, Verification, Verifier
-from card.workers.metrics import RequestStats
 from card.workers.offers import Offers
 from card.workers.replica import Replica
 from card.workers.request import FinishReason, Request, TokenDetails, Work, alternatives_to, origins_of
@@ -53,11 +52,8 @@ class Sequence:
         self.shaping = None if rule is None else Shaping(rule, request.prompt_ids, vocab_size, grammar)
         self._max_model_len = max_model_len
         self._switch_len = switch_len
-        self.stats = RequestStats(
-            num_prompt_tokens=len(request.prompt_ids),
-            seed=request.params.seed or 0,
-            reused_prompt_tokens=num_reused,
-        )
+        self.stats = request.new_stats()
+        self.stats.reused_prompt_tokens = num_reused
         self.replica = Replica(
             request.request_id,
             self.token_ids,

@@ -17,7 +17,7 @@ from card.protocol.messages import Close, Declined, DrafterMessage, Layer, Resyn
 from card.tree.nodes import NO_NODES, Nodes
 from card.tree.verify import MATCH, Verdict, Verifier
 from card.workers.offers import Offers
-from card.workers.request import FinishReason, Progress, Request, StepResult, Verified, Work
+from card.workers.request import FinishReason, Request, StepResult, Update, Verified, Work
 from card.workers.sequence import Pass, Sequence, longest_text
 from card.workers.watchers import Watchers
 from card.writers.local.protocol import WriterSequence
@@ -261,7 +261,8 @@ class TargetWorker:
             is_greedy = sequence.sampler.rule.is_greedy
             compared, agreed = sequence.replica.compare(new_ids)
             result.verified.append(Verified(request_id, offer, tuple(verdict.accepted), is_greedy, compared, agreed))
-        result.progress.append(Progress(request_id, tuple(kept_ids), reason, one.details.leading(len(kept_ids))))
+        details = one.details.leading(len(kept_ids))
+        result.updates.append(Update(request_id, tuple(kept_ids), reason, stats, details=details))
         if reason is None and sequence.request.uses_drafter:
             was_hit = sequence.replica.advance(new_ids)
             stats.hits += was_hit and not was_prefilling

@@ -1,0 +1,105 @@
+"""Account of what an engine does, for a trace; without one, nothing is written down."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from card.policy.rounds import Schedule
+from card.protocol.messages import Layer, TargetMessage
+from card.workers import sequence as running
+from card.workers.request import StepResult, Work
+from card.workers.trace import MIXED, PREFILL, VERIFY, Trace
+
+
+class NoTracing:
+    """Is told of everything that happens in an engine, and keeps nothing of it."""
+
+    trace: Trace | None = None
+    """What gets the account."""
+
+    def drafter_came(self) -> None:
+        """Another drafter is there."""
+
+    def layer(self, layer: Layer, sequence: running.Sequence | None) -> None:
+        """A layer has arrived, of a running request or of one that is over."""
+
+    def sent(self, messages: Iterable[TargetMessage]) -> None:
+        """The engine sent these messages to the drafter."""
+
+    def taken_up(self, request_id: int, arrived_at: float, now: float) -> None:
+        """A request that arrived then is taken up."""
+
+    def ended(self, request_id: int) -> None:
+        """A request is over, finished or not."""
+
+    def waited(self, started: float, seconds: float, *, takes_turns: bool) -> None:
+        """The target waited for candidates, or let a drafter draft that takes turns with it."""
+
+    def passed(
+        self,
+        work: Sequence[Work],
+        result: StepResult,
+        started: float,
+        schedule: Schedule,
+        sequences: Iterable[running.Sequence],
+    ) -> None:
+        """The target made a pass for this work, if it is any, of these requests. It began at this time."""
+
+
+class Tracing(NoTracing):
+    """Writes down in a trace what happens in an engine."""
+
+    trace: Trace
+
+    def __init__(self, trace: Trace, clock: Callable[[], float]) -> None:
+        """Write into ``trace``. ``clock`` is the engine's, in seconds."""
+        self.trace = trace
+        self._clock = clock
+
+    def drafter_came(self) -> None:
+        self.trace.drafter_came()
+
+    def layer(self, layer: Layer, sequence: running.Sequence | None) -> None:
+        self.trace.layer(layer, self._clock())
+        if sequence is not None:
+            self._follow(sequence)
+
+    def sent(self, messages: Iterable[TargetMessage]) -> None:
+        self.trace.sent(messages, self._clock())
+
+    def taken_up(self, request_id: int, arrived_at: float, now: float) -> None:
+        self.trace.begin(request_id, arrived_at, now)
+
+    def ended(self, request_id: int) -> None:
+        self.trace.end(request_id, self._clock())
+
+    def waited(self, started: float, seconds: float, *, takes_turns: bool) -> None:
+        if seconds:
+            self.trace.wait(started, started + seconds, takes_turns=takes_turns)
+
+    def passed(
+        self,
+        work: Sequence[Work],
+        result: StepResult,
+        started: float,
+        schedule: Schedule,
+        sequences: Iterable[running.Sequence],
+    ) -> None:
+        if not work:
+            return
+        num_prompts = sum(one.num_prompt_tokens > 0 for one in work)
+        name = VERIFY if not num_prompts else PREFILL if num_prompts == len(work) else MIXED
+        details = {
+            "requests": [one.request_id for one in work],
+            "tokens": result.num_tokens,
+            "candidates": sum(len(one.offer) for one in result.verified),
+            "accepted": sum(len(one.accepted) for one in result.verified),
+            "schedule": schedule,
+        }
+        self.trace.target_pass(name, started, started + result.busy_s, details)
+        for sequence in sequences:
+            self._follow(sequence)
+
+    def _follow(self, sequence: running.Sequence) -> None:
+        request_id, now = sequence.request.request_id, self._clock()
+        self.trace.follow(request_id, sequence.stats, sequence.num_candidates, now)
