@@ -29,17 +29,20 @@ _PROBED_ROWS = (1, 2, 16, 33)
 
 
 @dataclass(frozen=True, slots=True)
-class Int8Linear:
+class PackedLinear:
     """A linear layer for the machine code; [out] is padded to whole panels, [in] to whole groups."""
 
-    panels: Tensor  # [out / 16, in * 16] unsigned bytes, four of each channel at a time
+    product: str  # module of `card.kernels.jit` that multiplies by it
+    panels: Tensor  # [out / 16, bytes] as that module lays them out
     scales: Tensor  # [out] float32
     bias: Tensor  # [out] float32
 
     @property
-    def addresses(self) -> tuple[int, int, int]:
-        """The entry of a layer's table for this product."""
-        return self.panels.data_ptr(), self.scales.data_ptr(), self.bias.data_ptr()
+    def entry(self) -> tuple[int, ...]:
+        """Its entry in a table of the machine code."""
+        multiplier = machine_code(self.product).MULTIPLY
+        panels, scales, bias = (tensor.data_ptr() for tensor in (self.panels, self.scales, self.bias))
+        return multiplier, panels, self.panels.shape[1], scales, bias
 
 
 def padded(size: int, multiple: int) -> int:
@@ -47,7 +50,7 @@ def padded(size: int, multiple: int) -> int:
     return -(-size // multiple) * multiple
 
 
-def quantize_linear(weight: Tensor, bias: Tensor | None, *, out_multiple: int = PANEL) -> Int8Linear:
+def quantize_linear(weight: Tensor, bias: Tensor | None, *, out_multiple: int = PANEL) -> PackedLinear:
     """Return a layer [out, in] as packed integers with a scale for each output channel."""
     num_out = len(weight)
     if weight.dtype != torch.bfloat16:
@@ -62,7 +65,7 @@ def quantize_linear(weight: Tensor, bias: Tensor | None, *, out_multiple: int = 
     machine_code("rows").pack(
         weight.data_ptr(), is_bfloat16, *weight.shape, panels.data_ptr(), panels.shape[1], scales.data_ptr()
     )
-    return Int8Linear(panels, scales, extended(bias, size_out))
+    return PackedLinear("byte_tiles", panels, scales, extended(bias, size_out))
 
 
 def extended(values: Tensor | None, size: int) -> Tensor:
@@ -73,36 +76,27 @@ def extended(values: Tensor | None, size: int) -> Tensor:
     return out
 
 
-def multiply_rows(x: Tensor, linear: Int8Linear, *, num_parts: int = 1) -> Tensor:
+def multiply_rows(x: Tensor, linear: PackedLinear, *, num_parts: int = 1) -> Tensor:
     """Return x [T, in] times a linear layer as a pass computes it, [T, out].
 
     Args:
         num_parts: shares of output channels that are computed one after the other, as threads would at once.
     """
-    code = machine_code("rows")
+    code, sums_size = machine_code("rows"), machine_code("vectors").SUMS_BYTES // 4
     num_rows, num_in, num_panels = *x.shape, len(linear.panels)
     num_groups = padded(num_in, GROUP) // GROUP
     filled = nn.functional.pad(x.float(), (0, num_groups * GROUP - num_in))
     numbers = torch.empty((num_rows, num_groups * GROUP), dtype=torch.int8)
-    scales, starts = torch.empty((num_rows, num_groups)), torch.empty((num_rows, num_groups), dtype=torch.int32)
-    places = (numbers.data_ptr(), scales.data_ptr(), starts.data_ptr())
+    scales = torch.empty((num_rows, num_groups))
+    sums = torch.empty((num_rows, num_groups, sums_size), dtype=torch.int32)
+    places = (numbers.data_ptr(), scales.data_ptr(), sums.data_ptr())
     code.quantize_rows(filled.data_ptr(), 4 * GROUP * num_groups, num_rows, 0, 0, num_groups, 0.0, *places, 0)
     out = torch.empty((num_rows, PANEL * num_panels))
-    multiplier = machine_code("tiles").MULTIPLY
-    table = np.array(linear.addresses, np.int64)
+    entry = np.array(linear.entry, np.int64)
     for part in range(num_parts):
         start, stop = num_panels * part // num_parts, num_panels * (part + 1) // num_parts
         code.project(
-            multiplier,
-            table.ctypes.data,
-            num_rows,
-            start,
-            stop,
-            *places,
-            num_groups,
-            out.data_ptr(),
-            4 * PANEL * num_panels,
-            0,
+            entry.ctypes.data, num_rows, start, stop, *places, num_groups, out.data_ptr(), 4 * PANEL * num_panels, 0
         )
     return out
 

@@ -21,7 +21,16 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from card.kernels.int8_linear import GROUP, LANES, PANEL, extended, machine_code, padded, quantize_linear
+from card.kernels.int8_linear import (
+    GROUP,
+    LANES,
+    PANEL,
+    PackedLinear,
+    extended,
+    machine_code,
+    padded,
+    quantize_linear,
+)
 from card.kernels.rotation import inverse_frequencies, rotation_tables
 from card.machine.threads import integer_pass_threads
 from card.models.architectures import Architecture
@@ -29,7 +38,7 @@ from card.models.architectures.architecture import head_dim
 from card.models.decoder_model import architecture_of, release_pages
 from card.models.draft_vocab import head_of, spread
 from card.models.features import FINAL, PassStates
-from card.models.fused import joined, mirrored_rms_norm, rotary_table
+from card.models.fused import mirrored_rms_norm, rotary_table
 from card.models.generic import layer_windows
 from card.models.kv_cache import KVLayout, SequenceRows
 
@@ -50,6 +59,14 @@ def _with_padded_heads(weight: Tensor, num_heads: int, dim: int, size: int) -> T
         .transpose(dim + 1, -1)
         .flatten(dim, dim + 1)
     )
+
+
+def _quantize_heads(linear: nn.Linear, num_heads: int, size: int) -> PackedLinear:
+    """Return a layer whose outputs are heads, each followed by zeros up to ``size``."""
+    weight = _with_padded_heads(linear.weight.detach(), num_heads, 0, size)
+    if linear.bias is None:
+        return quantize_linear(weight, None)
+    return quantize_linear(weight, _with_padded_heads(linear.bias.detach()[:, None], num_heads, 0, size)[:, 0])
 
 
 def _scaled(linear: nn.Linear, factor: float) -> tuple[Tensor, Tensor | None]:
@@ -82,7 +99,7 @@ class Int8Decoder:
     """Runs decoders in integers; `reason_not_fusable` and `why_not_int8` must have returned None."""
 
     def __init__(self, model: LoadedModel, max_model_len: int) -> None:
-        self._code = machine_code("tables")
+        self._code, self._sums_bytes = machine_code("tables"), machine_code("vectors").SUMS_BYTES
         self._team = machine_code("passes").ThreadTeam()
         inner: Any = model.model
         config, architecture = model.config, architecture_of(model)
@@ -118,15 +135,12 @@ class Int8Decoder:
         """Quantize a layer and return its table."""
         code, attention, mlp = self._code, layer.self_attn, layer.mlp
         heads, kv_heads, size = self._num_heads, self._num_kv_heads, self._padded_head
-        weight, bias = joined([attention.q_proj, attention.k_proj, attention.v_proj])
-        all_heads = heads + 2 * kv_heads
-        weight = _with_padded_heads(weight, all_heads, 0, size)
-        if bias is not None:
-            bias = _with_padded_heads(bias[:, None], all_heads, 0, size)[:, 0]
         out, out_bias = _scaled(attention.o_proj, self._residual_scale)
         out, down = _with_padded_heads(out, heads, 1, size), _scaled(mlp.down_proj, self._residual_scale)
         linears = {
-            code.QKV: quantize_linear(weight, bias),
+            code.QUERY: _quantize_heads(attention.q_proj, heads, size),
+            code.KEY: _quantize_heads(attention.k_proj, kv_heads, size),
+            code.VALUE: _quantize_heads(attention.v_proj, kv_heads, size),
             code.ATTENTION_OUT: quantize_linear(out, out_bias, out_multiple=GROUP),
             code.GATE: quantize_linear(mlp.gate_proj.weight.detach(), mlp.gate_proj.bias, out_multiple=GROUP),
             code.UP: quantize_linear(mlp.up_proj.weight.detach(), mlp.up_proj.bias, out_multiple=GROUP),
@@ -135,7 +149,7 @@ class Int8Decoder:
         norms = {code.INPUT_NORM: layer.input_layernorm.weight, code.MLP_NORM: layer.post_attention_layernorm.weight}
         table = [0] * code.LAYER_SIZE
         for place, linear in linears.items():
-            table[place : place + 3] = linear.addresses
+            table[place : place + code.LINEAR_SIZE] = linear.entry
         kept = {place: extended(norm, padded(self._width, GROUP)) for place, norm in norms.items()}
         if architecture.has_head_norms:
             kept[code.QUERY_NORM] = extended(attention.q_norm.weight, size)
@@ -212,7 +226,11 @@ class Int8Decoder:
         groups = max(width, attended) // GROUP
         attending = 4 * (LANES * size + GROUP)  # of floats; each head of a group has a sum and scores
         attending += 4 * (self._num_heads // self._num_kv_heads) * (padded(size, GROUP) + padded(num_positions, LANES))
-        own = groups * num_rows * (GROUP + 8) + 4 * GROUP * groups + max(attending, 8 * GROUP * MOST_TILE_ROWS)
+        own = (
+            groups * num_rows * (GROUP + 4 + self._sums_bytes)
+            + 4 * GROUP * groups
+            + max(attending, 8 * GROUP * MOST_TILE_ROWS)
+        )
         if buffers.fits(num_rows, own, num_threads):
             return buffers.hidden[:num_rows]
         buffers.grow(num_rows, own, num_threads)
@@ -223,7 +241,7 @@ class Int8Decoder:
             code.ATTENDED: torch.zeros((buffers.num_rows, attended)),
             code.GATED: torch.empty((buffers.num_rows, self._mlp_width), dtype=torch.int8),
             code.GATED_SCALES: torch.empty((buffers.num_rows, mlp_groups)),
-            code.GATED_STARTS: torch.empty((buffers.num_rows, mlp_groups), dtype=torch.int32),
+            code.GATED_SUMS: torch.empty((buffers.num_rows, mlp_groups, self._sums_bytes), dtype=torch.int8),
             code.OWN: torch.empty((buffers.num_threads, buffers.own_bytes), dtype=torch.int8),
             code.HIDDEN: buffers.hidden,
             code.NORM: self._norm,
@@ -234,7 +252,7 @@ class Int8Decoder:
         table = np.zeros(code.TABLE_SIZE, np.int64)
         for place, part in parts.items():
             table[place] = part.data_ptr()
-        table[code.OUTPUT : code.OUTPUT + 3] = self._output.addresses
+        table[code.OUTPUT : code.OUTPUT + code.LINEAR_SIZE] = self._output.entry
         table[code.LAYER_TABLE], table[code.OWN_BYTES] = self._layers.ctypes.data, buffers.own_bytes
         numbers = {
             code.LAYERS: len(self._layers),
@@ -245,7 +263,6 @@ class Int8Decoder:
             code.HEAD: self._head_size,
             code.PADDED_HEAD: size,
             code.MLP: self._mlp_width,
-            code.MULTIPLIER: machine_code("tiles").MULTIPLY,
             code.VOCAB: PANEL * len(self._output.panels),
         }
         for place, number in numbers.items():

@@ -26,6 +26,7 @@ from card.kernels.jit.tiles import MOST_ROWS, PANEL, multiply
 from card.kernels.jit.vectors import (
     GROUP,
     LANES,
+    SUMS_BYTES,
     arrive,
     compiled,
     let_others_run,
@@ -58,34 +59,34 @@ def wait(counter: int, num_threads: int, turn: int) -> int:
 
 @compiled
 def gate(
-    table: int, layer: int, start: int, stop: int, numbers: int, scales: int, starts: int, room: int
+    table: int, layer: int, start: int, stop: int, numbers: int, scales: int, sums: int, room: int
 ) -> None:  # fmt: skip
     """Compute groups ``start`` to ``stop`` of silu(gate) * up for all rows, and quantize them."""
     of = layer_entry(table, layer)
     num_rows, num_groups = entry(table, t.ROWS), entry(table, t.PADDED_WIDTH) // GROUP
     num_out, num_panels, other = entry(table, t.MLP) // GROUP, GROUP // PANEL, room + 4 * GROUP * MOST_ROWS
-    multiplier, panel_bytes = entry(table, t.MULTIPLIER), PANEL * GROUP * num_groups
     for group in range(start, stop):
         first = 0
         while first < num_rows:
             size = tile_size(num_rows, first)
-            before = first * num_groups
+            before, channels = first * num_groups, 4 * GROUP * group
             for linear, out in ((of + 8 * t.GATE, room), (of + 8 * t.UP, other)):
                 multiply(
-                    multiplier, size, 0, num_panels, entry(linear, 0) + group * num_panels * panel_bytes, panel_bytes,
-                    numbers + GROUP * before, scales + 4 * before, starts + 4 * before, num_groups,
-                    entry(linear, 1) + 4 * GROUP * group, entry(linear, 2) + 4 * GROUP * group, out, 4 * GROUP, 0,
+                    entry(linear, t.MULTIPLIER), size, num_panels * group, num_panels * (group + 1),
+                    entry(linear, t.PANELS), entry(linear, t.PANEL_BYTES), numbers + GROUP * before,
+                    scales + 4 * before, sums + SUMS_BYTES * before, num_groups, entry(linear, t.CHANNEL_SCALES),
+                    entry(linear, t.BIASES), out - channels, 4 * GROUP, 0,
                 )  # fmt: skip
             for row in range(size):
                 for at in range(4 * GROUP * row, 4 * GROUP * (row + 1), 4 * LANES):
                     store(room + at, times(silu(load(room + at)), load(other + at)))
-                place = 4 * (first * num_out + group * size + row)
+                place = first * num_out + group * size + row
                 quantize_group(
                     room + 4 * GROUP * row,
                     entry(table, t.GATED) + GROUP * (first * num_out + group * size) + bytes_between_rows(size) * row,
                     bytes_between_fours(size),
-                    entry(table, t.GATED_SCALES) + place,
-                    entry(table, t.GATED_STARTS) + place,
+                    entry(table, t.GATED_SCALES) + 4 * place,
+                    entry(table, t.GATED_SUMS) + SUMS_BYTES * place,
                 )
             first += size
 
@@ -97,6 +98,23 @@ def share(count: int, thread: int, num_threads: int) -> int:
 
 
 @compiled
+def project_heads(
+    table: int, linear: int, count: int, before: int, first: int, last: int, numbers: int, scales: int, sums: int
+) -> None:  # fmt: skip
+    """Compute those heads of a linear layer that are among ``first`` to ``last`` of all.
+
+    Args:
+        count, before: heads of this layer, and of the layers before it.
+    """
+    heads, padded = entry(table, t.HEADS) + 2 * entry(table, t.KV_HEADS), entry(table, t.PADDED_HEAD)
+    start, stop = max(first - before, 0), min(last - before, count)
+    project(
+        linear, entry(table, t.ROWS), padded // PANEL * start, padded // PANEL * stop, numbers, scales, sums,
+        entry(table, t.PADDED_WIDTH) // GROUP, entry(table, t.PROJECTED) + 4 * padded * before, 4 * padded * heads, 0,
+    )  # fmt: skip
+
+
+@compiled
 def run_layer(table: int, layer: int, thread: int, turn: int, own: int) -> int:
     """Do a thread's part of a layer; return the next turn."""
     of, num_rows, threads = layer_entry(table, layer), entry(table, t.ROWS), entry(table, t.THREADS)
@@ -104,18 +122,17 @@ def run_layer(table: int, layer: int, thread: int, turn: int, own: int) -> int:
     heads, kv_heads, padded = entry(table, t.HEADS), entry(table, t.KV_HEADS), entry(table, t.PADDED_HEAD)
     all_heads, attended_groups = heads + 2 * kv_heads, (heads * padded + GROUP - 1) // GROUP
     groups, mlp_groups, eps = padded_width // GROUP, entry(table, t.MLP) // GROUP, real_entry(table, t.EPS)
-    multiplier, hidden, hidden_bytes = entry(table, t.MULTIPLIER), entry(table, t.HIDDEN), 4 * padded_width
+    hidden, hidden_bytes = entry(table, t.HIDDEN), 4 * padded_width
     most_groups = max(groups, attended_groups)
     numbers, scales = own, own + GROUP * most_groups * num_rows
-    starts = scales + 4 * most_groups * num_rows
-    room = starts + 4 * most_groups * num_rows + 4 * GROUP * most_groups
+    sums = scales + 4 * most_groups * num_rows
+    room = sums + SUMS_BYTES * most_groups * num_rows + 4 * GROUP * most_groups
     norm = entry(of, t.INPUT_NORM)
-    quantize_rows(hidden, hidden_bytes, num_rows, width, norm, groups, eps, numbers, scales, starts, 0)
+    quantize_rows(hidden, hidden_bytes, num_rows, width, norm, groups, eps, numbers, scales, sums, 0)
     first, last = share(all_heads, thread, threads), share(all_heads, thread + 1, threads)
-    project(
-        multiplier, of + 8 * t.QKV, num_rows, padded // PANEL * first, padded // PANEL * last, numbers, scales, starts,
-        groups, entry(table, t.PROJECTED), 4 * padded * all_heads, 0,
-    )  # fmt: skip
+    project_heads(table, of + 8 * t.QUERY, heads, 0, first, last, numbers, scales, sums)
+    project_heads(table, of + 8 * t.KEY, kv_heads, heads, first, last, numbers, scales, sums)
+    project_heads(table, of + 8 * t.VALUE, kv_heads, heads + kv_heads, first, last, numbers, scales, sums)
     prepare_heads(table, layer, first, last)
     turn = wait(barrier, threads, turn)
     for unit in range(thread, num_rows * kv_heads, threads):
@@ -123,21 +140,21 @@ def run_layer(table: int, layer: int, thread: int, turn: int, own: int) -> int:
     turn = wait(barrier, threads, turn)
     quantize_rows(
         entry(table, t.ATTENDED), 4 * GROUP * attended_groups, num_rows, 0, 0, attended_groups, eps, numbers, scales,
-        starts, 0,
+        sums, 0,
     )  # fmt: skip
     first = share(padded_width // PANEL, thread, threads)
     last = share(padded_width // PANEL, thread + 1, threads)
     out = of + 8 * t.ATTENTION_OUT
-    project(multiplier, out, num_rows, first, last, numbers, scales, starts, attended_groups, hidden, hidden_bytes, 1)
+    project(out, num_rows, first, last, numbers, scales, sums, attended_groups, hidden, hidden_bytes, 1)
     turn = wait(barrier, threads, turn)
     norm = entry(of, t.MLP_NORM)
-    quantize_rows(hidden, hidden_bytes, num_rows, width, norm, groups, eps, numbers, scales, starts, 0)
+    quantize_rows(hidden, hidden_bytes, num_rows, width, norm, groups, eps, numbers, scales, sums, 0)
     start, stop = share(mlp_groups, thread, threads), share(mlp_groups, thread + 1, threads)
-    gate(table, layer, start, stop, numbers, scales, starts, room)
+    gate(table, layer, start, stop, numbers, scales, sums, room)
     turn = wait(barrier, threads, turn)
     project(
-        multiplier, of + 8 * t.DOWN, num_rows, first, last, entry(table, t.GATED), entry(table, t.GATED_SCALES),
-        entry(table, t.GATED_STARTS), mlp_groups, hidden, hidden_bytes, 1,
+        of + 8 * t.DOWN, num_rows, first, last, entry(table, t.GATED), entry(table, t.GATED_SCALES),
+        entry(table, t.GATED_SUMS), mlp_groups, hidden, hidden_bytes, 1,
     )  # fmt: skip
     turn = wait(barrier, threads, turn)
     copy_to = entry(of, t.COPY_TO)
@@ -156,18 +173,15 @@ def run(table: int, thread: int) -> None:
         turn = run_layer(table, layer, thread, turn, own)
     num_chosen, groups = entry(table, t.NUM_CHOSEN), entry(table, t.PADDED_WIDTH) // GROUP
     scales = own + GROUP * groups * num_chosen
-    starts = scales + 4 * groups * num_chosen
+    sums = scales + 4 * groups * num_chosen
     quantize_rows(
         entry(table, t.HIDDEN), 4 * GROUP * groups, num_chosen, entry(table, t.WIDTH), entry(table, t.NORM), groups,
-        real_entry(table, t.EPS), own, scales, starts, entry(table, t.CHOSEN_ROWS),
+        real_entry(table, t.EPS), own, scales, sums, entry(table, t.CHOSEN_ROWS),
     )  # fmt: skip
     panels = entry(table, t.VOCAB) // PANEL
     first, last = share(panels, thread, threads), share(panels, thread + 1, threads)
     out, out_bytes = entry(table, t.LOGITS), 4 * PANEL * panels
-    project(
-        entry(table, t.MULTIPLIER), table + 8 * t.OUTPUT, num_chosen, first, last, own, scales, starts, groups, out,
-        out_bytes, 0,
-    )  # fmt: skip
+    project(table + 8 * t.OUTPUT, num_chosen, first, last, own, scales, sums, groups, out, out_bytes, 0)
     wait(entry(table, t.BARRIER), threads, turn)
 
 

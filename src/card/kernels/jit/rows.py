@@ -15,6 +15,7 @@ from card.kernels.jit.vectors import (
     GROUP,
     INTS,
     LANES,
+    SUMS_BYTES,
     Builder,
     Floats,
     Value,
@@ -109,26 +110,28 @@ def bytes_between_fours(rows_of_tile: int) -> int:
 
 
 @compiled
-def quantize_row(x: int, numbers: int, scales: int, starts: int, num_groups: int, rows_of_tile: int) -> None:
+def quantize_row(x: int, numbers: int, scales: int, sums: int, num_groups: int, rows_of_tile: int) -> None:
     """Quantize a row into its place in a tile."""
     for group in range(num_groups):
-        at = 4 * group * rows_of_tile
-        place = numbers + GROUP * group * rows_of_tile
-        quantize_group(x + 4 * GROUP * group, place, bytes_between_fours(rows_of_tile), scales + at, starts + at)
+        before = group * rows_of_tile
+        quantize_group(
+            x + 4 * GROUP * group, numbers + GROUP * before, bytes_between_fours(rows_of_tile), scales + 4 * before,
+            sums + SUMS_BYTES * before,
+        )  # fmt: skip
 
 
 @compiled
 def quantize_rows(
     x: int, x_bytes: int, num_rows: int, width: int, norm: int, num_groups: int, eps: float, numbers: int, scales: int,
-    starts: int, chosen: int,
+    sums: int, chosen: int,
 ) -> None:  # fmt: skip
-    """Quantize rows tile after tile; behind ``starts`` is room for a row.
+    """Quantize rows tile after tile; behind ``sums`` is room for a row.
 
     Args:
         norm: weight of a norm to apply first; 0 for none.
         chosen: address of the rows' indices; 0 for all rows in their order.
     """
-    room = starts + 4 * num_rows * num_groups
+    room = sums + SUMS_BYTES * num_rows * num_groups
     first = 0
     while first < num_rows:
         size = tile_size(num_rows, first)
@@ -137,24 +140,18 @@ def quantize_rows(
             if norm:
                 rms_norm(source, norm, room, width, GROUP * num_groups, eps)
                 source = room
-            at = 4 * (first * num_groups + row)
+            at = first * num_groups + row
             place = numbers + GROUP * first * num_groups + bytes_between_rows(size) * row
-            quantize_row(source, place, scales + at, starts + at, num_groups, size)
+            quantize_row(source, place, scales + 4 * at, sums + SUMS_BYTES * at, num_groups, size)
         first += size
 
 
 @compiled
 def project(
-    multiplier: int, linear: int, num_rows: int, start: int, stop: int, numbers: int, scales: int, starts: int,
-    num_groups: int, out: int, out_bytes: int, adds: int,
+    linear: int, num_rows: int, start: int, stop: int, numbers: int, scales: int, sums: int, num_groups: int, out: int,
+    out_bytes: int, adds: int,
 ) -> None:  # fmt: skip
-    """Multiply all rows by panels ``start`` to ``stop`` of the linear layer whose three entries are given.
-
-    Args:
-        multiplier: `card.kernels.jit.tiles.MULTIPLY`.
-    """
-    panels, channel_scales, biases = load_int(linear), load_int(linear + 8), load_int(linear + 16)
-    panel_bytes = PANEL * GROUP * num_groups
+    """Multiply all rows by panels ``start`` to ``stop`` of the linear layer whose entry is given."""
     at = start
     while at < stop:
         # Few enough to stay in the core's cache for the next tile.
@@ -164,8 +161,9 @@ def project(
             size = tile_size(num_rows, first)
             before = first * num_groups
             multiply(
-                multiplier, size, at, end, panels, panel_bytes, numbers + GROUP * before, scales + 4 * before,
-                starts + 4 * before, num_groups, channel_scales, biases, out + first * out_bytes, out_bytes, adds,
+                load_int(linear), size, at, end, load_int(linear + 8), load_int(linear + 16),
+                numbers + GROUP * before, scales + 4 * before, sums + SUMS_BYTES * before, num_groups,
+                load_int(linear + 24), load_int(linear + 32), out + first * out_bytes, out_bytes, adds,
             )  # fmt: skip
             first += size
         at = end

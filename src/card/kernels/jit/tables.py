@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from card.kernels.jit.vectors import compiled, load_float, load_int
 
-# Places in the table of a pass. A linear layer takes three: panels, channel scales, biases.
+# Places in the entry of a linear layer: what multiplies by it, its panels and the bytes of each, a scale and a bias for
+# each output channel.
+MULTIPLIER, PANELS, PANEL_BYTES, CHANNEL_SCALES, BIASES, LINEAR_SIZE = range(6)
+# Places in the table of a pass.
 (
     ROWS, THREADS, LAYERS, WIDTH, PADDED_WIDTH, HEADS, KV_HEADS, HEAD, PADDED_HEAD, MLP, VOCAB, LAYER_TABLE, NORM,
-    OUTPUT, _OUTPUT_SCALES, _OUTPUT_BIASES, EPS, SCALE, COS, SIN, ROW_TABLE, ANCESTORS, HIDDEN, PROJECTED, ATTENDED,
-    GATED, GATED_SCALES, GATED_STARTS, OWN, OWN_BYTES, BARRIER, CHOSEN_ROWS, NUM_CHOSEN, LOGITS, MULTIPLIER, TABLE_SIZE,
-) = range(36)  # fmt: skip
-# Places in the table of a layer.
-INPUT_NORM, QKV, QUERY_NORM, KEY_NORM, ATTENTION_OUT, MLP_NORM, GATE, UP, DOWN, WINDOW, COPY_TO, LAYER_SIZE = (
-    0, 1, 4, 5, 6, 9, 10, 13, 16, 19, 20, 21,
-)  # fmt: skip
+    EPS, SCALE, COS, SIN, ROW_TABLE, ANCESTORS, HIDDEN, PROJECTED, ATTENDED, GATED, GATED_SCALES, GATED_SUMS, OWN,
+    OWN_BYTES, BARRIER, CHOSEN_ROWS, NUM_CHOSEN, LOGITS, OUTPUT,
+) = range(32)  # fmt: skip
+TABLE_SIZE = OUTPUT + LINEAR_SIZE
+# Places in the table of a layer: its linear layers one after the other, then single entries.
+QUERY, KEY, VALUE, ATTENTION_OUT, GATE, UP, DOWN = range(0, 7 * LINEAR_SIZE, LINEAR_SIZE)
+INPUT_NORM, QUERY_NORM, KEY_NORM, MLP_NORM, WINDOW, COPY_TO, LAYER_SIZE = range(7 * LINEAR_SIZE, 7 * LINEAR_SIZE + 7)
 # Places in the table of a row: where its sequence's keys of layer 0 are; bytes between rows, KV heads and layers; its
 # own row there, its position, how many of the first rows it sees, and the first of its other ancestors.
 KV, KV_ROW, HEAD_BYTES, LAYER_BYTES, SLOT, POSITION, PREFIX, FIRST_ANCESTOR, ROW_SIZE = range(9)

@@ -19,6 +19,8 @@ from card.machine.processor import is_arm
 
 LANES = 16
 GROUP = 64  # activations that share a scale
+PARTS = GROUP // LANES  # of a group, whose sums are known one by one
+SUMS_BYTES = 4 * (1 + PARTS)  # of what `quantize_group` leaves beside a group's bytes and its scale
 _F32, _HALF, _I8, _I32, _I64 = ir.FloatType(), ir.HalfType(), ir.IntType(8), ir.IntType(32), ir.IntType(64)
 FLOATS = ir.VectorType(_F32, LANES)
 INTS = ir.VectorType(_I32, LANES)
@@ -235,13 +237,14 @@ def largest(builder: Builder, x: Value) -> Value:
 
 @operation(types.void, types.int64, types.int64, types.int64, types.int64, types.int64)
 def quantize_group(
-    builder: Builder, source: Value, numbers: Value, stride: Value, scale_at: Value, start_at: Value
+    builder: Builder, source: Value, numbers: Value, stride: Value, scale_at: Value, sums_at: Value
 ) -> None:
-    """Make GROUP floats signed bytes with one scale, and leave what `tile` starts its sum from.
+    """Make GROUP floats signed bytes with one scale, and leave their sums as integers of 32 bits.
 
-    Four bytes at a time are stored ``stride`` bytes apart, as the rows of a tile lie beside each other.
+    Four bytes at a time are stored ``stride`` bytes apart, as the rows of a tile lie beside each other. The first sum
+    is -128 times that of all, where products with weights around 128 start from. The sum of each 16 follows.
     """
-    parts = [read(builder, moved(builder, source, 4 * LANES * i), FLOATS) for i in range(GROUP // LANES)]
+    parts = [read(builder, moved(builder, source, 4 * LANES * i), FLOATS) for i in range(PARTS)]
     sizes = [call(builder, f"llvm.fabs.v{LANES}f32", FLOATS, part) for part in parts]
     while len(sizes) > 1:
         sizes = [_maximum(builder, sizes[0], sizes[1]), *sizes[2:]]
@@ -250,18 +253,22 @@ def quantize_group(
     is_some = builder.fcmp_ordered(">", size, ir.Constant(_F32, 1e-30))
     inverse = builder.select(is_some, builder.fdiv(most, size), zero)
     factor = repeated(builder, inverse, FLOATS)
-    sums = ir.Constant(INTS, [0] * LANES)
+    sums = []
     place = numbers
     for part in parts:
         near = call(builder, f"llvm.roundeven.v{LANES}f32", FLOATS, builder.fmul(part, factor))
         whole = builder.fptosi(near, INTS)
-        sums = builder.add(sums, whole)
+        sums.append(_folded(builder, whole, builder.add))
         packed = builder.bitcast(builder.trunc(whole, ir.VectorType(_I8, LANES)), ir.VectorType(_I32, 4))
         for four in range(4):
             write(builder, builder.extract_element(packed, ir.Constant(_I32, four)), place)
             place = builder.add(place, stride)
     write(builder, builder.select(is_some, builder.fdiv(size, most), zero), scale_at)
-    write(builder, builder.mul(_folded(builder, sums, builder.add), ir.Constant(_I32, -128)), start_at)
+    together = sums[0]
+    for one in sums[1:]:
+        together = builder.add(together, one)
+    for i, value in enumerate([builder.mul(together, ir.Constant(_I32, -128)), *sums]):
+        write(builder, value, moved(builder, sums_at, 4 * i))
 
 
 @operation(types.int64, types.int64)
