@@ -153,7 +153,7 @@ def examine(family: str) -> Row:
 
 def _few(error: BaseException) -> str:
     lines = str(error).strip().splitlines()
-    return lines[0][:200] if lines else type(error).__name__
+    return lines[0].partition("; choose ")[0][:200] if lines else type(error).__name__
 
 
 @contextlib.contextmanager

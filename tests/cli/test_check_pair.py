@@ -74,6 +74,7 @@ def test_the_demo_pair_gets_a_verdict_that_the_exit_status_repeats(run):
     assert lines[0] == "target demo-target, draft demo-draft"
     assert ran.status == (0 if lines[-1].startswith("yes: ") else 1)
     assert ran.status == 0 or "no: " in ran.out
+    assert "\ntarget: own pass in float32; trees of candidates\ndraft: own pass in float32;" in ran.out
     for part in ("tokenizers fit", "memory", "milliseconds a pass", "agreement", "predicted", "measured", "speed-up"):
         assert part in ran.out
     assert "The texts are the same." in " ".join(ran.out.split())
@@ -91,6 +92,7 @@ def test_a_useless_draft_is_a_no_for_its_agreement_and_json_tells_everything(run
     assert "of the drafted tokens" in report["reason"]
     assert report["agreement"]["share"] < 0.04
     assert report["agreement"]["num_prompts"] == len(PROMPTS)
+    assert report["how_run"] == ["own pass in float32; trees of candidates"] * 2
     target, draft = report["memory"]
     assert target["weight_bytes"] == 4 * target["num_parameters"]
     assert target["kv_bytes_per_token"] == 2 * 2 * 16 * 4  # keys and values, 2 heads of 16 float32, 1 layer

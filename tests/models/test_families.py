@@ -24,7 +24,7 @@ RUNNING = {
     "phi3": "transformers' modules",
     "gpt2": "transformers' modules",
 }
-REFUSED = {"bloom": "choose a model of another family", "doge": "a mask that it makes itself"}
+REFUSED = {"bloom": "attention in code of their own", "doge": "a mask that it makes itself"}
 
 
 @cache

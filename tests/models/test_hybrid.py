@@ -28,7 +28,7 @@ from card.models.loading import load_model
 from card.models.pool import SequencePool, sequence_bytes
 from card.models.protocol import Extension, LanguageModel, Recurrent
 from card.models.row_check import differing_rows
-from card.models.runners import plain_runner
+from card.models.runners import how_it_runs, plain_runner
 from card.models.states import MAX_LANDMARKS, MAX_RECENT, State, Tail
 from card.models.torch_runner import TorchRunner
 from card.tree.nodes import Nodes
@@ -207,6 +207,17 @@ def test_drafts_of_a_family_change_no_token(name: str) -> None:
 def test_only_scans_that_start_without_the_state_run_row_by_row(name: str) -> None:
     decoder = runner_of(name)._decoder
     assert {mixer.goes_on for mixer in decoder._mixers} == {name not in ROW_BY_ROW}  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("name", "limits"),
+    [
+        ("lfm2", "chains only; 0.0 MB of states a request; no int8"),
+        ("mamba", "chains only; 0.0 MB of states a request; no int8; prompts and candidates token by token"),
+    ],
+)
+def test_users_are_told_the_path_and_the_limits_of_a_model_with_a_state(name: str, limits: str) -> None:
+    assert how_it_runs(runner_of(name)).startswith(f"transformers' modules with a state; {limits}")
 
 
 @pytest.mark.parametrize("name", FAMILIES)

@@ -36,7 +36,7 @@ from card.models.demo import SAMPLE_PROBLEMS
 from card.models.inflation import inflate, parse_parameter_count
 from card.models.loading import check_pair as check_tokenizers
 from card.models.loading import context_limit, load_model, load_tokenizer
-from card.models.runners import plain_runner
+from card.models.runners import how_it_runs, plain_runner
 from card.policy.rounds import Schedule
 from card.policy.tuned import TunedPolicy
 
@@ -104,6 +104,7 @@ def examine(
         draft_model = load_model(draft, dtype=options["dtype"], device=options["draft_device"] or options["device"])
         num_drafts = sum(cost.drafter is not None for cost in costs.values())
         draft_runner = plain_runner(draft_model, max_model_len=min(tuned.max_model_len, context_limit(draft_model)))
+        how_run = how_it_runs(plain.host.runner), how_it_runs(draft_runner)
         memory = memory_of(model, plain.host.runner, 1), memory_of(draft_model, draft_runner, num_drafts)
         del draft_model, draft_runner
         predicted = {schedule: policy.predicted(schedule, 1, agreement.share) for schedule in costs}
@@ -115,6 +116,7 @@ def examine(
         is_worth_it,
         reason,
         target_cost=plain.target_cost,
+        how_run=how_run,
         memory=memory,
         latencies=latencies(costs),
         agreement=agreement,
@@ -147,6 +149,8 @@ def print_report(console: Console, report: PairReport, *, is_wide: bool) -> None
     console.print(Text(f"target {report.target}{cost}, draft {report.draft}"))
     if report.memory and report.latencies and report.agreement and report.predicted_tokens_per_s:
         console.print("tokenizers fit: each token id means the same to both models")
+        for model, words in zip(("target", "draft"), report.how_run or (), strict=False):
+            console.print(Text(f"{model}: {words}"))
         for title, one in (
             ("memory", _memory_table(*report.memory)),
             ("milliseconds a pass, by its tokens", _latency_table(report.latencies)),

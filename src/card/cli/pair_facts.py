@@ -83,6 +83,7 @@ class PairReport:
     is_worth_it: bool
     reason: str  # the speed-up; for a no, what stands in the way
     target_cost: str | None = None  # for an inflated target
+    how_run: tuple[str, str] | None = None  # path and limits of target and draft
     memory: tuple[ModelMemory, ModelMemory] | None = None  # target, draft
     latencies: tuple[Latency, ...] | None = None
     agreement: Agreement | None = None

@@ -19,7 +19,7 @@ from card.models.features import PassStates
 from card.models.kv_cache import BoolArray, KVLayout, SequenceRows
 from card.models.layer_kinds import WITH_WINDOW, WITHOUT_ATTENTION, layer_kinds
 from card.models.long_rope import LongRope, switch_len
-from card.models.names import model_name
+from card.models.names import OTHER_FAMILY, model_name
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -27,10 +27,7 @@ if TYPE_CHECKING:
     from card.models.decoder_model import LoadedModel
 
 ATTENTION_NAME = "card_rows"  # under which transformers' attention interface knows `_attention`
-_OWN_ATTENTION = (
-    "{} cannot be run: {} models compute attention in code of their own, which cannot be taken over; "
-    "choose a model of another family, such as Llama, Mistral, Qwen, Gemma, Phi or OLMo"
-)
+_OWN_ATTENTION = "{} models compute attention in code of their own, which cannot be taken over"
 REFUSED_ARGUMENTS = ("position_bias", "alibi")  # of attention calls: they change scores in ways not built here
 
 
@@ -49,9 +46,9 @@ def require_causal(model: LoadedModel) -> None:
     config = model.config.get_text_config()
     name = model_name(model)
     if model.config.is_encoder_decoder:
-        raise ModelError(f"{name} is an encoder-decoder model; CARD runs decoder-only models")
+        raise ModelError(f"{name} is an encoder-decoder model; {OTHER_FAMILY}")
     if not getattr(config, "is_causal", True) or getattr(config, "use_bidirectional_attention", False):
-        raise ModelError(f"{name} attends in both directions; CARD runs causal models")
+        raise ModelError(f"{name} attends in both directions; {OTHER_FAMILY}")
     devices = {str(p.device) for p in model.parameters()}
     if len(devices) > 1:
         raise ModelError(f"{name} is spread over {', '.join(sorted(devices))}; put it on one device")
@@ -83,23 +80,22 @@ class _Probe:
         self.needs_bias |= not scoring.is_plain
         return query.new_zeros((1, query.shape[2], query.shape[1], value.shape[3]))
 
-    def layout(self, attending: Sequence[int], name: str) -> tuple[KVLayout, int]:
+    def layout(self, attending: Sequence[int]) -> tuple[KVLayout, int]:
         """Return what the cache holds, and how many query heads share a KV head of it.
 
         Layers with fewer or smaller heads than others are filled up to these.
         """
         if sorted(self.layers) != list(attending):
             raise ModelError(
-                f"{name} has {len(attending)} layers of attention, but layers {sorted(self.layers)} called"
-                " transformers' attention interface; its attention cannot be taken over"
+                f"it has {len(attending)} layers of attention, but {len(self.layers)} called transformers' attention"
+                " interface"
             )
         layers = self.layers.values()
         kinds = {(of.num_query_heads, of.dtype, of.device) for of in layers}
         num_kv_heads = max(of.num_kv_heads for of in layers)
         if len(kinds) > 1 or any(num_kv_heads % of.num_kv_heads for of in layers):
             raise ModelError(
-                f"the layers of {name} differ in query heads or dtype, or in KV heads that are no multiples of each "
-                "other; CARD cannot run them"
+                "its layers differ in query heads or dtype, or in KV heads that are no multiples of each other"
             )
         ((num_query_heads, dtype, device),) = kinds
         size = max(max(of.size, of.value_size) for of in layers)
@@ -176,7 +172,7 @@ def _attention(
             raise ModelError(f"{type(module).__name__} attends with {name}, which is not built")
     layer = getattr(module, "layer_idx", None)
     if layer is None or layer < 0 or not getattr(module, "is_causal", True):
-        raise ModelError(f"{type(module).__name__} is not causal attention with a layer number; it cannot be run")
+        raise ModelError(f"{type(module).__name__} is not causal attention with a layer number")
     return card_pass.attend(int(layer), query, key, value, Scoring(scaling, softcap, s_aux)), None
 
 
@@ -207,28 +203,34 @@ class GenericDecoder:
     def _probe(self, model: PreTrainedModel) -> None:
         self._take_over()
         probe = _Probe()
-        token = torch.zeros((1, 1), dtype=torch.long, device=model.device)
-        name, kind = model_name(model), model.config.get_text_config().model_type
         try:
-            logits = model(input_ids=token, position_ids=token, use_cache=False, card_pass=probe).logits
+            logits = self._trial_logits(model, probe)
+            if self._places:
+                self.layout, self.group = probe.layout(list(self._places))
+            else:  # a state is all that it keeps
+                self.layout, self.group = KVLayout(0, 1, 1, logits.dtype, logits.device), 1
+        except ModelError as error:
+            raise ModelError(f"{model_name(model)} cannot be run: {error}; {OTHER_FAMILY}") from error
+        self._needs_bias = probe.needs_bias
+        self.vocab_size = int(logits.shape[-1])
+
+    def _trial_logits(self, model: PreTrainedModel, probe: _Probe) -> Tensor:
+        """Return the logits of one token. Raises: ModelError with the reason alone."""
+        token = torch.zeros((1, 1), dtype=torch.long, device=model.device)
+        own_attention = _OWN_ATTENTION.format(model.config.get_text_config().model_type)
+        try:
+            logits: Tensor = model(input_ids=token, position_ids=token, use_cache=False, card_pass=probe).logits
         except _OutsidePassError as error:
-            raise ModelError(
-                f"{name} does not hand arguments on to its attention, so that CARD cannot run it; use another model"
-            ) from error
+            raise ModelError("it does not hand arguments on to its attention") from error
         except ModelError:
             raise
         except Exception as error:  # whatever the code of one of many architectures raises
             if self._places and not probe.layers:
-                raise ModelError(_OWN_ATTENTION.format(name, kind)) from error
-            raise ModelError(f"{name} cannot be run, a trial pass failed: {in_few_words(error)}") from error
+                raise ModelError(own_attention) from error
+            raise ModelError(f"a trial pass failed: {in_few_words(error)}") from error
         if self._places and not probe.layers:
-            raise ModelError(_OWN_ATTENTION.format(name, kind))
-        if self._places:
-            self.layout, self.group = probe.layout(list(self._places), name)
-        else:  # a state is all that it keeps
-            self.layout, self.group = KVLayout(0, 1, 1, logits.dtype, logits.device), 1
-        self._needs_bias = probe.needs_bias
-        self.vocab_size = int(logits.shape[-1])
+            raise ModelError(own_attention)
+        return logits
 
     def _take_over(self) -> None:
         for config, _ in self._before:

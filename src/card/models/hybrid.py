@@ -26,7 +26,7 @@ from card.models.attention import SequencePass
 from card.models.features import PassStates
 from card.models.generic import GenericDecoder, require_causal
 from card.models.layer_kinds import layer_kinds
-from card.models.names import model_name
+from card.models.names import OTHER_FAMILY, model_name
 from card.models.protocol import Extension
 from card.models.states import (
     MIN_READ_TOKENS,
@@ -67,6 +67,11 @@ class HybridRunner(TorchRunner):
     def state_bytes(self) -> int:
         """Memory that a sequence takes besides its rows, at most."""
         return STATES_PER_SEQUENCE * self._decoder.state_bytes
+
+    @property
+    def runs_row_by_row(self) -> bool:
+        """True if layers with a state run several tokens one by one, as their scan would lose the state."""
+        return self._decoder.runs_row_by_row
 
     def open(self, max_rows: int | None = None) -> int:
         """Start an empty sequence; arguments and errors as of `TorchRunner`."""
@@ -194,6 +199,7 @@ class HybridDecoder(GenericDecoder):
     def __init__(self, model: PreTrainedModel, max_model_len: int) -> None:
         self.parts: Sequence[_Part] = ()  # of the next pass
         self._mixers, self.state_bytes = _find_mixers(model)
+        self.runs_row_by_row = not all(mixer.goes_on for mixer in self._mixers)
         super().__init__(model, max_model_len)
 
     def forward(
@@ -372,7 +378,9 @@ def _goes_on(mixer: _Mixer, call: tuple[tuple[Any, ...], dict[str, Any]], model:
             results += mixer.run(exact.forward, arguments, cache, first, first + length)
             first += length
         if not all(isinstance(result, Tensor) and result.shape[:2] == (1, result.shape[1]) for result in results):
-            raise ModelError(f"{model_name(model)} cannot be run: a layer with a state returns more than its rows")
+            raise ModelError(
+                f"{model_name(model)} cannot be run: a layer with a state returns more than its rows; {OTHER_FAMILY}"
+            )
         return torch.cat(results, 1)[:, _PROBE_PARTS[0] - skipped :]
 
     first, several, last = _PROBE_PARTS

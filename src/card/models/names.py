@@ -1,4 +1,4 @@
-"""Names of models in messages to users."""
+"""Names of models in messages to users, and what to use instead of one that cannot run."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from card.models.decoder_model import LoadedModel
+
+OTHER_FAMILY = "choose a model of another family, such as Llama, Mistral, Qwen, Gemma, Phi or OLMo"
 
 
 def model_name(model: LoadedModel) -> str:

@@ -1,11 +1,13 @@
-"""Choose the runner that suits a model: the one place that knows which there are."""
+"""Choose the runner that suits a model, and tell how it runs: the one place that knows which there are."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from card.config import INT8
 from card.models.hybrid import HybridRunner
 from card.models.layer_kinds import has_state
+from card.models.protocol import Recurrent
 from card.models.torch_runner import TorchRunner
 
 if TYPE_CHECKING:
@@ -32,3 +34,20 @@ def make_runner(model: LoadedModel, *, max_model_len: int, max_tree_rows: int = 
     from card.models.cuda.bucketed import BucketedRunner
 
     return BucketedRunner(model, max_model_len=max_model_len, max_tree_rows=max_tree_rows)
+
+
+def how_it_runs(runner: TorchRunner) -> str:
+    """Return the path of a model and its limits, in one line for users."""
+    if runner.is_fused:
+        numbers = "8-bit integers" if runner.precision == INT8 else runner.precision
+        words = [f"own pass in {numbers}", "trees of candidates"]
+    elif isinstance(runner, Recurrent):
+        megabytes = f"{runner.state_bytes / 1e6:,.1f} MB"
+        words = ["transformers' modules with a state", "chains only", f"{megabytes} of states a request", "no int8"]
+    else:
+        words = ["transformers' modules with CARD's attention", "trees of candidates", "no int8"]
+    if isinstance(runner, HybridRunner) and runner.runs_row_by_row:
+        words.append("prompts and candidates token by token through layers with a state")
+    if runner.switch_len is not None:
+        words.append(f"texts of more than {runner.switch_len} tokens are read once more")
+    return "; ".join(words)

@@ -21,7 +21,7 @@ from card.models.int8 import Int8Decoder
 from card.models.kv_cache import BoolArray, IntArray, KVCache
 from card.models.layer_kinds import has_state
 from card.models.long_rope import switch_len
-from card.models.names import model_name
+from card.models.names import OTHER_FAMILY, model_name
 from card.models.protocol import Extension
 
 if TYPE_CHECKING:
@@ -146,7 +146,7 @@ class TorchRunner:
             with torch.inference_mode():
                 return self._decoder.own_logits(token_ids)
         except Exception as error:  # whatever the code of one of many architectures raises
-            raise ModelError(f"a trial pass of the model failed: {in_few_words(error)}") from error
+            raise ModelError(f"a trial pass of the model failed: {in_few_words(error)}; {OTHER_FAMILY}") from error
 
     @property
     def is_fused(self) -> bool:
