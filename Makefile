@@ -29,8 +29,9 @@ test-fuzz: $(STAMP) ## set up, then load ten thousand damaged models, tokenizers
 test-gpu: $(STAMP) ## set up, then run the tests that need a CUDA device
 	$(BIN)/python -m pytest -m gpu -rs tests/gpu
 
-test-models: $(STAMP) ## set up, then try every causal architecture of transformers and write docs/models.md (half an hour on two cores)
+test-models: $(STAMP) ## set up, then try every causal architecture of transformers, write docs/models.md and test the texts of all that run (an hour on two cores)
 	$(BIN)/python scripts/make_models_page.py
+	$(BIN)/python -m pytest -m models tests/models
 
 test-clients: $(CLIENTS)/.installed tests/clients/node_modules/.installed ## set up apart, then run other people's clients against card serve (needs Node.js)
 	$(CLIENTS)/bin/python -m pytest -m clients tests/clients

@@ -37,7 +37,16 @@ _SIZES: dict[str, Any] = {
     **dict.fromkeys(("vocab_size", "vocab_size_per_layer_input"), 97),
     **dict.fromkeys(("hidden_size", "n_embd", "d_model", "dim", "word_embed_proj_dim", "embedding_size"), 32),
     **dict.fromkeys(
-        ("intermediate_size", "ffn_dim", "n_inner", "d_ff", "moe_intermediate_size", "ffn_hidden_size"), 48
+        (
+            "intermediate_size",
+            "intermediate_size_mlp",
+            "ffn_dim",
+            "n_inner",
+            "d_ff",
+            "moe_intermediate_size",
+            "ffn_hidden_size",
+        ),
+        48,
     ),
     **dict.fromkeys(("num_hidden_layers", "n_layer", "n_layers", "num_layers"), 4),
     **dict.fromkeys(("num_attention_heads", "n_head", "n_heads", "encoder_attention_heads"), 4),
@@ -49,7 +58,7 @@ _SIZES: dict[str, Any] = {
     **dict.fromkeys(("num_experts_per_tok", "moe_k", "moe_topk", "top_k_experts"), 2),
     **dict.fromkeys(("n_group", "topk_group", "first_k_dense_replace", "n_shared_experts"), 1),
     **dict.fromkeys(("kv_lora_rank", "q_lora_rank"), 16),
-    **dict.fromkeys(("sliding_window", "attention_window"), 8),
+    **dict.fromkeys(("sliding_window", "attention_window", "attention_chunk_size", "floor_scale"), 8),
     **dict.fromkeys(("mamba_d_state", "state_size", "ssm_state_size"), 8),
     **dict.fromkeys(("mamba_d_head", "mamba_head_dim", "linear_key_head_dim", "linear_value_head_dim"), 8),
     **dict.fromkeys(("mamba_n_heads", "mamba_num_heads"), 8),

@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from functools import cache
-from pathlib import Path
-from types import ModuleType
-
 import pytest
 
-ROOT = Path(__file__).parents[2]
-SCRIPT = ROOT / "scripts" / "make_models_page.py"
+from tests.every_family import ROOT, script
+
 RUNNING = {
     "llama": "own pass",
     "qwen3": "own pass",
@@ -25,16 +19,6 @@ RUNNING = {
     "gpt2": "transformers' modules",
 }
 REFUSED = {"bloom": "attention in code of their own", "doge": "a mask that it makes itself"}
-
-
-@cache
-def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("make_models_page", SCRIPT)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # where dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.mark.parametrize("family", RUNNING)

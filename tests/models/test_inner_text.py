@@ -65,6 +65,20 @@ SHAPES: dict[str, tuple[str, str, dict[str, Any]]] = {
             "vision_config": {**QWEN_VISION, "out_hidden_size": 32, "deepstack_visual_indexes": []},
         },
     ),
+    "llama4": (
+        "Llama4Config",
+        "Llama4ForConditionalGeneration",
+        {
+            "text_config": {
+                **TEXT,
+                "attention_chunk_size": 4,
+                "num_local_experts": 2,
+                "moe_layers": [1],
+                "intermediate_size_mlp": 24,
+            },
+            "vision_config": {**VISION, "vision_output_dim": 16, "projector_input_dim": 16, "projector_output_dim": 16},
+        },
+    ),
 }
 IDS = [5, 9, 33, 7, 60, 12, 3, 44, 21]
 

@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 
 from card.errors import CapacityError, ModelError
 from card.models.fused import Linear, PackedKernels, can_pack
-from card.models.kv_cache import RowTree
+from card.models.kv_cache import Chunk, RowTree, Window
 from card.models.protocol import NO_PARENT, Extension
 from card.models.torch_runner import TorchRunner
 from tests.inside import cache_of, num_ancestors
@@ -62,6 +62,7 @@ GEMMA4: dict[str, Any] = {
     "num_global_key_value_heads": 1,
     "global_head_dim": 16,
 }
+LLAMA4: dict[str, Any] = {"num_local_experts": 4, "moe_layers": [1], "intermediate_size_mlp": 24}
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {}),
     "llama-bias-mha": ("Llama", {"attention_bias": True, "mlp_bias": True, "num_key_value_heads": 4}),
@@ -93,6 +94,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "deepseek2": ("DeepseekV2", MLA),  # values of another size than keys
     "deepseek3": ("DeepseekV3", {**MLA, "n_group": 1, "topk_group": 1}),
     "minicpm3": ("MiniCPM3", {**MLA, "q_lora_rank": 12}),
+    "llama4": ("Llama4", {"attention_chunk_size": 5, "floor_scale": 4, "no_rope_layers": [1, 1, 0], **LLAMA4}),
     "mimo": ("MiMoV2Flash", {"v_head_dim": 6}),
 }
 FAMILIES = ("Granite", "Llama", "Mistral", "Qwen2", "Qwen3")
@@ -105,7 +107,7 @@ quick = settings(deadline=None, max_examples=6)
 @functools.cache
 def make_model(name: str) -> PreTrainedModel:
     family, changes = MODELS[name]
-    config_name = f"{family}TextConfig" if family in ("Gemma3", "Gemma4") else f"{family}Config"
+    config_name = f"{family}TextConfig" if family in ("Gemma3", "Gemma4", "Llama4") else f"{family}Config"
     config = getattr(transformers, config_name)(**{**SIZES, **changes})
     config._attn_implementation = "eager"
     torch.manual_seed(len(name))
@@ -246,10 +248,15 @@ def test_a_row_sees_itself_and_its_ancestors_and_nothing_else(parents: list[int]
         assert [np.flatnonzero(row).tolist() for row in visible] == [path_to(r, parents) for r in range(len(parents))]
         assert (visible.sum(1) == tree.positions() + 1).all()
     for start in range(len(parents)):
-        bias = tree.bias(start, window=3)
-        if bias is not None:
-            paths = [path_to(row, parents)[-3:] for row in range(start, len(parents))]
-            assert [np.flatnonzero(row[: len(parents)] == 0).tolist() for row in bias] == paths
+        paths = [path_to(row, parents) for row in range(start, len(parents))]
+        windows: dict[Window, list[list[int]]] = {
+            3: [path[-3:] for path in paths],
+            Chunk(3): [path[(len(path) - 1) // 3 * 3 :] for path in paths],
+        }
+        for window, seen in windows.items():
+            bias = tree.bias(start, window)
+            if bias is not None:
+                assert [np.flatnonzero(row[: len(parents)] == 0).tolist() for row in bias] == seen
 
 
 def test_a_chain_needs_no_matrix_and_a_fork_one_of_the_forked_rows_only() -> None:
@@ -467,7 +474,6 @@ def test_a_model_that_hands_no_arguments_on_to_attention_is_told_apart_from_one_
         ("Bloom", {}, "bloom models compute attention in code of their own"),
         ("Falcon", {}, "falcon models compute .* choose a model of another family"),
         ("Mpt", {}, "mpt models compute attention in code of their own, which cannot be taken over; choose a model"),
-        ("Llama4", {"num_local_experts": 2, "intermediate_size_mlp": 48}, "chunked_attention"),
     ],
 )
 def test_models_that_cannot_run_row_wise_are_refused_by_reason(

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from card.models.kv_cache import SequenceRows
+from card.models.kv_cache import SequenceRows, Window, window_size
 
 MAX_PACKED_ROWS = 128  # up to here the query heads of one KV head are rows of one product
 
@@ -29,8 +29,8 @@ class SequencePass:
     new_rows: tuple[Tensor, ...]  # L of [2, Hkv, T, D]: where the new keys and values go
     keys: tuple[Tensor, ...]  # L of [1, Hkv, S, D], the new rows included
     values: tuple[Tensor, ...]
-    biases: dict[int | None, Tensor | None]
-    packed: dict[int | None, Tensor | None]
+    biases: dict[Window, Tensor | None]
+    packed: dict[Window, Tensor | None]
 
 
 def sequence_pass(
@@ -39,28 +39,29 @@ def sequence_pass(
     offset: int,
     num_new: int,
     group: int,
-    windows: Iterable[int | None],
+    windows: Iterable[Window],
     needs_bias: bool = False,
 ) -> SequencePass:
     """Prepare the pass of the newest ``num_new`` rows of a sequence.
 
     Args:
         group: query heads per KV head.
-        windows: the sliding windows of the model's layers, in any order, more than once or not.
+        windows: those of the model's layers, in any order, more than once or not.
         needs_bias: never leave the causal mask to the attention kernel.
     """
     tree, kv = sequence.tree, sequence.kv
     start = tree.num_rows - num_new
     is_packed = group * num_new <= MAX_PACKED_ROWS
     is_chain = start == 0 and tree.num_prefix_rows == tree.num_rows
-    biases: dict[int | None, Tensor | None] = {}
-    packed: dict[int | None, Tensor | None] = {}
+    biases: dict[Window, Tensor | None] = {}
+    packed: dict[Window, Tensor | None] = {}
     longest = int(tree.positions(start).max())
-    for window in sorted(set(windows), key=lambda window: window or 0):  # None first
-        if is_chain and not is_packed and not needs_bias and (window is None or longest < window):
+    for window in sorted(set(windows), key=lambda window: window_size(window) or 0):  # None first
+        size = window_size(window)
+        if is_chain and not is_packed and not needs_bias and (size is None or longest < size):
             biases[window] = packed[window] = None
             continue
-        if window is not None and longest < window and None in biases and biases[None] is not None:
+        if size is not None and longest < size and None in biases and biases[None] is not None:
             biases[window], packed[window] = biases[None], packed[None]
             continue
         array = tree.bias(start, window)
@@ -99,7 +100,7 @@ class Scoring:
         return self.softcap is None and self.sinks is None
 
 
-def attend(step: SequencePass, layer: int, query: Tensor, window: int | None, scoring: Scoring) -> Tensor:
+def attend(step: SequencePass, layer: int, query: Tensor, window: Window, scoring: Scoring) -> Tensor:
     """Return the attention of the new rows over all rows they may see; the new keys and values must be written.
 
     Args:

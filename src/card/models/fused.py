@@ -20,6 +20,7 @@ from card.models.draft_vocab import head_of, spread
 from card.models.features import PassStates, select_rows
 from card.models.generic import layer_windows
 from card.models.kv_cache import KVLayout, SequenceRows
+from card.models.layer_kinds import WITH_CHUNKS, layer_kinds
 from card.models.long_rope import switch_len
 
 if TYPE_CHECKING:
@@ -101,6 +102,8 @@ def reason_not_fusable(model: LoadedModel, max_model_len: int) -> str | None:
         return f"{type(model).__name__} is none of {', '.join(one.model_class for one in all_architectures())}"
     config = model.config
     inner: Any = model.model
+    if not WITH_CHUNKS.isdisjoint(layer_kinds(config)):
+        return "its attention is chunked"
     if config.hidden_act != "silu":
         return f"its activation is {config.hidden_act}, not silu"
     if switch_len(model, max_model_len) is not None:

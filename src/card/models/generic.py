@@ -16,10 +16,11 @@ from card.errors import ModelError, in_few_words
 from card.models.attention import Scoring, SequencePass, attend, sequence_pass
 from card.models.draft_vocab import masked
 from card.models.features import PassStates
-from card.models.kv_cache import BoolArray, KVLayout, SequenceRows
-from card.models.layer_kinds import WITH_WINDOW, WITHOUT_ATTENTION, layer_kinds
+from card.models.kv_cache import BoolArray, Chunk, KVLayout, SequenceRows, Window
+from card.models.layer_kinds import WITH_CHUNKS, WITH_WINDOW, WITHOUT_ATTENTION, layer_kinds
 from card.models.long_rope import LongRope, switch_len
 from card.models.names import OTHER_FAMILY, model_name
+from card.models.query_scales import QueryScales
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -39,6 +40,13 @@ def layer_windows(config: Any, max_model_len: int) -> list[int | None]:
     window = getattr(config, "sliding_window", None)
     is_short = window is not None and window < max_model_len
     return [window if kind in WITH_WINDOW and is_short else None for kind in layer_kinds(config)]
+
+
+def _layer_chunks(config: Any, max_model_len: int) -> list[Chunk | None]:
+    """Return the chunks of each layer; None where it has none or one holds every text."""
+    size = getattr(config, "attention_chunk_size", None)
+    chunk = Chunk(size) if size is not None and size < max_model_len else None
+    return [chunk if kind in WITH_CHUNKS else None for kind in layer_kinds(config)]
 
 
 def require_causal(model: LoadedModel) -> None:
@@ -108,12 +116,14 @@ class _Pass:
     def __init__(
         self,
         steps: Sequence[SequencePass],
-        windows: Sequence[int | None],
+        windows: Sequence[Window],
         layout: KVLayout,
         places: Mapping[int, int],
+        scales: Mapping[int, Tensor],
     ) -> None:
         self.steps = steps
         self.windows = windows
+        self._scales = scales  # [sum T] of queries, by layer
         self._layout = layout
         self._places = places  # of the layers with attention in the KV cache
 
@@ -121,6 +131,8 @@ class _Pass:
         value_size, place = value.shape[3], self._places[layer]
         if scoring.scale is None:
             scoring = replace(scoring, scale=query.shape[3] ** -0.5)
+        if (scales := self._scales.get(layer)) is not None:
+            query = (query * scales[:, None]).to(query.dtype)
         query, key, value = (_filled(one, self._layout.head_size) for one in (query, key, value))
         num_heads, num_kv_heads = query.shape[1], self._layout.num_kv_heads
         if key.shape[1] < num_kv_heads:  # the same head once for each part of its query heads
@@ -182,11 +194,13 @@ class GenericDecoder:
     def __init__(self, model: PreTrainedModel, max_model_len: int) -> None:
         self.model = model
         config = model.config.get_text_config()
-        self.windows = layer_windows(config, max_model_len)
+        windows, chunks = layer_windows(config, max_model_len), _layer_chunks(config, max_model_len)
+        self.windows: list[Window] = [chunk or window for chunk, window in zip(chunks, windows, strict=True)]
         attending = [layer for layer, kind in enumerate(layer_kinds(config)) if kind not in WITHOUT_ATTENTION]
         self._places = {layer: place for place, layer in enumerate(attending)}  # in the KV cache
         length = switch_len(model, max_model_len)
         self._long_rope = None if length is None else LongRope(model, length)
+        self._query_scales = QueryScales(model)
         self.long_rows: BoolArray | None = None  # [sum T] of the next pass: which belong to long texts; None: no row
         self._selects_rows = "logits_to_keep" in inspect.signature(model.forward).parameters
         transformers.AttentionInterface.register(ATTENTION_NAME, _attention)
@@ -235,6 +249,7 @@ class GenericDecoder:
     def _take_over(self) -> None:
         for config, _ in self._before:
             config._attn_implementation_internal = ATTENTION_NAME
+        self._query_scales.leave_to_model(False)
 
     def own_logits(self, token_ids: Sequence[int]) -> Tensor:
         """Return the logits of a text by transformers' own forward, [T, V]."""
@@ -250,6 +265,7 @@ class GenericDecoder:
         """Give the model its own attention back; no pass runs here afterwards."""
         for config, implementation in self._before:
             config._attn_implementation_internal = implementation
+        self._query_scales.leave_to_model(True)
 
     def step(self, sequence: SequenceRows, *, offset: int, num_new: int) -> SequencePass:
         """Prepare the pass of the newest rows of a sequence; ``offset`` is that of their first among all rows."""
@@ -275,7 +291,8 @@ class GenericDecoder:
         ``states`` takes the hidden states that somebody wishes for. Raises: ModelError if the model does not give
         those.
         """
-        extra: dict[str, Any] = {"card_pass": _Pass(steps, self.windows, self.layout, self._places)}
+        scales = self._query_scales.of(positions)
+        extra: dict[str, Any] = {"card_pass": _Pass(steps, self.windows, self.layout, self._places, scales)}
         if states:
             extra["output_hidden_states"] = True
         if isinstance(logits_rows, Tensor):

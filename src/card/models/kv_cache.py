@@ -22,6 +22,17 @@ BoolArray = npt.NDArray[np.bool_]
 FloatArray = npt.NDArray[np.float32]
 
 
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Attention within chunks of positions: a row sees those of its ancestors that share its chunk."""
+
+    size: int  # positions
+
+
+Window = int | Chunk | None
+"""Reach of a layer: a sliding window in positions, chunks, or all ancestors."""
+
+
 class RowTree:
     """Parents, positions and ancestors of the rows of one sequence.
 
@@ -133,17 +144,18 @@ class RowTree:
         _, ancestors = self._ancestors[first_tree_row - prefix : stop - prefix, : stop - prefix].nonzero()
         return visible, ancestors + prefix
 
-    def bias(self, start: int, window: int | None = None) -> FloatArray | None:
+    def bias(self, start: int, window: Window = None) -> FloatArray | None:
         """Return what rows ``start`` .. num_rows - 1 must not see, to be added to attention scores.
 
         Args:
-            window: a row sees an ancestor only if their positions differ by less than this; None sees all.
+            window: a row sees an ancestor only if their positions differ by less than this, or lie in one chunk; None
+                sees all.
         Returns: [T, S rounded up to BIAS_ALIGNMENT] float32, 0 where visible and -inf elsewhere; None if T is 1 and
             the row sees all rows.
         """
         prefix, stop = self.num_prefix_rows, self.num_rows
         positions = self._positions[start:stop]
-        is_windowed = window is not None and int(positions.max()) >= window
+        is_windowed = (size := window_size(window)) is not None and int(positions.max()) >= size
         if stop - start == 1 and positions[0] == start and not is_windowed:
             return None
         width = -(-stop // BIAS_ALIGNMENT) * BIAS_ALIGNMENT
@@ -158,9 +170,20 @@ class RowTree:
         if first_tree_row < stop:
             ancestors = self._ancestors[first_tree_row - prefix : stop - prefix, : stop - prefix]
             bias[first_tree_row - start :, prefix:stop][ancestors] = 0.0
-        if is_windowed and window is not None:
-            bias[:, :stop][positions[:, None] - self._positions[:stop] >= window] = -np.inf
+        if window is not None and is_windowed:
+            bias[:, :stop][_is_out_of_reach(positions[:, None], self._positions[:stop], window)] = -np.inf
         return bias
+
+
+def window_size(window: Window) -> int | None:
+    """Return the first position at which a window hides something; None: it never does."""
+    return window.size if isinstance(window, Chunk) else window
+
+
+def _is_out_of_reach(positions: IntArray, others: IntArray, window: int | Chunk) -> BoolArray:
+    if isinstance(window, Chunk):
+        return np.not_equal(positions // window.size, others // window.size)
+    return positions - others >= window
 
 
 @dataclass(frozen=True, slots=True)

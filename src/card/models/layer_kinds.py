@@ -10,9 +10,10 @@ if TYPE_CHECKING:
     from card.models.decoder_model import LoadedModel
 
 WITH_WINDOW = frozenset({"sliding_attention", "hybrid_sliding"})
+WITH_CHUNKS = frozenset({"chunked_attention"})
 WITHOUT_ATTENTION = frozenset({"linear_attention", "conv", "moe", "mlp", "dummy"})  # they keep no keys
 _WITH_STATE = frozenset({"linear_attention", "conv", "hybrid", "hybrid_sliding"})
-_KNOWN = {"full_attention"} | WITH_WINDOW | WITHOUT_ATTENTION | _WITH_STATE
+_KNOWN = {"full_attention"} | WITH_WINDOW | WITH_CHUNKS | WITHOUT_ATTENTION | _WITH_STATE
 
 
 def layer_kinds(config: Any) -> list[str]:
@@ -31,7 +32,7 @@ def check_kinds(config: Any) -> None:
     if other:
         raise ModelError(
             f"{config.model_type} has layers of type {', '.join(other)}, which CARD cannot run; choose a model with"
-            " full or sliding attention, or with linear attention, convolutions or Mamba beside it"
+            " full, sliding or chunked attention, or with linear attention, convolutions or Mamba beside it"
         )
 
 
