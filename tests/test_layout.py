@@ -29,7 +29,7 @@ LINES: tuple[tuple[str, ...], ...] = (
     ("tree", "methods", "machine", "verify_server"),
     ("protocol", "text", "kernels"),
     ("models",),
-    ("writers", "hrad"),
+    ("writers", "hrad", "judges"),
     ("workers",),
     ("policy",),
     ("transport", "latency"),

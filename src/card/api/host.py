@@ -28,6 +28,7 @@ from card.config import SamplingParams
 from card.engine.scoring import Scorer
 from card.errors import PromptError, SettingsError
 from card.hrad.network import OFF, hrad_consumers
+from card.judges.choosing import choose_verifier
 from card.machine.threads import pinned, usable_cores
 from card.methods import Method
 from card.models.decoder_model import is_int8
@@ -104,6 +105,7 @@ class Host:
         )
         plan = resolve(asked, facts, method=method)  # refuses what contradicts itself before anything is loaded
         self.method, self.settings = plan.method, plan.settings
+        facts = replace(facts, verifier=choose_verifier(self.settings.judge, verifier))
         say(f"loading {self.settings.target}")
         self.tokenizer = tokenizer or load_tokenizer(self.settings.target, cache_dir=self.settings.weights_dir)
         check_draft_vocab(self.settings.draft_vocab, self.tokenizer)

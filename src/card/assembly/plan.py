@@ -187,7 +187,12 @@ def _refuse_contradictions(
 ) -> None:
     if drafts and not has_draft:
         raise SettingsError(f"method {method.name} needs a draft model; give one, or use method vanilla")
-    if not facts.verifier.is_exact and not settings.allows_inexact:
+    if settings.judge is not None and not (drafts or method.writers or settings.writers):
+        raise SettingsError(
+            f"judge {settings.judge} has nothing to judge: method {method.name} has no candidates; leave it out, or "
+            "name a method or writers that have"
+        )
+    if not facts.verifier.is_exact and not (settings.allows_inexact or settings.judge is not None):
         raise SettingsError(
             "this verifier may keep tokens that the target would not choose: leave it out, or set allows_inexact=True"
         )

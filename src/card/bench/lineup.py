@@ -31,12 +31,12 @@ from card.bench.rows import CardRow, Decoded, PromptIds, Row, TransformersRow, a
 from card.bench.summary import decode_rate
 from card.config import INT8, DraftSettings, SamplingParams
 from card.errors import SettingsError
+from card.judges.names import parse_judge
 from card.machine.threads import pinned
 from card.methods import find_method
 from card.models.decoder_model import is_int8
 from card.models.inflation import inflate, parse_parameter_count, price_in_words
 from card.models.loading import context_limit, end_token_ids, load_model, load_tokenizer, parameter_count
-from card.tree.verify import MATCH
 
 DEFAULT_MAX_MODEL_LEN = 4096
 _WARM_UP_TOKENS = 16
@@ -104,7 +104,7 @@ class LineupSettings:
             method=spec.method,
             cores=self.cores if spec.drafter == "beside" else cores,
             threads=None if spec.is_tuned else len(cores),
-            is_exact=MATCH.is_exact,
+            is_exact="judge" not in spec.engine or parse_judge(spec.engine["judge"]).is_exact,
             is_comparable=True,
             settings={key: list(value) if isinstance(value, tuple) else value for key, value in settings.items()},
         )

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import resources
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
 
 from card.errors import SettingsError
+from card.judges.names import parse_judge
 from card.writers.local import writer_names
 
 PUBLISHED = ("gsm8k", "mgsm", "mt-bench", "humaneval", "mbpp", "spec-bench")  # data sets with a format of their own
@@ -20,6 +21,7 @@ SINGLE_WRITERS = ("card", "suffix", "recycling")  # each of its writers alone
 ALL_CORES, UNCOUPLED = "-all-cores", "-uncoupled"
 DRAFTER = "beam"  # the draft model among the writers
 _OWN_WRITERS = "card+"
+JUDGED = "/"  # sps/relaxed:0.5 is the row sps with that judge
 
 # The draft settings that may be given for the rows that take them.
 DRAFT_OPTIONS = ("beam_width", "branch", "budget", "min_verify_prob", "lead", "max_wait_s", "min_depth")
@@ -106,7 +108,7 @@ def names_of(asked: Sequence[str]) -> list[str]:
 
     Plain decoding on all cores, the baseline, is always among them, and so is the twin on all cores of a row that has
     one: what the parallel methods get, they get. ``card+beam,suffix`` is CARD with these writers; names of writers
-    that follow it, after a comma or a plus, belong to it.
+    that follow it, after a comma or a plus, belong to it. ``sps/relaxed:0.5`` is a row with a judge.
     Raises: SettingsError for an unknown name.
     """
     wanted, own = {BASELINE}, list[str]()
@@ -114,11 +116,14 @@ def names_of(asked: Sequence[str]) -> list[str]:
         if name.startswith(_OWN_WRITERS):
             _check_writers(name)
             own.append(name)
+        elif JUDGED in name:
+            _check_judge(name)
+            own.append(name)
         elif name in KNOWN or name in PRESETS:
             wanted.update(PRESETS.get(name, (name,)))
         else:
             known = ", ".join((*PRESETS, *KNOWN))
-            raise SettingsError(f"unknown method {name!r}; known: {known}, and {_OWN_WRITERS}WRITERS")
+            raise SettingsError(f"unknown method {name!r}; known: {known}, {_OWN_WRITERS}WRITERS and ROW{JUDGED}JUDGE")
     wanted.update(name + ALL_CORES for name in tuple(wanted) if name + ALL_CORES in KNOWN)
     return [*(name for name in KNOWN if name in wanted), *dict.fromkeys(own)]
 
@@ -150,8 +155,19 @@ def _writers(name: str) -> tuple[str, ...]:
     return tuple(name.removeprefix(_OWN_WRITERS).split("+"))
 
 
+def _check_judge(name: str) -> None:
+    row, _, judge = name.partition(JUDGED)
+    if row not in OURS or (OURS[row].drafter == "none" and not OURS[row].is_tuned):
+        able = ", ".join(one for one, spec in OURS.items() if spec.drafter != "none" or spec.is_tuned)
+        raise SettingsError(f"row {name!r} has a judge, and {row!r} has no candidates to judge; rows that have: {able}")
+    parse_judge(judge)
+
+
 def spec_of(name: str) -> Spec:
     """Return what a row of ours is."""
+    if JUDGED in name:
+        row, _, judge = name.partition(JUDGED)
+        return replace(OURS[row], engine={**OURS[row].engine, "judge": judge})
     if name.startswith(_OWN_WRITERS):
         writers = _writers(name)
         return _tuned("card", "own" if DRAFTER in writers else "none", writers=writers)

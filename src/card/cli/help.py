@@ -17,7 +17,10 @@ _SECTIONS = {
         "model target draft pair dtype device",
         "draft_model draft_dtype draft_vocab draft_device target_cost max_model_len hrad",
     ),
-    "Method": ("method methods writers", "placement schedule policy suffix_store suffix_store_key suffix_store_tokens"),
+    "Method": (
+        "method methods writers judge",
+        "placement schedule policy suffix_store suffix_store_key suffix_store_tokens",
+    ),
     "Draft server": ("draft_address draft_keys draft_optional", ""),
     "Text": (
         "max_tokens temperature top_p seed stop",

@@ -175,6 +175,7 @@ method_options = with_options(
     ),
     *options_of(EngineSettings, "placement schedule policy"),
     option_of(EngineSettings, "writers", help=_WRITERS),
+    option_of(EngineSettings, "judge"),
     *options_of(EngineSettings, " ".join(OWN_SETTINGS)),
     *options_of(EngineSettings, "suffix_store suffix_store_key suffix_store_tokens draft_address"),
     option_of(EngineSettings, "draft_optional", "--draft-optional/--draft-required"),

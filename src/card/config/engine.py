@@ -49,7 +49,7 @@ class EngineSettings(Replaceable):
     draft_dtype: str | None = setting(None, "The same for the draft model.", shown="the target's")
     draft_vocab: int | None = setting(
         None,
-        "The draft model proposes the first so many tokens and special ones only: less work in its head, same text.",
+        "The draft model proposes the first so many tokens and special ones only.",
         least=1,
         allowed="a whole number of 1 or more",
         shown="all",
@@ -95,6 +95,7 @@ class EngineSettings(Replaceable):
     allows_inexact: bool = setting(
         False, "Take a verifier whose text is not that of plain decoding; every result then says so."
     )
+    judge: str | None = setting(None, "Judge of candidates, such as relaxed:0.5; not exact.")
     hrad: str = setting("off", "Predictor for specbranch: off, demo, or a file of card train hrad.")
     writers: tuple[str, ...] | None = setting(
         None,

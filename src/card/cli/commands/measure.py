@@ -86,7 +86,7 @@ _OF_ROWS = "Of card-chain, card-tree, card-turns.  [default: the library's]"
 @click.option(
     "--trace",
     type=OutputPath(),
-    help="Decode the first prompt of each data set once more, traced for ui.perfetto.dev.",
+    help="Trace the first prompt of each data set for ui.perfetto.dev.",
 )
 @click.option("--out", type=Path, help="JSON lines are appended to it.  [default: bench-DATE-TIME.jsonl]")
 @click.option("--resume", type=Path, help="Go on with what the last run of this file lacks.")

@@ -1,0 +1,69 @@
+"""A judge, and the verifier that asks it.
+
+The verifier follows the target's own choices as the exact one does. Where no candidate is the target's choice, a judge
+may let one stay nevertheless. So every token that a judge never sees is the target's own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from card.tree.nodes import ROOT
+from card.tree.verify import Verdict, Verification
+
+
+@dataclass(frozen=True, slots=True)
+class Mismatch:
+    """A place where no candidate is the target's choice, and one of the candidates there."""
+
+    seen: Verification
+    parent: int  # node that the candidate hangs below, or ROOT
+    candidate: int
+    logprobs: Tensor  # [V] float32 of the target after the parent, at temperature 1
+
+    @property
+    def logprob(self) -> float:
+        """Log-probability that the target gives the candidate, at temperature 1."""
+        return float(self.logprobs[self.seen.offer.tokens[self.candidate]])
+
+
+class Judge(Protocol):
+    """Says which candidates may stay against the target's choice."""
+
+    def tolerates(self, mismatch: Mismatch) -> bool:
+        """Return whether the candidate may stay."""
+
+
+class JudgingVerifier:
+    """Keep what the target chooses, and else the likeliest candidate that the judge tolerates."""
+
+    def __init__(self, judge: Judge, *, is_exact: bool = False) -> None:
+        """Take the judge; ``is_exact`` is true of one that tolerates nothing."""
+        self.is_exact = is_exact
+        self._judge = judge
+
+    def decide(self, seen: Verification) -> Verdict:
+        """Return the accepted path and the target's own token after it."""
+        children: dict[int, list[int]] = {}
+        for idx, parent in enumerate(seen.offer.parents):
+            children.setdefault(parent, []).append(idx)
+        node, accepted = ROOT, list[int]()
+        while below := children.get(node, []):
+            own = next((i for i in below if seen.offer.tokens[i] == seen.choices[node + 1]), None)
+            kept = self._tolerated(seen, node, below) if own is None else own
+            if kept is None:
+                break
+            accepted.append(kept)
+            node = kept
+        return Verdict(tuple(accepted), seen.choices[node + 1])
+
+    def _tolerated(self, seen: Verification, parent: int, below: list[int]) -> int | None:
+        """Return the candidate below ``parent`` that may stay; None if none may."""
+        logprobs = seen.logits[parent + 1].float().log_softmax(-1)
+        mismatches = [Mismatch(seen, parent, candidate, logprobs) for candidate in below]
+        mismatches.sort(key=lambda one: -one.logprob)
+        possible = (one for one in mismatches if one.logprob > float("-inf"))  # a grammar may have ruled it out
+        return next((one.candidate for one in possible if self._judge.tolerates(one)), None)
