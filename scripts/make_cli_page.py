@@ -26,10 +26,10 @@ OTHERS = "Output"  # the group of what has no section in --help
 EVERYWHERE = frozenset({"help", "help_all"})  # said once, in the head
 HEAD = """\
 # The command `card`
-Made by `scripts/make_cli_page.py`. Each command lists its own options, then the
-[shared ones](#shared-options) that it takes. Brackets hold the default. An option with `...` may be given
-several times. `--help` says more of a command and shows its common options, `--help-all` every one. Every
-command takes `-v` (`--verbose`), which logs what happens to the drafter. `card --version` prints the version.
+Made by `scripts/make_cli_page.py`. Each command lists its own options, then its
+[shared ones](#shared-options). Brackets hold the default. An option with `...` may be given several times.
+`--help` says more and shows the common options, `--help-all` every one. `-v` (`--verbose`) logs what happens
+to the drafter. `card --version` prints the version. `python -m card` is the same command.
 
 Exit status: 0; 1 for a no of `card check-pair` or `card verify-server`, and if the reader of the output has
 gone; 2 for wrong input, with one line on standard error; 130 after Ctrl-C.

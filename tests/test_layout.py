@@ -29,7 +29,7 @@ LINES: tuple[tuple[str, ...], ...] = (
     ("tree", "methods", "machine", "verify_server"),
     ("protocol", "text", "kernels"),
     ("models",),
-    ("writers", "hrad", "judges"),
+    ("writers", "hrad", "judges", "cascade"),
     ("workers",),
     ("policy",),
     ("transport", "latency"),

@@ -53,6 +53,10 @@ class PlanError(CardError):
     """A profile or a recording is broken, of another version, or does not fit to the others; or too much is asked."""
 
 
+class ScoreError(CardError, ValueError):
+    """A score by which candidates are compared is not a number; the text names the candidate."""
+
+
 def in_few_words(error: BaseException) -> str:
     """Return the first line of what an error says, with the second if that only announces it; its name if none."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]

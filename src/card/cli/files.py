@@ -56,6 +56,21 @@ def read_prompts(path: Path) -> tuple[str, ...]:
 
     Raises: PromptError if there are none, or one cannot be read.
     """
+    numbered = _numbered_lines(path)
+    if path.suffix != ".jsonl" and not numbered[0][1].startswith("{"):
+        return tuple(line for _, line in numbered)
+    return tuple(record["question"] for record in read_records(path, "question"))
+
+
+def read_records(path: Path, *keys: str) -> tuple[dict[str, str], ...]:
+    """Return the texts under ``keys`` of each line of a UTF-8 file, a JSON object with these.
+
+    Raises: PromptError if there are none, or one cannot be read.
+    """
+    return tuple(_record(path, number, line, keys) for number, line in _numbered_lines(path))
+
+
+def _numbered_lines(path: Path) -> list[tuple[int, str]]:
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except UnicodeDecodeError:
@@ -65,16 +80,17 @@ def read_prompts(path: Path) -> tuple[str, ...]:
     numbered = [(number, line.strip()) for number, line in enumerate(lines, 1) if line.strip()]
     if not numbered:
         raise PromptError(f"{path} holds no prompts; put one on each line")
-    if path.suffix != ".jsonl" and not numbered[0][1].startswith("{"):
-        return tuple(line for _, line in numbered)
-    return tuple(_question(path, number, line) for number, line in numbered)
+    return numbered
 
 
-def _question(path: Path, number: int, line: str) -> str:
+def _record(path: Path, number: int, line: str, keys: tuple[str, ...]) -> dict[str, str]:
     try:
-        question = json.loads(line)["question"]
+        found = json.loads(line)
+        texts = {key: found[key] for key in keys}
     except (ValueError, KeyError, TypeError, RecursionError):
-        question = None
-    if not isinstance(question, str) or not question.strip():
-        raise PromptError(f'{path}, line {number}: must be a JSON object with "question", a text; got {line[:60]!r}')
-    return question
+        texts = {}
+    if not texts or not all(isinstance(text, str) and text.strip() for text in texts.values()):
+        wanted = " and ".join(f'"{key}"' for key in keys)
+        kind = "a text" if len(keys) == 1 else "texts"
+        raise PromptError(f"{path}, line {number}: must be a JSON object with {wanted}, {kind}; got {line[:60]!r}")
+    return texts

@@ -9,7 +9,7 @@ import click
 
 from card import __version__
 from card.cli.commands.measure import bench, plan, profile, report, verify_machine, verify_server
-from card.cli.commands.pairs import check_pair, record, train
+from card.cli.commands.pairs import check_pair, choose_examples, record, train
 from card.cli.commands.serve import draft_server, keys, serve
 from card.cli.commands.text import chat, demo, generate
 from card.cli.help import CardGroup, StderrHandler
@@ -38,6 +38,7 @@ for command in (
     profile,
     record,
     plan,
+    choose_examples,
     bench,
 ):
     cli.add_command(command)

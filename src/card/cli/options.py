@@ -118,9 +118,10 @@ def counted(*flags: str, default: int | None = None, least: int = 1, words: str)
     return click.option(*flags, type=click.IntRange(least), default=default, show_default=shows_default, help=words)
 
 
-def file_option(*flags: str, words: str) -> Callable[[F], F]:
+def file_option(*flags: str, words: str, required: bool = False) -> Callable[[F], F]:
     """Return an option that takes a file which is there; ``words`` are its help."""
-    return click.option(*flags, type=click.Path(exists=True, dir_okay=False, path_type=Path), help=words)
+    kind = click.Path(exists=True, dir_okay=False, path_type=Path)
+    return click.option(*flags, type=kind, required=required, help=words)
 
 
 def with_options(*options: Callable[[F], F]) -> Callable[[F], F]:
@@ -215,7 +216,7 @@ shaping_options = with_options(
     option_of(SamplingParams, "speculates", "--speculation/--no-speculation", is_filled=True),
 )
 
-json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the tables.")
+json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead.")
 wide_option = click.option("--wide", is_flag=True, help="Show all columns of the tables, however wide they get.")
 
 

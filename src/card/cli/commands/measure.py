@@ -51,7 +51,7 @@ _OF_ROWS = "Of card-chain, card-tree, card-turns.  [default: the library's]"
 )
 @click.option("--from-hub", is_flag=True, help="Fetch the published sets of --data that come without a file.")
 @click.option("--prompts", multiple=True, help="JSON lines with a question each: FILE or NAME=FILE.")
-@click.option("--raw", is_flag=True, help="Continue all prompts as they are, without the chat template.")
+@click.option("--raw", is_flag=True, help="Use no chat template.")
 @click.option("--limit", type=int, default=8, show_default=True, help="Prompts of each data set.")
 @click.option("--skip-long", is_flag=True, help="Leave out prompts that do not fit into the context.")
 @option_of(EngineSettings, "target")

@@ -1,4 +1,4 @@
-"""The options of the commands about a pair of models: check-pair, record and train."""
+"""The options of the commands about a pair of models: check-pair, choose-examples, record and train."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ def check_pair(**options: Any) -> int:
     show_default=True,
     help="Prompts: a shipped set, FILE or NAME=FILE, as for card bench.",
 )
-@counted("--limit", words="Most prompts of each data set.  [default: all]")
-@click.option("--raw", is_flag=True, help="Continue prompts as they are, without the model's chat template.")
+@counted("--limit", words="Prompts of each data set.  [default: all]")
+@click.option("--raw", is_flag=True, help="Use no chat template.")
 @option_of(EngineSettings, "dtype", is_filled=True)
 @kernels_option
 @option_of(EngineSettings, "device", is_filled=True, help="Device of both models.")
@@ -68,6 +68,26 @@ def check_pair(**options: Any) -> int:
 def record(**options: Any) -> int:
     """Let the target answer prompts, and write down what target and draft model held likely at each position."""
     return run("card.cli.plan.record", **options)
+
+
+@command("choose-examples", short_help="Choose in-context examples by the target's loss.")
+@file_option("--data", words='JSON lines with "question" and "answer".', required=True)
+@counted("--shots", default=2, words="Examples of a set.")
+@counted("--candidates", default=64, words="Sets drawn.")
+@counted("--held-out", default=8, words="Problems that judge them.")
+@click.option("--regret", is_flag=True, help="Score all sets, and tell what was lost.")
+@counted("--seed", default=0, least=0, words="Same seed, same sets.")
+@counted("--threads", words="CPU threads.  [default: torch's choice]")
+@_PAIR
+@with_options(*options_of(EngineSettings, "dtype device", is_filled=True))
+@json_option
+def choose_examples(**options: Any) -> int:
+    """Choose the examples after which the target's loss on the held-out answers is lowest, among random sets.
+
+    The draft model scores all sets, the target a probe and what the draft model's ranking leaves: the fewer, the better
+    both rank the probe. The best set may be missed.
+    """
+    return run("card.cli.choose_examples.run", **options)
 
 
 @click.group(cls=CardGroup, short_help="Train a small model that helps a pair.")
@@ -83,9 +103,9 @@ def train() -> None:
 )
 @file_option(
     "--test-prompts",
-    words="Prompts to judge the result by.  [default: a tenth of the prompts, not learnt from]",
+    words="Prompts to judge the result by.  [default: a tenth of the prompts]",
 )
-@counted("--max-prompts", words="Use so many of the prompts, the first ones.")
+@counted("--max-prompts", words="Most prompts, the first ones.")
 @click.option(
     "--out",
     required=True,
@@ -96,7 +116,7 @@ def train() -> None:
     "--num-speculative-tokens",
     "--gamma",
     default=4,
-    words="Tokens drafted in a round; the class says how many of them are accepted.",
+    words="Tokens drafted in a round.",
 )
 @counted("--layers", "num_layers", default=4, words="Last layers of the target to look at.")
 @counted("--max-tokens", default=256, words="Most new tokens of an answer.")
@@ -112,7 +132,7 @@ def train() -> None:
 @click.option(
     "--dtype", default="auto", show_default=True, help="auto (as stored), float32, bfloat16, float16, float64."
 )
-@option_of(EngineSettings, "device", is_filled=True, help="Device of both models: cpu, cuda, cuda:1.")
+@option_of(EngineSettings, "device", is_filled=True, help="Device of both models.")
 @counted("--threads", words="CPU threads.  [default: torch's choice]")
 def hrad(**options: Any) -> int:
     """Train H-RAD: from the target's hidden states it foresees how much of a drafted chain will be accepted.

@@ -38,14 +38,14 @@ if TYPE_CHECKING:  # loaded by make_llm
 @command(short_help="Continue or answer a prompt.")
 @click.argument("prompt", required=False)
 @file_option("--prompt-file", words="File with the prompt, UTF-8.")
-@click.option("--raw", is_flag=True, help="Continue the prompt as it is, without the model's chat template.")
+@click.option("--raw", is_flag=True, help="Use no chat template.")
 @click.option("--stats", is_flag=True, help="Print what it cost to standard error.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the text.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead.")
 @click.option(
     "--trace",
     "trace_file",
     type=click.File("w", encoding="utf-8", lazy=False),
-    help="Write what happened when, for ui.perfetto.dev or chrome://tracing.",
+    help="Write a trace for ui.perfetto.dev or chrome://tracing.",
 )
 @method_options
 @sampling_options
@@ -162,7 +162,7 @@ def stats_line(method: str, stats: RequestStats, target_cost: str | None) -> str
 
 
 @command(short_help="Talk with the target model.")
-@click.option("--stats", is_flag=True, help="Print what each answer cost to standard error.")
+@click.option("--stats", is_flag=True, help="Print what it cost to standard error.")
 @method_options
 @sampling_options
 @shaping_options

@@ -1,0 +1,95 @@
+"""How many scores of the target does the draft model save when in-context examples are chosen, and at what loss?
+
+Both models score all sets once. Then the choice is played with many probes, and told from the scores.
+
+python benchmarks/choose_examples.py --data gsm8k_train.jsonl --out benchmarks/results/choose_examples.jsonl
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from statistics import fmean, quantiles
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from card.bench.environment import describe_run
+from card.cascade import cascade_argmin, spearman
+from card.cascade.examples import ExampleLoss, SolvedProblem, draw_example_sets
+from card.cli.files import read_records
+from card.models.loading import context_limit, load_decoder, load_tokenizer
+from card.models.runners import make_runner
+
+REDUCTIONS = (1.0, 2.0, 4.0, 8.0, 16.0)
+PROBES = 200  # probes drawn for each trial and reduction
+
+
+@click.command()
+@click.option("--data", type=Path, required=True, help="JSON lines with question and answer.")
+@click.option("--trials", default=4, show_default=True, help="Times that held-out problems and sets are drawn.")
+@click.option("--candidates", default=32, show_default=True, help="Sets of a trial.")
+@click.option("--shots", default=2, show_default=True, help="Examples of a set.")
+@click.option("--held-out", default=8, show_default=True, help="Problems that judge the sets.")
+@click.option("--target", default="demo-target", show_default=True)
+@click.option("--draft", default="demo-draft", show_default=True)
+@click.option("--out", type=Path, help="JSON lines are appended to it.")
+def main(
+    data: Path, trials: int, candidates: int, shots: int, held_out: int, target: str, draft: str, out: Path | None
+) -> None:
+    """Print how much is scored and lost, for several reductions."""
+    problems = [SolvedProblem(one["question"], one["answer"]) for one in read_records(data, "question", "answer")]
+    scores = []
+    for seed in range(trials):
+        random.Random(seed).shuffle(problems)
+        sets = draw_example_sets(problems[held_out:], shots=shots, count=candidates, seed=seed)
+        scores.append([_scores(name, problems[:held_out], sets) for name in (draft, target)])
+        print(f"trial {seed}: rank correlation {spearman(*scores[-1]):.3f}", flush=True)
+    table = Table("reduction", "scored by the target", "the best one found", "regret", "95 % below", "of the spread")
+    for reduction in REDUCTIONS:
+        line = _played(scores, reduction)
+        table.add_row(f"{reduction:g}", *(f"{value:.3g}" for value in line.values()))
+        if out is not None:
+            _append(out, line | {"reduction": reduction, "trials": trials, "candidates": candidates, "shots": shots})
+    Console().print(table)
+
+
+def _scores(name: str, judges: list[SolvedProblem], sets: list[tuple[SolvedProblem, ...]]) -> list[float]:
+    model = load_decoder(name)
+    loss = ExampleLoss(make_runner(model, max_model_len=context_limit(model)), load_tokenizer(name), judges)
+    return [loss(one) for one in sets]
+
+
+def _played(scores: list[list[list[float]]], reduction: float) -> dict[str, float]:
+    """Return the mean share that was scored exactly, how often the best was found, and the regret in nats per token."""
+    shares, regrets, relative = [], [], []
+    for cheap, exact in scores:
+        places = range(len(exact))
+        for seed in range(PROBES):
+            choice = cascade_argmin(
+                places, cheap.__getitem__, exact.__getitem__, reduction=reduction, seed=seed, measures_regret=True
+            )
+            assert choice.regret is not None
+            shares.append(choice.num_exact / len(exact))
+            regrets.append(choice.regret)
+            relative.append(choice.regret / (fmean(exact) - min(exact)))
+    return {
+        "share_scored": fmean(shares),
+        "best_found": fmean(regret == 0.0 for regret in regrets),
+        "regret": fmean(regrets),
+        "regret_95": quantiles(regrets, n=20)[-1],
+        "regret_over_spread": fmean(relative),
+    }
+
+
+def _append(out: Path, line: dict[str, float]) -> None:
+    environment = describe_run()
+    facts = {"command": environment.command, "commit": environment.commit, "machine": environment.machine}
+    with out.open("a", encoding="utf-8") as file:
+        file.write(json.dumps({**{k: round(v, 5) for k, v in line.items()}, **facts}) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,115 @@
+"""In-context examples for a model, judged by its loss on problems that were solved already."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from card.errors import SettingsError
+from card.models.protocol import Extension, LanguageModel, Recurrent
+from card.text.tokens import encode_chat, encode_prompt
+
+
+@dataclass(frozen=True, slots=True)
+class SolvedProblem:
+    """A question with the answer that is wanted."""
+
+    question: str
+    answer: str
+
+
+Examples = tuple[SolvedProblem, ...]
+
+
+def draw_example_sets(pool: Sequence[SolvedProblem], *, shots: int, count: int, seed: int) -> list[Examples]:
+    """Return ``count`` different ordered sets of ``shots`` problems, or all there are if those are fewer.
+
+    Raises: SettingsError if the pool is smaller than a set.
+    """
+    if not 1 <= shots <= len(pool):
+        raise SettingsError(
+            f"{shots} examples cannot be taken from {len(pool)} problems; take fewer, or give more problems"
+        )
+    rng, found = random.Random(seed), dict[tuple[int, ...], None]()
+    wanted = min(count, math.perm(len(pool), shots))
+    while len(found) < wanted:
+        found[tuple(rng.sample(range(len(pool)), shots))] = None
+    return [tuple(pool[idx] for idx in places) for places in found]
+
+
+class ExampleLoss:
+    """Scores sets of examples: the mean loss of a model on the answers of problems that follow them."""
+
+    def __init__(
+        self, model: LanguageModel, tokenizer: PreTrainedTokenizerBase, problems: Sequence[SolvedProblem]
+    ) -> None:
+        """Judge by ``problems``: the chat template writes them, where the tokenizer has one. Raises: SettingsError."""
+        if not problems:
+            raise SettingsError("there are no problems to judge examples by; give one or more")
+        self._model, self._tokenizer, self._problems = model, tokenizer, problems
+        self._answers = [tokenizer.encode(one.answer, add_special_tokens=False) for one in problems]
+        self.num_passes = 0  # of the model, so far
+        self.num_tokens = 0  # run by them
+
+    def __call__(self, examples: Sequence[SolvedProblem]) -> float:
+        """Return the loss, nats per token of the answers; inf for examples too long for the model's context."""
+        prompts = [self._prompt(examples, one.question) for one in self._problems]
+        longest = max(len(ids) + len(answer) for ids, answer in zip(prompts, self._answers, strict=True))
+        if longest > self._model.max_model_len:
+            return math.inf
+        num_shared = 0 if isinstance(self._model, Recurrent) else _num_shared(prompts)  # a state cannot be cut
+        loss = sum(self._losses(prompts, num_shared, longest))
+        return loss / sum(map(len, self._answers))
+
+    def _losses(self, prompts: Sequence[Sequence[int]], num_shared: int, longest: int) -> list[float]:
+        """Return the summed loss of each answer; the tokens that all prompts begin with are run once."""
+        losses, slot = [], self._model.open(longest)
+        try:
+            if num_shared:
+                self._run(slot, 0, prompts[0][:num_shared], num_shared - 1)
+            for prompt, answer in zip(prompts, self._answers, strict=True):
+                text = [*prompt[num_shared:], *answer[:-1]]  # the last token predicts nothing that is asked
+                logits = self._run(slot, num_shared, text, len(text) - len(answer))
+                logprobs = torch.log_softmax(logits.double(), dim=-1)
+                asked = torch.tensor(answer, device=logprobs.device)
+                losses.append(-float(logprobs.gather(-1, asked[:, None]).sum()))
+                if num_shared:
+                    self._model.keep(slot, num_shared)
+                else:
+                    self._model.close(slot)
+                    slot = self._model.open(longest)
+        finally:
+            self._model.close(slot)
+        return losses
+
+    def _run(self, slot: int, first: int, token_ids: Sequence[int], first_logits_idx: int) -> torch.Tensor:
+        self.num_passes += 1
+        self.num_tokens += len(token_ids)
+        parents = range(first - 1, first - 1 + len(token_ids))
+        (logits,) = self._model.forward([Extension(slot, token_ids, parents, first_logits_idx)])
+        return logits
+
+    def _prompt(self, examples: Sequence[SolvedProblem], question: str) -> list[int]:
+        if not self._tokenizer.chat_template:
+            solved = "".join(f"{one.question}\n{one.answer}\n\n" for one in examples)
+            return encode_prompt(self._tokenizer, f"{solved}{question}\n")
+        messages = [
+            {"role": role, "content": text}
+            for one in examples
+            for role, text in (("user", one.question), ("assistant", one.answer))
+        ]
+        return encode_chat(self._tokenizer, [*messages, {"role": "user", "content": question}])
+
+
+def _num_shared(prompts: Sequence[Sequence[int]]) -> int:
+    """Return how many tokens all prompts begin with; the last one of each is left out, as it predicts the answer."""
+    shortest = min(map(len, prompts)) - 1
+    for idx in range(shortest):
+        if any(ids[idx] != prompts[0][idx] for ids in prompts):
+            return idx
+    return shortest
