@@ -113,6 +113,50 @@ _QWEN3 = {
     "use_sliding_window": False,
 }
 
+_GEMMA = {
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "bos_token_id": 2,
+    "cache_implementation": "hybrid",
+    "eos_token_id": 1,
+    "head_dim": 32,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "initializer_range": 0.02,
+    "num_key_value_heads": 2,
+    "pad_token_id": 0,
+    "rms_norm_eps": 1e-06,
+    "torch_dtype": "bfloat16",
+    "use_cache": True,
+}
+_GEMMA2 = {
+    **_GEMMA,
+    "architectures": ["Gemma2ForCausalLM"],
+    "attn_logit_softcapping": 50.0,
+    "final_logit_softcapping": 30.0,
+    "hidden_act": "gelu_pytorch_tanh",
+    "max_position_embeddings": 8192,
+    "model_type": "gemma2",
+    "query_pre_attn_scalar": 224,
+    "rope_theta": 10000.0,
+    "sliding_window": 4096,
+    "transformers_version": "4.42.4",
+}
+_GEMMA3 = {
+    **_GEMMA,
+    "architectures": ["Gemma3ForCausalLM"],
+    "attn_logit_softcapping": None,
+    "final_logit_softcapping": None,
+    "max_position_embeddings": 32768,
+    "model_type": "gemma3_text",
+    "query_pre_attn_scalar": 256,
+    "rope_local_base_freq": 10000,
+    "rope_scaling": None,
+    "rope_theta": 1000000,
+    "sliding_window": 512,
+    "sliding_window_pattern": 6,
+    "transformers_version": "4.50.0.dev0",
+}
+
 # By name: what config.json has, and whether the model is walked directly.
 CONFIGS: dict[str, tuple[dict[str, Any], bool]] = {
     "Llama 2": (
@@ -340,6 +384,29 @@ CONFIGS: dict[str, tuple[dict[str, Any], bool]] = {
             "pad_token_id": None,
             "rope_parameters": {"rope_theta": 1000000, "rope_type": "default"},
             "transformers_version": "5.0.0",
+        },
+        True,
+    ),
+    "Gemma 2 2B": (_GEMMA2, True),
+    "Gemma 2, shorter window": ({**_GEMMA2, "sliding_window": 8}, True),
+    "Gemma 3 1B": (_GEMMA3, True),
+    "Gemma 3, shorter window": ({**_GEMMA3, "sliding_window": 8, "sliding_window_pattern": 2}, True),
+    "Gemma 3 4B, its text model": (
+        {**_GEMMA3, "max_position_embeddings": 131072, "rope_scaling": {"factor": 8.0, "rope_type": "linear"}},
+        True,
+    ),
+    "Gemma 3 270M, newer form": (
+        {
+            **{name: value for name, value in _GEMMA3.items() if not name.startswith(("rope_", "torch_"))},
+            "_sliding_window_pattern": 6,
+            "dtype": "bfloat16",
+            "layer_types": ["sliding_attention", "full_attention"],
+            "rope_parameters": {
+                "full_attention": {"rope_theta": 1000000.0, "rope_type": "default"},
+                "sliding_attention": {"rope_theta": 10000.0, "rope_type": "default"},
+            },
+            "transformers_version": "5.0.0",
+            "use_bidirectional_attention": False,
         },
         True,
     ),

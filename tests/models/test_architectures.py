@@ -62,5 +62,6 @@ def test_every_entry_is_compared_with_transformers_by_a_published_config() -> No
 
 def test_the_fields_that_an_entry_names_are_those_of_its_config() -> None:
     for entry in all_architectures():
-        named = {*entry.scales.values(), *(one for one in entry.biases.values() if isinstance(one, str))}
+        stated = [*entry.scales.values(), *entry.biases.values(), *entry.caps.values(), entry.activation]
+        named = {one for one in stated if isinstance(one, str)}
         assert named <= {field.name for field in fields(entry.config_class)}, entry.model_class

@@ -10,6 +10,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import (
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
     GraniteConfig,
     GraniteForCausalLM,
     LlamaConfig,
@@ -37,6 +41,8 @@ KINDS: dict[str, tuple[type[PreTrainedModel], Any]] = {
     "llama, biases": (LlamaForCausalLM, LlamaConfig(**SIZES, attention_bias=True, mlp_bias=True)),
     "llama, longer": (LlamaForCausalLM, LlamaConfig(**SIZES, rope_parameters=LLAMA3)),
     "llama, other heads": (LlamaForCausalLM, LlamaConfig(**SIZES, head_dim=16)),
+    "gemma2": (Gemma2ForCausalLM, Gemma2Config(**SIZES, head_dim=16, sliding_window=9)),
+    "gemma3": (Gemma3ForCausalLM, Gemma3TextConfig(**SIZES, head_dim=16, sliding_window=9, sliding_window_pattern=2)),
     "granite": (GraniteForCausalLM, GraniteConfig(**SIZES, attention_multiplier=0.1, residual_multiplier=0.4)),
     "mistral": (MistralForCausalLM, MistralConfig(**SIZES, sliding_window=None)),
     "qwen2": (Qwen2ForCausalLM, Qwen2Config(**SIZES)),
@@ -100,7 +106,7 @@ def test_weights_in_several_files_are_read(tmp_path: Path):
         {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}},
         {"quantization_config": {"quant_method": "gptq"}},
         {"auto_map": {"AutoModelForCausalLM": "code.Model"}},
-        {"model_type": "gemma3_text"},
+        {"model_type": "gemma"},
         {"architectures": ["LlamaForSequenceClassification"]},
         {"dtype": ...},
         {"num_hidden_layers": 3},

@@ -9,7 +9,7 @@ from tests.every_family import ROOT, script
 RUNNING = {
     "llama": "own pass",
     "qwen3": "own pass",
-    "gemma3_text": "transformers' modules",
+    "gemma3_text": "own pass",
     "gemma4_text": "transformers' modules",
     "gpt_oss": "transformers' modules",
     "deepseek_v3": "transformers' modules",

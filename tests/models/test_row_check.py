@@ -20,7 +20,7 @@ from tests.models.test_torch_runner import make_model
 from tests.pair import Pair
 from tests.tiny import tiny
 
-GENERIC = ["gemma2", "gemma4", "gpt-oss", "deepseek3", "granite-swa", "mimo"]
+GENERIC = ["gemma", "gemma4", "gpt-oss", "deepseek3", "granite-swa", "mimo"]
 
 
 def runner_of(model: Any) -> TorchRunner:
@@ -65,7 +65,7 @@ class MaskedByItself(nn.Module):
     ("fault", "words"), [(MeanOfThePass, "one by one"), (MaskedByItself, "one by one|in a tree|beside")]
 )
 def test_a_model_whose_rows_depend_on_their_neighbours_is_refused(fault: type[nn.Module], words: str) -> None:
-    model: Any = make_model.__wrapped__("gemma2")
+    model: Any = make_model.__wrapped__("gemma")
     model.model.layers[1].mlp = fault(model.model.layers[1].mlp)
     with pytest.raises(ModelError, match=rf"^x cannot be run exactly: the logits of its tokens ({words}) .*differ by"):
         check_rows(runner_of(model), "x")
@@ -73,11 +73,11 @@ def test_a_model_whose_rows_depend_on_their_neighbours_is_refused(fault: type[nn
 
 @pytest.fixture
 def folder(pair: Pair, tmp_path: Path) -> str:
-    """A tiny Gemma 2 with the tokenizer of the pair."""
+    """A tiny Gemma with the tokenizer of the pair."""
     tokenizer = load_tokenizer(pair.target)
-    config = transformers.Gemma2Config(**tiny(len(tokenizer), head_dim=8, max_position_embeddings=64))
+    config = transformers.GemmaConfig(**tiny(len(tokenizer), head_dim=8, max_position_embeddings=64))
     torch.manual_seed(0)
-    transformers.Gemma2ForCausalLM(config).save_pretrained(tmp_path / "gemma")
+    transformers.GemmaForCausalLM(config).save_pretrained(tmp_path / "gemma")
     tokenizer.save_pretrained(tmp_path / "gemma")
     return str(tmp_path / "gemma")
 

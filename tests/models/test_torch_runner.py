@@ -97,7 +97,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama4": ("Llama4", {"attention_chunk_size": 5, "floor_scale": 4, "no_rope_layers": [1, 1, 0], **LLAMA4}),
     "mimo": ("MiMoV2Flash", {"v_head_dim": 6}),
 }
-FAMILIES = ("Granite", "Llama", "Mistral", "Qwen2", "Qwen3")
+FAMILIES = ("Gemma2", "Gemma3", "Granite", "Llama", "Mistral", "Qwen2", "Qwen3")
 FUSABLE = [name for name, (family, _) in MODELS.items() if family in FAMILIES]
 CASES = [(name, False) for name in MODELS] + [(name, True) for name in FUSABLE]
 FEW = [("llama", True), ("llama", False), ("qwen2-sliding", True), ("gemma2", False)]
@@ -444,25 +444,23 @@ def test_bfloat16_and_float64_run_in_their_own_dtype() -> None:
 
 
 def test_a_model_used_beside_its_generic_runner_says_so_and_works_again_after_release() -> None:
-    model: Any = copy.deepcopy(make_model("gemma3"))
+    model: Any = copy.deepcopy(make_model("gemma"))
     runner = TorchRunner(model, max_model_len=16)
-    said = (
-        "Gemma3Attention was called by other code than CARD, which this model was given to: call it through CARD only"
-    )
+    said = "GemmaAttention was called by other code than CARD, which this model was given to: call it through CARD only"
     with pytest.raises(ModelError, match=said):
         model(torch.tensor([[1, 2, 3]]))
     runner.release()
     with torch.no_grad():
-        assert_same(model(torch.tensor([[1, 2, 3]])).logits[0, -1], own_logits("gemma3", [1, 2, 3]))
+        assert_same(model(torch.tensor([[1, 2, 3]])).logits[0, -1], own_logits("gemma", [1, 2, 3]))
 
 
 def test_a_model_that_hands_no_arguments_on_to_attention_is_told_apart_from_one_used_elsewhere() -> None:
-    model: Any = copy.deepcopy(make_model("gemma3"))
+    model: Any = copy.deepcopy(make_model("gemma"))
     for layer in model.model.layers:
         forward = layer.self_attn.forward
         layer.self_attn.forward = lambda *args, card_pass=None, forward=forward, **kwargs: forward(*args, **kwargs)
     with pytest.raises(
-        ModelError, match=r"^this gemma3_text model cannot be run: it does not hand arguments .*; choose"
+        ModelError, match=r"^this gemma model cannot be run: it does not hand arguments .*; choose"
     ):
         TorchRunner(model, max_model_len=16)
 

@@ -20,7 +20,15 @@ from transformers import GenerationConfig, PreTrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from card.models.architectures import Architecture, find_architecture
-from card.models.architectures.architecture import DecoderConfig, head_dim, sizes_of
+from card.models.architectures.architecture import (
+    ACTIVATIONS,
+    DecoderConfig,
+    head_dim,
+    rotary_kinds,
+    rotary_parameters,
+    sizes_of,
+)
+from card.models.layer_kinds import WITH_WINDOW
 from card.models.weight_files import raw_config, weight_files
 
 _DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
@@ -173,24 +181,26 @@ def linear_of(weight: nn.Parameter, bias: nn.Parameter | None = None) -> nn.Line
 class _RotaryEmbedding(nn.Module):
     """Angles of the positions; computed as transformers' models do, so that the bits are theirs."""
 
-    inv_freq: Tensor
-
     def __init__(self, config: Any) -> None:
         super().__init__()
-        self.rope_type = config.rope_parameters["rope_type"]
-        if self.rope_type == "default":
-            size = head_dim(config)
-            steps = torch.arange(0, size, 2, dtype=torch.float) / size
-            inv_freq, self.attention_scaling = 1.0 / (config.rope_parameters["rope_theta"] ** steps), 1.0
-        else:
-            inv_freq, self.attention_scaling = ROPE_INIT_FUNCTIONS[self.rope_type](config, torch.device("cpu"))
-        self.register_buffer("inv_freq", inv_freq, persistent=False)
+        self._scaling: dict[str, float] = {}
+        for kind, rope in rotary_parameters(config).items():
+            if rope["rope_type"] == "default":
+                size = head_dim(config)
+                steps = torch.arange(0, size, 2, dtype=torch.float) / size
+                inv_freq, self._scaling[kind] = 1.0 / (rope["rope_theta"] ** steps), 1.0
+            else:
+                of_kind = {"layer_type": kind} if kind else {}
+                make = ROPE_INIT_FUNCTIONS[rope["rope_type"]]
+                inv_freq, self._scaling[kind] = make(config, torch.device("cpu"), **of_kind)
+            self.register_buffer(f"inv_freq{kind}", inv_freq, persistent=False)
 
-    def forward(self, like: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, like: Tensor, positions: Tensor, kind: str = "") -> tuple[Tensor, Tensor]:
         """Return cos and sin [..., T, D] of positions [..., T], in the dtype and on the device of ``like``."""
-        angles = positions[..., None].float() * self.inv_freq.to(device=like.device, dtype=torch.float)
+        inv_freq = self.get_buffer(f"inv_freq{kind}")
+        angles = positions[..., None].float() * inv_freq.to(device=like.device, dtype=torch.float)
         both = torch.cat((angles, angles), dim=-1)
-        cos, sin = both.cos() * self.attention_scaling, both.sin() * self.attention_scaling
+        cos, sin = both.cos() * self._scaling[kind], both.sin() * self._scaling[kind]
         return cos.to(like.dtype), sin.to(like.dtype)
 
 
@@ -243,7 +253,7 @@ def config_of(raw: Mapping[str, Any]) -> PreTrainedConfig | None:
     del fields["model_type"]
     try:
         config = architecture.config_class(**fields)
-        return config if _is_plain(config) else None
+        return config if _is_plain(config, architecture) else None
     except Exception:  # a wrong value may raise anything; transformers tells what is wrong
         return None
 
@@ -272,22 +282,41 @@ def read_decoder(folder: Path, *, dtype: str | torch.dtype, device: torch.device
     return model.requires_grad_(False).train(False)
 
 
-def _is_plain(config: DecoderConfig) -> bool:
+def _is_plain(config: DecoderConfig, architecture: Architecture) -> bool:
     """Return whether nothing in a config asks for more than is built here."""
     sizes = [config.num_key_value_heads, config.head_dim, *(getattr(config, size) for size in _STATED)]
-    rope = config.rope_parameters
     return (
         all(isinstance(size, int) and size > 0 for size in sizes)
         and config.num_attention_heads % cast(int, config.num_key_value_heads) == 0
         and cast(int, config.head_dim) % 2 == 0
         and config.max_position_embeddings > 0
         and config.rms_norm_eps > 0
-        and config.hidden_act == "silu"
+        and getattr(config, architecture.activation) in ACTIVATIONS
         and config.dtype in _STORED_DTYPES
-        and config.sliding_window is None
-        and set(config.layer_types or ["full_attention"]) == {"full_attention"}
-        and isinstance(rope, dict)
-        and rope["rope_type"] in _ROPE_TYPES
+        and _has_known_layers(config, architecture)
+        and isinstance(config.rope_parameters, dict)
+        and set(rotary_kinds(config)) <= set(rotary_parameters(config))
+        and all(_is_known_rotation(one) for one in rotary_parameters(config).values())
+    )
+
+
+def _has_known_layers(config: DecoderConfig, architecture: Architecture) -> bool:
+    """Return whether each layer attends to all tokens before it, or to those of a window that the entry knows of."""
+    kinds = {"full_attention"} if config.layer_types is None else set(config.layer_types)
+    if not architecture.has_windows:
+        return config.sliding_window is None and kinds == {"full_attention"}
+    window, has_all = config.sliding_window, config.layer_types is None
+    return (
+        kinds <= {"full_attention"} | WITH_WINDOW
+        and (has_all or len(cast(list[str], config.layer_types)) == config.num_hidden_layers)
+        and (window > 0 if window is not None else not kinds & WITH_WINDOW)
+        and not getattr(config, "use_bidirectional_attention", False)
+    )
+
+
+def _is_known_rotation(rope: Mapping[str, Any]) -> bool:
+    return (
+        rope["rope_type"] in _ROPE_TYPES
         and isinstance(rope["rope_theta"], int | float)
         and rope["rope_theta"] > 0
         and "partial_rotary_factor" not in rope

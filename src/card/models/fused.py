@@ -13,7 +13,13 @@ from torch.nn import functional
 
 from card.machine.processor import computes_bfloat16
 from card.models.architectures import Architecture, all_architectures
-from card.models.architectures.architecture import LINEARS, head_dim
+from card.models.architectures.architecture import (
+    ACTIVATIONS,
+    LINEARS,
+    NormPlace,
+    head_dim,
+    rotary_kinds,
+)
 from card.models.attention import Scoring, SequencePass, attend, sequence_pass
 from card.models.decoder_model import architecture_of, release_pages
 from card.models.draft_vocab import head_of, spread
@@ -38,6 +44,10 @@ Linear = tuple[Any, Tensor | None]  # weight in the form of its kernels, bias [o
 class PlainKernels:
     """Weights as they are; gate and up are one product. For GPUs, float64 and models too large to hold twice."""
 
+    def __init__(self, activation: str) -> None:
+        """Take the gate's activation, one of `ACTIVATIONS`."""
+        self._is_silu = activation == "silu"
+
     def linear(self, x: Tensor, layer: Linear) -> Tensor:
         """Return x W^T + b, [T, out], of x [T, in]."""
         return functional.linear(x, layer[0], layer[1])
@@ -48,9 +58,10 @@ class PlainKernels:
         return out if layer[1] is None else out.add_(layer[1])
 
     def gated(self, x: Tensor, gate_up: tuple[Linear, ...]) -> Tensor:
-        """Return silu(gate(x)) * up(x)."""
+        """Return activation(gate(x)) * up(x)."""
         gate, up = functional.linear(x, *gate_up[0]).chunk(2, -1)
-        return functional.silu(gate).mul_(up)
+        activated = functional.silu(gate) if self._is_silu else functional.gelu(gate, approximate="tanh")
+        return activated.mul_(up)
 
 
 class PackedKernels:
@@ -59,7 +70,9 @@ class PackedKernels:
     On an AVX-512 core this halves the time of small batches; rows do not depend on the batch size from 2 rows on.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, activation: str) -> None:
+        is_silu = activation == "silu"
+        self._activation: tuple[str, list[float], str] = ("swish", [], "") if is_silu else ("gelu", [], "tanh")
         self._linear: Callable[..., Tensor] = torch.ops.mkldnn._linear_pointwise.default
         self._linear_binary: Callable[..., Tensor] = torch.ops.mkldnn._linear_pointwise.binary
 
@@ -71,7 +84,7 @@ class PackedKernels:
 
     def gated(self, x: Tensor, gate_up: tuple[Linear, ...]) -> Tensor:
         (gate, gate_bias), (up, up_bias) = gate_up
-        return self._linear_binary(x, self._linear(x, gate, gate_bias, "swish", [], ""), up, up_bias, "mul")
+        return self._linear_binary(x, self._linear(x, gate, gate_bias, *self._activation), up, up_bias, "mul")
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,29 +99,31 @@ class StaticPass(SequencePass):
 class FusedLayer:
     """The weights of one decoder layer, ready for the kernels."""
 
-    input_norm: Tensor  # [C], or [2 C] doubled for `mirrored_rms_norm`
+    norms: dict[NormPlace, Tensor]  # outside the heads: [C], or [2 C] doubled for `mirrored_rms_norm`
     qkv: Linear  # H + 2 Hkv heads
     head_norm: Tensor | None  # [H + Hkv, D]: weights of the norms on queries and keys
     output: Linear
-    mlp_norm: Tensor
     gate_up: tuple[Linear, ...]  # one product of both, or gate and up
     down: Linear
     window: int | None
+    rotary: str  # its kind of angles
 
 
 def reason_not_fusable(model: LoadedModel, max_model_len: int) -> str | None:
     """Return why the model cannot be walked directly, or None if it can."""
-    if architecture_of(model) is None:
+    architecture = architecture_of(model)
+    if architecture is None:
         return f"{type(model).__name__} is none of {', '.join(one.model_class for one in all_architectures())}"
     config = model.config
     inner: Any = model.model
     if not WITH_CHUNKS.isdisjoint(layer_kinds(config)):
         return "its attention is chunked"
-    if config.hidden_act != "silu":
-        return f"its activation is {config.hidden_act}, not silu"
+    if (activation := getattr(config, architecture.activation)) not in ACTIVATIONS:
+        return f"its activation is {activation}, not {' or '.join(ACTIVATIONS)}"
     if switch_len(model, max_model_len) is not None:
         return "its rotary embedding (longrope) changes with the length of the text"
-    if rotary_table(model, 1, torch.float32)[0].shape[-1] != head_dim(config):
+    kinds = set(rotary_kinds(config))
+    if any(rotary_table(model, 1, torch.float32, kind)[0].shape[-1] != head_dim(config) for kind in kinds):
         return "its rotary embedding turns only a part of each head"
     tensors = [p for p in model.parameters() if p.is_floating_point()]
     if len({(p.device, p.dtype) for p in tensors}) > 1 or tensors[0].device.type == "meta":
@@ -124,12 +139,12 @@ def reason_not_fusable(model: LoadedModel, max_model_len: int) -> str | None:
     return None
 
 
-def rotary_table(model: LoadedModel, num_positions: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Return cos and sin [num_positions, D] of the model's own rotary module."""
+def rotary_table(model: LoadedModel, num_positions: int, dtype: torch.dtype, kind: str) -> tuple[Tensor, Tensor]:
+    """Return cos and sin [num_positions, D] of the model's own rotary module, for one of its `rotary_parameters`."""
     inner: Any = model.model
     like = inner.embed_tokens.weight[:1, None].to(dtype)
     positions = torch.arange(num_positions, device=like.device)[None]
-    cos, sin = inner.rotary_emb(like, positions)
+    cos, sin = inner.rotary_emb(like, positions, *([kind] if kind else []))
     return cos[0], sin[0]
 
 
@@ -190,41 +205,45 @@ class FusedDecoder:
         assert architecture is not None
         self._head_size = head_size = head_dim(config)
         self.embedding: Tensor = inner.embed_tokens.weight.detach()
-        self._make_kernels(model)
-        self._eps = float(config.rms_norm_eps)
-        self._scoring = Scoring(architecture.scale("attention", config))
-        self._embedding_scale = architecture.scale("embedding", config)
+        self._make_kernels(model, getattr(config, architecture.activation))
+        self._eps, self._norm_offset = float(config.rms_norm_eps), architecture.norm_offset
+        self._scoring = Scoring(architecture.scale("attention", config), architecture.cap("attention", config))
+        self._embedding_scale = architecture.embedding_scale(config, self._dtype)
         self._residual_scale = architecture.scale("residual", config)
-        self._logits_scale = architecture.scale("logits", config)
+        self._logits_scale, self._logits_cap = architecture.scale("logits", config), architecture.cap("logits", config)
         self._num_heads = int(config.num_attention_heads)
         self._num_kv_heads = int(config.num_key_value_heads)
-        windows = layer_windows(config, max_model_len)
+        self.windows = layer_windows(config, max_model_len)
+        kinds = rotary_kinds(config)
         with torch.inference_mode():
-            cos, sin = rotary_table(model, max_model_len, self._dtype)
-            self._cos = cos[:, None].contiguous()  # [positions, 1, D]
-            sign = torch.ones(head_size, dtype=sin.dtype, device=sin.device)
-            sign[: head_size // 2] = -1
-            self._sin = (sin * sign)[:, None].contiguous()
+            self._rotations = {kind: self._rotation(model, max_model_len, kind) for kind in dict.fromkeys(kinds)}
             layers = inner.layers[: config.num_hidden_layers]
             self._layers: list[FusedLayer] = []
-            for layer, window in zip(layers, windows, strict=True):
-                self._layers.append(self._layer(layer, window, architecture))
+            for layer, window, kind in zip(layers, self.windows, kinds, strict=True):
+                self._layers.append(self._layer(layer, window, kind, architecture))
                 release_pages(model)
             self._norm = self._norm_weight(inner.norm.weight)
             head, self._head_ids = head_of(model)
             self._head = self._linear([head])
             release_pages(model)
-        self.windows = windows
         self.group = self._num_heads // self._num_kv_heads
         self.vocab_size = int(model.lm_head.weight.shape[0])
         self.layout = KVLayout(len(self._layers), self._num_kv_heads, head_size, self._dtype, self.embedding.device)
 
-    def _make_kernels(self, model: LoadedModel) -> None:
+    def _rotation(self, model: LoadedModel, max_model_len: int, kind: str) -> tuple[Tensor, Tensor]:
+        """Return cosines and sines [positions, 1, D] of a kind of angles; the sines with the signs of the halves."""
+        cos, sin = rotary_table(model, max_model_len, self._dtype, kind)
+        sign = torch.ones(self._head_size, dtype=sin.dtype, device=sin.device)
+        sign[: self._head_size // 2] = -1
+        return cos[:, None].contiguous(), (sin * sign)[:, None].contiguous()
+
+    def _make_kernels(self, model: LoadedModel, activation: str) -> None:
         """Choose who multiplies, and what the decoder computes in."""
         num_bytes = sum(p.numel() * p.element_size() for p in model.parameters())
         self._dtype = self.embedding.dtype
         self._is_packed = can_pack(self.embedding, num_bytes)
-        self._kernels: PackedKernels | PlainKernels = PackedKernels() if self._is_packed else PlainKernels()
+        kernels = PackedKernels if self._is_packed else PlainKernels
+        self._kernels: PackedKernels | PlainKernels = kernels(activation)
         self._is_cpu = self.embedding.device.type == "cpu"
 
     def _linear(self, linears: Sequence[nn.Linear]) -> Linear:
@@ -235,37 +254,41 @@ class FusedDecoder:
             _share(linears, weight)
         return weight, bias
 
-    def _norm_weight(self, weight: Tensor) -> Tensor:
-        return torch.cat((weight, weight)) if self._is_cpu else weight.detach()
+    def _with_offset(self, weight: Tensor) -> Tensor:
+        """Return what a norm multiplies by; in half precision the sum would lose most of the weight."""
+        if not self._norm_offset:
+            return weight.detach()
+        return self._norm_offset + weight.detach().to(torch.promote_types(weight.dtype, torch.float32))
 
-    def _layer(self, layer: Any, window: int | None, architecture: Architecture) -> FusedLayer:
+    def _norm_weight(self, weight: Tensor) -> Tensor:
+        weight = self._with_offset(weight)
+        return torch.cat((weight, weight)) if self._is_cpu else weight
+
+    def _layer(self, layer: Any, window: int | None, rotary: str, architecture: Architecture) -> FusedLayer:
         attention, mlp = layer.self_attn, layer.mlp
+        norms = {place: layer.get_submodule(part.name).weight for place, part in architecture.norms.items()}
         head_norm = None
-        if architecture.has_head_norms:
-            head_norm = torch.cat(
-                (
-                    attention.q_norm.weight.expand(self._num_heads, -1),
-                    attention.k_norm.weight.expand(self._num_kv_heads, -1),
-                )
-            )
+        if "query" in norms:
+            of_heads = [(norms.pop("query"), self._num_heads), (norms.pop("key"), self._num_kv_heads)]
+            head_norm = torch.cat([self._with_offset(weight).expand(count, -1) for weight, count in of_heads])
         gate_up = [mlp.gate_proj, mlp.up_proj]
         return FusedLayer(
-            input_norm=self._norm_weight(layer.input_layernorm.weight),
+            norms={place: self._norm_weight(weight) for place, weight in norms.items()},
             qkv=self._linear([attention.q_proj, attention.k_proj, attention.v_proj]),
             head_norm=head_norm,
             output=self._linear([attention.o_proj]),
-            mlp_norm=self._norm_weight(layer.post_attention_layernorm.weight),
             gate_up=tuple(self._linear([m]) for m in gate_up) if self._is_packed else (self._linear(gate_up),),
             down=self._linear([mlp.down_proj]),
             window=window,
+            rotary=rotary,
         )
 
     def _rms_norm(self, x: Tensor, weight: Tensor) -> Tensor:
         if not self._is_cpu:
-            return functional.rms_norm(x, weight.shape, weight, self._eps)
+            return functional.rms_norm(x.to(weight.dtype), weight.shape, weight, self._eps).to(x.dtype)
         if x.shape[0] <= MAX_MIRRORED_ROWS:
             return mirrored_rms_norm(x, weight, self._eps)
-        return functional.rms_norm(x, x.shape[1:], weight[: x.shape[1]], self._eps)
+        return functional.rms_norm(x.to(weight.dtype), x.shape[1:], weight[: x.shape[1]], self._eps).to(x.dtype)
 
     def _num_pads(self, num_rows: int) -> int:
         """Return how many rows to put behind so many: prompts have every length, and kernels are made for each size."""
@@ -275,7 +298,14 @@ class FusedDecoder:
 
     def step(self, sequence: SequenceRows, *, offset: int, num_new: int) -> SequencePass:
         """Prepare the pass of the newest rows of a sequence; ``offset`` is that of their first among all rows."""
-        return sequence_pass(sequence, offset=offset, num_new=num_new, group=self.group, windows=self.windows)
+        return sequence_pass(
+            sequence,
+            offset=offset,
+            num_new=num_new,
+            group=self.group,
+            windows=self.windows,
+            needs_bias=not self._scoring.is_plain,
+        )
 
     def forward(
         self,
@@ -292,7 +322,10 @@ class FusedDecoder:
         kernels, num_rows = self._kernels, len(token_ids)
         if num_pads := self._num_pads(num_rows):  # rows that see nothing and that nobody looks at
             token_ids, positions = functional.pad(token_ids, (0, num_pads)), functional.pad(positions, (0, num_pads))
-        cos, sin = self._cos.index_select(0, positions), self._sin.index_select(0, positions)
+        rotations = {
+            kind: (cos.index_select(0, positions), sin.index_select(0, positions))
+            for kind, (cos, sin) in self._rotations.items()
+        }
         hidden = functional.embedding(token_ids, self.embedding).to(self._dtype)
         if self._embedding_scale != 1.0:
             hidden = hidden * self._embedding_scale
@@ -307,11 +340,11 @@ class FusedDecoder:
         if states:
             states.take(0, hidden[:num_rows])
         for index, layer in enumerate(self._layers):
-            qkv = kernels.linear(self._rms_norm(hidden, layer.input_norm), layer.qkv)
-            self._attention(qkv, index, layer, (cos, sin), steps, outs)
-            hidden = self._add(attended, layer.output, hidden)
-            gated = kernels.gated(self._rms_norm(hidden, layer.mlp_norm), layer.gate_up)
-            hidden = self._add(gated, layer.down, hidden)
+            qkv = kernels.linear(self._rms_norm(hidden, layer.norms["attention_in"]), layer.qkv)
+            self._attention(qkv, index, layer, rotations[layer.rotary], steps, outs)
+            hidden = self._add(attended, layer.output, layer.norms.get("attention_out"), hidden)
+            gated = kernels.gated(self._rms_norm(hidden, layer.norms["mlp_in"]), layer.gate_up)
+            hidden = self._add(gated, layer.down, layer.norms.get("mlp_out"), hidden)
             if states:
                 states.take(index + 1, hidden[:num_rows])
         if states:
@@ -322,10 +355,14 @@ class FusedDecoder:
         logits = kernels.linear(self._rms_norm(hidden, self._norm), self._head)
         if self._logits_scale != 1.0:
             logits = logits / self._logits_scale
+        if self._logits_cap is not None:
+            logits = torch.tanh(logits / self._logits_cap) * self._logits_cap
         return spread(logits, self._head_ids, self.vocab_size)
 
-    def _add(self, x: Tensor, layer: Linear, hidden: Tensor) -> Tensor:
+    def _add(self, x: Tensor, layer: Linear, norm: Tensor | None, hidden: Tensor) -> Tensor:
         """Return the hidden states with what a block adds to them."""
+        if norm is not None:
+            return torch.add(hidden, self._rms_norm(self._kernels.linear(x, layer), norm), alpha=self._residual_scale)
         if self._residual_scale == 1.0:
             return self._kernels.linear_add(x, layer, hidden)
         return torch.add(hidden, self._kernels.linear(x, layer), alpha=self._residual_scale)
@@ -352,7 +389,8 @@ class FusedDecoder:
     def _norm_heads(self, rotated: Tensor, layer: FusedLayer) -> None:
         """Apply the norms of queries and keys in place; rotated is [sum T, H + Hkv, D]."""
         assert layer.head_norm is not None
-        torch.mul(functional.rms_norm(rotated, (self._head_size,), None, self._eps), layer.head_norm, out=rotated)
+        heads = rotated.to(layer.head_norm.dtype)
+        torch.mul(functional.rms_norm(heads, (self._head_size,), None, self._eps), layer.head_norm, out=rotated)
 
     def _attend(
         self, qkv: Tensor, index: int, layer: FusedLayer, steps: Sequence[SequencePass], outs: Sequence[Tensor]

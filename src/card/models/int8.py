@@ -77,12 +77,11 @@ def _scaled(linear: nn.Linear, factor: float) -> tuple[Tensor, Tensor | None]:
 
 def _rotation_tables(model: LoadedModel, num_positions: int) -> tuple[Tensor, Tensor]:
     """Return cos and sin [num_positions, D] of float32, with the same bits on every computer if the type is known."""
-    inner: Any = model.model
     frequencies = inverse_frequencies(model.config.rope_parameters, head_dim(model.config))
     if frequencies is None:
-        cos, sin = rotary_table(model, num_positions, torch.float32)
+        cos, sin = rotary_table(model, num_positions, torch.float32, "")
         return cos.contiguous(), sin.contiguous()
-    halves = rotation_tables(frequencies, num_positions, float(inner.rotary_emb.attention_scaling))
+    halves = rotation_tables(frequencies, num_positions)
     cos, sin = (torch.from_numpy(table).repeat(1, 2) for table in halves)
     return cos, sin
 
@@ -93,6 +92,15 @@ class NewRows:
 
     sequence: SequenceRows
     num_new: int
+
+
+def reason_not_in_integers(model: LoadedModel) -> str | None:
+    """Return what of a model that can be walked directly is not built in integers; None if all is."""
+    architecture = architecture_of(model)
+    assert architecture is not None
+    if architecture.norm_offset or architecture.caps or "attention_out" in architecture.norms:
+        return f"norms of what a block adds and caps, which {architecture.model_class} has, are computed in floats only"
+    return None
 
 
 class Int8Decoder:
@@ -151,7 +159,7 @@ class Int8Decoder:
         for place, linear in linears.items():
             table[place : place + code.LINEAR_SIZE] = linear.entry
         kept = {place: extended(norm, padded(self._width, GROUP)) for place, norm in norms.items()}
-        if architecture.has_head_norms:
+        if "query" in architecture.norms:
             kept[code.QUERY_NORM] = extended(attention.q_norm.weight, size)
             kept[code.KEY_NORM] = extended(attention.k_norm.weight, size)
         for place, norm in kept.items():

@@ -1,20 +1,26 @@
 """The make-up of decoder-only models as data: the parts that all share, and what an entry of the table says.
 
 The passes (`card.models.fused`, `card.models.int8`) and the readers (`card.models.decoder_model`, `card.models.gguf`)
-read it; none of them asks a model's weights or its name. All have RMS norms before attention and before the MLP, a
-gated MLP with silu, rotary embeddings of whole heads, and a head that may be tied. Annotations are evaluated here:
-values of configs are checked against them.
+read it; none of them asks a model's weights or its name. All have RMS norms, a gated MLP, rotary embeddings, and a
+head that may be tied. An entry states what differs. Annotations are evaluated here: values of configs are checked
+against them.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import torch
 from transformers import PreTrainedConfig
 
 Size = Literal["hidden", "inner", "queries", "keys", "head"]
 Biased = Literal["qkv", "out", "mlp"]
 Scale = Literal["attention", "embedding", "residual", "logits"]
+Cap = Literal["attention", "logits"]
+# Norms of what a block reads, of what it adds to the hidden states, and of each head's queries and keys.
+NormPlace = Literal["attention_in", "attention_out", "mlp_in", "mlp_out", "query", "key"]
+
+ACTIVATIONS = ("silu", "gelu_pytorch_tanh")  # of the gate, as configs name them
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,14 +42,14 @@ LINEARS = (
     Part("mlp.up_proj", "ffn_up", ("inner", "hidden"), "mlp"),
     Part("mlp.down_proj", "ffn_down", ("hidden", "inner"), "mlp"),
 )
-NORMS = (
-    Part("input_layernorm", "attn_norm", ("hidden",)),
-    Part("post_attention_layernorm", "ffn_norm", ("hidden",)),
-)
-HEAD_NORMS = (
-    Part("self_attn.q_norm", "attn_q_norm", ("head",)),
-    Part("self_attn.k_norm", "attn_k_norm", ("head",)),
-)
+PRE_NORMS: Mapping[NormPlace, Part] = {
+    "attention_in": Part("input_layernorm", "attn_norm", ("hidden",)),
+    "mlp_in": Part("post_attention_layernorm", "ffn_norm", ("hidden",)),
+}
+HEAD_NORMS: Mapping[NormPlace, Part] = {
+    "query": Part("self_attn.q_norm", "attn_q_norm", ("head",)),
+    "key": Part("self_attn.k_norm", "attn_k_norm", ("head",)),
+}
 
 
 class DecoderConfig(PreTrainedConfig):
@@ -90,15 +96,20 @@ class Architecture:
     model_class: str  # transformers'
     config_class: type[DecoderConfig]
     biases: Mapping[Biased, str | Literal[True]] = field(default_factory=dict)  # by a field of the config, or always
-    scales: Mapping[Scale, str] = field(default_factory=dict)  # fields with factors; logits are divided by theirs
-    has_head_norms: bool = False  # of queries and keys, before they are turned
+    scales: Mapping[Scale, str | Callable[[Any], float]] = field(default_factory=dict)
+    """Factors: fields of the config, or functions of it. Logits are divided by theirs."""
+    caps: Mapping[Cap, str] = field(default_factory=dict)  # fields with bounds: x becomes cap * tanh(x / cap)
+    norms: Mapping[NormPlace, Part] = field(default_factory=lambda: PRE_NORMS)
+    norm_offset: float = 0.0  # added to the weights of all norms
+    activation: str = "hidden_act"  # the field that names the gate's
+    has_windows: bool = False  # the config may give layers a sliding window
     gguf_name: str | None = None  # llama.cpp's; None: its files are named after another architecture
     gguf_pairs: bool = False  # in its files, rows of a head that turn together are neighbours
 
     @property
     def parts(self) -> tuple[Part, ...]:
         """The parts of each layer."""
-        return LINEARS + NORMS + HEAD_NORMS * self.has_head_norms
+        return LINEARS + tuple(self.norms.values())
 
     def stated_bias(self, part: Part) -> str | bool:
         """Return whether a part has a bias, or which field of the config says it."""
@@ -111,9 +122,34 @@ class Architecture:
 
     def scale(self, name: Scale, config: Any) -> float:
         """Return a factor, or what the logits are divided by."""
-        if name in self.scales:
-            return float(getattr(config, self.scales[name]))
+        stated = self.scales.get(name)
+        if callable(stated):
+            return stated(config)
+        if stated is not None:
+            return float(getattr(config, stated))
         return head_dim(config) ** -0.5 if name == "attention" else 1.0
+
+    def embedding_scale(self, config: Any, dtype: torch.dtype) -> float:
+        """Return the factor of the embeddings; one that the config does not state is in their dtype."""
+        scale = self.scale("embedding", config)
+        return float(torch.tensor(scale, dtype=dtype)) if callable(self.scales.get("embedding")) else scale
+
+    def cap(self, name: Cap, config: Any) -> float | None:
+        """Return the bound of scores or logits; None if there is none."""
+        bound = getattr(config, self.caps[name]) if name in self.caps else None
+        return None if bound is None else float(bound)
+
+
+def rotary_parameters(config: Any) -> dict[str, Mapping[str, Any]]:
+    """Return the settings of each kind of rotary embedding, by the kind of layer; one under "" serves all layers."""
+    stated: Mapping[str, Any] = config.rope_parameters
+    return {kind: one for kind, one in stated.items() if isinstance(one, Mapping)} or {"": stated}
+
+
+def rotary_kinds(config: Any) -> list[str]:
+    """Return which of the `rotary_parameters` each layer has."""
+    kinds = rotary_parameters(config)
+    return [""] * config.num_hidden_layers if "" in kinds else list(config.layer_types[: config.num_hidden_layers])
 
 
 def head_dim(config: Any) -> int:

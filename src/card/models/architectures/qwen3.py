@@ -2,7 +2,7 @@
 
 from huggingface_hub.dataclasses import strict
 
-from card.models.architectures.architecture import Architecture
+from card.models.architectures.architecture import HEAD_NORMS, PRE_NORMS, Architecture
 from card.models.architectures.qwen2 import Qwen2Fields
 
 
@@ -19,6 +19,6 @@ ARCHITECTURE = Architecture(
     model_class="Qwen3ForCausalLM",
     config_class=Qwen3Fields,
     biases={"qkv": "attention_bias", "out": "attention_bias"},
-    has_head_norms=True,
+    norms={**PRE_NORMS, **HEAD_NORMS},
     gguf_name="qwen3",
 )

@@ -199,7 +199,8 @@ def _scales(facts: Facts, architecture: Architecture, head_dim: int) -> dict[str
     scale = facts.factor("attention", usual)
     if "attention" not in architecture.scales and not math.isclose(scale, usual, rel_tol=_SCALE_TOLERANCE):
         raise GgufError(f"asks for attention.scale {scale}, not {usual:.4g}; use a folder saved by transformers")
-    return {of: scale if one == "attention" else facts.factor(one, 1.0) for one, of in architecture.scales.items()}
+    fields = {one: of for one, of in architecture.scales.items() if isinstance(of, str)}
+    return {of: scale if one == "attention" else facts.factor(one, 1.0) for one, of in fields.items()}
 
 
 def _rope(path: Path, header: Header, facts: Facts, head_dim: int) -> dict[str, Any]:

@@ -1,0 +1,72 @@
+"""Gemma 2: norms of what a block adds too, caps, and a window in every other layer."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from huggingface_hub.dataclasses import strict
+
+from card.models.architectures.architecture import Architecture, DecoderConfig, NormPlace, Part
+
+
+@strict
+class Gemma2Fields(DecoderConfig):
+    """Its config. Unless it says otherwise, layers with a window come first and in turns."""
+
+    model_type = "gemma2"
+    vocab_size: int = 256000
+    hidden_size: int = 2304
+    intermediate_size: int = 9216
+    num_hidden_layers: int = 26
+    num_attention_heads: int = 8
+    num_key_value_heads: int = 4
+    head_dim: int = 256
+    hidden_activation: str = "gelu_pytorch_tanh"
+    max_position_embeddings: int = 8192
+    pad_token_id: int | None = 0
+    eos_token_id: int | list[int] | None = 1
+    bos_token_id: int | None = 2
+    tie_word_embeddings: bool = True
+    attention_bias: bool = False
+    query_pre_attn_scalar: int = 256
+    sliding_window: int | None = 4096
+    final_logit_softcapping: float | None = 30.0
+    attn_logit_softcapping: float | None = 50.0
+    use_bidirectional_attention: bool | None = None
+
+    def __post_init__(self, **others: Any) -> None:
+        """Write the kind of each layer out."""
+        if self.layer_types is None:
+            kinds = ("sliding_attention", "full_attention")
+            self.layer_types = [kinds[layer % 2] for layer in range(self.num_hidden_layers)]
+        super().__post_init__(**others)
+
+
+NORMS: Mapping[NormPlace, Part] = {
+    "attention_in": Part("input_layernorm", "attn_norm", ("hidden",)),
+    "attention_out": Part("post_attention_layernorm", "post_attention_norm", ("hidden",)),
+    "mlp_in": Part("pre_feedforward_layernorm", "ffn_norm", ("hidden",)),
+    "mlp_out": Part("post_feedforward_layernorm", "post_ffw_norm", ("hidden",)),
+}
+
+
+def query_scale(config: Any) -> float:
+    """Return the factor of the scores."""
+    return float(config.query_pre_attn_scalar**-0.5)
+
+
+def embedding_scale(config: Any) -> float:
+    """Return the factor of the embeddings."""
+    return float(config.hidden_size**0.5)
+
+
+ARCHITECTURE = Architecture(
+    model_class="Gemma2ForCausalLM",
+    config_class=Gemma2Fields,
+    biases={"qkv": "attention_bias", "out": "attention_bias"},
+    scales={"attention": query_scale, "embedding": embedding_scale},
+    caps={"attention": "attn_logit_softcapping", "logits": "final_logit_softcapping"},
+    norms=NORMS,
+    norm_offset=1.0,
+    activation="hidden_activation",
+    has_windows=True,
+)
