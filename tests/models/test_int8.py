@@ -12,6 +12,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from transformers import (
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
     GPT2Config,
     GPT2LMHeadModel,
     GraniteConfig,
@@ -55,6 +59,14 @@ SIZES = tiny(96, hidden_size=80, intermediate_size=112, max_position_embeddings=
 KINDS: dict[str, tuple[type[PreTrainedModel], Any]] = {
     "llama": (LlamaForCausalLM, LlamaConfig(**SIZES)),
     "tied": (LlamaForCausalLM, LlamaConfig(**SIZES, tie_word_embeddings=True)),
+    "gemma2": (
+        Gemma2ForCausalLM,
+        Gemma2Config(**SIZES, head_dim=20, sliding_window=9, attn_logit_softcapping=4.0, final_logit_softcapping=9.0),
+    ),
+    "gemma3": (
+        Gemma3ForCausalLM,
+        Gemma3TextConfig(**SIZES, head_dim=24, sliding_window=9, sliding_window_pattern=2),
+    ),
     "granite": (
         GraniteForCausalLM,
         GraniteConfig(

@@ -34,7 +34,7 @@ from card.kernels.int8_linear import (
 from card.kernels.rotation import inverse_frequencies, rotation_tables
 from card.machine.threads import integer_pass_threads
 from card.models.architectures import Architecture
-from card.models.architectures.architecture import head_dim
+from card.models.architectures.architecture import NormPlace, head_dim, rotary_kinds, rotary_parameters
 from card.models.decoder_model import architecture_of, release_pages
 from card.models.draft_vocab import head_of, spread
 from card.models.features import FINAL, PassStates
@@ -75,11 +75,11 @@ def _scaled(linear: nn.Linear, factor: float) -> tuple[Tensor, Tensor | None]:
     return (weight, bias) if factor == 1.0 else (weight.float() * factor, None if bias is None else bias * factor)
 
 
-def _rotation_tables(model: LoadedModel, num_positions: int) -> tuple[Tensor, Tensor]:
+def _rotation_tables(model: LoadedModel, num_positions: int, kind: str) -> tuple[Tensor, Tensor]:
     """Return cos and sin [num_positions, D] of float32, with the same bits on every computer if the type is known."""
-    frequencies = inverse_frequencies(model.config.rope_parameters, head_dim(model.config))
+    frequencies = inverse_frequencies(rotary_parameters(model.config)[kind], head_dim(model.config))
     if frequencies is None:
-        cos, sin = rotary_table(model, num_positions, torch.float32, "")
+        cos, sin = rotary_table(model, num_positions, torch.float32, kind)
         return cos.contiguous(), sin.contiguous()
     halves = rotation_tables(frequencies, num_positions)
     cos, sin = (torch.from_numpy(table).repeat(1, 2) for table in halves)
@@ -92,15 +92,6 @@ class NewRows:
 
     sequence: SequenceRows
     num_new: int
-
-
-def reason_not_in_integers(model: LoadedModel) -> str | None:
-    """Return what of a model that can be walked directly is not built in integers; None if all is."""
-    architecture = architecture_of(model)
-    assert architecture is not None
-    if architecture.norm_offset or architecture.caps or "attention_out" in architecture.norms:
-        return f"norms of what a block adds and caps, which {architecture.model_class} has, are computed in floats only"
-    return None
 
 
 class Int8Decoder:
@@ -118,20 +109,29 @@ class Int8Decoder:
         self.embedding: Tensor = inner.embed_tokens.weight.detach()
         self.windows = layer_windows(config, max_model_len)
         self.vocab_size = int(model.lm_head.weight.shape[0])
-        self._eps, self._scale = float(config.rms_norm_eps), architecture.scale("attention", config)
-        self._embedding_scale = architecture.scale("embedding", config)
+        self._reals = {
+            self._code.EPS: float(config.rms_norm_eps),
+            self._code.SCALE: architecture.scale("attention", config),
+            self._code.SCORE_CAP: architecture.cap("attention", config) or 0.0,
+            self._code.LOGIT_CAP: architecture.cap("logits", config) or 0.0,
+        }
+        self._has_gelu = getattr(config, architecture.activation) != "silu"
+        self._norm_offset = architecture.norm_offset
+        self._embedding_scale = architecture.embedding_scale(config, self.embedding.dtype)
         self._residual_scale = architecture.scale("residual", config)
         self._width = int(config.hidden_size)
         self._held: list[Any] = []  # keeps alive what the tables hold addresses of
         with torch.inference_mode():
-            self._cos, self._sin = _rotation_tables(model, max_model_len)
-            self._norm = extended(inner.norm.weight, padded(self._width, GROUP))
+            kinds = rotary_kinds(config)
+            self._rotations = {kind: _rotation_tables(model, max_model_len, kind) for kind in dict.fromkeys(kinds)}
+            self._norm = extended(inner.norm.weight.float() + self._norm_offset, padded(self._width, GROUP))
             head, self._head_ids = head_of(model)
             self._num_outputs = len(head.weight)
             self._output = quantize_linear(*_scaled(head, 1 / architecture.scale("logits", config)))
             tables = []
-            for layer, window in zip(inner.layers[: config.num_hidden_layers], self.windows, strict=True):
-                tables.append(self._layer(layer, window, architecture))
+            layers = inner.layers[: config.num_hidden_layers]
+            for layer, window, kind in zip(layers, self.windows, kinds, strict=True):
+                tables.append(self._layer(layer, window, kind, architecture))
                 release_pages(model)
             self._layers = np.array(tables, np.int64)
         self.layout = KVLayout(
@@ -139,7 +139,7 @@ class Int8Decoder:
         )
         self._buffers = _Buffers()
 
-    def _layer(self, layer: Any, window: int | None, architecture: Architecture) -> list[int]:
+    def _layer(self, layer: Any, window: int | None, rotary: str, architecture: Architecture) -> list[int]:
         """Quantize a layer and return its table."""
         code, attention, mlp = self._code, layer.self_attn, layer.mlp
         heads, kv_heads, size = self._num_heads, self._num_kv_heads, self._padded_head
@@ -154,20 +154,34 @@ class Int8Decoder:
             code.UP: quantize_linear(mlp.up_proj.weight.detach(), mlp.up_proj.bias, out_multiple=GROUP),
             code.DOWN: quantize_linear(*down, out_multiple=GROUP),
         }
-        norms = {code.INPUT_NORM: layer.input_layernorm.weight, code.MLP_NORM: layer.post_attention_layernorm.weight}
         table = [0] * code.LAYER_SIZE
         for place, linear in linears.items():
             table[place : place + code.LINEAR_SIZE] = linear.entry
-        kept = {place: extended(norm, padded(self._width, GROUP)) for place, norm in norms.items()}
-        if "query" in architecture.norms:
-            kept[code.QUERY_NORM] = extended(attention.q_norm.weight, size)
-            kept[code.KEY_NORM] = extended(attention.k_norm.weight, size)
+        kept = self._norms(layer, architecture)
         for place, norm in kept.items():
             table[place] = norm.data_ptr()
         table[code.WINDOW] = window or 0
+        table[code.COS], table[code.SIN] = (one.data_ptr() for one in self._rotations[rotary])
         self._mlp_width = linears[code.GATE].scales.shape[0]
         self._held += [linears, kept]
         return table
+
+    def _norms(self, layer: Any, architecture: Architecture) -> dict[int, Tensor]:
+        """Return the weights of a layer's norms by their places in its table."""
+        code, width, size = self._code, padded(self._width, GROUP), self._padded_head
+        places: dict[NormPlace, tuple[int, int]] = {
+            "attention_in": (code.INPUT_NORM, width),
+            "attention_out": (code.ATTENTION_OUT_NORM, width),
+            "mlp_in": (code.MLP_NORM, width),
+            "mlp_out": (code.MLP_OUT_NORM, width),
+            "query": (code.QUERY_NORM, size),
+            "key": (code.KEY_NORM, size),
+        }
+        norms = {}
+        for name, part in architecture.norms.items():
+            place, num_channels = places[name]
+            norms[place] = extended(layer.get_submodule(part.name).weight.float() + self._norm_offset, num_channels)
+        return norms
 
     def step(self, sequence: SequenceRows, *, offset: int, num_new: int) -> NewRows:
         """Prepare the pass of the newest rows of a sequence."""
@@ -223,8 +237,8 @@ class Int8Decoder:
             self._layers[:, self._code.COPY_TO] = 0
         for layer, copy in copies.items():
             states.take(layer, copy)
-        weight = self._norm[: self._width].repeat(2)
-        states.take_final(hidden[:, : self._width], lambda rows: mirrored_rms_norm(rows, weight, self._eps))
+        weight, eps = self._norm[: self._width].repeat(2), self._reals[self._code.EPS]
+        states.take_final(hidden[:, : self._width], lambda rows: mirrored_rms_norm(rows, weight, eps))
 
     def _prepare(self, num_rows: int, num_positions: int, num_threads: int) -> Tensor:
         """Have room for a pass, and a table that says where; return the place of its hidden states."""
@@ -252,9 +266,8 @@ class Int8Decoder:
             code.GATED_SUMS: torch.empty((buffers.num_rows, mlp_groups, self._sums_bytes), dtype=torch.int8),
             code.OWN: torch.empty((buffers.num_threads, buffers.own_bytes), dtype=torch.int8),
             code.HIDDEN: buffers.hidden,
+            code.ADDED: torch.empty_like(buffers.hidden),
             code.NORM: self._norm,
-            code.COS: self._cos,
-            code.SIN: self._sin,
         }
         buffers.parts = parts
         table = np.zeros(code.TABLE_SIZE, np.int64)
@@ -271,12 +284,13 @@ class Int8Decoder:
             code.HEAD: self._head_size,
             code.PADDED_HEAD: size,
             code.MLP: self._mlp_width,
+            code.HAS_GELU: int(self._has_gelu),
             code.VOCAB: PANEL * len(self._output.panels),
         }
         for place, number in numbers.items():
             table[place] = number
-        table[code.EPS : code.EPS + 1].view(np.float32)[0] = self._eps
-        table[code.SCALE : code.SCALE + 1].view(np.float32)[0] = self._scale
+        for place, real in self._reals.items():
+            table[place : place + 1].view(np.float32)[0] = real
         self._table = table
         return buffers.hidden[:num_rows]
 

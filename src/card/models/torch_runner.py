@@ -17,7 +17,7 @@ from card.models.features import Features
 from card.models.fused import FusedDecoder, reason_not_fusable
 from card.models.generic import GenericDecoder, require_causal
 from card.models.inflation import original_size
-from card.models.int8 import Int8Decoder, reason_not_in_integers
+from card.models.int8 import Int8Decoder
 from card.models.kv_cache import BoolArray, IntArray, KVCache
 from card.models.layer_kinds import has_state
 from card.models.long_rope import switch_len
@@ -34,7 +34,7 @@ def _int8_decoder(model: LoadedModel, max_model_len: int, reason: str | None) ->
     """Return the decoder in integers. Raises: ModelError that says why there can be none."""
     if reason is None and model.device.type != "cpu":
         reason = f"it is on {model.device}, and integers run on a CPU only"
-    reason = reason or reason_not_in_integers(model) or why_not_int8()
+    reason = reason or why_not_int8()
     if reason is not None:
         raise ModelError(f"{model_name(model)} cannot run in int8: {reason}; use dtype bfloat16 or float32")
     return Int8Decoder(model, max_model_len)

@@ -7,7 +7,7 @@ from llvmlite import ir
 from numba import types
 
 from card.kernels.jit import tables as t
-from card.kernels.jit.rows import MINUS_ONE, ONE, ZERO, exponential, rms_norm
+from card.kernels.jit.rows import MINUS_ONE, ONE, ZERO, capped, exponential, rms_norm
 from card.kernels.jit.tables import entry, layer_entry, real_entry, row_entry
 from card.kernels.jit.vectors import (
     FLOATS,
@@ -191,7 +191,7 @@ def prepare_heads(table: int, layer: int, first: int, last: int) -> None:
                 norm = entry(of, t.QUERY_NORM if head < heads else t.KEY_NORM)
                 if norm:
                     rms_norm(x, norm, x, size, padded, eps)
-                turn(x, entry(table, t.COS) + angle, entry(table, t.SIN) + angle, size)
+                turn(x, entry(of, t.COS) + angle, entry(of, t.SIN) + angle, size)
             if head >= heads:
                 out = kept + (head - heads) * entry(its, t.HEAD_BYTES)
                 for at in range(0, padded, LANES):
@@ -260,10 +260,13 @@ def attend(table: int, layer: int, row: int, kv_head: int, room: int) -> None:
     query = entry(table, t.PROJECTED) + 4 * padded * (row * (heads + 2 * kv_heads) + kv_head * group)
     sums, sum_bytes = room + 4 * (BLOCK * padded + _BEHIND), room_of(num_vectors)
     scores, scale = sums + group * sum_bytes, fill(real_entry(table, t.SCALE))
+    is_capped, cap = entry(table, t.SCORE_CAP) != 0, fill(real_entry(table, t.SCORE_CAP))
     for position in range(start, stop, BLOCK):
         widen_block(table, row, keys, position, stop, room)
         for one in range(group):
             block = times(score_block(room, query + 4 * padded * one, num_vectors), scale)
+            if is_capped:
+                block = capped(block, cap)
             store(scores + width * one + 4 * (position - start), block)
     for one in range(group):
         weigh(scores + width * one, stop - start)

@@ -2,7 +2,7 @@
 
 Each row is computed alone: the order of its sums is that of the positions of its own text, of the channels or of the
 groups, whatever the rows beside it, its place in the cache, its tile or its thread. Threads share out heads and output
-channels, and wait for each other five times a layer.
+channels, and wait for each other five times a layer, or twice more where what a block adds is normed first.
 """
 
 from __future__ import annotations
@@ -14,10 +14,14 @@ from typing import Any
 from card.kernels.jit import tables as t
 from card.kernels.jit.attention import attend, prepare_heads
 from card.kernels.jit.rows import (
+    add_row,
     bytes_between_fours,
     bytes_between_rows,
+    capped,
+    gelu,
     project,
     quantize_rows,
+    rms_norm,
     silu,
     tile_size,
 )
@@ -29,6 +33,7 @@ from card.kernels.jit.vectors import (
     SUMS_BYTES,
     arrive,
     compiled,
+    fill,
     let_others_run,
     load,
     look,
@@ -58,12 +63,24 @@ def wait(counter: int, num_threads: int, turn: int) -> int:
 
 
 @compiled
+def activate(x: int, factor: int, has_gelu: int) -> None:
+    """Turn a group of the gate into its activation times the group ``factor``, in place."""
+    if has_gelu:
+        for at in range(0, 4 * GROUP, 4 * LANES):
+            store(x + at, times(gelu(load(x + at)), load(factor + at)))
+    else:
+        for at in range(0, 4 * GROUP, 4 * LANES):
+            store(x + at, times(silu(load(x + at)), load(factor + at)))
+
+
+@compiled
 def gate(
     table: int, layer: int, start: int, stop: int, numbers: int, scales: int, sums: int, room: int
 ) -> None:  # fmt: skip
-    """Compute groups ``start`` to ``stop`` of silu(gate) * up for all rows, and quantize them."""
+    """Compute groups ``start`` to ``stop`` of activation(gate) * up for all rows, and quantize them."""
     of = layer_entry(table, layer)
     num_rows, num_groups = entry(table, t.ROWS), entry(table, t.PADDED_WIDTH) // GROUP
+    has_gelu = entry(table, t.HAS_GELU)
     num_out, num_panels, other = entry(table, t.MLP) // GROUP, GROUP // PANEL, room + 4 * GROUP * MOST_ROWS
     for group in range(start, stop):
         first = 0
@@ -78,8 +95,7 @@ def gate(
                     entry(linear, t.BIASES), out - channels, 4 * GROUP, 0,
                 )  # fmt: skip
             for row in range(size):
-                for at in range(4 * GROUP * row, 4 * GROUP * (row + 1), 4 * LANES):
-                    store(room + at, times(silu(load(room + at)), load(other + at)))
+                activate(room + 4 * GROUP * row, other + 4 * GROUP * row, has_gelu)
                 place = first * num_out + group * size + row
                 quantize_group(
                     room + 4 * GROUP * row,
@@ -115,6 +131,40 @@ def project_heads(
 
 
 @compiled
+def add_output(
+    table: int, linear: int, norm: int, first: int, last: int, numbers: int, scales: int, sums: int, num_groups: int,
+    thread: int, turn: int,
+) -> int:  # fmt: skip
+    """Add panels ``first`` to ``last`` of what a block computes to the hidden states; return the next turn.
+
+    Args:
+        norm: weight of a norm to apply first; 0 for none. It sees whole rows, so threads then share out the rows.
+    """
+    num_rows, threads, barrier = entry(table, t.ROWS), entry(table, t.THREADS), entry(table, t.BARRIER)
+    padded, hidden, added = entry(table, t.PADDED_WIDTH), entry(table, t.HIDDEN), entry(table, t.ADDED)
+    if not norm:
+        project(linear, num_rows, first, last, numbers, scales, sums, num_groups, hidden, 4 * padded, 1)
+        return wait(barrier, threads, turn)
+    project(linear, num_rows, first, last, numbers, scales, sums, num_groups, added, 4 * padded, 0)
+    turn = wait(barrier, threads, turn)
+    for row in range(thread, num_rows, threads):
+        its = added + 4 * padded * row
+        rms_norm(its, norm, its, entry(table, t.WIDTH), padded, real_entry(table, t.EPS))
+        add_row(its, hidden + 4 * padded * row, padded)
+    return wait(barrier, threads, turn)
+
+
+@compiled
+def cap_logits(table: int, first: int, last: int) -> None:
+    """Bound panels ``first`` to ``last`` of all logits."""
+    num_bytes, cap = 4 * entry(table, t.VOCAB), fill(real_entry(table, t.LOGIT_CAP))
+    for row in range(entry(table, t.NUM_CHOSEN)):
+        its = entry(table, t.LOGITS) + num_bytes * row
+        for at in range(its + 4 * PANEL * first, its + 4 * PANEL * last, 4 * LANES):
+            store(at, capped(load(at), cap))
+
+
+@compiled
 def run_layer(table: int, layer: int, thread: int, turn: int, own: int) -> int:
     """Do a thread's part of a layer; return the next turn."""
     of, num_rows, threads = layer_entry(table, layer), entry(table, t.ROWS), entry(table, t.THREADS)
@@ -144,19 +194,17 @@ def run_layer(table: int, layer: int, thread: int, turn: int, own: int) -> int:
     )  # fmt: skip
     first = share(padded_width // PANEL, thread, threads)
     last = share(padded_width // PANEL, thread + 1, threads)
-    out = of + 8 * t.ATTENTION_OUT
-    project(out, num_rows, first, last, numbers, scales, sums, attended_groups, hidden, hidden_bytes, 1)
-    turn = wait(barrier, threads, turn)
+    out, norm = of + 8 * t.ATTENTION_OUT, entry(of, t.ATTENTION_OUT_NORM)
+    turn = add_output(table, out, norm, first, last, numbers, scales, sums, attended_groups, thread, turn)
     norm = entry(of, t.MLP_NORM)
     quantize_rows(hidden, hidden_bytes, num_rows, width, norm, groups, eps, numbers, scales, sums, 0)
     start, stop = share(mlp_groups, thread, threads), share(mlp_groups, thread + 1, threads)
     gate(table, layer, start, stop, numbers, scales, sums, room)
     turn = wait(barrier, threads, turn)
-    project(
-        of + 8 * t.DOWN, num_rows, first, last, entry(table, t.GATED), entry(table, t.GATED_SCALES),
-        entry(table, t.GATED_SUMS), mlp_groups, hidden, hidden_bytes, 1,
+    turn = add_output(
+        table, of + 8 * t.DOWN, entry(of, t.MLP_OUT_NORM), first, last, entry(table, t.GATED),
+        entry(table, t.GATED_SCALES), entry(table, t.GATED_SUMS), mlp_groups, thread, turn,
     )  # fmt: skip
-    turn = wait(barrier, threads, turn)
     copy_to = entry(of, t.COPY_TO)
     if copy_to and thread == 0:  # nobody writes to the hidden states before this thread has come to the next layer
         for at in range(0, hidden_bytes * num_rows, 4 * LANES):
@@ -182,6 +230,8 @@ def run(table: int, thread: int) -> None:
     first, last = share(panels, thread, threads), share(panels, thread + 1, threads)
     out, out_bytes = entry(table, t.LOGITS), 4 * PANEL * panels
     project(table + 8 * t.OUTPUT, num_chosen, first, last, own, scales, sums, groups, out, out_bytes, 0)
+    if entry(table, t.LOGIT_CAP):
+        cap_logits(table, first, last)
     wait(entry(table, t.BARRIER), threads, turn)
 
 

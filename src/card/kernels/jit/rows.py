@@ -43,6 +43,8 @@ from card.kernels.jit.vectors import (
 )
 
 ZERO, ONE, MINUS_ONE = np.float32(0.0), np.float32(1.0), np.float32(-1.0)
+_TWO, _MINUS_TWO = np.float32(2.0), np.float32(-2.0)
+_GELU_SCALE, _GELU_CUBE = np.float32(0.7978845608028654), np.float32(0.044715)
 _LEAST, _MOST = np.float32(-87.0), np.float32(88.0)  # beyond, e^x does not fit into a float
 # Cody and Waite's reduction and the polynomial of Cephes' expf.
 _LOG2_E, _LN2_HIGH, _LN2_LOW = np.float32(1.4426950408889634), np.float32(0.693359375), np.float32(-2.12194440e-4)
@@ -75,6 +77,28 @@ def exponential(x: Floats) -> Floats:
 def silu(x: Floats) -> Floats:
     """Return x / (1 + e^-x)."""
     return divide(x, add(fill(ONE), exponential(times(x, fill(MINUS_ONE)))))
+
+
+@compiled
+def gelu(x: Floats) -> Floats:
+    """Return x / (1 + e^-2z) with z = sqrt(2 / pi) (x + 0.044715 x^3): GELU as it is approximated by a tanh of z."""
+    cube = times(times(x, x), x)
+    z = times(fma(cube, fill(_GELU_CUBE), x), fill(_GELU_SCALE))
+    return divide(x, add(fill(ONE), exponential(times(z, fill(_MINUS_TWO)))))
+
+
+@compiled
+def capped(x: Floats, cap: Floats) -> Floats:
+    """Return cap * tanh(x / cap)."""
+    away = divide(fill(_TWO), add(exponential(times(divide(x, cap), fill(_TWO))), fill(ONE)))
+    return times(add(fill(ONE), times(away, fill(MINUS_ONE))), cap)
+
+
+@compiled
+def add_row(x: int, out: int, padded: int) -> None:
+    """Add a row to another one."""
+    for at in range(0, 4 * padded, 4 * LANES):
+        store(out + at, add(load(out + at), load(x + at)))
 
 
 @compiled

@@ -10,13 +10,15 @@ MULTIPLIER, PANELS, PANEL_BYTES, CHANNEL_SCALES, BIASES, LINEAR_SIZE = range(6)
 # Places in the table of a pass.
 (
     ROWS, THREADS, LAYERS, WIDTH, PADDED_WIDTH, HEADS, KV_HEADS, HEAD, PADDED_HEAD, MLP, VOCAB, LAYER_TABLE, NORM,
-    EPS, SCALE, COS, SIN, ROW_TABLE, ANCESTORS, HIDDEN, PROJECTED, ATTENDED, GATED, GATED_SCALES, GATED_SUMS, OWN,
-    OWN_BYTES, BARRIER, CHOSEN_ROWS, NUM_CHOSEN, LOGITS, OUTPUT,
-) = range(32)  # fmt: skip
+    EPS, SCALE, SCORE_CAP, LOGIT_CAP, HAS_GELU, ROW_TABLE, ANCESTORS, HIDDEN, ADDED, PROJECTED, ATTENDED, GATED,
+    GATED_SCALES, GATED_SUMS, OWN, OWN_BYTES, BARRIER, CHOSEN_ROWS, NUM_CHOSEN, LOGITS, OUTPUT,
+) = range(34)  # fmt: skip
 TABLE_SIZE = OUTPUT + LINEAR_SIZE
 # Places in the table of a layer: its linear layers one after the other, then single entries.
 QUERY, KEY, VALUE, ATTENTION_OUT, GATE, UP, DOWN = range(0, 7 * LINEAR_SIZE, LINEAR_SIZE)
-INPUT_NORM, QUERY_NORM, KEY_NORM, MLP_NORM, WINDOW, COPY_TO, LAYER_SIZE = range(7 * LINEAR_SIZE, 7 * LINEAR_SIZE + 7)
+(
+    INPUT_NORM, QUERY_NORM, KEY_NORM, ATTENTION_OUT_NORM, MLP_NORM, MLP_OUT_NORM, COS, SIN, WINDOW, COPY_TO, LAYER_SIZE,
+) = range(7 * LINEAR_SIZE, 7 * LINEAR_SIZE + 11)  # fmt: skip
 # Places in the table of a row: where its sequence's keys of layer 0 are; bytes between rows, KV heads and layers; its
 # own row there, its position, how many of the first rows it sees, and the first of its other ancestors.
 KV, KV_ROW, HEAD_BYTES, LAYER_BYTES, SLOT, POSITION, PREFIX, FIRST_ANCESTOR, ROW_SIZE = range(9)
