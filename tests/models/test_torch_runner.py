@@ -459,9 +459,7 @@ def test_a_model_that_hands_no_arguments_on_to_attention_is_told_apart_from_one_
     for layer in model.model.layers:
         forward = layer.self_attn.forward
         layer.self_attn.forward = lambda *args, card_pass=None, forward=forward, **kwargs: forward(*args, **kwargs)
-    with pytest.raises(
-        ModelError, match=r"^this gemma model cannot be run: it does not hand arguments .*; choose"
-    ):
+    with pytest.raises(ModelError, match=r"^this gemma model cannot be run: it does not hand arguments .*; choose"):
         TorchRunner(model, max_model_len=16)
 
 
