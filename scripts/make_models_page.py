@@ -69,10 +69,28 @@ _SIZES: dict[str, Any] = {
     **dict.fromkeys(("eos_token_id",), 2),
     "initializer_range": 0.3,
 }
+_ZAMBA: dict[str, Any] = {
+    "layers_block_type": ["mamba", "hybrid"] * 2,
+    "n_mamba_heads": 2,
+    "mamba_headdim": 32,
+    "mamba_ngroups": 1,
+    "mamba_dt_rank": 4,
+    "attention_head_dim": 16,
+    "attention_hidden_size": 64,
+    "num_mem_blocks": 1,
+    "adapter_rank": 4,
+}
 # What some families need besides.
 _ODD: dict[str, dict[str, Any]] = {
     **{family: {"head_dim": 8} for family in ("ministral", "hunyuan_v1_dense", "hunyuan_v1_moe")},
     **{family: {"rotary_dim": 4} for family in ("gptj", "codegen")},
+    "bamba": {"attn_layer_indices": [1], "mamba_n_heads": 4, "mamba_d_head": 16, "mamba_n_groups": 1},
+    "falcon_h1": {"mamba_d_ssm": 64, "mamba_n_heads": 4, "mamba_d_head": 16, "mamba_n_groups": 1},
+    "granitemoehybrid": {"layer_types": ["mamba", "attention"] * 2, "mamba_n_groups": 1, "mamba_d_head": 8},
+    "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1, "mamba_dt_rank": 4},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2, "num_dense_layers": 1},
+    "mamba2": {"num_heads": 8, "head_dim": 8, "n_groups": 1, "expand": 2},
+    **{family: _ZAMBA for family in ("zamba", "zamba2")},
     "dots1": {"n_routed_experts": 4, "num_experts_per_tok": 2},
     "gemma3n_text": {"num_hidden_layers": 4, "num_kv_shared_layers": 0},
     "gpt_neo": {"attention_types": [[["global", "local"], 2]]},
@@ -119,11 +137,12 @@ def _stated(config: Any, name: str) -> Any:
 
 def _layer_kinds(config: Any) -> dict[str, Any]:
     """Return four layers of which each kind of the family's is one."""
-    kinds = _stated(config, "layer_types")
+    name = (getattr(config, "attribute_map", None) or {}).get("layer_types", "layer_types")
+    kinds = _stated(config, name)
     if not kinds:
         return {}
     distinct = list(dict.fromkeys(kinds))
-    return {"layer_types": [distinct[i % len(distinct)] for i in range(4)]}
+    return {name: [distinct[i % len(distinct)] for i in range(4)]}
 
 
 def tiny_model(family: str) -> Any:

@@ -81,13 +81,11 @@ KIMI = {
 }
 ZAMBA = {
     "mamba_d_state": 8,
-    "mamba_ngroups": 1,
-    "n_mamba_heads": 4,
-    "mamba_headdim": 16,
+    "n_mamba_heads": 2,
+    "attention_head_dim": 16,
+    "attention_hidden_size": 64,
     "num_hidden_layers": 4,
     "layers_block_type": ["mamba", "hybrid"] * 2,
-    "num_mem_blocks": 1,
-    "adapter_rank": 4,
 }
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_5": ("Qwen3_5", DELTA),
@@ -104,6 +102,8 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "mamba2": ("Mamba2", {**SCAN, "num_heads": 8, "head_dim": 8, "n_groups": 1}),
     "mamba": ("Mamba", SCAN),
     "falcon_mamba": ("FalconMamba", SCAN),
+    "zamba": ("Zamba", {**ZAMBA, "mamba_dt_rank": 4}),
+    "zamba2": ("Zamba2", {**ZAMBA, "mamba_ngroups": 1, "mamba_headdim": 32, "num_mem_blocks": 1, "adapter_rank": 4}),
     "jamba": ("Jamba", {"mamba_d_state": 8, "attn_layer_period": 2, "attn_layer_offset": 1, "num_experts": 2}),
 }
 ROW_BY_ROW = ("mamba", "falcon_mamba", "jamba")
@@ -583,7 +583,6 @@ def test_a_family_that_keeps_its_state_elsewhere_is_refused_by_name(family: str,
             {**DELTA, "num_local_experts": 2},
             "minimax model .* MiniMax uses cache of its own .* choose a model",
         ),
-        ("Zamba2", ZAMBA, "Zamba2Attention is not causal attention with a layer number"),
     ],
 )
 def test_a_family_that_cannot_be_taken_over_is_refused_in_one_line(

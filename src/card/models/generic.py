@@ -21,6 +21,7 @@ from card.models.layer_kinds import WITH_CHUNKS, WITH_WINDOW, WITHOUT_ATTENTION,
 from card.models.long_rope import LongRope, switch_len
 from card.models.names import OTHER_FAMILY, model_name
 from card.models.query_scales import QueryScales
+from card.models.shared_attention import SharedAttention
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -200,7 +201,7 @@ class GenericDecoder:
         self._places = {layer: place for place, layer in enumerate(attending)}  # in the KV cache
         length = switch_len(model, max_model_len)
         self._long_rope = None if length is None else LongRope(model, length)
-        self._query_scales = QueryScales(model)
+        self._query_scales, self._shared_attention = QueryScales(model), SharedAttention(model)
         self.long_rows: BoolArray | None = None  # [sum T] of the next pass: which belong to long texts; None: no row
         self._selects_rows = "logits_to_keep" in inspect.signature(model.forward).parameters
         transformers.AttentionInterface.register(ATTENTION_NAME, _attention)
@@ -250,6 +251,7 @@ class GenericDecoder:
         for config, _ in self._before:
             config._attn_implementation_internal = ATTENTION_NAME
         self._query_scales.leave_to_model(False)
+        self._shared_attention.take_over()
 
     def own_logits(self, token_ids: Sequence[int]) -> Tensor:
         """Return the logits of a text by transformers' own forward, [T, V]."""
@@ -266,6 +268,7 @@ class GenericDecoder:
         for config, implementation in self._before:
             config._attn_implementation_internal = implementation
         self._query_scales.leave_to_model(True)
+        self._shared_attention.release()
 
     def step(self, sequence: SequenceRows, *, offset: int, num_new: int) -> SequencePass:
         """Prepare the pass of the newest rows of a sequence; ``offset`` is that of their first among all rows."""
