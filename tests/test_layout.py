@@ -26,7 +26,7 @@ FLAT_MODULES = frozenset({"__init__", "__main__", "errors"})
 LINES: tuple[tuple[str, ...], ...] = (
     ("errors",),
     ("config",),
-    ("tree", "methods", "machine", "verify_server"),
+    ("tree", "methods", "machine", "verify_server", "series"),
     ("protocol", "text", "kernels"),
     ("models",),
     ("writers", "hrad", "judges", "cascade"),

@@ -10,6 +10,7 @@ import click
 from card import __version__
 from card.cli.commands.measure import bench, plan, profile, report, verify_machine, verify_server
 from card.cli.commands.pairs import check_pair, choose_examples, record, train
+from card.cli.commands.series import forecast
 from card.cli.commands.serve import draft_server, keys, serve
 from card.cli.commands.text import chat, demo, generate
 from card.cli.help import CardGroup, StderrHandler
@@ -34,6 +35,7 @@ for command in (
     draft_server,
     keys,
     train,
+    forecast,
     report,
     profile,
     record,

@@ -17,20 +17,20 @@ class TreeShape:
 
     beam_width: int = setting(6, "Most candidates made in one drafter pass.", least=1)  # K
     branch: int = setting(8, "Most continuations kept of one candidate.", least=1)  # in both tiers together
-    lead: int = setting(24, "Most layers of candidates ahead of the text.", least=1)
+    lead: int = setting(24, "Most layers ahead of the text.", least=1)
     max_nodes: int = setting(4096, "Most candidates held at once.", least=1)
     min_path_logprob: float = setting(-12.0, "A path less likely than this is not expanded.", below=0)
     growth: Growth = setting("layer", f"How the tree of candidates grows: {', '.join(get_args(Growth))}.")
     branch_below: float = setting(0.7, "Probability below which growth branch takes alternatives.", least=0, most=1)
     fan_out: tuple[int, ...] = setting(
         (3,),
-        "Outcomes that growth fan-out prepares at each position, such as 4,3,2; the last one repeats.",
+        "Outcomes that growth fan-out prepares at each position; the last repeats.",
         least=0,
         num_items=(1, 64),
         allowed="1 to 64 whole numbers of 0 or more",
     )
     num_speculative_tokens: int = setting(  # of each branch, for growth branch and fan-out
-        6, "Tokens drafted per turn where drafter and target take turns.", least=1
+        6, "Tokens drafted per turn.", least=1
     )
     coupled_noise: bool = setting(True, "Rank candidates with the target's sampling noise.")
 
@@ -46,14 +46,10 @@ class DraftSettings(TreeShape, Replaceable):
 
     verify: VerifyShape = setting("chain", f"Shape that the target verifies: {' or '.join(get_args(VerifyShape))}.")
     budget: int = setting(16, "Most candidates verified in one target pass.", least=1)
-    min_verify_prob: float = setting(0.2, "A candidate whose path is less likely is not verified.", least=0, below=1)
-    max_wait_s: float = setting(
-        0.0, "Longest wait for candidates when there are fewer than --min-depth.", least=0, unit="seconds"
-    )
-    min_depth: int = setting(1, "Length of the best path below which the target waits, if it may.", least=1)
-    waits_after_miss: bool = setting(
-        True, "Whether a round after a miss waits like others, or runs the last token at once."
-    )
+    min_verify_prob: float = setting(0.2, "Candidates of less likely paths are not verified.", least=0, below=1)
+    max_wait_s: float = setting(0.0, "Longest wait for --min-depth candidates.", least=0, unit="seconds")
+    min_depth: int = setting(1, "Least path for which the target waits no longer.", least=1)
+    waits_after_miss: bool = setting(True, "Wait in a round after a miss, too.")
 
     def __post_init__(self) -> None:
         take_lists(self)

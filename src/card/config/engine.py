@@ -37,14 +37,10 @@ class EngineSettings(Replaceable):
     placement: PlacementSetting | None = setting(
         None, f"Where the drafter runs: {', '.join(get_args(PlacementSetting))}.", shown="by method"
     )
-    schedule: ScheduleSetting = setting(
-        "auto", "Drafter beside the target, turns taken on all cores, or auto: what is faster here."
-    )
-    policy: PolicyName = setting("auto", "Tune what you did not set, by measurement (auto), or nothing (fixed).")
-    draft_address: str | None = setting(
-        None, "Use the draft server at tcp://host:port instead of a drafter of one's own."
-    )
-    draft_keys: str | None = setting(None, "Folder with the keys for a draft server, as made by card keys.")
+    schedule: ScheduleSetting = setting("auto", "Drafter beside the target, in turns, or what is faster (auto).")
+    policy: PolicyName = setting("auto", "Tune what is not set (auto), or nothing (fixed).")
+    draft_address: str | None = setting(None, "Use the draft server at tcp://host:port.")
+    draft_keys: str | None = setting(None, "Folder of card keys for a draft server.")
     dtype: str = setting("auto", "auto (as stored), int8, float32, bfloat16, float16, float64.")
     draft_dtype: str | None = setting(None, "The same for the draft model.", shown="the target's")
     draft_vocab: int | None = setting(
@@ -56,13 +52,11 @@ class EngineSettings(Replaceable):
     )
     device: str = setting("cpu", "Device of the target: cpu, cuda, cuda:1.")
     draft_device: str | None = setting(None, "Device of the draft model.", shown="the target's")
-    target_cost: str | None = setting(
-        None, "Inflate the target to the price of so many parameters, such as 300M; same outputs."
-    )
+    target_cost: str | None = setting(None, "Inflate the target to the price of 300M, say; same outputs.")
     max_model_len: int | None = setting(
         None, "Most tokens of prompt and answer.", least=2, shown="the model's, at most 4096"
     )
-    max_num_seqs: int = setting(16, "Most requests that run at once; others wait.", least=1)
+    max_num_seqs: int = setting(16, "Most requests at once; others wait.", least=1)
     kv_cache_memory: str | None = setting(
         None, "Most memory for the target's KV, such as 2GiB.", shown="by the RAM"
     )  # by max_num_seqs too
@@ -80,23 +74,21 @@ class EngineSettings(Replaceable):
     )
     draft_optional: bool = setting(
         False,
-        "Decode plainly while no draft server answers at --draft-address, or end at once.",
+        "Decode plainly while no draft server answers, or end.",
         shown="required",
     )
-    cache: bool = setting(True, "Keep measured latencies and converted weights for the next start.", shown="--cache")
-    check: bool = setting(
-        True, "Compare passes of a model with transformers' own, once, where its modules run.", shown="--check"
-    )
+    cache: bool = setting(True, "Keep latencies and converted weights.", shown="--cache")
+    check: bool = setting(True, "Compare passes once with transformers' own, where its modules run.", shown="--check")
     cache_dir: str | None = setting(None, "Folder for what is kept between starts.", shown="~/.cache/card")
     start_timeout_s: float = setting(120.0, "Longest time for a drafter to load.", above=0, unit="seconds")
     drafter_timeout_s: float = setting(
-        3.0, "Silence after which the drafter is replaced, in seconds.", above=0, unit="seconds"
+        3.0, "Seconds of silence after which the drafter is replaced.", above=0, unit="seconds"
     )
     allows_inexact: bool = setting(
         False, "Take a verifier whose text is not that of plain decoding; every result then says so."
     )
     judge: str | None = setting(None, "Judge of candidates, such as relaxed:0.5; not exact.")
-    hrad: str = setting("off", "Predictor for specbranch: off, demo, or a file of card train hrad.")
+    hrad: str = setting("off", "Predictor for specbranch: off, demo or a file.")
     writers: tuple[str, ...] | None = setting(
         None,
         "Who proposes candidates, such as beam,suffix; beam is the draft model.",
@@ -104,9 +96,9 @@ class EngineSettings(Replaceable):
         allowed="a list of names",
         shown="by method",
     )
-    suffix_store: str | None = setting(None, "File in which the writer store keeps finished texts for later requests.")
-    suffix_store_key: str = setting("default", "Texts under another key are neither read nor counted.")
-    suffix_store_tokens: int = setting(1_000_000, "Most tokens kept under a key; the oldest texts go first.", least=1)
+    suffix_store: str | None = setting(None, "File of finished texts for the writer store.")
+    suffix_store_key: str = setting("default", "Texts under other keys are not read.")
+    suffix_store_tokens: int = setting(1_000_000, "Most tokens kept under a key; the oldest go.", least=1)
 
     @property
     def weights_dir(self) -> str | None:

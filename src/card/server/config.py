@@ -36,42 +36,38 @@ class ServerSettings:
         "Key that clients must send; better in CARD_API_KEY, where no process list shows it.",
         allowed="a list of keys",
     )
-    no_key: bool = setting(False, "Let everyone in who reaches the address, also from other machines.")
+    no_key: bool = setting(False, "Let everyone in who reaches the address.")
     allowed_hosts: tuple[str, ...] = setting(
         (),
-        "Name under which the server may be asked, * for any.",
+        "Name of this server, * for any.",
         allowed="a list of names",
         shown="localhost, loopback addresses, the address of --host",
     )
     cors_origins: tuple[str, ...] = setting(
         (),
-        "Origin whose web pages may ask, such as https://app.example, or * for any.",
+        "Origin whose web pages may ask, * for any.",
         allowed="a list of origins",
     )
     max_num_queued_reqs: int = setting(  # a request counts once for each text that it asks for
-        256, "Most requests that wait; more get status 429.", least=0
+        256, "Most waiting requests; more get status 429.", least=0
     )
     max_request_bytes: int = setting(4 * 1024 * 1024, "Largest body of a request.", least=1024)
     max_request_tokens: int | None = setting(None, "Most new tokens of a request.", least=1, shown="the context")
-    max_connections: int = setting(1024, "Most connections at once, idle ones too.", least=1)
-    head_timeout_s: float = setting(10.0, "Seconds for a request's headers to arrive.", above=0, unit="seconds")
+    max_connections: int = setting(1024, "Most connections, idle ones too.", least=1)
+    head_timeout_s: float = setting(10.0, "Seconds for headers to arrive.", above=0, unit="seconds")
     body_timeout_s: float = setting(
         60.0,
-        "Seconds for a request's body to arrive, and for a client to take what it is sent.",
+        "Seconds for a body to arrive, or an answer to be taken.",
         above=0,
         unit="seconds",
     )
     grammar_timeout_s: float = setting(10.0, "Seconds for a schema to be compiled.", above=0, unit="seconds")
-    request_timeout_s: float = setting(600.0, "Longest time of a request, in seconds.", above=0, unit="seconds")
+    request_timeout_s: float = setting(600.0, "Most seconds of a request.", above=0, unit="seconds")
     stall_timeout_s: float = setting(
         30.0, "Seconds without progress after which it is not ready.", above=0, unit="seconds"
     )
-    shutdown_timeout_s: float = setting(
-        30.0, "Seconds that running requests have left after SIGTERM or Ctrl-C.", least=0, unit="seconds"
-    )
-    generation_config: GenerationConfigSource = setting(
-        "auto", "Default sampling parameters: the model's own, or neutral ones."
-    )
+    shutdown_timeout_s: float = setting(30.0, "Seconds left to running requests at the end.", least=0, unit="seconds")
+    generation_config: GenerationConfigSource = setting("auto", "Default sampling parameters: the model's, or neutral.")
     spec_metrics: SpecMetrics = setting("none", "Tell in every answer how speculation did.")
     tool_parser: ToolParserName = setting(
         "auto", "How the model writes tool calls.", shown="auto, as its chat template says"

@@ -1,0 +1,56 @@
+"""The options of the commands about time series: forecast, and train forecaster."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from card.cli.commands.pairs import train
+from card.cli.files import OutputPath
+from card.cli.help import command
+from card.cli.options import counted, file_option
+from card.cli.starting import run
+
+_MODES = ("exact", "redraw", "averaged", "adaptive", "tolerance")  # of card.series.verify, which imports torch
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def _folder(flag: str, *, required: bool = False, words: str) -> Callable[[F], F]:
+    kind = click.Path(file_okay=False, path_type=Path)
+    return click.option(flag, required=required, type=kind, metavar="DIR", help=words)
+
+
+@command(short_help="Forecast a time series.")
+@file_option("--series", required=True, words="CSV file with a header.")
+@click.option("--column", help="Its values.  [default: the only numbers]")
+@counted("--horizon", default=96, words="Values to forecast.")
+@_folder("--target", required=True, words="Forecaster whose law counts.")
+@_folder("--draft", words="Forecaster that proposes.")
+@counted("--num-samples", default=100, least=2, words="Continuations to draw.")
+@counted("--num-speculative-patches", default=3, words="Patches proposed ahead.")
+@click.option("--mode", type=click.Choice(_MODES), default="exact", show_default=True, help="Rule of acceptance.")
+@counted("--seed", default=0, least=0, words="Of the draws.")
+@click.option("--plot", type=OutputPath(), help="Write a PNG.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def forecast(**options: Any) -> int:
+    """Forecast a series: the draft proposes, the target verifies."""
+    return run("card.cli.series.run_forecast", **options)
+
+
+@train.command("forecaster", short_help="Train a forecaster of time series.")
+@file_option("--series", required=True, words="CSV file to learn from.")
+@click.option("--column", "columns", multiple=True, required=True, help="Values to learn; may be given several times.")
+@_folder("--out", required=True, words="Folder to write.")
+@click.option(
+    "--size", type=click.Choice(("large", "small")), default="large", show_default=True, help="Target, draft."
+)
+@_folder("--teacher", words="Target whose laws a draft learns.")
+@counted("--steps", default=1000, words="Batches of windows.")
+@counted("--seed", default=0, least=0, words="Of weights and windows.")
+def forecaster(**options: Any) -> int:
+    """Train a forecaster for card forecast."""
+    return run("card.cli.series.run_training", **options)

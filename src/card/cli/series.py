@@ -1,0 +1,95 @@
+"""`card forecast` and `card train forecaster`."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from card.cli.files import check_can_write
+from card.cli.tables import table
+from card.errors import SettingsError
+from card.series.data import read_series
+from card.series.forecaster import Forecast, forecast, load_forecaster, save_forecaster
+from card.series.plot import draw
+from card.series.training import TrainSettings, train_forecaster
+from card.series.transformer import SHAPES
+
+_LOW, _HIGH = 0.1, 0.9  # quantiles that are printed
+
+
+def run_forecast(
+    *,
+    series: Path,
+    column: str | None,
+    target: Path,
+    draft: Path | None,
+    plot: Path | None,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Do what `card forecast` was asked for. Raises: CardError of any kind."""
+    values = read_series(series, column)
+    models = load_forecaster(target), load_forecaster(draft) if draft else None
+    made = forecast(values, options.pop("horizon"), *models, **options)
+    if plot is not None:
+        draw(made, values, plot)
+    if as_json:
+        click.echo(json.dumps(_facts(made)))
+    else:
+        _print(Console(), made, plot)
+
+
+def _facts(made: Forecast) -> dict[str, Any]:
+    rows = {"mean": made.mean, "low": made.quantile(_LOW), "median": made.quantile(0.5), "high": made.quantile(_HIGH)}
+    counts = asdict(made.stats)
+    rates = {"patches_per_round": made.stats.patches_per_round, "acceptance_rate": made.stats.acceptance_rate}
+    return {"exact": made.exact, **{name: row.tolist() for name, row in rows.items()}, "stats": counts | rates}
+
+
+def _print(console: Console, made: Forecast, plot: Path | None) -> None:
+    shown = table("", numbers=("step", "mean", "10 %", "median", "90 %"))
+    rows = made.mean, made.quantile(_LOW), made.quantile(0.5), made.quantile(_HIGH)
+    for step, row in enumerate(zip(*rows, strict=True), 1):
+        shown.add_row("", str(step), *(f"{value:.4g}" for value in row))
+    console.print(shown)
+    stats = made.stats
+    console.print(
+        f"{len(made.samples)} continuations with the target's own law"
+        if made.exact
+        else f"{len(made.samples)} continuations with another law than the target's (exact: false)"
+    )
+    words = f"{stats.num_target_passes} passes of the target, {stats.patches_per_round:.2f} patches a pass"
+    console.print(words + (f", {stats.acceptance_rate:.0%} of proposals accepted" if stats.num_checked else ""))
+    if plot is not None:
+        console.print(f"drawn in {plot}", soft_wrap=True)
+
+
+def run_training(
+    *, series: Path, columns: tuple[str, ...], out: Path, size: str, teacher: Path | None, **options: Any
+) -> None:
+    """Do what `card train forecaster` was asked for. Raises: CardError of any kind."""
+    if out.exists() and any(out.iterdir()):
+        raise SettingsError(f"{out} is not empty; name another folder, or remove it first")
+    check_can_write(out / "config.json")
+    read = [read_series(series, column) for column in columns]
+    taught_by = load_forecaster(teacher) if teacher else None
+    settings = TrainSettings(**options)
+    bar = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    console = Console(stderr=True)
+    with Progress(*bar, console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task("training", total=settings.steps)
+        trained = train_forecaster(
+            read, SHAPES[size], settings, teacher=taught_by, on_step=lambda: progress.advance(task)
+        )
+    save_forecaster(trained.model, out)
+    Console().print(
+        f"{sum(weight.numel() for weight in trained.model.parameters()):,} parameters, {trained.held_out_loss:.4f} nats"
+        f" a value on the newest tenth, which was not learnt from; written to {out}",
+        soft_wrap=True,
+    )

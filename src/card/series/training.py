@@ -1,0 +1,138 @@
+"""Train a forecaster on windows of series, by likelihood or by the laws of a teacher."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from card.errors import SettingsError
+from card.series.data import Values, checked_series
+from card.series.laws import Gaussian
+from card.series.transformer import PatchTransformer, Shape
+
+LEAST_PATCHES = 8  # of a series to learn from
+_HELD_OUT_SHARE = 0.1
+_LEARNING_RATE, _WEIGHT_DECAY, _WARM_STEPS = 1e-3, 0.05, 50
+_LEAST_SPREAD = 0.02  # of a context, in standard deviations of its series: what hardly varies is not blown up
+_NUM_JUDGED = 256  # windows of the held-out part
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainSettings:
+    """Settings of the training."""
+
+    steps: int = 1000
+    batch_size: int = 16
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """A forecaster and how it does on the newest tenth of each series, which it did not learn from."""
+
+    model: PatchTransformer
+    held_out_loss: float  # nats a value: negative log-likelihood, in a series normalised by each context
+
+
+def train_forecaster(
+    series: Sequence[Values],
+    shape: Shape,
+    settings: TrainSettings,
+    *,
+    teacher: PatchTransformer | None = None,
+    on_step: Callable[[], None] = lambda: None,
+) -> Trained:
+    """Train a forecaster.
+
+    Args:
+        series: each [T]; windows are taken from all of them.
+        teacher: learn its laws (least Kullback-Leibler divergence from them), for a draft that its target accepts more
+            often; None learns what came next in the series (greatest likelihood).
+        on_step: called after each step.
+    Raises: SettingsError if a series is too short, constant or has gaps, or the teacher has another patch size.
+    """
+    if teacher is not None and teacher.patch_size != shape.patch_size:
+        raise SettingsError(f"patch_size must be the teacher's, {teacher.patch_size}, got {shape.patch_size}")
+    checked = [checked_series(one, LEAST_PATCHES * shape.patch_size) for one in series]
+    generator = torch.Generator().manual_seed(settings.seed)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(settings.seed)
+        model = PatchTransformer(shape)
+    windows = _Windows(checked, shape, is_held_out=False)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=_LEARNING_RATE, weight_decay=_WEIGHT_DECAY)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _rate(step, settings.steps))
+    for _ in range(settings.steps):
+        patches, is_judged = windows.draw(settings.batch_size, generator)
+        loss = _loss(model, teacher, patches, is_judged)
+        optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+        on_step()
+    model.train(False)
+    with torch.no_grad():
+        loss = _loss(model, None, *_Windows(checked, shape, is_held_out=True).draw(_NUM_JUDGED, generator))
+    return Trained(model, float(loss))
+
+
+def _rate(step: int, num_steps: int) -> float:
+    """Return the share of the learning rate: warm-up, then half a cosine."""
+    return min(1.0, (step + 1) / _WARM_STEPS) * 0.5 * (1 + math.cos(math.pi * step / num_steps))
+
+
+def _loss(model: PatchTransformer, teacher: PatchTransformer | None, patches: Tensor, is_judged: Tensor) -> Tensor:
+    """Return the mean loss of a value, in nats, over the patches that are judged: [B, N, P] and [B, N - 1] bool."""
+    law = model(patches[:, :-1])
+    if teacher is None:
+        losses = -law.log_prob(patches[:, 1:])
+    else:
+        with torch.no_grad():
+            taught = teacher(patches[:, :-1])
+        losses = _divergence(taught, law)
+    mean: Tensor = losses[is_judged].mean()
+    return mean / patches.shape[-1]
+
+
+def _divergence(p: Gaussian, q: Gaussian) -> Tensor:
+    """Return KL(p || q) of each patch in nats."""
+    ratio = (p.std / q.std).square()
+    return 0.5 * (ratio - 1 - ratio.log() + ((p.mean - q.mean) / q.std).square()).sum(-1)
+
+
+class _Windows:
+    """Windows of series, each normalised by a context at its beginning; only what follows the context is judged.
+
+    A forecast knows mean and deviation of its context alone, so the model must not learn with those of the future.
+    """
+
+    def __init__(self, series: Sequence[Values], shape: Shape, *, is_held_out: bool) -> None:
+        self._size = shape.patch_size
+        self._num_patches = min(shape.max_patches, *(len(one) // shape.patch_size // 2 for one in series))
+        length = self._num_patches * self._size
+        self._spreads = [float(one.std()) for one in series]
+        cuts = [max(length, int(len(one) * (1 - _HELD_OUT_SHARE))) for one in series]
+        parts = [one[cut - length :] if is_held_out else one[:cut] for one, cut in zip(series, cuts, strict=True)]
+        self._parts = [torch.from_numpy(np.ascontiguousarray(part)) for part in parts]
+
+    def draw(self, num_windows: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Return windows [B, N, P] and which patches after the first are judged [B, N - 1]."""
+        length, windows, spreads = self._num_patches * self._size, [], []
+        for which in torch.randint(len(self._parts), (num_windows,), generator=generator).tolist():
+            part = self._parts[which]
+            start = int(torch.randint(len(part) - length + 1, (), generator=generator))
+            windows.append(part[start : start + length])
+            spreads.append(self._spreads[which])
+        values = torch.stack(windows).view(num_windows, self._num_patches, self._size)
+        num_read = torch.randint(2, self._num_patches, (num_windows,), generator=generator)
+        is_read = torch.arange(self._num_patches) < num_read[:, None]
+        weights = is_read[..., None] / (num_read * self._size)[:, None, None]
+        level = (weights * values).sum((1, 2), keepdim=True)
+        spread = (weights * (values - level).square()).sum((1, 2), keepdim=True).sqrt()
+        least = _LEAST_SPREAD * torch.tensor(spreads, dtype=values.dtype)[:, None, None]
+        return ((values - level) / torch.maximum(spread, least)).float(), ~is_read[:, 1:]

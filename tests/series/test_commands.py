@@ -1,0 +1,119 @@
+"""`card train forecaster` and `card forecast`, from a file to a picture, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import math
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+
+from card.cli.main import cli
+from card.series.forecaster import forecast, load_forecaster, save_forecaster
+from card.series.training import TrainSettings, train_forecaster
+from card.series.transformer import SHAPES, Shape
+from card.series.verify import MODES
+from tests.commands import run_command
+from tests.series.models import tiny_forecaster
+
+SMALL = Shape(patch_size=4, width=16, num_layers=1, num_heads=2, max_patches=16)
+
+
+@pytest.fixture
+def run(capfd):
+    return partial(run_command, capfd)
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "waves.csv"
+    rows = (f"{step},{math.sin(step / 4) + 0.1 * math.cos(step * step):.5f}" for step in range(200))
+    path.write_text("\n".join(("step,wave", *rows)) + "\n", "utf-8")
+    return str(path)
+
+
+@pytest.fixture
+def folders(tmp_path):
+    for name, seed in (("target", 0), ("draft", 1)):
+        save_forecaster(tiny_forecaster(seed), tmp_path / name)
+    return "--target", str(tmp_path / "target"), "--draft", str(tmp_path / "draft")
+
+
+def test_a_forecaster_is_trained_and_forecasts_what_the_python_call_forecasts(run, file, tmp_path):
+    out = str(tmp_path / "model")
+    ran = run(
+        "train", "forecaster", "--series", file, "--column", "wave", "--size", "small", "--steps", "2", "--out", out
+    )
+    assert (ran.status, ran.err) == (0, "")
+    assert "parameters" in ran.out and "nats a value" in ran.out
+    asked = "--series", file, "--column", "wave", "--horizon", "10", "--num-samples", "20", "--target", out
+    ran = run("forecast", *asked, "--draft", out, "--json")
+    found = json.loads(ran.out)
+    series = np.loadtxt(file, delimiter=",", skiprows=1)[:, 1]
+    model = load_forecaster(out)
+    assert model.shape == SHAPES["small"]
+    made = forecast(series, 10, model, model, num_samples=20)
+    assert found["exact"] is True
+    np.testing.assert_allclose(found["mean"], made.mean, rtol=1e-4, atol=1e-4)
+    assert found["stats"]["acceptance_rate"] > 0.99
+
+
+def test_a_forecast_is_printed_and_drawn_and_says_whether_it_is_exact(run, file, folders, tmp_path):
+    picture = tmp_path / "pictures" / "wave.png"
+    asked = "forecast", "--series", file, "--column", "wave", "--horizon", "6", *folders
+    ran = run(*asked, "--plot", str(picture))
+    assert (ran.status, ran.err) == (0, "")
+    assert "the target's own law" in ran.out and "patches a pass" in ran.out
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert "exact: false" in run(*asked, "--mode", "adaptive").out
+
+
+def test_the_command_offers_the_modes_that_there_are():
+    option = next(one for one in cli.commands["forecast"].params if one.name == "mode")
+    assert tuple(option.type.choices) == MODES
+
+
+def test_what_cannot_be_is_one_line_and_status_2(run, file, folders, tmp_path):
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "file").write_text("")
+    learn = "train", "forecaster", "--series", file
+    for command, said in (
+        (("forecast", "--series", file, *folders), "must have one column of numbers"),
+        (("forecast", "--series", file, "--column", "step", *folders, "--horizon", "500"), "horizon must be at most"),
+        (("forecast", "--series", file, "--column", "wave", "--target", str(tmp_path)), "holds no forecaster"),
+        ((*learn, "--column", "wave", "--out", str(tmp_path / "full")), "is not empty"),
+        ((*learn, "--column", "rain", "--out", str(tmp_path / "new")), "no column 'rain'"),
+        (
+            (*learn, "--column", "wave", "--out", str(tmp_path / "new"), "--teacher", str(tmp_path / "target")),
+            "patch_size",
+        ),
+    ):
+        ran = run(*command)
+        assert ran.status == 2
+        assert said in ran.err and ran.err.count("\n") == 1
+
+
+def waves() -> np.ndarray:
+    steps = np.arange(600)
+    return np.sin(steps / 3) + 0.05 * np.random.default_rng(0).normal(size=600)
+
+
+def test_training_learns_a_wave_and_the_same_seed_gives_the_same_model():
+    short, long = (train_forecaster([waves()], SMALL, TrainSettings(steps=steps)) for steps in (2, 150))
+    again = train_forecaster([waves()], SMALL, TrainSettings(steps=2))
+    assert long.held_out_loss < short.held_out_loss - 0.5
+    assert torch.equal(short.model.head.weight, again.model.head.weight)
+
+
+def test_a_draft_that_learns_from_its_target_is_accepted_more_often_than_an_untrained_one():
+    target = train_forecaster([waves()], SMALL, TrainSettings(steps=150)).model
+    untrained, taught = (
+        train_forecaster([waves()], SMALL, TrainSettings(steps=steps, seed=1), teacher=target).model
+        for steps in (1, 150)
+    )
+    rates = [
+        forecast(waves(), 24, target, draft, num_samples=50).stats.acceptance_rate for draft in (untrained, taught)
+    ]
+    assert rates[1] > rates[0] + 0.1
