@@ -13,11 +13,10 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-import re
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +26,10 @@ from card.api.llm import LLM
 from card.config import SamplingParams
 from card.errors import BenchError, CardError, SettingsError
 from card.models.loading import load_tokenizer
+from card.text.answers import final_number
 from card.text.tokens import encode_chat
 
 INSTRUCTION = "Solve the problem step by step. End with the answer as a single number after ####."
-_NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?|-?\.\d+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,17 +38,6 @@ class Item:
 
     question: str
     answer: Decimal
-
-
-def final_number(text: str) -> Decimal | None:
-    """Return the first number after the last ####, or else the last number of a text; None if there is none."""
-    _, mark, end = text.rpartition("####")
-    after = _NUMBER.findall(end) if mark else []
-    found = after[:1] or _NUMBER.findall(text)[-1:]
-    try:
-        return Decimal(found[0].replace(",", "")) if found else None
-    except InvalidOperation:
-        return None
 
 
 def read_items(path: Path, limit: int) -> list[Item]:

@@ -29,7 +29,7 @@ HEAD = """\
 Made by `scripts/make_cli_page.py`. Each command lists its own options, then its
 [shared ones](#shared-options). Brackets hold the default. An option with `...` may be given several times.
 `--help` says more and shows the common options, `--help-all` every one. `-v` (`--verbose`) logs what happens
-to the drafter. `card --version` prints the version. `python -m card` is the same command.
+to the drafter. `card --version` prints the version.
 
 Exit status: 0; 1 for a no of `card check-pair` or `card verify-server`, and if the reader of the output has
 gone; 2 for wrong input, with one line on standard error; 130 after Ctrl-C.

@@ -28,7 +28,7 @@ from card.config import SamplingParams
 from card.engine.scoring import Scorer
 from card.errors import PromptError, SettingsError
 from card.hrad.network import OFF, hrad_consumers
-from card.judges.choosing import choose_verifier
+from card.judges.choosing import attach_verifier, choose_verifier
 from card.machine.threads import pinned, usable_cores
 from card.methods import Method
 from card.models.decoder_model import is_int8
@@ -128,7 +128,8 @@ class Host:
         predictor = self.settings.hrad if "hrad" in self.method.reads else OFF
         consumers = hrad_consumers(predictor, self.runner, plan.draft.branch_below)
         # Before the passes are warmed up: they decide what is kept.
-        watchers = Watchers(self.runner.features, consumers) if consumers else None
+        wish = attach_verifier(facts.verifier, self.runner, draft if isinstance(draft, str) else "")
+        watchers = Watchers(self.runner.features, consumers, wish) if consumers or wish else None
         with pinned(self.latencies.with_useful_threads(plan.cores).alone):
             self.runner.warm_up(1 + plan.draft.budget if plan.placements or plan.writers else 1)
         free_bytes = _free_bytes(self.runner.device)

@@ -217,7 +217,7 @@ shaping_options = with_options(
 )
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead.")
-wide_option = click.option("--wide", is_flag=True, help="Show all columns of the tables, however wide they get.")
+wide_option = click.option("--wide", is_flag=True, help="Show all columns of the tables.")
 
 
 def take_sampling_params(options: dict[str, Any]) -> SamplingParams:

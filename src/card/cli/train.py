@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,24 +21,89 @@ from card.errors import PromptError, SettingsError
 from card.hrad.network import HRadFacts, target_facts
 from card.hrad.rounds import RoundCollector, Rounds
 from card.hrad.training import Trained, TrainSettings, train_hrad
+from card.judges.auto import PairFacts
+from card.judges.mining import Miner
+from card.judges.names import check_judge_file
+from card.judges.training import RECALL, train_judge
 from card.models.demo import SAMPLE_PROBLEMS
 from card.models.loading import check_pair, context_limit, end_token_ids, load_model, load_tokenizer
 from card.models.runners import make_runner
+from card.models.torch_runner import TorchRunner
+from card.text.answers import final_number
 
 _Prompts = Sequence[Sequence[int]]
 _MOST_CONTEXT = 4096
 _CLASS_NAMES = ("all rejected", "undecided", "all accepted")
 
 
+@dataclass(frozen=True, slots=True)
+class TrainingPair:
+    """A pair whose texts something is to be learnt from."""
+
+    tokenizer: PreTrainedTokenizerBase
+    target: TorchRunner
+    draft: TorchRunner
+    draft_name: str  # its own alone, not the folders that it lies in here
+    end_ids: frozenset[int]
+
+
 def run(*, prompts: Path | None, test_prompts: Path | None, max_prompts: int | None, out: Path, **options: Any) -> None:
     """Do what `card train hrad` was asked for. Raises: CardError of any kind."""
-    target_name, draft_name = resolve_models(options, needs_draft=True)
-    assert draft_name is not None
-    if not out.absolute().parent.is_dir():
-        raise SettingsError(f"there is no folder {out.absolute().parent} to write {out.name} into; make it first")
+    check_folder(out)
     questions = (SAMPLE_PROBLEMS if prompts is None else read_prompts(prompts))[:max_prompts]
     test_questions = () if test_prompts is None else read_prompts(test_prompts)
-    torch.set_num_threads(options["threads"] or torch.get_num_threads())
+    pair = load_training_pair(options)
+    shape = {name: options[name] for name in ("num_layers", "num_speculative_tokens")}
+    collector = RoundCollector(pair.target, pair.draft, max_tokens=options["max_tokens"], end_ids=pair.end_ids, **shape)
+    facts = target_facts(pair.target, draft=pair.draft_name, **shape)
+    settings = TrainSettings(**{name: options[name] for name in ("epochs", "balance", "seed")})
+    prompt_ids, test_ids = (
+        encode_questions(pair.tokenizer, some, collector.max_prompt_tokens) for some in (questions, test_questions)
+    )
+    trained = _train(collector, prompt_ids, test_ids, facts, settings)
+    trained.hrad.save(out, trained.figures())
+    _print(Console(), trained, out)
+
+
+def run_judge(*, prompts: Path | None, max_prompts: int | None, out: Path, **options: Any) -> None:
+    """Do what `card train judge` was asked for. Raises: CardError of any kind."""
+    check_folder(out)
+    check_judge_file(out)
+    questions = (SAMPLE_PROBLEMS if prompts is None else read_prompts(prompts))[:max_prompts]
+    pair = load_training_pair({**options, "dtype": "float32"})  # states in bfloat16 are noisy
+    miner = Miner(
+        pair.target,
+        pair.draft,
+        answer_of=lambda token_ids: final_number(str(pair.tokenizer.decode(list(token_ids)))),
+        max_tokens=options["max_tokens"],
+        end_ids=pair.end_ids,
+    )
+    prompt_ids = encode_questions(pair.tokenizer, questions, miner.max_prompt_tokens)
+    with _progress() as progress:
+        task = progress.add_task("trying mismatches", total=len(prompt_ids))
+        mined = miner.mine(prompt_ids, lambda: progress.advance(task))
+    trained = train_judge(mined, PairFacts.of(pair.target, pair.draft_name))
+    trained.judge.save(out, trained.figures())
+    Console().print(
+        f"{trained.num_important:,} of {trained.num_mismatches:,} mismatches changed the final number. On prompts that"
+        f" it had not learnt from the judge tells them apart with an area under the ROC curve of {trained.area:.2f};"
+        f" 0.5 is chance. A knob of {trained.judge.usual:.3g} keeps out {RECALL:.0%} of the important ones, and"
+        f" tolerates {trained.kept_share:.0%} of the others. Written to {out}",
+        soft_wrap=True,
+    )
+
+
+def check_folder(out: Path) -> None:
+    """Refuse a file to write in a folder that is not there. Raises: SettingsError."""
+    if not out.absolute().parent.is_dir():
+        raise SettingsError(f"there is no folder {out.absolute().parent} to write {out.name} into; make it first")
+
+
+def load_training_pair(options: dict[str, Any]) -> TrainingPair:
+    """Load the models that the options name. Raises: CardError of any kind."""
+    target_name, draft_name = resolve_models(options, needs_draft=True)
+    assert draft_name is not None
+    torch.set_num_threads(options.get("threads") or torch.get_num_threads())
     with spinner("loading the models"):
         tokenizer, where = load_tokenizer(target_name), {"dtype": options["dtype"], "device": options["device"]}
         target_model = load_model(target_name, **where)
@@ -45,27 +111,22 @@ def run(*, prompts: Path | None, test_prompts: Path | None, max_prompts: int | N
         draft_model = load_model(draft_name, **where)
     max_model_len = min(_MOST_CONTEXT, context_limit(target_model), context_limit(draft_model))
     target, draft = (make_runner(model, max_model_len=max_model_len) for model in (target_model, draft_model))
-    shape = {name: options[name] for name in ("num_layers", "num_speculative_tokens")}
-    end_ids = end_token_ids(target_model, tokenizer)
-    collector = RoundCollector(target, draft, max_tokens=options["max_tokens"], end_ids=end_ids, **shape)
-    draft_folder = Path(draft_name)  # known by its own name alone, not by the folders that it lies in here
-    facts = target_facts(target, draft=draft_folder.resolve().name if draft_folder.is_dir() else draft_name, **shape)
-    settings = TrainSettings(**{name: options[name] for name in ("epochs", "balance", "seed")})
-    prompt_ids, test_ids = (
-        _encode(tokenizer, some, collector.max_prompt_tokens) for some in (questions, test_questions)
-    )
-    trained = _train(collector, prompt_ids, test_ids, facts, settings)
-    trained.hrad.save(out, trained.figures())
-    _print(Console(), trained, out)
+    folder = Path(draft_name)
+    name = folder.resolve().name if folder.is_dir() else draft_name
+    return TrainingPair(tokenizer, target, draft, name, end_token_ids(target_model, tokenizer))
+
+
+def _progress() -> Progress:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    console = Console(stderr=True)
+    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
 
 
 def _train(
     collector: RoundCollector, prompt_ids: _Prompts, test_ids: _Prompts, facts: HRadFacts, settings: TrainSettings
 ) -> Trained:
     """Collect rounds and train on them, with a bar that shows how far it is."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    console = Console(stderr=True)
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+    with _progress() as progress:
 
         def collect(what: str, ids: _Prompts) -> Rounds:
             task = progress.add_task(what, total=len(ids))
@@ -77,7 +138,7 @@ def _train(
         return train_hrad(rounds, facts, settings, test_rounds=test_rounds, on_epoch=lambda: progress.advance(task))
 
 
-def _encode(tokenizer: PreTrainedTokenizerBase, questions: Sequence[str], most: int) -> list[list[int]]:
+def encode_questions(tokenizer: PreTrainedTokenizerBase, questions: Sequence[str], most: int) -> list[list[int]]:
     """Return the token ids of each question, as a chat turn where the model has a template. Raises: PromptError."""
     encoded = []
     for question in questions:

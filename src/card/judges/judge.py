@@ -43,7 +43,7 @@ class JudgingVerifier:
     def __init__(self, judge: Judge, *, is_exact: bool = False) -> None:
         """Take the judge; ``is_exact`` is true of one that tolerates nothing."""
         self.is_exact = is_exact
-        self._judge = judge
+        self.judge = judge
 
     def decide(self, seen: Verification) -> Verdict:
         """Return the accepted path and the target's own token after it."""
@@ -66,4 +66,4 @@ class JudgingVerifier:
         mismatches = [Mismatch(seen, parent, candidate, logprobs) for candidate in below]
         mismatches.sort(key=lambda one: -one.logprob)
         possible = (one for one in mismatches if one.logprob > float("-inf"))  # a grammar may have ruled it out
-        return next((one.candidate for one in possible if self._judge.tolerates(one)), None)
+        return next((one.candidate for one in possible if self.judge.tolerates(one)), None)

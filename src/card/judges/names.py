@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from types import MappingProxyType
 
 from card.errors import SettingsError
@@ -25,14 +26,18 @@ KNOBS: Mapping[str, KnobRange] = MappingProxyType(
         "fly": KnobRange(usual=0.7, most=1.0),
     }
 )
+AUTO = "auto"
+_OF_FILES = KnobRange(usual=1.0, most=1.0)
+_FILE_END = ".safetensors"
 
 
 @dataclass(frozen=True, slots=True)
 class JudgeChoice:
     """A judge as it was asked for."""
 
-    kind: str
-    knob: float
+    kind: str  # one of `KNOBS`, or AUTO
+    knob: float | None  # None: as the file says
+    file: str | None = None  # of a judge that was trained
 
     @property
     def is_exact(self) -> bool:
@@ -41,23 +46,34 @@ class JudgeChoice:
 
 
 def parse_judge(name: str) -> JudgeChoice:
-    """Return the judge that ``typical`` or ``relaxed:0.5`` means.
+    """Return the judge that ``typical``, ``relaxed:0.5``, ``judge.safetensors`` or ``judge.safetensors:0.2`` means.
 
     Raises: SettingsError for an unknown judge or a knob out of range.
     """
-    kind, is_given, number = name.partition(":")
-    if kind not in KNOBS:
+    head, is_given, number = name.rpartition(":")
+    kind = head if is_given else name
+    is_file = kind.endswith(_FILE_END)
+    if kind not in KNOBS and not is_file:
         raise SettingsError(
-            f"unknown judge {kind!r}; known: {', '.join(KNOBS)}, each with a knob if you like, such as relaxed:0.5"
+            f"unknown judge {kind!r}; known: {', '.join(KNOBS)}, each with a knob if you like, such as relaxed:0.5, "
+            f"and files of card train judge, which end in {_FILE_END}"
         )
-    allowed = KNOBS[kind]
+    allowed = _OF_FILES if is_file else KNOBS[kind]
     knob = _number(number) if is_given else allowed.usual
     if knob is None or not 0.0 <= knob <= allowed.most:
+        usual = "a file says what is usual" if is_file else f"{allowed.usual:g} is usual"
         raise SettingsError(
-            f"the knob of judge {kind} must be a number from 0 to {allowed.most:g}, got {number!r}; 0 is exact, "
-            f"{allowed.usual:g} is usual"
+            f"the knob of judge {kind} must be a number from 0 to {allowed.most:g}, got {number!r}; 0 is exact, {usual}"
         )
+    if is_file:
+        return JudgeChoice(AUTO, knob if is_given else None, kind)
     return JudgeChoice(kind, knob)
+
+
+def check_judge_file(path: Path) -> None:
+    """Refuse a file that could not be named as a judge afterwards. Raises: SettingsError."""
+    if path.suffix != _FILE_END:
+        raise SettingsError(f"the file of a judge must end in {_FILE_END}, got {path}; name it so")
 
 
 def _number(text: str) -> float | None:

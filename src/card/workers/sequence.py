@@ -166,19 +166,20 @@ class Pass:
         first_logits_idx = len(chain) - 1 if is_complete else len(chain)
         return cls(sequence, Extension(sequence.slot, [*chain, *offer.tokens], parents, first_logits_idx), offer)
 
-    def decide(self, logits: Tensor, num_top: int, verifier: Verifier) -> None:
+    def decide(self, logits: Tensor, num_top: int, verifier: Verifier, features: Tensor | None = None) -> None:
         """Choose the target's tokens and let the verifier compare the candidates with them.
 
         Args:
             logits: [1 + candidates, V] of the model; [0, V] while more of the prompt follows.
             num_top: how many of the likeliest tokens of each row the writers are shown.
+            features: [1 + candidates, F] of the same rows; None: the verifier wishes for none.
         Raises: TargetError if the caller's logits processor fails; ModelError for logits that are no numbers.
         """
         self.top_ids = logits.topk(num_top).indices.tolist() if num_top else []
         if len(logits):
             shaped = _shaped(self.sequence, self.offer, logits)
             self.chosen = _choose(self.sequence, self.offer, shaped)
-            seen = Verification(self.offer, shaped, self.chosen)
+            seen = Verification(self.offer, shaped, self.chosen, features)
             self.verdict = verifier.decide(seen)
             if not verifier.is_exact:
                 self.num_lenient = seen.leniently_accepted(self.verdict)

@@ -207,8 +207,9 @@ class TargetWorker:
         started = self._clock()
         all_logits = self.model.forward([one.extension for one in passes])
         try:
-            for one, logits in zip(passes, all_logits, strict=True):
-                one.decide(logits, self._top_k, self._verifier)
+            for idx, (one, logits) in enumerate(zip(passes, all_logits, strict=True)):
+                features = self._watchers.for_verifier(idx) if self._watchers else None
+                one.decide(logits, self._top_k, self._verifier, features)
         except BaseException:
             for one in passes:
                 self.model.keep(one.sequence.slot, one.sequence.num_rows)

@@ -1,6 +1,7 @@
 """The consumers of the target's features: each is shown the rows that a pass added to a text.
 
-They are a help and no more: one that fails is heard no longer, and nothing else happens.
+They are a help and no more: one that fails is heard no longer, and nothing else happens. A verifier may wish for
+features too: those of all rows with logits, before anything is decided.
 """
 
 from __future__ import annotations
@@ -8,9 +9,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
+from torch import Tensor
+
 from card.config.fields import require
 from card.errors import in_words
-from card.models.features import FeatureConsumer, Features, SeenRows
+from card.models.features import FeatureConsumer, Features, FeatureWish, SeenRows
 from card.workers.sequence import Pass
 
 logger = logging.getLogger(__name__)
@@ -19,11 +22,22 @@ logger = logging.getLogger(__name__)
 class Watchers:
     """All consumers of one model's features."""
 
-    def __init__(self, features: Features, consumers: Sequence[FeatureConsumer]) -> None:
-        """Tell the model whose features these are what they wish for. Raises: ModelError if it lacks a layer."""
-        features.wish([one.wish for one in consumers])
-        self._features = features
+    def __init__(
+        self, features: Features, consumers: Sequence[FeatureConsumer], verifier_wish: FeatureWish | None = None
+    ) -> None:
+        """Tell the model whose features these are what they wish for. Raises: ModelError if it lacks a layer.
+
+        Args:
+            verifier_wish: for rows with logits; None: the verifier needs no features.
+        """
+        wishes = [one.wish for one in consumers]
+        features.wish(wishes if verifier_wish is None else [*wishes, verifier_wish])
+        self._features, self._verifier_wish = features, verifier_wish
         self._heard = list(consumers)
+
+    def for_verifier(self, extension_idx: int) -> Tensor | None:
+        """Return what the verifier wishes to see of the last pass: [rows with logits, F]; None if it is nothing."""
+        return None if self._verifier_wish is None else self._features.of(extension_idx, self._verifier_wish)
 
     def show(self, extension_idx: int, one: Pass, first: int) -> float | None:
         """Show what a pass has added to a text; ``first`` is the place of the first new row.

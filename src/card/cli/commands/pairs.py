@@ -22,7 +22,7 @@ from card.cli.options import (
     with_options,
 )
 from card.cli.starting import run
-from card.config import DraftSettings, EngineSettings
+from card.config import DraftSettings, EngineSettings, SamplingParams
 
 _PAIR = with_options(*options_of(EngineSettings, "target draft"))
 
@@ -95,22 +95,28 @@ def train() -> None:
     """Train a small model that helps one pair of models."""
 
 
-@train.command("hrad", short_help="Train H-RAD, which foresees rejections for method specbranch.")
-@_PAIR
-@file_option(
-    "--prompts",
-    words='UTF-8, one prompt per line, or a JSON object with "question".  [default: a few word problems]',
+_TRAINING = with_options(
+    _PAIR,
+    file_option(
+        "--prompts",
+        words='UTF-8, one prompt per line, or a JSON object with "question".  [default: a few word problems]',
+    ),
+    counted("--max-prompts", words="Most prompts."),
+    click.option(
+        "--out",
+        required=True,
+        type=click.Path(dir_okay=False, writable=True, path_type=Path),
+        help="File to write, such as hrad.safetensors.",
+    ),
+    option_of(SamplingParams, "max_tokens", is_filled=True),
 )
+
+
+@train.command("hrad", short_help="Train H-RAD, which foresees rejections for method specbranch.")
+@_TRAINING
 @file_option(
     "--test-prompts",
-    words="Prompts to judge the result by.  [default: a tenth of the prompts]",
-)
-@counted("--max-prompts", words="Most prompts, the first ones.")
-@click.option(
-    "--out",
-    required=True,
-    type=click.Path(dir_okay=False, writable=True, path_type=Path),
-    help="File to write, such as hrad.safetensors.",
+    words="Prompts to judge by.  [default: a tenth of the prompts]",
 )
 @counted(
     "--num-speculative-tokens",
@@ -118,15 +124,14 @@ def train() -> None:
     default=4,
     words="Tokens drafted in a round.",
 )
-@counted("--layers", "num_layers", default=4, words="Last layers of the target to look at.")
-@counted("--max-tokens", default=256, words="Most new tokens of an answer.")
+@counted("--layers", "num_layers", default=4, words="Last layers of the target.")
 @counted("--epochs", default=20, words="Most passes over the data.")
 @click.option(
     "--balance",
     type=click.FloatRange(0, 1),
     default=0.25,
     show_default=True,
-    help="Weight of rare outcomes: 0 as often as they are, 1 like the common ones.",
+    help="Weight of rare outcomes: 0 as they are, 1 like common ones.",
 )
 @counted("--seed", default=0, least=0, words="Same seed, same predictor.")
 @click.option(
@@ -141,3 +146,15 @@ def hrad(**options: Any) -> int:
     the prompts say when to stop.
     """
     return run("card.cli.train.run", **options)
+
+
+@train.command("judge", short_help="Train AutoJudge for --judge.")
+@_TRAINING
+@option_of(EngineSettings, "device", is_filled=True)
+def judge(**options: Any) -> int:
+    """Train AutoJudge: from the target's hidden state it says which mismatches change the answer's final number.
+
+    The target answers the prompts greedily. Where the draft model would have written another token, the target goes on
+    from that one, and the final numbers are compared.
+    """
+    return run("card.cli.train.run_judge", **options)

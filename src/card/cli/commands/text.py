@@ -45,7 +45,7 @@ if TYPE_CHECKING:  # loaded by make_llm
     "--trace",
     "trace_file",
     type=click.File("w", encoding="utf-8", lazy=False),
-    help="Write a trace for ui.perfetto.dev or chrome://tracing.",
+    help="Write a trace for ui.perfetto.dev.",
 )
 @method_options
 @sampling_options

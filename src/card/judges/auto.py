@@ -1,0 +1,115 @@
+"""AutoJudge: a logistic regression on the target's hidden states says which mismatches matter to the answer.
+
+A mismatch is important if the target, made to go on from the draft's token, ends with another answer. What looks
+unimportant is tolerated. Source: Garipov et al. 2025, arXiv:2504.20039. Ours: the last hidden state of the target
+alone, with the draft's token as input, which a pass that verifies has anyway.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from card.errors import ModelError
+from card.judges.judge import Mismatch
+from card.models.features import FINAL, FeatureWish
+from card.models.torch_runner import TorchRunner
+
+AUTO_WISH = FeatureWish((FINAL,), "logits")
+_FORMAT = "card-judge-1"
+_NUM_PROBES = 8  # tokens whose embeddings tell one target from another of the same sizes
+_LEAST_LIKENESS = 0.98  # cosine of these embeddings: dtypes round them, other training moves them further
+
+
+@dataclass(frozen=True, slots=True)
+class PairFacts:
+    """The pair that a judge was made for."""
+
+    draft: str  # name of the draft model, without the folders that it lies in
+    probe: Tensor  # [8 * D] float32: embeddings of tokens from all over the target's vocabulary
+
+    @classmethod
+    def of(cls, target: TorchRunner, draft: str) -> PairFacts:
+        """Return the facts of a target and the draft model of this name."""
+        ids = [round(i * (target.vocab_size - 1) / (_NUM_PROBES - 1)) for i in range(_NUM_PROBES)]
+        probe = torch.cat([target.embedding(token_id).float().cpu() for token_id in ids])
+        return cls(Path(draft).name, probe)
+
+    def difference(self, other: PairFacts) -> str:
+        """Return in words why the other pair is another one; empty if it is not."""
+        if self.probe.shape != other.probe.shape:
+            widths = len(self.probe) // _NUM_PROBES, len(other.probe) // _NUM_PROBES
+            return f"its target has width {widths[0]}, this one {widths[1]}"
+        likeness = torch.nn.functional.cosine_similarity(self.probe, other.probe, dim=0)
+        if not likeness >= _LEAST_LIKENESS:
+            return "the embeddings of its target are others"
+        if other.draft and self.draft != other.draft:
+            return f"its draft model is {self.draft}, this one {other.draft}"
+        return ""
+
+
+class AutoJudge:
+    """Tolerate a mismatch whose probability of being important is below the knob; with 0 that is none."""
+
+    def __init__(self, weights: Tensor, bias: float, *, usual: float, pair: PairFacts, knob: float | None) -> None:
+        """Take the regression over.
+
+        Args:
+            weights: [D] float32 for the hidden states as they are.
+            usual: knob that keeps as many of the important mismatches out as the training wanted.
+            knob: in [0, 1]; None takes the usual one.
+        """
+        self.weights, self.bias, self.usual, self.pair = weights, bias, usual, pair
+        self.knob = usual if knob is None else knob
+
+    @classmethod
+    def load(cls, path: str | Path, knob: float | None = None) -> AutoJudge:
+        """Read a judge that `save` wrote. Raises: ModelError if there is none."""
+        if not Path(path).is_file():
+            raise ModelError(f"there is no file {path}; make a judge with card train judge")
+        try:
+            with safe_open(str(path), "pt") as file:
+                metadata: Mapping[str, str] = file.metadata() or {}
+                tensors = {name: file.get_tensor(name).float() for name in file.keys()}  # noqa: SIM118
+        except (SafetensorError, OSError) as error:
+            raise ModelError(f"{path} cannot be read as safetensors: {error}; make it again") from error
+        if metadata.get("format") != _FORMAT:
+            raise ModelError(f"{path} is no judge ({_FORMAT}); give a file that card train judge wrote")
+        try:
+            pair = PairFacts(metadata["draft"], tensors["probe"])
+            weights, bias, usual = tensors["weights"], float(metadata["bias"]), float(metadata["usual"])
+        except (KeyError, ValueError) as error:
+            raise ModelError(f"{path} is damaged: {error}; make it again") from error
+        return cls(weights, bias, usual=usual, pair=pair, knob=knob)
+
+    def save(self, path: str | Path, figures: Mapping[str, str] | None = None) -> None:
+        """Write the judge as safetensors; ``figures`` say how well it does. Raises: ModelError if that fails."""
+        metadata = {**(figures or {}), "format": _FORMAT, "draft": self.pair.draft}
+        metadata |= {"bias": repr(self.bias), "usual": repr(self.usual)}
+        tensors = {"weights": self.weights.contiguous(), "probe": self.pair.probe.contiguous()}
+        try:
+            save_file(tensors, str(path), metadata)
+        except (SafetensorError, OSError) as error:
+            raise ModelError(f"the judge cannot be written to {path}: {error}") from error
+
+    def check_pair(self, target: TorchRunner, draft: str) -> None:
+        """Refuse another pair than the judge's own; ``draft`` may be empty if nobody knows it. Raises: ModelError."""
+        if difference := self.pair.difference(PairFacts.of(target, draft)):
+            raise ModelError(f"this judge is another pair's: {difference}; make one for it with card train judge")
+
+    def tolerates(self, mismatch: Mismatch) -> bool:
+        """Return whether the candidate may stay."""
+        assert mismatch.seen.features is not None, "the judge's wish was told to the target"
+        return self.importance(mismatch.seen.features[mismatch.candidate + 1]) < self.knob
+
+    def importance(self, features_row: Tensor) -> float:
+        """Return the probability that a mismatch is important, from the state [D] at the draft's token."""
+        with torch.inference_mode():
+            score = self.weights @ features_row.to(device="cpu", dtype=torch.float32) + self.bias
+            return float(score.sigmoid())
