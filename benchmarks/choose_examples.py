@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import random
 from pathlib import Path
-from statistics import fmean, quantiles
+from statistics import fmean
 
 import click
 from rich.console import Console
@@ -47,13 +47,15 @@ def main(
         sets = draw_example_sets(problems[held_out:], shots=shots, count=candidates, seed=seed)
         scores.append([_scores(name, problems[:held_out], sets) for name in (draft, target)])
         print(f"trial {seed}: rank correlation {spearman(*scores[-1]):.3f}", flush=True)
-    table = Table("reduction", "scored by the target", "the best one found", "regret", "95 % below", "of the spread")
+    table = Table("reduction", "scored by the target", "the best one found", "regret", "of the spread", "random sets")
     for reduction in REDUCTIONS:
         line = _played(scores, reduction)
         table.add_row(f"{reduction:g}", *(f"{value:.3g}" for value in line.values()))
         if out is not None:
-            _append(out, line | {"reduction": reduction, "trials": trials, "candidates": candidates, "shots": shots})
+            facts = {"reduction": reduction, "trials": trials, "candidates": candidates, "shots": shots}
+            _append(out, {**facts, **line, "draft_alone_over_spread": _draft_alone(scores)})
     Console().print(table)
+    print(f"the draft model's best set alone: {_draft_alone(scores):.3g} of the spread")
 
 
 def _scores(name: str, judges: list[SolvedProblem], sets: list[tuple[SolvedProblem, ...]]) -> list[float]:
@@ -63,25 +65,41 @@ def _scores(name: str, judges: list[SolvedProblem], sets: list[tuple[SolvedProbl
 
 
 def _played(scores: list[list[list[float]]], reduction: float) -> dict[str, float]:
-    """Return the mean share that was scored exactly, how often the best was found, and the regret in nats per token."""
-    shares, regrets, relative = [], [], []
+    """Return means: the share scored exactly, how often the best was found, the regret in nats per token.
+
+    The last two are regrets over the spread, which is the mean set's: that of the cascade, and that of as many exact
+    scores of sets that were drawn.
+    """
+    shares, regrets, relative, drawn = [], [], [], []
     for cheap, exact in scores:
-        places = range(len(exact))
+        spread = fmean(exact) - min(exact)
         for seed in range(PROBES):
             choice = cascade_argmin(
-                places, cheap.__getitem__, exact.__getitem__, reduction=reduction, seed=seed, measures_regret=True
+                range(len(exact)),
+                cheap.__getitem__,
+                exact.__getitem__,
+                reduction=reduction,
+                seed=seed,
+                measures_regret=True,
             )
             assert choice.regret is not None
             shares.append(choice.num_exact / len(exact))
             regrets.append(choice.regret)
-            relative.append(choice.regret / (fmean(exact) - min(exact)))
+            relative.append(choice.regret / spread)
+            drawn.append((min(random.Random(seed).sample(exact, choice.num_exact)) - min(exact)) / spread)
     return {
         "share_scored": fmean(shares),
         "best_found": fmean(regret == 0.0 for regret in regrets),
         "regret": fmean(regrets),
-        "regret_95": quantiles(regrets, n=20)[-1],
         "regret_over_spread": fmean(relative),
+        "random_over_spread": fmean(drawn),
     }
+
+
+def _draft_alone(scores: list[list[list[float]]]) -> float:
+    """Return the mean regret over the spread of the set that the draft model likes best."""
+    lost = [(exact[cheap.index(min(cheap))] - min(exact)) / (fmean(exact) - min(exact)) for cheap, exact in scores]
+    return fmean(lost)
 
 
 def _append(out: Path, line: dict[str, float]) -> None:

@@ -56,6 +56,7 @@ OPTIONAL_PACKAGES = frozenset(
         "onnxruntime_genai",
         "prometheus_client",
         "ray",
+        "scipy",
         "triton",
     }
     | {"uvicorn", "vllm", "yaml"}

@@ -14,6 +14,7 @@ from rich.text import Text
 
 from card.bench.datasets import parse_spec, read_datasets
 from card.cli.options import given, resolve_models, take_sampling_params
+from card.cli.plan_edge import plan_edge, print_edge
 from card.cli.starting import spinner
 from card.cli.tables import show, table
 from card.errors import PlanError
@@ -78,11 +79,32 @@ def plan(
     delays_ms: tuple[float, ...],
     search: bool,
     pool: bool,
+    edge: Path | None,
+    edge_devices: int | None,
     as_json: bool,
     wide: bool,
     **options: Any,
 ) -> None:
     """Do what `card plan` was asked for."""
+    if edge is not None or edge_devices is not None:
+        if pool:
+            raise PlanError("give either --pool, or --edge and --edge-devices")
+        with spinner("planning") as say:
+            edges = plan_edge(
+                target=target,
+                draft=draft,
+                file=edge,
+                num_devices=edge_devices,
+                recording=recording,
+                synthetic=synthetic,
+                network_ms=network_ms,
+                say=say,
+            )
+        if as_json:
+            click.echo(json.dumps(asdict(edges), ensure_ascii=False))
+        else:
+            print_edge(Console(), edges, is_wide=wide)
+        return
     scene = Scene(
         target=load_profile(target),
         draft=load_profile(draft) if draft else None,

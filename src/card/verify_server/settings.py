@@ -39,9 +39,7 @@ class VerifySettings:
     temperature: float = setting(1.0, "Of the seeded questions.", above=0, below=math.inf)
     seed: int = setting(1, "Seed of the first seeded question.")  # the others count on from it
     timeout_s: float = setting(120.0, "Seconds for one answer.", above=0, below=math.inf, unit="seconds")
-    logprob_tolerance: float = setting(
-        0.1, "Log-probabilities of a token that are no further apart count as equal.", least=0
-    )
+    logprob_tolerance: float = setting(0.1, "Log-probabilities this close count as equal.", least=0)
 
     def __post_init__(self) -> None:
         check(self)

@@ -53,7 +53,7 @@ _OF_ROWS = "Of card-chain, card-tree, card-turns.  [default: the library's]"
 @click.option("--prompts", multiple=True, help="JSON lines with a question each: FILE or NAME=FILE.")
 @click.option("--raw", is_flag=True, help="Use no chat template.")
 @click.option("--limit", type=int, default=8, show_default=True, help="Prompts of each data set.")
-@click.option("--skip-long", is_flag=True, help="Leave out prompts that do not fit into the context.")
+@click.option("--skip-long", is_flag=True, help="Leave out prompts that do not fit.")
 @option_of(EngineSettings, "target")
 @click.option("--draft", help=f"Draft model, or none.  [default: {DEMO_DRAFT} beside {DEMO_TARGET}]")
 @click.option("--pair", nargs=2, multiple=True, metavar="TARGET DRAFT", help="A pair; may be given several times.")
@@ -178,7 +178,7 @@ def profile(**options: Any) -> int:
 @click.option(
     "--synthetic",
     type=float,
-    help="Instead of a recording: how often, 0 to 1, the drafter's first choice is right.",
+    help="Instead: how often, 0 to 1, the drafter's first choice is right.",
 )
 @click.option("--methods", callback=parse_names, help="Which methods, such as vanilla,sps,card.  [default: all]")
 @click.option("--cores", type=int, help="CPU threads of target and drafter together.  [default: as profiled]")
@@ -186,13 +186,15 @@ def profile(**options: Any) -> int:
 @click.option("--network-ms", type=float, help="Draft server, so many milliseconds away, one way.")
 @click.option("--concurrency", type=int, default=1, show_default=True, help="Requests at once.")
 @click.option("--search/--no-search", default=True, show_default=True, help="Look for the best settings.")
-@click.option("--pool", is_flag=True, help="Ask instead how many targets one draft server can serve.")
+@click.option("--pool", is_flag=True, help="Ask how many targets one draft server can serve.")
 @option_of(PoolRequest, "method", is_filled=True)
 @click.option(
     "--delays-ms", default="0,5,20", show_default=True, callback=parse_fractions, help="Pool: delays of the network."
 )
 @option_of(PoolRequest, "loads", callback=parse_fractions)
 @with_options(*options_of(PoolRequest, "min_speed_up max_targets"))
+@file_option("--edge", words="Plan for the edge in this file.")
+@counted("--edge-devices", words="The same, so many devices drawn.")
 @json_option
 @wide_option
 def plan(**options: Any) -> int:

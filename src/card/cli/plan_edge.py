@@ -1,0 +1,92 @@
+"""`card plan --edge`: devices with drafters and servers with targets, associated and shared out in many ways."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from card.cli.starting import Say
+from card.cli.tables import show, table
+from card.errors import PlanError
+from card.planner.edge.scenario import check_scenario, draw_scenario, load_scenario
+from card.planner.edge.study import EdgeStudy, make_edge_study
+from card.planner.profile import load_profile
+from card.planner.recording import load_recording
+
+_NUM_DRAWN = 5  # scenarios of --edge-devices
+_SPARE = ("mJ a token", "tokens a pass", "+-")
+
+
+def plan_edge(
+    *,
+    target: str,
+    draft: str | None,
+    file: Path | None,
+    num_devices: int | None,
+    recording: Path | None,
+    synthetic: float | None,
+    network_ms: float | None,
+    say: Say,
+) -> EdgeStudy:
+    """Return the study that was asked for. Raises: PlanError for options that do not go together, or a broken file."""
+    if file is not None and num_devices is not None:
+        raise PlanError("give either --edge, a file, or --edge-devices, a number to draw")
+    if draft is None:
+        raise PlanError("a plan for the edge needs the profile of the devices' draft model: give --draft")
+    if recording is not None and synthetic is not None:
+        raise PlanError("give either --recording, made by card record, or --synthetic")
+    drawn = num_devices or 0
+    scenarios = [load_scenario(file)] if file else [draw_scenario(drawn, seed=seed) for seed in range(_NUM_DRAWN)]
+    acceptance = load_recording(recording).agreement() if recording is not None else synthetic
+    changes = {"acceptance": acceptance, "one_way_s": None if network_ms is None else network_ms / 1e3}
+    changes = {name: value for name, value in changes.items() if value is not None}
+    changed = [msgspec.structs.replace(scenario, **changes) for scenario in scenarios]
+    for scenario in changed:
+        check_scenario(scenario)
+    return make_edge_study(changed, load_profile(target), load_profile(draft), say)
+
+
+def print_edge(console: Console, study: EdgeStudy, *, is_wide: bool) -> None:
+    """Print what does not pay, then all rows."""
+    console.print(
+        Text(
+            f"target {study.target} on {study.num_servers} servers, draft {study.draft} on {study.num_devices} devices"
+            + (f"; means of {study.num_scenarios} drawn places" if study.num_scenarios > 1 else "")
+        )
+    )
+    slower = dict.fromkeys(
+        f"{row.overlap} by {row.association}" for row in study.rows if row.seconds_per_token > study.plain_seconds
+    )
+    console.print(
+        Text(
+            f"the servers alone, without drafters: {1e3 * study.plain_seconds:.1f} ms a token; "
+            f"no gain over that: {', '.join(slower) or 'none'}"
+        )
+    )
+    if not study.has_convex:
+        console.print(Text("convex shares are left out: they need scipy, pip install 'card-decoding[edge]'"))
+    console.print()
+    show(console, _rows(study), spare=_SPARE, is_wide=is_wide)
+    console.print(Text("saved: of the mean latency of the other associations with equal shares"))
+
+
+def _rows(study: EdgeStudy) -> Table:
+    shown = table(
+        "overlap", "servers by", "shares", numbers=("ms a token", "+-", "mJ a token", "tokens a pass", "saved")
+    )
+    for row in study.rows:
+        shown.add_row(
+            row.overlap,
+            row.association,
+            row.shares,
+            f"{1e3 * row.seconds_per_token:.1f}",
+            f"{1e3 * row.seconds_range:.1f}" if study.num_scenarios > 1 else "-",
+            f"{1e3 * row.joules_per_token:.0f}",
+            f"{row.tokens_per_pass:.2f}",
+            f"{100 * study.saved(row):+.1f} %",
+        )
+    return shown
