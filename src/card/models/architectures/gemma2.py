@@ -59,6 +59,16 @@ def embedding_scale(config: Any) -> float:
     return float(config.hidden_size**0.5)
 
 
+_LAYERS_OF_27B = (46, 62)  # of Gemma 2 and 3: the models whose scores have a scale of their own
+
+
+def gguf_fields(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the scores are scaled by."""
+    if config["num_hidden_layers"] in _LAYERS_OF_27B:
+        return {"query_pre_attn_scalar": config["hidden_size"] // config["num_attention_heads"]}
+    return {"query_pre_attn_scalar": config["head_dim"]}
+
+
 ARCHITECTURE = Architecture(
     model_class="Gemma2ForCausalLM",
     config_class=Gemma2Fields,
@@ -69,4 +79,6 @@ ARCHITECTURE = Architecture(
     norm_offset=1.0,
     activation="hidden_activation",
     has_windows=True,
+    gguf_name="gemma2",
+    gguf_fields=gguf_fields,
 )

@@ -53,4 +53,5 @@ ARCHITECTURE = replace(
     config_class=Gemma3Fields,
     caps={"logits": "final_logit_softcapping"},
     norms={**NORMS, **HEAD_NORMS},
+    gguf_name="gemma3",
 )

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from card.models.architectures.architecture import Scale
+from card.models.architectures.architecture import Architecture, Cap, Scale
 from card.models.gguf.header import GgufError
 
 logger = logging.getLogger(__name__)
@@ -27,13 +27,13 @@ def _names(text: str) -> frozenset[str]:
 _FOLLOWED = _names(
     "context_length embedding_length block_count feed_forward_length attention.head_count attention.head_count_kv "
     "attention.key_length attention.value_length attention.layer_norm_rms_epsilon attention.scale "
-    "attention.sliding_window rope.dimension_count rope.freq_base rope.scaling.type rope.scaling.factor "
-    "rope.scale_linear"
+    "attention.sliding_window attention.sliding_window_pattern rope.dimension_count rope.freq_base rope.freq_base_swa "
+    "rope.scaling.type rope.scaling.factor rope.scale_linear"
 )
 # Facts about how the model was made, and settings of what a model without experts, windows or yarn does not have.
 _HARMLESS = _names(
-    "vocab_size tensor_data_layout pooling_type attention.layer_norm_epsilon attention.sliding_window_pattern "
-    "attention.key_length_swa attention.value_length_swa rope.freq_base_swa rope.dimension_count_swa "
+    "vocab_size tensor_data_layout pooling_type attention.layer_norm_epsilon "
+    "attention.key_length_swa attention.value_length_swa rope.dimension_count_swa "
     "rope.scaling.finetuned rope.scaling.original_context_length rope.scaling.yarn_log_multiplier "
     "rope.scaling.yarn_ext_factor rope.scaling.yarn_attn_factor rope.scaling.yarn_beta_fast "
     "rope.scaling.yarn_beta_slow leading_dense_block_count interleave_moe_layer_step moe_every_n_layers "
@@ -75,6 +75,7 @@ _SCALES: Mapping[Scale, str] = {
     "residual": "residual_scale",
     "logits": "logit_scale",
 }
+_CAPS: Mapping[Cap, str] = {"attention": "attn_logit_softcapping", "logits": "final_logit_softcapping"}
 # Names of texts and tokens, of which some are read, and settings of other kinds of tokenizers.
 _TOKENIZER = _names(
     "model pre tokens token_type token_type_count scores merges bos_token_id eos_token_id eot_token_id eom_token_id "
@@ -121,12 +122,14 @@ class Facts:
         key = _SCALES[scale]
         return self.number(key, usual) if self.optional(key, 0) != 0 else usual
 
-    def check(self, path: Path, scales: Iterable[Scale]) -> None:
-        """Warn of entries that are not known; ``scales`` are those that the architecture has.
+    def cap(self, cap: Cap) -> float | None:
+        """Return a bound; None if the file states none. Raises: GgufError if it is none."""
+        return self.number(_CAPS[cap]) if self.optional(_CAPS[cap], 0) else None
 
-        Raises: GgufError for an entry that asks for what is not built here.
-        """
-        known = _FOLLOWED | _HARMLESS | {_SCALES[scale] for scale in scales}
+    def check(self, path: Path, architecture: Architecture) -> None:
+        """Warn of entries that are not known. Raises: GgufError for one that asks for what is not built here."""
+        known = _FOLLOWED | _HARMLESS | {_SCALES[scale] for scale in architecture.scales}
+        known |= {_CAPS[cap] for cap in architecture.caps}
         begin, tokenizer = f"{self._architecture}.", "tokenizer.ggml."
         unknown = [
             key for key in self._metadata if key.startswith(tokenizer) and key[len(tokenizer) :] not in _TOKENIZER

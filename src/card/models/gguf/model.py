@@ -25,6 +25,7 @@ from card.models.gguf.keys import Facts
 from card.models.gguf.tokenizer import end_ids, special_id
 
 _OUTSIDE = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+_PATTERN = "attention.sliding_window_pattern"  # how many layers have one without a window, or whether each has one
 _ROPE_FACTORS = "rope_freqs.weight"  # how Llama 3.1 and later files store the scaling of their angles
 _LLAMA3_CONTEXT = 8192  # the length that those models were trained on first; no file tells it
 _PLAIN_DTYPES = {0: torch.float32, 1: torch.float16, 30: torch.bfloat16}  # of ggml's types
@@ -41,6 +42,7 @@ class Weight:
     name: str  # transformers'
     place: TensorPlace
     order: Tensor | None  # of its rows in the file; None: as they are
+    offset: float = 0.0  # that files add to it
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,22 +145,24 @@ def _config(path: Path, header: Header, architecture: Architecture) -> dict[str,
     if not isinstance(num_parts, int) or num_parts > 1:
         raise GgufError("is one part of several; join them with llama-gguf-split --merge")
     facts = Facts(metadata, header.architecture)
-    facts.check(path, architecture.scales)
+    facts.check(path, architecture)
     hidden, heads = facts.whole("embedding_length"), facts.whole("attention.head_count")
     head_dim = _head_dim(facts, hidden, heads)
     places = header.tensors
     if "token_embd.weight" not in places:
         raise GgufError("has no tensor token_embd.weight, so it holds no whole model")
     ends = end_ids(metadata)
-    return {
+    stated = {
         "architectures": [architecture.model_class],
         "model_type": architecture.config_class.model_type,
         **_biases(places, architecture),
         **_scales(facts, architecture, head_dim),
+        **{of: facts.cap(cap) for cap, of in architecture.caps.items()},
+        **_windows(facts, architecture),
         "dtype": str(_stored_dtype(header)).removeprefix("torch."),
         "is_quantized": not _matrix_types(header) <= _PLAIN_DTYPES.keys(),
         "head_dim": head_dim,
-        "hidden_act": "silu",
+        architecture.activation: getattr(architecture.config_class, architecture.activation),
         "hidden_size": hidden,
         "intermediate_size": facts.whole("feed_forward_length"),
         "max_position_embeddings": facts.whole("context_length"),
@@ -166,13 +170,14 @@ def _config(path: Path, header: Header, architecture: Architecture) -> dict[str,
         "num_hidden_layers": facts.whole("block_count"),
         "num_key_value_heads": facts.whole("attention.head_count_kv", heads),
         "rms_norm_eps": facts.number("attention.layer_norm_rms_epsilon"),
-        "rope_parameters": _rope(path, header, facts, head_dim),
+        "rope_parameters": _rotations(path, header, facts, architecture, head_dim),
         "tie_word_embeddings": "output.weight" not in places,
         "vocab_size": places["token_embd.weight"].shape[0],
         "bos_token_id": special_id(metadata, "bos"),
         "eos_token_id": ends[0] if len(ends) == 1 else ends or None,
         "pad_token_id": special_id(metadata, "padding"),
     }
+    return {**stated, **architecture.gguf_fields(stated)}
 
 
 def _head_dim(facts: Facts, hidden: int, heads: int) -> int:
@@ -203,11 +208,38 @@ def _scales(facts: Facts, architecture: Architecture, head_dim: int) -> dict[str
     return {of: scale if one == "attention" else facts.factor(one, 1.0) for one, of in fields.items()}
 
 
+def _windows(facts: Facts, architecture: Architecture) -> dict[str, Any]:
+    """Return the window, and the kind of each layer if the file states it. Raises: GgufError if there may be none."""
+    window, pattern = facts.optional("attention.sliding_window", 0), facts.optional(_PATTERN, None)
+    if not architecture.has_windows:
+        if window:
+            raise GgufError(
+                f"has a sliding window, which {architecture.gguf_name} models have not here; use a folder saved by "
+                "transformers"
+            )
+        return {}
+    found: dict[str, Any] = {"sliding_window": facts.whole("attention.sliding_window")} if window else {}
+    if pattern is not None:
+        num_layers = facts.whole("block_count")
+        has_window = pattern if isinstance(pattern, list) else [(i + 1) % pattern for i in range(num_layers)]
+        found["layer_types"] = ["sliding_attention" if one else "full_attention" for one in has_window]
+    return found
+
+
+def _rotations(
+    path: Path, header: Header, facts: Facts, architecture: Architecture, head_dim: int
+) -> dict[str, dict[str, Any]] | dict[str, Any]:
+    """Return the settings of the angles, once for each kind of layer where layers with a window have their own."""
+    rope, thetas = _rope(path, header, facts, head_dim), architecture.config_class.default_theta
+    if not isinstance(thetas, Mapping):
+        return rope
+    theta = facts.number("rope.freq_base_swa", thetas["local"])
+    return {"full_attention": rope, "sliding_attention": {"rope_type": "default", "rope_theta": theta}}
+
+
 def _rope(path: Path, header: Header, facts: Facts, head_dim: int) -> dict[str, Any]:
     theta = facts.number("rope.freq_base", 10000.0)
     kind = facts.optional("rope.scaling.type", "linear")  # what llama.cpp takes for granted
-    if facts.optional("attention.sliding_window", 0):
-        raise GgufError("has a sliding window, which is not read from GGUF files; use a folder saved by transformers")
     if kind not in ("none", "linear"):
         raise GgufError(
             f"scales its angles by {str(kind)[:40]}, which is not read from GGUF files; use the model's folder"
@@ -264,15 +296,17 @@ def _weight(place: TensorPlace, architecture: Architecture, head_dim: int) -> We
     """Return what a tensor of the file becomes."""
     stem, _, kind = place.name.rpartition(".")
     outside = _OUTSIDE.get(stem)
+    is_norm = len(place.shape) == 1 and kind == "weight"
+    offset = architecture.norm_offset if is_norm else 0.0
     if outside is not None:
-        return Weight(f"{outside}.{kind}", place, None)
+        return Weight(f"{outside}.{kind}", place, None, offset)
     prefix, _, name = stem.partition(".")[2].partition(".")
     part = next((one for one in architecture.parts if one.gguf_name == name), None)
     if not stem.startswith("blk.") or part is None:
         raise GgufError(f"has a tensor {place.name}, which is not known here; use a folder saved by transformers")
     is_paired = architecture.gguf_pairs and name in ("attn_q", "attn_k")
     order = _row_order(place.shape[0], head_dim) if is_paired else None
-    return Weight(f"model.layers.{prefix}.{part.name}.{kind}", place, order)
+    return Weight(f"model.layers.{prefix}.{part.name}.{kind}", place, order, offset)
 
 
 def _row_order(num_rows: int, head_dim: int) -> Tensor | None:
@@ -311,7 +345,7 @@ def _rows(stream: BinaryIO, weight: Weight, dtype: torch.dtype) -> Iterator[Tens
     num_rows, row_bytes = place.num_rows, place.shape[-1] // block * block_bytes
     stream.seek(place.offset)
     if len(place.shape) == 1:
-        values = torch.from_numpy(dequantize(_raw(stream, 1, row_bytes), kind))[0]
+        values = torch.from_numpy(dequantize(_raw(stream, 1, row_bytes), kind))[0] - weight.offset
         yield (values if weight.order is None else values[weight.order]).to(dtype)
         return
     if weight.order is not None:  # some rows of the file for each row of the model: small enough to be read at once
