@@ -112,5 +112,5 @@ class ClosedLoop:
     ) -> None:
         request_id, now = next(self._request_ids), time.perf_counter()
         prepared = self.host.make_request(prompt_ids, params, request_id)
-        self.host.engine.add(prepared.request)
+        self.host.engine.add(prepared.checked)
         in_flight[request_id] = _InFlight(prompt_idx, prepared, now)

@@ -184,7 +184,7 @@ def decode(scene: Scene, texts: ReplayedTexts, method: str, settings: Mapping[st
         while len(open_texts) < scene.concurrency:
             text_idx = next_id % len(texts.prompts)
             engine.forget_prefixes()
-            engine.add(make_request(stage, scene, texts, text_idx, next_id))
+            engine.add(engine.check(make_request(stage, scene, texts, text_idx, next_id)))
             open_texts[next_id] = text_idx, []
             next_id += 1
         for update in engine.step():

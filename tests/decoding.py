@@ -72,7 +72,7 @@ def decode(
         uses_drafter=link is not None,
         grammar=grammar,
     )
-    engine.add(request)
+    engine.add(engine.check(request))
     token_ids: list[int] = []
     while engine.has_work:
         for update in engine.step():
@@ -131,7 +131,7 @@ def run_all(engine: Engine, arrivals: dict[int, list[Request]]) -> dict[int, tup
     round_idx, last_arrival = 0, max(arrivals)
     while round_idx <= last_arrival or engine.has_work:
         for request in arrivals.get(round_idx, []):
-            engine.add(request)
+            engine.add(engine.check(request))
             token_ids[request.request_id] = []
         for update in engine.step():
             token_ids[update.request_id] += update.token_ids

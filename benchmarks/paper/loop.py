@@ -258,7 +258,7 @@ class Loop:
             stop_check=stop_check,
             uses_drafter=self._has_drafter,
         )
-        self._engine.add(request)
+        self._engine.add(self._engine.check(request))
         token_ids: list[int] = []
         while True:
             for update in self._engine.step():

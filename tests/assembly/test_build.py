@@ -38,7 +38,7 @@ def test_an_engine_of_any_plan_gives_the_text_of_the_target_alone(method: str) -
     parts = built(resolve({"max_num_seqs": 2}, TWO_CORES, method=method))
     requests = [make_request(number, method=method) for number in range(3)]
     for request in requests:
-        parts.engine.add(request)
+        parts.engine.add(parts.engine.check(request))
     parts.engine.step()
     assert (parts.engine.stats().num_running, parts.engine.stats().num_waiting) == (2, 1)
     parts.engine.abort(0)

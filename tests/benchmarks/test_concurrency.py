@@ -158,12 +158,11 @@ class StubEngine:
         self._fails = fails
         self._num_tokens: Counter[int] = Counter()
 
-    def add(self, request: Any) -> None:
-        self.running.append(request.request_id)
+    def add(self, checked: Any) -> None:
+        self.running.append(checked.request.request_id)
 
-    def abort(self, request_id: int) -> bool:
+    def abort(self, request_id: int) -> None:
         self.aborted.append(request_id)
-        return True
 
     def step(self) -> list[Update]:
         self.seen.append(len(self.running))
@@ -181,7 +180,8 @@ class StubEngine:
 def stub_host(engine: StubEngine) -> Any:
     def make_request(prompt: Sequence[int], params: SamplingParams, request_id: int) -> Any:
         text = SimpleNamespace(take=lambda token_ids, *, is_end: "")
-        return SimpleNamespace(request=SimpleNamespace(request_id=request_id), text=text)
+        request = SimpleNamespace(request_id=request_id)
+        return SimpleNamespace(request=request, checked=SimpleNamespace(request=request), text=text)
 
     return SimpleNamespace(engine=engine, make_request=make_request)
 

@@ -129,7 +129,7 @@ class Alone:
 
     def _run(self, job: Job) -> tuple[list[int], str]:
         self._engine.forget_prefixes()
-        self._engine.add(job.request(0, self._end_ids, uses_drafter=False))
+        self._engine.add(self._engine.check(job.request(0, self._end_ids, uses_drafter=False)))
         token_ids: list[int] = []
         while True:
             for update in self._engine.step():

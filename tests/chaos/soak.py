@@ -95,7 +95,7 @@ class Soak:
     def _add(self) -> None:
         request_id = len(self.outcomes)
         outcome = Outcome(self.jobs.draw())
-        self.world.engine.add(outcome.job.request(request_id, self.world.end_ids))
+        self.world.engine.add(self.world.engine.check(outcome.job.request(request_id, self.world.end_ids)))
         self.outcomes.append(outcome)
         self._live[request_id] = outcome
 

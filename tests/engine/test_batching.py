@@ -103,9 +103,11 @@ def test_all_that_decode_share_one_pass_per_round():
 def test_a_long_prompt_is_read_in_chunks_while_others_get_a_token_each_round():
     target = toy_target(max_model_len=256)
     engine = make_engine(target, None, prefill_chunk=10)
-    engine.add(make_request(1, method="vanilla", uses_drafter=False, params=GREEDY.replace(max_tokens=30)))
+    engine.add(
+        engine.check(make_request(1, method="vanilla", uses_drafter=False, params=GREEDY.replace(max_tokens=30)))
+    )
     engine.step()
-    engine.add(make_request(2, method="vanilla", uses_drafter=False, prompt=prompt_of(5, 95)))
+    engine.add(engine.check(make_request(2, method="vanilla", uses_drafter=False, prompt=prompt_of(5, 95))))
     rounds_before_it_speaks = 0
     while 2 not in (ids := {update.request_id for update in engine.step()}):
         assert ids == {1}, "the one that runs goes on streaming"
@@ -137,7 +139,7 @@ def test_requests_beyond_the_limit_wait_and_are_taken_first_come_first_served():
     lengths = {i: 3 + i for i in range(6)}
     for i, length in lengths.items():
         params = GREEDY.replace(max_tokens=length)
-        engine.add(make_request(i, method="vanilla", uses_drafter=False, params=params))
+        engine.add(engine.check(make_request(i, method="vanilla", uses_drafter=False, params=params)))
     order, most_running = [], 0
     while engine.has_work:
         for update in engine.step():
@@ -153,7 +155,7 @@ def test_when_the_kv_memory_is_full_requests_wait_and_none_fails():
     engine = make_engine(target, inline(toy_draft(target, 0.9)), max_kv_rows=192)
     requests = [make_request(i, prompt=prompt_of(i, 20), draft=DraftSettings(budget=4)) for i in range(9)]
     for request in requests:
-        engine.add(request)
+        engine.add(engine.check(request))
     texts: dict[int, list[int]] = {r.request_id: [] for r in requests}
     most_bytes = 0
     while engine.has_work:
@@ -168,7 +170,7 @@ def test_when_the_kv_memory_is_full_requests_wait_and_none_fails():
 def test_a_request_that_can_never_fit_is_refused_at_once_by_name():
     engine = make_engine(toy_target(), None, max_kv_rows=64)
     with pytest.raises(PromptError, match="kv_cache_memory"):
-        engine.add(make_request(1, method="vanilla", uses_drafter=False, prompt=prompt_of(1, 50)))
+        engine.add(engine.check(make_request(1, method="vanilla", uses_drafter=False, prompt=prompt_of(1, 50))))
     assert not engine.has_work
 
 
@@ -177,8 +179,8 @@ def test_an_aborted_request_frees_its_place_its_rows_and_its_tree_at_once(num_ro
     target = toy_target()
     link = inline(toy_draft(target, 0.9))
     engine = make_engine(target, link, max_num_seqs=1)
-    engine.add(make_request(1))
-    engine.add(make_request(2))
+    engine.add(engine.check(make_request(1)))
+    engine.add(engine.check(make_request(2)))
     for _ in range(num_rounds):
         engine.step()
     assert engine.abort(1)
@@ -200,7 +202,7 @@ def test_a_follow_up_reuses_the_rows_of_the_turn_before_in_target_and_drafter():
     answer = run_all(engine, {0: [make_request(1, prompt=prompt)]})[1][0]
     follow_up = (*prompt, *answer, 4, 4, 2)
     before = target.num_forward_tokens
-    engine.add(make_request(2, prompt=follow_up, params=GREEDY.replace(max_tokens=20)))
+    engine.add(engine.check(make_request(2, prompt=follow_up, params=GREEDY.replace(max_tokens=20))))
     updates = engine.step()
     assert updates[0].stats.reused_prompt_tokens >= len(prompt) + len(answer) - 1
     assert target.num_forward_tokens - before <= 5, "only what is new was run"
@@ -249,7 +251,7 @@ def test_a_fault_of_the_target_fails_the_request_that_it_belongs_to_and_no_other
     engine = make_engine(target, inline(toy_draft(toy_target(), 0.9)))
     prompts = {i: prompt_of(i, 60 if i == 3 else 9) for i in range(5)}
     for i, prompt in prompts.items():
-        engine.add(make_request(i, prompt=prompt))
+        engine.add(engine.check(make_request(i, prompt=prompt)))
     done: dict[int, list[int]] = {i: [] for i in range(5)}
     failures = {}
     while engine.has_work:
@@ -279,7 +281,7 @@ def test_a_target_that_fails_at_every_pass_ends_the_engine_cleanly_and_never_han
     failed = 0
     with pytest.raises(WorkerError, match="device fault"):
         for i in range(50):
-            engine.add(make_request(i, method="vanilla", uses_drafter=False))
+            engine.add(engine.check(make_request(i, method="vanilla", uses_drafter=False)))
             failed += sum(update.error is not None for update in engine.step())
     assert failed >= 1
     with pytest.raises(WorkerError, match="start it anew"):
@@ -293,8 +295,8 @@ def test_a_logits_processor_that_raises_fails_its_own_request_only():
     engine = make_engine(toy_target(), inline(toy_draft(toy_target(), 0.9)))
     request = make_request(1)
     fields = {name: getattr(request, name) for name in request.__slots__} | {"logits_processor": broken}
-    engine.add(Request(**fields))
-    engine.add(make_request(2))
+    engine.add(engine.check(Request(**fields)))
+    engine.add(engine.check(make_request(2)))
     token_ids: list[int] = []
     failures = []
     while engine.has_work:
@@ -314,8 +316,8 @@ def test_a_request_that_the_device_has_no_memory_for_fails_and_does_not_hang_the
             return super().open(max_rows)
 
     engine = make_engine(Full(0, vocab_size=12, order=2, spread=1.5, max_model_len=128), None)
-    engine.add(make_request(1, method="vanilla", uses_drafter=False, prompt=prompt_of(1, 60)))
-    engine.add(make_request(2, method="vanilla", uses_drafter=False))
+    engine.add(engine.check(make_request(1, method="vanilla", uses_drafter=False, prompt=prompt_of(1, 60))))
+    engine.add(engine.check(make_request(2, method="vanilla", uses_drafter=False)))
     updates = engine.step()
     assert (updates[0].request_id, updates[0].finish_reason) == (1, "error")
     assert "no memory" in str(updates[0].error)
@@ -330,7 +332,7 @@ def test_logits_that_are_no_numbers_fail_the_request_instead_of_giving_it_a_toke
             return [torch.full_like(logits, torch.nan) for logits in super().forward(extensions)]
 
     engine = make_engine(Sick(0, vocab_size=12, max_model_len=64), None)
-    engine.add(make_request(1, method="vanilla", uses_drafter=False))
+    engine.add(engine.check(make_request(1, method="vanilla", uses_drafter=False)))
     (update,) = engine.step()
     assert update.finish_reason == "error"
     assert "NaN" in str(update.error)
@@ -365,7 +367,7 @@ def test_prompts_around_the_context_limit_succeed_or_are_refused_by_name(offset)
     request = make_request(1, prompt=prompt, draft=DraftSettings(verify="tree", budget=16))
     if offset >= 0:
         with pytest.raises(PromptError, match="context"):
-            engine.add(request)
+            engine.add(engine.check(request))
         return
     token_ids, reason = run_all(engine, {0: [request]})[1]
     alone = plain(toy_target(max_model_len=max_model_len), prompt=prompt)

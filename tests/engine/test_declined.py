@@ -84,7 +84,7 @@ def run(link: DrafterLink, method: str, requests: Sequence[Request]) -> dict[int
     """Return tokens and counters of requests that are decoded together."""
     engine = make_engine(TARGET, link, method)
     for request in requests:
-        engine.add(request)
+        engine.add(engine.check(request))
     tokens: dict[int, list[int]] = {request.request_id: [] for request in requests}
     done: dict[int, RequestStats] = {}
     while engine.has_work:

@@ -121,7 +121,7 @@ def test_only_the_writer_that_raises_is_left_out_and_only_in_its_request(
     engine = Engine(worker, None)
     draft = DraftSettings(verify="tree", min_verify_prob=0.0)
     for i in range(2):
-        engine.add(make_request(i, draft=draft, uses_drafter=False))
+        engine.add(engine.check(make_request(i, draft=draft, uses_drafter=False)))
     verified: dict[int, dict[str, int]] = {}
     while engine.has_work:
         for update in engine.step():

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from card.config import DraftSettings, SamplingParams
 from card.engine.engine import Engine, Limits
 from card.methods import METHODS
-from card.workers.request import Work
+from card.workers.sequence import Work
 from card.workers.target import TargetWorker
 from card.writers.local import writer_names
 from tests.decoding import decode, fake, inline, make_engine, make_request, plain, run_all, toy_draft, toy_target
@@ -209,8 +209,8 @@ def test_no_candidates_are_waited_for_that_the_text_has_no_room_for(method):
     params = SamplingParams(temperature=0.0, seed=0, max_tokens=12)
     shape = DraftSettings(num_speculative_tokens=8)
     worker = TargetWorker(target, clock=time.perf_counter)
-    worker.add(make_request(7, method=method, params=params, draft=shape))
-    worker.step([Work(7, num_prompt_tokens=100)])
+    sequence = worker.add(worker.check(make_request(7, method=method, params=params, draft=shape)))
+    worker.step([Work(sequence, num_prompt_tokens=100)])
     for _ in range(10):
-        worker.step([Work(7)])  # plainly: eleven of twelve tokens are there
-    assert not worker.sequence(7).is_short_of_candidates
+        worker.step([Work(sequence)])  # plainly: eleven of twelve tokens are there
+    assert not sequence.is_short_of_candidates

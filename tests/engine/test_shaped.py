@@ -36,7 +36,7 @@ def run_to_end(engine: Engine, requests: list[Request]) -> dict[int, list[Update
     """Run requests that begin together; return what each got."""
     updates: dict[int, list[Update]] = {request.request_id: [] for request in requests}
     for request in requests:
-        engine.add(request)
+        engine.add(engine.check(request))
     while engine.has_work:
         for update in engine.step():
             assert update.error is None

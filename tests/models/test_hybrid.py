@@ -317,7 +317,7 @@ def test_a_request_aborted_in_the_middle_leaves_the_others_and_the_next_as_they_
     first, second = requests_of(90, 20)
     texts: dict[int, list[int]] = {}
     for request in (first, second):
-        engine.add(request)
+        engine.add(engine.check(request))
     for _ in range(num_rounds):
         for update in engine.step():
             texts.setdefault(update.request_id, []).extend(update.token_ids)

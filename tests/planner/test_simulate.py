@@ -36,7 +36,7 @@ def decoded(scene: Scene, method: str, changes: dict[str, object]) -> list[tuple
     stage = build_stage(scene, plan, texts)
     answers: dict[int, list[int]] = {}
     for idx in range(len(texts.prompts)):
-        stage.engine.add(make_request(stage, scene, texts, idx, idx))
+        stage.engine.add(stage.engine.check(make_request(stage, scene, texts, idx, idx)))
         answers[idx] = []
     while stage.engine.has_work:
         for update in stage.engine.step():

@@ -18,7 +18,8 @@ from card.policy.rounds import likely
 from card.protocol.messages import Close, Correction, Layer, Open, Pong, Resync, TargetMessage
 from card.tree.nodes import NewNodes
 from card.tree.sampling import Sampler
-from card.workers.request import Request, StepResult, Update, Work
+from card.workers.request import Request, StepResult, Update
+from card.workers.sequence import Work
 from card.workers.target import TargetWorker
 from tests.decoding import GREEDY, PROMPT, drafter_for, plain, toy_draft, toy_target
 from tests.inside import has_lost_a_layer
@@ -44,23 +45,22 @@ def run_round(worker: TargetWorker, request_ids: list[int]) -> StepResult:
     """Run what is left of the prompts, or verify the candidates that are likely enough, in one pass."""
     work = []
     for request_id in request_ids:
-        draft = worker.sequence(request_id).request.draft
-        offer = worker.query(request_id, draft.budget, draft.verify)
-        offer = likely(offer, draft)
-        work.append(Work(request_id, num_prompt_tokens=worker.sequence(request_id).prompt_tokens_left, offer=offer))
+        sequence = worker.find(request_id)
+        offer = likely(worker.query(sequence), sequence.request.draft)
+        work.append(Work(sequence, num_prompt_tokens=sequence.prompt_tokens_left, offer=offer))
     return worker.step(work)
 
 
 def started(target: TableModel | None = None, **changes: Any) -> TargetWorker:
     """Return a worker whose request has run its prompt: six tokens of text."""
     worker = TargetWorker(target or toy_target(), clock=Clock())
-    worker.add(request(**changes))
+    worker.add(worker.check(request(**changes)))
     run_round(worker, [7])
     return worker
 
 
 def text_of(worker: TargetWorker) -> list[int]:
-    return worker.sequence(7).token_ids
+    return worker.find(7).token_ids
 
 
 def upcoming(count: int) -> list[int]:
@@ -138,7 +138,7 @@ def test_a_garbage_layer_raises_and_changes_neither_text_nor_candidates(
     worker = started()
     candidates = upcoming(3)
     worker.receive(chain_layer(candidates))
-    generation = worker.sequence(7)
+    generation = worker.find(7)
     text, stats, nodes = list(text_of(worker)), generation.stats.as_dict(), generation.replica.tree.snapshot()
     bad = {"ids": (9, 10), "parents": (0, 0), "tokens": (1, 2), "logprobs": (-1.0, -2.0), "seq": 1} | garbage
     with pytest.raises(ProtocolError):
@@ -154,7 +154,7 @@ def test_a_lost_layer_makes_the_next_corrections_ask_for_a_snapshot_until_it_com
     tokens = upcoming(9)
     worker.receive(chain_layer(tokens[:1]))
     worker.receive(layer((3, 1, tokens[1], -0.5), seq=2, is_reset=False))
-    assert worker.sequence(7).replica.tree.num_nodes == 1, "a layer after a gap is not believed"
+    assert worker.find(7).replica.tree.num_nodes == 1, "a layer after a gap is not believed"
     first, second = (correction_of(run_round(worker, [7])) for _ in range(2))
     assert first.wants_snapshot
     assert second.wants_snapshot
@@ -169,11 +169,11 @@ def test_a_lost_layer_makes_the_next_corrections_ask_for_a_snapshot_until_it_com
 def test_repeated_and_overtaken_layers_are_ignored_whatever_they_hold() -> None:
     worker = started()
     worker.receive(chain_layer(upcoming(2), seq=4))  # a reset may skip numbers
-    before = worker.sequence(7).replica.tree.snapshot()
+    before = worker.find(7).replica.tree.snapshot()
     worker.receive(layer((5, 0, 11, -0.1), seq=4, is_reset=False))
     worker.receive(layer((5, 0, 11, -0.1), seq=3, is_reset=True, epoch=9))
     worker.receive(layer(seq=2, root_position=-5, tokens=(99,)))
-    assert worker.sequence(7).replica.tree.snapshot() == before
+    assert worker.find(7).replica.tree.snapshot() == before
     assert not correction_of(run_round(worker, [7])).wants_snapshot
 
 
@@ -181,8 +181,8 @@ def test_a_layer_of_an_old_epoch_adds_nothing() -> None:
     worker = started()
     worker.receive(chain_layer([], epoch=3))
     worker.receive(chain_layer(upcoming(2), seq=1, epoch=2, is_reset=False))
-    assert worker.sequence(7).replica.tree.num_nodes == 0
-    assert not has_lost_a_layer(worker.sequence(7).replica)
+    assert worker.find(7).replica.tree.num_nodes == 0
+    assert not has_lost_a_layer(worker.find(7).replica)
 
 
 def test_layers_about_an_older_text_are_settled_against_the_text_of_now() -> None:
@@ -191,18 +191,18 @@ def test_layers_about_an_older_text_are_settled_against_the_text_of_now() -> Non
     for _ in range(2):
         run_round(worker, [7])  # eight tokens of text; the drafter knew six
     worker.receive(chain_layer(tokens))
-    assert worker.sequence(7).stats.late_hits == 0, "what a reset brings was never waited for"
+    assert worker.find(7).stats.late_hits == 0, "what a reset brings was never waited for"
     assert run_round(worker, [7]).updates[0].token_ids == tuple(tokens[2:6]) + tuple(upcoming(7)[6:])
-    assert worker.sequence(7).stats.hits == 0
+    assert worker.find(7).stats.hits == 0
 
 
 def test_each_new_epoch_is_one_miss() -> None:
     worker = started()
     worker.receive(layer())
-    assert worker.sequence(7).stats.misses == 0, "the first epoch follows no other"
+    assert worker.find(7).stats.misses == 0, "the first epoch follows no other"
     for seq, (epoch, num_misses) in enumerate([(1, 1), (1, 1), (2, 2), (2, 2)], start=1):  # a repeat is a snapshot
         worker.receive(layer(seq=seq, epoch=epoch))
-        assert worker.sequence(7).stats.misses == num_misses
+        assert worker.find(7).stats.misses == num_misses
 
 
 def test_a_token_that_comes_after_it_was_committed_is_a_late_hit() -> None:
@@ -210,10 +210,10 @@ def test_a_token_that_comes_after_it_was_committed_is_a_late_hit() -> None:
     tokens = upcoming(4)
     worker.receive(chain_layer([]))
     run_round(worker, [7])
-    assert worker.sequence(7).is_short_of_candidates
+    assert worker.find(7).is_short_of_candidates
     worker.receive(chain_layer(tokens[:3], seq=1, is_reset=False))
-    assert worker.sequence(7).stats.late_hits == 1
-    assert not worker.sequence(7).is_short_of_candidates
+    assert worker.find(7).stats.late_hits == 1
+    assert not worker.find(7).is_short_of_candidates
     assert run_round(worker, [7]).updates[0].token_ids == tuple(tokens[1:4])
 
 
@@ -230,7 +230,7 @@ def test_messages_about_unknown_requests_or_for_nobody_are_ignored() -> None:
 
 def test_corrections_start_where_the_drafter_is_known_to_be() -> None:
     worker = TargetWorker(toy_target(), clock=Clock())
-    (opening,) = worker.add(request())
+    (opening,) = worker.add(worker.check(request())).opening()
     assert isinstance(opening, Open)
     assert opening.token_ids == PROMPT
     first = correction_of(run_round(worker, [7]))
@@ -259,7 +259,8 @@ def test_the_spec_of_an_opening_is_what_the_request_asks_for() -> None:
     params = SamplingParams(temperature=0.5, top_k=3, top_p=0.75, min_p=0.125, seed=2**62)
     tree = DraftSettings(beam_width=3, branch=2, lead=9, max_nodes=77, min_path_logprob=-3.0, coupled_noise=False)
     draft = tree.replace(growth="fan-out", branch_below=0.125, fan_out=(4, 2, 0), num_speculative_tokens=5)
-    (opening,) = TargetWorker(toy_target(), clock=Clock()).add(request(params=params, draft=draft))
+    worker = TargetWorker(toy_target(), clock=Clock())
+    (opening,) = worker.add(worker.check(request(params=params, draft=draft))).opening()
     assert isinstance(opening, Open)
     for name in ("temperature", "top_k", "top_p", "min_p", "seed"):
         assert getattr(opening.spec.sampling, name) == getattr(params, name)
@@ -273,7 +274,7 @@ def test_a_new_incarnation_is_told_everything_and_the_old_ones_candidates_are_dr
     target = toy_target()
     worker = started(target)
     worker.receive(chain_layer(upcoming(3), seq=5, num_passes=4, busy_s=2.0, num_dropped=30, num_rolled_back=4))
-    worker.add(request(8, uses_drafter=False))
+    worker.add(worker.check(request(8, uses_drafter=False)))
     (opening,) = worker.reopen()
     assert isinstance(opening, Open)
     assert opening.token_ids == tuple(text_of(worker))
@@ -283,7 +284,7 @@ def test_a_new_incarnation_is_told_everything_and_the_old_ones_candidates_are_dr
     length = len(text_of(worker))
     counts = {"num_passes": 3, "busy_s": 1.0, "num_dropped": 5, "num_rolled_back": 2}
     worker.receive(layer(seq=0, root_position=length - 1, known_len=length, **counts))
-    stats = worker.sequence(7).stats
+    stats = worker.find(7).stats
     assert (stats.drafter_passes, stats.drafter_busy_s) == (7, 3.0), "passes of both incarnations count"
     assert (stats.drafter_dropped_nodes, stats.rolled_back_tokens) == (35, 6)
 
@@ -291,16 +292,16 @@ def test_a_new_incarnation_is_told_everything_and_the_old_ones_candidates_are_dr
 def test_removing_a_request_frees_its_rows_and_closes_it_at_the_drafter() -> None:
     target = toy_target()
     worker = started(target)
-    worker.add(request(8, uses_drafter=False))
-    assert worker.remove(7) == [Close(7)]
-    assert worker.remove(7) == []
-    assert worker.remove(8) == []
+    other = worker.add(worker.check(request(8, uses_drafter=False)))
+    assert worker.remove(worker.find(7)) == [Close(7)]
+    assert worker.remove(other) == []
+    assert worker.find(7) is worker.find(8) is None
     assert not target._sequences
 
 
 def test_a_request_without_a_drafter_says_nothing() -> None:
     worker = TargetWorker(toy_target(), clock=Clock())
-    assert worker.add(request(uses_drafter=False)) == []
+    assert worker.add(worker.check(request(uses_drafter=False))).opening() == []
     assert run_round(worker, [7]).messages == []
     assert worker.reopen() == []
 
@@ -317,12 +318,12 @@ def test_a_round_commits_the_right_candidates_and_one_token_more(verify: str, nu
     offered = tokens[:num_right] + [(token + 1) % 12 for token in tokens[num_right:3]]
     worker.receive(chain_layer(offered))
     result = run_round(worker, [7])
-    assert result.updates == [Update(7, tuple(tokens[: num_right + 1]), None, worker.sequence(7).stats)]
-    stats = worker.sequence(7).stats
+    assert result.updates == [Update(7, tuple(tokens[: num_right + 1]), None, worker.find(7).stats)]
+    stats = worker.find(7).stats
     assert (stats.target_passes, stats.verified_tokens, stats.accepted_tokens) == (1, 3, num_right)
     assert stats.offered_per_depth == [1, 1, 1]
     assert stats.hits == 0, "the last token was no candidate"
-    held = target._sequences[worker.sequence(7).slot]
+    held = target._sequences[worker.find(7).slot]
     assert held.token_ids == text_of(worker)[:-1], "rejected rows are rolled back"
     assert held.positions == list(range(len(held.token_ids)))
 
@@ -337,15 +338,15 @@ def test_candidates_on_unlikely_paths_are_not_verified(verify: str, min_verify_p
     ]  # paths of 0.37, 0.14, 0.05 and 0.018
     worker.receive(layer(*nodes))
     assert run_round(worker, [7]).updates[0].token_ids == tuple(tokens[: num_verified + 1])
-    assert worker.sequence(7).stats.verified_tokens == num_verified
+    assert worker.find(7).stats.verified_tokens == num_verified
 
 
 def test_a_hit_is_counted_when_the_last_token_was_a_candidate_too() -> None:
     worker = started(draft=DraftSettings(budget=2))
     worker.receive(chain_layer(upcoming(4)))
     run_round(worker, [7])
-    assert worker.sequence(7).stats.hits == 1
-    assert worker.sequence(7).replica.tree.num_nodes == 1
+    assert worker.find(7).stats.hits == 1
+    assert worker.find(7).replica.tree.num_nodes == 1
     assert run_round(worker, [7]).updates[0].token_ids == tuple(upcoming(5)[3:])
 
 
@@ -384,7 +385,7 @@ def test_the_token_at_a_position_is_chosen_with_the_noise_of_that_position(uses_
     while len(text_of(worker)) < len(text):
         run_round(worker, [7])
     assert text_of(worker) == text
-    assert worker.sequence(7).stats.accepted_tokens == (3 if uses_drafter else 0)
+    assert worker.find(7).stats.accepted_tokens == (3 if uses_drafter else 0)
 
 
 class StopAfter:
@@ -415,11 +416,11 @@ def test_the_text_ends_exactly_there_inside_and_after_accepted_candidates(num_ke
     worker.receive(chain_layer(tokens[:3]))
     result = run_round(worker, [7])
     reason = "length" if end == "max tokens" else "stop"
-    assert result.updates == [Update(7, tuple(tokens[:num_kept]), reason, worker.sequence(7).stats)]
+    assert result.updates == [Update(7, tuple(tokens[:num_kept]), reason, worker.find(7).stats)]
     assert text_of(worker) == [*PROMPT, *plain(toy_target())[0][: 1 + num_kept]]
     assert check.fed == text_of(worker)[5:], "each token once, in order, and none beyond the end"
     assert result.messages == [], "the drafter has nothing more to do"
-    stats = worker.sequence(7).stats
+    stats = worker.find(7).stats
     num_verified = num_kept - 1 if end == "max tokens" else 3  # what could not be kept is not verified
     assert (stats.verified_tokens, stats.accepted_tokens) == (num_verified, min(num_kept, num_verified))
     assert stats.num_new_tokens == 1 + num_kept
@@ -429,16 +430,16 @@ def test_the_first_token_may_be_the_last() -> None:
     first = plain(toy_target())[0][0]
     for changes in ({"end_ids": frozenset({first})}, {"params": GREEDY.replace(max_tokens=1)}):
         worker = TargetWorker(toy_target(), clock=Clock())
-        worker.add(request(**changes))
+        worker.add(worker.check(request(**changes)))
         assert run_round(worker, [7]).updates[0].token_ids == (first,)
-        assert worker.sequence(7).stats.target_passes == 0
+        assert worker.find(7).stats.target_passes == 0
 
 
 def test_the_text_ends_at_the_end_of_the_context() -> None:
     worker = started(toy_target(max_model_len=8))
     tokens = upcoming(2)
     worker.receive(chain_layer(upcoming(4)))
-    assert run_round(worker, [7]).updates == [Update(7, tuple(tokens), "length", worker.sequence(7).stats)]
+    assert run_round(worker, [7]).updates == [Update(7, tuple(tokens), "length", worker.find(7).stats)]
 
 
 @pytest.mark.parametrize("num_tree_rows", [0, 1, 2])
@@ -447,16 +448,16 @@ def test_no_more_is_verified_than_rows_are_left_for(num_tree_rows: int) -> None:
     worker = started(toy_target(max_model_len=8, num_tree_rows=num_tree_rows), draft=draft)
     worker.receive(layer(*((i, 0, i, -1.0) for i in range(1, 9))))
     run_round(worker, [7])
-    assert worker.sequence(7).stats.verified_tokens == 2 + num_tree_rows
+    assert worker.find(7).stats.verified_tokens == 2 + num_tree_rows
 
 
 def test_times_are_counted_apart_from_the_prompt() -> None:
     worker = started()
-    assert worker.sequence(7).stats.target_busy_s == 0
+    assert worker.find(7).stats.target_busy_s == 0
     run_round(worker, [7])
     run_round(worker, [7])
-    assert worker.sequence(7).stats.target_busy_s == 2.0
-    assert worker.sequence(7).stats.num_prompt_tokens == len(PROMPT)
+    assert worker.find(7).stats.target_busy_s == 2.0
+    assert worker.find(7).stats.num_prompt_tokens == len(PROMPT)
 
 
 # ---- several requests -----------------------------------------------------------------------------------------------
@@ -478,7 +479,7 @@ def run_together(
     for round_idx in itertools.count():
         while waiting and joins_at(len(requests) - len(waiting)) <= round_idx:
             running.append(waiting[0].request_id)
-            send(worker.add(waiting.pop(0)))
+            send(worker.add(worker.check(waiting.pop(0))).opening())
         if not running and not waiting:
             worker.pool.clear()
             assert not target._sequences, "every request gave its rows back"
@@ -491,7 +492,7 @@ def run_together(
             texts[update.request_id] += update.token_ids
             if update.finish_reason:
                 running.remove(update.request_id)
-                send(worker.remove(update.request_id))
+                send(worker.remove(worker.find(update.request_id)))
                 done[update.request_id] = (texts[update.request_id], update.finish_reason)
         for _ in range(2):
             for reply in drafter.step():
@@ -533,13 +534,13 @@ def test_a_round_that_raises_leaves_every_request_of_it_as_it_was() -> None:
 
     worker = TargetWorker(target, clock=Clock())
     for request_id in (7, 8):
-        worker.add(request(request_id, logits_processor=process))
+        worker.add(worker.check(request(request_id, logits_processor=process)))
     run_round(worker, [7, 8])
-    before = [list(worker.sequence(i).token_ids) for i in (7, 8)]
+    before = [list(worker.find(i).token_ids) for i in (7, 8)]
     with pytest.raises(TargetError, match="a bug"):
         run_round(worker, [7, 8])
-    assert [worker.sequence(i).token_ids for i in (7, 8)] == before
+    assert [worker.find(i).token_ids for i in (7, 8)] == before
     for _ in range(10):
         run_round(worker, [7, 8])
     expected = plain(target)[0][:11]
-    assert [worker.sequence(i).token_ids[len(PROMPT) :] for i in (7, 8)] == [expected, expected]
+    assert [worker.find(i).token_ids[len(PROMPT) :] for i in (7, 8)] == [expected, expected]

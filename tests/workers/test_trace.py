@@ -63,7 +63,7 @@ def traced(method: str = "card", faults: Faults | None = None, num_requests: int
     engine = make_engine(target, fake(draft, faults) if faults else inline(draft), method)
     trace = engine.trace = Trace()
     for request_id in range(num_requests):
-        engine.add(make_request(request_id, method=method, draft=DRAFT))
+        engine.add(engine.check(make_request(request_id, method=method, draft=DRAFT)))
     last = {}
     while engine.has_work:
         last |= {update.request_id: update for update in engine.step()}
@@ -135,7 +135,7 @@ def test_the_text_is_the_same_with_a_trace_and_without() -> None:
     engine = make_engine(target, inline(toy_draft(target, 0.7)))
     assert engine.trace is None
     engine.trace = Trace()
-    engine.add(make_request(0))
+    engine.add(engine.check(make_request(0)))
     token_ids = [token for _ in iter(lambda: engine.has_work, False) for u in engine.step() for token in u.token_ids]
     assert token_ids == plain(target)[0]
 
@@ -143,7 +143,7 @@ def test_the_text_is_the_same_with_a_trace_and_without() -> None:
 def test_a_trace_that_is_taken_away_hears_no_more_and_one_that_comes_late_tells_of_what_comes() -> None:
     target = toy_target()
     engine = make_engine(target, inline(toy_draft(target, 0.7)))
-    engine.add(make_request(0))
+    engine.add(engine.check(make_request(0)))
     early, late = Trace(), Trace()
     engine.trace = early
     for _ in range(6):

@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING, Any, Self
 
 from transformers import PreTrainedTokenizerBase
 
-from card.api.host import Host, Hosted, PreparedRequest, Prompt
+from card.api.host import Host, PreparedRequest, Prompt
+from card.api.hosted import Hosted
 from card.api.mailbox import Mailbox, post
 from card.api.outputs import StreamChunk
 from card.config import SamplingParams
 from card.engine.scoring import Scores, ScoringJob
-from card.errors import CardError, PromptError, SettingsError, WorkerError, in_words
+from card.errors import CardError, SettingsError, WorkerError, in_words
 from card.transport.child import DrafterChild
 from card.transport.leases import Leases
 from card.tree.verify import MATCH, Verifier
@@ -344,12 +345,8 @@ class _Driver:
             return
         if isinstance(command, _RunningRequest):
             self._num_seen += 1
-            request = command.prepared.request
-            self._live[request.request_id] = command
-            try:
-                engine.add(request)
-            except PromptError as error:
-                self._deliver([Update(request.request_id, (), "error", request.new_stats(), error)])
+            self._live[command.prepared.request.request_id] = command
+            engine.add(command.prepared.checked)
             return
         last = engine.abort(command.number)
         if command.done is not None:

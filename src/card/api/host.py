@@ -10,8 +10,7 @@ import logging
 import os
 import secrets
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from numbers import Integral
 from typing import TYPE_CHECKING, Any, cast
@@ -30,7 +29,6 @@ from card.errors import PromptError, SettingsError
 from card.hrad.network import OFF, hrad_consumers
 from card.judges.choosing import attach_verifier, choose_verifier
 from card.machine.threads import pinned, usable_cores
-from card.methods import Method
 from card.models.decoder_model import is_int8
 from card.models.draft_vocab import check_draft_vocab
 from card.models.inflation import inflate, parse_parameter_count, price_in_words
@@ -51,8 +49,7 @@ from card.transport.child import DrafterChild
 from card.transport.leases import Leases
 from card.transport.link import DrafterLink
 from card.tree.verify import MATCH, Verifier
-from card.workers.request import Request
-from card.workers.trace import Trace
+from card.workers.request import CheckedRequest, Request
 from card.workers.watchers import Watchers
 
 if TYPE_CHECKING:
@@ -69,8 +66,13 @@ Prompt = str | Sequence[int] | Sequence[Mapping[str, str]]
 class PreparedRequest:
     """A request for the engine, and the text that will come of it."""
 
-    request: Request
+    checked: CheckedRequest
     text: TextStream
+
+    @property
+    def request(self) -> Request:
+        """The request."""
+        return self.checked.request
 
 
 class Host:
@@ -187,10 +189,11 @@ class Host:
             uses_drafter=self.link is not None,
             grammar=self.grammars.compile(params.grammar) if params.grammar is not None else None,
         )
-        self.engine.check(request)
+        checked = self.engine.check(request)
         shown_ids, prompt_ids = params.shown_token_ids, request.prompt_ids
         text = TextStream(self.tokenizer, params.stop, params.min_tokens, shown_ids, after=prompt_ids)
-        return PreparedRequest(replace(request, stop_check=text if params.stop else None), text)
+        watched = replace(request, stop_check=text) if params.stop else request
+        return PreparedRequest(replace(checked, request=watched), text)
 
     def encode(self, prompt: Prompt) -> tuple[int, ...]:
         """Return the token ids of a prompt. Raises: PromptError if it is none."""
@@ -245,51 +248,6 @@ class Host:
         self.latencies.ask(drafter)
         self._finalizer = weakref.finalize(self, drafter.link.close)
         return drafter.link
-
-
-class Hosted:
-    """Facts that `LLM` and `AsyncLLM` tell of their engine."""
-
-    _host: Host
-
-    @property
-    def host(self) -> Host:
-        """The models, the tokenizer and the settings, to look at."""
-        return self._host
-
-    @property
-    def method(self) -> Method:
-        """The decoding method."""
-        return self._host.method
-
-    @property
-    def is_exact(self) -> bool:
-        """True if each text is that of plain decoding."""
-        return self._host.plan.verifier.is_exact
-
-    @property
-    def target_cost(self) -> str | None:
-        """Size and cost of an inflated target, in words; None for a target as it is."""
-        return self._host.target_cost
-
-    @property
-    def max_model_len(self) -> int:
-        """Most tokens of a request, prompt and answer together."""
-        return self._host.max_model_len
-
-    @contextmanager
-    def trace(self) -> Iterator[Trace]:
-        """Record what the engine does inside a block, for `card.workers.trace.write_trace`; one recording at a time.
-
-        with llm.trace() as trace:
-            llm.generate(prompt)
-        """
-        engine = self._host.engine
-        trace = engine.trace = Trace(shares_clock="remote" not in self._host.plan.placements.values())
-        try:
-            yield trace
-        finally:
-            engine.trace = None
 
 
 def _name(model: str | LoadedModel) -> str:

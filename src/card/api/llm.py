@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, Self
 
 from transformers import PreTrainedTokenizerBase
 
-from card.api.host import Host, Hosted, PreparedRequest, Prompt
+from card.api.host import Host, PreparedRequest, Prompt
+from card.api.hosted import Hosted
 from card.api.outputs import CompletionOutput, RequestOutput, StreamChunk
 from card.config import DraftSettings, EngineSettings, SamplingParams
 from card.engine.engine import Engine
@@ -168,7 +169,7 @@ class LLM(Hosted):
     def _begin(self, prepared: PreparedRequest) -> _UnreadRequest:
         live = _UnreadRequest(prepared)
         with self._lock:
-            self._engine.add(prepared.request)
+            self._engine.add(prepared.checked)
             self._live[prepared.request.request_id] = live
         return live
 

@@ -13,15 +13,16 @@ from dataclasses import dataclass
 
 from card.engine.dialogue import Dialogue
 from card.engine.passes import TargetPasses
+from card.engine.running import RunningRequest, WaitingRequest
 from card.engine.tracing import NoTracing, Tracing
-from card.errors import CapacityError, TargetError, WorkerError
+from card.errors import CapacityError, TargetError
 from card.machine.threads import pinned
 from card.policy.rounds import Draft, Outcome, Policy, RoundView
 from card.transport.link import DrafterLink
 from card.tree.nodes import Nodes
-from card.workers.metrics import EngineStats, RequestStats
-from card.workers.request import Request, StepResult, Update, Work
-from card.workers.sequence import Sequence
+from card.workers.metrics import EngineStats
+from card.workers.request import CheckedRequest, FinishReason, Request, Update
+from card.workers.sequence import Sequence, Work
 from card.workers.target import TargetWorker
 from card.workers.trace import Trace
 
@@ -38,26 +39,6 @@ class Limits:
 
     max_num_seqs: int = 16
     prefill_chunk: int = 64  # most prompt tokens in a pass that also decodes
-
-
-@dataclass(frozen=True, slots=True)
-class _Waiting:
-    """A request that was not taken up yet."""
-
-    request: Request
-    arrived_at: float
-
-
-@dataclass(slots=True)
-class _Running:
-    """A request that was taken up, and what the engine has seen of it."""
-
-    sequence: Sequence
-    started_at: float
-    restarts_before: int  # of the drafter
-    passes_seen: int = 0  # of the drafter, for this request
-    busy_seen_s: float = 0.0
-    unheard_at: int = -1  # drafter passes when waiting for it ran out; it is not waited for until there are more
 
 
 class Engine:
@@ -81,8 +62,8 @@ class Engine:
         self.trace = trace
         self._limits = limits or Limits()
         self._policy = policy or Policy("off" if link is None else "beside" if link.runs_by_itself else "turns")
-        self._waiting: deque[_Waiting] = deque()
-        self._running: dict[int, _Running] = {}
+        self._waiting: deque[WaitingRequest] = deque()
+        self._running: dict[int, RunningRequest] = {}
         self._totals = EngineStats()
 
     @property
@@ -99,19 +80,17 @@ class Engine:
         """True if `step` would do something."""
         return bool(self._waiting or self._running)
 
-    def check(self, request: Request) -> None:
-        """Raise PromptError if the request can never run; see `TargetWorker.check`."""
-        self._worker.check(request)
+    def check(self, request: Request) -> CheckedRequest:
+        """Return the request as `add` takes it. Raises: PromptError if it can never run; see `TargetWorker.check`."""
+        return self._worker.check(request)
 
-    def add(self, request: Request) -> None:
+    def add(self, checked: CheckedRequest) -> None:
         """Queue a request. Its id must be new: drafters remember those that were closed.
 
-        Raises: PromptError if it can never run; WorkerError if the target is broken.
+        Raises: WorkerError if the target is broken.
         """
-        if self._passes.death is not None:
-            raise WorkerError(f"the engine is down: {self._passes.death}; start it anew")
-        self.check(request)
-        self._waiting.append(_Waiting(request, self._clock()))
+        self._passes.check_alive()
+        self._waiting.append(WaitingRequest(checked, self._clock()))
 
     def abort(self, request_id: int) -> Update | None:
         """Drop a request at once, with its KV rows and its tree.
@@ -119,22 +98,17 @@ class Engine:
         Returns: its last update; None for an unknown id.
         """
         for entry in self._waiting:
-            if entry.request.request_id == request_id:
+            if (request := entry.checked.request).request_id == request_id:
                 self._waiting.remove(entry)
-                return Update(request_id, (), "abort", entry.request.new_stats())
-        if request_id not in self._running:
-            return None
-        stats = self._refresh(request_id, self._clock())
-        self._leave(request_id)
-        return Update(request_id, (), "abort", stats)
+                return Update(request_id, (), "abort", request.new_stats())
+        return self._end(request_id, "abort") if request_id in self._running else None
 
     def step(self) -> list[Update]:
         """Run one round. Returns: what it gave each request that got tokens or ended; nothing if there is no work.
 
         Raises: WorkerError if the target is broken; `add` raises it too from then on.
         """
-        if self._passes.death is not None:
-            raise WorkerError(f"the engine is down: {self._passes.death}; start it anew")
+        self._passes.check_alive()
         self._drafter.listen()
         if not self.has_work:
             return []
@@ -183,25 +157,33 @@ class Engine:
             takes_turns=self._drafter.takes_turns,
         )
         self._prepare(view, decoding)
-        offers = self._offers(view)
-        work += [Work(r.request_id, offer=offer) for r, offer in zip(view.requests, offers, strict=True)]
-        result, errors = self._run(work)
+        offers = self._offers(view, decoding)
+        work += [Work(one.sequence, offer=offer) for one, offer in zip(decoding, offers, strict=True)]
+        pass_started = self._clock()
+        result, errors = self._passes.run(work)
+        self._drafter.tracing.passed(work, result, pass_started, self._policy.schedule)
         rests = self._policy.schedule == "off" or (view.takes_turns and not view.num_passes)
         self._drafter.tell_round(result.messages, is_heard=not rests)
-        ended = self._clock()
-        updates += [self._fail(request_id, error) for request_id, error in errors.items()]
-        for update in result.updates:
-            self._refresh(update.request_id, ended)
-            if update.finish_reason is not None:
-                self._leave(update.request_id)
-                self._totals.num_finished += 1
-        updates += result.updates
-        self._totals.count_round(result.num_tokens, sum(len(u.token_ids) for u in updates), ended - started)
-        busy_s, passes = self._drafter_work(decoding)
+        seconds = self._clock() - started
+        updates += [self._end(request_id, "error", error) for request_id, error in errors.items()]
+        updates += self._finish(result.updates)
+        self._totals.count_round(result.num_tokens, sum(len(u.token_ids) for u in updates), seconds)
+        drafter_work = [one.new_drafter_work() for one in decoding]
         if not errors:
             decoding_ids = {request.request_id for request in view.requests}
             num_committed = sum(len(u.token_ids) for u in updates if u.request_id in decoding_ids)
-            self._policy.observe(Outcome(view, result, ended - started, num_committed, passes, busy_s))
+            busy_s, passes = sum(busy_s for busy_s, _ in drafter_work), sum(passes for _, passes in drafter_work)
+            self._policy.observe(Outcome(view, result, seconds, num_committed, passes, busy_s))
+        return updates
+
+    def _finish(self, updates: list[Update]) -> list[Update]:
+        """Bring the counters up to date that these updates tell, and let go of requests that are over."""
+        now = self._clock()
+        for update in updates:
+            self._running[update.request_id].refresh(now, self._drafter.status, self._policy)
+            if update.finish_reason is not None:
+                self._leave(update.request_id)
+                self._totals.num_finished += 1
         return updates
 
     def _admit(self, now: float) -> list[Update]:
@@ -212,45 +194,44 @@ class Engine:
         """
         refused: list[Update] = []
         backlog = sum(one.sequence.prompt_tokens_left for one in self._running.values())
-        while self._waiting and len(self._running) < self._limits.max_num_seqs:
+        while self._waiting and len(self._running) < self._limits.max_num_seqs and backlog < self._limits.prefill_chunk:
             entry = self._waiting[0]
-            has_room = self._worker.pool.has_room(self._worker.rows_needed(entry.request))
-            if backlog >= self._limits.prefill_chunk or not has_room:
+            if not self._worker.pool.has_room(entry.checked.num_rows):
                 break
-            request_id = entry.request.request_id
             try:
-                messages = self._worker.add(entry.request)
+                sequence = self._worker.add(entry.checked)
             except CapacityError as error:
                 if self._running:
                     break  # some of them will leave
-                self._waiting.popleft()
+                request, failure = entry.checked.request, TargetError(f"the request cannot be taken up: {error}")
+                refused.append(Update(request.request_id, (), "error", request.new_stats(), failure))
                 self._totals.num_failed += 1
-                failure = TargetError(f"the request cannot be taken up: {error}")
-                refused.append(Update(request_id, (), "error", entry.request.new_stats(), failure))
-                continue
+            else:
+                self._take_up(sequence, entry.arrived_at, now)
+                backlog += sequence.prompt_tokens_left
             self._waiting.popleft()
-            sequence = self._worker.sequence(request_id)
-            status = self._drafter.status
-            self._running[request_id] = _Running(sequence, now, status.num_restarts if status is not None else 0)
-            sequence.stats.queued_s = now - entry.arrived_at
-            self._drafter.tracing.taken_up(request_id, entry.arrived_at, now)
-            if self._policy.schedule != "off":
-                self._drafter.send(messages)
-            backlog += sequence.prompt_tokens_left
         return refused
+
+    def _take_up(self, sequence: Sequence, arrived_at: float, now: float) -> None:
+        request_id, status = sequence.request.request_id, self._drafter.status
+        self._running[request_id] = RunningRequest(sequence, now, status.num_restarts if status is not None else 0)
+        sequence.stats.queued_s = now - arrived_at
+        self._drafter.tracing.taken_up(request_id, arrived_at, now)
+        if self._policy.schedule != "off":
+            self._drafter.send(sequence.opening())
 
     def _plan_prefill(self) -> list[Work]:
         """Share the prompt tokens of this pass among the prompts, oldest first."""
-        left = {request_id: one.sequence.prompt_tokens_left for request_id, one in self._running.items()}
-        chunk = self._limits.prefill_chunk if 0 in left.values() else _IDLE_PREFILL_CHUNK
+        left = [(one.sequence, one.sequence.prompt_tokens_left) for one in self._running.values()]
+        chunk = self._limits.prefill_chunk if any(not num_left for _, num_left in left) else _IDLE_PREFILL_CHUNK
         work = []
-        for request_id, num_left in left.items():
+        for sequence, num_left in left:
             if num_left and chunk:
-                work.append(Work(request_id, num_prompt_tokens=min(num_left, chunk)))
+                work.append(Work(sequence, num_prompt_tokens=min(num_left, chunk)))
                 chunk -= min(num_left, chunk)
         return work
 
-    def _prepare(self, view: RoundView, decoding: list[_Running]) -> None:
+    def _prepare(self, view: RoundView, decoding: list[RunningRequest]) -> None:
         """Let the drafter draft, or wait for it, as the policy says."""
         link, started = self._drafter.link, self._clock()
         if link is None or self._policy.schedule == "off":
@@ -265,9 +246,9 @@ class Engine:
             view.best_paths = [one.sequence.best_path for one in decoding]
             has_drafted = any(depth for depth, _ in view.best_paths)
             if self._worker.has_writers and not view.undrafted and (view.takes_turns or not has_drafted):
-                view.undrafted = [self._query(request, asks_drafter=False) for request in view.requests]
+                view.undrafted = [self._query(one.sequence, asks_drafter=False) for one in decoding]
             if view.is_up and not view.takes_turns:
-                view.num_short = sum(map(_is_waited_for, decoding))
+                view.num_short = sum(one.is_waited_for for one in decoding)
             action = self._policy.prepare(view)
             if action is None or view.num_passes >= _MOST_DRAFT_PASSES:
                 break
@@ -283,76 +264,34 @@ class Engine:
         self._drafter.tracing.waited(started, view.waited_s, takes_turns=view.takes_turns)
         for one in decoding if view.waited_s else ():
             one.sequence.stats.waited_s += view.waited_s
-            if not view.takes_turns and _is_waited_for(one):
+            if not view.takes_turns and one.is_waited_for:
                 one.unheard_at = one.sequence.stats.drafter_passes
 
-    def _offers(self, view: RoundView) -> list[Nodes]:
+    def _offers(self, view: RoundView, decoding: list[RunningRequest]) -> list[Nodes]:
         """Return what each decoding request verifies."""
         if view.undrafted and not any(depth for depth, _ in view.best_paths):
             offers = list(view.undrafted)  # the drafter has nothing to add
         else:
-            offers = [self._query(request, asks_drafter=self._policy.schedule != "off") for request in view.requests]
+            offers = [self._query(one.sequence, asks_drafter=self._policy.schedule != "off") for one in decoding]
         if not any(offers):
             return offers
         chosen = self._policy.choose(view, offers)
-        return [o.leading(self._worker.rows_left(r.request_id)) for r, o in zip(view.requests, chosen, strict=True)]
+        rows_left = [self._worker.rows_left(one.sequence) for one in decoding]
+        return [offer.leading(most) for offer, most in zip(chosen, rows_left, strict=True)]
 
-    def _query(self, request: Request, *, asks_drafter: bool) -> Nodes:
-        draft, writer_budget = request.draft, self._policy.writer_budget(request)
-        return self._worker.query(
-            request.request_id,
-            draft.budget,
-            draft.verify,
-            writer_budget=writer_budget,
-            asks_drafter=asks_drafter,
-        )
+    def _query(self, sequence: Sequence, *, asks_drafter: bool) -> Nodes:
+        writer_budget = self._policy.writer_budget(sequence.request)
+        return self._worker.query(sequence, writer_budget=writer_budget, asks_drafter=asks_drafter)
 
-    def _run(self, work: list[Work]) -> tuple[StepResult, dict[int, TargetError]]:
-        """Run the pass, and tell a trace of it."""
-        started = self._clock()
-        result, errors = self._passes.run(work)
-        sequences = [self._running[one.request_id].sequence for one in work]
-        self._drafter.tracing.passed(work, result, started, self._policy.schedule, sequences)
-        return result, errors
-
-    def _refresh(self, request_id: int, now: float) -> RequestStats:
-        """Bring the counters of a request up to date that the worker does not know."""
-        entry = self._running[request_id]
-        stats = entry.sequence.stats
-        stats.wall_s = now - entry.started_at
-        stats.prefill_s = stats.prefill_s or stats.wall_s
-        if (status := self._drafter.status) is not None:
-            stats.drafter_restarts = status.num_restarts - entry.restarts_before
-            stats.drafter, stats.drafter_reason = status.state, status.reason
-            stats.schedule, stats.schedule_reason = self._policy.schedule, self._policy.reason
-        if not entry.sequence.request.params.speculates:
-            stats.schedule, stats.schedule_reason = "off", "the request wants none"
-        elif stats.declined:
-            stats.schedule, stats.schedule_reason = "off", stats.declined
-        return stats
-
-    def _drafter_work(self, decoding: list[_Running]) -> tuple[float, int]:
-        """Return the seconds and passes that the drafter reported for these requests since their last round."""
-        new_busy_s, new_passes = 0.0, 0
-        for entry in decoding:
-            stats = entry.sequence.stats
-            new_passes += stats.drafter_passes - entry.passes_seen
-            new_busy_s += stats.drafter_busy_s - entry.busy_seen_s
-            entry.passes_seen, entry.busy_seen_s = stats.drafter_passes, stats.drafter_busy_s
-        return new_busy_s, new_passes
-
-    def _fail(self, request_id: int, error: TargetError) -> Update:
-        stats = self._refresh(request_id, self._clock())
+    def _end(self, request_id: int, reason: FinishReason, error: TargetError | None = None) -> Update:
+        """Drop a running request before its text has ended; return its last update."""
+        one = self._running[request_id]
+        one.refresh(self._clock(), self._drafter.status, self._policy)
         self._leave(request_id)
-        self._totals.num_failed += 1
-        return Update(request_id, (), "error", stats, error)
+        self._totals.num_failed += error is not None
+        return Update(request_id, (), reason, one.sequence.stats, error)
 
     def _leave(self, request_id: int) -> None:
-        del self._running[request_id]
+        sequence = self._running.pop(request_id).sequence
         self._drafter.tracing.ended(request_id)
-        self._drafter.send(self._worker.remove(request_id))
-
-
-def _is_waited_for(one: _Running) -> bool:
-    """Return whether a request is short of candidates, and the drafter was heard since it was waited for last."""
-    return one.sequence.stats.drafter_passes != one.unheard_at and one.sequence.is_short_of_candidates
+        self._drafter.send(self._worker.remove(sequence))

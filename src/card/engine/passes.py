@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
-from card.errors import CardError, TargetError, in_words
-from card.workers.request import StepResult, Work
+from card.errors import CardError, TargetError, WorkerError, in_words
+from card.workers.request import StepResult
+from card.workers.sequence import Work
 from card.workers.target import TargetWorker
 
 logger = logging.getLogger(__name__)
@@ -19,7 +20,12 @@ class TargetPasses:
     def __init__(self, worker: TargetWorker) -> None:
         self._worker = worker
         self._num_failed_rounds = 0
-        self.death: str | None = None  # why the target counts as broken; None while it does not
+        self._death: str | None = None  # why the target counts as broken; None while it does not
+
+    def check_alive(self) -> None:
+        """Raise WorkerError if the target is broken."""
+        if self._death is not None:
+            raise WorkerError(f"the engine is down: {self._death}; start it anew")
 
     def run(self, work: Sequence[Work]) -> tuple[StepResult, dict[int, TargetError]]:
         """Run a pass. Returns: what came of it, and the error of each request that it failed for."""
@@ -34,7 +40,7 @@ class TargetPasses:
         self._num_failed_rounds = 0 if len(errors) < len(work) else self._num_failed_rounds + 1
         if self._num_failed_rounds >= _MOST_FAILED_ROUNDS:
             last = next(iter(errors.values()))
-            self.death = f"{self._num_failed_rounds} rounds in a row failed, the last with {last}"
+            self._death = f"{self._num_failed_rounds} rounds in a row failed, the last with {last}"
         return result, errors
 
     def _run_halves(self, work: Sequence[Work], error: Exception, errors: dict[int, TargetError]) -> StepResult:
@@ -44,7 +50,7 @@ class TargetPasses:
             return StepResult()
         middle = len(work) // 2
         total = StepResult()
-        for half in (work[:middle], work[middle:]) if middle else ([Work(work[0].request_id)],):
+        for half in (work[:middle], work[middle:]) if middle else ([Work(work[0].sequence)],):
             try:
                 total.add(self._worker.step(half))
             except (CardError, RuntimeError, MemoryError) as further:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
+from collections.abc import Sequence as Listed
 
 from card.policy.rounds import Schedule
 from card.protocol.messages import Layer, TargetMessage
-from card.workers import sequence as running
-from card.workers.request import StepResult, Work
+from card.workers.request import StepResult
+from card.workers.sequence import Sequence, Work
 from card.workers.trace import MIXED, PREFILL, VERIFY, Trace
 
 
@@ -20,7 +21,7 @@ class NoTracing:
     def drafter_came(self) -> None:
         """Another drafter is there."""
 
-    def layer(self, layer: Layer, sequence: running.Sequence | None) -> None:
+    def layer(self, layer: Layer, sequence: Sequence | None) -> None:
         """A layer has arrived, of a running request or of one that is over."""
 
     def sent(self, messages: Iterable[TargetMessage]) -> None:
@@ -37,13 +38,12 @@ class NoTracing:
 
     def passed(
         self,
-        work: Sequence[Work],
+        work: Listed[Work],
         result: StepResult,
         started: float,
         schedule: Schedule,
-        sequences: Iterable[running.Sequence],
     ) -> None:
-        """The target made a pass for this work, if it is any, of these requests. It began at this time."""
+        """The target made a pass for this work, if it is any, which began at this time."""
 
 
 class Tracing(NoTracing):
@@ -59,7 +59,7 @@ class Tracing(NoTracing):
     def drafter_came(self) -> None:
         self.trace.drafter_came()
 
-    def layer(self, layer: Layer, sequence: running.Sequence | None) -> None:
+    def layer(self, layer: Layer, sequence: Sequence | None) -> None:
         self.trace.layer(layer, self._clock())
         if sequence is not None:
             self._follow(sequence)
@@ -79,11 +79,10 @@ class Tracing(NoTracing):
 
     def passed(
         self,
-        work: Sequence[Work],
+        work: Listed[Work],
         result: StepResult,
         started: float,
         schedule: Schedule,
-        sequences: Iterable[running.Sequence],
     ) -> None:
         if not work:
             return
@@ -97,9 +96,9 @@ class Tracing(NoTracing):
             "schedule": schedule,
         }
         self.trace.target_pass(name, started, started + result.busy_s, details)
-        for sequence in sequences:
-            self._follow(sequence)
+        for one in work:
+            self._follow(one.sequence)
 
-    def _follow(self, sequence: running.Sequence) -> None:
+    def _follow(self, sequence: Sequence) -> None:
         request_id, now = sequence.request.request_id, self._clock()
         self.trace.follow(request_id, sequence.stats, sequence.num_candidates, now)

@@ -70,9 +70,18 @@ def generate(
         )
     prompts = prompts_of(input_ids, model_kwargs)
     params, processors = sampling_of(generation_config, logits_processor)
-    requests = requests_of(input_ids, prompts, params, processors, stopping_criteria, context_limit(model))
-    batch = Batch(input_ids, generation_config, stopping_criteria, streamer)
     settings = draft_settings or DraftSettings()
+    requests = requests_of(
+        input_ids,
+        prompts,
+        params,
+        processors,
+        stopping_criteria,
+        context_limit(model),
+        draft=settings,
+        uses_drafter=draft is not None,
+    )
+    batch = Batch(input_ids, generation_config, stopping_criteria, streamer)
     with evaluating(model, draft), borrowed_session(model, draft, settings, requests) as session:
         stats = session.run(requests, batch)
     if streamer is not None:

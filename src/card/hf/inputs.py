@@ -140,8 +140,18 @@ def requests_of(
     processors: Sequence[LogitsProcessor],
     criteria: StoppingCriteriaList,
     limit: int,
+    *,
+    draft: DraftSettings,
+    uses_drafter: bool,
 ) -> list[Request]:
-    """Return a request for each row, numbered from 0, without its draft settings. Raises: PromptError."""
+    """Return a request for each row, numbered from 0.
+
+    Args:
+        limit: most tokens of a text.
+        draft: how candidates are drafted.
+        uses_drafter: there is a draft model.
+    Raises: PromptError.
+    """
     end_ids = {i for one in criteria if isinstance(one, EosTokenCriteria) for i in one.eos_token_id.tolist()}
     most = limit if criteria.max_length is None else max(1, criteria.max_length - input_ids.shape[1])
     requests = []
@@ -153,8 +163,9 @@ def requests_of(
             request_id=row,
             prompt_ids=prompt,
             params=params.replace(seed=seed, max_tokens=min(most, limit - len(prompt))),
-            draft=DraftSettings(),
+            draft=draft,
             end_ids=frozenset(end_ids),
+            uses_drafter=uses_drafter,
             logits_processor=_RowProcessor(processors, row, input_ids, len(prompt)) if processors else None,
         )
         requests.append(request)

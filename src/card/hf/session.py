@@ -101,9 +101,7 @@ class Session:
         try:
             for row, request in enumerate(requests):
                 request_id = next(self._request_ids)
-                self._engine.add(
-                    replace(request, request_id=request_id, draft=self.settings, uses_drafter=self.link is not None)
-                )
+                self._engine.add(self._engine.check(replace(request, request_id=request_id)))
                 row_of[request_id] = row
             while batch.is_running:
                 for update in self._engine.step():

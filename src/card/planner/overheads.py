@@ -133,7 +133,7 @@ def _round_s(
         end_ids=frozenset(),
         uses_drafter=is_drafted,
     )
-    engine.add(request)
+    engine.add(engine.check(request))
     text = TextStream(tokenizer, ()) if tokenizer is not None else None
     beyond: list[float] = []
     while engine.has_work:

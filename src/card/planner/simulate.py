@@ -108,7 +108,7 @@ def decode(
         while waiting and num_open < scene.concurrency:
             request_id, text_idx = waiting.pop()
             parts.engine.forget_prefixes()
-            parts.engine.add(make_request(parts, scene, texts, text_idx, request_id))
+            parts.engine.add(parts.engine.check(make_request(parts, scene, texts, text_idx, request_id)))
             answers[request_id], wanted[request_id] = [], texts.answers[text_idx]
             num_open += 1
         for update in parts.engine.step():

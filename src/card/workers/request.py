@@ -11,7 +11,7 @@ from torch import Tensor
 from card.config import DraftSettings, SamplingParams
 from card.errors import CardError, SettingsError
 from card.protocol.messages import TargetMessage
-from card.tree.nodes import NO_NODES, ROOT, Nodes
+from card.tree.nodes import ROOT, Nodes
 from card.tree.sampling import TokenLogprobs
 from card.tree.shaping import GrammarState
 from card.tree.verify import Verdict
@@ -111,12 +111,11 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
-    """Work of one request in the next pass: a part of its prompt, or a verification."""
+class CheckedRequest:
+    """A request that a target can run, as its worker has found."""
 
-    request_id: int
-    num_prompt_tokens: int = 0  # most tokens of the prompt to run; 0 once all of them were
-    offer: Nodes = NO_NODES
+    request: Request
+    num_rows: int  # KV rows that it may come to need: its longest text and the largest tree
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,13 +10,14 @@ from torch import Tensor
 from card.config import SamplingRule, ShapingRule
 from card.errors import TargetError
 from card.models.protocol import NO_PARENT, Extension
-from card.tree.nodes import ROOT, Nodes
+from card.protocol.messages import TargetMessage
+from card.tree.nodes import NO_NODES, ROOT, Nodes
 from card.tree.sampling import Sampler, TokenLogprobs, token_logprobs
 from card.tree.shaping import Shaping
 from card.tree.verify import Verdict, Verification, Verifier
 from card.workers.offers import Offers
 from card.workers.replica import Replica
-from card.workers.request import FinishReason, Request, TokenDetails, Work, alternatives_to, origins_of
+from card.workers.request import FinishReason, Request, TokenDetails, alternatives_to, origins_of
 from card.writers.local.protocol import Observation
 
 _MOST_REASON_CHARS = 300  # of what a drafter, perhaps another's, says
@@ -108,6 +109,10 @@ class Sequence:
         """True if the drafter's best path is shorter than the request wants before it verifies."""
         return self.request.uses_drafter and self.replica.is_short(self.request.draft, self.deepest)
 
+    def opening(self) -> list[TargetMessage]:
+        """Return what a drafter must hear that knows nothing of the request."""
+        return [self.replica.open_message()] if self.request.uses_drafter else []
+
     def decline(self, reason: str) -> None:
         """Go on without the drafter, which does not draft for this text."""
         self.request = replace(self.request, uses_drafter=False)
@@ -139,6 +144,20 @@ def longest_text(request: Request, max_model_len: int) -> int:
     return min(len(request.prompt_ids) + request.params.max_tokens, max_model_len)
 
 
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Work of one request in the next pass: a part of its prompt, or a verification."""
+
+    sequence: Sequence
+    num_prompt_tokens: int = 0  # most tokens of the prompt to run; 0 once all of them were
+    offer: Nodes = NO_NODES
+
+    @property
+    def request_id(self) -> int:
+        """Number of the request."""
+        return self.sequence.request.request_id
+
+
 @dataclass(slots=True)
 class Pass:
     """Part of one sequence in one target pass, and what is decided from its logits; nothing of it is committed."""
@@ -154,9 +173,10 @@ class Pass:
     details: TokenDetails = field(default_factory=TokenDetails)
 
     @classmethod
-    def of(cls, sequence: Sequence, work: Work) -> Pass:
+    def of(cls, work: Work) -> Pass:
         """Run the committed tokens that have no KV row yet, and below the last of them the candidates."""
-        first, root_row, offer = sequence.num_rows, len(sequence.token_ids) - 1, work.offer
+        sequence, offer = work.sequence, work.offer
+        first, root_row = sequence.num_rows, len(sequence.token_ids) - 1
         chain = sequence.token_ids[first:]
         if sequence.is_prefilling:
             chain = chain[: work.num_prompt_tokens]

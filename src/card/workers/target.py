@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 
-from card.config import VerifyShape
 from card.errors import PromptError
 from card.models.pool import SequencePool
 from card.models.protocol import LanguageModel, Recurrent
@@ -17,8 +16,8 @@ from card.protocol.messages import Close, Declined, DrafterMessage, Layer, Resyn
 from card.tree.nodes import NO_NODES, Nodes
 from card.tree.verify import MATCH, Verdict, Verifier
 from card.workers.offers import Offers
-from card.workers.request import FinishReason, Request, StepResult, Update, Verified, Work
-from card.workers.sequence import Pass, Sequence, longest_text
+from card.workers.request import CheckedRequest, FinishReason, Request, StepResult, Update, Verified
+from card.workers.sequence import Pass, Sequence, Work, longest_text
 from card.workers.watchers import Watchers
 from card.writers.local.protocol import WriterSequence
 
@@ -66,14 +65,11 @@ class TargetWorker:
         """True if others than the first drafter propose candidates."""
         return bool(self._writers)
 
-    def rows_needed(self, request: Request) -> int:
-        """Return the KV rows that the request may come to need: its longest text and the largest tree."""
-        has_writers = bool(self._writers) and request.params.speculates
-        tree = request.draft.budget if request.uses_drafter or has_writers else 0
-        return min(longest_text(request, self.model.max_model_len) + tree, self.model.max_rows)
+    def check(self, request: Request) -> CheckedRequest:
+        """Return the request as `add` takes it.
 
-    def check(self, request: Request) -> None:
-        """Raise PromptError if the request can never run: no prompt, foreign tokens, no room in context or memory."""
+        Raises: PromptError if it can never run: no prompt, foreign tokens, no room in context or memory.
+        """
         prompt_ids, model = request.prompt_ids, self.model
         if not prompt_ids:
             raise PromptError("the prompt is empty; give at least one token")
@@ -85,20 +81,24 @@ class TargetWorker:
         for token_id in prompt_ids:
             if not 0 <= token_id < model.vocab_size:
                 raise PromptError(f"token ids must be from 0 to {model.vocab_size - 1}, got {token_id}")
-        num_rows = self.rows_needed(request)
+        has_writers = bool(self._writers) and request.params.speculates
+        tree = request.draft.budget if request.uses_drafter or has_writers else 0
+        num_rows = min(longest_text(request, model.max_model_len) + tree, model.max_rows)
         if not self.pool.can_ever_hold(num_rows):
             raise PromptError(
                 f"the request may need {num_rows} KV rows ({len(prompt_ids)} tokens of prompt, "
                 f"{request.params.max_tokens} new ones), more than kv_cache_memory holds; shorten it, lower max_tokens "
                 "or raise kv_cache_memory"
             )
+        return CheckedRequest(request, num_rows)
 
-    def add(self, request: Request) -> list[TargetMessage]:
-        """Take a request; steps run its prompt first. Returns: what the drafter must hear.
+    def add(self, checked: CheckedRequest) -> Sequence:
+        """Take a request; steps run its prompt first. Returns: its state, of which the drafter must hear `opening`.
 
         Raises: CapacityError if `pool` has no room for it now.
         """
-        opened = self.pool.open(request.prompt_ids, self.rows_needed(request))
+        request = checked.request
+        opened = self.pool.open(request.prompt_ids, checked.num_rows)
         sizes = {"max_model_len": self.model.max_model_len, "vocab_size": self.model.vocab_size}
         writers = self._writers if request.params.speculates else {}
         openers = {name: partial(begin, request) for name, begin in writers.items()}
@@ -107,13 +107,15 @@ class TargetWorker:
         sequence = Sequence(request, *place, offers=offers, switch_len=self.pool.switch_len, **sizes)
         sequence.replica.tune(beam_width=self._beam_width)
         self._running[request.request_id] = sequence
-        return [sequence.replica.open_message()] if request.uses_drafter else []
+        return sequence
 
-    def remove(self, request_id: int) -> list[TargetMessage]:
-        """Drop a request, finished or not; its rows stay for texts that begin alike. Unknown ids are ignored."""
-        sequence = self._running.pop(request_id, None)
-        if sequence is None:
-            return []
+    def remove(self, sequence: Sequence) -> list[TargetMessage]:
+        """Drop a running request, finished or not; its rows stay for texts that begin alike.
+
+        Returns: what the drafter must hear.
+        """
+        request_id = sequence.request.request_id
+        del self._running[request_id]
         self.model.keep(sequence.slot, sequence.num_rows)
         self.pool.close(sequence.slot, sequence.token_ids[: sequence.num_rows])
         sequence.offers.close()
@@ -122,10 +124,6 @@ class TargetWorker:
     def find(self, request_id: int) -> Sequence | None:
         """Return the state of a running request, to look at; None for another one."""
         return self._running.get(request_id)
-
-    def sequence(self, request_id: int) -> Sequence:
-        """Return the state of a running request, to look at."""
-        return self._running[request_id]
 
     def tune(self, beam_width: int | None) -> None:
         """Let the drafter make layers of this width for all requests; None: as each request's settings say.
@@ -142,7 +140,7 @@ class TargetWorker:
         for sequence in self._running.values():
             if sequence.request.uses_drafter:
                 sequence.replica.forget_drafter()
-                messages.append(sequence.replica.open_message())
+            messages += sequence.opening()
         return messages
 
     def catch_up(self) -> list[TargetMessage]:
@@ -165,26 +163,16 @@ class TargetWorker:
             return [Close(message.request_id)]
         return sequence.replica.receive(message)
 
-    def query(
-        self,
-        request_id: int,
-        budget: int,
-        shape: VerifyShape,
-        *,
-        writer_budget: int | None = None,
-        asks_drafter: bool = True,
-    ) -> Nodes:
-        """Return candidates to verify, no deeper than the request may still grow.
+    def query(self, sequence: Sequence, *, writer_budget: int | None = None, asks_drafter: bool = True) -> Nodes:
+        """Return candidates to verify, in the shape that the request wants, no deeper than it may still grow.
 
         Args:
-            budget: most candidates of the drafter, and of each local writer.
-            writer_budget: most of each local writer, if that is less; None: no less.
+            writer_budget: most of each local writer, if that is less than the request's budget; None: no less.
             asks_drafter: False leaves the drafter's candidates out.
         """
-        sequence = self._running[request_id]
-        request = sequence.request
+        request, shape = sequence.request, sequence.request.draft.verify
         max_depth = sequence.deepest
-        budget = min(budget, self.rows_left(request_id))
+        budget = min(request.draft.budget, self.rows_left(sequence))
         if sequence.is_prefilling or max_depth < 1 or budget < 1:
             return NO_NODES
         if self.runs_chains_only and shape == "tree":
@@ -196,14 +184,13 @@ class TargetWorker:
         )
         return sequence.permitted(offer.best_chain() if self.runs_chains_only else offer)
 
-    def rows_left(self, request_id: int) -> int:
+    def rows_left(self, sequence: Sequence) -> int:
         """Return how many candidates of the request one pass has KV rows for."""
-        sequence = self._running[request_id]
         return self.model.capacity(sequence.slot) - len(sequence.token_ids)
 
     def step(self, work: Iterable[Work]) -> StepResult:
         """Run one round for these requests in one target pass. Nothing has changed if it raises."""
-        passes = [Pass.of(self._running[one.request_id], one) for one in work]
+        passes = [Pass.of(one) for one in work]
         started = self._clock()
         all_logits = self.model.forward([one.extension for one in passes])
         try:

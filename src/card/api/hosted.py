@@ -1,0 +1,55 @@
+"""Facts and recordings that `LLM` and `AsyncLLM` share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from card.api.host import Host
+from card.methods import Method
+from card.workers.trace import Trace
+
+
+class Hosted:
+    """Facts that `LLM` and `AsyncLLM` tell of their engine."""
+
+    _host: Host
+
+    @property
+    def host(self) -> Host:
+        """The models, the tokenizer and the settings, to look at."""
+        return self._host
+
+    @property
+    def method(self) -> Method:
+        """The decoding method."""
+        return self._host.method
+
+    @property
+    def is_exact(self) -> bool:
+        """True if each text is that of plain decoding."""
+        return self._host.plan.verifier.is_exact
+
+    @property
+    def target_cost(self) -> str | None:
+        """Size and cost of an inflated target, in words; None for a target as it is."""
+        return self._host.target_cost
+
+    @property
+    def max_model_len(self) -> int:
+        """Most tokens of a request, prompt and answer together."""
+        return self._host.max_model_len
+
+    @contextmanager
+    def trace(self) -> Iterator[Trace]:
+        """Record what the engine does inside a block, for `card.workers.trace.write_trace`; one recording at a time.
+
+        with llm.trace() as trace:
+            llm.generate(prompt)
+        """
+        engine = self._host.engine
+        trace = engine.trace = Trace(shares_clock="remote" not in self._host.plan.placements.values())
+        try:
+            yield trace
+        finally:
+            engine.trace = None

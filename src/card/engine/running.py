@@ -1,0 +1,56 @@
+"""Requests of an engine, before and after it takes them up."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from card.policy.rounds import Policy
+from card.transport.link import LinkStatus
+from card.workers.request import CheckedRequest
+from card.workers.sequence import Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingRequest:
+    """A request that was not taken up yet."""
+
+    checked: CheckedRequest
+    arrived_at: float
+
+
+@dataclass(slots=True)
+class RunningRequest:
+    """A request that was taken up, and what the engine has seen of it. Times are of the engine's clock."""
+
+    sequence: Sequence
+    started_at: float
+    restarts_before: int  # of the drafter
+    passes_seen: int = 0  # of the drafter, for this request
+    busy_seen_s: float = 0.0
+    unheard_at: int = -1  # drafter passes when waiting for it ran out; it is not waited for until there are more
+
+    @property
+    def is_waited_for(self) -> bool:
+        """True if it is short of candidates, and the drafter was heard since it was waited for last."""
+        return self.sequence.stats.drafter_passes != self.unheard_at and self.sequence.is_short_of_candidates
+
+    def refresh(self, now: float, status: LinkStatus | None, policy: Policy) -> None:
+        """Bring those counters up to date that the worker does not know. ``status`` is that of the drafter, if any."""
+        stats = self.sequence.stats
+        stats.wall_s = now - self.started_at
+        stats.prefill_s = stats.prefill_s or stats.wall_s
+        if status is not None:
+            stats.drafter_restarts = status.num_restarts - self.restarts_before
+            stats.drafter, stats.drafter_reason = status.state, status.reason
+            stats.schedule, stats.schedule_reason = policy.schedule, policy.reason
+        if not self.sequence.request.params.speculates:
+            stats.schedule, stats.schedule_reason = "off", "the request wants none"
+        elif stats.declined:
+            stats.schedule, stats.schedule_reason = "off", stats.declined
+
+    def new_drafter_work(self) -> tuple[float, int]:
+        """Return the seconds and passes that the drafter has reported for this request since the last call."""
+        stats = self.sequence.stats
+        busy_s, passes = stats.drafter_busy_s - self.busy_seen_s, stats.drafter_passes - self.passes_seen
+        self.passes_seen, self.busy_seen_s = stats.drafter_passes, stats.drafter_busy_s
+        return busy_s, passes
