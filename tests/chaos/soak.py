@@ -17,6 +17,7 @@ from card.engine.engine import Engine
 from card.errors import TargetError
 from card.tree.candidates import CandidateCache
 from card.workers.request import Update
+from card.writers.draft_tree import DraftTree
 from tests.chaos.jobs import Jobs, Outcome
 
 CONCURRENCY = 16
@@ -158,7 +159,7 @@ class Resources:
             rss_bytes=process.memory_info().rss,
             num_threads=threading.active_count(),
             num_files=process.num_fds(),
-            num_trees=kinds[CandidateCache],
+            num_trees=kinds[CandidateCache] + kinds[DraftTree],
             num_tensors=kinds[torch.Tensor],
             children=frozenset(child.pid for child in process.children(recursive=True)),
         )

@@ -14,6 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from card.errors import ProtocolError
 from card.tree.candidates import CandidateCache
 from card.tree.nodes import NO_NODES, NewNodes, Nodes
+from card.writers.draft_tree import DraftTree
 
 NO_FLOOR = -1e9
 Row = list[tuple[int, float]]  # (token, logprob) of each child
@@ -28,11 +29,11 @@ def ids_of(cache: CandidateCache, answer: Nodes) -> list[int]:
     return ids
 
 
-def make_cache(*, max_nodes: int = 1000, lead: int = 10) -> CandidateCache:
-    return CandidateCache(max_nodes=max_nodes, lead=lead)
+def make_cache(*, max_nodes: int = 1000, lead: int = 10) -> DraftTree:
+    return DraftTree(max_nodes=max_nodes, lead=lead)
 
 
-def grow(cache: CandidateCache, rows: dict[int, Row], *, width: int = 100, floor: float = NO_FLOOR) -> NewNodes:
+def grow(cache: DraftTree, rows: dict[int, Row], *, width: int = 100, floor: float = NO_FLOOR) -> NewNodes:
     tokens = [[token for token, _ in row] for row in rows.values()]
     logprobs = [[logprob for _, logprob in row] for row in rows.values()]
     return cache.grow(list(rows), tokens, logprobs, width=width, min_path_logprob=floor)
@@ -43,7 +44,7 @@ def nodes(*entries: tuple[int, int, int, float]) -> NewNodes:
     return NewNodes(*(tuple(column) for column in zip(*entries, strict=True))) if entries else NewNodes.none()
 
 
-def two_layers() -> CandidateCache:
+def two_layers() -> DraftTree:
     """Return root 0 with nodes 1 (token 10) and 2 (token 20); below 1: 3 (11), 4 (12); below 2: 5 (21)."""
     cache = make_cache()
     grow(cache, {0: [(10, -0.5), (20, -1.0)]})
@@ -67,7 +68,7 @@ def state(cache: CandidateCache) -> dict[str, Any]:
         "depths": [cache.depth_of(i) for i in alive],
         "scores": [cache.path_logprob(i) for i in alive],
         "texts": [cache.path_tokens(i) for i in alive],
-        "frontier": cache.frontier(10**6),
+        "frontier": cache.frontier(10**6) if isinstance(cache, DraftTree) else None,
         "chain": cache.query(10**6, "chain"),
         "tree": cache.query(10**6, "tree"),
     }
@@ -698,7 +699,7 @@ def random_row(rng: random.Random) -> Row:
 class CacheAgainstModel(RuleBasedStateMachine):
     @initialize(max_nodes=st.integers(1, 40), lead=st.integers(1, 5), seed=seeds_st)
     def begin(self, max_nodes: int, lead: int, seed: int) -> None:
-        self.cache = CandidateCache(max_nodes=max_nodes, lead=lead)
+        self.cache = make_cache(max_nodes=max_nodes, lead=lead)
         self.model = ModelCache(max_nodes, lead)
         for i in range(3):
             self.grow_the_frontier(3, seed + i, 4, NO_FLOOR)
@@ -816,7 +817,7 @@ class Pair:
 
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
-        self.drafter, self.replica = make_cache(max_nodes=60, lead=4), make_cache(max_nodes=60, lead=4)
+        self.drafter, self.replica = make_cache(max_nodes=60, lead=4), CandidateCache(max_nodes=60)
         self.text: list[int] = []
         self.num_known = 0  # tokens of the text that the drafter has heard of
         self.layers: list[
@@ -916,7 +917,7 @@ def test_replica_that_lost_messages_equals_the_drafter_after_a_snapshot(seed: in
 
 
 def test_snapshot_taken_behind_the_target_is_settled_by_its_committed_tokens() -> None:
-    drafter, replica = two_layers(), make_cache()
+    drafter, replica = two_layers(), CandidateCache(max_nodes=1000)
     replica.restart(drafter.epoch, drafter.root_id, [10])
     assert replica.extend(drafter.epoch, drafter.snapshot()) == 3
     drafter.advance([10])

@@ -61,7 +61,7 @@ class Replica:
 
     def __init__(self, text: Iterable[int], spec: DraftSpec) -> None:
         self.text = list(text)
-        self.cache = CandidateCache(max_nodes=spec.shape.max_nodes, lead=1000)
+        self.cache = CandidateCache(max_nodes=spec.shape.max_nodes)
         self.next_seq = 0
 
     def commit(self, token_ids: list[int]) -> None:

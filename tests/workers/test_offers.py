@@ -76,7 +76,7 @@ def paths(tokens: Sequence[int], parents: Sequence[int]) -> list[tuple[int, ...]
 
 def drafted_from(proposal: Nodes) -> Nodes:
     """Return the same tree as a drafter's answer."""
-    cache = CandidateCache(max_nodes=100, lead=100)
+    cache = CandidateCache(max_nodes=100)
     ids, logprobs = range(1, len(proposal) + 1), []
     for idx, parent in enumerate(proposal.parents):
         above = proposal.path_logprobs[parent] if parent >= 0 else 0.0

@@ -311,7 +311,7 @@ def test_bounds_hold_and_there_is_something_to_do_until_one_of_them_is_met(
 def test_a_replica_that_gets_every_layer_equals_the_tree(growth: str) -> None:
     model = toy(4)
     writer, beam = opened(growth, model)
-    replica = CandidateCache(max_nodes=1000, lead=100)
+    replica = CandidateCache(max_nodes=1000)
     for _ in range(10):
         for _ in range(4):
             if beam.frontier():

@@ -1,25 +1,24 @@
 """The candidate cache: the tree of drafted continuations that drafter and target both hold.
 
-The drafter owns the truth and makes the node ids; the target holds a replica that may lag. Both apply the same
-operations, so that a replica which got every message is equal to the truth, bit for bit. Plain Python objects: at a few
-hundred nodes an array library spends longer on its calls than these loops take.
+The drafter owns the truth and makes the node ids: its tree is a `card.writers.draft_tree.DraftTree`. The target holds a
+replica that may lag. Both apply the same operations, so that a replica which got every message is equal to the truth,
+bit for bit. Plain Python objects: at a few hundred nodes an array library spends longer on its calls than these loops
+take.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from heapq import heapify, heappop, heappush, heapreplace
-from operator import itemgetter
+from heapq import heapify, heappop, heappush
 
 from card.config import VerifyShape
-from card.tree.nodes import NO_NODES, ROOT, NewNodes, Nodes, check_nodes, check_rows
+from card.tree.nodes import NO_NODES, ROOT, NewNodes, Nodes, check_nodes
 
 
-class _Node:
-    """One node. It knows its parent by id only: without reference cycles a pruned branch is freed at once."""
+class Node:
+    """Node of a tree. It knows its parent by id only: without reference cycles a pruned branch is freed at once."""
 
-    __slots__ = ("best", "depth", "id", "is_expanded", "kids", "logprob", "parent_id", "score", "spare", "token")
+    __slots__ = ("best", "depth", "id", "kids", "logprob", "parent_id", "score", "token")
 
     def __init__(self, node_id: int, parent_id: int, token: int, logprob: float, score: float, depth: int) -> None:
         self.id = node_id
@@ -28,10 +27,8 @@ class _Node:
         self.logprob = logprob
         self.score = score  # path score from the current root
         self.depth = depth  # from the epoch's root: re-rooting leaves it alone
-        self.is_expanded = False
-        self.best: _Node | None = None  # the child with the best logprob, the older one if two are equal
-        self.kids: dict[int, _Node] = {}  # by token
-        self.spare: list[tuple[float, int]] = []  # secondary tier: (logprob, token), best last
+        self.best: Node | None = None  # the child with the best logprob, the older one if two are equal
+        self.kids: dict[int, Node] = {}  # by token
 
 
 class CandidateCache:
@@ -43,7 +40,7 @@ class CandidateCache:
     While committed tokens are *pending* (the tree does not hold them yet) everything else below the root is out of
     reach and is dropped; the nodes that settle them are taken when they come.
 
-    Source: CARD, arXiv:2508.04462 (two tiers, re-rooting); ranking refills by the whole path is our change.
+    Source: CARD, arXiv:2508.04462 (re-rooting).
     """
 
     epoch: int
@@ -53,19 +50,11 @@ class CandidateCache:
     num_late_hits: int
     """How many pending tokens were settled by nodes that came later, over the cache's whole life."""
 
-    def __init__(self, *, max_nodes: int, lead: int) -> None:
-        """Make an empty cache of epoch 0.
-
-        Args:
-            max_nodes: most nodes held, the root not counted; 1 or more.
-            lead: most layers below the root that the drafter makes; 1 or more.
-        """
+    def __init__(self, *, max_nodes: int) -> None:
+        """Make an empty cache of epoch 0 for at most ``max_nodes`` nodes, 1 or more, the root not counted."""
         self.max_nodes = max_nodes
-        self.lead = lead
         self.num_late_hits = 0
         self.restart(0)
-
-    # ---- both sides -------------------------------------------------------------------------------------------------
 
     @property
     def root_id(self) -> int:
@@ -92,7 +81,7 @@ class CandidateCache:
         """
         self.epoch = epoch
         self.pending = tuple(pending)
-        self._root = _Node(root_id, root_id, -1, 0.0, 0.0, 0)
+        self._root = Node(root_id, root_id, -1, 0.0, 0.0, 0)
         self._nodes = {root_id: self._root}
         self._deepest = 0
         self._next_id = root_id + 1
@@ -112,21 +101,6 @@ class CandidateCache:
         elif path:
             self._reroot(root)
         return len(path)
-
-    def walk(self, tokens: Sequence[int]) -> tuple[int, ...]:
-        """Return the ids of the nodes that `advance` would move the root along; nothing changes."""
-        return tuple(node.id for node in self._match(tokens))
-
-    def num_rolled_back(self, tokens: Sequence[int]) -> int:
-        """Return how many nodes of the most probable path these committed tokens rule out; nothing changes.
-
-        They are what was drafted in vain on the one path that seemed right. Nodes beside it, kept for the case that it
-        is wrong, do not count.
-        """
-        best = self.best_path(self.root_id, self.depth)
-        pairs = enumerate(zip(best, tokens, strict=False))
-        num_right = next((i for i, (node, token) in pairs if self.token(node) != token), len(best))
-        return len(best) - num_right
 
     def query(self, budget: int, shape: VerifyShape, max_depth: int | None = None) -> Nodes:
         """Return the best candidates below the root, none while tokens are pending. Never waits.
@@ -183,33 +157,6 @@ class CandidateCache:
             node = self._nodes[node.parent_id]
         return tokens[::-1]
 
-    def is_expanded(self, node_id: int) -> bool:
-        """Return whether an alive node was run through the draft model. Raises: KeyError if the node is not alive."""
-        return self._nodes[node_id].is_expanded
-
-    def likeliest(self, node_id: int) -> float:
-        """Return the log-probability of an alive node's likeliest continuation in either tier; -inf if there is none.
-
-        Raises: KeyError if the node is not alive.
-        """
-        node = self._nodes[node_id]
-        best = node.best.logprob if node.best is not None else -math.inf
-        return max(best, node.spare[-1][0]) if node.spare else best
-
-    def best_path(self, node_id: int, length: int) -> list[int]:
-        """Return the ids of at most ``length`` nodes below an alive one, following the most probable child.
-
-        Raises: KeyError if the node is not alive.
-        """
-        path: list[int] = []
-        node = self._nodes[node_id].best
-        while node is not None and len(path) < length:
-            path.append(node.id)
-            node = node.best
-        return path
-
-    # ---- replica ----------------------------------------------------------------------------------------------------
-
     def extend(self, epoch: int, nodes: NewNodes) -> int:
         """Add nodes that the drafter made.
 
@@ -233,122 +180,18 @@ class CandidateCache:
             self._next_id = max(self._next_id, nodes.ids[-1] + 1)
         return num_kept
 
-    # ---- drafter ----------------------------------------------------------------------------------------------------
-
-    def frontier(self, width: int, *, min_path_logprob: float = -math.inf, num_layers: int | None = None) -> list[int]:
-        """Return the ids of the best nodes to expand next, best path score first, hence parents before children.
-
-        Args:
-            width: most ids returned.
-            min_path_logprob: nodes with a lower path score are left out. `grow` and `refill` never make such nodes, so
-                it only matters if the floor has risen since.
-            num_layers: nodes so deep below the root, or deeper, are left out; None: only those as deep as the lead.
-        """
-        end = self._root.depth + (self.lead if num_layers is None else min(self.lead, num_layers))
-        ranked = [
-            (-node.score, node.id)
-            for node in self._nodes.values()
-            if not node.is_expanded and node.depth < end and node.score >= min_path_logprob
-        ]
-        ranked.sort()
-        return [node_id for _, node_id in ranked[: max(width, 0)]]
-
-    def grow(
-        self,
-        parent_ids: Sequence[int],
-        tokens: Sequence[Sequence[int]],
-        logprobs: Sequence[Sequence[float]],
-        *,
-        width: int,
-        min_path_logprob: float,
-    ) -> NewNodes:
-        """Do one beam step: the best children over all parents become nodes, the rest secondary-tier entries.
-
-        Parents that died meanwhile or are expanded already are skipped; the others are expanded from now on. Children
-        of probability 0 and tokens that the parent has as a child already are dropped.
-
-        Args:
-            parent_ids: [F] the nodes that were run through the draft model.
-            tokens: [F][b] the top tokens of each, in any order.
-            logprobs: [F][b] their log-probabilities; equal path scores rank in the order given.
-            width: most nodes made.
-            min_path_logprob: a child with a lower path score stays in the secondary tier.
-        Returns: the new nodes, best path score first.
-        Raises: ProtocolError if lengths differ or a log-probability is NaN or above 0; nothing has changed then.
-        """
-        check_rows(parent_ids, tokens, logprobs)
-        scored: list[tuple[float, _Node, float, int]] = []
-        for parent_id, row_tokens, row_logprobs in zip(parent_ids, tokens, logprobs, strict=True):
-            node = self._nodes.get(parent_id)
-            if node is None or node.is_expanded:
-                continue
-            node.is_expanded = True
-            score = node.score
-            for token, logprob in zip(row_tokens, row_logprobs, strict=True):
-                if logprob > -math.inf:
-                    value = logprob if logprob < 0.0 else 0.0
-                    scored.append((score + value, node, value, token))
-        scored.sort(key=itemgetter(0), reverse=True)
-        return self._admit(scored, width, min_path_logprob)
-
-    def refill(self, count: int, min_path_logprob: float) -> NewNodes:
-        """Make nodes of the best secondary-tier entries, ranked by parent's path score + own log-probability.
-
-        Args:
-            count: most nodes made; less are made at `max_nodes`, and none deeper than `lead`.
-            min_path_logprob: entries with a lower path score stay where they are.
-        Returns: the new nodes, best path score first.
-        """
-        end = self._root.depth + self.lead
-        heap = [
-            (-(node.score + node.spare[-1][0]), node.id)
-            for node in self._nodes.values()
-            if node.spare and node.depth < end
-        ]
-        heapify(heap)
-        most = min(count, 1) if self.pending else count  # the node that settles a pending token has no entries yet
-        made: list[_Node] = []
-        while heap and len(made) < most and len(self._nodes) <= self.max_nodes:
-            cost, parent_id = heap[0]
-            if -cost < min_path_logprob:
-                break
-            node = self._nodes[parent_id]
-            logprob, token = node.spare.pop()
-            if node.spare:
-                heapreplace(heap, (-(node.score + node.spare[-1][0]), parent_id))
-            else:
-                heappop(heap)
-            self._make(made, node, token, logprob)
-        return _new_nodes(made)
-
-    def refill_below(self, parent_id: int, count: int, min_path_logprob: float) -> NewNodes:
-        """Make nodes of the best secondary-tier entries of one alive node; bounds as of `refill`.
-
-        Returns: the new nodes, most probable first.
-        Raises: KeyError if the node is not alive.
-        """
-        node = self._nodes[parent_id]
-        made: list[_Node] = []
-        is_deepest = node.depth >= self._root.depth + self.lead
-        while node.spare and not is_deepest and len(made) < count and len(self._nodes) <= self.max_nodes:
-            if node.score + node.spare[-1][0] < min_path_logprob:
-                break
-            logprob, token = node.spare.pop()
-            self._make(made, node, token, logprob)
-        return _new_nodes(made)
-
     def snapshot(self) -> NewNodes:
         """Return all alive nodes below the root. With `epoch` and `root_id` it rebuilds a replica:
 
         ``restart(epoch, root_id, tokens committed since)``, then ``extend(epoch, snapshot)``.
         """
-        return _new_nodes([self._nodes[node_id] for node_id in self.alive_ids()])
+        return new_nodes([self._nodes[node_id] for node_id in self.alive_ids()])
 
     # ---- inside -----------------------------------------------------------------------------------------------------
 
-    def _match(self, tokens: Sequence[int]) -> list[_Node]:
-        path: list[_Node] = []
-        node: _Node | None = self._root
+    def _match(self, tokens: Sequence[int]) -> list[Node]:
+        path: list[Node] = []
+        node: Node | None = self._root
         for token in tokens:
             node = node.kids.get(token) if node else None
             if node is None:
@@ -356,14 +199,14 @@ class CandidateCache:
             path.append(node)
         return path
 
-    def _reroot(self, root: _Node) -> None:
+    def _reroot(self, root: Node) -> None:
         """Make ``root`` the root; keep what is below it, layer by layer, and sum its scores anew."""
         root.score = 0.0
         alive = {root.id: root}
         deepest = root.depth
         layer = [root]
         while True:
-            below: list[_Node] = []
+            below: list[Node] = []
             for node in layer:
                 if node.kids:
                     score = node.score
@@ -375,14 +218,18 @@ class CandidateCache:
                 break
             deepest += 1
             layer = below
-        self._root, self._nodes, self._deepest = root, alive, deepest
+        self._keep(root, alive, deepest)
 
-    def _strip(self, root: _Node) -> None:
+    def _strip(self, root: Node) -> None:
         """Make ``root`` the root and drop all below it: none of it leads to the first pending token."""
         root.score = 0.0
         root.kids = {}
         root.best = None
-        self._root, self._nodes, self._deepest = root, {root.id: root}, root.depth
+        self._keep(root, {root.id: root}, root.depth)
+
+    def _keep(self, root: Node, alive: dict[int, Node], deepest: int) -> None:
+        """Forget all nodes but these."""
+        self._root, self._nodes, self._deepest = root, alive, deepest
 
     def _attach(self, node_id: int, parent_id: int, token: int, logprob: float) -> bool:
         """Add one node unless its parent is dead, it exists, or a pending token rules it out; say if it was added."""
@@ -392,7 +239,7 @@ class CandidateCache:
             return False
         if self.pending and token != self.pending[0]:  # the root is the only node then
             return False
-        node = _Node(node_id, parent_id, token, logprob, parent.score + logprob, parent.depth + 1)
+        node = Node(node_id, parent_id, token, logprob, parent.score + logprob, parent.depth + 1)
         nodes[node_id] = node
         parent.kids[token] = node
         best = parent.best
@@ -404,28 +251,6 @@ class CandidateCache:
             self.num_late_hits += 1
             self._reroot(node)
         return True
-
-    def _make(self, made: list[_Node], parent: _Node, token: int, logprob: float) -> None:
-        """Add a node of our own under the next id and note it in ``made``."""
-        if self._attach(self._next_id, parent.id, token, logprob):
-            made.append(self._nodes[self._next_id])
-            self._next_id += 1
-
-    def _admit(self, scored: list[tuple[float, _Node, float, int]], width: int, min_path_logprob: float) -> NewNodes:
-        """Make nodes of the first entries that the bounds allow and put the others into the secondary tier."""
-        end = self._root.depth + self.lead
-        made: list[_Node] = []
-        rest = []
-        for entry in scored:
-            score, parent, logprob, token = entry
-            has_room = len(made) < width and len(self._nodes) <= self.max_nodes
-            if has_room and score >= min_path_logprob and parent.depth < end:
-                self._make(made, parent, token, logprob)
-            else:
-                rest.append(entry)
-        for _, parent, logprob, token in reversed(rest):  # best last: `refill` pops from the end
-            parent.spare.append((logprob, token))
-        return _new_nodes(made)
 
     def _best_chain(self, length: int, *, stops_at_branch: bool) -> Nodes:
         tokens: list[int] = []
@@ -458,7 +283,8 @@ class CandidateCache:
         return Nodes(tuple(tokens), tuple(parents), tuple(scores), tuple(depths))
 
 
-def _new_nodes(nodes: Sequence[_Node]) -> NewNodes:
+def new_nodes(nodes: Sequence[Node]) -> NewNodes:
+    """Return nodes as a drafter tells of them."""
     return NewNodes(
         tuple([node.id for node in nodes]),
         tuple([node.parent_id for node in nodes]),

@@ -231,4 +231,4 @@ class Replica:
             )
 
     def _empty_tree(self) -> CandidateCache:
-        return CandidateCache(max_nodes=self._draft.max_nodes, lead=self._draft.lead + self._draft.budget)
+        return CandidateCache(max_nodes=self._draft.max_nodes)

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from card.config import TreeShape
-from card.tree.candidates import CandidateCache
 from card.tree.nodes import NewNodes
+from card.writers.draft_tree import DraftTree
 
 Demands = Generator[tuple[int, int], None, None]  # (node, children that it should have)
 
@@ -22,14 +22,14 @@ Demands = Generator[tuple[int, int], None, None]  # (node, children that it shou
 class GrowingTree:
     """A tree, the shape that it is to get, and how deep it may become now."""
 
-    cache: CandidateCache
+    cache: DraftTree
     shape: TreeShape
     num_layers: int  # nodes so deep below the root, or deeper, are not to be expanded
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Findings of a pass over F nodes, b children of each; as `CandidateCache.grow` takes them."""
+    """Findings of a pass over F nodes, b children of each; as `DraftTree.grow` takes them."""
 
     parents: Sequence[int]  # [F]
     tokens: Sequence[Sequence[int]]  # [F][b]
@@ -47,7 +47,7 @@ class GrowthRule:
         raise NotImplementedError
 
     def grow(self, tree: GrowingTree, found: Found) -> NewNodes:
-        """Make nodes of what a pass found. Raises: ProtocolError if that is malformed, see `CandidateCache.grow`."""
+        """Make nodes of what a pass found. Raises: ProtocolError if that is malformed, see `DraftTree.grow`."""
         raise NotImplementedError
 
     def widen(self, tree: GrowingTree) -> NewNodes:

@@ -17,10 +17,10 @@ from torch import Tensor
 from card.errors import CardError
 from card.models.features import FeatureWish
 from card.protocol.messages import DraftSpec
-from card.tree.candidates import CandidateCache
 from card.tree.nodes import NewNodes
 from card.tree.sampling import CandidateScorer
 from card.writers.draft_shaping import DraftShaping, FindGrammar
+from card.writers.draft_tree import DraftTree
 from card.writers.growth import RULES, Found, GrowingTree
 
 
@@ -45,7 +45,7 @@ class DraftSequence:
         self.spec = spec
         self.num_dropped = self.num_rolled_back = 0
         self.token_ids = list(token_ids)
-        self.cache = CandidateCache(max_nodes=spec.shape.max_nodes, lead=spec.shape.lead)
+        self.cache = DraftTree(max_nodes=spec.shape.max_nodes, lead=spec.shape.lead)
         self.cache.restart(epoch)
         self._text_limit = writer.text_limit(spec)
         self._vocab_size = min(spec.vocab_size or writer.vocab_size, writer.vocab_size)  # both models have these tokens
