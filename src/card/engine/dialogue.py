@@ -13,12 +13,12 @@ from card.workers.target import TargetWorker
 
 
 class Dialogue:
-    """The target's side of a link; without a link it is silent."""
+    """The target's side of a link."""
 
     tracing: NoTracing
     """Is told what is said."""
 
-    def __init__(self, worker: TargetWorker, link: DrafterLink | None) -> None:
+    def __init__(self, worker: TargetWorker, link: DrafterLink) -> None:
         self.link = link
         self.tracing = NoTracing()
         self._worker = worker
@@ -27,23 +27,16 @@ class Dialogue:
 
     @property
     def takes_turns(self) -> bool:
-        """True if there is a drafter that drafts only when it is told to."""
-        return self.link is not None and not self.link.runs_by_itself
+        """True if the drafter drafts only when it is told to."""
+        return not self.link.runs_by_itself
 
     @property
-    def available(self) -> frozenset[Schedule]:
-        """The schedules that are possible now."""
-        return frozenset({"off"}) if self.link is None else self.link.available
-
-    @property
-    def status(self) -> LinkStatus | None:
-        """State of the drafter as users are told it; None if there is none."""
-        return None if self.link is None else self.link.worst_status
+    def status(self) -> LinkStatus:
+        """State of the drafter as users are told it."""
+        return self.link.worst_status
 
     def listen(self) -> None:
         """Give the worker everything that the drafter has said."""
-        if self.link is None:
-            return
         for message in self.link.receive():
             if isinstance(message, Ready):
                 self.tracing.drafter_came()
@@ -59,8 +52,6 @@ class Dialogue:
 
     def send(self, messages: Sequence[TargetMessage]) -> None:
         """Hand messages over."""
-        if self.link is None:
-            return
         for message in messages:
             self.link.send(message)
         self.tracing.sent(messages)
@@ -73,8 +64,7 @@ class Dialogue:
 
     def follow(self, schedule: Schedule, beam_width: int | None) -> None:
         """Speak to the drafter of this schedule, tune its beams, and let it catch up if it runs by itself."""
-        if self.link is not None:
-            self.link.use(schedule)
+        self.link.use(schedule)
         if schedule == "beside":
             self.let_catch_up()
         if beam_width != self._beam_width:

@@ -18,7 +18,7 @@ from card.engine.tracing import NoTracing, Tracing
 from card.errors import CapacityError, TargetError
 from card.machine.threads import pinned
 from card.policy.rounds import Draft, Outcome, Policy, RoundView
-from card.transport.link import DrafterLink
+from card.transport.link import DrafterLink, NoDrafter
 from card.tree.nodes import Nodes
 from card.workers.metrics import EngineStats
 from card.workers.request import CheckedRequest, FinishReason, Request, Update
@@ -57,11 +57,12 @@ class Engine:
         """Make an engine without requests. ``clock`` gives seconds; all times in the statistics are its own."""
         self._worker = worker
         self._passes = TargetPasses(worker)
+        link = NoDrafter() if link is None else link
         self._drafter = Dialogue(worker, link)
         self._clock = clock
         self.trace = trace
         self._limits = limits or Limits()
-        self._policy = policy or Policy("off" if link is None else "beside" if link.runs_by_itself else "turns")
+        self._policy = policy or Policy(link.own_schedule)
         self._waiting: deque[WaitingRequest] = deque()
         self._running: dict[int, RunningRequest] = {}
         self._totals = EngineStats()
@@ -113,7 +114,7 @@ class Engine:
         if not self.has_work:
             return []
         num_requests = min(len(self._running) + len(self._waiting), self._limits.max_num_seqs)
-        self._policy.begin(num_requests, self._drafter.available)
+        self._policy.begin(num_requests, self._drafter.link.available)
         started = self._clock()
         refused = self._admit(started)
         with pinned(self._policy.reading_cores if self._only_reads() else self._policy.cores):
@@ -130,9 +131,9 @@ class Engine:
         totals.chains_only = self._worker.runs_chains_only
         totals.schedule, totals.schedule_reason = self._policy.schedule, self._policy.reason
         totals.tree_nodes = sum(one.sequence.num_candidates for one in self._running.values())
-        if (status := self._drafter.status) is not None:
-            totals.drafter, totals.drafter_reason = status.state, status.reason
-            totals.drafter_restarts = status.num_restarts
+        status = self._drafter.status
+        totals.drafter, totals.drafter_reason = status.state, status.reason
+        totals.drafter_restarts = status.num_restarts
         return totals.copy()
 
     def forget_prefixes(self) -> None:
@@ -213,8 +214,8 @@ class Engine:
         return refused
 
     def _take_up(self, sequence: Sequence, arrived_at: float, now: float) -> None:
-        request_id, status = sequence.request.request_id, self._drafter.status
-        self._running[request_id] = RunningRequest(sequence, now, status.num_restarts if status is not None else 0)
+        request_id = sequence.request.request_id
+        self._running[request_id] = RunningRequest(sequence, now, self._drafter.status.num_restarts)
         sequence.stats.queued_s = now - arrived_at
         self._drafter.tracing.taken_up(request_id, arrived_at, now)
         if self._policy.schedule != "off":
@@ -234,7 +235,7 @@ class Engine:
     def _prepare(self, view: RoundView, decoding: list[RunningRequest]) -> None:
         """Let the drafter draft, or wait for it, as the policy says."""
         link, started = self._drafter.link, self._clock()
-        if link is None or self._policy.schedule == "off":
+        if self._policy.schedule == "off":
             self._totals.drafter_lead = 0.0
             return
         view.layers_per_pass = link.layers_per_pass

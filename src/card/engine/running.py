@@ -34,12 +34,12 @@ class RunningRequest:
         """True if it is short of candidates, and the drafter was heard since it was waited for last."""
         return self.sequence.stats.drafter_passes != self.unheard_at and self.sequence.is_short_of_candidates
 
-    def refresh(self, now: float, status: LinkStatus | None, policy: Policy) -> None:
-        """Bring those counters up to date that the worker does not know. ``status`` is that of the drafter, if any."""
+    def refresh(self, now: float, status: LinkStatus, policy: Policy) -> None:
+        """Bring those counters up to date that the worker does not know. ``status`` is that of the drafter."""
         stats = self.sequence.stats
         stats.wall_s = now - self.started_at
         stats.prefill_s = stats.prefill_s or stats.wall_s
-        if status is not None:
+        if status.state != "none":
             stats.drafter_restarts = status.num_restarts - self.restarts_before
             stats.drafter, stats.drafter_reason = status.state, status.reason
             stats.schedule, stats.schedule_reason = policy.schedule, policy.reason

@@ -1,4 +1,8 @@
-"""Limits of a connection: how many there are, how long a request's head may take, how large it may be."""
+"""Limits of a connection: how many there are, how long a request's head may take, how large it may be.
+
+uvicorn has none of them. A reverse proxy has, but the server is also used without one. And no proxy helps against a
+reader of a stream who stops reading: the proxy then stops taking from us, so that bound has to be here.
+"""
 
 from __future__ import annotations
 

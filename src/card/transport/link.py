@@ -81,14 +81,37 @@ class DrafterLink:
         return self.status
 
     @property
+    def own_schedule(self) -> Schedule:
+        """The schedule that it is for: ``turns`` if it drafts only when it is told to."""
+        return "beside" if self.runs_by_itself else "turns"
+
+    @property
     def available(self) -> frozenset[Schedule]:
         """The schedules that are possible now; to do without a drafter always is."""
-        if self.status.state not in ("up", "degraded"):
-            return frozenset({"off"})
-        return frozenset({"off", "beside" if self.runs_by_itself else "turns"})
+        is_there = self.status.state in ("up", "degraded")
+        return frozenset({"off", self.own_schedule}) if is_there else frozenset({"off"})
 
     def use(self, schedule: Schedule) -> None:
         """Speak to the drafter of this schedule from now on, where there are several."""
 
     def close(self) -> None:
         """End the drafter. May be called twice."""
+
+
+class NoDrafter(DrafterLink):
+    """Link of an engine that has no drafter: nobody listens, and nothing comes."""
+
+    def __init__(self) -> None:
+        self._status = LinkStatus("none")
+
+    @property
+    def own_schedule(self) -> Schedule:
+        """The schedule without a drafter."""
+        return "off"
+
+    def send(self, message: TargetMessage) -> None:
+        """Drop a message."""
+
+    def receive(self) -> list[DrafterMessage]:
+        """Return nothing."""
+        return []
