@@ -99,9 +99,8 @@ def decode(
     if drafts is not None:
         assert drafts.proposer is not None
         decoded.told = dict(drafts.figures.accepted_by_writer)
-        if drafts.proposer.link is not None:
-            status = drafts.proposer.link.status
-            decoded.restarts, decoded.is_up = status.num_restarts, status.state == "up"
+        status = drafts.proposer.link.status
+        decoded.restarts, decoded.is_up = status.num_restarts, status.state == "up"
         drafts.close()
     return decoded
 

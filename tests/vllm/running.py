@@ -91,9 +91,8 @@ def _main(folder: Path) -> None:
     if drafter is not None:
         figures = drafter.proposer.figures
         report["figures"] = {name: getattr(figures, name) for name in figures.__slots__}
-        status = drafter.proposer.link.status if drafter.proposer.link else None
-        report["restarts"] = status.num_restarts if status else 0
-        report["state"] = status.state if status else "none"
+        status = drafter.proposer.link.status
+        report["restarts"], report["state"] = status.num_restarts, status.state
     (folder / "report.json").write_text(json.dumps(report))
 
 

@@ -17,7 +17,7 @@ from card.errors import ProtocolError
 from card.policy.chains import ChainPolicy
 from card.policy.choice import next_budget
 from card.protocol.messages import Declined, Layer, Ready, Resync, TargetMessage
-from card.transport.link import DrafterLink
+from card.transport.link import DrafterLink, NoDrafter
 from card.tree.nodes import NO_NODES
 from card.workers.offers import DRAFTER, writer_label
 from card.writers.local.protocol import LocalWriter
@@ -35,8 +35,8 @@ class ChainProposer:
 
     figures: Figures
     """What was done so far."""
-    link: DrafterLink | None
-    """The way to the drafter, if there is one."""
+    link: DrafterLink
+    """The way to the drafter."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class ChainProposer:
         self._writers = writers
         names = (DRAFTER, *writers)
         self._label = cache(lambda bits: writer_label(bits, names))
-        self.link = link
+        self.link = NoDrafter() if link is None else link
         self._clock = clock
         self._tracker = RowTracker(self.begin, max_parked=max_parked)
         self._by_drafter_id: dict[int, DraftedText] = {}
@@ -119,8 +119,8 @@ class ChainProposer:
         for text, ids in rows:
             messages += self._commit(text, ids)
         self._send(messages)  # before the candidates are chosen: the drafter goes on meanwhile
-        if self.link is not None and not self.link.runs_by_itself:
-            self._draft(self.link, [text for text, _ in rows])
+        if not self.link.runs_by_itself:
+            self._draft([text for text, _ in rows])
             began_to_ask = self._clock()
         chains = self._choose(step.texts, new_ids, began_to_ask + self._local_writers_s)
         ended = self._clock()
@@ -137,8 +137,7 @@ class ChainProposer:
         self._by_drafter_id.clear()
         for writer in self._writers.values():
             writer.close()
-        if self.link is not None:
-            self.link.close()
+        self.link.close()
 
     def _labels(self, writers: Sequence[int]) -> list[str]:
         return [self._label(bits) for bits in writers]
@@ -175,15 +174,12 @@ class ChainProposer:
         return text.close_drafter()
 
     def _send(self, messages: Sequence[TargetMessage]) -> None:
-        if self.link is not None:
-            for message in messages:
-                self.link.send(message)
+        for message in messages:
+            self.link.send(message)
 
     def _listen(self) -> list[TargetMessage]:
         """Take what the drafter said. Returns: the replies."""
         replies: list[TargetMessage] = []
-        if self.link is None:
-            return replies
         for message in self.link.receive():
             if isinstance(message, Ready):  # a new one, which knows of no request
                 for one in self._by_drafter_id.values():
@@ -205,17 +201,17 @@ class ChainProposer:
                     self.link.reject(str(error))
         return replies
 
-    def _draft(self, link: DrafterLink, texts: Sequence[DraftedText]) -> None:
+    def _draft(self, texts: Sequence[DraftedText]) -> None:
         """Have the drafter make passes while these bring more than the engine would in their time."""
         drafting = [text for text in texts if text.drafter_id is not None]
         for _ in range(self._most if drafting else 0):
-            if link.status.state != "up":
+            if self.link.status.state != "up":
                 break  # it has failed, for good: there is no other process to start anew
             best_paths = [text.best_path(self._most) for text in drafting]
-            if not self._policy.is_worth_a_pass(best_paths, len(texts), self._most, link.layers_per_pass):
+            if not self._policy.is_worth_a_pass(best_paths, len(texts), self._most, self.link.layers_per_pass):
                 break
             began = self._clock()
-            link.draft(1)
+            self.link.draft(1)
             self._send(self._listen())
             self._policy.observe_pass(len(drafting), self._clock() - began)
 

@@ -99,7 +99,7 @@ class DrafterLink:
 
 
 class NoDrafter(DrafterLink):
-    """Link of an engine that has no drafter: nobody listens, and nothing comes."""
+    """Link of whoever has no drafter: nobody listens, and nothing comes."""
 
     def __init__(self) -> None:
         self._status = LinkStatus("none")

@@ -110,12 +110,8 @@ class CardProposer:
 
     @staticmethod
     def _tell(proposer: ChainProposer, update: Callable[..., None]) -> None:
-        status = proposer.link.status if proposer.link is not None else None
-        update(
-            proposer.figures,
-            is_up=status is not None and status.state == "up",
-            num_restarts=status.num_restarts if status is not None else 0,
-        )
+        status = proposer.link.status
+        update(proposer.figures, is_up=status.state == "up", num_restarts=status.num_restarts)
 
 
 def read_settings(vllm_config: Any) -> AdapterSettings:
