@@ -231,6 +231,13 @@ def test_grow_settles_a_pending_token_and_makes_nothing_that_is_out_of_reach() -
     assert cache.pending == ()
 
 
+def test_a_child_that_settles_a_pending_token_leaves_nothing_of_its_parent_to_refill_from() -> None:
+    cache = make_cache()
+    cache.advance([3])
+    assert grow(cache, {0: [(3, -1.0), (5, -2.0)]}, width=1).tokens == (3,)
+    assert cache.refill(9, NO_FLOOR) == NewNodes.none()
+
+
 # ---- bounds ---------------------------------------------------------------------------------------------------------
 
 
