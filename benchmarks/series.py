@@ -41,10 +41,11 @@ def windows(path: Path, num_windows: int, horizon: int) -> list[tuple[np.ndarray
 def main() -> None:
     """Measure all rows window by window, and write a JSON line for each row."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for name in ("series", "target", "draft", "out"):
-        parser.add_argument(f"--{name}", type=Path, required=True)
-    for name, default in (("windows", 4), ("horizon", 96), ("samples", 50), ("ahead", 3), ("threads", 1)):
-        parser.add_argument(f"--{name}", type=int, default=default)
+    for flag in ("--series", "--target", "--draft", "--out"):
+        parser.add_argument(flag, type=Path, required=True)
+    defaults = {"--windows": 4, "--horizon": 96, "--samples": 50, "--ahead": 3, "--threads": 1}
+    for flag, default in defaults.items():
+        parser.add_argument(flag, type=int, default=default)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     target, draft = load_forecaster(options.target), load_forecaster(options.draft)
@@ -69,7 +70,7 @@ def main() -> None:
             counted = dict(zip(("patches", "rounds", "checked", "accepted"), counts, strict=True))
             scores = {"crps": crps(made.samples, came), "mse": squared_error(made.samples, came)}
             taken[name].append({**counted, **scores, "spread": float(made.samples.std(0).mean()), "wall_s": wall_s})
-    settings = {name: getattr(options, name) for name in ("windows", "horizon", "samples", "ahead", "threads")}
+    settings = {name: getattr(options, name) for name in (flag[2:] for flag in defaults)}
     options.out.parent.mkdir(parents=True, exist_ok=True)
     with options.out.open("a", encoding="utf-8") as file:
         for name, found in taken.items():

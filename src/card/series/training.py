@@ -1,4 +1,4 @@
-"""Train a forecaster on windows of series, by likelihood or by the laws of a teacher."""
+"""Train a forecaster on windows of series, by likelihood or by how often a teacher accepts."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from card.errors import SettingsError
 from card.series.data import Values, checked_series
@@ -51,8 +52,7 @@ def train_forecaster(
 
     Args:
         series: each [T]; windows are taken from all of them.
-        teacher: learn its laws (least Kullback-Leibler divergence from them), for a draft that its target accepts more
-            often; None learns what came next in the series (greatest likelihood).
+        teacher: learn to be accepted by it, for a draft; None learns what came next in the series, by likelihood.
         on_step: called after each step.
     Raises: SettingsError if a series is too short, constant or has gaps, or the teacher has another patch size.
     """
@@ -68,7 +68,7 @@ def train_forecaster(
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _rate(step, settings.steps))
     for _ in range(settings.steps):
         patches, is_judged = windows.draw(settings.batch_size, generator)
-        loss = _loss(model, teacher, patches, is_judged)
+        loss = _loss(model, teacher, patches, is_judged, generator)
         optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -77,7 +77,8 @@ def train_forecaster(
         on_step()
     model.train(False)
     with torch.no_grad():
-        loss = _loss(model, None, *_Windows(checked, shape, is_held_out=True).draw(_NUM_JUDGED, generator))
+        held_out = _Windows(checked, shape, is_held_out=True).draw(_NUM_JUDGED, generator)
+        loss = _loss(model, None, *held_out, generator)
     return Trained(model, float(loss))
 
 
@@ -86,7 +87,13 @@ def _rate(step: int, num_steps: int) -> float:
     return min(1.0, (step + 1) / _WARM_STEPS) * 0.5 * (1 + math.cos(math.pi * step / num_steps))
 
 
-def _loss(model: PatchTransformer, teacher: PatchTransformer | None, patches: Tensor, is_judged: Tensor) -> Tensor:
+def _loss(
+    model: PatchTransformer,
+    teacher: PatchTransformer | None,
+    patches: Tensor,
+    is_judged: Tensor,
+    generator: torch.Generator,
+) -> Tensor:
     """Return the mean loss of a value, in nats, over the patches that are judged: [B, N, P] and [B, N - 1] bool."""
     law = model(patches[:, :-1])
     if teacher is None:
@@ -94,15 +101,18 @@ def _loss(model: PatchTransformer, teacher: PatchTransformer | None, patches: Te
     else:
         with torch.no_grad():
             taught = teacher(patches[:, :-1])
-        losses = _divergence(taught, law)
+        losses = _rejection(taught, law, generator)
     mean: Tensor = losses[is_judged].mean()
     return mean / patches.shape[-1]
 
 
-def _divergence(p: Gaussian, q: Gaussian) -> Tensor:
-    """Return KL(p || q) of each patch in nats."""
-    ratio = (p.std / q.std).square()
-    return 0.5 * (ratio - 1 - ratio.log() + ((p.mean - q.mean) / q.std).square()).sum(-1)
+def _rejection(p: Gaussian, q: Gaussian, generator: torch.Generator) -> Tensor:
+    """Return max(0, log q(x) - log p(x)) of a patch x from q, in nats: the chance to stay is at least exp(-its mean).
+
+    The chance is the mean of min(1, p / q), and the mean of an exponential is at least the exponential of the mean.
+    """
+    drawn = q.sample(generator)  # through which gradients reach mean and deviation
+    return functional.relu(q.log_prob(drawn) - p.log_prob(drawn))
 
 
 class _Windows:
