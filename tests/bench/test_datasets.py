@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 from collections.abc import Callable
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,12 @@ def write(path: Path, *records: Any) -> Path:
 def read(name: str, path: Path, limit: int | None = None) -> Dataset:
     (found,) = read_datasets([parse_spec(f"{name}={path}")], limit=limit)
     return found
+
+
+@pytest.mark.parametrize(("name", "answer"), [("gsm8k", "3"), ("mgsm", "3"), ("prompts", None), ("mbpp", None)])
+def test_a_word_problem_brings_its_answer(tmp_path: Path, name: str, answer: str | None) -> None:
+    (question,) = read(name, write(tmp_path / "set.jsonl", RECORDS[name])).questions
+    assert question.answer == (None if answer is None else Decimal(answer))
 
 
 def test_every_published_set_is_tested_here() -> None:

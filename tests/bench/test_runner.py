@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from decimal import Decimal
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -291,3 +292,25 @@ def test_several_runs_may_share_a_file(world: World, tmp_path: Path) -> None:
 def test_plans_that_make_no_sense_are_refused(world: World, changes: dict[str, Any]) -> None:
     with pytest.raises(SettingsError, match="must be"):
         world.plan(**changes)
+
+
+def test_the_last_turn_of_a_question_with_an_answer_says_whether_it_was_solved(world: World, tmp_path: Path) -> None:
+    number = Decimal(world.tokenizer.decode(world.tokenizer.encode("7")))
+    questions = (Question(("how many cats?", "sure?"), answer=number), Question(("and dogs?",)))
+
+    class Seven(FakeRow):
+        def decode(self, prompt_ids: Sequence[int], params: SamplingParams) -> Decoded:
+            ids = world.tokenizer.encode("so 7" if self.name == "plain" else "so 8" if self.name == "fast" else "so")
+            return Decoded(tuple(ids), ((0.1, 1), (0.4, len(ids))), 0.5, 0.3, None)
+
+    class Solving(FakePair):
+        def make_rows(self, prompts: object, chosen: object) -> list[FakeRow]:
+            return [Seven(world, name) for name in ROWS]
+
+    pairs = {"pair": lambda say: Solving(world)}
+    plan = world.plan(pairs=pairs, datasets=(Dataset("chat", "x", questions),), repeats=1)
+    rows = tuple(replace(row, is_exact=row.name == "plain") for row in plan.rows)
+    run = measure(world, tmp_path / "a.jsonl", pairs=pairs, datasets=plan.datasets, repeats=1, rows=rows)
+    found = {(one.row, one.prompt, one.turn): (one.final_number, one.is_solved) for one in run.samples}
+    assert {found[row, 0, 0] for row in ROWS} == {found[row, 1, 0] for row in ROWS} == {(None, None)}
+    assert [found[row, 0, 1] for row in ROWS] == [("7", True), ("8", False), (None, False)]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from card.bench.records import Run, Sample
-from card.bench.summary import Percentiles, Spread, complete_samples, costs_of, decode_rate, ratio, summarise
+from card.bench.summary import Percentiles, Share, Spread, complete_samples, costs_of, decode_rate, ratio, summarise
 from card.workers.metrics import RequestStats
 from tests.bench.bench_files import make_run
 
@@ -154,3 +154,29 @@ def test_what_a_method_does_not_have_is_none() -> None:
     assert costs.hit_rate is costs.rolled_back_per_emitted is costs.ceiling_share is None
     theirs = costs_of([decoded(None)])  # transformers says when tokens came, and nothing else
     assert theirs.target_passes == 1 and theirs.mean_acceptance_length == 10.0 and theirs.target_pass_ms is None
+
+
+def answered(run: Run, numbers: dict[tuple[str, int], str | None], answers: dict[int, str]) -> Run:
+    """Return the run with the final number of each row and prompt, and the answer of each prompt."""
+    samples = []
+    for one in run.samples:
+        number = numbers[one.row, one.prompt]
+        solved = None if one.prompt not in answers else number == answers[one.prompt]
+        samples.append(replace(one, final_number=number, is_solved=solved))
+    return replace(run, samples=tuple(samples))
+
+
+def test_solved_questions_and_numbers_that_stay_are_counted_once_however_often_they_are_repeated() -> None:
+    numbers = {("vanilla-all-cores", 0): "7", ("vanilla-all-cores", 1): "9", ("card", 0): "7", ("card", 1): None}
+    plain, card = summarise(answered(run_with(SECONDS), numbers, {0: "7", 1: "8"}))
+    assert (plain.solved, plain.same_number) == (Share(1, 2), Share(2, 2))
+    assert (card.solved, card.same_number) == (Share(1, 2), Share(1, 2))
+    assert [row.solved for row in summarise(run_with(SECONDS))] == [None, None]
+    assert [row.same_number for row in summarise(run_with(SECONDS))] == [None, None]
+
+
+def test_a_share_has_wilsons_interval_which_stays_within_all_and_nothing() -> None:
+    assert Share(8, 10).interval == pytest.approx((0.4902, 0.9433), abs=1e-4)
+    assert Share(0, 12).interval == pytest.approx((0.0, 0.2425), abs=1e-4)
+    assert Share(12, 12).interval[1] == pytest.approx(1.0)
+    assert str(Share(8, 10)) == "80% (49–94)"

@@ -20,6 +20,7 @@ MODULES = (
     "pass_samples",
     "planner_validation",
     "plot",
+    "plot_frontier",
     "plot_validation",
     "policy_gate",
     "ray_pool",

@@ -12,7 +12,8 @@ import gzip
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from decimal import Decimal
 from importlib import import_module
 from itertools import islice
 from pathlib import Path
@@ -25,6 +26,7 @@ from transformers import PreTrainedTokenizerBase
 
 from card.bench.names import PUBLISHED, shipped, shipped_folder
 from card.errors import BenchError, SettingsError
+from card.text.answers import final_number
 from card.text.tokens import encode_chat, encode_prompt
 
 HUB = "hub:"
@@ -37,6 +39,7 @@ class Question:
 
     turns: tuple[str, ...]
     is_raw: bool = False  # continued as it is, without the chat template
+    answer: Decimal | None = field(default=None, compare=False)  # number that solves it, where there is one
 
     def encode(self, tokenizer: PreTrainedTokenizerBase, answers: Sequence[str] = ()) -> list[int]:
         """Return the token ids of the turn after these answers, the conversation so far before it.
@@ -88,7 +91,9 @@ def _turns(record: Mapping[str, Any]) -> Question:
 
 
 def _single_turn(record: Mapping[str, Any]) -> Question:
-    return Question((record["question"],), record.get("raw") is True)
+    answer = record.get("answer")
+    number = final_number(answer) if isinstance(answer, str) else None
+    return Question((record["question"],), record.get("raw") is True, number)
 
 
 _TEXT_QUESTION = {"question": str, "answer": str}
@@ -168,7 +173,7 @@ def read_datasets(specs: Sequence[DataSpec], *, limit: int | None, is_raw: bool 
         if not questions:
             raise BenchError(f"{spec.source} holds no prompt; expected {_expected(spec.format)}")
         if is_raw:
-            questions = tuple(Question(question.turns, is_raw=True) for question in questions)
+            questions = tuple(replace(question, is_raw=True) for question in questions)
         is_shipped = Path(spec.source).parent == shipped_folder()  # results do not name this installation's folder
         found[spec.name] = Dataset(spec.name, "shipped" if is_shipped else spec.source, questions)
     return list(found.values())

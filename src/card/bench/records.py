@@ -110,6 +110,8 @@ class Sample(SampleKey):
     token_times: tuple[tuple[float, int], ...]  # seconds since the start, tokens so far: one entry per target pass
     stats: RequestStats | None  # only our own methods count
     cpu_s: float = 0.0  # processor time of the target's process; a drafter's own process is not in it
+    final_number: str | None = None  # of the text, if its question has an answer
+    is_solved: bool | None = None  # that number is the answer; None: the question has none
 
     @property
     def key(self) -> SampleKey:

@@ -26,6 +26,7 @@ from card.bench.results import PROMISED, VERSION, Writer, load, read_unchecked
 from card.bench.rows import Row
 from card.config import SamplingParams
 from card.errors import BenchError, PromptError, SettingsError
+from card.text.answers import final_number
 from card.text.tokens import decode
 from card.workers.trace import Trace
 
@@ -51,6 +52,14 @@ class PairJob:
             asked = question.encode(self.tokenizer, answers)
             answers.append(decode(self.tokenizer, done[replace(key, turn=turn)].token_ids, after=asked))
         return question.encode(self.tokenizer, answers)
+
+    def outcome(self, key: SampleKey, prompt_ids: Sequence[int], token_ids: Sequence[int]) -> dict[str, Any]:
+        """Return what a text says of its question, as fields of `Sample`; nothing where there is no answer."""
+        question = self.datasets[key.workload].questions[key.prompt]
+        if question.answer is None or key.turn < len(question.turns) - 1:
+            return {}
+        number = final_number(decode(self.tokenizer, token_ids, after=prompt_ids))
+        return {"final_number": None if number is None else str(number), "is_solved": number == question.answer}
 
     def first_prompts(self, workload: str) -> list[list[int]]:
         """Return the first turns of a workload's prompts as token ids."""
@@ -287,6 +296,7 @@ def decode_missing(
         prompt_ids = job.prompt_ids(key, done)
         decoded = by_name[key.workload][key.row].decode(prompt_ids, job.params)
         found = {name: getattr(decoded, name) for name in _DECODED}
+        found |= job.outcome(key, prompt_ids, decoded.token_ids)
         done[key] = Sample(**asdict(key), new_tokens=len(decoded.token_ids), **found)
         writer.add(done[key])
         step.count()

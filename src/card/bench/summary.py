@@ -17,6 +17,8 @@ from card.bench.names import DRAFTER
 from card.bench.records import Group, GroupKey, Run, Sample
 from card.workers.metrics import RequestStats
 
+_Z95 = 1.959964  # standard deviations that hold 95 % of a normal law
+
 if TYPE_CHECKING:  # what decodes is not loaded to read files
     from card.bench.rows import Decoded
 
@@ -53,6 +55,27 @@ class Percentiles:
             return None
         p50, p90, p99 = (ordered[max(0, -(-len(ordered) * share // 100) - 1)] for share in (50, 90, 99))
         return cls(p50, p90, p99)
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """A share of independent cases."""
+
+    count: int
+    of: int
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """Bounds of the true share with 95 % confidence, by Wilson's score interval (1927)."""
+        share, spread = self.count / self.of, _Z95**2 / self.of
+        centre = share + spread / 2
+        half = _Z95 * (share * (1 - share) / self.of + spread / (4 * self.of)) ** 0.5
+        return max(0.0, (centre - half) / (1 + spread)), min(1.0, (centre + half) / (1 + spread))
+
+    def __str__(self) -> str:
+        """In percent, with the interval."""
+        least, most = self.interval
+        return f"{self.count / self.of:.0%} ({100 * least:.0f}–{100 * most:.0f})"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,6 +119,8 @@ class RowSummary(Group):
     first_token: Percentiles | None  # seconds from a request's start to its first token
     inter_token: Percentiles | None  # seconds from token to token; those of one pass have arrived at once
     costs: CostSummary
+    solved: Share | None = None  # questions with an answer whose text ends with it, in the first repeat
+    same_number: Share | None = None  # of them, those whose text ends with the baseline's number
 
 
 def summarise(run: Run) -> list[RowSummary]:
@@ -105,7 +130,8 @@ def summarise(run: Run) -> list[RowSummary]:
     for pair, workload, row in product(run.pairs, run.workloads, run.rows):
         baseline = complete.get((pair.name, run.baseline, workload.name), [])
         if repeats := complete.get(key := (pair.name, row.name, workload.name)):
-            found.append(_summary(key, repeats, _ratio(repeats, baseline)))
+            summary = _summary(key, repeats, _ratio(repeats, baseline))
+            found.append(replace(summary, same_number=_same_number(repeats, baseline)))
     return found
 
 
@@ -202,7 +228,19 @@ def _summary(key: GroupKey, repeats: _Repeats, speedup: Spread | None) -> RowSum
         first_token=Percentiles.of(sample.prefill_s for sample in samples),
         inter_token=Percentiles.of(gaps),
         costs=costs_of(samples),
+        solved=_share([sample.is_solved for sample in repeats[0] if sample.is_solved is not None]),
     )
+
+
+def _share(cases: Sequence[bool]) -> Share | None:
+    return Share(sum(cases), len(cases)) if cases else None
+
+
+def _same_number(repeats: _Repeats, baseline: _Repeats) -> Share | None:
+    """Return how many texts of the first repeat end with the number that the baseline's ends with."""
+    plain = {(s.prompt, s.turn): s.final_number for s in baseline[0] if s.is_solved is not None} if baseline else {}
+    own = {(s.prompt, s.turn): s.final_number for s in repeats[0]}
+    return _share([own[key] == number for key, number in plain.items() if key in own])
 
 
 def _ratio(repeats: _Repeats, baseline: _Repeats) -> Spread | None:

@@ -23,6 +23,8 @@ _ON_TERMINAL = (  # unless all columns are asked for
     "vs one core",
     "first, ms",
     "tokens a pass",
+    "solved",
+    "same number",
     "same text",
 )
 
@@ -82,6 +84,8 @@ def cells(run: Run, summary: RowSummary) -> dict[str, str]:
         "verified per token": shown(costs.verified_per_emitted, ".2f"),
         "rolled back per token": shown(costs.rolled_back_per_emitted, ".2f"),
         "accepted from": accepted_from(summary),
+        "solved": str(summary.solved or "–"),
+        "same number": str(summary.same_number or "–"),
         "same text": same_text(run, summary),
     }
 

@@ -34,6 +34,11 @@ def _record(run: Run, row: RowSummary) -> dict[str, Any]:
     record |= {"is_exact": facts.is_exact, "is_comparable": facts.is_comparable}
     record |= {"num_texts_equal": check.num_equal if check else None, "workload": row.workload}
     record |= {name: getattr(row, name) for name in ("num_prompts", "num_repeats", "num_tokens")}
+    for name in ("solved", "same_number"):
+        record |= {
+            name: getattr(getattr(row, name), "count", None),
+            f"{name}_of": getattr(getattr(row, name), "of", None),
+        }
     for parts, unit, names in (_SPREADS, _PERCENTILES):
         for name in names:
             record |= {f"{name}_{part}{unit}": getattr(getattr(row, name), part, None) for part in parts}

@@ -1,0 +1,58 @@
+"""The picture of what judges cost and earn has a point for each row whose questions have answers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from card.bench.records import Run
+from tests.bench.bench_files import BASELINE, make_run, write_run
+
+ROWS = (
+    (BASELINE, "vanilla", 30.0, 1.0, 0.0),
+    ("sps", "sps", 48.0, 2.9, 210.0),
+    ("sps/relaxed:0.2", "sps", 52.0, 3.2, 210.0),
+    ("sps/relaxed:0.5", "sps", 60.0, 4.2, 210.0),
+    ("sps//models/judge.safetensors", "sps", 60.0, 4.0, 210.0),
+)
+
+
+def judged_run() -> Run:
+    """Return a run of two questions, of which judges change the second one's number."""
+    run = make_run(rows=ROWS, repeats=1)
+    samples = []
+    for one in run.samples:
+        number = "7" if one.prompt == 0 or "/" not in one.row else "8"
+        samples.append(replace(one, final_number=number, is_solved=number == "7"))
+    rows = tuple(replace(row, is_exact="/" not in row.name) for row in run.rows)
+    checks = tuple(check for check in run.checks if "/" not in check.row)
+    return replace(run, rows=rows, samples=tuple(samples), checks=checks)
+
+
+def test_points_are_grouped_by_judge_and_the_exact_row_is_none(bench: dict[str, ModuleType]) -> None:
+    found = bench["plot_frontier"].points(judged_run(), solved=False)
+    assert [(point.judge, point.share.count, point.share.of) for point in found] == [
+        ("", 2, 2),
+        ("relaxed", 1, 2),
+        ("relaxed", 1, 2),
+        ("judge.safetensors", 1, 2),
+    ]
+
+
+def test_the_picture_is_a_png(bench: dict[str, ModuleType], tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    path, out = write_run(tmp_path / "a.jsonl", judged_run()), tmp_path / "images" / "judges.png"
+    for options in ([], ["--solved"]):
+        assert bench["plot_frontier"].main([str(path), "--out", str(out), *options]) == 0
+        assert out.read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_run_without_answers_is_refused_in_one_line(
+    bench: dict[str, ModuleType], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write_run(tmp_path / "a.jsonl", make_run())
+    assert bench["plot_frontier"].main([str(path)]) == 2
+    assert capsys.readouterr().err == "plot_frontier.py: error: no row to show; the questions need answers\n"
