@@ -214,14 +214,14 @@ class Host:
         model: LoadedModel
         settings, kept_in = self.settings, self.settings.weights_dir
         where: dict[str, Any] = {"dtype": settings.dtype, "device": settings.device, "cache_dir": kept_in}
+        if self.method.needs_draft and draft is not None:  # before the weights, which may take minutes to read
+            check_pair(self.tokenizer, target, draft, cache_dir=kept_in)
         if not isinstance(target, str):
             model = target
         elif self.settings.target_cost is not None:
             model = load_model(target, **where)  # to be inflated
         else:
             model = load_decoder(target, **where)
-        if self.method.needs_draft and draft is not None:
-            check_pair(self.tokenizer, model, draft, cache_dir=kept_in)
         if self.settings.target_cost is not None:
             model = inflate(cast("PreTrainedModel", model), parse_parameter_count(self.settings.target_cost))
         self.target_cost = price_in_words(model)

@@ -78,11 +78,11 @@ def examine(
     Raises: CardError of any kind.
     """
     tokenizer = load_tokenizer(target)
-    model = load_model(target, dtype=options["dtype"], device=options["device"])
     try:
-        check_tokenizers(tokenizer, model, draft)
+        check_tokenizers(tokenizer, target, draft)
     except VocabularyError as error:
         return PairReport(target, draft, False, f"tokenizers differ: {error}")
+    model = load_model(target, dtype=options["dtype"], device=options["device"])
     cost = options.pop("target_cost")
     if cost is not None:
         model = inflate(model, parse_parameter_count(cost))

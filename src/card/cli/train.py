@@ -106,8 +106,8 @@ def load_training_pair(options: dict[str, Any]) -> TrainingPair:
     torch.set_num_threads(options.get("threads") or torch.get_num_threads())
     with spinner("loading the models"):
         tokenizer, where = load_tokenizer(target_name), {"dtype": options["dtype"], "device": options["device"]}
+        check_pair(tokenizer, target_name, draft_name)
         target_model = load_model(target_name, **where)
-        check_pair(tokenizer, target_model, draft_name)
         draft_model = load_model(draft_name, **where)
     max_model_len = min(_MOST_CONTEXT, context_limit(target_model), context_limit(draft_model))
     target, draft = (make_runner(model, max_model_len=max_model_len) for model in (target_model, draft_model))

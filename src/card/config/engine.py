@@ -139,7 +139,7 @@ def split_settings(settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[st
 
 def parse_size(text: str) -> int:
     """Return the bytes that "512M", "2GiB" or "1000000" means; units are powers of 1,024. Raises: SettingsError."""
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?\s*", text, re.IGNORECASE)
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?\s*", str(text), re.IGNORECASE)
     size = int(float(found[1]) * _SIZE_UNITS[found[2].upper()]) if found else 0
     require(size > 0, "a memory size", "a number of bytes above 0 such as 512M or 2GiB", text)
     return size

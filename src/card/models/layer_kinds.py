@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from transformers.configuration_utils import ALLOWED_LAYER_TYPES
+
 from card.errors import ModelError
 
 if TYPE_CHECKING:
@@ -34,6 +36,15 @@ def check_kinds(config: Any) -> None:
             f"{config.model_type} has layers of type {', '.join(other)}, which CARD cannot run; choose a model with"
             " full, sliding or chunked attention, or with linear attention, convolutions or Mamba beside it"
         )
+
+
+def unheard_of_kinds(raw_config: Any) -> list[str]:
+    """Return the kinds in a config.json, as it was read, that no model of transformers has under that name."""
+    whole = raw_config if isinstance(raw_config, dict) else {}
+    inner = whole.get("text_config")
+    stated = [one.get("layer_types") for one in (whole, inner) if isinstance(one, dict)]
+    kinds = [kind for one in stated if isinstance(one, list) for kind in one if isinstance(kind, str)]
+    return sorted(set(kinds) - set(ALLOWED_LAYER_TYPES))
 
 
 def has_state(model: LoadedModel) -> bool:

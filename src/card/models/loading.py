@@ -31,7 +31,8 @@ from card.models.decoder_model import mark_int8, read_config, read_decoder
 from card.models.gguf.header import GgufError
 from card.models.gguf.source import GgufSource
 from card.models.inner_text import WEIGHT_NAMES, inner_name, text_config
-from card.models.layer_kinds import check_kinds
+from card.models.layer_kinds import check_kinds, unheard_of_kinds
+from card.models.names import OTHER_FAMILY
 from card.models.places import hub_file, local_model
 from card.models.weight_files import Shapes, check_counts, check_sizes, raw_config, tensor_shapes
 from card.text.tokens import check_tokenizers_fit, turn_end_id
@@ -185,14 +186,14 @@ def context_limit(model: LoadedModel) -> int:
 
 def check_pair(
     tokenizer: PreTrainedTokenizerBase,
-    target: LoadedModel,
+    target: str | Path | LoadedModel,
     draft: str | Path | LoadedModel,
     *,
     cache_dir: str | None = None,
 ) -> None:
-    """Check that a draft fits the target: by name without loading its weights, a loaded one by its size.
+    """Check that a draft fits the target: those given by name without loading their weights, a loaded one by its size.
 
-    Raises: ModelError if the draft cannot be found; VocabularyError that names the first difference.
+    Raises: ModelError if one cannot be found; VocabularyError that names the first difference.
     """
     if not isinstance(draft, str | Path):
         if vocab_size(draft) < len(tokenizer):
@@ -202,7 +203,7 @@ def check_pair(
             )
         return
     draft_tokenizer = load_tokenizer(draft, cache_dir=cache_dir)
-    sizes = vocab_size(target), _named_vocab_size(str(draft), cache_dir)
+    sizes = _vocab_size_of(target, cache_dir), _vocab_size_of(draft, cache_dir)
     try:
         check_tokenizers_fit(tokenizer, draft_tokenizer, *sizes)
     except VocabularyError as error:
@@ -265,10 +266,12 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and math.isfinite(value)
 
 
-def _named_vocab_size(name: str, cache_dir: str | None) -> int:
-    """Return the vocabulary size that a model's config states."""
+def _vocab_size_of(model: str | Path | LoadedModel, cache_dir: str | None) -> int:
+    """Return the vocabulary size of a model; that of a named one as its config states it."""
+    if not isinstance(model, str | Path):
+        return vocab_size(model)
     with _quiet():
-        source = _find(name, cache_dir)
+        source = _find(str(model), cache_dir)
         if source.gguf is not None:
             with _explained(source, "the config of {} cannot be used"):
                 return int(source.gguf.config["vocab_size"])
@@ -291,9 +294,27 @@ def _find(name: str, cache_dir: str | None) -> _Source:
         source = _Source(name, str(place), is_local=True, is_folder=True)
         with _explained(source, "the config of {} cannot be used"):
             check_counts(raw_config(place))
+        _check_kind_names(source)
         return source
     problem = _hub_problem(name)
     return _Source(name, name, is_local=bool(problem), hub_problem=problem)
+
+
+def _check_kind_names(source: _Source) -> None:
+    """Raise ModelError that names kinds of layers in a folder's config.json which transformers does not know either.
+
+    A family may have older names for its kinds, so the config is read as transformers reads it before it is blamed.
+    """
+    unheard_of = unheard_of_kinds(raw_config(Path(source.path)))
+    if not unheard_of:
+        return
+    try:
+        transformers.AutoConfig.from_pretrained(source.path, **source.options)
+    except Exception as error:
+        raise ModelError(
+            f"the config of {source.name} has layers of type {', '.join(unheard_of)[:200]}, which neither CARD nor "
+            f"transformers {transformers.__version__} knows; {OTHER_FAMILY}"
+        ) from error
 
 
 def _check_folder(source: _Source) -> Shapes | None:

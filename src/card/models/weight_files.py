@@ -24,6 +24,7 @@ _LISTS = ("labels", "experts")  # how fields end that make such a loop too
 _MOST_PARTS = 4096  # of either, whatever the files hold; no published model has half of it
 _SPARE = 2  # a head that shares the embeddings' weights is stored once, and may be asked for twice
 _PACKED = 16  # numbers that one stored number can hold where weights are quantised
+_ABSENT = 1.05  # times the numbers stored that a model may ask for, besides tied weights, before tensors are missing
 _MOST_MADE = 1 << 28  # numbers of masks and tables that are made and not stored; more only if the weights are more
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -83,11 +84,11 @@ def check_counts(config: Any, shapes: Shapes | None = None) -> None:
 def check_sizes(empty: PreTrainedModel, shapes: Shapes) -> None:
     """Check that a model without memory is about as large as the weights that are there.
 
-    A tensor that is missing, or of another shape and the same size, is left to transformers to find.
+    A single tensor that is missing, or of another shape and the same size, is left to transformers to find.
 
     Args:
         empty: built on the device "meta" as the config asks.
-    Raises: FolderError that names the first tensor of another size, or both sizes.
+    Raises: FolderError that names the first tensor of another size or without numbers, or both sizes.
     """
     is_packed = getattr(empty.config, "quantization_config", None) is not None
     held = {_inner_name(empty, name): math.prod(shape) for name, shape in shapes.items()}
@@ -99,6 +100,14 @@ def check_sizes(empty: PreTrainedModel, shapes: Shapes) -> None:
     made = sum(tensor.numel() for tensor in empty.buffers())
     if total > stored * (_PACKED if is_packed else _SPARE) or made > max(stored, _MOST_MADE):
         raise FolderError(f"it asks for {total + made} numbers, and they are {stored}; download it again")
+    tied = {_inner_name(empty, name) for name in getattr(empty, "all_tied_weights_keys", None) or ()}
+    needed = sum(size for name, size in asked.items() if name not in tied)
+    if not is_packed and needed > stored * _ABSENT:
+        first = next((name for name in asked if name not in held and name not in tied), "a part of one")
+        raise FolderError(
+            f"it asks for {needed} numbers, and they are {stored}: tensors are missing or have names that nobody knows,"
+            f" the first is {first}; download it again"
+        )
 
 
 def _inner_name(model: PreTrainedModel, name: str) -> str:
@@ -117,7 +126,13 @@ def _indexed(folder: Path, index: str) -> list[Path]:
     for name in names.values():
         if not name or _leads_outside(name):
             raise FolderError(f"{index} names {name!r}, which is not in the folder; use files of the folder only")
-    return [folder / name for name in sorted(set(names.values()))]
+    files = sorted(set(names.values()))
+    if missing := [name for name in files if not (folder / name).is_file()]:
+        raise FolderError(
+            f"{len(missing)} of the {len(files)} files that {index} names are missing, the first is {missing[0]}; "
+            "download the model again"
+        )
+    return [folder / name for name in files]
 
 
 def _leads_outside(name: str) -> bool:

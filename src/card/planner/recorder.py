@@ -63,8 +63,8 @@ def record(request: RecordRequest, tell: Callable[[str], None] = lambda _: None)
         raise PlanError("there are no prompts to record")
     tell("loading the models")
     tokenizer = load_tokenizer(request.target)
+    check_pair(tokenizer, request.target, request.draft)
     model = load_model(request.target, dtype=request.dtype, device=request.device)
-    check_pair(tokenizer, model, request.draft)
     draft_model = load_model(request.draft, dtype=request.dtype, device=request.device)
     answers = []
     with LLM(model, tokenizer=tokenizer, method="vanilla", device=request.device, max_num_seqs=1) as llm:
