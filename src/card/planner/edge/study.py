@@ -17,7 +17,8 @@ from card.planner.edge.shares import RULES, Rule, has_solver, share_out
 from card.planner.profile import Profile
 
 NUM_TOKENS = 300  # that each device decodes
-_QUANTILE = 1.96  # of the normal distribution: half of a 95 % range in standard errors
+_STUDENT_95 = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26)  # Student's t for two values and more
+_NORMAL_95 = 1.96  # for many
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +72,9 @@ def make_edge_study(
             for policy in POLICIES:
                 servers = associate(costs, terms, policy, seed=scenario.shadowing_seed)
                 for rule in rules:
-                    found.setdefault((overlap, policy, rule), []).append(_judge(costs, terms, servers, rule))
-        plain.append(_plain(costs, terms))
+                    judged = judge_shares(costs, servers, *all_shares(terms, servers, rule))
+                    found.setdefault((overlap, policy, rule), []).append(judged)
+        plain.append(plain_seconds(costs, terms))
     rows = tuple(_row(names, runs) for names, runs in found.items())
     return EdgeStudy(
         target=target.name,
@@ -95,9 +97,9 @@ def all_shares(terms: Terms, servers: Devices, rule: Rule) -> tuple[Floats, Floa
     return bandwidth, compute
 
 
-def _judge(costs: EdgeCosts, terms: Terms, servers: Devices, rule: Rule) -> tuple[float, float, float]:
-    """Return mean seconds and joules a token, and tokens a pass."""
-    runs = run_all(costs, servers, *all_shares(terms, servers, rule), NUM_TOKENS)
+def judge_shares(costs: EdgeCosts, servers: Devices, bandwidth: Floats, compute: Floats) -> tuple[float, float, float]:
+    """Return mean seconds and joules a token, and tokens a pass, by virtual clocks."""
+    runs = run_all(costs, servers, bandwidth, compute, NUM_TOKENS)
     return (
         fmean(run.seconds_per_token for run in runs),
         fmean(run.joules_per_token for run in runs),
@@ -105,7 +107,8 @@ def _judge(costs: EdgeCosts, terms: Terms, servers: Devices, rule: Rule) -> tupl
     )
 
 
-def _plain(costs: EdgeCosts, terms: Terms) -> float:
+def plain_seconds(costs: EdgeCosts, terms: Terms) -> float:
+    """Return the mean seconds a token without drafters, the servers chosen by compute and shared equally."""
     servers = associate(costs, terms, "most-compute")
     _, compute = all_shares(terms, servers, "equal")
     return fmean(
@@ -115,5 +118,12 @@ def _plain(costs: EdgeCosts, terms: Terms) -> float:
 
 def _row(names: tuple[str, str, str], runs: Sequence[tuple[float, float, float]]) -> EdgeRow:
     seconds, joules, tokens = zip(*runs, strict=True)
-    spread = _QUANTILE * stdev(seconds) / math.sqrt(len(seconds)) if len(seconds) > 1 else 0.0
-    return EdgeRow(*names, fmean(seconds), spread, fmean(joules), fmean(tokens))
+    return EdgeRow(*names, fmean(seconds), half_range(seconds), fmean(joules), fmean(tokens))
+
+
+def half_range(values: Sequence[float]) -> float:
+    """Return half of the 95 % range of the mean of some values; 0 for a single one."""
+    if len(values) < 2:
+        return 0.0
+    quantile = dict(enumerate(_STUDENT_95, 2)).get(len(values), _NORMAL_95)
+    return quantile * stdev(values) / math.sqrt(len(values))
