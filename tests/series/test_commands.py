@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from functools import partial
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -93,6 +96,17 @@ def test_what_cannot_be_is_one_line_and_status_2(run, file, folders, tmp_path):
         ran = run(*command)
         assert ran.status == 2
         assert said in ran.err and ran.err.count("\n") == 1
+
+
+def test_the_example_of_the_page_runs(folders, tmp_path, monkeypatch):
+    page = Path(__file__).parents[2] / "docs" / "series.md"
+    (example,) = re.findall(r"```python\n(.*?)```", page.read_text("utf-8"), re.DOTALL)
+    rows = (f"{math.sin(step)},{step}" for step in range(60))
+    (tmp_path / "load.csv").write_text("\n".join(("load,step", *rows)), "utf-8")
+    monkeypatch.chdir(tmp_path)
+    shared: dict[str, Any] = {}
+    exec(example.replace("96", "20"), shared)
+    assert shared["made"].samples.shape == (100, 20)
 
 
 def waves() -> np.ndarray:
