@@ -88,10 +88,6 @@ def test_what_cannot_be_is_one_line_and_status_2(run, file, folders, tmp_path):
         (("forecast", "--series", file, "--column", "wave", "--target", str(tmp_path)), "holds no forecaster"),
         ((*learn, "--column", "wave", "--out", str(tmp_path / "full")), "is not empty"),
         ((*learn, "--column", "rain", "--out", str(tmp_path / "new")), "no column 'rain'"),
-        (
-            (*learn, "--column", "wave", "--out", str(tmp_path / "new"), "--teacher", str(tmp_path / "target")),
-            "patch_size",
-        ),
     ):
         ran = run(*command)
         assert ran.status == 2
@@ -119,15 +115,3 @@ def test_training_learns_a_wave_and_the_same_seed_gives_the_same_model():
     again = train_forecaster([waves()], SMALL, TrainSettings(steps=2))
     assert long.held_out_loss < short.held_out_loss - 0.5
     assert torch.equal(short.model.head.weight, again.model.head.weight)
-
-
-def test_a_draft_that_learns_from_its_target_is_accepted_more_often_than_an_untrained_one():
-    target = train_forecaster([waves()], SMALL, TrainSettings(steps=150)).model
-    untrained, taught = (
-        train_forecaster([waves()], SMALL, TrainSettings(steps=steps, seed=1), teacher=target).model
-        for steps in (1, 150)
-    )
-    rates = [
-        forecast(waves(), 24, target, draft, num_samples=50).stats.acceptance_rate for draft in (untrained, taught)
-    ]
-    assert rates[1] > rates[0] + 0.1

@@ -70,23 +70,18 @@ def _print(console: Console, made: Forecast, plot: Path | None) -> None:
         console.print(f"drawn in {plot}", soft_wrap=True)
 
 
-def run_training(
-    *, series: Path, columns: tuple[str, ...], out: Path, size: str, teacher: Path | None, **options: Any
-) -> None:
+def run_training(*, series: Path, columns: tuple[str, ...], out: Path, size: str, **options: Any) -> None:
     """Do what `card train forecaster` was asked for. Raises: CardError of any kind."""
     if out.exists() and any(out.iterdir()):
         raise SettingsError(f"{out} is not empty; name another folder, or remove it first")
     check_can_write(out / "config.json")
     read = [read_series(series, column) for column in columns]
-    taught_by = load_forecaster(teacher) if teacher else None
     settings = TrainSettings(**options)
     bar = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     console = Console(stderr=True)
     with Progress(*bar, console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task("training", total=settings.steps)
-        trained = train_forecaster(
-            read, SHAPES[size], settings, teacher=taught_by, on_step=lambda: progress.advance(task)
-        )
+        trained = train_forecaster(read, SHAPES[size], settings, on_step=lambda: progress.advance(task))
     save_forecaster(trained.model, out)
     Console().print(
         f"{sum(weight.numel() for weight in trained.model.parameters()):,} parameters, {trained.held_out_loss:.4f} nats"

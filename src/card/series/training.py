@@ -1,4 +1,4 @@
-"""Train a forecaster on windows of series, by likelihood or by how often a teacher accepts."""
+"""Train a forecaster on windows of series, by likelihood."""
 
 from __future__ import annotations
 
@@ -9,11 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional
 
-from card.errors import SettingsError
 from card.series.data import Values, checked_series
-from card.series.laws import Gaussian
 from card.series.transformer import PatchTransformer, Shape
 
 LEAST_PATCHES = 8  # of a series to learn from
@@ -45,19 +42,15 @@ def train_forecaster(
     shape: Shape,
     settings: TrainSettings,
     *,
-    teacher: PatchTransformer | None = None,
     on_step: Callable[[], None] = lambda: None,
 ) -> Trained:
     """Train a forecaster.
 
     Args:
         series: each [T]; windows are taken from all of them.
-        teacher: learn to be accepted by it, for a draft; None learns what came next in the series, by likelihood.
         on_step: called after each step.
-    Raises: SettingsError if a series is too short, constant or has gaps, or the teacher has another patch size.
+    Raises: SettingsError if a series is too short, constant or has gaps.
     """
-    if teacher is not None and teacher.patch_size != shape.patch_size:
-        raise SettingsError(f"patch_size must be the teacher's, {teacher.patch_size}, got {shape.patch_size}")
     checked = [checked_series(one, LEAST_PATCHES * shape.patch_size) for one in series]
     generator = torch.Generator().manual_seed(settings.seed)
     with torch.random.fork_rng(devices=[]):
@@ -68,7 +61,7 @@ def train_forecaster(
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _rate(step, settings.steps))
     for _ in range(settings.steps):
         patches, is_judged = windows.draw(settings.batch_size, generator)
-        loss = _loss(model, teacher, patches, is_judged, generator)
+        loss = _loss(model, patches, is_judged)
         optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -77,8 +70,7 @@ def train_forecaster(
         on_step()
     model.train(False)
     with torch.no_grad():
-        held_out = _Windows(checked, shape, is_held_out=True).draw(_NUM_JUDGED, generator)
-        loss = _loss(model, None, *held_out, generator)
+        loss = _loss(model, *_Windows(checked, shape, is_held_out=True).draw(_NUM_JUDGED, generator))
     return Trained(model, float(loss))
 
 
@@ -87,32 +79,11 @@ def _rate(step: int, num_steps: int) -> float:
     return min(1.0, (step + 1) / _WARM_STEPS) * 0.5 * (1 + math.cos(math.pi * step / num_steps))
 
 
-def _loss(
-    model: PatchTransformer,
-    teacher: PatchTransformer | None,
-    patches: Tensor,
-    is_judged: Tensor,
-    generator: torch.Generator,
-) -> Tensor:
+def _loss(model: PatchTransformer, patches: Tensor, is_judged: Tensor) -> Tensor:
     """Return the mean loss of a value, in nats, over the patches that are judged: [B, N, P] and [B, N - 1] bool."""
-    law = model(patches[:, :-1])
-    if teacher is None:
-        losses = -law.log_prob(patches[:, 1:])
-    else:
-        with torch.no_grad():
-            taught = teacher(patches[:, :-1])
-        losses = _rejection(taught, law, generator)
+    losses = -model(patches[:, :-1]).log_prob(patches[:, 1:])
     mean: Tensor = losses[is_judged].mean()
     return mean / patches.shape[-1]
-
-
-def _rejection(p: Gaussian, q: Gaussian, generator: torch.Generator) -> Tensor:
-    """Return max(0, log q(x) - log p(x)) of a patch x from q, in nats: the chance to stay is at least exp(-its mean).
-
-    The chance is the mean of min(1, p / q), and the mean of an exponential is at least the exponential of the mean.
-    """
-    drawn = q.sample(generator)  # through which gradients reach mean and deviation
-    return functional.relu(q.log_prob(drawn) - p.log_prob(drawn))
 
 
 class _Windows:

@@ -48,7 +48,6 @@ def forecast(**options: Any) -> int:
 @click.option(
     "--size", type=click.Choice(("large", "small")), default="large", show_default=True, help="Target, draft."
 )
-@_folder("--teacher", words="Target that shall accept the draft.")
 @counted("--steps", default=1000, words="Batches of windows.")
 @counted("--seed", default=0, least=0, words="Of weights and windows.")
 def forecaster(**options: Any) -> int:
