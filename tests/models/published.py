@@ -157,6 +157,44 @@ _GEMMA3 = {
     "transformers_version": "4.50.0.dev0",
 }
 
+_ENDS = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+_OTHER = {
+    **_ENDS,
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "hidden_act": "silu",
+    "initializer_range": 0.02,
+    "max_position_embeddings": 4096,
+    "num_key_value_heads": 2,
+    "rms_norm_eps": 1e-06,
+    "rope_scaling": None,
+    "rope_theta": 500000,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+    "use_cache": True,
+}
+_PHI3 = {
+    **{name: value for name, value in _OTHER.items() if name != "attention_bias"},
+    "architectures": ["Phi3ForCausalLM"],
+    "embd_pdrop": 0.0,
+    "model_type": "phi3",
+    "original_max_position_embeddings": 4096,
+    "resid_pdrop": 0.0,
+    "rope_theta": 10000.0,
+    "sliding_window": 2047,
+    "transformers_version": "4.40.2",
+}
+_EXAONE4 = {
+    **{name: value for name, value in _OTHER.items() if name != "attention_bias"},
+    "architectures": ["Exaone4ForCausalLM"],
+    "head_dim": 32,
+    "model_type": "exaone4",
+    "rope_scaling": {**_LLAMA3_SCALING, "factor": 16.0},
+    "transformers_version": "4.54.0.dev0",
+}
+_FULL = ["full_attention", "full_attention"]
+_WINDOWED = ["sliding_attention", "full_attention"]
+
 # By name: what config.json has, and whether the model is walked directly.
 CONFIGS: dict[str, tuple[dict[str, Any], bool]] = {
     "Llama 2": (
@@ -330,13 +368,13 @@ CONFIGS: dict[str, tuple[dict[str, Any], bool]] = {
     ),
     "Mistral 7B v0.1": (
         {**_MISTRAL, "rope_theta": 10000.0, "sliding_window": 4096, "transformers_version": "4.34.0.dev0"},
-        False,
+        True,
     ),
-    "Mistral 7B v0.1, shorter window": ({**_MISTRAL, "rope_theta": 10000.0, "sliding_window": 8}, False),
+    "Mistral 7B v0.1, shorter window": ({**_MISTRAL, "rope_theta": 10000.0, "sliding_window": 8}, True),
     "Mistral 7B v0.3": (_MISTRAL, True),
     "Mistral, without sliding_window": (
         {name: value for name, value in _MISTRAL.items() if name != "sliding_window"},
-        False,
+        True,
     ),
     "Mistral Nemo": (
         {
@@ -407,6 +445,97 @@ CONFIGS: dict[str, tuple[dict[str, Any], bool]] = {
             },
             "transformers_version": "5.0.0",
             "use_bidirectional_attention": False,
+        },
+        True,
+    ),
+    "Phi-3 mini 4k": (_PHI3, True),
+    "Phi-4": ({**_PHI3, "sliding_window": None, "transformers_version": "4.47.0"}, True),
+    "Phi-3, a part of each head": ({**_PHI3, "partial_rotary_factor": 0.75, "sliding_window": 8}, True),
+    "SmolLM3": (
+        {
+            **_OTHER,
+            "architectures": ["SmolLM3ForCausalLM"],
+            "layer_types": _FULL,
+            "mlp_bias": False,
+            "model_type": "smollm3",
+            "no_rope_layer_interval": 4,
+            "no_rope_layers": [1, 0],
+            "pretraining_tp": 2,
+            "rope_theta": 5000000.0,
+            "sliding_window": None,
+            "tie_word_embeddings": True,
+            "transformers_version": "4.54.0.dev0",
+            "use_sliding_window": False,
+        },
+        True,
+    ),
+    "GLM-4 9B 0414": (
+        {
+            **{name: value for name, value in _OTHER.items() if name != "rope_scaling"},
+            "architectures": ["Glm4ForCausalLM"],
+            "attention_bias": True,
+            "head_dim": 32,
+            "model_type": "glm4",
+            "partial_rotary_factor": 0.5,
+            "rope_theta": 10000.0,
+            "transformers_version": "4.52.0.dev0",
+        },
+        True,
+    ),
+    "OLMo 2": (
+        {
+            **_OTHER,
+            "architectures": ["Olmo2ForCausalLM"],
+            "model_type": "olmo2",
+            "transformers_version": "4.47.0.dev0",
+        },
+        True,
+    ),
+    "OLMo 3, shorter window": (
+        {
+            **_OTHER,
+            "architectures": ["Olmo3ForCausalLM"],
+            "layer_types": _WINDOWED,
+            "model_type": "olmo3",
+            "sliding_window": 8,
+            "transformers_version": "4.57.0.dev0",
+        },
+        True,
+    ),
+    "EXAONE 4 1.2B": ({**_EXAONE4, "layer_types": _FULL, "sliding_window": None}, True),
+    "EXAONE 4 32B, shorter window": ({**_EXAONE4, "layer_types": _WINDOWED, "sliding_window": 8}, True),
+    "Command R7B": (
+        {
+            **{name: value for name, value in _OTHER.items() if name not in ("rms_norm_eps", "tie_word_embeddings")},
+            "architectures": ["Cohere2ForCausalLM"],
+            "cache_implementation": "hybrid",
+            "head_dim": 16,
+            "layer_norm_eps": 1e-05,
+            "layer_switch": 4,
+            "logit_scale": 0.25,
+            "model_type": "cohere2",
+            "order_of_interleaved_layers": "local_attn_first",
+            "position_embedding_type": "rope_gptj",
+            "rope_theta": 50000,
+            "rotary_pct": 1.0,
+            "sliding_window": 8,
+            "sliding_window_pattern": 2,
+            "transformers_version": "4.48.0.dev0",
+            "use_embedding_sharing": True,
+            "use_gated_activation": True,
+            "use_parallel_block": True,
+            "use_parallel_embedding": True,
+        },
+        True,
+    ),
+    "Ministral": (
+        {
+            **_MISTRAL,
+            "architectures": ["MinistralForCausalLM"],
+            "head_dim": 32,
+            "layer_types": _WINDOWED,
+            "model_type": "ministral",
+            "sliding_window": 8,
         },
         True,
     ),

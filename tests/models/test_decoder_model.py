@@ -10,21 +10,35 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import (
+    Cohere2Config,
+    Cohere2ForCausalLM,
+    Exaone4Config,
+    Exaone4ForCausalLM,
     Gemma2Config,
     Gemma2ForCausalLM,
     Gemma3ForCausalLM,
     Gemma3TextConfig,
+    Glm4Config,
+    Glm4ForCausalLM,
     GraniteConfig,
     GraniteForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
+    Olmo2Config,
+    Olmo2ForCausalLM,
+    Olmo3Config,
+    Olmo3ForCausalLM,
+    Phi3Config,
+    Phi3ForCausalLM,
     PreTrainedModel,
     Qwen2Config,
     Qwen2ForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
+    SmolLM3Config,
+    SmolLM3ForCausalLM,
 )
 
 from card.errors import ModelError
@@ -35,6 +49,7 @@ from card.models.torch_runner import TorchRunner
 from tests.tiny import LLAMA3, tiny
 
 SIZES = tiny(64, max_position_embeddings=128)
+WINDOWS = {"sliding_window": 9, "layer_types": ["sliding_attention", "full_attention"]}
 KINDS: dict[str, tuple[type[PreTrainedModel], Any]] = {
     "llama": (LlamaForCausalLM, LlamaConfig(**SIZES)),
     "llama, tied": (LlamaForCausalLM, LlamaConfig(**SIZES, tie_word_embeddings=True)),
@@ -45,6 +60,14 @@ KINDS: dict[str, tuple[type[PreTrainedModel], Any]] = {
     "gemma3": (Gemma3ForCausalLM, Gemma3TextConfig(**SIZES, head_dim=16, sliding_window=9, sliding_window_pattern=2)),
     "granite": (GraniteForCausalLM, GraniteConfig(**SIZES, attention_multiplier=0.1, residual_multiplier=0.4)),
     "mistral": (MistralForCausalLM, MistralConfig(**SIZES, sliding_window=None)),
+    "mistral, with a window": (MistralForCausalLM, MistralConfig(**SIZES, sliding_window=9)),
+    "phi3": (Phi3ForCausalLM, Phi3Config(**SIZES, pad_token_id=0, partial_rotary_factor=0.5)),
+    "smollm3": (SmolLM3ForCausalLM, SmolLM3Config(**SIZES, pad_token_id=0, no_rope_layers=[0, 1])),
+    "glm4": (Glm4ForCausalLM, Glm4Config(**SIZES, pad_token_id=0, head_dim=16)),
+    "olmo2": (Olmo2ForCausalLM, Olmo2Config(**SIZES)),
+    "olmo3": (Olmo3ForCausalLM, Olmo3Config(**SIZES, **WINDOWS)),
+    "exaone4": (Exaone4ForCausalLM, Exaone4Config(**SIZES, **WINDOWS)),
+    "cohere2": (Cohere2ForCausalLM, Cohere2Config(**SIZES, **WINDOWS)),
     "qwen2": (Qwen2ForCausalLM, Qwen2Config(**SIZES)),
     "qwen3": (Qwen3ForCausalLM, Qwen3Config(**SIZES, head_dim=8)),
 }
@@ -141,12 +164,6 @@ def test_angles_that_files_of_llama_2_hold_are_computed_instead(tmp_path: Path):
     own = load_decoder(tmp_path)
     assert type(own) is DecoderModel
     assert torch.equal(logits(own), logits(load_model(tmp_path)))
-
-
-def test_a_mistral_model_with_a_window_is_left_to_transformers(tmp_path: Path):
-    save(tmp_path, "mistral")
-    change_config(tmp_path, sliding_window=16)
-    assert read_decoder(tmp_path, dtype="auto", device=torch.device("cpu")) is None
 
 
 def test_broken_weights_are_named_by_the_same_error(tmp_path: Path):

@@ -14,8 +14,8 @@ RUNNING = {
     "gpt_oss": "transformers' modules",
     "deepseek_v3": "transformers' modules",
     "mixtral": "transformers' modules",
-    "olmo3": "transformers' modules",
-    "phi3": "transformers' modules",
+    "olmo3": "own pass",
+    "phi3": "own pass",
     "gpt2": "transformers' modules",
 }
 REFUSED = {"bloom": "attention in code of their own", "doge": "a mask that it makes itself"}

@@ -12,10 +12,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from transformers import (
+    Cohere2Config,
+    Cohere2ForCausalLM,
     Gemma2Config,
     Gemma2ForCausalLM,
     Gemma3ForCausalLM,
     Gemma3TextConfig,
+    Glm4Config,
+    Glm4ForCausalLM,
     GPT2Config,
     GPT2LMHeadModel,
     GraniteConfig,
@@ -24,6 +28,10 @@ from transformers import (
     LlamaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
+    Olmo2Config,
+    Olmo2ForCausalLM,
+    Phi3Config,
+    Phi3ForCausalLM,
     PreTrainedModel,
     Qwen2Config,
     Qwen2ForCausalLM,
@@ -56,6 +64,7 @@ pytestmark = [
 
 # Neither 80 nor a head of 20 fills whole vectors.
 SIZES = tiny(96, hidden_size=80, intermediate_size=112, max_position_embeddings=256)
+WINDOWS = {"sliding_window": 9, "layer_types": ["sliding_attention", "full_attention"]}
 KINDS: dict[str, tuple[type[PreTrainedModel], Any]] = {
     "llama": (LlamaForCausalLM, LlamaConfig(**SIZES)),
     "tied": (LlamaForCausalLM, LlamaConfig(**SIZES, tie_word_embeddings=True)),
@@ -79,6 +88,10 @@ KINDS: dict[str, tuple[type[PreTrainedModel], Any]] = {
         ),
     ),
     "mistral": (MistralForCausalLM, MistralConfig(**SIZES, sliding_window=9)),
+    "phi3": (Phi3ForCausalLM, Phi3Config(**SIZES, pad_token_id=0, partial_rotary_factor=0.6)),
+    "glm4": (Glm4ForCausalLM, Glm4Config(**SIZES, pad_token_id=0, head_dim=24)),
+    "olmo2": (Olmo2ForCausalLM, Olmo2Config(**SIZES)),
+    "cohere2": (Cohere2ForCausalLM, Cohere2Config(**SIZES, **WINDOWS, logit_scale=0.5)),
     "qwen2": (Qwen2ForCausalLM, Qwen2Config(**SIZES)),
     "qwen3": (Qwen3ForCausalLM, Qwen3Config(**SIZES, head_dim=24)),
 }

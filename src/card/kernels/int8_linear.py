@@ -90,7 +90,7 @@ def multiply_rows(x: Tensor, linear: PackedLinear, *, num_parts: int = 1) -> Ten
     scales = torch.empty((num_rows, num_groups))
     sums = torch.empty((num_rows, num_groups, sums_size), dtype=torch.int32)
     places = (numbers.data_ptr(), scales.data_ptr(), sums.data_ptr())
-    code.quantize_rows(filled.data_ptr(), 4 * GROUP * num_groups, num_rows, 0, 0, num_groups, 0.0, *places, 0)
+    code.quantize_rows(filled.data_ptr(), 4 * GROUP * num_groups, num_rows, 0, 0, 0, num_groups, 0.0, *places, 0)
     out = torch.empty((num_rows, PANEL * num_panels))
     entry = np.array(linear.entry, np.int64)
     for part in range(num_parts):

@@ -11,7 +11,7 @@ import json
 import mmap
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 from safetensors.torch import load_file
@@ -22,10 +22,10 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from card.models.architectures import Architecture, find_architecture
 from card.models.architectures.architecture import (
     ACTIVATIONS,
+    SPLITS,
     DecoderConfig,
-    head_dim,
-    rotary_kinds,
     rotary_parameters,
+    rotary_size,
     sizes_of,
 )
 from card.models.layer_kinds import WITH_WINDOW
@@ -76,7 +76,8 @@ if TYPE_CHECKING:
 
 _ROPE_TYPES = ("default", "linear", "llama3")
 _STORED_DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
-_UNUSUAL = frozenset({"quantization_config", "auto_map", "partial_rotary_factor"})  # fields of what is not built here
+_UNUSUAL = frozenset({"quantization_config", "auto_map"})  # fields of what is not built here
+_PARTIAL = "partial_rotary_factor"
 _STATED = ("hidden_size", "intermediate_size", "num_attention_heads", "num_hidden_layers", "vocab_size")
 _OLD_ANGLES = ".rotary_emb.inv_freq"  # which files of Llama 2 hold; they are computed
 
@@ -112,7 +113,7 @@ class DecoderModel(nn.Module):
         self.model.embed_tokens.weight = table
         self.model.layers = nn.ModuleList(layers)
         self.model.norm = _Norm(source.take("model.norm.weight", sizes.hidden_size))
-        self.model.rotary_emb = _RotaryEmbedding(config)
+        self.model.rotary_emb = RotaryEmbedding(config)
         head = table if config.tie_word_embeddings else source.take("lm_head.weight", *table.shape)
         self.lm_head = linear_of(head)
         source.check_empty()
@@ -178,15 +179,45 @@ def linear_of(weight: nn.Parameter, bias: nn.Parameter | None = None) -> nn.Line
     return layer
 
 
-class _RotaryEmbedding(nn.Module):
+class Linears(NamedTuple):
+    """The linear layers of a decoder layer."""
+
+    query: nn.Linear
+    key: nn.Linear
+    value: nn.Linear
+    out: nn.Linear
+    gate: nn.Linear
+    up: nn.Linear
+    down: nn.Linear
+
+
+def linears_of(layer: nn.Module, architecture: Architecture, config: Any) -> Linears:
+    """Return the linear layers of a layer; those that are stored as one are views of it."""
+    found: list[nn.Linear] = []
+    sizes = sizes_of(config)
+    for part in architecture.linears:
+        whole: Any = layer.get_submodule(part.name)
+        if part.shape[0] not in SPLITS:
+            found.append(whole)
+            continue
+        rows = [sizes[size] for size in SPLITS[part.shape[0]]]
+        biases = [None] * len(rows) if whole.bias is None else whole.bias.detach().split(rows)
+        for weight, bias in zip(whole.weight.detach().split(rows), biases, strict=True):
+            parameters = [None if one is None else nn.Parameter(one, requires_grad=False) for one in (weight, bias)]
+            found.append(linear_of(cast(nn.Parameter, parameters[0]), parameters[1]))
+    return Linears(*found)
+
+
+class RotaryEmbedding(nn.Module):
     """Angles of the positions; computed as transformers' models do, so that the bits are theirs."""
 
     def __init__(self, config: Any) -> None:
+        """Take the settings of a config."""
         super().__init__()
         self._scaling: dict[str, float] = {}
         for kind, rope in rotary_parameters(config).items():
             if rope["rope_type"] == "default":
-                size = head_dim(config)
+                size = rotary_size(config, kind)
                 steps = torch.arange(0, size, 2, dtype=torch.float) / size
                 inv_freq, self._scaling[kind] = 1.0 / (rope["rope_theta"] ** steps), 1.0
             else:
@@ -247,6 +278,8 @@ def config_of(raw: Mapping[str, Any]) -> PreTrainedConfig | None:
     architecture = find_architecture(raw.get("model_type"))
     if architecture is None or raw.get("architectures") != [architecture.model_class] or _UNUSUAL & raw.keys():
         return None
+    if _PARTIAL in raw and not architecture.turns_parts:
+        return None
     if not all(isinstance(raw.get(size), int) for size in _STATED):
         return None
     fields = copy.deepcopy(dict(raw))  # transformers writes into the settings of the rotary embedding
@@ -290,13 +323,13 @@ def _is_plain(config: DecoderConfig, architecture: Architecture) -> bool:
         and config.num_attention_heads % cast(int, config.num_key_value_heads) == 0
         and cast(int, config.head_dim) % 2 == 0
         and config.max_position_embeddings > 0
-        and config.rms_norm_eps > 0
+        and getattr(config, architecture.norm_eps) > 0
         and getattr(config, architecture.activation) in ACTIVATIONS
         and config.dtype in _STORED_DTYPES
         and _has_known_layers(config, architecture)
         and isinstance(config.rope_parameters, dict)
-        and set(rotary_kinds(config)) <= set(rotary_parameters(config))
-        and all(_is_known_rotation(one) for one in rotary_parameters(config).values())
+        and set(architecture.rotary_kinds(config)) <= {None, *rotary_parameters(config)}
+        and all(_is_known_rotation(one, architecture) for one in rotary_parameters(config).values())
     )
 
 
@@ -314,12 +347,15 @@ def _has_known_layers(config: DecoderConfig, architecture: Architecture) -> bool
     )
 
 
-def _is_known_rotation(rope: Mapping[str, Any]) -> bool:
+def _is_known_rotation(rope: Mapping[str, Any], architecture: Architecture) -> bool:
+    part = rope.get(_PARTIAL, 1.0)
     return (
         rope["rope_type"] in _ROPE_TYPES
         and isinstance(rope["rope_theta"], int | float)
         and rope["rope_theta"] > 0
-        and "partial_rotary_factor" not in rope
+        and (_PARTIAL not in rope or architecture.turns_parts)
+        and isinstance(part, int | float)
+        and 0 < part <= 1
     )
 
 

@@ -15,13 +15,12 @@ from card.machine.processor import computes_bfloat16
 from card.models.architectures import Architecture, all_architectures
 from card.models.architectures.architecture import (
     ACTIVATIONS,
-    LINEARS,
     NormPlace,
     head_dim,
-    rotary_kinds,
+    rotary_size,
 )
 from card.models.attention import Scoring, SequencePass, attend, sequence_pass
-from card.models.decoder_model import architecture_of, release_pages
+from card.models.decoder_model import RotaryEmbedding, architecture_of, linears_of, release_pages
 from card.models.draft_vocab import head_of, spread
 from card.models.features import PassStates, select_rows
 from card.models.generic import layer_windows
@@ -101,12 +100,12 @@ class FusedLayer:
 
     norms: dict[NormPlace, Tensor]  # outside the heads: [C], or [2 C] doubled for `mirrored_rms_norm`
     qkv: Linear  # H + 2 Hkv heads
-    head_norm: Tensor | None  # [H + Hkv, D]: weights of the norms on queries and keys
+    head_norm: Tensor | None  # [H + Hkv, D]: weights of the norms on queries and keys, of each head or all at once
     output: Linear
     gate_up: tuple[Linear, ...]  # one product of both, or gate and up
     down: Linear
     window: int | None
-    rotary: str  # its kind of angles
+    rotary: str | None  # its kind of angles
 
 
 def reason_not_fusable(model: LoadedModel, max_model_len: int) -> str | None:
@@ -122,8 +121,11 @@ def reason_not_fusable(model: LoadedModel, max_model_len: int) -> str | None:
         return f"its activation is {activation}, not {' or '.join(ACTIVATIONS)}"
     if switch_len(model, max_model_len) is not None:
         return "its rotary embedding (longrope) changes with the length of the text"
-    kinds = set(rotary_kinds(config))
-    if any(rotary_table(model, 1, torch.float32, kind)[0].shape[-1] != head_dim(config) for kind in kinds):
+    kinds = {kind for kind in architecture.rotary_kinds(config) if kind is not None}
+    sizes = {kind: rotary_table(model, 1, torch.float32, kind)[0].shape[-1] for kind in kinds}
+    if any(size != rotary_size(config, kind) for kind, size in sizes.items()) or (
+        not architecture.turns_parts and set(sizes.values()) - {head_dim(config)}
+    ):
         return "its rotary embedding turns only a part of each head"
     tensors = [p for p in model.parameters() if p.is_floating_point()]
     if len({(p.device, p.dtype) for p in tensors}) > 1 or tensors[0].device.type == "meta":
@@ -132,7 +134,7 @@ def reason_not_fusable(model: LoadedModel, max_model_len: int) -> str | None:
         if hasattr(module, "_hf_hook"):
             return "its modules carry device hooks"
     for layer in inner.layers:
-        for part in LINEARS:
+        for part in architecture.linears:
             if type(layer.get_submodule(part.name)) is not nn.Linear:
                 kind = type(layer.get_submodule(part.name))
                 return f"its {part.name} is a {kind.__name__}, not a plain linear layer"
@@ -140,12 +142,18 @@ def reason_not_fusable(model: LoadedModel, max_model_len: int) -> str | None:
 
 
 def rotary_table(model: LoadedModel, num_positions: int, dtype: torch.dtype, kind: str) -> tuple[Tensor, Tensor]:
-    """Return cos and sin [num_positions, D] of the model's own rotary module, for one of its `rotary_parameters`."""
+    """Return cos and sin [num_positions, channels that turn] for one of a model's `rotary_parameters`.
+
+    They are those of its own rotary module, for halves of a head.
+    """
     inner: Any = model.model
+    architecture = architecture_of(model)
+    assert architecture is not None
     like = inner.embed_tokens.weight[:1, None].to(dtype)
     positions = torch.arange(num_positions, device=like.device)[None]
-    cos, sin = inner.rotary_emb(like, positions, *([kind] if kind else []))
-    return cos[0], sin[0]
+    rotate = RotaryEmbedding(model.config) if architecture.turns_neighbours else inner.rotary_emb
+    cos, sin = rotate(like, positions, *([kind] if kind else []))
+    return cos[0].to(dtype), sin[0].to(dtype)
 
 
 def can_pack(weight: Tensor, num_bytes: int) -> bool:
@@ -206,7 +214,9 @@ class FusedDecoder:
         self._head_size = head_size = head_dim(config)
         self.embedding: Tensor = inner.embed_tokens.weight.detach()
         self._make_kernels(model, getattr(config, architecture.activation))
-        self._eps, self._norm_offset = float(config.rms_norm_eps), architecture.norm_offset
+        self._eps, self._norm_offset = float(getattr(config, architecture.norm_eps)), architecture.norm_offset
+        self._centres, self._is_parallel = architecture.centres, architecture.is_parallel
+        self._has_wide_norms, self._turns_neighbours = architecture.has_wide_norms, architecture.turns_neighbours
         self._scoring = Scoring(architecture.scale("attention", config), architecture.cap("attention", config))
         self._embedding_scale = architecture.embedding_scale(config, self._dtype)
         self._residual_scale = architecture.scale("residual", config)
@@ -214,13 +224,14 @@ class FusedDecoder:
         self._num_heads = int(config.num_attention_heads)
         self._num_kv_heads = int(config.num_key_value_heads)
         self.windows = layer_windows(config, max_model_len)
-        kinds = rotary_kinds(config)
+        kinds = architecture.rotary_kinds(config)
         with torch.inference_mode():
-            self._rotations = {kind: self._rotation(model, max_model_len, kind) for kind in dict.fromkeys(kinds)}
+            turning = [kind for kind in dict.fromkeys(kinds) if kind is not None]
+            self._rotations = {kind: self._rotation(model, max_model_len, kind) for kind in turning}
             layers = inner.layers[: config.num_hidden_layers]
             self._layers: list[FusedLayer] = []
             for layer, window, kind in zip(layers, self.windows, kinds, strict=True):
-                self._layers.append(self._layer(layer, window, kind, architecture))
+                self._layers.append(self._layer(model, layer, window, kind, architecture))
                 release_pages(model)
             self._norm = self._norm_weight(inner.norm.weight)
             head, self._head_ids = head_of(model)
@@ -231,11 +242,15 @@ class FusedDecoder:
         self.layout = KVLayout(len(self._layers), self._num_kv_heads, head_size, self._dtype, self.embedding.device)
 
     def _rotation(self, model: LoadedModel, max_model_len: int, kind: str) -> tuple[Tensor, Tensor]:
-        """Return cosines and sines [positions, 1, D] of a kind of angles; the sines with the signs of the halves."""
+        """Return cosines and sines [positions, 1, channels] of a kind of angles; the sines with their signs."""
         cos, sin = rotary_table(model, max_model_len, self._dtype, kind)
-        sign = torch.ones(self._head_size, dtype=sin.dtype, device=sin.device)
-        sign[: self._head_size // 2] = -1
-        return cos[:, None].contiguous(), (sin * sign)[:, None].contiguous()
+        half = sin.shape[1] // 2
+        sign = torch.ones(2 * half, dtype=sin.dtype, device=sin.device)
+        sign[:half] = -1
+        sin = sin * sign
+        if self._turns_neighbours:
+            cos, sin = (table.view(-1, 2, half).transpose(1, 2).flatten(1) for table in (cos, sin))
+        return cos[:, None].contiguous(), sin[:, None].contiguous()
 
     def _make_kernels(self, model: LoadedModel, activation: str) -> None:
         """Choose who multiplies, and what the decoder computes in."""
@@ -262,28 +277,36 @@ class FusedDecoder:
 
     def _norm_weight(self, weight: Tensor) -> Tensor:
         weight = self._with_offset(weight)
-        return torch.cat((weight, weight)) if self._is_cpu else weight
+        return torch.cat((weight, weight)) if self._is_cpu and not self._centres else weight
 
-    def _layer(self, layer: Any, window: int | None, rotary: str, architecture: Architecture) -> FusedLayer:
-        attention, mlp = layer.self_attn, layer.mlp
+    def _layer(
+        self, model: LoadedModel, layer: Any, window: int | None, rotary: str | None, architecture: Architecture
+    ) -> FusedLayer:
+        linears = linears_of(layer, architecture, model.config)
         norms = {place: layer.get_submodule(part.name).weight for place, part in architecture.norms.items()}
         head_norm = None
         if "query" in norms:
             of_heads = [(norms.pop("query"), self._num_heads), (norms.pop("key"), self._num_kv_heads)]
-            head_norm = torch.cat([self._with_offset(weight).expand(count, -1) for weight, count in of_heads])
-        gate_up = [mlp.gate_proj, mlp.up_proj]
+            weights = [self._with_offset(weight).view(-1, self._head_size) for weight, _ in of_heads]
+            head_norm = torch.cat([weight.expand(of[1], -1) for weight, of in zip(weights, of_heads, strict=True)])
+        gate_up = [linears.gate, linears.up]
         return FusedLayer(
             norms={place: self._norm_weight(weight) for place, weight in norms.items()},
-            qkv=self._linear([attention.q_proj, attention.k_proj, attention.v_proj]),
+            qkv=self._linear([linears.query, linears.key, linears.value]),
             head_norm=head_norm,
-            output=self._linear([attention.o_proj]),
+            output=self._linear([linears.out]),
             gate_up=tuple(self._linear([m]) for m in gate_up) if self._is_packed else (self._linear(gate_up),),
-            down=self._linear([mlp.down_proj]),
+            down=self._linear([linears.down]),
             window=window,
             rotary=rotary,
         )
 
-    def _rms_norm(self, x: Tensor, weight: Tensor) -> Tensor:
+    def _norm_rows(self, x: Tensor, weight: Tensor | None) -> Tensor:
+        """Return rows after a norm; None leaves them as they are."""
+        if weight is None:
+            return x
+        if self._centres:
+            return functional.layer_norm(x.to(weight.dtype), weight.shape, weight, None, self._eps).to(x.dtype)
         if not self._is_cpu:
             return functional.rms_norm(x.to(weight.dtype), weight.shape, weight, self._eps).to(x.dtype)
         if x.shape[0] <= MAX_MIRRORED_ROWS:
@@ -340,19 +363,22 @@ class FusedDecoder:
         if states:
             states.take(0, hidden[:num_rows])
         for index, layer in enumerate(self._layers):
-            qkv = kernels.linear(self._rms_norm(hidden, layer.norms["attention_in"]), layer.qkv)
-            self._attention(qkv, index, layer, rotations[layer.rotary], steps, outs)
+            read = self._norm_rows(hidden, layer.norms.get("attention_in"))
+            qkv = kernels.linear(read, layer.qkv)
+            self._attention(qkv, index, layer, rotations, steps, outs)
             hidden = self._add(attended, layer.output, layer.norms.get("attention_out"), hidden)
-            gated = kernels.gated(self._rms_norm(hidden, layer.norms["mlp_in"]), layer.gate_up)
+            if not self._is_parallel:
+                read = self._norm_rows(hidden, layer.norms.get("mlp_in"))
+            gated = kernels.gated(read, layer.gate_up)
             hidden = self._add(gated, layer.down, layer.norms.get("mlp_out"), hidden)
             if states:
                 states.take(index + 1, hidden[:num_rows])
         if states:
-            states.take_final(hidden[:num_rows], lambda chosen: self._rms_norm(chosen, self._norm))
+            states.take_final(hidden[:num_rows], lambda chosen: self._norm_rows(chosen, self._norm))
         hidden = select_rows(hidden[:num_rows], logits_rows)
         if not len(hidden):
             return hidden.new_empty((0, self.vocab_size))
-        logits = kernels.linear(self._rms_norm(hidden, self._norm), self._head)
+        logits = kernels.linear(self._norm_rows(hidden, self._norm), self._head)
         if self._logits_scale != 1.0:
             logits = logits / self._logits_scale
         if self._logits_cap is not None:
@@ -362,7 +388,7 @@ class FusedDecoder:
     def _add(self, x: Tensor, layer: Linear, norm: Tensor | None, hidden: Tensor) -> Tensor:
         """Return the hidden states with what a block adds to them."""
         if norm is not None:
-            return torch.add(hidden, self._rms_norm(self._kernels.linear(x, layer), norm), alpha=self._residual_scale)
+            return torch.add(hidden, self._norm_rows(self._kernels.linear(x, layer), norm), alpha=self._residual_scale)
         if self._residual_scale == 1.0:
             return self._kernels.linear_add(x, layer, hidden)
         return torch.add(hidden, self._kernels.linear(x, layer), alpha=self._residual_scale)
@@ -372,7 +398,7 @@ class FusedDecoder:
         qkv: Tensor,
         index: int,
         layer: FusedLayer,
-        rotation: tuple[Tensor, Tensor],
+        rotations: dict[str, tuple[Tensor, Tensor]],
         steps: Sequence[SequencePass],
         outs: Sequence[Tensor],
     ) -> None:
@@ -382,15 +408,26 @@ class FusedDecoder:
         rotated = qkv.as_strided((qkv.shape[0], num_heads + num_kv_heads, size), (width, size, 1))  # queries and keys
         if layer.head_norm is not None:
             self._norm_heads(rotated, layer)
-        swapped = torch.roll(rotated, size // 2, -1)
-        rotated.mul_(rotation[0]).addcmul_(swapped, rotation[1])
+        if layer.rotary is not None:
+            cos, sin = rotations[layer.rotary]
+            turned = rotated[..., : cos.shape[-1]]
+            if self._turns_neighbours:
+                swapped = turned.reshape(*turned.shape[:-1], -1, 2).flip(-1).flatten(-2)
+            else:
+                swapped = torch.roll(turned, cos.shape[-1] // 2, -1)
+            turned.mul_(cos).addcmul_(swapped, sin)
         self._attend(qkv, index, layer, steps, outs)
 
     def _norm_heads(self, rotated: Tensor, layer: FusedLayer) -> None:
         """Apply the norms of queries and keys in place; rotated is [sum T, H + Hkv, D]."""
         assert layer.head_norm is not None
         heads = rotated.to(layer.head_norm.dtype)
-        torch.mul(functional.rms_norm(heads, (self._head_size,), None, self._eps), layer.head_norm, out=rotated)
+        if self._has_wide_norms:
+            parts = (heads[:, : self._num_heads], heads[:, self._num_heads :])
+            normed = torch.cat([functional.rms_norm(part, part.shape[1:], None, self._eps) for part in parts], 1)
+        else:
+            normed = functional.rms_norm(heads, (self._head_size,), None, self._eps)
+        torch.mul(normed, layer.head_norm, out=rotated)
 
     def _attend(
         self, qkv: Tensor, index: int, layer: FusedLayer, steps: Sequence[SequencePass], outs: Sequence[Tensor]

@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import layer_norm
 
 from card.kernels.int8_linear import (
     GROUP,
@@ -34,8 +35,14 @@ from card.kernels.int8_linear import (
 from card.kernels.rotation import inverse_frequencies, rotation_tables
 from card.machine.threads import integer_pass_threads
 from card.models.architectures import Architecture
-from card.models.architectures.architecture import NormPlace, head_dim, rotary_kinds, rotary_parameters
-from card.models.decoder_model import architecture_of, release_pages
+from card.models.architectures.architecture import (
+    NormPlace,
+    head_dim,
+    neighbours_first,
+    rotary_parameters,
+    rotary_size,
+)
+from card.models.decoder_model import architecture_of, linears_of, release_pages
 from card.models.draft_vocab import head_of, spread
 from card.models.features import FINAL, PassStates
 from card.models.fused import mirrored_rms_norm, rotary_table
@@ -61,12 +68,17 @@ def _with_padded_heads(weight: Tensor, num_heads: int, dim: int, size: int) -> T
     )
 
 
-def _quantize_heads(linear: nn.Linear, num_heads: int, size: int) -> PackedLinear:
-    """Return a layer whose outputs are heads, each followed by zeros up to ``size``."""
-    weight = _with_padded_heads(linear.weight.detach(), num_heads, 0, size)
-    if linear.bias is None:
-        return quantize_linear(weight, None)
-    return quantize_linear(weight, _with_padded_heads(linear.bias.detach()[:, None], num_heads, 0, size)[:, 0])
+def _quantize_heads(linear: nn.Linear, order: list[int] | None, num_heads: int, size: int) -> PackedLinear:
+    """Return a layer whose outputs are heads, each followed by zeros up to ``size``.
+
+    Args:
+        order: which channel of a head comes where; None for as they are.
+    """
+    columns = [linear.weight.detach()] + ([] if linear.bias is None else [linear.bias.detach()[:, None]])
+    if order is not None:
+        columns = [one.view(num_heads, -1, one.shape[1])[:, order].flatten(0, 1) for one in columns]
+    weight, *bias = (_with_padded_heads(one, num_heads, 0, size) for one in columns)
+    return quantize_linear(weight, bias[0][:, 0] if bias else None)
 
 
 def _scaled(linear: nn.Linear, factor: float) -> tuple[Tensor, Tensor | None]:
@@ -76,8 +88,11 @@ def _scaled(linear: nn.Linear, factor: float) -> tuple[Tensor, Tensor | None]:
 
 
 def _rotation_tables(model: LoadedModel, num_positions: int, kind: str) -> tuple[Tensor, Tensor]:
-    """Return cos and sin [num_positions, D] of float32, with the same bits on every computer if the type is known."""
-    frequencies = inverse_frequencies(rotary_parameters(model.config)[kind], head_dim(model.config))
+    """Return cos and sin [num_positions, channels that turn] of float32, for halves of a head.
+
+    They have the same bits on every computer if the type of the angles is known.
+    """
+    frequencies = inverse_frequencies(rotary_parameters(model.config)[kind], rotary_size(model.config, kind))
     if frequencies is None:
         cos, sin = rotary_table(model, num_positions, torch.float32, kind)
         return cos.contiguous(), sin.contiguous()
@@ -110,20 +125,26 @@ class Int8Decoder:
         self.windows = layer_windows(config, max_model_len)
         self.vocab_size = int(model.lm_head.weight.shape[0])
         self._reals = {
-            self._code.EPS: float(config.rms_norm_eps),
+            self._code.EPS: float(getattr(config, architecture.norm_eps)),
             self._code.SCALE: architecture.scale("attention", config),
             self._code.SCORE_CAP: architecture.cap("attention", config) or 0.0,
             self._code.LOGIT_CAP: architecture.cap("logits", config) or 0.0,
         }
-        self._has_gelu = getattr(config, architecture.activation) != "silu"
+        self._switches = {
+            self._code.HAS_GELU: getattr(config, architecture.activation) != "silu",
+            self._code.CENTRES: architecture.centres,
+            self._code.IS_PARALLEL: architecture.is_parallel,
+            self._code.HAS_WIDE_NORMS: architecture.has_wide_norms,
+        }
         self._norm_offset = architecture.norm_offset
         self._embedding_scale = architecture.embedding_scale(config, self.embedding.dtype)
         self._residual_scale = architecture.scale("residual", config)
         self._width = int(config.hidden_size)
         self._held: list[Any] = []  # keeps alive what the tables hold addresses of
         with torch.inference_mode():
-            kinds = rotary_kinds(config)
-            self._rotations = {kind: _rotation_tables(model, max_model_len, kind) for kind in dict.fromkeys(kinds)}
+            kinds = architecture.rotary_kinds(config)
+            turning = [kind for kind in dict.fromkeys(kinds) if kind is not None]
+            self._rotations = {kind: _rotation_tables(model, max_model_len, kind) for kind in turning}
             self._norm = extended(inner.norm.weight.float() + self._norm_offset, padded(self._width, GROUP))
             head, self._head_ids = head_of(model)
             self._num_outputs = len(head.weight)
@@ -131,7 +152,7 @@ class Int8Decoder:
             tables = []
             layers = inner.layers[: config.num_hidden_layers]
             for layer, window, kind in zip(layers, self.windows, kinds, strict=True):
-                tables.append(self._layer(layer, window, kind, architecture))
+                tables.append(self._layer(model, layer, window, kind, architecture))
                 release_pages(model)
             self._layers = np.array(tables, np.int64)
         self.layout = KVLayout(
@@ -139,19 +160,23 @@ class Int8Decoder:
         )
         self._buffers = _Buffers()
 
-    def _layer(self, layer: Any, window: int | None, rotary: str, architecture: Architecture) -> list[int]:
+    def _layer(
+        self, model: LoadedModel, layer: Any, window: int | None, rotary: str | None, architecture: Architecture
+    ) -> list[int]:
         """Quantize a layer and return its table."""
-        code, attention, mlp = self._code, layer.self_attn, layer.mlp
-        heads, kv_heads, size = self._num_heads, self._num_kv_heads, self._padded_head
-        out, out_bias = _scaled(attention.o_proj, self._residual_scale)
-        out, down = _with_padded_heads(out, heads, 1, size), _scaled(mlp.down_proj, self._residual_scale)
+        code, its = self._code, linears_of(layer, architecture, model.config)
+        heads, kv_heads, size, order = self._num_heads, self._num_kv_heads, self._padded_head, None
+        if architecture.turns_neighbours and rotary is not None:
+            order = neighbours_first(rotary_size(model.config, rotary), self._head_size)
+        out, out_bias = _scaled(its.out, self._residual_scale)
+        out, down = _with_padded_heads(out, heads, 1, size), _scaled(its.down, self._residual_scale)
         linears = {
-            code.QUERY: _quantize_heads(attention.q_proj, heads, size),
-            code.KEY: _quantize_heads(attention.k_proj, kv_heads, size),
-            code.VALUE: _quantize_heads(attention.v_proj, kv_heads, size),
+            code.QUERY: _quantize_heads(its.query, order, heads, size),
+            code.KEY: _quantize_heads(its.key, order, kv_heads, size),
+            code.VALUE: _quantize_heads(its.value, None, kv_heads, size),
             code.ATTENTION_OUT: quantize_linear(out, out_bias, out_multiple=GROUP),
-            code.GATE: quantize_linear(mlp.gate_proj.weight.detach(), mlp.gate_proj.bias, out_multiple=GROUP),
-            code.UP: quantize_linear(mlp.up_proj.weight.detach(), mlp.up_proj.bias, out_multiple=GROUP),
+            code.GATE: quantize_linear(its.gate.weight.detach(), its.gate.bias, out_multiple=GROUP),
+            code.UP: quantize_linear(its.up.weight.detach(), its.up.bias, out_multiple=GROUP),
             code.DOWN: quantize_linear(*down, out_multiple=GROUP),
         }
         table = [0] * code.LAYER_SIZE
@@ -161,7 +186,9 @@ class Int8Decoder:
         for place, norm in kept.items():
             table[place] = norm.data_ptr()
         table[code.WINDOW] = window or 0
-        table[code.COS], table[code.SIN] = (one.data_ptr() for one in self._rotations[rotary])
+        if rotary is not None:
+            cos, sin = self._rotations[rotary]
+            table[code.COS], table[code.SIN], table[code.TURNED] = cos.data_ptr(), sin.data_ptr(), cos.shape[1]
         self._mlp_width = linears[code.GATE].scales.shape[0]
         self._held += [linears, kept]
         return table
@@ -170,17 +197,21 @@ class Int8Decoder:
         """Return the weights of a layer's norms by their places in its table."""
         code, width, size = self._code, padded(self._width, GROUP), self._padded_head
         places: dict[NormPlace, tuple[int, int]] = {
-            "attention_in": (code.INPUT_NORM, width),
-            "attention_out": (code.ATTENTION_OUT_NORM, width),
-            "mlp_in": (code.MLP_NORM, width),
-            "mlp_out": (code.MLP_OUT_NORM, width),
-            "query": (code.QUERY_NORM, size),
-            "key": (code.KEY_NORM, size),
+            "attention_in": (code.INPUT_NORM, 1),
+            "attention_out": (code.ATTENTION_OUT_NORM, 1),
+            "mlp_in": (code.MLP_NORM, 1),
+            "mlp_out": (code.MLP_OUT_NORM, 1),
+            "query": (code.QUERY_NORM, self._num_heads if architecture.has_wide_norms else 1),
+            "key": (code.KEY_NORM, self._num_kv_heads if architecture.has_wide_norms else 1),
         }
         norms = {}
         for name, part in architecture.norms.items():
-            place, num_channels = places[name]
-            norms[place] = extended(layer.get_submodule(part.name).weight.float() + self._norm_offset, num_channels)
+            place, num_heads = places[name]
+            weight = layer.get_submodule(part.name).weight.float() + self._norm_offset
+            if name in ("query", "key"):
+                norms[place] = _with_padded_heads(weight[:, None], num_heads, 0, size)[:, 0].contiguous()
+            else:
+                norms[place] = extended(weight, width)
         return norms
 
     def step(self, sequence: SequenceRows, *, offset: int, num_new: int) -> NewRows:
@@ -238,7 +269,11 @@ class Int8Decoder:
         for layer, copy in copies.items():
             states.take(layer, copy)
         weight, eps = self._norm[: self._width].repeat(2), self._reals[self._code.EPS]
-        states.take_final(hidden[:, : self._width], lambda rows: mirrored_rms_norm(rows, weight, eps))
+        if self._switches[self._code.CENTRES]:
+            weight = self._norm[: self._width]
+            states.take_final(hidden[:, : self._width], lambda rows: layer_norm(rows, weight.shape, weight, None, eps))
+        else:
+            states.take_final(hidden[:, : self._width], lambda rows: mirrored_rms_norm(rows, weight, eps))
 
     def _prepare(self, num_rows: int, num_positions: int, num_threads: int) -> Tensor:
         """Have room for a pass, and a table that says where; return the place of its hidden states."""
@@ -284,7 +319,7 @@ class Int8Decoder:
             code.HEAD: self._head_size,
             code.PADDED_HEAD: size,
             code.MLP: self._mlp_width,
-            code.HAS_GELU: int(self._has_gelu),
+            **self._switches,
             code.VOCAB: PANEL * len(self._output.panels),
         }
         for place, number in numbers.items():

@@ -176,22 +176,35 @@ def turn(x: int, cos: int, sin: int, size: int) -> None:
 
 
 @compiled
+def norm_all_heads(table: int, layer: int, row: int) -> None:
+    """Apply the norms of a row's queries and keys, each over all heads at once."""
+    of, heads, kv_heads = layer_entry(table, layer), entry(table, t.HEADS), entry(table, t.KV_HEADS)
+    size, padded, eps = entry(table, t.HEAD), entry(table, t.PADDED_HEAD), real_entry(table, t.EPS)
+    query = entry(table, t.PROJECTED) + 4 * padded * (heads + 2 * kv_heads) * row
+    key = query + 4 * padded * heads
+    rms_norm(query, entry(of, t.QUERY_NORM), query, size * heads, padded * heads, eps)
+    rms_norm(key, entry(of, t.KEY_NORM), key, size * kv_heads, padded * kv_heads, eps)
+
+
+@compiled
 def prepare_heads(table: int, layer: int, first: int, last: int) -> None:
     """Norm and turn heads ``first`` to ``last`` (queries, keys, values) of all rows; keep keys and values."""
     of = layer_entry(table, layer)
     heads, kv_heads = entry(table, t.HEADS), entry(table, t.KV_HEADS)
     size, padded, eps = entry(table, t.HEAD), entry(table, t.PADDED_HEAD), real_entry(table, t.EPS)
+    has_head_norms, turned = not entry(table, t.HAS_WIDE_NORMS), entry(of, t.TURNED)
     for row in range(entry(table, t.ROWS)):
         its = row_entry(table, row)
-        angle = 4 * size * entry(its, t.POSITION)
+        angle = 4 * turned * entry(its, t.POSITION)
         kept = entry(its, t.KV) + layer * entry(its, t.LAYER_BYTES) + entry(its, t.SLOT) * entry(its, t.KV_ROW)
         for head in range(first, last):
             x = entry(table, t.PROJECTED) + 4 * padded * (row * (heads + 2 * kv_heads) + head)
             if head < heads + kv_heads:
                 norm = entry(of, t.QUERY_NORM if head < heads else t.KEY_NORM)
-                if norm:
+                if norm and has_head_norms:
                     rms_norm(x, norm, x, size, padded, eps)
-                turn(x, entry(of, t.COS) + angle, entry(of, t.SIN) + angle, size)
+                if turned:
+                    turn(x, entry(of, t.COS) + angle, entry(of, t.SIN) + angle, turned)
             if head >= heads:
                 out = kept + (head - heads) * entry(its, t.HEAD_BYTES)
                 for at in range(0, padded, LANES):

@@ -12,7 +12,7 @@ from queue import SimpleQueue
 from typing import Any
 
 from card.kernels.jit import tables as t
-from card.kernels.jit.attention import attend, prepare_heads
+from card.kernels.jit.attention import attend, norm_all_heads, prepare_heads
 from card.kernels.jit.rows import (
     add_row,
     bytes_between_fours,
@@ -177,30 +177,38 @@ def run_layer(table: int, layer: int, thread: int, turn: int, own: int) -> int:
     numbers, scales = own, own + GROUP * most_groups * num_rows
     sums = scales + 4 * most_groups * num_rows
     room = sums + SUMS_BYTES * most_groups * num_rows + 4 * GROUP * most_groups
-    norm = entry(of, t.INPUT_NORM)
-    quantize_rows(hidden, hidden_bytes, num_rows, width, norm, groups, eps, numbers, scales, sums, 0)
+    norm, centres, is_parallel = entry(of, t.INPUT_NORM), entry(table, t.CENTRES), entry(table, t.IS_PARALLEL)
+    quantize_rows(hidden, hidden_bytes, num_rows, width, norm, centres, groups, eps, numbers, scales, sums, 0)
     first, last = share(all_heads, thread, threads), share(all_heads, thread + 1, threads)
     project_heads(table, of + 8 * t.QUERY, heads, 0, first, last, numbers, scales, sums)
     project_heads(table, of + 8 * t.KEY, kv_heads, heads, first, last, numbers, scales, sums)
     project_heads(table, of + 8 * t.VALUE, kv_heads, heads + kv_heads, first, last, numbers, scales, sums)
+    if entry(table, t.HAS_WIDE_NORMS):
+        turn = wait(barrier, threads, turn)
+        for row in range(thread, num_rows, threads):
+            norm_all_heads(table, layer, row)
+        turn = wait(barrier, threads, turn)
     prepare_heads(table, layer, first, last)
+    start, stop = share(mlp_groups, thread, threads), share(mlp_groups, thread + 1, threads)
+    if is_parallel:  # the MLP reads what attention reads
+        gate(table, layer, start, stop, numbers, scales, sums, room)
     turn = wait(barrier, threads, turn)
     for unit in range(thread, num_rows * kv_heads, threads):
         attend(table, layer, unit // kv_heads, unit % kv_heads, room)
     turn = wait(barrier, threads, turn)
     quantize_rows(
-        entry(table, t.ATTENDED), 4 * GROUP * attended_groups, num_rows, 0, 0, attended_groups, eps, numbers, scales,
-        sums, 0,
+        entry(table, t.ATTENDED), 4 * GROUP * attended_groups, num_rows, 0, 0, 0, attended_groups, eps, numbers,
+        scales, sums, 0,
     )  # fmt: skip
     first = share(padded_width // PANEL, thread, threads)
     last = share(padded_width // PANEL, thread + 1, threads)
     out, norm = of + 8 * t.ATTENTION_OUT, entry(of, t.ATTENTION_OUT_NORM)
     turn = add_output(table, out, norm, first, last, numbers, scales, sums, attended_groups, thread, turn)
-    norm = entry(of, t.MLP_NORM)
-    quantize_rows(hidden, hidden_bytes, num_rows, width, norm, groups, eps, numbers, scales, sums, 0)
-    start, stop = share(mlp_groups, thread, threads), share(mlp_groups, thread + 1, threads)
-    gate(table, layer, start, stop, numbers, scales, sums, room)
-    turn = wait(barrier, threads, turn)
+    if not is_parallel:
+        norm = entry(of, t.MLP_NORM)
+        quantize_rows(hidden, hidden_bytes, num_rows, width, norm, centres, groups, eps, numbers, scales, sums, 0)
+        gate(table, layer, start, stop, numbers, scales, sums, room)
+        turn = wait(barrier, threads, turn)
     turn = add_output(
         table, of + 8 * t.DOWN, entry(of, t.MLP_OUT_NORM), first, last, entry(table, t.GATED),
         entry(table, t.GATED_SCALES), entry(table, t.GATED_SUMS), mlp_groups, thread, turn,
@@ -223,8 +231,8 @@ def run(table: int, thread: int) -> None:
     scales = own + GROUP * groups * num_chosen
     sums = scales + 4 * groups * num_chosen
     quantize_rows(
-        entry(table, t.HIDDEN), 4 * GROUP * groups, num_chosen, entry(table, t.WIDTH), entry(table, t.NORM), groups,
-        real_entry(table, t.EPS), own, scales, sums, entry(table, t.CHOSEN_ROWS),
+        entry(table, t.HIDDEN), 4 * GROUP * groups, num_chosen, entry(table, t.WIDTH), entry(table, t.NORM),
+        entry(table, t.CENTRES), groups, real_entry(table, t.EPS), own, scales, sums, entry(table, t.CHOSEN_ROWS),
     )  # fmt: skip
     panels = entry(table, t.VOCAB) // PANEL
     first, last = share(panels, thread, threads), share(panels, thread + 1, threads)

@@ -114,6 +114,19 @@ def rms_norm(x: int, weight: int, out: int, width: int, padded: int, eps: float)
 
 
 @compiled
+def centre(x: int, out: int, width: int, padded: int) -> None:
+    """Write a row of ``width`` less its mean; its padding must be 0, and stays so."""
+    sums = fill(ZERO)
+    for at in range(0, 4 * padded, 4 * LANES):
+        sums = add(sums, load(x + at))
+    less = fill(-total(sums) / np.float32(width))
+    for at in range(0, 4 * padded, 4 * LANES):
+        store(out + at, add(load(x + at), less))
+    for at in range(4 * width, 4 * padded, 4):
+        store_float(out + at, ZERO)
+
+
+@compiled
 def tile_size(num_rows: int, first: int) -> int:
     """Return how many rows the tile that starts at a row has: as few tiles as can be, of nearly one size."""
     num_tiles = (num_rows + MOST_ROWS - 1) // MOST_ROWS
@@ -146,13 +159,14 @@ def quantize_row(x: int, numbers: int, scales: int, sums: int, num_groups: int, 
 
 @compiled
 def quantize_rows(
-    x: int, x_bytes: int, num_rows: int, width: int, norm: int, num_groups: int, eps: float, numbers: int, scales: int,
-    sums: int, chosen: int,
+    x: int, x_bytes: int, num_rows: int, width: int, norm: int, centres: int, num_groups: int, eps: float, numbers: int,
+    scales: int, sums: int, chosen: int,
 ) -> None:  # fmt: skip
     """Quantize rows tile after tile; behind ``sums`` is room for a row.
 
     Args:
         norm: weight of a norm to apply first; 0 for none.
+        centres: the norm subtracts the mean first.
         chosen: address of the rows' indices; 0 for all rows in their order.
     """
     room = sums + SUMS_BYTES * num_rows * num_groups
@@ -161,6 +175,9 @@ def quantize_rows(
         size = tile_size(num_rows, first)
         for row in range(size):
             source = x + (load_int(chosen + 8 * (first + row)) if chosen else first + row) * x_bytes
+            if norm and centres:
+                centre(source, room, width, GROUP * num_groups)
+                source = room
             if norm:
                 rms_norm(source, norm, room, width, GROUP * num_groups, eps)
                 source = room

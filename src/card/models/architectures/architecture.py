@@ -1,8 +1,8 @@
 """The make-up of decoder-only models as data: the parts that all share, and what an entry of the table says.
 
 The passes (`card.models.fused`, `card.models.int8`) and the readers (`card.models.decoder_model`, `card.models.gguf`)
-read it; none of them asks a model's weights or its name. All have RMS norms, a gated MLP, rotary embeddings, and a
-head that may be tied. An entry states what differs. Annotations are evaluated here: values of configs are checked
+read it; none of them asks a model's weights or its name. All have norms, a gated MLP, rotary embeddings, and a head
+that may be tied. An entry states what differs. Annotations are evaluated here: values of configs are checked
 against them.
 """
 
@@ -13,7 +13,7 @@ from typing import Any, Literal
 import torch
 from transformers import PreTrainedConfig
 
-Size = Literal["hidden", "inner", "queries", "keys", "head"]
+Size = Literal["hidden", "inner", "queries", "keys", "head", "qkv", "gate_up"]
 Biased = Literal["qkv", "out", "mlp"]
 Scale = Literal["attention", "embedding", "residual", "logits"]
 Cap = Literal["attention", "logits"]
@@ -42,6 +42,12 @@ LINEARS = (
     Part("mlp.up_proj", "ffn_up", ("inner", "hidden"), "mlp"),
     Part("mlp.down_proj", "ffn_down", ("hidden", "inner"), "mlp"),
 )
+# Queries, keys and values stored as one, and gate and up.
+_QKV = Part("self_attn.qkv_proj", "attn_qkv", ("qkv", "hidden"), "qkv")
+_GATE_UP = Part("mlp.gate_up_proj", "ffn_up", ("gate_up", "hidden"), "mlp")
+LINEARS_WITH_GATE_UP = (*LINEARS[:4], _GATE_UP, LINEARS[6])
+LINEARS_WITH_QKV_AND_GATE_UP = (_QKV, LINEARS[3], _GATE_UP, LINEARS[6])
+SPLITS: Mapping[Size, tuple[Size, ...]] = {"qkv": ("queries", "keys", "keys"), "gate_up": ("inner", "inner")}
 PRE_NORMS: Mapping[NormPlace, Part] = {
     "attention_in": Part("input_layernorm", "attn_norm", ("hidden",)),
     "mlp_in": Part("post_attention_layernorm", "ffn_norm", ("hidden",)),
@@ -49,6 +55,10 @@ PRE_NORMS: Mapping[NormPlace, Part] = {
 HEAD_NORMS: Mapping[NormPlace, Part] = {
     "query": Part("self_attn.q_norm", "attn_q_norm", ("head",)),
     "key": Part("self_attn.k_norm", "attn_k_norm", ("head",)),
+}
+WIDE_NORMS: Mapping[NormPlace, Part] = {
+    "query": Part("self_attn.q_norm", "attn_q_norm", ("queries",)),
+    "key": Part("self_attn.k_norm", "attn_k_norm", ("keys",)),
 }
 
 
@@ -98,11 +108,19 @@ class Architecture:
     biases: Mapping[Biased, str | Literal[True]] = field(default_factory=dict)  # by a field of the config, or always
     scales: Mapping[Scale, str | Callable[[Any], float]] = field(default_factory=dict)
     """Factors: fields of the config, or functions of it. Logits are divided by theirs."""
+    multiplies_logits: bool = False  # by their factor, instead
     caps: Mapping[Cap, str] = field(default_factory=dict)  # fields with bounds: x becomes cap * tanh(x / cap)
+    linears: tuple[Part, ...] = LINEARS
     norms: Mapping[NormPlace, Part] = field(default_factory=lambda: PRE_NORMS)
     norm_offset: float = 0.0  # added to the weights of all norms
+    norm_eps: str = "rms_norm_eps"  # the field with what norms add to the mean square
+    centres: bool = False  # norms subtract the mean of a row first
+    is_parallel: bool = False  # attention and the MLP read the same, what the norm "attention_in" gives
     activation: str = "hidden_act"  # the field that names the gate's
     has_windows: bool = False  # the config may give layers a sliding window
+    turns: Callable[[Any, int], bool] = lambda config, layer: True  # whether a layer has rotary embeddings
+    turns_neighbours: bool = False  # channels that turn together are neighbours, not halves of the head apart
+    turns_parts: bool = False  # the config may leave the last channels of each head as they are
     gguf_name: str | None = None  # llama.cpp's; None: its files are named after another architecture
     gguf_pairs: bool = False  # in its files, rows of a head that turn together are neighbours
     gguf_fields: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda config: {}
@@ -111,7 +129,12 @@ class Architecture:
     @property
     def parts(self) -> tuple[Part, ...]:
         """The parts of each layer."""
-        return LINEARS + tuple(self.norms.values())
+        return self.linears + tuple(self.norms.values())
+
+    @property
+    def has_wide_norms(self) -> bool:
+        """True if queries and keys have norms, each over all heads at once."""
+        return "query" in self.norms and self.norms["query"].shape != ("head",)
 
     def stated_bias(self, part: Part) -> str | bool:
         """Return whether a part has a bias, or which field of the config says it."""
@@ -128,7 +151,8 @@ class Architecture:
         if callable(stated):
             return stated(config)
         if stated is not None:
-            return float(getattr(config, stated))
+            factor = float(getattr(config, stated))
+            return 1 / factor if name == "logits" and self.multiplies_logits else factor
         return head_dim(config) ** -0.5 if name == "attention" else 1.0
 
     def embedding_scale(self, config: Any, dtype: torch.dtype) -> float:
@@ -141,6 +165,12 @@ class Architecture:
         bound = getattr(config, self.caps[name]) if name in self.caps else None
         return None if bound is None else float(bound)
 
+    def rotary_kinds(self, config: Any) -> list[str | None]:
+        """Return which of the `rotary_parameters` each layer has; None for a layer that knows no positions."""
+        share = "" in rotary_parameters(config)
+        layers = range(config.num_hidden_layers)
+        return [("" if share else config.layer_types[i]) if self.turns(config, i) else None for i in layers]
+
 
 def rotary_parameters(config: Any) -> dict[str, Mapping[str, Any]]:
     """Return the settings of each kind of rotary embedding, by the kind of layer; one under "" serves all layers."""
@@ -148,10 +178,14 @@ def rotary_parameters(config: Any) -> dict[str, Mapping[str, Any]]:
     return {kind: one for kind, one in stated.items() if isinstance(one, Mapping)} or {"": stated}
 
 
-def rotary_kinds(config: Any) -> list[str]:
-    """Return which of the `rotary_parameters` each layer has."""
-    kinds = rotary_parameters(config)
-    return [""] * config.num_hidden_layers if "" in kinds else list(config.layer_types[: config.num_hidden_layers])
+def rotary_size(config: Any, kind: str) -> int:
+    """Return how many of the first channels of a head turn."""
+    return int(head_dim(config) * rotary_parameters(config)[kind].get("partial_rotary_factor", 1.0))
+
+
+def neighbours_first(size: int, head_size: int) -> list[int]:
+    """Return the channels of a head so that those of the first ``size`` that turn together are halves apart."""
+    return [*range(0, size, 2), *range(1, size, 2), *range(size, head_size)]
 
 
 def head_dim(config: Any) -> int:
@@ -161,11 +195,13 @@ def head_dim(config: Any) -> int:
 
 def sizes_of(config: Any) -> Mapping[Size, int]:
     """Return the sizes that shapes are made of."""
-    size = head_dim(config)
+    size, inner = head_dim(config), config.intermediate_size
     return {
         "hidden": config.hidden_size,
-        "inner": config.intermediate_size,
+        "inner": inner,
         "queries": config.num_attention_heads * size,
         "keys": config.num_key_value_heads * size,
         "head": size,
+        "qkv": (config.num_attention_heads + 2 * config.num_key_value_heads) * size,
+        "gate_up": 2 * inner,
     }

@@ -16,4 +16,4 @@ class MistralFields(DecoderConfig):
     sliding_window: int | None = 4096
 
 
-ARCHITECTURE = Architecture(model_class="MistralForCausalLM", config_class=MistralFields)
+ARCHITECTURE = Architecture(model_class="MistralForCausalLM", config_class=MistralFields, has_windows=True)
