@@ -53,10 +53,10 @@ def _facts(made: Forecast) -> dict[str, Any]:
 
 
 def _print(console: Console, made: Forecast, plot: Path | None) -> None:
-    shown = table("", numbers=("step", "mean", "10 %", "median", "90 %"))
+    shown = table("step", numbers=("mean", "10 %", "median", "90 %"))
     rows = made.mean, made.quantile(_LOW), made.quantile(0.5), made.quantile(_HIGH)
     for step, row in enumerate(zip(*rows, strict=True), 1):
-        shown.add_row("", str(step), *(f"{value:.4g}" for value in row))
+        shown.add_row(str(step), *(f"{value:.4g}" for value in row))
     console.print(shown)
     stats = made.stats
     console.print(
@@ -64,7 +64,8 @@ def _print(console: Console, made: Forecast, plot: Path | None) -> None:
         if made.exact
         else f"{len(made.samples)} continuations with another law than the target's (exact: false)"
     )
-    words = f"{stats.num_target_passes} passes of the target, {stats.patches_per_round:.2f} patches a pass"
+    gain = f"{stats.patches_per_round:.2f} patches of a continuation in each"
+    words = f"passes of the target: {stats.num_target_passes}, {gain}"
     console.print(words + (f", {stats.acceptance_rate:.0%} of proposals accepted" if stats.num_checked else ""))
     if plot is not None:
         console.print(f"drawn in {plot}", soft_wrap=True)
