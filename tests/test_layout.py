@@ -29,7 +29,7 @@ LINES: tuple[tuple[str, ...], ...] = (
     ("tree", "methods", "machine", "verify_server", "series"),
     ("protocol", "text", "kernels"),
     ("models",),
-    ("writers", "hrad", "judges", "cascade"),
+    ("writers", "hrad", "judges", "cascade", "pard"),
     ("workers",),
     ("policy",),
     ("transport", "latency"),

@@ -41,6 +41,7 @@ from card.models.loading import (
     load_tokenizer,
 )
 from card.models.names import model_name
+from card.models.parallel_draft import require_parallel_draft
 from card.models.pool import sequence_bytes
 from card.models.runners import make_runner
 from card.text.grammar import GrammarCompiler
@@ -216,6 +217,8 @@ class Host:
         where: dict[str, Any] = {"dtype": settings.dtype, "device": settings.device, "cache_dir": kept_in}
         if self.method.needs_draft and draft is not None:  # before the weights, which may take minutes to read
             check_pair(self.tokenizer, target, draft, cache_dir=kept_in)
+            if self.method.needs_parallel_draft:
+                require_parallel_draft(draft, f"method {self.method.name}")
         if not isinstance(target, str):
             model = target
         elif self.settings.target_cost is not None:

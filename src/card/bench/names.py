@@ -19,6 +19,7 @@ OTHER_NUMBERS = "other numbers"  # of a row whose text cannot be compared: it dr
 SEVERAL_WRITERS = "card-writers"
 SINGLE_WRITERS = ("card", "suffix", "recycling")  # each of its writers alone
 ALL_CORES, UNCOUPLED = "-all-cores", "-uncoupled"
+PARD = "pard"  # wants a draft model of its own, so no preset has it
 DRAFTER = "beam"  # the draft model among the writers
 _OWN_WRITERS = "card+"
 JUDGED = "/"  # sps/relaxed:0.5 is the row sps with that judge
@@ -64,6 +65,8 @@ OURS: Mapping[str, Spec] = MappingProxyType(
         BASELINE: Spec(method="vanilla"),
         "sps": _SPS,
         "sps-all-cores": _SPS,
+        PARD: Spec(method="pard", drafter="turns", has_lengths=True),
+        PARD + ALL_CORES: Spec(method="pard", drafter="turns", has_lengths=True),
         "ouroboros-all-cores": Spec(method="ouroboros", drafter="turns", has_lengths=True),
         "lookup": _tuned("lookup"),
         "suffix": _tuned("suffix"),
@@ -88,14 +91,15 @@ THEIRS = (
     "transformers-assisted-all-cores",
 )
 COUPLED = ("sps", "sps-all-cores", "card-chain", "card-tree")  # these may run without coupled noise, too
+ANY_DRAFT = tuple(name for name, spec in OURS.items() if spec.method != PARD)
 KNOWN = (*OURS, *THEIRS, *(name + UNCOUPLED for name in COUPLED))
 PRESETS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
-        "all": (*OURS, *THEIRS),
-        "ours": tuple(OURS),
+        "all": (*ANY_DRAFT, *THEIRS),
+        "ours": ANY_DRAFT,
         "schedules": tuple(name for name, spec in OURS.items() if spec.method in ("vanilla", "sps", "card")),
         "rivals": tuple(
-            name for name in OURS if name not in ("sps", "card-chain", "card-turns-all-cores")
+            name for name in ANY_DRAFT if name not in ("sps", "card-chain", "card-turns-all-cores")
         ),  # each method once, at its best
         "writers": (ONE_CORE, BASELINE, *SINGLE_WRITERS, SEVERAL_WRITERS),
         "transformers": THEIRS,

@@ -29,6 +29,7 @@ class Method:
     name: str
     summary: str
     needs_draft: bool = True  # it cannot run without a draft model
+    needs_parallel_draft: bool = False  # that model has to be one that guesses several tokens in a pass
     placement: Placement = "inline"  # of its drafter, unless set; inline is in turns with the target
     shape: Callable[[DraftSettings], DraftSettings] = lambda draft: draft  # settings imposed on the user's
     writers: tuple[str, ...] = ()  # local writers that belong to it

@@ -33,6 +33,7 @@ from card.models.gguf.source import GgufSource
 from card.models.inner_text import WEIGHT_NAMES, inner_name, text_config
 from card.models.layer_kinds import check_kinds, unheard_of_kinds
 from card.models.names import OTHER_FAMILY
+from card.models.parallel_draft import read_parallel_draft
 from card.models.places import hub_file, local_model
 from card.models.weight_files import Shapes, check_counts, check_sizes, raw_config, tensor_shapes
 from card.text.tokens import check_tokenizers_fit, turn_end_id
@@ -98,7 +99,7 @@ def load_model(
     Raises: ModelError, one line, if it cannot be found, read or placed, or is no causal language model.
     """
     wanted_dtype, wanted_device = _parse_dtype(dtype), _parse_device(device)
-    with _quiet():
+    with quiet():
         source = _find(str(name_or_path), cache_dir)
         dtype = _dtype_for(source, dtype, wanted_device)
         model, report = _read_model(source, wanted_dtype)
@@ -112,6 +113,7 @@ def load_model(
             model.to(wanted_device)
     loaded: PreTrainedModel = model.requires_grad_(False).train(False)
     _check_facts(str(name_or_path), loaded)
+    _mark(loaded, source)
     _fit_to_processor(loaded, dtype)
     return loaded
 
@@ -129,7 +131,7 @@ def load_decoder(
     """
     wanted_dtype, wanted_device = _parse_dtype(dtype), _parse_device(device)
     decoder: LoadedModel | None = None
-    with _quiet():
+    with quiet():
         source = _find(str(name_or_path), cache_dir)
         dtype = _dtype_for(source, dtype, wanted_device)
         if source.gguf is not None:
@@ -141,6 +143,7 @@ def load_decoder(
     if decoder is None:
         return load_model(name_or_path, dtype=dtype, device=device)
     _check_facts(str(name_or_path), decoder)
+    _mark(decoder, source)
     _fit_to_processor(decoder, dtype)
     return decoder
 
@@ -150,7 +153,7 @@ def load_tokenizer(name_or_path: str | Path, *, cache_dir: str | None = None) ->
 
     Raises: ModelError, one line, if there is none or it cannot be read.
     """
-    with _quiet():
+    with quiet():
         source = _find(str(name_or_path), cache_dir)
         if source.gguf is not None:
             with _explained(source, "the tokenizer of {} cannot be read"):
@@ -253,6 +256,11 @@ def _check_facts(name: str, model: LoadedModel) -> None:
             )
 
 
+def _mark(model: LoadedModel, source: _Source) -> None:
+    if source.is_folder:
+        read_parallel_draft(Path(source.path), model)
+
+
 def _is_count(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
@@ -270,7 +278,7 @@ def _vocab_size_of(model: str | Path | LoadedModel, cache_dir: str | None) -> in
     """Return the vocabulary size of a model; that of a named one as its config states it."""
     if not isinstance(model, str | Path):
         return vocab_size(model)
-    with _quiet():
+    with quiet():
         source = _find(str(model), cache_dir)
         if source.gguf is not None:
             with _explained(source, "the config of {} cannot be used"):
@@ -498,7 +506,7 @@ def _parse_device(device: str | torch.device) -> torch.device:
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Silence the loaders' logging and progress bars, which are settings of the whole process, and restore them."""
     loggers = [logging.getLogger(name) for name in ("transformers", "huggingface_hub")]
     levels = [logger.level for logger in loggers]

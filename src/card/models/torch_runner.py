@@ -22,6 +22,7 @@ from card.models.kv_cache import BoolArray, IntArray, KVCache
 from card.models.layer_kinds import has_state
 from card.models.long_rope import switch_len
 from card.models.names import OTHER_FAMILY, model_name
+from card.models.parallel_draft import parallel_draft_of
 from card.models.protocol import Extension
 
 if TYPE_CHECKING:
@@ -110,6 +111,7 @@ class TorchRunner:
         self.switch_len = switch_len(model, max_model_len)  # longest text that has the rows of a short one
         self.vocab_size = self._decoder.vocab_size  # number of token ids; V of the logits
         self.device, self.dtype = self._decoder.layout.device, self._decoder.layout.dtype  # of logits and computation
+        self.parallel_draft = parallel_draft_of(model)  # None: it makes one token a pass
         self.original = original_size(model)  # of the model, or of the one that it was inflated from
         self._embeddings = cast(Tensor, model.get_input_embeddings().weight).detach()
         self.features = Features(self.original.num_layers, self.original.hidden_size)

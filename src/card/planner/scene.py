@@ -14,6 +14,7 @@ from card.config import SamplingParams, split_settings
 from card.config.fields import check, setting
 from card.errors import PlanError
 from card.machine.threads import CorePlan, CoreSet
+from card.methods import find_method
 from card.planner.profile import Profile, Setup
 from card.planner.recording import Recording
 from card.planner.replay import PassSize, ReplayedModel, ReplayedTexts
@@ -107,6 +108,10 @@ def plan_method(scene: Scene, name: str, changes: Mapping[str, Any]) -> Plan:
     Raises: SettingsError for settings that do not go together; PlanError for those that a plan knows nothing of, or a
         method without the profile that it needs.
     """
+    if find_method(name).needs_parallel_draft:
+        raise PlanError(
+            f"a recording is of a drafter that makes one token a pass; {name} makes several, so leave it out"
+        )
     engine_changes, _ = split_settings(changes)
     for unknown in sorted(engine_changes.keys() - KNOWN_ENGINE_SETTINGS):
         raise PlanError(

@@ -6,6 +6,7 @@ from card.models.protocol import LanguageModel
 from card.models.torch_runner import TorchRunner
 from card.writers.beam import BeamWriter
 from card.writers.draft_shaping import FindGrammar
+from card.writers.parallel import ParallelWriter
 from card.writers.protocol import DraftWriter
 
 
@@ -16,13 +17,15 @@ def make_writer(
     takes_turns: bool,
     find_grammar: FindGrammar | None = None,
 ) -> DraftWriter:
-    """Return the writer that suits ``model``: one whose steps are recorded if its passes are, else a `BeamWriter`.
+    """Return the writer that suits ``model``: by the tokens that it guesses in a pass, and by whether that is recorded.
 
     Args:
         kv_cache_bytes: most memory for its KV rows; None: by the length of a sequence.
         takes_turns: the drafter works while the target waits, so that it must not work ahead.
         find_grammar: as of `DraftWriter`.
     """
+    if isinstance(model, TorchRunner) and model.parallel_draft is not None:
+        return ParallelWriter(model, model.parallel_draft, kv_cache_bytes, find_grammar=find_grammar)
     if not (isinstance(model, TorchRunner) and model.has_recorded_passes):
         return BeamWriter(model, kv_cache_bytes, find_grammar=find_grammar)
     from card.models.cuda.bucketed import BucketedRunner

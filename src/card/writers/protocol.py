@@ -144,7 +144,7 @@ class DraftWriter:
     What is written here suits a writer that holds nothing but texts and trees.
     """
 
-    layers_per_pass: ClassVar[int] = 1
+    layers_per_pass: int = 1
     """Most layers that a step adds to a tree: 1, or more for a drafter of several tokens a pass."""
     wanted_features: ClassVar[FeatureWish | None] = None
     """Hidden states of the target that it wants; None wants none, which costs nothing."""

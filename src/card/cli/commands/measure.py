@@ -38,18 +38,17 @@ _OF_ROWS = "Of card-chain, card-tree, card-turns.  [default: the library's]"
 @command(short_help="Measure methods against each other: speed, acceptance, same text.")
 @click.option(
     "--methods",
-    help=f"Rows, or presets ({', '.join(PRESETS)}), with commas; card+beam,suffix is CARD with these writers. Plain "
-    "decoding on all cores is always there.  "
+    help=f"Rows, or presets ({', '.join(PRESETS)}), with commas; card+beam,suffix is CARD with these writers.  "
     f"[default: {DEFAULT_ROWS}; {ROWS_ALONE} if a pair has no draft model]",
 )
-@click.option("--writers", multiple=True, help="One more row: CARD with these writers, such as beam,suffix.")
+@click.option("--writers", multiple=True, help="One more row: CARD with these writers.")
 @click.option(
     "--data",
     multiple=True,
     help=f"Shipped prompts ({', '.join(shipped())}), a published set from its file such as gsm8k=FILE "
     f"({', '.join(PUBLISHED)}) or from the hub such as hub:gsm8k; may be given several times.  [default: questions]",
 )
-@click.option("--from-hub", is_flag=True, help="Fetch the published sets of --data that come without a file.")
+@click.option("--from-hub", is_flag=True, help="Fetch published sets that come without a file.")
 @click.option("--prompts", multiple=True, help="JSON lines with a question each: FILE or NAME=FILE.")
 @click.option("--raw", is_flag=True, help="Use no chat template.")
 @click.option("--limit", type=int, default=8, show_default=True, help="Prompts of each data set.")
@@ -82,7 +81,7 @@ _OF_ROWS = "Of card-chain, card-tree, card-turns.  [default: the library's]"
 @with_options(*options_of(EngineSettings, " ".join(OWN_SETTINGS), is_filled=True))
 @wide_option
 @with_options(*(option_of(DraftSettings, name, help=_OF_ROWS) for name in DRAFT_OPTIONS))
-@click.option("--coupling-report", is_flag=True, help="Add rows that rank candidates without the sampling noise.")
+@click.option("--coupling-report", is_flag=True, help="Add rows without coupled noise.")
 @click.option(
     "--trace",
     type=OutputPath(),
@@ -113,7 +112,7 @@ def report(**options: Any) -> int:
 @click.option(
     "--reference",
     metavar="URL",
-    help="Server without speculation.  [default: the same server, switched off in each request]",
+    help="Server without speculation.  [default: the same server]",
 )
 @click.option("--plain-fields", metavar="JSON", help='Fields that switch it off, such as {"speculation": "off"}.')
 @click.option("--model", help="Name of the model.  [default: the first one that the server lists]")

@@ -30,7 +30,7 @@ _PAIR = with_options(*options_of(EngineSettings, "target draft"))
 @command("check-pair", short_help="Measure whether a draft model is worth its while.")
 @click.argument("target", required=False)
 @click.argument("draft", required=False)
-@file_option("--prompts", words="UTF-8 file of sample prompts, one per line.  [default: a few word problems]")
+@file_option("--prompts", words="Sample prompts, one per line.  [default: a few word problems]")
 @counted("--max-tokens", default=64, least=LEAST_CHECKED_TOKENS, words="Most new tokens per prompt.")
 @json_option
 @option_of(EngineSettings, "target_cost")
@@ -62,7 +62,7 @@ def check_pair(**options: Any) -> int:
 @click.option("--raw", is_flag=True, help="Use no chat template.")
 @option_of(EngineSettings, "dtype", is_filled=True)
 @kernels_option
-@option_of(EngineSettings, "device", is_filled=True, help="Device of both models.")
+@option_of(EngineSettings, "device", is_filled=True)
 @option_of(DraftSettings, "coupled_noise", is_filled=True, show_default=True)
 @sampling_options
 def record(**options: Any) -> int:
@@ -99,14 +99,14 @@ _TRAINING = with_options(
     _PAIR,
     file_option(
         "--prompts",
-        words='UTF-8, one prompt per line, or a JSON object with "question".  [default: a few word problems]',
+        words="One prompt per line, or JSON lines with a question each.  [default: a few word problems]",
     ),
     counted("--max-prompts", words="Most prompts."),
     click.option(
         "--out",
         required=True,
         type=click.Path(dir_okay=False, writable=True, path_type=Path),
-        help="File to write, such as hrad.safetensors.",
+        help="File to write.",
     ),
     option_of(SamplingParams, "max_tokens", is_filled=True),
 )
@@ -137,7 +137,7 @@ _TRAINING = with_options(
 @click.option(
     "--dtype", default="auto", show_default=True, help="auto (as stored), float32, bfloat16, float16, float64."
 )
-@option_of(EngineSettings, "device", is_filled=True, help="Device of both models.")
+@option_of(EngineSettings, "device", is_filled=True)
 @counted("--threads", words="CPU threads.  [default: torch's choice]")
 def hrad(**options: Any) -> int:
     """Train H-RAD: from the target's hidden states it foresees how much of a drafted chain will be accepted.
@@ -158,3 +158,33 @@ def judge(**options: Any) -> int:
     from that one, and the final numbers are compared.
     """
     return run("card.cli.train.run_judge", **options)
+
+
+@train.command("pard", short_help="Adapt a draft model to draft several tokens a pass.")
+@_PAIR
+@click.option(
+    "--data",
+    required=True,
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help='JSON lines with "question" and "answer".',
+)
+@click.option("--out", required=True, type=click.Path(file_okay=False, path_type=Path), help="Folder to write.")
+@counted("--num-tokens", default=8, least=2, words="Tokens of a pass.")
+@click.option(
+    "--retention",
+    type=click.FloatRange(0, 1),
+    default=0.6,
+    show_default=True,
+    help="Masks kept; 1: all.",
+)
+@counted("--epochs", default=1, words="Most passes over the data.")
+@option_of(EngineSettings, "device", is_filled=True)
+@counted("--seed", default=0, least=0, words="Same seed, same weights.")
+def pard(**options: Any) -> int:
+    """Adapt a draft model to draft several tokens a pass (PARD).
+
+    With a target it learns the target's distributions, weighted by their chance to matter (PARD-2).
+    The answers are learnt. Lines may also be JSON with "text", or plain text. A training that was cut off goes on if
+    the same command is given again.
+    """
+    return run("card.cli.train_pard.run", **options)

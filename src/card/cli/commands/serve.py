@@ -177,9 +177,7 @@ def _server(module: str, words: str = "") -> Any:
     show_default=True,
     help="Draft model: a folder, a GGUF file, a hub name, or demo-draft.",
 )
-@click.option(
-    "--keys", type=click.Path(path_type=Path), help="The server's folder of `card keys`; needed beyond this machine."
-)
+@click.option("--keys", type=click.Path(path_type=Path), help="The server's folder of `card keys`.")
 @option_of(EngineSettings, "dtype", is_filled=True)
 @kernels_option
 @option_of(EngineSettings, "device", is_filled=True, help="cpu, cuda, cuda:1.")

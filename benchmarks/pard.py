@@ -1,0 +1,71 @@
+"""Count what a drafter of several tokens a pass earns: tokens a pass of each model, and acceptance by depth.
+
+    python benchmarks/pard.py --draft FOLDER --draft demo-draft --prompts gsm8k_test.jsonl --limit 16
+
+Chains in turns, greedy. A folder of `card train pard` drafts with method pard, any other model with sps. Counts do not
+depend on what else the machine does; the bonus token of a round is not counted as accepted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+from card import LLM, SamplingParams
+from card.models.parallel_draft import is_parallel_draft
+
+
+def rounds_of(llm: LLM, request_id: int, question: str, max_tokens: int) -> tuple[list[int], int]:
+    """Return the accepted tokens of each round of an answer, and the drafter's passes."""
+    engine, params = llm.host.engine, SamplingParams(temperature=0.0, max_tokens=max_tokens)
+    prepared = llm.host.make_request([{"role": "user", "content": question}], params, request_id)
+    engine.add(prepared.request)
+    accepted: list[int] = []
+    while engine.has_work:
+        for update in engine.step():
+            accepted.append(len(update.token_ids) - 1)
+    return accepted[1:], update.stats.drafter_passes  # the first token comes of the prompt
+
+
+def measure(args: argparse.Namespace, draft: str, questions: list[str]) -> dict[str, object]:
+    """Return the counts of one draft model."""
+    method = "pard" if is_parallel_draft(Path(draft)) else "sps"
+    length = args.num_speculative_tokens
+    settings = {"num_speculative_tokens": length, "dtype": args.dtype, "method": method, "max_model_len": 1024}
+    rounds: list[int] = []
+    num_passes = 0
+    with LLM(args.target, draft, placement="inline", policy="fixed", **settings) as llm:
+        for request_id, question in enumerate(questions):
+            accepted, passes = rounds_of(llm, request_id, question, args.max_tokens)
+            rounds += accepted
+            num_passes += passes
+    shares = [sum(count >= depth for count in rounds) / len(rounds) for depth in range(1, length + 1)]
+    return {
+        "draft": Path(draft).name,
+        "method": method,
+        "rounds": len(rounds),
+        "accepted a round": round(sum(rounds) / len(rounds), 3),
+        "accepted a drafter pass": round(sum(rounds) / num_passes, 3),
+        "accepted to depth": [round(share, 3) for share in shares],
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--target", default="demo-target")
+    parser.add_argument("--draft", action="append", required=True, help="draft model; may be given several times")
+    parser.add_argument("--prompts", type=Path, required=True, help="JSON lines with a question each")
+    parser.add_argument("--limit", type=int, default=16, help="prompts")
+    parser.add_argument("--max-tokens", type=int, default=96, help="new tokens of a prompt, at most")
+    parser.add_argument("--num-speculative-tokens", type=int, default=8)
+    parser.add_argument("--dtype", default="float32")
+    args = parser.parse_args()
+    lines = args.prompts.read_text("utf-8").splitlines()[: args.limit]
+    questions = [json.loads(line)["question"] for line in lines]
+    for draft in args.draft:
+        print(json.dumps(measure(args, draft, questions)), flush=True)
+
+
+if __name__ == "__main__":
+    main()

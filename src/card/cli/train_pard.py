@@ -1,0 +1,88 @@
+"""`card train pard`: a draft model that makes several tokens in one pass."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from card.cli.starting import spinner
+from card.cli.tables import table
+from card.errors import SettingsError
+from card.models.loading import check_pair, load_model, load_tokenizer
+from card.models.parallel_draft import is_parallel_draft
+from card.pard.checkpoint import Checkpoint
+from card.pard.folders import Adaptable, clipped, load_adaptable, read_documents
+from card.pard.rows import Document
+from card.pard.teacher import Teacher
+from card.pard.training import Trained, TrainSettings, train_pard
+
+CHECKPOINT = "training.pt"
+
+
+def run(*, target: str | None, draft: str | None, data: Path, out: Path, **options: Any) -> None:
+    """Do what `card train pard` was asked for. Raises: CardError of any kind."""
+    if draft is None:
+        raise SettingsError("give --draft, the model to adapt")
+    if is_parallel_draft(out):
+        raise SettingsError(f"{out} holds a finished drafter already; choose another folder, or delete that one")
+    settings = TrainSettings(**{name: options[name] for name in ("num_tokens", "retention", "epochs", "seed")})
+    with spinner("loading the model"):
+        begun = load_adaptable(draft, device=options["device"])
+        documents = clipped(read_documents(data, begun.tokenizer), begun.model)
+        teacher = None if target is None else _teacher(target, draft, begun, options["device"])
+    _make_folder(out)
+    checkpoint = Checkpoint(out / CHECKPOINT, {"draft": Path(draft).name, "target": target and Path(target).name})
+    trained = _train(begun, documents, settings, checkpoint, teacher)
+    begun.save(out, settings.num_tokens, trained.temperatures, trained.figures())
+    checkpoint.delete()
+    _print(Console(), trained, out)
+
+
+def _teacher(target: str, draft: str, begun: Adaptable, device: str) -> Teacher:
+    check_pair(load_tokenizer(target), target, draft)
+    model: Any = load_model(target, device=device)
+    model.to(dtype=begun.model.dtype)
+    return Teacher(model)
+
+
+def _make_folder(out: Path) -> None:
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise SettingsError(f"{out} cannot be made: {error.strerror}; choose another place") from None
+
+
+def _train(
+    begun: Adaptable,
+    documents: list[Document],
+    settings: TrainSettings,
+    checkpoint: Checkpoint,
+    teacher: Teacher | None,
+) -> Trained:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task("training")
+
+        def show(step: int, num_steps: int) -> None:
+            progress.update(task, completed=step, total=num_steps)
+
+        return train_pard(
+            begun.model, documents, begun.mask_id, settings, checkpoint=checkpoint, teacher=teacher, on_step=show
+        )
+
+
+def _print(console: Console, trained: Trained, out: Path) -> None:
+    shown = table("guess", numbers=("right, and all before it", "log loss"))
+    for idx, (rate, loss) in enumerate(zip(trained.hit_rates, trained.losses, strict=True), 1):
+        shown.add_row(str(idx), f"{rate:.1%}", f"{loss:.3f}")
+    console.print(shown)
+    console.print(
+        f"{trained.mean_guesses:.2f} tokens a pass are right, on texts that it did not learn from. Trained"
+        f" {trained.num_trained:,} positions in {trained.num_steps} steps; without conditional drop it would have been"
+        f" {trained.num_without_drop:,}. Written to {out}.",
+        soft_wrap=True,
+    )

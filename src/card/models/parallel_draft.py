@@ -1,0 +1,118 @@
+"""The file `pard.json`, which makes a model folder a drafter that guesses several tokens in one pass.
+
+Behind the text such a model reads copies of one mask token. The text's last token and each mask guess one token more.
+Source: PARD, arXiv:2504.18583.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from card.errors import ModelError
+from card.models.names import model_name
+from card.models.places import local_model
+
+if TYPE_CHECKING:
+    from card.models.decoder_model import LoadedModel
+
+FILE = "pard.json"
+MOST_TOKENS = 64  # of a pass
+_FORMAT = 1
+_MARK = "parallel_draft"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParallelDraft:
+    """Facts of a model that drafts K tokens in one pass."""
+
+    mask_id: int
+    num_tokens: int  # K, which it was trained for
+    temperatures: tuple[float, ...]  # [K] by which the logits of each guess are divided, so that its chances are true
+    vocab_size: int  # rows of the model's embedding
+
+    def save(self, folder: Path, figures: Mapping[str, Any]) -> None:
+        """Write the file; ``figures`` tell people of the training, and nobody reads them back."""
+        facts = {
+            "format": _FORMAT,
+            "mask_id": self.mask_id,
+            "num_tokens": self.num_tokens,
+            "temperatures": list(self.temperatures),
+            "vocab_size": self.vocab_size,
+        }
+        part = folder / f"{FILE}.part"
+        part.write_text(json.dumps({**facts, "training": dict(figures)}, indent=1) + "\n", encoding="utf-8")
+        part.replace(folder / FILE)
+
+    @classmethod
+    def load(cls, folder: Path) -> ParallelDraft:
+        """Read the file of a folder. Raises: ModelError if it is cut off, of another format, or makes no sense."""
+        try:
+            read = json.loads((folder / FILE).read_text(encoding="utf-8"))
+            found = cls(
+                mask_id=read["mask_id"],
+                num_tokens=read["num_tokens"],
+                temperatures=tuple(read["temperatures"]),
+                vocab_size=read["vocab_size"],
+            )
+            is_usable = read["format"] == _FORMAT and found._is_plausible()
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
+            is_usable = False
+        if not is_usable:
+            raise ModelError(
+                f"{folder / FILE} is cut off, damaged or of another format (this version reads format {_FORMAT}); "
+                "copy the folder again, or make it with card train pard"
+            )
+        return found
+
+    def _is_plausible(self) -> bool:
+        counts = (self.mask_id, self.num_tokens, self.vocab_size)
+        return (
+            all(type(count) is int for count in counts)
+            and 0 <= self.mask_id < self.vocab_size
+            and 1 <= self.num_tokens <= MOST_TOKENS
+            and len(self.temperatures) == self.num_tokens
+            and all(math.isfinite(one) and one > 0 for one in self.temperatures)
+        )
+
+
+def is_parallel_draft(folder: Path) -> bool:
+    """Return whether a model folder says that it drafts several tokens in one pass."""
+    return (folder / FILE).is_file()
+
+
+def read_parallel_draft(folder: Path, model: LoadedModel) -> None:
+    """Mark a loaded model as its folder says. Raises: ModelError if the file is damaged, or of another model."""
+    if not is_parallel_draft(folder):
+        return
+    facts = ParallelDraft.load(folder)
+    num_rows = int(model.config.get_text_config().vocab_size)
+    if facts.vocab_size != num_rows:
+        raise ModelError(
+            f"{folder / FILE} belongs to another model: it states {facts.vocab_size} embedding rows, config.json "
+            f"{num_rows}; copy the folder again, or make it with card train pard"
+        )
+    setattr(model, _MARK, facts)
+
+
+def parallel_draft_of(model: LoadedModel) -> ParallelDraft | None:
+    """Return what a model was marked with; None for a model that makes one token a pass."""
+    return getattr(model, _MARK, None)
+
+
+def require_parallel_draft(draft: str | LoadedModel, asked_by: str) -> None:
+    """Check that a draft model drafts several tokens in one pass. Raises: ModelError that says how to make one."""
+    if isinstance(draft, str):
+        folder, name = local_model(draft), draft
+        has_it = folder is not None and is_parallel_draft(folder)
+    else:
+        name, has_it = model_name(draft), parallel_draft_of(draft) is not None
+    if not has_it:
+        raise ModelError(
+            f"{asked_by} needs a draft model that drafts several tokens in one pass, and {name} has no {FILE}: make "
+            "one with card train pard, or use method sps"
+        )

@@ -1,0 +1,163 @@
+"""Folders that a training begins with and ends in: the draft model with a row for the mask token, the adapted one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from card.errors import ModelError, PromptError
+from card.models.layer_kinds import has_state
+from card.models.loading import context_limit, load_model, load_tokenizer, quiet, vocab_size
+from card.models.names import model_name
+from card.models.parallel_draft import ParallelDraft, parallel_draft_of
+from card.pard.rows import Document, Drop, batch_of, kept_origins, packed_row
+from card.text.tokens import encode_chat, encode_prompt
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+_MOST_TOKENS = 1024  # of a text that is learnt from; the rest of a longer one is left out
+_CHECKED_TOKENS, _CHECKED_LOGITS = 9, 1e-2  # of a trial text; most difference in logits, relative to their spread
+
+
+@dataclass(frozen=True, slots=True)
+class Adaptable:
+    """A draft model that can be adapted."""
+
+    model: PreTrainedModel  # in float32
+    tokenizer: PreTrainedTokenizerBase
+    mask_id: int
+    dtype: torch.dtype  # as it was stored, and will be
+
+    def save(self, folder: Path, num_tokens: int, temperatures: tuple[float, ...], figures: Mapping[str, Any]) -> None:
+        """Write the adapted model as an ordinary model folder, and what makes it a drafter last."""
+        model: Any = self.model
+        with quiet():
+            model.to(self.dtype).save_pretrained(folder)
+            self.tokenizer.save_pretrained(folder)
+        rows = vocab_size(self.model)
+        facts = ParallelDraft(mask_id=self.mask_id, num_tokens=num_tokens, temperatures=temperatures, vocab_size=rows)
+        facts.save(folder, figures)
+
+
+def load_adaptable(name: str, *, device: str = "cpu") -> Adaptable:
+    """Load a draft model and give it a mask token: the first row that its tokenizer leaves unused, else a new one.
+
+    One that is adapted already keeps its own, and what it has learnt.
+
+    Raises: ModelError if it cannot be loaded, or does not keep masks of different guesses apart.
+    """
+    model: Any = load_model(name, device=device)
+    tokenizer = load_tokenizer(name)
+    if has_state(model):
+        raise ModelError(f"{model_name(model)} keeps a recurrent state, so that masks cannot share a row; give another")
+    dtype = model.dtype
+    model.float()
+    known = parallel_draft_of(model)
+    mask_id = known.mask_id if known is not None else _new_token(model, max(tokenizer.get_vocab().values()) + 1)
+    _check_masks_are_apart(model, mask_id)
+    return Adaptable(model, tokenizer, mask_id, dtype)
+
+
+def _new_token(model: Any, token_id: int) -> int:
+    """Give the model a token of this id, which begins as the mean of those before it; return the id."""
+    if token_id == vocab_size(model):
+        model.resize_token_embeddings(token_id + 1, mean_resizing=False)
+    with torch.no_grad():
+        for table in (model.get_input_embeddings(), model.get_output_embeddings()):
+            table.weight[token_id] = table.weight[:token_id].mean(0)
+    return token_id
+
+
+def _check_masks_are_apart(model: PreTrainedModel, mask_id: int) -> None:
+    """Compare masks in one row with the same ones alone. Raises: ModelError if the model lets them see each other."""
+    document = Document(range(_CHECKED_TOKENS))
+    origins = kept_origins(document, Drop(num_tokens=3, retention=1.0), torch.Generator())
+    batch = batch_of([packed_row(document, origins, mask_id)])
+    try:
+        with torch.no_grad():
+            place = model.device
+            packed = model(
+                input_ids=batch.token_ids.to(place),
+                attention_mask=batch.attention.to(place),
+                position_ids=batch.positions.to(place),
+            ).logits[0]
+            alone = model(torch.tensor([[*range(_CHECKED_TOKENS - 4), mask_id, mask_id]], device=place)).logits[0]
+    except Exception as error:  # whatever the code of one of many architectures raises
+        raise ModelError(f"{model_name(model)} cannot be adapted: it takes no attention mask of ours") from error
+    origin = _CHECKED_TOKENS - 5
+    own = (batch.origins[0] == origin).nonzero()[:, 0]
+    difference = (packed[own] - alone[-len(own) :]).abs().max() / alone.std()
+    if not difference <= _CHECKED_LOGITS:
+        raise ModelError(f"{model_name(model)} cannot be adapted: its attention does not follow a mask of ours")
+
+
+# ---- texts ----------------------------------------------------------------------------------------------------------
+
+
+def read_documents(path: Path, tokenizer: PreTrainedTokenizerBase, most: int | None = None) -> list[Document]:
+    """Return the texts of a UTF-8 file: of JSON lines with "question" and "answer" or with "text", else plain lines.
+
+    Args:
+        most: take so many, the first ones; None takes all.
+    Raises: PromptError that names the line.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except UnicodeDecodeError:
+        raise PromptError(f"{path} is not valid UTF-8; convert it first") from None
+    except OSError as error:
+        raise PromptError(f"{path} cannot be read: {error.strerror}; name another file") from None
+    numbered = [(number, line) for number, line in enumerate(lines, 1) if line.strip()][:most]
+    if not numbered:
+        raise PromptError(f"{path} holds no texts; put one on each line")
+    is_json = path.suffix == ".jsonl" or numbered[0][1].lstrip().startswith("{")
+    if not is_json:
+        return [_plain(tokenizer, line) for _, line in numbered]
+    return [_of_json(tokenizer, path, number, line) for number, line in numbered]
+
+
+def clipped(documents: list[Document], model: PreTrainedModel) -> list[Document]:
+    """Return the texts without what the model's context, or a sensible row, has no room for."""
+    most = min(_MOST_TOKENS, context_limit(model))
+    return [Document(document.token_ids[:most], document.first) for document in documents]
+
+
+def _of_json(tokenizer: PreTrainedTokenizerBase, path: Path, number: int, line: str) -> Document:
+    try:
+        row = json.loads(line)
+        question, answer, text = (row.get(name) for name in ("question", "answer", "text"))
+    except (ValueError, AttributeError, RecursionError):
+        question = answer = text = None
+    if isinstance(question, str) and isinstance(answer, str) and question.strip():
+        return _answered(tokenizer, question, answer)
+    if isinstance(text, str) and text:
+        return _plain(tokenizer, text)
+    raise PromptError(
+        f'{path}, line {number}: must be a JSON object with "question" and "answer", or with "text"; got {line[:60]!r}'
+    )
+
+
+def _plain(tokenizer: PreTrainedTokenizerBase, text: str) -> Document:
+    return Document(encode_prompt(tokenizer, text))
+
+
+def _answered(tokenizer: PreTrainedTokenizerBase, question: str, answer: str) -> Document:
+    """Return a question and its answer, of which the answer is learnt; in the chat template where there is one."""
+    if not tokenizer.chat_template:
+        asked = encode_prompt(tokenizer, question + "\n")
+        return Document(encode_prompt(tokenizer, f"{question}\n{answer}"), len(asked))
+    turns = [{"role": "user", "content": question}]
+    asked = encode_chat(tokenizer, turns)
+    whole: Any = tokenizer.apply_chat_template(
+        [*turns, {"role": "assistant", "content": answer}], tokenize=True, return_dict=False
+    )
+    token_ids = [int(token_id) for token_id in whole]
+    pairs = enumerate(zip(asked, token_ids, strict=False))
+    return Document(token_ids, max(1, next((i for i, (one, other) in pairs if one != other), len(asked))))

@@ -1,0 +1,295 @@
+"""Training rows of a drafter of K tokens a pass, the training itself, and the folders it begins with and ends in."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from card.errors import ModelError, PromptError, SettingsError
+from card.models.loading import load_decoder
+from card.models.parallel_draft import FILE, ParallelDraft, parallel_draft_of
+from card.pard.checkpoint import Checkpoint
+from card.pard.folders import clipped, load_adaptable, read_documents
+from card.pard.rows import IGNORED, Document, Drop, batch_of, kept_origins, packed_row
+from card.pard.teacher import Teacher
+from card.pard.training import Trained, TrainSettings, loss_of, train_pard
+from tests.pair import Pair
+from tests.tiny import tiny_llama
+
+MASK = 29
+TEXTS = [Document([(start + step * i) % MASK for i in range(9)]) for start in range(4) for step in (1, 2, 3)]
+documents = st.builds(
+    lambda ids, first: Document(ids, min(first, len(ids) - 1)),
+    st.lists(st.integers(0, MASK - 1), min_size=2, max_size=12),
+    st.integers(1, 12),
+)
+drops = st.builds(
+    lambda k, r, least: Drop(num_tokens=k, retention=r, least=least),
+    st.integers(2, 6),
+    st.floats(0.0, 1.0),
+    st.floats(0.0, 1.0),
+)
+
+
+def seeded(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def settings_of(**changes: Any) -> TrainSettings:
+    values = {"num_tokens": 3, "epochs": 4, "tokens_per_step": 48, "learning_rate": 1e-2, "checkpoint_steps": 2}
+    return TrainSettings(**values | changes)
+
+
+def trained(folder: Path, *, stop_after: int | None = None, **changes: Any) -> tuple[dict[str, Tensor], Trained]:
+    model = tiny_llama(MASK + 1)
+
+    def show(step: int, _: int) -> None:
+        if stop_after == step:
+            raise InterruptedError
+
+    checkpoint = Checkpoint(folder / "training.pt", {"draft": changes.pop("draft", "tiny")})
+    found = train_pard(model, TEXTS, MASK, settings_of(**changes), checkpoint=checkpoint, on_step=show)
+    return model.state_dict(), found
+
+
+# ---- rows -----------------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=100)
+@given(document=documents, drop=drops, seed=st.integers(0, 99))
+def test_masks_between_an_origin_and_a_kept_mask_are_kept(document: Document, drop: Drop, seed: int) -> None:
+    kept = kept_origins(document, drop, seeded(seed))
+    assert len(kept) == drop.num_tokens - 1
+    last = len(document.token_ids) - 2
+    before = set(range(document.first - 1, last + 1))
+    num_all = len(before)
+    for offset, origins in enumerate(kept, 1):
+        own = origins.tolist()
+        assert own == sorted(set(own)) and set(own) <= before, "none is kept twice, or without the one before it"
+        possible = [origin for origin in before if origin + offset <= last]
+        assert len(own) == min(len(possible), round(num_all * max(drop.retention**offset, drop.least)))
+        before = set(own)
+
+
+@settings(max_examples=30, deadline=None)
+@given(document=documents, drop=drops, seed=st.integers(0, 99))
+def test_a_packed_row_gives_each_mask_the_logits_that_it_has_alone(document: Document, drop: Drop, seed: int) -> None:
+    model, ids = tiny_llama(MASK + 1), list(document.token_ids)
+    row = packed_row(document, kept_origins(document, drop, seeded(seed)), MASK)
+    longer = packed_row(TEXTS[0], kept_origins(TEXTS[0], drop, seeded(seed)), MASK)
+    batch = batch_of([row, longer])  # one of them is filled up
+    with torch.no_grad():
+        packed = model(input_ids=batch.token_ids, attention_mask=batch.attention, position_ids=batch.positions).logits[
+            0
+        ]
+        for i in range(row.num_trained):
+            origin, position = int(row.origins[i]), int(row.positions[i])
+            alone = model(torch.tensor([ids[: origin + 1] + [MASK] * (position - origin)])).logits[0, -1]
+            torch.testing.assert_close(packed[i], alone, atol=1e-4, rtol=1e-4)
+            is_learnt = document.first - 1 <= position < len(ids) - 1
+            assert int(row.labels[i]) == (ids[position + 1] if is_learnt else IGNORED)
+
+
+def test_conditional_drop_runs_2_5_times_fewer_positions_than_none_does() -> None:
+    text = Document(range(200))
+    counts = []
+    for retention in (TrainSettings().retention, 1.0):
+        drop = TrainSettings(retention=retention).drop
+        counts.append(packed_row(text, kept_origins(text, drop, seeded(0)), MASK).num_trained)
+    assert counts[1] > 2.5 * counts[0]
+
+
+# ---- training -------------------------------------------------------------------------------------------------------
+
+
+def test_a_training_lowers_the_loss_of_masks_and_counts_what_it_ran(tmp_path: Path) -> None:
+    weights, found = trained(tmp_path, epochs=12)
+    batch = batch_of([packed_row(TEXTS[0], kept_origins(TEXTS[0], settings_of().drop, seeded(0)), MASK)])
+    before = tiny_llama(MASK + 1)
+    after = tiny_llama(MASK + 1)
+    after.load_state_dict(weights)
+    with torch.no_grad():
+        assert loss_of(after, batch) < 0.5 * loss_of(before, batch)
+    assert found.num_trained < found.num_without_drop
+    assert list(found.hit_rates) == sorted(found.hit_rates, reverse=True), "a guess counts if all before it are right"
+    assert found.mean_guesses == pytest.approx(sum(found.hit_rates))
+    assert len(found.temperatures) == len(found.losses) == 3
+
+
+@pytest.mark.parametrize("stop_after", [1, 5])
+def test_a_training_that_goes_on_from_a_checkpoint_ends_with_the_weights_of_one_run(
+    tmp_path: Path, stop_after: int
+) -> None:
+    whole, figures = trained(tmp_path)
+    (tmp_path / "training.pt").unlink()
+    with pytest.raises(InterruptedError):
+        trained(tmp_path, stop_after=stop_after)
+    resumed, again = trained(tmp_path)
+    assert whole.keys() == resumed.keys()
+    assert all(torch.equal(whole[name], resumed[name]) for name in whole)
+    assert again == figures
+
+
+def test_other_seeds_and_no_drop_give_other_weights(tmp_path: Path) -> None:
+    found = []
+    for i, changes in enumerate(({}, {"seed": 1}, {"retention": 1.0})):
+        (tmp_path / str(i)).mkdir()
+        found.append(trained(tmp_path / str(i), epochs=1, **changes)[0]["lm_head.weight"])
+    assert not torch.equal(found[0], found[1])
+    assert not torch.equal(found[0], found[2])
+
+
+def test_a_checkpoint_of_another_run_or_a_damaged_one_is_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(InterruptedError):
+        trained(tmp_path, stop_after=3)
+    for changes, name in (({"retention": 0.5}, "retention"), ({"draft": "other"}, "draft"), ({"seed": 2}, "seed")):
+        with pytest.raises(ModelError, match=rf"training.pt is of another run: its {name} is "):
+            trained(tmp_path, **changes)
+    path = tmp_path / "training.pt"
+    path.write_bytes(path.read_bytes()[:-300])
+    with pytest.raises(ModelError, match="cut off or damaged; delete it"):
+        trained(tmp_path)
+
+
+@settings(max_examples=20, deadline=None)
+@given(some=st.lists(documents, min_size=1, max_size=3), drop=drops, seed=st.integers(0, 99))
+def test_a_lesson_weighs_a_guess_by_the_targets_chances_of_the_tokens_before_it(
+    some: list[Document], drop: Drop, seed: int
+) -> None:
+    target = tiny_llama(MASK, seed=1)  # has no mask token
+    rows = [packed_row(one, kept_origins(one, drop, seeded(seed)), MASK) for one in some]
+    batch = batch_of(rows)
+    lesson = Teacher(target).lesson(batch)
+    drafted = torch.randn(len(lesson.weights), MASK + 1)
+    labels, expected_loss, i = batch.labels[batch.labels != IGNORED], 0.0, 0
+    for document, row in zip(some, rows, strict=True):
+        with torch.no_grad():
+            logits = target(torch.tensor([document.token_ids])).logits[0]
+        probs = logits.softmax(-1)
+        for position, origin, label in zip(
+            row.positions.tolist(), row.origins.tolist(), row.labels.tolist(), strict=True
+        ):
+            if label == IGNORED:
+                continue
+            weight = 1.0
+            for before in range(origin, position):
+                weight *= float(probs[before, document.token_ids[before + 1]])
+            assert float(lesson.weights[i]) == pytest.approx(weight, rel=1e-3, abs=1e-6)
+            torch.testing.assert_close(lesson.logits[i], logits[position], atol=1e-4, rtol=1e-4)
+            own = drafted[i].log_softmax(-1)
+            divergence = float((probs[position] * (probs[position].log() - own[:MASK])).sum())
+            expected_loss += weight * (divergence - 0.1 * float(own[label]))
+            i += 1
+    assert i == len(labels) == len(lesson.weights)
+    assert float(lesson.loss(drafted, labels, slice(None))) == pytest.approx(expected_loss, rel=1e-3, abs=1e-3)
+
+
+def test_a_training_with_a_target_learns_what_the_target_would_choose(tmp_path: Path) -> None:
+    target = tiny_llama(MASK, seed=1)
+    batch = batch_of([packed_row(TEXTS[0], kept_origins(TEXTS[0], settings_of().drop, seeded(0)), MASK)])
+    lesson = Teacher(target).lesson(batch)
+    losses = []
+    for folder, teacher in (("alone", None), ("taught", Teacher(target))):
+        model = tiny_llama(MASK + 1)
+        (tmp_path / folder).mkdir()
+        checkpoint = Checkpoint(tmp_path / folder / "training.pt", {})
+        train_pard(model, TEXTS, MASK, settings_of(epochs=12), checkpoint=checkpoint, teacher=teacher)
+        with torch.no_grad():
+            logits = model(
+                input_ids=batch.token_ids, attention_mask=batch.attention, position_ids=batch.positions
+            ).logits[batch.labels != IGNORED]
+        losses.append(float(lesson.loss(logits.float(), batch.labels[batch.labels != IGNORED], slice(None))))
+    assert losses[1] < 0.7 * losses[0]
+
+
+def test_settings_and_texts_that_cannot_be_trained_with_are_refused(tmp_path: Path) -> None:
+    for changes, said in (
+        ({"num_tokens": 1}, "num_tokens must be 2 to 64, got 1"),
+        ({"epochs": 0}, "epochs must be"),
+        ({"retention": 1.5}, "retention must be a share"),
+        ({"learning_rate": 0.0}, "learning_rate must be above 0"),
+    ):
+        with pytest.raises(SettingsError, match=said):
+            settings_of(**changes)
+    checkpoint = Checkpoint(tmp_path / "training.pt", {})
+    with pytest.raises(PromptError, match="1 texts have two tokens or more; give at least 2"):
+        train_pard(tiny_llama(MASK + 1), [TEXTS[0], Document([3])], MASK, settings_of(), checkpoint=checkpoint)
+
+
+# ---- folders --------------------------------------------------------------------------------------------------------
+
+
+def test_an_adapted_folder_loads_as_any_model_and_says_what_it_is(pair: Pair, tmp_path: Path) -> None:
+    begun = load_adaptable(pair.draft)
+    num_tokens = len(begun.tokenizer)
+    assert begun.mask_id == num_tokens, "the tokenizer has no token to spare, so a row was added"
+    with torch.no_grad():
+        begun.model.get_input_embeddings().weight[num_tokens] = 0.5  # as if it had learnt
+    begun.save(tmp_path, 3, (1.0, 1.1, 1.2), {"steps": 1})
+    model = load_decoder(tmp_path)
+    facts = parallel_draft_of(model)
+    assert facts is not None
+    assert (facts.mask_id, facts.num_tokens, facts.vocab_size) == (num_tokens, 3, num_tokens + 1)
+    assert parallel_draft_of(load_decoder(pair.draft)) is None
+    again = load_adaptable(str(tmp_path))
+    assert again.mask_id == num_tokens, "what is adapted again keeps its mask token"
+    weights = (one.model.get_input_embeddings().weight[num_tokens] for one in (begun, again))
+    torch.testing.assert_close(*weights)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda facts: "",
+        lambda facts: json.dumps(facts)[:-5],
+        lambda facts: json.dumps([]),
+        lambda facts: json.dumps({**facts, "format": 2}),
+        lambda facts: json.dumps({**facts, "mask_id": 999_999}),
+        lambda facts: json.dumps({**facts, "num_tokens": 0}),
+        lambda facts: json.dumps({**facts, "temperatures": [1.0]}),
+        lambda facts: json.dumps({**facts, "temperatures": [1.0, "warm", 0.0]}),
+    ],
+)
+def test_a_damaged_file_is_refused_by_name(pair: Pair, tmp_path: Path, change: Any) -> None:
+    load_adaptable(pair.draft).save(tmp_path, 3, (1.0, 1.0, 1.0), {})
+    facts = json.loads((tmp_path / FILE).read_text())
+    (tmp_path / FILE).write_text(change(facts))
+    with pytest.raises(ModelError, match=f"{FILE} is cut off, damaged or of another format"):
+        load_decoder(tmp_path)
+
+
+def test_a_file_of_another_model_is_refused_by_name(pair: Pair, tmp_path: Path) -> None:
+    load_adaptable(pair.draft).save(tmp_path, 2, (1.0, 1.0), {})
+    ParallelDraft(mask_id=5, num_tokens=2, temperatures=(1.0, 1.0), vocab_size=17).save(tmp_path, {})
+    with pytest.raises(ModelError, match=f"{FILE} belongs to another model: it states 17 embedding rows"):
+        load_decoder(tmp_path)
+
+
+def test_texts_are_questions_with_answers_json_texts_or_plain_lines(pair: Pair, tmp_path: Path) -> None:
+    begun = load_adaptable(pair.draft)
+    path = tmp_path / "texts.jsonl"
+    path.write_text('{"question": "one?", "answer": "the cat"}\n\n{"text": "the mat"}\n')
+    asked, plain = read_documents(path, begun.tokenizer)
+    said = begun.tokenizer.decode(asked.token_ids[asked.first :])
+    assert said.split("<|turn|>")[0].strip() == "the cat" and "<|turn|>" in said, (
+        "the answer and the end of its turn are learnt"
+    )
+    assert (begun.tokenizer.decode(plain.token_ids), plain.first) == ("the mat", 1)
+    lines = tmp_path / "texts.txt"
+    lines.write_text("the cat\nthe mat sat\n")
+    assert [begun.tokenizer.decode(one.token_ids) for one in read_documents(lines, begun.tokenizer, 1)] == ["the cat"]
+    long = Document(range(5000))
+    assert len(clipped([long], begun.model)[0].token_ids) == 1024
+    path.write_text('{"text": "one"}\n{"question": "two?"}\n')
+    with pytest.raises(PromptError, match=r'texts.jsonl, line 2: must be a JSON object with "question" and "answer"'):
+        read_documents(path, begun.tokenizer)
+    path.write_text("\n")
+    with pytest.raises(PromptError, match="holds no texts"):
+        read_documents(path, begun.tokenizer)

@@ -1,0 +1,311 @@
+"""A drafter that guesses several tokens in one pass: its rows and layers; its texts are those of plain decoding."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from card import LLM
+from card.config import DraftSettings, SamplingParams
+from card.engine.engine import Limits
+from card.errors import ModelError, VocabularyError
+from card.kernels.int8_linear import why_not_int8
+from card.models.parallel_draft import ParallelDraft
+from card.models.protocol import NO_PARENT
+from card.pard.folders import load_adaptable
+from card.protocol.messages import DraftSpec, Open
+from card.transport.in_process import InlineLink, ThreadLink
+from card.workers.drafter import DrafterWorker
+from card.writers.parallel import ParallelSequence, ParallelWriter
+from tests.decoding import decode, make_engine, make_request, plain, run_all, toy_draft, toy_target
+from tests.drafting import draft_spec
+from tests.engine.test_exactness import agreements, faults, sampling, shapes
+from tests.pair import Pair
+from tests.toy import TableModel
+from tests.unreliable_link import FakeLink, Faults
+from tests.workers.test_drafter import TEXT, Clock, Replica, correction, layers_of, specs, tokens_to_commit, toy, turns
+
+K = 4
+TEMPERATURES = (1.0, 1.5, 2.0, 0.5)
+
+
+class Guessing(TableModel):
+    """A toy model that reads masks: behind each it goes on as if its own first choices had stood there."""
+
+    def __init__(self, model: TableModel) -> None:
+        super().__init__(
+            model.seed,
+            model.vocab_size + 1,
+            model.max_model_len,
+            max_model_len=model.max_model_len,
+            num_tree_rows=model.max_rows - model.max_model_len,
+        )
+        self.mask_id = model.vocab_size
+        self._model = model
+
+    def _make_logits(self, context: tuple[int, ...]) -> Tensor:
+        ids = [token for token in context if token != self.mask_id]
+        for _ in range(len(context) - len(ids)):
+            ids.append(int(self._model.logits_after(ids).argmax()))
+        return torch.cat([self._model.logits_after(ids), torch.tensor([-1e9])])
+
+
+def writer_of(model: TableModel) -> ParallelWriter:
+    guessing = Guessing(model)
+    facts = ParallelDraft(mask_id=guessing.mask_id, num_tokens=K, temperatures=TEMPERATURES, vocab_size=0)
+    return ParallelWriter(guessing, facts)
+
+
+def worker_of(model: TableModel, **settings: int) -> DrafterWorker:
+    return DrafterWorker(writer_of(model), clock=Clock(), **settings)
+
+
+def sequence_of(worker: DrafterWorker) -> ParallelSequence:
+    sequence = worker.drafting[7].sequence
+    assert isinstance(sequence, ParallelSequence)
+    return sequence
+
+
+def assert_rows_are_those_of_text_and_nodes(worker: DrafterWorker) -> None:
+    """Check that no mask is left, and that the rows are the text's and, below it, those of nodes with their parents."""
+    sequence, model = sequence_of(worker), worker.writer.model  # type: ignore[attr-defined]
+    held, cache, num_text = model._sequences[sequence.slot], sequence.cache, sequence.num_committed_rows
+    assert model.mask_id not in held.token_ids
+    assert held.token_ids[:num_text] == sequence.token_ids[:num_text]
+    assert held.parents[:num_text] == [NO_PARENT, *range(num_text - 1)][:num_text]
+    assert sorted(sequence.row_of.values()) == list(range(num_text, len(held.token_ids)))
+    for node, row in sequence.row_of.items():
+        parent = cache.parent(node)
+        assert held.token_ids[row] == cache.token(node)
+        assert held.positions[row] == sequence.root_position + cache.depth_of(node)
+        assert held.parents[row] == (num_text - 1 if parent == cache.root_id else sequence.row_of[parent])
+
+
+def assert_new_scores_are_guesses(worker: DrafterWorker, known: set[int]) -> None:
+    """Check that each new node's score is the model's behind a node above it and as many masks as lie between."""
+    sequence, model = sequence_of(worker), worker.writer.model  # type: ignore[attr-defined]
+    cache, nodes = sequence.cache, sequence.cache.snapshot()
+    for node, token, logprob in zip(nodes.ids, nodes.tokens, nodes.logprobs, strict=True):
+        if node in known:
+            continue
+        path = [*sequence.token_ids, *cache.path_tokens(node)[:-1]]
+        possible = []
+        for offset in range(min(K, len(path) - len(sequence.token_ids) + 1)):
+            before = path[: len(path) - offset] + [model.mask_id] * offset
+            scores = (model.logits_after(before) / TEMPERATURES[offset]).log_softmax(-1)
+            possible.append(float(scores[token]))
+        assert min(abs(logprob - one) for one in possible) < 1e-4
+
+
+# ---- rows and layers ------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=80)
+@given(
+    seed=st.integers(0, 99),
+    spec=specs,
+    turns=turns,
+    max_tokens=st.sampled_from([1, 3, 9, 256]),
+)
+def test_rows_and_tree_are_those_of_the_text_after_any_corrections_and_no_mask_stays(
+    seed: int, spec: DraftSpec, turns: list[tuple[int, int, int, list[int]]], max_tokens: int
+) -> None:
+    worker = worker_of(toy(seed), max_tokens_per_pass=max_tokens)
+    replica = Replica(TEXT, spec)
+    replica.receive(worker.receive(Open(7, TEXT, spec)))
+    sequence = sequence_of(worker)
+    for num_passes, which, length, others in turns:
+        for _ in range(num_passes):
+            known = {sequence.cache.root_id, *sequence.cache.alive_ids()}
+            replica.receive(worker.step())
+            assert_rows_are_those_of_text_and_nodes(worker)
+            assert_new_scores_are_guesses(worker, known)
+        tokens = tokens_to_commit(sequence, which, length, [token % 12 for token in others])
+        replica.commit(tokens)
+        replica.receive(worker.receive(correction(len(sequence.token_ids), tokens, beam_width=1 + which % 5)))
+        replica.assert_equals(sequence)
+        assert_rows_are_those_of_text_and_nodes(worker)
+        assert sequence.cache.num_nodes <= spec.shape.max_nodes
+        assert sequence.cache.depth <= spec.shape.lead
+    for _ in range(400):
+        if worker.is_idle:
+            break
+        replica.receive(worker.step())
+    assert worker.is_idle, "every pass gets further, however few tokens it has"
+    replica.assert_equals(sequence)
+
+
+def test_one_pass_makes_as_many_layers_as_the_model_guesses_tokens() -> None:
+    worker = worker_of(toy())
+    worker.receive(Open(7, TEXT, draft_spec(beam_width=2, lead=11)))
+    depths, sizes = [], []
+    while not worker.is_idle:
+        sizes += [len(layer.nodes) for layer in layers_of(worker.step())]
+        depths.append(sequence_of(worker).cache.depth)
+    assert depths[:3] == [K, 2 * K, 11], "a last step finds that there is nothing left to do"
+    assert sizes == [2 * K, 2 * K, 2 * 3]
+    assert worker.layers_per_pass == K
+
+
+def test_a_sequence_without_room_for_masks_drafts_one_layer_a_pass() -> None:
+    model = TableModel(3, 12, 2, max_model_len=32, num_tree_rows=4)
+    worker = worker_of(model)
+    worker.receive(Open(7, TEXT, draft_spec(beam_width=1, branch=1, lead=40, max_len=32)))
+    for _ in range(60):
+        worker.step()
+    assert worker.is_idle
+    assert_rows_are_those_of_text_and_nodes(worker)
+    assert sequence_of(worker).cache.depth == 32 - len(TEXT), "the text ends there"
+
+
+# ---- texts ----------------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=100)
+@given(seed=st.integers(0, 99), agreement=agreements, params=sampling, shape=shapes, faults=faults)
+def test_text_is_that_of_plain_decoding_under_any_message_order(
+    seed: int, agreement: float, params: SamplingParams, shape: DraftSettings, faults: Faults
+) -> None:
+    target = toy_target(seed)
+    link = FakeLink(lambda: worker_of(toy_draft(target, agreement)), faults)
+    token_ids, reason, _ = decode(target, link, params=params, draft=shape)  # type: ignore[arg-type]
+    assert (token_ids, reason) == plain(target, params=params)
+    assert not link.status.reason, "no message of an honest drafter is rejected"
+
+
+@settings(max_examples=50)
+@given(
+    seed=st.integers(0, 99),
+    agreement=agreements,
+    params=sampling,
+    shape=shapes,
+    method=st.sampled_from(["pard", "card", "specbranch", "ssd", "pearl"]),
+)
+def test_text_is_that_of_plain_decoding_when_taking_turns(
+    seed: int, agreement: float, params: SamplingParams, shape: DraftSettings, method: str
+) -> None:
+    target = toy_target(seed)
+    link = InlineLink(worker_of(toy_draft(target, agreement)))
+    token_ids, reason, _ = decode(target, link, method=method, params=params, draft=shape)
+    assert (token_ids, reason) == plain(target, params=params)
+
+
+@pytest.mark.parametrize("method", ["pard", "card"])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_eight_texts_at_once_are_those_of_plain_decoding_alone(method: str, temperature: float) -> None:
+    target = toy_target(5)
+    link = FakeLink(lambda: worker_of(toy_draft(target, 0.8)), Faults(max_passes=3))
+    engine = make_engine(target, link, method, limits=Limits(max_num_seqs=8, prefill_chunk=4))  # type: ignore[arg-type]
+    requests = [
+        make_request(
+            i,
+            method=method,
+            prompt=tuple((i + j) % 12 for j in range(3 + i)),
+            params=SamplingParams(temperature=temperature, seed=i, max_tokens=30),
+        )
+        for i in range(8)
+    ]
+    texts = run_all(engine, {i: [request] for i, request in enumerate(requests)})
+    assert texts == {one.request_id: plain(target, params=one.params, prompt=one.prompt_ids) for one in requests}
+
+
+def test_a_drafter_whose_guesses_are_right_gives_k_tokens_a_pass() -> None:
+    target = toy_target()
+    params, shape = SamplingParams(temperature=0.0, seed=0, max_tokens=61), DraftSettings(num_speculative_tokens=K)
+    _, _, stats = decode(target, InlineLink(worker_of(target)), method="pard", params=params, draft=shape)
+    assert stats.drafter_passes <= stats.target_passes + 1
+    assert stats.accepted_tokens == stats.verified_tokens == K * stats.target_passes
+
+
+@pytest.mark.parametrize("after", [0, 3])
+def test_text_is_that_of_plain_decoding_when_the_drafter_dies(after: int) -> None:
+    target = toy_target()
+    worker = DrafterWorker(writer_of(toy_draft(target, 0.9)), clock=time.perf_counter)
+    model, passes = worker.writer.model, []  # type: ignore[attr-defined]
+    run = model.forward
+
+    def dying(extensions):
+        passes.append(len(extensions))
+        if len(passes) > after:
+            raise RuntimeError("dead")
+        return run(extensions)
+
+    model.forward = dying
+    link = ThreadLink(worker)
+    link.begin()
+    try:
+        deadline = time.monotonic() + 10
+        while link.status.state == "up":
+            assert decode(target, link)[:2] == plain(target)
+            assert time.monotonic() < deadline
+        assert "dead" in link.status.reason
+    finally:
+        link.close()
+
+
+# ---- folders --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def adapted(pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Return the folder of a drafter that has hardly learnt anything, whose guesses are mostly wrong."""
+    folder = tmp_path_factory.mktemp("adapted")
+    load_adaptable(pair.draft).save(folder, K, TEMPERATURES, {})
+    return str(folder)
+
+
+@pytest.mark.parametrize("method", ["pard", "card"])
+@pytest.mark.parametrize("placement", ["inline", "process"])
+def test_an_adapted_folder_drafts_wherever_it_runs(pair: Pair, adapted: str, method: str, placement: str) -> None:
+    settings: dict[str, Any] = {"target": pair.target, "dtype": "float32", "max_model_len": 200}
+    prompts = ["the cat", "one two three", "the mat and the other"]
+    params = SamplingParams(temperature=0.7, seed=3, max_tokens=24)
+    with LLM(**settings, method="vanilla") as llm:
+        expected = [output.outputs[0].token_ids for output in llm.generate(prompts, params)]
+    with LLM(**settings, draft=adapted, method=method, placement=placement, policy="fixed") as llm:
+        outputs = llm.generate(prompts, params)
+    assert [output.outputs[0].token_ids for output in outputs] == expected
+    if placement == "inline":
+        assert all(output.stats.drafter_passes for output in outputs)
+
+
+@pytest.mark.slow  # integer kernels of these sizes are compiled
+def test_an_adapted_folder_drafts_in_integers_and_for_any_target_of_its_family(pair: Pair, adapted: str) -> None:
+    if why_not_int8() is not None:
+        pytest.skip(str(why_not_int8()))
+    params = SamplingParams(temperature=0.0, max_tokens=24)
+    for target in (pair.target, pair.draft):
+        settings: dict[str, Any] = {"target": target, "dtype": "int8", "max_model_len": 200}
+        with LLM(**settings, method="vanilla") as llm:
+            expected = llm.generate("the cat", params)[0].outputs[0].token_ids
+        with LLM(**settings, draft=adapted, method="pard") as llm:
+            output = llm.generate("the cat", params)[0]
+        assert output.outputs[0].token_ids == expected
+        assert output.stats.drafter_passes
+
+
+def test_the_method_refuses_a_draft_model_that_makes_one_token_a_pass(pair: Pair) -> None:
+    with pytest.raises(ModelError, match=r"method pard needs a draft model that .*draft has no pard.json: make one"):
+        LLM(pair.target, pair.draft, method="pard")
+
+
+def test_an_adapted_folder_of_another_vocabulary_is_refused_by_name(pair: Pair, tmp_path: Path) -> None:
+    load_adaptable(pair.foreign_draft).save(tmp_path, K, TEMPERATURES, {})
+    with pytest.raises(VocabularyError, match="does not fit the target"):
+        LLM(pair.target, str(tmp_path), method="pard")
+
+
+def test_an_adapted_folder_that_was_cut_off_is_refused_by_name(pair: Pair, adapted: str, tmp_path: Path) -> None:
+    shutil.copytree(adapted, tmp_path / "cut")
+    weights = tmp_path / "cut" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    with pytest.raises(ModelError, match="cut"):
+        LLM(pair.target, str(tmp_path / "cut"), method="pard")
