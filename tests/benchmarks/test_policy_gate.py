@@ -13,12 +13,12 @@ def gate(bench):
     return bench["policy_gate"]
 
 
-def line(over_plain: float, over_best: float) -> dict[str, float]:
-    return {"over_plain": over_plain, "over_best": over_best}
+def line(over_plain: float, over_best: float, cell: str = "a") -> dict[str, float | str]:
+    return {"cell": cell, "over_plain": over_plain, "over_best": over_best}
 
 
 def test_every_pair_of_properties_occurs_in_some_cell(gate):
-    cells = [astuple(cell) for cell in gate.cells()]
+    cells = [astuple(cell) for cell in gate.cells() if cell.price in gate.PRICES]
     axes = (gate.KINDS, gate.PRICES, gate.TOKENS, gate.DRAFTS, gate.WRITERS)
     for i, j in itertools.combinations(range(len(axes)), 2):
         assert {(cell[i], cell[j]) for cell in cells} == set(itertools.product(axes[i], axes[j]))
@@ -41,16 +41,9 @@ def test_every_second_mixed_text_copies_its_prompt(gate):
 
 def test_a_run_takes_the_same_virtual_time_whenever_it_is_made(gate):
     cell = gate.Cell("prose", "int8 90M", 4, "good", "draft")
-    price = gate.PRICES[cell.price]
 
     def run():
-        recording = gate.make_recording(cell.kind, gate.DRAFTS[cell.draft])
-        scene = gate.Scene(
-            target=gate._profile(price["alone"], price["beside"]),
-            draft=gate._profile(price["draft"], price["draft"]),
-            recording=recording,
-            concurrency=cell.at_once,
-        )
+        scene = gate.make_scene(cell, gate.make_recording(cell.kind, gate.DRAFTS[cell.draft]))
         texts = gate.replayed_texts(scene, gate.plan_method(scene, "card", {}))
         return gate.decode(scene, texts, "card", {}, 800)
 
@@ -63,6 +56,7 @@ def test_the_verdict_names_each_rule_that_is_broken(gate):
     assert gate.verdict(good, good) == []
     (worse,) = gate.verdict(good, [line(1.3, 1.0), line(1.0, 1.0)])
     assert "geometric mean" in worse
+    assert gate.verdict([*good, line(0.99, 1.0, "new")], good) == [], "a cell that the other lacks is not compared"
     (behind,) = gate.verdict([line(1.2, 0.94)], [])
     assert "behind best" in behind
     (slower,) = gate.verdict([line(0.96, 1.0)], [])
