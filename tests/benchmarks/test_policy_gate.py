@@ -50,6 +50,16 @@ def test_a_run_takes_the_same_virtual_time_whenever_it_is_made(gate):
     assert run() == run()
 
 
+@pytest.mark.parametrize("start", ["right", "dear drafting"])
+def test_the_tuned_policy_takes_a_good_draft_model_back_that_began_badly_where_costs_are_measured_wrongly(gate, start):
+    recording = gate.make_recording("prose", gate.Draft(0.88, 0.88, num_wrong=32))
+    scene = gate.make_scene(gate.Cell("prose", gate.AVX2, 1, gate.LATE, "draft", start), recording)
+    texts = gate.replayed_texts(scene, gate.plan_method(scene, "card", {}))
+    plain, tuned = (gate.decode(scene, texts, method, {}, 500) for method in ("vanilla", "card"))
+    assert tuned.schedules["off"] > 0.0, "the beginning speaks against it"
+    assert tuned.later > 1.3 * plain.later
+
+
 def test_the_verdict_names_each_rule_that_is_broken(gate):
     good = [line(1.2, 0.97), line(0.98, 1.0)]
     assert gate.verdict(good, []) == []

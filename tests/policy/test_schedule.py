@@ -114,6 +114,27 @@ def test_schedules_that_draft_share_what_is_wrongly_expected_of_the_drafter_and_
     assert schedules.estimate("off")[0] == pytest.approx(math.log(100.0))
 
 
+def test_a_try_drafts_at_once_whatever_is_expected_and_ends_at_once_if_that_does_not_change():
+    schedules = made({"beside": 100.0, "turns": 200.0, "off": 300.0})
+    speed = {"beside": 100.0, "turns": 200.0, "off": 300.0}
+    run(schedules, speed, 10)
+    for is_trying, schedule in ((False, "off"), (True, "turns"), (True, "turns"), (False, "off")):
+        schedules.begin(1, ALL, is_trying=is_trying)
+        schedules.observe(1, 4.0, 0.02)
+        assert schedules.schedule == schedule
+    assert schedules.rate == pytest.approx(300.0, rel=0.1), "a second is worth what rest makes of it"
+
+
+def test_a_try_doubts_what_few_rounds_that_drafted_gave_and_not_what_rest_gave():
+    schedules = made({"turns": 300.0, "off": 200.0})
+    run(schedules, {"turns": 100.0, "off": 150.0}, 40)
+    assert schedules.schedule == "off"
+    before = {schedule: schedules.estimate(schedule)[0] for schedule in ("turns", "off")}
+    schedules.begin(1, ALL, is_trying=True)
+    assert schedules.estimate("turns")[0] > before["turns"] + PRIOR_SD
+    assert schedules.estimate("off")[0] == pytest.approx(before["off"], abs=0.02)
+
+
 def test_a_second_is_worth_what_the_best_schedule_makes_of_it():
     schedules = made({"beside": 300.0, "off": 200.0})
     for _ in range(9):

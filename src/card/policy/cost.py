@@ -138,6 +138,11 @@ class Costs:
             ratio = max(self._drafter.values(), key=lambda one: one.value)
         return ratio.value * cost.seconds(num_requests * width, num_requests, num_requests * self._rows)
 
+    def reading_s(self, schedule: Schedule, num_requests: int) -> float:
+        """Return the seconds in which the drafter reads texts of the present length from their beginning."""
+        cost, num_rows = self.at_start[schedule].drafter, num_requests * self._rows
+        return self._drafter[schedule].value * cost.seconds(num_rows, num_requests) if cost else 0.0
+
     def around_s(self, schedule: Schedule, num_requests: int) -> float:
         """Return the seconds of a round beyond its passes."""
         ratio = self._around[schedule]

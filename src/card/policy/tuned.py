@@ -13,6 +13,7 @@ from card.config import DraftSettings
 from card.policy.acceptance import DEEPEST, Acceptance
 from card.policy.choice import best_by_depth, choose, further_gains, is_worth_drafting, next_budget
 from card.policy.cost import REQUEST_S, Costs, ScheduleCost
+from card.policy.retry import Retry
 from card.policy.rounds import Draft, Outcome, Policy, RoundView, Schedule, Wait
 from card.policy.schedule import Schedules
 from card.tree.nodes import NO_NODES, Nodes
@@ -41,6 +42,7 @@ class TunedPolicy(Policy):
         self._costs = Costs(schedules)
         self._acceptance = Acceptance()
         self._schedules = Schedules(schedules, self.predicted)
+        self._retry = Retry()
         self._known: dict[int, tuple[Nodes, list[float]]] = {}  # by id, what was calibrated in this round
         self._writer_budgets: dict[int, int] = {}  # by request id, as of the last round
         self._has_new_text = False
@@ -87,7 +89,10 @@ class TunedPolicy(Policy):
         """Choose the schedule of a round."""
         self._known.clear()
         self._depth_before_draft = -1
-        self._schedules.begin(num_requests, available, has_new_text=self._has_new_text)
+        if drafting := available & self.costs.keys() - {"off"}:
+            self._retry.begin(max(self._reading_rounds(schedule, num_requests) for schedule in drafting))
+        is_trying = self._retry.is_on and bool(drafting)
+        self._schedules.begin(num_requests, available, has_new_text=self._has_new_text, is_trying=is_trying)
         self._follow()
         self._has_new_text = False
 
@@ -138,9 +143,15 @@ class TunedPolicy(Policy):
         self._acceptance.observe(result.verified)
         self._costs.observe(self.schedule, self.beam_width(), outcome)
         self._is_resting = view.takes_turns and not view.num_passes
+        self._retry.observe(has_drafted=view.num_passes > 0 or any(one.num_compared for one in result.verified))
         pass_of = self._costs.pass_of(self.schedule, view)
         prompts_s = pass_of(result.num_tokens) - pass_of(max(1, result.num_tokens - view.num_prompt_tokens))
         self._schedules.observe(len(view.requests), outcome.num_committed, outcome.seconds - prompts_s)
+
+    def _reading_rounds(self, schedule: Schedule, num_requests: int) -> float:
+        """Return the rounds that pass while the drafter reads the texts from their beginning and the target waits."""
+        reading_s = self._costs.reading_s(schedule, num_requests) if schedule == "turns" else 0.0
+        return reading_s * self._schedules.rate / num_requests
 
     def _prepare_turn(self, view: RoundView) -> Draft | None:
         """Draft another layer where the next ones bring more than others have and than their time is worth."""
@@ -149,6 +160,8 @@ class TunedPolicy(Policy):
             return None  # the last pass made nothing deeper
         self._depth_before_draft = depth
         num_requests, rate, agreement = len(view.requests), self._schedules.rate, self._acceptance.agreement
+        if self._retry.is_on and not view.num_passes:
+            rate /= 2  # a first layer is drafted that would pay at half the costs that are believed
         draft_s = self._costs.draft_s(self.schedule, num_requests, self.beam_width())
         seconds, num_tokens = self._costs.pass_of(self.schedule, view), num_requests + depth + view.num_prompt_tokens
         price = rate * (seconds(num_tokens + num_requests) - seconds(num_tokens)) / num_requests  # of one candidate
