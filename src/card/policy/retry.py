@@ -10,10 +10,11 @@ from __future__ import annotations
 from card.policy.cost import DISCOUNT
 from card.policy.schedule import REVIEW_ROUNDS
 
-# Rounds without drafting before the first try, as often as the time of a round fits into what the drafter takes to read
-# the texts, and once more. Evidence: a good draft model that began badly has 1.60 times plain decoding's speed in the
-# gate, and 1.34 without tries; an adversarial one costs 1 % more (docs/policy.md).
+# Rounds without drafting before the first try, of one request whose text the drafter reads in no time. Evidence: in the
+# gate a good draft model that began badly has 1.55 times the speed of plain decoding, and 1.37 without tries. An
+# adversarial one costs up to 1.3 % more (docs/policy.md).
 RETRY_ROUNDS = 16
+_LONGEST_PAUSE = 1 / (1 - DISCOUNT)  # rounds, the memory of all that is learnt
 
 
 class Retry:
@@ -30,15 +31,17 @@ class Retry:
         """True in the rounds of a try."""
         return self._rounds_left > 0
 
-    def begin(self, reading_rounds: float) -> None:
+    def begin(self, num_requests: int, reading_rounds: float) -> None:
         """Begin a try of `REVIEW_ROUNDS` if one is due.
 
         Args:
+            num_requests: those at once; with many, few rounds have shown enough, and bad luck is rare.
             reading_rounds: time in which the drafter reads the texts while the target waits, in rounds.
         """
-        if not self.is_on and self._idle_rounds >= self._pause * (1 + reading_rounds):
+        pause = min(self._pause * num_requests, _LONGEST_PAUSE) * (1 + reading_rounds)
+        if not self.is_on and self._idle_rounds >= pause:
             self._rounds_left = REVIEW_ROUNDS
-            self._pause = min(2 * self._pause, 1 / (1 - DISCOUNT))
+            self._pause = min(2 * self._pause, _LONGEST_PAUSE)
 
     def observe(self, *, has_drafted: bool) -> None:
         """Count a round.

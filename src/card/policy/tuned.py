@@ -90,7 +90,7 @@ class TunedPolicy(Policy):
         self._known.clear()
         self._depth_before_draft = -1
         if drafting := available & self.costs.keys() - {"off"}:
-            self._retry.begin(max(self._reading_rounds(schedule, num_requests) for schedule in drafting))
+            self._retry.begin(num_requests, max(self._reading_rounds(schedule, num_requests) for schedule in drafting))
         is_trying = self._retry.is_on and bool(drafting)
         self._schedules.begin(num_requests, available, has_new_text=self._has_new_text, is_trying=is_trying)
         self._follow()
