@@ -211,6 +211,7 @@ def test_a_target_without_a_draft_runs_the_rows_that_need_none(
     [
         (["--methods", "magic"], "unknown method 'magic'"),
         (["--data", "poems"], "unknown data 'poems'"),
+        (["--out", "b.jsonl.gz"], "leave .gz out"),
         (["--coupling-report"], "--coupling-report needs a temperature above 0"),
         (["--cores", "0"], "cores must be two or more"),
         (["--sps-lengths", "0"], "--sps-lengths must be 1 or more"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from collections import Counter
 from collections.abc import Callable
@@ -49,6 +50,16 @@ def test_what_was_written_is_read_back(run: Run, tmp_path: Path) -> None:
     for own, other in zip(found.samples, run.samples, strict=True):
         assert (own.key, own.token_ids, own.stats) == (other.key, other.token_ids, other.stats)
         assert own.decode_s == pytest.approx(other.decode_s, abs=1e-6)
+
+
+def test_a_packed_file_is_read_like_the_file_in_it_and_a_broken_one_is_refused(run: Run, tmp_path: Path) -> None:
+    file, packed = write_run(tmp_path / "a.jsonl", run), tmp_path / "a.jsonl.gz"
+    packed.write_bytes(gzip.compress(file.read_bytes()))
+    assert load(packed) == load(file)
+    for broken in (packed.read_bytes()[:-20], b"{}", packed.read_bytes()[:40] + b"xxxx" + packed.read_bytes()[44:]):
+        packed.write_bytes(broken)
+        with pytest.raises(BenchError, match="cannot be read"):
+            load(packed)
 
 
 def test_a_file_that_holds_states_and_reasons_in_one_text_is_read_as_one_that_says_them_apart(

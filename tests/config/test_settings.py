@@ -55,6 +55,12 @@ BAD: list[tuple[Kind, str, list[Any], str]] = [
     (EngineSettings, "start_timeout_s", [0.0, -1.0, NAN], "above 0 seconds"),
     (EngineSettings, "drafter_timeout_s", [0.0, NAN], "above 0 seconds"),
     (EngineSettings, "max_model_len", [1, 0], "2 or more"),
+    (
+        EngineSettings,
+        "cache_dir",
+        [""],
+        "a folder; leave it out for the usual one, and set cache to False to keep nothing",
+    ),
 ]
 GOOD: list[tuple[Kind, dict[str, Any]]] = [
     (SamplingParams, {"temperature": 0.0, "top_p": 1.0, "min_p": 0.0, "seed": 2**63 - 1, "max_tokens": 1}),

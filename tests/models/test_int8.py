@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -358,8 +360,12 @@ def test_machine_code_is_kept_in_a_folder_of_ones_own_or_in_a_fresh_one(
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))  # nothing can be made below a file
     fresh = int8_linear.code_folder()
-    assert fresh.is_dir()
-    assert fresh != int8_linear.code_folder(), "a folder in a shared place might hold somebody else's code"
+    assert fresh.stat().st_mode & 0o077 == 0, "a folder in a shared place might hold somebody else's code"
+    assert fresh == int8_linear.code_folder()
+    source = "from card.kernels.int8_linear import code_folder; print(code_folder(), code_folder().is_dir())"
+    other, was_there = subprocess.check_output([sys.executable, "-c", source], text=True).split()
+    assert was_there == "True"
+    assert other != str(fresh) and not Path(other).exists(), "it goes with its process"
 
 
 def test_a_thread_that_cannot_be_started_is_not_waited_for_later(monkeypatch: pytest.MonkeyPatch) -> None:

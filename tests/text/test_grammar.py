@@ -7,7 +7,7 @@ import json
 import re
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,7 @@ from card.text.grammar import BackgroundGrammars, GrammarCompiler, MatcherState,
 from card.tree.shaping import GrammarState
 from tests.inside import finish, matcher_of
 from tests.pair import Pair, make_tokenizer
+from tests.tokenizer_kinds import KINDS
 
 llguidance = pytest.importorskip("llguidance")
 pytestmark = pytest.mark.timeout(180)
@@ -416,6 +417,30 @@ def test_a_tokenizer_or_a_model_that_has_no_grammar_is_refused(tokenizer: PreTra
 
 
 # ---- in the background ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if not kind.startswith("word")])
+def test_blanks_are_blanks_to_a_grammar_however_a_tokenizer_marks_them(kind: str) -> None:
+    tokenizer, text = KINDS[kind], '{"a b": "ab b"}'
+    schema = Grammar("json_schema", '{"properties": {"a b": {"const": "ab b"}}, "required": ["a b"]}')
+    (end_id,) = tokenizer.convert_tokens_to_ids(["</s>"])
+    for grammar, wanted in ((Grammar("regex", "ab b a"), "ab b a"), (schema, text)):
+        state = GrammarCompiler(tokenizer, len(tokenizer), (end_id,)).compile(grammar)
+        token_ids: list[int] = []
+        for _ in wanted:
+            allowed = state.allowed([()])[0]
+            fitting = (
+                idx for idx in np.flatnonzero(allowed) if wanted.startswith(_written(tokenizer, [*token_ids, idx]))
+            )
+            if allowed[end_id] or (token_id := next(fitting, None)) is None:
+                break
+            token_ids.append(int(token_id))
+            state.advance(token_ids[-1:])
+        assert _written(tokenizer, token_ids) == wanted and state.allowed([()])[0, end_id]
+
+
+def _written(tokenizer: PreTrainedTokenizerFast, token_ids: Sequence[int]) -> str:
+    return tokenizer.decode([tokenizer.convert_tokens_to_ids("b"), *token_ids])[1:]
 
 
 def test_a_drafter_goes_on_until_its_grammar_is_compiled(compiler: GrammarCompiler) -> None:

@@ -2,13 +2,15 @@
 
 A file is appended to as the run goes: a line of kind ``run``, what was chosen for each row (``chosen``), one
 ``sample`` per decode, one ``check`` per row once texts were compared, and an ``end``. A run that was cut off goes on
-under the same ``run_id``. Summaries are never stored: `card.bench.summary` computes them from the samples. The format
-is described in docs/bench.md.
+under the same ``run_id``. One that is packed with gzip is read, too. Summaries are never stored: `card.bench.summary`
+computes them from the samples. The format is described in docs/bench.md.
 """
 
 from __future__ import annotations
 
+import gzip
 import json
+import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -183,10 +185,11 @@ def _read(path: Path) -> list[_Draft]:
 def _records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield each line with its number; a last one that was cut off while it was written is left out."""
     try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        data = path.read_bytes()
+        text = (gzip.decompress(data) if path.suffix == ".gz" else data).decode()
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
         raise BenchError(f"{path} cannot be read: {error}") from error
-    lines = text.split("\n")
+    lines = text.replace("\r\n", "\n").split("\n")
     for number, line in enumerate(lines[:-1], 1):  # what follows the last line end is cut off, or nothing
         try:
             record = json.loads(line)

@@ -49,6 +49,8 @@ def run(**options: Any) -> int:
             click.echo(f"{resume}: the run is complete, nothing is missing", err=True)
         options = _resumed_options(click.get_current_context(), options, old)
     out = out or Path(time.strftime("bench-%Y%m%d-%H%M%S.jsonl"))
+    if out.suffix == ".gz":
+        raise SettingsError(f"{out} would be packed, and a run appends to its file line by line; leave .gz out")
     check_can_write(out)
     plan = read_plan(options)
     _warn_if_busy(environment)

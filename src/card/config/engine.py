@@ -113,6 +113,8 @@ class EngineSettings(Replaceable):
     def __post_init__(self) -> None:
         take_lists(self)
         check(self)
+        allowed = "a folder; leave it out for the usual one, and set cache to False to keep nothing"
+        require(self.cache_dir != "", "cache_dir", allowed, self.cache_dir)
         if self.kv_cache_memory is not None:
             parse_size(self.kv_cache_memory)
         if self.draft_address is None:

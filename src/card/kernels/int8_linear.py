@@ -114,13 +114,19 @@ def machine_code(module: str) -> Any:
 
 
 def code_folder() -> Path:
-    """Return where machine code is kept: the user's own cache folder, or a fresh one that nobody else can write to."""
+    """Return where machine code is kept: the user's own cache folder, or a fresh one that this process removes."""
     folder = cache_folder(None) / "code"
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError:
-        return Path(tempfile.mkdtemp(prefix="card-code-"))
-    return folder if os.access(folder, os.W_OK) else Path(tempfile.mkdtemp(prefix="card-code-"))
+        return Path(_own_folder().name)
+    return folder if os.access(folder, os.W_OK) else Path(_own_folder().name)
+
+
+@functools.cache
+def _own_folder() -> tempfile.TemporaryDirectory[str]:
+    """Return a folder of this process, which nobody else can write to; it is removed when the process ends."""
+    return tempfile.TemporaryDirectory(prefix="card-code-", ignore_cleanup_errors=True)
 
 
 @functools.cache

@@ -7,6 +7,7 @@ a whole tree costs one step for each of its nodes.
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import re
 import threading
@@ -122,7 +123,7 @@ class GrammarCompiler:
             raise SettingsError("a grammar needs a model with an end token, and this one has none; leave grammar out")
         num_ids = max(self._vocab_size, len(self._tokenizer))
         try:
-            return library.hf.from_tokenizer(self._tokenizer, n_vocab=num_ids, eos_token=list(self._end_ids))
+            return library.LLTokenizer(_core_of(self._tokenizer), n_vocab=num_ids, eos_token=list(self._end_ids))
         except Exception as error:  # whatever the library says to a tokenizer that it does not know
             raise SettingsError(
                 f"llguidance cannot use the tokenizer {type(self._tokenizer).__name__}: {error}; leave grammar out, or "
@@ -276,10 +277,32 @@ def _walk_order(paths: Sequence[Path]) -> list[int]:
     return sorted(range(len(paths)), key=lambda idx: tuple(paths[idx]))
 
 
+def _core_of(tokenizer: PreTrainedTokenizerBase) -> str:
+    """Return a tokenizer as llguidance reads it: one that marks blanks by Metaspace as one that replaces them.
+
+    To the library the marks of Metaspace are characters of the text, so that no text with a blank keeps to a grammar.
+
+    Raises: ValueError for one without a core in Rust.
+    """
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        raise ValueError("only fast tokenizers are supported")
+    core = json.loads(backend.to_str())
+    core["truncation"] = core["padding"] = None
+    decoder = core.get("decoder") or {}
+    steps = decoder["decoders"] if decoder.get("type") == "Sequence" else [decoder]
+    marks = [step["replacement"] for step in steps if step.get("type") == "Metaspace"]
+    if marks:
+        blanks = {"type": "Replace", "pattern": {"String": marks[0]}, "content": " "}
+        core["decoder"] = {"type": "Sequence", "decoders": [blanks, {"type": "ByteFallback"}, {"type": "Fuse"}]}
+        core["pre_tokenizer"] = None
+        core["normalizer"] = {"type": "Replace", "pattern": {"String": " "}, "content": marks[0]}
+    return json.dumps(core)
+
+
 def _library() -> Any:
     try:
         import llguidance
-        import llguidance.hf
     except ImportError as error:
         raise SettingsError(
             "a grammar needs the package llguidance, which is not installed; run pip install 'card-decoding[grammar]'"
