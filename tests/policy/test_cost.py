@@ -55,6 +55,13 @@ def test_a_slower_machine_is_noticed_in_passes_and_around_them_under_its_schedul
     assert told.around_s("off", 1) == pytest.approx(2e-3, rel=0.01)
 
 
+def test_a_first_drafter_pass_that_is_a_hiccup_does_not_make_drafting_dear_for_ever():
+    told = costs()
+    view = replace(outcome(0, 0).view, takes_turns=True, num_passes=1, waited_s=0.1)
+    told.observe("turns", 1, outcome(0.11, 7e-3, view=view))
+    assert told.draft_s("turns", 1, 1) <= 2e-3
+
+
 def test_python_around_a_round_grows_with_its_requests_and_drafting_doubles_it_until_measured():
     told = costs()
     assert told.around_s("off", 16) == pytest.approx(16 * REQUEST_S)

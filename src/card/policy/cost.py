@@ -88,6 +88,7 @@ class Ratio:
 
     measured_s: float = 0.0
     predicted_s: float = 0.0
+    most_at_first: float = math.inf  # that the first pass may say; without a bound where the prediction is a guess
 
     @property
     def value(self) -> float:
@@ -97,7 +98,7 @@ class Ratio:
     def observe(self, measured_s: float, predicted_s: float) -> None:
         """Take one pass; one beyond twice what was expected is a hiccup of the machine and counts as that."""
         if measured_s > 0 and predicted_s > 0:
-            most_s = 2 * predicted_s * self.value if self.predicted_s else math.inf
+            most_s = predicted_s * (2 * self.value if self.predicted_s else self.most_at_first)
             self.measured_s = DISCOUNT * self.measured_s + min(measured_s, most_s)
             self.predicted_s = DISCOUNT * self.predicted_s + predicted_s
 
@@ -108,8 +109,8 @@ class Costs:
     def __init__(self, at_start: Mapping[Schedule, ScheduleCost]) -> None:
         """Begin with what was measured at start."""
         self.at_start = dict(at_start)
-        self._target = {schedule: Ratio() for schedule in at_start}
-        self._drafter = {schedule: Ratio() for schedule in at_start}
+        self._target = {schedule: Ratio(most_at_first=2.0) for schedule in at_start}
+        self._drafter = {schedule: Ratio(most_at_first=2.0) for schedule in at_start}
         self._around = {schedule: Ratio() for schedule in at_start}
         self._rows = 0.0  # context of one request, in the last round
 
