@@ -36,7 +36,7 @@ LINES: tuple[tuple[str, ...], ...] = (
     ("engine",),
     ("assembly",),
     ("api", "adapters", "hf"),
-    ("bench", "server", "vllm", "onnx"),
+    ("bench", "server", "vllm", "onnx", "steps"),
     ("planner", "ray"),
     ("cli",),
     ("__main__",),

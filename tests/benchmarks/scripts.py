@@ -9,6 +9,7 @@ from typing import Any
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 MODULES = (
     "accuracy",
+    "arbitrage",
     "closed_loop",
     "busy_drafter",
     "concurrency",

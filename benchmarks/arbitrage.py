@@ -1,0 +1,122 @@
+"""Does a router of steps know when the target is needed? Answers that are right, or stay, over the target's tokens.
+
+Each question of a file in GSM8K's form is answered greedily by step-wise routing, with every router at every knob; a
+knob of 0 is plain decoding. RSD and the oracle take the share of right equations as their reward. One line of JSON for
+each router and knob, with 95 % intervals by Wilson.
+
+    python benchmarks/arbitrage.py --prompts gsm8k_test.jsonl --limit 24 --out benchmarks/results/arbitrage.jsonl
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import options
+from accuracy import Item, read_items
+
+from card.api.llm import LLM
+from card.bench.summary import Share
+from card.config import SamplingParams
+from card.errors import CardError, SettingsError
+from card.steps import Arbitrage, EntropyRouter, OracleRouter, RandomRouter, RewardRouter, equations_hold
+from card.text.answers import final_number
+
+ROUTERS: Mapping[str, Callable[[float], Any]] = MappingProxyType(
+    {
+        "entropy": EntropyRouter,
+        "random": RandomRouter,
+        "reward": lambda knob: RewardRouter(knob, equations_hold),
+        "oracle": lambda knob: OracleRouter(knob, equations_hold),
+    }
+)
+DEFAULT = "random:0,random:0.25,random:0.5,random:0.75,random:1,entropy:0.5,entropy:1,entropy:2,reward:0.3,oracle:1"
+
+
+def parse(text: str) -> list[tuple[str, float]]:
+    """Return routers and knobs of "random:0.5,entropy:1". Raises: SettingsError."""
+    found = []
+    for one in text.split(","):
+        name, _, knob = one.partition(":")
+        try:
+            found.append((name, float(knob)))
+        except ValueError:
+            raise SettingsError(f"a router and its knob are NAME:NUMBER such as random:0.5, got {one!r}") from None
+        if name not in ROUTERS:
+            raise SettingsError(f"unknown router {name!r}; known: {', '.join(ROUTERS)}")
+        ROUTERS[name](found[-1][1])
+    return found
+
+
+def run(
+    target: LLM, draft: LLM, items: Sequence[Item], routers: Sequence[tuple[str, float]], max_tokens: int
+) -> list[dict[str, Any]]:
+    """Return a line for each router and knob. Raises: CardError."""
+    params, questions = SamplingParams(temperature=0.0, max_tokens=max_tokens), [item.question for item in items]
+    exact = Arbitrage(target, draft, RandomRouter(0.0)).answer(questions, params)
+    lines = []
+    for name, knob in routers:
+        outputs = Arbitrage(target, draft, ROUTERS[name](knob)).answer(questions, params)
+        numbers = [final_number(output.text) for output in outputs]
+        plain = [final_number(output.text) for output in exact]
+        steps = [step for output in outputs for step in output.steps]
+        solved = Share(sum(n == item.answer for n, item in zip(numbers, items, strict=True)), len(items))
+        same = Share(sum(n == p for n, p in zip(numbers, plain, strict=True)), len(items))
+        totals = {n: sum(getattr(o, n) for o in outputs) for n in ("target_tokens", "target_passes", "draft_tokens")}
+        lines.append(
+            {
+                "benchmark": "arbitrage",
+                "router": name,
+                "knob": knob,
+                "exact": outputs[0].exact,
+                "num_items": len(items),
+                "num_solved": solved.count,
+                "solved_interval": solved.interval,
+                "num_same_number": same.count,
+                "same_number_interval": same.interval,
+                "num_tokens": sum(len(output.token_ids) for output in outputs),
+                **totals,
+                "num_steps": len(steps),
+                "num_target_steps": sum(step.writer == "target" for step in steps),
+            }
+        )
+        print(
+            f"{name}:{knob:g}  solved {solved}  same number {same}  steps of the target "
+            f"{lines[-1]['num_target_steps']} of {len(steps)}  target tokens {totals['target_tokens']}  "
+            f"passes {totals['target_passes']}",
+            flush=True,
+        )
+    return lines
+
+
+def main() -> None:
+    """Answer the questions with every router, and print and keep what came of it."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--target", default="demo-target", help="default: %(default)s")
+    parser.add_argument("--draft", default="demo-draft", help="default: %(default)s")
+    parser.add_argument("--prompts", type=Path, required=True, help="JSON lines as in GSM8K: question and answer")
+    parser.add_argument("--limit", type=int, default=24, help="how many items (default: %(default)s)")
+    parser.add_argument("--routers", default=DEFAULT, help="default: %(default)s")
+    parser.add_argument("--max-tokens", type=int, default=128, help="most new tokens (default: %(default)s)")
+    parser.add_argument("--out", type=Path, help="file to append a line of JSON for each router and knob to")
+    args = parser.parse_args()
+    try:
+        routers, items = parse(args.routers), read_items(args.prompts, args.limit)
+        facts = {**options.describe_run(), "target": args.target, "draft": args.draft, "prompts": args.prompts.name}
+        speculating = {"method": "sps", "placement": "inline", "policy": "fixed"}
+        with (
+            LLM(args.target, args.draft, dtype="float32", **speculating) as target,
+            LLM(args.draft, dtype="float32") as draft,
+        ):
+            lines = run(target, draft, items, routers, args.max_tokens)
+        if args.out:
+            options.append_lines(args.out, [{**line, **facts} for line in lines])
+    except CardError as error:
+        raise SystemExit(f"arbitrage.py: {error}") from None
+
+
+if __name__ == "__main__":
+    main()

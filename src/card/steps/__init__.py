@@ -1,0 +1,16 @@
+"""Step-wise routing: the draft model writes a step, and a router says whether the target writes it anew."""
+
+from card.steps.arbitrage import Arbitrage, SteppedOutput, WrittenStep
+from card.steps.routers import EntropyRouter, OracleRouter, RandomRouter, RewardRouter, Step, equations_hold
+
+__all__ = [
+    "Arbitrage",
+    "EntropyRouter",
+    "OracleRouter",
+    "RandomRouter",
+    "RewardRouter",
+    "Step",
+    "SteppedOutput",
+    "WrittenStep",
+    "equations_hold",
+]

@@ -1,0 +1,215 @@
+"""Arbitrage: the draft model writes an answer step by step, and the target rewrites the steps that a router names.
+
+Steps are lines, or whatever a delimiter ends. Inside the target's steps its own method speculates token by token.
+Source: Arbitrage, arXiv:2512.05033. The text is another one than plain decoding's, unless the router's knob is 0.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from card.api.llm import LLM
+from card.api.outputs import CompletionOutput
+from card.config import SamplingParams
+from card.config.fields import require
+from card.config.sampling import MAX_LOGPROBS
+from card.errors import SettingsError, VocabularyError
+from card.steps.routers import Router, Step
+from card.text.tokens import decode
+
+Writer = Literal["draft", "target"]
+Conversation = Sequence[Mapping[str, str]]
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenStep:
+    """One step of an answer."""
+
+    writer: Writer
+    text: str  # its delimiter included
+    token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SteppedOutput:
+    """An answer, and what it cost."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    steps: tuple[WrittenStep, ...]
+    exact: bool  # True: the text is that of plain decoding
+    target_tokens: int  # that the target wrote, kept or not
+    target_passes: int  # of them; reading the prompt and the draft model's steps is none
+    draft_tokens: int  # that the draft model wrote, kept or not
+
+
+@dataclass(slots=True)
+class _Answer:
+    """An answer in the making."""
+
+    question: str
+    prompt_ids: tuple[int, ...]
+    steps: list[WrittenStep] = field(default_factory=list)
+    target_tokens: int = 0
+    target_passes: int = 0
+    draft_tokens: int = 0
+    is_done: bool = False
+
+    @property
+    def text(self) -> str:
+        return "".join(step.text for step in self.steps)
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        return tuple([token_id for step in self.steps for token_id in step.token_ids])
+
+
+_Written = tuple[Step, WrittenStep, bool]
+"""What a router sees of a step, the step, and whether it ends the answer."""
+
+
+class Arbitrage:
+    """A target and a draft model that share an answer step by step.
+
+    with LLM("demo-target", "demo-draft") as target, LLM("demo-draft") as draft:
+        print(Arbitrage(target, draft, EntropyRouter(0.5)).answer([question])[0].text)
+    """
+
+    def __init__(self, target: LLM, draft: LLM, router: Router, *, delimiter: str = "\n", max_steps: int = 100) -> None:
+        """Take both models, loaded; they stay the caller's to close.
+
+        Args:
+            delimiter: ends a step; it belongs to it.
+            max_steps: after them an answer is broken off.
+        Raises: VocabularyError if the models' tokenizers differ; SettingsError for a delimiter that is empty, or fewer
+            than one step.
+        """
+        if target.host.tokenizer.get_vocab() != draft.host.tokenizer.get_vocab():
+            raise VocabularyError("target and draft model have different tokens; use two models of one tokenizer")
+        require(bool(delimiter), "delimiter of steps", "a string that is not empty", delimiter)
+        require(max_steps >= 1, "max_steps", "1 or more", max_steps)
+        self._target, self._draft, self._router = target, draft, router
+        self._delimiter, self._max_steps = delimiter, max_steps
+
+    @property
+    def is_exact(self) -> bool:
+        """True if each text is that of plain decoding: the target writes all, and nothing else judges its tokens."""
+        return self._router.knob == 0.0 and self._target.is_exact
+
+    def answer(self, questions: Sequence[str], params: SamplingParams | None = None) -> list[SteppedOutput]:
+        """Answer questions through the chat template, all at once, step by step.
+
+        Args:
+            params: ``max_tokens`` is that of a whole answer; a temperature above 0 needs a seed.
+        Raises: PromptError for a question that does not fit; SettingsError for parameters that look back over an
+            answer, which steps would make forget its beginning.
+        """
+        params = params or SamplingParams(temperature=0.0)
+        _refuse_memory(params)
+        conversations = [[{"role": "user", "content": question}] for question in questions]
+        answers = [
+            _Answer(question, self._target.host.encode(conversation))
+            for question, conversation in zip(questions, conversations, strict=True)
+        ]
+        for _ in range(self._max_steps):
+            running = [one for one in answers if not one.is_done]
+            if not running:
+                break
+            self._advance(running, params)
+        return [self._output(one) for one in answers]
+
+    def _advance(self, running: Sequence[_Answer], params: SamplingParams) -> None:
+        """Add a step to each answer."""
+        drafted: list[_Written | None] = [None] * len(running)
+        if self._router.knob > 0.0:
+            drafted = list(self._write(self._draft, "draft", running, params))
+        asks = [one for one, step in zip(running, drafted, strict=True) if step is None or self._router.needs_target]
+        offered = dict(zip(map(id, asks), self._write(self._target, "target", asks, params), strict=True))
+        rewritten: list[_Answer] = []
+        for one, step in zip(running, drafted, strict=True):
+            theirs = offered.get(id(one))
+            if step is not None and self._router.keeps(step[0], None if theirs is None else theirs[0]):
+                _take(one, step)
+            elif theirs is not None:
+                _take(one, theirs)
+            else:
+                rewritten.append(one)
+        for one, theirs in zip(rewritten, self._write(self._target, "target", rewritten, params), strict=True):
+            _take(one, theirs)
+
+    def _write(self, llm: LLM, writer: Writer, answers: Sequence[_Answer], params: SamplingParams) -> list[_Written]:
+        """Let a model write the next step of each answer."""
+        if not answers:
+            return []
+        prompts = [[*one.prompt_ids, *one.token_ids] for one in answers]
+        every = [
+            params.replace(
+                max_tokens=params.max_tokens - len(one.token_ids),
+                stop=(*params.stop, self._delimiter),
+                logprobs=MAX_LOGPROBS if writer == "draft" else params.logprobs,
+            )
+            for one in answers
+        ]
+        found = []
+        for one, output in zip(answers, llm.generate(prompts, every), strict=True):
+            if output.error is not None:
+                raise output.error
+            completion = output.outputs[0]
+            if writer == "draft":
+                one.draft_tokens += len(completion.token_ids)
+            else:
+                one.target_tokens += len(completion.token_ids)
+                one.target_passes += output.stats.target_passes + 1  # the pass that reads gives a token too
+            found.append(self._written(one, writer, completion, params.max_tokens))
+        return found
+
+    def _written(self, answer: _Answer, writer: Writer, completion: CompletionOutput, most: int) -> _Written:
+        host, ids = self._target.host, completion.token_ids
+        is_full = len(answer.token_ids) + len(ids) >= most
+        is_end = ids[-1] in host.end_ids or is_full or completion.finish_reason != "stop"
+        before = answer.text
+        text = decode(host.tokenizer, [*answer.token_ids, *ids], after=answer.prompt_ids)[len(before) :]
+        step = Step(answer.question, before, text, _entropy(completion))
+        return step, WrittenStep(writer, text, ids), is_end
+
+    def _output(self, answer: _Answer) -> SteppedOutput:
+        return SteppedOutput(
+            text=answer.text,
+            token_ids=answer.token_ids,
+            steps=tuple(answer.steps),
+            exact=self.is_exact,
+            target_tokens=answer.target_tokens,
+            target_passes=answer.target_passes,
+            draft_tokens=answer.draft_tokens,
+        )
+
+
+def _take(answer: _Answer, written: _Written) -> None:
+    _, step, is_end = written
+    answer.steps.append(step)
+    answer.is_done = is_end
+
+
+def _entropy(completion: CompletionOutput) -> float:
+    """Return the entropy in nats of the first token, its unnamed alternatives taken as one; 0 if nobody asked."""
+    if not completion.logprobs:
+        return 0.0
+    chances = [math.exp(logprob) for _, logprob in completion.logprobs[0].top]
+    chances.append(max(0.0, 1.0 - sum(chances)))
+    return -sum(chance * math.log(chance) for chance in chances if chance > 0.0)
+
+
+def _refuse_memory(params: SamplingParams) -> None:
+    """Refuse parameters whose effect depends on where an answer begins. Raises: SettingsError."""
+    plain = SamplingParams()
+    names = ("presence_penalty", "frequency_penalty", "repetition_penalty", "min_tokens", "grammar", "stop")
+    for name in names:
+        if getattr(params, name) != getattr(plain, name):
+            raise SettingsError(
+                f"{name} looks back to where an answer begins, and steps begin anew; leave it out of step-wise routing"
+            )
+    if params.temperature > 0.0 and params.seed is None:
+        raise SettingsError("steps that are sampled need one seed for all of them; give params a seed")
