@@ -13,14 +13,24 @@ import torch
 from gguf import GGMLQuantizationType as Kind
 from gguf.quants import dequantize, quantize
 from transformers import (
+    Cohere2Config,
+    Cohere2ForCausalLM,
+    Exaone4Config,
+    Exaone4ForCausalLM,
     Gemma2Config,
     Gemma2ForCausalLM,
     Gemma3ForCausalLM,
     Gemma3TextConfig,
+    Glm4Config,
+    Glm4ForCausalLM,
     GraniteConfig,
     GraniteForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
+    Olmo2Config,
+    Olmo2ForCausalLM,
+    Phi3Config,
+    Phi3ForCausalLM,
     PreTrainedModel,
     PreTrainedTokenizerBase,
     PreTrainedTokenizerFast,
@@ -28,6 +38,8 @@ from transformers import (
     Qwen2ForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
+    SmolLM3Config,
+    SmolLM3ForCausalLM,
 )
 
 from card.models.demo import demo_folder
@@ -75,6 +87,17 @@ KINDS: dict[str, tuple[type[PreTrainedModel], type[Any], dict[str, Any]]] = {
             "tie_word_embeddings": True,
         },
     ),
+    "phi3": (Phi3ForCausalLM, Phi3Config, {"partial_rotary_factor": 0.75, "sliding_window": 9}),
+    "smollm3": (SmolLM3ForCausalLM, SmolLM3Config, {"num_hidden_layers": 4}),
+    "glm4": (Glm4ForCausalLM, Glm4Config, {"head_dim": 32}),
+    "olmo2": (Olmo2ForCausalLM, Olmo2Config, {}),
+    "exaone4": (Exaone4ForCausalLM, Exaone4Config, {"num_hidden_layers": 4, "sliding_window": 9}),
+    "exaone4, without windows": (
+        Exaone4ForCausalLM,
+        Exaone4Config,
+        {"sliding_window": None, "layer_types": ["full_attention"] * 2},
+    ),
+    "cohere2": (Cohere2ForCausalLM, Cohere2Config, {"num_hidden_layers": 4, "sliding_window": 9, "logit_scale": 0.5}),
     "qwen2": (Qwen2ForCausalLM, Qwen2Config, {"tie_word_embeddings": True}),
     "qwen3": (Qwen3ForCausalLM, Qwen3Config, {"head_dim": 32}),
 }
@@ -93,13 +116,14 @@ _NAMES = {
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
-}
-_GEMMA_NAMES = {
-    **_NAMES,
-    "post_attention_layernorm": "post_attention_norm",
+    "self_attn.qkv_proj": "attn_qkv",
+    "mlp.gate_up_proj": "ffn_up",
+    "post_self_attn_layernorm": "post_attention_norm",
+    "post_mlp_layernorm": "post_ffw_norm",
     "pre_feedforward_layernorm": "ffn_norm",
     "post_feedforward_layernorm": "post_ffw_norm",
 }
+_POST_NORMED = ("gemma2", "gemma3", "olmo2", "exaone4")  # their post_attention_layernorm stands behind attention
 _FACTORS = {
     "attn_logit_softcapping": "attn_logit_softcapping",
     "final_logit_softcapping": "final_logit_softcapping",
@@ -107,6 +131,7 @@ _FACTORS = {
     "embedding_multiplier": "embedding_scale",
     "residual_multiplier": "residual_scale",
     "logits_scaling": "logit_scale",
+    "logit_scale": "logit_scale",
 }
 _ADD: Mapping[type, Any] = {
     bool: gguf.GGUFWriter.add_bool,
@@ -177,7 +202,7 @@ def write_gguf(
     """
     config = json.loads((folder / "config.json").read_text())
     arch = config["model_type"].removesuffix("_text")
-    names, is_gemma = (_GEMMA_NAMES, True) if arch.startswith("gemma") else (_NAMES, False)
+    names = {**_NAMES, **({"post_attention_layernorm": "post_attention_norm"} if arch in _POST_NORMED else {})}
     writer = gguf.GGUFWriter(file, arch)
     writer.add_string("general.name", "tiny")
     facts = {f"{arch}.{key}": value for key, value in {**_facts(config), **(metadata or {})}.items()}
@@ -193,9 +218,9 @@ def write_gguf(
         if own in without:
             continue
         values = weight.detach().numpy()
-        if is_gemma and values.ndim == 1:
+        if arch.startswith("gemma") and values.ndim == 1:
             values = values + np.float32(1.0)
-        if arch in ("llama", "granite") and inside in ("self_attn.q_proj", "self_attn.k_proj"):
+        if arch in ("llama", "granite", "smollm3") and inside in ("self_attn.q_proj", "self_attn.k_proj"):
             heads = config["num_attention_heads" if "q_proj" in inside else "num_key_value_heads"]
             values = values.reshape(heads, 2, -1, *values.shape[1:]).swapaxes(1, 2).reshape(values.shape)
         if num_pads and own in ("token_embd.weight", "output.weight"):
@@ -222,10 +247,11 @@ def _facts(config: Mapping[str, Any]) -> dict[str, Any]:
         "feed_forward_length": config["intermediate_size"],
         "attention.head_count": config["num_attention_heads"],
         "attention.head_count_kv": config["num_key_value_heads"],
-        "attention.layer_norm_rms_epsilon": float(config["rms_norm_eps"]),
+        **({"attention.layer_norm_rms_epsilon": config["rms_norm_eps"]} if "rms_norm_eps" in config else {}),
+        **({"attention.layer_norm_epsilon": config["layer_norm_eps"]} if "layer_norm_eps" in config else {}),
         "attention.key_length": size,
         "attention.value_length": size,
-        "rope.dimension_count": size,
+        "rope.dimension_count": int(size * rope.get("partial_rotary_factor", 1.0)),
         "rope.freq_base": float(rope.get("full_attention", rope)["rope_theta"]),
         **{key: float(config[field]) for field, key in _FACTORS.items() if config.get(field) is not None},
         **({"attention.sliding_window": config["sliding_window"]} if config.get("sliding_window") else {}),

@@ -425,13 +425,32 @@ def test_arrays_of_arrays_are_refused_however_deep_they_are(tmp_path, cache):
     assert "array of arrays" in failure(file, cache)
 
 
+@pytest.mark.parametrize("pattern", [2, [True, False, True, False, True, False]])
+def test_which_layers_have_a_window_is_followed(folders, tmp_path, cache, pattern):
+    stated = {"attention.sliding_window_pattern": pattern}
+    own = load_decoder(write_gguf(folders("gemma3"), tmp_path / "model.gguf", metadata=stated), cache_dir=cache)
+    assert own.config.layer_types == ["sliding_attention", "full_attention"] * 3
+
+
+@pytest.mark.parametrize(
+    ("kind", "stated", "words"),
+    [
+        ("gemma3", {"attention.sliding_window_pattern": [True, False]}, "is damaged: it has 6 layers and tells of"),
+        ("gemma3", {"attention.sliding_window_pattern": 0}, "cannot be used: its gemma3.attention.sliding_window_pa"),
+        ("glm4", {"rope.dimension_count": 34}, "is damaged: 34 channels of heads of 32 turn"),
+    ],
+)
+def test_damaged_windows_and_angles_are_one_clear_line(folders, tmp_path, cache, kind, stated, words):
+    assert failure(write_gguf(folders(kind), tmp_path / "model.gguf", metadata=stated), cache).startswith(words)
+
+
 def test_unknown_architectures_and_quantisations_are_refused(tiny, tmp_path, cache):
     content, file = tiny.read_bytes(), tmp_path / "model.gguf"
     name = b"general.architecture" + (8).to_bytes(4, "little") + (5).to_bytes(8, "little")
     assert content.count(name + b"llama") == 1
     file.write_bytes(content.replace(name + b"llama", name + b"gemma"))
     assert failure(file, cache).startswith(
-        "holds a model of the architecture gemma; of GGUF files those of gemma2, gemma3, granite, llama"
+        "holds a model of the architecture gemma; of GGUF files those of cohere2, exaone4, gemma2, gemma3, glm4"
     )
     place = content.index(b"blk.0.ffn_up.weight") + len(b"blk.0.ffn_up.weight") + 4 + 16
     for type_id, called in ((99, "type 99"), (24, "I8"), (9, "Q8_1")):

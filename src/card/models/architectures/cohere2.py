@@ -55,4 +55,5 @@ ARCHITECTURE = Architecture(
     has_windows=True,
     turns=turns,
     turns_neighbours=True,
+    gguf_name="cohere2",
 )

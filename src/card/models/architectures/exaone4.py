@@ -1,5 +1,6 @@
 """EXAONE 4: norms of what a block adds alone, and only layers with a window know positions where there are such."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from huggingface_hub.dataclasses import strict
@@ -37,10 +38,19 @@ def turns(config: Any, layer: int) -> bool:
     return config.sliding_window is None or config.layer_types[layer] == "sliding_attention"
 
 
+def gguf_fields(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return that no layer has a window in a file that states none."""
+    if "sliding_window" in config:
+        return {}
+    return {"sliding_window": None, "layer_types": ["full_attention"] * config["num_hidden_layers"]}
+
+
 ARCHITECTURE = Architecture(
     model_class="Exaone4ForCausalLM",
     config_class=Exaone4Fields,
     norms={**POST_NORMS, **HEAD_NORMS},
     has_windows=True,
     turns=turns,
+    gguf_name="exaone4",
+    gguf_fields=gguf_fields,
 )

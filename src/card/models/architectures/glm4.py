@@ -44,4 +44,5 @@ ARCHITECTURE = Architecture(
     },
     turns_neighbours=True,
     turns_parts=True,
+    gguf_name="glm4",
 )

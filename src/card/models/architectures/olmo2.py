@@ -29,4 +29,5 @@ ARCHITECTURE = Architecture(
     config_class=Olmo2Fields,
     biases={"qkv": "attention_bias", "out": "attention_bias"},
     norms={**POST_NORMS, **WIDE_NORMS},
+    gguf_name="olmo2",
 )

@@ -39,4 +39,6 @@ class Olmo3Fields(Olmo2Fields):
         return others
 
 
-ARCHITECTURE = replace(OLMO2, model_class="Olmo3ForCausalLM", config_class=Olmo3Fields, has_windows=True)
+ARCHITECTURE = replace(
+    OLMO2, model_class="Olmo3ForCausalLM", config_class=Olmo3Fields, has_windows=True, gguf_name=None
+)

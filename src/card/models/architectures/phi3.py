@@ -38,4 +38,5 @@ ARCHITECTURE = Architecture(
     linears=LINEARS_WITH_QKV_AND_GATE_UP,
     has_windows=True,
     turns_parts=True,
+    gguf_name="phi3",
 )

@@ -53,4 +53,6 @@ ARCHITECTURE = Architecture(
     biases={"qkv": "attention_bias", "out": "attention_bias", "mlp": "mlp_bias"},
     has_windows=True,
     turns=turns,
+    gguf_name="smollm3",
+    gguf_pairs=True,
 )

@@ -18,7 +18,6 @@ from torch import Tensor
 from transformers import GenerationConfig
 
 from card.models.architectures import Architecture, all_architectures
-from card.models.architectures.architecture import LINEARS
 from card.models.decoder_model import DecoderModel, config_of
 from card.models.gguf.header import GgufError, Header, TensorPlace, read_header
 from card.models.gguf.keys import Facts
@@ -26,6 +25,8 @@ from card.models.gguf.tokenizer import end_ids, special_id
 
 _OUTSIDE = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 _PATTERN = "attention.sliding_window_pattern"  # how many layers have one without a window, or whether each has one
+_TURNED = "rope.dimension_count"  # channels of a head
+_NORM_EPS = ("attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon")  # of norms that subtract the mean
 _ROPE_FACTORS = "rope_freqs.weight"  # how Llama 3.1 and later files store the scaling of their angles
 _LLAMA3_CONTEXT = 8192  # the length that those models were trained on first; no file tells it
 _PLAIN_DTYPES = {0: torch.float32, 1: torch.float16, 30: torch.bfloat16}  # of ggml's types
@@ -147,7 +148,7 @@ def _config(path: Path, header: Header, architecture: Architecture) -> dict[str,
     facts = Facts(metadata, header.architecture)
     facts.check(path, architecture)
     hidden, heads = facts.whole("embedding_length"), facts.whole("attention.head_count")
-    head_dim = _head_dim(facts, hidden, heads)
+    head_dim = _head_dim(facts, hidden, heads, architecture)
     places = header.tensors
     if "token_embd.weight" not in places:
         raise GgufError("has no tensor token_embd.weight, so it holds no whole model")
@@ -169,7 +170,7 @@ def _config(path: Path, header: Header, architecture: Architecture) -> dict[str,
         "num_attention_heads": heads,
         "num_hidden_layers": facts.whole("block_count"),
         "num_key_value_heads": facts.whole("attention.head_count_kv", heads),
-        "rms_norm_eps": facts.number("attention.layer_norm_rms_epsilon"),
+        architecture.norm_eps: facts.number(_NORM_EPS[architecture.centres]),
         "rope_parameters": _rotations(path, header, facts, architecture, head_dim),
         "tie_word_embeddings": "output.weight" not in places,
         "vocab_size": places["token_embd.weight"].shape[0],
@@ -180,10 +181,10 @@ def _config(path: Path, header: Header, architecture: Architecture) -> dict[str,
     return {**stated, **architecture.gguf_fields(stated)}
 
 
-def _head_dim(facts: Facts, hidden: int, heads: int) -> int:
+def _head_dim(facts: Facts, hidden: int, heads: int, architecture: Architecture) -> int:
     """Return the size of a head. Raises: GgufError if a part of it has another one."""
     head_dim = facts.whole("attention.key_length", hidden // heads)
-    for key in ("attention.value_length", "rope.dimension_count"):
+    for key in ("attention.value_length", *(() if architecture.turns_parts else (_TURNED,))):
         if (size := facts.whole(key, head_dim)) != head_dim:
             raise GgufError(
                 f"has heads whose parts differ in size: {key} is {size}, not {head_dim}; use a folder saved by "
@@ -194,7 +195,7 @@ def _head_dim(facts: Facts, hidden: int, heads: int) -> int:
 
 def _biases(places: Mapping[str, TensorPlace], architecture: Architecture) -> dict[str, bool]:
     """Return the fields of the config that say which layers have biases, by what the file holds."""
-    held = {architecture.stated_bias(part) for part in LINEARS if f"blk.0.{part.gguf_name}.bias" in places}
+    held = {architecture.stated_bias(part) for part in architecture.linears if f"blk.0.{part.gguf_name}.bias" in places}
     return {stated: stated in held for stated in architecture.biases.values() if isinstance(stated, str)}
 
 
@@ -220,8 +221,10 @@ def _windows(facts: Facts, architecture: Architecture) -> dict[str, Any]:
         return {}
     found: dict[str, Any] = {"sliding_window": facts.whole("attention.sliding_window")} if window else {}
     if pattern is not None:
-        num_layers = facts.whole("block_count")
-        has_window = pattern if isinstance(pattern, list) else [(i + 1) % pattern for i in range(num_layers)]
+        layers = range(1, facts.whole("block_count") + 1)
+        has_window = pattern if isinstance(pattern, list) else [layer % facts.whole(_PATTERN) for layer in layers]
+        if len(has_window) != len(layers):
+            raise GgufError(f"is damaged: it has {len(layers)} layers and tells of the windows of {len(has_window)}")
         found["layer_types"] = ["sliding_attention" if one else "full_attention" for one in has_window]
     return found
 
@@ -231,6 +234,12 @@ def _rotations(
 ) -> dict[str, dict[str, Any]] | dict[str, Any]:
     """Return the settings of the angles, once for each kind of layer where layers with a window have their own."""
     rope, thetas = _rope(path, header, facts, head_dim), architecture.config_class.default_theta
+    if architecture.turns_parts:
+        turned = facts.whole(_TURNED, head_dim)
+        if turned > head_dim or turned % 2:
+            raise GgufError(f"is damaged: {turned} channels of heads of {head_dim} turn")
+        part = turned / head_dim
+        rope["partial_rotary_factor"] = part if int(head_dim * part) == turned else math.nextafter(part, 1.0)
     if not isinstance(thetas, Mapping):
         return rope
     theta = facts.number("rope.freq_base_swa", thetas["local"])
