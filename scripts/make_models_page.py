@@ -1,7 +1,7 @@
 """Try every causal architecture of the installed transformers, and write docs/models.md.
 
     python scripts/make_models_page.py                      # all of them: a quarter of an hour on two cores
-    python scripts/make_models_page.py --only llama,gpt_oss # prints their rows and writes nothing
+    python scripts/make_models_page.py --only llama,gpt_oss # renews their rows
 
 Each family is a tiny random model. Its logits by CARD's runner are compared with those of transformers' own forward:
 for a text at once, token by token, as a tree, and beside a longer text.
@@ -226,6 +226,16 @@ def page(rows: Sequence[Row]) -> str:
     return "\n".join(lines)
 
 
+def rows_of(text: str) -> list[Row]:
+    """Return the rows of docs/models.md."""
+    rows = []
+    for line in text.splitlines():
+        cells = line.removeprefix("| ").removesuffix(" |").split(" | ")
+        if line.startswith("| ") and cells[0] != "family":
+            rows.append(Row(*cells) if len(cells) == 4 else Row(cells[0], "", "", cells[1]))
+    return sorted(rows, key=lambda row: row.family)
+
+
 def families() -> list[str]:
     """Return the model types of all causal architectures."""
     return sorted(name for name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES if name in CONFIG_MAPPING)
@@ -238,13 +248,15 @@ def main() -> int:
     only = parser.parse_args().only
     warnings.filterwarnings("ignore")
     transformers.logging.set_verbosity_error()
-    rows = []
+    text = PAGE.read_text("utf-8") if only else ""
+    if only and f"with transformers {transformers.__version__}:" not in text:
+        parser.error("the page was made with another version of transformers: leave --only out")
+    rows = {row.family: row for row in rows_of(text)}
     for family in only.split(",") if only else families():
-        rows.append(examine(family))
-        print(f"{family}: {rows[-1].path or '-'}: {rows[-1].result}", flush=True)
-    if not only:
-        PAGE.write_text(page(rows), "utf-8")
-    return int(any(row.path and not row.runs for row in rows))
+        row = rows[family] = examine(family)
+        print(f"{family}: {row.path or '-'}: {row.shape or '-'}: {row.result}", flush=True)
+    PAGE.write_text(page([rows[family] for family in sorted(rows)]), "utf-8")
+    return int(any(row.path and not row.runs for row in rows.values()))
 
 
 if __name__ == "__main__":

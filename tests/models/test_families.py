@@ -33,6 +33,11 @@ def test_a_family_that_cannot_run_is_refused_with_the_reason(family: str) -> Non
     assert row.path == "" and REFUSED[family] in row.result
 
 
+def test_the_page_is_what_the_script_writes_of_its_rows() -> None:
+    text = (ROOT / "docs" / "models.md").read_text("utf-8")
+    assert script().page(script().rows_of(text)) == text
+
+
 def test_the_page_tells_of_every_family_and_how_many_run() -> None:
     page = (ROOT / "docs" / "models.md").read_text("utf-8")
     rows = [line.split(" | ")[0].removeprefix("| ") for line in page.splitlines() if line.startswith("| ")]
