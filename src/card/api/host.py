@@ -23,7 +23,7 @@ from card.assembly.build import Models, build
 from card.assembly.drafters import DraftSource, make_drafter
 from card.assembly.latencies import MeasuredLatencies, check_once
 from card.assembly.plan import Facts, Plan, resolve
-from card.config import SamplingParams
+from card.config import SamplingParams, parse_size
 from card.engine.scoring import Scorer
 from card.errors import PromptError, SettingsError
 from card.hrad.network import OFF, hrad_consumers
@@ -39,6 +39,7 @@ from card.models.loading import (
     load_decoder,
     load_model,
     load_tokenizer,
+    state_bytes_of,
 )
 from card.models.names import model_name
 from card.models.parallel_draft import require_parallel_draft
@@ -219,6 +220,8 @@ class Host:
             check_pair(self.tokenizer, target, draft, cache_dir=kept_in)
             if self.method.needs_parallel_draft:
                 require_parallel_draft(draft, f"method {self.method.name}")
+        if isinstance(target, str) and settings.kv_cache_memory is not None:
+            self._check_states_fit(target, settings.kv_cache_memory)
         if not isinstance(target, str):
             model = target
         elif self.settings.target_cost is not None:
@@ -229,6 +232,15 @@ class Host:
             model = inflate(cast("PreTrainedModel", model), parse_parameter_count(self.settings.target_cost))
         self.target_cost = price_in_words(model)
         return model
+
+    def _check_states_fit(self, target: str, kv_cache_memory: str) -> None:
+        """Raise SettingsError before the weights are read if the states of one request have no room."""
+        least = state_bytes_of(target, cache_dir=self.settings.weights_dir)
+        if least > parse_size(kv_cache_memory):
+            raise SettingsError(
+                f"kv_cache_memory {kv_cache_memory} has no room for the states of one request, which take "
+                f"{least / 2**20:.1f}M or more with {target}; raise it"
+            )
 
     def _begin_drafter(
         self, plan: Plan, draft: str | LoadedModel | None, spare: DrafterChild | None, leases: Leases | None

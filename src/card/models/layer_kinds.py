@@ -49,7 +49,12 @@ def unheard_of_kinds(raw_config: Any) -> list[str]:
 
 def has_state(model: LoadedModel) -> bool:
     """Return whether a model keeps a state besides one row per token."""
-    kinds = getattr(model.config.get_text_config(), "layer_types", None)
-    if kinds is None:
+    config = model.config.get_text_config()
+    if getattr(config, "layer_types", None) is None:
         return bool(getattr(model, "_is_stateful", False))
-    return not _WITH_STATE.isdisjoint(kinds)
+    return keeps_state(config)
+
+
+def keeps_state(config: Any) -> bool:
+    """Return whether a config names layers with a state."""
+    return not _WITH_STATE.isdisjoint(getattr(config, "layer_types", None) or ())

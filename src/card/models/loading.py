@@ -31,10 +31,11 @@ from card.models.decoder_model import mark_int8, read_config, read_decoder
 from card.models.gguf.header import GgufError
 from card.models.gguf.source import GgufSource
 from card.models.inner_text import WEIGHT_NAMES, inner_name, text_config
-from card.models.layer_kinds import check_kinds, unheard_of_kinds
+from card.models.layer_kinds import check_kinds, keeps_state, unheard_of_kinds
 from card.models.names import OTHER_FAMILY
 from card.models.parallel_draft import read_parallel_draft
 from card.models.places import hub_file, local_model
+from card.models.states import least_state_bytes
 from card.models.weight_files import Shapes, check_counts, check_sizes, raw_config, tensor_shapes
 from card.text.tokens import check_tokenizers_fit, turn_end_id
 
@@ -278,13 +279,35 @@ def _vocab_size_of(model: str | Path | LoadedModel, cache_dir: str | None) -> in
     """Return the vocabulary size of a model; that of a named one as its config states it."""
     if not isinstance(model, str | Path):
         return vocab_size(model)
+    config = _named_config(model, cache_dir)
+    return int(config["vocab_size"] if isinstance(config, dict) else config.get_text_config().vocab_size)
+
+
+def _named_config(name: str | Path, cache_dir: str | None) -> Any:
+    """Return the config of a model without its weights: a dictionary if they are a GGUF file."""
     with quiet():
-        source = _find(str(model), cache_dir)
+        source = _find(str(name), cache_dir)
         if source.gguf is not None:
             with _explained(source, "the config of {} cannot be used"):
-                return int(source.gguf.config["vocab_size"])
-        config = (read_config(Path(source.path)) if source.is_folder else None) or _read_config(source)
-    return int(config.get_text_config().vocab_size)
+                return source.gguf.config
+        return (read_config(Path(source.path)) if source.is_folder else None) or _read_config(source)
+
+
+def state_bytes_of(name: str | Path, *, cache_dir: str | None = None) -> int:
+    """Return the least memory that the states of one sequence take, by the config of a model alone; 0 if it has none.
+
+    Raises: ModelError if the model cannot be found or its config not be used.
+    """
+    config = _named_config(name, cache_dir)
+    if isinstance(config, dict) or not keeps_state(config.get_text_config()):
+        return 0
+    loader: Any = transformers.AutoModelForCausalLM
+    try:
+        with quiet(), torch.device("meta"), torch.inference_mode():
+            empty = loader.from_config(copy.deepcopy(config.get_text_config()), dtype=torch.bfloat16)
+            return least_state_bytes(empty)
+    except Exception:  # what cannot be built is told when it is loaded
+        return 0
 
 
 def _find(name: str, cache_dir: str | None) -> _Source:

@@ -8,9 +8,14 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import torch
+import transformers
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 MAX_RECENT = 4  # states of the last passes, whose rows may be dropped again
 MAX_LANDMARKS = 3  # states at the ends of parts of a prompt, for texts that begin alike
@@ -89,6 +94,17 @@ def num_bytes(layer: Any) -> int:
     """Return the memory of a cache layer's states."""
     held = (*layer.conv_states.values(), *layer.recurrent_states.values())
     return sum(one.nbytes for one in held if isinstance(one, Tensor))
+
+
+def least_state_bytes(model: PreTrainedModel) -> int:
+    """Return the least memory of a sequence's states; the model may be without weights, on the device "meta".
+
+    Raises: almost anything, for models that keep their state in a place of their own.
+    """
+    cache: Any = transformers.DynamicCache(config=model.config)
+    token = torch.zeros((1, 1), dtype=torch.long, device=model.device)
+    model(input_ids=token, position_ids=token, use_cache=True, past_key_values=cache)
+    return STATES_PER_SEQUENCE * sum(num_bytes(layer) for layer in cache.layers if hasattr(layer, "conv_states"))
 
 
 def _thin(states: list[State], most: int) -> None:
