@@ -88,6 +88,7 @@ _ODD: dict[str, dict[str, Any]] = {
     "falcon_h1": {"mamba_d_ssm": 64, "mamba_n_heads": 4, "mamba_d_head": 16, "mamba_n_groups": 1},
     "granitemoehybrid": {"layer_types": ["mamba", "attention"] * 2, "mamba_n_groups": 1, "mamba_d_head": 8},
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1, "mamba_dt_rank": 4},
+    "lfm2": {"layer_types": ["conv", "full_attention"] * 2},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2, "num_dense_layers": 1},
     "mamba2": {"num_heads": 8, "head_dim": 8, "n_groups": 1, "expand": 2},
     **{family: _ZAMBA for family in ("zamba", "zamba2")},
@@ -248,6 +249,7 @@ def main() -> int:
     only = parser.parse_args().only
     warnings.filterwarnings("ignore")
     transformers.logging.set_verbosity_error()
+    torch.set_num_threads(1)  # the models are tiny
     text = PAGE.read_text("utf-8") if only else ""
     if only and f"with transformers {transformers.__version__}:" not in text:
         parser.error("the page was made with another version of transformers: leave --only out")
