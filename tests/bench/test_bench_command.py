@@ -72,7 +72,7 @@ def test_every_method_writes_the_text_of_plain_decoding_in_both_turns(greedy: Ru
     assert greedy.status == "complete" and [sample.key for sample in greedy.samples] == list(planned(greedy))
     assert set(SOME.split(",")) <= set(names) and "vanilla-all-cores" in names
     if len(names) > 20:
-        assert set(names) == {*OURS, *PRESETS["transformers"], "card+beam+suffix"}
+        assert set(names) == {*PRESETS["all"], "card+beam+suffix"}
     assert len({(one.turn, one.token_ids) for one in greedy.samples}) == 2
     assert {(one.row, one.num_texts, one.num_equal) for one in greedy.checks} == {(name, 2, 2) for name in names}
 

@@ -108,7 +108,7 @@ def assert_new_scores_are_guesses(worker: DrafterWorker, known: set[int]) -> Non
 # ---- rows and layers ------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=80)
+@settings(max_examples=40)
 @given(
     seed=st.integers(0, 99),
     spec=specs,
@@ -169,7 +169,7 @@ def test_a_sequence_without_room_for_masks_drafts_one_layer_a_pass() -> None:
 # ---- texts ----------------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=100)
+@settings(max_examples=30)
 @given(seed=st.integers(0, 99), agreement=agreements, params=sampling, shape=shapes, faults=faults)
 def test_text_is_that_of_plain_decoding_under_any_message_order(
     seed: int, agreement: float, params: SamplingParams, shape: DraftSettings, faults: Faults
@@ -181,7 +181,7 @@ def test_text_is_that_of_plain_decoding_under_any_message_order(
     assert not link.status.reason, "no message of an honest drafter is rejected"
 
 
-@settings(max_examples=50)
+@settings(max_examples=30)
 @given(
     seed=st.integers(0, 99),
     agreement=agreements,
