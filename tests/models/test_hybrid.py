@@ -600,6 +600,18 @@ def test_a_family_that_cannot_be_taken_over_is_refused_in_one_line(
     assert "\n" not in str(raised.value)
 
 
+@pytest.mark.parametrize("name", [DEEP, "lfm2", "zamba2"])
+def test_two_runners_may_share_a_model(name: str) -> None:
+    model, ids = copy.deepcopy(model_of(name)), prompt_of(12)
+    first, second = (plain_runner(model, max_model_len=64) for _ in range(2))
+    for runner in (first, second, first):
+        assert differing_rows(runner) == ""
+        slot = runner.open()
+        with torch.no_grad():
+            assert_same(runner.forward([chain(runner, slot, ids)])[0], model_of(name)(torch.tensor([ids])).logits[0])
+        runner.close(slot)
+
+
 def test_a_runner_for_rows_alone_refuses_a_state() -> None:
     with pytest.raises(ModelError, match="keeps a recurrent state"):
         TorchRunner(model_of(DEEP), max_model_len=64)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from card.models.decoder_model import LoadedModel
 
 ATTENTION_NAME = "card_rows"  # under which transformers' attention interface knows `_attention`
+_OWN = "card_own_attention"  # attribute of a model that was taken over: its configs, and the attention they had
 _OWN_ATTENTION = "{} models compute attention in code of their own, which cannot be taken over"
 REFUSED_ARGUMENTS = ("position_bias", "alibi")  # of attention calls: they change scores in ways not built here
 
@@ -156,6 +157,30 @@ def _filled(heads: Tensor, size: int) -> Tensor:
     return heads if heads.shape[-1] == size else nn.functional.pad(heads, (0, size - heads.shape[-1]))
 
 
+def _own_attention_of(model: Any) -> list[tuple[Any, str]]:
+    """Return each config of a model with its own attention, which the model remembers: several runners may share it."""
+    if not hasattr(model, _OWN):
+        used: dict[int, Any] = {id(m.config): m.config for m in model.modules() if hasattr(m, "config")}
+        before = [(of, of._attn_implementation) for of in used.values() if of._attn_implementation != ATTENTION_NAME]
+        setattr(model, _OWN, before)
+    own: list[tuple[Any, str]] = getattr(model, _OWN)
+    return own
+
+
+@contextlib.contextmanager
+def own_attention(model: PreTrainedModel) -> Iterator[None]:
+    """Inside the block the model has its own attention, though another runner may have taken it over."""
+    own = _own_attention_of(model)
+    now = [config._attn_implementation for config, _ in own]
+    for config, implementation in own:
+        config._attn_implementation_internal = implementation
+    try:
+        yield
+    finally:
+        for (config, _), implementation in zip(own, now, strict=True):
+            config._attn_implementation_internal = implementation
+
+
 class _OutsidePassError(ModelError):
     """A layer was called without one of our passes."""
 
@@ -205,10 +230,7 @@ class GenericDecoder:
         self.long_rows: BoolArray | None = None  # [sum T] of the next pass: which belong to long texts; None: no row
         self._selects_rows = "logits_to_keep" in inspect.signature(model.forward).parameters
         transformers.AttentionInterface.register(ATTENTION_NAME, _attention)
-        used: dict[int, Any] = {id(m.config): m.config for m in model.modules() if hasattr(m, "config")}
-        self._before = [
-            (of, of._attn_implementation) for of in used.values() if of._attn_implementation != ATTENTION_NAME
-        ]
+        self._before = _own_attention_of(model)
         try:
             self._probe(model)
         except BaseException:

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from card.errors import ModelError, in_few_words
 from card.models.attention import SequencePass
 from card.models.features import PassStates
-from card.models.generic import GenericDecoder, require_causal
+from card.models.generic import GenericDecoder, own_attention, require_causal
 from card.models.layer_kinds import layer_kinds
 from card.models.names import OTHER_FAMILY, model_name
 from card.models.protocol import Extension
@@ -198,7 +198,8 @@ class HybridDecoder(GenericDecoder):
 
     def __init__(self, model: PreTrainedModel, max_model_len: int) -> None:
         self.parts: Sequence[_Part] = ()  # of the next pass
-        self._mixers, self.state_bytes = _find_mixers(model)
+        with own_attention(model):
+            self._mixers, self.state_bytes = _find_mixers(model)
         self.runs_row_by_row = not all(mixer.goes_on for mixer in self._mixers)
         super().__init__(model, max_model_len)
 
