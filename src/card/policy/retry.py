@@ -12,7 +12,7 @@ from card.policy.schedule import REVIEW_ROUNDS
 
 # Rounds without drafting before the first try, of one request whose text the drafter reads in no time. Evidence: in the
 # gate a good draft model that began badly has 1.55 times the speed of plain decoding, and 1.37 without tries. An
-# adversarial one costs up to 1.3 % more (docs/policy.md).
+# adversarial one costs up to 1.6 % more (docs/policy.md).
 RETRY_ROUNDS = 16
 _LONGEST_PAUSE = 1 / (1 - DISCOUNT)  # rounds, the memory of all that is learnt
 
