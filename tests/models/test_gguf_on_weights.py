@@ -47,6 +47,9 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> str:
     ("name", "dtype", "question", "said"),
     [
         ("smollm2-135m", "float32", "What is the capital of France?", "Paris"),
+        ("smollm2-135m", "auto", "What is the capital of France?", "Paris"),
+        ("qwen-0.5b", "auto", "What is the capital of France?", "Paris"),
+        ("qwen-1.5b", "auto", "Write a Python function that adds two numbers.", "def "),
         ("qwen-0.5b", "bfloat16", "What is the capital of France?", "Paris"),
         ("qwen-1.5b", "bfloat16", "Write a Python function that adds two numbers.", "def "),
         ("qwen-1.5b", "int8", "Write a Python function that adds two numbers.", "def "),
@@ -55,7 +58,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> str:
     ],
 )
 def test_a_real_file_loads_within_6_gb_and_answers(cache: str, name: str, dtype: str, question: str, said: str) -> None:
-    if dtype == "int8" and (reason := why_not_int8()):
+    if dtype in ("int8", "auto") and (reason := why_not_int8()):
         pytest.skip(reason)
     for _ in range(2):  # converted, then kept
         command = [sys.executable, "-c", RUN, str(gguf_file(name)), dtype, cache, question]

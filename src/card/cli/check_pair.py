@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import click
 from rich.console import Console
@@ -35,10 +35,15 @@ from card.errors import VocabularyError
 from card.models.demo import SAMPLE_PROBLEMS
 from card.models.inflation import inflate, parse_parameter_count
 from card.models.loading import check_pair as check_tokenizers
-from card.models.loading import context_limit, load_model, load_tokenizer
+from card.models.loading import context_limit, load_decoder, load_model, load_tokenizer
 from card.models.runners import how_it_runs, plain_runner
 from card.policy.rounds import Schedule
 from card.policy.tuned import TunedPolicy
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from card.models.decoder_model import LoadedModel
 
 MOST_MEASURING_S = 60.0  # from when the target is loaded; bringing the engines up is not cut short
 _AGREEMENT_SHARE = 0.25  # of the time that is left when agreement is measured; the rest is for speed
@@ -82,8 +87,9 @@ def examine(
         check_tokenizers(tokenizer, target, draft)
     except VocabularyError as error:
         return PairReport(target, draft, False, f"tokenizers differ: {error}")
-    model = load_model(target, dtype=options["dtype"], device=options["device"])
     cost = options.pop("target_cost")
+    load: Callable[..., LoadedModel] = load_decoder if cost is None else load_model
+    model = cast("PreTrainedModel", load(target, dtype=options["dtype"], device=options["device"]))
     if cost is not None:
         model = inflate(model, parse_parameter_count(cost))
     settings = given(options) | {"max_num_seqs": 1, "wait_for_drafter": True, "cache": False}
@@ -101,7 +107,7 @@ def examine(
         policy = tuned.host.policy
         assert isinstance(policy, TunedPolicy)
         costs = policy.costs
-        draft_model = load_model(draft, dtype=options["dtype"], device=options["draft_device"] or options["device"])
+        draft_model = load_decoder(draft, dtype=options["dtype"], device=options["draft_device"] or options["device"])
         num_drafts = sum(cost.drafter is not None for cost in costs.values())
         draft_runner = plain_runner(draft_model, max_model_len=min(tuned.max_model_len, context_limit(draft_model)))
         how_run = how_it_runs(plain.host.runner), how_it_runs(draft_runner)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from torch import nn
-from transformers import PreTrainedModel
 
 from card.config import INT8, DraftSettings
+from card.models.block_layers import block_bytes
 from card.models.fused import can_pack
 from card.models.loading import parameter_count
 from card.models.pool import sequence_bytes
@@ -16,6 +17,9 @@ from card.models.torch_runner import TorchRunner
 from card.policy.cost import PassCost, ScheduleCost
 from card.policy.rounds import Schedule
 from card.policy.tuned import TunedPolicy
+
+if TYPE_CHECKING:
+    from card.models.decoder_model import LoadedModel
 
 LEAST_SPEED_UP = 1.05  # below it, noise and speed are hard to tell apart
 _SHOWN_TOKENS = (1, 2, 4, 8, 16)
@@ -92,11 +96,11 @@ class PairReport:
     left_out: tuple[str, ...] = ()  # what there was no time for
 
 
-def memory_of(model: PreTrainedModel, runner: TorchRunner, num_copies: int) -> ModelMemory:
+def memory_of(model: LoadedModel, runner: TorchRunner, num_copies: int) -> ModelMemory:
     """Return what a model takes under its runner."""
-    weight_bytes = sum(weight.numel() * weight.element_size() for weight in model.parameters())
+    weight_bytes = sum(weight.numel() * weight.element_size() for weight in model.parameters()) + block_bytes(model)
     linears = [module.weight for module in model.modules() if isinstance(module, nn.Linear)]
-    is_packed = runner.is_fused and can_pack(linears[0], weight_bytes)
+    is_packed = runner.is_fused and bool(linears) and can_pack(linears[0], weight_bytes)
     packed_bytes = sum(weight.numel() * weight.element_size() for weight in linears) if is_packed else 0
     if runner.precision == INT8:
         packed_bytes = sum(weight.numel() for weight in linears)

@@ -28,10 +28,11 @@ from card.models.architectures.architecture import (
     rotary_size,
     sizes_of,
 )
+from card.models.block_layers import BlockEmbedding, BlockLinear, BlockWeight
 from card.models.layer_kinds import WITH_WINDOW
 from card.models.weight_files import raw_config, weight_files
 
-_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "U8": torch.uint8}
 ALIGNMENT = 64  # of the first tensor, for the processor's wide loads
 
 
@@ -90,12 +91,12 @@ class DecoderModel(nn.Module):
         architecture: Architecture,
         config: PreTrainedConfig,
         generation_config: GenerationConfig,
-        weights: Mapping[str, Tensor],
+        weights: Mapping[str, Tensor | BlockWeight],
     ) -> None:
-        """Take over the weights, all of one dtype on one device.
+        """Take over the weights, all of one dtype on one device; or those of blocks, and others beside them.
 
         Args:
-            weights: by transformers' names.
+            weights: by transformers' names. Blocks of embeddings are rows, and the head is a weight of its own then.
         Raises: KeyError, ValueError if they are not those that the architecture and the config ask for.
         """
         super().__init__()
@@ -108,27 +109,30 @@ class DecoderModel(nn.Module):
         table = source.take("model.embed_tokens.weight", sizes.vocab_size, sizes.hidden_size)
         layers = [source.layer(f"model.layers.{idx}.", architecture, config) for idx in range(sizes.num_hidden_layers)]
         self.model = nn.Module()
-        self.model.embed_tokens = nn.Embedding(1, 1)
-        self.model.embed_tokens.num_embeddings, self.model.embed_tokens.embedding_dim = table.shape
-        self.model.embed_tokens.weight = table
+        self.model.embed_tokens = _embedding_of(table, is_tied=config.tie_word_embeddings)
         self.model.layers = nn.ModuleList(layers)
         self.model.norm = _Norm(source.take("model.norm.weight", sizes.hidden_size))
         self.model.rotary_emb = RotaryEmbedding(config)
-        head = table if config.tie_word_embeddings else source.take("lm_head.weight", *table.shape)
+        is_shared = config.tie_word_embeddings and not isinstance(table, BlockWeight)
+        head = table if is_shared else source.take("lm_head.weight", *table.shape)
         self.lm_head = linear_of(head)
         source.check_empty()
 
     @property
     def device(self) -> torch.device:
         """The device of the weights."""
-        return self.get_input_embeddings().weight.device
+        return self._norm_weight.device
 
     @property
     def dtype(self) -> torch.dtype:
-        """The dtype of the weights."""
-        return self.get_input_embeddings().weight.dtype
+        """The dtype of the weights; of those that are no blocks."""
+        return self._norm_weight.dtype
 
-    def get_input_embeddings(self) -> nn.Embedding:
+    @property
+    def _norm_weight(self) -> Tensor:
+        return cast(_Norm, self.model.norm).weight
+
+    def get_input_embeddings(self) -> nn.Embedding | BlockEmbedding:
         """Return the embeddings of the tokens."""
         return cast(nn.Embedding, self.model.embed_tokens)
 
@@ -136,14 +140,14 @@ class DecoderModel(nn.Module):
 class _FileWeights:
     """The weights of a file, of which each is source once."""
 
-    def __init__(self, weights: Mapping[str, Tensor]) -> None:
+    def __init__(self, weights: Mapping[str, Tensor | BlockWeight]) -> None:
         self._weights = dict(weights)
 
-    def take(self, name: str, *shape: int) -> nn.Parameter:
+    def take(self, name: str, *shape: int) -> nn.Parameter | BlockWeight:
         weight = self._weights.pop(name)
-        if weight.shape != shape:
+        if tuple(weight.shape) != shape:
             raise ValueError(f"{name} has shape {list(weight.shape)}, the config asks for {list(shape)}")
-        return nn.Parameter(weight, requires_grad=False)
+        return weight if isinstance(weight, BlockWeight) else nn.Parameter(weight, requires_grad=False)
 
     def layer(self, prefix: str, architecture: Architecture, config: PreTrainedConfig) -> nn.Module:
         """Return the parts of a layer under their names, each in its block."""
@@ -152,7 +156,8 @@ class _FileWeights:
         for part in architecture.parts:
             name, shape = prefix + part.name, [sizes[size] for size in part.shape]
             weight = self.take(f"{name}.weight", *shape)
-            bias = self.take(f"{name}.bias", shape[0]) if architecture.has_bias(part, config) else None
+            has_bias = architecture.has_bias(part, config)
+            bias = cast(nn.Parameter, self.take(f"{name}.bias", shape[0])) if has_bias else None
             block, _, last = part.name.rpartition(".")
             module = linear_of(weight, bias) if len(shape) > 1 else _Norm(weight)
             layer.get_submodule(block).add_module(last, module)
@@ -164,13 +169,25 @@ class _FileWeights:
 
 
 class _Norm(nn.Module):
-    def __init__(self, weight: nn.Parameter) -> None:
+    def __init__(self, weight: nn.Parameter | BlockWeight) -> None:
         super().__init__()
-        self.weight = weight
+        self.weight = cast(nn.Parameter, weight)  # no file has norms in blocks
 
 
-def linear_of(weight: nn.Parameter, bias: nn.Parameter | None = None) -> nn.Linear:
+def _embedding_of(weight: nn.Parameter | BlockWeight, *, is_tied: bool) -> nn.Module:
+    """Return embeddings with these weights; ``is_tied`` if the head is made of them too."""
+    if isinstance(weight, BlockWeight):
+        return BlockEmbedding(weight, is_tied=is_tied)
+    embedding = nn.Embedding(1, 1)
+    embedding.num_embeddings, embedding.embedding_dim = weight.shape
+    embedding.weight = weight
+    return embedding
+
+
+def linear_of(weight: nn.Parameter | BlockWeight, bias: nn.Parameter | None = None) -> nn.Linear | BlockLinear:
     """Return a layer with these weights [out, in]; one made at full size would first be filled at random."""
+    if isinstance(weight, BlockWeight):
+        return BlockLinear(weight, bias)
     layer = nn.Linear(1, 1, bias=bias is not None)
     layer.out_features, layer.in_features = weight.shape
     layer.weight = weight

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
 from card.errors import SettingsError
+from card.models.block_layers import BlockLinear
 from card.models.decoder_model import linear_of
 
 if TYPE_CHECKING:
@@ -50,11 +51,13 @@ def restrict_head(model: LoadedModel, num_tokens: int, more_ids: Iterable[int]) 
     return restricted
 
 
-def head_of(model: LoadedModel) -> tuple[nn.Linear, Tensor | None]:
+def head_of(model: LoadedModel) -> tuple[nn.Linear | BlockLinear, Tensor | None]:
     """Return the head to be computed, and the tokens that its outputs are for; None: all in order."""
     head, ids = model.lm_head, getattr(model, _MARK, None)
     if ids is None:
         return head, None
+    if isinstance(head, BlockLinear):
+        return head.select(ids), ids
     bias = None if head.bias is None else nn.Parameter(head.bias.detach()[ids], requires_grad=False)
     return linear_of(nn.Parameter(head.weight.detach()[ids], requires_grad=False), bias), ids
 

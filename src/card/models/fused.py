@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,7 @@ from card.models.architectures.architecture import (
     rotary_size,
 )
 from card.models.attention import Scoring, SequencePass, attend, sequence_pass
+from card.models.block_layers import BlockLinear, has_blocks
 from card.models.decoder_model import RotaryEmbedding, architecture_of, linears_of, release_pages
 from card.models.draft_vocab import head_of, spread
 from card.models.features import PassStates, select_rows
@@ -128,14 +129,15 @@ def reason_not_fusable(model: LoadedModel, max_model_len: int) -> str | None:
     ):
         return "its rotary embedding turns only a part of each head"
     tensors = [p for p in model.parameters() if p.is_floating_point()]
-    if len({(p.device, p.dtype) for p in tensors}) > 1 or tensors[0].device.type == "meta":
+    mixed = len({(p.device, p.dtype) for p in tensors}) > 1 and not has_blocks(model)
+    if mixed or tensors[0].device.type == "meta":
         return "its weights are spread over several devices or dtypes"
     for module in model.modules():
         if hasattr(module, "_hf_hook"):
             return "its modules carry device hooks"
     for layer in inner.layers:
         for part in architecture.linears:
-            if type(layer.get_submodule(part.name)) is not nn.Linear:
+            if type(layer.get_submodule(part.name)) not in (nn.Linear, BlockLinear):
                 kind = type(layer.get_submodule(part.name))
                 return f"its {part.name} is a {kind.__name__}, not a plain linear layer"
     return None
@@ -149,7 +151,7 @@ def rotary_table(model: LoadedModel, num_positions: int, dtype: torch.dtype, kin
     inner: Any = model.model
     architecture = architecture_of(model)
     assert architecture is not None
-    like = inner.embed_tokens.weight[:1, None].to(dtype)
+    like = inner.norm.weight[None, None].to(dtype)
     positions = torch.arange(num_positions, device=like.device)[None]
     rotate = RotaryEmbedding(model.config) if architecture.turns_neighbours else inner.rotary_emb
     cos, sin = rotate(like, positions, *([kind] if kind else []))
@@ -235,10 +237,10 @@ class FusedDecoder:
                 release_pages(model)
             self._norm = self._norm_weight(inner.norm.weight)
             head, self._head_ids = head_of(model)
-            self._head = self._linear([head])
+            self._head = self._linear([cast(nn.Linear, head)])
             release_pages(model)
         self.group = self._num_heads // self._num_kv_heads
-        self.vocab_size = int(model.lm_head.weight.shape[0])
+        self.vocab_size = int(cast(nn.Linear, model.lm_head).out_features)
         self.layout = KVLayout(len(self._layers), self._num_kv_heads, head_size, self._dtype, self.embedding.device)
 
     def _rotation(self, model: LoadedModel, max_model_len: int, kind: str) -> tuple[Tensor, Tensor]:

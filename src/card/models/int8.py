@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -42,6 +42,7 @@ from card.models.architectures.architecture import (
     rotary_parameters,
     rotary_size,
 )
+from card.models.block_layers import BlockEmbedding, BlockLinear, embedded
 from card.models.decoder_model import architecture_of, linears_of, release_pages
 from card.models.draft_vocab import head_of, spread
 from card.models.features import FINAL, PassStates
@@ -68,12 +69,21 @@ def _with_padded_heads(weight: Tensor, num_heads: int, dim: int, size: int) -> T
     )
 
 
-def _quantize_heads(linear: nn.Linear, order: list[int] | None, num_heads: int, size: int) -> PackedLinear:
+def _packed(linear: nn.Linear | BlockLinear, *, factor: float = 1.0, out_multiple: int = PANEL) -> PackedLinear:
+    """Return a layer whose results are times a factor."""
+    if isinstance(linear, BlockLinear):
+        return linear.packed(factor=factor, out_multiple=out_multiple)
+    return quantize_linear(*_scaled(linear, factor), out_multiple=out_multiple)
+
+
+def _packed_heads(linear: nn.Linear | BlockLinear, order: list[int] | None, num_heads: int, size: int) -> PackedLinear:
     """Return a layer whose outputs are heads, each followed by zeros up to ``size``.
 
     Args:
-        order: which channel of a head comes where; None for as they are.
+        order: which channel of a head comes where; None for as they are, as blocks always have them.
     """
+    if isinstance(linear, BlockLinear):
+        return linear.packed()
     columns = [linear.weight.detach()] + ([] if linear.bias is None else [linear.bias.detach()[:, None]])
     if order is not None:
         columns = [one.view(num_heads, -1, one.shape[1])[:, order].flatten(0, 1) for one in columns]
@@ -121,9 +131,9 @@ class Int8Decoder:
         self._head_size = head_dim(config)
         self._padded_head = padded(self._head_size, LANES)
         self._num_heads, self._num_kv_heads = int(config.num_attention_heads), int(config.num_key_value_heads)
-        self.embedding: Tensor = inner.embed_tokens.weight.detach()
+        self._embeddings: nn.Embedding | BlockEmbedding = inner.embed_tokens
         self.windows = layer_windows(config, max_model_len)
-        self.vocab_size = int(model.lm_head.weight.shape[0])
+        self.vocab_size = int(cast(nn.Linear, model.lm_head).out_features)
         self._reals = {
             self._code.EPS: float(getattr(config, architecture.norm_eps)),
             self._code.SCALE: architecture.scale("attention", config),
@@ -137,7 +147,7 @@ class Int8Decoder:
             self._code.HAS_WIDE_NORMS: architecture.has_wide_norms,
         }
         self._norm_offset = architecture.norm_offset
-        self._embedding_scale = architecture.embedding_scale(config, self.embedding.dtype)
+        self._embedding_scale = architecture.embedding_scale(config, model.dtype)
         self._residual_scale = architecture.scale("residual", config)
         self._width = int(config.hidden_size)
         self._held: list[Any] = []  # keeps alive what the tables hold addresses of
@@ -147,17 +157,15 @@ class Int8Decoder:
             self._rotations = {kind: _rotation_tables(model, max_model_len, kind) for kind in turning}
             self._norm = extended(inner.norm.weight.float() + self._norm_offset, padded(self._width, GROUP))
             head, self._head_ids = head_of(model)
-            self._num_outputs = len(head.weight)
-            self._output = quantize_linear(*_scaled(head, 1 / architecture.scale("logits", config)))
+            self._num_outputs = head.out_features
+            self._output = _packed(head, factor=1 / architecture.scale("logits", config))
             tables = []
             layers = inner.layers[: config.num_hidden_layers]
             for layer, window, kind in zip(layers, self.windows, kinds, strict=True):
                 tables.append(self._layer(model, layer, window, kind, architecture))
                 release_pages(model)
             self._layers = np.array(tables, np.int64)
-        self.layout = KVLayout(
-            len(self._layers), self._num_kv_heads, self._padded_head, torch.float16, self.embedding.device
-        )
+        self.layout = KVLayout(len(self._layers), self._num_kv_heads, self._padded_head, torch.float16, model.device)
         self._buffers = _Buffers()
 
     def _layer(
@@ -168,16 +176,14 @@ class Int8Decoder:
         heads, kv_heads, size, order = self._num_heads, self._num_kv_heads, self._padded_head, None
         if architecture.turns_neighbours and rotary is not None:
             order = neighbours_first(rotary_size(model.config, rotary), self._head_size)
-        out, out_bias = _scaled(its.out, self._residual_scale)
-        out, down = _with_padded_heads(out, heads, 1, size), _scaled(its.down, self._residual_scale)
         linears = {
-            code.QUERY: _quantize_heads(its.query, order, heads, size),
-            code.KEY: _quantize_heads(its.key, order, kv_heads, size),
-            code.VALUE: _quantize_heads(its.value, None, kv_heads, size),
-            code.ATTENTION_OUT: quantize_linear(out, out_bias, out_multiple=GROUP),
-            code.GATE: quantize_linear(its.gate.weight.detach(), its.gate.bias, out_multiple=GROUP),
-            code.UP: quantize_linear(its.up.weight.detach(), its.up.bias, out_multiple=GROUP),
-            code.DOWN: quantize_linear(*down, out_multiple=GROUP),
+            code.QUERY: _packed_heads(its.query, order, heads, size),
+            code.KEY: _packed_heads(its.key, order, kv_heads, size),
+            code.VALUE: _packed_heads(its.value, None, kv_heads, size),
+            code.ATTENTION_OUT: self._attention_out(its.out),
+            code.GATE: _packed(its.gate, out_multiple=GROUP),
+            code.UP: _packed(its.up, out_multiple=GROUP),
+            code.DOWN: _packed(its.down, factor=self._residual_scale, out_multiple=GROUP),
         }
         table = [0] * code.LAYER_SIZE
         for place, linear in linears.items():
@@ -192,6 +198,14 @@ class Int8Decoder:
         self._mlp_width = linears[code.GATE].scales.shape[0]
         self._held += [linears, kept]
         return table
+
+    def _attention_out(self, linear: nn.Linear | BlockLinear) -> PackedLinear:
+        """Return the layer whose inputs are heads, each followed by zeros up to its padded size."""
+        if isinstance(linear, BlockLinear):
+            return _packed(linear, factor=self._residual_scale, out_multiple=GROUP)
+        weight, bias = _scaled(linear, self._residual_scale)
+        weight = _with_padded_heads(weight, self._num_heads, 1, self._padded_head)
+        return quantize_linear(weight, bias, out_multiple=GROUP)
 
     def _norms(self, layer: Any, architecture: Architecture) -> dict[int, Tensor]:
         """Return the weights of a layer's norms by their places in its table."""
@@ -241,7 +255,7 @@ class Int8Decoder:
         threads = integer_pass_threads()
         longest = int(rows[:, code.POSITION].max()) + 1
         hidden = self._prepare(num_rows, longest, threads)
-        hidden[:, : self._width] = self.embedding.index_select(0, token_ids)
+        hidden[:, : self._width] = embedded(self._embeddings, token_ids)
         hidden *= self._embedding_scale
         barrier = np.zeros(8, np.int64)
         table = self._table

@@ -27,6 +27,7 @@ from card.errors import ModelError, VocabularyError, in_few_words
 from card.kernels.int8_linear import why_not_int8
 from card.machine.folders import weights_folder
 from card.machine.processor import computes_bfloat16
+from card.models.block_layers import weight_count
 from card.models.decoder_model import mark_int8, read_config, read_decoder
 from card.models.gguf.header import GgufError
 from card.models.gguf.source import GgufSource
@@ -134,10 +135,13 @@ def load_decoder(
     decoder: LoadedModel | None = None
     with quiet():
         source = _find(str(name_or_path), cache_dir)
-        dtype = _dtype_for(source, dtype, wanted_device)
         if source.gguf is not None:
             with _explained(source, "the weights of {} cannot be read"):
-                decoder = source.gguf.decoder(wanted_dtype, wanted_device)
+                if _runs_as_blocks(source.gguf, dtype, wanted_device):
+                    dtype, decoder = INT8, source.gguf.block_decoder()
+                else:
+                    dtype = _dtype_for(source, dtype, wanted_device)
+                    decoder = source.gguf.decoder(wanted_dtype, wanted_device)
         elif source.is_folder:
             _check_folder(source)
             decoder = read_decoder(Path(source.path), dtype=wanted_dtype, device=wanted_device)
@@ -174,7 +178,7 @@ def _tried(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
 
 def parameter_count(model: torch.nn.Module) -> int:
     """Return the number of parameters; a tensor used twice (tied embeddings) counts once."""
-    return sum(parameter.numel() for parameter in model.parameters())
+    return weight_count(model)
 
 
 def vocab_size(model: LoadedModel) -> int:
@@ -405,6 +409,11 @@ def _read_model(source: _Source, dtype: str | torch.dtype) -> tuple[Any, dict[st
             source.path, config=config, dtype=dtype, key_mapping=names, output_loading_info=True, **source.options
         )
     return read
+
+
+def _runs_as_blocks(gguf: GgufSource, dtype: str | torch.dtype, device: torch.device) -> bool:
+    """Return whether a file runs with its own numbers, by products of integers."""
+    return dtype == "auto" and device.type == "cpu" and why_not_int8() is None and gguf.can_run_blocks
 
 
 def _dtype_for(source: _Source, dtype: str | torch.dtype, device: torch.device) -> str | torch.dtype:

@@ -10,10 +10,12 @@ import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from card.errors import ModelError
+from card.kernels.blocks import BLOCK_FORMATS, BlockFormat, Bytes, block_linear, pack_blocks
 from card.kernels.int8_linear import multiply_rows, quantize_linear, why_not_int8
 from card.machine.processor import kernel_kind, processor_name
 from card.machine.threads import integer_passes_on
@@ -21,9 +23,10 @@ from card.models.loading import load_decoder
 from card.models.protocol import Extension
 from card.models.torch_runner import TorchRunner
 
-EXPECTED = "5e79204eaa5d4029"
+EXPECTED = "5242fd5ce14b4726"
 _PROMPT = [3 + 7 * i * i % 500 for i in range(300)]
 _TREE_PARENTS = (0, 0, 1, 2, 2)  # rows behind the prompt, counted from its last one
+_NUM_IN = 512
 _SIZES = (1, 2, 5, 6, 7, 13, 16, 17, 33)  # rows at once: all kinds of tiles
 
 
@@ -54,10 +57,22 @@ def digest_machine() -> MachineDigest:
 
 def _products() -> Iterator[Tensor]:
     """Yield products of few and many rows."""
-    rows = _numbers(33, 200) * torch.arange(1, 34)[:, None]
-    linear = quantize_linear(_numbers(150, 200), None)
-    for num_rows in _SIZES:
-        yield multiply_rows(rows[:num_rows], linear, num_parts=2)
+    rows = _numbers(33, _NUM_IN) * torch.arange(1, 34)[:, None]
+    linear = quantize_linear(_numbers(150, _NUM_IN), None)
+    linears = [linear, *(block_linear(pack_blocks(_blocks(form), form), form, 32) for form in BLOCK_FORMATS.values())]
+    for one in linears:
+        for num_rows in _SIZES:
+            yield multiply_rows(rows[:num_rows], one, num_parts=2)
+
+
+def _blocks(form: BlockFormat) -> Bytes:
+    """Return 32 rows of blocks [32, bytes] whose bytes have no pattern; their halves are numbers from 0 to 1."""
+    shape = 32, _NUM_IN // form.inputs, form.num_bytes
+    numbers = _numbers(shape[0], shape[1] * shape[2]).abs().numpy().reshape(shape)
+    raw = (numbers * 1023).astype(np.uint16).astype(np.uint8)
+    raw[raw == 128] = 0  # which the numbers of 8 bits must not be
+    raw[..., form.halves] = (numbers[..., form.halves][..., ::2] / 64).astype(np.float16).view(np.uint8)
+    return raw.reshape(32, -1)
 
 
 def _numbers(*shape: int) -> Tensor:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from card.errors import CapacityError, CardError, ModelError, in_few_words
 from card.kernels.int8_linear import why_not_int8
+from card.models.block_layers import BlockEmbedding, embedded
 from card.models.decoder_model import is_int8
 from card.models.features import Features
 from card.models.fused import FusedDecoder, reason_not_fusable
@@ -113,7 +114,7 @@ class TorchRunner:
         self.device, self.dtype = self._decoder.layout.device, self._decoder.layout.dtype  # of logits and computation
         self.parallel_draft = parallel_draft_of(model)  # None: it makes one token a pass
         self.original = original_size(model)  # of the model, or of the one that it was inflated from
-        self._embeddings = cast(Tensor, model.get_input_embeddings().weight).detach()
+        self._embeddings = cast("torch.nn.Embedding | BlockEmbedding", model.get_input_embeddings())
         self.features = Features(self.original.num_layers, self.original.hidden_size)
         self._long_slots: set[int] = set()  # see `make_long`
         self._cache = KVCache(self._decoder.layout, max_model_len + max_tree_rows)
@@ -199,7 +200,9 @@ class TorchRunner:
 
     def embedding(self, token_id: int) -> Tensor:
         """Return the row of a token in the input embeddings, [D]; that of the original of an inflated model."""
-        return self._embeddings[token_id, : self.original.hidden_size]
+        with torch.inference_mode():
+            row = embedded(self._embeddings, torch.tensor([token_id], device=self.device))[0]
+        return row[: self.original.hidden_size]
 
     def forward(self, extensions: Sequence[Extension]) -> list[Tensor]:
         """Run the new tokens of several sequences in one pass and append their rows.
@@ -282,10 +285,11 @@ class TorchRunner:
                     f" ({self.max_model_len}); end the sequence, or set a larger max_model_len"
                 )
         token_ids = np.concatenate([np.asarray(extension.token_ids, np.int64) for extension in extensions])
-        if int(token_ids.min()) < 0 or int(token_ids.max()) >= len(self._embeddings):
-            wrong = token_ids[(token_ids < 0) | (token_ids >= len(self._embeddings))]
+        num_known = self._embeddings.num_embeddings
+        if int(token_ids.min()) < 0 or int(token_ids.max()) >= num_known:
+            wrong = token_ids[(token_ids < 0) | (token_ids >= num_known)]
             raise ModelError(
-                f"token ids {wrong[:5].tolist()} are outside the model's vocabulary of {len(self._embeddings)};"
+                f"token ids {wrong[:5].tolist()} are outside the model's vocabulary of {num_known};"
                 " use the tokenizer that belongs to the model"
             )
         return token_ids

@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING, cast
 
 import torch
 
@@ -14,11 +15,16 @@ from card.errors import PlanError
 from card.latency.timing import measure_pass_cost
 from card.machine.threads import CoreSet, pinned
 from card.models.inflation import inflate, parse_parameter_count
-from card.models.loading import context_limit, load_model, load_tokenizer, parameter_count
+from card.models.loading import context_limit, load_decoder, load_model, load_tokenizer, parameter_count
 from card.models.runners import make_runner
 from card.planner.overheads import measure_overheads
 from card.planner.profile import PassTable, Profile, Setup
 from card.text.tokens import tokenizer_fingerprint
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from card.models.decoder_model import LoadedModel
 
 _MAX_MODEL_LEN = 2048
 _TREE_ROWS = 1024
@@ -46,10 +52,11 @@ def measure_profile(
         raise PlanError(f"threads must be different numbers of 1 or more in rising order, got {threads}")
     environment = describe_run()  # a busy machine makes poor figures
     tell(f"loading {name}")
-    model = load_model(name, dtype=dtype, device=device)
+    load: Callable[..., LoadedModel] = load_decoder if target_cost is None else load_model
+    model = load(name, dtype=dtype, device=device)
     own_parameters = parameter_count(model)
     if target_cost is not None:
-        model = inflate(model, parse_parameter_count(target_cost))
+        model = inflate(cast("PreTrainedModel", model), parse_parameter_count(target_cost))
     max_model_len = min(_MAX_MODEL_LEN, context_limit(model))
     runner = make_runner(model, max_model_len=max_model_len, max_tree_rows=_TREE_ROWS)
     is_cpu = runner.device.type == "cpu"

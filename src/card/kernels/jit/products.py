@@ -36,6 +36,9 @@ class Product:
     weights_of: Callable[[Builder, Value], Value]  # what is read from a panel, to what `add` takes
     numbers_of: Callable[[Builder, Value], Value]  # four bytes of a row, as an integer, to what `add` takes
     add: Callable[[Builder, Value, Value, Value], Value]  # (sum, weights, numbers) to the new sum
+    add_small: Callable[[Builder, Value, Value, Value], Value]  # the same for weights from 0 to 63, as they are read
+    small_sum: Any  # type of the sums that `add_small` makes of a part
+    widen: Callable[[Builder, Value], Value]  # such a sum, to integers of 32 bits
 
     def panels_of(self, num_rows: int) -> int:
         """Return how many panels a tile has: more share each activation, fewer fit the registers."""
@@ -67,8 +70,55 @@ class Product:
         return self.join(builder, [builder.shuffle_vector(low, high, places) for low, high in pairs])
 
 
+class Sums:
+    """Sums of a panel's products with one row, while they are added up."""
+
+    def __init__(self, product: Product, *, bits: int) -> None:
+        """Begin with nothing.
+
+        Args:
+            bits: of a weight. 8 are signed, or around 128; fewer are from 0 on.
+        """
+        self._product, self._is_small = product, bits < 8
+        self._wide: list[Value] = []  # sums of 32 bits
+        self._narrow: list[Value] = []  # sums as `add_small` makes them, and how many more fit
+        pair = 2 * ((1 << bits) - 1) * 127
+        is_short = self._is_small and product.small_sum.element == _I16
+        self._room = self._most = ((1 << 15) - 1) // pair if is_short else 1 << 30
+
+    def add(self, builder: Builder, weights: Sequence[Value], numbers: Value) -> None:
+        """Add the products with four of the row's numbers."""
+        product = self._product
+        if not self._is_small:
+            zero = ir.Constant(_ints(product.lanes), [0] * product.lanes)
+            before = self._wide or [zero] * len(weights)
+            self._wide = [product.add(builder, *both, numbers) for both in zip(before, weights, strict=True)]
+            return
+        if self._room == 0:
+            self._widen(builder)
+        zero = ir.Constant(product.small_sum, [0] * product.small_sum.count)
+        before = self._narrow or [zero] * len(weights)
+        self._narrow = [product.add_small(builder, *both, numbers) for both in zip(before, weights, strict=True)]
+        self._room -= 1
+
+    def _widen(self, builder: Builder) -> None:
+        wide = [self._product.widen(builder, part) for part in self._narrow]
+        self._wide = [builder.add(*both) for both in zip(self._wide, wide, strict=True)] if self._wide else wide
+        self._narrow, self._room = [], self._most
+
+    def result(self, builder: Builder) -> Value:
+        """Return the sums, 16 integers."""
+        if self._narrow:
+            self._widen(builder)
+        return self._product.join(builder, self._wide)
+
+
 def _ints(lanes: int) -> Any:
     return ir.VectorType(_I32, lanes)
+
+
+def _unchanged(builder: Builder, value: Value) -> Value:
+    return value
 
 
 def _bytes(builder: Builder, value: Value, lanes: int) -> Value:
@@ -88,9 +138,12 @@ def _vnni(lanes: int, most_rows: int, panels: Sequence[tuple[int, int]]) -> Prod
         has_unsigned_weights=True,
         most_rows=most_rows,
         panels=panels,
-        weights_of=lambda builder, weights: weights,
+        weights_of=_unchanged,
         numbers_of=lambda builder, four: _bytes(builder, four, lanes),
         add=add,
+        add_small=add,
+        small_sum=_ints(lanes),
+        widen=_unchanged,
     )
 
 
@@ -112,7 +165,13 @@ def _avx2() -> Product:
         signed, sizes = numbers
         weights = call(builder, "llvm.x86.avx2.psign.b", weights.type, weights, signed)
         pairs = call(builder, "llvm.x86.avx2.pmadd.ub.sw", shorts, sizes, weights)
-        return builder.add(total, call(builder, "llvm.x86.avx2.pmadd.wd", _ints(lanes), pairs, ones))
+        return builder.add(total, widen(builder, pairs))
+
+    def add_small(builder: Builder, total: Value, weights: Value, numbers: Any) -> Value:
+        return builder.add(total, call(builder, "llvm.x86.avx2.pmadd.ub.sw", shorts, weights, numbers[0]))
+
+    def widen(builder: Builder, pairs: Value) -> Value:
+        return call(builder, "llvm.x86.avx2.pmadd.wd", _ints(lanes), pairs, ones)
 
     return Product(
         lanes=lanes,
@@ -122,6 +181,9 @@ def _avx2() -> Product:
         weights_of=lambda builder, weights: builder.xor(weights, _SIGN),
         numbers_of=numbers_of,
         add=add,
+        add_small=add_small,
+        small_sum=shorts,
+        widen=widen,
     )
 
 
@@ -140,9 +202,12 @@ def _arm(name: str, *, has_unsigned_weights: bool) -> Product:
         has_unsigned_weights=has_unsigned_weights,
         most_rows=_SMALL_TILES[-1][0],
         panels=_SMALL_TILES,
-        weights_of=(lambda builder, weights: weights) if has_unsigned_weights else signed,
+        weights_of=_unchanged if has_unsigned_weights else signed,
         numbers_of=lambda builder, four: _bytes(builder, four, lanes),
         add=add,
+        add_small=add,
+        small_sum=sums,
+        widen=_unchanged,
     )
 
 

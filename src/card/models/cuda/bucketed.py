@@ -91,7 +91,7 @@ class BucketedRunner(TorchRunner):
         """Forget passes that were recorded for other wishes; have room for the states that are wanted now."""
         static.recorder.wait()
         self._passes.clear()
-        shape = (MAX_STATIC_TOKENS, self._embeddings.shape[1])
+        shape = (MAX_STATIC_TOKENS, self._embeddings.embedding_dim)
         self._kept = {one: torch.zeros(shape, dtype=self.dtype, device=self.device) for one in self.features.layers}
 
     def _forward(self, extensions: Sequence[Extension]) -> list[Tensor]:

@@ -17,6 +17,8 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig
 
+from card.kernels.blocks import BLOCK_FORMATS
+from card.kernels.int8_linear import LANES
 from card.models.architectures import Architecture, all_architectures
 from card.models.decoder_model import DecoderModel, config_of
 from card.models.gguf.header import GgufError, Header, TensorPlace, read_header
@@ -29,7 +31,7 @@ _TURNED = "rope.dimension_count"  # channels of a head
 _NORM_EPS = ("attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon")  # of norms that subtract the mean
 _ROPE_FACTORS = "rope_freqs.weight"  # how Llama 3.1 and later files store the scaling of their angles
 _LLAMA3_CONTEXT = 8192  # the length that those models were trained on first; no file tells it
-_PLAIN_DTYPES = {0: torch.float32, 1: torch.float16, 30: torch.bfloat16}  # of ggml's types
+PLAIN_DTYPES = {0: torch.float32, 1: torch.float16, 30: torch.bfloat16}  # of ggml's types
 _BLOCK_ELEMENTS = 1 << 20  # dequantised at once
 _SCALE_TOLERANCE = 1e-5  # relative, of a scale that files store in 32 bits
 
@@ -64,6 +66,16 @@ class GgufModel:
         """Yield a weight, some rows at a time. Raises: GgufError if the file has become shorter."""
         with self.path.open("rb") as stream:
             yield from _rows(stream, weight, dtype)
+
+    def read_raw(self, weight: Weight) -> np.ndarray[Any, np.dtype[np.uint8]]:
+        """Return the rows of a weight as the file has them, [out, bytes], in the model's order.
+
+        Raises: GgufError if the file has become shorter.
+        """
+        with self.path.open("rb") as stream:
+            stream.seek(weight.place.offset)
+            raw = _raw(stream, weight.place.num_rows, _row_bytes(weight.place))
+        return raw if weight.order is None else raw[weight.order.numpy()]
 
 
 def open_gguf(path: Path) -> GgufModel:
@@ -161,7 +173,8 @@ def _config(path: Path, header: Header, architecture: Architecture) -> dict[str,
         **{of: facts.cap(cap) for cap, of in architecture.caps.items()},
         **_windows(facts, architecture),
         "dtype": str(_stored_dtype(header)).removeprefix("torch."),
-        "is_quantized": not _matrix_types(header) <= _PLAIN_DTYPES.keys(),
+        "is_quantized": not _matrix_types(header) <= PLAIN_DTYPES.keys(),
+        "runs_as_blocks": head_dim % LANES == 0 and _are_blocks(_matrix_types(header)),
         "head_dim": head_dim,
         architecture.activation: getattr(architecture.config_class, architecture.activation),
         "hidden_size": hidden,
@@ -290,13 +303,18 @@ def _matrix_types(header: Header) -> set[int]:
     return {place.type_id for place in header.tensors.values() if len(place.shape) > 1}
 
 
+def _are_blocks(types: set[int]) -> bool:
+    """Return whether matrices of these types run as they are, some of them in blocks."""
+    return not types.isdisjoint(BLOCK_FORMATS) and types <= BLOCK_FORMATS.keys() | PLAIN_DTYPES.keys()
+
+
 def _stored_dtype(header: Header) -> torch.dtype:
     """Return what the weights are in; bfloat16 for quantised ones."""
     types = _matrix_types(header)
-    if not types <= _PLAIN_DTYPES.keys():
+    if not types <= PLAIN_DTYPES.keys():
         return torch.bfloat16
     for dtype in (torch.bfloat16, torch.float16):
-        if dtype in {_PLAIN_DTYPES[one] for one in types}:
+        if dtype in {PLAIN_DTYPES[one] for one in types}:
             return dtype
     return torch.float32
 
@@ -350,8 +368,7 @@ def _rows(stream: BinaryIO, weight: Weight, dtype: torch.dtype) -> Iterator[Tens
     library, place = _library(), weight.place
     dequantize: Dequantize = library.dequantize
     kind = library.GGMLQuantizationType(place.type_id)
-    block, block_bytes = library.GGML_QUANT_SIZES[kind]
-    num_rows, row_bytes = place.num_rows, place.shape[-1] // block * block_bytes
+    num_rows, row_bytes = place.num_rows, _row_bytes(place)
     stream.seek(place.offset)
     if len(place.shape) == 1:
         values = torch.from_numpy(dequantize(_raw(stream, 1, row_bytes), kind))[0] - weight.offset
@@ -364,6 +381,13 @@ def _rows(stream: BinaryIO, weight: Weight, dtype: torch.dtype) -> Iterator[Tens
         count = min(step, num_rows - first)
         part = raw[first : first + count] if weight.order is not None else _raw(stream, count, row_bytes)
         yield torch.from_numpy(dequantize(part, kind)).to(dtype)
+
+
+def _row_bytes(place: TensorPlace) -> int:
+    """Return the bytes of a row of a tensor."""
+    library = _library()
+    block, block_bytes = library.GGML_QUANT_SIZES[library.GGMLQuantizationType(place.type_id)]
+    return int(place.shape[-1] // block * block_bytes)
 
 
 def _raw(stream: BinaryIO, num_rows: int, row_bytes: int) -> np.ndarray[Any, np.dtype[np.uint8]]:

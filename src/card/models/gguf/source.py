@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import json
 import logging
 import math
 import os
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
@@ -16,7 +18,9 @@ from torch import Tensor
 from transformers import GenerationConfig, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from card.models.architectures import find_architecture
+from card.models.block_layers import BlockWeight
 from card.models.decoder_model import DecoderModel, MappedWeights, config_of, safetensors_header
+from card.models.gguf.block_weights import blocks_bytes, map_blocks, read_blocks, write_blocks
 from card.models.gguf.header import GgufError
 from card.models.gguf.kept_weights import KeptWeights
 from card.models.gguf.model import GgufModel, generation_config, open_gguf
@@ -24,7 +28,8 @@ from card.models.gguf.tokenizer import check_tokenizer, read_tokenizer
 
 logger = logging.getLogger(__name__)
 
-_FORMAT = 2  # of what is kept; another number makes old entries useless, and they go when room is needed
+_FORMAT = 3  # of what is kept; another number makes old entries useless, and they go when room is needed
+_BLOCKS_FORMAT = 1  # of packed blocks
 _FOLDER = "gguf"  # below the cache folder
 _TEXT_BYTES = 64 << 20  # room asked for a tokenizer and a config
 _SAFETENSORS_NAMES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
@@ -82,18 +87,63 @@ class GgufSource:
         kept, wanted = self.folder(dtype), self.stored_dtype(dtype) if isinstance(dtype, str) else dtype
         pages = None if kept is None else self._mapped(kept)
         tensors = self.weights(dtype) if pages is None else pages.tensors
-        config, make = config_of(self.config), cast(Any, GenerationConfig)  # which has no types
-        architecture = None if config is None else find_architecture(config.model_type)
-        assert config is not None and architecture is not None
+        config = config_of(self.config)
+        assert config is not None
         config.dtype = wanted
-        weights = {name: tensor.to(device, wanted) for name, tensor in tensors.items()}
+        return self._decoder(config, {name: tensor.to(device, wanted) for name, tensor in tensors.items()}, pages)
+
+    @property
+    def can_run_blocks(self) -> bool:
+        """True if the file's own blocks can run as they are on a CPU that runs integer passes."""
+        return bool(self.config["runs_as_blocks"])
+
+    def block_decoder(self) -> DecoderModel:
+        """Return the model with the file's own blocks, packed for integer passes; `can_run_blocks` must be true."""
+        kept = None if self._store is None else self._kept_blocks(self._store)
+        if kept is None:
+            weights, pages = read_blocks(self._model), None
+            self._check_unchanged()
+        else:
+            with self._explained(kept):
+                weights, pages = map_blocks(kept)
+        config = config_of(self.config)
+        assert config is not None
+        config.dtype = torch.float32
+        return self._decoder(config, weights, pages)
+
+    def _kept_blocks(self, store: KeptWeights) -> Path | None:
+        name = f"{self._digest}-v{_FORMAT}-blocks{_BLOCKS_FORMAT}"
+        kept = store.find(name)
+        if kept is not None:
+            return kept
+        logger.info("packing the blocks of %s; this happens once", self._path)
+        return store.make(name, blocks_bytes(self._model), self._write_blocks)
+
+    def _write_blocks(self, folder: Path) -> None:
+        with (folder / "model.safetensors").open("wb") as stream:
+            write_blocks(folder, stream, self._model)
+            stream.flush()
+            os.fsync(stream.fileno())  # as in `_write_model`
+        self._check_unchanged()
+
+    def _decoder(
+        self, config: Any, weights: Mapping[str, Tensor | BlockWeight], pages: MappedWeights | None
+    ) -> DecoderModel:
+        architecture, make = find_architecture(config.model_type), cast(Any, GenerationConfig)  # which has no types
+        assert architecture is not None
         model = DecoderModel(architecture, config, make(**generation_config(self.config)), weights)
         model.pages = pages
         return model.requires_grad_(False).train(False)
 
     def _mapped(self, kept: Path) -> MappedWeights:
-        try:
+        with self._explained(kept):
             return MappedWeights(kept / "model.safetensors")
+
+    @contextlib.contextmanager
+    def _explained(self, kept: Path) -> Iterator[None]:
+        """Turn whatever reading a kept folder raises into one line."""
+        try:
+            yield
         except (OSError, ValueError, LookupError, TypeError) as error:
             raise GgufError(f"has damaged converted weights; delete the folder {kept}") from error
 

@@ -1,0 +1,279 @@
+"""Linear layers of GGUF's quantised blocks, packed for the machine code without rounding anything again.
+
+A format's decoder splits the blocks of some rows into whole numbers and scales, exactly as the file holds them; `pack`
+lays them out as `card.kernels.jit.block_tiles` reads them. The layout of blocks is ggml's
+(https://github.com/ggml-org/ggml/blob/master/src/ggml-common.h).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from card.kernels.int8_linear import GROUP, PANEL, PackedLinear, extended, machine_code, padded
+
+Bytes = npt.NDArray[Any]  # of uint8, which numpy's own types lose in `x & 15`
+_CHUNK_BYTES = 1 << 19  # of blocks that are split at once: what lies between stays in a core's cache
+_LEAST_BYTE = 0x80  # -128
+
+
+@dataclass(frozen=True, slots=True)
+class _Blocks:
+    """Blocks of some rows, split: R rows, N blocks in a row, P parts in a block."""
+
+    numbers: Bytes  # [R, N, inputs]
+    scales: Bytes  # [R, N, P] bytes, or [R, N, 2] where one half is the block's whole scale
+    minima: Bytes | None = None  # in the same form
+    header: Bytes | None = None  # [R, N, 64 / 16]: the halves that scales and minima are times, the second one negative
+
+
+@dataclass(frozen=True, slots=True)
+class BlockFormat:
+    """One of GGUF's quantised types that runs as it is."""
+
+    name: str  # ggml's
+    product: str  # module of `card.kernels.jit`
+    inputs: int  # of a block
+    num_bytes: int  # of a block
+    halves: slice  # its bytes that are numbers of 16 bits
+    split: Callable[[Bytes], _Blocks]  # [R, N, num_bytes] to what it holds
+
+    def panel_bytes(self, num_in: int) -> int:
+        """Return the bytes of 16 output channels with so many inputs."""
+        return int(machine_code(self.product).SHAPE.panel_bytes(padded(num_in, GROUP) // GROUP))
+
+    def pack(self, raw: Bytes, panels: Bytes) -> None:
+        """Write rows of blocks [out, bytes] to panels [ceil(out / 16), `panel_bytes`], which hold zeros.
+
+        Raises: ValueError if a block holds a number that the products cannot take.
+        """
+        size = max(1, _CHUNK_BYTES // (PANEL * raw.shape[1]))
+        firsts = range(0, -(-len(raw) // PANEL), size)
+        with ThreadPoolExecutor(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1) as threads:
+            parts = ((raw[PANEL * first : PANEL * (first + size)], panels[first : first + size]) for first in firsts)
+            list(threads.map(lambda part: self._pack_rows(*part), parts))
+
+    def numbers(self, raw: Bytes) -> npt.NDArray[np.float32]:
+        """Return the numbers [R, in] that rows of blocks [R, bytes] stand for, as llama.cpp computes them."""
+        shape, blocks = machine_code(self.product).SHAPE, self.split(raw.reshape(len(raw), -1, self.num_bytes))
+        parts = blocks.numbers.reshape(*blocks.numbers.shape[:2], -1, shape.part).astype(np.int8)
+        if shape.bits < 8:
+            parts -= np.int8(shape.zero)
+        values: npt.NDArray[np.float32] = np.multiply(
+            parts, self._factors(blocks.scales, blocks.header, 0), dtype=np.float32
+        )
+        if blocks.minima is not None:
+            values += self._factors(blocks.minima, blocks.header, 1)
+        return values.reshape(len(raw), -1)
+
+    def _factors(self, stored: Bytes, header: Bytes | None, half: int) -> npt.NDArray[np.float32]:
+        """Return the scales or the smallest weights of parts, [R, N, P, 1]."""
+        if header is None:
+            return np.ascontiguousarray(stored).view(np.float16).astype(np.float32)[..., None]
+        is_signed = machine_code(self.product).SHAPE.scale == "signed byte"
+        whole = np.ascontiguousarray(stored).view(np.int8) if is_signed else stored
+        of_block = header.view(np.float16)[..., half : half + 1].astype(np.float32)
+        factors: npt.NDArray[np.float32] = np.multiply(whole, of_block, dtype=np.float32)
+        return factors[..., None]
+
+    def select(self, panels: Bytes, num_in: int, channels: npt.NDArray[np.int64]) -> Bytes:
+        """Return panels of some output channels of a layer with so many inputs."""
+        num_groups = padded(num_in, GROUP) // GROUP
+        chosen = np.zeros((-(-len(channels) // PANEL), panels.shape[1]), np.uint8)
+        for source, room in zip(self._regions(panels, num_groups), self._regions(chosen, num_groups), strict=True):
+            part = source[channels // PANEL, :, :, channels % PANEL]
+            rest = np.zeros((-len(channels) % PANEL, *part.shape[1:]), part.dtype)
+            room[...] = _by_channel(np.concatenate([part, rest]))
+        return chosen
+
+    def _regions(self, panels: Bytes, num_groups: int) -> Iterator[npt.NDArray[Any]]:
+        """Yield views [panels, blocks or groups, values, 16] of all that panels hold of their channels.
+
+        First the header's halves, if there is a header; then scales, smallest weights, and steps of weights.
+        """
+        shape, num_panels = machine_code(self.product).SHAPE, len(panels)
+        start = shape.panel_bytes(num_groups) - shape.group_bytes * num_groups
+        if shape.header_bytes:
+            header = panels[:, :start].reshape(num_panels, -1, shape.header_bytes)
+            yield header.view(np.uint16).reshape(num_panels, header.shape[1], -1, PANEL)
+        groups = panels[:, start:].reshape(num_panels, num_groups, shape.group_bytes)
+        factors = groups[..., : shape.low_place].view(np.uint16 if shape.scale == "half" else np.uint8)
+        yield factors.reshape(num_panels, num_groups, -1, PANEL)
+        yield groups[..., shape.low_place :].view(np.uint32).reshape(num_panels, num_groups, -1, PANEL)
+
+    def _pack_rows(self, raw: Bytes, panels: Bytes) -> None:
+        """Write some panels; the last one may have fewer rows."""
+        raw = raw.reshape(len(raw), -1, self.num_bytes)
+        if not np.isfinite(np.ascontiguousarray(raw[..., self.halves]).view(np.float16)).all():
+            raise ValueError("a scale in it is no finite number")
+        if len(raw) % PANEL:
+            raw = np.concatenate([raw, np.zeros((-len(raw) % PANEL, *raw.shape[1:]), np.uint8)])
+        shape, blocks = machine_code(self.product).SHAPE, self.split(raw)
+        num_groups = padded(raw.shape[1] * self.inputs, GROUP) // GROUP
+        numbers = _padded(blocks.numbers.reshape(len(raw), -1), num_groups * GROUP)
+        factors = [
+            _padded(one.reshape(len(raw), -1), num_groups * shape.parts * shape.scale_bytes // PANEL).reshape(
+                len(raw), num_groups, -1
+            )
+            for one in (blocks.scales, blocks.minima)
+            if one is not None
+        ]
+        values = [
+            *([] if blocks.header is None else [blocks.header]),
+            np.concatenate(factors, axis=-1),
+            _steps(numbers.reshape(len(raw), num_groups, GROUP), shape.bits),
+        ]
+        for room, value in zip(self._regions(panels, num_groups), values, strict=True):
+            room[...] = _by_channel(value.view(room.dtype))
+
+
+def _padded(values: Bytes, size: int) -> Bytes:
+    """Return rows [R, n] with zeros behind them, [R, size]."""
+    if values.shape[1] == size:
+        return np.ascontiguousarray(values)
+    out = np.zeros((len(values), size), np.uint8)
+    out[:, : values.shape[1]] = values
+    return out
+
+
+def _by_channel(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Return [rows, groups, n] as [panels, groups, n, 16]: 16 channels beside each other."""
+    return values.reshape(-1, PANEL, *values.shape[1:]).transpose(0, 2, 3, 1)
+
+
+def _steps(numbers: Bytes, bits: int) -> Bytes:
+    """Return numbers [R, groups, 64] as the bytes of a channel in a group, [R, groups, 8 * bits]."""
+    if bits == 8:
+        if (numbers == _LEAST_BYTE).any():
+            raise ValueError("it holds the number -128, which integer products cannot take")
+        return numbers ^ np.uint8(_LEAST_BYTE)
+    half = GROUP // 2
+    low = (numbers[..., :half] & 15) | (numbers[..., half:] << 4)
+    if bits == 4:
+        return low
+    high_bits = bits - 4
+    steps = (numbers >> 4).reshape(*numbers.shape[:2], 8 // high_bits, -1)
+    high = steps[..., 0, :].copy()
+    for i in range(1, 8 // high_bits):
+        high |= steps[..., i, :] << (high_bits * i)
+    return np.concatenate([low, high], axis=-1)
+
+
+def _nibbles(values: Bytes) -> Bytes:
+    """Return lower halves, then upper halves of the last dimension's bytes."""
+    return np.concatenate([values & 15, values >> 4], axis=-1)
+
+
+def _fifth_bits(values: Bytes) -> Bytes:
+    """Return bits [R, N, 32] of four bytes, times 16."""
+    return np.unpackbits(values, axis=-1, bitorder="little") << 4
+
+
+def _split_q4_0(raw: Bytes) -> _Blocks:
+    return _Blocks(_nibbles(raw[..., 2:]), raw[..., :2])
+
+
+def _split_q4_1(raw: Bytes) -> _Blocks:
+    return _Blocks(_nibbles(raw[..., 4:]), raw[..., :2], raw[..., 2:4])
+
+
+def _split_q5_0(raw: Bytes) -> _Blocks:
+    return _Blocks(_nibbles(raw[..., 6:]) | _fifth_bits(raw[..., 2:6]), raw[..., :2])
+
+
+def _split_q5_1(raw: Bytes) -> _Blocks:
+    return _Blocks(_nibbles(raw[..., 8:]) | _fifth_bits(raw[..., 4:8]), raw[..., :2], raw[..., 2:4])
+
+
+def _split_q8_0(raw: Bytes) -> _Blocks:
+    return _Blocks(raw[..., 2:], raw[..., :2])
+
+
+def _packed_scales(raw: Bytes) -> tuple[Bytes, Bytes]:
+    """Return the eight scales and eight smallest weights, six bits each, of the 12 bytes of a K block."""
+    first, second, third = raw[..., :4], raw[..., 4:8], raw[..., 8:]
+    scales = np.concatenate([first & 63, (third & 15) | (first >> 6 << 4)], axis=-1)
+    minima = np.concatenate([second & 63, (third >> 4) | (second >> 6 << 4)], axis=-1)
+    return scales, minima
+
+
+def _halves(raw: Bytes) -> Bytes:
+    """Return scale and smallest weight of a K block; the latter is subtracted, so it gets the other sign."""
+    halves = raw[..., :4].copy()
+    halves[..., 3] ^= 0x80
+    return halves
+
+
+def _pairs_of_32(values: Bytes) -> Bytes:
+    """Return numbers [R, N, 256] of bytes [R, N, 128]: of each 32 the lower halves, then the upper ones."""
+    return _nibbles(values.reshape(*values.shape[:2], 4, 32)).reshape(*values.shape[:2], -1)
+
+
+def _split_q4_k(raw: Bytes) -> _Blocks:
+    return _Blocks(_pairs_of_32(raw[..., 16:]), *_packed_scales(raw[..., 4:16]), _halves(raw))
+
+
+def _split_q5_k(raw: Bytes) -> _Blocks:
+    fifth = raw[..., None, 16:48] >> np.arange(8, dtype=np.uint8)[:, None] & 1
+    numbers = _pairs_of_32(raw[..., 48:]) | (fifth << 4).reshape(*raw.shape[:2], -1)
+    return _Blocks(numbers, *_packed_scales(raw[..., 4:16]), _halves(raw))
+
+
+def _split_q6_k(raw: Bytes) -> _Blocks:
+    low = _nibbles(raw[..., :128].reshape(*raw.shape[:2], 2, 64))
+    shifts = np.arange(0, 8, 2, dtype=np.uint8)[:, None]
+    high = raw[..., 128:192].reshape(*raw.shape[:2], 2, 1, 32) >> shifts & 3
+    numbers = low | (high << 4).reshape(low.shape)
+    header = np.zeros((*raw.shape[:2], 4), np.uint8)
+    header[..., :2] = raw[..., 208:]
+    return _Blocks(numbers.reshape(*raw.shape[:2], -1), raw[..., 192:208], None, header)
+
+
+BLOCK_FORMATS: Mapping[int, BlockFormat] = {  # by ggml's number of the type
+    2: BlockFormat("Q4_0", "q4_0", 32, 18, slice(0, 2), _split_q4_0),
+    3: BlockFormat("Q4_1", "q4_1", 32, 20, slice(0, 4), _split_q4_1),
+    6: BlockFormat("Q5_0", "q5_0", 32, 22, slice(0, 2), _split_q5_0),
+    7: BlockFormat("Q5_1", "q5_1", 32, 24, slice(0, 4), _split_q5_1),
+    8: BlockFormat("Q8_0", "q8_0", 32, 34, slice(0, 2), _split_q8_0),
+    12: BlockFormat("Q4_K", "q4_k", 256, 144, slice(0, 4), _split_q4_k),
+    13: BlockFormat("Q5_K", "q5_k", 256, 176, slice(0, 4), _split_q5_k),
+    14: BlockFormat("Q6_K", "q6_k", 256, 210, slice(208, 210), _split_q6_k),
+}
+
+
+def pack_blocks(raw: Bytes, form: BlockFormat) -> Bytes:
+    """Return quantised rows [out, bytes] as panels. Raises: as `BlockFormat.pack`."""
+    num_in = raw.shape[1] // form.num_bytes * form.inputs
+    panels = np.zeros((-(-len(raw) // PANEL), form.panel_bytes(num_in)), np.uint8)
+    form.pack(raw, panels)
+    return panels
+
+
+def block_linear(
+    panels: Bytes | Tensor,
+    form: BlockFormat,
+    num_out: int,
+    *,
+    factor: float = 1.0,
+    bias: Tensor | None = None,
+    out_multiple: int = PANEL,
+) -> PackedLinear:
+    """Return a layer of packed blocks.
+
+    Args:
+        factor: what its products are times.
+        bias: [out], already times the factor.
+        out_multiple: what the number of output channels is filled up to.
+    """
+    size, packed = padded(num_out, out_multiple), torch.as_tensor(panels)
+    if more := size // PANEL - len(packed):
+        packed = torch.cat([packed, packed.new_zeros(more, packed.shape[1])])
+    return PackedLinear(form.product, packed, torch.full((size,), factor), extended(bias, size))

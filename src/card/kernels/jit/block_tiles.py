@@ -1,0 +1,204 @@
+"""Products of weights in the blocks of GGUF files, with the numbers that the file holds.
+
+A block has a scale for each 16 or 32 inputs of an output channel, and may have a smallest weight for them. A weight is
+a whole number of 4 to 6 bits, or of 8. For each such part of a row, the products of whole numbers are added as
+integers; then come, in this order, one multiplication by the part's scale, one multiply-add of its smallest weight
+with the sum of its activations, and one multiply-add with the scale of the activations. Scales that GGUF holds as a
+byte times a number of 16 bits are multiplied first; that is exact in 32 bits.
+
+A panel begins with a header: for blocks of 256 inputs, the 16-bit scales of each channel, and behind them those of the
+smallest weights. Then follow the groups of 64 inputs: scales of the parts, smallest weights of the parts, and the
+weights of 16 channels. Of four inputs and 16 channels in a row (a *step*, 64 bytes of small weights) the lower four
+bits share their bytes with those of the step eight further on. Higher bits follow, as many steps to a byte as fit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from llvmlite import ir
+
+from card.kernels.jit.products import Product, Sums
+from card.kernels.jit.tiles import AHEAD, FETCHED_ROWS, PANEL, PRODUCT, Format, Group
+from card.kernels.jit.vectors import (
+    FLOATS,
+    GROUP,
+    INTS,
+    LANES,
+    Builder,
+    Value,
+    fetch,
+    fma_of,
+    moved,
+    read,
+    repeated,
+)
+
+STEPS = GROUP // 4
+SUPER = 256  # inputs of a block whose scales are bytes
+_STEP_BYTES = 4 * PANEL
+_I8, _I16, _I32, _I64 = ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.IntType(64)
+_HALVES, _BYTES = ir.VectorType(ir.HalfType(), LANES), ir.VectorType(_I8, LANES)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockShape:
+    """Layout of one kind of blocks."""
+
+    part: int  # inputs that share a scale: 16 or 32
+    bits: int  # of a weight: 4, 5, 6 or 8
+    zero: int = 0  # what is subtracted from each weight
+    scale: Literal["half", "byte", "signed byte"]  # a byte is multiplied by the half of its block of 256 inputs
+    has_minimum: bool = False  # parts have a smallest weight, kept like the scale
+
+    @property
+    def parts(self) -> int:
+        """Number of parts of a group."""
+        return GROUP // self.part
+
+    @property
+    def scale_bytes(self) -> int:
+        """Bytes of the scales of a part, 16 channels."""
+        return PANEL * (2 if self.scale == "half" else 1)
+
+    @property
+    def low_place(self) -> int:
+        """Place of the weights in a group."""
+        return self.parts * self.scale_bytes * (2 if self.has_minimum else 1)
+
+    @property
+    def high_place(self) -> int:
+        """Place of the bits of weights beyond the lower four."""
+        return self.low_place + _STEP_BYTES * (STEPS if self.bits == 8 else STEPS // 2)
+
+    @property
+    def group_bytes(self) -> int:
+        """Bytes of a group of a panel."""
+        return self.high_place + (0 if self.bits == 8 else _STEP_BYTES * STEPS * (self.bits - 4) // 8)
+
+    @property
+    def header_bytes(self) -> int:
+        """Bytes of a panel's header for each 256 inputs; 0 if there is none."""
+        return 0 if self.scale == "half" else 64
+
+    def panel_bytes(self, num_groups: int) -> int:
+        """Return the bytes of a panel."""
+        return self.group_bytes * num_groups + self.header_bytes * -(-num_groups * GROUP // SUPER)
+
+
+@dataclass(frozen=True, slots=True)
+class _Places:
+    """Addresses of one group of a panel."""
+
+    header: Value
+    group: Value
+
+
+def _places(builder: Builder, shape: BlockShape, group: Group, panel: Value) -> _Places:
+    """Return where a group of a panel lies."""
+    before = builder.mul(group.index, ir.Constant(_I64, shape.group_bytes))
+    if not shape.header_bytes:
+        return _Places(panel, builder.add(panel, before))
+    of_block = builder.lshr(group.index, ir.Constant(_I64, (SUPER // GROUP).bit_length() - 1))
+    blocks = builder.lshr(
+        builder.add(group.num_groups, ir.Constant(_I64, SUPER // GROUP - 1)),
+        ir.Constant(_I64, (SUPER // GROUP).bit_length() - 1),
+    )
+    size = ir.Constant(_I64, shape.header_bytes)
+    first = builder.add(panel, builder.mul(blocks, size))
+    return _Places(builder.add(panel, builder.mul(of_block, size)), builder.add(first, before))
+
+
+def _factors(builder: Builder, shape: BlockShape, at: _Places, part: int, *, is_minimum: bool) -> Value:
+    """Return the scale or the smallest weight of a part, for 16 channels."""
+    first = shape.parts * shape.scale_bytes if is_minimum else 0
+    place = moved(builder, at.group, first + shape.scale_bytes * part)
+    if shape.scale == "half":
+        return builder.fpext(read(builder, place, _HALVES), FLOATS)
+    of_bytes = read(builder, place, _BYTES)
+    whole = builder.sext(of_bytes, INTS) if shape.scale == "signed byte" else builder.zext(of_bytes, INTS)
+    header = moved(builder, at.header, 2 * PANEL if is_minimum else 0)
+    return builder.fmul(builder.sitofp(whole, FLOATS), builder.fpext(read(builder, header, _HALVES), FLOATS))
+
+
+def _shifted(builder: Builder, product: Product, value: Value, left: int) -> Value:
+    """Shift each byte; bits that come from a neighbour must be masked away."""
+    lanes = ir.VectorType(_I32, product.lanes)
+    words = builder.bitcast(value, lanes)
+    amount = ir.Constant(lanes, [abs(left)] * product.lanes)
+    moved_bits = builder.shl(words, amount) if left >= 0 else builder.lshr(words, amount)
+    return builder.bitcast(moved_bits, value.type) if left else value
+
+
+def _weights(builder: Builder, product: Product, shape: BlockShape, group: Value, step: int) -> list[Value]:
+    """Return the small weights of a step, in the parts that the product works on."""
+    kind = ir.VectorType(_I8, 4 * product.lanes)
+    low_bits = ir.Constant(kind, [15] * kind.count)
+    high_steps = STEPS * (shape.bits - 4) // 8  # steps of 64 bytes that hold the higher bits of all 16
+    parts = []
+    for first in range(0, _STEP_BYTES, kind.count):
+        place = moved(builder, group, shape.low_place + _STEP_BYTES * (step % (STEPS // 2)) + first)
+        low = read(builder, place, kind)
+        weights = builder.and_(_shifted(builder, product, low, -4 * (step // (STEPS // 2))), low_bits)
+        if high_steps:
+            place = moved(builder, group, shape.high_place + _STEP_BYTES * (step % high_steps) + first)
+            left = 4 - (shape.bits - 4) * (step // high_steps)
+            high = _shifted(builder, product, read(builder, place, kind), left)
+            mask = ir.Constant(kind, [(1 << shape.bits) - 16] * kind.count)
+            weights = builder.or_(weights, builder.and_(high, mask))
+        parts.append(weights)
+    return parts
+
+
+def _start(builder: Builder, group: Group, row: int, shape: BlockShape, part: int, factor: int) -> Value:
+    """Return a factor times the sum of a row's activations of a part, in all lanes."""
+    count = shape.part // LANES
+    total = group.sum(builder, row, 1 + count * part)
+    for i in range(1, count):
+        total = builder.add(total, group.sum(builder, row, 1 + count * part + i))
+    return repeated(builder, builder.mul(total, ir.Constant(_I32, factor)), INTS)
+
+
+def _wholes(builder: Builder, shape: BlockShape, num_rows: int, group: Group, at: _Places, part: int) -> list[Value]:
+    """Return the integers of a part, for each row."""
+    steps = range(part * shape.part // 4, (part + 1) * shape.part // 4)
+    sums = [Sums(PRODUCT, bits=shape.bits) for _ in range(num_rows)]
+    for step in steps:
+        if shape.bits == 8:
+            weights = PRODUCT.read_weights(builder, moved(builder, at.group, shape.low_place + _STEP_BYTES * step))
+        else:
+            weights = _weights(builder, PRODUCT, shape, at.group, step)
+        for row, total in enumerate(sums):
+            numbers = PRODUCT.numbers_of(builder, read(builder, group.number_place(builder, num_rows, row, step), _I32))
+            total.add(builder, weights, numbers)
+    zero = shape.zero if shape.bits < 8 or PRODUCT.has_unsigned_weights else 0
+    wholes = [total.result(builder) for total in sums]
+    if not zero:
+        return wholes
+    return [builder.add(one, _start(builder, group, row, shape, part, -zero)) for row, one in enumerate(wholes)]
+
+
+def format_of(shape: BlockShape) -> Format:
+    """Return how a group of such blocks is multiplied."""
+
+    def add_group(builder: Builder, num_rows: int, group: Group, sums: Sequence[list[Value]]) -> list[list[Value]]:
+        [panel] = group.panels
+        at = _places(builder, shape, group, panel)
+        totals = [row[0] for row in sums]
+        if num_rows >= FETCHED_ROWS:
+            for line in range(0, shape.group_bytes, 64):
+                fetch(builder, moved(builder, at.group, AHEAD + line))
+        for part in range(shape.parts):
+            scales = _factors(builder, shape, at, part, is_minimum=False)
+            minima = _factors(builder, shape, at, part, is_minimum=True) if shape.has_minimum else None
+            for row, whole in enumerate(_wholes(builder, shape, num_rows, group, at, part)):
+                value = builder.fmul(builder.sitofp(whole, FLOATS), scales)
+                if minima is not None:
+                    count = builder.sitofp(_start(builder, group, row, shape, part, 1), FLOATS)
+                    value = fma_of(builder, count, minima, value)
+                totals[row] = fma_of(builder, value, group.scale(builder, row), totals[row])
+        return [[total] for total in totals]
+
+    return Format(add_group)

@@ -1,0 +1,135 @@
+"""Quantised GGUF files run with their own blocks: the model of the file, its texts, and what is kept of it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from gguf import GGMLQuantizationType as Kind
+
+from card.api.llm import LLM
+from card.config import SamplingParams
+from card.errors import ModelError
+from card.kernels.int8_linear import why_not_int8
+from card.models.block_layers import has_blocks
+from card.models.decoder_model import is_int8
+from card.models.draft_vocab import restrict_head
+from card.models.gguf import source as gguf_source
+from card.models.loading import load_decoder, parameter_count
+from card.models.protocol import Extension
+from card.models.torch_runner import TorchRunner
+from tests.gguf_files import demo_tokenizer, save_model, write_gguf
+
+REASON = why_not_int8()
+pytestmark = pytest.mark.skipif(REASON is not None, reason=str(REASON))
+TEXT = list(range(3, 40))
+KINDS = {"llama, other heads": Kind.Q4_0, "llama, biases": Kind.Q5_0, "granite": Kind.Q8_0, "qwen3": Kind.Q4_1}
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory):
+    """Return a function that gives the file of a tiny model of some kind, written once."""
+    made: dict[tuple[str, Kind, float], Path] = {}
+
+    def write(kind: str, quantised: Kind, noise: float = 0.0) -> Path:
+        if (kind, quantised, noise) not in made:
+            folder = tmp_path_factory.mktemp("model")
+            save_model(folder, kind, demo_tokenizer(), noise=noise)
+            made[kind, quantised, noise] = write_gguf(folder, folder / "model.gguf", kind=quantised)
+        return made[kind, quantised, noise]
+
+    return write
+
+
+def logits(model) -> torch.Tensor:
+    runner = TorchRunner(model, max_model_len=64)
+    return runner.forward([Extension(runner.open(), TEXT, range(-1, len(TEXT) - 1))])[0].clone()
+
+
+@pytest.mark.parametrize(("kind", "quantised"), KINDS.items())
+def test_the_model_is_that_of_the_file(written, tmp_path, kind, quantised):
+    file = written(kind, quantised)
+    own = load_decoder(file, cache_dir=str(tmp_path))
+    assert has_blocks(own)
+    assert is_int8(own)
+    unpacked = load_decoder(file, dtype="float32", cache_dir=str(tmp_path))
+    assert parameter_count(own) == parameter_count(unpacked)
+    ours, theirs = logits(own), logits(unpacked)
+    # Only activations are rounded; other weights, or rows in another order, would give other logits altogether.
+    assert (ours - theirs).norm() < 0.06 * theirs.norm()
+    assert (ours.argmax(-1) == theirs.argmax(-1)).float().mean() > 0.9
+
+
+def test_what_is_kept_gives_the_bits_of_what_is_packed_in_memory(written, tmp_path, monkeypatch):
+    file = written("qwen3", Kind.Q4_1)
+    packed = logits(load_decoder(file, cache_dir=""))
+    assert torch.equal(logits(load_decoder(file, cache_dir=str(tmp_path))), packed)
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("the file was read again")
+
+    monkeypatch.setattr(gguf_source, "open_gguf", refuse)
+    assert torch.equal(logits(load_decoder(file, cache_dir=str(tmp_path))), packed)
+
+
+def test_a_file_that_is_gone_is_not_needed_by_a_model_that_has_been_loaded(written, tmp_path):
+    file = Path(shutil.copy(written("qwen3", Kind.Q4_1), tmp_path / "model.gguf"))
+    model = load_decoder(file, cache_dir=str(tmp_path))
+    os.truncate(file, 100)
+    assert torch.equal(logits(model), logits(load_decoder(written("qwen3", Kind.Q4_1), cache_dir="")))
+
+
+def test_a_head_of_some_tokens_gives_their_logits(written):
+    whole = load_decoder(written("llama, biases", Kind.Q5_0), cache_dir="")
+    some = restrict_head(whole, 40, [50, 61])
+    ids = [*range(40), 50, 61]
+    assert torch.equal(logits(some)[:, ids], logits(whole)[:, ids])
+    assert torch.isneginf(logits(some)).sum() == len(TEXT) * (logits(whole).shape[1] - len(ids))
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_a_pair_of_files_writes_the_text_of_plain_decoding(written, temperature):
+    target, draft = written("llama, biases", Kind.Q5_0), written("llama, biases", Kind.Q5_0, 0.1)
+    params = [SamplingParams(max_tokens=24, temperature=temperature, seed=seed) for seed in (1, 2, 3)]
+    prompts = ["One and two", "Three", "Four plus five is"]
+    texts = []
+    for more in ({}, {"draft": str(draft), "method": "card", "placement": "inline"}, {"method": "suffix"}):
+        with LLM(str(target), cache_dir="", **more) as llm:
+            outputs = llm.generate(prompts, params)
+        texts.append([one.outputs[0].token_ids for one in outputs])
+    assert texts[0] == texts[1] == texts[2]
+
+
+def test_numbers_that_products_cannot_take_are_one_line(written, tmp_path):
+    file = written("granite", Kind.Q8_0)
+    raw, model = bytearray(file.read_bytes()), gguf_source.open_gguf(file)
+    place = next(one for one in model.weights if "q_proj" in one.name).place
+    raw[place.offset + 2] = 0x80
+    (tmp_path / "model.gguf").write_bytes(raw)
+    with pytest.raises(ModelError, match=r"attn_q.weight: it holds the number -128.* use --dtype int8$"):
+        load_decoder(tmp_path / "model.gguf", cache_dir=str(tmp_path / "cache"))
+    assert not list((tmp_path / "cache").rglob("model.safetensors"))
+
+
+def test_a_scale_that_is_no_number_is_one_line(written, tmp_path):
+    raw = bytearray(written("granite", Kind.Q8_0).read_bytes())
+    place = next(
+        one for one in gguf_source.open_gguf(written("granite", Kind.Q8_0)).weights if "down" in one.name
+    ).place
+    raw[place.offset : place.offset + 2] = np.array([np.inf], np.float16).tobytes()
+    (tmp_path / "model.gguf").write_bytes(raw)
+    with pytest.raises(ModelError, match=r"ffn_down.weight: a scale in it is no finite number"):
+        load_decoder(tmp_path / "model.gguf", cache_dir="")
+
+
+def test_damaged_blocks_that_were_kept_are_named(written, tmp_path):
+    file = written("qwen3", Kind.Q4_1)
+    load_decoder(file, cache_dir=str(tmp_path))
+    (kept,) = tmp_path.rglob("model.safetensors")
+    kept.write_bytes(kept.read_bytes()[:-100])
+    with pytest.raises(ModelError, match=r"has damaged converted weights; delete the folder .*-blocks1$"):
+        load_decoder(file, cache_dir=str(tmp_path))
