@@ -25,7 +25,7 @@ _HERE = Path(__file__).parent
 _CHOOSING_PROMPTS = 2  # options are chosen on the first prompts, as `card bench` does
 _BYTES_OVER_FILES = 2.0  # what a worker takes in memory, over the size of its files
 _WORKER_BYTES = 1 << 30  # and what comes on top
-_MOST_CONTEXT = 2048
+_LEAST_CONTEXT = 2048  # unless the model has fewer
 _SETTLE_S = 0.25  # idle threads of some libraries spin for up to 0.2 s, on cores that the next row uses
 
 
@@ -48,6 +48,7 @@ class ModelBench:
     ) -> None:
         """Build what the rows need."""
         self._pair, self._prompts, self._settings, self._say = pair, prompts, settings, say
+        self._longest = max(len(prompt) for of_set in prompts.values() for prompt in of_set)
         self._files: dict[RowKey, Files] = {}
         self._versions: dict[RowKey, str] = {}
         self.rows: list[RowKey] = []
@@ -90,9 +91,9 @@ class ModelBench:
             "peer": row.peer,
             "target": str(self._files[row].target),
             "draft": str(self._files[row].draft),
-            "dtype": "auto" if row.quantisation == "bf16" else row.quantisation,
+            "dtype": row.quantisation if row.quantisation == "int8" else "auto",
             "cores": list(settings.cores),
-            "context": min(pair.max_model_len, _MOST_CONTEXT),
+            "context": min(pair.max_model_len, max(_LEAST_CONTEXT, self._longest + settings.max_tokens)),
             "end_ids": list(pair.end_ids),
             "methods": [
                 one.method for one in self.rows if (one.peer, one.quantisation) == (row.peer, row.quantisation)
@@ -117,6 +118,7 @@ class ModelBench:
                     asked = {"prompt_ids": list(prompt_ids), "max_tokens": self._settings.max_tokens}
                     answers = self._round("generate", options, asked, order)
                     where = {"model": self._pair.spec.name, "prompts": name, "prompt": idx, "repeat": repeat}
+                    where["prompt_tokens"] = len(prompt_ids)
                     facts = self._facts(options)
                     yield peer_results.decode_lines(answers, facts, {**common, **where}, self._pair.end_ids)
 

@@ -148,8 +148,10 @@ class RowKey:
 
 
 def quantisations(peer: str, model: ModelSpec) -> tuple[str, ...]:
-    """Return what a peer runs a model in."""
-    return model.ggufs if peer == "llama.cpp" else _QUANTISATIONS[peer]
+    """Return what a peer runs a model in; ours has llama.cpp's smallest file, too."""
+    if peer == "llama.cpp":
+        return model.ggufs
+    return (*_QUANTISATIONS[peer], model.ggufs[-1]) if peer == OURS else _QUANTISATIONS[peer]
 
 
 def all_rows(model: ModelSpec) -> Iterator[RowKey]:

@@ -31,6 +31,7 @@ class Summary:
     most: float
     num_texts: int
     num_same: int  # texts equal to plain decoding's
+    first_token_s: float | None  # median time until the first token
     vs_fastest: float | None  # over the fastest row that is not ours
     vs_fastest_bits: float | None  # over the fastest one of as many bits a weight
 
@@ -138,11 +139,17 @@ def summarise(lines: Sequence[Line]) -> list[Summary]:
                 most=max(_rates(of_row)),
                 num_texts=num_texts,
                 num_same=num_same,
+                first_token_s=statistics.median(waits) if (waits := _waits(of_row)) else None,
                 vs_fastest=_ratio(rates[row], peers),
                 vs_fastest_bits=_ratio(rates[row], alike),
             )
         )
     return sorted(summaries, key=lambda summary: -summary.tokens_per_s)
+
+
+def _waits(lines: Sequence[Line]) -> list[float]:
+    """Return the times until first tokens, in seconds; none for several requests at once."""
+    return [line["prefill_s"] for line in lines if "prefill_s" in line]
 
 
 def option_text(settings: Mapping[str, Any]) -> str:

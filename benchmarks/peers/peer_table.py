@@ -21,6 +21,7 @@ _HEADER = (
     "method",
     "tokens/s",
     "range",
+    "first token, ms",
     "vs fastest peer",
     "vs peers of as many bits",
     "same text",
@@ -66,7 +67,7 @@ def overview(files: Sequence[Sequence[Line]]) -> str:
 def table(summaries: Sequence[Summary]) -> str:
     """Return the rows of one group as a table."""
     lines = [_cells(summary) for summary in summaries]
-    rule = ["---", "---", "---", "---:", "---:", "---:", "---:", "---"]
+    rule = ["---", "---", "---", "---:", "---:", "---:", "---:", "---:", "---"]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in (_HEADER, rule, *lines))
 
 
@@ -89,6 +90,7 @@ def _cells(summary: Summary) -> list[str]:
         row.method + option,
         f"{summary.tokens_per_s:.1f}",
         f"{summary.least:.1f}–{summary.most:.1f}",
+        "–" if summary.first_token_s is None else f"{1e3 * summary.first_token_s:.0f}",
         _shown(summary.vs_fastest),
         _shown(summary.vs_fastest_bits),
         f"{summary.num_same} of {summary.num_texts}",

@@ -10,6 +10,7 @@ compared with plain decoding of the same engine and quantisation. See benchmarks
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import random
@@ -52,6 +53,12 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         action="append",
         help="what to decode, may be given several times, as --data of card bench: NAME of shipped prompts, NAME=FILE "
         "(default: by model)",
+    )
+    parser.add_argument(
+        "--prompt-lengths",
+        type=_numbers,
+        default=[],
+        help="also a prompt of so many tokens each, such as 64,512,2048: text of all prompts, one behind the other",
     )
     parser.add_argument("--limit", type=int, default=6, help="prompts of each set (default: %(default)s)")
     parser.add_argument("--repeats", type=int, default=5, help="runs of each prompt and row (default: %(default)s)")
@@ -127,6 +134,10 @@ def _bench_model(name: str, args: argparse.Namespace, common: Line) -> Iterator[
     datasets = read_datasets([parse_spec(text) for text in args.prompts or spec.prompts], limit=args.limit)
     tokenizer = load_tokenizer(str(pair.target))
     prompts = {one.name: [question.encode(tokenizer) for question in one.questions] for one in datasets}
+    joined = list(itertools.chain.from_iterable(itertools.chain.from_iterable(prompts.values())))
+    for length in args.prompt_lengths:
+        if length + args.max_tokens <= pair.max_model_len:
+            prompts[f"{length} tokens"] = [list(itertools.islice(itertools.cycle(joined), length))]
     settings = RunSettings(
         max_tokens=args.max_tokens, repeats=args.repeats, cores=tuple(args.cores), folder=folder, timeout_s=args.timeout
     )

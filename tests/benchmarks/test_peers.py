@@ -171,7 +171,7 @@ def test_the_table_and_the_picture_show_the_last_run(peers: SimpleNamespace, tmp
     file.write_text(text, encoding="utf-8")
     table = peers.peer_table.tables(peers.peer_results.read_lines(file))
     assert "demo, questions:" in table and "other" not in table
-    assert "| vllm | bf16 | draft (K=4) | 10.0 | 10.0–10.0 | 0.50 | 1.00 | 0 of 3 |" in table
+    assert "| vllm | bf16 | draft (K=4) | 10.0 | 10.0–10.0 | 100 | 0.50 | 1.00 | 0 of 3 |" in table
     packed = tmp_path / "peers.jsonl.gz"
     packed.write_bytes(gzip.compress(text.encode()))
     assert peers.peer_table.tables(peers.peer_results.read_lines(packed)) == table
@@ -194,6 +194,8 @@ def test_patterns_choose_rows_and_bring_plain_decoding_along(peers: SimpleNamesp
         "card:bf16:card",
         "card:int8:vanilla-all-cores",
         "card:int8:card",
+        "card:Q4_K_M:vanilla-all-cores",
+        "card:Q4_K_M:card",
     ]
     with pytest.raises(Exception, match="unknown peer"):
         catalog.chosen_rows(catalog.MODELS["qwen"], ["sglang"])

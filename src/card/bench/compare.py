@@ -11,6 +11,9 @@ from transformers import PreTrainedModel
 
 from card.bench.records import Check, Compared, Difference, GroupKey, Run, Sample, compared_texts
 from card.config import SamplingParams
+from card.models.decoder_model import DecoderModel
+from card.models.protocol import Extension
+from card.models.runners import plain_runner
 from card.tree.sampling import GumbelNoise
 
 # In 16-bit dtypes a first difference is a near-tie if the gap is at most so many spacings of the larger logit: the
@@ -29,7 +32,7 @@ class Gap:
 class TextJudge:
     """Looks at the target's logits where two texts part."""
 
-    def __init__(self, target: PreTrainedModel, params: SamplingParams, *, rounds: bool = True) -> None:
+    def __init__(self, target: PreTrainedModel | DecoderModel, params: SamplingParams, *, rounds: bool = True) -> None:
         """Take the target and what the texts were decoded with.
 
         Args:
@@ -49,10 +52,18 @@ class TextJudge:
             self._gaps[key] = self._measured(*key)
         return self._gaps[key]
 
-    def _measured(self, text_ids: tuple[int, ...], own: int, other: int) -> Gap:
+    def _logits(self, text_ids: tuple[int, ...]) -> Tensor:
+        """Return the logits [V] behind a text, by the model's own modules if it has them."""
+        if isinstance(self._target, DecoderModel):
+            runner = plain_runner(self._target, max_model_len=len(text_ids), max_tree_rows=0)
+            whole = Extension(runner.open(), text_ids, range(-1, len(text_ids) - 1), len(text_ids) - 1)
+            return runner.forward([whole])[0][-1]
         with torch.inference_mode():
-            inputs = torch.tensor([text_ids], device=self._target.device)
-            logits: Tensor = self._target(input_ids=inputs).logits[0, -1].cpu()
+            logits: Tensor = self._target(input_ids=torch.tensor([text_ids], device=self._target.device)).logits
+        return logits[0, -1]
+
+    def _measured(self, text_ids: tuple[int, ...], own: int, other: int) -> Gap:
+        logits = self._logits(text_ids).cpu()
         scores = logits.double()
         if self._temperature > 0:  # what is compared there: logits and noise, in units of logits
             noise = GumbelNoise(self._seed, len(scores)).row(len(text_ids))

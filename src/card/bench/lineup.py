@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from transformers import PreTrainedModel
 
@@ -36,7 +36,14 @@ from card.machine.threads import pinned
 from card.methods import find_method
 from card.models.decoder_model import is_int8
 from card.models.inflation import inflate, parse_parameter_count, price_in_words
-from card.models.loading import context_limit, end_token_ids, load_model, load_tokenizer, parameter_count
+from card.models.loading import (
+    context_limit,
+    end_token_ids,
+    load_decoder,
+    load_model,
+    load_tokenizer,
+    parameter_count,
+)
 
 DEFAULT_MAX_MODEL_LEN = 4096
 _WARM_UP_TOKENS = 16
@@ -169,8 +176,10 @@ class Lineup:
         self._stack = contextlib.ExitStack()
         self._llms: dict[str, LLM] = {}
         self.tokenizer = load_tokenizer(pair.target)
-        self._draft = None if pair.draft is None else load_model(pair.draft, dtype=settings.dtype)
-        self._target: PreTrainedModel = load_model(pair.target, dtype=settings.dtype)
+        needs_modules = any(name in THEIRS for name in names) or pair.target_cost is not None
+        load: Callable[..., PreTrainedModel] = load_model if needs_modules else cast(Any, load_decoder)
+        self._draft = None if pair.draft is None else load(pair.draft, dtype=settings.dtype)
+        self._target = load(pair.target, dtype=settings.dtype)
         if pair.target_cost:
             self._target = inflate(self._target, parse_parameter_count(pair.target_cost))
         self.dtype = INT8 if is_int8(self._target) else str(self._target.dtype).removeprefix("torch.")

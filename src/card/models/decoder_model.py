@@ -221,7 +221,7 @@ def linears_of(layer: nn.Module, architecture: Architecture, config: Any) -> Lin
         biases = [None] * len(rows) if whole.bias is None else whole.bias.detach().split(rows)
         for weight, bias in zip(whole.weight.detach().split(rows), biases, strict=True):
             parameters = [None if one is None else nn.Parameter(one, requires_grad=False) for one in (weight, bias)]
-            found.append(linear_of(cast(nn.Parameter, parameters[0]), parameters[1]))
+            found.append(cast(nn.Linear, linear_of(cast(nn.Parameter, parameters[0]), parameters[1])))
     return Linears(*found)
 
 
