@@ -27,7 +27,14 @@ from tests.gguf_files import demo_tokenizer, save_model, write_gguf
 REASON = why_not_int8()
 pytestmark = pytest.mark.skipif(REASON is not None, reason=str(REASON))
 TEXT = list(range(3, 40))
-KINDS = {"llama, other heads": Kind.Q4_0, "llama, biases": Kind.Q5_0, "granite": Kind.Q8_0, "qwen3": Kind.Q4_1}
+KINDS = {
+    "llama, other heads": Kind.Q4_0,
+    "llama, biases": Kind.Q5_0,
+    "granite": Kind.Q8_0,
+    "qwen3": Kind.Q4_1,
+    "gemma3": Kind.Q8_0,
+}
+KINDS |= {"phi3": Kind.Q8_0, "glm4": Kind.Q5_1, "cohere2": Kind.Q8_0}
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +67,7 @@ def test_the_model_is_that_of_the_file(written, tmp_path, kind, quantised):
     assert parameter_count(own) == parameter_count(unpacked)
     ours, theirs = logits(own), logits(unpacked)
     # Only activations are rounded; other weights, or rows in another order, would give other logits altogether.
-    assert (ours - theirs).norm() < 0.06 * theirs.norm()
+    assert (ours - theirs).norm() < 0.15 * theirs.norm()
 
 
 def test_what_is_kept_gives_the_bits_of_what_is_packed_in_memory(written, tmp_path, monkeypatch):
@@ -97,7 +104,7 @@ def test_a_pair_of_files_writes_the_text_of_plain_decoding(written, temperature)
     prompts = ["One and two", "Three", "Four plus five is"]
     texts = []
     for more in ({}, {"draft": str(draft), "method": "card", "placement": "inline"}, {"method": "suffix"}):
-        with LLM(str(target), cache_dir="", **more) as llm:
+        with LLM(str(target), cache=False, **more) as llm:
             outputs = llm.generate(prompts, params)
         texts.append([one.outputs[0].token_ids for one in outputs])
     assert texts[0] == texts[1] == texts[2]

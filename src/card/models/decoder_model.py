@@ -209,7 +209,7 @@ class Linears(NamedTuple):
 
 
 def linears_of(layer: nn.Module, architecture: Architecture, config: Any) -> Linears:
-    """Return the linear layers of a layer; those that are stored as one are views of it."""
+    """Return the linear layers of a layer; those that are stored as one are views of it, or copies if it is blocks."""
     found: list[nn.Linear] = []
     sizes = sizes_of(config)
     for part in architecture.linears:
@@ -218,6 +218,11 @@ def linears_of(layer: nn.Module, architecture: Architecture, config: Any) -> Lin
             found.append(whole)
             continue
         rows = [sizes[size] for size in SPLITS[part.shape[0]]]
+        if isinstance(whole, BlockLinear):
+            found += [
+                cast(nn.Linear, whole.select(channels)) for channels in torch.split(torch.arange(sum(rows)), rows)
+            ]
+            continue
         biases = [None] * len(rows) if whole.bias is None else whole.bias.detach().split(rows)
         for weight, bias in zip(whole.weight.detach().split(rows), biases, strict=True):
             parameters = [None if one is None else nn.Parameter(one, requires_grad=False) for one in (weight, bias)]

@@ -80,10 +80,11 @@ def _packed_heads(linear: nn.Linear | BlockLinear, order: list[int] | None, num_
     """Return a layer whose outputs are heads, each followed by zeros up to ``size``.
 
     Args:
-        order: which channel of a head comes where; None for as they are, as blocks always have them.
+        order: which channel of a head comes where; None for as they are.
     """
-    if isinstance(linear, BlockLinear):
-        return linear.packed()
+    if isinstance(linear, BlockLinear):  # whose heads need no zeros
+        channels = torch.arange(linear.out_features).view(num_heads, -1)
+        return (linear if order is None else linear.select(channels[:, order].flatten())).packed()
     columns = [linear.weight.detach()] + ([] if linear.bias is None else [linear.bias.detach()[:, None]])
     if order is not None:
         columns = [one.view(num_heads, -1, one.shape[1])[:, order].flatten(0, 1) for one in columns]
