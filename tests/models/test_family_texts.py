@@ -28,7 +28,7 @@ from tests.unreliable_link import Faults
 
 MAX_MODEL_LEN = 64
 NUM_NEW = 12
-LENGTHS = (3, 13, 34)  # of prompts; windows and chunks are 8, and Phi-3's original context is 32
+LENGTHS = (3, 13, 34)  # of prompts; windows and chunks are 8
 MANY = ("llama", "qwen3", "mistral", "phi3", "gemma3_text", "gemma4_text", "gpt_oss", "deepseek_v3", "mixtral")
 MANY += ("llama4_text", "gpt2", "qwen3_5_text", "lfm2", "nemotron_h")
 METHODS_TRIED = ("vanilla", "sps", "card", "suffix")
