@@ -83,7 +83,10 @@ def test_where_every_step_stays_the_draft_model_writes_alone(llms: tuple[LLM, LL
     assert {step.writer for output in outputs for step in output.steps} == {"draft"}
 
 
-@pytest.mark.parametrize("router", [RandomRouter(0.5, seed=1), EntropyRouter(1.5), OracleRouter(1.0, longest)], ids=str)
+ROUTERS = {"random": RandomRouter(0.5, seed=1), "entropy": EntropyRouter(1.5), "oracle": OracleRouter(1.0, longest)}
+
+
+@pytest.mark.parametrize("router", ROUTERS.values(), ids=ROUTERS)
 def test_each_step_has_a_writer_and_every_result_says_that_it_is_not_exact(
     llms: tuple[LLM, LLM], delimiter: str, router: Any
 ) -> None:
