@@ -129,7 +129,7 @@ def test_a_drafter_that_dies_and_an_abort_in_the_middle_leave_the_other_texts_as
     requests = requests_of(family, "card", (GREEDY, SAMPLED, GREEDY))
     texts: dict[int, list[int]] = {request.request_id: [] for request in requests}
     for request in requests:
-        engine.add(request)
+        engine.add(engine.check(request))
     num_rounds = 0
     while engine.has_work:
         for update in engine.step():

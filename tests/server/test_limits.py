@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from card.api import async_llm
+from card.api import driver
 from card.config import SamplingParams
 from card.errors import WorkerError
 from card.server.admission import KeyRing
@@ -172,7 +172,7 @@ def stuck(server: Running, monkeypatch: pytest.MonkeyPatch) -> Iterator[threadin
 @pytest.fixture
 def looks_often(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the idle engine show signs of life often."""
-    monkeypatch.setattr(async_llm, "IDLE_LOOK_S", 0.05)
+    monkeypatch.setattr(driver, "IDLE_LOOK_S", 0.05)
     server.complete(prompt=PROMPT, max_tokens=1)  # it waits for as long as before until it has had something to do
 
 

@@ -83,10 +83,14 @@ def test_where_every_step_stays_the_draft_model_writes_alone(llms: tuple[LLM, LL
     assert {step.writer for output in outputs for step in output.steps} == {"draft"}
 
 
-ROUTERS = {"random": RandomRouter(0.5, seed=1), "entropy": EntropyRouter(1.5), "oracle": OracleRouter(1.0, longest)}
+MADE_ROUTERS = {
+    "random": RandomRouter(0.5, seed=1),
+    "entropy": EntropyRouter(1.5),
+    "oracle": OracleRouter(1.0, longest),
+}
 
 
-@pytest.mark.parametrize("router", ROUTERS.values(), ids=ROUTERS)
+@pytest.mark.parametrize("router", MADE_ROUTERS.values(), ids=MADE_ROUTERS)
 def test_each_step_has_a_writer_and_every_result_says_that_it_is_not_exact(
     llms: tuple[LLM, LLM], delimiter: str, router: Any
 ) -> None:

@@ -4,38 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import logging
-import threading
 import time
 import weakref
 from collections.abc import AsyncIterator, Callable
-from concurrent.futures import Future
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
 from transformers import PreTrainedTokenizerBase
 
-from card.api.host import Host, PreparedRequest, Prompt
+from card.api.driver import JOIN_TIMEOUT_S, Driver
+from card.api.host import Host, Prompt
 from card.api.hosted import Hosted
-from card.api.mailbox import Mailbox, post
+from card.api.mailbox import Mailbox
 from card.api.outputs import StreamChunk
 from card.config import SamplingParams
 from card.engine.scoring import Scores, ScoringJob
-from card.errors import CardError, SettingsError, WorkerError, in_words
+from card.errors import CardError, SettingsError, WorkerError
 from card.transport.child import DrafterChild
 from card.transport.leases import Leases
 from card.tree.verify import MATCH, Verifier
 from card.workers.metrics import EngineStats
-from card.workers.request import Request, Update
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-logger = logging.getLogger(__name__)
-IDLE_LOOK_S = 1.0  # an idle engine listens so often: its drafter must not take it for gone, nor die unnoticed
-_IDLE_LOOKS = 3  # in a row, before the idle time is used to measure what was measured in haste at start
-
-_JOIN_TIMEOUT_S = 60.0  # for the engine's thread to finish its round and to end the drafter
 
 
 class AsyncLLM(Hosted):
@@ -77,7 +67,7 @@ class AsyncLLM(Hosted):
             leases=leases,
             say=say,
         )
-        self._driver = _Driver(self._host)
+        self._driver = Driver(self._host)
         self._finalizer = weakref.finalize(self, self._driver.close)
         self._request_ids = itertools.count()
 
@@ -140,7 +130,7 @@ class AsyncLLM(Hosted):
         Raises: WorkerError if the engine does not end in time.
         """
         if not await asyncio.to_thread(self._driver.close):
-            raise WorkerError(f"the engine's thread did not end within {_JOIN_TIMEOUT_S:.0f} s; it is left behind")
+            raise WorkerError(f"the engine's thread did not end within {JOIN_TIMEOUT_S:.0f} s; it is left behind")
 
     async def __aenter__(self) -> Self:
         return self
@@ -192,209 +182,3 @@ class RequestStream(AsyncIterator[StreamChunk]):
         if not self._is_over:
             self._is_over = True
             self._llm._driver.forget(self._number)
-
-
-@dataclass(slots=True)
-class _RunningRequest:
-    """A request in the engine, or on its way there."""
-
-    name: str
-    prepared: PreparedRequest
-    mailbox: Mailbox
-
-
-@dataclass(frozen=True, slots=True)
-class _Abort:
-    number: int
-    done: Future[bool] | None = None  # gets whether the request was running
-
-
-Command = _RunningRequest | _Abort | ScoringJob
-
-
-class _Driver:
-    """The engine's thread: obeys commands between rounds, runs rounds while there is work, fills the mailboxes."""
-
-    def __init__(self, host: Host) -> None:
-        self._host = host
-        self._changed = threading.Condition()  # reentrant: a stream may be collected while its own thread holds it
-        self._inbox: list[Command] = []
-        self._num_unseen = 0  # requests that the published figures do not count yet
-        self._num_seen = 0  # of these, how many the next figures will count
-        self._obeyed: list[tuple[Future[bool], bool]] = []  # to be resolved once the statistics tell of it
-        self._number_of: dict[str, int] = {}  # names in use
-        self._is_closing = False
-        self._death: WorkerError | None = None
-        self._latest = host.engine.stats()
-        self.last_progress = time.monotonic()
-        self._live: dict[int, _RunningRequest] = {}  # the engine's thread only
-        self._idle_looks = 0  # in a row
-        self._remeasuring = host.latencies.remeasure()
-        self._thread = threading.Thread(target=self._run, name="card-engine", daemon=True)
-        self._thread.start()
-
-    # ---- called from any thread -------------------------------------------------------------------------------------
-
-    def add(self, name: str, prepared: PreparedRequest, mailbox: Mailbox) -> None:
-        """Queue a request. Raises: SettingsError for a name in use; WorkerError."""
-        with self._changed:
-            self.check_alive()
-            if name in self._number_of:
-                raise SettingsError(f"request_id {name!r} is in use by a running request; choose another one")
-            self._number_of[name] = prepared.request.request_id
-            self._num_unseen += 1
-            self._post(_RunningRequest(name, prepared, mailbox))
-
-    def abort(self, name: str) -> Future[bool] | None:
-        """Queue an abort; None if there is no such request. Raises: WorkerError."""
-        with self._changed:
-            self.check_alive()
-            if name not in self._number_of:
-                return None
-            done: Future[bool] = Future()
-            self._post(_Abort(self._number_of[name], done))
-            return done
-
-    def score(self, job: ScoringJob) -> None:
-        """Queue a text to be scored. Raises: WorkerError."""
-        with self._changed:
-            self.check_alive()
-            self._post(job)
-
-    def forget(self, number: int) -> None:
-        """Drop a request that nobody reads any more."""
-        with self._changed:
-            if self._death is None:
-                self._post(_Abort(number))
-
-    def stats(self) -> EngineStats:
-        """Return the engine's figures, requests included that it has not seen yet. Raises: WorkerError."""
-        with self._changed:
-            self.check_alive()
-            stats = self._latest.copy()
-            stats.num_waiting += self._num_unseen
-            return stats
-
-    def close(self) -> bool:
-        """End the thread, engine and drafter. Returns: whether they have ended."""
-        with self._changed:
-            self._is_closing = True
-            self._changed.notify_all()
-        if threading.current_thread() is not self._thread:
-            self._thread.join(_JOIN_TIMEOUT_S)
-        return not self._thread.is_alive()
-
-    def check_alive(self) -> None:
-        if self._death is not None:
-            raise _copy_of(self._death)
-
-    def _post(self, command: Command) -> None:
-        self._inbox.append(command)
-        self._changed.notify_all()
-
-    # ---- the engine's thread ----------------------------------------------------------------------------------------
-
-    def _run(self) -> None:
-        death = WorkerError("the engine was shut down; make a new AsyncLLM")
-        try:
-            while (commands := self._next_commands()) is not None:
-                for command in commands:
-                    self._obey(command)
-                self._publish()
-                if self._idle_looks >= _IDLE_LOOKS:
-                    next(self._remeasuring, None)
-                if self._host.scorer.has_work:
-                    self._host.scorer.step(is_alone=not self._host.engine.has_work)
-                    self.last_progress = time.monotonic()
-                self._deliver(self._host.engine.step())
-        except BaseException as error:  # whatever it is, nobody may wait for ever
-            logger.exception("the engine's thread ends")
-            death = WorkerError(f"the engine's thread has died: {in_words(error)}")
-            death.__cause__ = error
-        finally:
-            self._die(death)
-            self._host.close()
-
-    def _next_commands(self) -> list[Command] | None:
-        """Wait until there is something to do or the drafter wants looking after; return the commands, None to end."""
-        with self._changed:
-            if not (self._inbox or self._is_closing or self._host.engine.has_work or self._host.scorer.has_work):
-                self._idle_looks = 0 if self._changed.wait(IDLE_LOOK_S) else self._idle_looks + 1
-            if self._is_closing:
-                return None
-            commands, self._inbox = self._inbox, []  # collecting a stream may append at any allocation
-            return commands
-
-    def _publish(self) -> None:
-        """Make the engine's figures known, then answer those who wait for what was obeyed."""
-        with self._changed:
-            target_tokens, self._latest = self._latest.target_tokens, self._host.engine.stats()
-            if self._latest.target_tokens != target_tokens or not self._host.engine.has_work:
-                self.last_progress = time.monotonic()
-            self._num_unseen -= self._num_seen
-            self._num_seen = 0
-        obeyed, self._obeyed = self._obeyed, []
-        for done, was_running in obeyed:
-            if done.set_running_or_notify_cancel():
-                done.set_result(was_running)
-
-    def _obey(self, command: Command) -> None:
-        engine = self._host.engine
-        if isinstance(command, ScoringJob):
-            self._host.scorer.add(command)
-            return
-        if isinstance(command, _RunningRequest):
-            self._num_seen += 1
-            self._live[command.prepared.request.request_id] = command
-            engine.add(command.prepared.checked)
-            return
-        last = engine.abort(command.number)
-        if command.done is not None:
-            self._obeyed.append((command.done, last is not None))
-        if last is not None:
-            self._deliver([last])
-
-    def _deliver(self, updates: list[Update]) -> None:
-        """Put each update into its mailbox and wake the readers, to whom the statistics then tell no less."""
-        receivers = [(self._live[update.request_id], update) for update in updates]
-        for live, update in receivers:
-            if update.finish_reason is not None:
-                del self._live[update.request_id]
-                with self._changed:
-                    self._number_of.pop(live.name, None)
-        self._publish()
-        letters: list[tuple[Mailbox, str, Update]] = []
-        for live, update in receivers:
-            text = live.prepared.text.take(update.token_ids, is_end=update.finish_reason is not None)
-            letters.append((live.mailbox, text, update))
-        post(letters)
-
-    def _die(self, death: WorkerError) -> None:
-        """Tell everyone who waits, and everyone who calls from now on."""
-        with self._changed:
-            self._death = death
-            commands, self._inbox = self._inbox, []
-            self._number_of.clear()
-        unread = [*self._live.values(), *(command for command in commands if isinstance(command, _RunningRequest))]
-        self._live.clear()
-        for command in commands:
-            if isinstance(command, ScoringJob):
-                self._host.scorer.add(command)
-        self._host.scorer.fail(death)
-        post([(one.mailbox, "", _last_update(one.prepared.request, death)) for one in unread])
-        unanswered = [done for done, _ in self._obeyed]
-        unanswered += [command.done for command in commands if isinstance(command, _Abort) and command.done]
-        for done in unanswered:
-            if done.set_running_or_notify_cancel():
-                done.set_exception(_copy_of(death))
-
-
-def _last_update(request: Request, death: WorkerError) -> Update:
-    return Update(request.request_id, (), "error", request.new_stats(), _copy_of(death))
-
-
-def _copy_of(error: WorkerError) -> WorkerError:
-    """Return a copy to raise: an exception that is raised in several places collects all their tracebacks."""
-    copy = WorkerError(str(error))
-    copy.__cause__ = error.__cause__
-    return copy
