@@ -21,7 +21,7 @@ from typing import Literal
 from llvmlite import ir
 
 from card.kernels.jit.products import Product, Sums
-from card.kernels.jit.tiles import AHEAD, FETCHED_ROWS, PANEL, PRODUCT, Format, Group
+from card.kernels.jit.tiles import PANEL, PRODUCT, Format, Group
 from card.kernels.jit.vectors import (
     FLOATS,
     GROUP,
@@ -37,6 +37,7 @@ from card.kernels.jit.vectors import (
 )
 
 STEPS = GROUP // 4
+_AHEAD = 4096  # bytes of weights on their way from memory: their order in a group is none that memory foresees
 SUPER = 256  # inputs of a block whose scales are bytes
 _STEP_BYTES = 4 * PANEL
 _I8, _I16, _I32, _I64 = ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.IntType(64)
@@ -187,9 +188,8 @@ def format_of(shape: BlockShape) -> Format:
         [panel] = group.panels
         at = _places(builder, shape, group, panel)
         totals = [row[0] for row in sums]
-        if num_rows >= FETCHED_ROWS:
-            for line in range(0, shape.group_bytes, 64):
-                fetch(builder, moved(builder, at.group, AHEAD + line))
+        for line in range(0, shape.group_bytes, 64):
+            fetch(builder, moved(builder, at.group, _AHEAD + line))
         for part in range(shape.parts):
             scales = _factors(builder, shape, at, part, is_minimum=False)
             minima = _factors(builder, shape, at, part, is_minimum=True) if shape.has_minimum else None
