@@ -20,7 +20,8 @@ from card.bench.environment import describe_run
 from card.cascade import cascade_argmin, spearman
 from card.cascade.examples import ExampleLoss, SolvedProblem, draw_example_sets
 from card.cli.files import read_records
-from card.models.loading import context_limit, load_decoder, load_tokenizer
+from card.models.facts import context_limit
+from card.models.loading import load_decoder, load_tokenizer
 from card.models.runners import make_runner
 
 REDUCTIONS = (1.0, 2.0, 4.0, 8.0, 16.0)

@@ -33,8 +33,9 @@ from card.bench.tables import rich_tables
 from card.config import DraftSettings, PolicyName, VerifyShape
 from card.errors import CardError, SettingsError, WorkerError
 from card.machine.threads import CoreSet, pinned
+from card.models.facts import context_limit, parameter_count
 from card.models.inflation import inflated_from
-from card.models.loading import context_limit, load_model, load_tokenizer, parameter_count
+from card.models.loading import load_model, load_tokenizer
 
 BASELINE = "vanilla"
 PROCESS, SERVER = "process", "server"

@@ -35,8 +35,9 @@ from card.bench.runner import run_bench
 from card.bench.tables import rich_tables
 from card.config import DraftSettings
 from card.errors import CardError, SettingsError
+from card.models.facts import context_limit, end_token_ids, parameter_count
 from card.models.inflation import inflate, inflated_from, parse_parameter_count
-from card.models.loading import context_limit, end_token_ids, load_model, load_tokenizer, parameter_count
+from card.models.loading import load_model, load_tokenizer
 
 BASELINE = "vanilla"
 ROWS = (BASELINE, "sps", "card-chain", "card-tree", "transformers", "transformers-assisted")

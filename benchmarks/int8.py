@@ -20,8 +20,9 @@ import options
 import torch
 from torch.nn import functional
 
+from card.models.facts import context_limit
 from card.models.inflation import inflate, parse_parameter_count
-from card.models.loading import context_limit, load_model, load_tokenizer
+from card.models.loading import load_model, load_tokenizer
 from card.models.protocol import Extension
 from card.models.runners import make_runner
 from card.models.torch_runner import TorchRunner

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from card import LLM
 from card.bench.rows import CardRow, TransformersRow, up_to_stop
 from card.config import SamplingParams
-from card.models.loading import end_token_ids, load_model, load_tokenizer
+from card.models.facts import end_token_ids
+from card.models.loading import load_model, load_tokenizer
 from tests.pair import Pair
 
 END = 9

@@ -13,7 +13,8 @@ import torch
 from safetensors import safe_open
 
 from card.hrad.network import CLASSES, HRad
-from card.models.loading import load_model, parameter_count
+from card.models.facts import parameter_count
+from card.models.loading import load_model
 from card.models.torch_runner import TorchRunner
 from tests.commands import Ran, run_command
 from tests.pair import Pair

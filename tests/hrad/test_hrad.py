@@ -38,8 +38,9 @@ from card.hrad.network import (
 from card.hrad.rounds import RoundCollector, Rounds
 from card.hrad.training import TokenOutcomes, TrainSettings, calibrated, evidence_of, train_hrad
 from card.models.demo import SAMPLE_PROBLEMS
+from card.models.facts import end_token_ids
 from card.models.features import FeatureWish, SeenRows
-from card.models.loading import end_token_ids, load_model, load_tokenizer
+from card.models.loading import load_model, load_tokenizer
 from card.models.torch_runner import TorchRunner
 from card.text.tokens import encode_chat
 from card.tree.sampling import CHOICE_SHARPNESS

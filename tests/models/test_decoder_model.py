@@ -43,7 +43,8 @@ from transformers import (
 
 from card.errors import ModelError
 from card.models.decoder_model import DecoderModel, read_decoder
-from card.models.loading import end_token_ids, load_decoder, load_model, parameter_count
+from card.models.facts import end_token_ids, parameter_count
+from card.models.loading import load_decoder, load_model
 from card.models.protocol import Extension
 from card.models.torch_runner import TorchRunner
 from tests.tiny import LLAMA3, tiny

@@ -14,7 +14,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 
 from card import LLM, RequestOutput, SamplingParams
 from card.models.demo import DEMO_ANSWERS, DEMO_PROBLEMS, demo_folder
-from card.models.loading import load_model, parameter_count
+from card.models.facts import parameter_count
+from card.models.loading import load_model
 from card.text.tokens import encode_chat
 
 ROLES = ("target", "draft")

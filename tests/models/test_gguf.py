@@ -20,13 +20,14 @@ from gguf import GGMLQuantizationType as Kind
 from card.api.llm import LLM
 from card.config import SamplingParams
 from card.errors import ModelError, VocabularyError
-from card.models import loading
+from card.models import dtypes
 from card.models.block_layers import has_blocks
 from card.models.decoder_model import DecoderModel, is_int8
+from card.models.facts import end_token_ids, parameter_count
 from card.models.gguf import kept_weights
 from card.models.gguf import model as gguf_model
 from card.models.gguf import source as gguf_source
-from card.models.loading import check_pair, end_token_ids, load_decoder, load_model, load_tokenizer, parameter_count
+from card.models.loading import check_pair, load_decoder, load_model, load_tokenizer
 from card.models.protocol import Extension
 from card.models.torch_runner import TorchRunner
 from tests.gguf_files import KINDS, demo_tokenizer, round_to, save_model, write_gguf
@@ -200,12 +201,12 @@ def test_a_pair_of_files_decodes_as_the_pair_of_folders(folders, tmp_path, cache
 
 
 def test_a_quantised_file_runs_in_integers_where_its_numbers_would_be_slow(folders, tmp_path, cache, monkeypatch):
-    monkeypatch.setattr(loading, "computes_bfloat16", lambda device: False)
+    monkeypatch.setattr(dtypes, "computes_bfloat16", lambda device: False)
     files = {
         kind: write_gguf(folders("qwen2"), tmp_path / f"{kind.name}.gguf", kind=kind) for kind in (Kind.Q8_0, Kind.BF16)
     }
     for reason in (None, "this processor is too old"):
-        monkeypatch.setattr(loading, "why_not_int8", lambda reason=reason: reason)
+        monkeypatch.setattr(dtypes, "why_not_int8", lambda reason=reason: reason)
         quantised, stored = (load_decoder(file, cache_dir=cache) for file in files.values())
         assert is_int8(quantised) == (reason is None)
         assert has_blocks(quantised) == (reason is None)

@@ -18,8 +18,9 @@ from card.kernels.int8_linear import why_not_int8
 from card.models.block_layers import has_blocks
 from card.models.decoder_model import is_int8
 from card.models.draft_vocab import restrict_head
+from card.models.facts import parameter_count
 from card.models.gguf import source as gguf_source
-from card.models.loading import load_decoder, parameter_count
+from card.models.loading import load_decoder
 from card.models.protocol import Extension
 from card.models.torch_runner import TorchRunner
 from tests.gguf_files import demo_tokenizer, save_model, write_gguf

@@ -9,6 +9,7 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from card.errors import ModelError, SettingsError
+from card.models.facts import parameter_count
 from card.models.inflation import (
     InflatedShape,
     choose_shape,
@@ -18,7 +19,6 @@ from card.models.inflation import (
     inflated_from,
     parse_parameter_count,
 )
-from card.models.loading import parameter_count
 from tests.tiny import CLEAR, tiny
 
 V = 40

@@ -13,7 +13,8 @@ from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 
 from card.errors import ModelError
-from card.models.loading import context_limit, load_decoder, load_model, parameter_count, vocab_size
+from card.models.facts import context_limit, parameter_count, vocab_size
+from card.models.loading import load_decoder, load_model
 from card.models.protocol import Extension
 from card.models.torch_runner import TorchRunner
 from tests.tiny import tiny

@@ -30,18 +30,11 @@ from transformers.utils import logging as transformers_logging
 
 from card.errors import ModelError, VocabularyError
 from card.machine.processor import computes_bfloat16
-from card.models import demo, loading
+from card.models import demo, dtypes
 from card.models.decoder_model import is_int8
 from card.models.demo import DEMO_NAMES, DEMO_PROBLEMS, demo_folder
-from card.models.loading import (
-    check_pair,
-    end_token_ids,
-    load_decoder,
-    load_model,
-    load_tokenizer,
-    parameter_count,
-    vocab_size,
-)
+from card.models.facts import end_token_ids, parameter_count, vocab_size
+from card.models.loading import check_pair, load_decoder, load_model, load_tokenizer
 from tests.tiny import tiny
 
 V = 32
@@ -106,7 +99,7 @@ def failure(name: str | Path, **options: object) -> str:
 def test_a_folder_loads_as_stored_ready_for_inference_and_without_network(
     saved: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loading, "computes_bfloat16", lambda device: True)
+    monkeypatch.setattr(dtypes, "computes_bfloat16", lambda device: True)
     model = load_model(saved)
     assert isinstance(model, LlamaForCausalLM)
     assert (model.dtype, model.device.type, model.training) == (torch.bfloat16, "cpu", False)
@@ -127,8 +120,8 @@ def test_without_bfloat16_instructions_sixteen_bits_are_widened_unless_they_are_
     saved: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, load: Callable[..., Any]
 ) -> None:
     stored = load_model(saved, dtype="bfloat16")
-    monkeypatch.setattr(loading, "computes_bfloat16", lambda device: False)
-    loading.say_once.cache_clear()
+    monkeypatch.setattr(dtypes, "computes_bfloat16", lambda device: False)
+    dtypes.say_once.cache_clear()
     widened = [load(saved), load(saved)]
     assert [model.dtype for model in widened] == [torch.float32] * 2
     assert torch.equal(widened[0].lm_head.weight, stored.lm_head.weight.float())

@@ -31,16 +31,9 @@ from card.judges.choosing import attach_verifier, choose_verifier
 from card.machine.threads import pinned, usable_cores
 from card.models.decoder_model import is_int8
 from card.models.draft_vocab import check_draft_vocab
+from card.models.facts import context_limit, end_token_ids
 from card.models.inflation import inflate, parse_parameter_count, price_in_words
-from card.models.loading import (
-    check_pair,
-    context_limit,
-    end_token_ids,
-    load_decoder,
-    load_model,
-    load_tokenizer,
-    state_bytes_of,
-)
+from card.models.loading import check_pair, load_decoder, load_model, load_tokenizer, state_bytes_of
 from card.models.names import model_name
 from card.models.parallel_draft import require_parallel_draft
 from card.models.pool import sequence_bytes

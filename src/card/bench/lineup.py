@@ -35,15 +35,9 @@ from card.judges.names import parse_judge
 from card.machine.threads import pinned
 from card.methods import find_method
 from card.models.decoder_model import is_int8
+from card.models.facts import context_limit, end_token_ids, parameter_count
 from card.models.inflation import inflate, parse_parameter_count, price_in_words
-from card.models.loading import (
-    context_limit,
-    end_token_ids,
-    load_decoder,
-    load_model,
-    load_tokenizer,
-    parameter_count,
-)
+from card.models.loading import load_decoder, load_model, load_tokenizer
 
 DEFAULT_MAX_MODEL_LEN = 4096
 _WARM_UP_TOKENS = 16

@@ -33,9 +33,10 @@ from card.cli.tables import show, table
 from card.config import DraftSettings
 from card.errors import VocabularyError
 from card.models.demo import SAMPLE_PROBLEMS
+from card.models.facts import context_limit
 from card.models.inflation import inflate, parse_parameter_count
 from card.models.loading import check_pair as check_tokenizers
-from card.models.loading import context_limit, load_decoder, load_model, load_tokenizer
+from card.models.loading import load_decoder, load_model, load_tokenizer
 from card.models.runners import how_it_runs, plain_runner
 from card.policy.rounds import Schedule
 from card.policy.tuned import TunedPolicy

@@ -22,7 +22,8 @@ from card.cli.options import resolve_models
 from card.cli.starting import Say, spinner
 from card.cli.tables import table
 from card.errors import PromptError
-from card.models.loading import context_limit, load_decoder, load_tokenizer
+from card.models.facts import context_limit
+from card.models.loading import load_decoder, load_tokenizer
 from card.models.runners import make_runner
 
 _MOST_CONTEXT = 4096

@@ -26,7 +26,8 @@ from card.judges.mining import Miner
 from card.judges.names import check_judge_file
 from card.judges.training import RECALL, train_judge
 from card.models.demo import SAMPLE_PROBLEMS
-from card.models.loading import check_pair, context_limit, end_token_ids, load_model, load_tokenizer
+from card.models.facts import context_limit, end_token_ids
+from card.models.loading import check_pair, load_model, load_tokenizer
 from card.models.runners import make_runner
 from card.models.torch_runner import TorchRunner
 from card.text.answers import final_number

@@ -20,7 +20,7 @@ from card.errors import VocabularyError
 from card.hf.batch import Batch
 from card.hf.inputs import arguments_of_generate, prompts_of, refuse, requests_of, sampling_of
 from card.hf.session import borrowed_session, evaluating, release
-from card.models.loading import context_limit, vocab_size
+from card.models.facts import context_limit, vocab_size
 from card.workers.metrics import RequestStats
 
 __all__ = ["GenerateOutput", "generate", "release"]

@@ -17,7 +17,7 @@ from card.assembly.drafters import link_here
 from card.assembly.plan import Facts, Plan, kv_bytes_for, resolve
 from card.config import DraftSettings
 from card.hf.batch import Batch
-from card.models.loading import context_limit
+from card.models.facts import context_limit
 from card.models.pool import sequence_bytes
 from card.models.runners import plain_runner
 from card.transport.link import DrafterLink

@@ -103,9 +103,3 @@ def has_blocks(model: LoadedModel) -> bool:
 def block_bytes(model: nn.Module) -> int:
     """Return the bytes of all blocks of a model; 0 if it has none."""
     return sum(one.data.numel() for one in model.modules() if isinstance(one, BlockLinear | BlockEmbedding))
-
-
-def weight_count(model: nn.Module) -> int:
-    """Return the number of weights; a tensor used twice (tied embeddings) counts once."""
-    blocks = (module.num_weights for module in model.modules() if isinstance(module, BlockLinear | BlockEmbedding))
-    return sum(parameter.numel() for parameter in model.parameters()) + sum(blocks)

@@ -29,7 +29,7 @@ from torch import Tensor
 
 from card.errors import ModelError, SettingsError
 from card.models.decoder_model import is_int8, mark_int8
-from card.models.loading import parameter_count
+from card.models.facts import parameter_count
 from card.models.names import model_name
 
 if TYPE_CHECKING:

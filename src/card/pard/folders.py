@@ -12,10 +12,12 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from card.errors import ModelError, PromptError
+from card.models.facts import context_limit, vocab_size
 from card.models.layer_kinds import has_state
-from card.models.loading import context_limit, load_model, load_tokenizer, quiet, vocab_size
+from card.models.loading import load_model, load_tokenizer
 from card.models.names import model_name
 from card.models.parallel_draft import ParallelDraft, parallel_draft_of
+from card.models.sources import quiet
 from card.pard.rows import Document, Drop, batch_of, kept_origins, packed_row
 from card.text.tokens import encode_chat, encode_prompt
 

@@ -14,8 +14,9 @@ from card.config import INT8
 from card.errors import PlanError
 from card.latency.timing import measure_pass_cost
 from card.machine.threads import CoreSet, pinned
+from card.models.facts import context_limit, parameter_count
 from card.models.inflation import inflate, parse_parameter_count
-from card.models.loading import context_limit, load_decoder, load_model, load_tokenizer, parameter_count
+from card.models.loading import load_decoder, load_model, load_tokenizer
 from card.models.runners import make_runner
 from card.planner.overheads import measure_overheads
 from card.planner.profile import PassTable, Profile, Setup

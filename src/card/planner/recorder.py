@@ -15,7 +15,8 @@ from card.api.llm import LLM
 from card.bench.environment import describe_run
 from card.config import SamplingParams, SamplingRule
 from card.errors import PlanError
-from card.models.loading import check_pair, context_limit, load_model, load_tokenizer
+from card.models.facts import context_limit
+from card.models.loading import check_pair, load_model, load_tokenizer
 from card.models.protocol import Extension, LanguageModel
 from card.models.runners import make_runner
 from card.models.torch_runner import TorchRunner

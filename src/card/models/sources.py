@@ -1,0 +1,139 @@
+"""Sources of models by name: a folder, a GGUF file, a name on the hub; and errors of loaders in one clear line."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub
+import transformers  # what lies below its models is imported where a name of it is used: a quarter of a second or more
+from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, HFValidationError, RepositoryNotFoundError
+from transformers.utils import logging as transformers_logging
+
+from card.errors import ModelError, in_few_words
+from card.machine.folders import weights_folder
+from card.models.gguf.header import GgufError
+from card.models.gguf.source import GgufSource
+from card.models.layer_kinds import unheard_of_kinds
+from card.models.names import OTHER_FAMILY
+from card.models.places import hub_file, local_model
+from card.models.weight_files import check_counts, raw_config
+
+_HUB_TIMEOUT_S = 10.0
+_HTTP_ERROR: Any = HfHubHTTPError.__bases__[0]  # of the HTTP client that the hub's client is built on
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Source that a model is read from."""
+
+    name: str  # as the user wrote it
+    path: str  # a folder, or a name on the hub
+    is_local: bool  # read from disk only: a folder, or a hub model that only the local cache can give
+    hub_problem: str = ""  # why the hub cannot be asked
+    is_folder: bool = False
+    gguf: GgufSource | None = None  # what it is instead of a folder
+
+    @property
+    def options(self) -> dict[str, bool]:
+        return {"local_files_only": self.is_local, "trust_remote_code": False}
+
+
+def find_source(name: str, cache_dir: str | None) -> Source:
+    """Return where ``name`` leads. Raises: ModelError if it is a path that is no model."""
+    place, in_hub = local_model(name), hub_file(name)
+    if place is None and in_hub is not None:
+        place = _fetched(name, *in_hub)
+    if place is not None and place.is_file():
+        try:
+            gguf = GgufSource(place, weights_folder(cache_dir))
+        except OSError as error:
+            raise ModelError(f"{name} cannot be read: {error.strerror}") from error
+        return Source(name, str(place), is_local=True, gguf=gguf)
+    if place is not None:
+        source = Source(name, str(place), is_local=True, is_folder=True)
+        with explained(source, "the config of {} cannot be used"):
+            check_counts(raw_config(place))
+        _check_kind_names(source)
+        return source
+    problem = _hub_problem(name)
+    return Source(name, name, is_local=bool(problem), hub_problem=problem)
+
+
+def _check_kind_names(source: Source) -> None:
+    """Raise ModelError that names kinds of layers in a folder's config.json which transformers does not know either.
+
+    A family may have older names for its kinds, so the config is read as transformers reads it before it is blamed.
+    """
+    unheard_of = unheard_of_kinds(raw_config(Path(source.path)))
+    if not unheard_of:
+        return
+    try:
+        transformers.AutoConfig.from_pretrained(source.path, **source.options)
+    except Exception as error:
+        raise ModelError(
+            f"the config of {source.name} has layers of type {', '.join(unheard_of)[:200]}, which neither CARD nor "
+            f"transformers {transformers.__version__} knows; {OTHER_FAMILY}"
+        ) from error
+
+
+def _fetched(name: str, repository: str, file: str) -> Path:
+    """Return a file of the hub, from the local cache if it is there. Raises: ModelError."""
+    source = Source(name, name, is_local=True, hub_problem=_hub_problem(repository))
+    with explained(source, "{} cannot be fetched"):
+        return Path(huggingface_hub.hf_hub_download(repository, file, local_files_only=bool(source.hub_problem)))
+
+
+def _hub_problem(name: str) -> str:
+    """Return in a few words why the hub cannot give ``name``; empty if it can. Asks once, without retries."""
+    try:
+        huggingface_hub.HfApi().model_info(name, timeout=_HUB_TIMEOUT_S)
+    except GatedRepoError:
+        return "it is gated: accept its licence there and log in with `hf auth login`"
+    except RepositoryNotFoundError:
+        return "there is no such public model; a private one needs `hf auth login`"
+    except HFValidationError:
+        return "this is not a valid name there"
+    except (OSError, _HTTP_ERROR) as error:
+        return in_few_words(error)
+    return ""
+
+
+@contextlib.contextmanager
+def explained(source: Source, what: str) -> Iterator[None]:
+    """Turn whatever a loader raises into a ModelError; ``what`` has a place for the model's name."""
+    try:
+        yield
+    except (
+        Exception
+    ) as error:  # transformers, safetensors, tokenizers and pickle raise almost anything, Exception itself too
+        if isinstance(error, GgufError):
+            raise ModelError(f"{source.name} {in_few_words(error)}") from error
+        if source.hub_problem:
+            raise ModelError(
+                f"{source.name} is neither a folder here nor in the local cache, and the hub cannot be used: "
+                f"{source.hub_problem}; give a model folder, or check the name and the connection"
+            ) from error
+        raise ModelError(f"{what.format(source.name)}: {in_few_words(error)}") from error
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Silence the loaders' logging and progress bars, which are settings of the whole process, and restore them."""
+    loggers = [logging.getLogger(name) for name in ("transformers", "huggingface_hub")]
+    levels = [logger.level for logger in loggers]
+    had_bars = transformers_logging.is_progress_bar_enabled()
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    try:
+        yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+        if had_bars:
+            transformers_logging.enable_progress_bar()  # type: ignore[no-untyped-call]

@@ -1,0 +1,103 @@
+"""Models as transformers builds them, with their configs checked before memory is taken for the weights."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers  # what lies below its models is imported where a name of it is used: a quarter of a second or more
+from transformers import PreTrainedConfig
+
+from card.errors import ModelError
+from card.models.gguf.source import GgufSource
+from card.models.inner_text import WEIGHT_NAMES, inner_name, text_config
+from card.models.layer_kinds import check_kinds
+from card.models.sources import Source, explained
+from card.models.weight_files import Shapes, check_counts, check_sizes, raw_config, tensor_shapes
+
+
+def read_model(source: Source, dtype: str | torch.dtype) -> tuple[Any, dict[str, Any]]:
+    """Return a model of transformers, and its report on what was missing."""
+    if source.gguf is not None:
+        with explained(source, "the weights of {} cannot be read"):
+            return _read_gguf(source.gguf, dtype)
+    shapes = check_folder(source) if source.is_folder else None
+    config, names = read_transformers_config(source), None
+    with explained(source, "the config of {} cannot be used"):
+        inner = text_config(config)
+    if inner is not None:
+        config, names = inner, dict(WEIGHT_NAMES)
+        if shapes is not None:
+            shapes = {name: shape for full, shape in shapes.items() if (name := inner_name(full)) is not None}
+    check_kinds(config.get_text_config())  # before the weights, which may take minutes to read
+    if shapes is not None:
+        _check_sizes(source, config, shapes)
+    with explained(source, "the weights of {} cannot be read"):
+        loader: Any = transformers.AutoModelForCausalLM
+        read: tuple[Any, dict[str, Any]] = loader.from_pretrained(
+            source.path, config=config, dtype=dtype, key_mapping=names, output_loading_info=True, **source.options
+        )
+    return read
+
+
+def _read_gguf(gguf: GgufSource, dtype: str | torch.dtype) -> tuple[Any, dict[str, Any]]:
+    """Do the same for a GGUF file, by way of the folder that is kept of it, if one can be kept."""
+    kept = gguf.folder(dtype)
+    config = transformers.AutoConfig.for_model(**gguf.config)
+    loader: Any = transformers.MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    wanted = gguf.stored_dtype(dtype) if isinstance(dtype, str) else dtype
+    read: tuple[Any, dict[str, Any]] = loader.from_pretrained(
+        kept,
+        config=config,
+        state_dict=gguf.weights(dtype) if kept is None else None,
+        dtype=wanted,
+        output_loading_info=True,
+        local_files_only=True,
+    )
+    return read
+
+
+def read_transformers_config(source: Source) -> PreTrainedConfig:
+    """Return the config. Raises: ModelError if it cannot be read or is not that of a causal language model."""
+    with explained(source, "the config of {} cannot be used"):
+        config: PreTrainedConfig = transformers.AutoConfig.from_pretrained(source.path, **source.options)
+        architectures = [str(one) for one in config.architectures or []]
+        known = set(transformers.models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values())
+        if text_config(config) is not None:
+            return config
+        is_causal = type(config) in transformers.MODEL_FOR_CAUSAL_LM_MAPPING and not getattr(
+            config, "is_encoder_decoder", False
+        )
+    if not is_causal or (architectures and not known.intersection(architectures)):
+        raise ModelError(
+            f"{source.name} is no causal language model but {', '.join(architectures) or config.model_type}; "
+            "give a model that continues text"
+        )
+    return config
+
+
+def check_folder(source: Source) -> Shapes | None:
+    """Read what is small, and compare it; return the shapes of the weights, None if they are not known."""
+    folder = Path(source.path)
+    with explained(source, "the weights of {} cannot be read"):
+        shapes = tensor_shapes(folder)
+    with explained(source, "the config of {} cannot be used"):
+        check_counts(raw_config(folder), shapes)
+    if (folder / "generation_config.json").is_file():
+        with explained(source, "the generation_config.json of {} cannot be used"):
+            transformers.GenerationConfig.from_pretrained(folder, local_files_only=True)
+    return shapes
+
+
+def _check_sizes(source: Source, config: PreTrainedConfig, shapes: Shapes) -> None:
+    """Check that a model of this config is about as large as its weights, before any memory is taken for it."""
+    loader: Any = transformers.AutoModelForCausalLM
+    try:
+        with torch.device("meta"):
+            empty = loader.from_config(copy.deepcopy(config))
+    except Exception:  # transformers will build it in the same way, and tell what is wrong
+        return
+    with explained(source, "the weights of {} do not fit its config"):
+        check_sizes(empty, shapes)
