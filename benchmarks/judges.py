@@ -1,0 +1,259 @@
+"""What do judges earn and cost on questions that can be checked: tokens a pass, answers that are right, or stay?
+
+Word problems in GSM8K's form are right if the final number is; programs for MBPP if the tests pass (--runs-code, since
+the tests run what the model wrote). All is greedy, by sequential speculation, in batches. One line of JSON for each
+batch and judge, judges inside batches: a run that was cut off, or out of --minutes, goes on where it ended if the same
+command is given again, and what is there compares all judges on the same questions.
+
+    python benchmarks/judges.py --target qwen-1.5b.gguf --draft qwen-0.5b.gguf --data gsm8k=gsm8k_test.jsonl \
+        --judge exact,typical,relaxed,kl,fly --limit 48 --out benchmarks/results/judges.jsonl
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import options
+from accuracy import INSTRUCTION, read_items
+from programs import passes, read_problems
+
+from card.api.llm import LLM
+from card.bench.summary import Share
+from card.config import SamplingParams
+from card.errors import BenchError, CardError, SettingsError
+from card.judges.names import parse_judge
+from card.models.loading import load_decoder, load_tokenizer
+from card.text.answers import final_number
+from card.text.tokens import encode_chat
+
+EXACT = "exact"
+_SAME = ("target", "draft", "dtype", "max_tokens", "num_speculative_tokens", "limit", "at_once")
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What an answer came to; two answers are the same if it is equal."""
+
+    found: str | None
+    is_solved: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A prompt and how its answer is checked."""
+
+    prompt: str
+    check: Callable[[str], Outcome]
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Some tasks of a data set, answered at once."""
+
+    data: str
+    first: int
+    tasks: Sequence[Task]
+
+
+def word_problems(path: Path, limit: int) -> list[Task]:
+    """Return the word problems of a file in GSM8K's form. Raises: BenchError."""
+
+    def check(expected: object, answer: str) -> Outcome:
+        number = final_number(answer)
+        return Outcome(None if number is None else f"{number.normalize():f}", number == expected)
+
+    return [Task(f"{one.question}\n\n{INSTRUCTION}", partial(check, one.answer)) for one in read_items(path, limit)]
+
+
+def programs(path: Path, limit: int) -> list[Task]:
+    """Return the problems of a file in MBPP's form. Raises: BenchError."""
+
+    def check(problem: Any, answer: str) -> Outcome:
+        is_solved = passes(answer, problem)
+        return Outcome("passes" if is_solved else "fails", is_solved)
+
+    return [Task(one.prompt, partial(check, one)) for one in read_problems(path, limit)]
+
+
+READERS = {"gsm8k": word_problems, "mbpp": programs}
+
+
+def read_batches(data: Sequence[str], limit: int, at_once: int, *, runs_code: bool) -> list[Batch]:
+    """Return the batches of "gsm8k=FILE" and "mbpp=FILE", those of the sets in turns. Raises: CardError."""
+    by_set = []
+    for one in data:
+        kind, _, path = one.partition("=")
+        if kind not in READERS or not path:
+            raise SettingsError(f"--data must be {'=FILE or '.join(READERS)}=FILE, got {one!r}")
+        if kind == "mbpp" and not runs_code:
+            raise SettingsError("the tests of mbpp run programs that the model wrote; add --runs-code if they may")
+        tasks = READERS[kind](Path(path), limit)
+        by_set.append([Batch(kind, at, tasks[at : at + at_once]) for at in range(0, len(tasks), at_once)])
+    longest = max(map(len, by_set))
+    return [batches[i] for i in range(longest) for batches in by_set if i < len(batches)]
+
+
+def read_judges(text: str) -> list[str]:
+    """Return the judges of "exact,relaxed:0.5", the exact verifier first. Raises: SettingsError for an unknown one."""
+    named = [one.strip() for one in text.split(",") if one.strip()]
+    for one in named:
+        if one != EXACT:
+            parse_judge(one)
+    return list(dict.fromkeys([EXACT, *named]))
+
+
+class Pair:
+    """Two models, loaded once, and an engine for each judge, made when it is first asked for."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        """Load the models. Raises: CardError."""
+        self.tokenizer = load_tokenizer(args.target)
+        self._models = [load_decoder(name, dtype=args.dtype) for name in (args.target, args.draft)]
+        self._settings: dict[str, Any] = {
+            "method": "sps",
+            "policy": "fixed",
+            "placement": "inline",
+            "max_num_seqs": args.at_once,
+            "num_speculative_tokens": args.num_speculative_tokens,
+        }
+        self._params = SamplingParams(temperature=0.0, max_tokens=args.max_tokens)
+        self._llms: dict[str, LLM] = {}
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Pair:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def answer(self, judge: str, batch: Batch) -> dict[str, Any]:
+        """Answer a batch and return its line. Raises: CardError."""
+        llm = self._llm(judge)
+        prompts = [encode_chat(self.tokenizer, [{"role": "user", "content": task.prompt}]) for task in batch.tasks]
+        started = time.perf_counter()
+        outputs = llm.generate(prompts, self._params)
+        seconds = time.perf_counter() - started
+        items = [_item(task, output) for task, output in zip(batch.tasks, outputs, strict=True)]
+        line = {"benchmark": "judges", "data": batch.data, "judge": judge, "exact": llm.is_exact, "first": batch.first}
+        return {**line, "seconds": round(seconds, 2), "items": items}
+
+    def _llm(self, judge: str) -> LLM:
+        if judge not in self._llms:
+            named = {} if judge == EXACT else {"judge": judge}
+            llm = LLM(*self._models, tokenizer=self.tokenizer, **self._settings, **named)
+            self._llms[judge] = self._stack.enter_context(llm)
+        return self._llms[judge]
+
+
+def _item(task: Task, output: Any) -> dict[str, Any]:
+    if output.error is not None:
+        raise output.error
+    answer, stats = output.outputs[0], output.stats
+    outcome = task.check(answer.text)
+    return {
+        "found": outcome.found,
+        "is_solved": outcome.is_solved,
+        "tokens": len(answer.token_ids),
+        "finish": answer.finish_reason,
+        "passes": stats.target_passes,
+        "verified": stats.verified_tokens,
+        "accepted": stats.accepted_tokens,
+        "lenient": stats.lenient_tokens,
+        "text_sha256": hashlib.sha256(answer.text.encode()).hexdigest()[:16],
+    }
+
+
+def report(lines: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """Yield the rows of a Markdown table, over the questions that every judge of a data set has answered."""
+    yield "| data | judge | tokens a pass | kept against the target's choice | solved, % | same as exact, % |"
+    yield "|---|---|---:|---:|---:|---:|"
+    for data in dict.fromkeys(line["data"] for line in lines):
+        own = [line for line in lines if line["data"] == data]
+        judges = list(dict.fromkeys(line["judge"] for line in own))
+        by_judge = {judge: {line["first"]: line["items"] for line in own if line["judge"] == judge} for judge in judges}
+        shared = sorted(set.intersection(*(set(found) for found in by_judge.values())))
+        exact = [item for first in shared for item in by_judge[judges[0]][first]]
+        for judge in judges if shared else []:
+            items = [item for first in shared for item in by_judge[judge][first]]
+            num = {name: sum(item[name] for item in items) for name in ("passes", "accepted", "lenient", "tokens")}
+            same = sum(item["found"] == other["found"] for item, other in zip(items, exact, strict=True))
+            solved = Share(sum(item["is_solved"] for item in items), len(items))
+            rate = 1 + num["accepted"] / max(1, num["passes"])
+            kept = f"{num['lenient']} of {num['tokens']:,} tokens"
+            yield f"| {data}, {len(items)} | `{judge}` | {rate:.2f} | {kept} | {solved} | {Share(same, len(items))} |"
+
+
+def _earlier(path: Path, asked: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the lines of an earlier part of the same run. Raises: BenchError if they are of another one."""
+    if not path.exists() or not path.stat().st_size:
+        return []
+    lines = options.read_lines(path, "judges")
+    for name in _SAME:
+        if others := {line.get(name) for line in lines} - {asked[name]}:
+            raise BenchError(
+                f"{path} has lines with {name} {others.pop()!r}, asked for is {asked[name]!r}; name another"
+            )
+    return lines
+
+
+def run(args: argparse.Namespace) -> None:
+    """Answer what is missing, and print the table. Raises: CardError."""
+    judges = read_judges(args.judge)
+    if args.at_once < 1:
+        raise SettingsError(f"--at-once must be 1 or more, got {args.at_once}")
+    batches = read_batches(args.data, args.limit, args.at_once, runs_code=args.runs_code)
+    asked = {name: getattr(args, name) for name in _SAME} | {
+        n: Path(getattr(args, n)).name for n in ("target", "draft")
+    }
+    lines = _earlier(args.out, asked)
+    done = {(line["data"], line["first"], line["judge"]) for line in lines}
+    missing = [(b, judge) for b in batches for judge in judges if (b.data, b.first, judge) not in done]
+    until = time.monotonic() + 60 * args.minutes
+    if missing:
+        facts = options.describe_run()
+        with Pair(args) as pair:
+            for count, (batch, judge) in enumerate(missing, 1):
+                if time.monotonic() > until:
+                    print(f"out of time with {len(missing) - count + 1} left; the same command goes on", flush=True)
+                    break
+                line = {**pair.answer(judge, batch), **asked, **facts}
+                options.append_lines(args.out, [line])
+                lines.append(line)
+                print(
+                    f"{count} of {len(missing)}: {batch.data} {batch.first}, {judge}, {line['seconds']} s", flush=True
+                )
+    for row in report(lines):
+        print(row)
+
+
+def main() -> None:
+    """Answer the questions under every judge, and print and keep what came of it."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--target", default="demo-target", help="default: %(default)s")
+    parser.add_argument("--draft", default="demo-draft", help="default: %(default)s")
+    parser.add_argument("--data", action="append", required=True, help="gsm8k=FILE or mbpp=FILE; may be given twice")
+    parser.add_argument("--judge", default="exact,typical,relaxed,kl,fly", help="default: %(default)s; also FILE")
+    parser.add_argument("--limit", type=int, default=48, help="questions of each set (default: %(default)s)")
+    parser.add_argument("--at-once", type=int, default=8, help="questions in one batch (default: %(default)s)")
+    parser.add_argument("--max-tokens", type=int, default=256, help="most new tokens (default: %(default)s)")
+    parser.add_argument("--num-speculative-tokens", type=int, default=8, help="drafted a pass (default: %(default)s)")
+    parser.add_argument("--dtype", default="int8", help="of both models (default: %(default)s)")
+    parser.add_argument("--minutes", type=float, default=1e6, help="begin no batch after so many")
+    parser.add_argument("--runs-code", action="store_true", help="let the tests of mbpp run what the model wrote")
+    parser.add_argument("--out", type=Path, required=True, help="file of lines; what it has is not done again")
+    try:
+        run(parser.parse_args())
+    except CardError as error:
+        raise SystemExit(f"judges.py: {error}") from None
+
+
+if __name__ == "__main__":
+    main()

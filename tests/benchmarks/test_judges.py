@@ -1,0 +1,86 @@
+"""The script of judges compares them on the same questions, goes on where it ended, and asks before it runs code."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from card.errors import BenchError, SettingsError
+from tests.benchmarks.scripts import lines_of
+
+
+@pytest.fixture
+def command(pair, tmp_path):
+    """The script's arguments, but for the judges."""
+    rows = [{"question": f"What is {n}?", "answer": f"#### {n}"} for n in (1, 2, 3)]
+    (tmp_path / "problems.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    models = ["--target", pair.target, "--draft", pair.draft, "--dtype", "float32"]
+    sizes = ["--limit", "3", "--at-once", "2", "--max-tokens", "8"]
+    data = ["--data", f"gsm8k={tmp_path / 'problems.jsonl'}", "--out", str(tmp_path / "out.jsonl")]
+    return ["judges.py", *models, *sizes, *data]
+
+
+def test_a_run_has_a_line_for_each_batch_and_judge_and_goes_on(bench, command, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", [*command, "--judge", "relaxed:1"])
+    bench["judges"].main()
+    lines = lines_of(tmp_path / "out.jsonl")
+    assert [(line["first"], line["judge"], line["exact"]) for line in lines] == [
+        (0, "exact", True),
+        (0, "relaxed:1", False),
+        (2, "exact", True),
+        (2, "relaxed:1", False),
+    ]
+    assert [len(line["items"]) for line in lines] == [2, 2, 1, 1]
+    assert sum(item["lenient"] for line in lines for item in line["items"] if line["judge"] != "exact") > 0
+    whole = capsys.readouterr().out
+    (tmp_path / "out.jsonl").write_text("\n".join(map(json.dumps, lines[:3])) + "\n")
+    bench["judges"].main()
+    again = lines_of(tmp_path / "out.jsonl")
+    assert [line["items"] for line in again] == [line["items"] for line in lines]
+    rows = [row for row in whole.splitlines() if row.startswith("|")]
+    assert rows[2].startswith("| gsm8k, 3 | `exact` |") and capsys.readouterr().out.splitlines()[-4:] == rows
+
+
+def test_lines_of_other_settings_are_refused(bench, command, tmp_path, monkeypatch):
+    monkeypatch.setattr("sys.argv", [*command, "--judge", "exact"])
+    bench["judges"].main()
+    monkeypatch.setattr("sys.argv", [*command, "--judge", "exact", "--max-tokens", "9"])
+    with pytest.raises(SystemExit, match="max_tokens 8, asked for is 9"):
+        bench["judges"].main()
+
+
+def test_the_table_leaves_out_questions_that_a_judge_has_not_answered(bench):
+    def line(judge, first, found):
+        item = {"found": found, "is_solved": True, "passes": 2, "accepted": 3, "lenient": 1, "tokens": 6}
+        return {"data": "gsm8k", "judge": judge, "first": first, "items": [item]}
+
+    rows = list(bench["judges"].report([line("exact", 0, "7"), line("fly", 0, "8"), line("exact", 1, "9")]))
+    assert len(rows) == 4 and "| gsm8k, 1 | `fly` | 2.50 | 1 of 6 tokens |" in rows[3]
+    assert rows[2].split("|")[-2].strip().startswith("100%") and rows[3].split("|")[-2].strip().startswith("0%")
+
+
+def test_programs_run_only_if_they_may(bench, tmp_path):
+    with pytest.raises(SettingsError, match="--runs-code"):
+        bench["judges"].read_batches([f"mbpp={tmp_path / 'none'}"], 1, 1, runs_code=False)
+    with pytest.raises(SettingsError, match="gsm8k=FILE or mbpp=FILE"):
+        bench["judges"].read_batches(["mmlu=x"], 1, 1, runs_code=False)
+
+
+def test_a_program_is_right_if_its_tests_pass_within_bounds(bench, tmp_path):
+    row = {"text": "Add.", "test_list": ["assert add(1, 2) == 3", "assert add(0, 0) == 0"], "test_setup_code": ""}
+    (tmp_path / "mbpp.jsonl").write_text(json.dumps(row))
+    (problem,) = bench["programs"].read_problems(tmp_path / "mbpp.jsonl", 5)
+    assert "assert add(1, 2) == 3" in problem.prompt
+    passes = bench["programs"].passes
+    assert passes("Here:\n```python\ndef add(a, b):\n    return a + b\n```\nDone.", problem)
+    assert not passes("```python\ndef add(a, b):\n    return 3\n```", problem)
+    assert not passes("I cannot.", problem)
+    writing = "```python\nwith open('x', 'w') as file:\n    file.write('x')\ndef add(a, b):\n    return a + b\n```"
+    assert not passes(writing, problem)
+
+
+def test_other_files_are_no_programs(bench, tmp_path):
+    (tmp_path / "x.jsonl").write_text('{"text": "no tests", "test_list": []}')
+    with pytest.raises(BenchError, match="MBPP's form"):
+        bench["programs"].read_problems(tmp_path / "x.jsonl", 5)
