@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from card.errors import CapacityError, SettingsError
-from card.latency.timing import measure_pass_cost, with_useful_threads
+from card.latency.timing import measure_pass_cost, single_pass_takes, with_useful_threads
 from card.machine.threads import CorePlan, CoreSet
 from card.models.protocol import Extension
 from card.policy.cost import PassCost
@@ -277,3 +277,22 @@ def test_threads_can_be_chosen_for_a_model_of_very_short_context() -> None:
     model = TimedModel(lambda num_tokens, _, __: 0.004 / torch.get_num_threads(), max_model_len=3, num_tree_rows=0)
     plan = with_useful_threads(CorePlan(CoreSet((), 2), CoreSet((), 2), ()), model, clock=model.clock)
     assert plan.alone.threads == 2
+
+
+# ---- whether it is still the same machine ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("seconds", "takes", "num_passes"),
+    [
+        ([9.0, 1.0, 9.0, 9.0], True, 2),  # the first one is not timed; the first that fits ends it
+        ([1.0, 9.0, 9.0, 1.0], True, 4),  # a slow moment is waited out
+        ([1.0, 9.0, 9.0, 9.0], False, 4),
+        ([1.0, 0.1, 0.1, 0.1], False, 4),
+    ],
+)
+def test_a_pass_is_timed_until_one_takes_what_is_known(seconds: list[float], takes: bool, num_passes: int) -> None:
+    left = iter(seconds)
+    model = TimedModel(lambda *_: next(left))
+    assert single_pass_takes(model, 0.5, 1.5, clock=model.clock, num_runs=3) is takes
+    assert len(list(left)) == len(seconds) - num_passes

@@ -20,7 +20,7 @@ from gguf import GGMLQuantizationType as Kind
 from card.api.llm import LLM
 from card.config import SamplingParams
 from card.errors import ModelError, VocabularyError
-from card.models import dtypes
+from card.models import dtypes, loading
 from card.models.block_layers import has_blocks
 from card.models.decoder_model import DecoderModel, is_int8
 from card.models.facts import end_token_ids, parameter_count
@@ -78,7 +78,7 @@ def failure(file: Path, cache: str, load: Callable[..., object] = load_decoder) 
     assert len(text) < 400
     assert text.startswith(str(file))
     assert not list(Path(cache).rglob("*.unfinished"))
-    assert not [one for one in entries(cache) if "text" not in one]
+    assert not [one for one in entries(cache) if one not in ("v4-facts", "v4-text")]
     return text.removeprefix(str(file)).strip()
 
 
@@ -181,6 +181,21 @@ def test_vocabularies_that_are_padded_differently_fit_each_other(folders, tmp_pa
         check_pair(tokenizer, model, foreign, cache_dir=cache)
 
 
+def test_a_draft_with_the_targets_tokenizer_is_checked_without_reading_it(folders, tmp_path, cache, monkeypatch):
+    target = write_gguf(folders("qwen2"), tmp_path / "target.gguf")
+    draft = write_gguf(folders("llama"), tmp_path / "draft.gguf", kind=Kind.Q8_0)
+    other = write_gguf(folders("llama"), tmp_path / "other.gguf", general={"tokenizer.ggml.add_eos_token": True})
+    tokenizer, read = load_tokenizer(target, cache_dir=cache), []
+    monkeypatch.setattr(loading, "load_tokenizer", lambda *one, **options: read.append(one) or tokenizer)
+    for kept_in in (cache, ""):
+        check_pair(tokenizer, target, draft, cache_dir=kept_in, is_own=True)
+        assert read == []
+        check_pair(tokenizer, target, draft, cache_dir=kept_in)  # somebody's own tokenizer may be another one
+        check_pair(tokenizer, target, other, cache_dir=kept_in, is_own=True)
+        assert read == [(draft,), (other,)]
+        read.clear()
+
+
 def test_a_pair_of_files_decodes_as_the_pair_of_folders(folders, tmp_path, cache):
     save_model(tmp_path / "draft", "llama", demo_tokenizer(), noise=0.1)
     files = [
@@ -218,7 +233,7 @@ def test_a_quantised_file_runs_in_integers_where_its_numbers_would_be_slow(folde
 def test_a_second_start_converts_nothing_and_needs_no_package(tiny, cache, monkeypatch):
     first = logits(load_decoder(tiny, cache_dir=cache))
     load_tokenizer(tiny, cache_dir=cache)
-    assert entries(cache) == ["v3-float16", "v3-text"]
+    assert entries(cache) == ["v4-facts", "v4-float16", "v4-text"]
 
     def refuse(*_: object) -> None:
         raise AssertionError("it was converted again")
@@ -234,7 +249,7 @@ def test_another_file_of_the_same_name_is_converted_anew(folders, tmp_path, cach
     first = logits(load_decoder(file, cache_dir=cache))
     write_gguf(folders("llama, tied"), file)
     assert not torch.equal(logits(load_decoder(file, cache_dir=cache)), first)
-    assert entries(cache) == ["v3-float32", "v3-float32", "v3-text", "v3-text"]
+    assert entries(cache) == ["v4-facts", "v4-facts", "v4-float32", "v4-float32"]
 
 
 def test_a_cache_that_cannot_be_written_costs_one_line(tiny, tmp_path, caplog):
@@ -251,7 +266,7 @@ def test_damaged_converted_weights_are_named(tiny, cache):
     load_decoder(tiny, cache_dir=cache)
     (file,) = Path(cache).rglob("model.safetensors")
     file.write_bytes(file.read_bytes()[:-100])
-    with pytest.raises(ModelError, match=r"tiny.gguf has damaged converted weights; delete the folder .*-v3-float16$"):
+    with pytest.raises(ModelError, match=r"tiny.gguf has damaged converted weights; delete the folder .*-v4-float16$"):
         load_decoder(tiny, cache_dir=cache)
 
 
@@ -267,7 +282,7 @@ def test_two_processes_at_once_make_one_entry(tiny, cache):
     assert len({out for out, _ in said}) == 1, said
     assert all(err == "" for _, err in said)
     assert said[0][0].strip() == str(load_decoder(tiny, cache_dir="").lm_head.weight.double().sum().item())
-    assert entries(cache) == ["v3-float16", "v3-text"]
+    assert entries(cache) == ["v4-facts", "v4-float16", "v4-text"]
 
 
 def test_the_oldest_entries_make_room_and_no_leftovers_stay(tmp_path):

@@ -106,7 +106,7 @@ class Host:
         say(f"loading {self.settings.target}")
         self.tokenizer = tokenizer or load_tokenizer(self.settings.target, cache_dir=self.settings.weights_dir)
         check_draft_vocab(self.settings.draft_vocab, self.tokenizer)
-        model = self._load_target(target, draft if plan.placements else None)
+        model = self._load_target(target, draft if plan.placements else None, has_own_tokenizer=tokenizer is None)
         self.end_ids = end_token_ids(model, self.tokenizer)
         self.generation_config = model.generation_config
         facts = replace(facts, context_limit=context_limit(model), in_integers=is_int8(model))
@@ -205,12 +205,14 @@ class Host:
             )
         return tuple(token_ids)
 
-    def _load_target(self, target: str | LoadedModel, draft: str | LoadedModel | None) -> LoadedModel:
+    def _load_target(
+        self, target: str | LoadedModel, draft: str | LoadedModel | None, *, has_own_tokenizer: bool
+    ) -> LoadedModel:
         model: LoadedModel
         settings, kept_in = self.settings, self.settings.weights_dir
         where: dict[str, Any] = {"dtype": settings.dtype, "device": settings.device, "cache_dir": kept_in}
         if self.method.needs_draft and draft is not None:  # before the weights, which may take minutes to read
-            check_pair(self.tokenizer, target, draft, cache_dir=kept_in)
+            check_pair(self.tokenizer, target, draft, cache_dir=kept_in, is_own=has_own_tokenizer)
             if self.method.needs_parallel_draft:
                 require_parallel_draft(draft, f"method {self.method.name}")
         if isinstance(target, str) and settings.kv_cache_memory is not None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from card.latency.store import LatencyKey, LatencyStore
-from card.latency.timing import measure_pass_cost, single_pass_s, with_useful_threads
+from card.latency.timing import measure_pass_cost, single_pass_takes, with_useful_threads
 from card.machine.threads import CorePlan, CoreSet, pinned
 from card.models.torch_runner import TorchRunner
 from card.policy.cost import PassCost
@@ -54,10 +54,11 @@ class Measuring:
         known = self._store.cost(self._key("pass", core_set))
         if known is None:
             return
+        low_s, high_s = known.seconds(1) / _CHANGED_FACTOR, known.seconds(1) * _CHANGED_FACTOR
         with pinned(core_set):
-            seconds = single_pass_s(self._runner, clock=time.perf_counter, num_runs=_CHECK_RUNS)
-        if max(seconds / known.seconds(1), known.seconds(1) / seconds) > _CHANGED_FACTOR:
-            self._store.clear()
+            if single_pass_takes(self._runner, low_s, high_s, clock=time.perf_counter, num_runs=_CHECK_RUNS):
+                return
+        self._store.clear()
 
     def with_useful_threads(self, plan: CorePlan) -> CorePlan:
         """Return the plan with as many threads for the target as do not slow it down."""

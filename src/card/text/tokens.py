@@ -302,7 +302,8 @@ def check_tokenizers_fit(
     Raises: VocabularyError that names the first difference: a token, their number, the bos or eos token, or an id for
         which a model has no row.
     """
-    target_tokens, draft_tokens = target_tokenizer.get_vocab(), draft_tokenizer.get_vocab()
+    target_tokens = target_tokenizer.get_vocab()
+    draft_tokens = target_tokens if draft_tokenizer is target_tokenizer else draft_tokenizer.get_vocab()
     if target_tokens != draft_tokens:
         raise VocabularyError(
             f"{_first_difference(target_tokens, draft_tokens)}; use two models that share one tokenizer"

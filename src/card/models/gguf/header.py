@@ -19,6 +19,8 @@ _VERSIONS = (2, 3)
 _NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
 _MOST_DIMENSIONS = 4
+_CUT_OFF = "is cut off or damaged: it ends inside its header"
+_NO_UTF8 = "is damaged: a name or text in its header is not valid UTF-8"
 _ALIGNMENT = 32  # of the tensors, unless the file says otherwise
 
 
@@ -96,7 +98,7 @@ class _Reader:
     def bytes(self, length: int) -> bytes:
         taken = self._stream.read(length) if length <= self.num_bytes else b""
         if len(taken) < length:
-            raise GgufError("is cut off or damaged: it ends inside its header")
+            raise GgufError(_CUT_OFF)
         return taken
 
     def numbers(self, kinds: str) -> tuple[Any, ...]:
@@ -106,7 +108,7 @@ class _Reader:
         try:
             return self.bytes(*self.numbers("Q")).decode("utf-8")
         except UnicodeDecodeError:
-            raise GgufError("is damaged: a name or text in its header is not valid UTF-8") from None
+            raise GgufError(_NO_UTF8) from None
 
     def value(self, kind: int) -> Any:
         if kind in _NUMBERS:
@@ -119,10 +121,24 @@ class _Reader:
         if of == _ARRAY:
             raise GgufError("is damaged: its header has an array of arrays")
         if count > self.num_bytes:
-            raise GgufError("is cut off or damaged: it ends inside its header")
+            raise GgufError(_CUT_OFF)
         if of in _NUMBERS:
             return list(self.numbers(f"{count}{_NUMBERS[of]}"))
-        return [self.value(of) for _ in range(count)]
+        return self._strings(count) if of == _STRING else [self.value(of) for _ in range(count)]
+
+    def _strings(self, count: int) -> list[str]:
+        """Return as many texts: a vocabulary and its merges are some hundred thousand."""
+        read, size, found = self._stream.read, self.num_bytes, []
+        for _ in range(count):
+            length = int.from_bytes(read(8), "little")
+            text = read(length) if length <= size else b""
+            if len(text) < length:
+                raise GgufError(_CUT_OFF)
+            found.append(text)
+        try:
+            return [text.decode("utf-8") for text in found]
+        except UnicodeDecodeError:
+            raise GgufError(_NO_UTF8) from None
 
     def place(self) -> TensorPlace:
         name = self.string()

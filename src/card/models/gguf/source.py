@@ -15,7 +15,7 @@ from typing import Any, BinaryIO, cast
 
 import torch
 from torch import Tensor
-from transformers import GenerationConfig, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 from card.models.architectures import find_architecture
 from card.models.block_layers import BlockWeight
@@ -24,14 +24,21 @@ from card.models.gguf.block_weights import blocks_bytes, map_blocks, read_blocks
 from card.models.gguf.header import GgufError
 from card.models.gguf.kept_weights import KeptWeights
 from card.models.gguf.model import GgufModel, generation_config, open_gguf
-from card.models.gguf.tokenizer import check_tokenizer, read_tokenizer
+from card.models.gguf.tokenizer import (
+    check_tokenizer,
+    load_tokenizer,
+    read_tokenizer,
+    tokenizer_digest,
+    write_tokenizer,
+)
 
 logger = logging.getLogger(__name__)
 
-_FORMAT = 3  # of what is kept; another number makes old entries useless, and they go when room is needed
+_FORMAT = 4  # of what is kept; another number makes old entries useless, and they go when room is needed
 _BLOCKS_FORMAT = 1  # of packed blocks
 _FOLDER = "gguf"  # below the cache folder
-_TEXT_BYTES = 64 << 20  # room asked for a tokenizer and a config
+_FACTS_NAME = "facts.json"
+_TEXT_BYTES = 64 << 20  # room asked for a tokenizer
 _SAFETENSORS_NAMES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
 
 
@@ -51,10 +58,7 @@ class GgufSource:
     @functools.cached_property
     def config(self) -> dict[str, Any]:
         """The fields that config.json would have; its dtype is that of the weights, bfloat16 for quantised ones."""
-        if self._text is None:
-            return dict(self._model.config)
-        config: dict[str, Any] = json.loads((self._text / "config.json").read_text("utf-8"))
-        return config
+        return dict(self._facts["config"])
 
     @property
     def is_quantized(self) -> bool:
@@ -63,18 +67,22 @@ class GgufSource:
 
     def tokenizer(self) -> PreTrainedTokenizerBase:
         """Return the tokenizer, with the chat template."""
-        if self._text is None:
-            return self._read_tokenizer()
-        loader: Any = PreTrainedTokenizerFast
-        tokenizer: PreTrainedTokenizerBase = loader.from_pretrained(self._text, local_files_only=True)
-        return tokenizer
+        kept = None if self._store is None else self._store.make(self._name("text"), _TEXT_BYTES, self._write_text)
+        if kept is not None:
+            return load_tokenizer(kept)
+        with _tokenizer_explained():
+            return read_tokenizer(self._model.header)
+
+    def shares_tokenizer(self, other: GgufSource) -> bool:
+        """Return whether both files are known to have one tokenizer, but for the chat template."""
+        return bool(self._facts["tokenizer"] == other._facts["tokenizer"])
 
     def folder(self, dtype: str | torch.dtype) -> Path | None:
         """Return a folder with the whole model, converted if it is not there; None if nothing can be kept."""
         if self._store is None:
             return None
         stored = self.stored_dtype(dtype)
-        name = f"{self._digest}-v{_FORMAT}-{_dtype_name(stored)}"
+        name = self._name(_dtype_name(stored))
         kept = self._store.find(name)
         if kept is not None:
             return kept  # without a look at the file
@@ -112,7 +120,7 @@ class GgufSource:
         return self._decoder(config, weights, pages)
 
     def _kept_blocks(self, store: KeptWeights) -> Path | None:
-        name = f"{self._digest}-v{_FORMAT}-blocks{_BLOCKS_FORMAT}"
+        name = self._name(f"blocks{_BLOCKS_FORMAT}")
         kept = store.find(name)
         if kept is not None:
             return kept
@@ -167,9 +175,9 @@ class GgufSource:
         stored: torch.dtype = wanted if wanted in _SAFETENSORS_NAMES else torch.float32
         return stored
 
-    @functools.cached_property
-    def _digest(self) -> str:
-        return hashlib.sha256(self._state.encode()).hexdigest()[:32]
+    def _name(self, kind: str) -> str:
+        """Return the name under which something made of this file is kept."""
+        return f"{hashlib.sha256(self._state.encode()).hexdigest()[:32]}-v{_FORMAT}-{kind}"
 
     @functools.cached_property
     def _model(self) -> GgufModel:
@@ -178,23 +186,24 @@ class GgufSource:
         return model
 
     @functools.cached_property
-    def _text(self) -> Path | None:
-        """The kept config and tokenizer; None if nothing can be kept."""
-        if self._store is None:
-            return None
-        name = f"{self._digest}-v{_FORMAT}-text"
-        return self._store.make(name, _TEXT_BYTES, self._write_text)
+    def _facts(self) -> dict[str, Any]:
+        """The config, and a digest of the tokenizer: what is asked for without the weights."""
+        kept = None if self._store is None else self._store.make(self._name("facts"), 0, self._write_facts)
+        if kept is None:
+            return self._read_facts()
+        facts: dict[str, Any] = json.loads((kept / _FACTS_NAME).read_text("utf-8"))
+        return facts
 
-    def _read_tokenizer(self) -> PreTrainedTokenizerBase:
-        header = self._model.header
-        try:
-            return read_tokenizer(header)
-        except Exception as error:  # the makers of tokenizers raise almost anything, Exception itself too
-            raise GgufError(f"has a tokenizer that cannot be used: {' '.join(str(error).split())[:150]}") from error
+    def _read_facts(self) -> dict[str, Any]:
+        return {"config": dict(self._model.config), "tokenizer": tokenizer_digest(self._model.header)}
+
+    def _write_facts(self, folder: Path) -> None:
+        _write_json(folder / _FACTS_NAME, self._read_facts())
+        self._check_unchanged()
 
     def _write_text(self, folder: Path) -> None:
-        self._read_tokenizer().save_pretrained(folder)
-        _write_json(folder / "config.json", dict(self._model.config))
+        with _tokenizer_explained():
+            write_tokenizer(self._model.header, folder)
         self._check_unchanged()
 
     def _write_model(self, folder: Path, *, dtype: torch.dtype) -> None:
@@ -209,6 +218,17 @@ class GgufSource:
     def _check_unchanged(self) -> None:
         if _state_of(self._path) != self._state:
             raise GgufError("changed while it was read; start again once it is complete")
+
+
+@contextlib.contextmanager
+def _tokenizer_explained() -> Iterator[None]:
+    """Turn whatever the makers of tokenizers raise into one line: almost anything, Exception itself too."""
+    try:
+        yield
+    except OSError:
+        raise
+    except Exception as error:
+        raise GgufError(f"has a tokenizer that cannot be used: {' '.join(str(error).split())[:150]}") from error
 
 
 def _state_of(path: Path) -> str:

@@ -6,10 +6,14 @@ Source of both: https://github.com/ggml-org/llama.cpp/blob/master/src/llama-voca
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+import msgspec
 from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers, processors
 from tokenizers.models import BPE
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
@@ -19,6 +23,7 @@ from card.models.gguf.splits import RULES, UNNAMED, SplitRule
 
 logger = logging.getLogger(__name__)
 
+_CORE_NAME, _FRAME_NAME = "tokenizer.json", "frame.json"  # files of a tokenizer that is kept
 _BYTES, _SENTENCEPIECE = "gpt2", "llama"  # kinds of tokenizers: pairs of bytes, and SentencePiece
 _BLANK = "▁"  # how SentencePiece writes one
 _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED = 2, 3, 4, 5  # types of tokens; unused ones pad the vocabulary
@@ -81,11 +86,40 @@ def end_ids(metadata: Mapping[str, Any]) -> list[int]:
     return list(dict.fromkeys([one for one in stated if one is not None] + list(named.values())))
 
 
+def tokenizer_digest(header: Header) -> str:
+    """Return a name that two files share only if their tokenizers have the same tokens under the same ids."""
+    entries = {name: value for name, value in header.metadata.items() if name.startswith("tokenizer.ggml.")}
+    return hashlib.sha256(msgspec.json.encode(entries, order="sorted")).hexdigest()
+
+
 def read_tokenizer(header: Header) -> PreTrainedTokenizerBase:
     """Return the tokenizer of a file that `check_tokenizer` lets pass, with its chat template.
 
     Raises: almost anything, if the file is damaged.
     """
+    core, frame = _parts(header)
+    loader: Any = PreTrainedTokenizerFast  # which has no types
+    tokenizer: PreTrainedTokenizerBase = loader(tokenizer_object=core, **frame)
+    return tokenizer
+
+
+def write_tokenizer(header: Header, folder: Path) -> None:
+    """Write the tokenizer to a folder, for `load_tokenizer`. Raises: as `read_tokenizer`, and OSError."""
+    core, frame = _parts(header)
+    (folder / _CORE_NAME).write_text(core.to_str(), "utf-8")
+    (folder / _FRAME_NAME).write_text(json.dumps(frame), "utf-8")
+
+
+def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
+    """Return the tokenizer that was written to a folder: in half the time that transformers' own loader takes."""
+    frame = json.loads((folder / _FRAME_NAME).read_text("utf-8"))
+    loader: Any = PreTrainedTokenizerFast
+    tokenizer: PreTrainedTokenizerBase = loader(tokenizer_file=str(folder / _CORE_NAME), **frame)
+    return tokenizer
+
+
+def _parts(header: Header) -> tuple[Tokenizer, dict[str, Any]]:
+    """Return what makes tokens of text, and what transformers' tokenizer around it is told besides."""
     metadata = header.metadata
     tokens, types = _without_padding(metadata)
     special = {
@@ -111,10 +145,7 @@ def read_tokenizer(header: Header) -> PreTrainedTokenizerBase:
     before = [special.get("bos_token")] if metadata.get("tokenizer.ggml.add_bos_token", begins) else []
     after = [special.get("eos_token")] if metadata.get("tokenizer.ggml.add_eos_token", False) else []
     _set_frame(core, [one for one in before if one], [one for one in after if one])
-    loader: Any = PreTrainedTokenizerFast  # which has no types
-    template = metadata.get("tokenizer.chat_template")
-    tokenizer: PreTrainedTokenizerBase = loader(tokenizer_object=core, chat_template=template, **special)
-    return tokenizer
+    return core, {"chat_template": metadata.get("tokenizer.chat_template"), **special}
 
 
 def _without_padding(metadata: Mapping[str, Any]) -> tuple[list[str], list[int]]:
