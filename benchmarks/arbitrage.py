@@ -10,9 +10,8 @@ each router and knob, with 95 % intervals by Wilson.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import options
@@ -21,45 +20,28 @@ from accuracy import Item, read_items
 from card.api.llm import LLM
 from card.bench.summary import Share
 from card.config import SamplingParams
-from card.errors import CardError, SettingsError
-from card.steps import Arbitrage, EntropyRouter, OracleRouter, RandomRouter, RewardRouter, equations_hold
+from card.errors import CardError
+from card.steps import Arbitrage, RandomRouter, parse_router
+from card.steps.routers import Router
 from card.text.answers import final_number
 
-ROUTERS: Mapping[str, Callable[[float], Any]] = MappingProxyType(
-    {
-        "entropy": EntropyRouter,
-        "random": RandomRouter,
-        "reward": lambda knob: RewardRouter(knob, equations_hold),
-        "oracle": lambda knob: OracleRouter(knob, equations_hold),
-    }
-)
 DEFAULT = "random:0,random:0.25,random:0.5,random:0.75,random:1,entropy:0.5,entropy:1,entropy:2,reward:0.3,oracle:1"
 
 
-def parse(text: str) -> list[tuple[str, float]]:
-    """Return routers and knobs of "random:0.5,entropy:1". Raises: SettingsError."""
-    found = []
-    for one in text.split(","):
-        name, _, knob = one.partition(":")
-        try:
-            found.append((name, float(knob)))
-        except ValueError:
-            raise SettingsError(f"a router and its knob are NAME:NUMBER such as random:0.5, got {one!r}") from None
-        if name not in ROUTERS:
-            raise SettingsError(f"unknown router {name!r}; known: {', '.join(ROUTERS)}")
-        ROUTERS[name](found[-1][1])
-    return found
+def parse(text: str) -> list[tuple[str, Router]]:
+    """Return the routers of "random:0.5,entropy:1" with their names. Raises: SettingsError."""
+    return [(one.partition(":")[0], parse_router(one)) for one in text.split(",")]
 
 
 def run(
-    target: LLM, draft: LLM, items: Sequence[Item], routers: Sequence[tuple[str, float]], max_tokens: int
+    target: LLM, draft: LLM, items: Sequence[Item], routers: Sequence[tuple[str, Router]], max_tokens: int
 ) -> list[dict[str, Any]]:
     """Return a line for each router and knob. Raises: CardError."""
     params, questions = SamplingParams(temperature=0.0, max_tokens=max_tokens), [item.question for item in items]
     exact = Arbitrage(target, draft, RandomRouter(0.0)).answer(questions, params)
     lines = []
-    for name, knob in routers:
-        outputs = Arbitrage(target, draft, ROUTERS[name](knob)).answer(questions, params)
+    for name, router in routers:
+        outputs = Arbitrage(target, draft, router).answer(questions, params)
         numbers = [final_number(output.text) for output in outputs]
         plain = [final_number(output.text) for output in exact]
         steps = [step for output in outputs for step in output.steps]
@@ -70,7 +52,7 @@ def run(
             {
                 "benchmark": "arbitrage",
                 "router": name,
-                "knob": knob,
+                "knob": router.knob,
                 "exact": outputs[0].exact,
                 "num_items": len(items),
                 "num_solved": solved.count,
@@ -84,7 +66,7 @@ def run(
             }
         )
         print(
-            f"{name}:{knob:g}  solved {solved}  same number {same}  steps of the target "
+            f"{name}:{router.knob:g}  solved {solved}  same number {same}  steps of the target "
             f"{lines[-1]['num_target_steps']} of {len(steps)}  target tokens {totals['target_tokens']}  "
             f"passes {totals['target_passes']}",
             flush=True,

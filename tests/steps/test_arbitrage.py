@@ -17,7 +17,9 @@ from card.steps import (
     RandomRouter,
     RewardRouter,
     Step,
+    WrittenStep,
     equations_hold,
+    parse_router,
 )
 from tests.pair import Pair
 
@@ -108,6 +110,20 @@ def test_each_step_has_a_writer_and_every_result_says_that_it_is_not_exact(
 def test_max_steps_breaks_an_answer_off(llms: tuple[LLM, LLM], delimiter: str) -> None:
     outputs = Arbitrage(*llms, RandomRouter(0.5), delimiter=delimiter, max_steps=1).answer(QUESTIONS, GREEDY)
     assert [len(output.steps) for output in outputs] == [1, 1, 1]
+    assert {output.finish_reason for output in outputs} == {"length"}
+
+
+def test_each_step_is_told_as_it_stands_with_its_question(llms: tuple[LLM, LLM], delimiter: str) -> None:
+    told: list[list[WrittenStep]] = [[], [], []]
+    stepped = Arbitrage(*llms, RandomRouter(0.5, seed=2), delimiter=delimiter)
+    outputs = stepped.answer(QUESTIONS, GREEDY, lambda idx, step: told[idx].append(step))
+    assert told == [list(output.steps) for output in outputs]
+
+
+@pytest.mark.parametrize("name", ROUTERS)
+def test_a_router_is_found_by_its_name_with_the_usual_knob_or_a_given_one(name: str) -> None:
+    assert parse_router(name).knob > 0.0 and parse_router(f"{name}:0").knob == 0.0
+    assert type(parse_router(name)) is type(ROUTERS[name](0.5))
 
 
 def step(text: str = "3*4=12\n", before: str = "", entropy: float = 0.0) -> Step:

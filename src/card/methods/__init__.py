@@ -8,7 +8,9 @@ from importlib import import_module
 from card.errors import SettingsError
 from card.methods.method import Method
 
-__all__ = ["METHODS", "OWN_SETTINGS", "Method", "find_method"]
+__all__ = ["METHODS", "OWN_SETTINGS", "STEPWISE", "Method", "find_method"]
+
+STEPWISE = "arbitrage"  # of two engines that share an answer, so none of a single one: see `card.steps`
 
 
 def all_methods() -> dict[str, Method]:
@@ -24,6 +26,11 @@ OWN_SETTINGS = tuple(dict.fromkeys(name for method in METHODS.values() for name 
 
 def find_method(name: str) -> Method:
     """Return the method of this name. Raises: SettingsError for an unknown one."""
+    if name == STEPWISE:
+        raise SettingsError(
+            f"method {name} shares an answer between two engines; take card generate --method {name}, or "
+            "card.steps.Arbitrage in Python"
+        )
     if name not in METHODS:
         raise SettingsError(f"unknown method {name!r}; known: {', '.join(METHODS)}")
     return METHODS[name]

@@ -1,6 +1,7 @@
 """Step-wise routing: the draft model writes a step, and a router says whether the target writes it anew."""
 
 from card.steps.arbitrage import Arbitrage, SteppedOutput, WrittenStep
+from card.steps.names import parse_router
 from card.steps.routers import EntropyRouter, OracleRouter, RandomRouter, RewardRouter, Step, equations_hold
 
 __all__ = [
@@ -13,4 +14,5 @@ __all__ = [
     "SteppedOutput",
     "WrittenStep",
     "equations_hold",
+    "parse_router",
 ]

@@ -7,7 +7,7 @@ Source: Arbitrage, arXiv:2512.05033. The text is another one than plain decoding
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -21,7 +21,7 @@ from card.steps.routers import Router, Step
 from card.text.tokens import decode
 
 Writer = Literal["draft", "target"]
-Conversation = Sequence[Mapping[str, str]]
+FinishReason = Literal["stop", "length"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +40,7 @@ class SteppedOutput:
     text: str
     token_ids: tuple[int, ...]
     steps: tuple[WrittenStep, ...]
+    finish_reason: FinishReason  # length: it was broken off
     exact: bool  # True: the text is that of plain decoding
     target_tokens: int  # that the target wrote, kept or not
     target_passes: int  # of them; reading the prompt and the draft model's steps is none
@@ -56,7 +57,7 @@ class _Answer:
     target_tokens: int = 0
     target_passes: int = 0
     draft_tokens: int = 0
-    is_done: bool = False
+    finish_reason: FinishReason | None = None  # None: it goes on
 
     @property
     def text(self) -> str:
@@ -67,8 +68,9 @@ class _Answer:
         return tuple([token_id for step in self.steps for token_id in step.token_ids])
 
 
-_Written = tuple[Step, WrittenStep, bool]
-"""What a router sees of a step, the step, and whether it ends the answer."""
+_Written = tuple[Step, WrittenStep, FinishReason | None]
+"""What a router sees of a step, the step, and why it ends the answer if it does."""
+OnStep = Callable[[int, WrittenStep], None]
 
 
 class Arbitrage:
@@ -99,26 +101,32 @@ class Arbitrage:
         """True if each text is that of plain decoding: the target writes all, and nothing else judges its tokens."""
         return self._router.knob == 0.0 and self._target.is_exact
 
-    def answer(self, questions: Sequence[str], params: SamplingParams | None = None) -> list[SteppedOutput]:
+    def answer(
+        self, questions: Sequence[str], params: SamplingParams | None = None, on_step: OnStep = lambda *_: None
+    ) -> list[SteppedOutput]:
         """Answer questions through the chat template, all at once, step by step.
 
         Args:
             params: ``max_tokens`` is that of a whole answer; a temperature above 0 needs a seed.
+            on_step: is told each step, with the index of its question, as soon as it stands.
         Raises: PromptError for a question that does not fit; SettingsError for parameters that look back over an
             answer, which steps would make forget its beginning.
         """
         params = params or SamplingParams(temperature=0.0)
-        _refuse_memory(params)
+        check_params(params)
         conversations = [[{"role": "user", "content": question}] for question in questions]
         answers = [
             _Answer(question, self._target.host.encode(conversation))
             for question, conversation in zip(questions, conversations, strict=True)
         ]
         for _ in range(self._max_steps):
-            running = [one for one in answers if not one.is_done]
+            running = [one for one in answers if one.finish_reason is None]
             if not running:
                 break
             self._advance(running, params)
+            for idx, one in enumerate(answers):
+                if one in running:
+                    on_step(idx, one.steps[-1])
         return [self._output(one) for one in answers]
 
     def _advance(self, running: Sequence[_Answer], params: SamplingParams) -> None:
@@ -168,18 +176,19 @@ class Arbitrage:
 
     def _written(self, answer: _Answer, writer: Writer, completion: CompletionOutput, most: int) -> _Written:
         host, ids = self._target.host, completion.token_ids
-        is_full = len(answer.token_ids) + len(ids) >= most
-        is_end = ids[-1] in host.end_ids or is_full or completion.finish_reason != "stop"
+        is_full = len(answer.token_ids) + len(ids) >= most or completion.finish_reason != "stop"
+        end: FinishReason | None = "stop" if ids[-1] in host.end_ids else "length" if is_full else None
         before = answer.text
         text = decode(host.tokenizer, [*answer.token_ids, *ids], after=answer.prompt_ids)[len(before) :]
         step = Step(answer.question, before, text, _entropy(completion))
-        return step, WrittenStep(writer, text, ids), is_end
+        return step, WrittenStep(writer, text, ids), end
 
     def _output(self, answer: _Answer) -> SteppedOutput:
         return SteppedOutput(
             text=answer.text,
             token_ids=answer.token_ids,
             steps=tuple(answer.steps),
+            finish_reason=answer.finish_reason or "length",
             exact=self.is_exact,
             target_tokens=answer.target_tokens,
             target_passes=answer.target_passes,
@@ -188,9 +197,8 @@ class Arbitrage:
 
 
 def _take(answer: _Answer, written: _Written) -> None:
-    _, step, is_end = written
+    _, step, answer.finish_reason = written
     answer.steps.append(step)
-    answer.is_done = is_end
 
 
 def _entropy(completion: CompletionOutput) -> float:
@@ -202,7 +210,7 @@ def _entropy(completion: CompletionOutput) -> float:
     return -sum(chance * math.log(chance) for chance in chances if chance > 0.0)
 
 
-def _refuse_memory(params: SamplingParams) -> None:
+def check_params(params: SamplingParams) -> None:
     """Refuse parameters whose effect depends on where an answer begins. Raises: SettingsError."""
     plain = SamplingParams()
     names = ("presence_penalty", "frequency_penalty", "repetition_penalty", "min_tokens", "grammar", "stop")
@@ -212,4 +220,4 @@ def _refuse_memory(params: SamplingParams) -> None:
                 f"{name} looks back to where an answer begins, and steps begin anew; leave it out of step-wise routing"
             )
     if params.temperature > 0.0 and params.seed is None:
-        raise SettingsError("steps that are sampled need one seed for all of them; give params a seed")
+        raise SettingsError("steps that are sampled need one seed for all of them; give a seed")

@@ -28,6 +28,7 @@ from card.cli.options import (
 from card.cli.starting import load, run, spin_until_first, spinner
 from card.config import SamplingParams
 from card.errors import PromptError, SettingsError
+from card.methods import STEPWISE
 from card.models.demo import DEMO_PROBLEMS
 
 if TYPE_CHECKING:  # loaded by make_llm
@@ -47,6 +48,7 @@ if TYPE_CHECKING:  # loaded by make_llm
     type=click.File("w", encoding="utf-8", lazy=False),
     help="Write a trace for ui.perfetto.dev.",
 )
+@click.option("--router", help=f"Of --method {STEPWISE}, such as entropy:1.")
 @method_options
 @sampling_options
 @shaping_options
@@ -59,6 +61,7 @@ def generate(
     stats: bool,
     as_json: bool,
     trace_file: TextIO | None,
+    router: str | None,
     **options: Any,
 ) -> None:
     """Answer PROMPT, or standard input if there is no PROMPT or it is "-"; the text streams to standard output."""
@@ -66,6 +69,22 @@ def generate(
     params = take_sampling_params(options)
     if not text:
         raise PromptError("the prompt is empty; give at least one character")
+    if options["method"] == STEPWISE:
+        for flag, is_given in (("--raw", raw), ("--trace", trace_file is not None)):
+            if is_given:
+                raise SettingsError(f"{flag} does not go with --method {STEPWISE}; leave it out")
+        run(
+            "card.cli.arbitrage.run",
+            question=text,
+            params=params,
+            router=router,
+            as_json=as_json,
+            stats=stats,
+            **options,
+        )
+        return
+    if router is not None:
+        raise SettingsError(f"--router is of --method {STEPWISE}; add that, or leave --router out")
     with make_llm(options) as llm:
         if sys.stderr is not None and sys.stderr.isatty() and (note := demo_note(llm.settings.target)):
             click.echo(note, err=True)
