@@ -16,11 +16,11 @@ from statistics import fmean
 import click
 import msgspec
 import torch
+from edge_agents import Actor, ActorSettings, Place, train_actor
 from rich.console import Console
 from rich.table import Table
 
 from card.bench.environment import describe_run
-from card.planner.edge.actor_critic import Actor, ActorSettings, Place, train_actor
 from card.planner.edge.association import POLICIES, associate
 from card.planner.edge.costs import EdgeCosts, Overlap, Terms, edge_costs, terms_of
 from card.planner.edge.scenario import draw_scenario

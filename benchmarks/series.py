@@ -18,13 +18,33 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from card.series.data import read_series
+from card.series.data import Values, read_series
 from card.series.forecaster import forecast, load_forecaster
-from card.series.scores import crps, squared_error
 from card.series.verify import MODES
 
 COLUMNS = ("HUFL", "HULL", "MUFL", "MULL", "LUFL", "LULL", "OT")
 TRAIN_END, TEST_BEGIN, TEST_END = 8640, 11520, 14400
+
+
+def crps(samples: Values, truth: Values) -> float:
+    """Return the continuous ranked probability score, mean over the steps, in the units of the series; less is better.
+
+    It is mean |x - y| - mean |x - x'| / 2 over pairs of different samples, so more samples do not change its mean.
+
+    Args:
+        samples: [S, T], S of 2 or more.
+        truth: [T].
+    Source: Gneiting and Raftery 2007, Strictly Proper Scoring Rules, Prediction, and Estimation.
+    """
+    num_samples = len(samples)
+    ranks = 2 * np.arange(1, num_samples + 1) - num_samples - 1
+    apart = (ranks[:, None] * np.sort(samples, 0)).sum(0) / (num_samples * (num_samples - 1) / 2)
+    return float((np.abs(samples - truth).mean(0) - apart / 2).mean())
+
+
+def squared_error(samples: Values, truth: Values) -> float:
+    """Return the mean squared error of the samples' mean, in squared units of the series: [S, T] and [T]."""
+    return float(np.square(samples.mean(0) - truth).mean())
 
 
 def windows(path: Path, num_windows: int, horizon: int) -> list[tuple[np.ndarray, np.ndarray]]:

@@ -284,7 +284,10 @@ def test_texts_are_questions_with_answers_json_texts_or_plain_lines(pair: Pair, 
     assert (begun.tokenizer.decode(plain.token_ids), plain.first) == ("the mat", 1)
     lines = tmp_path / "texts.txt"
     lines.write_text("the cat\nthe mat sat\n")
-    assert [begun.tokenizer.decode(one.token_ids) for one in read_documents(lines, begun.tokenizer, 1)] == ["the cat"]
+    assert [begun.tokenizer.decode(one.token_ids) for one in read_documents(lines, begun.tokenizer)] == [
+        "the cat",
+        "the mat sat",
+    ]
     long = Document(range(5000))
     assert len(clipped([long], begun.model)[0].token_ids) == 1024
     path.write_text('{"text": "one"}\n{"question": "two?"}\n')

@@ -11,7 +11,6 @@ import torch
 from card.errors import CardError, ModelError, SettingsError
 from card.series.decoding import Pair, sample_paths
 from card.series.forecaster import forecast, load_forecaster, save_forecaster
-from card.series.scores import crps, squared_error
 from card.series.transformer import Shape
 from card.series.verify import find_rule
 from tests.series.laws import normal_excess
@@ -106,15 +105,6 @@ def test_the_same_seed_gives_the_same_forecast_and_levels_and_units_of_a_series_
     assert np.array_equal(one, same)
     assert not np.array_equal(one, other)
     np.testing.assert_allclose(moved, 100 + 5 * one, rtol=1e-3)
-
-
-def test_scores_are_those_of_their_definitions():
-    rng = np.random.default_rng(0)
-    samples, truth = rng.normal(size=(6, 5)), rng.normal(size=5)
-    apart = [np.abs(samples[i] - samples[j]) for i in range(6) for j in range(6) if i != j]
-    expected = np.abs(samples - truth).mean() - np.mean(apart) / 2
-    assert crps(samples, truth) == pytest.approx(expected)
-    assert squared_error(samples, truth) == pytest.approx(((samples.mean(0) - truth) ** 2).mean())
 
 
 def test_a_saved_forecaster_states_the_same_laws(tmp_path):

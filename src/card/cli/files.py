@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from card.errors import PromptError, SettingsError
+from card.text.lines import numbered_lines
 
 
 class OutputPath(click.Path):
@@ -56,9 +57,9 @@ def read_prompts(path: Path) -> tuple[str, ...]:
 
     Raises: PromptError if there are none, or one cannot be read.
     """
-    numbered = _numbered_lines(path)
-    if path.suffix != ".jsonl" and not numbered[0][1].startswith("{"):
-        return tuple(line for _, line in numbered)
+    numbered = numbered_lines(path, "prompts")
+    if path.suffix != ".jsonl" and not numbered[0][1].lstrip().startswith("{"):
+        return tuple(line.strip() for _, line in numbered)
     return tuple(record["question"] for record in read_records(path, "question"))
 
 
@@ -67,20 +68,7 @@ def read_records(path: Path, *keys: str) -> tuple[dict[str, str], ...]:
 
     Raises: PromptError if there are none, or one cannot be read.
     """
-    return tuple(_record(path, number, line, keys) for number, line in _numbered_lines(path))
-
-
-def _numbered_lines(path: Path) -> list[tuple[int, str]]:
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except UnicodeDecodeError:
-        raise PromptError(f"{path} is not valid UTF-8; convert it first") from None
-    except OSError as error:
-        raise PromptError(f"{path} cannot be read: {error.strerror}; name another file") from None
-    numbered = [(number, line.strip()) for number, line in enumerate(lines, 1) if line.strip()]
-    if not numbered:
-        raise PromptError(f"{path} holds no prompts; put one on each line")
-    return numbered
+    return tuple(_record(path, number, line, keys) for number, line in numbered_lines(path, "prompts"))
 
 
 def _record(path: Path, number: int, line: str, keys: tuple[str, ...]) -> dict[str, str]:
@@ -92,5 +80,7 @@ def _record(path: Path, number: int, line: str, keys: tuple[str, ...]) -> dict[s
     if not texts or not all(isinstance(text, str) and text.strip() for text in texts.values()):
         wanted = " and ".join(f'"{key}"' for key in keys)
         kind = "a text" if len(keys) == 1 else "texts"
-        raise PromptError(f"{path}, line {number}: must be a JSON object with {wanted}, {kind}; got {line[:60]!r}")
+        raise PromptError(
+            f"{path}, line {number}: must be a JSON object with {wanted}, {kind}; got {line.strip()[:60]!r}"
+        )
     return texts

@@ -9,10 +9,9 @@ from typing import Any
 
 import click
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from card.cli.files import check_can_write
-from card.cli.tables import table
+from card.cli.tables import progress_bar, table
 from card.errors import SettingsError
 from card.series.data import read_series
 from card.series.forecaster import Forecast, forecast, load_forecaster, save_forecaster
@@ -78,9 +77,7 @@ def run_training(*, series: Path, columns: tuple[str, ...], out: Path, size: str
     check_can_write(out / "config.json")
     read = [read_series(series, column) for column in columns]
     settings = TrainSettings(**options)
-    bar = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    console = Console(stderr=True)
-    with Progress(*bar, console=console, transient=True, disable=not console.is_terminal) as progress:
+    with progress_bar() as progress:
         task = progress.add_task("training", total=settings.steps)
         trained = train_forecaster(read, SHAPES[size], settings, on_step=lambda: progress.advance(task))
     save_forecaster(trained.model, out)

@@ -1,4 +1,4 @@
-"""Tables that fit the terminal: fewer columns on a narrow one, all of them with --wide."""
+"""Tables that fit the terminal: fewer columns on a narrow one, all of them with --wide. Bars of trainings."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from rich.console import Console
 from rich.measure import Measurement
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -40,6 +41,13 @@ def table(*words: str, numbers: Iterable[str] = (), title: str | None = None) ->
     for number in numbers:
         made.add_column(number, justify="right")
     return made
+
+
+def progress_bar() -> Progress:
+    """Return a bar on standard error that goes when it is done; it is not drawn where that is no terminal."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    console = Console(stderr=True)
+    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
 
 
 def _natural_width(console: Console, table: Table) -> int:

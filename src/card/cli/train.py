@@ -9,14 +9,13 @@ from typing import Any
 
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from transformers import PreTrainedTokenizerBase
 
 from card.bench.datasets import Question
 from card.cli.files import read_prompts
 from card.cli.options import resolve_models
 from card.cli.starting import spinner
-from card.cli.tables import table
+from card.cli.tables import progress_bar, table
 from card.errors import PromptError, SettingsError
 from card.hrad.network import HRadFacts, target_facts
 from card.hrad.rounds import RoundCollector, Rounds
@@ -80,7 +79,7 @@ def run_judge(*, prompts: Path | None, max_prompts: int | None, out: Path, **opt
         end_ids=pair.end_ids,
     )
     prompt_ids = encode_questions(pair.tokenizer, questions, miner.max_prompt_tokens)
-    with _progress() as progress:
+    with progress_bar() as progress:
         task = progress.add_task("trying mismatches", total=len(prompt_ids))
         mined = miner.mine(prompt_ids, lambda: progress.advance(task))
     trained = train_judge(mined, PairFacts.of(pair.target, pair.draft_name))
@@ -117,17 +116,11 @@ def load_training_pair(options: dict[str, Any]) -> TrainingPair:
     return TrainingPair(tokenizer, target, draft, name, end_token_ids(target_model, tokenizer))
 
 
-def _progress() -> Progress:
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    console = Console(stderr=True)
-    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
-
-
 def _train(
     collector: RoundCollector, prompt_ids: _Prompts, test_ids: _Prompts, facts: HRadFacts, settings: TrainSettings
 ) -> Trained:
     """Collect rounds and train on them, with a bar that shows how far it is."""
-    with _progress() as progress:
+    with progress_bar() as progress:
 
         def collect(what: str, ids: _Prompts) -> Rounds:
             task = progress.add_task(what, total=len(ids))

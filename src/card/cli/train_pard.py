@@ -6,10 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from card.cli.starting import spinner
-from card.cli.tables import table
+from card.cli.tables import progress_bar, table
 from card.errors import SettingsError
 from card.models.loading import check_pair, load_model, load_tokenizer
 from card.models.parallel_draft import is_parallel_draft
@@ -62,9 +61,7 @@ def _train(
     checkpoint: Checkpoint,
     teacher: Teacher | None,
 ) -> Trained:
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    console = Console(stderr=True)
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+    with progress_bar() as progress:
         task = progress.add_task("training")
 
         def show(step: int, num_steps: int) -> None:

@@ -103,7 +103,7 @@ def original_size(model: LoadedModel) -> OriginalSize:
     )
 
 
-def inflate(model: PreTrainedModel, num_parameters: int, *, seed: int = 0) -> LlamaForCausalLM:
+def inflate(model: PreTrainedModel, num_parameters: int) -> LlamaForCausalLM:
     """Return a model with the same logits and about ``num_parameters``, on the same device, in the same dtype.
 
     The output head is no longer tied to the embeddings once the width grows; it counts.
@@ -116,7 +116,7 @@ def inflate(model: PreTrainedModel, num_parameters: int, *, seed: int = 0) -> Ll
             f"an inflated model cannot be smaller than its original: asked for {num_parameters:,} parameters, "
             f"the model has {parameter_count(llama):,}"
         )
-    return inflate_to_shape(llama, choose_shape(llama.config, num_parameters), seed=seed)
+    return inflate_to_shape(llama, choose_shape(llama.config, num_parameters))
 
 
 def choose_shape(config: LlamaConfig, num_parameters: int) -> InflatedShape:
@@ -146,7 +146,7 @@ def count_parameters(config: LlamaConfig, shape: InflatedShape) -> int:
     return (num_embeddings * config.vocab_size + 1) * hidden + shape.layers * (attention + mlp + 2 * hidden)
 
 
-def inflate_to_shape(model: PreTrainedModel, shape: InflatedShape, *, seed: int = 0) -> LlamaForCausalLM:
+def inflate_to_shape(model: PreTrainedModel, shape: InflatedShape) -> LlamaForCausalLM:
     """Return a model of ``shape`` with the same logits.
 
     Raises: ModelError for another architecture than Llama; SettingsError if the shape is smaller than the model.
@@ -161,7 +161,7 @@ def inflate_to_shape(model: PreTrainedModel, shape: InflatedShape, *, seed: int 
     with torch.device("meta"):
         inflated = transformers.LlamaForCausalLM(_inflated_config(llama, shape))
     source = llama.state_dict()
-    generator = torch.Generator(llama.device).manual_seed(seed)
+    generator = torch.Generator(llama.device).manual_seed(0)
     weights = {
         name: _inflated_weight(name, source.get(name), empty.shape, shape.copies, llama, generator)
         for name, empty in inflated.named_parameters()

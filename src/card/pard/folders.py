@@ -19,6 +19,7 @@ from card.models.names import model_name
 from card.models.parallel_draft import ParallelDraft, parallel_draft_of
 from card.models.sources import quiet
 from card.pard.rows import Document, Drop, batch_of, kept_origins, packed_row
+from card.text.lines import numbered_lines
 from card.text.tokens import encode_chat, encode_prompt
 
 if TYPE_CHECKING:
@@ -103,22 +104,12 @@ def _check_masks_are_apart(model: PreTrainedModel, mask_id: int) -> None:
 # ---- texts ----------------------------------------------------------------------------------------------------------
 
 
-def read_documents(path: Path, tokenizer: PreTrainedTokenizerBase, most: int | None = None) -> list[Document]:
+def read_documents(path: Path, tokenizer: PreTrainedTokenizerBase) -> list[Document]:
     """Return the texts of a UTF-8 file: of JSON lines with "question" and "answer" or with "text", else plain lines.
 
-    Args:
-        most: take so many, the first ones; None takes all.
     Raises: PromptError that names the line.
     """
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except UnicodeDecodeError:
-        raise PromptError(f"{path} is not valid UTF-8; convert it first") from None
-    except OSError as error:
-        raise PromptError(f"{path} cannot be read: {error.strerror}; name another file") from None
-    numbered = [(number, line) for number, line in enumerate(lines, 1) if line.strip()][:most]
-    if not numbered:
-        raise PromptError(f"{path} holds no texts; put one on each line")
+    numbered = numbered_lines(path, "texts")
     is_json = path.suffix == ".jsonl" or numbered[0][1].lstrip().startswith("{")
     if not is_json:
         return [_plain(tokenizer, line) for _, line in numbered]

@@ -18,7 +18,7 @@ Values = NDArray[np.float64]
 _GAP = 1.5  # times the usual step; months differ by less
 
 
-def checked_series(values: Iterable[float] | Values, least: int, name: str = "the series") -> Values:
+def checked_series(values: Iterable[float] | Values, least: int) -> Values:
     """Return values that can be forecast.
 
     Args:
@@ -29,16 +29,18 @@ def checked_series(values: Iterable[float] | Values, least: int, name: str = "th
     try:
         series = np.asarray(values if isinstance(values, np.ndarray) else list(values), np.float64)
     except (TypeError, ValueError):
-        raise SettingsError(f"{name} must be a sequence of numbers") from None
+        raise SettingsError("the series must be a sequence of numbers") from None
     if series.ndim != 1:
-        raise SettingsError(f"{name} must have one dimension, got {series.ndim}; give one column at a time")
+        raise SettingsError(f"the series must have one dimension, got {series.ndim}; give one column at a time")
     if len(series) < least:
-        raise SettingsError(f"{name} has {len(series)} values, and at least {least} are needed; give a longer one")
+        raise SettingsError(f"the series has {len(series)} values, and at least {least} are needed; give a longer one")
     if not np.isfinite(series).all():
         place = int(np.argmin(np.isfinite(series)))
-        raise SettingsError(f"{name} has the value {series[place]} at index {place}; fill it or cut the series there")
+        raise SettingsError(
+            f"the series has the value {series[place]} at index {place}; fill it or cut the series there"
+        )
     if series.min() == series.max():
-        raise SettingsError(f"{name} is constant ({series[0]:g}); there is nothing to forecast")
+        raise SettingsError(f"the series is constant ({series[0]:g}); there is nothing to forecast")
     return series
 
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import logging
-import sys
 import traceback
 from datetime import UTC, datetime
 from types import TracebackType
-from typing import Any, TextIO
+from typing import Any
 
 import msgspec
 
@@ -38,9 +37,9 @@ def frames_of(trace: TracebackType | None) -> list[str]:
     return [f"{frame.filename}:{frame.lineno} {frame.name}" for frame in traceback.extract_tb(trace)[-8:]]
 
 
-def set_up(level: str, stream: TextIO | None = None) -> None:
-    """Send the logs of the whole process to ``stream`` (None: standard error), and uvicorn's through the same door."""
-    handler = logging.StreamHandler(stream or sys.stderr)
+def set_up(level: str) -> None:
+    """Send the logs of the whole process to standard error, and uvicorn's through the same door."""
+    handler = logging.StreamHandler()
     handler.setFormatter(JsonFormatter())
     root = logging.getLogger()
     root.handlers[:] = [handler]

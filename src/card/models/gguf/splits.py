@@ -43,10 +43,10 @@ _CASED = r"[[\p{Lu}\p{Ll}\p{Lt}]&&[^\x{10D0}-\x{10FF}\x{1D400}-\x{1D7FF}]]"
 _UP_TO_SIGNS = r" ?[^(\s|.,!?\x{2026}\x{3002}\x{FF0C}\x{3001}\x{0964}\x{06D4}\x{060C})]+"
 
 
-def _words(digits: str, *, contractions: str = f"{_CONTRACTIONS}|", after_signs: str = r"[\r\n]*") -> str:
+def _words(digits: str, *, contractions: str = f"{_CONTRACTIONS}|") -> str:
     """Return the pattern of Llama 3 and its relatives, which differ in how many digits make a piece."""
     signs = r" ?[^\s\p{L}\p{N}]+"
-    return rf"{contractions}[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|{digits}|{signs}{after_signs}|{_LINES_AND_BLANKS}"
+    return rf"{contractions}[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|{digits}|{signs}[\r\n]*|{_LINES_AND_BLANKS}"
 
 
 def _cased_words(digits: str, *, contractions: str = "") -> str:

@@ -19,6 +19,7 @@ KIND, VERSION = "edge", 1
 Floats = npt.NDArray[np.float64]
 Devices = npt.NDArray[np.int64]  # numbers of devices, or the servers of all of them
 _LEAST_DISTANCE_M = 10.0
+_SIDE_M = 500.0  # of the square that is drawn
 _SHADOWING_DB = 8.0  # standard deviation
 
 
@@ -63,14 +64,11 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     shadowing_seed: int = 0
 
 
-def draw_scenario(
-    num_devices: int, *, num_servers: int | None = None, seed: int = 0, side_m: float = 500.0
-) -> Scenario:
+def draw_scenario(num_devices: int, *, num_servers: int | None = None, seed: int = 0) -> Scenario:
     """Return devices and servers spread evenly over a square; each device has a server in reach.
 
     Args:
         num_servers: None: one for nine devices, and four at least.
-        side_m: of the square.
     Raises: PlanError for no devices or servers.
     """
     count = max(4, round(num_devices / 9)) if num_servers is None else num_servers
@@ -80,13 +78,13 @@ def draw_scenario(
     servers = tuple(
         Server(x_m=x, y_m=y, speed=speed)
         for x, y, speed in zip(
-            *rng.uniform(0, side_m, (2, count)).tolist(), rng.uniform(0.5, 2, count).tolist(), strict=True
+            *rng.uniform(0, _SIDE_M, (2, count)).tolist(), rng.uniform(0.5, 2, count).tolist(), strict=True
         )
     )
     devices = tuple(
         Device(x_m=x, y_m=y, speed=speed, tx_dbm=power, battery=battery)
         for x, y, speed, power, battery in zip(
-            *rng.uniform(0, side_m, (2, num_devices)).tolist(),
+            *rng.uniform(0, _SIDE_M, (2, num_devices)).tolist(),
             np.exp(rng.uniform(math.log(0.05), math.log(0.2), num_devices)).tolist(),
             rng.uniform(16, 24, num_devices).tolist(),
             rng.uniform(0.2, 1, num_devices).tolist(),
