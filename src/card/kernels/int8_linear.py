@@ -36,13 +36,16 @@ class PackedLinear:
     panels: Tensor  # [out / 16, bytes] as that module lays them out
     scales: Tensor  # [out] float32
     bias: Tensor  # [out] float32
+    takes_floats: bool = False  # activations as they are, not as bytes
 
     @property
     def entry(self) -> tuple[int, ...]:
         """Its entry in a table of the machine code."""
         multiplier = machine_code(self.product).MULTIPLY
         panels, scales, bias = (tensor.data_ptr() for tensor in (self.panels, self.scales, self.bias))
-        return multiplier, panels, self.panels.shape[1], scales, bias
+        tables = machine_code("tables")
+        takes = tables.AS_FLOATS if self.takes_floats else tables.AS_BYTES
+        return multiplier, panels, self.panels.shape[1], scales, bias, takes
 
 
 def padded(size: int, multiple: int) -> int:
@@ -88,11 +91,13 @@ def multiply_rows(x: Tensor, linear: PackedLinear, *, num_parts: int = 1) -> Ten
     filled = nn.functional.pad(x.float(), (0, num_groups * GROUP - num_in))
     numbers = torch.empty((num_rows, num_groups * GROUP), dtype=torch.int8)
     scales = torch.empty((num_rows, num_groups))
-    sums = torch.empty((num_rows, num_groups, sums_size), dtype=torch.int32)
+    sums = torch.empty((num_rows, num_groups, sums_size + GROUP), dtype=torch.int32)  # and the rows behind them
     places = (numbers.data_ptr(), scales.data_ptr(), sums.data_ptr())
-    code.quantize_rows(filled.data_ptr(), 4 * GROUP * num_groups, num_rows, 0, 0, 0, num_groups, 0.0, *places, 0)
-    out = torch.empty((num_rows, PANEL * num_panels))
     entry = np.array(linear.entry, np.int64)
+    code.prepare_rows(
+        entry[-1], filled.data_ptr(), 4 * GROUP * num_groups, num_rows, 0, 0, 0, num_groups, 0.0, *places, 0
+    )
+    out = torch.empty((num_rows, PANEL * num_panels))
     for part in range(num_parts):
         start, stop = num_panels * part // num_parts, num_panels * (part + 1) // num_parts
         code.project(

@@ -299,7 +299,7 @@ class Int8Decoder:
         attending = 4 * (LANES * size + GROUP)  # of floats; each head of a group has a sum and scores
         attending += 4 * (self._num_heads // self._num_kv_heads) * (padded(size, GROUP) + padded(num_positions, LANES))
         own = (
-            groups * num_rows * (GROUP + 4 + self._sums_bytes)
+            groups * num_rows * (GROUP + 4 + self._sums_bytes + 4 * GROUP)
             + 4 * GROUP * groups
             + max(attending, 8 * GROUP * MOST_TILE_ROWS)
         )
@@ -307,13 +307,13 @@ class Int8Decoder:
             return buffers.hidden[:num_rows]
         buffers.grow(num_rows, own, num_threads)
         buffers.hidden = torch.zeros((buffers.num_rows, width))
-        mlp_groups = self._mlp_width // GROUP
+        mlp_groups, gated_bytes = self._mlp_width // GROUP, self._sums_bytes + 4 * GROUP  # sums, and floats behind them
         parts = {
             code.PROJECTED: torch.empty((buffers.num_rows, (self._num_heads + 2 * self._num_kv_heads) * size)),
             code.ATTENDED: torch.zeros((buffers.num_rows, attended)),
             code.GATED: torch.empty((buffers.num_rows, self._mlp_width), dtype=torch.int8),
             code.GATED_SCALES: torch.empty((buffers.num_rows, mlp_groups)),
-            code.GATED_SUMS: torch.empty((buffers.num_rows, mlp_groups, self._sums_bytes), dtype=torch.int8),
+            code.GATED_SUMS: torch.empty((buffers.num_rows, mlp_groups, gated_bytes), dtype=torch.int8),
             code.OWN: torch.empty((buffers.num_threads, buffers.own_bytes), dtype=torch.int8),
             code.HIDDEN: buffers.hidden,
             code.ADDED: torch.empty_like(buffers.hidden),

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from card.errors import ModelError
 from card.kernels.blocks import BLOCK_FORMATS, BlockFormat, Bytes, block_linear, pack_blocks
+from card.kernels.float_linear import FLOAT_PRODUCTS, float_linear
 from card.kernels.int8_linear import multiply_rows, quantize_linear, why_not_int8
 from card.machine.processor import kernel_kind, processor_name
 from card.machine.threads import integer_passes_on
@@ -23,7 +24,7 @@ from card.models.loading import load_decoder
 from card.models.protocol import Extension
 from card.models.torch_runner import TorchRunner
 
-EXPECTED = "5242fd5ce14b4726"
+EXPECTED = "f03ab47c5c207b41"
 _PROMPT = [3 + 7 * i * i % 500 for i in range(300)]
 _TREE_PARENTS = (0, 0, 1, 2, 2)  # rows behind the prompt, counted from its last one
 _NUM_IN = 512
@@ -58,8 +59,12 @@ def digest_machine() -> MachineDigest:
 def _products() -> Iterator[Tensor]:
     """Yield products of few and many rows."""
     rows = _numbers(33, _NUM_IN) * torch.arange(1, 34)[:, None]
-    linear = quantize_linear(_numbers(150, _NUM_IN), None)
-    linears = [linear, *(block_linear(pack_blocks(_blocks(form), form), form, 32) for form in BLOCK_FORMATS.values())]
+    weight = _numbers(150, _NUM_IN)
+    linears = [
+        quantize_linear(weight, None),
+        *(block_linear(pack_blocks(_blocks(form), form), form, 32) for form in BLOCK_FORMATS.values()),
+        *(float_linear(weight.to(dtype), None) for dtype in FLOAT_PRODUCTS),
+    ]
     for one in linears:
         for num_rows in _SIZES:
             yield multiply_rows(rows[:num_rows], one, num_parts=2)

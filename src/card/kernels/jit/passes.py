@@ -15,18 +15,20 @@ from card.kernels.jit import tables as t
 from card.kernels.jit.attention import attend, norm_all_heads, prepare_heads
 from card.kernels.jit.rows import (
     add_row,
-    bytes_between_fours,
     bytes_between_rows,
     capped,
+    floats_behind,
     gelu,
+    multiply_tile,
+    prepare_group,
+    prepare_rows,
     project,
-    quantize_rows,
     rms_norm,
     silu,
     tile_size,
 )
 from card.kernels.jit.tables import entry, layer_entry, real_entry
-from card.kernels.jit.tiles import MOST_ROWS, PANEL, multiply
+from card.kernels.jit.tiles import MOST_ROWS, PANEL
 from card.kernels.jit.vectors import (
     GROUP,
     LANES,
@@ -38,7 +40,6 @@ from card.kernels.jit.vectors import (
     load,
     look,
     pause,
-    quantize_group,
     store,
     times,
 )
@@ -77,32 +78,33 @@ def activate(x: int, factor: int, has_gelu: int) -> None:
 def gate(
     table: int, layer: int, start: int, stop: int, numbers: int, scales: int, sums: int, room: int
 ) -> None:  # fmt: skip
-    """Compute groups ``start`` to ``stop`` of activation(gate) * up for all rows, and quantize them."""
+    """Compute groups ``start`` to ``stop`` of activation(gate) * up for all rows, and prepare them."""
     of = layer_entry(table, layer)
     num_rows, num_groups = entry(table, t.ROWS), entry(table, t.PADDED_WIDTH) // GROUP
     has_gelu = entry(table, t.HAS_GELU)
     num_out, num_panels, other = entry(table, t.MLP) // GROUP, GROUP // PANEL, room + 4 * GROUP * MOST_ROWS
+    takes, gated_sums = entry(of + 8 * t.DOWN, t.TAKES), entry(table, t.GATED_SUMS)
+    as_floats = floats_behind(gated_sums, num_rows, num_out)
     for group in range(start, stop):
         first = 0
         while first < num_rows:
             size = tile_size(num_rows, first)
-            before, channels = first * num_groups, 4 * GROUP * group
             for linear, out in ((of + 8 * t.GATE, room), (of + 8 * t.UP, other)):
-                multiply(
-                    entry(linear, t.MULTIPLIER), size, num_panels * group, num_panels * (group + 1),
-                    entry(linear, t.PANELS), entry(linear, t.PANEL_BYTES), numbers + GROUP * before,
-                    scales + 4 * before, sums + SUMS_BYTES * before, num_groups, entry(linear, t.CHANNEL_SCALES),
-                    entry(linear, t.BIASES), out - channels, 4 * GROUP, 0,
+                multiply_tile(
+                    linear, num_rows, first, size, num_panels * group, num_panels * (group + 1), numbers, scales, sums,
+                    num_groups, out - 4 * GROUP * group, 4 * GROUP, 0,
                 )  # fmt: skip
             for row in range(size):
                 activate(room + 4 * GROUP * row, other + 4 * GROUP * row, has_gelu)
                 place = first * num_out + group * size + row
-                quantize_group(
+                prepare_group(
+                    takes,
                     room + 4 * GROUP * row,
                     entry(table, t.GATED) + GROUP * (first * num_out + group * size) + bytes_between_rows(size) * row,
-                    bytes_between_fours(size),
+                    size,
                     entry(table, t.GATED_SCALES) + 4 * place,
-                    entry(table, t.GATED_SUMS) + SUMS_BYTES * place,
+                    gated_sums + SUMS_BYTES * place,
+                    as_floats + 4 * GROUP * (first * num_out + group * size) + 4 * row,
                 )
             first += size
 
@@ -176,9 +178,13 @@ def run_layer(table: int, layer: int, thread: int, turn: int, own: int) -> int:
     most_groups = max(groups, attended_groups)
     numbers, scales = own, own + GROUP * most_groups * num_rows
     sums = scales + 4 * most_groups * num_rows
-    room = sums + SUMS_BYTES * most_groups * num_rows + 4 * GROUP * most_groups
+    room = floats_behind(sums, num_rows, most_groups) + 4 * GROUP * most_groups * (num_rows + 1)
     norm, centres, is_parallel = entry(of, t.INPUT_NORM), entry(table, t.CENTRES), entry(table, t.IS_PARALLEL)
-    quantize_rows(hidden, hidden_bytes, num_rows, width, norm, centres, groups, eps, numbers, scales, sums, 0)
+    takes_gated = entry(of + 8 * t.GATE, t.TAKES) | entry(of + 8 * t.UP, t.TAKES)
+    takes = entry(of + 8 * t.QUERY, t.TAKES) | entry(of + 8 * t.KEY, t.TAKES) | entry(of + 8 * t.VALUE, t.TAKES)
+    if is_parallel:  # the MLP reads what attention reads
+        takes |= takes_gated
+    prepare_rows(takes, hidden, hidden_bytes, num_rows, width, norm, centres, groups, eps, numbers, scales, sums, 0)
     first, last = share(all_heads, thread, threads), share(all_heads, thread + 1, threads)
     project_heads(table, of + 8 * t.QUERY, heads, 0, first, last, numbers, scales, sums)
     project_heads(table, of + 8 * t.KEY, kv_heads, heads, first, last, numbers, scales, sums)
@@ -190,15 +196,15 @@ def run_layer(table: int, layer: int, thread: int, turn: int, own: int) -> int:
         turn = wait(barrier, threads, turn)
     prepare_heads(table, layer, first, last)
     start, stop = share(mlp_groups, thread, threads), share(mlp_groups, thread + 1, threads)
-    if is_parallel:  # the MLP reads what attention reads
+    if is_parallel:
         gate(table, layer, start, stop, numbers, scales, sums, room)
     turn = wait(barrier, threads, turn)
     for unit in range(thread, num_rows * kv_heads, threads):
         attend(table, layer, unit // kv_heads, unit % kv_heads, room)
     turn = wait(barrier, threads, turn)
-    quantize_rows(
-        entry(table, t.ATTENDED), 4 * GROUP * attended_groups, num_rows, 0, 0, 0, attended_groups, eps, numbers,
-        scales, sums, 0,
+    prepare_rows(
+        entry(of + 8 * t.ATTENTION_OUT, t.TAKES), entry(table, t.ATTENDED), 4 * GROUP * attended_groups, num_rows, 0, 0,
+        0, attended_groups, eps, numbers, scales, sums, 0,
     )  # fmt: skip
     first = share(padded_width // PANEL, thread, threads)
     last = share(padded_width // PANEL, thread + 1, threads)
@@ -206,7 +212,9 @@ def run_layer(table: int, layer: int, thread: int, turn: int, own: int) -> int:
     turn = add_output(table, out, norm, first, last, numbers, scales, sums, attended_groups, thread, turn)
     if not is_parallel:
         norm = entry(of, t.MLP_NORM)
-        quantize_rows(hidden, hidden_bytes, num_rows, width, norm, centres, groups, eps, numbers, scales, sums, 0)
+        prepare_rows(
+            takes_gated, hidden, hidden_bytes, num_rows, width, norm, centres, groups, eps, numbers, scales, sums, 0
+        )
         gate(table, layer, start, stop, numbers, scales, sums, room)
         turn = wait(barrier, threads, turn)
     turn = add_output(
@@ -230,9 +238,10 @@ def run(table: int, thread: int) -> None:
     num_chosen, groups = entry(table, t.NUM_CHOSEN), entry(table, t.PADDED_WIDTH) // GROUP
     scales = own + GROUP * groups * num_chosen
     sums = scales + 4 * groups * num_chosen
-    quantize_rows(
-        entry(table, t.HIDDEN), 4 * GROUP * groups, num_chosen, entry(table, t.WIDTH), entry(table, t.NORM),
-        entry(table, t.CENTRES), groups, real_entry(table, t.EPS), own, scales, sums, entry(table, t.CHOSEN_ROWS),
+    prepare_rows(
+        entry(table + 8 * t.OUTPUT, t.TAKES), entry(table, t.HIDDEN), 4 * GROUP * groups, num_chosen,
+        entry(table, t.WIDTH), entry(table, t.NORM), entry(table, t.CENTRES), groups, real_entry(table, t.EPS), own,
+        scales, sums, entry(table, t.CHOSEN_ROWS),
     )  # fmt: skip
     panels = entry(table, t.VOCAB) // PANEL
     first, last = share(panels, thread, threads), share(panels, thread + 1, threads)

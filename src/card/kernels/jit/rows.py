@@ -9,9 +9,19 @@ import numpy as np
 from llvmlite import ir
 from numba import types
 
+from card.kernels.jit.tables import (
+    AS_BYTES,
+    AS_FLOATS,
+    BIASES,
+    CHANNEL_SCALES,
+    MULTIPLIER,
+    PANEL_BYTES,
+    PANELS,
+    TAKES,
+    entry,
+)
 from card.kernels.jit.tiles import MATRIX_ROWS, MOST_ROWS, PANEL, multiply
 from card.kernels.jit.vectors import (
-    FLOATS,
     GROUP,
     INTS,
     LANES,
@@ -21,18 +31,19 @@ from card.kernels.jit.vectors import (
     Value,
     add,
     compiled,
+    copy_group,
     divide,
     fill,
     floats,
     fma,
     largest,
     load,
+    load_bfloat16,
     load_int,
     maximum,
     minimum,
     operation,
     quantize_group,
-    read,
     rounded,
     store,
     store_float,
@@ -147,29 +158,50 @@ def bytes_between_fours(rows_of_tile: int) -> int:
 
 
 @compiled
-def quantize_row(x: int, numbers: int, scales: int, sums: int, num_groups: int, rows_of_tile: int) -> None:
-    """Quantize a row into its place in a tile."""
+def floats_behind(sums: int, num_rows: int, num_groups: int) -> int:
+    """Return where the rows lie as floats: behind their sums, [in][rows] of each tile."""
+    return sums + SUMS_BYTES * num_rows * num_groups
+
+
+@compiled
+def prepare_group(
+    takes: int, x: int, numbers: int, rows_of_tile: int, scale_at: int, sums_at: int, floats_at: int
+) -> None:  # fmt: skip
+    """Make a group of a row's activations what a product takes: bytes, floats, or both."""
+    if takes & AS_BYTES:
+        quantize_group(x, numbers, bytes_between_fours(rows_of_tile), scale_at, sums_at)
+    if takes & AS_FLOATS:
+        copy_group(x, floats_at, 4 * rows_of_tile)
+
+
+@compiled
+def prepare_row(
+    takes: int, x: int, numbers: int, scales: int, sums: int, floats: int, num_groups: int, rows_of_tile: int
+) -> None:  # fmt: skip
+    """Prepare a row in its place in a tile."""
     for group in range(num_groups):
         before = group * rows_of_tile
-        quantize_group(
-            x + 4 * GROUP * group, numbers + GROUP * before, bytes_between_fours(rows_of_tile), scales + 4 * before,
-            sums + SUMS_BYTES * before,
+        prepare_group(
+            takes, x + 4 * GROUP * group, numbers + GROUP * before, rows_of_tile, scales + 4 * before,
+            sums + SUMS_BYTES * before, floats + 4 * GROUP * before,
         )  # fmt: skip
 
 
 @compiled
-def quantize_rows(
-    x: int, x_bytes: int, num_rows: int, width: int, norm: int, centres: int, num_groups: int, eps: float, numbers: int,
-    scales: int, sums: int, chosen: int,
+def prepare_rows(
+    takes: int, x: int, x_bytes: int, num_rows: int, width: int, norm: int, centres: int, num_groups: int, eps: float,
+    numbers: int, scales: int, sums: int, chosen: int,
 ) -> None:  # fmt: skip
-    """Quantize rows tile after tile; behind ``sums`` is room for a row.
+    """Make rows what products take, tile after tile; behind ``sums`` is room for them as floats, and for one more.
 
     Args:
+        takes: AS_BYTES, AS_FLOATS, or their sum.
         norm: weight of a norm to apply first; 0 for none.
         centres: the norm subtracts the mean first.
         chosen: address of the rows' indices; 0 for all rows in their order.
     """
-    room = sums + SUMS_BYTES * num_rows * num_groups
+    as_floats = floats_behind(sums, num_rows, num_groups)
+    room = as_floats + 4 * GROUP * num_rows * num_groups
     first = 0
     while first < num_rows:
         size = tile_size(num_rows, first)
@@ -183,8 +215,28 @@ def quantize_rows(
                 source = room
             at = first * num_groups + row
             place = numbers + GROUP * first * num_groups + bytes_between_rows(size) * row
-            quantize_row(source, place, scales + 4 * at, sums + SUMS_BYTES * at, num_groups, size)
+            its_floats = as_floats + 4 * (GROUP * first * num_groups + row)
+            prepare_row(
+                takes, source, place, scales + 4 * at, sums + SUMS_BYTES * at, its_floats, num_groups, size
+            )  # fmt: skip
         first += size
+
+
+@compiled
+def multiply_tile(
+    linear: int, num_rows: int, first: int, size: int, start: int, stop: int, numbers: int, scales: int, sums: int,
+    num_groups: int, out: int, out_bytes: int, adds: int,
+) -> None:  # fmt: skip
+    """Multiply the tile of ``size`` rows from ``first`` on by panels ``start`` to ``stop`` of a linear layer."""
+    before = first * num_groups
+    its = numbers + GROUP * before
+    if entry(linear, TAKES) == AS_FLOATS:
+        its = floats_behind(sums, num_rows, num_groups) + 4 * GROUP * before
+    multiply(
+        entry(linear, MULTIPLIER), size, start, stop, entry(linear, PANELS), entry(linear, PANEL_BYTES), its,
+        scales + 4 * before, sums + SUMS_BYTES * before, num_groups, entry(linear, CHANNEL_SCALES),
+        entry(linear, BIASES), out, out_bytes, adds,
+    )  # fmt: skip
 
 
 @compiled
@@ -200,21 +252,12 @@ def project(
         first = 0
         while first < num_rows:
             size = tile_size(num_rows, first)
-            before = first * num_groups
-            multiply(
-                load_int(linear), size, at, end, load_int(linear + 8), load_int(linear + 16),
-                numbers + GROUP * before, scales + 4 * before, sums + SUMS_BYTES * before, num_groups,
-                load_int(linear + 24), load_int(linear + 32), out + first * out_bytes, out_bytes, adds,
+            multiply_tile(
+                linear, num_rows, first, size, at, end, numbers, scales, sums, num_groups, out + first * out_bytes,
+                out_bytes, adds,
             )  # fmt: skip
             first += size
         at = end
-
-
-@operation(floats, types.int64)
-def load_bfloat16(builder: Builder, address: Value) -> Value:
-    """Return 16 numbers stored as bfloat16."""
-    upper = builder.zext(read(builder, address, ir.VectorType(_I16, LANES)), INTS)
-    return builder.bitcast(builder.shl(upper, ir.Constant(INTS, [16] * LANES)), FLOATS)
 
 
 @operation(types.void, types.int64, floats)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from card.kernels.jit.vectors import compiled, load_float, load_int
 
 # Places in the entry of a linear layer: what multiplies by it, its panels and the bytes of each, a scale and a bias for
-# each output channel.
-MULTIPLIER, PANELS, PANEL_BYTES, CHANNEL_SCALES, BIASES, LINEAR_SIZE = range(6)
+# each output channel, and which activations it takes: AS_BYTES or AS_FLOATS.
+MULTIPLIER, PANELS, PANEL_BYTES, CHANNEL_SCALES, BIASES, TAKES, LINEAR_SIZE = range(7)
+AS_BYTES, AS_FLOATS = 1, 2  # added where activations are needed as both
 # Places in the table of a pass.
 (
     ROWS, THREADS, LAYERS, WIDTH, PADDED_WIDTH, HEADS, KV_HEADS, HEAD, PADDED_HEAD, MLP, VOCAB, LAYER_TABLE, NORM,

@@ -1,13 +1,14 @@
 """Tiles of a product: some rows of activations times 16 to 64 output channels, weights read once.
 
 A `Format` says how weights are stored and how a group of them is multiplied; here is what all formats share. Weights
-lie in panels of 16 output channels, whose layout is the format's own. Activations are signed bytes in groups of GROUP
-with a scale each. The products of a group are added as integers of 32 bits, which is exact; then they are scaled and
-added as floats, in the order of the groups. So an output depends on its own row and channel alone, whatever tile it is
-computed in, and whatever instruction multiplied it.
+lie in panels of 16 output channels, whose layout is the format's own. For weights that are whole numbers, activations
+are signed bytes in groups of GROUP with a scale each. The products of a group are added as integers of 32 bits, which
+is exact; then they are scaled and added as floats, in the order of the groups. Weights that are floats take activations
+that are floats, and one multiply-add follows another. So an output depends on its own row and channel alone, whatever
+tile it is computed in, and whatever instruction multiplied it.
 
 The rows of a tile lie beside each other, four bytes of each: [in / 4][rows][4]. From `MATRIX_ROWS` rows on, where the
-matrix unit works, each row's bytes of a group lie together: [in / 64][rows][64].
+matrix unit works, each row's bytes of a group lie together: [in / 64][rows][64]. Floats always lie as [in][rows].
 """
 
 from __future__ import annotations
@@ -89,6 +90,7 @@ class Format:
     panels_of: Callable[[int], int] = lambda num_rows: 1  # most panels beside each other, for so many rows
     begin: Callable[[Builder, int], None] = _nothing  # before the tiles of so many rows
     end: Callable[[Builder, int], None] = _nothing  # after them
+    number_bytes: int = 1  # of an activation
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +122,7 @@ def _write_tile(builder: Builder, form: Format, num_rows: int, num_panels: int, 
         index,
         of.num_groups,
         panels,
-        builder.add(of.numbers, builder.mul(rows_before, ir.Constant(_I64, GROUP))),
+        builder.add(of.numbers, builder.mul(rows_before, ir.Constant(_I64, GROUP * form.number_bytes))),
         builder.add(of.scales, builder.mul(rows_before, ir.Constant(_I64, 4))),
         builder.add(of.sums, builder.mul(rows_before, ir.Constant(_I64, SUMS_BYTES))),
     )

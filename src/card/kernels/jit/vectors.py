@@ -94,9 +94,10 @@ def loop(builder: Builder, count: Value, first: list[Value]) -> tuple[Value, lis
 
     def end(new: list[Value]) -> None:
         following = builder.add(index, ir.Constant(_I64, 1))
-        index.add_incoming(following, body)
+        last = builder.block  # another one than the body if there was a loop in it
+        index.add_incoming(following, last)
         for phi, value in zip(carried, new, strict=True):
-            phi.add_incoming(value, body)
+            phi.add_incoming(value, last)
         builder.cbranch(builder.icmp_signed("<", following, count), body, after)
         builder.position_at_end(after)
 
@@ -129,6 +130,17 @@ def repeated(builder: Builder, value: Value, kind: Any) -> Value:
     lanes = builder.insert_element(ir.Constant(kind, ir.Undefined), value, ir.Constant(_I32, 0))
     places = ir.Constant(ir.VectorType(_I32, kind.count), [0] * kind.count)
     return builder.shuffle_vector(lanes, ir.Constant(kind, ir.Undefined), places)
+
+
+def halves_of(builder: Builder, address: Value) -> Value:
+    """Return 16 numbers that are stored as float16 at an address."""
+    return builder.fpext(read(builder, address, _HALVES), FLOATS)
+
+
+def bfloat16s_of(builder: Builder, address: Value) -> Value:
+    """Return 16 numbers that are stored as bfloat16 at an address."""
+    upper = builder.zext(read(builder, address, ir.VectorType(ir.IntType(16), LANES)), INTS)
+    return builder.bitcast(builder.shl(upper, ir.Constant(INTS, [16] * LANES)), FLOATS)
 
 
 def fma_of(builder: Builder, x: Value, y: Value, z: Value) -> Value:
@@ -183,8 +195,14 @@ def store(builder: Builder, address: Value, x: Value) -> None:
 
 @operation(floats, types.int64)
 def load_halves(builder: Builder, address: Value) -> Value:
-    """Return 16 numbers that are stored in 16 bits each."""
-    return builder.fpext(read(builder, address, _HALVES), FLOATS)
+    """Return 16 numbers that are stored as float16."""
+    return halves_of(builder, address)
+
+
+@operation(floats, types.int64)
+def load_bfloat16(builder: Builder, address: Value) -> Value:
+    """Return 16 numbers that are stored as bfloat16."""
+    return bfloat16s_of(builder, address)
 
 
 @operation(types.void, types.int64, floats)
@@ -233,6 +251,14 @@ def total(builder: Builder, x: Value) -> Value:
 def largest(builder: Builder, x: Value) -> Value:
     """Return the largest lane."""
     return _folded(builder, x, lambda a, b: _maximum(builder, a, b))
+
+
+@operation(types.void, types.int64, types.int64, types.int64)
+def copy_group(builder: Builder, source: Value, place: Value, stride: Value) -> None:
+    """Copy GROUP floats to places that are ``stride`` bytes apart."""
+    for at in range(0, 4 * GROUP, 4):
+        write(builder, read(builder, moved(builder, source, at), _F32), place)
+        place = builder.add(place, stride)
 
 
 @operation(types.void, types.int64, types.int64, types.int64, types.int64, types.int64)
