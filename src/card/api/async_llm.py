@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any, Self
 from transformers import PreTrainedTokenizerBase
 
 from card.api.driver import JOIN_TIMEOUT_S, Driver
-from card.api.host import Host, Prompt
+from card.api.host import Host
 from card.api.hosted import Hosted
 from card.api.mailbox import Mailbox
 from card.api.outputs import StreamChunk
+from card.api.prompts import Prompt
 from card.config import SamplingParams
 from card.engine.scoring import Scores, ScoringJob
 from card.errors import CardError, SettingsError, WorkerError

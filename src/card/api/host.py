@@ -10,14 +10,14 @@ import logging
 import os
 import secrets
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from numbers import Integral
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from transformers import PreTrainedTokenizerBase
 
+from card.api.prompts import Prompt, PromptReader
 from card.api.text_stream import TextStream
 from card.assembly.build import Models, build
 from card.assembly.drafters import DraftSource, make_drafter
@@ -25,7 +25,7 @@ from card.assembly.latencies import MeasuredLatencies, check_once
 from card.assembly.plan import Facts, Plan, resolve
 from card.config import SamplingParams, parse_size
 from card.engine.scoring import Scorer
-from card.errors import PromptError, SettingsError
+from card.errors import SettingsError
 from card.hrad.network import OFF, hrad_consumers
 from card.judges.choosing import attach_verifier, choose_verifier
 from card.machine.threads import pinned, usable_cores
@@ -38,8 +38,9 @@ from card.models.names import model_name
 from card.models.parallel_draft import require_parallel_draft
 from card.models.pool import sequence_bytes
 from card.models.runners import make_runner
+from card.models.vision import ImagePrompt
 from card.text.grammar import GrammarCompiler
-from card.text.tokens import encode_chat, encode_prompt, tokenizer_fingerprint
+from card.text.tokens import tokenizer_fingerprint
 from card.transport.child import DrafterChild
 from card.transport.leases import Leases
 from card.transport.link import DrafterLink
@@ -53,8 +54,6 @@ if TYPE_CHECKING:
     from card.models.decoder_model import LoadedModel
 
 logger = logging.getLogger(__name__)
-
-Prompt = str | Sequence[int] | Sequence[Mapping[str, str]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +111,7 @@ class Host:
         facts = replace(facts, context_limit=context_limit(model), in_integers=is_int8(model))
         plan = resolve(asked, facts, method=method)
         self.runner = make_runner(model, max_model_len=plan.max_model_len, max_tree_rows=plan.target_tree_rows)
+        self._prompts = PromptReader.for_target(self.tokenizer, self.settings, target, self.runner, model.dtype)
         check_once(self.runner, self.settings, is_named=isinstance(target, str))
         self.grammars = GrammarCompiler(self.tokenizer, self.runner.vocab_size, tuple(self.end_ids))
         self.latencies = MeasuredLatencies(
@@ -175,9 +175,11 @@ class Host:
         if params.seed is None:
             params = params.replace(seed=secrets.randbelow(2**31))
         end_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self.end_ids)
+        prompt_ids = self.encode(prompt)
         request = Request(
             request_id=request_id,
-            prompt_ids=self.encode(prompt),
+            prompt_ids=prompt_ids,
+            images=prompt_ids.images if isinstance(prompt_ids, ImagePrompt) else None,
             params=params,
             draft=self.draft_settings,
             end_ids=end_ids,
@@ -185,25 +187,13 @@ class Host:
             grammar=self.grammars.compile(params.grammar) if params.grammar is not None else None,
         )
         checked = self.engine.check(request)
-        shown_ids, prompt_ids = params.shown_token_ids, request.prompt_ids
-        text = TextStream(self.tokenizer, params.stop, params.min_tokens, shown_ids, after=prompt_ids)
+        text = TextStream(self.tokenizer, params.stop, params.min_tokens, params.shown_token_ids, after=prompt_ids)
         watched = replace(request, stop_check=text) if params.stop else request
         return PreparedRequest(replace(checked, request=watched), text)
 
     def encode(self, prompt: Prompt) -> tuple[int, ...]:
         """Return the token ids of a prompt. Raises: PromptError if it is none."""
-        if isinstance(prompt, str):
-            return tuple(encode_prompt(self.tokenizer, prompt))
-        given: Sequence[object] = prompt if isinstance(prompt, Sequence) else (None,)
-        if given and isinstance(given[0], Mapping):
-            return tuple(encode_chat(self.tokenizer, given))  # type: ignore[arg-type]
-        token_ids = [int(token_id) for token_id in given if isinstance(token_id, Integral)]  # NumPy's are Integral too
-        if len(token_ids) < len(given):
-            raise PromptError(
-                f"a prompt must be a string or a list of token ids, got {type(prompt).__name__}; put several of them, "
-                "or one that is token ids, into a list"
-            )
-        return tuple(token_ids)
+        return self._prompts.encode(prompt)
 
     def _load_target(
         self, target: str | LoadedModel, draft: str | LoadedModel | None, *, has_own_tokenizer: bool

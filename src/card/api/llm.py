@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any, Self
 
 from transformers import PreTrainedTokenizerBase
 
-from card.api.host import Host, PreparedRequest, Prompt
+from card.api.host import Host, PreparedRequest
 from card.api.hosted import Hosted
 from card.api.outputs import CompletionOutput, RequestOutput, StreamChunk
+from card.api.prompts import Prompt
 from card.config import DraftSettings, EngineSettings, SamplingParams
 from card.engine.engine import Engine
 from card.transport.child import DrafterChild

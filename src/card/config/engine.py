@@ -57,6 +57,8 @@ class EngineSettings(Replaceable):
         None, "Most tokens of prompt and answer.", least=2, shown="the model's, at most 4096"
     )
     max_num_seqs: int = setting(16, "Most requests at once; others wait.", least=1)
+    max_images: int = setting(0, "Most images in a prompt.", least=0)
+    image_dir: str | None = setting(None, "Folder whose images prompts may name.")
     kv_cache_memory: str | None = setting(
         None, "Most memory for the target's KV, such as 2GiB.", shown="by the RAM"
     )  # by max_num_seqs too

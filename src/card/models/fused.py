@@ -28,6 +28,7 @@ from card.models.generic import layer_windows
 from card.models.kv_cache import KVLayout, SequenceRows
 from card.models.layer_kinds import WITH_CHUNKS, layer_kinds
 from card.models.long_rope import switch_len
+from card.models.vision import ImageRows
 
 if TYPE_CHECKING:
     from card.models.decoder_model import LoadedModel
@@ -206,6 +207,15 @@ def mirrored_rms_norm(x: Tensor, doubled_weight: Tensor, eps: float) -> Tensor:
     return functional.layer_norm(both, doubled_weight.shape, doubled_weight, None, eps)[:, : x.shape[1]]
 
 
+def _angles(table: Tensor, positions: Tensor, images: ImageRows | None) -> Tensor:
+    """Return rows of a table [positions, 1, channels] for positions [T], or [3, T] with an axis for each channel."""
+    if positions.dim() == 1:
+        return table.index_select(0, positions)
+    assert images is not None and images.axes is not None
+    of_axes = table[positions]
+    return of_axes.gather(0, images.axes.expand(1, *of_axes.shape[1:]))[0]
+
+
 class FusedDecoder:
     """Runs decoders of the architectures that have an entry; `reason_not_fusable` must have returned None."""
 
@@ -339,19 +349,25 @@ class FusedDecoder:
         steps: Sequence[SequencePass],
         logits_rows: Tensor | slice,
         states: PassStates | None = None,
+        images: ImageRows | None = None,
     ) -> Tensor:
-        """Return logits [rows, V] of the chosen rows of the pass; token_ids and positions are [sum T] int64.
+        """Return logits [rows, V] of the chosen rows of the pass; token_ids are [sum T] int64.
 
-        ``states`` takes the hidden states that somebody wishes for.
+        Args:
+            positions: [sum T] int64; [3, sum T] with images whose ``axes`` say which of them turns a channel.
+            states: takes the hidden states that somebody wishes for.
+            images: what stands in places of images; None: nothing.
         """
         kernels, num_rows = self._kernels, len(token_ids)
         if num_pads := self._num_pads(num_rows):  # rows that see nothing and that nobody looks at
             token_ids, positions = functional.pad(token_ids, (0, num_pads)), functional.pad(positions, (0, num_pads))
         rotations = {
-            kind: (cos.index_select(0, positions), sin.index_select(0, positions))
+            kind: (_angles(cos, positions, images), _angles(sin, positions, images))
             for kind, (cos, sin) in self._rotations.items()
         }
         hidden = functional.embedding(token_ids, self.embedding).to(self._dtype)
+        if images is not None and len(images.rows):
+            hidden[images.rows] = images.features.to(self._dtype)
         if self._embedding_scale != 1.0:
             hidden = hidden * self._embedding_scale
         num_heads, num_kv_heads, head_size = self._num_heads, self._num_kv_heads, self._head_size

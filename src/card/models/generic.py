@@ -22,6 +22,7 @@ from card.models.long_rope import LongRope, switch_len
 from card.models.names import OTHER_FAMILY, model_name
 from card.models.query_scales import QueryScales
 from card.models.shared_attention import SharedAttention
+from card.models.vision import ImageRows
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -310,11 +311,12 @@ class GenericDecoder:
         steps: Sequence[SequencePass],
         logits_rows: Tensor | slice,
         states: PassStates | None = None,
+        images: ImageRows | None = None,
     ) -> Tensor:
         """Return logits [rows, V] of the chosen rows of the pass; token_ids and positions are [sum T] int64.
 
-        ``states`` takes the hidden states that somebody wishes for. Raises: ModelError if the model does not give
-        those.
+        ``states`` takes the hidden states that somebody wishes for, ``images`` are what stands in places of images.
+        Raises: ModelError if the model does not give those states.
         """
         scales = self._query_scales.of(positions)
         extra: dict[str, Any] = {"card_pass": _Pass(steps, self.windows, self.layout, self._places, scales)}
@@ -332,7 +334,13 @@ class GenericDecoder:
         if self._long_rope is not None and self.long_rows is not None:
             rotation = self._long_rope.choosing(self.long_rows)
         with rotation:
-            out = self.model(input_ids=token_ids[None], position_ids=positions[None], use_cache=False, **extra)
+            if images is None or not len(images.rows):
+                extra["input_ids"] = token_ids[None]
+            else:
+                embeddings = self.model.get_input_embeddings()(token_ids)
+                embeddings[images.rows] = images.features.to(embeddings.dtype)
+                extra["inputs_embeds"] = embeddings[None]
+            out = self.model(position_ids=positions[None], use_cache=False, **extra)
         if states:
             self._hand_over(out.hidden_states, states)
         logits: Tensor = out.logits[0]

@@ -38,6 +38,7 @@ from card.models.states import (
     num_bytes,
 )
 from card.models.torch_runner import TorchRunner
+from card.models.vision import ImageRows
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -210,12 +211,13 @@ class HybridDecoder(GenericDecoder):
         steps: Sequence[SequencePass],
         logits_rows: Tensor | slice,
         states: PassStates | None = None,
+        images: ImageRows | None = None,
     ) -> Tensor:
         """Run a pass over ``parts``; arguments and result as of `GenericDecoder`."""
         for part in self.parts:
             part.begin(transformers.DynamicCache(config=self.model.config))
         with self._mixing():
-            return super().forward(token_ids, positions, steps, logits_rows, states)
+            return super().forward(token_ids, positions, steps, logits_rows, states, images)
 
     @contextlib.contextmanager
     def _mixing(self) -> Iterator[None]:

@@ -49,6 +49,7 @@ from card.models.features import FINAL, PassStates
 from card.models.fused import mirrored_rms_norm, rotary_table
 from card.models.generic import layer_windows
 from card.models.kv_cache import KVLayout, SequenceRows
+from card.models.vision import ImageRows
 
 if TYPE_CHECKING:
     from card.models.decoder_model import LoadedModel
@@ -240,10 +241,11 @@ class Int8Decoder:
         steps: Sequence[NewRows],
         logits_rows: Tensor | slice,
         states: PassStates | None = None,
+        images: ImageRows | None = None,
     ) -> Tensor:
         """Return logits [rows, V] of the chosen rows of the pass; token_ids and positions are [sum T] int64.
 
-        ``states`` takes the hidden states that somebody wishes for.
+        ``states`` takes the hidden states that somebody wishes for, ``images`` are what stands in places of images.
         """
         code, num_rows = self._code, len(token_ids)
         rows, ancestors = _row_tables(steps)
@@ -257,6 +259,8 @@ class Int8Decoder:
         longest = int(rows[:, code.POSITION].max()) + 1
         hidden = self._prepare(num_rows, longest, threads)
         hidden[:, : self._width] = embedded(self._embeddings, token_ids)
+        if images is not None and len(images.rows):
+            hidden[images.rows, : self._width] = images.features.to(hidden.dtype)
         hidden *= self._embedding_scale
         barrier = np.zeros(8, np.int64)
         table = self._table

@@ -23,6 +23,7 @@ from card.models.parallel_draft import read_parallel_draft
 from card.models.sources import Source, explained, find_source, quiet
 from card.models.states import least_state_bytes
 from card.models.transformers_models import check_folder, read_model, read_transformers_config
+from card.models.vision import VisionTower, read_tower
 from card.text.tokens import check_tokenizers_fit, turn_end_id
 
 if TYPE_CHECKING:
@@ -107,6 +108,21 @@ def _finish(model: LoadedModel, source: Source, dtype: str | torch.dtype) -> Non
     if source.is_folder:
         read_parallel_draft(Path(source.path), model)
     fit_to_processor(model, dtype)
+
+
+def load_vision_tower(
+    name_or_path: str | Path, *, dtype: torch.dtype, device: torch.device, cache_dir: str | None = None
+) -> VisionTower:
+    """Load the parts of a multimodal checkpoint that see; arguments as of `load_model`.
+
+    Raises: ModelError, one line, if there are none, they cannot be read, or the family is not known.
+    """
+    with quiet():
+        source = find_source(str(name_or_path), cache_dir)
+        if source.gguf is not None:
+            raise ModelError(f"{source.name} is a GGUF file, which holds no vision tower; give a folder for images")
+        with explained(source, "the vision tower of {} cannot be read"):
+            return read_tower(source.path, dtype=dtype, device=device, options=source.options)
 
 
 def load_tokenizer(name_or_path: str | Path, *, cache_dir: str | None = None) -> PreTrainedTokenizerBase:

@@ -25,6 +25,7 @@ from card.models.long_rope import switch_len
 from card.models.names import OTHER_FAMILY, model_name
 from card.models.parallel_draft import parallel_draft_of
 from card.models.protocol import Extension
+from card.models.vision import PlacedImages, ShownImages, VisionTower
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -117,6 +118,7 @@ class TorchRunner:
         self._embeddings = cast("torch.nn.Embedding | BlockEmbedding", model.get_input_embeddings())
         self.features = Features(self.original.num_layers, self.original.hidden_size)
         self._long_slots: set[int] = set()  # see `make_long`
+        self._shown: ShownImages | None = None  # None: it sees no images
         self._cache = KVCache(self._decoder.layout, max_model_len + max_tree_rows)
         self.max_rows, self.row_bytes = self._cache.max_rows, self._cache.row_bytes  # most of a sequence; of one row
 
@@ -128,6 +130,29 @@ class TorchRunner:
 
     def _generic_decoder(self, model: PreTrainedModel, max_model_len: int) -> GenericDecoder:
         return GenericDecoder(model, max_model_len)
+
+    def see_with(self, tower: VisionTower) -> None:
+        """Take images from now on. Raises: ModelError if this model cannot be run with images."""
+        reason = self._reason_blind(tower)
+        if reason is not None:
+            raise ModelError(f"this model cannot take images: {reason}; set max_images to 0 for text alone")
+        self._shown = ShownImages(tower)
+
+    def _reason_blind(self, tower: VisionTower) -> str | None:
+        if type(self) is not TorchRunner:
+            return "images are read on a CPU, by models without a recurrent state"
+        if self.switch_len is not None:
+            return "its rotary embedding (longrope) changes with the length of the text"
+        if self.original.hidden_size != self._embeddings.embedding_dim:
+            return "it is inflated"
+        if tower.sections and not isinstance(self._decoder, FusedDecoder):
+            return "images with positions in height and width need the own pass in floats: set dtype to bfloat16"
+        return None
+
+    def show(self, slot: int, images: PlacedImages | None) -> None:
+        """Let the rows of a sequence be those of a text with these images; None: of one without."""
+        if self._shown is not None:
+            self._shown.show(slot, images)
 
     def warm_up(self, most_tokens: int) -> None:
         """Run passes of 1 to ``most_tokens`` tokens: kernels are made at the first call of each size.
@@ -181,6 +206,7 @@ class TorchRunner:
         """Drop a sequence; its memory may serve later ones. Raises: ModelError if the slot is not open."""
         self._cache.close(slot)
         self._long_slots.discard(slot)
+        self.show(slot, None)
 
     def capacity(self, slot: int) -> int:
         """Return how many rows the sequence has room for. Raises: ModelError if the slot is not open."""
@@ -241,17 +267,21 @@ class TorchRunner:
             self._decoder.long_rows = self._long_rows(extensions, positions)
         logits_rows = self._logits_rows(extensions)
         states = self.features.begin(logits_rows)
+        images, turned = None, np.concatenate(positions)
+        if self._shown is not None:
+            slots = [extension.slot for extension in extensions]
+            turned = self._shown.positions(slots, positions)
+            images = self._shown.rows(slots, positions, self._on_device)
         logits = self._decoder.forward(
-            torch.from_numpy(token_ids).to(self.device),
-            torch.from_numpy(np.concatenate(positions)).to(self.device),
-            steps,
-            logits_rows,
-            states,
+            self._on_device(token_ids), self._on_device(turned), steps, logits_rows, states, images
         )
         self.features.leave(states, extensions)
         if len(extensions) == 1:
             return [logits]
         return list(torch.split(logits, [len(e.token_ids) - e.first_logits_idx for e in extensions]))
+
+    def _on_device(self, numbers: IntArray) -> Tensor:
+        return torch.from_numpy(numbers).to(self.device)
 
     def _long_rows(self, extensions: Sequence[Extension], positions: Sequence[IntArray]) -> BoolArray | None:
         """Return which rows of a pass are those of long texts, [sum T]; None if no text is ever long.

@@ -16,8 +16,8 @@ from transformers import PreTrainedTokenizerBase
 
 from card import __version__
 from card.api.async_llm import AsyncLLM, RequestStream
-from card.api.host import Prompt
 from card.api.outputs import StreamChunk
+from card.api.prompts import Prompt
 from card.config import Grammar, SamplingParams
 from card.errors import CardError, SettingsError
 from card.server.answers import event

@@ -70,18 +70,16 @@ def encode_chat(tokenizer: PreTrainedTokenizerBase, messages: Messages) -> list[
 
     Args:
         messages: each with "role" and "content", the oldest first, perhaps as a `Conversation`. The content may be
-            empty, and None beside "tool_calls".
+            empty, and None beside "tool_calls". It may be a list of parts as `split_images` leaves them.
     Raises: PromptError if the tokenizer has no chat template, or the template or we cannot use the messages.
     """
-    if not messages:
-        raise PromptError(
-            'the conversation is empty; give at least one message such as {"role": "user", "content": "Hi"}'
-        )
+    _check_messages(messages)
     for idx, message in enumerate(messages):
-        if not isinstance(message, Mapping) or not {"role", "content"} <= message.keys():
-            raise PromptError(f'message {idx} must have the keys "role" and "content", got {message!r}')
         _check_text(message["role"], f"the role of message {idx}")
-        _check_text(_content(message), f"the content of message {idx}")
+        content = _content(message)
+        has_parts = isinstance(content, list) and all(isinstance(part, Mapping) for part in content)
+        for part in content if has_parts else [{"text": content}]:
+            _check_text(part.get("text", ""), f"the content of message {idx}")
     if not tokenizer.chat_template:
         raise PromptError("the tokenizer has no chat template; give a plain prompt, or use a model made for chat")
     extra: dict[str, Any] = {}
@@ -100,6 +98,58 @@ def encode_chat(tokenizer: PreTrainedTokenizerBase, messages: Messages) -> list[
         reason = " ".join(str(error).split())
         raise PromptError(f"the model's chat template refuses the messages: {reason}") from error
     return _checked_ids(ids)
+
+
+def split_images(messages: Messages) -> tuple[Messages, list[object]]:
+    """Return messages whose contents are lists of parts, as templates for images want them, and the images' sources.
+
+    Args:
+        messages: contents are texts or lists of parts: {"type": "text", "text": ...}, {"type": "image_url",
+            "image_url": {"url": ...}} or {"type": "image", "image": ...}.
+    Raises: PromptError for other parts.
+    """
+    _check_messages(messages)
+    sources: list[object] = []
+    told: list[dict[str, Any]] = []
+    for idx, message in enumerate(messages):
+        content = _content(message)
+        parts = content if isinstance(content, list | tuple) else [{"type": "text", "text": content}]
+        told.append({**message, "content": [_part(part, sources, f"message {idx}") for part in parts]})
+    if isinstance(messages, Conversation):
+        return Conversation(told, messages.tools, messages.template_kwargs), sources
+    return told, sources
+
+
+def joined_texts(messages: Messages) -> Messages:
+    """Return what `split_images` gave for a template that takes texts alone; there are no images in it."""
+    told = [{**one, "content": "\n".join(str(part["text"]) for part in one["content"])} for one in messages]
+    if isinstance(messages, Conversation):
+        return Conversation(told, messages.tools, messages.template_kwargs)
+    return told
+
+
+def _part(part: object, sources: list[object], what: str) -> dict[str, Any]:
+    """Return a part of a content for the template, and note the source of an image."""
+    if not isinstance(part, Mapping) or part.get("type") not in ("text", "image_url", "image"):
+        kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
+        raise PromptError(f"the parts of {what} must be of type text, image_url or image, got {str(kind)[:40]!r}")
+    if part["type"] == "text":
+        return {"type": "text", "text": part.get("text")}
+    source = part.get(part["type"])
+    if part["type"] == "image_url" and isinstance(source, Mapping):
+        source = source.get("url")
+    sources.append(source)
+    return {"type": "image"}
+
+
+def _check_messages(messages: Messages) -> None:
+    if not messages:
+        raise PromptError(
+            'the conversation is empty; give at least one message such as {"role": "user", "content": "Hi"}'
+        )
+    for idx, message in enumerate(messages):
+        if not isinstance(message, Mapping) or not {"role", "content"} <= message.keys():
+            raise PromptError(f'message {idx} must have the keys "role" and "content", got {message!r}')
 
 
 def turn_end_id(tokenizer: PreTrainedTokenizerBase) -> int | None:

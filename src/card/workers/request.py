@@ -10,6 +10,7 @@ from torch import Tensor
 
 from card.config import DraftSettings, SamplingParams
 from card.errors import CardError, SettingsError
+from card.models.vision import PlacedImages
 from card.protocol.messages import TargetMessage
 from card.tree.nodes import ROOT, Nodes
 from card.tree.sampling import TokenLogprobs
@@ -98,6 +99,11 @@ class Request:
     uses_drafter: bool = True  # never, if the parameters want no speculation
     logits_processor: LogitsProcessor | None = None  # (ids [1, S] int64 before it, logits [1, V]) -> [1, V]
     grammar: GrammarState | None = None  # that of the parameters, at its beginning
+    images: PlacedImages | None = None  # of the prompt
+
+    def pool_key(self, token_ids: Sequence[int]) -> Sequence[int]:
+        """Return a beginning of the text as KV memory knows it: rows of other images are other rows."""
+        return token_ids if self.images is None else self.images.keyed(token_ids).tolist()
 
     def new_stats(self) -> RequestStats:
         """Return the counters of a request that nothing was done for yet."""

@@ -12,6 +12,7 @@ from functools import partial
 from card.errors import PromptError
 from card.models.pool import SequencePool
 from card.models.protocol import LanguageModel, Recurrent
+from card.models.vision import Seeing
 from card.protocol.messages import Close, Declined, DrafterMessage, Layer, Resync, TargetMessage
 from card.tree.nodes import NO_NODES, Nodes
 from card.tree.verify import MATCH, Verdict, Verifier
@@ -98,7 +99,9 @@ class TargetWorker:
         Raises: CapacityError if `pool` has no room for it now.
         """
         request = checked.request
-        opened = self.pool.open(request.prompt_ids, checked.num_rows)
+        opened = self.pool.open(request.pool_key(request.prompt_ids), checked.num_rows)
+        if isinstance(self.model, Seeing):
+            self.model.show(opened.slot, request.images)
         sizes = {"max_model_len": self.model.max_model_len, "vocab_size": self.model.vocab_size}
         writers = self._writers if request.params.speculates else {}
         openers = {name: partial(begin, request) for name, begin in writers.items()}
@@ -117,7 +120,9 @@ class TargetWorker:
         request_id = sequence.request.request_id
         del self._running[request_id]
         self.model.keep(sequence.slot, sequence.num_rows)
-        self.pool.close(sequence.slot, sequence.token_ids[: sequence.num_rows])
+        if isinstance(self.model, Seeing):
+            self.model.show(sequence.slot, None)
+        self.pool.close(sequence.slot, sequence.request.pool_key(sequence.token_ids[: sequence.num_rows]))
         sequence.offers.close()
         return [Close(request_id)] if sequence.request.uses_drafter else []
 
@@ -224,7 +229,7 @@ class TargetWorker:
         if one.verdict is not None and reason is None and sequence.request.uses_drafter:
             result.messages.append(sequence.replica.correction())
         if was_prefilling:
-            self.pool.note(sequence.slot, sequence.token_ids[: sequence.num_rows])
+            self.pool.note(sequence.slot, sequence.request.pool_key(sequence.token_ids[: sequence.num_rows]))
 
     def _commit_tokens(self, one: Pass, verdict: Verdict, result: StepResult) -> FinishReason | None:
         """Accept, cut at the end of the text, and roll the KV back. Returns: why the text ends, if it does."""

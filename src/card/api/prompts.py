@@ -1,0 +1,93 @@
+"""Prompts made into token ids: text, a conversation with or without images, or token ids as they are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from numbers import Integral
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from card.config import EngineSettings
+from card.errors import PromptError, SettingsError
+from card.models.loading import load_vision_tower
+from card.models.torch_runner import TorchRunner
+from card.models.vision import ImagePrompt, VisionTower
+from card.pictures.reading import PictureBounds, read_pictures, require_pillow
+from card.text.tokens import Messages, encode_chat, encode_prompt, joined_texts, split_images
+
+if TYPE_CHECKING:
+    from card.models.decoder_model import LoadedModel
+
+Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]
+
+
+class PromptReader:
+    """Reads prompts for one target."""
+
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, settings: EngineSettings, tower: VisionTower | None = None
+    ) -> None:
+        """Read prompts with a tokenizer; without a vision tower no images."""
+        folder = None if settings.image_dir is None else Path(settings.image_dir)
+        self._bounds = PictureBounds(max_images=settings.max_images, folder=folder)
+        self._tokenizer, self._tower = tokenizer, tower
+
+    @classmethod
+    def for_target(
+        cls,
+        tokenizer: PreTrainedTokenizerBase,
+        settings: EngineSettings,
+        target: str | LoadedModel,
+        runner: TorchRunner,
+        dtype: torch.dtype,
+    ) -> PromptReader:
+        """Return the reader of a target, which takes images from now on if the settings allow any.
+
+        Args:
+            dtype: of its vision tower.
+        Raises: SettingsError, ModelError if it cannot see.
+        """
+        if not settings.max_images:
+            return cls(tokenizer, settings)
+        require_pillow()
+        if not isinstance(target, str):
+            raise SettingsError("max_images needs a target that is given by name, whose vision tower is loaded with it")
+        kept_in = settings.weights_dir
+        tower = load_vision_tower(target, dtype=dtype, device=runner.device, cache_dir=kept_in)
+        runner.see_with(tower)
+        return cls(tokenizer, settings, tower)
+
+    def encode(self, prompt: Prompt) -> tuple[int, ...]:
+        """Return the token ids of a prompt, an `ImagePrompt` if there are images in it.
+
+        Raises: PromptError if it is none.
+        """
+        if isinstance(prompt, str):
+            return tuple(encode_prompt(self._tokenizer, prompt))
+        if isinstance(prompt, ImagePrompt):
+            return prompt
+        given: Sequence[object] = prompt if isinstance(prompt, Sequence) else (None,)
+        if given and isinstance(given[0], Mapping):
+            return self._encode_chat(cast(Messages, given))
+        token_ids = [int(token_id) for token_id in given if isinstance(token_id, Integral)]  # NumPy's are Integral too
+        if len(token_ids) < len(given):
+            raise PromptError(
+                f"a prompt must be a string or a list of token ids, got {type(prompt).__name__}; put several of them, "
+                "or one that is token ids, into a list"
+            )
+        return tuple(token_ids)
+
+    def _encode_chat(self, messages: Messages) -> tuple[int, ...]:
+        has_parts = any(isinstance(one, Mapping) and isinstance(one.get("content"), list | tuple) for one in messages)
+        if self._tower is None and not has_parts:
+            return tuple(encode_chat(self._tokenizer, messages))
+        messages, sources = split_images(messages)
+        pictures = read_pictures(sources, self._bounds)
+        if self._tower is None:
+            return tuple(encode_chat(self._tokenizer, joined_texts(messages)))
+        token_ids = encode_chat(self._tokenizer, messages)
+        images = [self._tower.prepare(one) for one in pictures]
+        return self._tower.place(token_ids, images) if images else tuple(token_ids)

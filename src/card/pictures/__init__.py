@@ -1,0 +1,1 @@
+"""Pictures of prompts, read within bounds; needs `pip install 'card-decoding[images]'`."""
