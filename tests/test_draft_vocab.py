@@ -30,7 +30,7 @@ PROMPTS = ["the cat sat", "one two three"]
 GREEDY = SamplingParams(temperature=0.0, max_tokens=48, seed=0, ignore_eos=True)
 SAMPLED = GREEDY.replace(temperature=0.8, seed=11)
 ENDING = SamplingParams(temperature=2.0, max_tokens=200, seed=14)  # both texts end after 52 tokens
-DRAFTING = [name for name, one in METHODS.items() if one.needs_draft and not one.needs_parallel_draft]
+DRAFTING = [name for name, one in METHODS.items() if one.needs_draft and not one.needs_training]
 
 
 @pytest.fixture(scope="module")

@@ -29,6 +29,7 @@ LINES: tuple[tuple[str, ...], ...] = (
     ("tree", "methods", "machine", "verify_server", "series"),
     ("protocol", "text", "pictures", "kernels"),
     ("models",),
+    ("ctc",),
     ("writers", "hrad", "judges", "cascade", "pard"),
     ("workers",),
     ("policy",),

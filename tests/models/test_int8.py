@@ -268,7 +268,7 @@ def expected(pair: Pair) -> list[tuple[int, ...]]:
     return together
 
 
-@pytest.mark.parametrize("method", [name for name, one in METHODS.items() if not one.needs_parallel_draft])
+@pytest.mark.parametrize("method", [name for name, one in METHODS.items() if not one.needs_training])
 def test_every_method_writes_the_text_of_plain_decoding(
     pair: Pair, expected: list[tuple[int, ...]], method: str
 ) -> None:

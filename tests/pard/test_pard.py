@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from card.errors import ModelError, PromptError, SettingsError
+from card.models.checkpoint import Checkpoint
 from card.models.loading import load_decoder
 from card.models.parallel_draft import FILE, ParallelDraft, parallel_draft_of
-from card.pard.checkpoint import Checkpoint
 from card.pard.folders import clipped, load_adaptable, read_documents
 from card.pard.rows import IGNORED, Document, Drop, batch_of, kept_origins, packed_row
 from card.pard.teacher import Teacher

@@ -54,7 +54,7 @@ def recorded(recording: Recording) -> list[tuple[int, ...]]:
 
 
 @pytest.mark.parametrize("kind", RECORDINGS)
-@pytest.mark.parametrize("method", [name for name, one in METHODS.items() if not one.needs_parallel_draft])
+@pytest.mark.parametrize("method", [name for name, one in METHODS.items() if not one.needs_training])
 def test_every_method_writes_the_recorded_texts(method, kind):
     recording = RECORDINGS[kind]
     assert decoded(toy_scene(recording=recording), method, {}) == recorded(recording)

@@ -19,7 +19,7 @@ from transformers import PreTrainedTokenizerBase
 
 from card.api.prompts import Prompt, PromptReader
 from card.api.text_stream import TextStream
-from card.assembly.build import Models, build
+from card.assembly.build import Models, build, make_writers
 from card.assembly.drafters import DraftSource, make_drafter
 from card.assembly.latencies import MeasuredLatencies, check_once
 from card.assembly.plan import Facts, Plan, resolve
@@ -47,6 +47,7 @@ from card.transport.link import DrafterLink
 from card.tree.verify import MATCH, Verifier
 from card.workers.request import CheckedRequest, Request
 from card.workers.watchers import Watchers
+from card.writers.local.protocol import LocalWriter
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -117,16 +118,14 @@ class Host:
         self.latencies = MeasuredLatencies(
             plan, self.runner, is_target_named=isinstance(target, str), is_draft_named=isinstance(draft, str)
         )
+        writers = self._make_writers(plan)
         self.link = self._begin_drafter(plan, draft, spare, leases)
         if self.link is not None and self.latencies.waits_for_drafter:  # while it loads it takes a core
             say("waiting for the drafter")
             self.link.start()
         say("measuring what passes cost here")
-        predictor = self.settings.hrad if "hrad" in self.method.reads else OFF
-        consumers = hrad_consumers(predictor, self.runner, plan.draft.branch_below)
         # Before the passes are warmed up: they decide what is kept.
-        wish = attach_verifier(facts.verifier, self.runner, draft if isinstance(draft, str) else "")
-        watchers = Watchers(self.runner.features, consumers, wish) if consumers or wish else None
+        watchers = self._make_watchers(plan, draft if isinstance(draft, str) else "", writers)
         with pinned(self.latencies.with_useful_threads(plan.cores).alone):
             self.runner.warm_up(1 + plan.draft.budget if plan.placements or plan.writers else 1)
         free_bytes = _free_bytes(self.runner.device)
@@ -144,8 +143,8 @@ class Host:
                 target=self.runner,
                 link=self.link,
                 latencies=self.latencies,
-                tokenizer=tokenizer_fingerprint(self.tokenizer) if plan.writers else "",
                 watchers=watchers,
+                writers=writers,
             ),
         )
         self.engine, self.policy, self.draft_settings = self._parts.engine, self._parts.policy, self.plan.draft
@@ -226,6 +225,23 @@ class Host:
                 f"kv_cache_memory {kv_cache_memory} has no room for the states of one request, which take "
                 f"{least / 2**20:.1f}M or more with {target}; raise it"
             )
+
+    def _make_writers(self, plan: Plan) -> Mapping[str, LocalWriter]:
+        tokenizer = tokenizer_fingerprint(self.tokenizer) if plan.writers else ""
+        writers = make_writers(plan, self.runner.vocab_size, tokenizer)
+        for writer in writers.values():
+            writer.attach(self.runner)
+        return writers
+
+    def _make_watchers(self, plan: Plan, draft: str, writers: Mapping[str, LocalWriter]) -> Watchers | None:
+        """Return those who look at the target's features, if there are any; ``draft`` as of `attach_verifier`."""
+        predictor = self.settings.hrad if "hrad" in self.method.reads else OFF
+        consumers = hrad_consumers(predictor, self.runner, plan.draft.branch_below)
+        wish = attach_verifier(plan.verifier, self.runner, draft)
+        shows_writers = any(writer.wants_features for writer in writers.values())
+        if not (consumers or wish or shows_writers):
+            return None
+        return Watchers(self.runner.features, consumers, wish, shows_writers=shows_writers)
 
     def _begin_drafter(
         self, plan: Plan, draft: str | LoadedModel | None, spare: DrafterChild | None, leases: Leases | None

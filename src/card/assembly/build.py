@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from card.assembly.plan import Latencies, Plan
 from card.engine.engine import Engine, Limits
+from card.errors import SettingsError
 from card.models.protocol import LanguageModel
 from card.policy.cost import ScheduleCost
 from card.policy.rounds import Policy, Schedule
@@ -30,6 +31,7 @@ class Models:
     latencies: Latencies | None = None  # for a policy that tunes itself
     tokenizer: str = ""  # fingerprint of the target's
     watchers: Watchers | None = None  # of the target's features
+    writers: Mapping[str, LocalWriter] | None = None  # the plan's, attached to the target; None: to be made
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +63,10 @@ def build(
     Raises: SettingsError for settings that a local writer cannot follow.
     """
     policy = policy or make_policy(plan, models.latencies)
-    writers = make_writers(plan, models.target.vocab_size, models.tokenizer)
+    writers = models.writers
+    if writers is None:
+        writers = make_writers(plan, models.target.vocab_size, models.tokenizer)
+        _refuse_features(writers)
     worker = TargetWorker(
         models.target,
         clock=clock,
@@ -79,6 +84,14 @@ def build(
 def make_writers(plan: Plan, vocab_size: int, tokenizer: str) -> dict[str, LocalWriter]:
     """Return the local writers. Raises: SettingsError for settings that one of them cannot follow."""
     return {name: find_writer(name)(plan.settings, vocab_size, tokenizer) for name in plan.writers}
+
+
+def _refuse_features(writers: Mapping[str, LocalWriter]) -> None:
+    for name, writer in writers.items():
+        if writer.wants_features:
+            raise SettingsError(
+                f"the writer {name} reads the target's hidden states, which nobody delivers here; leave it out"
+            )
 
 
 def make_policy(plan: Plan, latencies: Latencies | None) -> Policy:

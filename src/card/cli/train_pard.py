@@ -10,9 +10,9 @@ from rich.console import Console
 from card.cli.starting import spinner
 from card.cli.tables import progress_bar, table
 from card.errors import SettingsError
+from card.models.checkpoint import Checkpoint
 from card.models.loading import check_pair, load_model, load_tokenizer
 from card.models.parallel_draft import is_parallel_draft
-from card.pard.checkpoint import Checkpoint
 from card.pard.folders import Adaptable, clipped, load_adaptable, read_documents
 from card.pard.rows import Document
 from card.pard.teacher import Teacher

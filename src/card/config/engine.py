@@ -31,7 +31,7 @@ class EngineSettings(Replaceable):
     target: str = setting("demo-target", "Target model: a folder, a GGUF file, a hub name, or demo-target.")
     draft: str | None = setting(
         None,
-        "Draft model: a folder, a GGUF file, a hub name, or demo-draft, the default beside demo-target.",
+        "Draft model, named alike; demo-draft beside demo-target.",
     )
     method: str = setting("card", "Who drafts, and how.")
     placement: PlacementSetting | None = setting(
@@ -90,6 +90,7 @@ class EngineSettings(Replaceable):
         False, "Take a verifier whose text is not that of plain decoding; every result then says so."
     )
     judge: str | None = setting(None, "Judge of candidates, such as relaxed:0.5; not exact.")
+    ctc: str | None = setting(None, "Head for ctc.")
     hrad: str = setting("off", "Predictor for specbranch: off, demo or a file.")
     writers: tuple[str, ...] | None = setting(
         None,

@@ -19,12 +19,11 @@ from torch import Tensor
 from card.errors import ModelError
 from card.judges.judge import Mismatch
 from card.models.features import FINAL, FeatureWish
+from card.models.probe import embedding_probe, probe_difference
 from card.models.torch_runner import TorchRunner
 
 AUTO_WISH = FeatureWish((FINAL,), "logits")
 _FORMAT = "card-judge-1"
-_NUM_PROBES = 8  # tokens whose embeddings tell one target from another of the same sizes
-_LEAST_LIKENESS = 0.98  # cosine of these embeddings: dtypes round them, other training moves them further
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,23 +31,17 @@ class PairFacts:
     """The pair that a judge was made for."""
 
     draft: str  # name of the draft model, without the folders that it lies in
-    probe: Tensor  # [8 * D] float32: embeddings of tokens from all over the target's vocabulary
+    probe: Tensor  # [8 * D] float32, see `embedding_probe`
 
     @classmethod
     def of(cls, target: TorchRunner, draft: str) -> PairFacts:
         """Return the facts of a target and the draft model of this name."""
-        ids = [round(i * (target.vocab_size - 1) / (_NUM_PROBES - 1)) for i in range(_NUM_PROBES)]
-        probe = torch.cat([target.embedding(token_id).float().cpu() for token_id in ids])
-        return cls(Path(draft).name, probe)
+        return cls(Path(draft).name, embedding_probe(target))
 
     def difference(self, other: PairFacts) -> str:
         """Return in words why the other pair is another one; empty if it is not."""
-        if self.probe.shape != other.probe.shape:
-            widths = len(self.probe) // _NUM_PROBES, len(other.probe) // _NUM_PROBES
-            return f"its target has width {widths[0]}, this one {widths[1]}"
-        likeness = torch.nn.functional.cosine_similarity(self.probe, other.probe, dim=0)
-        if not likeness >= _LEAST_LIKENESS:
-            return "the embeddings of its target are others"
+        if difference := probe_difference(self.probe, other.probe):
+            return difference
         if other.draft and self.draft != other.draft:
             return f"its draft model is {self.draft}, this one {other.draft}"
         return ""

@@ -30,12 +30,18 @@ class Method:
     summary: str
     needs_draft: bool = True  # it cannot run without a draft model
     needs_parallel_draft: bool = False  # that model has to be one that guesses several tokens in a pass
+    needs_head: bool = False  # the setting of its writer has to name a trained head
     placement: Placement = "inline"  # of its drafter, unless set; inline is in turns with the target
     shape: Callable[[DraftSettings], DraftSettings] = lambda draft: draft  # settings imposed on the user's
     writers: tuple[str, ...] = ()  # local writers that belong to it
     is_tuned: bool = False  # what was not set is chosen by measurement, the schedule included
     reads: tuple[str, ...] = ()  # settings of the engine that no other method reads
     passes_of_round: Callable[[DraftSettings], Sequence[int]] | None = None  # tokens in each, for `round_length`
+
+    @property
+    def needs_training(self) -> bool:
+        """True if it drafts with what a training made, so that an ordinary pair does not run it."""
+        return self.needs_parallel_draft or self.needs_head
 
     @property
     def length_from_latencies(self) -> bool:

@@ -229,9 +229,13 @@ class TorchRunner:
 
     def embedding(self, token_id: int) -> Tensor:
         """Return the row of a token in the input embeddings, [D]; that of the original of an inflated model."""
+        return self.embeddings([token_id])[0]
+
+    def embeddings(self, token_ids: Sequence[int]) -> Tensor:
+        """Return the rows of tokens in the input embeddings, [n, D]; as `embedding`."""
         with torch.inference_mode():
-            row = embedded(self._embeddings, torch.tensor([token_id], device=self.device))[0]
-        return row[: self.original.hidden_size]
+            rows = embedded(self._embeddings, torch.tensor(token_ids, dtype=torch.int64, device=self.device))
+        return rows[:, : self.original.hidden_size]
 
     def forward(self, extensions: Sequence[Extension]) -> list[Tensor]:
         """Run the new tokens of several sequences in one pass and append their rows.

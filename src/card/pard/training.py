@@ -20,8 +20,8 @@ from torch.nn import functional
 
 from card.errors import PromptError, SettingsError
 from card.machine.processor import computes_bfloat16
+from card.models.checkpoint import Checkpoint, rate_share
 from card.models.parallel_draft import MOST_TOKENS
-from card.pard.checkpoint import Checkpoint
 from card.pard.rows import IGNORED, Document, Drop, PackedBatch, PackedRow, batch_of, kept_origins, packed_row
 from card.pard.teacher import Teacher
 
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 _HELD_OUT_SHARE, _MOST_HELD_OUT = 0.05, 32  # documents that it does not learn from
-_WARM_UP_SHARE, _LEAST_RATE = 0.05, 0.05  # of the steps; of the learning rate, where it ends
 _CLIPPED_NORM = 1.0
 _BLOCK_ROWS = 1024  # of logits at once
 _TEMPERATURES = tuple(1.1**power for power in range(-6, 13))  # tried in calibration: 0.56 to 3.1
@@ -182,13 +181,6 @@ def rows_of_step(documents: Sequence[Document], step: int, mask_id: int, setting
     """Return the rows of a step; which masks they keep depends on the seed and the step alone."""
     generator = torch.Generator().manual_seed(settings.seed * 1_000_003 + step)
     return [packed_row(one, kept_origins(one, settings.drop, generator), mask_id) for one in documents]
-
-
-def rate_share(step: int, num_steps: int) -> float:
-    """Return the share of the learning rate's peak: linear up, then linear down to a small one."""
-    warm_up = max(1, round(_WARM_UP_SHARE * num_steps))
-    left = (num_steps - step) / max(1, num_steps - warm_up)
-    return min((step + 1) / warm_up, max(_LEAST_RATE, left), 1.0)
 
 
 def run_facts(documents: Sequence[Document], mask_id: int, settings: TrainSettings) -> Mapping[str, Any]:

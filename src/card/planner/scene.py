@@ -112,6 +112,8 @@ def plan_method(scene: Scene, name: str, changes: Mapping[str, Any]) -> Plan:
         raise PlanError(
             f"a recording is of a drafter that makes one token a pass; {name} makes several, so leave it out"
         )
+    if find_method(name).needs_head:
+        raise PlanError(f"a recording says nothing of what the head of {name} would propose; leave the method out")
     engine_changes, _ = split_settings(changes)
     for unknown in sorted(engine_changes.keys() - KNOWN_ENGINE_SETTINGS):
         raise PlanError(

@@ -205,11 +205,12 @@ class Pass:
                 self.num_lenient = seen.leniently_accepted(self.verdict)
             self.details = _details(self.sequence, self.offer, self.verdict, logits)
 
-    def observation(self, verdict: Verdict) -> Observation:
-        """Return what the writers are told of this pass."""
+    def observation(self, verdict: Verdict, features: Tensor | None = None) -> Observation:
+        """Return what the writers are told of this pass; ``features`` [1 + candidates, D] as they wish for them."""
         new_ids = (*(self.offer.tokens[i] for i in verdict.accepted), verdict.next_id)
         chosen = tuple(self.chosen)
-        return Observation(new_ids, self.offer.tokens, self.offer.parents, chosen, verdict.accepted, self.top_ids)
+        tree = self.offer.tokens, self.offer.parents
+        return Observation(new_ids, *tree, chosen, verdict.accepted, self.top_ids, features)
 
 
 def _shaped(sequence: Sequence, offer: Nodes, logits: Tensor) -> Tensor:

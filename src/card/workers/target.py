@@ -221,7 +221,8 @@ class TargetWorker:
         else:
             if not was_prefilling:
                 sequence.stats.target_busy_s += result.busy_s
-            sequence.offers.observe(one.observation(one.verdict))
+            features = self._watchers.for_writers(extension_idx) if self._watchers else None
+            sequence.offers.observe(one.observation(one.verdict, features))
             reason = self._commit_tokens(one, one.verdict, result)
         branch_below = self._watchers.show(extension_idx, one, first) if self._watchers else None
         if branch_below is not None:

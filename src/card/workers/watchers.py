@@ -13,31 +13,44 @@ from torch import Tensor
 
 from card.config.fields import require
 from card.errors import in_words
-from card.models.features import FeatureConsumer, Features, FeatureWish, SeenRows
+from card.models.features import FINAL, FeatureConsumer, Features, FeatureWish, SeenRows
 from card.workers.sequence import Pass
 
 logger = logging.getLogger(__name__)
+
+_WRITERS_WISH = FeatureWish((FINAL,), "logits")
 
 
 class Watchers:
     """All consumers of one model's features."""
 
     def __init__(
-        self, features: Features, consumers: Sequence[FeatureConsumer], verifier_wish: FeatureWish | None = None
+        self,
+        features: Features,
+        consumers: Sequence[FeatureConsumer],
+        verifier_wish: FeatureWish | None = None,
+        *,
+        shows_writers: bool = False,
     ) -> None:
         """Tell the model whose features these are what they wish for. Raises: ModelError if it lacks a layer.
 
         Args:
             verifier_wish: for rows with logits; None: the verifier needs no features.
+            shows_writers: some local writer wants the last hidden states of rows with logits.
         """
-        wishes = [one.wish for one in consumers]
-        features.wish(wishes if verifier_wish is None else [*wishes, verifier_wish])
+        self._writers_wish = _WRITERS_WISH if shows_writers else None
+        wishes = [*(one.wish for one in consumers), verifier_wish, self._writers_wish]
+        features.wish([wish for wish in wishes if wish is not None])
         self._features, self._verifier_wish = features, verifier_wish
         self._heard = list(consumers)
 
     def for_verifier(self, extension_idx: int) -> Tensor | None:
         """Return what the verifier wishes to see of the last pass: [rows with logits, F]; None if it is nothing."""
         return None if self._verifier_wish is None else self._features.of(extension_idx, self._verifier_wish)
+
+    def for_writers(self, extension_idx: int) -> Tensor | None:
+        """Return what the local writers wish to see of the last pass: [rows with logits, D]; None if it is nothing."""
+        return None if self._writers_wish is None else self._features.of(extension_idx, self._writers_wish)
 
     def show(self, extension_idx: int, one: Pass, first: int) -> float | None:
         """Show what a pass has added to a text; ``first`` is the place of the first new row.

@@ -45,10 +45,10 @@ _OF_ROWS = "Of card-chain, card-tree, card-turns.  [default: the library's]"
 @click.option(
     "--data",
     multiple=True,
-    help=f"Shipped prompts ({', '.join(shipped())}), a published set from its file such as gsm8k=FILE "
-    f"({', '.join(PUBLISHED)}) or from the hub such as hub:gsm8k; may be given several times.  [default: questions]",
+    help=f"Shipped prompts ({', '.join(shipped())}), or a published set ({', '.join(PUBLISHED)}) "
+    "as gsm8k=FILE or hub:gsm8k; may be given several times.  [default: questions]",
 )
-@click.option("--from-hub", is_flag=True, help="Fetch published sets that come without a file.")
+@click.option("--from-hub", is_flag=True, help="Fetch published sets without a file.")
 @click.option("--prompts", multiple=True, help="JSON lines with a question each: FILE or NAME=FILE.")
 @click.option("--raw", is_flag=True, help="Use no chat template.")
 @click.option("--limit", type=int, default=8, show_default=True, help="Prompts of each data set.")
@@ -125,7 +125,7 @@ def report(**options: Any) -> int:
 @click.option("--reference-api-key", envvar="CARD_REFERENCE_API_KEY", help="The same for --reference.")
 @option_of(VerifySettings, "api", is_filled=True)
 @click.option("--only", callback=parse_names, help="Run these checks alone, such as greedy,stream.")
-@click.option("--skip", callback=parse_names, help="Leave out these checks, such as seeded,seeded-batch.")
+@click.option("--skip", callback=parse_names, help="Leave out these, such as seeded.")
 @file_option(
     "--prompts",
     words="One prompt per line, or JSON lines with a question each.  [default: shipped word problems]",
@@ -157,7 +157,7 @@ def verify_machine(**options: Any) -> int:
 @option_of(EngineSettings, "dtype", is_filled=True)
 @kernels_option
 @option_of(EngineSettings, "device", is_filled=True, help="cpu, cuda, cuda:1.")
-@click.option("--target-cost", help="Inflate the model to the price of so many parameters, such as 300M.")
+@click.option("--target-cost", help="Inflate the model to the price of 300M, say.")
 @click.option("--threads", callback=parse_numbers, help="Numbers of threads, such as 1,2.  [default: torch's own]")
 @wide_option
 def profile(**options: Any) -> int:
@@ -169,7 +169,7 @@ def profile(**options: Any) -> int:
 
 
 @command(short_help="Predict the speed of every method from profiles and a recording.")
-@click.option("--target", required=True, help="Profile of the target: a file of card profile, or a shipped one.")
+@click.option("--target", required=True, help="Profile of the target: a file, or a shipped one.")
 @click.option("--draft", help="Profile of the draft model.")
 @click.option(
     "--recording", type=click.Path(dir_okay=False, path_type=Path), help="What the pair does: a file of card record."
@@ -181,8 +181,8 @@ def profile(**options: Any) -> int:
 )
 @click.option("--methods", callback=parse_names, help="Which methods, such as vanilla,sps,card.  [default: all]")
 @click.option("--cores", type=int, help="CPU threads of target and drafter together.  [default: as profiled]")
-@click.option("--draft-threads", type=int, default=1, show_default=True, help="Of a drafter in a process of its own.")
-@click.option("--network-ms", type=float, help="Draft server, so many milliseconds away, one way.")
+@click.option("--draft-threads", type=int, default=1, show_default=True, help="Of a drafter in its own process.")
+@click.option("--network-ms", type=float, help="Delay of a draft server, one way.")
 @click.option("--concurrency", type=int, default=1, show_default=True, help="Requests at once.")
 @click.option("--search/--no-search", default=True, show_default=True, help="Look for the best settings.")
 @click.option("--pool", is_flag=True, help="Ask how many targets one draft server can serve.")
@@ -192,8 +192,8 @@ def profile(**options: Any) -> int:
 )
 @option_of(PoolRequest, "loads", callback=parse_fractions)
 @with_options(*options_of(PoolRequest, "min_speed_up max_targets"))
-@file_option("--edge", words="Plan for the edge in this file.")
-@counted("--edge-devices", words="The same, so many devices drawn.")
+@file_option("--edge", words="Plan for this edge file.")
+@counted("--edge-devices", words="The same, devices drawn.")
 @json_option
 @wide_option
 def plan(**options: Any) -> int:

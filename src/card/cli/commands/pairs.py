@@ -23,6 +23,7 @@ from card.cli.options import (
 )
 from card.cli.starting import run
 from card.config import DraftSettings, EngineSettings, SamplingParams
+from card.ctc.names import LOSSES
 
 _PAIR = with_options(*options_of(EngineSettings, "target draft"))
 
@@ -158,6 +159,25 @@ def judge(**options: Any) -> int:
     from that one, and the final numbers are compared.
     """
     return run("card.cli.train.run_judge", **options)
+
+
+@train.command("ctc", short_help="Train a head that drafts from the target's states.")
+@option_of(EngineSettings, "target")
+@file_option("--data", words='JSON lines with "question" and "answer".', required=True)
+@counted("--max-prompts", words="Most prompts.")
+@option_of(SamplingParams, "max_tokens", is_filled=True)
+@click.option("--loss", type=click.Choice(LOSSES), default="ctc", show_default=True, help="Loss.")
+@counted("--epochs", default=4, words="Most passes over the data.")
+@click.option("--out", required=True, type=OutputPath(), help="File to write.")
+@counted("--seed", default=0, least=0, words="Same seed, same head.")
+def ctc(**options: Any) -> int:
+    """Train a head that drafts from the target's hidden states, for --method ctc or --writers ctc.
+
+    It learns the target's own greedy answers to the questions; the answers of the file are not read. By CTC a slot may
+    stay blank; by cross-entropy each slot is one token ahead. A training that was cut off goes on if the same command
+    is given again.
+    """
+    return run("card.cli.train_ctc.run", **options)
 
 
 @train.command("pard", short_help="Adapt a draft model to draft several tokens a pass.")

@@ -175,7 +175,7 @@ def _server(module: str, words: str = "") -> Any:
     "--draft",
     default=DEMO_DRAFT,
     show_default=True,
-    help="Draft model: a folder, a GGUF file, a hub name, or demo-draft.",
+    help="Draft model.",
 )
 @click.option("--keys", type=click.Path(path_type=Path), help="The server's folder of `card keys`.")
 @option_of(EngineSettings, "dtype", is_filled=True)

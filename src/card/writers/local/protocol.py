@@ -14,8 +14,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+from torch import Tensor
+
 from card.config import EngineSettings
 from card.errors import ProtocolError
+from card.models.torch_runner import TorchRunner
 from card.tree.nodes import PATH_END, Nodes
 
 
@@ -52,6 +55,7 @@ class Observation:
     choices: tuple[int, ...]  # [1 + n] the target's token after that last token, and after each candidate
     accepted: tuple[int, ...]  # indices of the accepted candidates, from the top down
     top_ids: Sequence[Sequence[int]] = ()  # [1 + n][k] likeliest tokens there, best first; () unless asked for
+    features: Tensor | None = None  # [1 + n, D] the target's last hidden states there; None unless asked for
 
 
 class WriterSequence:
@@ -82,6 +86,8 @@ class LocalWriter:
 
     top_k: ClassVar[int] = 0
     """How many likeliest tokens it wants to see at every token that the target runs; 0: none."""
+    wants_features: ClassVar[bool] = False
+    """It wants the target's hidden states behind the final norm wherever it runs a token for its logits."""
     sequence: ClassVar[Callable[..., WriterSequence]]
     """Makes what is known of a request from its prompt, unless `open` does."""
 
@@ -93,6 +99,9 @@ class LocalWriter:
         Raises: SettingsError for settings that it cannot follow.
         """
         self._vocab_size = vocab_size
+
+    def attach(self, target: TorchRunner) -> None:
+        """Take the target, before the first request. Raises: ModelError if the writer cannot serve it."""
 
     def open(self, prompt_ids: Sequence[int]) -> WriterSequence:
         """Begin a request."""

@@ -7,15 +7,14 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from torch import nn
 
 from card.errors import ModelError
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
+_WARM_UP_SHARE, _LEAST_RATE = 0.05, 0.05  # of the steps; of the learning rate, where it ends
 _LONGEST_VALUE = 100  # characters of a fact; a longer one, such as the data, is kept as its digest
 
 
@@ -25,7 +24,7 @@ class RunState:
 
     step: int = 0
     num_trained: int = 0  # positions
-    num_without_drop: int = 0
+    num_without_drop: int = 0  # positions that the same steps would have run if conditional drop left out none
 
 
 class Checkpoint:
@@ -36,7 +35,7 @@ class Checkpoint:
         self.path = path
         self._facts = facts
 
-    def load(self, model: PreTrainedModel, optimizer: torch.optim.Optimizer, facts: Mapping[str, Any]) -> RunState:
+    def load(self, model: nn.Module, optimizer: torch.optim.Optimizer, facts: Mapping[str, Any]) -> RunState:
         """Put model and optimizer where the last run left them; without a file they stay as they are.
 
         Raises: ModelError if the file is damaged, or of a run with other facts.
@@ -44,7 +43,7 @@ class Checkpoint:
         if not self.path.is_file():
             return RunState()
         try:
-            saved = torch.load(self.path, map_location=model.device, weights_only=True)
+            saved = torch.load(self.path, map_location=next(model.parameters()).device, weights_only=True)
             found, state = json.loads(saved["facts"]), RunState(**saved["state"])
             weights, moments = saved["weights"], saved["optimizer"]
         except Exception as error:  # of zip files, pickles and what is in them: almost anything
@@ -60,7 +59,7 @@ class Checkpoint:
         return state
 
     def save(
-        self, model: PreTrainedModel, optimizer: torch.optim.Optimizer, facts: Mapping[str, Any], state: RunState
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, facts: Mapping[str, Any], state: RunState
     ) -> None:
         """Keep the state; a file is whole or not there."""
         part = self.path.with_suffix(".part")
@@ -79,3 +78,10 @@ class Checkpoint:
 def _in_short(value: Any) -> str:
     text = json.dumps(value)
     return text if len(text) <= _LONGEST_VALUE else hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def rate_share(step: int, num_steps: int) -> float:
+    """Return the share of the learning rate's peak: linear up, then linear down to a small one."""
+    warm_up = max(1, round(_WARM_UP_SHARE * num_steps))
+    left = (num_steps - step) / max(1, num_steps - warm_up)
+    return min((step + 1) / warm_up, max(_LEAST_RATE, left), 1.0)

@@ -1,0 +1,1 @@
+"""Drafting heads over the target's hidden states: T slots, trained by CTC or by cross-entropy."""

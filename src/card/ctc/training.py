@@ -1,0 +1,264 @@
+"""Train a drafting head on the target's own texts, by CTC or slot by slot, and measure what its candidates earn.
+
+Every batch and every draw of a run follows from the settings and the data. So a run that goes on from a checkpoint ends
+with the weights of one that was never cut off.
+
+Sources: CTC-drafter, arXiv:2412.00061, for the loss over slots; Graves et al. 2006 for CTC.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from card.config.fields import require
+from card.ctc.candidates import candidates_of
+from card.ctc.head import HeadFacts, SlotHead, inputs_of
+from card.ctc.names import LOSSES, Loss
+from card.ctc.texts import TargetTexts
+from card.errors import PromptError
+from card.models.checkpoint import Checkpoint, rate_share
+from card.models.probe import embedding_probe
+from card.models.torch_runner import TorchRunner
+from card.tree.nodes import ROOT, Nodes
+
+_HELD_OUT_SHARE, _MOST_MEASURED = 0.05, 512  # texts that it does not learn from; rows of them that are measured
+_CLIPPED_NORM = 1.0
+_MOST_TOKENS = 8192  # that a head proposes: the target's commonest
+_IGNORED = -100
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainSettings:
+    """Settings of the training."""
+
+    loss: Loss = "ctc"
+    num_slots: int = 6  # T
+    num_labels: int = 4  # tokens ahead that CTC learns; more slots than labels leave room for blanks
+    window: int = 4  # rows of the text that a slot reads
+    width: int = 256  # of the head's layer
+    epochs: int = 4
+    batch_size: int = 256  # rows
+    learning_rate: float = 1e-3  # at its peak
+    seed: int = 0
+    checkpoint_steps: int = 50  # from one checkpoint to the next
+
+    def __post_init__(self) -> None:
+        """Check the ranges."""
+        require(self.loss in LOSSES, "loss", f"one of {', '.join(LOSSES)}", self.loss)
+        require(1 <= self.num_slots <= 16, "num_slots", "from 1 to 16", self.num_slots)
+        require(1 <= self.num_labels <= self.num_slots, "num_labels", "from 1 to num_slots", self.num_labels)
+        for name in ("window", "epochs", "batch_size", "checkpoint_steps"):
+            require(getattr(self, name) >= 1, name, "1 or more", getattr(self, name))
+
+    @property
+    def num_learnt(self) -> int:
+        """Tokens behind a row that its slots learn: without blanks each slot has one of its own."""
+        return self.num_labels if self.loss == "ctc" else self.num_slots
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """A head and its figures, counted on texts that it did not learn from."""
+
+    head: SlotHead
+    losses: tuple[float, ...]  # of each step that this run made
+    accepted: tuple[float, ...]  # share of rows behind which the first so many tokens were all among the candidates
+    num_candidates: int  # in each of these trees
+    num_rows: int  # learnt from, in all steps
+    num_steps: int
+
+    @property
+    def tokens_per_step(self) -> float:
+        """Tokens that a target pass commits with these candidates, its own included."""
+        return 1.0 + sum(self.accepted)
+
+    def figures(self) -> dict[str, str]:
+        """Return what is worth keeping beside the head, by name."""
+        return {
+            "tokens_per_step": f"{self.tokens_per_step:.3f}",
+            "accepted_by_depth": " ".join(f"{share:.3f}" for share in self.accepted),
+            "candidates": str(self.num_candidates),
+            "trained_rows": str(self.num_rows),
+            "steps": str(self.num_steps),
+        }
+
+
+class Examples:
+    """Rows of texts as a head reads them, each with the tokens that follow."""
+
+    def __init__(self, texts: TargetTexts, chosen: Sequence[int], embeddings: Tensor, window: int) -> None:
+        """Take some texts.
+
+        Args:
+            embeddings: [M, D] of the texts' tokens.
+        """
+        places = [texts.text(idx) for idx in chosen]
+        rows = [torch.arange(place.start, place.stop) for place in places]
+        self._inputs = inputs_of(texts.features, embeddings)
+        self._token_ids, self._window = texts.token_ids, window
+        self.first = torch.cat([torch.full_like(own, place.start) for own, place in zip(rows, places, strict=True)])
+        self.end = torch.cat([torch.full_like(own, place.stop) for own, place in zip(rows, places, strict=True)])
+        self.rows = torch.cat(rows)
+        has_label = self.rows + 1 < self.end
+        self.rows, self.first, self.end = self.rows[has_label], self.first[has_label], self.end[has_label]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def inputs(self, some: Tensor) -> tuple[Tensor, Tensor]:
+        """Return what the head reads behind some examples: [n, W, 2 * D], and [n, W] bool of what is there."""
+        places = self.rows[some, None] + torch.arange(1 - self._window, 1)
+        is_there = places >= self.first[some, None]
+        return self._inputs[places.clamp_min(0)], is_there
+
+    def labels(self, some: Tensor, count: int) -> tuple[Tensor, Tensor]:
+        """Return the next tokens of some examples, [n, count] int64, and how many of them there are, [n]."""
+        places = self.rows[some, None] + torch.arange(1, count + 1)
+        num_labels = (self.end[some] - 1 - self.rows[some]).clamp_max(count)
+        return self._token_ids[places.clamp_max(len(self._token_ids) - 1)], num_labels
+
+
+def train_head(
+    target: TorchRunner,
+    texts: TargetTexts,
+    settings: TrainSettings,
+    *,
+    checkpoint: Checkpoint,
+    num_candidates: int = 16,
+    on_step: Callable[[int, int], None] = lambda step, num_steps: None,
+) -> Trained:
+    """Train a head for a target, from the last checkpoint on if there is one.
+
+    Args:
+        checkpoint: keeps the state every few steps, and refuses one of another run.
+        num_candidates: of the trees by which it is measured.
+        on_step: called at the start and after each step with the steps done and their number.
+    Raises: PromptError for fewer than two texts; ModelError for a checkpoint that is damaged or of another run.
+    """
+    learnt, held_out = _split(texts, settings.seed)
+    embeddings = target.embeddings(texts.token_ids.tolist()).clone()
+    examples, measured = (Examples(texts, some, embeddings, settings.window) for some in (learnt, held_out))
+    head, label_of = _new_head(target, texts, settings)
+    steps = _planned(len(examples), settings)
+    optimizer = torch.optim.AdamW(head.parameters(), lr=settings.learning_rate, betas=(0.9, 0.95), weight_decay=0.01)
+    facts: Mapping[str, Any] = {**asdict(settings), "texts": texts.digest}
+    state = checkpoint.load(head, optimizer, facts)
+    losses: list[float] = []
+    on_step(state.step, len(steps))
+    for step in range(state.step, len(steps)):
+        for group in optimizer.param_groups:
+            group["lr"] = settings.learning_rate * rate_share(step, len(steps))
+        loss = loss_of(head, examples, steps[step], label_of, settings)
+        loss.backward()  # type: ignore[no-untyped-call]
+        torch.nn.utils.clip_grad_norm_(head.parameters(), _CLIPPED_NORM)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+        state.step, state.num_trained = step + 1, state.num_trained + len(steps[step])
+        if state.step % settings.checkpoint_steps == 0 or state.step == len(steps):
+            checkpoint.save(head, optimizer, facts, state)
+        on_step(state.step, len(steps))
+    head.requires_grad_(False)
+    head.round_weights()
+    accepted = accepted_by_depth(head, measured, num_candidates)
+    return Trained(head, tuple(losses), accepted, num_candidates, state.num_trained, len(steps))
+
+
+def loss_of(head: SlotHead, examples: Examples, some: Tensor, label_of: Tensor, settings: TrainSettings) -> Tensor:
+    """Return the mean loss of some examples, in nats a learnt token.
+
+    Args:
+        label_of: [V] int64, the place of each of the target's tokens among those of the head; IGNORED for others.
+    """
+    token_ids, num_labels = examples.labels(some, settings.num_learnt)
+    labels = label_of[token_ids]
+    is_label = torch.arange(settings.num_learnt) < num_labels[:, None]
+    logits = head(*examples.inputs(some))
+    if settings.loss == "cross-entropy":
+        labels = labels.where(is_label, torch.tensor(_IGNORED))
+        return functional.cross_entropy(logits[..., :-1].flatten(0, 1), labels.flatten(), ignore_index=_IGNORED)
+    known = (is_label & (labels != _IGNORED)).long().cumprod(1).sum(1)  # a token that it lacks ends what is learnt
+    num_slots = settings.num_slots
+    losses = functional.ctc_loss(
+        logits.log_softmax(-1).transpose(0, 1),
+        labels.clamp_min(0),
+        torch.full_like(known, num_slots),
+        known,
+        blank=logits.shape[-1] - 1,
+        reduction="none",
+        zero_infinity=True,  # labels with more repeats than there is room for
+    )
+    return losses.sum() / known.sum().clamp_min(1)
+
+
+def accepted_by_depth(head: SlotHead, examples: Examples, num_candidates: int) -> tuple[float, ...]:
+    """Return, for 1 to T tokens, the share of rows behind which so many were among the candidates, in [0, 1]."""
+    stride = max(1, len(examples) // _MOST_MEASURED)
+    some = torch.arange(0, len(examples), stride)
+    depths = torch.zeros(head.facts.num_slots, dtype=torch.float64)
+    with torch.no_grad():
+        logprobs = head.logprobs(head(*examples.inputs(some)))
+    token_ids, num_labels = examples.labels(some, head.facts.num_slots)
+    for row, labels, count in zip(logprobs, token_ids.tolist(), num_labels.tolist(), strict=True):
+        depths[: _num_right(candidates_of(head, row, num_candidates), labels[:count])] += 1
+    return tuple((depths / max(1, len(some))).tolist())
+
+
+def _num_right(tree: Nodes, token_ids: Sequence[int]) -> int:
+    """Return how many of the tokens a path of the tree has, from its top down."""
+    child_of = {pair: idx for idx, pair in enumerate(zip(tree.parents, tree.tokens, strict=True))}
+    node, depth = ROOT, 0
+    for token in token_ids:
+        child = child_of.get((node, token))
+        if child is None:
+            break
+        node, depth = child, depth + 1
+    return depth
+
+
+def _split(texts: TargetTexts, seed: int) -> tuple[list[int], list[int]]:
+    """Return the texts to learn from and those to measure by. Raises: PromptError for fewer than two."""
+    usable = [idx for idx in range(len(texts)) if texts.starts[idx + 1] - texts.starts[idx] > 1]
+    if len(usable) < 2:
+        raise PromptError(f"{len(usable)} answers have two tokens or more; give 2 prompts at least, or longer answers")
+    order = torch.randperm(len(usable), generator=torch.Generator().manual_seed(seed)).tolist()
+    num_held_out = max(1, round(_HELD_OUT_SHARE * len(usable)))
+    chosen = [usable[i] for i in order]
+    return chosen[num_held_out:], chosen[:num_held_out]
+
+
+def _planned(num_examples: int, settings: TrainSettings) -> list[Tensor]:
+    """Return the examples of every step, each epoch in an order of its own."""
+    steps: list[Tensor] = []
+    for epoch in range(settings.epochs):
+        generator = torch.Generator().manual_seed(settings.seed * 1_000_003 + epoch)
+        steps += torch.split(torch.randperm(num_examples, generator=generator), settings.batch_size)
+    return steps
+
+
+def _new_head(target: TorchRunner, texts: TargetTexts, settings: TrainSettings) -> tuple[SlotHead, Tensor]:
+    """Return a head with the weights of the seed, and `loss_of`'s ``label_of``."""
+    found, counts = torch.unique(texts.token_ids, return_counts=True)
+    token_ids = found[counts.argsort(descending=True, stable=True)[:_MOST_TOKENS]].sort().values
+    facts = HeadFacts(
+        loss=settings.loss,
+        num_slots=settings.num_slots,
+        window=settings.window,
+        width=settings.width,
+        hidden_size=target.original.hidden_size,
+        vocab_size=target.vocab_size,
+        num_parameters=target.original.num_parameters,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(settings.seed)
+        head = SlotHead(facts, token_ids, embedding_probe(target))
+    head.attach(target)
+    label_of = torch.full((target.vocab_size,), _IGNORED)
+    label_of[token_ids] = torch.arange(len(token_ids))
+    return head, label_of
