@@ -161,7 +161,10 @@ model_options = with_options(
     *options_of(EngineSettings, "draft_dtype draft_vocab"),
     kernels_option,
     option_of(EngineSettings, "device", is_filled=True),
-    *options_of(EngineSettings, "draft_device target_cost max_model_len max_num_seqs kv_cache_memory prefill_chunk"),
+    *options_of(
+        EngineSettings,
+        "draft_device target_cost max_model_len max_num_seqs kv_cache_memory prefill_chunk",
+    ),
     option_of(EngineSettings, "threads"),
     option_of(EngineSettings, "draft_threads", is_filled=True),
     *options_of(EngineSettings, "cores draft_cores", callback=parse_cores),
@@ -209,10 +212,8 @@ shaping_options = with_options(
         help="Add VALUE, -100 to 100, to the logit of this token; may be given several times.",
     ),
     click.option("--json-object", is_flag=True, help="Answer with a JSON object."),
-    click.option(
-        "--json-schema", type=click.File("r", encoding="utf-8"), help="Answer with JSON of the schema in this file."
-    ),
-    click.option("--regex", help="Answer with a text that this regular expression matches as a whole."),
+    click.option("--json-schema", type=click.File("r", encoding="utf-8"), help="Answer with JSON of this schema."),
+    click.option("--regex", help="Answer with a text that this expression matches whole."),
     option_of(SamplingParams, "speculates", "--speculation/--no-speculation", is_filled=True),
 )
 

@@ -45,7 +45,7 @@ class EngineSettings(Replaceable):
     draft_dtype: str | None = setting(None, "The same for the draft model.", shown="the target's")
     draft_vocab: int | None = setting(
         None,
-        "The draft model proposes the first so many tokens and special ones only.",
+        "Draft only the first so many tokens and special ones.",
         least=1,
         allowed="a whole number of 1 or more",
         shown="all",
@@ -101,7 +101,7 @@ class EngineSettings(Replaceable):
     )
     suffix_store: str | None = setting(None, "File of finished texts for the writer store.")
     suffix_store_key: str = setting("default", "Texts under other keys are not read.")
-    suffix_store_tokens: int = setting(1_000_000, "Most tokens kept under a key; the oldest go.", least=1)
+    suffix_store_tokens: int = setting(1_000_000, "Most tokens kept under a key.", least=1)
 
     @property
     def weights_dir(self) -> str | None:

@@ -33,7 +33,7 @@ class ServerSettings:
     )
     api_keys: tuple[str, ...] = setting(  # none: the door stands open
         (),
-        "Key that clients must send; better in CARD_API_KEY, where no process list shows it.",
+        "Key that clients must send; better in CARD_API_KEY.",
         allowed="a list of keys",
     )
     no_key: bool = setting(False, "Let everyone in who reaches the address.")

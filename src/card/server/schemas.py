@@ -44,7 +44,20 @@ _PART_SCHEMA = {
     "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
     "required": ["type", "text"],
 }
-_CONTENT_SCHEMA = {"anyOf": [{"type": "string"}, {"type": "array", "items": _PART_SCHEMA, "minItems": 1}]}
+_IMAGE_SCHEMA = {
+    "type": "object",
+    "properties": {
+        "type": {"const": "image_url"},
+        "image_url": {"type": "object", "properties": {"url": {"type": "string"}}, "required": ["url"]},
+    },
+    "required": ["type", "image_url"],
+}
+_CONTENT_SCHEMA = {
+    "anyOf": [
+        {"type": "string"},
+        {"type": "array", "items": {"anyOf": [_PART_SCHEMA, _IMAGE_SCHEMA]}, "minItems": 1},
+    ]
+}
 
 
 # Arguments of transformers' apply_chat_template, and what it sets itself.
@@ -115,31 +128,46 @@ class SamplingFields(CommonFields, GuidedFields):
         return self.stream_options is not None and self.stream_options.include_usage
 
 
+def _part(part: object) -> dict[str, Any]:
+    """Return a part of a content without what a client adds to it, such as the detail of an image."""
+    kind = part.get("type") if isinstance(part, dict) else type(part).__name__
+    if isinstance(part, dict) and kind == "text" and isinstance(part.get("text"), str):
+        return {"type": "text", "text": part["text"]}
+    if isinstance(part, dict) and kind == "image_url":
+        source = part.get("image_url")
+        if isinstance(source, dict) and isinstance(source.get("url"), str):
+            return {"type": "image_url", "image_url": {"url": source["url"]}}
+        raise ValueError('a part of type image_url must have {"image_url": {"url": "data:image/png;base64,..."}}')
+    raise ValueError(f"only parts of type text and image_url are supported, got {str(kind)[:40]!r}")
+
+
 class Message(Strict):
     """One turn of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Annotated[str, WithJsonSchema(_CONTENT_SCHEMA)] = Field(None, validate_default=True)
+    # A list only with images among its parts, in the shape of `card.text.tokens.split_images`.
+    content: Annotated[
+        str | list[dict[str, Any]], WithJsonSchema(_CONTENT_SCHEMA), takes("a string or a list of parts")
+    ] = Field(None, validate_default=True)
     name: str | None = None
     tool_calls: list[ToolCall] = Field(default_factory=list, max_length=MAX_TOOLS)
     tool_call_id: str | None = None
 
     @field_validator("content", mode="before")
     @classmethod
-    def _join_text_parts(cls, value: object, info: ValidationInfo) -> object:
+    def _take_parts(cls, value: object, info: ValidationInfo) -> object:
         if value is None and info.data.get("role") == "assistant":
             return ""  # a turn that has calls only
         if not isinstance(value, list):
             return value
         if not value:
             raise ValueError("must be a string or a list of at least one part, got an empty list")
-        texts = []
-        for part in value:
-            if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
-                kind = part.get("type") if isinstance(part, dict) else type(part).__name__
-                raise ValueError(f"only parts of type text are supported, got {str(kind)[:40]!r}")
-            texts.append(part["text"])
-        return "\n".join(texts)
+        parts = [_part(part) for part in value]
+        if any(part["type"] == "image_url" for part in parts):
+            if info.data.get("role") != "user":
+                raise ValueError("images belong to messages of the role user")
+            return parts
+        return "\n".join(part["text"] for part in parts)
 
     @model_validator(mode="after")
     def _belongs_to_its_role(self) -> Message:

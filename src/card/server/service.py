@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import secrets
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, ParamSpec, TypeVar
@@ -186,8 +186,9 @@ class Service:
         Raises: PromptError; ApiError 400 for one that cannot fit.
         """
         parts = [prompt] if isinstance(prompt, str) else prompt
-        texts = [one if isinstance(one, str) else one.get("content") or "" for one in parts if not isinstance(one, int)]
-        is_long = max(len(prompt), sum(map(len, texts))) >= LONG_CHARS
+        texts = [text for one in parts if not isinstance(one, int) for text in _texts_of(one)]
+        has_images = any(isinstance(one, Mapping) and isinstance(one.get("content"), list) for one in parts)
+        is_long = has_images or max(len(prompt), sum(map(len, texts))) >= LONG_CHARS
         return await self.run_in_thread(is_long, self._encode, prompt, texts if must_fit else [])
 
     def _encode(self, prompt: Prompt, texts: Sequence[str]) -> tuple[int, ...]:
@@ -297,6 +298,12 @@ class Service:
         """Begin nothing more beside the event loop; what runs there is not waited for."""
         for pool in self._threads.values():
             pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _texts_of(one: str | Mapping[str, Any]) -> list[str]:
+    """Return the texts of a prompt or of one message."""
+    content = one if isinstance(one, str) else one.get("content") or ""
+    return [content] if isinstance(content, str) else [part.get("text", "") for part in content]
 
 
 async def _read(choice: Choice) -> AsyncGenerator[tuple[Choice, StreamChunk], None]:

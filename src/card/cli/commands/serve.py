@@ -105,6 +105,8 @@ _server_options = with_options(
 @command(short_help="Serve a model over HTTP.", context_settings={"auto_envvar_prefix": _PREFIX})
 @_server_options
 @click.argument("model_argument", metavar="[MODEL]", required=False)
+@option_of(EngineSettings, "max_images", default=0)
+@option_of(EngineSettings, "image_dir")
 @method_options
 @draft_options
 @model_options

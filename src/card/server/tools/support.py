@@ -56,7 +56,7 @@ def plain_messages(
         role, content = message.role, message.content
         if message.tool_calls:
             calls = [(call.function.name, call.function.arguments.strip() or "{}") for call in message.tool_calls]
-            content = "\n".join(filter(None, (content, form.write(calls))))
+            content = "\n".join(filter(None, (str(content), form.write(calls))))
         if role == "tool":
             content = f"<tool_response>\n{content}\n</tool_response>"
             if last_role == "tool":  # several results are one turn of the user
