@@ -113,7 +113,7 @@ def test_no_request_stays_open_in_the_drafter_once_it_has_no_row():
     link = proposer.link
     assert isinstance(link, DirectLink)
     link.link.draft(1)
-    assert link.link.worker.num_requests == 0
+    assert not link.link.worker.drafting
     assert proposer._by_drafter_id == {}
 
 
@@ -240,7 +240,7 @@ def test_a_text_that_the_drafter_declines_is_never_opened_again(draft: TableMode
     assert proposer.figures.declined == len(PROMPTS)
     assert max(link.lengths) < 45, "after a preemption too"
     assert (proposer.figures.rejections, str(link.status)) == (0, "up")
-    assert link.link.worker.num_requests == 0
+    assert not link.link.worker.drafting
 
 
 def test_nothing_is_proposed_beyond_the_longest_text():

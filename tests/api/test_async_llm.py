@@ -95,7 +95,7 @@ async def all_is_free(llm: AsyncLLM) -> None:
     assert not llm._driver._live
     assert not llm._driver._number_of
     worker = getattr(llm.host.link, "worker", None)
-    while worker is not None and worker.num_requests:  # one in a thread of its own may take a moment
+    while worker is not None and worker.drafting:  # one in a thread of its own may take a moment
         await asyncio.sleep(0.001)
 
 

@@ -233,7 +233,7 @@ class ServerThread:
     def num_requests(self) -> int:
         """The requests and the open sequences of all clients."""
         assert self._server is not None
-        held = sum(session.worker.num_requests for session in self._server._sessions.values())
+        held = sum(len(session.worker.drafting) for session in self._server._sessions.values())
         return held + self._writer.pool.stats.num_open
 
     def _run(self, server: DraftServer) -> None:

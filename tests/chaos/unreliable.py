@@ -82,7 +82,7 @@ class TreacherousLink(FakeLink):
     @property
     def num_requests(self) -> int:
         """Requests that the drafter holds."""
-        return self.worker.num_requests
+        return len(self.worker.drafting)
 
     def draft(self, num_passes: int) -> None:
         """Let a round go by, as badly as it may."""

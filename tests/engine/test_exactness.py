@@ -170,7 +170,7 @@ def test_all_slots_and_trees_are_freed_when_a_request_ends():
     worker_link = inline(draft)
     engine = Engine(TargetWorker(target, clock=time.perf_counter), worker_link)
     run_all(engine, {0: [make_request(1), make_request(2)]})
-    assert worker_link.worker.num_requests == 0
+    assert not worker_link.worker.drafting
     stats = engine.stats()
     assert (stats.num_running, stats.num_waiting, stats.kv_open_sequences) == (0, 0, 0)
     assert len(target._sequences) == stats.kv_retained_sequences == 1, "the same text is kept once"

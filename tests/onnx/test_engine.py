@@ -105,7 +105,7 @@ def num_drafted_for(proposer: ChainProposer | None) -> int:
     link = proposer.link
     assert isinstance(link, DirectLink)
     link.link.draft(1)
-    return link.link.worker.num_requests
+    return len(link.link.worker.drafting)
 
 
 def test_a_second_turn_is_drafted_for_with_the_whole_text(monkeypatch: pytest.MonkeyPatch, folder: Path):

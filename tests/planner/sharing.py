@@ -14,7 +14,8 @@ from card.planner.scene import build_stage, draft_model, plan_method
 from card.planner.simulate import Simulator, VirtualRun, decode, summary_of
 from card.planner.virtual_time import VirtualClock
 from card.protocol.messages import DrafterMessage, TargetMessage
-from card.workers.drafter import MAX_TOKENS_PER_PASS, step_together
+from card.workers.drafter import MAX_TOKENS_PER_PASS
+from card.workers.drafter_pass import step_together
 from card.workers.metrics import RequestStats
 from card.writers.beam import BeamWriter
 

@@ -99,7 +99,7 @@ def test_one_pass_serves_all_clients() -> None:
         spin(server, 2)
         one.say(*(Open(i, (i, 1, 2), draft_spec()) for i in (1, 2)))
         other.say(Open(1, (5, 6), draft_spec()))
-        while sum(session.worker.num_requests for session in server._sessions.values()) < 3:
+        while sum(len(session.worker.drafting) for session in server._sessions.values()) < 3:
             server._socket.poll(20)
             server._read()
         server._draft()
@@ -126,7 +126,7 @@ def test_requests_beyond_the_limit_get_no_candidates_and_the_others_do() -> None
         client.say(Ping(5))
         until(lambda: client.hear(Pong).nonce == 5)  # one that nobody asked for may come before
         (session,) = server._sessions.values()
-        assert session.worker.num_requests == 2
+        assert len(session.worker.drafting) == 2
 
 
 # ---- who breaks the rules -------------------------------------------------------------------------------------------
@@ -324,7 +324,7 @@ def test_the_rows_of_a_client_that_went_without_a_word_are_freed(monkeypatch: py
             worker = session.worker
         clock.now += 0.4
         until(lambda: server.num_sessions == 0)
-        assert worker.num_requests == 0
+        assert not worker.drafting
 
 
 _CLIENT = """
@@ -367,14 +367,14 @@ def test_the_place_of_a_client_that_was_killed_is_free_at_once(
     with running(make_server(draft(), max_sessions=1, silence_timeout_s=3600.0)) as server:
         with client_process(server, *request_ids) as process:
             (session,) = server._sessions.values()
-            until(lambda: session.worker.num_requests == len(request_ids))
+            until(lambda: len(session.worker.drafting) == len(request_ids))
             with pytest.raises(WorkerError, match="the server is full"), connected(server.address):
                 pass
             process.kill()
             process.wait()
             with connected(server.address) as link:  # is refused for good if there is no place
                 assert link.status.state == "up"
-        assert session.worker.num_requests == 0
+        assert not session.worker.drafting
 
 
 def test_what_a_killed_client_held_is_freed_though_nobody_else_comes() -> None:
@@ -393,14 +393,14 @@ def test_a_client_that_does_not_read_loses_messages_and_holds_up_nobody(monkeypa
         deaf.begin(1, spec=spec)
         until(lambda: server.num_sessions == 1)
         (session,) = server._sessions.values()
-        until(lambda: session.worker.num_requests == 1 and session.worker.is_idle)
+        until(lambda: len(session.worker.drafting) == 1 and session.worker.is_idle)
         for _ in range(num_snapshots):
             deaf.say(Correction(1, 0, 3, (), wants_snapshot=True))
         deaf.say(Close(1))
         with connected(server.address) as link:
             decode_until_accepted(TARGET, link)
             assert link.status.num_restarts == 0
-        until(lambda: session.worker.num_requests == 0)
+        until(lambda: not session.worker.drafting)
         heard: list[DrafterMessage] = []
 
         def is_answered() -> bool:

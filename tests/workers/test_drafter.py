@@ -33,7 +33,8 @@ from card.protocol.messages import (
     Shutdown,
 )
 from card.tree.candidates import CandidateCache
-from card.workers.drafter import DrafterWorker, step_together
+from card.workers.drafter import DrafterWorker
+from card.workers.drafter_pass import step_together
 from card.writers.beam import BeamSequence, BeamWriter
 from card.writers.growth import RULES
 from tests.drafting import assert_rows_fit_the_tree, assert_scores_are_those_of_the_model, draft_spec
@@ -324,7 +325,7 @@ def test_an_open_with_more_text_than_is_known_starts_a_new_epoch() -> None:
     (reset,) = layers_of(worker.receive(Open(7, (*TEXT, 2, 2), draft_spec())))
     assert (reset.is_reset, reset.epoch, reset.seq, reset.known_len) == (True, 1, 2, 7)
     assert len(model._sequences) == 1, "the rows of the first one are freed"
-    assert worker.num_requests == 1
+    assert len(worker.drafting) == 1
 
 
 def test_a_snapshot_rebuilds_a_replica_that_lost_layers() -> None:
@@ -353,7 +354,7 @@ def test_a_closed_request_frees_its_rows_and_is_not_revived_by_late_messages() -
     assert worker.receive(Open(7, TEXT, draft_spec())) == []
     assert worker.receive(correction(5, [1])) == [], "asking for it again would never end"
     assert worker.receive(Close(7)) == []
-    assert worker.num_requests == 0
+    assert not worker.drafting
     assert worker.step() == []
     assert worker.is_idle
     assert worker.receive(Close(8)) == [], "a close that overtakes its open"
@@ -628,7 +629,7 @@ def test_the_end_of_the_context_makes_it_idle_and_raises_nothing() -> None:
         layers_of(worker.receive(correction(len(beam_of(worker).token_ids), [token])))
     declined = Declined(7, "the text has 8 tokens, and the draft model's context holds 8")
     assert worker.receive(correction(7, [3])) == [declined]
-    assert worker.num_requests == 0, "others may have its memory"
+    assert not worker.drafting, "others may have its memory"
     assert worker.step() == []
     assert worker.is_idle
     empty = worker_on(toy(max_model_len=5))
@@ -709,7 +710,7 @@ def test_what_is_out_of_bounds_is_refused_and_changes_nothing(message: Open | Co
     worker = opened(toy(), max_len=7)
     with pytest.raises(ProtocolError, match=reason):
         worker.receive(message)
-    assert (worker.num_requests, beam_of(worker).token_ids) == (1, list(TEXT))
+    assert (len(worker.drafting), beam_of(worker).token_ids) == (1, list(TEXT))
 
 
 def test_a_correction_that_repeats_much_is_acknowledged_so_that_it_gets_shorter() -> None:
@@ -739,7 +740,7 @@ def test_a_token_that_the_model_lacks_is_the_end_of_its_request_alone(bad: int) 
     assert beam_of(worker).cache.snapshot() == before
     assert layers_of(worker.step())[0].request_id == 7
     assert worker.receive(Open(7, (*TEXT, bad, 1), draft_spec())) == [Declined(7, reason)]
-    assert worker.num_requests == 0
+    assert not worker.drafting
 
 
 anything = st.one_of(messages, messages, st.builds(Open, st.integers(0, 9), id_lists, specs))

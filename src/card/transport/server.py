@@ -26,7 +26,8 @@ from card.protocol.messages import (
     encode,
 )
 from card.transport.keys import ServerKeys, check_may_listen
-from card.workers.drafter import MAX_REQUESTS, MAX_TOKENS_PER_PASS, DrafterWorker, step_together
+from card.workers.drafter import MAX_REQUESTS, MAX_TOKENS_PER_PASS, DrafterWorker
+from card.workers.drafter_pass import step_together
 
 logger = logging.getLogger(__name__)
 _IDLE_POLL_MS = 200
