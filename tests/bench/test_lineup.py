@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -24,11 +25,12 @@ DATA = (Dataset("x", "y", (Question(("one",)),)),)
         (["ssd", "vanilla", "card-tree"], ["vanilla", BASELINE, "ssd", "card-tree"]),
         (["sps"], [BASELINE, "sps", "sps-all-cores"]),
         (["transformers"], [BASELINE, *PRESETS["transformers"]]),
+        (["learned"], [BASELINE, "pard", "pard-all-cores", "ctc", "specbranch"]),
         (["suffix", "recycling"], [BASELINE, "suffix", "recycling"]),
         (["card+suffix"], [BASELINE, "card+suffix"]),
         (["card+beam", "suffix", "sps-all-cores"], [BASELINE, "sps-all-cores", "card+beam+suffix"]),
         (["suffix", "card+beam+lookup", "card+beam+lookup"], [BASELINE, "suffix", "card+beam+lookup"]),
-        (["all"], [*(name for name in OURS if spec_of(name).method != "pard"), *PRESETS["transformers"]]),
+        (["all"], [*(name for name in OURS if spec_of(name).method not in ("pard", "ctc")), *PRESETS["transformers"]]),
     ],
 )
 def test_rows_come_with_the_baseline_and_with_their_twins_on_all_cores(asked: Sequence[str], rows: list[str]) -> None:
@@ -118,5 +120,8 @@ def test_pairs_that_cannot_run_a_row_or_share_a_name_are_refused() -> None:
     assert list(plan.pairs) == ["t+d@90M", "t"] and plan.baseline == BASELINE
     with pytest.raises(SettingsError, match="row card needs a draft model, and pair t has none"):
         make_plan([BASELINE, "card"], [PairSpec(target="t", draft=None)], SETTINGS, DATA)
+    with pytest.raises(SettingsError, match="row ctc needs a head of card train ctc: give --ctc FILE"):
+        make_plan([BASELINE, "ctc"], [pair], SETTINGS, DATA)
+    assert make_plan([BASELINE, "ctc"], [pair], replace(SETTINGS, own={"ctc": "head"}), DATA).rows
     with pytest.raises(SettingsError, match="two pairs are named"):
         make_plan([BASELINE], [pair, pair], SETTINGS, DATA)

@@ -24,6 +24,7 @@ from card.bench.names import (
     UNCOUPLED,
     Spec,
     needs_draft,
+    needs_head,
     spec_of,
 )
 from card.bench.records import Pair, RowFacts
@@ -147,6 +148,8 @@ def make_plan(
             raise SettingsError(f"two pairs are named {pair.name}; name different models or prices")
         if pair.draft is None and (needing := [name for name in names if needs_draft(name)]):
             raise SettingsError(f"row {needing[0]} needs a draft model, and pair {pair.name} has none: give --draft")
+        if settings.own.get("ctc") is None and (needing := [name for name in names if needs_head(name)]):
+            raise SettingsError(f"row {needing[0]} needs a head of card train ctc: give --ctc FILE")
         opened[pair.name] = partial(Lineup, names, pair, settings)
     rows = tuple(settings.facts_of(name) for name in names)
     return BenchPlan(
@@ -243,6 +246,8 @@ class Lineup:
             common: dict[str, Any] = {"dtype": self._settings.dtype, **MEASURED_START}
             common["max_model_len"] = self.max_model_len
             own = self._settings.engine_of(name)
+            read = (*find_method(spec.method).reads, *spec.engine.get("writers", ()))
+            own |= {name: value for name, value in self._settings.own.items() if name in read}
             settings = {**common, **self._policy(spec, cores, known), **spec.engine, **own}
             draft: Any = {"none": None, "turns": self._draft}.get(spec.drafter, self._pair.draft)
             with pinned(core_set(self._settings.cores, None)):  # who chooses cores by itself has these
@@ -266,8 +271,7 @@ class Lineup:
         if spec.takes_options:
             largest = DraftSettings(**self._settings.draft)
             settings |= {name: getattr(largest, name) for name in DRAFT_OPTIONS}
-        read = find_method(spec.method).reads
-        return settings | {name: value for name, value in self._settings.own.items() if name in read}
+        return settings
 
     def _transformers_rows(self, name: str, known: Mapping[str, Any]) -> list[Row]:
         cores, assistant, lengths = self._settings.cores_of(name), None, list[int | None]([None])

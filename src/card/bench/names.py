@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from card.errors import SettingsError
 from card.judges.names import parse_judge
+from card.methods import find_method
 from card.writers.local import writer_names
 
 PUBLISHED = ("gsm8k", "mgsm", "mt-bench", "humaneval", "mbpp", "spec-bench")  # data sets with a format of their own
@@ -19,7 +20,7 @@ OTHER_NUMBERS = "other numbers"  # of a row whose text cannot be compared: it dr
 SEVERAL_WRITERS = "card-writers"
 SINGLE_WRITERS = ("card", "suffix", "recycling")  # each of its writers alone
 ALL_CORES, UNCOUPLED = "-all-cores", "-uncoupled"
-PARD = "pard"  # wants a draft model of its own, so no preset has it
+PARD = "pard"
 DRAFTER = "beam"  # the draft model among the writers
 _OWN_WRITERS = "card+"
 JUDGED = "/"  # sps/relaxed:0.5 is the row sps with that judge
@@ -72,6 +73,7 @@ OURS: Mapping[str, Spec] = MappingProxyType(
         "suffix": _tuned("suffix"),
         "recycling": _tuned("recycling"),
         "lookahead": _tuned("lookahead"),
+        "ctc": _tuned("ctc"),
         "pearl": _rounds("pearl"),
         "ssd": _rounds("ssd"),
         "specbranch": _rounds("specbranch"),
@@ -91,7 +93,8 @@ THEIRS = (
     "transformers-assisted-all-cores",
 )
 COUPLED = ("sps", "sps-all-cores", "card-chain", "card-tree")  # these may run without coupled noise, too
-ANY_DRAFT = tuple(name for name, spec in OURS.items() if spec.method != PARD)
+# Rows of any pair. The others draft with what a training made for one, and only the preset `learned` has them.
+ANY_DRAFT = tuple(name for name, spec in OURS.items() if not find_method(spec.method).needs_training)
 KNOWN = (*OURS, *THEIRS, *(name + UNCOUPLED for name in COUPLED))
 PRESETS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
@@ -102,6 +105,7 @@ PRESETS: Mapping[str, tuple[str, ...]] = MappingProxyType(
             name for name in ANY_DRAFT if name not in ("sps", "card-chain", "card-turns-all-cores")
         ),  # each method once, at its best
         "writers": (ONE_CORE, BASELINE, *SINGLE_WRITERS, SEVERAL_WRITERS),
+        "learned": (*(name for name in OURS if name not in ANY_DRAFT), "specbranch"),
         "transformers": THEIRS,
     }
 )
@@ -181,6 +185,11 @@ def spec_of(name: str) -> Spec:
 def needs_draft(name: str) -> bool:
     """Return whether a row cannot run without a draft model."""
     return "assisted" in name if name in THEIRS else spec_of(name).drafter != "none"
+
+
+def needs_head(name: str) -> bool:
+    """Return whether a row cannot run without a trained head."""
+    return name not in THEIRS and find_method(spec_of(name).method).needs_head
 
 
 def shipped_folder() -> Path:
