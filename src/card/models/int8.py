@@ -300,8 +300,9 @@ class Int8Decoder:
         width, size = padded(self._width, GROUP), self._padded_head
         attended = padded(self._num_heads * size, GROUP)
         groups = max(width, attended) // GROUP
-        attending = 4 * (LANES * size + GROUP)  # of floats; each head of a group has a sum and scores
-        attending += 4 * (self._num_heads // self._num_kv_heads) * (padded(size, GROUP) + padded(num_positions, LANES))
+        attending = 4 * (LANES * size + GROUP)  # of floats; each query has a sum and scores
+        most_queries = max(code.TOGETHER, self._num_heads // self._num_kv_heads)
+        attending += 4 * most_queries * (padded(size, GROUP) + padded(num_positions, LANES) + 2 * LANES)
         own = (
             groups * num_rows * (GROUP + 4 + self._sums_bytes + 4 * GROUP)
             + 4 * GROUP * groups

@@ -1,163 +1,48 @@
-"""Attention of single rows, 16 positions of their own text at a time and in order, wherever the cache holds them."""
+"""Attention: each row goes through the positions of its own text in order, wherever the cache holds them.
+
+Rows of one text that lie beside each other in a pass share blocks of 16 positions: keys and values are widened once for
+all of them. What is done to a row's numbers, and in which order, does not depend on that.
+"""
 
 from __future__ import annotations
 
 import numpy as np
-from llvmlite import ir
-from numba import types
 
 from card.kernels.jit import tables as t
+from card.kernels.jit.attention_blocks import (
+    BEHIND,
+    BLOCK,
+    MOST_QUERIES,
+    add_value_block,
+    clear,
+    room_of,
+    score_block,
+    widen,
+)
 from card.kernels.jit.rows import MINUS_ONE, ONE, ZERO, capped, exponential, rms_norm
 from card.kernels.jit.tables import entry, layer_entry, real_entry, row_entry
 from card.kernels.jit.vectors import (
-    FLOATS,
     GROUP,
     LANES,
-    Builder,
-    Value,
     add,
     compiled,
     fill,
-    floats,
     fma,
-    fma_of,
     largest,
     load,
     load_float,
-    load_halves,
     load_int,
-    loop,
     maximum,
-    moved,
-    operation,
-    read,
-    repeated,
     store,
     store_float,
     store_halves,
     times,
     total,
-    write,
 )
 
-BLOCK = LANES  # positions
-_I32, _I64, _F32 = ir.IntType(32), ir.IntType(64), ir.FloatType()
-MOST_HEADS = 4  # whose sums are made at once
-_ACROSS = 4  # vectors of an output that are summed side by side
-_BEHIND = 4 * LANES  # floats that may be read behind a block
 _NOTHING = np.float32(-3.0e38)  # a score that gets no weight
-
-
-def _sums(builder: Builder, rows: list[Value]) -> Value:
-    """Return the sum of each of 16 vectors in its own lane, all in the same order: halves, quarters and so on."""
-    width = LANES // 2
-    while width:
-        count = len(rows) // 2
-        # Each vector holds LANES // (2 * width) rows by now; two of them are folded into one that holds both.
-        low = [lane for lane in range(LANES) if not lane & width]
-        places = [(lane, lane + width) for lane in low]
-        kept = ir.Constant(ir.VectorType(_I32, LANES), _woven([a for a, _ in places], width))
-        added = ir.Constant(ir.VectorType(_I32, LANES), _woven([b for _, b in places], width))
-        rows = [
-            builder.fadd(
-                builder.shuffle_vector(rows[i], rows[i + count], kept),
-                builder.shuffle_vector(rows[i], rows[i + count], added),
-            )
-            for i in range(count)
-        ]
-        width //= 2
-    return rows[0]
-
-
-def _woven(lanes: list[int], width: int) -> list[int]:
-    """Return where the lanes of a fold come from: runs of ``width`` of the first vector, then of the second."""
-    woven = []
-    for first in range(0, len(lanes), width):
-        run = lanes[first : first + width]
-        woven += run + [lane + LANES for lane in run]
-    return woven
-
-
-@operation(floats, types.int64, types.int64, types.int64)
-def score_block(builder: Builder, rows: Value, query: Value, num_vectors: Value) -> Value:
-    """Return the products of a query with BLOCK rows of so many vectors of floats, one row in each lane."""
-    zero = ir.Constant(FLOATS, [0.0] * LANES)
-    index, sums, end = loop(builder, num_vectors, [zero] * BLOCK)
-    at = builder.mul(index, ir.Constant(_I64, 4 * LANES))
-    part, row = read(builder, builder.add(query, at), FLOATS), builder.add(rows, at)
-    row_bytes = builder.mul(num_vectors, ir.Constant(_I64, 4 * LANES))
-    new = []
-    for one in sums:
-        new.append(fma_of(builder, part, read(builder, row, FLOATS), one))
-        row = builder.add(row, row_bytes)
-    end(new)
-    return _sums(builder, new)
-
-
-def _write_sums(builder: Builder, num_heads: int, values: tuple[Value, ...]) -> None:
-    """Write the loop that adds BLOCK rows times the weights of so many heads, whose sums fill the registers."""
-    rows, num_vectors, weights, weight_bytes, out, out_bytes = values
-    row_bytes = builder.mul(num_vectors, ir.Constant(_I64, 4 * LANES))
-    rounds = builder.udiv(builder.add(num_vectors, ir.Constant(_I64, _ACROSS - 1)), ir.Constant(_I64, _ACROSS))
-    index, _, end = loop(builder, rounds, [])
-    at = builder.mul(index, ir.Constant(_I64, 4 * LANES * _ACROSS))
-    row = builder.add(rows, at)
-    of_heads = [builder.mul(out_bytes, ir.Constant(_I64, head)) for head in range(num_heads)]
-    places = [builder.add(builder.add(out, at), of_head) for of_head in of_heads]
-    of_heads = [builder.mul(weight_bytes, ir.Constant(_I64, head)) for head in range(num_heads)]
-    weights_of = [builder.add(weights, of_head) for of_head in of_heads]
-    sums = [[read(builder, moved(builder, place, 4 * LANES * i), FLOATS) for i in range(_ACROSS)] for place in places]
-    for position in range(BLOCK):
-        parts = [read(builder, moved(builder, row, 4 * LANES * i), FLOATS) for i in range(_ACROSS)]
-        for head in range(num_heads):
-            weight = read(builder, moved(builder, weights_of[head], 4 * position), _F32)
-            factor = repeated(builder, weight, FLOATS)
-            sums[head] = [fma_of(builder, factor, part, one) for part, one in zip(parts, sums[head], strict=True)]
-        row = builder.add(row, row_bytes)
-    for place, of_head in zip(places, sums, strict=True):
-        for i, one in enumerate(of_head):
-            write(builder, one, moved(builder, place, 4 * LANES * i))
-    end([])
-
-
-@operation(types.void, *[types.int64] * 7)
-def add_value_block(builder: Builder, num_heads: Value, *values: Value) -> None:
-    """Add BLOCK rows of floats times weights to the sums of 1 to MOST_HEADS heads, one row after the other.
-
-    Args, all integers: num_heads; then
-        rows, num_vectors: address of the rows, and how many vectors each has. A vector behind them is read, too.
-        weights, weight_bytes: address of the first head's BLOCK weights, and bytes from head to head.
-        out, out_bytes: address of the first head's sum, of `room_of` bytes, and bytes from head to head.
-    """
-    done = builder.append_basic_block("added")
-    switch = builder.switch(num_heads, done)
-    for heads in range(1, MOST_HEADS + 1):
-        branch = builder.append_basic_block(f"heads{heads}")
-        switch.add_case(ir.Constant(_I64, heads), branch)
-        builder.position_at_end(branch)
-        _write_sums(builder, heads, values)
-        builder.branch(done)
-    builder.position_at_end(done)
-
-
-@compiled
-def room_of(num_vectors: int) -> int:
-    """Return the bytes of a sum as `add_value_block` makes it."""
-    return 4 * LANES * _ACROSS * ((num_vectors + _ACROSS - 1) // _ACROSS)
-
-
-@compiled
-def clear(at: int, num_bytes: int) -> None:
-    """Fill whole vectors with zeros."""
-    for place in range(at, at + num_bytes, 4 * LANES):
-        store(place, fill(0.0))
-
-
-@compiled
-def widen(halves: int, out: int, num_vectors: int) -> None:
-    """Turn what the cache holds into floats."""
-    for index in range(num_vectors):
-        store(out + 4 * LANES * index, load_halves(halves + 2 * LANES * index))
+_MANY_UNITS = 16  # rows times KV heads for each thread: from here on whole KV heads are shared out evenly enough
+_UNSEEN, _IN_ORDER, _OWN = 0, 1, 2  # how a row sees a block: see `standing`
 
 
 @compiled
@@ -235,63 +120,180 @@ def weigh(scores: int, seen: int) -> None:
 
 
 @compiled
-def widen_block(table: int, row: int, first: int, position: int, stop: int, out: int) -> None:
-    """Write BLOCK rows of the cache as floats, those of a text from ``position`` on, and zeros from ``stop`` on.
+def rows_together(table: int, first: int) -> int:
+    """Return how many rows from ``first`` on share blocks: rows of one text, of t.TOGETHER queries at most."""
+    most = min(max(1, t.TOGETHER * entry(table, t.KV_HEADS) // entry(table, t.HEADS)), entry(table, t.ROWS) - first)
+    count = 1
+    while count < most and entry(row_entry(table, first + count), t.KV) == entry(row_entry(table, first), t.KV):
+        count += 1
+    return count
+
+
+@compiled
+def first_seen(table: int, layer: int, row: int) -> int:
+    """Return the first position that a row sees."""
+    window = entry(layer_entry(table, layer), t.WINDOW)
+    return max(0, entry(row_entry(table, row), t.POSITION) + 1 - window) if window else 0
+
+
+@compiled
+def standing(table: int, layer: int, row: int, position: int) -> int:
+    """Return how a row sees a block: not at all; as the cache holds it, from row ``position`` on; or in its own way."""
+    its = row_entry(table, row)
+    stop = entry(its, t.POSITION) + 1
+    if position >= stop or position + BLOCK <= first_seen(table, layer, row):
+        return _UNSEEN
+    return _IN_ORDER if min(position + BLOCK, stop) <= entry(its, t.PREFIX) else _OWN
+
+
+@compiled
+def widen_shared(table: int, layer: int, first: int, last: int, kept: int, position: int, out: int) -> None:
+    """Write a block as floats that some of rows ``first`` to ``last`` see in order, with zeros behind what they see.
 
     Args:
-        row: of the pass, whose text it is.
-        first: address of the keys or values of the text's row 0.
+        kept: address of the keys or values of the text's row 0.
     """
+    num_vectors, size = entry(table, t.PADDED_HEAD) // LANES, 0
+    for row in range(first, last):
+        if standing(table, layer, row, position) == _IN_ORDER:
+            size = max(size, min(BLOCK, entry(row_entry(table, row), t.POSITION) + 1 - position))
+    if size:
+        widen(kept + position * entry(row_entry(table, first), t.KV_ROW), out, size * num_vectors)
+        clear(out + 4 * LANES * size * num_vectors, 4 * LANES * (BLOCK - size) * num_vectors)
+
+
+@compiled
+def widen_own(table: int, row: int, kept: int, position: int, out: int) -> None:
+    """Write a block of a row's own text as floats, and zeros behind the row."""
     its, num_vectors = row_entry(table, row), entry(table, t.PADDED_HEAD) // LANES
-    row_bytes, prefix = entry(its, t.KV_ROW), entry(its, t.PREFIX)
+    row_bytes, prefix, stop = entry(its, t.KV_ROW), entry(its, t.PREFIX), entry(its, t.POSITION) + 1
     ancestors = entry(table, t.ANCESTORS) + 8 * entry(its, t.FIRST_ANCESTOR)
-    if position + BLOCK <= min(prefix, stop):  # most blocks: their rows lie one behind the other
-        widen(first + position * row_bytes, out, BLOCK * num_vectors)
-        return
     for at in range(position, position + BLOCK):
         place = out + 4 * LANES * num_vectors * (at - position)
         if at < stop:
-            kept = at if at < prefix else load_int(ancestors + 8 * (at - prefix))
-            widen(first + kept * row_bytes, place, num_vectors)
+            slot = at if at < prefix else load_int(ancestors + 8 * (at - prefix))
+            widen(kept + slot * row_bytes, place, num_vectors)
         else:
             clear(place, 4 * LANES * num_vectors)
 
 
 @compiled
-def attend(table: int, layer: int, row: int, kv_head: int, room: int) -> None:
-    """Write the attention of a row's query heads that share a t.KV head.
+def use_block(
+    table: int, first: int, last: int, head: int, last_head: int, block: int, scores: int, width: int, sums: int
+) -> None:  # fmt: skip
+    """Score a block of keys for queries of rows ``first`` to ``last``, or add one of values to their sums.
 
-    ``room`` has place for BLOCK rows as floats, a vector behind them, and for each head a sum and the scores.
+    Args:
+        head, last_head: query heads.
+        scores, width: address of the first query's scores or weights of this block, and bytes from query to query.
+        sums: address of the first query's sum; 0 for a block of keys.
+    """
+    padded, all_heads = entry(table, t.PADDED_HEAD), entry(table, t.HEADS) + 2 * entry(table, t.KV_HEADS)
+    num_vectors, num_heads = padded // LANES, last_head - head
+    if sums:
+        sum_bytes, num_queries = room_of(num_vectors), (last - first) * num_heads
+        for one in range(0, num_queries, MOST_QUERIES):
+            add_value_block(
+                min(MOST_QUERIES, num_queries - one), block, num_vectors, scores + width * one, width,
+                sums + sum_bytes * one, sum_bytes,
+            )  # fmt: skip
+        return
+    scale, cap = fill(real_entry(table, t.SCALE)), fill(real_entry(table, t.SCORE_CAP))
+    is_capped = entry(table, t.SCORE_CAP) != 0
+    for row in range(first, last):
+        query = entry(table, t.PROJECTED) + 4 * padded * (row * all_heads + head)
+        for one in range(num_heads):
+            x = times(score_block(block, query + 4 * padded * one, num_vectors), scale)
+            if is_capped:
+                x = capped(x, cap)
+            store(scores + width * ((row - first) * num_heads + one), x)
+
+
+@compiled
+def use_blocks(
+    table: int, layer: int, first: int, last: int, head: int, last_head: int, kept: int, begin: int, end: int,
+    block: int, scores: int, width: int, sums: int,
+) -> None:  # fmt: skip
+    """Go through the blocks of positions ``begin`` to ``end``; arguments as of `widen_shared` and `use_block`."""
+    num_heads, sum_bytes = last_head - head, room_of(entry(table, t.PADDED_HEAD) // LANES)
+    for position in range(begin, end, BLOCK):
+        here = scores + 4 * (position - begin)
+        widen_shared(table, layer, first, last, kept, position, block)
+        row = first
+        while row < last:
+            following = row
+            while following < last and standing(table, layer, following, position) == _IN_ORDER:
+                following += 1
+            if following > row:
+                query = (row - first) * num_heads
+                its_sums = sums + sum_bytes * query if sums else 0
+                use_block(table, row, following, head, last_head, block, here + width * query, width, its_sums)
+            row = following + 1
+        for row in range(first, last):
+            if standing(table, layer, row, position) == _OWN:
+                query = (row - first) * num_heads
+                widen_own(table, row, kept, position, block)
+                its_sums = sums + sum_bytes * query if sums else 0
+                use_block(table, row, row + 1, head, last_head, block, here + width * query, width, its_sums)
+
+
+@compiled
+def attend(table: int, layer: int, first: int, last: int, head: int, last_head: int, room: int) -> None:
+    """Write the attention of rows ``first`` to ``last``, of one text, for query heads that share a KV head.
+
+    ``room`` has place for BLOCK rows as floats, BEHIND floats, and for each query a sum and the scores.
     """
     heads, kv_heads, padded = entry(table, t.HEADS), entry(table, t.KV_HEADS), entry(table, t.PADDED_HEAD)
-    group, its, num_vectors = heads // kv_heads, row_entry(table, row), padded // LANES
-    stop, window = entry(its, t.POSITION) + 1, entry(layer_entry(table, layer), t.WINDOW)
-    start = max(0, stop - window) if window else 0
-    width = 4 * ((stop - start + LANES - 1) // LANES * LANES)
-    keys = entry(its, t.KV) + layer * entry(its, t.LAYER_BYTES) + kv_head * entry(its, t.HEAD_BYTES)
+    its, num_heads, num_vectors = row_entry(table, first), last_head - head, padded // LANES
+    begin, end = first_seen(table, layer, first), 0
+    for row in range(first, last):
+        begin = min(begin, first_seen(table, layer, row))
+        end = max(end, entry(row_entry(table, row), t.POSITION) + 1)
+    begin, end = begin // BLOCK * BLOCK, (end + BLOCK - 1) // BLOCK * BLOCK
+    keys = entry(its, t.KV) + layer * entry(its, t.LAYER_BYTES) + head * kv_heads // heads * entry(its, t.HEAD_BYTES)
+    sums, sum_bytes = room + 4 * (BLOCK * padded + BEHIND), room_of(num_vectors)
+    num_queries = (last - first) * num_heads
+    scores, width = sums + num_queries * sum_bytes, 4 * (end - begin + LANES)  # weights are made in whole vectors
+    use_blocks(table, layer, first, last, head, last_head, keys, begin, end, room, scores, width, 0)
+    for query in range(num_queries):
+        row, its_scores = first + query // num_heads, scores + width * query
+        start, stop = first_seen(table, layer, row), entry(row_entry(table, row), t.POSITION) + 1
+        weigh(its_scores + 4 * (start - begin), stop - start)
+        for at in range(start - begin):
+            store_float(its_scores + 4 * at, ZERO)
+        for at in range(stop - begin, end - begin):
+            store_float(its_scores + 4 * at, ZERO)
+    clear(sums, num_queries * sum_bytes)
     values = keys + kv_heads * entry(its, t.HEAD_BYTES)
-    query = entry(table, t.PROJECTED) + 4 * padded * (row * (heads + 2 * kv_heads) + kv_head * group)
-    sums, sum_bytes = room + 4 * (BLOCK * padded + _BEHIND), room_of(num_vectors)
-    scores, scale = sums + group * sum_bytes, fill(real_entry(table, t.SCALE))
-    is_capped, cap = entry(table, t.SCORE_CAP) != 0, fill(real_entry(table, t.SCORE_CAP))
-    for position in range(start, stop, BLOCK):
-        widen_block(table, row, keys, position, stop, room)
-        for one in range(group):
-            block = times(score_block(room, query + 4 * padded * one, num_vectors), scale)
-            if is_capped:
-                block = capped(block, cap)
-            store(scores + width * one + 4 * (position - start), block)
-    for one in range(group):
-        weigh(scores + width * one, stop - start)
-    clear(sums, group * sum_bytes)
-    for position in range(start, stop, BLOCK):
-        widen_block(table, row, values, position, stop, room)
-        for one in range(0, group, MOST_HEADS):
-            weights = scores + width * one + 4 * (position - start)
-            add_value_block(
-                min(MOST_HEADS, group - one), room, num_vectors, weights, width, sums + one * sum_bytes, sum_bytes
-            )
-    out = entry(table, t.ATTENDED) + row * (4 * ((heads * padded + GROUP - 1) // GROUP * GROUP))
-    for one in range(group):
+    use_blocks(table, layer, first, last, head, last_head, values, begin, end, room, scores, width, sums)
+    row_bytes = 4 * ((heads * padded + GROUP - 1) // GROUP * GROUP)
+    for query in range(num_queries):
+        row, one = first + query // num_heads, head + query % num_heads
+        out = entry(table, t.ATTENDED) + row * row_bytes + 4 * padded * one
         for at in range(0, 4 * padded, 4 * LANES):
-            store(out + 4 * padded * (kv_head * group + one) + at, load(sums + one * sum_bytes + at))
+            store(out + at, load(sums + query * sum_bytes + at))
+
+
+@compiled
+def attend_part(table: int, layer: int, thread: int, room: int) -> None:
+    """Do a thread's part of the attention of all rows.
+
+    With few rows, threads share out the query heads of each, so that none waits though KV heads are few. Otherwise each
+    takes whole KV heads, whose blocks then are widened once.
+    """
+    heads, kv_heads, num_rows = entry(table, t.HEADS), entry(table, t.KV_HEADS), entry(table, t.ROWS)
+    threads, group = entry(table, t.THREADS), heads // kv_heads
+    is_short = num_rows * kv_heads < _MANY_UNITS * threads
+    first = turn = 0
+    while first < num_rows:
+        last = first + rows_together(table, first)
+        its = (thread + turn) % threads
+        for kv_head in range(kv_heads):
+            head, last_head = group * kv_head, group * (kv_head + 1)
+            if is_short:
+                head, last_head = max(head, heads * its // threads), min(last_head, heads * (its + 1) // threads)
+            elif (turn + kv_head) % threads != thread:
+                continue
+            if head < last_head:
+                attend(table, layer, first, last, head, last_head, room)
+        first, turn = last, turn + (1 if is_short else kv_heads)

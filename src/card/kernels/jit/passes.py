@@ -12,7 +12,7 @@ from queue import SimpleQueue
 from typing import Any
 
 from card.kernels.jit import tables as t
-from card.kernels.jit.attention import attend, norm_all_heads, prepare_heads
+from card.kernels.jit.attention import attend_part, norm_all_heads, prepare_heads
 from card.kernels.jit.rows import (
     add_row,
     bytes_between_rows,
@@ -199,8 +199,7 @@ def run_layer(table: int, layer: int, thread: int, turn: int, own: int) -> int:
     if is_parallel:
         gate(table, layer, start, stop, numbers, scales, sums, room)
     turn = wait(barrier, threads, turn)
-    for unit in range(thread, num_rows * kv_heads, threads):
-        attend(table, layer, unit // kv_heads, unit % kv_heads, room)
+    attend_part(table, layer, thread, room)
     turn = wait(barrier, threads, turn)
     prepare_rows(
         entry(of + 8 * t.ATTENTION_OUT, t.TAKES), entry(table, t.ATTENDED), 4 * GROUP * attended_groups, num_rows, 0, 0,

@@ -25,6 +25,7 @@ QUERY, KEY, VALUE, ATTENTION_OUT, GATE, UP, DOWN = range(0, 7 * LINEAR_SIZE, LIN
 # Places in the table of a row: where its sequence's keys of layer 0 are; bytes between rows, KV heads and layers; its
 # own row there, its position, how many of the first rows it sees, and the first of its other ancestors.
 KV, KV_ROW, HEAD_BYTES, LAYER_BYTES, SLOT, POSITION, PREFIX, FIRST_ANCESTOR, ROW_SIZE = range(9)
+TOGETHER = 32  # queries whose scores are kept at once, or as many as a row has for a KV head
 
 
 @compiled
