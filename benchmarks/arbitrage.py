@@ -1,8 +1,9 @@
 """Does a router of steps know when the target is needed? Answers that are right, or stay, over the target's tokens.
 
 Each question of a file in GSM8K's form is answered greedily by step-wise routing, with every router at every knob; a
-knob of 0 is plain decoding. RSD and the oracle take the share of right equations as their reward. One line of JSON for
-each router and knob, with 95 % intervals by Wilson.
+knob of 0 is plain decoding. RSD takes the share of right equations as its reward. The oracle checks results against the
+file's solutions, so that it bounds what a router could do; chance is the other bound. One line of JSON for each router
+and knob, with 95 % intervals by Wilson.
 
     python benchmarks/arbitrage.py --prompts gsm8k_test.jsonl --limit 24 --out benchmarks/results/arbitrage.jsonl
 """
@@ -10,6 +11,7 @@ each router and knob, with 95 % intervals by Wilson.
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -21,16 +23,23 @@ from card.api.llm import LLM
 from card.bench.summary import Share
 from card.config import SamplingParams
 from card.errors import CardError
-from card.steps import Arbitrage, RandomRouter, parse_router
+from card.steps import Arbitrage, RandomRouter, SolutionReward, equations_hold, parse_router
+from card.steps.rewards import Reward
 from card.steps.routers import Router
 from card.text.answers import final_number
 
 DEFAULT = "random:0,random:0.25,random:0.5,random:0.75,random:1,entropy:0.5,entropy:1,entropy:2,reward:0.3,oracle:1"
 
 
-def parse(text: str) -> list[tuple[str, Router]]:
-    """Return the routers of "random:0.5,entropy:1" with their names. Raises: SettingsError."""
-    return [(one.partition(":")[0], parse_router(one)) for one in text.split(",")]
+def parse(text: str, oracle: Reward = equations_hold) -> list[tuple[str, Router]]:
+    """Return the routers of "random:0.5,router.safetensors" with their names. Raises: CardError."""
+    return [(Path(one.partition(":")[0]).name, parse_router(one, oracle)) for one in text.split(",")]
+
+
+def solutions_of(path: Path) -> SolutionReward:
+    """Return the checker of a file that `read_items` reads: a bound for the oracle, which nobody has who asks."""
+    records = [json.loads(line) for line in path.read_text("utf-8").splitlines() if line.strip()]
+    return SolutionReward({str(one["question"]): str(one["answer"]) for one in records})
 
 
 def run(
@@ -81,12 +90,13 @@ def main() -> None:
     parser.add_argument("--draft", default="demo-draft", help="default: %(default)s")
     parser.add_argument("--prompts", type=Path, required=True, help="JSON lines as in GSM8K: question and answer")
     parser.add_argument("--limit", type=int, default=24, help="how many items (default: %(default)s)")
-    parser.add_argument("--routers", default=DEFAULT, help="default: %(default)s")
+    parser.add_argument("--routers", default=DEFAULT, help="or files of card train router (default: %(default)s)")
     parser.add_argument("--max-tokens", type=int, default=128, help="most new tokens (default: %(default)s)")
     parser.add_argument("--out", type=Path, help="file to append a line of JSON for each router and knob to")
     args = parser.parse_args()
     try:
-        routers, items = parse(args.routers), read_items(args.prompts, args.limit)
+        items = read_items(args.prompts, args.limit)
+        routers = parse(args.routers, solutions_of(args.prompts))
         facts = {**options.describe_run(), "target": args.target, "draft": args.draft, "prompts": args.prompts.name}
         speculating = {"method": "sps", "placement": "inline", "policy": "fixed"}
         with (

@@ -31,8 +31,8 @@ Made by `scripts/make_cli_page.py`. Each command lists its own options, then its
 `--help` says more and shows the common options, `--help-all` every one. `-v` (`--verbose`) logs what happens
 to the drafter. `card --version` prints the version.
 
-Exit status: 0; 1 for a no of `card check-pair` or `card verify-server`, and if the reader of the output has
-gone; 2 for wrong input, with one line on standard error; 130 after Ctrl-C.
+Exit status: 0; 1 for a no of `card check-pair` or `card verify-server`, or if nobody reads the output;
+2 for wrong input, with one line on standard error; 130 after Ctrl-C.
 
 Tab completes names once `~/.bashrc` has `eval "$(_CARD_COMPLETE=bash_source card)"`, `~/.zshrc` the same with
 `zsh_source`, or fish's configuration `_CARD_COMPLETE=fish_source card | source`."""

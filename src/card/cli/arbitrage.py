@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any
 
@@ -32,18 +34,7 @@ def run(
     if options["draft_address"] is not None:
         raise SettingsError(f"method {STEPWISE} lets the draft model write here; give --draft, not --draft-address")
     del options["method"]
-    target, draft = resolve_models(options, needs_draft=True)
-    assert draft is not None
-    where = {
-        "dtype": options["draft_dtype"] or options["dtype"],
-        "device": options["draft_device"] or options["device"],
-    }
-    alone = {name: options[name] for name in _OF_THE_DRAFT.split()}
-    inside = {"placement": "inline", "policy": "fixed", **given(options)}
-    with spinner(f"loading {target}") as say:
-        model: Any = load_decoder(draft, **where, cache_dir=options["cache_dir"] if options["cache"] else "")
-        both = LLM(target, model, method=_INSIDE, say=say, **inside)
-    with both, LLM(model, tokenizer=load_tokenizer(draft), **where, **given(alone)) as single:
+    with open_pair(options) as (both, single):
         stepped = Arbitrage(both, single, chosen)
         output = stepped.answer([question], params, lambda _, step: None if as_json else _show(step.text))[0]
     if as_json:
@@ -52,6 +43,28 @@ def run(
     click.echo()
     if stats:
         click.echo(_line(output), err=True)
+
+
+@contextmanager
+def open_pair(options: dict[str, Any]) -> Iterator[tuple[LLM, LLM]]:
+    """Load a pair: the target with its drafter, and the draft model alone, which is loaded once for both.
+
+    Args:
+        options: settings of the target's engine, and those of `_OF_THE_DRAFT`; None leaves the defaults.
+    Raises: CardError of any kind.
+    """
+    target, draft = resolve_models(options, needs_draft=True)
+    assert draft is not None
+    names = {"dtype": options.get("draft_dtype") or options["dtype"]}
+    where = {**names, "device": options.get("draft_device") or options["device"]}
+    alone = {name: options.get(name) for name in _OF_THE_DRAFT.split()}
+    inside = {"placement": "inline", "policy": "fixed", **given(options)}
+    with spinner(f"loading {target}") as say:
+        cache_dir = options.get("cache_dir") if options.get("cache", True) else ""
+        model: Any = load_decoder(draft, **where, cache_dir=cache_dir)
+        both = LLM(target, model, method=_INSIDE, say=say, **inside)
+    with both, LLM(model, tokenizer=load_tokenizer(draft), **where, **given(alone)) as single:
+        yield both, single
 
 
 def _show(text: str) -> None:

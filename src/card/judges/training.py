@@ -55,27 +55,47 @@ def train_judge(mined: Mismatches, pair: PairFacts) -> TrainedJudge:
             " do and as many that do not; give more prompts"
         )
     states = mined.features.double()
-    folds = [mined.prompt_idx % _NUM_FOLDS == fold for fold in range(_NUM_FOLDS)]
-    areas = {}
+    checked = cross_validate(states, labels, mined.prompt_idx)
+    scores = checked.scores
+    usual = float(scores[labels].quantile(1.0 - RECALL).sigmoid())
+    weights, bias = fit(states, labels, checked.ridge)
+    return TrainedJudge(
+        judge=AutoJudge(weights.float(), bias, usual=usual, pair=pair, knob=None),
+        num_mismatches=len(labels),
+        num_important=num_important,
+        area=checked.area,
+        kept_share=float((scores[~labels].sigmoid() < usual).double().mean()),
+        ridge=checked.ridge,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class CrossValidated:
+    """The ridge that tells best apart what a regression had not learnt from."""
+
+    ridge: float
+    area: float  # under the ROC curve
+    scores: Tensor  # [N] float64, log odds, each by a regression that had not seen its group
+
+
+def cross_validate(states: Tensor, labels: Tensor, group_idx: Tensor) -> CrossValidated:
+    """Return what five-fold cross-validation over groups says.
+
+    Args:
+        states: [N, D] float64.
+        labels: [N] bool; both kinds occur.
+        group_idx: [N] int64; examples of one group stay together.
+    """
+    folds = [group_idx % _NUM_FOLDS == fold for fold in range(_NUM_FOLDS)]
+    tried = []
     for ridge in _RIDGES:
         scores = torch.zeros(len(labels), dtype=torch.float64)
         for held in folds:
             if held.any() and 0 < int(labels[~held].sum()) < int((~held).sum()):
                 weights, bias = fit(states[~held], labels[~held], ridge)
                 scores[held] = states[held] @ weights + bias
-        areas[ridge] = (area_under_roc(scores, labels), scores)
-    ridge = max(areas, key=lambda one: areas[one][0])
-    area, scores = areas[ridge]
-    usual = float(scores[labels].quantile(1.0 - RECALL).sigmoid())
-    weights, bias = fit(states, labels, ridge)
-    return TrainedJudge(
-        judge=AutoJudge(weights.float(), bias, usual=usual, pair=pair, knob=None),
-        num_mismatches=len(labels),
-        num_important=num_important,
-        area=area,
-        kept_share=float((scores[~labels].sigmoid() < usual).double().mean()),
-        ridge=ridge,
-    )
+        tried.append(CrossValidated(ridge, area_under_roc(scores, labels), scores))
+    return max(tried, key=lambda one: one.area)
 
 
 def fit(states: Tensor, labels: Tensor, ridge: float) -> tuple[Tensor, float]:

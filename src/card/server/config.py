@@ -36,7 +36,7 @@ class ServerSettings:
         "Key that clients must send; better in CARD_API_KEY.",
         allowed="a list of keys",
     )
-    no_key: bool = setting(False, "Let everyone in who reaches the address.")
+    no_key: bool = setting(False, "Let everyone in.")
     allowed_hosts: tuple[str, ...] = setting(
         (),
         "Name of this server, * for any.",

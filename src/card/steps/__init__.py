@@ -2,7 +2,9 @@
 
 from card.steps.arbitrage import Arbitrage, SteppedOutput, WrittenStep
 from card.steps.names import parse_router
-from card.steps.routers import EntropyRouter, OracleRouter, RandomRouter, RewardRouter, Step, equations_hold
+from card.steps.rewards import SolutionReward, equations_hold
+from card.steps.routers import EntropyRouter, OracleRouter, RandomRouter, RewardRouter, Step
+from card.steps.trained import TrainedRouter
 
 __all__ = [
     "Arbitrage",
@@ -10,8 +12,10 @@ __all__ = [
     "OracleRouter",
     "RandomRouter",
     "RewardRouter",
+    "SolutionReward",
     "Step",
     "SteppedOutput",
+    "TrainedRouter",
     "WrittenStep",
     "equations_hold",
     "parse_router",

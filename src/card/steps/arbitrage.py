@@ -17,10 +17,10 @@ from card.config import SamplingParams
 from card.config.fields import require
 from card.config.sampling import MAX_LOGPROBS
 from card.errors import SettingsError, VocabularyError
-from card.steps.routers import Router, Step
+from card.steps.routers import Router, Step, Writer
+from card.steps.trained import TrainedRouter
 from card.text.tokens import decode
 
-Writer = Literal["draft", "target"]
 FinishReason = Literal["stop", "length"]
 
 
@@ -87,7 +87,7 @@ class Arbitrage:
             delimiter: ends a step; it belongs to it.
             max_steps: after them an answer is broken off.
         Raises: VocabularyError if the models' tokenizers differ; SettingsError for a delimiter that is empty, or fewer
-            than one step.
+            than one step; ModelError for a router that was trained for another pair.
         """
         if target.host.tokenizer.get_vocab() != draft.host.tokenizer.get_vocab():
             raise VocabularyError("target and draft model have different tokens; use two models of one tokenizer")
@@ -95,6 +95,8 @@ class Arbitrage:
         require(max_steps >= 1, "max_steps", "1 or more", max_steps)
         self._target, self._draft, self._router = target, draft, router
         self._delimiter, self._max_steps = delimiter, max_steps
+        if isinstance(router, TrainedRouter):
+            router.check_pair(target.host.runner, draft.host.runner)
 
     @property
     def is_exact(self) -> bool:
@@ -180,7 +182,9 @@ class Arbitrage:
         end: FinishReason | None = "stop" if ids[-1] in host.end_ids else "length" if is_full else None
         before = answer.text
         text = decode(host.tokenizer, [*answer.token_ids, *ids], after=answer.prompt_ids)[len(before) :]
-        step = Step(answer.question, before, text, _entropy(completion))
+        entropies = tuple(_entropy(logprobs.top) for logprobs in completion.logprobs or ())
+        writers = tuple(step.writer for step in answer.steps)
+        step = Step(answer.question, before, text, next(iter(entropies), 0.0), entropies, writers)
         return step, WrittenStep(writer, text, ids), end
 
     def _output(self, answer: _Answer) -> SteppedOutput:
@@ -201,11 +205,9 @@ def _take(answer: _Answer, written: _Written) -> None:
     answer.steps.append(step)
 
 
-def _entropy(completion: CompletionOutput) -> float:
-    """Return the entropy in nats of the first token, its unnamed alternatives taken as one; 0 if nobody asked."""
-    if not completion.logprobs:
-        return 0.0
-    chances = [math.exp(logprob) for _, logprob in completion.logprobs[0].top]
+def _entropy(top: Sequence[tuple[int, float]]) -> float:
+    """Return the entropy in nats of tokens with these log-probabilities, all others taken as one."""
+    chances = [math.exp(logprob) for _, logprob in top]
     chances.append(max(0.0, 1.0 - sum(chances)))
     return -sum(chance * math.log(chance) for chance in chances if chance > 0.0)
 

@@ -1,23 +1,20 @@
 """Routers: they say whether the draft model's step may stay.
 
 Each has one knob. At 0 the target writes every step, so that the text is that of plain decoding; the larger it is, the
-more steps of the draft model stay. A reward judges a whole answer so far: question, then text, to a number in [0, 1].
+more steps of the draft model stay.
 """
 
 from __future__ import annotations
 
 import math
 import random
-import re
-from collections.abc import Callable
 from dataclasses import dataclass
-from decimal import Decimal, DivisionByZero, InvalidOperation, localcontext
-from typing import Protocol
+from typing import Literal, Protocol
 
 from card.config.fields import require
+from card.steps.rewards import Reward
 
-Reward = Callable[[str, str], float]
-"""(question, answer so far with the step) -> how good it is, in [0, 1]."""
+Writer = Literal["draft", "target"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +25,8 @@ class Step:
     before: str  # text of the answer before the step
     text: str  # of the step, its delimiter included
     first_entropy: float  # nats, of the model that wrote it, where it chose the step's first token
+    entropies: tuple[float, ...] = ()  # the same for each token; empty for a step of the target
+    writers: tuple[Writer, ...] = ()  # of the steps before it
 
 
 class Router(Protocol):
@@ -107,36 +106,6 @@ class OracleRouter:
         assert targets is not None
         own, theirs = (self._reward(one.question, one.before + one.text) for one in (drafted, targets))
         return theirs - own <= self.knob - 1.0
-
-
-_EQUATION = re.compile(
-    r"<<([-+*/().\d\s]+)=\s*(-?[\d.]+)>>|(?<![\d.*/+-])(-?[\d.]+)\s*([-+*/])\s*([\d.]+)\s*=\s*(-?[\d.]+)"
-)
-_ALMOST = Decimal("0.01")
-
-
-def equations_hold(question: str, answer: str) -> float:
-    """Return the share of right equations among those of an answer, such as 3*4=12 or <<3*4=12>>; 1 if it has none.
-
-    It checks arithmetic alone: a right equation may have nothing to do with the question.
-    """
-    checked = [_holds(found) for found in _EQUATION.finditer(answer)]
-    return sum(checked) / len(checked) if checked else 1.0
-
-
-def _holds(found: re.Match[str]) -> bool:
-    parts = re.fullmatch(r"\s*(-?[\d.]+)\s*([-+*/])\s*(-?[\d.]+)\s*", found[1]) if found[1] else None
-    if found[1] and parts is None:
-        return True  # several operations: not judged
-    left, sign, right = parts.groups() if parts else found.group(3, 4, 5)
-    try:
-        with localcontext() as context:
-            context.prec = 28
-            a, b, told = Decimal(left), Decimal(right), Decimal(found[2] or found[6])
-            value = {"+": a + b, "-": a - b, "*": a * b}.get(sign)
-            return abs((a / b if value is None else value) - told) <= _ALMOST
-    except (InvalidOperation, DivisionByZero):
-        return False
 
 
 def _checked(knob: float, most: float) -> float:

@@ -134,7 +134,7 @@ def report(**options: Any) -> int:
 @with_options(*options_of(VerifySettings, "max_tokens concurrency seed temperature", is_filled=True))
 @option_of(VerifySettings, "timeout_s", "--timeout", is_filled=True)
 @option_of(VerifySettings, "logprob_tolerance", is_filled=True)
-@click.option("--json", "json_path", type=OutputPath(), help="Write all that was found into this file, too.")
+@click.option("--json", "json_path", type=OutputPath(), help="Also write all into this file.")
 def verify_server(**options: Any) -> int:
     """Ask a server of OpenAI's API the same in many ways, with speculation and without, and compare the answers.
 
@@ -171,13 +171,11 @@ def profile(**options: Any) -> int:
 @command(short_help="Predict the speed of every method from profiles and a recording.")
 @click.option("--target", required=True, help="Profile of the target: a file, or a shipped one.")
 @click.option("--draft", help="Profile of the draft model.")
-@click.option(
-    "--recording", type=click.Path(dir_okay=False, path_type=Path), help="What the pair does: a file of card record."
-)
+@click.option("--recording", type=click.Path(dir_okay=False, path_type=Path), help="File of card record.")
 @click.option(
     "--synthetic",
     type=float,
-    help="Instead: how often, 0 to 1, the drafter's first choice is right.",
+    help="Instead: share of right first choices.",
 )
 @click.option("--methods", callback=parse_names, help="Which methods, such as vanilla,sps,card.  [default: all]")
 @click.option("--cores", type=int, help="CPU threads of target and drafter together.  [default: as profiled]")

@@ -57,7 +57,7 @@ def check_pair(**options: Any) -> int:
     multiple=True,
     default=("questions",),
     show_default=True,
-    help="Prompts: a shipped set, FILE or NAME=FILE, as for card bench.",
+    help="Prompts, as for card bench.",
 )
 @counted("--limit", words="Prompts of each data set.  [default: all]")
 @click.option("--raw", is_flag=True, help="Use no chat template.")
@@ -76,7 +76,7 @@ def record(**options: Any) -> int:
 @counted("--shots", default=2, words="Examples of a set.")
 @counted("--candidates", default=64, words="Sets drawn.")
 @counted("--held-out", default=8, words="Problems that judge them.")
-@click.option("--regret", is_flag=True, help="Score all sets, and tell what was lost.")
+@click.option("--regret", is_flag=True, help="Score all sets; tell the loss.")
 @counted("--seed", default=0, least=0, words="Same seed, same sets.")
 @counted("--threads", words="CPU threads.  [default: torch's choice]")
 @_PAIR
@@ -178,6 +178,25 @@ def ctc(**options: Any) -> int:
     is given again.
     """
     return run("card.cli.train_ctc.run", **options)
+
+
+@train.command("router", short_help="Train a router for --method arbitrage.")
+@_PAIR
+@file_option("--data", words='JSON lines with "question" and "answer".', required=True)
+@counted("--max-prompts", words="Most prompts.")
+@click.option(
+    "--out", required=True, type=click.Path(dir_okay=False, writable=True, path_type=Path), help="File to write."
+)
+@option_of(SamplingParams, "max_tokens", is_filled=True)
+@option_of(EngineSettings, "device", is_filled=True)
+@counted("--seed", default=0, least=0, words="Same seed, same prompts.")
+def router(**options: Any) -> int:
+    """Train a router of steps: it foresees whether the target's step would be better than the draft model's.
+
+    Both models write every step, and a checker compares their results with those of the answers, which are worked
+    solutions in GSM8K's form. A training that was cut off goes on if the same command is given again.
+    """
+    return run("card.cli.train_router.run", **options)
 
 
 @train.command("pard", short_help="Adapt a draft model to draft several tokens a pass.")
