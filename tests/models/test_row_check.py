@@ -71,6 +71,18 @@ def test_a_model_whose_rows_depend_on_their_neighbours_is_refused(fault: type[nn
         check_rows(runner_of(model), "x")
 
 
+@pytest.mark.parametrize(("max_model_len", "is_refused"), [(16, False), (17, True)])
+def test_a_model_whose_own_forward_ignores_its_window_is_refused_where_texts_outgrow_it(
+    max_model_len: int, is_refused: bool
+) -> None:
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "ffn_dim": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "head_dim": 8}
+    config = transformers.MoshiConfig(vocab_size=61, num_key_value_heads=4, sliding_window=16, **sizes)
+    runner = TorchRunner(transformers.MoshiForCausalLM(config).eval(), max_model_len=max_model_len)
+    assert differing_rows(runner).startswith("at once differ by") is is_refused
+    assert config.sliding_window == 16, "the model has its own window again"
+
+
 @pytest.fixture
 def folder(pair: Pair, tmp_path: Path) -> str:
     """A tiny Gemma with the tokenizer of the pair."""

@@ -122,7 +122,7 @@ def check_once(runner: TorchRunner, settings: EngineSettings, *, is_named: bool)
         return
     store, key = LatencyStore(cache_folder(settings.cache_dir) if settings.cache else None), None
     if is_named:
-        more = f"transformers {transformers.__version__}, {settings.target_cost or 'as it is'}"
+        more = f"transformers {transformers.__version__}, {settings.target_cost or 'as it is'}, {runner.max_model_len}"
         where: dict[str, Any] = {"dtype": settings.dtype, "device": settings.device, "core_set": CoreSet()}
         key = LatencyKey.of("check", settings.target, **where, more=more)
     if not store.was_checked(key):

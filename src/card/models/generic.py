@@ -52,6 +52,11 @@ def _layer_chunks(config: Any, max_model_len: int) -> list[Chunk | None]:
     return [chunk if kind in WITH_CHUNKS else None for kind in layer_kinds(config)]
 
 
+def _layer_views(config: Any, max_model_len: int) -> list[Window]:
+    windows, chunks = layer_windows(config, max_model_len), _layer_chunks(config, max_model_len)
+    return [chunk or window for chunk, window in zip(chunks, windows, strict=True)]
+
+
 def require_causal(model: LoadedModel) -> None:
     """Raise ModelError, naming the reason, if the model does not continue text on one device."""
     config = model.config.get_text_config()
@@ -221,8 +226,7 @@ class GenericDecoder:
     def __init__(self, model: PreTrainedModel, max_model_len: int) -> None:
         self.model = model
         config = model.config.get_text_config()
-        windows, chunks = layer_windows(config, max_model_len), _layer_chunks(config, max_model_len)
-        self.windows: list[Window] = [chunk or window for chunk, window in zip(chunks, windows, strict=True)]
+        self.windows = _layer_views(config, max_model_len)
         attending = [layer for layer, kind in enumerate(layer_kinds(config)) if kind not in WITHOUT_ATTENTION]
         self._places = {layer: place for place, layer in enumerate(attending)}  # in the KV cache
         length = switch_len(model, max_model_len)
@@ -285,6 +289,29 @@ class GenericDecoder:
             self._take_over()
         logits: Tensor = out.logits[0]
         return logits
+
+    @contextlib.contextmanager
+    def narrowed(self, size: int) -> Iterator[None]:
+        """Let windows and chunks hold ``size`` tokens meanwhile, so that a short text outgrows them.
+
+        Nothing changes where every text fits those that the model has.
+        """
+        if not any(self.windows):
+            yield
+            return
+        config = self.model.config.get_text_config()
+        names = ("sliding_window", "attention_chunk_size")
+        own = {name: value for name in names if (value := getattr(config, name, None)) is not None}
+        before = self.windows
+        try:
+            for name in own:
+                setattr(config, name, size)
+            self.windows = _layer_views(config, size + 1)
+            yield
+        finally:
+            self.windows = before
+            for name, value in own.items():
+                setattr(config, name, value)
 
     def release(self) -> None:
         """Give the model its own attention back; no pass runs here afterwards."""

@@ -17,6 +17,7 @@ from card.models.torch_runner import TorchRunner
 
 _NUM_TOKENS, _NUM_BESIDE = 8, 21  # of the text, and of a longer one beside it
 _NUM_SINGLE = 3  # of its last tokens are run one by one
+_WINDOW = 4  # tokens of windows and chunks meanwhile, so that the text outgrows them
 # The largest difference of two logits that rounding explains, as a share of the largest logit.
 _TOLERANCES = {torch.float64: 1e-6, torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.02}
 
@@ -37,6 +38,11 @@ def check_rows(runner: TorchRunner, name: str) -> None:
 
 def differing_rows(runner: TorchRunner) -> str:
     """Return where logits are not transformers' own, in words such as "at once differ by 3.1"; or nothing."""
+    with runner.narrowed(_WINDOW):
+        return _differing_rows(runner)
+
+
+def _differing_rows(runner: TorchRunner) -> str:
     num_ids = runner.vocab_size - 1
     ids = [1 + 7 * i * i % num_ids for i in range(min(_NUM_TOKENS, runner.max_model_len))]
     longer = [1 + 5 * i % num_ids for i in range(min(_NUM_BESIDE, runner.max_model_len))]

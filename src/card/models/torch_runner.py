@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, cast
@@ -178,6 +179,11 @@ class TorchRunner:
                 return self._decoder.own_logits(token_ids)
         except Exception as error:  # whatever the code of one of many architectures raises
             raise ModelError(f"a trial pass of the model failed: {in_few_words(error)}; {OTHER_FAMILY}") from error
+
+    def narrowed(self, size: int) -> contextlib.AbstractContextManager[None]:
+        """Let windows and chunks of the model hold ``size`` tokens meanwhile."""
+        assert isinstance(self._decoder, GenericDecoder), "of a model that runs through transformers' modules"
+        return self._decoder.narrowed(size)
 
     @property
     def is_fused(self) -> bool:
