@@ -26,7 +26,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from card.errors import ModelError
 from card.models.protocol import Recurrent
-from card.models.row_check import differing_rows
+from card.models.row_check import check_rows, rows_that_differ
 from card.models.runners import plain_runner
 
 PAGE = Path(__file__).parents[1] / "docs" / "models.md"
@@ -173,7 +173,13 @@ def examine(family: str) -> Row:
     try:
         with _limited():
             runner = plain_runner(model, max_model_len=_LONGEST, max_tree_rows=24)
-            wrong = "" if runner.is_fused else differing_rows(runner)
+            if runner.is_fused:
+                wrong = rows_that_differ(
+                    runner, lambda ids: model(torch.tensor([list(ids)]), use_cache=False).logits[0]
+                )
+            else:
+                check_rows(runner, f"this {family} model")
+                wrong = ""
     except ModelError as error:
         return Row(family, "", "", _few(error))
     except Exception as error:
@@ -185,7 +191,7 @@ def examine(family: str) -> Row:
 
 def _few(error: BaseException) -> str:
     lines = str(error).strip().splitlines()
-    return lines[0].partition("; choose ")[0][:200] if lines else type(error).__name__
+    return lines[0].partition("; choose ")[0].partition("; use another ")[0][:200] if lines else type(error).__name__
 
 
 @contextlib.contextmanager

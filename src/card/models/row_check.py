@@ -15,7 +15,7 @@ from card.errors import ModelError
 from card.models.protocol import Extension, Recurrent
 from card.models.torch_runner import TorchRunner
 
-_NUM_TOKENS, _NUM_BESIDE = 8, 21  # of the text, and of a longer one beside it
+_NUM_TOKENS, _NUM_BESIDE = 12, 21  # of the text, and of a longer one beside it
 _NUM_SINGLE = 3  # of its last tokens are run one by one
 _WINDOW = 4  # tokens of windows and chunks meanwhile, so that the text outgrows them
 # The largest difference of two logits that rounding explains, as a share of the largest logit.
@@ -39,14 +39,15 @@ def check_rows(runner: TorchRunner, name: str) -> None:
 def differing_rows(runner: TorchRunner) -> str:
     """Return where logits are not transformers' own, in words such as "at once differ by 3.1"; or nothing."""
     with runner.narrowed(_WINDOW):
-        return _differing_rows(runner)
+        return rows_that_differ(runner, runner.own_logits)
 
 
-def _differing_rows(runner: TorchRunner) -> str:
+def rows_that_differ(runner: TorchRunner, own_logits: Callable[[Sequence[int]], Tensor]) -> str:
+    """Return where logits are not those [T, V] that ``own_logits`` gives for a text, in words; or nothing."""
     num_ids = runner.vocab_size - 1
     ids = [1 + 7 * i * i % num_ids for i in range(min(_NUM_TOKENS, runner.max_model_len))]
     longer = [1 + 5 * i % num_ids for i in range(min(_NUM_BESIDE, runner.max_model_len))]
-    expected = runner.own_logits(ids).float()
+    expected = own_logits(ids).float()
     allowed = _TOLERANCES.get(runner.dtype, 0.1) * max(1.0, float(expected.abs().max()))
     ways: dict[str, Callable[[int], Tensor]] = {
         "at once": lambda slot: runner.forward([_chain(slot, ids)])[0],
