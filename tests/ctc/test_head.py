@@ -12,14 +12,16 @@ import torch
 from torch import Tensor
 
 from card import LLM, RequestOutput, SamplingParams
-from card.ctc.head import SlotHead
+from card.ctc.head import SlotHead, inputs_of
 from card.ctc.names import LOSSES
 from card.ctc.texts import TargetTexts, write_texts
 from card.ctc.training import Examples, Trained, TrainSettings, accepted_by_depth, train_head
 from card.errors import ModelError, PromptError, SettingsError
 from card.models.checkpoint import Checkpoint
-from card.models.loading import load_decoder
+from card.models.loading import load_decoder, load_model
 from card.models.torch_runner import TorchRunner
+from card.writers.local.ctc import CtcSequence
+from card.writers.local.protocol import Observation
 from tests.hidden_states import KINDS, make_model, make_runner, own_features
 from tests.pair import Pair
 from tests.pair import make_model as make_pair_model
@@ -250,6 +252,31 @@ def test_method_ctc_writes_the_text_of_plain_decoding(
     assert all(one.exact for one in outputs)
     if temperature == 0.0:
         assert sum(one.stats.accepted_by_writer.get("ctc", 0) for one in outputs) > 0
+
+
+def test_the_head_reads_in_the_engine_what_it_reads_in_training(
+    pair: Pair, target: TorchRunner, head_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[tuple[int, Tensor]] = []  # after each pass: new tokens, and the window
+    full = CtcSequence.observe
+
+    def observe(self: CtcSequence, found: Observation) -> None:
+        full(self, found)
+        seen.append((len(found.new_ids), self.window.clone()))
+
+    monkeypatch.setattr(CtcSequence, "observe", observe)
+    params = SamplingParams(temperature=0.0, max_tokens=MAX_TOKENS, ignore_eos=True)
+    with LLM(pair.target, method="ctc", ctc=str(head_file), dtype="float32", policy="fixed") as llm:
+        (output,) = llm.generate(PROMPTS[:1], params)
+    text = [*PROMPTS[0], *output.outputs[0].token_ids]
+    hidden = own_features(text, 1, load_model(pair.target, dtype="float32"))
+    assert max(count for count, _ in seen) > 1, "some candidates were accepted"
+    end = len(PROMPTS[0])
+    for count, window in seen[:-1]:  # the last pass may have been cut
+        end += count
+        first = max(len(PROMPTS[0]), end - 3)
+        expected = inputs_of(hidden[first - 1 : end - 1], target.embeddings(text[first:end]))
+        torch.testing.assert_close(window, expected, atol=1e-3, rtol=1e-3)
 
 
 def test_the_head_writes_beside_a_draft_model(pair: Pair, head_file: Path) -> None:

@@ -16,6 +16,7 @@ from card.api.llm import LLM
 from card.bench.compare import TextJudge
 from card.bench.datasets import Dataset
 from card.bench.environment import MEASURED_START, weights_fingerprint
+from card.bench.forced import ForcedAcceptance
 from card.bench.names import (
     ALL_CORES,
     BASELINE,
@@ -72,6 +73,7 @@ class LineupSettings:
     own: Mapping[str, Any] = field(default_factory=dict)  # settings that one method alone reads
     draft_vocab: int | None = None  # the first so many tokens are proposed by draft models; None: all
     draft: Mapping[str, Any] = field(default_factory=dict)  # those of `DRAFT_OPTIONS` that were given
+    forced_acceptance: float | None = None  # see `ForcedAcceptance`; None: the target decides
 
     def cores_of(self, name: str) -> tuple[int, ...]:
         """Return the cores on which a row's target decodes, or may."""
@@ -82,6 +84,11 @@ class LineupSettings:
         """Return the settings of a row's engine that were given for all."""
         has_draft = self.draft_vocab is not None and needs_draft(name)
         return {"draft_vocab": self.draft_vocab} if has_draft else {}
+
+    def is_forced(self, spec: Spec) -> bool:
+        """Return whether coins decide what a row accepts: it has candidates and no judge."""
+        has_candidates = spec.drafter != "none" or spec.is_tuned
+        return self.forced_acceptance is not None and has_candidates and "judge" not in spec.engine
 
     def facts_of(self, name: str) -> RowFacts:
         """Return what a run promises of a row, before any model is loaded."""
@@ -100,13 +107,15 @@ class LineupSettings:
         spec = spec_of(name)
         settings = {"drafter": spec.drafter, "policy": "auto" if spec.is_tuned else "fixed", **spec.engine}
         settings |= {"lengths": self.lengths} if spec.has_lengths else {}
+        settings |= {"force_acceptance": self.forced_acceptance} if self.is_forced(spec) else {}
         settings |= {**self.engine_of(name), **(self.draft if spec.takes_options else {}), **spec.draft}
         return RowFacts(
             name=name,
             method=spec.method,
             cores=self.cores if spec.drafter == "beside" else cores,
             threads=None if spec.is_tuned else len(cores),
-            is_exact="judge" not in spec.engine or parse_judge(spec.engine["judge"]).is_exact,
+            is_exact=not self.is_forced(spec)
+            and ("judge" not in spec.engine or parse_judge(spec.engine["judge"]).is_exact),
             is_comparable=True,
             settings={key: list(value) if isinstance(value, tuple) else value for key, value in settings.items()},
         )
@@ -249,6 +258,10 @@ class Lineup:
             read = (*find_method(spec.method).reads, *spec.engine.get("writers", ()))
             own |= {name: value for name, value in self._settings.own.items() if name in read}
             settings = {**common, **self._policy(spec, cores, known), **spec.engine, **own}
+            if self._settings.is_forced(spec):
+                assert self._settings.forced_acceptance is not None
+                coins = ForcedAcceptance(self._settings.forced_acceptance, self._settings.params.seed or 0)
+                settings |= {"verifier": coins, "allows_inexact": True}
             draft: Any = {"none": None, "turns": self._draft}.get(spec.drafter, self._pair.draft)
             with pinned(core_set(self._settings.cores, None)):  # who chooses cores by itself has these
                 llm = LLM(self._target, draft, tokenizer=self.tokenizer, method=spec.method, **settings)

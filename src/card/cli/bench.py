@@ -94,6 +94,7 @@ def read_plan(options: dict[str, Any]) -> BenchPlan:
         own={name: options[name] for name in OWN_SETTINGS},
         draft_vocab=options["draft_vocab"],
         draft=given({name: options[name] for name in DRAFT_OPTIONS}),
+        forced_acceptance=options["force_acceptance"],
     )
     return make_plan(
         rows,

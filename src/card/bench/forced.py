@@ -1,0 +1,37 @@
+"""Acceptance by a coin, so that schedules and policies can be measured without good drafts.
+
+Other engines have the like (vLLM's synthetic acceptance). The texts are nobody's, so no row of such a run is exact, and
+nothing outside the bench offers it.
+"""
+
+from __future__ import annotations
+
+import random
+
+from card.config.fields import require
+from card.tree.nodes import ROOT
+from card.tree.verify import Verdict, Verification
+
+
+class ForcedAcceptance:
+    """Accept the likeliest child of each node with a set probability, whatever the target would choose."""
+
+    is_exact = False
+
+    def __init__(self, rate: float, seed: int) -> None:
+        """Take the probability, from 0 to 1, and the seed of the coins. Raises: SettingsError if it is out of range."""
+        require(0.0 <= rate <= 1.0, "force_acceptance", "from 0 to 1", rate)
+        self._rate, self._coins = rate, random.Random(seed)
+
+    def decide(self, seen: Verification) -> Verdict:
+        """Walk down while the coins say so, then take the target's own token."""
+        offer = seen.offer
+        best: dict[int, int] = {}  # the likeliest child of each node
+        for idx, parent in enumerate(offer.parents):
+            if parent not in best or offer.path_logprobs[idx] > offer.path_logprobs[best[parent]]:
+                best[parent] = idx
+        node, accepted = ROOT, list[int]()
+        while (child := best.get(node)) is not None and self._coins.random() < self._rate:
+            accepted.append(child)
+            node = child
+        return Verdict(tuple(accepted), seen.choices[node + 1])
