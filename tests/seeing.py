@@ -124,3 +124,22 @@ def generated(model: PreTrainedModel, family: str, messages: list[dict[str, Any]
             input_ids=token_ids, max_new_tokens=num_tokens, do_sample=False, eos_token_id=None, **inputs
         )
     return made[0, len(placed) :].tolist()
+
+
+def save_text_draft(model: PreTrainedModel, folder: Path, *, noise: float = 0.05) -> None:
+    """Save a text model like a target's, a little other, and without the token that stands for images."""
+    tokenizer = make_tokenizer()
+    text = tiny(len(tokenizer), head_dim=8, max_position_embeddings=512)
+    ends = {"bos_token_id": None, "eos_token_id": [0, 1], "pad_token_id": None}
+    draft = transformers.LlamaForCausalLM(transformers.LlamaConfig(**text, **ends))
+    theirs: dict[str, torch.Tensor] = {
+        name.removeprefix("model.language_model."): weight for name, weight in model.state_dict().items()
+    }
+    torch.manual_seed(6)
+    with torch.no_grad():
+        for name, weight in draft.named_parameters():
+            own = theirs[name.removeprefix("model.")]
+            own = own[: len(weight)] if own.shape != weight.shape else own
+            weight.copy_(own + noise * own.std() * torch.randn_like(own) if own.dim() > 1 else own)
+    draft.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)

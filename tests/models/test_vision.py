@@ -67,7 +67,7 @@ def test_keys_are_equal_for_equal_images_alone_and_no_key_of_a_place_is_a_token(
     assert (keys[3:9] < 0).all()
     assert keys[:3].tolist() == token_ids[:3]
     np.testing.assert_array_equal(images.keyed(token_ids[:5]), keys[:5])
-    assert images.hidden(token_ids) == token_ids[:3] + token_ids[9:11] + token_ids[13:]
+    assert images.left_out_of(token_ids) == token_ids[:3] + token_ids[9:11] + token_ids[13:]
 
 
 @pytest.fixture(scope="module")

@@ -201,7 +201,14 @@ class Host:
         settings, kept_in = self.settings, self.settings.weights_dir
         where: dict[str, Any] = {"dtype": settings.dtype, "device": settings.device, "cache_dir": kept_in}
         if self.method.needs_draft and draft is not None:  # before the weights, which may take minutes to read
-            check_pair(self.tokenizer, target, draft, cache_dir=kept_in, is_own=has_own_tokenizer)
+            check_pair(
+                self.tokenizer,
+                target,
+                draft,
+                cache_dir=kept_in,
+                is_own=has_own_tokenizer,
+                may_lack=settings.max_images > 0,
+            )
             if self.method.needs_parallel_draft:
                 require_parallel_draft(draft, f"method {self.method.name}")
         if isinstance(target, str) and settings.kv_cache_memory is not None:

@@ -121,4 +121,4 @@ def _cost(plan: Plan, schedule: Schedule, latencies: Latencies) -> ScheduleCost:
 
 
 def _opener(writer: LocalWriter) -> OpenWriter:
-    return lambda request: writer.open(request.prompt_ids)
+    return lambda request: writer.open(request.drafted_prompt_ids)

@@ -50,6 +50,7 @@ class DraftSettings(TreeShape, Replaceable):
     max_wait_s: float = setting(0.0, "Longest wait for --min-depth candidates.", least=0, unit="seconds")
     min_depth: int = setting(1, "Least path for which the target waits no longer.", least=1)
     waits_after_miss: bool = setting(True, "Wait in a round after a miss, too.")
+    hide_images: bool = setting(True, "Hide images from drafters.", shown="--hide-images")
 
     def __post_init__(self) -> None:
         take_lists(self)

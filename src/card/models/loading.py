@@ -155,11 +155,13 @@ def check_pair(
     *,
     cache_dir: str | None = None,
     is_own: bool = False,
+    may_lack: bool = False,
 ) -> None:
     """Check that a draft fits the target: those given by name without loading their weights, a loaded one by its size.
 
     Args:
         is_own: the tokenizer is the one that the target comes with, so that a draft with the same need not be read.
+        may_lack: the draft may lack tokens of the target, such as those that stand for images.
     Raises: ModelError if one cannot be found; VocabularyError that names the first difference.
     """
     if not isinstance(draft, str | Path):
@@ -173,7 +175,7 @@ def check_pair(
     draft_tokenizer = tokenizer if is_shared else load_tokenizer(draft, cache_dir=cache_dir)
     sizes = _vocab_size_of(target, cache_dir), _vocab_size_of(draft, cache_dir)
     try:
-        check_tokenizers_fit(tokenizer, draft_tokenizer, *sizes)
+        check_tokenizers_fit(tokenizer, draft_tokenizer, *sizes, may_lack=may_lack)
     except VocabularyError as error:
         raise VocabularyError(f"draft {draft} does not fit the target: {error}") from error
 

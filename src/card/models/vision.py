@@ -66,7 +66,7 @@ class PlacedImages:
             places[:] = np.resize(words, image.num_tokens)[: len(places)]
         return keys
 
-    def hidden(self, token_ids: Sequence[int]) -> list[int]:
+    def left_out_of(self, token_ids: Sequence[int]) -> list[int]:
         """Return the whole text without the places of images."""
         shown: list[int] = []
         last = 0

@@ -41,6 +41,9 @@ class DraftSpec(msgspec.Struct, frozen=True, kw_only=True):
     max_len: int  # most tokens that the text can get, prompt included
     shaping: ShapingRule | None = None  # what else changes the logits; None: nothing
     vocab_size: int | None = None  # tokens that the target has: no others are drafted; None: as many as the draft model
+    num_hidden: int = (
+        0  # tokens of the prompt that the drafter is not told of: the target's positions are so much higher
+    )
 
 
 class Hello(msgspec.Struct, frozen=True, tag=True):
@@ -198,6 +201,7 @@ def check_spec(spec: DraftSpec) -> None:
     check(spec.sampling, of=of, by=SamplingParams, error=ProtocolError)
     check(spec.shape, of=of, bounds=_MOST_GRANTED, error=ProtocolError)
     require(1 <= spec.max_len <= MAX_LEN, f"max_len{of}", f"from 1 to {MAX_LEN}", spec.max_len, ProtocolError)
+    require(0 <= spec.num_hidden <= MAX_LEN, f"num_hidden{of}", f"from 0 to {MAX_LEN}", spec.num_hidden, ProtocolError)
     has_tokens = spec.vocab_size is None or spec.vocab_size >= 1
     require(has_tokens, f"vocab_size{of}", "1 or more", spec.vocab_size, ProtocolError)
     is_sound = spec.shaping is None or _is_sound(spec.shaping)

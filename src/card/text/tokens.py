@@ -342,6 +342,8 @@ def check_tokenizers_fit(
     draft_tokenizer: PreTrainedTokenizerBase,
     target_vocab_size: int,
     draft_vocab_size: int,
+    *,
+    may_lack: bool = False,
 ) -> None:
     """Check that each token id means the same to both models.
 
@@ -349,12 +351,13 @@ def check_tokenizers_fit(
 
     Args:
         target_vocab_size, draft_vocab_size: rows of the models' embeddings.
+        may_lack: the draft may lack tokens of the target, such as those that stand for images.
     Raises: VocabularyError that names the first difference: a token, their number, the bos or eos token, or an id for
         which a model has no row.
     """
     target_tokens = target_tokenizer.get_vocab()
     draft_tokens = target_tokens if draft_tokenizer is target_tokenizer else draft_tokenizer.get_vocab()
-    if target_tokens != draft_tokens:
+    if target_tokens != draft_tokens and not (may_lack and draft_tokens.items() <= target_tokens.items()):
         raise VocabularyError(
             f"{_first_difference(target_tokens, draft_tokens)}; use two models that share one tokenizer"
         )
@@ -365,8 +368,11 @@ def check_tokenizers_fit(
                 f"the {name} token is {in_target!r} in the target's tokenizer and {in_draft!r} in the draft's; "
                 "use two models of one kind (both chat models, or neither)"
             )
-    num_ids = max(target_tokens.values(), default=-1) + 1
-    for role, vocab_size in (("target", target_vocab_size), ("draft", draft_vocab_size)):
+    for role, vocab_size, tokens in (
+        ("target", target_vocab_size, target_tokens),
+        ("draft", draft_vocab_size, draft_tokens),
+    ):
+        num_ids = max(tokens.values(), default=-1) + 1
         if vocab_size < num_ids:
             raise VocabularyError(
                 f"the {role} model has {vocab_size} embedding rows, its tokenizer has ids up to {num_ids - 1}; "

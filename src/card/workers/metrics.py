@@ -33,6 +33,7 @@ class RequestStats(DrafterHealth):
     """Costs of one request, and what speculation earned it. Times are wall-clock seconds."""
 
     num_prompt_tokens: int = 0
+    hidden_prompt_tokens: int = 0  # of these, places of images that those who draft do not see
     num_new_tokens: int = 0
     queued_s: float = 0.0  # from the arrival until the engine took the request up
     reused_prompt_tokens: int = 0  # whose KV rows the target had from another request

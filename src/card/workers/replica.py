@@ -24,6 +24,7 @@ def draft_spec(
     max_len: int,
     shaping: ShapingRule | None = None,
     vocab_size: int | None = None,
+    num_hidden: int = 0,
 ) -> DraftSpec:
     """Return what the drafter is told about a request whose seed is fixed.
 
@@ -31,6 +32,7 @@ def draft_spec(
         max_len: most tokens that its text can get; a drafter follows `MAX_LEN` of them at most.
         shaping: that of the parameters; None if they have none.
         vocab_size: of the target; None: that of the draft model.
+        num_hidden: tokens of the prompt that the drafter is not told of.
     """
     return DraftSpec(
         sampling=SamplingRule.of(params),
@@ -38,6 +40,7 @@ def draft_spec(
         max_len=min(max_len, MAX_LEN),
         shaping=shaping,
         vocab_size=vocab_size,
+        num_hidden=num_hidden,
     )
 
 
@@ -60,16 +63,19 @@ class Replica:
         vocab_size: int,
         stats: RequestStats,
         shaping: ShapingRule | None = None,
+        num_hidden: int = 0,
     ) -> None:
         """Begin with an empty tree.
 
         Args:
-            token_ids: the request's text; the caller goes on appending to it.
+            token_ids: the request's text as the drafter is told of it; the caller goes on appending to it.
             max_len: most tokens that the text can get.
             vocab_size: of the target.
             stats: takes the counts of the drafter and of its hits and misses.
             shaping: that of ``params``; None if they have none.
+            num_hidden: tokens of the prompt that are not in ``token_ids``.
         """
+        self._num_hidden = num_hidden
         self._request_id = request_id
         self._token_ids = token_ids
         self._draft = draft
@@ -100,7 +106,7 @@ class Replica:
     def open_message(self) -> Open:
         """Return what tells a drafter everything about the request."""
         draft = self._draft.replace(**{name: value for name, value in self._tuned.items() if value is not None})
-        spec = draft_spec(draft, self._params, self._max_len, self._shaping, self._vocab_size)
+        spec = draft_spec(draft, self._params, self._max_len, self._shaping, self._vocab_size, self._num_hidden)
         return Open(self._request_id, tuple(self._token_ids), spec)
 
     def correction(self) -> Correction:
@@ -185,7 +191,7 @@ class Replica:
         fresh.extend(layer.epoch, layer.nodes)
         self.tree = fresh
         self._lost_a_layer = False
-        has_begun = len(self._token_ids) > self._stats.num_prompt_tokens
+        has_begun = len(self._token_ids) > self._num_prompt_tokens
         if layer.epoch != self._epochs_seen and has_begun:
             self._stats.misses += 1
             self.is_after_miss = True
@@ -196,7 +202,7 @@ class Replica:
         late_before, first_awaited = tree.num_late_hits, len(self._token_ids) - len(tree.pending)
         tree.extend(layer.epoch, layer.nodes)
         num_settled = tree.num_late_hits - late_before
-        is_of_prefill = first_awaited == stats.num_prompt_tokens  # the prefill's token: it is no verification
+        is_of_prefill = first_awaited == self._num_prompt_tokens  # the prefill's token: it is no verification
         stats.late_hits += num_settled - (num_settled > 0 and is_of_prefill)
 
     def _check(self, layer: Layer) -> None:
@@ -229,6 +235,10 @@ class Replica:
                 f"{layer.num_dropped} dropped nodes, {layer.num_rolled_back} of them rolled back, and "
                 f"{layer.num_reused} reused tokens; none may be negative or without end"
             )
+
+    @property
+    def _num_prompt_tokens(self) -> int:
+        return self._stats.num_prompt_tokens - self._num_hidden
 
     def _empty_tree(self) -> CandidateCache:
         return CandidateCache(max_nodes=self._draft.max_nodes)

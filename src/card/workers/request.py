@@ -101,13 +101,25 @@ class Request:
     grammar: GrammarState | None = None  # that of the parameters, at its beginning
     images: PlacedImages | None = None  # of the prompt
 
+    @property
+    def hidden(self) -> PlacedImages | None:
+        """The images whose places those who draft do not see; None if they see the whole prompt."""
+        return self.images if self.draft.hide_images else None
+
+    @property
+    def drafted_prompt_ids(self) -> Sequence[int]:
+        """The prompt as those who draft see it."""
+        return self.prompt_ids if self.hidden is None else self.hidden.left_out_of(self.prompt_ids)
+
     def pool_key(self, token_ids: Sequence[int]) -> Sequence[int]:
         """Return a beginning of the text as KV memory knows it: rows of other images are other rows."""
         return token_ids if self.images is None else self.images.keyed(token_ids).tolist()
 
     def new_stats(self) -> RequestStats:
         """Return the counters of a request that nothing was done for yet."""
-        return RequestStats(num_prompt_tokens=len(self.prompt_ids), seed=self.params.seed or 0)
+        num_hidden = self.hidden.num_tokens if self.hidden is not None else 0
+        seed = self.params.seed or 0
+        return RequestStats(num_prompt_tokens=len(self.prompt_ids), hidden_prompt_tokens=num_hidden, seed=seed)
 
     def __post_init__(self) -> None:
         if not self.params.speculates:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -18,6 +19,7 @@ from card.tree.verify import Verdict, Verification, Verifier
 from card.workers.offers import Offers
 from card.workers.replica import Replica
 from card.workers.request import FinishReason, Request, TokenDetails, alternatives_to, origins_of
+from card.workers.visible import VisibleText
 from card.writers.local.protocol import Observation
 
 _MOST_REASON_CHARS = 300  # of what a drafter, perhaps another's, says
@@ -55,15 +57,25 @@ class Sequence:
         self._switch_len = switch_len
         self.stats = request.new_stats()
         self.stats.reused_prompt_tokens = num_reused
-        self.replica = Replica(
+        self.replica = self._new_replica(rule, vocab_size)
+
+    def _new_replica(self, shaping: ShapingRule | None, vocab_size: int) -> Replica:
+        request, num_hidden = self.request, self.stats.hidden_prompt_tokens
+        num_prompt = len(request.prompt_ids)
+        text: SequenceOf[int] = self.token_ids
+        if request.hidden is not None:
+            text = VisibleText(self.token_ids, num_prompt, request.hidden)
+            shaping = None if shaping is None else replace(shaping, num_prompt_tokens=num_prompt - num_hidden)
+        return Replica(
             request.request_id,
-            self.token_ids,
+            text,
             request.draft,
             request.params,
-            max_len=longest_text(request, max_model_len),
+            max_len=longest_text(request, self._max_model_len) - num_hidden,
             vocab_size=vocab_size,
             stats=self.stats,
-            shaping=rule,
+            shaping=shaping,
+            num_hidden=num_hidden,
         )
 
     @property

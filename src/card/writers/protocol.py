@@ -130,7 +130,8 @@ class DraftSequence:
         Raises: ProtocolError if the logits are no numbers under this spec.
         """
         self._frontier = None
-        positions = [self.root_position + self.cache.depth_of(node) + 1 for node in nodes]
+        first = self.root_position + self.spec.num_hidden + 1  # noise is that of the target's positions
+        positions = [first + self.cache.depth_of(node) for node in nodes]
         logits = logits[:, : self._vocab_size]
         if self._shaping is not None:
             logits = self._shaping.apply(logits, [self.cache.path_tokens(node) for node in nodes])

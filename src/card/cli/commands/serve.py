@@ -26,7 +26,7 @@ from card.cli.options import (
     with_options,
 )
 from card.cli.starting import load, run, spinner, start_drafter_child
-from card.config import EngineSettings
+from card.config import DraftSettings, EngineSettings
 from card.config.fields import declared
 from card.errors import SettingsError
 from card.server.config import ServerSettings, read_config_file
@@ -107,6 +107,7 @@ _server_options = with_options(
 @click.argument("model_argument", metavar="[MODEL]", required=False)
 @option_of(EngineSettings, "max_images", default=0)
 @option_of(EngineSettings, "image_dir")
+@option_of(DraftSettings, "hide_images")
 @method_options
 @draft_options
 @model_options
