@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
+from collections.abc import Callable
 from dataclasses import replace
 
 from card.config import DraftSettings, EngineSettings, SamplingParams
@@ -155,9 +156,45 @@ def fake(draft: LanguageModel, faults: Faults | None = None) -> FakeLink:
     return FakeLink(lambda: drafter_for(draft), faults or Faults())
 
 
+def assert_plain_under_any_order(
+    make_worker: Callable[[TableModel], DrafterWorker],
+    *,
+    seed: int,
+    agreement: float,
+    params: SamplingParams,
+    shape: DraftSettings,
+    faults: Faults,
+) -> RequestStats:
+    """Check a text that is drafted beside the target, its messages in disorder. Returns: its counters."""
+    target = toy_target(seed)
+    link = FakeLink(lambda: make_worker(toy_draft(target, agreement)), faults)
+    token_ids, reason, stats = decode(target, link, params=params, draft=shape)
+    assert (token_ids, reason) == plain(target, params=params)
+    assert not link.status.reason, "no message of an honest drafter is rejected"
+    return stats
+
+
+def assert_plain_in_turns(
+    make_worker: Callable[[TableModel], DrafterWorker],
+    *,
+    seed: int,
+    agreement: float,
+    params: SamplingParams,
+    shape: DraftSettings,
+    method: str,
+) -> None:
+    """Check a text that is drafted in turns with the target."""
+    target = toy_target(seed)
+    link = InlineLink(make_worker(toy_draft(target, agreement)))
+    token_ids, reason, _ = decode(target, link, method=method, params=params, draft=shape)
+    assert (token_ids, reason) == plain(target, params=params)
+
+
 __all__ = [
     "GREEDY",
     "PROMPT",
+    "assert_plain_in_turns",
+    "assert_plain_under_any_order",
     "decode",
     "drafter_for",
     "fake",

@@ -19,16 +19,10 @@ from card.errors import SettingsError, WorkerError
 from card.transport.background import BackgroundLink
 from card.transport.process import ProcessLink
 from tests.pair import Pair
+from tests.waiting import until
 
 PATIENCE_S = 90.0
 pytestmark = pytest.mark.timeout(240)
-
-
-def until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < deadline, "it never happened"
-        time.sleep(0.005)
 
 
 @pytest.fixture

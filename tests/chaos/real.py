@@ -25,9 +25,10 @@ from card.transport.server import DraftServer
 from card.transport.switch import SwitchLink
 from card.writers.beam import BeamWriter
 from tests.chaos.forgery import LIES, OFFENCES, Forger, TappedSocket, forged_order, noise
-from tests.chaos.soak import MAX_NUM_SEQS, PATIENCE_S, until
+from tests.chaos.soak import MAX_NUM_SEQS, PATIENCE_S
 from tests.pair import Pair
 from tests.transport.serving import LOOPBACK, RawClient, make_server
+from tests.waiting import until
 
 MAX_MODEL_LEN = 128
 SPARE_TENSORS = 100  # the KV that is kept for reuse varies

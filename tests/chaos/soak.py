@@ -6,7 +6,6 @@ import gc
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -19,6 +18,7 @@ from card.tree.candidates import CandidateCache
 from card.workers.request import Update
 from card.writers.draft_tree import DraftTree
 from tests.chaos.jobs import Jobs, Outcome
+from tests.waiting import until
 
 CONCURRENCY = 16
 MAX_NUM_SEQS = 12  # so that some of them wait
@@ -187,13 +187,3 @@ def check_nothing_is_left(before: Resources) -> None:
         )
 
     until(is_gone, complaint=lambda: f"{before} -> {Resources.now()}")
-
-
-def until(
-    condition: Callable[[], object], timeout_s: float = PATIENCE_S, complaint: Callable[[], str] | None = None
-) -> None:
-    """Wait for something that must happen."""
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, complaint() if complaint else "it never happened"
-        time.sleep(0.01)

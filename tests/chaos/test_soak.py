@@ -45,13 +45,13 @@ from tests.chaos.soak import (
     check_flat,
     check_idle,
     check_nothing_is_left,
-    until,
 )
 from tests.chaos.unreliable import VOCAB_SIZE, UnreliableWorld, sound_target
 from tests.inside import socket_of
 from tests.pair import Pair
 from tests.transport.serving import RawClient, connected, make_server, running
 from tests.unreliable_link import Faults
+from tests.waiting import until
 
 pytestmark = pytest.mark.timeout(400)
 LONG = (pytest.mark.slow, pytest.mark.timeout(1800))

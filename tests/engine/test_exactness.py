@@ -14,7 +14,10 @@ from card.engine.engine import Engine
 from card.workers.target import TargetWorker
 from tests.decoding import (
     GREEDY,
+    assert_plain_in_turns,
+    assert_plain_under_any_order,
     decode,
+    drafter_for,
     fake,
     inline,
     make_request,
@@ -61,13 +64,9 @@ agreements = st.sampled_from([0.0, 0.5, 0.9, 1.0])
 
 @settings(max_examples=150)
 @given(seed=st.integers(0, 99), agreement=agreements, params=sampling, shape=shapes, faults=faults)
-def test_text_is_that_of_plain_decoding_under_any_message_order(seed, agreement, params, shape, faults):
-    target = toy_target(seed)
-    link = fake(toy_draft(target, agreement), faults)
-    token_ids, reason, stats = decode(target, link, params=params, draft=shape)
-    assert (token_ids, reason) == plain(target, params=params)
+def test_text_is_that_of_plain_decoding_under_any_message_order(**drawn):
+    stats = assert_plain_under_any_order(drafter_for, **drawn)
     assert 0 <= stats.hits + stats.late_hits <= stats.target_passes, "a verification has one next token"
-    assert not link.status.reason, "no message of an honest drafter is rejected"
 
 
 @settings(max_examples=80)
@@ -78,12 +77,8 @@ def test_text_is_that_of_plain_decoding_under_any_message_order(seed, agreement,
     shape=shapes,
     method=st.sampled_from(["sps", "card"]),
 )
-def test_text_is_that_of_plain_decoding_when_taking_turns(seed, agreement, params, shape, method):
-    target = toy_target(seed)
-    token_ids, reason, _ = decode(
-        target, inline(toy_draft(target, agreement)), method=method, params=params, draft=shape
-    )
-    assert (token_ids, reason) == plain(target, params=params)
+def test_text_is_that_of_plain_decoding_when_taking_turns(**drawn):
+    assert_plain_in_turns(drafter_for, **drawn)
 
 
 @pytest.mark.parametrize("growth", get_args(Growth))

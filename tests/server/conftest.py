@@ -14,7 +14,8 @@ from card.api.llm import LLM
 from card.config import SamplingParams
 from tests.browser import chromium
 from tests.server.browsing import Opener, opener
-from tests.server.running import MAX_QUEUED, Running, Solo, serving, until
+from tests.server.running import MAX_QUEUED, Running, Solo, serving
+from tests.waiting import until
 
 
 @pytest.fixture(scope="session")

@@ -10,7 +10,6 @@ import re
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import AsyncIterator, Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,6 +24,7 @@ from card.server.config import ServerSettings
 from card.server.connections import ServerConfig
 from card.server.service import Service
 from card.server.serving import bind
+from tests.waiting import until
 
 PATIENCE_S = 90.0
 PROMPT = "A farmer has 12 cows and 30 sheep. He sells"
@@ -32,14 +32,6 @@ MAX_QUEUED = 64  # requests that the shared server lets wait
 
 Solo = Callable[..., str]
 """(prompt, max_tokens, other sampling parameters) -> what plain decoding writes when nobody else asks."""
-
-
-def until(condition: Callable[[], object], timeout_s: float = PATIENCE_S) -> None:
-    """Wait for something that must happen."""
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "it never happened"
-        time.sleep(0.005)
 
 
 @dataclass

@@ -15,7 +15,8 @@ import pytest
 from card.api.host import Prompt
 from card.config import Grammar
 from card.text.grammar import GrammarCompiler, MatcherState
-from tests.server.running import PROMPT, Running, serving, until
+from tests.server.running import PROMPT, Running, serving
+from tests.waiting import until
 
 pytestmark = pytest.mark.timeout(240)
 

@@ -9,7 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.server.running import PROMPT, Running, serving, until
+from tests.server.running import PROMPT, Running, serving
+from tests.waiting import until
 
 pytestmark = pytest.mark.timeout(240)
 

@@ -15,7 +15,8 @@ from card.api.async_llm import AsyncLLM
 from card.api.llm import LLM
 from card.config import SamplingParams
 from tests.seeing import asked, picture, save_seeing
-from tests.server.running import Running, serving, until
+from tests.server.running import Running, serving
+from tests.waiting import until
 
 CHAT = "/v1/chat/completions"
 ASKED = {"temperature": 0, "max_tokens": 12, "ignore_eos": True}

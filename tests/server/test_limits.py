@@ -22,7 +22,8 @@ from card.server.errors import ApiError, as_api_error, shutting_down
 from card.server.limits import Deadline, Gate
 from card.server.logs import JsonFormatter, tell
 from tests.inside import driver_of
-from tests.server.running import PROMPT, Running, run, serving, until
+from tests.server.running import PROMPT, Running, run, serving
+from tests.waiting import until
 
 pytestmark = pytest.mark.timeout(240)
 

@@ -18,7 +18,8 @@ from card.models.demo import DEMO_PROBLEMS
 from card.transport.process import ProcessLink
 from tests.inside import watch_of
 from tests.processes import has_ended
-from tests.server.running import MAX_QUEUED, PATIENCE_S, PROMPT, Running, Solo, run, streams, until
+from tests.server.running import MAX_QUEUED, PATIENCE_S, PROMPT, Running, Solo, run, streams
+from tests.waiting import until
 
 pytestmark = pytest.mark.timeout(280)
 

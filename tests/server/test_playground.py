@@ -11,7 +11,8 @@ from playwright.sync_api import expect
 
 from card.api.async_llm import AsyncLLM
 from tests.server.browsing import ANSWER, CLASSES, TOKENS, Opener, Tab, sse
-from tests.server.running import PROMPT, Running, serving, until
+from tests.server.running import PROMPT, Running, serving
+from tests.waiting import until
 
 pytestmark = pytest.mark.timeout(240)
 

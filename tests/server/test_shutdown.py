@@ -14,7 +14,8 @@ import pytest
 
 from tests.pair import Pair
 from tests.processes import has_ended
-from tests.server.running import PATIENCE_S, Command, command, until
+from tests.server.running import PATIENCE_S, Command, command
+from tests.waiting import until
 
 pytestmark = pytest.mark.timeout(240)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from typing import Any, TypeVar
 
@@ -37,19 +37,12 @@ from tests.decoding import decode as decode_text
 from tests.decoding import plain
 from tests.drafting import draft_spec
 from tests.toy import TableModel
+from tests.waiting import until
 
 M = TypeVar("M")
 PATIENCE_S = 60.0  # for what takes a moment on an idle machine
 _LONGEST_WAIT_S = 5.0  # for candidates, in one round
 LOOPBACK = "tcp://127.0.0.1:0"
-
-
-def until(condition: Callable[[], object], timeout_s: float = PATIENCE_S) -> None:
-    """Wait for something that must happen."""
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "it never happened"
-        time.sleep(0.002)
 
 
 class Clock:

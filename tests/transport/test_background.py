@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
@@ -12,16 +12,10 @@ from card.errors import WorkerError
 from card.protocol.messages import Close, DrafterMessage, Pong, TargetMessage
 from card.transport.background import BackgroundLink
 from card.transport.link import DrafterLink, LinkStatus
+from tests.waiting import until
 
 PATIENCE_S = 90.0
 pytestmark = pytest.mark.timeout(240)
-
-
-def until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < deadline, "it never happened"
-        time.sleep(0.005)
 
 
 class Recording(DrafterLink):

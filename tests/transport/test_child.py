@@ -22,7 +22,7 @@ from card.transport import child
 from card.transport.child import DrafterChild
 from tests.inside import child_pid
 from tests.pair import Pair
-from tests.transport.serving import until
+from tests.waiting import until
 
 PROMPT = "the cat sat on the mat and"
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24)

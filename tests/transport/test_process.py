@@ -29,19 +29,13 @@ from tests.decoding import decode, drafter_for, plain, toy_draft, toy_target
 from tests.pair import Pair
 from tests.processes import has_ended
 from tests.transport.serving import Clock
+from tests.waiting import until
 
 TARGET = toy_target()
 STUB = str(Path(__file__).with_name("stub_drafter.py"))
 PATIENCE_S = 90.0  # for what takes a few seconds on an idle machine
 
 pytestmark = pytest.mark.timeout(240)
-
-
-def until(condition: Callable[[], object], timeout_s: float = PATIENCE_S) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "it never happened"
-        time.sleep(0.005)
 
 
 # ---- a stub in place of the drafter ---------------------------------------------------------------------------------

@@ -23,7 +23,8 @@ from tests.decoding import decode, plain, toy_draft, toy_target
 from tests.drafting import draft_spec
 from tests.pair import Pair
 from tests.toy import TableModel
-from tests.transport.serving import PATIENCE_S, connected, decode_until_accepted, make_server, running, until
+from tests.transport.serving import PATIENCE_S, connected, decode_until_accepted, make_server, running
+from tests.waiting import until
 
 pytestmark = pytest.mark.timeout(240)
 

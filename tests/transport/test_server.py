@@ -48,8 +48,8 @@ from tests.transport.serving import (
     decode_until_accepted,
     make_server,
     running,
-    until,
 )
+from tests.waiting import until
 
 pytestmark = pytest.mark.timeout(240)
 

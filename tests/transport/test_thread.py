@@ -15,7 +15,7 @@ from card.workers.drafter import DrafterWorker
 from card.writers.beam import BeamWriter
 from tests.decoding import GREEDY, drafter_for, plain, toy_draft, toy_target
 from tests.decoding import decode as decode_as
-from tests.transport.serving import until
+from tests.waiting import until
 
 TARGET = toy_target()
 SAMPLED = SamplingParams(temperature=1.0, seed=5, max_tokens=60)

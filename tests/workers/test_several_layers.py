@@ -18,11 +18,10 @@ from card.tree.nodes import NewNodes
 from card.workers.drafter import DrafterWorker
 from card.workers.trace import Trace
 from card.writers.protocol import DraftSequence, DraftWriter
-from tests.decoding import decode, plain, toy_draft, toy_target
+from tests.decoding import assert_plain_in_turns, assert_plain_under_any_order, decode, plain, toy_draft, toy_target
 from tests.drafting import LayersWriter, draft_spec
 from tests.engine.test_exactness import agreements, faults, sampling, shapes
 from tests.toy import TableModel
-from tests.unreliable_link import FakeLink, Faults
 from tests.workers.test_drafter import (
     TEXT,
     Clock,
@@ -138,14 +137,8 @@ def test_a_writer_that_fails_at_a_text_declines_it() -> None:
 
 @settings(max_examples=100)
 @given(seed=st.integers(0, 99), agreement=agreements, params=sampling, shape=shapes, faults=faults)
-def test_text_is_that_of_plain_decoding_under_any_message_order(
-    seed: int, agreement: float, params: SamplingParams, shape: DraftSettings, faults: Faults
-) -> None:
-    target = toy_target(seed)
-    link = FakeLink(lambda: worker_of(LayersWriter(toy_draft(target, agreement))), faults)
-    token_ids, reason, _ = decode(target, link, params=params, draft=shape)  # type: ignore[arg-type]
-    assert (token_ids, reason) == plain(target, params=params)
-    assert not link.status.reason, "no message of an honest drafter is rejected"
+def test_text_is_that_of_plain_decoding_under_any_message_order(**drawn: Any) -> None:
+    assert_plain_under_any_order(lambda draft: worker_of(LayersWriter(draft)), **drawn)
 
 
 @settings(max_examples=50)
@@ -156,13 +149,8 @@ def test_text_is_that_of_plain_decoding_under_any_message_order(
     shape=shapes,
     method=st.sampled_from(["sps", "card", "specbranch", "ssd"]),
 )
-def test_text_is_that_of_plain_decoding_when_taking_turns(
-    seed: int, agreement: float, params: SamplingParams, shape: DraftSettings, method: str
-) -> None:
-    target = toy_target(seed)
-    link = InlineLink(worker_of(LayersWriter(toy_draft(target, agreement))))
-    token_ids, reason, _ = decode(target, link, method=method, params=params, draft=shape)
-    assert (token_ids, reason) == plain(target, params=params)
+def test_text_is_that_of_plain_decoding_when_taking_turns(**drawn: Any) -> None:
+    assert_plain_in_turns(lambda draft: worker_of(LayersWriter(draft)), **drawn)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

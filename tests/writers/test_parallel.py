@@ -25,7 +25,17 @@ from card.protocol.messages import DraftSpec, Open
 from card.transport.in_process import InlineLink, ThreadLink
 from card.workers.drafter import DrafterWorker
 from card.writers.parallel import ParallelSequence, ParallelWriter
-from tests.decoding import decode, make_engine, make_request, plain, run_all, toy_draft, toy_target
+from tests.decoding import (
+    assert_plain_in_turns,
+    assert_plain_under_any_order,
+    decode,
+    make_engine,
+    make_request,
+    plain,
+    run_all,
+    toy_draft,
+    toy_target,
+)
 from tests.drafting import draft_spec
 from tests.engine.test_exactness import agreements, faults, sampling, shapes
 from tests.pair import Pair
@@ -171,14 +181,8 @@ def test_a_sequence_without_room_for_masks_drafts_one_layer_a_pass() -> None:
 
 @settings(max_examples=30)
 @given(seed=st.integers(0, 99), agreement=agreements, params=sampling, shape=shapes, faults=faults)
-def test_text_is_that_of_plain_decoding_under_any_message_order(
-    seed: int, agreement: float, params: SamplingParams, shape: DraftSettings, faults: Faults
-) -> None:
-    target = toy_target(seed)
-    link = FakeLink(lambda: worker_of(toy_draft(target, agreement)), faults)
-    token_ids, reason, _ = decode(target, link, params=params, draft=shape)  # type: ignore[arg-type]
-    assert (token_ids, reason) == plain(target, params=params)
-    assert not link.status.reason, "no message of an honest drafter is rejected"
+def test_text_is_that_of_plain_decoding_under_any_message_order(**drawn: Any) -> None:
+    assert_plain_under_any_order(worker_of, **drawn)
 
 
 @settings(max_examples=30)
@@ -189,13 +193,8 @@ def test_text_is_that_of_plain_decoding_under_any_message_order(
     shape=shapes,
     method=st.sampled_from(["pard", "card", "specbranch", "ssd", "pearl"]),
 )
-def test_text_is_that_of_plain_decoding_when_taking_turns(
-    seed: int, agreement: float, params: SamplingParams, shape: DraftSettings, method: str
-) -> None:
-    target = toy_target(seed)
-    link = InlineLink(worker_of(toy_draft(target, agreement)))
-    token_ids, reason, _ = decode(target, link, method=method, params=params, draft=shape)
-    assert (token_ids, reason) == plain(target, params=params)
+def test_text_is_that_of_plain_decoding_when_taking_turns(**drawn: Any) -> None:
+    assert_plain_in_turns(worker_of, **drawn)
 
 
 @pytest.mark.parametrize("method", ["pard", "card"])

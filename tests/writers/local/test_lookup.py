@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 
 from card.config import EngineSettings
 from card.tree.nodes import Nodes
-from card.writers.local import find_writer
 from card.writers.local.lookup import LookupSequence, LookupWriter, chance_per_count
 from card.writers.local.protocol import Observation
-from tests.local_writing import assert_well_formed, play
+from tests.local_writing import assert_well_formed
 
 VOCAB_SIZE = 5
 texts = st.lists(st.integers(0, VOCAB_SIZE - 1), min_size=1, max_size=60)
@@ -98,30 +97,3 @@ def test_the_latest_of_two_equal_matches_is_followed() -> None:
 
 def test_a_longer_match_is_followed_before_a_later_one() -> None:
     assert proposed_after([2, 0, 1, 3, 0, 1, 4, 2, 0, 1], num_prompt=10, budget=1).tokens == (3,)
-
-
-def test_repetitive_text_is_mostly_accepted() -> None:
-    verse = [(7 * i * i + i) % 97 for i in range(40)]
-    sequence = LookupWriter(EngineSettings(), 97).open(verse[:3])
-    played = play(sequence, verse[:3], lambda text: verse[len(text) % len(verse)], num_new=400)
-    later = played.rounds[len(played.rounds) // 2 :]
-    assert sum(accepted for _, accepted in later) > 0.9 * sum(len(proposal) for proposal, _ in later)
-    assert len(played.rounds) < 120
-
-
-@given(seed=st.integers(0, 2**31), prompt=texts)
-def test_the_text_is_the_one_of_plain_decoding(seed: int, prompt: list[int]) -> None:
-    def target(text: Sequence[int]) -> int:
-        return hash((seed, *text[-2:])) % VOCAB_SIZE
-
-    plain = list(prompt)
-    while len(plain) < len(prompt) + 60:
-        plain.append(target(plain))
-    sequence = LookupWriter(EngineSettings(), VOCAB_SIZE).open(prompt)
-    played = play(sequence, prompt, target, num_new=60)
-    sequence.close()
-    assert played.token_ids[: len(plain)] == plain
-
-
-def test_it_is_found_by_its_name() -> None:
-    assert find_writer("lookup") is LookupWriter
