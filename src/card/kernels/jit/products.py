@@ -125,6 +125,12 @@ def _bytes(builder: Builder, value: Value, lanes: int) -> Value:
     return builder.bitcast(repeated(builder, value, _ints(lanes)), ir.VectorType(_I8, 4 * lanes))
 
 
+def _settled(builder: Builder, total: Value) -> Value:
+    """Return a sum, and let LLVM have it made by now: it would put off all sums of a row, and keep all weights."""
+    kind = ir.FunctionType(total.type, [total.type])
+    return builder.asm(kind, "", "=x,0", [total], True)
+
+
 def _vnni(lanes: int, most_rows: int, panels: Sequence[tuple[int, int]]) -> Product:
     """Return the product of one instruction, VPDPBUSD."""
     operands = ir.VectorType(_I8, 4 * lanes) if _NAMES_BYTES else _ints(lanes)
@@ -165,10 +171,11 @@ def _avx2() -> Product:
         signed, sizes = numbers
         weights = call(builder, "llvm.x86.avx2.psign.b", weights.type, weights, signed)
         pairs = call(builder, "llvm.x86.avx2.pmadd.ub.sw", shorts, sizes, weights)
-        return builder.add(total, widen(builder, pairs))
+        return _settled(builder, builder.add(total, widen(builder, pairs)))
 
     def add_small(builder: Builder, total: Value, weights: Value, numbers: Any) -> Value:
-        return builder.add(total, call(builder, "llvm.x86.avx2.pmadd.ub.sw", shorts, weights, numbers[0]))
+        pairs = call(builder, "llvm.x86.avx2.pmadd.ub.sw", shorts, weights, numbers[0])
+        return _settled(builder, builder.add(total, pairs))
 
     def widen(builder: Builder, pairs: Value) -> Value:
         return call(builder, "llvm.x86.avx2.pmadd.wd", _ints(lanes), pairs, ones)
