@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from card.models.kv_cache import SequenceRows, Window, window_size
+from card.config.selection import ScoreKind
+from card.models.kv_cache import FloatArray, SequenceRows, Window, window_size
+from card.models.selection import MEANS, ChosenRows
 
 MAX_PACKED_ROWS = 128  # up to here the query heads of one KV head are rows of one product
 
@@ -31,6 +34,10 @@ class SequencePass:
     values: tuple[Tensor, ...]
     biases: dict[Window, Tensor | None]
     packed: dict[Window, Tensor | None]
+    chosen: Tensor | None = None  # [L, Hkv, N] rows that layers without a window read besides those from ``since`` on
+    since: int = 0
+    score_kind: ScoreKind | None = None  # of the scores to keep
+    scores: Tensor | None = None  # [L, Hkv, S - T] float32, which layers without a window fill
 
 
 def sequence_pass(
@@ -41,6 +48,8 @@ def sequence_pass(
     group: int,
     windows: Iterable[Window],
     needs_bias: bool = False,
+    reads: ChosenRows | None = None,
+    score_kind: ScoreKind | None = None,
 ) -> SequencePass:
     """Prepare the pass of the newest ``num_new`` rows of a sequence.
 
@@ -48,6 +57,8 @@ def sequence_pass(
         group: query heads per KV head.
         windows: those of the model's layers, in any order, more than once or not.
         needs_bias: never leave the causal mask to the attention kernel.
+        reads: rows that layers without a window read; None: all.
+        score_kind: of scores to keep; None: none.
     """
     tree, kv = sequence.tree, sequence.kv
     start = tree.num_rows - num_new
@@ -56,22 +67,24 @@ def sequence_pass(
     biases: dict[Window, Tensor | None] = {}
     packed: dict[Window, Tensor | None] = {}
     longest = int(tree.positions(start).max())
+    num_read = tree.num_rows if reads is None else reads.num_read(tree.num_rows)
     for window in sorted(set(windows), key=lambda window: window_size(window) or 0):  # None first
         size = window_size(window)
         if is_chain and not is_packed and not needs_bias and (size is None or longest < size):
             biases[window] = packed[window] = None
             continue
-        if size is not None and longest < size and None in biases and biases[None] is not None:
+        if reads is None and size is not None and longest < size and biases.get(None) is not None:
             biases[window], packed[window] = biases[None], packed[None]
             continue
-        array = tree.bias(start, window)
+        num_seen = num_read if window is None else tree.num_rows
+        array = tree.bias(start, window) if num_seen == tree.num_rows else _causal_bias(num_new, num_seen)
         if array is None:
             biases[window] = packed[window] = None
             continue
         bias = torch.from_numpy(array).to(device=kv.device, dtype=kv.dtype)
-        biases[window] = bias[:, None, : tree.num_rows]
+        biases[window] = bias[:, None, :num_seen]
         repeated = bias.repeat_interleave(group, 0) if is_packed and group > 1 else bias
-        packed[window] = repeated[None, None, :, : tree.num_rows]
+        packed[window] = repeated[None, None, :, :num_seen]
     seen = kv.narrow(3, 0, tree.num_rows).flatten(0, 1).unsqueeze(1).unbind(0)
     return SequencePass(
         offset=offset,
@@ -83,7 +96,20 @@ def sequence_pass(
         values=seen[1::2],
         biases=biases,
         packed=packed,
+        chosen=None if reads is None else torch.from_numpy(reads.rows).to(kv.device),
+        since=0 if reads is None else reads.since,
+        score_kind=score_kind,
+        scores=None if score_kind is None else torch.zeros((len(kv), kv.shape[2], start), device=kv.device),
     )
+
+
+def _causal_bias(num_new: int, num_seen: int) -> FloatArray | None:
+    """Return a bias as `RowTree.bias` for a chain of new rows, the last of those that are seen; None for one row."""
+    if num_new == 1:
+        return None
+    bias = np.zeros((num_new, num_seen), np.float32)
+    bias[:, num_seen - num_new :][np.triu_indices(num_new, 1)] = -np.inf
+    return bias
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +135,10 @@ def attend(step: SequencePass, layer: int, query: Tensor, window: Window, scorin
     """
     keys, values = step.keys[layer], step.values[layer]
     num_kv_heads, num_new, group, head_size = query.shape
+    if window is None and step.scores is not None:
+        _keep_scores(step, layer, query, scoring)
+    if window is None and step.chosen is not None:
+        keys, values = (_chosen_of(rows, step.chosen[layer], step.since) for rows in (keys, values))
     if not scoring.is_plain:
         return _attend_in_steps(query, keys, values, step.biases[window], scoring)
     scale, bias = scoring.scale, step.packed[window]
@@ -132,13 +162,36 @@ def attend(step: SequencePass, layer: int, query: Tensor, window: Window, scorin
     return out[0, :, :num_rows].view(num_kv_heads, num_new, group, head_size)
 
 
+def _chosen_of(rows: Tensor, chosen: Tensor, since: int) -> Tensor:
+    """Return the rows that are read, [1, Hkv, N + S - since, D] of [1, Hkv, S, D]."""
+    picked = torch.take_along_dim(rows, chosen[None, :, :, None], 2)
+    return torch.cat((picked, rows[:, :, since:]), 2)
+
+
+def _keep_scores(step: SequencePass, layer: int, query: Tensor, scoring: Scoring) -> None:
+    """Score the rows that were held before the pass, which all new rows see."""
+    assert step.scores is not None and step.score_kind is not None
+    keys = step.keys[layer][0]
+    rows = query.reshape(len(keys), -1, query.shape[3])
+    bias = step.biases[None]
+    logits = _logits_of(rows, keys, scoring).view(*query.shape[:3], -1).float()
+    if bias is not None:
+        logits = logits + bias
+    step.scores[layer] = MEANS[step.score_kind](logits)[:, : step.scores.shape[2]]
+
+
+def _logits_of(rows: Tensor, keys: Tensor, scoring: Scoring) -> Tensor:
+    """Return the attention logits [Hkv, rows, S] of query rows [Hkv, rows, D] and keys [Hkv, S, D]."""
+    logits = torch.bmm(rows, keys.transpose(1, 2)) * (rows.shape[2] ** -0.5 if scoring.scale is None else scoring.scale)
+    if scoring.softcap is not None:
+        logits = torch.tanh(logits / scoring.softcap) * scoring.softcap
+    return logits
+
+
 def _attend_in_steps(query: Tensor, keys: Tensor, values: Tensor, bias: Tensor | None, scoring: Scoring) -> Tensor:
     num_kv_heads, num_new, group, head_size = query.shape
     rows = query.reshape(num_kv_heads, num_new * group, head_size)
-    scores = torch.bmm(rows, keys[0].transpose(1, 2)) * (head_size**-0.5 if scoring.scale is None else scoring.scale)
-    if scoring.softcap is not None:
-        scores = torch.tanh(scores / scoring.softcap) * scoring.softcap
-    scores = scores.view(num_kv_heads, num_new, group, -1)
+    scores = _logits_of(rows, keys[0], scoring).view(num_kv_heads, num_new, group, -1)
     if bias is not None:
         scores = scores + bias
     if scoring.sinks is not None:

@@ -28,6 +28,7 @@ from card.models.generic import layer_windows
 from card.models.kv_cache import KVLayout, SequenceRows
 from card.models.layer_kinds import WITH_CHUNKS, layer_kinds
 from card.models.long_rope import switch_len
+from card.models.protocol import Extension
 from card.models.vision import ImageRows
 
 if TYPE_CHECKING:
@@ -88,7 +89,7 @@ class PackedKernels:
         return self._linear_binary(x, self._linear(x, gate, gate_bias, *self._activation), up, up_bias, "mul")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StaticPass(SequencePass):
     """A pass at fixed addresses: only the device knows the rows that the new keys and values go to."""
 
@@ -331,15 +332,17 @@ class FusedDecoder:
             return 0
         return -num_rows % (FINE_STEP if num_rows <= FINE_ROWS else COARSE_STEP)
 
-    def step(self, sequence: SequenceRows, *, offset: int, num_new: int) -> SequencePass:
-        """Prepare the pass of the newest rows of a sequence; ``offset`` is that of their first among all rows."""
+    def step(self, sequence: SequenceRows, extension: Extension, offset: int) -> SequencePass:
+        """Prepare the pass of an extension's rows, the newest ones; ``offset`` is that of their first among all."""
         return sequence_pass(
             sequence,
             offset=offset,
-            num_new=num_new,
+            num_new=len(extension.token_ids),
             group=self.group,
             windows=self.windows,
             needs_bias=not self._scoring.is_plain,
+            reads=extension.reads,
+            score_kind=extension.scores,
         )
 
     def forward(

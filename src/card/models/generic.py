@@ -20,6 +20,7 @@ from card.models.kv_cache import BoolArray, Chunk, KVLayout, SequenceRows, Windo
 from card.models.layer_kinds import WITH_CHUNKS, WITH_WINDOW, WITHOUT_ATTENTION, layer_kinds
 from card.models.long_rope import LongRope, switch_len
 from card.models.names import OTHER_FAMILY, model_name
+from card.models.protocol import Extension
 from card.models.query_scales import QueryScales
 from card.models.shared_attention import SharedAttention
 from card.models.vision import ImageRows
@@ -320,15 +321,17 @@ class GenericDecoder:
         self._query_scales.leave_to_model(True)
         self._shared_attention.release()
 
-    def step(self, sequence: SequenceRows, *, offset: int, num_new: int) -> SequencePass:
-        """Prepare the pass of the newest rows of a sequence; ``offset`` is that of their first among all rows."""
+    def step(self, sequence: SequenceRows, extension: Extension, offset: int) -> SequencePass:
+        """Prepare the pass of an extension's rows, the newest ones; ``offset`` is that of their first among all."""
         return sequence_pass(
             sequence,
             offset=offset,
-            num_new=num_new,
+            num_new=len(extension.token_ids),
             group=self.group,
             windows=self.windows,
             needs_bias=self._needs_bias,
+            reads=extension.reads,
+            score_kind=extension.scores,
         )
 
     def forward(

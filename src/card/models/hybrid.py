@@ -117,8 +117,10 @@ class HybridRunner(TorchRunner):
     def forward(self, extensions: Sequence[Extension]) -> list[Tensor]:
         """Run the new tokens of several sequences and append their rows; arguments and errors as of `TorchRunner`.
 
-        Raises: ModelError also for tokens that are no chain.
+        Raises: ModelError also for tokens that are no chain, and for chosen rows or scores: states have no rows.
         """
+        if any(one.reads is not None or one.scores is not None for one in extensions):
+            raise ModelError("a model with a recurrent state reads no chosen rows and keeps no attention scores")
         parts = []
         offset = 0
         for extension in extensions:

@@ -49,6 +49,7 @@ from card.models.features import FINAL, PassStates
 from card.models.fused import mirrored_rms_norm, rotary_table
 from card.models.generic import layer_windows
 from card.models.kv_cache import KVLayout, SequenceRows
+from card.models.protocol import Extension
 from card.models.vision import ImageRows
 
 if TYPE_CHECKING:
@@ -113,12 +114,25 @@ def _rotation_tables(model: LoadedModel, num_positions: int, kind: str) -> tuple
     return cos, sin
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class NewRows:
     """The part of a pass that belongs to one sequence: its newest rows."""
 
     sequence: SequenceRows
-    num_new: int
+    extension: Extension
+    score_room: Tensor | None = None  # [P, L, H, padded S - T] float32: the pass sums the scores of P parts of its rows
+    part: int = 0  # rows of a part
+    scores: Tensor | None = None  # [L, Hkv, S - T] float32, as `MEANS` has them
+
+    @property
+    def num_new(self) -> int:
+        """T."""
+        return len(self.extension.token_ids)
+
+    @property
+    def num_held(self) -> int:
+        """S - T: rows that the sequence had before the pass."""
+        return self.sequence.tree.num_rows - self.num_new
 
 
 class Int8Decoder:
@@ -169,6 +183,7 @@ class Int8Decoder:
             self._layers = np.array(tables, np.int64)
         self.layout = KVLayout(len(self._layers), self._num_kv_heads, self._padded_head, torch.float16, model.device)
         self._buffers = _Buffers()
+        self._score_room = torch.empty(0)  # for scores of rows, as large as a pass has needed it
 
     def _layer(
         self, model: LoadedModel, layer: Any, window: int | None, rotary: str | None, architecture: Architecture
@@ -230,9 +245,9 @@ class Int8Decoder:
                 norms[place] = extended(weight, width)
         return norms
 
-    def step(self, sequence: SequenceRows, *, offset: int, num_new: int) -> NewRows:
-        """Prepare the pass of the newest rows of a sequence."""
-        return NewRows(sequence, num_new)
+    def step(self, sequence: SequenceRows, extension: Extension, offset: int) -> NewRows:
+        """Prepare the pass of an extension's rows, the newest ones of a sequence."""
+        return NewRows(sequence, extension)
 
     def forward(
         self,
@@ -248,6 +263,7 @@ class Int8Decoder:
         ``states`` takes the hidden states that somebody wishes for, ``images`` are what stands in places of images.
         """
         code, num_rows = self._code, len(token_ids)
+        scored = self._make_score_room(steps)
         rows, ancestors = _row_tables(steps)
         if isinstance(logits_rows, Tensor):
             chosen = logits_rows.numpy()
@@ -272,7 +288,26 @@ class Int8Decoder:
             self._run_and_take(states, table, barrier, hidden)
         else:
             self._team.run(table, barrier)
+        for step in scored:
+            assert step.score_room is not None
+            sums = step.score_room.sum(0)[..., : step.num_held].unflatten(1, (self._num_kv_heads, -1))  # type: ignore[no-untyped-call]
+            step.scores = sums.mean(2) / step.num_new
         return spread(logits[:, : self._num_outputs], self._head_ids, self.vocab_size)
+
+    def _make_score_room(self, steps: Sequence[NewRows]) -> list[NewRows]:
+        """Have room for the scores of those sequences that keep some, and return these."""
+        scored = [step for step in steps if step.extension.scores is not None and step.num_held]
+        layers, heads = len(self._layers), self._num_heads
+        together = max(1, self._code.TOGETHER * self._num_kv_heads // heads)  # rows of a text that are computed at once
+        sizes = [-(-step.num_new // together) * layers * heads * padded(step.num_held, LANES) for step in scored]
+        if len(self._score_room) < sum(sizes):
+            self._score_room = torch.empty(sum(sizes))
+        for step, part in zip(scored, torch.split(self._score_room[: sum(sizes)], sizes), strict=True):
+            step.score_room, step.part = part.view(-1, layers, heads, padded(step.num_held, LANES)), together
+            for layer, window in enumerate(self.windows):
+                if window is not None:
+                    step.score_room[:, layer] = 0
+        return scored
 
     def _run_and_take(self, states: PassStates, table: IntArray, barrier: IntArray, hidden: Tensor) -> None:
         """Run the pass and let it copy the states that somebody wishes for: the next layer writes over them."""
@@ -376,14 +411,27 @@ def _row_tables(steps: Sequence[NewRows]) -> tuple[IntArray, IntArray]:
         tree, kv = step.sequence.tree, step.sequence.kv
         start, item = tree.num_rows - step.num_new, kv.element_size()
         place = kv.data_ptr(), item * kv.stride(3), item * kv.stride(2), item * kv.stride(0)
+        selections = [_selection(step, idx) for idx in range(step.num_new)]
         if tree.num_prefix_rows == tree.num_rows:  # a chain: each row sees all up to itself
-            rows += [(*place, row, row, row + 1, num_before) for row in range(start, tree.num_rows)]
+            rows += [
+                (*place, row, row, row + 1, num_before, *one)
+                for row, one in zip(range(start, tree.num_rows), selections, strict=True)
+            ]
             continue
         visible, ancestors = tree.visible(start)
         positions = tree.positions(start)
         firsts = num_before + np.cumsum(positions + 1 - visible) - (positions + 1 - visible)
         own = zip(range(start, tree.num_rows), positions.tolist(), visible.tolist(), firsts.tolist(), strict=True)
-        rows += [(*place, *one) for one in own]
+        rows += [(*place, *one, *selection) for one, selection in zip(own, selections, strict=True)]
         all_ancestors.append(ancestors)
         num_before += len(ancestors)
     return np.array(rows, np.int64), np.concatenate(all_ancestors) if all_ancestors else _NO_ANCESTORS
+
+
+def _selection(step: NewRows, new_idx: int) -> tuple[int, int, int, int, int, int]:
+    """Return what the table of a row says of chosen rows and of scores."""
+    reads, room = step.extension.reads, step.score_room
+    chosen = (0, 0, 0) if reads is None else (reads.rows.ctypes.data, reads.rows.shape[2], reads.since)
+    if room is None:
+        return (*chosen, 0, 0, 0)
+    return (*chosen, room[new_idx // step.part].data_ptr(), room.shape[3], int(step.extension.scores == "weights"))

@@ -8,6 +8,9 @@ from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
+from card.config.selection import ScoreKind
+from card.models.selection import AttentionScores, ChosenRows
+
 NO_PARENT = -1  # parent of a sequence's first token
 
 
@@ -23,6 +26,8 @@ class Extension:
     token_ids: Sequence[int]  # [T]; they become rows num_rows, num_rows + 1, ... in this order
     parents: Sequence[int]  # [T] parent row of each: NO_PARENT, a row held already, or an earlier row of this call
     first_logits_idx: int = 0  # logits are returned for token_ids[first_logits_idx:]
+    reads: ChosenRows | None = None  # None: all rows that a token may see; only a `Selective` model knows others
+    scores: ScoreKind | None = None  # of the rows held already, to be kept of this pass; by a `Selective` model only
 
 
 class LanguageModel(Protocol):
@@ -103,3 +108,18 @@ class Recurrent(LanguageModel, Protocol):
 
     def lendable_rows(self, slot: int, num_rows: int) -> int:
         """Return how many of the first ``num_rows`` rows can be copied without being run once more."""
+
+
+@runtime_checkable
+class Selective(LanguageModel, Protocol):
+    """A model whose passes may read chosen rows only, and keep scores of the rows that they read.
+
+    Rows of a sequence that reads chosen ones are a chain, and so are the new ones.
+    """
+
+    @property
+    def attention_scores(self) -> AttentionScores:
+        """Scores that the last pass has kept."""
+
+    def bytes_read(self, num_rows: int, reads: ChosenRows | None) -> int:
+        """Return the bytes of KV that a pass reads of a sequence with ``num_rows`` rows, the new ones included."""

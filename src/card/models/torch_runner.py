@@ -20,12 +20,13 @@ from card.models.fused import FusedDecoder, reason_not_fusable
 from card.models.generic import GenericDecoder, require_causal
 from card.models.inflation import original_size
 from card.models.int8 import Int8Decoder
-from card.models.kv_cache import BoolArray, IntArray, KVCache
+from card.models.kv_cache import BoolArray, IntArray, KVCache, RowTree, window_size
 from card.models.layer_kinds import has_state
 from card.models.long_rope import switch_len
 from card.models.names import OTHER_FAMILY, model_name
 from card.models.parallel_draft import parallel_draft_of
 from card.models.protocol import Extension
+from card.models.selection import AttentionScores, ChosenRows
 from card.models.vision import PlacedImages, ShownImages, VisionTower
 
 if TYPE_CHECKING:
@@ -118,6 +119,7 @@ class TorchRunner:
         self.original = original_size(model)  # of the model, or of the one that it was inflated from
         self._embeddings = cast("torch.nn.Embedding | BlockEmbedding", model.get_input_embeddings())
         self.features = Features(self.original.num_layers, self.original.hidden_size)
+        self.attention_scores = AttentionScores()
         self._long_slots: set[int] = set()  # see `make_long`
         self._shown: ShownImages | None = None  # None: it sees no images
         self._cache = KVCache(self._decoder.layout, max_model_len + max_tree_rows)
@@ -233,6 +235,13 @@ class TorchRunner:
         with torch.inference_mode():
             self._cache.keep(slot, num_prefix_rows, rows)
 
+    def bytes_read(self, num_rows: int, reads: ChosenRows | None) -> int:
+        """Return the bytes of KV that a pass reads of a sequence with ``num_rows`` rows, the new ones included."""
+        windows = [window_size(window) for window in self._decoder.windows]
+        chosen = num_rows if reads is None else reads.num_read(num_rows)
+        read = sum(chosen if size is None else min(size, num_rows) for size in windows)
+        return read * self.row_bytes // len(windows)
+
     def embedding(self, token_id: int) -> Tensor:
         """Return the row of a token in the input embeddings, [D]; that of the original of an inflated model."""
         return self.embeddings([token_id])[0]
@@ -258,6 +267,7 @@ class TorchRunner:
                 return self._forward(extensions)
         except BaseException:
             self.features.leave(None)
+            self.attention_scores.leave({})
             for extension, num_rows in zip(extensions, held, strict=True):
                 self._cache[extension.slot].tree.truncate(num_rows)
             raise
@@ -271,7 +281,7 @@ class TorchRunner:
             sequence = self._cache[extension.slot]
             num_new = len(extension.token_ids)
             positions.append(sequence.tree.positions(sequence.tree.num_rows - num_new))
-            steps.append(self._decoder.step(sequence, offset=offset, num_new=num_new))
+            steps.append(self._decoder.step(sequence, extension, offset))
             offset += num_new
         if isinstance(self._decoder, GenericDecoder):
             self._decoder.long_rows = self._long_rows(extensions, positions)
@@ -286,6 +296,8 @@ class TorchRunner:
             self._on_device(token_ids), self._on_device(turned), steps, logits_rows, states, images
         )
         self.features.leave(states, extensions)
+        scored = zip(extensions, steps, strict=True)
+        self.attention_scores.leave({one.slot: step.scores.cpu() for one, step in scored if step.scores is not None})
         if len(extensions) == 1:
             return [logits]
         return list(torch.split(logits, [len(e.token_ids) - e.first_logits_idx for e in extensions]))
@@ -321,6 +333,7 @@ class TorchRunner:
                 )
             tree = self._cache[extension.slot].tree
             start = tree.num_rows
+            self._require_selectable(extension, tree)
             tree.append(np.asarray(extension.parents, np.int64))
             if (last := int(tree.positions(start).max())) >= self.max_model_len:
                 raise CapacityError(
@@ -336,6 +349,22 @@ class TorchRunner:
                 " use the tokenizer that belongs to the model"
             )
         return token_ids
+
+    def _require_selectable(self, extension: Extension, tree: RowTree) -> None:
+        """Raise ModelError unless an extension that reads chosen rows is a chain on one, as the rows are."""
+        reads, start = extension.reads, tree.num_rows
+        if reads is None:
+            return
+        layers, heads = self._decoder.layout.num_layers, self._decoder.layout.num_kv_heads
+        is_chain = tree.num_prefix_rows == start and list(extension.parents) == list(
+            range(start - 1, start - 1 + len(extension.parents))
+        )
+        fits = reads.rows.shape[:2] == (layers, heads) and reads.rows.max(initial=-1) < reads.since <= start
+        if not (is_chain and fits and extension.scores is None):
+            raise ModelError(
+                f"slot {extension.slot}: rows {reads.rows.shape} below {reads.since} were chosen to be read; they must"
+                f" be [{layers}, {heads}, N] of the {start} that it holds, in a chain on a chain that keeps no scores"
+            )
 
     def _logits_rows(self, extensions: Sequence[Extension]) -> Tensor | slice:
         if len(extensions) == 1:

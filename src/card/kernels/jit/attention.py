@@ -137,12 +137,27 @@ def first_seen(table: int, layer: int, row: int) -> int:
 
 
 @compiled
+def reads_picked(table: int, layer: int, row: int) -> int:
+    """Return whether a row reads picked rows and the newest ones, as rows may in layers without a window."""
+    return int(entry(row_entry(table, row), t.PICKED) != 0 and entry(layer_entry(table, layer), t.WINDOW) == 0)
+
+
+@compiled
+def last_seen(table: int, layer: int, row: int) -> int:
+    """Return the position behind the last one that a row sees; positions are counted among the rows that it reads."""
+    its = row_entry(table, row)
+    unread = entry(its, t.SINCE) - entry(its, t.NUM_PICKED) if reads_picked(table, layer, row) else 0
+    return entry(its, t.POSITION) + 1 - unread
+
+
+@compiled
 def standing(table: int, layer: int, row: int, position: int) -> int:
     """Return how a row sees a block: not at all; as the cache holds it, from row ``position`` on; or in its own way."""
-    its = row_entry(table, row)
-    stop = entry(its, t.POSITION) + 1
+    its, stop = row_entry(table, row), last_seen(table, layer, row)
     if position >= stop or position + BLOCK <= first_seen(table, layer, row):
         return _UNSEEN
+    if reads_picked(table, layer, row):
+        return _OWN
     return _IN_ORDER if min(position + BLOCK, stop) <= entry(its, t.PREFIX) else _OWN
 
 
@@ -173,6 +188,21 @@ def widen_own(table: int, row: int, kept: int, position: int, out: int) -> None:
         if at < stop:
             slot = at if at < prefix else load_int(ancestors + 8 * (at - prefix))
             widen(kept + slot * row_bytes, place, num_vectors)
+        else:
+            clear(place, 4 * LANES * num_vectors)
+
+
+@compiled
+def widen_picked(table: int, layer: int, row: int, kv_head: int, kept: int, position: int, out: int) -> None:
+    """Write a block as floats of the picked rows and the newest ones behind them, and zeros behind the row."""
+    its, num_vectors = row_entry(table, row), entry(table, t.PADDED_HEAD) // LANES
+    stop, num_picked, since = last_seen(table, layer, row), entry(its, t.NUM_PICKED), entry(its, t.SINCE)
+    picked = entry(its, t.PICKED) + 8 * num_picked * (layer * entry(table, t.KV_HEADS) + kv_head)
+    for at in range(position, position + BLOCK):
+        place = out + 4 * LANES * num_vectors * (at - position)
+        if at < stop:
+            slot = load_int(picked + 8 * at) if at < num_picked else since + at - num_picked
+            widen(kept + slot * entry(its, t.KV_ROW), place, num_vectors)
         else:
             clear(place, 4 * LANES * num_vectors)
 
@@ -232,9 +262,35 @@ def use_blocks(
         for row in range(first, last):
             if standing(table, layer, row, position) == _OWN:
                 query = (row - first) * num_heads
-                widen_own(table, row, kept, position, block)
+                if reads_picked(table, layer, row):
+                    kv_head = head * entry(table, t.KV_HEADS) // entry(table, t.HEADS)
+                    widen_picked(table, layer, row, kv_head, kept, position, block)
+                else:
+                    widen_own(table, row, kept, position, block)
                 its_sums = sums + sum_bytes * query if sums else 0
                 use_block(table, row, row + 1, head, last_head, block, here + width * query, width, its_sums)
+
+
+@compiled
+def keep_scores(
+    table: int, layer: int, first: int, last: int, head: int, last_head: int, are_weights: int, scores: int, width: int
+) -> None:  # fmt: skip
+    """Keep the sum, for each head, of what rows ``first`` to ``last`` give those that the text held, if it is wanted.
+
+    Args:
+        are_weights: whether the scores are weights by now; arguments else as of `use_block`.
+    """
+    its, count, num_heads = row_entry(table, first), entry(row_entry(table, first), t.NUM_SCORES), last_head - head
+    has_window = entry(layer_entry(table, layer), t.WINDOW) != 0
+    if entry(its, t.SCORES) == 0 or has_window or entry(its, t.SCORES_ARE_WEIGHTS) != are_weights:
+        return
+    for one in range(num_heads):
+        out = entry(its, t.SCORES) + 4 * count * (layer * entry(table, t.HEADS) + head + one)
+        for at in range(0, 4 * count, 4 * LANES):
+            sums = load(scores + width * one + at)
+            for row in range(1, last - first):
+                sums = add(sums, load(scores + width * (row * num_heads + one) + at))
+            store(out + at, sums)
 
 
 @compiled
@@ -248,21 +304,23 @@ def attend(table: int, layer: int, first: int, last: int, head: int, last_head: 
     begin, end = first_seen(table, layer, first), 0
     for row in range(first, last):
         begin = min(begin, first_seen(table, layer, row))
-        end = max(end, entry(row_entry(table, row), t.POSITION) + 1)
+        end = max(end, last_seen(table, layer, row))
     begin, end = begin // BLOCK * BLOCK, (end + BLOCK - 1) // BLOCK * BLOCK
     keys = entry(its, t.KV) + layer * entry(its, t.LAYER_BYTES) + head * kv_heads // heads * entry(its, t.HEAD_BYTES)
     sums, sum_bytes = room + 4 * (BLOCK * padded + BEHIND), room_of(num_vectors)
     num_queries = (last - first) * num_heads
     scores, width = sums + num_queries * sum_bytes, 4 * (end - begin + LANES)  # weights are made in whole vectors
     use_blocks(table, layer, first, last, head, last_head, keys, begin, end, room, scores, width, 0)
+    keep_scores(table, layer, first, last, head, last_head, 0, scores, width)
     for query in range(num_queries):
         row, its_scores = first + query // num_heads, scores + width * query
-        start, stop = first_seen(table, layer, row), entry(row_entry(table, row), t.POSITION) + 1
+        start, stop = first_seen(table, layer, row), last_seen(table, layer, row)
         weigh(its_scores + 4 * (start - begin), stop - start)
         for at in range(start - begin):
             store_float(its_scores + 4 * at, ZERO)
         for at in range(stop - begin, end - begin):
             store_float(its_scores + 4 * at, ZERO)
+    keep_scores(table, layer, first, last, head, last_head, 1, scores, width)
     clear(sums, num_queries * sum_bytes)
     values = keys + kv_heads * entry(its, t.HEAD_BYTES)
     use_blocks(table, layer, first, last, head, last_head, values, begin, end, room, scores, width, sums)

@@ -97,6 +97,9 @@ class BucketedRunner(TorchRunner):
     def _forward(self, extensions: Sequence[Extension]) -> list[Tensor]:
         if self.static is None or len(extensions) > 1 or len(extensions[0].token_ids) > MAX_STATIC_TOKENS:
             return super()._forward(extensions)
+        if extensions[0].reads is not None or extensions[0].scores is not None:
+            return super()._forward(extensions)
+        self.attention_scores.leave({})
         token_ids = self._append(extensions)
         slot, num_new = extensions[0].slot, len(token_ids)
         sequence = self._cache[slot]
