@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from card.config import DraftSettings, EngineSettings, SamplingParams
+from card.config.selection import parse_selection
 from card.engine.engine import Engine, Limits
 from card.methods import find_method
 from card.models.protocol import LanguageModel
@@ -25,6 +26,7 @@ from tests.unreliable_link import FakeLink, Faults
 
 PROMPT = (3, 1, 4, 1, 5)
 GREEDY = SamplingParams(temperature=0.0, seed=0, max_tokens=40)
+LEAST_READ = 4  # KV rows that a target reads at least when it drafts for itself: fewer than the shortest text has
 _FRESH_IDS = itertools.count(100)
 
 
@@ -98,7 +100,8 @@ def make_engine(
     local = {name: find_writer(name)(EngineSettings(), target.vocab_size) for name in names}
     openers = {name: (lambda request, writer=writer: writer.open(request.prompt_ids)) for name, writer in local.items()}
     top_k = max((writer.top_k for writer in local.values()), default=0)
-    worker = TargetWorker(target, clock=time.perf_counter, writers=openers, top_k=top_k)
+    selection = None if chosen.selection is None else parse_selection(f"{chosen.selection}:0.05:{LEAST_READ}")
+    worker = TargetWorker(target, clock=time.perf_counter, writers=openers, top_k=top_k, selection=selection)
     return Engine(worker, link, limits=limits)
 
 

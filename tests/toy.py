@@ -12,6 +12,7 @@ from torch import Tensor
 
 from card.errors import CapacityError, ModelError, SettingsError, VocabularyError
 from card.models.protocol import NO_PARENT, Extension
+from card.models.selection import AttentionScores, ChosenRows
 
 _MASK = 2**64 - 1
 _GOLDEN = 0x9E3779B97F4A7C15  # odd, near 2**64 / golden ratio: spreads consecutive numbers
@@ -94,6 +95,12 @@ class TableModel:
         self._known: dict[tuple[int, ...], Tensor] = {}
         self.num_forward_passes = 0
         self.num_forward_tokens = 0
+        self.attention_scores = AttentionScores()
+        self._of_few_rows: TableModel | None = None  # gives the logits of passes that read chosen rows
+
+    def bytes_read(self, num_rows: int, reads: ChosenRows | None) -> int:
+        """Return the bytes of KV that a pass reads of a sequence with ``num_rows`` rows, the new ones included."""
+        return self.row_bytes * (num_rows if reads is None else reads.num_read(num_rows))
 
     @property
     def num_open(self) -> int:
@@ -177,6 +184,9 @@ class TableModel:
         positions = [self._positions_of(extension) for extension in extensions]
         if extensions:
             self.num_forward_passes += 1
+        held = {one.slot: len(self._rows(one.slot).token_ids) for one in extensions if one.scores is not None}
+        scores = {slot: torch.from_numpy(_uniforms(_mix(slot), rows)).view(1, 1, rows) for slot, rows in held.items()}
+        self.attention_scores.leave(scores)
         return [self._append(extension, new) for extension, new in zip(extensions, positions, strict=True)]
 
     def keep(self, slot: int, num_prefix_rows: int, rows: Sequence[int] = ()) -> None:
@@ -224,6 +234,11 @@ class TableModel:
             raise CapacityError(
                 f"{num_held} rows and {num_new} new ones are more than the sequence has room for ({held.capacity})"
             )
+        if (reads := extension.reads) is not None:
+            if reads.since > num_held or reads.rows.max(initial=-1) >= reads.since or reads.rows.shape[:2] != (1, 1):
+                raise ModelError(f"rows {reads.rows.tolist()} below {reads.since} of {num_held} cannot be read")
+            if [*held.parents, *extension.parents] != list(range(-1, num_held + num_new - 1)):
+                raise ModelError("chosen rows are read in chains only")
         positions: list[int] = []
         for row, (token_id, parent) in enumerate(zip(extension.token_ids, extension.parents, strict=True), num_held):
             if not 0 <= token_id < self.vocab_size:
@@ -246,8 +261,16 @@ class TableModel:
         held.parents.extend(extension.parents)
         held.positions.extend(positions)
         self.num_forward_tokens += len(positions)
-        logits = [self.logits_after(self._context(held, row)) for row in range(first_row, len(held.token_ids))]
+        model = self if extension.reads is None else self._with_few_rows()
+        logits = [model.logits_after(self._context(held, row)) for row in range(first_row, len(held.token_ids))]
         return torch.stack(logits) if logits else torch.empty(0, self.vocab_size)
+
+    def _with_few_rows(self) -> TableModel:
+        """Return a model that mostly agrees, as one that reads few rows does."""
+        if self._of_few_rows is None:
+            other = TableModel(_mix(self.seed), self.vocab_size, self.order, spread=self.spread)
+            self._of_few_rows = other.blend(self, 0.8)
+        return self._of_few_rows
 
     def _context(self, held: _Rows, row: int) -> list[int]:
         newest_first: list[int] = []

@@ -486,7 +486,10 @@ class ChainTable(TableModel):
 
 
 @pytest.mark.parametrize("verify", ["chain", "tree", "trunk"])
-@pytest.mark.parametrize("way", [name for name, one in METHODS.items() if name != "vanilla" and not one.needs_head])
+@pytest.mark.parametrize(
+    "way",
+    [name for name, one in METHODS.items() if name != "vanilla" and not (one.needs_head or one.selection)],
+)
 def test_neither_target_nor_drafter_is_ever_asked_for_a_tree(way: str, verify: Any) -> None:
     target = toy_target()
     chained, drafts = copy.copy(target), toy_draft(target, 0.8)

@@ -60,7 +60,7 @@ def build(
     Args:
         clock: seconds; all times in statistics are its own.
         policy: None: as the plan says, which may measure passes.
-    Raises: SettingsError for settings that a local writer cannot follow.
+    Raises: SettingsError for settings that a local writer or the target cannot follow.
     """
     policy = policy or make_policy(plan, models.latencies)
     writers = models.writers
@@ -75,6 +75,7 @@ def build(
         top_k=max((writer.top_k for writer in writers.values()), default=0),
         verifier=plan.verifier,
         watchers=models.watchers,
+        selection=plan.selection,
     )
     limits = Limits(max_num_seqs=plan.settings.max_num_seqs, prefill_chunk=plan.settings.prefill_chunk)
     engine = Engine(worker, models.link, limits=limits, policy=policy, clock=clock)

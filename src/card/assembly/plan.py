@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from card.config import DraftSettings, EngineSettings, Placement, parse_size, split_settings
+from card.config.selection import SelectionRule, parse_selection
 from card.errors import SettingsError
 from card.machine.threads import CorePlan, CoreSet
 from card.methods import Method, find_method
@@ -76,6 +77,12 @@ class Plan:
     draft_tree_rows: int  # and in the draft model
     max_kv_bytes: int | None  # of the target; None: no limit
     verifier: Verifier
+
+    @property
+    def selection(self) -> SelectionRule | None:
+        """KV rows that the target reads when it drafts for itself; None: it does not."""
+        usual = self.method.selection
+        return None if usual is None else parse_selection(self.settings.kv_selection or usual)
 
     @property
     def first_schedule(self) -> Schedule:

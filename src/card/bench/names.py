@@ -69,6 +69,7 @@ OURS: Mapping[str, Spec] = MappingProxyType(
         PARD: Spec(method="pard", drafter="turns", has_lengths=True),
         PARD + ALL_CORES: Spec(method="pard", drafter="turns", has_lengths=True),
         "ouroboros-all-cores": Spec(method="ouroboros", drafter="turns", has_lengths=True),
+        "sparsespec": Spec(method="sparsespec"),
         "lookup": _tuned("lookup"),
         "suffix": _tuned("suffix"),
         "recycling": _tuned("recycling"),

@@ -15,11 +15,11 @@ Growth = Literal["layer", "best-first", "branch", "fan-out"]
 class TreeShape:
     """Shape of the tree of candidates that a drafter grows."""
 
-    beam_width: int = setting(6, "Most candidates made in one drafter pass.", least=1)  # K
-    branch: int = setting(8, "Most continuations kept of one candidate.", least=1)  # in both tiers together
+    beam_width: int = setting(6, "Most candidates of a drafter pass.", least=1)  # K
+    branch: int = setting(8, "Most continuations of one candidate.", least=1)  # in both tiers together
     lead: int = setting(24, "Most layers ahead of the text.", least=1)
     max_nodes: int = setting(4096, "Most candidates held at once.", least=1)
-    min_path_logprob: float = setting(-12.0, "A path less likely than this is not expanded.", below=0)
+    min_path_logprob: float = setting(-12.0, "Paths less likely are not expanded.", below=0)
     growth: Growth = setting("layer", f"How the tree of candidates grows: {', '.join(get_args(Growth))}.")
     branch_below: float = setting(0.7, "Probability below which growth branch takes alternatives.", least=0, most=1)
     fan_out: tuple[int, ...] = setting(
@@ -46,7 +46,7 @@ class DraftSettings(TreeShape, Replaceable):
 
     verify: VerifyShape = setting("chain", f"Shape that the target verifies: {' or '.join(get_args(VerifyShape))}.")
     budget: int = setting(16, "Most candidates verified in one target pass.", least=1)
-    min_verify_prob: float = setting(0.2, "Candidates of less likely paths are not verified.", least=0, below=1)
+    min_verify_prob: float = setting(0.2, "Less likely candidates are not verified.", least=0, below=1)
     max_wait_s: float = setting(0.0, "Longest wait for --min-depth candidates.", least=0, unit="seconds")
     min_depth: int = setting(1, "Least path for which the target waits no longer.", least=1)
     waits_after_miss: bool = setting(True, "Wait in a round after a miss, too.")

@@ -9,6 +9,7 @@ from typing import Any, Literal, get_args
 
 from card.config.drafting import DraftSettings
 from card.config.fields import Replaceable, check, require, setting, take_lists
+from card.config.selection import parse_selection
 from card.errors import SettingsError
 
 Placement = Literal["inline", "thread", "process", "remote"]  # where a drafter runs
@@ -38,7 +39,7 @@ class EngineSettings(Replaceable):
         None, f"Where the drafter runs: {', '.join(get_args(PlacementSetting))}.", shown="by method"
     )
     schedule: ScheduleSetting = setting("auto", "Drafter beside the target, in turns, or what is faster (auto).")
-    policy: PolicyName = setting("auto", "Tune what is not set (auto), or nothing (fixed).")
+    policy: PolicyName = setting("auto", "Tune the rest (auto) or nothing (fixed).")
     draft_address: str | None = setting(None, "Use the draft server at tcp://host:port.")
     draft_keys: str | None = setting(None, "Folder of card keys for a draft server.")
     dtype: str = setting("auto", "auto (as stored), int8, float32, bfloat16, float16, float64.")
@@ -52,7 +53,7 @@ class EngineSettings(Replaceable):
     )
     device: str = setting("cpu", "Device of the target: cpu, cuda, cuda:1.")
     draft_device: str | None = setting(None, "Device of the draft model.", shown="the target's")
-    target_cost: str | None = setting(None, "Inflate the target to the price of 300M, say; same outputs.")
+    target_cost: str | None = setting(None, "Inflate the target to 300M, say; same outputs.")
     max_model_len: int | None = setting(
         None, "Most tokens of prompt and answer.", least=2, shown="the model's, at most 4096"
     )
@@ -80,18 +81,17 @@ class EngineSettings(Replaceable):
         shown="required",
     )
     cache: bool = setting(True, "Keep latencies and converted weights.", shown="--cache")
-    check: bool = setting(True, "Compare passes once with transformers' own, where its modules run.", shown="--check")
+    check: bool = setting(True, "Compare passes once with transformers' own.", shown="--check")
     cache_dir: str | None = setting(None, "Folder for what is kept between starts.", shown="~/.cache/card")
     start_timeout_s: float = setting(120.0, "Longest time for a drafter to load.", above=0, unit="seconds")
-    drafter_timeout_s: float = setting(
-        3.0, "Seconds of silence after which the drafter is replaced.", above=0, unit="seconds"
-    )
+    drafter_timeout_s: float = setting(3.0, "Silence after which the drafter is replaced.", above=0, unit="seconds")
     allows_inexact: bool = setting(
         False, "Take a verifier whose text is not that of plain decoding; every result then says so."
     )
     judge: str | None = setting(None, "Judge of candidates, such as relaxed:0.5; not exact.")
     ctc: str | None = setting(None, "Head for ctc.")
     hrad: str = setting("off", "Predictor for specbranch: off, demo or a file.")
+    kv_selection: str | None = setting(None, "KV rows for sparsespec.")
     writers: tuple[str, ...] | None = setting(
         None,
         "Who proposes candidates, such as beam,suffix; beam is the draft model.",
@@ -120,6 +120,8 @@ class EngineSettings(Replaceable):
         require(self.cache_dir != "", "cache_dir", allowed, self.cache_dir)
         if self.kv_cache_memory is not None:
             parse_size(self.kv_cache_memory)
+        if self.kv_selection is not None:
+            parse_selection(self.kv_selection)
         if self.draft_address is None:
             allowed = "given with draft_address only, which it is about"
             require(not self.draft_optional, "draft_optional", allowed, self.draft_optional)

@@ -1,4 +1,4 @@
-"""How many KV rows a model reads that drafts for itself, and by which scores they are chosen."""
+"""Choice of the KV rows that a model reads when it drafts for itself: how many, and by which scores."""
 
 from __future__ import annotations
 

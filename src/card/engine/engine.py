@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from card.engine.dialogue import Dialogue
 from card.engine.passes import TargetPasses
+from card.engine.phases import Phases
 from card.engine.running import RunningRequest, WaitingRequest
 from card.engine.tracing import NoTracing, Tracing
 from card.errors import CapacityError, TargetError
@@ -65,6 +66,7 @@ class Engine:
         self._policy = policy or Policy(link.own_schedule)
         self._waiting: deque[WaitingRequest] = deque()
         self._running: dict[int, RunningRequest] = {}
+        self._phases = Phases()
         self._totals = EngineStats()
 
     @property
@@ -150,7 +152,7 @@ class Engine:
     def _round(self, started: float, updates: list[Update]) -> list[Update]:
         self._drafter.follow(self._policy.schedule, self._policy.beam_width())
         work = self._plan_prefill()
-        decoding = [one for one in self._running.values() if not one.sequence.prompt_tokens_left]
+        drafting, decoding = self._in_phases()
         view = RoundView(
             requests=[one.sequence.request for one in decoding],
             num_prompt_tokens=sum(one.num_prompt_tokens for one in work),
@@ -160,6 +162,7 @@ class Engine:
         self._prepare(view, decoding)
         offers = self._offers(view, decoding)
         work += [Work(one.sequence, offer=offer) for one, offer in zip(decoding, offers, strict=True)]
+        work += [Work(one.sequence, drafts=True) for one in drafting]
         pass_started = self._clock()
         result, errors = self._passes.run(work)
         self._drafter.tracing.passed(work, result, pass_started, self._policy.schedule)
@@ -232,6 +235,19 @@ class Engine:
                 chunk -= min(num_left, chunk)
         return work
 
+    def _in_phases(self) -> tuple[list[RunningRequest], list[RunningRequest]]:
+        """Return the decoding requests that draft a token for themselves in this round, and those that verify."""
+        drafting, verifying = list[RunningRequest](), list[RunningRequest]()
+        self._phases.begin_round()
+        for request_id, one in self._running.items():
+            sequence = one.sequence
+            if sequence.prompt_tokens_left:
+                continue
+            length = sequence.request.draft.num_speculative_tokens
+            is_due = sequence.self_draft is None or self._phases.is_due(request_id, length)
+            (drafting if sequence.can_draft_itself and not is_due else verifying).append(one)
+        return drafting, verifying
+
     def _prepare(self, view: RoundView, decoding: list[RunningRequest]) -> None:
         """Let the drafter draft, or wait for it, as the policy says."""
         link, started = self._drafter.link, self._clock()
@@ -294,5 +310,6 @@ class Engine:
 
     def _leave(self, request_id: int) -> None:
         sequence = self._running.pop(request_id).sequence
+        self._phases.leave(request_id)
         self._drafter.tracing.ended(request_id)
         self._drafter.send(self._worker.remove(sequence))

@@ -45,7 +45,7 @@ class TargetPasses:
 
     def _run_halves(self, work: Sequence[Work], error: Exception, errors: dict[int, TargetError]) -> StepResult:
         """Run each half on its own, down to single requests; one that fails even without candidates is given up."""
-        if len(work) == 1 and not work[0].offer:
+        if len(work) == 1 and not work[0].offer and not work[0].drafts:
             errors[work[0].request_id] = TargetError(f"the target's pass failed for this request: {in_words(error)}")
             return StepResult()
         middle = len(work) // 2

@@ -34,6 +34,7 @@ class Method:
     placement: Placement = "inline"  # of its drafter, unless set; inline is in turns with the target
     shape: Callable[[DraftSettings], DraftSettings] = lambda draft: draft  # settings imposed on the user's
     writers: tuple[str, ...] = ()  # local writers that belong to it
+    selection: str | None = None  # KV rows that the target reads when it drafts for itself; None: it does not
     is_tuned: bool = False  # what was not set is chosen by measurement, the schedule included
     reads: tuple[str, ...] = ()  # settings of the engine that no other method reads
     passes_of_round: Callable[[DraftSettings], Sequence[int]] | None = None  # tokens in each, for `round_length`

@@ -114,6 +114,8 @@ def plan_method(scene: Scene, name: str, changes: Mapping[str, Any]) -> Plan:
         )
     if find_method(name).needs_head:
         raise PlanError(f"a recording says nothing of what the head of {name} would propose; leave the method out")
+    if find_method(name).selection is not None:
+        raise PlanError(f"a profile does not say what a pass costs that reads few KV rows; leave {name} out")
     engine_changes, _ = split_settings(changes)
     for unknown in sorted(engine_changes.keys() - KNOWN_ENGINE_SETTINGS):
         raise PlanError(

@@ -58,6 +58,9 @@ class RequestStats(DrafterHealth):
     drafter_busy_s: float = 0.0
     drafter_dropped_nodes: int = 0  # drafted, and ruled out by what was committed
     rolled_back_tokens: int = 0  # of these, those on the path that was thought likeliest: side branches left out
+    self_draft_passes: int = 0  # in which the target drafted a token for itself
+    draft_kv_bytes: int = 0  # of KV that these passes read
+    verify_kv_bytes: int = 0  # that the verifications of a target that drafts for itself read
     declined: str = ""  # why the drafter leaves this text alone; empty: it does not
     schedule: str = "off"  # beside, turns or off: that of the last round
     schedule_reason: str = "no drafter"

@@ -19,6 +19,7 @@ from card.tree.verify import Verdict, Verification, Verifier
 from card.workers.offers import Offers
 from card.workers.replica import Replica
 from card.workers.request import FinishReason, Request, TokenDetails, alternatives_to, origins_of
+from card.workers.self_draft import SelfDraft
 from card.workers.visible import VisibleText
 from card.writers.local.protocol import Observation
 
@@ -38,15 +39,18 @@ class Sequence:
         vocab_size: int,
         switch_len: int | None,
         offers: Offers,
+        self_draft: SelfDraft | None = None,
     ) -> None:
         """Begin with the prompt, of which ``num_reused`` tokens have KV rows already.
 
         Args:
             switch_len: of the pool that the slot is of.
+            self_draft: what the target drafts for itself, if it does.
         """
         self.request = request
         self.slot = slot
         self.offers = offers
+        self.self_draft = self_draft
         self.token_ids = list(request.prompt_ids)
         self.num_rows = num_reused  # KV rows of committed tokens; the last one never has a row between rounds
         self.sampler = Sampler(SamplingRule.of(request.params), vocab_size)
@@ -121,6 +125,14 @@ class Sequence:
         """True if the drafter's best path is shorter than the request wants before it verifies."""
         return self.request.uses_drafter and self.replica.is_short(self.request.draft, self.deepest)
 
+    @property
+    def can_draft_itself(self) -> bool:
+        """True if the target can draft one more token for this text before it verifies."""
+        draft = self.self_draft
+        if draft is None or self.is_prefilling or not draft.has_room(self.deepest):
+            return False
+        return not (draft.token_ids and draft.token_ids[-1] in self.request.end_ids)
+
     def opening(self) -> list[TargetMessage]:
         """Return what a drafter must hear that knows nothing of the request."""
         return [self.replica.open_message()] if self.request.uses_drafter else []
@@ -158,11 +170,12 @@ def longest_text(request: Request, max_model_len: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """Work of one request in the next pass: a part of its prompt, or a verification."""
+    """Work of one request in the next pass: a part of its prompt, a verification, or a token that it drafts itself."""
 
     sequence: Sequence
     num_prompt_tokens: int = 0  # most tokens of the prompt to run; 0 once all of them were
     offer: Nodes = NO_NODES
+    drafts: bool = False  # drafts one token instead, reading chosen rows
 
     @property
     def request_id(self) -> int:
@@ -196,7 +209,11 @@ class Pass:
         is_complete = first + len(chain) > root_row
         parents += [root_row if parent == ROOT else root_row + 1 + parent for parent in offer.parents]
         first_logits_idx = len(chain) - 1 if is_complete else len(chain)
-        return cls(sequence, Extension(sequence.slot, [*chain, *offer.tokens], parents, first_logits_idx), offer)
+        draft, scores = sequence.self_draft, None
+        if draft is not None and not sequence.is_prefilling:
+            scores = draft.scores_for(len(sequence.token_ids))
+        token_ids = [*chain, *offer.tokens]
+        return cls(sequence, Extension(sequence.slot, token_ids, parents, first_logits_idx, scores=scores), offer)
 
     def decide(self, logits: Tensor, num_top: int, verifier: Verifier, features: Tensor | None = None) -> None:
         """Choose the target's tokens and let the verifier compare the candidates with them.
@@ -209,7 +226,7 @@ class Pass:
         """
         self.top_ids = logits.topk(num_top).indices.tolist() if num_top else []
         if len(logits):
-            shaped = _shaped(self.sequence, self.offer, logits)
+            shaped = _shaped(self.sequence, [(), *_paths(self.offer)], logits)
             self.chosen = _choose(self.sequence, self.offer, shaped)
             seen = Verification(self.offer, shaped, self.chosen, features)
             self.verdict = verifier.decide(seen)
@@ -225,10 +242,35 @@ class Pass:
         return Observation(new_ids, *tree, chosen, verdict.accepted, self.top_ids, features)
 
 
-def _shaped(sequence: Sequence, offer: Nodes, logits: Tensor) -> Tensor:
-    """Return logits [1 + candidates, V] as penalties, grammar and the caller's processor leave them."""
+@dataclass(slots=True)
+class DraftPass:
+    """Part of one sequence in one target pass in which it drafts a token for itself."""
+
+    sequence: Sequence
+    draft: SelfDraft
+    extension: Extension
+
+    @classmethod
+    def of(cls, work: Work) -> DraftPass:
+        """Run the newest token, drafted or not, over the rows that were chosen."""
+        sequence, draft = work.sequence, work.sequence.self_draft
+        assert draft is not None, "of a request that drafts for itself"
+        return cls(sequence, draft, draft.extension(sequence.slot, sequence.token_ids[-1], sequence.num_rows))
+
+    def take(self, logits: Tensor) -> None:
+        """Add the token that the target would choose by these logits [1, V].
+
+        Raises: TargetError if the caller's logits processor fails; ModelError for logits that are no numbers.
+        """
+        sequence, drafted = self.sequence, self.draft.token_ids
+        shaped = _shaped(sequence, [tuple(drafted)], logits)
+        (token_id,) = sequence.sampler.choose(shaped, [len(sequence.token_ids) + len(drafted)])
+        self.draft.take(token_id, logits[0])
+
+
+def _shaped(sequence: Sequence, paths: list[tuple[int, ...]], logits: Tensor) -> Tensor:
+    """Return logits [P, V] after P paths as penalties, grammar and the caller's processor leave them."""
     processor, shaping = sequence.request.logits_processor, sequence.shaping
-    paths = [(), *_paths(offer)] if processor is not None or shaping is not None else []
     if shaping is not None:
         logits = shaping.apply(logits, paths)
     if processor is not None:

@@ -9,16 +9,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 
-from card.errors import PromptError
+from card.config.selection import SelectionRule
+from card.errors import PromptError, SettingsError
 from card.models.pool import SequencePool
-from card.models.protocol import LanguageModel, Recurrent
+from card.models.protocol import LanguageModel, Recurrent, Selective
 from card.models.vision import Seeing
 from card.protocol.messages import Close, Declined, DrafterMessage, Layer, Resync, TargetMessage
 from card.tree.nodes import NO_NODES, Nodes
 from card.tree.verify import MATCH, Verdict, Verifier
 from card.workers.offers import Offers
 from card.workers.request import CheckedRequest, FinishReason, Request, StepResult, Update, Verified
-from card.workers.sequence import Pass, Sequence, Work, longest_text
+from card.workers.self_draft import SELF, SelfDraft
+from card.workers.sequence import DraftPass, Pass, Sequence, Work, longest_text
 from card.workers.watchers import Watchers
 from card.writers.local.protocol import WriterSequence
 
@@ -39,6 +41,7 @@ class TargetWorker:
         top_k: int = 0,
         verifier: Verifier = MATCH,
         watchers: Watchers | None = None,
+        selection: SelectionRule | None = None,
     ) -> None:
         """Take over ``model``.
 
@@ -49,8 +52,12 @@ class TargetWorker:
             top_k: likeliest tokens that the writers are shown at every token that is run.
             verifier: decides which candidates stay and which token follows.
             watchers: are shown hidden states after each pass; None: nobody wishes for any.
+            selection: rows that the target reads when it drafts for itself; None: it does not.
+        Raises: SettingsError if it is to draft for itself and its passes cannot read chosen rows.
         """
         self.model = model
+        self._selective = None if selection is None else _selective(model)
+        self._selection = selection
         self.runs_chains_only = isinstance(model, Recurrent)  # no trees: its candidates are a chain
         self._verifier = verifier
         self._watchers = watchers
@@ -82,7 +89,7 @@ class TargetWorker:
         for token_id in prompt_ids:
             if not 0 <= token_id < model.vocab_size:
                 raise PromptError(f"token ids must be from 0 to {model.vocab_size - 1}, got {token_id}")
-        has_writers = bool(self._writers) and request.params.speculates
+        has_writers = bool(self._writers or self._selection) and request.params.speculates
         tree = request.draft.budget if request.uses_drafter or has_writers else 0
         num_rows = min(longest_text(request, model.max_model_len) + tree, model.max_rows)
         if not self.pool.can_ever_hold(num_rows):
@@ -104,10 +111,16 @@ class TargetWorker:
             self.model.show(opened.slot, request.images)
         sizes = {"max_model_len": self.model.max_model_len, "vocab_size": self.model.vocab_size}
         writers = self._writers if request.params.speculates else {}
-        openers = {name: partial(begin, request) for name, begin in writers.items()}
+        openers: dict[str, Callable[[], WriterSequence]] = {}
+        self_draft = None
+        if self._selection is not None and request.params.speculates:
+            self_draft = SelfDraft(self._selection, request.draft.num_speculative_tokens)
+            openers[SELF] = partial(_itself, self_draft)
+        openers.update({name: partial(begin, request) for name, begin in writers.items()})
         offers = Offers(openers, vocab_size=self.model.vocab_size)
         place = opened.slot, opened.num_reused
-        sequence = Sequence(request, *place, offers=offers, switch_len=self.pool.switch_len, **sizes)
+        switch_len = self.pool.switch_len
+        sequence = Sequence(request, *place, offers=offers, switch_len=switch_len, self_draft=self_draft, **sizes)
         sequence.replica.tune(beam_width=self._beam_width)
         self._running[request.request_id] = sequence
         return sequence
@@ -195,22 +208,57 @@ class TargetWorker:
 
     def step(self, work: Iterable[Work]) -> StepResult:
         """Run one round for these requests in one target pass. Nothing has changed if it raises."""
-        passes = [Pass.of(one) for one in work]
+        listed = list(work)
+        passes = [Pass.of(one) for one in listed if not one.drafts]
+        drafting = [DraftPass.of(one) for one in listed if one.drafts]
+        extensions = [*(one.extension for one in passes), *(one.extension for one in drafting)]
+        for one in passes:
+            if one.sequence.self_draft is not None:
+                self.model.keep(one.sequence.slot, one.sequence.num_rows)  # without the rows that drafting wrote
         started = self._clock()
-        all_logits = self.model.forward([one.extension for one in passes])
+        all_logits = self.model.forward(extensions)
         try:
-            for idx, (one, logits) in enumerate(zip(passes, all_logits, strict=True)):
+            for idx, (one, logits) in enumerate(zip(passes, all_logits, strict=False)):
                 features = self._watchers.for_verifier(idx) if self._watchers else None
                 one.decide(logits, self._top_k, self._verifier, features)
+            for draft, logits in zip(drafting, all_logits[len(passes) :], strict=True):
+                draft.take(logits)
         except BaseException:
-            for one in passes:
-                self.model.keep(one.sequence.slot, one.sequence.num_rows)
+            for sequence in [*(one.sequence for one in passes), *(one.sequence for one in drafting)]:
+                self.model.keep(sequence.slot, sequence.num_rows)
+                if sequence.self_draft is not None:
+                    sequence.self_draft.forget()
             raise
-        num_tokens = sum(len(one.extension.token_ids) for one in passes)
+        num_tokens = sum(len(one.token_ids) for one in extensions)
         result = StepResult(num_tokens=num_tokens, busy_s=self._clock() - started)
         for idx, one in enumerate(passes):
+            self._count_reads(one)
             self._commit(idx, one, result)
+            self._choose_rows(one)
+        for draft in drafting:
+            self._count_reads(draft)
+            draft.sequence.stats.target_busy_s += result.busy_s
         return result
+
+    def _count_reads(self, one: Pass | DraftPass) -> None:
+        """Count the bytes of KV that a decoding pass has read, if the target drafts for itself."""
+        sequence, stats = one.sequence, one.sequence.stats
+        if self._selective is None or sequence.is_prefilling:
+            return
+        num_bytes = self._selective.bytes_read(self.model.num_rows(sequence.slot), one.extension.reads)
+        if isinstance(one, DraftPass):
+            stats.self_draft_passes += 1
+            stats.draft_kv_bytes += num_bytes
+        else:
+            stats.verify_kv_bytes += num_bytes
+
+    def _choose_rows(self, one: Pass) -> None:
+        """Choose what a text reads that drafts for itself, after a verification."""
+        sequence = one.sequence
+        if self._selective is None or one.extension.scores is None or sequence.is_prefilling:
+            return
+        assert sequence.self_draft is not None
+        sequence.self_draft.choose(self._selective.attention_scores.of(sequence.slot), len(sequence.token_ids))
 
     def _commit(self, extension_idx: int, one: Pass, result: StepResult) -> None:
         """Take over what a pass has decided, and tell drafter, writers and watchers."""
@@ -261,3 +309,17 @@ class TargetWorker:
             was_hit = sequence.replica.advance(new_ids)
             stats.hits += was_hit and not was_prefilling
         return reason
+
+
+def _itself(draft: SelfDraft) -> WriterSequence:
+    return draft
+
+
+def _selective(model: LanguageModel) -> Selective:
+    """Return a model whose passes can read chosen rows. Raises: SettingsError for another one."""
+    if not isinstance(model, Selective) or isinstance(model, Recurrent):
+        state = "it keeps a recurrent state, and " if isinstance(model, Recurrent) else ""
+        raise SettingsError(
+            f"this target cannot draft for itself: {state}its passes cannot read chosen KV rows; use another method"
+        )
+    return model
