@@ -34,6 +34,7 @@ from card.kernels.jit.vectors import (
     moved,
     read,
     repeated,
+    splat,
 )
 
 STEPS = GROUP // 4
@@ -128,7 +129,7 @@ def _shifted(builder: Builder, product: Product, value: Value, left: int) -> Val
     """Shift each byte; bits that come from a neighbour must be masked away."""
     lanes = ir.VectorType(_I32, product.lanes)
     words = builder.bitcast(value, lanes)
-    amount = ir.Constant(lanes, [abs(left)] * product.lanes)
+    amount = splat(lanes, abs(left))
     moved_bits = builder.shl(words, amount) if left >= 0 else builder.lshr(words, amount)
     return builder.bitcast(moved_bits, value.type) if left else value
 
@@ -136,7 +137,7 @@ def _shifted(builder: Builder, product: Product, value: Value, left: int) -> Val
 def _weights(builder: Builder, product: Product, shape: BlockShape, group: Value, step: int) -> list[Value]:
     """Return the small weights of a step, in the parts that the product works on."""
     kind = ir.VectorType(_I8, 4 * product.lanes)
-    low_bits = ir.Constant(kind, [15] * kind.count)
+    low_bits = splat(kind, 15)
     high_steps = STEPS * (shape.bits - 4) // 8  # steps of 64 bytes that hold the higher bits of all 16
     parts = []
     for first in range(0, _STEP_BYTES, kind.count):
@@ -147,7 +148,7 @@ def _weights(builder: Builder, product: Product, shape: BlockShape, group: Value
             place = moved(builder, group, shape.high_place + _STEP_BYTES * (step % high_steps) + first)
             left = 4 - (shape.bits - 4) * (step // high_steps)
             high = _shifted(builder, product, read(builder, place, kind), left)
-            mask = ir.Constant(kind, [(1 << shape.bits) - 16] * kind.count)
+            mask = splat(kind, (1 << shape.bits) - 16)
             weights = builder.or_(weights, builder.and_(high, mask))
         parts.append(weights)
     return parts

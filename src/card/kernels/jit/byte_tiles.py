@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from llvmlite import ir
-from numba import cfunc, types
 from numba.core import cgutils
 
 from card.kernels.jit.tiles import (
@@ -36,6 +35,7 @@ from card.kernels.jit.vectors import (
     moved,
     read,
     repeated,
+    splat,
 )
 
 _I8, _I32, _I64, _VOID = ir.IntType(8), ir.IntType(32), ir.IntType(64), ir.VoidType()
@@ -119,7 +119,7 @@ def _add_group(builder: Builder, num_rows: int, group: Group, sums: list[list[Va
     """Write the instructions for one group; return the new sums [row][panel]."""
     before = builder.mul(group.index, ir.Constant(_I64, GROUP * PANEL))
     panels = [builder.add(panel, before) for panel in group.panels]
-    starts = [ir.Constant(INTS, [0] * LANES)] * num_rows
+    starts = [splat(INTS, 0)] * num_rows
     if PRODUCT.has_unsigned_weights:
         starts = [repeated(builder, group.sum(builder, row, 0), INTS) for row in range(num_rows)]
     if num_rows >= MATRIX_ROWS:
@@ -134,12 +134,5 @@ def _add_group(builder: Builder, num_rows: int, group: Group, sums: list[list[Va
     ]
 
 
-_multiply = multiplier_of(Format(_add_group, _panels_of, _begin_matrix, _end_matrix))
-
-
-@cfunc(types.void(types.int64), cache=True)
-def _multiply_panels(arguments: int) -> None:
-    _multiply(arguments)
-
-
-MULTIPLY = _multiply_panels.address  # in this process
+_CODE = multiplier_of("byte_tiles", Format(_add_group, _panels_of, _begin_matrix, _end_matrix))
+MULTIPLY = _CODE.address  # in this process

@@ -35,6 +35,7 @@ from card.kernels.jit.vectors import (
     SUMS_BYTES,
     arrive,
     compiled,
+    entered,
     fill,
     let_others_run,
     load,
@@ -227,7 +228,7 @@ def run_layer(table: int, layer: int, thread: int, turn: int, own: int) -> int:
     return turn
 
 
-@compiled
+@entered
 def run(table: int, thread: int) -> None:
     """Do a thread's part of the pass that a table describes; all its threads must be under way at once."""
     threads, own = entry(table, t.THREADS), entry(table, t.OWN) + thread * entry(table, t.OWN_BYTES)

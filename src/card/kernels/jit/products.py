@@ -13,12 +13,12 @@ from typing import Any
 from llvmlite import ir
 from llvmlite.binding import llvm_version_info
 
-from card.kernels.jit.vectors import LANES, Builder, Value, call, read, repeated
+from card.kernels.jit.vectors import LANES, Builder, Value, call, read, repeated, splat
 
 _I1, _I8, _I16, _I32 = ir.IntType(1), ir.IntType(8), ir.IntType(16), ir.IntType(32)
 _LARGE_TILES = ((16, 1),)  # 32 registers of 16 numbers
 _SMALL_TILES = ((6, 1),)  # 16 registers of 8, or 32 of 4
-_SIGN = ir.Constant(ir.VectorType(_I8, 32), [0x80] * 32)
+_SIGN = splat(ir.VectorType(_I8, 32), 0x80)
 _NAMES_BYTES = llvm_version_info[0] >= 22  # how LLVM wants the bytes of a VNNI product: as bytes or as integers
 
 
@@ -90,13 +90,13 @@ class Sums:
         """Add the products with four of the row's numbers."""
         product = self._product
         if not self._is_small:
-            zero = ir.Constant(_ints(product.lanes), [0] * product.lanes)
+            zero = splat(_ints(product.lanes), 0)
             before = self._wide or [zero] * len(weights)
             self._wide = [product.add(builder, *both, numbers) for both in zip(before, weights, strict=True)]
             return
         if self._room == 0:
             self._widen(builder)
-        zero = ir.Constant(product.small_sum, [0] * product.small_sum.count)
+        zero = splat(product.small_sum, 0)
         before = self._narrow or [zero] * len(weights)
         self._narrow = [product.add_small(builder, *both, numbers) for both in zip(before, weights, strict=True)]
         self._room -= 1
@@ -161,7 +161,7 @@ def _avx2() -> Product:
     """
     lanes = 8
     shorts = ir.VectorType(_I16, 2 * lanes)
-    ones = ir.Constant(shorts, [1] * (2 * lanes))
+    ones = splat(shorts, 1)
 
     def numbers_of(builder: Builder, four: Value) -> tuple[Value, Value]:
         numbers = _bytes(builder, four, lanes)
@@ -202,7 +202,7 @@ def _arm(name: str, *, has_unsigned_weights: bool) -> Product:
         return call(builder, f"llvm.aarch64.neon.{name}.v4i32.v16i8", sums, total, weights, numbers)
 
     def signed(builder: Builder, weights: Value) -> Value:
-        return builder.xor(weights, ir.Constant(weights.type, [0x80] * (4 * lanes)))
+        return builder.xor(weights, splat(weights.type, 0x80))
 
     return Product(
         lanes=lanes,

@@ -2,18 +2,9 @@
 
 from __future__ import annotations
 
-from numba import cfunc, types
-
 from card.kernels.jit.block_tiles import BlockShape, format_of
 from card.kernels.jit.tiles import multiplier_of
 
 SHAPE = BlockShape(part=32, bits=5, zero=16, scale="half")
-_multiply = multiplier_of(format_of(SHAPE))
-
-
-@cfunc(types.void(types.int64), cache=True)
-def _multiply_panels(arguments: int) -> None:
-    _multiply(arguments)
-
-
-MULTIPLY = _multiply_panels.address  # in this process
+_CODE = multiplier_of("q5_0", format_of(SHAPE))
+MULTIPLY = _CODE.address  # in this process

@@ -33,6 +33,7 @@ from card.kernels.jit.vectors import (
     compiled,
     copy_group,
     divide,
+    entered,
     fill,
     floats,
     fma,
@@ -187,7 +188,7 @@ def prepare_row(
         )  # fmt: skip
 
 
-@compiled
+@entered
 def prepare_rows(
     takes: int, x: int, x_bytes: int, num_rows: int, width: int, norm: int, centres: int, num_groups: int, eps: float,
     numbers: int, scales: int, sums: int, chosen: int,
@@ -239,7 +240,7 @@ def multiply_tile(
     )  # fmt: skip
 
 
-@compiled
+@entered
 def project(
     linear: int, num_rows: int, start: int, stop: int, numbers: int, scales: int, sums: int, num_groups: int, out: int,
     out_bytes: int, adds: int,
@@ -278,7 +279,7 @@ def load_weights(source: int, index: int, is_bfloat16: int) -> Floats:
     return load(source + 4 * index)
 
 
-@compiled
+@entered
 def pack(
     source: int, is_bfloat16: int, num_out: int, num_in: int, panels: int, panel_bytes: int, scales: int
 ) -> None:  # fmt: skip

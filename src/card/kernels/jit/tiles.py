@@ -15,11 +15,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from llvmlite import ir
 from numba import types
 
+from card.kernels.jit.object_code import ObjectCode
 from card.kernels.jit.products import product_of
 from card.kernels.jit.vectors import (
     FLOATS,
@@ -34,6 +34,7 @@ from card.kernels.jit.vectors import (
     operation,
     read,
     repeated,
+    splat,
     write,
 )
 from card.machine.processor import kernel_kind
@@ -115,7 +116,7 @@ def _write_tile(builder: Builder, form: Format, num_rows: int, num_panels: int, 
     first = builder.add(of.panels, builder.mul(panel, of.panel_bytes))
     panels = [builder.add(first, builder.mul(of.panel_bytes, ir.Constant(_I64, i))) for i in range(num_panels)]
     channels = builder.mul(panel, ir.Constant(_I64, 4 * PANEL))
-    zero = ir.Constant(FLOATS, [0.0] * LANES)
+    zero = splat(FLOATS, 0.0)
     index, carried, end = loop(builder, of.num_groups, [zero] * (num_rows * num_panels))
     rows_before = builder.mul(index, ir.Constant(_I64, num_rows))
     group = Group(
@@ -161,8 +162,8 @@ def _write_panels(
     return index
 
 
-def multiplier_of(form: Format) -> Any:
-    """Return the operation that a module compiles once, for the address that other code calls: see `multiply`.
+def multiplier_of(name: str, form: Format) -> ObjectCode:
+    """Return the code whose address `multiply` takes; ``name`` is that of the module that holds it.
 
     It takes the address of `multiply`'s arguments behind the first one.
     """
@@ -185,7 +186,7 @@ def multiplier_of(form: Format) -> Any:
             builder.branch(done)
         builder.position_at_end(done)
 
-    return operation(types.void, types.int64)(write_branches)
+    return ObjectCode(name, write_branches)
 
 
 @operation(types.void, *[types.int64] * (1 + _ARGUMENTS))

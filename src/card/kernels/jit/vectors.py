@@ -7,6 +7,7 @@ plain integers: nothing here checks them.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, cast
 
@@ -49,13 +50,22 @@ F = TypeVar("F", bound=Callable[..., object])
 
 
 def compiled(function: F) -> F:
-    """Compile a function now, or take what an earlier process compiled; it runs without Python's lock.
+    """Compile a function now, or take what an earlier process compiled, for other compiled functions to call.
 
     Its module must defer annotations, and each must be one of `_KINDS`. What it calls must be compiled above it.
     """
+    return _compiled(function, no_cpython_wrapper=True)
+
+
+def entered(function: F) -> F:
+    """Compile a function as `compiled` does, for Python to call; it runs without Python's lock."""
+    return _compiled(function)
+
+
+def _compiled(function: F, **options: bool) -> F:
     *arguments, result = (_KINDS[name] for name in function.__annotations__.values())
-    made: Any = njit(result(*arguments), nogil=True, cache=True)(function)
-    return cast(F, made)
+    compile_now = cast(Any, njit)(result(*arguments), nogil=True, cache=True, no_cfunc_wrapper=True, **options)
+    return cast(F, compile_now(function))
 
 
 def operation(result: Any, *arguments: Any) -> Callable[[Callable[..., Value]], Any]:
@@ -125,10 +135,16 @@ def moved(builder: Builder, address: Value, num_bytes: int) -> Value:
     return builder.add(address, ir.Constant(_I64, num_bytes))
 
 
+@functools.cache
+def splat(kind: Any, number: float) -> Any:
+    """Return a constant vector whose lanes all are one number: one object, which llvmlite puts into words once."""
+    return ir.Constant(kind, [number] * kind.count)
+
+
 def repeated(builder: Builder, value: Value, kind: Any) -> Value:
     """Return a vector whose lanes all are one value."""
     lanes = builder.insert_element(ir.Constant(kind, ir.Undefined), value, ir.Constant(_I32, 0))
-    places = ir.Constant(ir.VectorType(_I32, kind.count), [0] * kind.count)
+    places = splat(ir.VectorType(_I32, kind.count), 0)
     return builder.shuffle_vector(lanes, ir.Constant(kind, ir.Undefined), places)
 
 
@@ -140,7 +156,7 @@ def halves_of(builder: Builder, address: Value) -> Value:
 def bfloat16s_of(builder: Builder, address: Value) -> Value:
     """Return 16 numbers that are stored as bfloat16 at an address."""
     upper = builder.zext(read(builder, address, ir.VectorType(ir.IntType(16), LANES)), INTS)
-    return builder.bitcast(builder.shl(upper, ir.Constant(INTS, [16] * LANES)), FLOATS)
+    return builder.bitcast(builder.shl(upper, splat(INTS, 16)), FLOATS)
 
 
 def fma_of(builder: Builder, x: Value, y: Value, z: Value) -> Value:
@@ -208,7 +224,7 @@ def load_bfloat16(builder: Builder, address: Value) -> Value:
 @operation(types.void, types.int64, floats)
 def store_halves(builder: Builder, address: Value, x: Value) -> None:
     """Store 16 numbers in 16 bits each; those beyond their range become its ends."""
-    most, least = (ir.Constant(FLOATS, [end] * LANES) for end in (65504.0, -65504.0))
+    most, least = (splat(FLOATS, end) for end in (65504.0, -65504.0))
     x = builder.select(builder.fcmp_ordered("<", x, most), x, most)
     write(builder, builder.fptrunc(_maximum(builder, x, least), _HALVES), address)
 
@@ -237,8 +253,8 @@ def rounded(builder: Builder, x: Value) -> Value:
 @operation(floats, floats)
 def two_to_the(builder: Builder, x: Value) -> Value:
     """Return 2^x of whole numbers from -126 to 127."""
-    exponents = builder.add(builder.fptosi(x, INTS), ir.Constant(INTS, [127] * LANES))
-    return builder.bitcast(builder.shl(exponents, ir.Constant(INTS, [23] * LANES)), FLOATS)
+    exponents = builder.add(builder.fptosi(x, INTS), splat(INTS, 127))
+    return builder.bitcast(builder.shl(exponents, splat(INTS, 23)), FLOATS)
 
 
 @operation(types.float32, floats)
