@@ -30,6 +30,7 @@ def test_lists_may_be_texts_and_writers_follow_from_the_drafter():
         ({"writers": "sufix"}, "unknown writer 'sufix'; known: beam"),
         ({"writers": "suffix,suffix"}, "each writer can be named once"),
         ({"writers": "lookahead"}, "needs trees"),
+        ({"writers": "ctc"}, "needs the target's hidden states, and this engine keeps them"),
         ({"writers": ""}, "writers must be a list of names"),
         ({"writers": []}, "writers must be a list of names"),
         ({"writers": "store"}, "suffix_store"),

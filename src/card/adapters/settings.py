@@ -14,6 +14,7 @@ from card.workers.offers import DRAFTER
 from card.writers.local import writer_names
 
 _NEEDS_TREES = frozenset({"lookahead"})  # what it learns from are candidates beside the best path
+_NEEDS_STATES = frozenset({"ctc"})  # it drafts from the target's hidden states
 _DEFAULT_WRITERS = ("suffix", "recycling")
 # Nodes made in one drafter pass beside the engine; in turns, where the engine waits for every node, it is one.
 # Evidence: with 2 and 3 one request takes 4 % more steps, and 16 as many (benchmarks/LOG.md).
@@ -59,10 +60,14 @@ class AdapterSettings:
         self._check_writers(has_draft)
 
     def _check_writers(self, has_draft: bool) -> None:
-        known = (DRAFTER, *(name for name in writer_names() if name not in _NEEDS_TREES))
+        known = (DRAFTER, *(name for name in writer_names() if name not in _NEEDS_TREES | _NEEDS_STATES))
         for name in self.writers:
             if name in _NEEDS_TREES:
                 raise SettingsError(f"the writer {name} needs trees, and this engine verifies chains; leave it out")
+            if name in _NEEDS_STATES:
+                raise SettingsError(
+                    f"the writer {name} needs the target's hidden states, and this engine keeps them; leave it out"
+                )
             if name not in known:
                 raise SettingsError(f"unknown writer {name!r}; known: {', '.join(known)}")
         if len(set(self.writers)) < len(self.writers):

@@ -42,9 +42,9 @@ class TrainSettings:
     num_labels: int = 4  # tokens ahead that CTC learns; more slots than labels leave room for blanks
     window: int = 4  # rows of the text that a slot reads
     width: int = 256  # of the head's layer
-    epochs: int = 4
+    epochs: int = 2
     batch_size: int = 256  # rows
-    learning_rate: float = 1e-3  # at its peak
+    learning_rate: float = 2e-3  # at its peak
     seed: int = 0
     checkpoint_steps: int = 50  # from one checkpoint to the next
 

@@ -35,7 +35,7 @@ class VerifySettings:
     api: Api = setting("auto", "Ask by chat, completions, or what works (auto).")
     plain_fields: dict[str, Any] | None = None  # of a request, to switch speculation off; None: as the server has it
     max_tokens: int = setting(64, "Most new tokens of an answer.", least=1)
-    concurrency: int = setting(4, "Questions at once in batches.", least=2)
+    concurrency: int = setting(4, "Questions at once.", least=2)
     temperature: float = setting(1.0, "Of the seeded questions.", above=0, below=math.inf)
     seed: int = setting(1, "Seed of the first seeded question.")  # the others count on from it
     timeout_s: float = setting(120.0, "Seconds for one answer.", above=0, below=math.inf, unit="seconds")

@@ -48,11 +48,11 @@ _OF_ROWS = "Of card-chain, card-tree, card-turns.  [default: the library's]"
     help=f"Shipped prompts ({', '.join(shipped())}), or a published set ({', '.join(PUBLISHED)}) "
     "as gsm8k=FILE or hub:gsm8k; may be given several times.  [default: questions]",
 )
-@click.option("--from-hub", is_flag=True, help="Fetch published sets without a file.")
+@click.option("--from-hub", is_flag=True, help="Fetch published sets.")
 @click.option("--prompts", multiple=True, help="JSON lines with a question each: FILE or NAME=FILE.")
 @click.option("--raw", is_flag=True, help="Use no chat template.")
 @click.option("--limit", type=int, default=8, show_default=True, help="Prompts of each data set.")
-@click.option("--skip-long", is_flag=True, help="Leave out prompts that do not fit.")
+@click.option("--skip-long", is_flag=True, help="Leave out prompts too long.")
 @option_of(EngineSettings, "target")
 @click.option("--draft", help=f"Draft model, or none.  [default: {DEMO_DRAFT} beside {DEMO_TARGET}]")
 @click.option("--pair", nargs=2, multiple=True, metavar="TARGET DRAFT", help="A pair; may be given several times.")
@@ -82,7 +82,7 @@ _OF_ROWS = "Of card-chain, card-tree, card-turns.  [default: the library's]"
 @wide_option
 @with_options(*(option_of(DraftSettings, name, help=_OF_ROWS) for name in DRAFT_OPTIONS))
 @click.option("--coupling-report", is_flag=True, help="Add rows without coupled noise.")
-@click.option("--force-acceptance", type=click.FloatRange(0, 1), help="Accept by this chance; not exact.")
+@click.option("--force-acceptance", type=click.FloatRange(0, 1), help="Accept by chance; not exact.")
 @click.option(
     "--trace",
     type=OutputPath(),
@@ -125,7 +125,7 @@ def report(**options: Any) -> int:
 )
 @click.option("--reference-api-key", envvar="CARD_REFERENCE_API_KEY", help="The same for --reference.")
 @option_of(VerifySettings, "api", is_filled=True)
-@click.option("--only", callback=parse_names, help="Run these checks alone, such as greedy,stream.")
+@click.option("--only", callback=parse_names, help="Run these alone, such as greedy.")
 @click.option("--skip", callback=parse_names, help="Leave out these, such as seeded.")
 @file_option(
     "--prompts",

@@ -167,7 +167,7 @@ def judge(**options: Any) -> int:
 @counted("--max-prompts", words="Most prompts.")
 @option_of(SamplingParams, "max_tokens", is_filled=True)
 @click.option("--loss", type=click.Choice(LOSSES), default="ctc", show_default=True, help="Loss.")
-@counted("--epochs", default=4, words="Most passes over the data.")
+@counted("--epochs", default=2, words="Most passes over the data.")
 @click.option("--out", required=True, type=OutputPath(), help="File to write.")
 @counted("--seed", default=0, least=0, words="Same seed, same head.")
 def ctc(**options: Any) -> int:
