@@ -14,7 +14,7 @@ from torch import Tensor
 
 from card.config import DraftSettings, SamplingParams, SamplingRule
 from card.errors import ProtocolError, TargetError
-from card.policy.rounds import likely
+from card.policy.rounds import drop_unlikely
 from card.protocol.messages import Close, Correction, Layer, Open, Pong, Resync, TargetMessage
 from card.tree.nodes import NewNodes
 from card.tree.sampling import Sampler
@@ -46,7 +46,7 @@ def run_round(worker: TargetWorker, request_ids: list[int]) -> StepResult:
     work = []
     for request_id in request_ids:
         sequence = worker.find(request_id)
-        offer = likely(worker.query(sequence), sequence.request.draft)
+        offer = drop_unlikely(worker.query(sequence), sequence.request.draft)
         work.append(Work(sequence, num_prompt_tokens=sequence.prompt_tokens_left, offer=offer))
     return worker.step(work)
 

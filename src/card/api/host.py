@@ -139,13 +139,7 @@ class Host:
         self.plan = resolve(asked, facts, method=method)
         self._parts = build(
             self.plan,
-            Models(
-                target=self.runner,
-                link=self.link,
-                latencies=self.latencies,
-                watchers=watchers,
-                writers=writers,
-            ),
+            Models(target=self.runner, link=self.link, latencies=self.latencies, watchers=watchers, writers=writers),
         )
         self.engine, self.policy, self.draft_settings = self._parts.engine, self._parts.policy, self.plan.draft
         self.max_model_len, self.max_kv_bytes = self.plan.max_model_len, self.plan.max_kv_bytes or 0

@@ -13,6 +13,7 @@ from typing import Any, cast
 from transformers import PreTrainedModel
 
 from card.api.llm import LLM
+from card.assembly.plan import DEFAULT_MODEL_LEN
 from card.bench.compare import TextJudge
 from card.bench.datasets import Dataset
 from card.bench.environment import MEASURED_START, weights_fingerprint
@@ -41,7 +42,6 @@ from card.models.facts import context_limit, end_token_ids, parameter_count
 from card.models.inflation import inflate, parse_parameter_count, price_in_words
 from card.models.loading import load_decoder, load_model, load_tokenizer
 
-DEFAULT_MAX_MODEL_LEN = 4096
 _WARM_UP_TOKENS = 16
 _CHOOSING_PROMPTS = 2  # draft lengths are chosen on the first prompts
 
@@ -191,7 +191,7 @@ class Lineup:
         self.dtype = INT8 if is_int8(self._target) else str(self._target.dtype).removeprefix("torch.")
         self.judge = TextJudge(self._target, settings.params, rounds=self.dtype != INT8)
         self.end_ids = end_token_ids(self._target, self.tokenizer)
-        most = settings.max_model_len or DEFAULT_MAX_MODEL_LEN
+        most = settings.max_model_len or DEFAULT_MODEL_LEN
         self.max_model_len = min(context_limit(self._target), most)  # tokens of a prompt and its answer
 
     def close(self) -> None:

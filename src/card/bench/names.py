@@ -87,12 +87,7 @@ OURS: Mapping[str, Spec] = MappingProxyType(
     }
 )
 DEFAULT_ROWS, ROWS_ALONE = "vanilla,sps,card", "vanilla,suffix,recycling"  # with a draft model and without
-THEIRS = (
-    "transformers",
-    "transformers-all-cores",
-    "transformers-assisted",
-    "transformers-assisted-all-cores",
-)
+THEIRS = ("transformers", "transformers-all-cores", "transformers-assisted", "transformers-assisted-all-cores")
 COUPLED = ("sps", "sps-all-cores", "card-chain", "card-tree")  # these may run without coupled noise, too
 # Rows of any pair. The others draft with what a training made for one, and only the preset `learned` has them.
 ANY_DRAFT = tuple(name for name, spec in OURS.items() if not find_method(spec.method).needs_training)

@@ -197,11 +197,7 @@ class TransformersRow(Row):
             schedule = {"num_assistant_tokens_schedule": "constant", "assistant_confidence_threshold": 0.0}
             self._changes = {"num_assistant_tokens": num_assistant_tokens, **schedule}
         self._own_config = assistant.generation_config if assistant else None
-        self.settings = {
-            "cores": list(cores),
-            "threads": len(cores),
-            "attention": model.config._attn_implementation,
-        }
+        self.settings = {"cores": list(cores), "threads": len(cores), "attention": model.config._attn_implementation}
         if assistant is not None:
             self.settings = {**self.settings, "assistant": assistant_title(num_assistant_tokens)}
 

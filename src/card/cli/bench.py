@@ -130,11 +130,7 @@ def _pairs(options: dict[str, Any]) -> list[PairSpec]:
         pairs.insert(0, (target, draft))
     costs = options["target_cost"] or ["none"]
     return [
-        PairSpec(
-            target=target,
-            draft=None if draft == "none" else draft,
-            target_cost=None if cost == "none" else cost,
-        )
+        PairSpec(target=target, draft=None if draft == "none" else draft, target_cost=None if cost == "none" else cost)
         for cost in costs
         for target, draft in pairs
     ]

@@ -17,16 +17,7 @@ from rich.text import Text
 from card.api.llm import LLM
 from card.cli.files import read_prompts
 from card.cli.options import given, resolve_models
-from card.cli.pair_facts import (
-    Agreement,
-    Latency,
-    ModelMemory,
-    PairReport,
-    Speeds,
-    latencies,
-    memory_of,
-    verdict,
-)
+from card.cli.pair_facts import Agreement, Latency, ModelMemory, PairReport, Speeds, latencies, memory_of, verdict
 from card.cli.pair_measuring import TIMED_RUNS, TimeLimit, measure_agreement, measure_speeds
 from card.cli.starting import spinner
 from card.cli.tables import show, table

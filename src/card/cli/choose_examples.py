@@ -15,6 +15,7 @@ import torch
 from rich.console import Console
 from rich.text import Text
 
+from card.assembly.plan import DEFAULT_MODEL_LEN
 from card.cascade.examples import ExampleLoss, Examples, SolvedProblem, draw_example_sets
 from card.cascade.search import CascadeChoice, cascade_argmin
 from card.cli.files import read_records
@@ -26,7 +27,6 @@ from card.models.facts import context_limit
 from card.models.loading import load_decoder, load_tokenizer
 from card.models.runners import make_runner
 
-_MOST_CONTEXT = 4096
 _NEEDS = "question", "answer"
 
 
@@ -73,7 +73,7 @@ def run(*, data: Path, shots: int, candidates: int, held_out: int, seed: int, as
 
 def _load(name: str, judges: Sequence[SolvedProblem], where: dict[str, Any]) -> ExampleLoss:
     model = load_decoder(name, **where)
-    runner = make_runner(model, max_model_len=min(_MOST_CONTEXT, context_limit(model)))
+    runner = make_runner(model, max_model_len=min(DEFAULT_MODEL_LEN, context_limit(model)))
     return ExampleLoss(runner, load_tokenizer(name), judges)
 
 

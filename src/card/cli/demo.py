@@ -86,13 +86,7 @@ def _load(options: dict[str, Any], console: Console) -> list[Lane]:
         settings = given(options) | {"wait_for_drafter": True, "cache": False}
         for method in _METHODS:
             has_draft = METHODS[method].needs_draft
-            llm = LLM(
-                model,
-                draft if has_draft else None,
-                tokenizer=tokenizer,
-                method=method,
-                **settings,
-            )
+            llm = LLM(model, draft if has_draft else None, tokenizer=tokenizer, method=method, **settings)
             lanes.append(Lane(method, llm))
     if note := demo_note(target):
         click.echo(note, err=True)

@@ -11,6 +11,7 @@ import torch
 from rich.console import Console
 from transformers import PreTrainedTokenizerBase
 
+from card.assembly.plan import DEFAULT_MODEL_LEN
 from card.bench.datasets import Question
 from card.cli.files import read_prompts
 from card.cli.options import resolve_models
@@ -32,7 +33,6 @@ from card.models.torch_runner import TorchRunner
 from card.text.answers import final_number
 
 _Prompts = Sequence[Sequence[int]]
-_MOST_CONTEXT = 4096
 _CLASS_NAMES = ("all rejected", "undecided", "all accepted")
 
 
@@ -109,7 +109,7 @@ def load_training_pair(options: dict[str, Any]) -> TrainingPair:
         check_pair(tokenizer, target_name, draft_name)
         target_model = load_model(target_name, **where)
         draft_model = load_model(draft_name, **where)
-    max_model_len = min(_MOST_CONTEXT, context_limit(target_model), context_limit(draft_model))
+    max_model_len = min(DEFAULT_MODEL_LEN, context_limit(target_model), context_limit(draft_model))
     target, draft = (make_runner(model, max_model_len=max_model_len) for model in (target_model, draft_model))
     folder = Path(draft_name)
     name = folder.resolve().name if folder.is_dir() else draft_name

@@ -22,12 +22,7 @@ from card.verify_server.comparing import Difference
 from card.verify_server.settings import Address, VerifySettings, base_url, parse_plain_fields
 from card.verify_server.suite import Outcome, Report, Result, chosen, verify
 
-_STYLES: dict[Outcome, str] = {
-    "equal": "green",
-    "differs": "bold red",
-    "not supported": "dim",
-    "failed": "bold red",
-}
+_STYLES: dict[Outcome, str] = {"equal": "green", "differs": "bold red", "not supported": "dim", "failed": "bold red"}
 
 
 def run(

@@ -30,10 +30,7 @@ class EngineSettings(Replaceable):
     """Settings of an engine: which models run where and how."""
 
     target: str = setting("demo-target", "Target model: a folder, a GGUF file, a hub name, or demo-target.")
-    draft: str | None = setting(
-        None,
-        "Draft model, named alike; demo-draft beside demo-target.",
-    )
+    draft: str | None = setting(None, "Draft model, named alike; demo-draft beside demo-target.")
     method: str = setting("card", "Who drafts, and how.")
     placement: PlacementSetting | None = setting(
         None, f"Where the drafter runs: {', '.join(get_args(PlacementSetting))}.", shown="by method"
@@ -75,11 +72,7 @@ class EngineSettings(Replaceable):
     wait_for_drafter: bool | None = setting(
         None, "Begin once the drafter is up, or at once.", shown="at once under --policy auto"
     )
-    draft_optional: bool = setting(
-        False,
-        "Decode plainly while no draft server answers, or end.",
-        shown="required",
-    )
+    draft_optional: bool = setting(False, "Decode plainly while no draft server answers, or end.", shown="required")
     cache: bool = setting(True, "Keep latencies and converted weights.", shown="--cache")
     check: bool = setting(True, "Compare passes once with transformers' own.", shown="--check")
     cache_dir: str | None = setting(None, "Folder for what is kept between starts.", shown="~/.cache/card")

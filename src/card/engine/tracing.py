@@ -36,13 +36,7 @@ class NoTracing:
     def waited(self, started: float, seconds: float, *, takes_turns: bool) -> None:
         """The target waited for candidates, or let a drafter draft that takes turns with it."""
 
-    def passed(
-        self,
-        work: Listed[Work],
-        result: StepResult,
-        started: float,
-        schedule: Schedule,
-    ) -> None:
+    def passed(self, work: Listed[Work], result: StepResult, started: float, schedule: Schedule) -> None:
         """The target made a pass for this work, if it is any, which began at this time."""
 
 
@@ -77,13 +71,7 @@ class Tracing(NoTracing):
         if seconds:
             self.trace.wait(started, started + seconds, takes_turns=takes_turns)
 
-    def passed(
-        self,
-        work: Listed[Work],
-        result: StepResult,
-        started: float,
-        schedule: Schedule,
-    ) -> None:
+    def passed(self, work: Listed[Work], result: StepResult, started: float, schedule: Schedule) -> None:
         if not work:
             return
         num_prompts = sum(one.num_prompt_tokens > 0 for one in work)

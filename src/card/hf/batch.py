@@ -23,11 +23,7 @@ class Batch:
     """
 
     def __init__(
-        self,
-        input_ids: Tensor,
-        config: GenerationConfig,
-        criteria: StoppingCriteriaList,
-        streamer: BaseStreamer | None,
+        self, input_ids: Tensor, config: GenerationConfig, criteria: StoppingCriteriaList, streamer: BaseStreamer | None
     ) -> None:
         self.ids = input_ids
         self.is_wanted = [True] * len(input_ids)  # rows whose further tokens matter

@@ -18,12 +18,7 @@ def outcomes_of_one_chain(draft: DraftSettings) -> DraftSettings:
     """Return settings under which all outcomes of a chain of num_speculative_tokens get a chain of their own."""
     length = draft.num_speculative_tokens
     return in_rounds(
-        draft,
-        verify="chain",
-        growth="fan-out",
-        budget=length,
-        lead=2 * length + _SPARE_LAYERS,
-        min_depth=length,
+        draft, verify="chain", growth="fan-out", budget=length, lead=2 * length + _SPARE_LAYERS, min_depth=length
     )
 
 

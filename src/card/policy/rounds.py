@@ -110,13 +110,13 @@ class Policy:
 
     def choose(self, view: RoundView, offers: Sequence[Nodes]) -> Sequence[Nodes]:
         """Return what to verify of each offer: all its probes, and at most the budget of its request."""
-        return [likely(offer, request.draft) for request, offer in zip(view.requests, offers, strict=True)]
+        return [drop_unlikely(offer, request.draft) for request, offer in zip(view.requests, offers, strict=True)]
 
     def observe(self, outcome: Outcome) -> None:
         """Learn from a finished round."""
 
 
-def likely(offer: Nodes, draft: DraftSettings) -> Nodes:
+def drop_unlikely(offer: Nodes, draft: DraftSettings) -> Nodes:
     """Return the leading candidates that are likely enough to verify; scores behind the probes must not increase."""
     floor = math.log(draft.min_verify_prob) if draft.min_verify_prob > 0 else -math.inf
     scores = offer.path_logprobs[offer.num_probes :]

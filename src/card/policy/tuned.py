@@ -24,11 +24,7 @@ class TunedPolicy(Policy):
     """Chooses schedule, beam and candidates by expected committed tokens per second; obeys what was set."""
 
     def __init__(
-        self,
-        schedules: Mapping[Schedule, ScheduleCost],
-        draft: DraftSettings,
-        *,
-        pinned: frozenset[str] = frozenset(),
+        self, schedules: Mapping[Schedule, ScheduleCost], draft: DraftSettings, *, pinned: frozenset[str] = frozenset()
     ) -> None:
         """Start with predictions.
 

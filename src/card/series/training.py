@@ -38,11 +38,7 @@ class Trained:
 
 
 def train_forecaster(
-    series: Sequence[Values],
-    shape: Shape,
-    settings: TrainSettings,
-    *,
-    on_step: Callable[[], None] = lambda: None,
+    series: Sequence[Values], shape: Shape, settings: TrainSettings, *, on_step: Callable[[], None] = lambda: None
 ) -> Trained:
     """Train a forecaster.
 

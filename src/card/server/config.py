@@ -32,9 +32,7 @@ class ServerSettings:
         shown="MODEL as given",
     )
     api_keys: tuple[str, ...] = setting(  # none: the door stands open
-        (),
-        "Key that clients must send; better in CARD_API_KEY.",
-        allowed="a list of keys",
+        (), "Key that clients must send; better in CARD_API_KEY.", allowed="a list of keys"
     )
     no_key: bool = setting(False, "Let everyone in.")
     allowed_hosts: tuple[str, ...] = setting(
@@ -44,9 +42,7 @@ class ServerSettings:
         shown="localhost, loopback addresses, the address of --host",
     )
     cors_origins: tuple[str, ...] = setting(
-        (),
-        "Origin whose web pages may ask, * for any.",
-        allowed="a list of origins",
+        (), "Origin whose web pages may ask, * for any.", allowed="a list of origins"
     )
     max_num_queued_reqs: int = setting(  # a request counts once for each text that it asks for
         256, "Most waiting requests; more get status 429.", least=0
@@ -56,10 +52,7 @@ class ServerSettings:
     max_connections: int = setting(1024, "Most connections, idle ones too.", least=1)
     head_timeout_s: float = setting(10.0, "Seconds for headers to arrive.", above=0, unit="seconds")
     body_timeout_s: float = setting(
-        60.0,
-        "Seconds for a body to arrive, or an answer to be taken.",
-        above=0,
-        unit="seconds",
+        60.0, "Seconds for a body to arrive, or an answer to be taken.", above=0, unit="seconds"
     )
     grammar_timeout_s: float = setting(10.0, "Seconds for a schema to be compiled.", above=0, unit="seconds")
     request_timeout_s: float = setting(600.0, "Most seconds of a request.", above=0, unit="seconds")

@@ -53,10 +53,7 @@ _IMAGE_SCHEMA = {
     "required": ["type", "image_url"],
 }
 _CONTENT_SCHEMA = {
-    "anyOf": [
-        {"type": "string"},
-        {"type": "array", "items": {"anyOf": [_PART_SCHEMA, _IMAGE_SCHEMA]}, "minItems": 1},
-    ]
+    "anyOf": [{"type": "string"}, {"type": "array", "items": {"anyOf": [_PART_SCHEMA, _IMAGE_SCHEMA]}, "minItems": 1}]
 }
 
 

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Any, TypeVar
 
 from card.verify_server.answers import Answer
-from card.verify_server.comparing import Difference, compare_scores, largest_gap, misspelt, unlikely
+from card.verify_server.comparing import Difference, compare_scores, find_unlikely_choice, largest_gap, misspelt
 from card.verify_server.settings import VerifySettings
 from card.verify_server.sides import Question, Side
 
@@ -255,10 +255,10 @@ async def _likeliest(about: Material) -> list[Pair]:
     got = await about.fast.ask_one_by_one(questions, num_top=NUM_TOP)
     if not all(answer.scores and any(score.top for score in answer.scores) for answer in got):
         raise NotSupportedError("answers come without the likeliest tokens beside each token")
-    found = [unlikely(answer) for answer in got]
+    found = [find_unlikely_choice(answer) for answer in got]
     if any(found) and about.plain is not None:
         plain = await about.plain.ask_one_by_one(questions, num_top=NUM_TOP)
-        if any(map(unlikely, plain)):
+        if any(map(find_unlikely_choice, plain)):
             raise NotSupportedError("plain answers have unlikely tokens too: penalties are on, or figures are rounded")
     rows = zip(questions, got, found, strict=True)
     return [Pair(idx, question, answer, answer, found=one) for idx, (question, answer, one) in enumerate(rows)]

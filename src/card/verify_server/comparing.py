@@ -107,7 +107,7 @@ def misspelt(answer: Answer) -> Difference | None:
     return _first_difference_of("tokens of the log-probabilities", answer.text, found, note=note)
 
 
-def unlikely(answer: Answer) -> Difference | None:
+def find_unlikely_choice(answer: Answer) -> Difference | None:
     """Return where a greedy answer has a token although another one is likelier by its own log-probabilities."""
     for idx, score in enumerate(answer.scores or ()):
         text, logprob = max(score.top, key=lambda entry: entry[1], default=(score.text, score.logprob))

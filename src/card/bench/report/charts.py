@@ -88,10 +88,7 @@ def _speedups(rows: Sequence[RowSummary], baseline: str) -> Chart:
         for row in rows:
             if row.speedup is not None and row.row != baseline:
                 median, is_loss = row.speedup.median, row.speedup.median < 1
-                lane = (
-                    Bar(median, LOSS if is_loss else GAIN),
-                    Bar(row.speedup.most, INK, row.speedup.least, "line"),
-                )
+                lane = (Bar(median, LOSS if is_loss else GAIN), Bar(row.speedup.most, INK, row.speedup.least, "line"))
                 yield median, Line(row.row, in_words(row.speedup), (lane,), is_loss=is_loss)
 
     shown = tuple(line for _, line in sorted(lines(), key=lambda one: -one[0]))

@@ -174,12 +174,7 @@ def _server(module: str, words: str = "") -> Any:
 
 @command(short_help="Draft for targets on other machines.")
 @click.option("--listen", default="tcp://127.0.0.1:5555", show_default=True, help="Address; port 0 takes a free one.")
-@click.option(
-    "--draft",
-    default=DEMO_DRAFT,
-    show_default=True,
-    help="Draft model.",
-)
+@click.option("--draft", default=DEMO_DRAFT, show_default=True, help="Draft model.")
 @click.option("--keys", type=click.Path(path_type=Path), help="The server's folder of `card keys`.")
 @option_of(EngineSettings, "dtype", is_filled=True)
 @kernels_option

@@ -40,13 +40,7 @@ HERMES = ToolFormat(
     name="hermes", marker="<tool_call>", opening="\n", closing="\n</tool_call>", block_joint="\n"
 )  # Hermes, Qwen 2.5, Qwen 3
 LLAMA3 = ToolFormat(
-    name="llama3",
-    marker="<|python_tag|>",
-    opening="",
-    closing="",
-    joint="; ",
-    arguments_key="parameters",
-    is_bare=True,
+    name="llama3", marker="<|python_tag|>", opening="", closing="", joint="; ", arguments_key="parameters", is_bare=True
 )
 MISTRAL = ToolFormat(name="mistral", marker="[TOOL_CALLS]", opening="[", closing="]", joint=", ")
 
