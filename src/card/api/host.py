@@ -12,30 +12,28 @@ import secrets
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers import PreTrainedTokenizerBase
 
 from card.api.prompts import Prompt, PromptReader
+from card.api.target import Target, load_target
 from card.api.text_stream import TextStream
 from card.assembly.build import Models, build, make_writers
 from card.assembly.drafters import DraftSource, make_drafter
 from card.assembly.latencies import MeasuredLatencies, check_once
 from card.assembly.plan import Facts, Plan, resolve
-from card.config import SamplingParams, parse_size
+from card.config import SamplingParams
 from card.engine.scoring import Scorer
 from card.errors import SettingsError
 from card.hrad.network import OFF, hrad_consumers
 from card.judges.choosing import attach_verifier, choose_verifier
 from card.machine.threads import pinned, usable_cores
 from card.models.decoder_model import is_int8
-from card.models.draft_vocab import check_draft_vocab
 from card.models.facts import context_limit, end_token_ids
-from card.models.inflation import inflate, parse_parameter_count, price_in_words
-from card.models.loading import check_pair, load_decoder, load_model, load_tokenizer, state_bytes_of
+from card.models.inflation import price_in_words
 from card.models.names import model_name
-from card.models.parallel_draft import require_parallel_draft
 from card.models.pool import sequence_bytes
 from card.models.runners import make_runner
 from card.models.vision import ImagePrompt
@@ -50,8 +48,6 @@ from card.workers.watchers import Watchers
 from card.writers.local.protocol import LocalWriter
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
     from card.models.decoder_model import LoadedModel
 
 logger = logging.getLogger(__name__)
@@ -94,27 +90,22 @@ class Host:
             say: is told what goes on, in words for a user who waits.
         Raises: SettingsError, ModelError, VocabularyError, WorkerError.
         """
-        is_loaded = draft is not None and not isinstance(draft, str)
         asked = {**settings, "target": _name(target), "draft": None if draft is None else _name(draft)}
-        has_pool, cores = leases is not None, usable_cores()
         facts = Facts(
-            has_draft=draft is not None, has_pool=has_pool, is_draft_loaded=is_loaded, cores=cores, verifier=verifier
+            has_draft=draft is not None,
+            has_pool=leases is not None,
+            is_draft_loaded=draft is not None and not isinstance(draft, str),
+            cores=usable_cores(),
+            verifier=verifier,
         )
         plan = resolve(asked, facts, method=method)  # refuses what contradicts itself before anything is loaded
         self.method, self.settings = plan.method, plan.settings
         facts = replace(facts, verifier=choose_verifier(self.settings.judge, verifier))
         say(f"loading {self.settings.target}")
-        self.tokenizer = tokenizer or load_tokenizer(self.settings.target, cache_dir=self.settings.weights_dir)
-        check_draft_vocab(self.settings.draft_vocab, self.tokenizer)
-        model = self._load_target(target, draft if plan.placements else None, has_own_tokenizer=tokenizer is None)
-        self.end_ids = end_token_ids(model, self.tokenizer)
-        self.generation_config = model.generation_config
-        facts = replace(facts, context_limit=context_limit(model), in_integers=is_int8(model))
+        loaded = load_target(target, draft, plan, tokenizer)
+        facts = replace(facts, context_limit=context_limit(loaded.model), in_integers=is_int8(loaded.model))
         plan = resolve(asked, facts, method=method)
-        self.runner = make_runner(model, max_model_len=plan.max_model_len, max_tree_rows=plan.target_tree_rows)
-        self._prompts = PromptReader.for_target(self.tokenizer, self.settings, target, self.runner, model.dtype)
-        check_once(self.runner, self.settings, is_named=isinstance(target, str))
-        self.grammars = GrammarCompiler(self.tokenizer, self.runner.vocab_size, tuple(self.end_ids))
+        self._take_target(loaded, plan, target)
         self.latencies = MeasuredLatencies(
             plan, self.runner, is_target_named=isinstance(target, str), is_draft_named=isinstance(draft, str)
         )
@@ -128,21 +119,35 @@ class Host:
         watchers = self._make_watchers(plan, draft if isinstance(draft, str) else "", writers)
         with pinned(self.latencies.with_useful_threads(plan.cores).alone):
             self.runner.warm_up(1 + plan.draft.budget if plan.placements or plan.writers else 1)
-        free_bytes = _free_bytes(self.runner.device)
         facts = replace(
             facts,
             latencies=self.latencies,
             row_bytes=self.runner.row_bytes,
             state_bytes=sequence_bytes(self.runner, 0),
-            free_bytes=free_bytes,
+            free_bytes=_free_bytes(self.runner.device),
         )
-        self.plan = resolve(asked, facts, method=method)
-        self._parts = build(
-            self.plan,
-            Models(target=self.runner, link=self.link, latencies=self.latencies, watchers=watchers, writers=writers),
+        self._build(resolve(asked, facts, method=method), watchers, writers)
+
+    def _take_target(self, loaded: Target, plan: Plan, named: str | LoadedModel) -> None:
+        """Make the runner, and read what the model and its tokenizer say about texts."""
+        model, self.tokenizer = loaded.model, loaded.tokenizer
+        self.target_cost = price_in_words(model)
+        self.end_ids = end_token_ids(model, self.tokenizer)
+        self.generation_config = model.generation_config
+        self.runner = make_runner(model, max_model_len=plan.max_model_len, max_tree_rows=plan.target_tree_rows)
+        self._prompts = PromptReader.for_target(self.tokenizer, self.settings, named, self.runner, model.dtype)
+        check_once(self.runner, self.settings, is_named=isinstance(named, str))
+        self.grammars = GrammarCompiler(self.tokenizer, self.runner.vocab_size, tuple(self.end_ids))
+
+    def _build(self, plan: Plan, watchers: Watchers | None, writers: Mapping[str, LocalWriter]) -> None:
+        """Make the engine of the last plan."""
+        self.plan = plan
+        models = Models(
+            target=self.runner, link=self.link, latencies=self.latencies, watchers=watchers, writers=writers
         )
-        self.engine, self.policy, self.draft_settings = self._parts.engine, self._parts.policy, self.plan.draft
-        self.max_model_len, self.max_kv_bytes = self.plan.max_model_len, self.plan.max_kv_bytes or 0
+        self._parts = build(plan, models)
+        self.engine, self.policy, self.draft_settings = self._parts.engine, self._parts.policy, plan.draft
+        self.max_model_len, self.max_kv_bytes = plan.max_model_len, plan.max_kv_bytes or 0
         pool, chunk = self._parts.worker.pool, self.settings.prefill_chunk
         self.scorer = Scorer(self.runner, pool, lambda: self.policy.cores, chunk=chunk)
 
@@ -187,45 +192,6 @@ class Host:
     def encode(self, prompt: Prompt) -> tuple[int, ...]:
         """Return the token ids of a prompt. Raises: PromptError if it is none."""
         return self._prompts.encode(prompt)
-
-    def _load_target(
-        self, target: str | LoadedModel, draft: str | LoadedModel | None, *, has_own_tokenizer: bool
-    ) -> LoadedModel:
-        model: LoadedModel
-        settings, kept_in = self.settings, self.settings.weights_dir
-        where: dict[str, Any] = {"dtype": settings.dtype, "device": settings.device, "cache_dir": kept_in}
-        if self.method.needs_draft and draft is not None:  # before the weights, which may take minutes to read
-            check_pair(
-                self.tokenizer,
-                target,
-                draft,
-                cache_dir=kept_in,
-                is_own=has_own_tokenizer,
-                may_lack=settings.max_images > 0,
-            )
-            if self.method.needs_parallel_draft:
-                require_parallel_draft(draft, f"method {self.method.name}")
-        if isinstance(target, str) and settings.kv_cache_memory is not None:
-            self._check_states_fit(target, settings.kv_cache_memory)
-        if not isinstance(target, str):
-            model = target
-        elif self.settings.target_cost is not None:
-            model = load_model(target, **where)  # to be inflated
-        else:
-            model = load_decoder(target, **where)
-        if self.settings.target_cost is not None:
-            model = inflate(cast("PreTrainedModel", model), parse_parameter_count(self.settings.target_cost))
-        self.target_cost = price_in_words(model)
-        return model
-
-    def _check_states_fit(self, target: str, kv_cache_memory: str) -> None:
-        """Raise SettingsError before the weights are read if the states of one request have no room."""
-        least = state_bytes_of(target, cache_dir=self.settings.weights_dir)
-        if least > parse_size(kv_cache_memory):
-            raise SettingsError(
-                f"kv_cache_memory {kv_cache_memory} has no room for the states of one request, which take "
-                f"{least / 2**20:.1f}M or more with {target}; raise it"
-            )
 
     def _make_writers(self, plan: Plan) -> Mapping[str, LocalWriter]:
         tokenizer = tokenizer_fingerprint(self.tokenizer) if plan.writers else ""

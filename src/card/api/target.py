@@ -1,0 +1,80 @@
+"""The target model of a `Host`, checked against its draft and its memory before the weights are read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+from transformers import PreTrainedTokenizerBase
+
+from card.assembly.plan import Plan
+from card.config import EngineSettings, parse_size
+from card.errors import SettingsError
+from card.models.draft_vocab import check_draft_vocab
+from card.models.inflation import inflate, parse_parameter_count
+from card.models.loading import check_pair, load_decoder, load_model, load_tokenizer, state_bytes_of
+from card.models.parallel_draft import require_parallel_draft
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from card.models.decoder_model import LoadedModel
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A target model and its tokenizer."""
+
+    model: LoadedModel
+    tokenizer: PreTrainedTokenizerBase
+
+
+def load_target(
+    target: str | LoadedModel,
+    draft: str | LoadedModel | None,
+    plan: Plan,
+    tokenizer: PreTrainedTokenizerBase | None,
+) -> Target:
+    """Load what is given by name, and inflate the model if the plan's settings say so.
+
+    Args:
+        draft: that must fit; None if there is none.
+        tokenizer: None: that of ``target``.
+    Raises: SettingsError, ModelError, VocabularyError.
+    """
+    settings, method = plan.settings, plan.method
+    is_own = tokenizer is None
+    tokenizer = tokenizer or load_tokenizer(settings.target, cache_dir=settings.weights_dir)
+    check_draft_vocab(settings.draft_vocab, tokenizer)
+    if method.needs_draft and plan.placements and draft is not None:
+        has_images = settings.max_images > 0
+        check_pair(tokenizer, target, draft, cache_dir=settings.weights_dir, is_own=is_own, may_lack=has_images)
+        if method.needs_parallel_draft:
+            require_parallel_draft(draft, f"method {method.name}")
+    if isinstance(target, str) and settings.kv_cache_memory is not None:
+        _check_states_fit(target, settings.kv_cache_memory, settings.weights_dir)
+    model = target if not isinstance(target, str) else _load(target, settings)
+    if settings.target_cost is not None:
+        model = inflate(cast("PreTrainedModel", model), parse_parameter_count(settings.target_cost))
+    return Target(model, tokenizer)
+
+
+def _load(target: str, settings: EngineSettings) -> LoadedModel:
+    where: dict[str, Any] = {
+        "dtype": settings.dtype,
+        "device": settings.device,
+        "cache_dir": settings.weights_dir,
+    }
+    if settings.target_cost is not None:
+        return load_model(target, **where)  # to be inflated
+    return load_decoder(target, **where)
+
+
+def _check_states_fit(target: str, kv_cache_memory: str, weights_dir: str | None) -> None:
+    """Raise SettingsError if the states of one request have no room."""
+    least = state_bytes_of(target, cache_dir=weights_dir)
+    if least > parse_size(kv_cache_memory):
+        raise SettingsError(
+            f"kv_cache_memory {kv_cache_memory} has no room for the states of one request, which take "
+            f"{least / 2**20:.1f}M or more with {target}; raise it"
+        )
