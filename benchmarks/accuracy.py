@@ -27,7 +27,7 @@ from card.config import SamplingParams
 from card.errors import BenchError, CardError, SettingsError
 from card.models.loading import load_tokenizer
 from card.text.answers import final_number
-from card.text.tokens import encode_chat
+from card.text.prompts import encode_chat
 
 INSTRUCTION = "Solve the problem step by step. End with the answer as a single number after ####."
 

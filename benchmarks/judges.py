@@ -32,7 +32,7 @@ from card.errors import BenchError, CardError, SettingsError
 from card.judges.names import parse_judge
 from card.models.loading import load_decoder, load_tokenizer
 from card.text.answers import final_number
-from card.text.tokens import encode_chat
+from card.text.prompts import encode_chat
 
 EXACT = "exact"
 _SAME = ("target", "draft", "dtype", "max_tokens", "num_speculative_tokens", "limit", "at_once")

@@ -49,7 +49,7 @@ from card.planner.recorder import RecordRequest, TargetText, make_recording
 from card.planner.recording import Recording
 from card.planner.scene import Scene
 from card.planner.simulate import Simulator, VirtualRun
-from card.text.tokens import tokenizer_fingerprint
+from card.text.fit import tokenizer_fingerprint
 
 _MEASURING_S = {"target": 1.0, "draft": 0.4}  # as long as the library does
 _SPARE_ROWS = 256

@@ -17,7 +17,7 @@ from card.bench.datasets import Dataset, DataSpec, Question, parse_spec, read_da
 from card.bench.names import PUBLISHED, shipped
 from card.errors import BenchError, SettingsError
 from card.models.loading import load_tokenizer
-from card.text.tokens import encode_chat
+from card.text.prompts import encode_chat
 from tests.pair import Pair
 
 # One record of each published format, made up here.

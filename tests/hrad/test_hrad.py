@@ -42,7 +42,7 @@ from card.models.facts import end_token_ids
 from card.models.features import FeatureWish, SeenRows
 from card.models.loading import load_model, load_tokenizer
 from card.models.torch_runner import TorchRunner
-from card.text.tokens import encode_chat
+from card.text.prompts import encode_chat
 from card.tree.sampling import CHOICE_SHARPNESS
 from tests.hidden_states import CHAIN, VOCAB_SIZE, assert_same, chain, make_model, make_runner, own_features
 

@@ -20,7 +20,7 @@ from card.models.loading import load_tokenizer
 from card.ray.allocation import Wish
 from card.ray.desk import as_text
 from card.ray.target import DESK
-from card.text.tokens import tokenizer_fingerprint
+from card.text.fit import tokenizer_fingerprint
 from card.transport.keys import make_keys
 from tests.pair import Pair
 from tests.ray.clusters import (

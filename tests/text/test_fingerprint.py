@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from card.models.loading import load_tokenizer
-from card.text.tokens import tokenizer_fingerprint
+from card.text.fit import tokenizer_fingerprint
 from tests.pair import Pair
 
 

@@ -12,7 +12,9 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 from transformers import PreTrainedTokenizerFast
 
 from card.errors import PromptError, VocabularyError
-from card.text.tokens import Detokenizer, StopStrings, check_tokenizers_fit, decode, encode_chat, encode_prompt
+from card.text.fit import check_tokenizers_fit
+from card.text.prompts import encode_chat, encode_prompt
+from card.text.tokens import Detokenizer, StopStrings, decode
 from tests.inside import num_pending_tokens
 
 ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())

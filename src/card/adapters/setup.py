@@ -13,7 +13,7 @@ from card.assembly.build import make_writers
 from card.assembly.drafters import DraftSource, make_drafter, outside_link
 from card.assembly.plan import Facts, Plan, resolve
 from card.config import parse_size
-from card.text.tokens import tokenizer_fingerprint
+from card.text.fit import tokenizer_fingerprint
 from card.transport.background import BackgroundLink
 from card.transport.link import DrafterLink
 

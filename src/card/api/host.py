@@ -37,8 +37,8 @@ from card.models.names import model_name
 from card.models.pool import sequence_bytes
 from card.models.runners import make_runner
 from card.models.vision import ImagePrompt
+from card.text.fit import tokenizer_fingerprint
 from card.text.grammar import GrammarCompiler
-from card.text.tokens import tokenizer_fingerprint
 from card.transport.child import DrafterChild
 from card.transport.leases import Leases
 from card.transport.link import DrafterLink

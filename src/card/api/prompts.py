@@ -16,7 +16,7 @@ from card.models.loading import load_vision_tower
 from card.models.torch_runner import TorchRunner
 from card.models.vision import ImagePrompt, VisionTower
 from card.pictures.reading import PictureBounds, read_pictures, require_pillow
-from card.text.tokens import Messages, encode_chat, encode_prompt, joined_texts, split_images
+from card.text.prompts import Messages, encode_chat, encode_prompt, joined_texts, split_images
 
 if TYPE_CHECKING:
     from card.models.decoder_model import LoadedModel

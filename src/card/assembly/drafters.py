@@ -23,8 +23,8 @@ from card.models.runners import make_runner, plain_runner
 from card.models.torch_runner import TorchRunner
 from card.policy.cost import PassCost
 from card.protocol.messages import PassSeconds, Ready
+from card.text.fit import tokenizer_fingerprint
 from card.text.grammar import BackgroundGrammars, GrammarCompiler
-from card.text.tokens import tokenizer_fingerprint
 from card.transport.child import DrafterChild
 from card.transport.in_process import InlineLink, ThreadLink
 from card.transport.leases import LeasedLink, Leases

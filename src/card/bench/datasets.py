@@ -27,7 +27,7 @@ from transformers import PreTrainedTokenizerBase
 from card.bench.names import PUBLISHED, shipped, shipped_folder
 from card.errors import BenchError, SettingsError
 from card.text.answers import final_number
-from card.text.tokens import encode_chat, encode_prompt
+from card.text.prompts import encode_chat, encode_prompt
 
 HUB = "hub:"
 _PLAIN = "prompts"

@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerBase
 
 from card.errors import SettingsError
 from card.models.protocol import Extension, LanguageModel, Recurrent
-from card.text.tokens import encode_chat, encode_prompt
+from card.text.prompts import encode_chat, encode_prompt
 
 
 @dataclass(frozen=True, slots=True)

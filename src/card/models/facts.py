@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerBase
 
 from card.errors import ModelError
 from card.models.block_layers import BlockEmbedding, BlockLinear
-from card.text.tokens import turn_end_id
+from card.text.prompts import turn_end_id
 
 if TYPE_CHECKING:
     from card.models.decoder_model import LoadedModel

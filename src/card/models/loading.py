@@ -24,7 +24,8 @@ from card.models.sources import Source, explained, find_source, quiet
 from card.models.states import least_state_bytes
 from card.models.transformers_models import check_folder, read_model, read_transformers_config
 from card.models.vision import VisionTower, read_tower
-from card.text.tokens import check_tokenizers_fit, turn_end_id
+from card.text.fit import check_tokenizers_fit
+from card.text.prompts import turn_end_id
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -23,7 +23,7 @@ from card.adapters.figures import Figures
 from card.adapters.tracking import Followed
 from card.errors import ModelError, SettingsError
 from card.models.loading import load_tokenizer
-from card.text.tokens import check_tokenizers_fit
+from card.text.fit import check_tokenizers_fit
 from card.tree.nodes import NO_NODES
 
 logger = logging.getLogger(__name__)

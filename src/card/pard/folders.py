@@ -20,7 +20,7 @@ from card.models.parallel_draft import ParallelDraft, parallel_draft_of
 from card.models.sources import quiet
 from card.pard.rows import Document, Drop, batch_of, kept_origins, packed_row
 from card.text.lines import numbered_lines
-from card.text.tokens import encode_chat, encode_prompt
+from card.text.prompts import encode_chat, encode_prompt
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

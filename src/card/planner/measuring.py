@@ -20,7 +20,7 @@ from card.models.loading import load_decoder, load_model, load_tokenizer
 from card.models.runners import make_runner
 from card.planner.overheads import measure_overheads
 from card.planner.profile import PassTable, Profile, Setup
-from card.text.tokens import tokenizer_fingerprint
+from card.text.fit import tokenizer_fingerprint
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -21,7 +21,7 @@ from card.models.protocol import Extension, LanguageModel
 from card.models.runners import make_runner
 from card.models.torch_runner import TorchRunner
 from card.planner.recording import RecordedText, Recording, Rows, pack_text
-from card.text.tokens import tokenizer_fingerprint
+from card.text.fit import tokenizer_fingerprint
 from card.tree.sampling import CandidateScorer
 
 NUM_CANDIDATES = 32

@@ -142,7 +142,7 @@ class Message(Strict):
     """One turn of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    # A list only with images among its parts, in the shape of `card.text.tokens.split_images`.
+    # A list only with images among its parts, in the shape of `card.text.prompts.split_images`.
     content: Annotated[
         str | list[dict[str, Any]], WithJsonSchema(_CONTENT_SCHEMA), takes("a string or a list of parts")
     ] = Field(None, validate_default=True)

@@ -16,7 +16,7 @@ from card.adapters import AdapterSettings, ChainProposer, make_proposer
 from card.adapters.tracking import Tokens
 from card.errors import SettingsError
 from card.models.loading import load_tokenizer
-from card.text.tokens import check_tokenizers_fit
+from card.text.fit import check_tokenizers_fit
 from card.vllm.cores import bound_cores, free_cores, usable_cores
 from card.vllm.metrics import make_metrics
 from card.vllm.repair import repair_sampling

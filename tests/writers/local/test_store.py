@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 from card.api.llm import LLM
 from card.config import EngineSettings, SamplingParams
 from card.errors import SettingsError
-from card.text.tokens import tokenizer_fingerprint
+from card.text.fit import tokenizer_fingerprint
 from card.writers.local import find_writer
 from card.writers.local.lookup import chance_per_count
 from card.writers.local.store import ContextIndex, StoreWriter, Tokens

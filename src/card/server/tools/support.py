@@ -20,7 +20,7 @@ from card.server.tool_schemas import FunctionDefinition, NamedTool, decoded_argu
 from card.server.tools.formats import FORMATS, MISTRAL, ToolFormat, ToolParserName, find_format, has_tools
 from card.server.tools.grammar import ToolGrammar
 from card.server.tools.parser import ToolParser
-from card.text.tokens import Conversation
+from card.text.prompts import Conversation
 
 _INTRODUCTION = (
     "You can call functions. Each line between <tools> and </tools> describes one in JSON:\n<tools>\n{tools}\n"
