@@ -26,10 +26,10 @@ FLAT_MODULES = frozenset({"__init__", "__main__", "errors"})
 LINES: tuple[tuple[str, ...], ...] = (
     ("errors",),
     ("config",),
-    ("tree", "methods", "machine", "verify_server", "series"),
+    ("tree", "methods", "machine", "verify_server"),
     ("protocol", "text", "pictures", "kernels"),
     ("models",),
-    ("ctc",),
+    ("ctc", "series"),
     ("writers", "hrad", "judges", "cascade", "pard"),
     ("workers",),
     ("policy",),

@@ -14,6 +14,8 @@ import pytest
 import torch
 
 from card.cli.main import cli
+from card.errors import ModelError
+from card.models.checkpoint import Checkpoint
 from card.series.forecaster import forecast, load_forecaster, save_forecaster
 from card.series.training import TrainSettings, train_forecaster
 from card.series.transformer import SHAPES, Shape
@@ -115,3 +117,39 @@ def test_training_learns_a_wave_and_the_same_seed_gives_the_same_model():
     again = train_forecaster([waves()], SMALL, TrainSettings(steps=2))
     assert long.held_out_loss < short.held_out_loss - 0.5
     assert torch.equal(short.model.head.weight, again.model.head.weight)
+
+
+def test_training_that_was_cut_off_goes_on_to_the_weights_of_one_run(tmp_path):
+    settings = TrainSettings(steps=9, checkpoint_steps=3)
+    whole = train_forecaster([waves()], SMALL, settings)
+    checkpoint = Checkpoint(tmp_path / "training.pt", {})
+
+    def cut_off(step: int) -> None:
+        if step == 8:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train_forecaster([waves()], SMALL, settings, checkpoint=checkpoint, on_step=cut_off)
+    told: list[int] = []
+    again = train_forecaster([waves()], SMALL, settings, checkpoint=checkpoint, on_step=told.append)
+    assert told == [6, 7, 8, 9]
+    for name, weight in whole.model.state_dict().items():
+        assert torch.equal(weight, again.model.state_dict()[name])
+    assert again.held_out_loss == whole.held_out_loss
+    with pytest.raises(ModelError, match="of another run: its series"):
+        train_forecaster([waves()[:-1]], SMALL, settings, checkpoint=checkpoint)
+
+
+def test_the_command_goes_on_in_its_own_folder_and_leaves_a_forecaster_there(run, file, tmp_path, monkeypatch):
+    out = tmp_path / "model"
+    asked = "train", "forecaster", "--series", file, "--column", "wave", "--size", "small", "--steps", "52"
+
+    def cut_off(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("card.cli.series.save_forecaster", cut_off)
+        assert run(*asked, "--out", str(out)).status == 130
+    assert [path.name for path in out.iterdir()] == ["training.pt"]
+    assert run(*asked, "--out", str(out)).status == 0
+    assert sorted(path.name for path in out.iterdir()) == ["config.json", "model.safetensors"]

@@ -13,12 +13,14 @@ from rich.console import Console
 from card.cli.files import check_can_write
 from card.cli.tables import progress_bar, table
 from card.errors import SettingsError
+from card.models.checkpoint import Checkpoint
 from card.series.data import read_series
 from card.series.forecaster import Forecast, forecast, load_forecaster, save_forecaster
 from card.series.plot import draw
 from card.series.training import TrainSettings, train_forecaster
 from card.series.transformer import SHAPES
 
+_CHECKPOINT = "training.pt"
 _LOW, _HIGH = 0.1, 0.9  # quantiles that are printed
 
 
@@ -72,15 +74,21 @@ def _print(console: Console, made: Forecast, plot: Path | None) -> None:
 
 def run_training(*, series: Path, columns: tuple[str, ...], out: Path, size: str, **options: Any) -> None:
     """Do what `card train forecaster` was asked for. Raises: CardError of any kind."""
-    if out.exists() and any(out.iterdir()):
+    if out.exists() and any(path.name != _CHECKPOINT for path in out.iterdir()):
         raise SettingsError(f"{out} is not empty; name another folder, or remove it first")
     check_can_write(out / "config.json")
     read = [read_series(series, column) for column in columns]
-    settings = TrainSettings(**options)
+    settings, checkpoint = TrainSettings(**options), Checkpoint(out / _CHECKPOINT, {})
+    out.mkdir(parents=True, exist_ok=True)
     with progress_bar() as progress:
         task = progress.add_task("training", total=settings.steps)
-        trained = train_forecaster(read, SHAPES[size], settings, on_step=lambda: progress.advance(task))
+
+        def show(step: int) -> None:
+            progress.update(task, completed=step)
+
+        trained = train_forecaster(read, SHAPES[size], settings, checkpoint=checkpoint, on_step=show)
     save_forecaster(trained.model, out)
+    checkpoint.delete()
     Console().print(
         f"{sum(weight.numel() for weight in trained.model.parameters()):,} parameters, {trained.held_out_loss:.4f} nats"
         f" a value on the newest tenth, which was not learnt from; written to {out}",

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from card.models.checkpoint import Checkpoint, RunState
 from card.series.data import Values, checked_series
 from card.series.transformer import PatchTransformer, Shape
 
@@ -27,6 +29,7 @@ class TrainSettings:
     steps: int = 1000
     batch_size: int = 16
     seed: int = 0
+    checkpoint_steps: int = 50  # between two states that are kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,14 +41,21 @@ class Trained:
 
 
 def train_forecaster(
-    series: Sequence[Values], shape: Shape, settings: TrainSettings, *, on_step: Callable[[], None] = lambda: None
+    series: Sequence[Values],
+    shape: Shape,
+    settings: TrainSettings,
+    *,
+    checkpoint: Checkpoint | None = None,
+    on_step: Callable[[int], None] = lambda step: None,
 ) -> Trained:
-    """Train a forecaster.
+    """Train a forecaster, from the last checkpoint on if there is one: the weights are those of one run.
 
     Args:
         series: each [T]; windows are taken from all of them.
-        on_step: called after each step.
-    Raises: SettingsError if a series is too short, constant or has gaps.
+        checkpoint: keeps the state every few steps, and refuses one of another run.
+        on_step: called at the start and after each step with the steps done.
+    Raises: SettingsError if a series is too short, constant or has gaps; ModelError for a checkpoint that is damaged or
+        of another run.
     """
     checked = [checked_series(one, LEAST_PATCHES * shape.patch_size) for one in series]
     generator = torch.Generator().manual_seed(settings.seed)
@@ -54,20 +64,32 @@ def train_forecaster(
         model = PatchTransformer(shape)
     windows = _Windows(checked, shape, is_held_out=False)
     optimizer = torch.optim.AdamW(model.parameters(), lr=_LEARNING_RATE, weight_decay=_WEIGHT_DECAY)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _rate(step, settings.steps))
-    for _ in range(settings.steps):
-        patches, is_judged = windows.draw(settings.batch_size, generator)
+    facts = {**asdict(settings), **asdict(shape), "series": _digest(checked)}
+    state = RunState() if checkpoint is None else checkpoint.load(model, optimizer, facts)
+    on_step(state.step)
+    for step in range(settings.steps):
+        patches, is_judged = windows.draw(settings.batch_size, generator)  # for steps that are done, too
+        if step < state.step:
+            continue
+        for group in optimizer.param_groups:
+            group["lr"] = _LEARNING_RATE * _rate(step, settings.steps)
         loss = _loss(model, patches, is_judged)
         optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
-        schedule.step()
-        on_step()
+        state.step = step + 1
+        if checkpoint is not None and state.step % settings.checkpoint_steps == 0:
+            checkpoint.save(model, optimizer, facts, state)
+        on_step(state.step)
     model.train(False)
     with torch.no_grad():
         loss = _loss(model, *_Windows(checked, shape, is_held_out=True).draw(_NUM_JUDGED, generator))
     return Trained(model, float(loss))
+
+
+def _digest(series: Sequence[Values]) -> str:
+    return hashlib.sha256(b"".join(one.tobytes() for one in series)).hexdigest()[:16]
 
 
 def _rate(step: int, num_steps: int) -> float:

@@ -51,5 +51,5 @@ def forecast(**options: Any) -> int:
 @counted("--steps", default=1000, words="Batches of windows.")
 @counted("--seed", default=0, least=0, words="Of weights and windows.")
 def forecaster(**options: Any) -> int:
-    """Train a forecaster for card forecast."""
+    """Train a forecaster for card forecast. A training that was cut off goes on if the same command is given again."""
     return run("card.cli.series.run_training", **options)
