@@ -21,7 +21,7 @@ import click
 import torch
 import transformers
 from PIL import Image, ImageDraw
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer, models, pre_tokenizers
 from torch.nn import functional
 from transformers import PreTrainedTokenizerFast
 
@@ -91,7 +91,6 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
     vocab = {word: idx for idx, word in enumerate((PAD, END, IMAGE, "<unk>", *words))}
     core = Tokenizer(models.WordLevel(vocab, unk_token="<unk>"))
     core.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    core.decoder = decoders.Fuse()
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=core, eos_token=END, pad_token=PAD, additional_special_tokens=[IMAGE]
     )
