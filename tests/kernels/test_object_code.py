@@ -6,6 +6,7 @@ import ctypes
 import errno
 import os
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -70,3 +71,22 @@ def test_code_that_cannot_be_kept_runs_and_leaves_nothing_behind(folder: Path, m
     monkeypatch.setattr(objects.os, "replace", full)
     assert stored(objects.ObjectCode("seven", storing(7))) == 7
     assert list(folder.iterdir()) == []
+
+
+def plus_one(x: int) -> int:
+    return x + 1
+
+
+def test_a_compiled_function_that_cannot_be_kept_runs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    vectors = machine_code("vectors")
+    assert vectors.entered(plus_one)(1) == 2
+    kept = list(folder.rglob("*.nbi"))
+    assert kept
+    for one in folder.rglob("*.nb*"):
+        one.unlink()
+    monkeypatch.setattr(import_module("numba.core.caching").IndexDataCacheFile, "save", full)
+    assert vectors.entered(plus_one)(1) == 2
+    assert list(folder.rglob("*.nb*")) == []

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import errno
+import logging
 import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,6 +24,7 @@ from card.models.block_layers import has_blocks
 from card.models.decoder_model import is_int8
 from card.models.draft_vocab import restrict_head
 from card.models.facts import parameter_count
+from card.models.gguf import block_weights, kept_weights
 from card.models.gguf import source as gguf_source
 from card.models.loading import load_decoder
 from card.models.protocol import Extension
@@ -81,6 +87,50 @@ def test_what_is_kept_gives_the_bits_of_what_is_packed_in_memory(written, tmp_pa
 
     monkeypatch.setattr(gguf_source, "open_gguf", refuse)
     assert torch.equal(logits(load_decoder(file, cache_dir=str(tmp_path))), packed)
+
+
+def test_a_full_disk_costs_one_line_and_no_bit(written, tmp_path, monkeypatch, caplog):
+    file = written("qwen3", Kind.Q4_1)
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    kept_weights._warn_once.cache_clear()
+    monkeypatch.setattr(gguf_source.os, "fsync", full)  # when all has been written, as far as a full disk lets it
+    with caplog.at_level(logging.WARNING):
+        own = logits(load_decoder(file, cache_dir=str(tmp_path)))
+    assert [one for one in caplog.messages if "not kept in" in one and "No space left" in one] == caplog.messages != []
+    assert torch.equal(own, logits(load_decoder(file, cache_dir="")))
+    assert not list(tmp_path.rglob("*.unfinished")) and not list(tmp_path.rglob("*.safetensors"))
+
+
+def test_a_file_that_changes_while_it_is_packed_is_refused(written, tmp_path, monkeypatch):
+    file = Path(shutil.copy(written("qwen3", Kind.Q4_1), tmp_path / "model.gguf"))
+    pack = block_weights.pack_blocks
+
+    def touch(*args: Any) -> Any:
+        os.utime(file, ns=(1, 1))
+        return pack(*args)
+
+    monkeypatch.setattr(block_weights, "pack_blocks", touch)
+    for cache in (str(tmp_path / "cache"), ""):
+        os.utime(file)
+        with pytest.raises(ModelError, match=r"model.gguf changed while it was read; start again once it is complete$"):
+            load_decoder(file, cache_dir=cache)
+    assert not list(tmp_path.rglob("*.unfinished")) and not list(tmp_path.rglob("*.safetensors"))
+
+
+def test_two_processes_that_pack_one_file_make_one_entry(written, tmp_path):
+    code = (
+        "import sys; from card.models.loading import load_decoder\n"
+        "model = load_decoder(sys.argv[1], cache_dir=sys.argv[2])\n"
+        "print(sum(int(one.data.sum()) for one in model.modules() if hasattr(one, 'num_weights')))"
+    )
+    command = [sys.executable, "-c", code, str(written("qwen3", Kind.Q4_1)), str(tmp_path)]
+    running = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)]
+    said = [one.communicate(timeout=110) for one in running]
+    assert len(set(said)) == 1 and said[0][1] == "" and int(said[0][0]) > 0, said
+    assert len(list(tmp_path.rglob("*.safetensors"))) == 1 and not list(tmp_path.rglob("*.unfinished"))
 
 
 def test_a_file_that_is_gone_is_not_needed_by_a_model_that_has_been_loaded(written, tmp_path):

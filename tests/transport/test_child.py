@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import io
+import logging
 import os
 import signal
 import subprocess
@@ -12,14 +14,16 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
+import msgspec
 import psutil
 import pytest
 
 from card.api.llm import LLM
-from card.assembly import drafter_process
+from card.assembly import drafter_process, drafters
 from card.config import SamplingParams
 from card.transport import child
 from card.transport.child import DrafterChild
+from card.transport.process import DrafterConfig, DraftModel, LikelyModel
 from tests.inside import child_pid
 from tests.pair import Pair
 from tests.waiting import until
@@ -68,7 +72,7 @@ def test_the_drafter_gets_no_keys_but_what_the_libraries_below_it_read(monkeypat
 def test_a_drafter_looks_for_garbage_again_once_it_has_loaded(monkeypatch: pytest.MonkeyPatch):
     told: list[bool] = []
     config = SimpleNamespace(threads=1, model=SimpleNamespace(dtype="float32"))
-    monkeypatch.setattr(drafter_process, "load_drafter", lambda model, threads: (None, None))
+    monkeypatch.setattr(drafter_process, "load_drafter", lambda model, threads, loaded: (None, None))
     monkeypatch.setattr(drafter_process, "make_worker", lambda writer: SimpleNamespace(is_shut_down=True))
     gc.disable()
     try:
@@ -84,6 +88,29 @@ def test_a_process_started_ahead_of_need_becomes_the_drafter(pair: Pair):
     with LLM(pair.target, pair.draft, **BESIDE, spare=spare) as llm:
         assert llm.host.link.pid == pid  # type: ignore[union-attr]
         assert llm.generate(PROMPT, GREEDY)[0].stats.drafter_state == "up"
+
+
+@pytest.mark.parametrize("asked", ["the likely model", "another one"])
+def test_a_model_that_is_likely_is_loaded_before_the_settings_come(pair: Pair, monkeypatch: pytest.MonkeyPatch, asked):
+    likely = LikelyModel(name=pair.draft, dtype="float32", device="cpu", cache_dir="")
+    name = pair.draft if asked == "the likely model" else pair.target
+    limits = {"max_model_len": 64, "max_tree_rows": 16, "warm_up_tokens": 1}
+    model = DraftModel(name=name, dtype="float32", device="cpu", cache_dir="", **limits)
+    config = DrafterConfig(threads=1, cores=(), model=model, parent_pid=os.getppid())
+    lines = b"".join(msgspec.json.encode(one) + b"\n" for one in (likely, config))
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(lines)))
+    loaded, given = [], []
+    load = drafters.load_decoder
+    monkeypatch.setattr(drafters, "load_decoder", lambda *one, **more: loaded.append(load(*one, **more)) or loaded[-1])
+    monkeypatch.setattr(drafter_process, "draft_until_told", lambda config, connection, model: given.append(model))
+    monkeypatch.setattr(drafter_process, "_Connection", lambda config: SimpleNamespace(close=lambda: None))
+    monkeypatch.setattr(drafter_process.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(logging.getLogger("card"), "setLevel", lambda level: None)
+    monkeypatch.setattr(drafter_process.threading, "Thread", lambda **_: SimpleNamespace(start=lambda: None))
+    monkeypatch.setattr(drafter_process.os, "_exit", lambda status: None)
+    drafter_process.main()
+    assert len(loaded) == 1
+    assert given == (loaded if asked == "the likely model" else [None])
 
 
 @pytest.mark.parametrize("settings", [{"method": "vanilla"}, {"placement": "inline"}, {"draft_threads": 2}])

@@ -21,7 +21,7 @@ from card.api.prompts import Prompt, PromptReader
 from card.api.target import Target, load_target
 from card.api.text_stream import TextStream
 from card.assembly.build import Models, build, make_writers
-from card.assembly.drafters import DraftSource, make_drafter
+from card.assembly.drafters import DraftSource, make_drafter, tell_ahead
 from card.assembly.latencies import MeasuredLatencies, check_once
 from card.assembly.plan import Facts, Plan, resolve
 from card.config import SamplingParams
@@ -101,6 +101,8 @@ class Host:
         plan = resolve(asked, facts, method=method)  # refuses what contradicts itself before anything is loaded
         self.method, self.settings = plan.method, plan.settings
         facts = replace(facts, verifier=choose_verifier(self.settings.judge, verifier))
+        if spare is not None and plan.has_drafter_process and isinstance(draft, str):
+            tell_ahead(spare, self.settings)
         say(f"loading {self.settings.target}")
         loaded = load_target(target, draft, plan, tokenizer)
         facts = replace(facts, context_limit=context_limit(loaded.model), in_integers=is_int8(loaded.model))

@@ -1,6 +1,7 @@
 """The drafter's own process: load the draft model, connect to the target, draft until told to end.
 
-Started by `card.transport.child`; gets its settings as JSON on standard input. Not for users.
+Started by `card.transport.child`; gets its settings as a line of JSON on standard input, and before them
+perhaps another one with the model that they will name. Not for users.
 """
 
 from __future__ import annotations
@@ -14,14 +15,18 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 import zmq
 
-from card.assembly.drafters import load_drafter, make_worker
+from card.assembly.drafters import load_drafter, load_likely, make_worker
 from card.errors import CardError, ProtocolError, in_words
 from card.protocol.messages import DrafterMessage, Fault, decode, encode
-from card.transport.process import FOLDER_PREFIX, DrafterConfig
+from card.transport.process import FOLDER_PREFIX, DrafterConfig, LikelyModel
+
+if TYPE_CHECKING:
+    from card.models.decoder_model import LoadedModel
 
 _IDLE_POLL_MS = 500
 _PARENT_CHECK_S = 0.5
@@ -61,14 +66,18 @@ def main() -> None:
     """Run the drafter; the exit status is 0 when told to end and 1 after a fault."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the target's process decides what an interrupt means
     logging.getLogger("card").setLevel(logging.ERROR)  # it has said already what users must know
-    settings = sys.stdin.buffer.read()
-    if not settings:
-        os._exit(0)  # it was started ahead of need, and nobody needed it
-    config = msgspec.json.decode(settings, type=DrafterConfig)
+    told, likely, loaded = _told(), None, None
+    if isinstance(told, LikelyModel):
+        likely, loaded = told, load_likely(told)
+        told = _told()
+    assert isinstance(told, DrafterConfig)
+    config = told
+    if likely is not None and not likely.is_that_of(config.model):
+        loaded = None
     threading.Thread(target=_end_with_parent, args=(config,), daemon=True).start()
     connection = _Connection(config)
     try:
-        draft_until_told(config, connection)
+        draft_until_told(config, connection, loaded)
     except (CardError, RuntimeError, MemoryError) as error:  # out of memory is a RuntimeError in torch
         connection.send([Fault(in_words(error))])
         connection.close()
@@ -77,9 +86,16 @@ def main() -> None:
     os._exit(0)  # to take torch down in order costs the target's process most of a second
 
 
-def draft_until_told(config: DrafterConfig, connection: _Connection) -> None:
-    """Load the model, then draft until the target says to end."""
-    writer, ready = load_drafter(config.model, threads=config.threads)
+def _told() -> LikelyModel | DrafterConfig:
+    """Return the next line of standard input; at its end, end the process, which nobody needed."""
+    if not (line := sys.stdin.buffer.readline()):
+        os._exit(0)
+    return msgspec.json.decode(line, type=LikelyModel | DrafterConfig)
+
+
+def draft_until_told(config: DrafterConfig, connection: _Connection, loaded: LoadedModel | None = None) -> None:
+    """Load the model, unless it is ``loaded``, then draft until the target says to end."""
+    writer, ready = load_drafter(config.model, threads=config.threads, loaded=loaded)
     worker = make_worker(writer)
     gc.freeze()  # what is there now stays
     gc.enable()

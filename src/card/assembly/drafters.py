@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 from transformers import PreTrainedTokenizerBase
 
 from card.assembly.plan import Plan
-from card.config import Placement, SamplingParams
+from card.config import EngineSettings, Placement, SamplingParams
+from card.errors import CardError
 from card.latency.timing import measure_pass_cost
 from card.machine.lane import Lane
 from card.machine.threads import CoreSet, pinned, use_threads
@@ -29,7 +31,7 @@ from card.transport.child import DrafterChild
 from card.transport.in_process import InlineLink, ThreadLink
 from card.transport.leases import LeasedLink, Leases
 from card.transport.link import DrafterLink
-from card.transport.process import MEASURING_S, DrafterConfig, DraftModel, ProcessLink
+from card.transport.process import MEASURING_S, DrafterConfig, DraftModel, LikelyModel, ProcessLink
 from card.transport.remote import RemoteLink
 from card.transport.switch import SwitchLink
 from card.workers.drafter import MAX_REQUESTS, DrafterWorker
@@ -135,15 +137,36 @@ def make_worker(
     return DrafterWorker(writer, clock=clock, max_requests=max_requests, peers=peers)
 
 
-def load_drafter(draft: DraftModel, *, threads: int) -> tuple[DraftWriter, Ready]:
+def tell_ahead(child: DrafterChild, settings: EngineSettings) -> None:
+    """Tell a child which draft model it will be asked for, as long as the target is loaded."""
+    assert settings.draft is not None
+    device = settings.draft_device or settings.device
+    likely = LikelyModel(
+        name=settings.draft, dtype=settings.dtype_of_draft, device=device, cache_dir=settings.weights_dir
+    )
+    child.tell_ahead(msgspec.json.encode(likely))
+
+
+def load_likely(likely: LikelyModel) -> LoadedModel | None:
+    """Return the model, None if it cannot be loaded: the settings may never ask for it, or its error is told then."""
+    try:
+        return load_decoder(likely.name, dtype=likely.dtype, device=likely.device, cache_dir=likely.cache_dir)
+    except (CardError, RuntimeError, MemoryError):  # out of memory is a RuntimeError in torch
+        return None
+
+
+def load_drafter(draft: DraftModel, *, threads: int, loaded: LoadedModel | None = None) -> tuple[DraftWriter, Ready]:
     """Load and warm up a model that no target's process holds; return its writer, and what targets are told of it.
 
     The passes of the calling thread then have ``threads`` threads.
 
+    Args:
+        loaded: the model, if it has been loaded.
+
     Raises: ModelError if it cannot be loaded; SettingsError if not one sequence fits into the memory.
     """
     use_threads(threads, in_integers=False)
-    whole = _load(draft)
+    whole = loaded or _load(draft)
     use_threads(threads, in_integers=is_int8(whole))
     model = _restricted(whole, draft)
     max_model_len = min(draft.max_model_len, context_limit(model))

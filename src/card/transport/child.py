@@ -52,6 +52,13 @@ class DrafterChild:
             env=_environment(os.environ, num_threads),
         )
 
+    def tell_ahead(self, line: bytes) -> None:
+        """Tell the process, in a line before its settings, what it can do already; one that has ended is not missed."""
+        if self._process is not None and self._process.stdin is not None:
+            with contextlib.suppress(OSError):
+                self._process.stdin.write(line + b"\n")
+                self._process.stdin.flush()
+
     def take(self, num_threads: int) -> subprocess.Popen[bytes] | None:
         """Return the process, once, if it is alive and was started for so many threads."""
         process, self._process = self._process, None

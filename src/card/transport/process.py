@@ -59,7 +59,22 @@ class DraftModel(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-class DrafterConfig(msgspec.Struct, frozen=True, kw_only=True):
+class LikelyModel(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Draft model that a child can load while its settings are found out; fields as of `DraftModel`."""
+
+    name: str
+    dtype: str
+    device: str
+    cache_dir: str | None = None
+
+    def is_that_of(self, model: DraftModel) -> bool:
+        """Return whether the settings ask for it."""
+        return (self.name, self.dtype, self.device, self.cache_dir) == (
+            *(model.name, model.dtype, model.device, model.cache_dir),
+        )
+
+
+class DrafterConfig(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Configuration of a child; its parent's link fills in the first three."""
 
     address: str = ""

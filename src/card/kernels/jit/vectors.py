@@ -64,8 +64,11 @@ def entered(function: F) -> F:
 
 def _compiled(function: F, **options: bool) -> F:
     *arguments, result = (_KINDS[name] for name in function.__annotations__.values())
-    compile_now = cast(Any, njit)(result(*arguments), nogil=True, cache=True, no_cfunc_wrapper=True, **options)
-    return cast(F, compile_now(function))
+    make = functools.partial(cast(Any, njit), result(*arguments), nogil=True, no_cfunc_wrapper=True, **options)
+    try:
+        return cast(F, make(cache=True)(function))
+    except OSError:  # a full disk: it runs all the same, and later processes compile it again
+        return cast(F, make()(function))
 
 
 def operation(result: Any, *arguments: Any) -> Callable[[Callable[..., Value]], Any]:
