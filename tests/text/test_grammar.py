@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from card.api.llm import LLM
@@ -414,6 +415,28 @@ def test_a_tokenizer_or_a_model_that_has_no_grammar_is_refused(tokenizer: PreTra
 
     with pytest.raises(SettingsError, match=r"cannot use the tokenizer Slow: .*fast tokenizer"):
         GrammarCompiler(Slow(), 5, (0,)).compile(Grammar("json_object"))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("grammar", "missing"),
+    [
+        (Grammar("json_object"), "{"),
+        (Grammar("json_schema", '{"type": "array"}'), "["),
+        (Grammar("regex", "[xy]"), "xy"),
+    ],
+)
+def test_a_model_that_cannot_write_the_beginning_of_a_grammar_is_refused(grammar: Grammar, missing: str) -> None:
+    for left_out, is_refused in (("", False), (missing, True)):
+        alphabet = sorted(set(pre_tokenizers.ByteLevel.alphabet()) - set(left_out))
+        core = Tokenizer(models.BPE({"</s>": 0} | {char: idx for idx, char in enumerate(alphabet, 1)}, []))
+        core.pre_tokenizer, core.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+        tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, eos_token="</s>")
+        compiler = GrammarCompiler(tokenizer, len(tokenizer), (0,))
+        if is_refused:
+            with pytest.raises(SettingsError, match=r"of grammar cannot be used: .*no t"):
+                compiler.compile(grammar)
+        else:
+            compiler.compile(grammar)
 
 
 # ---- in the background ----------------------------------------------------------------------------------------------

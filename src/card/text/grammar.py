@@ -116,6 +116,12 @@ class GrammarCompiler:
         state = MatcherState(matcher, self._tokens.vocab_size, frozenset(self._end_ids))
         if not _can_begin(state):
             raise SettingsError(_refusal(grammar, "no text can keep to it; does it need a part that needs itself?"))
+        if not state.can_be_begun():
+            forced = matcher.compute_ff_bytes().decode("utf-8", "replace")
+            reason = f"this model has no token to begin a text of it, which begins with {forced!r}"
+            raise SettingsError(
+                _refusal(grammar, reason if forced else "this model has no token to begin a text of it")
+            )
         return state
 
     def _wrapped(self, library: Any) -> Any:
@@ -199,6 +205,14 @@ class MatcherState:
             self._is_lost = True
         self._text += self._path
         self._path, self._rows = [], {}
+
+    def can_be_begun(self) -> bool:
+        """Return whether a token may come first; where none of the model's may, the library names some all the same."""
+        (row,) = self.allowed([()])
+        return any(
+            token_id in self._end_ids or self._matcher.validate_tokens([token_id])
+            for token_id in row.nonzero()[0].tolist()
+        )
 
     def allowed(self, paths: Sequence[Path]) -> npt.NDArray[np.bool_]:
         """Return which tokens may follow the text and each path, see `GrammarState`."""
