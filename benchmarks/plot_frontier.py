@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from packed import unpacked
-from plot import note_of
 
 from card.bench.names import JUDGED
 from card.bench.records import Run
@@ -35,6 +34,7 @@ class Point:
     """One row: its judge without the knob, empty if it is exact, and its figures."""
 
     judge: str
+    knob: str  # as it was given; empty for the usual one
     row: str
     tokens_per_pass: float
     share: Share
@@ -50,16 +50,24 @@ def points(run: Run, *, solved: bool) -> list[Point]:
     for summary in summarise(run):
         share = summary.solved if solved else summary.same_number
         if share is not None and summary.costs.mean_acceptance_length is not None and summary.row != run.baseline:
-            found.append(Point(_judge(run, summary), summary.row, summary.costs.mean_acceptance_length, share))
+            found.append(Point(*_judge(run, summary), summary.row, summary.costs.mean_acceptance_length, share))
     return found
 
 
-def _judge(run: Run, summary: RowSummary) -> str:
+def _judge(run: Run, summary: RowSummary) -> tuple[str, str]:
+    """Return a row's judge and knob."""
     if run.facts_of(summary.row).is_exact:
-        return ""
+        return "", ""
     judge = Path(summary.row.partition(JUDGED)[2]).name
-    name, has_knob, _ = judge.rpartition(":")
-    return name if has_knob else judge
+    name, has_knob, knob = judge.rpartition(":")
+    return (name, knob) if has_knob else (judge, "")
+
+
+def note_of(run: Run) -> str:
+    """Return in two short lines what was asked of whom."""
+    pairs = ", ".join(pair.name for pair in run.pairs)
+    data = ", ".join(f"{one.num_prompts} questions of {Path(one.source).name}" for one in run.workloads)
+    return f"{pairs}, {run.dtype}, T = {run.sampling.temperature:g}\n{data}, 95 % intervals (Wilson), numbers are knobs"
 
 
 def draw(found: Sequence[Point], label: str, note: str, path: Path) -> None:
@@ -89,6 +97,8 @@ def draw(found: Sequence[Point], label: str, note: str, path: Path) -> None:
                 markersize=size,
                 capsize=3,
             )
+            place = point.tokens_per_pass, 100 * middle
+            axes.annotate(point.knob, place, xytext=(7, 5), textcoords="offset points", fontsize=_NOTE_PT, color=colour)
         axes.plot([], [], color=colour, marker=marker, label=judge or "exact")
     axes.set_xlabel("tokens a pass of the target", fontsize=_LABEL_PT)
     axes.set_ylabel(label, fontsize=_LABEL_PT)

@@ -34,6 +34,7 @@ def judged_run() -> Run:
 
 def test_points_are_grouped_by_judge_and_the_exact_row_is_none(bench: dict[str, ModuleType]) -> None:
     found = bench["plot_frontier"].points(judged_run(), solved=False)
+    assert [point.knob for point in found] == ["", "0.2", "0.5", ""]
     assert [(point.judge, point.share.count, point.share.of) for point in found] == [
         ("", 2, 2),
         ("relaxed", 1, 2),
