@@ -25,7 +25,7 @@ from card.errors import BenchError
 _STYLES = (("#0072B2", "o"), ("#D55E00", "s"), ("#009E73", "^"), ("#CC79A7", "D"), ("#E69F00", "v"), ("#56B4E9", "P"))
 _EXACT = ("#333333", "*")
 _SIZE_IN = (6.4, 4.6)
-_DOTS_PER_INCH = 200
+_DOTS_PER_INCH = 130
 _LABEL_PT, _NOTE_PT = 12, 8
 
 
@@ -49,7 +49,11 @@ def points(run: Run, *, solved: bool) -> list[Point]:
     found = []
     for summary in summarise(run):
         share = summary.solved if solved else summary.same_number
-        if share is not None and summary.costs.mean_acceptance_length is not None and summary.row != run.baseline:
+        if (
+            share is not None
+            and summary.costs.mean_acceptance_length is not None
+            and run.facts_of(summary.row).method != "vanilla"
+        ):
             found.append(Point(*_judge(run, summary), summary.row, summary.costs.mean_acceptance_length, share))
     return found
 
@@ -102,7 +106,7 @@ def draw(found: Sequence[Point], label: str, note: str, path: Path) -> None:
         axes.plot([], [], color=colour, marker=marker, label=judge or "exact")
     axes.set_xlabel("tokens a pass of the target", fontsize=_LABEL_PT)
     axes.set_ylabel(label, fontsize=_LABEL_PT)
-    axes.set_ylim(0, 105)
+    axes.set_ylim(-3, 105)
     axes.grid(color="#DDDDDD", linewidth=0.8)
     axes.set_axisbelow(True)
     figure.legend(loc="outside upper center", ncols=3, fontsize=_LABEL_PT, frameon=False)
