@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from card.config import DraftSettings, EngineSettings, SamplingParams
-from card.config.selection import parse_selection
+from card.config.selection import SelfDrafting, parse_selection
 from card.engine.engine import Engine, Limits
 from card.methods import find_method
 from card.models.protocol import LanguageModel
@@ -100,8 +100,13 @@ def make_engine(
     local = {name: find_writer(name)(EngineSettings(), target.vocab_size) for name in names}
     openers = {name: (lambda request, writer=writer: writer.open(request.prompt_ids)) for name, writer in local.items()}
     top_k = max((writer.top_k for writer in local.values()), default=0)
-    selection = None if chosen.selection is None else parse_selection(f"{chosen.selection}:0.05:{LEAST_READ}")
-    worker = TargetWorker(target, clock=time.perf_counter, writers=openers, top_k=top_k, selection=selection)
+    drafting = None
+    if chosen.selection is not None:
+        rule = parse_selection(chosen.selection)
+        ends = {"num_first": min(1, rule.num_first), "num_last": min(1, rule.num_last)}
+        rule = replace(rule, least=LEAST_READ, **ends)
+        drafting = SelfDrafting(rule, chosen.num_looked_up)
+    worker = TargetWorker(target, clock=time.perf_counter, writers=openers, top_k=top_k, self_drafting=drafting)
     return Engine(worker, link, limits=limits)
 
 

@@ -8,10 +8,12 @@ from collections.abc import Sequence
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from card import LLM
 from card.config import DraftSettings, SamplingParams
-from card.config.selection import parse_selection
+from card.config.selection import SelfDrafting, parse_selection
 from card.engine.engine import Limits
 from card.engine.phases import Phases
 from card.errors import ModelError, SettingsError
@@ -20,13 +22,17 @@ from card.models.decoder_model import mark_int8
 from card.models.protocol import Extension
 from card.models.torch_runner import TorchRunner
 from card.workers.request import Request
+from card.workers.self_draft import looked_up
 from card.workers.target import TargetWorker
 from tests.decoding import decode, make_engine, make_request, plain, run_all, toy_target
 from tests.inside import cache_of
+from tests.pair import Pair
 from tests.tiny import tiny_llama
 from tests.toy import TableModel
 
+pytestmark = pytest.mark.timeout(240)  # machine code may have to be made first
 LENGTH = 4
+PROMPT = "the cat sat on the mat and the dog sat on the log, and then the cat sat on the dog"
 DRAFT = DraftSettings(num_speculative_tokens=LENGTH)
 PARAMS = [SamplingParams(temperature=float(i % 2), seed=i, max_tokens=18 + i, top_p=0.9) for i in range(8)]
 
@@ -48,13 +54,14 @@ def requests(method: str) -> list[Request]:
     ]
 
 
+@pytest.mark.parametrize("method", ["sparsespec", "specpv"])
 @pytest.mark.parametrize(("kind", "num_at_once"), [("own pass", 1), ("own pass", 8), ("transformers", 8), ("int8", 8)])
-def test_text_is_that_of_plain_decoding_alone_and_in_batches(kind: str, num_at_once: int) -> None:
+def test_text_is_that_of_plain_decoding_alone_and_in_batches(kind: str, num_at_once: int, method: str) -> None:
     limits = Limits(max_num_seqs=num_at_once, prefill_chunk=5)
     wanted = run_all(make_engine(runner_of(kind), None, "vanilla", limits=limits), {0: requests("vanilla")})
     runner = runner_of(kind)
-    engine = make_engine(runner, None, "sparsespec", limits=limits)
-    arrivals = {round_idx: [one] for round_idx, one in enumerate(requests("sparsespec"))}
+    engine = make_engine(runner, None, method, limits=limits)
+    arrivals = {round_idx: [one] for round_idx, one in enumerate(requests(method))}
     assert run_all(engine, arrivals) == wanted
 
 
@@ -110,6 +117,37 @@ def test_a_request_whose_drafting_passes_fail_goes_on_plainly_and_no_other_notic
     token_ids, reason, stats = decode(target, None, method="sparsespec")
     assert (token_ids, reason) == plain(toy_target())
     assert stats.accepted_tokens == 0
+
+
+def test_what_passes_a_partial_verification_is_a_draft_of_several_tokens_a_pass() -> None:
+    target = toy_target()
+    target.__class__ = _Perfect
+    params = SamplingParams(temperature=0.0, seed=0, max_tokens=100)  # greedy text over few tokens runs in a circle
+    token_ids, reason, stats = decode(target, None, method="specpv", params=params, draft=DraftSettings(lead=12))
+    assert (token_ids, reason) == plain(toy_target(), params=params)
+    assert stats.accepted_tokens == stats.verified_tokens > 1.5 * stats.self_draft_passes
+    assert stats.mean_acceptance_length > 8
+
+
+@given(st.lists(st.integers(0, 3), max_size=30), st.integers(1, 6))
+def test_what_is_looked_up_follows_the_latest_earlier_place_of_the_last_tokens(text: list[int], most: int) -> None:
+    expected: list[int] = []
+    for size in (2, 3):  # a longer match comes first
+        for end in range(size, len(text)):
+            if text[end - size : end] == text[len(text) - size :]:
+                expected = text[end : end + most]
+    assert looked_up(text, most) == expected
+
+
+def test_the_judge_partial_keeps_what_passed_and_every_result_says_that_it_is_not_exact(pair: Pair) -> None:
+    params = SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True)
+    settings = {"method": "specpv", "dtype": "float32", "kv_selection": "sparse:0:14", "lead": 6}
+    with LLM(pair.target, **settings) as exact, LLM(pair.target, **settings, judge="partial") as lenient:
+        ours, theirs = (one.generate(PROMPT, params)[0] for one in (exact, lenient))
+    assert ours.exact and not theirs.exact and not theirs.stats.is_exact
+    assert theirs.stats.accepted_tokens == theirs.stats.verified_tokens > 0, "what passed is never revoked"
+    assert 0 < theirs.stats.lenient_tokens <= theirs.stats.accepted_tokens
+    assert ours.stats.lenient_tokens == 0
 
 
 def test_an_aborted_request_leaves_its_draft_behind() -> None:
@@ -175,9 +213,9 @@ def test_a_target_that_cannot_read_chosen_rows_is_refused() -> None:
         vocab_size = max_model_len = max_rows = row_bytes = 1
 
     with pytest.raises(SettingsError, match="cannot draft for itself: its passes cannot read"):
-        TargetWorker(Plain(), clock=lambda: 0.0, selection=parse_selection("sparse"))  # type: ignore[arg-type]
+        TargetWorker(Plain(), clock=lambda: 0.0, self_drafting=SelfDrafting(parse_selection("sparse")))  # type: ignore[arg-type]
 
 
 def test_a_wrong_selection_is_refused_before_anything_is_loaded() -> None:
-    with pytest.raises(SettingsError, match="must be sparse or vegas"):
+    with pytest.raises(SettingsError, match="must be one of sparse, vegas"):
         LLM("/nowhere", method="sparsespec", kv_selection="best")

@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import Gemma2Config, Gemma2ForCausalLM, GPT2Config, GPT2LMHeadModel
 
-from card.config.selection import SelectionRule, parse_selection
+from card.config.selection import BLOCK_ROWS, SelectionRule, parse_selection
 from card.errors import ModelError, SettingsError
 from card.kernels.int8_linear import why_not_int8
 from card.models.decoder_model import mark_int8
 from card.models.protocol import Extension, Selective
-from card.models.selection import MEANS, ChosenRows, choose_rows
+from card.models.selection import MEANS, ChosenRows, bound_scores, choose_blocks, choose_rows
 from card.models.torch_runner import TorchRunner
 from tests.inside import cache_of
 from tests.tiny import tiny, tiny_llama
@@ -24,6 +24,7 @@ from tests.tiny import tiny, tiny_llama
 VOCAB_SIZE = 61
 TEXT = [(7 * i * i + 3 * i) % VOCAB_SIZE for i in range(48)]
 NO_INTEGERS = why_not_int8()
+pytestmark = pytest.mark.timeout(240)  # machine code may have to be made first
 
 
 def make_runner(kind: str) -> TorchRunner:
@@ -79,10 +80,54 @@ def test_a_share_of_the_rows_is_read_and_never_less_than_the_least_number() -> N
     assert parse_selection("vegas:0.1:64") == SelectionRule("logits", 0.1, 64)
 
 
-@pytest.mark.parametrize("text", ["", "quest", "sparse:", "sparse:0", "sparse:2", "vegas:0.1:0", "vegas:0.1:8:9"])
+@pytest.mark.parametrize("text", ["", "best", "sparse:", "sparse:-1", "sparse:2", "vegas:0.1:0", "vegas:0.1:8:9"])
 def test_a_selection_that_is_none_is_refused(text: str) -> None:
-    with pytest.raises(SettingsError, match=r"must be sparse or vegas, .* such as sparse:0.05:128, got"):
+    with pytest.raises(SettingsError, match=r"must be one of sparse, vegas, quest, .* such as sparse:0.05:128, got"):
         parse_selection(text)
+
+
+@given(st.integers(0, 2**31), st.integers(1, 70), st.integers(0, 60))
+def test_chosen_blocks_are_the_best_and_those_at_both_ends(seed: int, num_rows: int, count: int) -> None:
+    torch.manual_seed(seed)
+    scores = torch.randn(2, 1, -(-num_rows // BLOCK_ROWS)).repeat_interleave(BLOCK_ROWS, 2)[..., :num_rows]
+    chosen = choose_blocks(scores, count, num_first=BLOCK_ROWS, num_last=5)
+    for rows, of_rows in zip(chosen[:, 0].tolist(), scores[:, 0], strict=True):
+        assert rows == sorted(set(rows)) and set(range(num_rows - 5, num_rows)) & set(range(num_rows)) <= set(rows)
+        assert set(range(min(BLOCK_ROWS, num_rows))) <= set(rows)
+        read = {row // BLOCK_ROWS for row in rows}
+        assert len(rows) == sum(min(BLOCK_ROWS, num_rows - BLOCK_ROWS * block) for block in read), "whole blocks"
+        firsts_and_lasts = {0, *(row // BLOCK_ROWS for row in range(max(0, num_rows - 5), num_rows))}
+        free = read - firsts_and_lasts
+        left = {row // BLOCK_ROWS for row in range(num_rows)} - read
+        score_of = {block: float(of_rows[block * BLOCK_ROWS]) for block in free | left}
+        assert all(score_of[a] >= score_of[b] for a in free for b in left)
+        assert not left or len(free) >= count // BLOCK_ROWS
+
+
+@given(st.integers(0, 2**31), st.integers(1, 40))
+def test_no_logit_of_a_block_exceeds_its_bound(seed: int, num_rows: int) -> None:
+    torch.manual_seed(seed)
+    query, keys = torch.randn(2, 1, 1, 8), torch.randn(2, num_rows, 8)
+    logits = (query[:, 0] @ keys.transpose(1, 2))[:, 0]
+    bounds = bound_scores(query, keys)
+    assert (bounds >= logits - 1e-4).all()
+    if num_rows % BLOCK_ROWS == 1:
+        torch.testing.assert_close(bounds[:, -1], logits[:, -1], atol=1e-4, rtol=1e-4)  # a block of its own
+
+
+@pytest.mark.parametrize("kind", ["llama", "llama-int8"])
+def test_kept_bounds_are_those_of_queries_and_keys(kind: str) -> None:
+    runner, held = make_runner(kind), 2 * BLOCK_ROWS + 1
+    slot = runner.open()
+    runner.forward([chain(slot, TEXT[:held], 0)])
+    scores = {}
+    for score_kind in ("logits", "bounds"):
+        runner.forward([chain(slot, TEXT[held : held + 3], held, scores=score_kind)])
+        scores[score_kind] = runner.attention_scores.of(slot)
+        runner.keep(slot, held)
+    assert (scores["bounds"] >= scores["logits"] - 1e-3).all()
+    assert torch.equal(scores["bounds"][..., 0], scores["bounds"][..., BLOCK_ROWS - 1])
+    torch.testing.assert_close(scores["bounds"][..., -1], scores["logits"][..., -1], atol=1e-3, rtol=1e-3)
 
 
 @pytest.mark.parametrize("kind", KINDS)

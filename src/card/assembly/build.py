@@ -75,7 +75,7 @@ def build(
         top_k=max((writer.top_k for writer in writers.values()), default=0),
         verifier=plan.verifier,
         watchers=models.watchers,
-        selection=plan.selection,
+        self_drafting=plan.self_drafting,
     )
     limits = Limits(max_num_seqs=plan.settings.max_num_seqs, prefill_chunk=plan.settings.prefill_chunk)
     engine = Engine(worker, models.link, limits=limits, policy=policy, clock=clock)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from card.config import DraftSettings, EngineSettings, Placement, parse_size, split_settings
-from card.config.selection import SelectionRule, parse_selection
+from card.config.selection import SelfDrafting, parse_selection
 from card.errors import SettingsError
 from card.machine.threads import CorePlan, CoreSet
 from card.methods import Method, find_method
@@ -79,10 +79,12 @@ class Plan:
     verifier: Verifier
 
     @property
-    def selection(self) -> SelectionRule | None:
-        """KV rows that the target reads when it drafts for itself; None: it does not."""
+    def self_drafting(self) -> SelfDrafting | None:
+        """Settings of a target that drafts for itself; None: it does not."""
         usual = self.method.selection
-        return None if usual is None else parse_selection(self.settings.kv_selection or usual)
+        if usual is None:
+            return None
+        return SelfDrafting(parse_selection(self.settings.kv_selection or usual), self.method.num_looked_up)
 
     @property
     def first_schedule(self) -> Schedule:
@@ -194,7 +196,7 @@ def _refuse_contradictions(
 ) -> None:
     if drafts and not has_draft:
         raise SettingsError(f"method {method.name} needs a draft model; give one, or use method vanilla")
-    if settings.judge is not None and not (drafts or method.writers or settings.writers):
+    if settings.judge is not None and not (drafts or method.writers or settings.writers or method.selection):
         raise SettingsError(
             f"judge {settings.judge} has nothing to judge: method {method.name} has no candidates; leave it out, or "
             "name a method or writers that have"

@@ -70,6 +70,7 @@ OURS: Mapping[str, Spec] = MappingProxyType(
         PARD + ALL_CORES: Spec(method="pard", drafter="turns", has_lengths=True),
         "ouroboros-all-cores": Spec(method="ouroboros", drafter="turns", has_lengths=True),
         "sparsespec": Spec(method="sparsespec"),
+        "specpv": Spec(method="specpv"),
         "lookup": _tuned("lookup"),
         "suffix": _tuned("suffix"),
         "recycling": _tuned("recycling"),

@@ -84,7 +84,7 @@ class EngineSettings(Replaceable):
     judge: str | None = setting(None, "Judge of candidates, such as relaxed:0.5; not exact.")
     ctc: str | None = setting(None, "Head for ctc.")
     hrad: str = setting("off", "Predictor for specbranch: off, demo or a file.")
-    kv_selection: str | None = setting(None, "KV rows for sparsespec.")
+    kv_selection: str | None = setting(None, "KV rows for sparsespec and specpv.")
     writers: tuple[str, ...] | None = setting(
         None,
         "Who proposes candidates, such as beam,suffix; beam is the draft model.",

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Literal, cast
+from typing import Literal
 
 from card.errors import SettingsError
 
-ScoreKind = Literal["weights", "logits"]
-"""Attention weights (after the softmax) or logits (before it)."""
+ScoreKind = Literal["weights", "logits", "bounds"]
+"""Attention weights (after the softmax), logits (before it), or bounds that no logit of a block of rows exceeds."""
+BLOCK_ROWS = 16  # of a block that is chosen as a whole, by bounds
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,37 +20,50 @@ class SelectionRule:
     """The KV rows that a drafting pass reads: the best by the attention of the last verification, and the newest."""
 
     scores: ScoreKind  # whose mean over the rows of a verification and the query heads of a KV head ranks them
-    share: float  # of a text's rows that are read, in (0, 1]
+    share: float  # of a text's rows that are read, in [0, 1]
     least: int  # rows that are read at least, the newest included
+    num_first: int = 0  # rows at the beginning of a text that are read besides, whatever their scores
+    num_last: int = 0  # and before the newest ones
 
     def num_read(self, num_rows: int) -> int:
-        """Return how many of ``num_rows`` rows are read, the newest included."""
-        return min(num_rows, max(self.least, math.ceil(self.share * num_rows)))
+        """Return how many of ``num_rows`` rows are read; the newest are among them unless blocks are chosen."""
+        chosen = max(self.least, math.ceil(self.share * num_rows))
+        return min(num_rows, chosen + self.num_first + self.num_last)
+
+
+@dataclass(frozen=True, slots=True)
+class SelfDrafting:
+    """Settings of a target that drafts for itself."""
+
+    rule: SelectionRule
+    num_looked_up: int = 0  # candidates that a drafting pass verifies, from earlier in the text; 0: in turns, by phases
 
 
 PUBLISHED: Mapping[str, SelectionRule] = MappingProxyType(
     {
         "sparse": SelectionRule("weights", 0.05, 128),  # SparseSpec, arXiv:2512.01278
         "vegas": SelectionRule("logits", 0.07, 256),  # arXiv:2602.07223
+        "quest": SelectionRule("bounds", 0.0, 4096, 2 * BLOCK_ROWS, 8 * BLOCK_ROWS),  # SpecPV, arXiv:2512.02337
     }
 )
 
 
 def parse_selection(text: str) -> SelectionRule:
-    """Return the rule that ``sparse``, ``vegas`` or ``sparse:0.1:64`` (share and least number of rows) means.
+    """Return the rule that ``sparse``, ``vegas``, ``quest`` or ``sparse:0.1:64`` (share, least number of rows) means.
 
     Raises: SettingsError for an unknown rule, or numbers out of range.
     """
     name, *numbers = text.split(":")
     rule = PUBLISHED.get(name)
-    try:
-        share = float(numbers[0]) if numbers else cast(SelectionRule, rule).share
-        least = int(numbers[1]) if len(numbers) > 1 else cast(SelectionRule, rule).least
-    except (ValueError, AttributeError):
-        share, least = 0.0, 0
-    if rule is None or len(numbers) > 2 or not 0.0 < share <= 1.0 or least < 1:
-        raise SettingsError(
-            f"a selection of KV rows must be {' or '.join(PUBLISHED)}, with a share above 0 and at most 1 and a least "
-            f"number of rows of 1 or more if wanted, such as sparse:0.05:128, got {text!r}"
-        )
-    return SelectionRule(rule.scores, share, least)
+    if rule is not None and len(numbers) <= 2:
+        try:
+            share = float(numbers[0]) if numbers else rule.share
+            least = int(numbers[1]) if len(numbers) > 1 else rule.least
+        except ValueError:
+            share, least = -1.0, 0
+        if 0.0 <= share <= 1.0 and least >= 1:
+            return replace(rule, share=share, least=least)
+    raise SettingsError(
+        f"a selection of KV rows must be one of {', '.join(PUBLISHED)}, with a share from 0 to 1 and a least number of "
+        f"rows of 1 or more if wanted, such as sparse:0.05:128, got {text!r}"
+    )

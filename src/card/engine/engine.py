@@ -243,8 +243,8 @@ class Engine:
             sequence = one.sequence
             if sequence.prompt_tokens_left:
                 continue
-            length = sequence.request.draft.num_speculative_tokens
-            is_due = sequence.self_draft is None or self._phases.is_due(request_id, length)
+            draft, length = sequence.self_draft, sequence.request.draft.num_speculative_tokens
+            is_due = draft is not None and draft.has_phases and self._phases.is_due(request_id, length)
             (drafting if sequence.can_draft_itself and not is_due else verifying).append(one)
         return drafting, verifying
 

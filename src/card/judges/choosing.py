@@ -9,13 +9,13 @@ from card.errors import SettingsError
 from card.judges.auto import AUTO_WISH, AutoJudge
 from card.judges.judge import Judge, JudgingVerifier
 from card.judges.names import parse_judge
-from card.judges.training_free import Fly, KullbackLeibler, Relaxed, Typical
+from card.judges.training_free import Fly, KullbackLeibler, Partial, Relaxed, Typical
 from card.models.features import FeatureWish
 from card.models.torch_runner import TorchRunner
 from card.tree.verify import MATCH, Verifier
 
 _MAKERS: Mapping[str, Callable[[float], Judge]] = MappingProxyType(
-    {"typical": Typical, "relaxed": Relaxed, "kl": KullbackLeibler, "fly": Fly}
+    {"typical": Typical, "relaxed": Relaxed, "kl": KullbackLeibler, "fly": Fly, "partial": Partial}
 )
 
 

@@ -24,6 +24,7 @@ KNOBS: Mapping[str, KnobRange] = MappingProxyType(
         "relaxed": KnobRange(usual=0.5, most=1.0),
         "kl": KnobRange(usual=0.1, most=1e6),
         "fly": KnobRange(usual=0.7, most=1.0),
+        "partial": KnobRange(usual=1.0, most=1.0),
     }
 )
 AUTO = "auto"

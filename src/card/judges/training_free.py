@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from card.judges.judge import Mismatch
-from card.tree.nodes import ROOT, Nodes
+from card.tree.nodes import ROOT, SELF_BIT, Nodes
 from card.tree.verify import Verification
 
 _TYPICAL_MOST, _TYPICAL_SHARE = 0.09, 0.3  # epsilon and delta of Medusa's code
@@ -53,6 +53,21 @@ class Relaxed:
         best, last = float(likeliest[0]), float(likeliest[-1])
         is_near = self.knob >= 1 or mismatch.logprob > best + math.log1p(-self.knob)
         return mismatch.logprob >= last and is_near
+
+
+@dataclass(frozen=True, slots=True)
+class Partial:
+    """Tolerate whatever a target has drafted for itself, unless ``knob`` is 0.
+
+    So what passed a verification over few KV rows stays, as in SpecPV. Source: arXiv:2512.02337.
+    """
+
+    knob: float
+
+    def tolerates(self, mismatch: Mismatch) -> bool:
+        """Return whether the candidate may stay."""
+        writers = mismatch.seen.offer.writers
+        return self.knob > 0 and bool(writers) and bool(writers[mismatch.candidate] & SELF_BIT)
 
 
 @dataclass(frozen=True, slots=True)

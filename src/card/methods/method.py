@@ -35,6 +35,7 @@ class Method:
     shape: Callable[[DraftSettings], DraftSettings] = lambda draft: draft  # settings imposed on the user's
     writers: tuple[str, ...] = ()  # local writers that belong to it
     selection: str | None = None  # KV rows that the target reads when it drafts for itself; None: it does not
+    num_looked_up: int = 0  # candidates that each of its own drafting passes verifies, found earlier in the text
     is_tuned: bool = False  # what was not set is chosen by measurement, the schedule included
     reads: tuple[str, ...] = ()  # settings of the engine that no other method reads
     passes_of_round: Callable[[DraftSettings], Sequence[int]] | None = None  # tokens in each, for `round_length`

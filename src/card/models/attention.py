@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from card.config.selection import ScoreKind
 from card.models.kv_cache import FloatArray, SequenceRows, Window, window_size
-from card.models.selection import MEANS, ChosenRows
+from card.models.selection import MEANS, ChosenRows, bound_scores
 
 MAX_PACKED_ROWS = 128  # up to here the query heads of one KV head are rows of one product
 
@@ -172,6 +172,10 @@ def _keep_scores(step: SequencePass, layer: int, query: Tensor, scoring: Scoring
     """Score the rows that were held before the pass, which all new rows see."""
     assert step.scores is not None and step.score_kind is not None
     keys = step.keys[layer][0]
+    if step.score_kind == "bounds":
+        scale = query.shape[3] ** -0.5 if scoring.scale is None else scoring.scale
+        step.scores[layer] = bound_scores(query * scale, keys[:, : step.scores.shape[2]])
+        return
     rows = query.reshape(len(keys), -1, query.shape[3])
     bias = step.biases[None]
     logits = _logits_of(rows, keys, scoring).view(*query.shape[:3], -1).float()

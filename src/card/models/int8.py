@@ -50,6 +50,7 @@ from card.models.fused import mirrored_rms_norm, rotary_table
 from card.models.generic import layer_windows
 from card.models.kv_cache import KVLayout, SequenceRows
 from card.models.protocol import Extension
+from card.models.selection import bound_scores
 from card.models.vision import ImageRows
 
 if TYPE_CHECKING:
@@ -58,6 +59,11 @@ if TYPE_CHECKING:
 MOST_TILE_ROWS = 16  # of the largest kind of tile
 
 IntArray = npt.NDArray[np.int64]
+_SCORE_KINDS = [
+    "logits",
+    "weights",
+    "bounds",
+]  # in the order of `card.kernels.jit.tables`; of bounds the queries are left
 _NO_ANCESTORS: IntArray = np.zeros(0, np.int64)
 
 
@@ -120,7 +126,7 @@ class NewRows:
 
     sequence: SequenceRows
     extension: Extension
-    score_room: Tensor | None = None  # [P, L, H, padded S - T] float32: the pass sums the scores of P parts of its rows
+    score_room: Tensor | None = None  # [P, L, H, N] float32: sums of scores of P parts of the rows, or their queries
     part: int = 0  # rows of a part
     scores: Tensor | None = None  # [L, Hkv, S - T] float32, as `MEANS` has them
 
@@ -289,9 +295,7 @@ class Int8Decoder:
         else:
             self._team.run(table, barrier)
         for step in scored:
-            assert step.score_room is not None
-            sums = step.score_room.sum(0)[..., : step.num_held].unflatten(1, (self._num_kv_heads, -1))  # type: ignore[no-untyped-call]
-            step.scores = sums.mean(2) / step.num_new
+            step.scores = self._scores(step)
         return spread(logits[:, : self._num_outputs], self._head_ids, self.vocab_size)
 
     def _make_score_room(self, steps: Sequence[NewRows]) -> list[NewRows]:
@@ -299,15 +303,32 @@ class Int8Decoder:
         scored = [step for step in steps if step.extension.scores is not None and step.num_held]
         layers, heads = len(self._layers), self._num_heads
         together = max(1, self._code.TOGETHER * self._num_kv_heads // heads)  # rows of a text that are computed at once
-        sizes = [-(-step.num_new // together) * layers * heads * padded(step.num_held, LANES) for step in scored]
+        for step in scored:
+            step.part = 1 if step.extension.scores == "bounds" else together
+        widths = [
+            self._padded_head if step.extension.scores == "bounds" else padded(step.num_held, LANES) for step in scored
+        ]
+        parts = [-(-step.num_new // step.part) for step in scored]
+        sizes = [layers * heads * width * num_parts for width, num_parts in zip(widths, parts, strict=True)]
         if len(self._score_room) < sum(sizes):
             self._score_room = torch.empty(sum(sizes))
-        for step, part in zip(scored, torch.split(self._score_room[: sum(sizes)], sizes), strict=True):
-            step.score_room, step.part = part.view(-1, layers, heads, padded(step.num_held, LANES)), together
+        rooms = torch.split(self._score_room[: sum(sizes)], sizes)
+        for step, room, num_parts in zip(scored, rooms, parts, strict=True):
+            step.score_room = room.view(num_parts, layers, heads, -1)
             for layer, window in enumerate(self.windows):
                 if window is not None:
                     step.score_room[:, layer] = 0
         return scored
+
+    def _scores(self, step: NewRows) -> Tensor:
+        """Return the scores [L, Hkv, S - T] of what a pass has left of one sequence."""
+        assert step.score_room is not None
+        of_heads: Tensor = step.score_room.unflatten(2, (self._num_kv_heads, -1))  # type: ignore[no-untyped-call]
+        if step.extension.scores != "bounds":
+            return of_heads.sum(0)[..., : step.num_held].mean(2) / step.num_new
+        queries = of_heads.permute(1, 2, 0, 3, 4) * self._reals[self._code.SCALE]
+        keys = step.sequence.kv[:, 0, :, : step.num_held]
+        return torch.stack([bound_scores(*layer) for layer in zip(queries, keys, strict=True)])
 
     def _run_and_take(self, states: PassStates, table: IntArray, barrier: IntArray, hidden: Tensor) -> None:
         """Run the pass and let it copy the states that somebody wishes for: the next layer writes over them."""
@@ -434,4 +455,6 @@ def _selection(step: NewRows, new_idx: int) -> tuple[int, int, int, int, int, in
     chosen = (0, 0, 0) if reads is None else (reads.rows.ctypes.data, reads.rows.shape[2], reads.since)
     if room is None:
         return (*chosen, 0, 0, 0)
-    return (*chosen, room[new_idx // step.part].data_ptr(), room.shape[3], int(step.extension.scores == "weights"))
+    assert step.extension.scores is not None
+    kind = _SCORE_KINDS.index(step.extension.scores)
+    return (*chosen, room[new_idx // step.part].data_ptr(), room.shape[3], kind)

@@ -13,6 +13,9 @@ from card.errors import ProtocolError
 
 ROOT = -1  # parent index of a node below the root, the last committed token
 PATH_END = -2  # that of a proposed one below the best path's end, which is the root if nobody proposed any
+SELF_BIT = (
+    2  # among the bits of `Nodes.writers`: a target that drafts for itself, the first writer after the draft model
+)
 _MAX_LOGPROB = 1e-6  # a log-probability may exceed 0 by rounding only
 
 

@@ -2,19 +2,21 @@
 
 A drafting pass reads the chosen rows of each layer and KV head and the newest rows. The verification drops the rows
 that drafting wrote and runs the same tokens over all rows, so nothing of a draft stays. Its attention says which rows
-the next drafts read. Sources: SparseSpec, arXiv:2512.01278; Vegas, arXiv:2602.07223.
+the next drafts read. A drafting pass may verify candidates itself, found earlier in the text, and so draft several
+tokens. Sources: SparseSpec, arXiv:2512.01278; Vegas, arXiv:2602.07223; SpecPV, arXiv:2512.02337.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from card.config.selection import ScoreKind, SelectionRule
+from card.config.selection import ScoreKind, SelfDrafting
 from card.models.protocol import Extension
-from card.models.selection import ChosenRows, choose_rows
+from card.models.selection import ChosenRows, choose_blocks, choose_rows
 from card.tree.nodes import Nodes
 from card.writers.local.protocol import Observation, WriterSequence
 
@@ -25,12 +27,18 @@ _LEAST_LOGPROB = -100.0  # of a drafted token, however unlikely its own pass fou
 class SelfDraft(WriterSequence):
     """The draft that one request has made for itself since its last verification."""
 
-    def __init__(self, rule: SelectionRule, length: int) -> None:
+    def __init__(self, settings: SelfDrafting, length: int) -> None:
         """Begin with nothing drafted; ``length`` tokens are drafted between two verifications at most."""
-        self._rule, self._length = rule, length
+        self._rule, self._length = settings.rule, length
+        self._num_looked_up = settings.num_looked_up
         self._reads: ChosenRows | None = None  # None: nothing is drafted before the next verification
         self._path_logprobs: list[float] = []
         self.token_ids: list[int] = []
+
+    @property
+    def has_phases(self) -> bool:
+        """True if it verifies in rounds of its phase; else as soon as it has drafted all that it may."""
+        return not self._num_looked_up
 
     def propose(self, best_path: Sequence[int], budget: int) -> Nodes:
         """Return what was drafted."""
@@ -63,15 +71,25 @@ class SelfDraft(WriterSequence):
             scores: [L, Hkv, S] of the S rows that the verification found.
             num_rows: of the text, after it.
         """
-        since = scores.shape[2]
-        num_newest = num_rows - since + self._length  # at the end of the draft
-        count = max(0, self._rule.num_read(num_rows) - num_newest)
-        self._reads = ChosenRows(choose_rows(scores, count), since)
+        since, rule, num_read = scores.shape[2], self._rule, self._rule.num_read(num_rows)
+        if rule.scores == "bounds":
+            ends = {"num_first": rule.num_first, "num_last": rule.num_last}
+            rows = choose_blocks(scores, num_read - rule.num_first - rule.num_last, **ends)
+        else:
+            num_newest = num_rows - since + self._length  # at the end of the draft
+            rows = choose_rows(scores, max(0, num_read - num_newest))
+        self._reads = ChosenRows(rows, since)
 
-    def extension(self, slot: int, last_id: int, num_rows: int) -> Extension:
+    def candidates(self, token_ids: Sequence[int], deepest: int) -> list[int]:
+        """Return what the next drafting pass verifies: what followed the text's last tokens earlier in it."""
+        room = min(self._num_looked_up, min(self._length, deepest) - len(self.token_ids) - 1)
+        return looked_up([*token_ids, *self.token_ids], room) if room > 0 else []
+
+    def extension(self, slot: int, last_id: int, num_rows: int, candidates: Sequence[int]) -> Extension:
         """Return the next drafting pass over a text of ``num_rows`` rows, whose last token has none yet."""
-        token_id = self.token_ids[-1] if self.token_ids else last_id
-        return Extension(slot, [token_id], [num_rows + len(self.token_ids) - 1], reads=self._reads)
+        new_ids = [self.token_ids[-1] if self.token_ids else last_id, *candidates]
+        first = num_rows + len(self.token_ids)
+        return Extension(slot, new_ids, range(first - 1, first - 1 + len(new_ids)), reads=self._reads)
 
     def take(self, token_id: int, logits: Tensor) -> None:
         """Add a token to the draft, chosen by ``logits`` [V]."""
@@ -79,3 +97,19 @@ class SelfDraft(WriterSequence):
         above = self._path_logprobs[-1] if self._path_logprobs else 0.0
         self.token_ids.append(token_id)
         self._path_logprobs.append(above + min(0.0, max(logprob, _LEAST_LOGPROB)))
+
+
+def looked_up(token_ids: Sequence[int], most: int) -> list[int]:
+    """Return up to ``most`` tokens that followed the latest earlier occurrence of the last 3 tokens, or else of 2."""
+    text = np.asarray(token_ids)
+    for size in (3, 2):
+        if len(text) <= size:
+            continue
+        found = np.ones(len(text) - size, np.bool_)
+        for i in range(size):
+            found &= text[i : len(text) - size + i] == text[len(text) - size + i]
+        places = found.nonzero()[0]
+        if len(places):
+            start = int(places[-1]) + size
+            return [int(token) for token in text[start : start + most]]
+    return []

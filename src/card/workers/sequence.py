@@ -244,28 +244,39 @@ class Pass:
 
 @dataclass(slots=True)
 class DraftPass:
-    """Part of one sequence in one target pass in which it drafts a token for itself."""
+    """Part of one sequence in one target pass in which it drafts for itself: a token, and candidates before it."""
 
     sequence: Sequence
     draft: SelfDraft
     extension: Extension
+    candidates: list[int]
 
     @classmethod
     def of(cls, work: Work) -> DraftPass:
-        """Run the newest token, drafted or not, over the rows that were chosen."""
+        """Run the newest token, drafted or not, and what may follow it over the rows that were chosen."""
         sequence, draft = work.sequence, work.sequence.self_draft
         assert draft is not None, "of a request that drafts for itself"
-        return cls(sequence, draft, draft.extension(sequence.slot, sequence.token_ids[-1], sequence.num_rows))
+        candidates = draft.candidates(sequence.token_ids, sequence.deepest)
+        extension = draft.extension(sequence.slot, sequence.token_ids[-1], sequence.num_rows, candidates)
+        return cls(sequence, draft, extension, candidates)
 
     def take(self, logits: Tensor) -> None:
-        """Add the token that the target would choose by these logits [1, V].
+        """Add the tokens that the target would choose by these logits [1 + candidates, V], up to the first miss.
 
         Raises: TargetError if the caller's logits processor fails; ModelError for logits that are no numbers.
         """
         sequence, drafted = self.sequence, self.draft.token_ids
-        shaped = _shaped(sequence, [tuple(drafted)], logits)
-        (token_id,) = sequence.sampler.choose(shaped, [len(sequence.token_ids) + len(drafted)])
-        self.draft.take(token_id, logits[0])
+        for row, candidate in zip(torch.split(logits, 1), [*self.candidates, None], strict=True):
+            shaped = _shaped(sequence, [tuple(drafted)], row)
+            (token_id,) = sequence.sampler.choose(shaped, [len(sequence.token_ids) + len(drafted)])
+            self.draft.take(token_id, row[0])
+            if token_id != candidate or token_id in sequence.request.end_ids:
+                break
+
+    @property
+    def num_rows(self) -> int:
+        """Number of rows that stay: those of the text and of what was drafted, but for the newest token."""
+        return self.sequence.num_rows + len(self.draft.token_ids)
 
 
 def _shaped(sequence: Sequence, paths: list[tuple[int, ...]], logits: Tensor) -> Tensor:

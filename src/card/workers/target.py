@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 
-from card.config.selection import SelectionRule
+from card.config.selection import SelfDrafting
 from card.errors import PromptError, SettingsError
 from card.models.pool import SequencePool
 from card.models.protocol import LanguageModel, Recurrent, Selective
@@ -41,7 +41,7 @@ class TargetWorker:
         top_k: int = 0,
         verifier: Verifier = MATCH,
         watchers: Watchers | None = None,
-        selection: SelectionRule | None = None,
+        self_drafting: SelfDrafting | None = None,
     ) -> None:
         """Take over ``model``.
 
@@ -52,12 +52,12 @@ class TargetWorker:
             top_k: likeliest tokens that the writers are shown at every token that is run.
             verifier: decides which candidates stay and which token follows.
             watchers: are shown hidden states after each pass; None: nobody wishes for any.
-            selection: rows that the target reads when it drafts for itself; None: it does not.
+            self_drafting: how the target drafts for itself; None: it does not.
         Raises: SettingsError if it is to draft for itself and its passes cannot read chosen rows.
         """
         self.model = model
-        self._selective = None if selection is None else _selective(model)
-        self._selection = selection
+        self._selective = None if self_drafting is None else _selective(model)
+        self._self_drafting = self_drafting
         self.runs_chains_only = isinstance(model, Recurrent)  # no trees: its candidates are a chain
         self._verifier = verifier
         self._watchers = watchers
@@ -89,7 +89,7 @@ class TargetWorker:
         for token_id in prompt_ids:
             if not 0 <= token_id < model.vocab_size:
                 raise PromptError(f"token ids must be from 0 to {model.vocab_size - 1}, got {token_id}")
-        has_writers = bool(self._writers or self._selection) and request.params.speculates
+        has_writers = bool(self._writers or self._self_drafting) and request.params.speculates
         tree = request.draft.budget if request.uses_drafter or has_writers else 0
         num_rows = min(longest_text(request, model.max_model_len) + tree, model.max_rows)
         if not self.pool.can_ever_hold(num_rows):
@@ -113,8 +113,8 @@ class TargetWorker:
         writers = self._writers if request.params.speculates else {}
         openers: dict[str, Callable[[], WriterSequence]] = {}
         self_draft = None
-        if self._selection is not None and request.params.speculates:
-            self_draft = SelfDraft(self._selection, request.draft.num_speculative_tokens)
+        if self._self_drafting is not None and request.params.speculates:
+            self_draft = SelfDraft(self._self_drafting, request.draft.num_speculative_tokens)
             openers[SELF] = partial(_itself, self_draft)
         openers.update({name: partial(begin, request) for name, begin in writers.items()})
         offers = Offers(openers, vocab_size=self.model.vocab_size)
@@ -237,6 +237,7 @@ class TargetWorker:
             self._choose_rows(one)
         for draft in drafting:
             self._count_reads(draft)
+            self.model.keep(draft.sequence.slot, draft.num_rows)
             draft.sequence.stats.target_busy_s += result.busy_s
         return result
 

@@ -273,16 +273,16 @@ def use_blocks(
 
 @compiled
 def keep_scores(
-    table: int, layer: int, first: int, last: int, head: int, last_head: int, are_weights: int, scores: int, width: int
+    table: int, layer: int, first: int, last: int, head: int, last_head: int, kind: int, scores: int, width: int
 ) -> None:  # fmt: skip
     """Keep the sum, for each head, of what rows ``first`` to ``last`` give those that the text held, if it is wanted.
 
     Args:
-        are_weights: whether the scores are weights by now; arguments else as of `use_block`.
+        kind: what the scores are by now; arguments else as of `use_block`.
     """
     its, count, num_heads = row_entry(table, first), entry(row_entry(table, first), t.NUM_SCORES), last_head - head
     has_window = entry(layer_entry(table, layer), t.WINDOW) != 0
-    if entry(its, t.SCORES) == 0 or has_window or entry(its, t.SCORES_ARE_WEIGHTS) != are_weights:
+    if entry(its, t.SCORES) == 0 or has_window or entry(its, t.SCORE_KIND) != kind:
         return
     for one in range(num_heads):
         out = entry(its, t.SCORES) + 4 * count * (layer * entry(table, t.HEADS) + head + one)
@@ -291,6 +291,23 @@ def keep_scores(
             for row in range(1, last - first):
                 sums = add(sums, load(scores + width * (row * num_heads + one) + at))
             store(out + at, sums)
+
+
+@compiled
+def keep_queries(table: int, layer: int, first: int, last: int, head: int, last_head: int) -> None:
+    """Keep the queries of rows ``first`` to ``last``, if they are wanted instead of scores."""
+    padded, all_heads = entry(table, t.PADDED_HEAD), entry(table, t.HEADS) + 2 * entry(table, t.KV_HEADS)
+    if entry(layer_entry(table, layer), t.WINDOW) != 0:
+        return
+    for row in range(first, last):
+        its = row_entry(table, row)
+        if entry(its, t.SCORES) == 0 or entry(its, t.SCORE_KIND) != t.QUERIES:
+            continue
+        for one in range(head, last_head):
+            query = entry(table, t.PROJECTED) + 4 * padded * (row * all_heads + one)
+            out = entry(its, t.SCORES) + 4 * padded * (layer * entry(table, t.HEADS) + one)
+            for at in range(0, 4 * padded, 4 * LANES):
+                store(out + at, load(query + at))
 
 
 @compiled
@@ -311,7 +328,8 @@ def attend(table: int, layer: int, first: int, last: int, head: int, last_head: 
     num_queries = (last - first) * num_heads
     scores, width = sums + num_queries * sum_bytes, 4 * (end - begin + LANES)  # weights are made in whole vectors
     use_blocks(table, layer, first, last, head, last_head, keys, begin, end, room, scores, width, 0)
-    keep_scores(table, layer, first, last, head, last_head, 0, scores, width)
+    keep_queries(table, layer, first, last, head, last_head)
+    keep_scores(table, layer, first, last, head, last_head, t.LOGITS_OF_ROWS, scores, width)
     for query in range(num_queries):
         row, its_scores = first + query // num_heads, scores + width * query
         start, stop = first_seen(table, layer, row), last_seen(table, layer, row)
@@ -320,7 +338,7 @@ def attend(table: int, layer: int, first: int, last: int, head: int, last_head: 
             store_float(its_scores + 4 * at, ZERO)
         for at in range(stop - begin, end - begin):
             store_float(its_scores + 4 * at, ZERO)
-    keep_scores(table, layer, first, last, head, last_head, 1, scores, width)
+    keep_scores(table, layer, first, last, head, last_head, t.WEIGHTS_OF_ROWS, scores, width)
     clear(sums, num_queries * sum_bytes)
     values = keys + kv_heads * entry(its, t.HEAD_BYTES)
     use_blocks(table, layer, first, last, head, last_head, values, begin, end, room, scores, width, sums)

@@ -25,11 +25,13 @@ QUERY, KEY, VALUE, ATTENTION_OUT, GATE, UP, DOWN = range(0, 7 * LINEAR_SIZE, LIN
 # Places in the table of a row: where its sequence's keys of layer 0 are; bytes between rows, KV heads and layers; its
 # own row there, its position, how many of the first rows it sees, and the first of its other ancestors. Then the rows
 # that layers without a window read, for each layer and KV head (0: all), how many, and from which row on they read all;
-# where the scores of the rows go (0: nowhere), how many there are for each query head, and whether they are weights.
+# where the scores of the rows go (0: nowhere), how many there are for each query head, and what they are: logits,
+# weights, or instead of scores the queries.
 (
     KV, KV_ROW, HEAD_BYTES, LAYER_BYTES, SLOT, POSITION, PREFIX, FIRST_ANCESTOR, PICKED, NUM_PICKED, SINCE, SCORES,
-    NUM_SCORES, SCORES_ARE_WEIGHTS, ROW_SIZE,
+    NUM_SCORES, SCORE_KIND, ROW_SIZE,
 ) = range(15)  # fmt: skip
+LOGITS_OF_ROWS, WEIGHTS_OF_ROWS, QUERIES = range(3)
 TOGETHER = 32  # queries whose scores are kept at once, or as many as a row has for a KV head
 
 
