@@ -129,6 +129,13 @@ def test_what_passes_a_partial_verification_is_a_draft_of_several_tokens_a_pass(
     assert stats.mean_acceptance_length > 8
 
 
+def test_rows_of_candidates_that_a_partial_verification_rejects_are_dropped(caplog: pytest.LogCaptureFixture) -> None:
+    params = SamplingParams(temperature=0.0, seed=0, max_tokens=100)
+    _, _, stats = decode(toy_target(), None, method="specpv", params=params, draft=DraftSettings(lead=12))
+    assert stats.accepted_tokens > 0
+    assert not caplog.records, "or the next pass would not be a chain, and would fail"
+
+
 @given(st.lists(st.integers(0, 3), max_size=30), st.integers(1, 6))
 def test_what_is_looked_up_follows_the_latest_earlier_place_of_the_last_tokens(text: list[int], most: int) -> None:
     expected: list[int] = []
