@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from card.bench import lineup
 from card.bench.datasets import Dataset, Question
 from card.bench.lineup import LineupSettings, PairSpec, make_plan
 from card.bench.names import BASELINE, KNOWN, OURS, PRESETS, names_of, needs_draft, spec_of, uncoupled
@@ -14,7 +15,9 @@ from card.config import SamplingParams
 from card.errors import SettingsError
 from card.methods import METHODS
 
-SETTINGS = LineupSettings(params=SamplingParams(temperature=0.0, seed=0, max_tokens=8), cores=(0, 1, 5))
+SETTINGS = LineupSettings(
+    params=SamplingParams(temperature=0.0, seed=0, max_tokens=8), cores=(0, 1, 5), dtype="float32"
+)
 DATA = (Dataset("x", "y", (Question(("one",)),)),)
 
 
@@ -87,10 +90,23 @@ def test_what_runs_beside_a_drafter_leaves_it_the_last_core_and_all_else_has_the
 
 
 def test_only_rows_that_draw_the_same_noise_are_compared_when_text_is_sampled() -> None:
-    sampled = LineupSettings(params=SamplingParams(temperature=1.0, seed=0), cores=(0, 1))
+    sampled = replace(SETTINGS, params=SamplingParams(temperature=1.0, seed=0))
     for name in KNOWN:
         assert SETTINGS.facts_of(name).is_comparable
         assert sampled.facts_of(name).is_comparable is not name.startswith("transformers")
+
+
+def test_texts_of_transformers_are_compared_where_both_round_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    for dtype, why_not, is_comparable in (
+        ("float32", None, True),
+        ("bfloat16", None, False),  # our activations have more bits
+        ("bfloat16", "no machine code here", True),
+        ("int8", None, False),
+    ):
+        monkeypatch.setattr(lineup, "why_not_int8", lambda why_not=why_not: why_not)
+        settings = replace(SETTINGS, dtype=dtype)
+        assert settings.facts_of("transformers").is_comparable is is_comparable
+        assert settings.facts_of("card").is_comparable
 
 
 def test_writers_of_a_row_are_those_of_its_name() -> None:

@@ -202,7 +202,8 @@ def test_help_and_version_go_to_standard_output(run):
 
 @pytest.fixture
 def in_bfloat16(pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Options of a pair stored in bfloat16, on a CPU that has no instructions for it."""
+    """Options of a pair stored in bfloat16, on a CPU that has no instructions for it and no machine code of ours."""
+    monkeypatch.setattr(dtypes, "why_not_int8", lambda: "not here")
     monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: False)
     for name in ("target", "draft"):
         folder = getattr(pair, name)

@@ -225,7 +225,8 @@ def test_a_quantised_file_runs_in_integers_where_its_numbers_would_be_slow(folde
         quantised, stored = (load_decoder(file, cache_dir=cache) for file in files.values())
         assert is_int8(quantised) == (reason is None)
         assert has_blocks(quantised) == (reason is None)
-        assert (is_int8(stored), stored.dtype) == (False, torch.float32)
+        as_it_runs = torch.float32 if reason else torch.bfloat16  # our machine code multiplies 16 bits
+        assert (is_int8(stored), stored.dtype) == (False, as_it_runs)
         asked = load_decoder(files[Kind.Q8_0], dtype="bfloat16", cache_dir=cache)
         assert (is_int8(asked), asked.dtype) == (False, torch.bfloat16)
 

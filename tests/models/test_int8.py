@@ -48,8 +48,8 @@ from card.kernels import int8_linear
 from card.kernels.int8_linear import multiply_rows, quantize_linear, why_not_int8
 from card.machine.threads import use_threads
 from card.methods import METHODS
-from card.models import int8, torch_runner
-from card.models.decoder_model import mark_int8
+from card.models import dtypes, int8, torch_runner
+from card.models.decoder_model import mark_exact, mark_int8
 from card.models.features import FeatureWish
 from card.models.inflation import inflate
 from card.models.loading import load_decoder, load_model, load_tokenizer
@@ -97,21 +97,26 @@ KINDS: dict[str, tuple[type[PreTrainedModel], Any]] = {
     "qwen2": (Qwen2ForCausalLM, Qwen2Config(**SIZES)),
     "qwen3": (Qwen3ForCausalLM, Qwen3Config(**SIZES, head_dim=24)),
 }
+STORED = ("llama float32", "gemma2 bfloat16", "qwen3 bfloat16", "granite float16")  # kinds with weights as they are
+CASES = [*KINDS, *STORED]
 TEXT = [(7 * i * i + 3 * i) % 96 for i in range(70)]
 
 
 def make_runner(kind: str, *, std: float = 0.3, in_integers: bool = True) -> TorchRunner:
+    kind, _, dtype = kind.partition(" ")
     model_class, config = KINDS[kind]
     torch.manual_seed(0)
     model = model_class(config)
     for name, parameter in model.named_parameters():
         parameter.data.normal_(mean=1.0 if name.endswith(("q_norm.weight", "k_norm.weight")) else 0.0, std=std)
+    if dtype:
+        model = model.to(getattr(torch, dtype))
     if in_integers:
-        mark_int8(model)
+        (mark_exact if dtype else mark_int8)(model)
     return TorchRunner(model, max_model_len=128, max_tree_rows=128)
 
 
-RUNNERS = {kind: make_runner(kind) for kind in KINDS} if REASON is None else {}
+RUNNERS = {kind: make_runner(kind) for kind in CASES} if REASON is None else {}
 
 
 def chain(slot: int, token_ids: Sequence[int], start: int) -> Extension:
@@ -150,7 +155,7 @@ def test_a_product_is_nearly_that_of_floats_also_beside_outliers_and_zeros() -> 
     assert not out[:, 7].any()
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", CASES)
 @given(sizes=st.lists(st.integers(1, 33), min_size=1, max_size=12), num_threads=st.sampled_from([1, 2, 3]))
 def test_logits_do_not_depend_on_how_a_text_is_cut_into_passes(kind: str, sizes: list[int], num_threads: int) -> None:
     runner = RUNNERS[kind]
@@ -167,7 +172,7 @@ def test_logits_do_not_depend_on_how_a_text_is_cut_into_passes(kind: str, sizes:
     assert torch.equal(torch.cat(parts), expected)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", CASES)
 @given(data=st.data())
 def test_a_node_of_a_tree_has_the_logits_of_its_own_path(kind: str, data: st.DataObject) -> None:
     runner = RUNNERS[kind]
@@ -187,7 +192,7 @@ def test_a_node_of_a_tree_has_the_logits_of_its_own_path(kind: str, data: st.Dat
         assert torch.equal(logits[idx], logits_of(runner, TEXT[:num_prefix] + path)[-1])
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", CASES)
 def test_logits_do_not_depend_on_the_batch_on_kept_rows_or_on_reused_prefixes(kind: str) -> None:
     runner = RUNNERS[kind]
     texts = [TEXT[:50], TEXT[5:8], TEXT[20:37], TEXT[3:4]]
@@ -221,7 +226,7 @@ def test_one_pass_of_the_most_tokens_warms_an_integer_runner_up(monkeypatch: pyt
     assert sizes == [1, 2, 3]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", CASES)
 def test_logits_and_features_are_nearly_those_of_floats(kind: str) -> None:
     found, features, wish = [], [], FeatureWish((0, 1, 2))
     for in_integers in (True, False):
@@ -232,6 +237,28 @@ def test_logits_and_features_are_nearly_those_of_floats(kind: str) -> None:
     assert (found[0] - found[1]).norm() < 0.05 * found[1].norm()
     assert features[0].shape == features[1].shape
     assert (features[0] - features[1]).norm() < 0.05 * features[1].norm()
+
+
+@pytest.mark.parametrize(
+    ("kind", "error"), [("llama float32", 2e-6), ("gemma2 bfloat16", 4e-2), ("granite float16", 4e-3)]
+)
+def test_stored_weights_give_the_logits_of_torch_but_for_rounding(kind: str, error: float) -> None:
+    found, expected = logits_of(RUNNERS[kind], TEXT), logits_of(make_runner(kind, in_integers=False), TEXT)
+    assert (RUNNERS[kind].is_exact, RUNNERS[kind].precision) == (True, kind.partition(" ")[2])
+    assert (found - expected).norm() < error * expected.norm()
+
+
+@pytest.mark.parametrize("dtype", ["auto", "float32", "bfloat16", "float16", "float64"])
+def test_models_that_are_loaded_for_a_cpu_run_on_the_exact_pass_in_every_dtype_but_float64(dtype: str) -> None:
+    runner = TorchRunner(load_decoder("demo-draft", dtype=dtype), max_model_len=64)
+    assert runner.is_exact is (dtype != "float64")
+    assert runner.precision == ("bfloat16" if dtype == "auto" else dtype)
+
+
+def test_without_machine_code_torch_runs_what_is_stored(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dtypes, "why_not_int8", lambda: "not here")
+    runner = TorchRunner(load_decoder("demo-draft", dtype="bfloat16"), max_model_len=64)
+    assert runner.is_fused and not runner.is_exact
 
 
 def test_only_the_rows_that_are_asked_for_have_logits() -> None:

@@ -116,11 +116,14 @@ def test_the_dtype_is_the_one_asked_for(saved: Path, dtype: str | torch.dtype, w
 
 
 @pytest.mark.parametrize("load", [load_model, load_decoder])
-def test_without_bfloat16_instructions_sixteen_bits_are_widened_unless_they_are_asked_for(
+def test_without_bfloat16_instructions_or_machine_code_sixteen_bits_are_widened_unless_they_are_asked_for(
     saved: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, load: Callable[..., Any]
 ) -> None:
     stored = load_model(saved, dtype="bfloat16")
     monkeypatch.setattr(dtypes, "computes_bfloat16", lambda device: False)
+    monkeypatch.setattr(dtypes, "why_not_int8", lambda: None)
+    assert load(saved).dtype == torch.bfloat16  # which our machine code multiplies as they are
+    monkeypatch.setattr(dtypes, "why_not_int8", lambda: "not here")
     dtypes.say_once.cache_clear()
     widened = [load(saved), load(saved)]
     assert [model.dtype for model in widened] == [torch.float32] * 2

@@ -30,7 +30,7 @@ from card.errors import SettingsError
 from card.hrad.network import OFF, hrad_consumers
 from card.judges.choosing import attach_verifier, choose_verifier
 from card.machine.threads import pinned, usable_cores
-from card.models.decoder_model import is_int8
+from card.models.decoder_model import is_exact
 from card.models.facts import context_limit, end_token_ids
 from card.models.inflation import price_in_words
 from card.models.names import model_name
@@ -105,7 +105,7 @@ class Host:
             tell_ahead(spare, self.settings)
         say(f"loading {self.settings.target}")
         loaded = load_target(target, draft, plan, tokenizer)
-        facts = replace(facts, context_limit=context_limit(loaded.model), in_integers=is_int8(loaded.model))
+        facts = replace(facts, context_limit=context_limit(loaded.model), in_integers=is_exact(loaded.model))
         plan = resolve(asked, facts, method=method)
         self._take_target(loaded, plan, target)
         self.latencies = MeasuredLatencies(

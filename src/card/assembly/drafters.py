@@ -17,7 +17,7 @@ from card.errors import CardError
 from card.latency.timing import measure_pass_cost
 from card.machine.lane import Lane
 from card.machine.threads import CoreSet, pinned, use_threads
-from card.models.decoder_model import is_int8
+from card.models.decoder_model import is_exact
 from card.models.draft_vocab import always_drafted, restrict_head
 from card.models.facts import context_limit, end_token_ids, parameter_count
 from card.models.loading import load_decoder, load_tokenizer
@@ -167,7 +167,7 @@ def load_drafter(draft: DraftModel, *, threads: int, loaded: LoadedModel | None 
     """
     use_threads(threads, in_integers=False)
     whole = loaded or _load(draft)
-    use_threads(threads, in_integers=is_int8(whole))
+    use_threads(threads, in_integers=is_exact(whole))
     model = _restricted(whole, draft)
     max_model_len = min(draft.max_model_len, context_limit(model))
     runner = plain_runner(model, max_model_len=max_model_len, max_tree_rows=draft.max_tree_rows)

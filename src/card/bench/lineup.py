@@ -35,9 +35,10 @@ from card.bench.summary import decode_rate
 from card.config import INT8, DraftSettings, SamplingParams
 from card.errors import SettingsError
 from card.judges.names import parse_judge
+from card.kernels.int8_linear import why_not_int8
 from card.machine.threads import pinned
 from card.methods import find_method
-from card.models.decoder_model import is_int8
+from card.models.decoder_model import is_exact, is_int8
 from card.models.facts import context_limit, end_token_ids, parameter_count
 from card.models.inflation import inflate, parse_parameter_count, price_in_words
 from card.models.loading import load_decoder, load_model, load_tokenizer
@@ -80,6 +81,11 @@ class LineupSettings:
         is_tuned = name not in THEIRS and spec_of(name).is_tuned
         return self.cores if is_tuned or ALL_CORES in name else self.cores[:-1]
 
+    @property
+    def _rounds_as_theirs(self) -> bool:
+        """True if texts of transformers may be compared with ours: their activations have no more bits than weights."""
+        return self.dtype == "float32" or (self.dtype != INT8 and why_not_int8() is not None)
+
     def engine_of(self, name: str) -> dict[str, Any]:
         """Return the settings of a row's engine that were given for all."""
         has_draft = self.draft_vocab is not None and needs_draft(name)
@@ -100,8 +106,8 @@ class LineupSettings:
                 cores=cores,
                 threads=len(cores),
                 is_exact=True,
-                # It draws its own random numbers, and knows nothing of our integers.
-                is_comparable=self.params.temperature == 0.0 and self.dtype != INT8,
+                # It draws its own random numbers, and rounds in other places than our passes.
+                is_comparable=self.params.temperature == 0.0 and self._rounds_as_theirs,
                 settings={"lengths": list(self.lengths)} if needs_draft(name) else {},
             )
         spec = spec_of(name)
@@ -189,7 +195,7 @@ class Lineup:
         if pair.target_cost:
             self._target = inflate(self._target, parse_parameter_count(pair.target_cost))
         self.dtype = INT8 if is_int8(self._target) else str(self._target.dtype).removeprefix("torch.")
-        self.judge = TextJudge(self._target, settings.params, rounds=self.dtype != INT8)
+        self.judge = TextJudge(self._target, settings.params, rounds=not is_exact(self._target))
         self.end_ids = end_token_ids(self._target, self.tokenizer)
         most = settings.max_model_len or DEFAULT_MODEL_LEN
         self.max_model_len = min(context_limit(self._target), most)  # tokens of a prompt and its answer

@@ -100,7 +100,7 @@ def memory_of(model: LoadedModel, runner: TorchRunner, num_copies: int) -> Model
     """Return what a model takes under its runner."""
     weight_bytes = sum(weight.numel() * weight.element_size() for weight in model.parameters()) + block_bytes(model)
     linears = [module.weight for module in model.modules() if isinstance(module, nn.Linear)]
-    is_packed = runner.is_fused and bool(linears) and can_pack(linears[0], weight_bytes)
+    is_packed = runner.is_exact or (runner.is_fused and bool(linears) and can_pack(linears[0], weight_bytes))
     packed_bytes = sum(weight.numel() * weight.element_size() for weight in linears) if is_packed else 0
     if runner.precision == INT8:
         packed_bytes = sum(weight.numel() for weight in linears)

@@ -260,7 +260,7 @@ class RotaryEmbedding(nn.Module):
 if TYPE_CHECKING:
     LoadedModel = DecoderModel | PreTrainedModel
 
-_INT8_MARK = "computes_int8"
+_INT8_MARK, _EXACT_MARK = "computes_int8", "computes_exactly"
 
 
 def mark_int8(model: LoadedModel) -> None:
@@ -271,6 +271,22 @@ def mark_int8(model: LoadedModel) -> None:
 def is_int8(model: LoadedModel) -> bool:
     """Return whether runners of this model are to compute in 8-bit integers."""
     return getattr(model, _INT8_MARK, False)
+
+
+def mark_exact(model: LoadedModel) -> None:
+    """Let runners of this model compute with its weights as they are stored, by our machine code."""
+    setattr(model, _EXACT_MARK, True)
+
+
+def is_exact(model: LoadedModel) -> bool:
+    """Return whether runners of this model are to use our machine code: the bits of logits depend on the text alone."""
+    return is_int8(model) or getattr(model, _EXACT_MARK, False)
+
+
+def copy_marks(source: LoadedModel, model: LoadedModel) -> None:
+    """Let runners of a model compute as those of another one."""
+    for mark in (_INT8_MARK, _EXACT_MARK):
+        setattr(model, mark, getattr(source, mark, False))
 
 
 def architecture_of(model: LoadedModel) -> Architecture | None:

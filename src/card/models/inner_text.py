@@ -20,6 +20,7 @@ WEIGHT_NAMES: Mapping[str, str] = {
     r"^(model\.)?(language_model|text_model)\.(model\.)?(?!lm_head)": "model.",
     r"^(model\.)?(language_model|text_model)\.lm_head\.": "lm_head.",
 }
+TURNS_BY_AXES = "turns_by_axes"  # mark on a config: rows of an image turn by time, height and width
 _OTHER_PARTS = re.compile(r"^(model\.)?(visual|vision|multi_modal|audio|embed_vision|embed_audio|mm_|connector)")
 
 
@@ -55,4 +56,5 @@ def _as_kind(inner: PreTrainedConfig, kind: str) -> PreTrainedConfig:
     else:
         facts["rope_parameters"] = {key: value for key, value in rope.items() if not key.startswith("mrope")}
     made: PreTrainedConfig = transformers.AutoConfig.for_model(kind, **facts)
+    setattr(made, TURNS_BY_AXES, True)
     return made

@@ -1,18 +1,19 @@
-"""Integer passes on a CPU: 8-bit weights and activations, and logits whose bits depend on a row's text alone.
+"""Exact passes on a CPU: logits whose bits depend on a row's text alone, in 8-bit integers or with stored weights.
 
 A whole pass is one call of machine code (`card.kernels.jit`), made by numba when it is first needed. Each row is
 computed alone and in the order of its own text, so neither the rows beside it nor its place, tile or thread can change
 a bit:
 
-- A linear layer multiplies 8-bit integers: weights with a scale for each output channel, activations with a scale for
+- A linear layer of integers multiplies weights with a scale for each output channel by activations with a scale for
   each 64 of a row. The products of 64 are added as integers, then scaled and added as floats in a fixed order.
+- One of floats multiplies weights as they are stored by float32 activations, one multiply-add after the other.
 - Attention goes through the positions of a row's own text, whatever rows of the cache hold them. Keys and values are
-  kept in float16.
+  kept in float16, those of float32 models in float32.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
@@ -22,6 +23,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import layer_norm
 
+from card.config import INT8
+from card.kernels.float_linear import float_linear
 from card.kernels.int8_linear import (
     GROUP,
     LANES,
@@ -42,8 +45,8 @@ from card.models.architectures.architecture import (
     rotary_parameters,
     rotary_size,
 )
-from card.models.block_layers import BlockEmbedding, BlockLinear, embedded
-from card.models.decoder_model import architecture_of, linears_of, release_pages
+from card.models.block_layers import BlockEmbedding, BlockLinear, embedded, has_blocks
+from card.models.decoder_model import architecture_of, is_int8, linears_of, release_pages
 from card.models.draft_vocab import head_of, spread
 from card.models.features import FINAL, PassStates
 from card.models.fused import mirrored_rms_norm, rotary_table
@@ -77,14 +80,34 @@ def _with_padded_heads(weight: Tensor, num_heads: int, dim: int, size: int) -> T
     )
 
 
-def _packed(linear: nn.Linear | BlockLinear, *, factor: float = 1.0, out_multiple: int = PANEL) -> PackedLinear:
+Pack = Callable[[Tensor, Tensor | None, float, int], PackedLinear]  # weight, bias, factor, out_multiple
+
+
+def _in_integers(weight: Tensor, bias: Tensor | None, factor: float, out_multiple: int) -> PackedLinear:
+    """Return a layer of 8-bit integers whose results are times a factor, which goes into their scales."""
+    if factor != 1.0:
+        weight, bias = weight.float() * factor, None if bias is None else bias * factor
+    return quantize_linear(weight, bias, out_multiple=out_multiple)
+
+
+def _as_stored(weight: Tensor, bias: Tensor | None, factor: float, out_multiple: int) -> PackedLinear:
+    """Return a layer with these weights whose results are times a factor."""
+    bias = None if bias is None else bias.float() * factor
+    return float_linear(weight, bias, factor=factor, out_multiple=out_multiple)
+
+
+def _packed(
+    pack: Pack, linear: nn.Linear | BlockLinear, *, factor: float = 1.0, out_multiple: int = PANEL
+) -> PackedLinear:
     """Return a layer whose results are times a factor."""
     if isinstance(linear, BlockLinear):
         return linear.packed(factor=factor, out_multiple=out_multiple)
-    return quantize_linear(*_scaled(linear, factor), out_multiple=out_multiple)
+    return pack(linear.weight.detach(), None if linear.bias is None else linear.bias.detach(), factor, out_multiple)
 
 
-def _packed_heads(linear: nn.Linear | BlockLinear, order: list[int] | None, num_heads: int, size: int) -> PackedLinear:
+def _packed_heads(
+    pack: Pack, linear: nn.Linear | BlockLinear, order: list[int] | None, num_heads: int, size: int
+) -> PackedLinear:
     """Return a layer whose outputs are heads, each followed by zeros up to ``size``.
 
     Args:
@@ -97,13 +120,7 @@ def _packed_heads(linear: nn.Linear | BlockLinear, order: list[int] | None, num_
     if order is not None:
         columns = [one.view(num_heads, -1, one.shape[1])[:, order].flatten(0, 1) for one in columns]
     weight, *bias = (_with_padded_heads(one, num_heads, 0, size) for one in columns)
-    return quantize_linear(weight, bias[0][:, 0] if bias else None)
-
-
-def _scaled(linear: nn.Linear, factor: float) -> tuple[Tensor, Tensor | None]:
-    """Return weight and bias of a layer whose results are times ``factor``; it goes into the scales of the integers."""
-    weight, bias = linear.weight.detach(), linear.bias
-    return (weight, bias) if factor == 1.0 else (weight.float() * factor, None if bias is None else bias * factor)
+    return pack(weight, bias[0][:, 0] if bias else None, 1.0, PANEL)
 
 
 def _rotation_tables(model: LoadedModel, num_positions: int, kind: str) -> tuple[Tensor, Tensor]:
@@ -141,8 +158,8 @@ class NewRows:
         return self.sequence.tree.num_rows - self.num_new
 
 
-class Int8Decoder:
-    """Runs decoders in integers; `reason_not_fusable` and `why_not_int8` must have returned None."""
+class ExactDecoder:
+    """Runs decoders by machine code; `reason_not_fusable` and `why_not_int8` must have returned None."""
 
     def __init__(self, model: LoadedModel, max_model_len: int) -> None:
         self._code, self._sums_bytes = machine_code("tables"), machine_code("vectors").SUMS_BYTES
@@ -150,6 +167,9 @@ class Int8Decoder:
         inner: Any = model.model
         config, architecture = model.config, architecture_of(model)
         assert architecture is not None
+        self._pack = _in_integers if is_int8(model) and not has_blocks(model) else _as_stored
+        self.precision = INT8 if is_int8(model) else str(model.dtype).removeprefix("torch.")
+        kv_dtype = torch.float32 if self.precision == "float32" else torch.float16
         self._head_size = head_dim(config)
         self._padded_head = padded(self._head_size, LANES)
         self._num_heads, self._num_kv_heads = int(config.num_attention_heads), int(config.num_key_value_heads)
@@ -163,6 +183,7 @@ class Int8Decoder:
             self._code.LOGIT_CAP: architecture.cap("logits", config) or 0.0,
         }
         self._switches = {
+            self._code.KV_BYTES: kv_dtype.itemsize,
             self._code.HAS_GELU: getattr(config, architecture.activation) != "silu",
             self._code.CENTRES: architecture.centres,
             self._code.IS_PARALLEL: architecture.is_parallel,
@@ -180,33 +201,33 @@ class Int8Decoder:
             self._norm = extended(inner.norm.weight.float() + self._norm_offset, padded(self._width, GROUP))
             head, self._head_ids = head_of(model)
             self._num_outputs = head.out_features
-            self._output = _packed(head, factor=1 / architecture.scale("logits", config))
+            self._output = _packed(self._pack, head, factor=1 / architecture.scale("logits", config))
             tables = []
             layers = inner.layers[: config.num_hidden_layers]
             for layer, window, kind in zip(layers, self.windows, kinds, strict=True):
                 tables.append(self._layer(model, layer, window, kind, architecture))
                 release_pages(model)
             self._layers = np.array(tables, np.int64)
-        self.layout = KVLayout(len(self._layers), self._num_kv_heads, self._padded_head, torch.float16, model.device)
+        self.layout = KVLayout(len(self._layers), self._num_kv_heads, self._padded_head, kv_dtype, model.device)
         self._buffers = _Buffers()
         self._score_room = torch.empty(0)  # for scores of rows, as large as a pass has needed it
 
     def _layer(
         self, model: LoadedModel, layer: Any, window: int | None, rotary: str | None, architecture: Architecture
     ) -> list[int]:
-        """Quantize a layer and return its table."""
+        """Pack a layer and return its table."""
         code, its = self._code, linears_of(layer, architecture, model.config)
         heads, kv_heads, size, order = self._num_heads, self._num_kv_heads, self._padded_head, None
         if architecture.turns_neighbours and rotary is not None:
             order = neighbours_first(rotary_size(model.config, rotary), self._head_size)
         linears = {
-            code.QUERY: _packed_heads(its.query, order, heads, size),
-            code.KEY: _packed_heads(its.key, order, kv_heads, size),
-            code.VALUE: _packed_heads(its.value, None, kv_heads, size),
+            code.QUERY: _packed_heads(self._pack, its.query, order, heads, size),
+            code.KEY: _packed_heads(self._pack, its.key, order, kv_heads, size),
+            code.VALUE: _packed_heads(self._pack, its.value, None, kv_heads, size),
             code.ATTENTION_OUT: self._attention_out(its.out),
-            code.GATE: _packed(its.gate, out_multiple=GROUP),
-            code.UP: _packed(its.up, out_multiple=GROUP),
-            code.DOWN: _packed(its.down, factor=self._residual_scale, out_multiple=GROUP),
+            code.GATE: _packed(self._pack, its.gate, out_multiple=GROUP),
+            code.UP: _packed(self._pack, its.up, out_multiple=GROUP),
+            code.DOWN: _packed(self._pack, its.down, factor=self._residual_scale, out_multiple=GROUP),
         }
         table = [0] * code.LAYER_SIZE
         for place, linear in linears.items():
@@ -225,10 +246,9 @@ class Int8Decoder:
     def _attention_out(self, linear: nn.Linear | BlockLinear) -> PackedLinear:
         """Return the layer whose inputs are heads, each followed by zeros up to its padded size."""
         if isinstance(linear, BlockLinear):
-            return _packed(linear, factor=self._residual_scale, out_multiple=GROUP)
-        weight, bias = _scaled(linear, self._residual_scale)
-        weight = _with_padded_heads(weight, self._num_heads, 1, self._padded_head)
-        return quantize_linear(weight, bias, out_multiple=GROUP)
+            return _packed(self._pack, linear, factor=self._residual_scale, out_multiple=GROUP)
+        weight = _with_padded_heads(linear.weight.detach(), self._num_heads, 1, self._padded_head)
+        return self._pack(weight, linear.bias, self._residual_scale, GROUP)
 
     def _norms(self, layer: Any, architecture: Architecture) -> dict[int, Tensor]:
         """Return the weights of a layer's norms by their places in its table."""

@@ -14,12 +14,12 @@ from torch import Tensor
 from card.errors import CapacityError, CardError, ModelError, in_few_words
 from card.kernels.int8_linear import why_not_int8
 from card.models.block_layers import BlockEmbedding, embedded
-from card.models.decoder_model import is_int8
+from card.models.decoder_model import is_exact, is_int8
 from card.models.features import Features
 from card.models.fused import FusedDecoder, reason_not_fusable
 from card.models.generic import GenericDecoder, require_causal
 from card.models.inflation import original_size
-from card.models.int8 import Int8Decoder
+from card.models.int8 import ExactDecoder
 from card.models.kv_cache import BoolArray, IntArray, KVCache, RowTree, window_size
 from card.models.layer_kinds import has_state
 from card.models.long_rope import switch_len
@@ -35,14 +35,14 @@ if TYPE_CHECKING:
     from card.models.decoder_model import LoadedModel
 
 
-def _int8_decoder(model: LoadedModel, max_model_len: int, reason: str | None) -> Int8Decoder:
+def _int8_decoder(model: LoadedModel, max_model_len: int, reason: str | None) -> ExactDecoder:
     """Return the decoder in integers. Raises: ModelError that says why there can be none."""
     if reason is None and model.device.type != "cpu":
         reason = f"it is on {model.device}, and integers run on a CPU only"
     reason = reason or why_not_int8()
     if reason is not None:
         raise ModelError(f"{model_name(model)} cannot run in int8: {reason}; use dtype bfloat16 or float32")
-    return Int8Decoder(model, max_model_len)
+    return ExactDecoder(model, max_model_len)
 
 
 def _told_in_one_line(init: Callable[..., None]) -> Callable[..., None]:
@@ -103,10 +103,12 @@ class TorchRunner:
         reason = "not asked for" if fused is False else reason_not_fusable(model, max_model_len)
         if fused and reason is not None:
             raise ModelError(f"{model_name(model)} cannot run fused: {reason}; leave fused at None")
-        self._decoder: FusedDecoder | GenericDecoder | Int8Decoder
+        self._decoder: FusedDecoder | GenericDecoder | ExactDecoder
         with torch.inference_mode():
             if is_int8(model):
                 self._decoder = _int8_decoder(model, max_model_len, reason)
+            elif reason is None and is_exact(model) and model.device.type == "cpu":
+                self._decoder = ExactDecoder(model, max_model_len)
             elif reason is None:
                 self._decoder = FusedDecoder(model, max_model_len)
             else:
@@ -163,7 +165,7 @@ class TorchRunner:
         Machine code is there already, so that integer passes run once, for their buffers and the pages of the weights.
         """
         slot, most = self.open(), min(most_tokens, self.max_model_len)
-        for num_tokens in range(most if isinstance(self._decoder, Int8Decoder) else 1, most + 1):
+        for num_tokens in range(most if self.is_exact else 1, most + 1):
             self.forward([Extension(slot, [0] * num_tokens, range(-1, num_tokens - 1))])
             self.keep(slot, 0)
         self.close(slot)
@@ -194,8 +196,14 @@ class TorchRunner:
 
     @property
     def precision(self) -> str:
-        """The precision it computes in: int8, or the dtype."""
-        return "int8" if isinstance(self._decoder, Int8Decoder) else str(self.dtype).removeprefix("torch.")
+        """The precision of the weights as they are multiplied: int8, or a dtype."""
+        decoder = self._decoder
+        return decoder.precision if isinstance(decoder, ExactDecoder) else str(self.dtype).removeprefix("torch.")
+
+    @property
+    def is_exact(self) -> bool:
+        """True if the bits of a row's logits depend on its text alone."""
+        return isinstance(self._decoder, ExactDecoder)
 
     def open(self, max_rows: int | None = None) -> int:
         """Start an empty sequence with room for ``max_rows`` rows (None: `max_rows` of the model); return its slot.

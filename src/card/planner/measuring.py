@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, cast
 import torch
 
 from card.bench.environment import describe_run
-from card.config import INT8
 from card.errors import PlanError
 from card.latency.timing import measure_pass_cost
 from card.machine.threads import CoreSet, pinned
@@ -63,13 +62,13 @@ def measure_profile(
     is_cpu = runner.device.type == "cpu"
     setups = []
     for count in threads or (torch.get_num_threads(),):
-        with pinned(CoreSet((), count if is_cpu else None, runner.precision == INT8)):
+        with pinned(CoreSet((), count if is_cpu else None, runner.is_exact)):
             tell(f"measuring passes{f' with {count} threads' if is_cpu else ''}")
             runner.warm_up(16)
             cost = measure_pass_cost(runner, clock=time.perf_counter, time_limit_s=_MEASURING_LIMIT_S)
             setups.append(Setup(threads=count if is_cpu else None, cost=PassTable.of(cost)))
     tell("measuring what goes on around the passes")
-    with pinned(CoreSet((), min(threads, default=1) if is_cpu else None, runner.precision == INT8)):
+    with pinned(CoreSet((), min(threads, default=1) if is_cpu else None, runner.is_exact)):
         tokenizer = load_tokenizer(name)
         overheads = measure_overheads(runner, tokenizer)
     cost_of = f"{parameter_count(model) / 1e6:.0f}M (inflated)" if target_cost else ""

@@ -93,7 +93,10 @@ def prepare_heads(table: int, layer: int, first: int, last: int) -> None:
             if head >= heads:
                 out = kept + (head - heads) * entry(its, t.HEAD_BYTES)
                 for at in range(0, padded, LANES):
-                    store_halves(out + 2 * at, load(x + 4 * at))
+                    if entry(table, t.KV_BYTES) == 4:
+                        store(out + 4 * at, load(x + 4 * at))
+                    else:
+                        store_halves(out + 2 * at, load(x + 4 * at))
 
 
 @compiled
@@ -173,7 +176,8 @@ def widen_shared(table: int, layer: int, first: int, last: int, kept: int, posit
         if standing(table, layer, row, position) == _IN_ORDER:
             size = max(size, min(BLOCK, entry(row_entry(table, row), t.POSITION) + 1 - position))
     if size:
-        widen(kept + position * entry(row_entry(table, first), t.KV_ROW), out, size * num_vectors)
+        begin = kept + position * entry(row_entry(table, first), t.KV_ROW)
+        widen(begin, entry(table, t.KV_BYTES), out, size * num_vectors)
         clear(out + 4 * LANES * size * num_vectors, 4 * LANES * (BLOCK - size) * num_vectors)
 
 
@@ -187,7 +191,7 @@ def widen_own(table: int, row: int, kept: int, position: int, out: int) -> None:
         place = out + 4 * LANES * num_vectors * (at - position)
         if at < stop:
             slot = at if at < prefix else load_int(ancestors + 8 * (at - prefix))
-            widen(kept + slot * row_bytes, place, num_vectors)
+            widen(kept + slot * row_bytes, entry(table, t.KV_BYTES), place, num_vectors)
         else:
             clear(place, 4 * LANES * num_vectors)
 
@@ -202,7 +206,7 @@ def widen_picked(table: int, layer: int, row: int, kv_head: int, kept: int, posi
         place = out + 4 * LANES * num_vectors * (at - position)
         if at < stop:
             slot = load_int(picked + 8 * at) if at < num_picked else since + at - num_picked
-            widen(kept + slot * entry(its, t.KV_ROW), place, num_vectors)
+            widen(kept + slot * entry(its, t.KV_ROW), entry(table, t.KV_BYTES), place, num_vectors)
         else:
             clear(place, 4 * LANES * num_vectors)
 

@@ -19,6 +19,7 @@ from card.kernels.jit.vectors import (
     fill,
     floats,
     fma_of,
+    load,
     load_halves,
     loop,
     moved,
@@ -151,7 +152,11 @@ def clear(at: int, num_bytes: int) -> None:
 
 
 @compiled
-def widen(halves: int, out: int, num_vectors: int) -> None:
-    """Turn what the cache holds into floats."""
+def widen(kept: int, number_bytes: int, out: int, num_vectors: int) -> None:
+    """Write what the cache holds as floats; its numbers have 2 or 4 bytes."""
+    if number_bytes == 4:
+        for at in range(0, 4 * LANES * num_vectors, 4 * LANES):
+            store(out + at, load(kept + at))
+        return
     for index in range(num_vectors):
-        store(out + 4 * LANES * index, load_halves(halves + 2 * LANES * index))
+        store(out + 4 * LANES * index, load_halves(kept + 2 * LANES * index))
