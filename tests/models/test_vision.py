@@ -36,7 +36,7 @@ def placed(*parts: PromptImage | int) -> tuple[list[int], PlacedImages]:
             starts.append(len(token_ids))
             images.append(part)
             token_ids += [IMAGE_ID] * part.num_tokens
-    return token_ids, PlacedImages(tuple(images), tuple(starts), has_grid_positions=True)
+    return token_ids, PlacedImages(tuple(images), tuple(starts))
 
 
 @pytest.mark.parametrize("shape", [(2, 5), (5, 2), (1, 1), (4, 4)])

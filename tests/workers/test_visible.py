@@ -27,7 +27,7 @@ def test_it_reads_like_the_list_of_what_is_visible(parts, rest, answer, start, s
     visible += (told := [500 + idx for idx in range(rest)])
     prompt += told
     text = list(prompt)
-    seen = VisibleText(text, len(prompt), PlacedImages(tuple(images), tuple(starts), has_grid_positions=False))
+    seen = VisibleText(text, len(prompt), PlacedImages(tuple(images), tuple(starts)))
     text += range(900, 900 + answer)
     visible += range(900, 900 + answer)
     assert list(seen) == visible

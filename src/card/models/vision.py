@@ -50,7 +50,6 @@ class PlacedImages:
 
     images: tuple[PromptImage, ...]
     starts: tuple[int, ...]  # place of the first token of each
-    has_grid_positions: bool  # the model turns their places by row and column
 
     @property
     def num_tokens(self) -> int:
@@ -188,7 +187,7 @@ class VisionTower:
                 placed += [token_id] * next(left).num_tokens
             else:
                 placed.append(token_id)
-        return ImagePrompt.of(placed, PlacedImages(tuple(images), tuple(starts), bool(self.sections)))
+        return ImagePrompt.of(placed, PlacedImages(tuple(images), tuple(starts)))
 
     def features(self, image: PromptImage) -> Tensor:
         """Return the features of an image in the width of the text model, [tokens, D]."""
