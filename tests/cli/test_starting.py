@@ -78,7 +78,8 @@ def test_completion_loads_nothing_that_computes_and_knows_options(shell: str) ->
 
 def test_methods_complete() -> None:
     words = {"COMP_WORDS": "card generate --method spe", "COMP_CWORD": "3"}
-    assert modules_after(env={"_CARD_COMPLETE": "bash_complete", **words})[1].split() == ["plain,specbranch"]
+    printed = modules_after(env={"_CARD_COMPLETE": "bash_complete", **words})[1]
+    assert printed.split() == ["plain,specbranch", "plain,specpv"]
 
 
 def test_keys_and_report_load_no_torch(tmp_path: Path) -> None:

@@ -12,14 +12,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
-
-from torch import Tensor
+from typing import TYPE_CHECKING, ClassVar
 
 from card.config import EngineSettings
 from card.errors import ProtocolError
-from card.models.torch_runner import TorchRunner
 from card.tree.nodes import PATH_END, Nodes
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from card.models.torch_runner import TorchRunner
 
 
 def check_proposal(proposal: Nodes, vocab_size: int) -> None:
