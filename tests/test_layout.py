@@ -29,7 +29,7 @@ LINES: tuple[tuple[str, ...], ...] = (
     ("tree", "methods", "machine", "verify_server"),
     ("protocol", "text", "pictures", "kernels"),
     ("models",),
-    ("ctc", "series"),
+    ("ctc", "hivis", "series"),
     ("writers", "hrad", "judges", "cascade", "pard"),
     ("workers",),
     ("policy",),

@@ -19,6 +19,7 @@ SETTINGS = LineupSettings(
     params=SamplingParams(temperature=0.0, seed=0, max_tokens=8), cores=(0, 1, 5), dtype="float32"
 )
 DATA = (Dataset("x", "y", (Question(("one",)),)),)
+TRAINED = ("pard", "ctc", "hivis")
 
 
 @pytest.mark.parametrize(
@@ -28,12 +29,12 @@ DATA = (Dataset("x", "y", (Question(("one",)),)),)
         (["ssd", "vanilla", "card-tree"], ["vanilla", BASELINE, "ssd", "card-tree"]),
         (["sps"], [BASELINE, "sps", "sps-all-cores"]),
         (["transformers"], [BASELINE, *PRESETS["transformers"]]),
-        (["learned"], [BASELINE, "pard", "pard-all-cores", "ctc", "specbranch"]),
+        (["learned"], [BASELINE, "pard", "pard-all-cores", "ctc", "hivis", "specbranch"]),
         (["suffix", "recycling"], [BASELINE, "suffix", "recycling"]),
         (["card+suffix"], [BASELINE, "card+suffix"]),
         (["card+beam", "suffix", "sps-all-cores"], [BASELINE, "sps-all-cores", "card+beam+suffix"]),
         (["suffix", "card+beam+lookup", "card+beam+lookup"], [BASELINE, "suffix", "card+beam+lookup"]),
-        (["all"], [*(name for name in OURS if spec_of(name).method not in ("pard", "ctc")), *PRESETS["transformers"]]),
+        (["all"], [*(name for name in OURS if spec_of(name).method not in TRAINED), *PRESETS["transformers"]]),
     ],
 )
 def test_rows_come_with_the_baseline_and_with_their_twins_on_all_cores(asked: Sequence[str], rows: list[str]) -> None:

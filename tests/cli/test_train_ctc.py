@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from card.cli import train_ctc
+from card.cli import train_ctc, train_heads
 from card.ctc.head import SlotHead
 from tests.commands import Ran, run_command
 
@@ -60,7 +60,7 @@ def test_a_head_is_written_that_drafts_and_a_cut_off_training_ends_alike(run, pa
     assert run(*args, str(again)).status == 130
     assert not again.exists()
     monkeypatch.setattr(train_ctc, "train_head", full)
-    monkeypatch.setattr(train_ctc, "write_texts", None)  # the texts were kept
+    monkeypatch.setattr(train_heads, "write_texts", None)  # the texts were kept
     assert run(*args, str(again)).status == 0
     with safe_open(out, "pt") as whole, safe_open(again, "pt") as parts:
         assert whole.metadata() == parts.metadata()

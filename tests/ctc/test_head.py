@@ -12,13 +12,14 @@ import torch
 from torch import Tensor
 
 from card import LLM, RequestOutput, SamplingParams
-from card.ctc.head import SlotHead, inputs_of
+from card.ctc.head import SlotHead
 from card.ctc.names import LOSSES
-from card.ctc.texts import TargetTexts, write_texts
 from card.ctc.training import Examples, Trained, TrainSettings, accepted_by_depth, train_head
 from card.errors import ModelError, PromptError, SettingsError
 from card.models.checkpoint import Checkpoint
+from card.models.head_files import inputs_of
 from card.models.loading import load_decoder, load_model
+from card.models.target_texts import TargetTexts, write_texts
 from card.models.torch_runner import TorchRunner
 from card.writers.local.ctc import CtcSequence
 from card.writers.local.protocol import Observation

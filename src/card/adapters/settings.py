@@ -14,7 +14,7 @@ from card.workers.offers import DRAFTER
 from card.writers.local import writer_names
 
 _NEEDS_TREES = frozenset({"lookahead"})  # what it learns from are candidates beside the best path
-_NEEDS_STATES = frozenset({"ctc"})  # it drafts from the target's hidden states
+_NEEDS_STATES = frozenset({"ctc", "hivis"})  # they draft from the target's hidden states
 _DEFAULT_WRITERS = ("suffix", "recycling")
 # Nodes made in one drafter pass beside the engine; in turns, where the engine waits for every node, it is one.
 # Evidence: with 2 and 3 one request takes 4 % more steps, and 16 as many (benchmarks/LOG.md).

@@ -32,6 +32,7 @@ from card.judges.choosing import attach_verifier, choose_verifier
 from card.machine.threads import pinned, usable_cores
 from card.models.decoder_model import is_exact
 from card.models.facts import context_limit, end_token_ids
+from card.models.features import Rows
 from card.models.inflation import price_in_words
 from card.models.names import model_name
 from card.models.pool import sequence_bytes
@@ -207,10 +208,11 @@ class Host:
         predictor = self.settings.hrad if "hrad" in self.method.reads else OFF
         consumers = hrad_consumers(predictor, self.runner, plan.draft.branch_below)
         wish = attach_verifier(plan.verifier, self.runner, draft)
-        shows_writers = any(writer.wants_features for writer in writers.values())
-        if not (consumers or wish or shows_writers):
+        wanted = {writer.wanted_features for writer in writers.values()} - {None}
+        if not (consumers or wish or wanted):
             return None
-        return Watchers(self.runner.features, consumers, wish, shows_writers=shows_writers)
+        rows: Rows | None = "all" if "all" in wanted else "logits" if wanted else None
+        return Watchers(self.runner.features, consumers, wish, for_writers=rows)
 
     def _begin_drafter(
         self, plan: Plan, draft: str | LoadedModel | None, spare: DrafterChild | None, leases: Leases | None

@@ -89,7 +89,7 @@ def make_writers(plan: Plan, vocab_size: int, tokenizer: str) -> dict[str, Local
 
 def _refuse_features(writers: Mapping[str, LocalWriter]) -> None:
     for name, writer in writers.items():
-        if writer.wants_features:
+        if writer.wanted_features:
             raise SettingsError(
                 f"the writer {name} reads the target's hidden states, which nobody delivers here; leave it out"
             )

@@ -25,8 +25,8 @@ from card.bench.names import (
     THEIRS,
     UNCOUPLED,
     Spec,
+    needed_head,
     needs_draft,
-    needs_head,
     spec_of,
 )
 from card.bench.records import Pair, RowFacts
@@ -163,8 +163,10 @@ def make_plan(
             raise SettingsError(f"two pairs are named {pair.name}; name different models or prices")
         if pair.draft is None and (needing := [name for name in names if needs_draft(name)]):
             raise SettingsError(f"row {needing[0]} needs a draft model, and pair {pair.name} has none: give --draft")
-        if settings.own.get("ctc") is None and (needing := [name for name in names if needs_head(name)]):
-            raise SettingsError(f"row {needing[0]} needs a head of card train ctc: give --ctc FILE")
+        for name in names:
+            head = needed_head(name)
+            if head is not None and settings.own.get(head) is None:
+                raise SettingsError(f"row {name} needs a head of card train {head}: give --{head} FILE")
         opened[pair.name] = partial(Lineup, names, pair, settings)
     rows = tuple(settings.facts_of(name) for name in names)
     return BenchPlan(

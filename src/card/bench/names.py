@@ -76,6 +76,7 @@ OURS: Mapping[str, Spec] = MappingProxyType(
         "recycling": _tuned("recycling"),
         "lookahead": _tuned("lookahead"),
         "ctc": _tuned("ctc"),
+        "hivis": _tuned("hivis"),
         "pearl": _rounds("pearl"),
         "ssd": _rounds("ssd"),
         "specbranch": _rounds("specbranch"),
@@ -184,9 +185,10 @@ def needs_draft(name: str) -> bool:
     return "assisted" in name if name in THEIRS else spec_of(name).drafter != "none"
 
 
-def needs_head(name: str) -> bool:
-    """Return whether a row cannot run without a trained head."""
-    return name not in THEIRS and find_method(spec_of(name).method).needs_head
+def needed_head(name: str) -> str | None:
+    """Return the setting that has to name the trained head of a row; None for a row that needs none."""
+    method = None if name in THEIRS else find_method(spec_of(name).method)
+    return method.reads[0] if method is not None and method.needs_head else None
 
 
 def shipped_folder() -> Path:

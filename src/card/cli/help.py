@@ -15,7 +15,7 @@ _SHORT = 20  # a command with at most so many options of its own shows them all
 _SECTIONS = {
     "Models": (
         "model target draft pair dtype device",
-        "draft_model draft_dtype draft_vocab draft_device target_cost max_model_len hrad ctc kv_selection",
+        "draft_model draft_dtype draft_vocab draft_device target_cost max_model_len hrad ctc hivis kv_selection",
     ),
     "Method": (
         "method methods writers judge",

@@ -24,7 +24,7 @@ class TreeShape:
     branch_below: float = setting(0.7, "Probability below which growth branch takes alternatives.", least=0, most=1)
     fan_out: tuple[int, ...] = setting(
         (3,),
-        "Outcomes that growth fan-out prepares at each position; the last repeats.",
+        "Outcomes prepared at each position by growth fan-out.",
         least=0,
         num_items=(1, 64),
         allowed="1 to 64 whole numbers of 0 or more",

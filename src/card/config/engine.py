@@ -43,7 +43,7 @@ class EngineSettings(Replaceable):
     draft_dtype: str | None = setting(None, "The same for the draft model.", shown="the target's")
     draft_vocab: int | None = setting(
         None,
-        "Draft only the first so many tokens and special ones.",
+        "Draft only so many tokens.",
         least=1,
         allowed="a whole number of 1 or more",
         shown="all",
@@ -61,7 +61,7 @@ class EngineSettings(Replaceable):
         None, "Most memory for the target's KV, such as 2GiB.", shown="by the RAM"
     )  # by max_num_seqs too
     prefill_chunk: int = setting(64, "Most prompt tokens in a pass that also decodes.", least=1)
-    threads: int | None = setting(None, "CPU threads of the target.", least=1, shown="as many as do not slow it down")
+    threads: int | None = setting(None, "CPU threads of the target.", least=1, shown="the fastest")
     draft_threads: int = setting(1, "CPU threads of the drafter.", least=1)
     cores: tuple[int, ...] | None = setting(  # None shares out what the process may use
         None, "CPU cores of the target, such as 0 or 0,1.", least=0, allowed="a list of core numbers"
@@ -83,6 +83,7 @@ class EngineSettings(Replaceable):
     )
     judge: str | None = setting(None, "Judge of candidates, such as relaxed:0.5; not exact.")
     ctc: str | None = setting(None, "Head for ctc.")
+    hivis: str | None = setting(None, "Drafter for hivis.")
     hrad: str = setting("off", "Predictor for specbranch: off, demo or a file.")
     kv_selection: str | None = setting(None, "KV rows for sparsespec and specpv.")
     writers: tuple[str, ...] | None = setting(

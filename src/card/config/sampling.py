@@ -79,7 +79,7 @@ class SamplingParams(Replaceable):
     frequency_penalty: float = setting(0.0, "The same, as often as it has them.", least=-2, most=2)
     repetition_penalty: float = setting(
         1.0,
-        "Above 1: less of what prompt or answer have already.",
+        "Above 1: fewer repetitions.",
         above=0,
         below=math.inf,
         allowed="above 0, 1 changes nothing",

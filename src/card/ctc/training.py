@@ -1,16 +1,12 @@
 """Train a drafting head on the target's own texts, by CTC or slot by slot, and measure what its candidates earn.
 
-Every batch and every draw of a run follows from the settings and the data. So a run that goes on from a checkpoint ends
-with the weights of one that was never cut off.
-
 Sources: CTC-drafter, arXiv:2412.00061, for the loss over slots; Graves et al. 2006 for CTC.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,19 +14,16 @@ from torch.nn import functional
 
 from card.config.fields import require
 from card.ctc.candidates import candidates_of
-from card.ctc.head import HeadFacts, SlotHead, inputs_of
+from card.ctc.head import HeadFacts, SlotHead
 from card.ctc.names import LOSSES, Loss
-from card.ctc.texts import TargetTexts
-from card.errors import PromptError
-from card.models.checkpoint import Checkpoint, rate_share
+from card.models.checkpoint import Checkpoint
+from card.models.head_files import inputs_of
+from card.models.head_training import IGNORED, FitSettings, common_tokens, fit, num_right, planned, split_texts
 from card.models.probe import embedding_probe
+from card.models.target_texts import TargetTexts
 from card.models.torch_runner import TorchRunner
-from card.tree.nodes import ROOT, Nodes
 
-_HELD_OUT_SHARE, _MOST_MEASURED = 0.05, 512  # texts that it does not learn from; rows of them that are measured
-_CLIPPED_NORM = 1.0
-_MOST_TOKENS = 8192  # that a head proposes: the target's commonest
-_IGNORED = -100
+_MOST_MEASURED = 512  # rows of texts that it does not learn from
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,31 +134,20 @@ def train_head(
         on_step: called at the start and after each step with the steps done and their number.
     Raises: PromptError for fewer than two texts; ModelError for a checkpoint that is damaged or of another run.
     """
-    learnt, held_out = _split(texts, settings.seed)
+    learnt, held_out = split_texts(texts, settings.seed)
     embeddings = target.embeddings(texts.token_ids.tolist()).clone()
     examples, measured = (Examples(texts, some, embeddings, settings.window) for some in (learnt, held_out))
     head, label_of = _new_head(target, texts, settings)
-    steps = _planned(len(examples), settings)
-    optimizer = torch.optim.AdamW(head.parameters(), lr=settings.learning_rate, betas=(0.9, 0.95), weight_decay=0.01)
-    facts: Mapping[str, Any] = {**asdict(settings), "texts": texts.digest}
-    state = checkpoint.load(head, optimizer, facts)
-    losses: list[float] = []
-    on_step(state.step, len(steps))
-    for step in range(state.step, len(steps)):
-        for group in optimizer.param_groups:
-            group["lr"] = settings.learning_rate * rate_share(step, len(steps))
-        loss = loss_of(head, examples, steps[step], label_of, settings)
-        loss.backward()  # type: ignore[no-untyped-call]
-        torch.nn.utils.clip_grad_norm_(head.parameters(), _CLIPPED_NORM)
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(loss.item())
-        state.step, state.num_trained = step + 1, state.num_trained + len(steps[step])
-        if state.step % settings.checkpoint_steps == 0 or state.step == len(steps):
-            checkpoint.save(head, optimizer, facts, state)
-        on_step(state.step, len(steps))
-    head.requires_grad_(False)
-    head.round_weights()
+    steps = planned(len(examples), batch_size=settings.batch_size, epochs=settings.epochs, seed=settings.seed)
+    losses, state = fit(
+        head,
+        steps,
+        lambda some: loss_of(head, examples, some, label_of, settings),
+        FitSettings(learning_rate=settings.learning_rate, checkpoint_steps=settings.checkpoint_steps),
+        facts={**asdict(settings), "texts": texts.digest},
+        checkpoint=checkpoint,
+        on_step=on_step,
+    )
     accepted = accepted_by_depth(head, measured, num_candidates)
     return Trained(head, tuple(losses), accepted, num_candidates, state.num_trained, len(steps))
 
@@ -181,9 +163,9 @@ def loss_of(head: SlotHead, examples: Examples, some: Tensor, label_of: Tensor, 
     is_label = torch.arange(settings.num_learnt) < num_labels[:, None]
     logits = head(*examples.inputs(some))
     if settings.loss == "cross-entropy":
-        labels = labels.where(is_label, torch.tensor(_IGNORED))
-        return functional.cross_entropy(logits[..., :-1].flatten(0, 1), labels.flatten(), ignore_index=_IGNORED)
-    known = (is_label & (labels != _IGNORED)).long().cumprod(1).sum(1)  # a token that it lacks ends what is learnt
+        labels = labels.where(is_label, torch.tensor(IGNORED))
+        return functional.cross_entropy(logits[..., :-1].flatten(0, 1), labels.flatten(), ignore_index=IGNORED)
+    known = (is_label & (labels != IGNORED)).long().cumprod(1).sum(1)  # a token that it lacks ends what is learnt
     num_slots = settings.num_slots
     losses = functional.ctc_loss(
         logits.log_softmax(-1).transpose(0, 1),
@@ -206,46 +188,13 @@ def accepted_by_depth(head: SlotHead, examples: Examples, num_candidates: int) -
         logprobs = head.logprobs(head(*examples.inputs(some)))
     token_ids, num_labels = examples.labels(some, head.facts.num_slots)
     for row, labels, count in zip(logprobs, token_ids.tolist(), num_labels.tolist(), strict=True):
-        depths[: _num_right(candidates_of(head, row, num_candidates), labels[:count])] += 1
+        depths[: num_right(candidates_of(head, row, num_candidates), labels[:count])] += 1
     return tuple((depths / max(1, len(some))).tolist())
-
-
-def _num_right(tree: Nodes, token_ids: Sequence[int]) -> int:
-    """Return how many of the tokens a path of the tree has, from its top down."""
-    child_of = {pair: idx for idx, pair in enumerate(zip(tree.parents, tree.tokens, strict=True))}
-    node, depth = ROOT, 0
-    for token in token_ids:
-        child = child_of.get((node, token))
-        if child is None:
-            break
-        node, depth = child, depth + 1
-    return depth
-
-
-def _split(texts: TargetTexts, seed: int) -> tuple[list[int], list[int]]:
-    """Return the texts to learn from and those to measure by. Raises: PromptError for fewer than two."""
-    usable = [idx for idx in range(len(texts)) if texts.starts[idx + 1] - texts.starts[idx] > 1]
-    if len(usable) < 2:
-        raise PromptError(f"{len(usable)} answers have two tokens or more; give 2 prompts at least, or longer answers")
-    order = torch.randperm(len(usable), generator=torch.Generator().manual_seed(seed)).tolist()
-    num_held_out = max(1, round(_HELD_OUT_SHARE * len(usable)))
-    chosen = [usable[i] for i in order]
-    return chosen[num_held_out:], chosen[:num_held_out]
-
-
-def _planned(num_examples: int, settings: TrainSettings) -> list[Tensor]:
-    """Return the examples of every step, each epoch in an order of its own."""
-    steps: list[Tensor] = []
-    for epoch in range(settings.epochs):
-        generator = torch.Generator().manual_seed(settings.seed * 1_000_003 + epoch)
-        steps += torch.split(torch.randperm(num_examples, generator=generator), settings.batch_size)
-    return steps
 
 
 def _new_head(target: TorchRunner, texts: TargetTexts, settings: TrainSettings) -> tuple[SlotHead, Tensor]:
     """Return a head with the weights of the seed, and `loss_of`'s ``label_of``."""
-    found, counts = torch.unique(texts.token_ids, return_counts=True)
-    token_ids = found[counts.argsort(descending=True, stable=True)[:_MOST_TOKENS]].sort().values
+    token_ids, label_of = common_tokens(texts.token_ids, target.vocab_size)
     facts = HeadFacts(
         loss=settings.loss,
         num_slots=settings.num_slots,
@@ -259,6 +208,4 @@ def _new_head(target: TorchRunner, texts: TargetTexts, settings: TrainSettings) 
         torch.manual_seed(settings.seed)
         head = SlotHead(facts, token_ids, embedding_probe(target))
     head.attach(target)
-    label_of = torch.full((target.vocab_size,), _IGNORED)
-    label_of[token_ids] = torch.arange(len(token_ids))
     return head, label_of

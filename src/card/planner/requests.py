@@ -17,7 +17,7 @@ class PoolRequest:
     delays_s: tuple[float, ...] = setting((0.0,), "Delays of the network, one way.", least=0)
     loads: tuple[float, ...] = setting(
         (0.3, 0.7, 1.0),
-        "Pool: busy share of a target with its own drafter.",
+        "Pool: busy share of targets with drafters.",
         above=0,
         below=math.inf,
         shown="0.3,0.7,1",

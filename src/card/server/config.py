@@ -62,9 +62,7 @@ class ServerSettings:
     shutdown_timeout_s: float = setting(30.0, "Seconds left to running requests at the end.", least=0, unit="seconds")
     generation_config: GenerationConfigSource = setting("auto", "Default sampling parameters: the model's, or neutral.")
     spec_metrics: SpecMetrics = setting("none", "Tell in every answer how speculation did.")
-    tool_parser: ToolParserName = setting(
-        "auto", "How the model writes tool calls.", shown="auto, as its chat template says"
-    )
+    tool_parser: ToolParserName = setting("auto", "How the model writes tool calls.", shown="by its chat template")
     log_level: LogLevel = setting("info", "How much to log.")
 
     def __post_init__(self) -> None:

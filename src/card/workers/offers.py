@@ -13,6 +13,8 @@ import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 
+from torch import Tensor
+
 from card.errors import in_words
 from card.tree.nodes import NO_NODES, PATH_END, ROOT, MergedNodes, Nodes
 from card.writers.local.protocol import Observation, WriterSequence, check_proposal
@@ -82,12 +84,19 @@ class Offers:
                 self._silence(name, error)
         return tree.offer(max_depth)
 
+    def read(self, first: int, features: Tensor) -> None:
+        """Show every writer what a pass has read; as `WriterSequence.read`."""
+        self._tell(lambda writer: writer.read(first, features))
+
     def observe(self, seen: Observation) -> None:
         """Tell every writer what a pass told."""
         self._asked = None
+        self._tell(lambda writer: writer.observe(seen))
+
+    def _tell(self, tell: Callable[[WriterSequence], None]) -> None:
         for name, writer in list(self._heard.items()):
             try:
-                writer.observe(seen)
+                tell(writer)
             except Exception as error:
                 self._silence(name, error)
 

@@ -6,8 +6,11 @@ for the requests given and returns the new tokens and what is to be sent to the 
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
+
+from torch import Tensor
 
 from card.config.selection import SelfDrafting
 from card.errors import PromptError, SettingsError
@@ -265,12 +268,14 @@ class TargetWorker:
         """Take over what a pass has decided, and tell drafter, writers and watchers."""
         sequence, was_prefilling, first = one.sequence, one.sequence.is_prefilling, one.sequence.num_rows
         reason: FinishReason | None = None
+        read, features = self._watchers.for_writers(extension_idx, one.extension) if self._watchers else (None, None)
+        if read is not None and len(read):
+            _show_read(sequence, first, read)
         if one.verdict is None:
             sequence.num_rows += len(one.extension.token_ids)
         else:
             if not was_prefilling:
                 sequence.stats.target_busy_s += result.busy_s
-            features = self._watchers.for_writers(extension_idx) if self._watchers else None
             sequence.offers.observe(one.observation(one.verdict, features))
             reason = self._commit_tokens(one, one.verdict, result)
         branch_below = self._watchers.show(extension_idx, one, first) if self._watchers else None
@@ -310,6 +315,17 @@ class TargetWorker:
             was_hit = sequence.replica.advance(new_ids)
             stats.hits += was_hit and not was_prefilling
         return reason
+
+
+def _show_read(sequence: Sequence, first: int, features: Tensor) -> None:
+    """Show the writers hidden states [n, D] of a text from its row ``first`` on, without those that it hides."""
+    hidden = sequence.request.hidden
+    if hidden is not None:
+        shown = hidden.left_out_of(range(len(sequence.request.prompt_ids)))
+        start, end = (bisect_left(shown, place) for place in (first, first + len(features)))
+        features, first = features[[place - first for place in shown[start:end]]], start
+    if len(features):
+        sequence.offers.read(first, features)
 
 
 def _itself(draft: SelfDraft) -> WriterSequence:

@@ -13,12 +13,11 @@ from torch import Tensor
 
 from card.config.fields import require
 from card.errors import in_words
-from card.models.features import FINAL, FeatureConsumer, Features, FeatureWish, SeenRows
+from card.models.features import FINAL, FeatureConsumer, Features, FeatureWish, Rows, SeenRows
+from card.models.protocol import Extension
 from card.workers.sequence import Pass
 
 logger = logging.getLogger(__name__)
-
-_WRITERS_WISH = FeatureWish((FINAL,), "logits")
 
 
 class Watchers:
@@ -30,15 +29,15 @@ class Watchers:
         consumers: Sequence[FeatureConsumer],
         verifier_wish: FeatureWish | None = None,
         *,
-        shows_writers: bool = False,
+        for_writers: Rows | None = None,
     ) -> None:
         """Tell the model whose features these are what they wish for. Raises: ModelError if it lacks a layer.
 
         Args:
             verifier_wish: for rows with logits; None: the verifier needs no features.
-            shows_writers: some local writer wants the last hidden states of rows with logits.
+            for_writers: rows whose last hidden states some local writer wants; None: none does.
         """
-        self._writers_wish = _WRITERS_WISH if shows_writers else None
+        self._writers_wish = None if for_writers is None else FeatureWish((FINAL,), for_writers)
         wishes = [*(one.wish for one in consumers), verifier_wish, self._writers_wish]
         features.wish([wish for wish in wishes if wish is not None])
         self._features, self._verifier_wish = features, verifier_wish
@@ -48,9 +47,17 @@ class Watchers:
         """Return what the verifier wishes to see of the last pass: [rows with logits, F]; None if it is nothing."""
         return None if self._verifier_wish is None else self._features.of(extension_idx, self._verifier_wish)
 
-    def for_writers(self, extension_idx: int) -> Tensor | None:
-        """Return what the local writers wish to see of the last pass: [rows with logits, D]; None if it is nothing."""
-        return None if self._writers_wish is None else self._features.of(extension_idx, self._writers_wish)
+    def for_writers(self, extension_idx: int, extension: Extension) -> tuple[Tensor | None, Tensor | None]:
+        """Return what the local writers wish to see of an extension of the last pass; None for what they do not.
+
+        Returns: [rows before those with logits, D], and [rows with logits, D].
+        """
+        if self._writers_wish is None:
+            return None, None
+        features = self._features.of(extension_idx, self._writers_wish)
+        if self._writers_wish.rows != "all":
+            return None, features
+        return features[: extension.first_logits_idx], features[extension.first_logits_idx :]
 
     def show(self, extension_idx: int, one: Pass, first: int) -> float | None:
         """Show what a pass has added to a text; ``first`` is the place of the first new row.

@@ -9,13 +9,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any
 
 import msgspec
 from torch import Tensor
 
 from card.errors import CardError
-from card.models.features import FeatureWish
 from card.protocol.messages import DraftSpec
 from card.tree.nodes import NewNodes
 from card.tree.sampling import CandidateScorer
@@ -147,8 +146,6 @@ class DraftWriter:
 
     layers_per_pass: int = 1
     """Most layers that a step adds to a tree: 1, or more for a drafter of several tokens a pass."""
-    wanted_features: ClassVar[FeatureWish | None] = None
-    """Hidden states of the target that it wants; None wants none, which costs nothing."""
     find_grammar: FindGrammar | None
     """Finds the grammars of requests; None drafts without regard to them."""
 

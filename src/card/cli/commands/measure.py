@@ -89,7 +89,7 @@ _OF_ROWS = "Of card-chain, card-tree, card-turns.  [default: the library's]"
     help="Trace the first prompts for ui.perfetto.dev.",
 )
 @click.option("--out", type=Path, help="JSON lines are appended to it.  [default: bench-DATE-TIME.jsonl]")
-@click.option("--resume", type=Path, help="Go on with what the last run of this file lacks.")
+@click.option("--resume", type=Path, help="Run what this file lacks.")
 def bench(**options: Any) -> int:
     """Measure methods against each other on the same weights, prompts and cores.
 
@@ -116,7 +116,7 @@ def report(**options: Any) -> int:
     help="Server without speculation.  [default: the same server]",
 )
 @click.option("--plain-fields", metavar="JSON", help='Fields that switch it off, such as {"speculation": "off"}.')
-@click.option("--model", help="Name of the model.  [default: the first one that the server lists]")
+@click.option("--model", help="Name of the model.  [default: its first]")
 @click.option("--reference-model", help="The same for --reference.")
 @click.option(
     "--api-key",
@@ -129,7 +129,7 @@ def report(**options: Any) -> int:
 @click.option("--skip", callback=parse_names, help="Leave out these, such as seeded.")
 @file_option(
     "--prompts",
-    words="One prompt per line, or JSON lines with a question each.  [default: shipped word problems]",
+    words="Prompts, one per line or JSON lines.  [default: word problems]",
 )
 @counted("--limit", default=8, least=2, words="Most prompts asked.")
 @with_options(*options_of(VerifySettings, "max_tokens concurrency seed temperature", is_filled=True))

@@ -31,7 +31,7 @@ _PAIR = with_options(*options_of(EngineSettings, "target draft"))
 @command("check-pair", short_help="Measure whether a draft model is worth its while.")
 @click.argument("target", required=False)
 @click.argument("draft", required=False)
-@file_option("--prompts", words="Sample prompts, one per line.  [default: a few word problems]")
+@file_option("--prompts", words="Sample prompts, one per line.  [default: word problems]")
 @counted("--max-tokens", default=64, least=LEAST_CHECKED_TOKENS, words="Most new tokens per prompt.")
 @json_option
 @option_of(EngineSettings, "target_cost")
@@ -100,7 +100,7 @@ _TRAINING = with_options(
     _PAIR,
     file_option(
         "--prompts",
-        words="One prompt per line, or JSON lines with a question each.  [default: a few word problems]",
+        words="Prompts, one per line or JSON lines.  [default: word problems]",
     ),
     counted("--max-prompts", words="Most prompts."),
     click.option(
@@ -132,7 +132,7 @@ _TRAINING = with_options(
     type=click.FloatRange(0, 1),
     default=0.25,
     show_default=True,
-    help="Weight of rare outcomes: 0 as they are, 1 like common ones.",
+    help="Weight of rare outcomes; 1: like common ones.",
 )
 @counted("--seed", default=0, least=0, words="Same seed, same predictor.")
 @click.option(
@@ -161,15 +161,20 @@ def judge(**options: Any) -> int:
     return run("card.cli.train.run_judge", **options)
 
 
+_HEAD = with_options(
+    option_of(EngineSettings, "target"),
+    counted("--max-prompts", words="Most prompts."),
+    option_of(SamplingParams, "max_tokens", is_filled=True),
+    click.option("--out", required=True, type=OutputPath(), help="File to write."),
+    counted("--seed", default=0, least=0, words="Same seed, same head."),
+)
+
+
 @train.command("ctc", short_help="Train a head that drafts from the target's states.")
-@option_of(EngineSettings, "target")
+@_HEAD
 @file_option("--data", words='JSON lines with "question" and "answer".', required=True)
-@counted("--max-prompts", words="Most prompts.")
-@option_of(SamplingParams, "max_tokens", is_filled=True)
 @click.option("--loss", type=click.Choice(LOSSES), default="ctc", show_default=True, help="Loss.")
 @counted("--epochs", default=2, words="Most passes over the data.")
-@click.option("--out", required=True, type=OutputPath(), help="File to write.")
-@counted("--seed", default=0, least=0, words="Same seed, same head.")
 def ctc(**options: Any) -> int:
     """Train a head that drafts from the target's hidden states, for --method ctc or --writers ctc.
 
@@ -178,6 +183,19 @@ def ctc(**options: Any) -> int:
     is given again.
     """
     return run("card.cli.train_ctc.run", **options)
+
+
+@train.command("hivis", short_help="Train a drafter for a target that sees images.")
+@_HEAD
+@file_option("--data", words='JSON lines with "messages".', required=True)
+@counted("--epochs", default=4, words="Most passes over the data.")
+def hivis(**options: Any) -> int:
+    """Train a drafter that reads text alone and the target's hidden states, for --method hivis or --writers hivis.
+
+    The target answers the conversations greedily; they hold messages as of chat completions. Images are data URLs, or
+    files below the folder of the data. A training that was cut off goes on if the same command is given again.
+    """
+    return run("card.cli.train_hivis.run", **options)
 
 
 @train.command("router", short_help="Train a router for --method arbitrage.")

@@ -9,8 +9,9 @@ from torch import Tensor
 
 from card.config import EngineSettings
 from card.ctc.candidates import candidates_of
-from card.ctc.head import SlotHead, inputs_of
+from card.ctc.head import SlotHead
 from card.errors import SettingsError
+from card.models.head_files import inputs_of
 from card.models.torch_runner import TorchRunner
 from card.tree.nodes import NO_NODES, Nodes
 from card.writers.local.protocol import LocalWriter, Observation, WriterSequence
@@ -48,7 +49,7 @@ class CtcSequence(WriterSequence):
 class CtcWriter(LocalWriter):
     """Runs the head once a round for all requests that have new tokens."""
 
-    wants_features = True
+    wanted_features = "logits"
 
     def __init__(self, settings: EngineSettings, vocab_size: int, tokenizer: str = "") -> None:
         """Load the head that the settings name. Raises: SettingsError if they name none; ModelError as of the file."""

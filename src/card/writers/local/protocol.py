@@ -21,6 +21,7 @@ from card.tree.nodes import PATH_END, Nodes
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from card.models.features import Rows
     from card.models.torch_runner import TorchRunner
 
 
@@ -72,6 +73,17 @@ class WriterSequence:
         """
         raise NotImplementedError
 
+    def read(self, first: int, features: Tensor) -> None:
+        """Take hidden states of tokens that a pass has read before the newest one: those of a prompt, above all.
+
+        Called before `observe`, and only for a writer that wants features of "all" rows.
+
+        Args:
+            first: place of the first of them in the text that `LocalWriter.open` was given, which leaves images out.
+                Those before it may never come, as their rows were known already; some may come again.
+            features: [n, D] as `Observation.features`.
+        """
+
     def observe(self, seen: Observation) -> None:
         """Take what a pass told. The pass that ends the prompt is told too; it has no candidates."""
         raise NotImplementedError
@@ -88,8 +100,9 @@ class LocalWriter:
 
     top_k: ClassVar[int] = 0
     """How many likeliest tokens it wants to see at every token that the target runs; 0: none."""
-    wants_features: ClassVar[bool] = False
-    """It wants the target's hidden states behind the final norm wherever it runs a token for its logits."""
+    wanted_features: ClassVar[Rows | None] = None
+    """Rows whose hidden states behind the final norm it wants: "logits" of tokens that are run for their logits, "all"
+    of the rest of the prompt too; None costs nothing."""
     sequence: ClassVar[Callable[..., WriterSequence]]
     """Makes what is known of a request from its prompt, unless `open` does."""
 

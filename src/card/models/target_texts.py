@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 import torch
@@ -17,19 +17,24 @@ from card.errors import ModelError
 from card.models.features import FINAL, FeatureWish
 from card.models.protocol import Extension
 from card.models.torch_runner import TorchRunner
+from card.models.vision import ImagePrompt
 from card.tree.sampling import Sampler
 
-HEAD_WISH = FeatureWish((FINAL,), "logits")
+_LOGITS_WISH, _WHOLE_WISH = FeatureWish((FINAL,), "logits"), FeatureWish((FINAL,), "all")
 _BATCH = 32  # texts that are written side by side
 
 
 @dataclass(frozen=True, slots=True)
 class TargetTexts:
-    """Answers of a target, one behind the other: M tokens in all."""
+    """Answers of a target, perhaps behind their prompts, one behind the other: M tokens in all.
 
-    features: Tensor  # [M, D] in the target's dtype, on the CPU: the hidden state that each token was chosen from
+    Prompts are those that a drafter sees: without the places of images.
+    """
+
+    features: Tensor  # [M, D] in the target's dtype, on the CPU: the hidden state of the token before each
     token_ids: Tensor  # [M] int64
     starts: Tensor  # [texts + 1] int64: where each begins; M at the end
+    answers: Tensor  # [texts] int64: where each answer begins
 
     def __len__(self) -> int:
         return len(self.starts) - 1
@@ -38,16 +43,21 @@ class TargetTexts:
         """Return the place of a text's tokens."""
         return slice(int(self.starts[idx]), int(self.starts[idx + 1]))
 
+    def answer(self, idx: int) -> int:
+        """Return where a text's answer begins."""
+        return int(self.answers[idx])
+
     @property
     def digest(self) -> str:
         """Return a fingerprint of all that is learnt from."""
-        digest = hashlib.sha256(self.token_ids.numpy().tobytes() + self.starts.numpy().tobytes())
+        numbers = self.token_ids, self.starts, self.answers
+        digest = hashlib.sha256(b"".join(one.numpy().tobytes() for one in numbers))
         digest.update(self.features.float().numpy().tobytes())
         return digest.hexdigest()[:16]
 
     def save(self, path: Path, facts: str) -> None:
         """Keep the texts for a training that is cut off, with facts of how they came to be."""
-        tensors = {"features": self.features, "token_ids": self.token_ids, "starts": self.starts}
+        tensors = {one.name: getattr(self, one.name) for one in fields(self)}
         part = path.with_suffix(".part")
         save_file(tensors, str(part), {"facts": facts})
         part.replace(path)
@@ -61,7 +71,7 @@ class TargetTexts:
             with safe_open(str(path), "pt") as file:
                 if (file.metadata() or {}).get("facts") != facts:
                     return None
-                return cls(*(file.get_tensor(name) for name in ("features", "token_ids", "starts")))
+                return cls(**{one.name: file.get_tensor(one.name) for one in fields(cls)})
         except (SafetensorError, OSError) as error:
             raise ModelError(f"{path} is cut off or damaged; delete it to begin anew") from error
 
@@ -72,10 +82,21 @@ class _Text:
 
     idx: int
     slot: int
-    num_prompt: int
+    prompt: Sequence[int]  # an `ImagePrompt` if there are images in it
     token_ids: list[int]
     sampler: Sampler
-    features: list[Tensor] = field(default_factory=list)  # [D] each
+    features: list[Tensor] = field(default_factory=list)  # [n, D] each: of the rows of each pass that are kept
+
+    @property
+    def num_new(self) -> int:
+        """Number of tokens of the answer so far."""
+        return len(self.token_ids) - len(self.prompt)
+
+    @property
+    def shown(self) -> list[int]:
+        """Places of the prompt that a drafter sees."""
+        places = range(len(self.prompt))
+        return self.prompt.images.left_out_of(places) if isinstance(self.prompt, ImagePrompt) else list(places)
 
 
 def write_texts(
@@ -86,18 +107,21 @@ def write_texts(
     seed: int,
     max_tokens: int,
     end_ids: frozenset[int],
+    whole: bool = False,
     on_answer: Callable[[], None] = lambda: None,
 ) -> TargetTexts:
     """Let the target answer prompts, several at a time; it keeps its last hidden states from now on.
 
     Args:
-        prompts: token ids, each shorter than the target's context.
+        prompts: token ids, each shorter than the target's context; with images, if it sees any.
         temperature: 0 is greedy.
         seed: of the first prompt, the others count on from it.
         max_tokens: new tokens after which a text is broken off.
+        whole: keep the prompts before the answers too.
         on_answer: called after each answer.
     """
-    target.features.wish([HEAD_WISH])
+    wish = _WHOLE_WISH if whole else _LOGITS_WISH
+    target.features.wish([wish])
     waiting = list(enumerate(prompts))[::-1]
     running: list[_Text] = []
     done: list[_Text] = []
@@ -106,18 +130,19 @@ def write_texts(
             idx, prompt = waiting.pop()
             rule = SamplingRule(temperature=temperature, top_k=0, top_p=1.0, min_p=0.0, seed=seed + idx)
             slot = target.open(min(len(prompt) + max_tokens, target.max_model_len))
-            running.append(_Text(idx, slot, len(prompt), list(prompt), Sampler(rule, target.vocab_size)))
-        _write(target, running)
+            target.show(slot, prompt.images if isinstance(prompt, ImagePrompt) else None)
+            running.append(_Text(idx, slot, prompt, list(prompt), Sampler(rule, target.vocab_size)))
+        _write(target, running, wish)
         for text in [text for text in running if _is_done(text, target.max_model_len, max_tokens, end_ids)]:
             running.remove(text)
             target.close(text.slot)
             done.append(text)
             on_answer()
     done.sort(key=lambda text: text.idx)
-    return _joined(done)
+    return _joined(done, whole=whole)
 
 
-def _write(target: TorchRunner, texts: Sequence[_Text]) -> None:
+def _write(target: TorchRunner, texts: Sequence[_Text], wish: FeatureWish) -> None:
     """Add the target's next token to each text."""
     extensions = []
     for text in texts:
@@ -126,21 +151,25 @@ def _write(target: TorchRunner, texts: Sequence[_Text]) -> None:
             Extension(text.slot, text.token_ids[start:], range(start - 1, length - 1), length - start - 1)
         )
     for idx, (text, logits) in enumerate(zip(texts, target.forward(extensions), strict=True)):
-        text.features.append(target.features.of(idx, HEAD_WISH)[0].cpu().clone())
+        rows = target.features.of(idx, wish)
+        if wish.rows == "all" and not text.num_new:
+            rows = rows[text.shown]
+        text.features.append(rows.cpu().clone())
         text.token_ids += text.sampler.choose(logits, [len(text.token_ids)])
 
 
 def _is_done(text: _Text, max_model_len: int, max_tokens: int, end_ids: frozenset[int]) -> bool:
-    length = len(text.token_ids)
-    return text.token_ids[-1] in end_ids or length >= max_model_len or length - text.num_prompt >= max_tokens
+    return text.token_ids[-1] in end_ids or len(text.token_ids) >= max_model_len or text.num_new >= max_tokens
 
 
-def _joined(texts: Sequence[_Text]) -> TargetTexts:
-    rows = [row for text in texts for row in text.features]
-    token_ids = [token_id for text in texts for token_id in text.token_ids[text.num_prompt :]]
-    starts = torch.tensor([0, *_lengths(texts)]).cumsum(0)
-    return TargetTexts(torch.stack(rows), torch.tensor(token_ids, dtype=torch.int64), starts)
-
-
-def _lengths(texts: Sequence[_Text]) -> Iterator[int]:
-    return (len(text.features) for text in texts)
+def _joined(texts: Sequence[_Text], *, whole: bool) -> TargetTexts:
+    features, token_ids, starts, answers = list[Tensor](), list[int](), [0], list[int]()
+    for text in texts:
+        if whole:
+            token_ids += [text.prompt[place] for place in text.shown[1:]]
+        answers.append(len(token_ids))
+        token_ids += text.token_ids[len(text.prompt) :]
+        features += text.features
+        starts.append(len(token_ids))
+    numbers = (torch.tensor(some, dtype=torch.int64) for some in (token_ids, starts, answers))
+    return TargetTexts(torch.cat(features), *numbers)

@@ -1,0 +1,62 @@
+"""The decoder layer of heads that draft: rows read a memory of rows and then themselves."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from card.models.head_files import EPS
+
+_ROTARY_BASE = 10_000.0
+
+
+class DraftLayer(nn.Module):
+    """Attention over a memory and a gated MLP, of one width d."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.num_heads = max(1, width // 64)
+        self.norm, self.mlp_norm = nn.RMSNorm(width, eps=EPS), nn.RMSNorm(width, eps=EPS)
+        self.query, self.key, self.value, self.out = (nn.Linear(width, width, bias=False) for _ in range(4))
+        self.gate, self.up = (nn.Linear(width, 2 * width, bias=False) for _ in range(2))
+        self.down = nn.Linear(2 * width, width, bias=False)
+
+    def memory(self, rows: Tensor, places: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Return keys and values of rows [B, S, d], [B, H, S, d / H] each.
+
+        Args:
+            places: [B, S] int64, by which keys are turned; None turns none.
+        """
+        x = self.norm(rows)
+        return _turned(self._heads(self.key(x)), places), self._heads(self.value(x))
+
+    def forward(self, rows: Tensor, keys: Tensor, values: Tensor, seen: Tensor, places: Tensor | None = None) -> Tensor:
+        """Return rows [B, T, d] that have read a memory.
+
+        Args:
+            keys, values: of `memory`, of S rows.
+            seen: [B or 1, T or 1, S] bool.
+            places: [B, T] of the rows; None as there.
+        """
+        query = _turned(self._heads(self.query(self.norm(rows))), places)
+        mixed = functional.scaled_dot_product_attention(query, keys, values, attn_mask=seen[:, None])
+        rows = rows + self.out(mixed.transpose(1, 2).flatten(2))
+        x = self.mlp_norm(rows)
+        added: Tensor = self.down(functional.silu(self.gate(x)) * self.up(x))
+        return rows + added
+
+    def _heads(self, of: Tensor) -> Tensor:
+        return of.view(*of.shape[:2], self.num_heads, of.shape[-1] // self.num_heads).transpose(1, 2)
+
+
+def _turned(heads: Tensor, places: Tensor | None) -> Tensor:
+    """Turn halves of channels [B, H, S, d / H] by places (RoPE, arXiv:2104.09864)."""
+    if places is None:
+        return heads
+    half = heads.shape[-1] // 2
+    rates = _ROTARY_BASE ** (-torch.arange(half) / half)
+    angles = places[:, None, :, None] * rates
+    first, second = heads[..., :half], heads[..., half:]
+    cos, sin = angles.cos(), angles.sin()
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), -1)
