@@ -1,4 +1,4 @@
-"""What the commands that train drafting heads share: the target's own answers, progress, what is said at the end."""
+"""Train drafting heads on the target's own answers: shared by `card train ctc` and `card train hivis`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _MOST_CONTEXT = 4096
 
 
 class TrainedHead(Protocol):
-    """What a training gives."""
+    """A head and its figures, as a training gives them."""
 
     @property
     def head(self) -> Any: ...

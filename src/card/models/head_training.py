@@ -1,4 +1,4 @@
-"""What trainings of drafting heads share: which texts are learnt from, the order of batches, and the steps.
+"""Steps of trainings of drafting heads: which texts are learnt from, the order of batches, and the steps themselves.
 
 Every batch follows from the settings and the data, so a run that goes on from a checkpoint ends with the weights of one
 that was never cut off.
