@@ -40,15 +40,19 @@ class BlockFormat:
     """One of GGUF's quantised types that runs as it is."""
 
     name: str  # ggml's
-    product: str  # module of `card.kernels.jit`
+    product: str  # one of the formats of `card.kernels.jit.formats`
     inputs: int  # of a block
     num_bytes: int  # of a block
     halves: slice  # its bytes that are numbers of 16 bits
     split: Callable[[Bytes], _Blocks]  # [R, N, num_bytes] to what it holds
 
+    @property
+    def _shape(self) -> Any:
+        return machine_code("formats").SHAPES[self.product]
+
     def panel_bytes(self, num_in: int) -> int:
         """Return the bytes of 16 output channels with so many inputs."""
-        return int(machine_code(self.product).SHAPE.panel_bytes(padded(num_in, GROUP) // GROUP))
+        return int(self._shape.panel_bytes(padded(num_in, GROUP) // GROUP))
 
     def pack(self, raw: Bytes, panels: Bytes) -> None:
         """Write rows of blocks [out, bytes] to panels [ceil(out / 16), `panel_bytes`], which hold zeros.
@@ -63,7 +67,7 @@ class BlockFormat:
 
     def numbers(self, raw: Bytes) -> npt.NDArray[np.float32]:
         """Return the numbers [R, in] that rows of blocks [R, bytes] stand for, as llama.cpp computes them."""
-        shape, blocks = machine_code(self.product).SHAPE, self.split(raw.reshape(len(raw), -1, self.num_bytes))
+        shape, blocks = self._shape, self.split(raw.reshape(len(raw), -1, self.num_bytes))
         parts = blocks.numbers.reshape(*blocks.numbers.shape[:2], -1, shape.part).astype(np.int8)
         if shape.bits < 8:
             parts -= np.int8(shape.zero)
@@ -78,7 +82,7 @@ class BlockFormat:
         """Return the scales or the smallest weights of parts, [R, N, P, 1]."""
         if header is None:
             return np.ascontiguousarray(stored).view(np.float16).astype(np.float32)[..., None]
-        is_signed = machine_code(self.product).SHAPE.scale == "signed byte"
+        is_signed = self._shape.scale == "signed byte"
         whole = np.ascontiguousarray(stored).view(np.int8) if is_signed else stored
         of_block = header.view(np.float16)[..., half : half + 1].astype(np.float32)
         factors: npt.NDArray[np.float32] = np.multiply(whole, of_block, dtype=np.float32)
@@ -99,7 +103,7 @@ class BlockFormat:
 
         First the header's halves, if there is a header; then scales, smallest weights, and steps of weights.
         """
-        shape, num_panels = machine_code(self.product).SHAPE, len(panels)
+        shape, num_panels = self._shape, len(panels)
         start = shape.panel_bytes(num_groups) - shape.group_bytes * num_groups
         if shape.header_bytes:
             header = panels[:, :start].reshape(num_panels, -1, shape.header_bytes)
@@ -116,7 +120,7 @@ class BlockFormat:
             raise ValueError("a scale in it is no finite number")
         if len(raw) % PANEL:
             raw = np.concatenate([raw, np.zeros((-len(raw) % PANEL, *raw.shape[1:]), np.uint8)])
-        shape, blocks = machine_code(self.product).SHAPE, self.split(raw)
+        shape, blocks = self._shape, self.split(raw)
         num_groups = padded(raw.shape[1] * self.inputs, GROUP) // GROUP
         numbers = _padded(blocks.numbers.reshape(len(raw), -1), num_groups * GROUP)
         factors = [

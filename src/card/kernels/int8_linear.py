@@ -32,8 +32,8 @@ _PROBED_ROWS = (1, 2, 16, 33)
 class PackedLinear:
     """A linear layer for the machine code; [out] is padded to whole panels, [in] to whole groups."""
 
-    product: str  # module of `card.kernels.jit` that multiplies by it
-    panels: Tensor  # [out / 16, bytes] as that module lays them out
+    product: str  # one of the formats of `card.kernels.jit.formats`
+    panels: Tensor  # [out / 16, bytes] as that format lays them out
     scales: Tensor  # [out] float32
     bias: Tensor  # [out] float32
     takes_floats: bool = False  # activations as they are, not as bytes
@@ -41,7 +41,7 @@ class PackedLinear:
     @property
     def entry(self) -> tuple[int, ...]:
         """Its entry in a table of the machine code."""
-        multiplier = machine_code(self.product).MULTIPLY
+        multiplier = machine_code("formats").multiplier(self.product).address
         panels, scales, bias = (tensor.data_ptr() for tensor in (self.panels, self.scales, self.bias))
         tables = machine_code("tables")
         takes = tables.AS_FLOATS if self.takes_floats else tables.AS_BYTES
@@ -68,7 +68,7 @@ def quantize_linear(weight: Tensor, bias: Tensor | None, *, out_multiple: int = 
     machine_code("rows").pack(
         weight.data_ptr(), is_bfloat16, *weight.shape, panels.data_ptr(), panels.shape[1], scales.data_ptr()
     )
-    return PackedLinear("byte_tiles", panels, scales, extended(bias, size_out))
+    return PackedLinear("byte", panels, scales, extended(bias, size_out))
 
 
 def extended(values: Tensor | None, size: int) -> Tensor:

@@ -12,16 +12,7 @@ from typing import Any
 from llvmlite import ir
 from numba.core import cgutils
 
-from card.kernels.jit.tiles import (
-    AHEAD,
-    FETCHED_ROWS,
-    MATRIX_ROWS,
-    PANEL,
-    PRODUCT,
-    Format,
-    Group,
-    multiplier_of,
-)
+from card.kernels.jit.tiles import AHEAD, FETCHED_ROWS, MATRIX_ROWS, PANEL, PRODUCT, Format, Group
 from card.kernels.jit.vectors import (
     FLOATS,
     GROUP,
@@ -134,5 +125,4 @@ def _add_group(builder: Builder, num_rows: int, group: Group, sums: list[list[Va
     ]
 
 
-_CODE = multiplier_of("byte_tiles", Format(_add_group, _panels_of, _begin_matrix, _end_matrix))
-MULTIPLY = _CODE.address  # in this process
+FORMAT = Format(_add_group, _panels_of, _begin_matrix, _end_matrix)

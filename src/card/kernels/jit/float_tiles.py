@@ -12,7 +12,21 @@ from collections.abc import Callable
 from llvmlite import ir
 
 from card.kernels.jit.tiles import MOST_ROWS, PANEL, Format, Group
-from card.kernels.jit.vectors import FLOATS, GROUP, LANES, Builder, Value, fetch, fma_of, loop, moved, read, repeated
+from card.kernels.jit.vectors import (
+    FLOATS,
+    GROUP,
+    LANES,
+    Builder,
+    Value,
+    bfloat16s_of,
+    fetch,
+    fma_of,
+    halves_of,
+    loop,
+    moved,
+    read,
+    repeated,
+)
 
 _I64, _F32 = ir.IntType(64), ir.FloatType()
 _INPUTS = 4  # whose multiply-adds are written one behind the other, in a loop over the group
@@ -26,7 +40,7 @@ def _panels_of(num_rows: int) -> int:
     return next(panels for most, panels in _PANELS if num_rows <= most)
 
 
-def format_of(num_bytes: int, widened: Callable[[Builder, Value], Value]) -> Format:
+def _format_of(num_bytes: int, widened: Callable[[Builder, Value], Value]) -> Format:
     """Return how a group of weights of so many bytes each is multiplied.
 
     Args:
@@ -55,3 +69,10 @@ def format_of(num_bytes: int, widened: Callable[[Builder, Value], Value]) -> For
         return new
 
     return Format(add_group, _panels_of, number_bytes=4)
+
+
+FORMATS = {
+    "f32": _format_of(4, lambda builder, address: read(builder, address, FLOATS)),
+    "f16": _format_of(2, halves_of),
+    "bf16": _format_of(2, bfloat16s_of),
+}

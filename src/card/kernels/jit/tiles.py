@@ -163,7 +163,7 @@ def _write_panels(
 
 
 def multiplier_of(name: str, form: Format) -> ObjectCode:
-    """Return the code whose address `multiply` takes; ``name`` is that of the module that holds it.
+    """Return the code whose address `multiply` takes; ``name`` is that of the format.
 
     It takes the address of `multiply`'s arguments behind the first one.
     """
@@ -193,7 +193,7 @@ def multiplier_of(name: str, form: Format) -> ObjectCode:
 def multiply(builder: Builder, address: Value, *values: Value) -> None:
     """Compute output channels 16 ``start`` to 16 ``stop`` of a tile of 1 to MOST_ROWS rows.
 
-    Args, all integers: the format's MULTIPLY; num_rows; start; stop; then
+    Args, all integers: the address of the format's code; num_rows; start; stop; then
         panels, panel_bytes: address of the weights, and bytes of each panel.
         numbers, scales, sums: addresses of the tile's activations, their scales and their sums, as `quantize_group`
             leaves them.
