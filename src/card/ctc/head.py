@@ -25,7 +25,7 @@ from card.models.head_files import EPS, HeadKind
 from card.models.head_layer import DraftLayer
 from card.models.torch_runner import TorchRunner
 
-KIND = HeadKind("card-ctc-1", "card train ctc")
+KIND = HeadKind("head", "card-ctc-1", "card train ctc")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,12 +103,12 @@ class SlotHead(nn.Module):
     def save(self, path: str | Path, figures: Mapping[str, str] | None = None) -> None:
         """Write the head; ``figures`` tell people of its training. Raises: ModelError if the file cannot be written."""
         others = {"token_ids": self.token_ids.to(torch.int32), "probe": self.probe}
-        KIND.save(path, self, asdict(self.facts), others, figures)
+        KIND.save_head(path, self, asdict(self.facts), others, figures)
 
     @classmethod
     def load(cls, path: str | Path) -> SlotHead:
         """Read a head that `save` wrote. Raises: ModelError for a file that is missing, cut off, or no head."""
-        return KIND.load(path, cls._made)
+        return KIND.load_head(path, cls._made)
 
     @classmethod
     def _made(cls, said: Mapping[str, str], tensors: dict[str, Tensor]) -> SlotHead:

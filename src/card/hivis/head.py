@@ -23,7 +23,7 @@ from card.models.head_files import EPS, HeadKind, scaled
 from card.models.head_layer import DraftLayer
 from card.models.torch_runner import TorchRunner
 
-KIND = HeadKind("card-hivis-1", "card train hivis")
+KIND = HeadKind("head", "card-hivis-1", "card train hivis")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,12 +99,12 @@ class FusedHead(nn.Module):
     def save(self, path: str | Path, figures: Mapping[str, str] | None = None) -> None:
         """Write the drafter; ``figures`` tell people of its training. Raises: ModelError if that cannot be done."""
         others = {"token_ids": self.token_ids.to(torch.int32), "probe": self.probe}
-        KIND.save(path, self, asdict(self.facts), others, figures)
+        KIND.save_head(path, self, asdict(self.facts), others, figures)
 
     @classmethod
     def load(cls, path: str | Path) -> FusedHead:
         """Read a drafter that `save` wrote. Raises: ModelError for a file that is missing, cut off, or none."""
-        return KIND.load(path, cls._made).requires_grad_(False)
+        return KIND.load_head(path, cls._made).requires_grad_(False)
 
     @classmethod
     def _made(cls, said: Mapping[str, str], tensors: dict[str, Tensor]) -> FusedHead:

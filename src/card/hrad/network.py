@@ -17,21 +17,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn import functional
 
 from card.errors import ModelError
 from card.models.features import FeatureWish, Rows, SeenRows
 from card.models.torch_runner import TorchRunner
+from card.models.trained_file import TrainedFile
 
 ALL_REJECTED, UNDECIDED, ALL_ACCEPTED = CLASSES = (0, 1, 2)  # of a chain: none of it, some of it, all of it is accepted
 OFF, DEMO_HRAD = "off", "demo"  # no predictor; name of the one for the demo pair
 HIDDEN_WIDTHS = (256, 64)
 _DEMO_FILE = Path(__file__).with_name("demo.safetensors")
 
-_FORMAT = "card-hrad-2"
+_FILE = TrainedFile("predictor", "card-hrad-2", "card train hrad")
 _STORED_DTYPE = torch.float16  # inputs are standardised, so no weight is far from 1
 _LEAST_PROBABILITY = 1e-4  # an outcome is never ruled out
 
@@ -100,25 +99,16 @@ class HRad:
     def load(cls, path: str | Path) -> HRad:
         """Read a predictor that `save` wrote, or "demo", that of the demo pair. Raises: ModelError if there is none."""
         path = _DEMO_FILE if str(path) == DEMO_HRAD else path
-        if not Path(path).is_file():
-            raise ModelError(f"there is no file {path}; train a predictor with card train hrad, or name {DEMO_HRAD}")
-        try:
-            with safe_open(str(path), "pt") as file:
-                metadata: Mapping[str, str] = file.metadata() or {}
-                tensors = {name: file.get_tensor(name).float() for name in file.keys()}  # noqa: SIM118
-        except (SafetensorError, OSError) as error:
-            raise ModelError(f"{path} cannot be read as safetensors: {error}; train it again") from error
-        if metadata.get("format") != _FORMAT:
-            raise ModelError(f"{path} is no H-RAD predictor ({_FORMAT}); give a file that card train hrad wrote")
-        try:
-            numbers: dict[str, Any] = {one.name: int(metadata[one.name]) for one in fields(HRadFacts)[:-1]}
-            facts = HRadFacts(**numbers, draft=metadata["draft"])
-            num_layers = sum(name.endswith(".weight") for name in tensors)
-            layers = [(tensors[f"{i}.weight"], tensors[f"{i}.bias"]) for i in range(num_layers)]
-            evidence = Evidence(float(metadata["evidence_weight"]), float(metadata["evidence_mean"]))
-            return cls(facts, layers, tensors["mean"], tensors["std"], evidence)
-        except (KeyError, TypeError, ValueError, ModelError) as error:
-            raise ModelError(f"{path} is damaged: {error}; train it again") from error
+        return _FILE.load(path, cls._of, f", or name {DEMO_HRAD}")
+
+    @classmethod
+    def _of(cls, facts: Mapping[str, str], tensors: dict[str, Tensor]) -> HRad:
+        stored = {name: tensor.float() for name, tensor in tensors.items()}
+        numbers: dict[str, Any] = {one.name: int(facts[one.name]) for one in fields(HRadFacts)[:-1]}
+        num_layers = sum(name.endswith(".weight") for name in stored)
+        layers = [(stored[f"{i}.weight"], stored[f"{i}.bias"]) for i in range(num_layers)]
+        evidence = Evidence(float(facts["evidence_weight"]), float(facts["evidence_mean"]))
+        return cls(HRadFacts(**numbers, draft=facts["draft"]), layers, stored["mean"], stored["std"], evidence)
 
     def save(self, path: str | Path, figures: Mapping[str, str] | None = None) -> None:
         """Write the predictor as safetensors, weights in float16.
@@ -132,11 +122,7 @@ class HRad:
             tensors[f"{i}.weight"], tensors[f"{i}.bias"] = weight.to(_STORED_DTYPE), bias
         facts = {name: str(value) for name, value in asdict(self.facts).items()}
         learnt = {f"evidence_{name}": repr(value) for name, value in asdict(self.evidence).items()}
-        metadata = {**(figures or {}), "format": _FORMAT, **facts, **learnt}
-        try:
-            save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, str(path), metadata)
-        except (SafetensorError, OSError) as error:
-            raise ModelError(f"the predictor cannot be written to {path}: {error}") from error
+        _FILE.save(path, tensors, {**(figures or {}), **facts, **learnt})
 
     def attach(self, runner: TorchRunner, usual: float) -> None:
         """Look at a target's features from now on, and move ``usual`` by them.

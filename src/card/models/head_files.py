@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional
 
 from card.errors import ModelError
 from card.models.probe import embedding_probe, probe_difference
 from card.models.torch_runner import TorchRunner
+from card.models.trained_file import TrainedFile
 
 STORED_DTYPE = torch.float16
 EPS = 1e-6
@@ -33,56 +31,37 @@ class TargetSizes(Protocol):
     def num_parameters(self) -> int: ...
 
 
-@dataclass(frozen=True, slots=True)
-class HeadKind:
-    """A kind of head: what its files say of themselves, and the command that makes them."""
+class HeadKind(TrainedFile):
+    """A kind of head."""
 
-    format: str
-    command: str
-
-    def save(
+    def save_head(
         self, path: str | Path, head: nn.Module, facts: Mapping[str, Any], others: Mapping[str, Tensor], figures: Any
     ) -> None:
-        """Write a head as safetensors, its weights in float16.
+        """Write a head, its weights in float16.
 
         Args:
             others: tensors besides its weights.
             figures: texts that tell people of its training, by name; None for none.
         Raises: ModelError if the file cannot be written.
         """
-        tensors = {name: weight.to(STORED_DTYPE).contiguous() for name, weight in head.state_dict().items()}
+        weights = {name: weight.to(STORED_DTYPE) for name, weight in head.state_dict().items()}
         said = {name: str(value) for name, value in facts.items()}
-        part = Path(f"{path}.part")
-        try:
-            save_file({**tensors, **others}, str(part), {**(figures or {}), "format": self.format, **said})
-            part.replace(path)
-        except (SafetensorError, OSError) as error:
-            raise ModelError(f"the head cannot be written to {path}: {error}") from error
+        self.save(path, {**weights, **others}, {**(figures or {}), **said})
 
-    def load(self, path: str | Path, make: Callable[[Mapping[str, str], dict[str, Tensor]], _Head]) -> _Head:
-        """Read a head that `save` wrote.
+    def load_head(self, path: str | Path, make: Callable[[Mapping[str, str], dict[str, Tensor]], _Head]) -> _Head:
+        """Read a head that `save_head` wrote.
 
         Args:
             make: takes the facts and the tensors, pops those that are no weights, and returns a head without weights.
         Raises: ModelError for a file that is missing, cut off, or no such head.
         """
-        if not Path(path).is_file():
-            raise ModelError(f"there is no file {path}; train a head with {self.command}")
-        try:
-            with safe_open(str(path), "pt") as file:
-                facts: Mapping[str, str] = file.metadata() or {}
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        except (SafetensorError, OSError) as error:
-            raise ModelError(f"{path} is cut off or damaged: {error}; train it again with {self.command}") from error
-        if facts.get("format") != self.format:
-            raise ModelError(f"{path} is no head ({self.format}); give a file that {self.command} wrote")
-        try:
+
+        def filled(facts: Mapping[str, str], tensors: dict[str, Tensor]) -> _Head:
             head = make(facts, tensors)
             head.load_state_dict({name: weight.float() for name, weight in tensors.items()})
-        except (KeyError, TypeError, ValueError, RuntimeError) as error:
-            what = " ".join(str(error).split())
-            raise ModelError(f"{path} is damaged: {what}; train it again with {self.command}") from error
-        return head
+            return head
+
+        return self.load(path, filled)
 
     def require_target(self, name: str, sizes: TargetSizes, probe: Tensor, target: TorchRunner) -> None:
         """Raise ModelError if the head of a name was trained for another target; ``probe`` as of `embedding_probe`."""

@@ -14,18 +14,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from card.config.fields import require
 from card.errors import ModelError
 from card.judges.auto import PairFacts
 from card.models.torch_runner import TorchRunner
+from card.models.trained_file import TrainedFile
 from card.steps.rewards import equations_hold
 from card.steps.routers import Step
 
-_FORMAT = "card-router-1"
+_FILE = TrainedFile("router", "card-router-1", "card train router")
 _PROBES = "target_probe", "draft_probe"
 _NUMBER = re.compile(r"\d+(?:\.\d+)?")
 
@@ -79,6 +78,14 @@ class RouterPair:
         return cls(PairFacts.of(target, ""), PairFacts.of(draft, ""))
 
 
+def _parts(facts: Mapping[str, str], tensors: dict[str, Tensor]) -> tuple[Tensor, float, float, RouterPair]:
+    """Return what a file holds: weights, bias, the usual knob and the pair."""
+    if tensors["weights"].shape != (len(FEATURES),):
+        raise ValueError(f"{len(FEATURES)} weights were expected")
+    pair = RouterPair(*(PairFacts("", tensors[name]) for name in _PROBES))
+    return tensors["weights"].double(), float(facts["bias"]), float(facts["usual"]), pair
+
+
 class TrainedRouter:
     """Keep a step if the chance that the target's would be better is below the knob; with 0 none, with 1 all."""
 
@@ -104,33 +111,14 @@ class TrainedRouter:
 
         Raises: ModelError if there is none; SettingsError for a knob out of range.
         """
-        if not Path(path).is_file():
-            raise ModelError(f"there is no file {path}; make a router with card train router")
-        try:
-            with safe_open(str(path), "pt") as file:
-                metadata: Mapping[str, str] = file.metadata() or {}
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        except (SafetensorError, OSError) as error:
-            raise ModelError(f"{path} cannot be read as safetensors: {error}; make it again") from error
-        if metadata.get("format") != _FORMAT:
-            raise ModelError(f"{path} is no router ({_FORMAT}); give a file that card train router wrote")
-        try:
-            pair = RouterPair(*(PairFacts("", tensors[name]) for name in _PROBES))
-            weights, bias, usual = tensors["weights"], float(metadata["bias"]), float(metadata["usual"])
-            if weights.shape != (len(FEATURES),):
-                raise ValueError(f"{len(FEATURES)} weights were expected")
-        except (KeyError, ValueError) as error:
-            raise ModelError(f"{path} is damaged: {error}; make it again") from error
-        return cls(weights.double(), bias, usual=usual, pair=pair, knob=knob)
+        weights, bias, usual, pair = _FILE.load(path, _parts)
+        return cls(weights, bias, usual=usual, pair=pair, knob=knob)
 
     def save(self, path: str | Path, figures: Mapping[str, str] | None = None) -> None:
         """Write the router as safetensors; ``figures`` say how well it does. Raises: ModelError if that fails."""
-        metadata = {**(figures or {}), "format": _FORMAT, "bias": repr(self.bias), "usual": repr(self.usual)}
+        facts = {**(figures or {}), "bias": repr(self.bias), "usual": repr(self.usual)}
         probes = dict(zip(_PROBES, (self.pair.target.probe, self.pair.draft.probe), strict=True))
-        try:
-            save_file({"weights": self.weights.contiguous(), **probes}, str(path), metadata)
-        except (SafetensorError, OSError) as error:
-            raise ModelError(f"the router cannot be written to {path}: {error}") from error
+        _FILE.save(path, {"weights": self.weights, **probes}, facts)
 
     def check_pair(self, target: TorchRunner, draft: TorchRunner) -> None:
         """Refuse another pair than the router's own. Raises: ModelError."""

@@ -1,0 +1,58 @@
+"""Files of what training commands make: tensors, with facts as metadata, in safetensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from card.errors import ModelError
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class TrainedFile:
+    """One kind of such files: what they say of themselves, and the command that makes them."""
+
+    kind: str  # in words
+    format: str
+    command: str
+
+    def save(self, path: str | Path, tensors: Mapping[str, Tensor], facts: Mapping[str, str]) -> None:
+        """Write a file; it is whole or as before. Raises: ModelError if that fails."""
+        part = Path(f"{path}.part")
+        try:
+            contiguous = {name: tensor.contiguous() for name, tensor in tensors.items()}
+            save_file(contiguous, str(part), {**facts, "format": self.format})
+            part.replace(path)
+        except (SafetensorError, OSError) as error:
+            raise ModelError(f"the {self.kind} cannot be written to {path}: {error}") from error
+
+    def load(self, path: str | Path, make: Callable[[Mapping[str, str], dict[str, Tensor]], T], besides: str = "") -> T:
+        """Return what ``make`` makes of the facts and tensors of a file.
+
+        Args:
+            besides: what else may be done where there is no file.
+        Raises: ModelError for a file that is missing, cut off, of another kind, or lacks what ``make`` needs.
+        """
+        if not Path(path).is_file():
+            raise ModelError(f"there is no file {path}; train a {self.kind} with {self.command}{besides}")
+        try:
+            with safe_open(str(path), "pt") as file:
+                facts: Mapping[str, str] = file.metadata() or {}
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        except (SafetensorError, OSError) as error:
+            raise ModelError(f"{path} is cut off or damaged: {error}; train it again with {self.command}") from error
+        if facts.get("format") != self.format:
+            raise ModelError(f"{path} is no {self.kind} ({self.format}); give a file that {self.command} wrote")
+        try:
+            return make(facts, tensors)
+        except (KeyError, TypeError, ValueError, RuntimeError, ModelError) as error:
+            what = " ".join(str(error).split())
+            raise ModelError(f"{path} is damaged: {what}; train it again with {self.command}") from error
