@@ -6,7 +6,6 @@ import ctypes
 import errno
 import os
 from collections.abc import Callable
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ pytestmark = pytest.mark.skipif(REASON is not None, reason=str(REASON))
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty folder for code."""
-    monkeypatch.setattr(machine_code("object_code").config, "CACHE_DIR", str(tmp_path / "code"))
+    monkeypatch.setattr(machine_code("object_code"), "kept_folder", lambda: tmp_path / "code")
     return tmp_path / "code"
 
 
@@ -71,22 +70,3 @@ def test_code_that_cannot_be_kept_runs_and_leaves_nothing_behind(folder: Path, m
     monkeypatch.setattr(objects.os, "replace", full)
     assert stored(objects.ObjectCode("seven", storing(7))) == 7
     assert list(folder.iterdir()) == []
-
-
-def plus_one(x: int) -> int:
-    return x + 1
-
-
-def test_a_compiled_function_that_cannot_be_kept_runs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    vectors = machine_code("vectors")
-    assert vectors.entered(plus_one)(1) == 2
-    kept = list(folder.rglob("*.nbi"))
-    assert kept
-    for one in folder.rglob("*.nb*"):
-        one.unlink()
-    monkeypatch.setattr(import_module("numba.core.caching").IndexDataCacheFile, "save", full)
-    assert vectors.entered(plus_one)(1) == 2
-    assert list(folder.rglob("*.nb*")) == []

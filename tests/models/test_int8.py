@@ -383,7 +383,7 @@ def test_an_interrupt_before_a_pass_leaves_no_thread_waiting(monkeypatch: pytest
     assert torch.equal(logits_of(runner, TEXT), expected)
 
 
-def test_without_numba_the_reason_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_llvmlite_the_reason_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(int8_linear, "find_spec", lambda name: None)
     why_not_int8.cache_clear()
     try:
@@ -395,15 +395,16 @@ def test_without_numba_the_reason_says_what_to_install(monkeypatch: pytest.Monke
 def test_machine_code_is_kept_in_a_folder_of_ones_own_or_in_a_fresh_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    code_folder = int8_linear.machine_code("object_code").code_folder
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert int8_linear.code_folder() == tmp_path / "card" / "code"
-    assert int8_linear.code_folder().stat().st_mode & 0o077 == 0
+    assert code_folder() == tmp_path / "card" / "code"
+    assert code_folder().stat().st_mode & 0o077 == 0
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))  # nothing can be made below a file
-    fresh = int8_linear.code_folder()
+    fresh = code_folder()
     assert fresh.stat().st_mode & 0o077 == 0, "a folder in a shared place might hold somebody else's code"
-    assert fresh == int8_linear.code_folder()
-    source = "from card.kernels.int8_linear import code_folder; print(code_folder(), code_folder().is_dir())"
+    assert fresh == code_folder()
+    source = "from card.kernels.jit.object_code import code_folder; print(code_folder(), code_folder().is_dir())"
     other, was_there = subprocess.check_output([sys.executable, "-c", source], text=True).split()
     assert was_there == "True"
     assert other != str(fresh) and not Path(other).exists(), "it goes with its process"

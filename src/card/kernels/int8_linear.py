@@ -1,26 +1,21 @@
 """Linear layers in 8-bit integers: packed weights, exact products, and whether this machine can make them.
 
-The machine code (`card.kernels.jit`) is made by numba at its first use.
+The machine code (`card.kernels.jit`) is made by LLVM at its first use.
 """
 
 from __future__ import annotations
 
 import functools
-import hashlib
-import os
-import tempfile
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from card.machine.folders import cache_folder
-from card.machine.processor import INTEGER_PROCESSORS, kernel_kind, llvm_target
+from card.machine.processor import INTEGER_PROCESSORS, kernel_kind
 
 PANEL, GROUP, LANES = 16, 64, 16  # output channels read together, activations that share a scale, floats of a vector
 _ZERO = 128  # weights are unsigned bytes around this
@@ -109,36 +104,14 @@ def multiply_rows(x: Tensor, linear: PackedLinear, *, num_parts: int = 1) -> Ten
 @functools.cache
 def machine_code(module: str) -> Any:
     """Return a module of `card.kernels.jit`: compiled at its first use on a machine, and kept for later ones."""
-    numba: Any = import_module("numba")
-    sources = sorted((Path(__file__).parent / "jit").glob("*.py"))
-    digest = hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()[:16]
-    numba.config.CACHE_DIR = str(code_folder() / f"{digest}-{kernel_kind()}")
-    if (target := llvm_target()) is not None:
-        numba.config.CPU_NAME, numba.config.CPU_FEATURES = target
     return import_module(f"card.kernels.jit.{module}")
-
-
-def code_folder() -> Path:
-    """Return where machine code is kept: the user's own cache folder, or a fresh one that this process removes."""
-    folder = cache_folder(None) / "code"
-    try:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    except OSError:
-        return Path(_own_folder().name)
-    return folder if os.access(folder, os.W_OK) else Path(_own_folder().name)
-
-
-@functools.cache
-def _own_folder() -> tempfile.TemporaryDirectory[str]:
-    """Return a folder of this process, which nobody else can write to; it is removed when the process ends."""
-    return tempfile.TemporaryDirectory(prefix="card-code-", ignore_cleanup_errors=True)
 
 
 @functools.cache
 def why_not_int8() -> str | None:
     """Return why integer passes are not possible on this machine, or not exact; None if they are."""
-    if find_spec("numba") is None:
-        return "the package numba is missing; run pip install 'card-decoding[int8]'"
+    if find_spec("llvmlite") is None:
+        return "the package llvmlite is missing; run pip install 'card-decoding[int8]'"
     if kernel_kind() is None:
         return f"it needs {INTEGER_PROCESSORS}"
     generator = torch.Generator().manual_seed(0)

@@ -1,6 +1,6 @@
 """Exact passes on a CPU: logits whose bits depend on a row's text alone, in 8-bit integers or with stored weights.
 
-A whole pass is one call of machine code (`card.kernels.jit`), made by numba when it is first needed. Each row is
+A whole pass is one call of machine code (`card.kernels.jit`), made by LLVM when it is first needed. Each row is
 computed alone and in the order of its own text, so neither the rows beside it nor its place, tile or thread can change
 a bit:
 

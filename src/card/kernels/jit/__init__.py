@@ -1,1 +1,1 @@
-"""Machine code made while the program runs, by numba, for the kinds of processors of `card.machine.processor`."""
+"""Machine code made while the program runs, by LLVM, for the kinds of processors of `card.machine.processor`."""

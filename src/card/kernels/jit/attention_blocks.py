@@ -7,17 +7,17 @@ positions, whatever lies beside them, so how many of them the registers hold cha
 from __future__ import annotations
 
 from llvmlite import ir
-from numba import types
 
 from card.kernels.jit.tiles import PRODUCT
 from card.kernels.jit.vectors import (
     FLOATS,
+    INT,
     LANES,
+    VOID,
     Builder,
     Value,
     compiled,
     fill,
-    floats,
     fma_of,
     load,
     load_halves,
@@ -81,7 +81,7 @@ def _products(builder: Builder, places: list[Value], query: Value, num_vectors: 
     return new
 
 
-@operation(floats, types.int64, types.int64, types.int64)
+@operation(FLOATS, INT, INT, INT)
 def score_block(builder: Builder, rows: Value, query: Value, num_vectors: Value) -> Value:
     """Return the products of a query with BLOCK rows of so many vectors of floats, one row in each lane."""
     row_bytes = builder.mul(num_vectors, ir.Constant(_I64, 4 * LANES))
@@ -118,7 +118,7 @@ def _write_sums(builder: Builder, num_queries: int, values: tuple[Value, ...]) -
     end([])
 
 
-@operation(types.void, *[types.int64] * 7)
+@operation(VOID, *[INT] * 7)
 def add_value_block(builder: Builder, num_queries: Value, *values: Value) -> None:
     """Add BLOCK rows of floats times weights to the sums of 1 to MOST_QUERIES queries, one row after the other.
 

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from llvmlite import ir
-from numba.core import cgutils
 
 from card.kernels.jit.tiles import AHEAD, FETCHED_ROWS, MATRIX_ROWS, PANEL, PRODUCT, Format, Group
 from card.kernels.jit.vectors import (
@@ -49,7 +48,9 @@ def _begin_matrix(builder: Builder, num_rows: int) -> None:
     heights = [num_rows if tile not in (_WEIGHTS, _WEIGHTS + 1) else GROUP // 4 for tile in range(8)]
     widths = [byte for _ in range(8) for byte in (GROUP, 0)]
     setting = bytes([1, *[0] * 15, *widths, *[0] * 16, *heights, *[0] * 8])
-    place = cgutils.global_constant(builder, f"tiles_of_{num_rows}", cgutils.make_bytearray(setting))
+    content = ir.Constant(ir.ArrayType(_I8, len(setting)), bytearray(setting))
+    place = ir.GlobalVariable(builder.module, content.type, f"tiles_of_{num_rows}")
+    place.initializer, place.linkage, place.global_constant = content, "internal", True
     call(builder, "llvm.x86.ldtilecfg", _VOID, builder.bitcast(place, ir.PointerType()))
 
 
@@ -66,7 +67,7 @@ def _matrix_products(builder: Builder, num_rows: int, numbers: Value, panels: Se
         numbers: address of the group's activations, [rows][64] signed bytes.
         panels: addresses of its weights, [16][16][4] unsigned bytes each.
     """
-    with builder.goto_entry_block():  # numba's own way to do this fills it with zeros at each call
+    with builder.goto_entry_block():
         kept = builder.alloca(ir.ArrayType(_I8, _TILE_BYTES * len(panels)), name="products")
     kept.align = 64
     room, stride = builder.ptrtoint(kept, _I64), ir.Constant(_I64, GROUP)

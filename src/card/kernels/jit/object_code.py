@@ -1,24 +1,27 @@
 """Functions that are written as LLVM's instructions, compiled once on a machine and kept as object code.
 
-They are made without numba and without LLVM's passes over instructions: what `card.kernels.jit.tiles` writes is in the
-order that it is to run in, so those passes were measured to gain nothing and to take more than half of the time.
+What `card.kernels.jit.tiles` writes is in the order that it is to run in, so LLVM's passes over instructions are left
+out: they were measured to gain nothing and to take more than half of the time. Functions of Python need them.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import os
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any
 
 from llvmlite import binding, ir
-from numba import config
-from numba.core.registry import cpu_target
 
-from card.kernels.jit.vectors import Builder, Value
+from card.machine.folders import cache_folder
+from card.machine.processor import kernel_kind, llvm_target
+
+if TYPE_CHECKING:
+    from card.kernels.jit.vectors import Builder, Value
 
 _DIGEST_BYTES = 32  # of the code, before it: a file that was damaged must not run
 
@@ -26,20 +29,22 @@ _DIGEST_BYTES = 32  # of the code, before it: a file that was damaged must not r
 class ObjectCode:
     """A function of one integer in this process."""
 
-    def __init__(self, name: str, write: Callable[[Builder, Value], None]) -> None:
+    def __init__(self, name: str, write: Callable[[Builder, Value], None], *, is_optimized: bool = False) -> None:
         """Take what an earlier process kept, or compile now.
 
         Args:
             name: of the function; no other one of these sources may have it.
             write: writes its instructions: (builder, its argument).
+            is_optimized: LLVM rearranges them.
         """
-        of = cpu_target.target_context.codegen().magic_tuple()  # triple, processor and features, as numba has them
-        machine, about = _machine(*of), repr((*of, binding.llvm_version_info))
-        folder = cast(Any, config).CACHE_DIR  # where numba keeps its own
-        file = Path(folder) / f"{name}-{hashlib.sha256(about.encode()).hexdigest()[:16]}.o"
+        machine = _machine()
+        file = kept_folder() / f"{name}-{_machine_digest()}.o"
         code = _kept(file)
         if code is None:
-            code = machine.emit_object(binding.parse_assembly(_instructions(name, write, machine)))
+            module = binding.parse_assembly(_instructions(name, write, machine))
+            if is_optimized:
+                _optimize(module, machine)
+            code = machine.emit_object(module)
             _keep(file, code)
         self._engine = binding.create_mcjit_compiler(binding.parse_assembly(""), machine)  # which owns the code
         self._engine.add_object_file(binding.ObjectFileRef.from_data(code))
@@ -47,13 +52,61 @@ class ObjectCode:
         self.address: int = self._engine.get_function_address(name)
 
 
-def _machine(triple: str, processor: str, features: str) -> Any:
-    """Return the target machine that numba makes for the same processor."""
+def kept_folder() -> Path:
+    """Return where the code of these sources and of this kind of kernels is kept."""
+    return code_folder() / f"{_source_digest()}-{kernel_kind()}"
+
+
+def code_folder() -> Path:
+    """Return where machine code is kept: the user's own cache folder, or a fresh one that this process removes."""
+    folder = cache_folder(None) / "code"
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError:
+        return Path(_own_folder().name)
+    return folder if os.access(folder, os.W_OK) else Path(_own_folder().name)
+
+
+@functools.cache
+def _own_folder() -> tempfile.TemporaryDirectory[str]:
+    """Return a folder of this process, which nobody else can write to; it is removed when the process ends."""
+    return tempfile.TemporaryDirectory(prefix="card-code-", ignore_cleanup_errors=True)
+
+
+@functools.cache
+def _source_digest() -> str:
+    sources = sorted(Path(__file__).parent.glob("*.py"))
+    return hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()[:16]
+
+
+def _target() -> tuple[str, str, str]:
+    """Return triple, processor and features of what code is made for."""
+    triple, chosen = binding.get_process_triple(), llvm_target()
+    return triple, *(chosen or (binding.get_host_cpu_name(), binding.get_host_cpu_features().flatten()))
+
+
+def _machine_digest() -> str:
+    return hashlib.sha256(repr((*_target(), binding.llvm_version_info)).encode()).hexdigest()[:16]
+
+
+def _machine() -> Any:
+    """Return LLVM's machine for the target."""
+    binding.initialize_native_target()
+    binding.initialize_native_asmprinter()
+    triple, processor, features = _target()
     target = binding.Target.from_triple(triple)
     relocations = "static" if target.name.startswith("x86") else "default"
     return target.create_target_machine(
         cpu=processor, features=features, opt=3, reloc=relocations, codemodel="jitdefault", jit=True
     )
+
+
+def _optimize(module: Any, machine: Any) -> None:
+    """Let LLVM make registers of variables and put functions into each other; vectors are written as such already."""
+    options = binding.create_pipeline_tuning_options(speed_level=2)
+    options.loop_vectorization = options.slp_vectorization = options.loop_interleaving = False
+    builder = binding.create_pass_builder(machine, options)
+    builder.getModulePassManager().run(module, builder)
 
 
 def _instructions(name: str, write: Callable[[Builder, Value], None], machine: Any) -> str:

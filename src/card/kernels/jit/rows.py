@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import numpy as np
 from llvmlite import ir
-from numba import types
 
 from card.kernels.jit.tables import (
     AS_BYTES,
@@ -22,10 +21,13 @@ from card.kernels.jit.tables import (
 )
 from card.kernels.jit.tiles import MATRIX_ROWS, MOST_ROWS, PANEL, multiply
 from card.kernels.jit.vectors import (
+    FLOATS,
     GROUP,
+    INT,
     INTS,
     LANES,
     SUMS_BYTES,
+    VOID,
     Builder,
     Floats,
     Value,
@@ -35,7 +37,6 @@ from card.kernels.jit.vectors import (
     divide,
     entered,
     fill,
-    floats,
     fma,
     largest,
     load,
@@ -261,7 +262,7 @@ def project(
         at = end
 
 
-@operation(types.void, types.int64, floats)
+@operation(VOID, INT, FLOATS)
 def store_weights(builder: Builder, place: Value, x: Value) -> None:
     """Store 16 whole numbers as bytes around 128, four of them at a time."""
     whole = builder.add(builder.fptosi(x, INTS), ir.Constant(INTS, [_ZERO] * LANES))

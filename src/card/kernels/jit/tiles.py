@@ -17,15 +17,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from llvmlite import ir
-from numba import types
 
 from card.kernels.jit.object_code import ObjectCode
 from card.kernels.jit.products import product_of
 from card.kernels.jit.vectors import (
     FLOATS,
     GROUP,
+    INT,
     LANES,
     SUMS_BYTES,
+    VOID,
     Builder,
     Value,
     fma_of,
@@ -189,7 +190,7 @@ def multiplier_of(name: str, form: Format) -> ObjectCode:
     return ObjectCode(name, write_branches)
 
 
-@operation(types.void, *[types.int64] * (1 + _ARGUMENTS))
+@operation(VOID, *[INT] * (1 + _ARGUMENTS))
 def multiply(builder: Builder, address: Value, *values: Value) -> None:
     """Compute output channels 16 ``start`` to 16 ``stop`` of a tile of 1 to MOST_ROWS rows.
 

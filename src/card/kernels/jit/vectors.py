@@ -1,21 +1,18 @@
-"""Vectors of 16 floats as a type of numba, and what one instruction or a few do with them.
+"""Vectors of 16 floats as a kind of value in machine code, and what one instruction or a few do with them.
 
-numba's own loops become vector code only where LLVM sees that it may, and in an order of its own choice. Here the order
-of every sum is written down, which is what makes the bits of a result a function of its inputs alone. Addresses are
-plain integers: nothing here checks them.
+The order of every sum is written down, which is what makes the bits of a result a function of its inputs alone.
+Addresses are plain integers: nothing here checks them.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
 from llvmlite import ir
-from numba import njit, types
-from numba.core import cgutils
-from numba.core.extending import intrinsic, models, register_model
 
+from card.kernels.jit.functions import Entered, Function, Operation
 from card.machine.processor import is_arm
 
 LANES = 16
@@ -33,64 +30,31 @@ Value = Any
 Floats = Any  # 16 of them, in compiled code
 
 
-class _FloatsType(types.Type):
-    def __init__(self) -> None:
-        super().__init__(name="Floats")
-
-
-@register_model(_FloatsType)
-class _FloatsModel(models.PrimitiveModel):
-    def __init__(self, dmm: Any, fe_type: Any) -> None:
-        super().__init__(dmm, fe_type, FLOATS)
-
-
-floats = _FloatsType()
-_KINDS = {"int": types.int64, "float": types.float32, "Floats": floats, "None": types.void}
+INT, FLOAT, VOID = _I64, _F32, ir.VoidType()
+_KINDS = {"int": INT, "float": FLOAT, "Floats": FLOATS, "None": VOID}
 F = TypeVar("F", bound=Callable[..., object])
 
 
 def compiled(function: F) -> F:
-    """Compile a function now, or take what an earlier process compiled, for other compiled functions to call.
-
-    Its module must defer annotations, and each must be one of `_KINDS`. What it calls must be compiled above it.
-    """
-    return _compiled(function, no_cpython_wrapper=True)
+    """Return a function for other compiled functions to call; each annotation must be one of `_KINDS`."""
+    return cast(F, Function(function, _KINDS))
 
 
 def entered(function: F) -> F:
-    """Compile a function as `compiled` does, for Python to call; it runs without Python's lock."""
-    return _compiled(function)
-
-
-def _compiled(function: F, **options: bool) -> F:
-    *arguments, result = (_KINDS[name] for name in function.__annotations__.values())
-    make = functools.partial(cast(Any, njit), result(*arguments), nogil=True, no_cfunc_wrapper=True, **options)
-    try:
-        return cast(F, make(cache=True)(function))
-    except OSError:  # a full disk: it runs all the same, and later processes compile it again
-        return cast(F, make()(function))
+    """Compile a function, or take what an earlier process compiled, for Python to call as well."""
+    return cast(F, Entered(function, _KINDS))
 
 
 def operation(result: Any, *arguments: Any) -> Callable[[Callable[..., Value]], Any]:
-    """Make an operation of numba from a function that writes its instructions: (builder, *values) to a value."""
-
-    def made(instructions: Callable[..., Value]) -> Any:
-        def codegen(context: Any, builder: Builder, signature: Any, values: Sequence[Value]) -> Value:
-            value = instructions(builder, *values)
-            return context.get_dummy_value() if result is types.void else value
-
-        names = ", ".join(f"x{i}" for i in range(len(arguments)))
-        space: dict[str, Any] = {"signature": result(*arguments), "codegen": codegen}
-        exec(f"def made(context, {names}):\n    return signature, codegen", space)
-        return intrinsic(space["made"])
-
-    return made
+    """Return what makes an operation of a function that writes its instructions: (builder, *values) to a value."""
+    return lambda instructions: Operation(instructions, result, arguments)
 
 
 def call(builder: Builder, name: str, result: Any, *values: Value) -> Value:
     """Call a function of LLVM or of the process by its name."""
     function_type = ir.FunctionType(result, [value.type for value in values])
-    return builder.call(cgutils.get_or_insert_function(builder.module, function_type, name), values)
+    known = builder.module.globals.get(name)
+    return builder.call(known or ir.Function(builder.module, function_type, name), values)
 
 
 def loop(builder: Builder, count: Value, first: list[Value]) -> tuple[Value, list[Any], Any]:
@@ -182,49 +146,49 @@ def _maximum(builder: Builder, x: Value, y: Value) -> Value:
     return builder.select(builder.fcmp_ordered(">", x, y), x, y)
 
 
-@operation(floats, types.int64)
+@operation(FLOATS, INT)
 def load(builder: Builder, address: Value) -> Value:
     """Return 16 floats."""
     return read(builder, address, FLOATS)
 
 
-@operation(types.float32, types.int64)
+@operation(FLOAT, INT)
 def load_float(builder: Builder, address: Value) -> Value:
     """Return one float."""
     return read(builder, address, _F32)
 
 
-@operation(types.void, types.int64, types.float32)
+@operation(VOID, INT, FLOAT)
 def store_float(builder: Builder, address: Value, x: Value) -> None:
     """Store one float."""
     write(builder, x, address)
 
 
-@operation(types.int64, types.int64)
+@operation(INT, INT)
 def load_int(builder: Builder, address: Value) -> Value:
     """Return one 64-bit integer."""
     return read(builder, address, _I64)
 
 
-@operation(types.void, types.int64, floats)
+@operation(VOID, INT, FLOATS)
 def store(builder: Builder, address: Value, x: Value) -> None:
     """Store 16 floats."""
     write(builder, x, address)
 
 
-@operation(floats, types.int64)
+@operation(FLOATS, INT)
 def load_halves(builder: Builder, address: Value) -> Value:
     """Return 16 numbers that are stored as float16."""
     return halves_of(builder, address)
 
 
-@operation(floats, types.int64)
+@operation(FLOATS, INT)
 def load_bfloat16(builder: Builder, address: Value) -> Value:
     """Return 16 numbers that are stored as bfloat16."""
     return bfloat16s_of(builder, address)
 
 
-@operation(types.void, types.int64, floats)
+@operation(VOID, INT, FLOATS)
 def store_halves(builder: Builder, address: Value, x: Value) -> None:
     """Store 16 numbers in 16 bits each; those beyond their range become its ends."""
     most, least = (splat(FLOATS, end) for end in (65504.0, -65504.0))
@@ -232,47 +196,47 @@ def store_halves(builder: Builder, address: Value, x: Value) -> None:
     write(builder, builder.fptrunc(_maximum(builder, x, least), _HALVES), address)
 
 
-@operation(floats, types.float32)
+@operation(FLOATS, FLOAT)
 def fill(builder: Builder, x: Value) -> Value:
     """Return one number in all lanes."""
     return repeated(builder, x, FLOATS)
 
 
 # Lane by lane: x * y + z, rounded once; x + y; x * y; x / y; the larger; the smaller.
-fma = operation(floats, floats, floats, floats)(fma_of)
-add = operation(floats, floats, floats)(lambda builder, x, y: builder.fadd(x, y))
-times = operation(floats, floats, floats)(lambda builder, x, y: builder.fmul(x, y))
-divide = operation(floats, floats, floats)(lambda builder, x, y: builder.fdiv(x, y))
-maximum = operation(floats, floats, floats)(_maximum)
-minimum = operation(floats, floats, floats)(lambda builder, x, y: builder.select(builder.fcmp_ordered("<", x, y), x, y))
+fma = operation(FLOATS, FLOATS, FLOATS, FLOATS)(fma_of)
+add = operation(FLOATS, FLOATS, FLOATS)(lambda builder, x, y: builder.fadd(x, y))
+times = operation(FLOATS, FLOATS, FLOATS)(lambda builder, x, y: builder.fmul(x, y))
+divide = operation(FLOATS, FLOATS, FLOATS)(lambda builder, x, y: builder.fdiv(x, y))
+maximum = operation(FLOATS, FLOATS, FLOATS)(_maximum)
+minimum = operation(FLOATS, FLOATS, FLOATS)(lambda builder, x, y: builder.select(builder.fcmp_ordered("<", x, y), x, y))
 
 
-@operation(floats, floats)
+@operation(FLOATS, FLOATS)
 def rounded(builder: Builder, x: Value) -> Value:
     """Return the nearest whole numbers, halves to even."""
     return call(builder, f"llvm.roundeven.v{LANES}f32", FLOATS, x)
 
 
-@operation(floats, floats)
+@operation(FLOATS, FLOATS)
 def two_to_the(builder: Builder, x: Value) -> Value:
     """Return 2^x of whole numbers from -126 to 127."""
     exponents = builder.add(builder.fptosi(x, INTS), splat(INTS, 127))
     return builder.bitcast(builder.shl(exponents, splat(INTS, 23)), FLOATS)
 
 
-@operation(types.float32, floats)
+@operation(FLOAT, FLOATS)
 def total(builder: Builder, x: Value) -> Value:
     """Return the sum of the lanes, in an order that never changes."""
     return _folded(builder, x, builder.fadd)
 
 
-@operation(types.float32, floats)
+@operation(FLOAT, FLOATS)
 def largest(builder: Builder, x: Value) -> Value:
     """Return the largest lane."""
     return _folded(builder, x, lambda a, b: _maximum(builder, a, b))
 
 
-@operation(types.void, types.int64, types.int64, types.int64)
+@operation(VOID, INT, INT, INT)
 def copy_group(builder: Builder, source: Value, place: Value, stride: Value) -> None:
     """Copy GROUP floats to places that are ``stride`` bytes apart."""
     for at in range(0, 4 * GROUP, 4):
@@ -280,7 +244,7 @@ def copy_group(builder: Builder, source: Value, place: Value, stride: Value) -> 
         place = builder.add(place, stride)
 
 
-@operation(types.void, types.int64, types.int64, types.int64, types.int64, types.int64)
+@operation(VOID, INT, INT, INT, INT, INT)
 def quantize_group(
     builder: Builder, source: Value, numbers: Value, stride: Value, scale_at: Value, sums_at: Value
 ) -> None:
@@ -316,20 +280,20 @@ def quantize_group(
         write(builder, value, moved(builder, sums_at, 4 * i))
 
 
-@operation(types.int64, types.int64)
+@operation(INT, INT)
 def arrive(builder: Builder, address: Value) -> Value:
     """Add 1 to a counter that threads share; return what it was."""
     place = builder.inttoptr(address, ir.PointerType())
     return builder.atomic_rmw("add", place, ir.Constant(_I64, 1), "seq_cst")
 
 
-@operation(types.int64, types.int64)
+@operation(INT, INT)
 def look(builder: Builder, address: Value) -> Value:
     """Return a counter that threads share."""
     return builder.load_atomic(builder.inttoptr(address, ir.PointerType()), "acquire", 8, typ=_I64)
 
 
-@operation(types.void)
+@operation(VOID)
 def pause(builder: Builder) -> None:
     """Let the core rest for a moment."""
     if is_arm():
@@ -338,7 +302,7 @@ def pause(builder: Builder) -> None:
         call(builder, "llvm.x86.sse2.pause", ir.VoidType())
 
 
-@operation(types.void)
+@operation(VOID)
 def let_others_run(builder: Builder) -> None:
     """Give the core to whatever else waits for it."""
     call(builder, "sched_yield", _I32)

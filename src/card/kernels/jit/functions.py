@@ -1,0 +1,395 @@
+"""Functions of Python that become machine code: the few statements that a pass is written in, as LLVM's instructions.
+
+Numbers are whole (64 bits), floats of 32 bits, or whatever else a module has a kind for. A function holds assignments,
+`if`, `while`, `for` over a range with steps forward or over a few tuples, `continue` and `return`. It calls functions
+and operations of this module, `min`, `max`, `int`, `np.float32` and `np.sqrt`. Its names are its own variables, whose
+kind never changes, or constants of its module. Operations on numbers mean what they mean in Python, but whole numbers
+wrap around, and nothing is checked.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import ctypes
+import inspect
+import operator
+import struct
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from llvmlite import ir
+
+from card.kernels.jit.object_code import ObjectCode
+
+if TYPE_CHECKING:
+    from card.kernels.jit.vectors import Builder, Value
+
+_BOOL, _INT, _FLOAT, _VOID = ir.IntType(1), ir.IntType(64), ir.FloatType(), ir.VoidType()
+_NUMBERS = (int, float, np.floating)  # constants, which get their kind where they are used
+_PYTHONS: Mapping[type[ast.AST], Callable[[Any, Any], Any]] = {  # on two constants
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+    ast.BitAnd: operator.and_,
+    ast.BitOr: operator.or_,
+}
+_WHOLES = {ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.BitAnd: "and_", ast.BitOr: "or_"}  # llvmlite's names
+_FLOATS = {ast.Add: "fadd", ast.Sub: "fsub", ast.Mult: "fmul", ast.Div: "fdiv"}
+_SIGNS = {ast.Eq: "==", ast.NotEq: "!=", ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">="}
+
+
+class Operation:
+    """Instructions that stand where functions call them."""
+
+    def __init__(self, instructions: Callable[..., Value], result: Any, arguments: Sequence[Any]) -> None:
+        """Take what writes them, (builder, *values) to a value, and the kinds of result and arguments."""
+        self._instructions, self._result, self._arguments = instructions, result, arguments
+
+    def write(self, builder: Builder, values: Sequence[Value]) -> Value:
+        """Write the instructions; return their value."""
+        return self._instructions(builder, *(_as(builder, *both) for both in zip(values, self._arguments, strict=True)))
+
+
+class Function:
+    """A function that others call; each module of instructions that calls it gets its own copy."""
+
+    def __init__(self, function: Callable[..., Any], kinds: Mapping[str, Any]) -> None:
+        """Take a function whose module defers annotations, which are names of ``kinds``."""
+        *self._arguments, self._result = (kinds[name] for name in function.__annotations__.values())
+        self._function = function
+
+    def write(self, builder: Builder, values: Sequence[Value]) -> Value:
+        """Write a call; return its value."""
+        function, module = self._function, builder.module
+        name = f"{function.__module__}.{function.__name__}"
+        if (made := module.globals.get(name)) is None:
+            made = ir.Function(module, ir.FunctionType(self._result, self._arguments), name)
+            made.linkage = "internal"
+            made.attributes.add("nounwind")
+            _Writer(function, made)
+        return builder.call(made, [_as(builder, *both) for both in zip(values, self._arguments, strict=True)])
+
+
+class Entered(Function):
+    """A function that Python may call, too: it takes numbers, returns none, and runs without Python's lock."""
+
+    def __init__(self, function: Callable[..., Any], kinds: Mapping[str, Any]) -> None:
+        """Compile the function, or take what an earlier process compiled."""
+        super().__init__(function, kinds)
+        self._layout = struct.Struct("=" + "".join("q" if kind == _INT else "f4x" for kind in self._arguments))
+        name = f"{function.__module__.rpartition('.')[2]}_{function.__name__}"
+        self._code = ObjectCode(name, self._write_entry, is_optimized=True)
+        self._enter = ctypes.CFUNCTYPE(None, ctypes.c_char_p)(self._code.address)
+
+    def __call__(self, *values: float) -> None:
+        """Run the machine code."""
+        self._enter(self._layout.pack(*values))
+
+    def _write_entry(self, builder: Builder, address: Value) -> None:
+        """Write what reads the arguments, each in 8 bytes from an address on, and calls the function."""
+        values = []
+        for i, kind in enumerate(self._arguments):
+            place = builder.inttoptr(builder.add(address, ir.Constant(_INT, 8 * i)), ir.PointerType())
+            values.append(builder.load(place, align=1, typ=kind))
+        self.write(builder, values)
+
+
+def _kind_of(value: Any) -> Any:
+    """Return the kind of a value, of a constant the one that it has by itself."""
+    if isinstance(value, _NUMBERS):
+        return _INT if isinstance(value, int) else _FLOAT
+    return value.type
+
+
+def _as(builder: Builder, value: Any, kind: Any) -> Value:
+    """Return a value as one of a kind: constants and truths become numbers, all others must have it."""
+    if isinstance(value, _NUMBERS):
+        assert isinstance(value, int) or kind != _INT, f"{value} where {kind} belongs"
+        return ir.Constant(kind, value if kind == _INT else float(value))
+    if value.type == _BOOL and kind == _INT:
+        return builder.zext(value, _INT)
+    assert value.type == kind, f"{value.type} where {kind} belongs"
+    return value
+
+
+def _matched(builder: Builder, *values: Any) -> list[Value]:
+    """Return values as ones of the kind that those have that are no constants."""
+    known = [value for value in values if not isinstance(value, _NUMBERS)] or list(values)
+    return [_as(builder, value, _kind_of(known[0])) for value in values]
+
+
+class _Writer:
+    """Writes the instructions of one function."""
+
+    def __init__(self, function: Callable[..., Any], made: Any) -> None:
+        """Write them all."""
+        self._globals: Mapping[str, Any] = function.__globals__
+        self._places: dict[str, Value] = {}  # of variables, on the stack; LLVM makes registers of them
+        self._nexts: list[Any] = []  # where `continue` leads to, of the loops around
+        self._builder: Builder = ir.IRBuilder(made.append_basic_block("entry"))
+        self._result = made.function_type.return_type
+        [tree] = ast.parse(textwrap.dedent(inspect.getsource(function))).body
+        assert isinstance(tree, ast.FunctionDef)
+        for argument, value in zip(tree.args.args, made.args, strict=True):
+            self._set(argument.arg, value)
+        self._write(tree.body)
+        if not self._builder.block.is_terminated:
+            self._builder.ret_void() if self._result == _VOID else self._builder.unreachable()
+
+    # ---- statements -------------------------------------------------------------------------------------------------
+
+    def _write(self, statements: Sequence[ast.stmt]) -> None:
+        for statement in statements:
+            getattr(self, f"_write_{type(statement).__name__.lower()}")(statement)
+
+    def _block(self, name: str) -> Any:
+        return self._builder.append_basic_block(name)
+
+    def _go(self, block: Any) -> None:
+        """Go on in another block, unless this one has been left."""
+        if not self._builder.block.is_terminated:
+            self._builder.branch(block)
+
+    def _begin(self, block: Any) -> None:
+        self._builder.position_at_end(block)
+
+    def _set(self, name: str, value: Any) -> None:
+        if name not in self._places:
+            with self._builder.goto_entry_block():
+                self._places[name] = self._builder.alloca(_kind_of(value), name=name)
+        place = self._places[name]
+        self._builder.store(_as(self._builder, value, place.allocated_type), place)
+
+    def _values(self, node: ast.expr) -> list[Any]:
+        """Write an expression, or all those of a tuple; return their values."""
+        return [self._value(one) for one in (node.elts if isinstance(node, ast.Tuple) else [node])]
+
+    def _assign(self, target: ast.expr, values: Sequence[Any]) -> None:
+        """Set a name, or all those of a tuple."""
+        names = target.elts if isinstance(target, ast.Tuple) else [target]
+        for name, value in zip(names, values, strict=True):
+            assert isinstance(name, ast.Name), ast.unparse(target)
+            self._set(name.id, value)
+
+    def _write_assign(self, node: ast.Assign) -> None:
+        values = self._values(node.value)
+        for target in node.targets:
+            self._assign(target, values)
+
+    def _write_augassign(self, node: ast.AugAssign) -> None:
+        assert isinstance(node.target, ast.Name), ast.unparse(node)
+        value = self._value(node.value)
+        self._set(node.target.id, self._combined(type(node.op), self._read(node.target.id), value))
+
+    def _write_expr(self, node: ast.Expr) -> None:
+        if not isinstance(node.value, ast.Constant):  # a docstring
+            self._value(node.value)
+
+    def _write_return(self, node: ast.Return) -> None:
+        if node.value is None:
+            self._builder.ret_void()
+        else:
+            self._builder.ret(_as(self._builder, self._value(node.value), self._result))
+
+    def _write_continue(self, node: ast.Continue) -> None:
+        self._builder.branch(self._nexts[-1])
+
+    def _write_if(self, node: ast.If) -> None:
+        then, other, after = (self._block(name) for name in ("then", "else", "after"))
+        self._builder.cbranch(self._truth(node.test), then, other)
+        for block, statements in ((then, node.body), (other, node.orelse)):
+            self._begin(block)
+            self._write(statements)
+            self._go(after)
+        self._begin(after)
+
+    def _write_while(self, node: ast.While) -> None:
+        test, body, after = (self._block(name) for name in ("test", "body", "after"))
+        self._go(test)
+        self._begin(test)
+        self._builder.cbranch(self._truth(node.test), body, after)
+        self._begin(body)
+        self._write_body(node.body, test)
+        self._begin(after)
+
+    def _write_body(self, statements: Sequence[ast.stmt], following: Any) -> None:
+        """Write one round of a loop."""
+        self._nexts.append(following)
+        self._write(statements)
+        self._nexts.pop()
+        self._go(following)
+
+    def _write_for(self, node: ast.For) -> None:
+        if isinstance(node.iter, ast.Tuple):
+            for values in [self._values(one) for one in node.iter.elts]:
+                self._assign(node.target, values)
+                following = self._block("following")
+                self._write_body(node.body, following)
+                self._begin(following)
+            return
+        assert isinstance(node.iter, ast.Call) and isinstance(node.target, ast.Name), ast.unparse(node.iter)
+        limits = [_as(self._builder, self._value(one), _INT) for one in node.iter.args]
+        start, stop, step = {1: [ir.Constant(_INT, 0), *limits], 2: limits, 3: limits[:2]}[len(limits)] + (
+            limits[2:] or [ir.Constant(_INT, 1)]
+        )
+        before, test, body, following, after = (
+            self._builder.block,
+            *(self._block(name) for name in ("test", "body", "following", "after")),
+        )
+        self._go(test)
+        self._begin(test)
+        index = self._builder.phi(_INT)
+        index.add_incoming(start, before)
+        self._builder.cbranch(self._builder.icmp_signed("<", index, stop), body, after)
+        self._begin(body)
+        self._set(node.target.id, index)
+        self._write_body(node.body, following)
+        self._begin(following)
+        index.add_incoming(self._builder.add(index, step), following)
+        self._builder.branch(test)
+        self._begin(after)
+
+    # ---- expressions ------------------------------------------------------------------------------------------------
+
+    def _value(self, node: ast.expr) -> Any:
+        """Write an expression; return its value, of constants the number."""
+        return getattr(self, f"_value_of_{type(node).__name__.lower()}")(node)
+
+    def _truth(self, node: ast.expr) -> Value:
+        value = self._value(node)
+        if _kind_of(value) == _BOOL:
+            return value
+        value = _as(self._builder, value, _INT)
+        return self._builder.icmp_signed("!=", value, ir.Constant(_INT, 0))
+
+    def _read(self, name: str) -> Value:
+        place = self._places[name]
+        return self._builder.load(place, typ=place.allocated_type)
+
+    def _known(self, node: ast.expr) -> Any:
+        """Return what a name of the module stands for."""
+        if isinstance(node, ast.Attribute):
+            return getattr(self._known(node.value), node.attr)
+        assert isinstance(node, ast.Name), ast.unparse(node)
+        return self._globals[node.id] if node.id in self._globals else getattr(builtins, node.id)
+
+    def _value_of_constant(self, node: ast.Constant) -> Any:
+        return node.value
+
+    def _value_of_name(self, node: ast.Name) -> Any:
+        return self._read(node.id) if node.id in self._places else self._known(node)
+
+    def _value_of_attribute(self, node: ast.Attribute) -> Any:
+        return self._known(node)
+
+    def _value_of_call(self, node: ast.Call) -> Any:
+        callee, values = self._known(node.func), [self._value(one) for one in node.args]
+        if isinstance(callee, Function | Operation):
+            return callee.write(self._builder, values)
+        return _BUILT_IN[callee.__name__](self._builder, *values)
+
+    def _value_of_unaryop(self, node: ast.UnaryOp) -> Any:
+        if isinstance(node.op, ast.Not):
+            return self._builder.not_(self._truth(node.operand))
+        assert isinstance(node.op, ast.USub), ast.unparse(node)
+        value = self._value(node.operand)
+        if isinstance(value, _NUMBERS):
+            return -value
+        return self._builder.neg(value) if value.type == _INT else self._builder.fneg(value)
+
+    def _value_of_binop(self, node: ast.BinOp) -> Any:
+        return self._combined(type(node.op), self._value(node.left), self._value(node.right))
+
+    def _combined(self, kind: type[ast.operator], left: Any, right: Any) -> Any:
+        if isinstance(left, _NUMBERS) and isinstance(right, _NUMBERS):
+            return _PYTHONS[kind](left, right)
+        builder = self._builder
+        x, y = _matched(builder, left, right)
+        if x.type != _INT:
+            return getattr(builder, _FLOATS[kind])(x, y)
+        if kind not in (ast.FloorDiv, ast.Mod):
+            return getattr(builder, _WHOLES[kind])(x, y)
+        is_quotient = kind is ast.FloorDiv
+        if isinstance(right, int) and right > 0 and right & (right - 1) == 0:
+            shift = ir.Constant(_INT, right.bit_length() - 1)
+            return builder.ashr(x, shift) if is_quotient else builder.and_(x, ir.Constant(_INT, right - 1))
+        quotient, rest, zero = builder.sdiv(x, y), builder.srem(x, y), ir.Constant(_INT, 0)
+        # The processor rounds to zero, Python down.
+        has_other_sign = builder.icmp_signed("<", builder.xor(rest, y), zero)
+        is_over = builder.and_(builder.icmp_signed("!=", rest, zero), has_other_sign)
+        if is_quotient:
+            return builder.sub(quotient, builder.zext(is_over, _INT))
+        return builder.add(rest, builder.select(is_over, y, zero))
+
+    def _value_of_compare(self, node: ast.Compare) -> Value:
+        [sign], [other] = node.ops, node.comparators
+        x, y = _matched(self._builder, self._value(node.left), self._value(other))
+        compare = self._builder.icmp_signed if x.type == _INT else self._builder.fcmp_ordered
+        return compare(_SIGNS[type(sign)], x, y)
+
+    def _value_of_boolop(self, node: ast.BoolOp) -> Value:
+        """Write `and` or `or` as the truth that it is: what comes behind the one that decides is not run."""
+        after, ends, is_and = self._block("decided"), [], isinstance(node.op, ast.And)
+        for one in node.values[:-1]:
+            value, following = self._truth(one), self._block("else")
+            ends.append((ir.Constant(_BOOL, not is_and), self._builder.block))
+            self._builder.cbranch(value, *((following, after) if is_and else (after, following)))
+            self._begin(following)
+        last = self._truth(node.values[-1])
+        return self._joined(after, [*ends, (last, self._builder.block)])
+
+    def _value_of_ifexp(self, node: ast.IfExp) -> Value:
+        then, other, after = (self._block(name) for name in ("then", "else", "chosen"))
+        self._builder.cbranch(self._truth(node.test), then, other)
+        ends = []
+        for block, one in ((then, node.body), (other, node.orelse)):
+            self._begin(block)
+            ends.append((self._value(one), self._builder.block))
+        values = _matched(self._builder, *(value for value, _ in ends))
+        self._begin(ends[0][1])
+        self._go(after)
+        self._begin(ends[1][1])
+        return self._joined(after, [(value, block) for value, (_, block) in zip(values, ends, strict=True)])
+
+    def _joined(self, after: Any, ends: Sequence[tuple[Value, Any]]) -> Value:
+        """Go on behind blocks that each have a value; return that of the one that was run."""
+        self._builder.branch(after)
+        self._begin(after)
+        joined = self._builder.phi(ends[0][0].type)
+        for value, block in ends:
+            joined.add_incoming(value, block)
+        return joined
+
+
+def _chosen(sign: str) -> Callable[..., Value]:
+    """Return what writes min or max: the second of two if it is less or more than the first."""
+
+    def write(builder: Builder, left: Any, right: Any) -> Value:
+        x, y = _matched(builder, left, right)
+        compare = builder.icmp_signed if x.type == _INT else builder.fcmp_ordered
+        return builder.select(compare(sign, y, x), y, x)
+
+    return write
+
+
+def _root(builder: Builder, value: Any) -> Value:
+    kind = ir.FunctionType(_FLOAT, [_FLOAT])
+    function = builder.module.globals.get("llvm.sqrt.f32") or ir.Function(builder.module, kind, "llvm.sqrt.f32")
+    return builder.call(function, [value])
+
+
+_BUILT_IN: Mapping[str, Any] = {
+    "min": _chosen("<"),
+    "max": _chosen(">"),
+    "int": lambda builder, value: _as(builder, value, _INT),
+    "float32": lambda builder, value: (
+        np.float32(value) if isinstance(value, _NUMBERS) else builder.sitofp(value, _FLOAT)
+    ),
+    "sqrt": _root,
+}
