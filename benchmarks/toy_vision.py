@@ -1,14 +1,19 @@
 """Make a toy pair that speaks of pictures: a LLaVA-like target and two text drafts, trained here on drawn shapes.
 
 python benchmarks/toy_vision.py OUT
+card train hivis --target OUT/target --data OUT/talks.jsonl --out OUT/drafter.safetensors --max-tokens 64
 
 Pictures show a few equal shapes; captions come of templates, so most of their words follow from the words before. One
-draft learns captions alone, as a text model does; the other learns them behind the places of an image.
+draft learns captions alone, as a text model does; the other learns them behind the places of an image. Questions about
+the same pictures are written for the drafter that is fused with the target's states.
 """
 
 from __future__ import annotations
 
+import base64
+import io
 import itertools
+import json
 import math
 import random
 import time
@@ -186,12 +191,25 @@ def train(
     model.eval()
 
 
+def talk(one: Sample) -> dict[str, Any]:
+    """Return a question about a picture as `card train hivis` reads it."""
+    held = io.BytesIO()
+    one.picture.save(held, "PNG")
+    url = f"data:image/png;base64,{base64.b64encode(held.getvalue()).decode()}"
+    parts = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": one.question}]
+    return {"messages": [{"role": "user", "content": parts}]}
+
+
 @click.command()
 @click.argument("out", type=Path)
 @click.option("--steps", default=500, show_default=True, help="Batches of 16 pictures for the target.")
 @click.option("--draft-steps", default=300, show_default=True, help="Batches of 16 captions for each draft.")
-def main(out: Path, steps: int, draft_steps: int) -> None:
+@click.option("--talks", default=1200, show_default=True, help="Pictures that questions are written about.")
+def main(out: Path, steps: int, draft_steps: int, talks: int) -> None:
     """Train the target, then a draft on captions alone, then one on captions behind the places of an image."""
+    out.mkdir(parents=True, exist_ok=True)
+    with (out / "talks.jsonl").open("w", encoding="utf-8") as file:
+        file.writelines(json.dumps(talk(one)) + "\n" for one in itertools.islice(samples(1), talks))
     tokenizer = make_tokenizer()
     torch.manual_seed(0)
     target = make_target(len(tokenizer), tokenizer.convert_tokens_to_ids(IMAGE))

@@ -88,6 +88,47 @@ def test_an_image_that_cannot_be_used_is_one_400_and_nothing_is_left(
     until(seeing.is_idle)
 
 
+def as_items(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return messages with images as the Responses API has them."""
+    told = []
+    for one in messages:
+        parts = [
+            {"type": "input_image", "image_url": part["image_url"]["url"], "detail": "auto"}
+            if part["type"] == "image_url"
+            else {"type": "input_text", "text": part["text"]}
+            for part in one["content"]
+        ]
+        told.append({"role": one["role"], "content": parts})
+    return told
+
+
+def test_the_responses_api_answers_as_chat_completions_do(seeing: Running) -> None:
+    messages = shown(url(2), "three.png")
+    wanted = seeing.post(CHAT, {"messages": messages, "temperature": 0, "max_tokens": 12}).json()
+    asked = {"input": as_items(messages), "temperature": 0, "max_output_tokens": 12}
+    answer = seeing.post("/v1/responses", asked).json()
+    assert answer["output"][0]["content"][0]["text"] == wanted["choices"][0]["message"]["content"]
+    assert answer["usage"]["input_tokens"] == wanted["usage"]["prompt_tokens"]
+
+
+@pytest.mark.parametrize(
+    ("messages", "words"),
+    [
+        (shown(url(1, "image/webp")), "is said to be image/webp, but it is image/png"),
+        (shown(url(1)[:-400]), "cut off or damaged"),
+        (shown(url(1), url(2), url(3)), "the prompt has 3 images, but this engine takes at most 2"),
+        (shown("https://example.org/a.png"), "nothing is fetched from the web"),
+        (shown("../model.safetensors"), "no file that can be read below the folder"),
+        (shown(url(1), role="system"), "images belong to messages of the role user"),
+    ],
+)
+def test_the_responses_api_refuses_the_same_images(seeing: Running, messages: list[dict[str, Any]], words: str) -> None:
+    answer = seeing.post("/v1/responses", {"input": as_items(messages), "temperature": 0})
+    assert answer.status_code == 400, answer.text
+    assert words in answer.json()["error"]["message"]
+    until(seeing.is_idle)
+
+
 def test_a_body_beyond_the_limit_is_refused_before_it_is_read(seeing: Running) -> None:
     answer = seeing.post(CHAT, {"messages": shown("data:image/png;base64," + "A" * (1 << 17)), **ASKED})
     assert answer.status_code == 413

@@ -200,8 +200,16 @@ def test_fields_that_ask_for_nothing_change_nothing(client: openai.OpenAI, solo:
         ({"input": [{"role": "king", "content": "a"}]}, "input.0.message.role"),
         ({"input": [{"type": "item_reference", "id": "a"}]}, "input.0"),
         (
-            {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "a"}]}]},
+            {"input": [{"role": "user", "content": [{"type": "input_audio", "data": "a"}]}]},
             "input.0.message.content.0",
+        ),
+        (
+            {"input": [{"role": "user", "content": [{"type": "input_image", "file_id": "f", "image_url": "a"}]}]},
+            "input.0.message.content.0.input_image.file_id",
+        ),
+        (
+            {"input": [{"role": "system", "content": [{"type": "input_image", "image_url": "a"}]}]},
+            "messages.0.content",
         ),
         (
             {"input": [{"type": "function_call", "call_id": "a", "name": "f", "arguments": "{"}]},

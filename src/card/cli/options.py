@@ -118,10 +118,10 @@ def counted(*flags: str, default: int | None = None, least: int = 1, words: str)
     return click.option(*flags, type=click.IntRange(least), default=default, show_default=shows_default, help=words)
 
 
-def file_option(*flags: str, words: str, required: bool = False) -> Callable[[F], F]:
-    """Return an option that takes a file which is there; ``words`` are its help."""
+def file_option(*flags: str, words: str, required: bool = False, multiple: bool = False) -> Callable[[F], F]:
+    """Return an option that takes a file which is there, or several; ``words`` are its help."""
     kind = click.Path(exists=True, dir_okay=False, path_type=Path)
-    return click.option(*flags, type=kind, required=required, help=words)
+    return click.option(*flags, type=kind, required=required, multiple=multiple, help=words)
 
 
 def with_options(*options: Callable[[F], F]) -> Callable[[F], F]:

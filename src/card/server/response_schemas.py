@@ -30,6 +30,11 @@ def _refuse_other_types(kinds: tuple[str, ...]) -> Any:
     return check
 
 
+def _kind(item: object) -> str:
+    kind = item.get("type") or "message" if isinstance(item, dict) else getattr(item, "type", "")
+    return str(kind)
+
+
 class TextPart(Strict):
     """A piece of text in a message, or of what a function gave back."""
 
@@ -41,8 +46,51 @@ class TextPart(Strict):
     logprobs: list[Any] = Field(default_factory=list, max_length=0)
 
 
-def _joined(value: list[TextPart] | str) -> str:
-    return value if isinstance(value, str) else "\n".join(part.text for part in value)
+class ImagePart(Strict):
+    """An image in a message of the user."""
+
+    type: Literal["input_image"]
+    image_url: str  # a data URL, as in chat completions
+    detail: Literal["auto", "low", "high", "original"] = "auto"  # which makes no difference here
+    file_id: Annotated[str | None, WithJsonSchema({"type": "null"})] = None
+
+    @field_validator("file_id")
+    @classmethod
+    def _no_file_is_stored(cls, value: str | None) -> None:
+        if value is not None:
+            raise ValueError("this server stores no files; send the image as a data URL")
+
+
+def _part_kind(part: object) -> str:
+    kind = _kind(part)
+    return "text" if kind in ("input_text", "output_text") else kind
+
+
+ContentPart = Annotated[
+    Annotated[TextPart, Tag("text")] | Annotated[ImagePart, Tag("input_image")],
+    Discriminator(
+        _part_kind,
+        custom_error_type="part_type",
+        custom_error_message="parts must be of type input_text, output_text, text or input_image",
+    ),
+]
+
+
+def _joined(parts: list[TextPart]) -> str:
+    return "\n".join(part.text for part in parts)
+
+
+def _content(parts: list[TextPart | ImagePart]) -> str | list[dict[str, Any]]:
+    """Return what the same parts are in a chat completion."""
+    texts = [part for part in parts if isinstance(part, TextPart)]
+    if len(texts) == len(parts):
+        return _joined(texts)
+    return [
+        {"type": "text", "text": part.text}
+        if isinstance(part, TextPart)
+        else {"type": "image_url", "image_url": {"url": part.image_url}}
+        for part in parts
+    ]
 
 
 def _as_parts(value: object) -> object:
@@ -60,7 +108,7 @@ class InputMessage(Strict):
 
     type: Literal["message"] = "message"
     role: Literal["system", "developer", "user", "assistant"]
-    content: list[TextPart] = Field(json_schema_extra=_or_text)
+    content: list[ContentPart] = Field(json_schema_extra=_or_text)
     id: str = ""
     status: Literal["in_progress", "completed", "incomplete"] = "completed"
 
@@ -88,11 +136,6 @@ class FunctionOutputItem(Strict):
     status: Literal["in_progress", "completed", "incomplete"] = "completed"
 
     _take_text = field_validator("output", mode="before")(_as_parts)
-
-
-def _kind(item: object) -> str:
-    kind = item.get("type") or "message" if isinstance(item, dict) else getattr(item, "type", "")
-    return str(kind)
 
 
 InputItem = Annotated[
@@ -219,7 +262,7 @@ class ResponsesRequest(CommonFields):
         for item in self.input:
             match item:
                 case InputMessage():
-                    messages.append({"role": item.role, "content": _joined(item.content)})
+                    messages.append({"role": item.role, "content": _content(item.content)})
                 case FunctionOutputItem():
                     result = {"role": "tool", "tool_call_id": item.call_id, "content": _joined(item.output)}
                     messages.append(result)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
@@ -39,6 +39,7 @@ if TYPE_CHECKING:  # loaded by make_llm
 @command(short_help="Continue or answer a prompt.")
 @click.argument("prompt", required=False)
 @file_option("--prompt-file", words="File with the prompt, UTF-8.")
+@file_option("--image", "images", words="Image to show.", multiple=True)
 @click.option("--raw", is_flag=True, help="Use no chat template.")
 @click.option("--stats", is_flag=True, help="Print what it cost to standard error.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead.")
@@ -57,6 +58,7 @@ if TYPE_CHECKING:  # loaded by make_llm
 def generate(
     prompt: str | None,
     prompt_file: Path | None,
+    images: tuple[Path, ...],
     raw: bool,
     stats: bool,
     as_json: bool,
@@ -64,13 +66,16 @@ def generate(
     router: str | None,
     **options: Any,
 ) -> None:
-    """Answer PROMPT, or standard input if there is no PROMPT or it is "-"; the text streams to standard output."""
+    """Answer PROMPT, or standard input if there is no PROMPT or it is "-"; the text streams to standard output.
+
+    Images stand before the prompt, in their order.
+    """
     text = _read_prompt(prompt, prompt_file)
     params = take_sampling_params(options)
     if not text:
         raise PromptError("the prompt is empty; give at least one character")
     if options["method"] == STEPWISE:
-        for flag, is_given in (("--raw", raw), ("--trace", trace_file is not None)):
+        for flag, is_given in (("--raw", raw), ("--trace", trace_file is not None), ("--image", bool(images))):
             if is_given:
                 raise SettingsError(f"{flag} does not go with --method {STEPWISE}; leave it out")
         run(
@@ -85,11 +90,11 @@ def generate(
         return
     if router is not None:
         raise SettingsError(f"--router is of --method {STEPWISE}; add that, or leave --router out")
-    with make_llm(options) as llm:
+    with make_llm(options | _seeing(images, raw)) as llm:
         if sys.stderr is not None and sys.stderr.isatty() and (note := demo_note(llm.settings.target)):
             click.echo(note, err=True)
         with llm.trace() if trace_file else nullcontext() as trace:
-            stream = llm.stream(text if raw else [{"role": "user", "content": text}], params)
+            stream = llm.stream(text if raw else [_turn(text, images)], params)
             if not as_json:
                 chunks = _show(stream)
             else:
@@ -102,6 +107,21 @@ def generate(
             click.echo(json.dumps(_result(llm, chunks), ensure_ascii=False))
         elif stats or llm.target_cost:
             click.echo(stats_line(llm.method.name, chunks[-1].stats, llm.target_cost), err=True)
+
+
+def _seeing(images: Sequence[Path], raw: bool) -> dict[str, Any]:
+    """Return the settings under which these images may be shown. Raises: SettingsError for a raw prompt with them."""
+    if images and raw:
+        raise SettingsError("--image needs the chat template, which places images; leave out --raw")
+    return {"max_images": len(images), "image_dir": Path.cwd().anchor} if images else {}
+
+
+def _turn(text: str, images: Sequence[Path]) -> dict[str, Any]:
+    """Return a turn of the user that shows images and then says a text."""
+    if not images:
+        return {"role": "user", "content": text}
+    shown = [{"type": "image", "image": str(path.absolute())} for path in images]
+    return {"role": "user", "content": [*shown, {"type": "text", "text": text}]}
 
 
 def _show(stream: Iterator[StreamChunk]) -> list[StreamChunk]:
