@@ -11,10 +11,12 @@ from hypothesis import strategies as st
 from card.assembly.plan import Facts, Plan, resolve, round_length
 from card.config import DraftSettings
 from card.errors import SettingsError
+from card.judges.choosing import choose_verifier
 from card.machine.threads import CorePlan
 from card.methods import METHODS
 from card.policy.cost import PassCost
 from card.policy.rounds import Schedule
+from card.tree.verify import MATCH
 
 OF_ROUNDS = sorted(name for name, method in METHODS.items() if method.length_from_latencies)
 
@@ -118,6 +120,26 @@ TWO_CORES = Facts(has_draft=True, cores=(0, 1))
 )
 def test_the_drafter_is_placed_under_each_schedule(method, settings, facts, placements):
     assert resolve(settings, facts, method=method).placements == placements
+
+
+@pytest.mark.parametrize(
+    ("method", "settings", "verifier", "writers"),
+    [
+        ("card", {}, MATCH, ("suffix",)),
+        ("card", {"writers": ("beam",)}, MATCH, ()),
+        ("card", {"writers": ("beam", "lookup")}, MATCH, ("lookup",)),
+        ("card", {"policy": "fixed"}, MATCH, ()),
+        ("card", {"verify": "chain"}, MATCH, ()),
+        ("card", {}, choose_verifier("relaxed:0.5", MATCH), ()),
+        ("card", {}, choose_verifier("relaxed:0", MATCH), ("suffix",)),
+        ("sps", {}, MATCH, ()),
+    ],
+)
+def test_copies_join_the_draft_model_under_a_policy_that_weighs_them_unless_writers_are_named(
+    method, settings, verifier, writers
+):
+    facts = replace(TWO_CORES, verifier=verifier)
+    assert resolve({"allows_inexact": True, **settings}, facts, method=method).writers == writers
 
 
 def test_trees_that_fan_out_have_room_for_all_outcomes():

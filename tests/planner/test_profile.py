@@ -110,9 +110,12 @@ def test_a_round_takes_what_its_policy_its_writers_and_its_candidates_take():
     around = Overheads(round_s=1.0, tuned_s=0.5, drafted_s=0.25, by_writer={"suffix": 0.1, "lookup": 0.2})
     assert around.of_round((), is_tuned=False, has_drafter=False) == 1.0
     assert around.of_round((), is_tuned=True, has_drafter=True) == 1.75
-    assert around.of_round(("suffix", "lookup"), is_tuned=True, has_drafter=False) == pytest.approx(1.8)
-    assert around.of_round(("suffix",), is_tuned=False, has_drafter=False) == pytest.approx(1.1)
     assert around.of_round(("store",), is_tuned=False, has_drafter=False) == 1.5  # as much as one whose policy tunes
+    batch = Overheads(round_s=1.0, request_s=0.5, drafted_request_s=0.25)
+    assert batch.of_round((), is_tuned=False, has_drafter=True, num_requests=3) == 1.0 + 2 * 0.5 + 3 * 0.25
+    assert around.of_proposal("lookup", 16) == pytest.approx(0.2)
+    assert 0 < around.of_proposal("lookup", 0) < around.of_proposal("lookup", 8) < 0.2
+    assert around.of_proposal("store", 8) == 0.0
 
 
 def test_a_round_takes_the_longer_for_turning_its_tokens_into_text(monkeypatch):

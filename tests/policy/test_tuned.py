@@ -189,16 +189,21 @@ def test_candidates_that_the_target_never_takes_are_soon_not_verified_any_more()
     assert num_chosen(policy, [offer]) == 0
 
 
-def test_writers_are_asked_for_little_where_little_is_worth_verifying_and_for_more_where_more_is():
+def test_writers_are_asked_for_little_where_little_of_theirs_is_worth_verifying_and_for_all_where_all_is():
     policy = TunedPolicy({"beside": costs(beside=cost(1e-2, 3e-3))["beside"]}, DraftSettings())
     (request,) = view().requests
-    assert policy.writer_budget(request) == request.draft.budget
-    for _ in range(request.draft.budget):
-        assert num_chosen(policy, [chain(-6.0, -7.0)]) == 0
+    most = request.draft.budget
+    assert policy.writer_budget(request) == most
+    for _ in range(most):  # the draft model's own candidates, which are verified, say nothing of the others
+        assert num_chosen(policy, [msgspec.structs.replace(chain(-0.01, -6.0), writers=(1, 2))]) == 1
     assert policy.writer_budget(request) == 1
-    for more in (2, 4, 8):
-        num_chosen(policy, [chain(*[-0.01] * policy.writer_budget(request))])
-        assert policy.writer_budget(request) == more
+    num_chosen(policy, [msgspec.structs.replace(chain(-0.01), writers=(2,))])
+    assert policy.writer_budget(request) == most, "all that they proposed was worth it: a copy may begin"
+    for fewer in range(most - 1, 3, -1):
+        num_chosen(policy, [msgspec.structs.replace(chain(-0.01, -0.02, -6.0), writers=(2, 3, 2))])
+        assert policy.writer_budget(request) == fewer
+    num_chosen(policy, [msgspec.structs.replace(chain(-0.01, -0.02, -6.0), writers=(2, 3, 2))])
+    assert policy.writer_budget(request) == 4, "twice the two that were verified"
 
 
 def test_in_turns_it_drafts_until_a_layer_is_not_worth_its_time():

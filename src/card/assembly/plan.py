@@ -118,7 +118,9 @@ def resolve(settings: Mapping[str, Any], facts: Facts, *, method: str | None = N
     has_draft = facts.has_draft or facts.has_pool or engine_changes.get("draft_address") is not None
     chosen = find_method(method or ("card" if has_draft else "vanilla"))
     engine = EngineSettings(**{**engine_changes, "method": chosen.name})
-    drafts, writers = _share_out(chosen, engine.writers)
+    # A policy that weighs candidates can afford those of more writers, and an exact text is the same with them.
+    takes_more = engine.policy != "fixed" and draft_changes.get("verify") != "chain" and facts.verifier.is_exact
+    drafts, writers = _share_out(chosen, engine.writers, chosen.usual_writers if takes_more else ())
     _refuse_contradictions(engine, chosen, facts, drafts=drafts, has_draft=has_draft)
     placements = _placements(chosen, engine, facts) if drafts else {}
     asked = DraftSettings(**draft_changes)
@@ -175,10 +177,15 @@ def round_length(method: Method, draft: DraftSettings, *, target: PassCost, draf
 # ---- inside ---------------------------------------------------------------------------------------------------------
 
 
-def _share_out(method: Method, names: Sequence[str] | None) -> tuple[bool, tuple[str, ...]]:
-    """Return whether the draft model writes, and which local writers do; ``names`` None: by the method."""
+def _share_out(method: Method, names: Sequence[str] | None, usual: Sequence[str]) -> tuple[bool, tuple[str, ...]]:
+    """Return whether the draft model writes, and which local writers do.
+
+    Args:
+        names: those that were named; None: by the method.
+        usual: local ones that then join those of the method.
+    """
     if names is None:
-        return method.needs_draft, method.writers
+        return method.needs_draft, (*method.writers, *usual)
     if DRAFTER in names and not method.needs_draft:
         raise SettingsError(f"method {method.name} has no draft model: leave {DRAFTER} out of the writers")
     if DRAFTER not in names and method.needs_draft and not method.is_tuned:

@@ -106,7 +106,7 @@ class CardRow(Row):
         """Return what is set; what the tuned policy chooses while it runs is not."""
         engine, method = self._llm.settings, self._llm.method
         settings: dict[str, Any] = {"method": method.name, "cores": list(cores), "threads": engine.threads}
-        if writers := [*(engine.writers or ()), *method.writers]:
+        if writers := [*(engine.writers or ()), *self._llm.host.plan.writers]:
             settings["writers"] = list(dict.fromkeys(writers))
         if method.is_tuned and engine.policy == "auto" and self._draft is None:
             return {**settings, "policy": engine.policy}

@@ -250,20 +250,20 @@ class Engine:
 
     def _prepare(self, view: RoundView, decoding: list[RunningRequest]) -> None:
         """Let the drafter draft, or wait for it, as the policy says."""
-        link, started = self._drafter.link, self._clock()
+        link = self._drafter.link
         if self._policy.schedule == "off":
             self._totals.drafter_lead = 0.0
             return
         view.layers_per_pass = link.layers_per_pass
         running = [one.sequence for one in self._running.values()]
         view.num_unread = sum(one.stats.drafter_passes == 0 for one in running if one.request.uses_drafter)
+        if self._worker.has_writers and (view.takes_turns or not any(one.sequence.best_path[0] for one in decoding)):
+            view.undrafted = [self._query(one.sequence, asks_drafter=False) for one in decoding]
+        started = self._clock()  # what writers take is none of the drafter's time
         while True:
             view.requests = [one.sequence.request for one in decoding]  # the drafter may have declined one
             view.is_up = link.status.state == "up"
             view.best_paths = [one.sequence.best_path for one in decoding]
-            has_drafted = any(depth for depth, _ in view.best_paths)
-            if self._worker.has_writers and not view.undrafted and (view.takes_turns or not has_drafted):
-                view.undrafted = [self._query(one.sequence, asks_drafter=False) for one in decoding]
             if view.is_up and not view.takes_turns:
                 view.num_short = sum(one.is_waited_for for one in decoding)
             action = self._policy.prepare(view)

@@ -34,6 +34,7 @@ class Method:
     placement: Placement = "inline"  # of its drafter, unless set; inline is in turns with the target
     shape: Callable[[DraftSettings], DraftSettings] = lambda draft: draft  # settings imposed on the user's
     writers: tuple[str, ...] = ()  # local writers that belong to it
+    usual_writers: tuple[str, ...] = ()  # local writers that join a tuned policy, unless the writers are named
     selection: str | None = None  # KV rows that the target reads when it drafts for itself; None: it does not
     num_looked_up: int = 0  # candidates that each of its own drafting passes verifies, found earlier in the text
     is_tuned: bool = False  # what was not set is chosen by measurement, the schedule included

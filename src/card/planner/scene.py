@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
-from card.assembly.build import Models, Parts, build
+from card.assembly.build import Models, Parts, build, make_writers
 from card.assembly.drafters import link_here
 from card.assembly.plan import Facts, Plan, resolve
 from card.config import SamplingParams, split_settings
@@ -18,7 +19,7 @@ from card.methods import find_method
 from card.planner.profile import Profile, Setup
 from card.planner.recording import Recording
 from card.planner.replay import PassSize, ReplayedModel, ReplayedTexts
-from card.planner.virtual_time import VirtualClock, VirtualDrafter, VirtualLink
+from card.planner.virtual_time import VirtualClock, VirtualDrafter, VirtualLink, VirtualWriter
 from card.policy.cost import PassCost
 from card.policy.rounds import Schedule
 from card.policy.tuned import TunedPolicy
@@ -179,7 +180,11 @@ def build_stage(scene: Scene, plan: Plan, texts: ReplayedTexts, *, drafter: Virt
     link = SwitchLink(far, near, clock) if far and near else far or near
     target = _target_model(scene, plan, texts, clock, shown)
     latencies = _ProfiledLatencies(scene)
-    shown.parts = build(plan, Models(target=target, link=link, latencies=latencies), clock=clock)
+    writers = {
+        name: VirtualWriter(writer, clock, partial(scene.target.overheads.of_proposal, name))
+        for name, writer in make_writers(plan, target.vocab_size, "").items()
+    }
+    shown.parts = build(plan, Models(target=target, link=link, latencies=latencies, writers=writers), clock=clock)
     return shown.parts
 
 
@@ -253,9 +258,9 @@ def _target_model(scene: Scene, plan: Plan, texts: ReplayedTexts, clock: Virtual
         clock.advance(costs[is_beside].seconds(size.num_tokens, size.num_sequences, size.num_context_rows))
         drafts = bool(plan.placements) and (is_beside or not has_rested)
         is_tuned = isinstance(policy, TunedPolicy)
-        round_s = overheads.of_round(plan.writers, is_tuned=is_tuned, has_drafter=drafts)
-        drafted_s = size.num_sequences * overheads.drafted_request_s if drafts else 0.0
-        unpaid_s = round_s + drafted_s + (size.num_sequences - 1) * overheads.request_s
+        unpaid_s = overheads.of_round(
+            plan.writers, is_tuned=is_tuned, has_drafter=drafts, num_requests=size.num_sequences
+        )
 
     def on_keep() -> None:
         nonlocal unpaid_s

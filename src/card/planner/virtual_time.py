@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from card.assembly.drafters import make_worker
 from card.errors import ProtocolError
 from card.protocol.messages import DrafterMessage, TargetMessage
 from card.transport.link import DrafterLink
+from card.tree.nodes import Nodes
+from card.writers.local.protocol import LocalWriter, Observation, WriterSequence
 from card.writers.protocol import DraftWriter
 
 _LEAST_WAIT_S = 1e-3  # links to other processes wait whole milliseconds
@@ -34,6 +36,45 @@ class VirtualClock:
     def advance(self, seconds: float) -> None:
         """Let time pass."""
         self.now += seconds
+
+
+class VirtualWriter(LocalWriter):
+    """A local writer whose proposals take time."""
+
+    def __init__(self, writer: LocalWriter, clock: VirtualClock, seconds: Callable[[int], float]) -> None:
+        """Ask this writer.
+
+        Args:
+            seconds: in which it proposes so many candidates.
+        """
+        self.top_k = writer.top_k  # type: ignore[misc]
+        self._writer, self._clock, self._seconds = writer, clock, seconds
+
+    def open(self, prompt_ids: Sequence[int]) -> WriterSequence:
+        """Begin a request."""
+        return _VirtualProposals(self._writer.open(prompt_ids), self._clock, self._seconds)
+
+    def close(self) -> None:
+        """End the writer."""
+        self._writer.close()
+
+
+@dataclass(slots=True)
+class _VirtualProposals(WriterSequence):
+    writer: WriterSequence
+    clock: VirtualClock
+    seconds: Callable[[int], float]
+
+    def propose(self, best_path: Sequence[int], budget: int) -> Nodes:
+        proposal = self.writer.propose(best_path, budget)
+        self.clock.advance(self.seconds(len(proposal)))
+        return proposal
+
+    def observe(self, seen: Observation) -> None:
+        self.writer.observe(seen)
+
+    def close(self) -> None:
+        self.writer.close()
 
 
 class VirtualDrafter:

@@ -132,7 +132,7 @@ def next_budget(num_verified: int, budget: int) -> int:
     In a batch few candidates of a request are worth their rows, and writers take Python for each they propose.
 
     Args:
-        num_verified: in this round.
+        num_verified: of such writers' candidates, in this round.
         budget: that of this round; it falls by one a round at most.
     """
     return max(2 * num_verified, 1, budget - 1)

@@ -17,6 +17,7 @@ from card.policy.retry import Retry
 from card.policy.rounds import Draft, Outcome, Policy, RoundView, Schedule, Wait
 from card.policy.schedule import Schedules
 from card.tree.nodes import NO_NODES, Nodes
+from card.workers.offers import DRAFTER_BIT
 from card.workers.request import Request
 
 
@@ -97,7 +98,7 @@ class TunedPolicy(Policy):
         return self._width(self.schedule)
 
     def writer_budget(self, request: Request) -> int:
-        """Return what follows from what the last rounds verified of the request's offers."""
+        """Return what follows from what the last rounds verified of such writers' candidates of the request."""
         return min(request.draft.budget, self._writer_budgets.get(request.request_id, request.draft.budget))
 
     def prepare(self, view: RoundView) -> Draft | Wait | None:
@@ -125,7 +126,11 @@ class TunedPolicy(Policy):
         for request, offer, (order, _), count in zip(view.requests, offers, ranked, counts, strict=True):
             size, num_probes = offer.num_probes + count, offer.num_probes
             taken.append(offer.take(order[:size], num_probes=num_probes) if offer.writers else offer.leading(size))
-            budgets[request.request_id] = next_budget(size, self.writer_budget(request))
+            budget, num_verified = self.writer_budget(request), _num_others(taken[-1])
+            all_are_worth_it = 0 < num_verified == _num_others(offer)  # such as where a long copy begins
+            budgets[request.request_id] = (
+                request.draft.budget if all_are_worth_it else next_budget(num_verified, budget)
+            )
         self._writer_budgets = budgets
         return taken
 
@@ -208,6 +213,11 @@ class TunedPolicy(Policy):
             probs = self._acceptance.probabilities(offer, is_greedy=_is_greedy(request))
             known = self._known[id(offer)] = offer, probs
         return known[1]
+
+
+def _num_others(offer: Nodes) -> int:
+    """Return how many candidates are those of other writers than the draft model, whoever else proposed them."""
+    return sum(writers > DRAFTER_BIT for writers in offer.writers)
 
 
 def _is_greedy(request: Request) -> bool:

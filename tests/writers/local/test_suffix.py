@@ -55,6 +55,13 @@ def longest_followed_suffix(text: Sequence[int], end: Sequence[int], most: int) 
     return []
 
 
+@given(text=texts | phrased_texts, asked=st.lists(st.integers(1, 20), min_size=1, max_size=4))
+def test_a_proposal_is_the_same_whatever_was_asked_for_before(text: list[int], asked: list[int]) -> None:
+    sequence = SuffixWriter(EngineSettings(), VOCAB_SIZE).open(text)
+    for budget in asked:
+        assert sequence.propose((), budget) == proposed_after(text, num_prompt=len(text), budget=budget)
+
+
 @given(text=texts | short_alphabet_texts | phrased_texts)
 def test_the_match_is_the_longest_suffix_that_also_occurs_earlier(text: list[int]) -> None:
     _, length = automaton_of(text).longest_repeated_suffix()

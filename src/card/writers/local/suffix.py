@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
-from card.tree.nodes import Nodes
+from card.tree.nodes import NO_NODES, Nodes
 from card.writers.local.lookup import chance_per_count
 from card.writers.local.protocol import LocalWriter, Observation, WriterSequence
 
@@ -150,14 +150,19 @@ class SuffixSequence(WriterSequence):
 
     def __init__(self, prompt_ids: Sequence[int]) -> None:
         self._automaton = SuffixAutomaton()
+        self._proposed: tuple[int, Nodes] = 0, NO_NODES  # budget and proposal since the last token
         self._extend(prompt_ids)
 
     def propose(self, best_path: Sequence[int], budget: int) -> Nodes:
         """Return the tree of what followed the longest repeated suffix of the text, likeliest candidates first."""
-        return best_first(self._automaton.longest_repeated_suffix(), self._automaton.followers, budget)
+        if budget > self._proposed[0]:  # in turns it is asked before the drafter and after it; the first ones are alike
+            automaton = self._automaton
+            self._proposed = budget, best_first(automaton.longest_repeated_suffix(), automaton.followers, budget)
+        return self._proposed[1].leading(budget)
 
     def observe(self, seen: Observation) -> None:
         """Append the committed tokens."""
+        self._proposed = 0, NO_NODES
         self._extend(seen.new_ids)
 
     def _extend(self, token_ids: Sequence[int]) -> None:
