@@ -23,7 +23,6 @@ from transformers import PreTrainedModel
 import card
 from card.config import EngineSettings
 from card.errors import ModelError, PromptError
-from card.hrad import rounds as hrad_rounds
 from card.hrad.network import (
     ALL_ACCEPTED,
     ALL_REJECTED,
@@ -37,6 +36,7 @@ from card.hrad.network import (
 )
 from card.hrad.rounds import RoundCollector, Rounds
 from card.hrad.training import TokenOutcomes, TrainSettings, calibrated, evidence_of, train_hrad
+from card.models import target_texts
 from card.models.demo import SAMPLE_PROBLEMS
 from card.models.facts import end_token_ids
 from card.models.features import FeatureWish, SeenRows
@@ -271,7 +271,7 @@ def test_rounds_are_those_of_plain_speculation_whatever_shares_their_batch(
         end_ids=frozenset({END_ID}),
     )
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(hrad_rounds, "BATCH", 2)  # so that texts join others that run already
+        patch.setattr(target_texts, "BATCH", 2)  # so that texts join others that run already
         answers: list[int] = []
         rounds = collector.collect(prompts, lambda: answers.append(1))
     assert len(answers) == num_prompts

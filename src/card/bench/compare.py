@@ -56,8 +56,7 @@ class TextJudge:
         """Return the logits [V] behind a text, by the model's own modules if it has them."""
         if isinstance(self._target, DecoderModel):
             runner = plain_runner(self._target, max_model_len=len(text_ids), max_tree_rows=0)
-            whole = Extension(runner.open(), text_ids, range(-1, len(text_ids) - 1), len(text_ids) - 1)
-            return runner.forward([whole])[0][-1]
+            return runner.forward([Extension.of_text(runner.open(), text_ids)])[0][-1]
         with torch.inference_mode():
             logits: Tensor = self._target(input_ids=torch.tensor([text_ids], device=self._target.device)).logits
         return logits[0, -1]

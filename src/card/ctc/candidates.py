@@ -22,7 +22,6 @@ from card.ctc.head import SlotHead
 from card.tree.nodes import ROOT, Nodes
 
 _PER_SLOT = 8  # likeliest tokens of each slot that are looked at
-_LEAST_CHANCE = 1e-6
 
 Floats = NDArray[np.floating[Any]]
 Places = NDArray[np.signedinteger[Any]]
@@ -107,7 +106,7 @@ class _Best:
         count = min(self._most, len(flat))
         best = np.argpartition(-flat, count - 1)[:count]
         best = best[np.argsort(-flat[best], kind="stable")]
-        best = best[flat[best] > _LEAST_CHANCE]
+        best = best[flat[best] > 0.0]
         rows, tokens = np.divmod(best, chances.shape[-1])
         first = len(self._tokens)
         own = [min(float(flat[i]), self._above[row]) for i, row in zip(best, rows, strict=True)]  # rounding

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import takewhile
 
 import torch
@@ -12,10 +12,9 @@ from torch import Tensor
 from card.config import SamplingRule
 from card.hrad.network import ALL_ACCEPTED, ALL_REJECTED, UNDECIDED, last_states
 from card.models.protocol import Extension
+from card.models.target_texts import WrittenText, written_texts
 from card.models.torch_runner import TorchRunner
 from card.tree.sampling import CandidateScorer
-
-BATCH = 32  # texts that are written side by side
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,18 +46,6 @@ class Rounds:
         return Rounds(self.inputs[rows], self.num_accepted[rows], self.confidences[rows], self.prompt_idx[rows])
 
 
-@dataclass(slots=True)
-class _Text:
-    """One text as the target writes it. The last token has no row."""
-
-    prompt_idx: int
-    token_ids: list[int]
-    num_prompt: int
-    longest: int  # most tokens before a round
-    slot: int
-    features: list[Tensor] = field(default_factory=list)  # [num_layers * D] each, of the rows that gave new tokens
-
-
 _Round = tuple[Tensor, int, list[float], int]
 """One round, in the order of the fields of `Rounds`."""
 
@@ -80,16 +67,17 @@ class RoundCollector:
         max_tokens: int,
         end_ids: frozenset[int],
     ) -> None:
-        """Take both models; the target keeps features of its last ``num_layers`` layers from now on.
+        """Take both models.
 
         Args:
+            num_layers: last ones of the target whose hidden states it keeps.
             max_tokens: new tokens after which a text is broken off.
             end_ids: tokens that end a text.
         Raises: ModelError if the target has fewer layers.
         """
         self._wish = last_states(target, num_layers, "logits")
-        target.features.wish([self._wish])
         self._target, self._draft = target, draft
+        self._most_tokens = min(target.max_model_len, draft.max_model_len) - 1
         self._num_drafted, self._max_tokens, self._end_ids = num_speculative_tokens, max_tokens, end_ids
         greedy = SamplingRule(temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, seed=0)
         self._scorer = CandidateScorer(greedy, draft.vocab_size, coupled=False)
@@ -97,7 +85,7 @@ class RoundCollector:
     @property
     def max_prompt_tokens(self) -> int:
         """Length of the longest prompt that leaves room for a round."""
-        return min(self._target.max_model_len, self._draft.max_model_len) - self._num_drafted - 1
+        return self._most_tokens - self._num_drafted
 
     def collect(self, prompts: Sequence[Sequence[int]], on_answer: Callable[[], None] = lambda: None) -> Rounds:
         """Answer all prompts and return the rounds in which the outcome is known.
@@ -109,17 +97,18 @@ class RoundCollector:
             on_answer: called after each answer.
         """
         found: list[_Round] = []
-        waiting = list(enumerate(prompts))[::-1]
-        running: list[_Text] = []
-        while waiting or running:
-            while waiting and len(running) < BATCH:
-                running.append(self._begin(*waiting.pop()))
-            self._write(running)
-            for text in [text for text in running if self._is_done(text)]:
-                running.remove(text)
-                self._target.close(text.slot)
-                found += self._rounds(text)
-                on_answer()
+        for text in written_texts(
+            self._target,
+            prompts,
+            self._wish,
+            temperature=0.0,
+            seed=0,
+            max_tokens=self._max_tokens + self._num_drafted - 1,
+            most_tokens=self._most_tokens,
+            end_ids=self._end_ids,
+        ):
+            found += self._rounds(text)
+            on_answer()
         columns = list(zip(*found, strict=True)) or [()] * 4
         inputs, num_accepted, confidences, prompt_idx = columns
         return Rounds(
@@ -129,37 +118,18 @@ class RoundCollector:
             torch.tensor(prompt_idx, dtype=torch.int64),
         )
 
-    def _begin(self, prompt_idx: int, prompt: Sequence[int]) -> _Text:
-        longest = min(len(prompt) + self._max_tokens - 1, self.max_prompt_tokens)
-        slot = self._target.open(max(longest, len(prompt)) + self._num_drafted)
-        return _Text(prompt_idx, list(prompt), len(prompt), longest, slot)
-
-    def _write(self, texts: Sequence[_Text]) -> None:
-        """Add the target's next token to each text."""
-        extensions = []
-        for text in texts:
-            start, length = self._target.num_rows(text.slot), len(text.token_ids)
-            new_ids, parents = text.token_ids[start:], range(start - 1, length - 1)
-            extensions.append(Extension(text.slot, new_ids, parents, length - start - 1))
-        for idx, (text, logits) in enumerate(zip(texts, self._target.forward(extensions), strict=True)):
-            text.token_ids.append(int(logits[0].argmax()))
-            text.features.append(self._target.features.of(idx, self._wish)[0].cpu().clone())
-
-    def _is_done(self, text: _Text) -> bool:
-        return text.token_ids[-1] in self._end_ids or len(text.token_ids) >= text.longest + self._num_drafted
-
-    def _rounds(self, text: _Text) -> Iterator[_Round]:
+    def _rounds(self, text: WrittenText) -> Iterator[_Round]:
         """Yield the rounds of a whole text, for which the draft model reads it once."""
-        token_ids, num_before = text.token_ids, text.num_prompt + 1  # a prompt's pass gives the first token
+        token_ids, num_before = text.token_ids, len(text.prompt) + 1  # a prompt's pass gives the first token
         if len(token_ids) == num_before:
             return
         slot = self._draft.open(len(token_ids))
-        (logits,) = self._draft.forward([Extension(slot, token_ids, range(-1, len(token_ids) - 1), num_before - 1)])
+        (logits,) = self._draft.forward([Extension.of_text(slot, token_ids, first_logits=num_before - 1)])
         self._draft.close(slot)
         best, logprobs = self._scorer.top(logits, [0] * len(logits), 1)
         guesses, probs = best[:, 0].tolist(), logprobs[:, 0].exp().tolist()
-        length = num_before
-        while length <= text.longest and token_ids[length - 1] not in self._end_ids:
+        length, longest = num_before, min(len(text.prompt) + self._max_tokens - 1, self.max_prompt_tokens)
+        while length <= longest and token_ids[length - 1] not in self._end_ids:
             first = length - num_before
             pairs = zip(guesses[first:], token_ids[length : length + self._num_drafted], strict=False)
             accepted = [guess for guess, _ in takewhile(lambda pair: pair[0] == pair[1], pairs)]
@@ -167,7 +137,7 @@ class RoundCollector:
                 return
             confidences = (probs[first:] + [0.0] * self._num_drafted)[: self._num_drafted]
             embedding = self._target.embedding(token_ids[length - 1]).cpu()
-            yield torch.cat((text.features[first], embedding)), len(accepted), confidences, text.prompt_idx
+            yield torch.cat((text.features[first][0], embedding)), len(accepted), confidences, text.idx
             length += len(accepted) + 1
 
 

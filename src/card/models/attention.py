@@ -12,7 +12,8 @@ from torch.nn import functional
 
 from card.config.selection import ScoreKind
 from card.models.kv_cache import FloatArray, SequenceRows, Window, window_size
-from card.models.selection import MEANS, ChosenRows, bound_scores
+from card.models.protocol import Extension
+from card.models.selection import MEANS, bound_scores
 
 MAX_PACKED_ROWS = 128  # up to here the query heads of one KV head are rows of one product
 
@@ -42,24 +43,22 @@ class SequencePass:
 
 def sequence_pass(
     sequence: SequenceRows,
-    *,
+    extension: Extension,
     offset: int,
-    num_new: int,
+    *,
     group: int,
     windows: Iterable[Window],
     needs_bias: bool = False,
-    reads: ChosenRows | None = None,
-    score_kind: ScoreKind | None = None,
 ) -> SequencePass:
-    """Prepare the pass of the newest ``num_new`` rows of a sequence.
+    """Prepare the pass of an extension's rows, the newest ones of a sequence.
 
     Args:
+        offset: that of the first of them among all rows of the pass.
         group: query heads per KV head.
         windows: those of the model's layers, in any order, more than once or not.
         needs_bias: never leave the causal mask to the attention kernel.
-        reads: rows that layers without a window read; None: all.
-        score_kind: of scores to keep; None: none.
     """
+    num_new, reads = len(extension.token_ids), extension.reads
     tree, kv = sequence.tree, sequence.kv
     start = tree.num_rows - num_new
     is_packed = group * num_new <= MAX_PACKED_ROWS
@@ -98,8 +97,8 @@ def sequence_pass(
         packed=packed,
         chosen=None if reads is None else torch.from_numpy(reads.rows).to(kv.device),
         since=0 if reads is None else reads.since,
-        score_kind=score_kind,
-        scores=None if score_kind is None else torch.zeros((len(kv), kv.shape[2], start), device=kv.device),
+        score_kind=extension.scores,
+        scores=None if extension.scores is None else torch.zeros((len(kv), kv.shape[2], start), device=kv.device),
     )
 
 

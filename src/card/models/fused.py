@@ -335,14 +335,7 @@ class FusedDecoder:
     def step(self, sequence: SequenceRows, extension: Extension, offset: int) -> SequencePass:
         """Prepare the pass of an extension's rows, the newest ones; ``offset`` is that of their first among all."""
         return sequence_pass(
-            sequence,
-            offset=offset,
-            num_new=len(extension.token_ids),
-            group=self.group,
-            windows=self.windows,
-            needs_bias=not self._scoring.is_plain,
-            reads=extension.reads,
-            score_kind=extension.scores,
+            sequence, extension, offset, group=self.group, windows=self.windows, needs_bias=not self._scoring.is_plain
         )
 
     def forward(

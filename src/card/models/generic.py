@@ -324,14 +324,7 @@ class GenericDecoder:
     def step(self, sequence: SequenceRows, extension: Extension, offset: int) -> SequencePass:
         """Prepare the pass of an extension's rows, the newest ones; ``offset`` is that of their first among all."""
         return sequence_pass(
-            sequence,
-            offset=offset,
-            num_new=len(extension.token_ids),
-            group=self.group,
-            windows=self.windows,
-            needs_bias=self._needs_bias,
-            reads=extension.reads,
-            score_kind=extension.scores,
+            sequence, extension, offset, group=self.group, windows=self.windows, needs_bias=self._needs_bias
         )
 
     def forward(

@@ -29,6 +29,16 @@ class Extension:
     reads: ChosenRows | None = None  # None: all rows that a token may see; only a `Selective` model knows others
     scores: ScoreKind | None = None  # of the rows held already, to be kept of this pass; by a `Selective` model only
 
+    @classmethod
+    def of_text(cls, slot: int, token_ids: Sequence[int], num_held: int = 0, first_logits: int = -1) -> Extension:
+        """Return the tokens of a text behind its first ``num_held`` ones, as a chain.
+
+        Args:
+            first_logits: token of the text from which on logits are returned; -1: the last one alone.
+        """
+        idx = range(len(token_ids))[first_logits]
+        return cls(slot, token_ids[num_held:], range(num_held - 1, len(token_ids) - 1), idx - num_held)
+
 
 class LanguageModel(Protocol):
     """A causal language model with row-wise control over its KV caches. It never decides anything."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
@@ -21,7 +21,7 @@ from card.models.vision import ImagePrompt
 from card.tree.sampling import Sampler
 
 _LOGITS_WISH, _WHOLE_WISH = FeatureWish((FINAL,), "logits"), FeatureWish((FINAL,), "all")
-_BATCH = 32  # texts that are written side by side
+BATCH = 32  # texts that are written side by side
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ class TargetTexts:
 
 
 @dataclass(slots=True)
-class _Text:
+class WrittenText:
     """One text as the target writes it. Its last token has no row."""
 
     idx: int
@@ -121,35 +121,61 @@ def write_texts(
         on_answer: called after each answer.
     """
     wish = _WHOLE_WISH if whole else _LOGITS_WISH
-    target.features.wish([wish])
-    waiting = list(enumerate(prompts))[::-1]
-    running: list[_Text] = []
-    done: list[_Text] = []
-    while waiting or running:
-        while waiting and len(running) < _BATCH:
-            idx, prompt = waiting.pop()
-            rule = SamplingRule(temperature=temperature, top_k=0, top_p=1.0, min_p=0.0, seed=seed + idx)
-            slot = target.open(min(len(prompt) + max_tokens, target.max_model_len))
-            target.show(slot, prompt.images if isinstance(prompt, ImagePrompt) else None)
-            running.append(_Text(idx, slot, prompt, list(prompt), Sampler(rule, target.vocab_size)))
-        _write(target, running, wish)
-        for text in [text for text in running if _is_done(text, target.max_model_len, max_tokens, end_ids)]:
-            running.remove(text)
-            target.close(text.slot)
-            done.append(text)
-            on_answer()
+    done: list[WrittenText] = []
+    for text in written_texts(
+        target,
+        prompts,
+        wish,
+        temperature=temperature,
+        seed=seed,
+        max_tokens=max_tokens,
+        most_tokens=target.max_model_len,
+        end_ids=end_ids,
+    ):
+        done.append(text)
+        on_answer()
     done.sort(key=lambda text: text.idx)
     return _joined(done, whole=whole)
 
 
-def _write(target: TorchRunner, texts: Sequence[_Text], wish: FeatureWish) -> None:
+def written_texts(
+    target: TorchRunner,
+    prompts: Sequence[Sequence[int]],
+    wish: FeatureWish,
+    *,
+    temperature: float,
+    seed: int,
+    max_tokens: int,
+    most_tokens: int,
+    end_ids: frozenset[int],
+) -> Iterator[WrittenText]:
+    """Yield the target's answers as they are done, with the hidden states that are wished for.
+
+    Args:
+        most_tokens: of a text, its prompt included; other arguments as of `write_texts`.
+    """
+    target.features.wish([wish])
+    waiting = list(enumerate(prompts))[::-1]
+    running: list[WrittenText] = []
+    while waiting or running:
+        while waiting and len(running) < BATCH:
+            idx, prompt = waiting.pop()
+            rule = SamplingRule(temperature=temperature, top_k=0, top_p=1.0, min_p=0.0, seed=seed + idx)
+            slot = target.open(min(len(prompt) + max_tokens, most_tokens))
+            target.show(slot, prompt.images if isinstance(prompt, ImagePrompt) else None)
+            running.append(WrittenText(idx, slot, prompt, list(prompt), Sampler(rule, target.vocab_size)))
+        _write(target, running, wish)
+        for text in list(running):
+            is_full = len(text.token_ids) >= most_tokens or text.num_new >= max_tokens
+            if is_full or text.token_ids[-1] in end_ids:
+                running.remove(text)
+                target.close(text.slot)
+                yield text
+
+
+def _write(target: TorchRunner, texts: Sequence[WrittenText], wish: FeatureWish) -> None:
     """Add the target's next token to each text."""
-    extensions = []
-    for text in texts:
-        start, length = target.num_rows(text.slot), len(text.token_ids)
-        extensions.append(
-            Extension(text.slot, text.token_ids[start:], range(start - 1, length - 1), length - start - 1)
-        )
+    extensions = [Extension.of_text(text.slot, text.token_ids, target.num_rows(text.slot)) for text in texts]
     for idx, (text, logits) in enumerate(zip(texts, target.forward(extensions), strict=True)):
         rows = target.features.of(idx, wish)
         if wish.rows == "all" and not text.num_new:
@@ -158,11 +184,7 @@ def _write(target: TorchRunner, texts: Sequence[_Text], wish: FeatureWish) -> No
         text.token_ids += text.sampler.choose(logits, [len(text.token_ids)])
 
 
-def _is_done(text: _Text, max_model_len: int, max_tokens: int, end_ids: frozenset[int]) -> bool:
-    return text.token_ids[-1] in end_ids or len(text.token_ids) >= max_model_len or text.num_new >= max_tokens
-
-
-def _joined(texts: Sequence[_Text], *, whole: bool) -> TargetTexts:
+def _joined(texts: Sequence[WrittenText], *, whole: bool) -> TargetTexts:
     features, token_ids, starts, answers = list[Tensor](), list[int](), [0], list[int]()
     for text in texts:
         if whole:

@@ -195,7 +195,7 @@ def _cold_s(model: LanguageModel) -> float:
         return time.perf_counter() - started
 
     try:
-        (logits,) = model.forward([Extension(slot, text, range(-1, len(text) - 1), len(text) - 1)])
+        (logits,) = model.forward([Extension.of_text(slot, text)])
         if logits.device.type != "cpu":
             return 0.0
         warm_s = median(passes_s() for _ in range(_NUM_EVICTIONS))
