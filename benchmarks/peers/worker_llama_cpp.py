@@ -18,6 +18,7 @@ from worker_protocol import Batch, Decoded, serve, up_to_end
 
 _START_S = 300.0
 _ANSWER_S = 900.0
+_CERTAIN = 1e6  # a bias that no difference of logits reaches
 
 
 class LlamaCpp:
@@ -82,16 +83,28 @@ class LlamaCpp:
         texts = [up_to_end(answer["tokens"], self._job["end_ids"]) for answer in answers]
         return Batch(token_ids=texts, wall_s=wall_s)
 
+    def logprobs(self, method: str, option: dict[str, Any], token_ids: list[int]) -> tuple[list[float], list[int]]:
+        """Return how likely each token but the first is after those before it, and which token is the likeliest there.
+
+        Each is asked for by itself, with a bias that lets the server choose it; the logarithms are those without the
+        bias. The server keeps the rows of what came before.
+        """
+        found, likeliest = [], []
+        for length in range(1, len(token_ids)):
+            question = _question(token_ids[:length], 1, cache_prompt=True)
+            question |= {"logit_bias": [[token_ids[length], _CERTAIN]], "n_probs": 1}
+            (told,) = self._post(method, option, question)["completion_probabilities"]
+            if told["id"] != token_ids[length]:
+                raise RuntimeError(f"llama-server chose token {told['id']}, asked for {token_ids[length]}")
+            found.append(told["logprob"])
+            likeliest.append(told["top_logprobs"][0]["id"])
+        return found, likeliest
+
     def _ask(self, method: str, option: dict[str, Any], prompt_ids: list[int], max_tokens: int) -> dict[str, Any]:
+        return self._post(method, option, _question(prompt_ids, max_tokens, cache_prompt=False))
+
+    def _post(self, method: str, option: dict[str, Any], question: dict[str, Any]) -> dict[str, Any]:
         _, port = self._servers[_key(method, option)]
-        question = {
-            "prompt": prompt_ids,
-            "n_predict": max_tokens,
-            "temperature": 0.0,
-            "samplers": ["temperature"],
-            "cache_prompt": False,
-            "return_tokens": True,
-        }
         request = urllib.request.Request(
             f"http://127.0.0.1:{port}/completion",
             json.dumps(question).encode(),
@@ -116,6 +129,17 @@ class LlamaCpp:
         for process, _ in self._servers.values():
             process.kill()
             process.wait()
+
+
+def _question(prompt_ids: list[int], max_tokens: int, *, cache_prompt: bool) -> dict[str, Any]:
+    return {
+        "prompt": prompt_ids,
+        "n_predict": max_tokens,
+        "temperature": 0.0,
+        "samplers": ["temperature"],
+        "cache_prompt": cache_prompt,
+        "return_tokens": True,
+    }
 
 
 def _key(method: str, option: dict[str, Any]) -> str:
