@@ -13,43 +13,26 @@ a bit:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import layer_norm
 
 from card.config import INT8
-from card.kernels.float_linear import float_linear
-from card.kernels.int8_linear import (
-    GROUP,
-    LANES,
-    PANEL,
-    PackedLinear,
-    extended,
-    machine_code,
-    padded,
-    quantize_linear,
-)
-from card.kernels.rotation import inverse_frequencies, rotation_tables
+from card.kernels.int8_linear import GROUP, LANES, PANEL, PackedLinear, extended, machine_code, padded
 from card.machine.threads import integer_pass_threads
 from card.models.architectures import Architecture
-from card.models.architectures.architecture import (
-    NormPlace,
-    head_dim,
-    neighbours_first,
-    rotary_parameters,
-    rotary_size,
-)
+from card.models.architectures.architecture import NormPlace, head_dim, neighbours_first, rotary_size
 from card.models.block_layers import BlockEmbedding, BlockLinear, embedded, has_blocks
 from card.models.decoder_model import architecture_of, is_int8, linears_of, release_pages
 from card.models.draft_vocab import head_of, spread
+from card.models.exact_layers import as_stored, in_integers, packed, packed_heads, turning_tables, with_padded_heads
+from card.models.exact_rows import IntArray, NewRows, row_tables
 from card.models.features import FINAL, PassStates
-from card.models.fused import mirrored_rms_norm, rotary_table
+from card.models.fused import mirrored_rms_norm
 from card.models.generic import layer_windows
 from card.models.kv_cache import KVLayout, SequenceRows
 from card.models.protocol import Extension
@@ -61,102 +44,6 @@ if TYPE_CHECKING:
 
 MOST_TILE_ROWS = 16  # of the largest kind of tile
 
-IntArray = npt.NDArray[np.int64]
-_SCORE_KINDS = [
-    "logits",
-    "weights",
-    "bounds",
-]  # in the order of `card.kernels.jit.tables`; of bounds the queries are left
-_NO_ANCESTORS: IntArray = np.zeros(0, np.int64)
-
-
-def _with_padded_heads(weight: Tensor, num_heads: int, dim: int, size: int) -> Tensor:
-    """Return a weight whose dimension ``dim`` is heads, each followed by zeros up to ``size``."""
-    split: Tensor = weight.unflatten(dim, (num_heads, -1))  # type: ignore[no-untyped-call]
-    return (
-        nn.functional.pad(split.transpose(dim + 1, -1), (0, size - split.shape[dim + 1]))
-        .transpose(dim + 1, -1)
-        .flatten(dim, dim + 1)
-    )
-
-
-Pack = Callable[[Tensor, Tensor | None, float, int], PackedLinear]  # weight, bias, factor, out_multiple
-
-
-def _in_integers(weight: Tensor, bias: Tensor | None, factor: float, out_multiple: int) -> PackedLinear:
-    """Return a layer of 8-bit integers whose results are times a factor, which goes into their scales."""
-    if factor != 1.0:
-        weight, bias = weight.float() * factor, None if bias is None else bias * factor
-    return quantize_linear(weight, bias, out_multiple=out_multiple)
-
-
-def _as_stored(weight: Tensor, bias: Tensor | None, factor: float, out_multiple: int) -> PackedLinear:
-    """Return a layer with these weights whose results are times a factor."""
-    bias = None if bias is None else bias.float() * factor
-    return float_linear(weight, bias, factor=factor, out_multiple=out_multiple)
-
-
-def _packed(
-    pack: Pack, linear: nn.Linear | BlockLinear, *, factor: float = 1.0, out_multiple: int = PANEL
-) -> PackedLinear:
-    """Return a layer whose results are times a factor."""
-    if isinstance(linear, BlockLinear):
-        return linear.packed(factor=factor, out_multiple=out_multiple)
-    return pack(linear.weight.detach(), None if linear.bias is None else linear.bias.detach(), factor, out_multiple)
-
-
-def _packed_heads(
-    pack: Pack, linear: nn.Linear | BlockLinear, order: list[int] | None, num_heads: int, size: int
-) -> PackedLinear:
-    """Return a layer whose outputs are heads, each followed by zeros up to ``size``.
-
-    Args:
-        order: which channel of a head comes where; None for as they are.
-    """
-    if isinstance(linear, BlockLinear):  # whose heads need no zeros
-        channels = torch.arange(linear.out_features).view(num_heads, -1)
-        return (linear if order is None else linear.select(channels[:, order].flatten())).packed()
-    columns = [linear.weight.detach()] + ([] if linear.bias is None else [linear.bias.detach()[:, None]])
-    if order is not None:
-        columns = [one.view(num_heads, -1, one.shape[1])[:, order].flatten(0, 1) for one in columns]
-    weight, *bias = (_with_padded_heads(one, num_heads, 0, size) for one in columns)
-    return pack(weight, bias[0][:, 0] if bias else None, 1.0, PANEL)
-
-
-def _rotation_tables(model: LoadedModel, num_positions: int, kind: str) -> tuple[Tensor, Tensor]:
-    """Return cos and sin [num_positions, channels that turn] of float32, for halves of a head.
-
-    They have the same bits on every computer if the type of the angles is known.
-    """
-    frequencies = inverse_frequencies(rotary_parameters(model.config)[kind], rotary_size(model.config, kind))
-    if frequencies is None:
-        cos, sin = rotary_table(model, num_positions, torch.float32, kind)
-        return cos.contiguous(), sin.contiguous()
-    halves = rotation_tables(frequencies, num_positions)
-    cos, sin = (torch.from_numpy(table).repeat(1, 2) for table in halves)
-    return cos, sin
-
-
-@dataclass(slots=True)
-class NewRows:
-    """The part of a pass that belongs to one sequence: its newest rows."""
-
-    sequence: SequenceRows
-    extension: Extension
-    score_room: Tensor | None = None  # [P, L, H, N] float32: sums of scores of P parts of the rows, or their queries
-    part: int = 0  # rows of a part
-    scores: Tensor | None = None  # [L, Hkv, S - T] float32, as `MEANS` has them
-
-    @property
-    def num_new(self) -> int:
-        """T."""
-        return len(self.extension.token_ids)
-
-    @property
-    def num_held(self) -> int:
-        """S - T: rows that the sequence had before the pass."""
-        return self.sequence.tree.num_rows - self.num_new
-
 
 class ExactDecoder:
     """Runs decoders by machine code; `reason_not_fusable` and `why_not_int8` must have returned None."""
@@ -167,7 +54,7 @@ class ExactDecoder:
         inner: Any = model.model
         config, architecture = model.config, architecture_of(model)
         assert architecture is not None
-        self._pack = _in_integers if is_int8(model) and not has_blocks(model) else _as_stored
+        self._pack = in_integers if is_int8(model) and not has_blocks(model) else as_stored
         self.precision = INT8 if is_int8(model) else str(model.dtype).removeprefix("torch.")
         kv_dtype = torch.float32 if self.precision == "float32" else torch.float16
         self._head_size = head_dim(config)
@@ -197,11 +84,11 @@ class ExactDecoder:
         with torch.inference_mode():
             kinds = architecture.rotary_kinds(config)
             turning = [kind for kind in dict.fromkeys(kinds) if kind is not None]
-            self._rotations = {kind: _rotation_tables(model, max_model_len, kind) for kind in turning}
+            self._rotations = {kind: turning_tables(model, max_model_len, kind) for kind in turning}
             self._norm = extended(inner.norm.weight.float() + self._norm_offset, padded(self._width, GROUP))
             head, self._head_ids = head_of(model)
             self._num_outputs = head.out_features
-            self._output = _packed(self._pack, head, factor=1 / architecture.scale("logits", config))
+            self._output = packed(self._pack, head, factor=1 / architecture.scale("logits", config))
             tables = []
             layers = inner.layers[: config.num_hidden_layers]
             for layer, window, kind in zip(layers, self.windows, kinds, strict=True):
@@ -221,13 +108,13 @@ class ExactDecoder:
         if architecture.turns_neighbours and rotary is not None:
             order = neighbours_first(rotary_size(model.config, rotary), self._head_size)
         linears = {
-            code.QUERY: _packed_heads(self._pack, its.query, order, heads, size),
-            code.KEY: _packed_heads(self._pack, its.key, order, kv_heads, size),
-            code.VALUE: _packed_heads(self._pack, its.value, None, kv_heads, size),
+            code.QUERY: packed_heads(self._pack, its.query, order, heads, size),
+            code.KEY: packed_heads(self._pack, its.key, order, kv_heads, size),
+            code.VALUE: packed_heads(self._pack, its.value, None, kv_heads, size),
             code.ATTENTION_OUT: self._attention_out(its.out),
-            code.GATE: _packed(self._pack, its.gate, out_multiple=GROUP),
-            code.UP: _packed(self._pack, its.up, out_multiple=GROUP),
-            code.DOWN: _packed(self._pack, its.down, factor=self._residual_scale, out_multiple=GROUP),
+            code.GATE: packed(self._pack, its.gate, out_multiple=GROUP),
+            code.UP: packed(self._pack, its.up, out_multiple=GROUP),
+            code.DOWN: packed(self._pack, its.down, factor=self._residual_scale, out_multiple=GROUP),
         }
         table = [0] * code.LAYER_SIZE
         for place, linear in linears.items():
@@ -246,8 +133,8 @@ class ExactDecoder:
     def _attention_out(self, linear: nn.Linear | BlockLinear) -> PackedLinear:
         """Return the layer whose inputs are heads, each followed by zeros up to its padded size."""
         if isinstance(linear, BlockLinear):
-            return _packed(self._pack, linear, factor=self._residual_scale, out_multiple=GROUP)
-        weight = _with_padded_heads(linear.weight.detach(), self._num_heads, 1, self._padded_head)
+            return packed(self._pack, linear, factor=self._residual_scale, out_multiple=GROUP)
+        weight = with_padded_heads(linear.weight.detach(), self._num_heads, 1, self._padded_head)
         return self._pack(weight, linear.bias, self._residual_scale, GROUP)
 
     def _norms(self, layer: Any, architecture: Architecture) -> dict[int, Tensor]:
@@ -266,7 +153,7 @@ class ExactDecoder:
             place, num_heads = places[name]
             weight = layer.get_submodule(part.name).weight.float() + self._norm_offset
             if name in ("query", "key"):
-                norms[place] = _with_padded_heads(weight[:, None], num_heads, 0, size)[:, 0].contiguous()
+                norms[place] = with_padded_heads(weight[:, None], num_heads, 0, size)[:, 0].contiguous()
             else:
                 norms[place] = extended(weight, width)
         return norms
@@ -290,7 +177,7 @@ class ExactDecoder:
         """
         code, num_rows = self._code, len(token_ids)
         scored = self._make_score_room(steps)
-        rows, ancestors = _row_tables(steps)
+        rows, ancestors = row_tables(steps)
         if isinstance(logits_rows, Tensor):
             chosen = logits_rows.numpy()
         else:
@@ -441,40 +328,3 @@ class _Buffers:
         self.num_rows = padded(max(num_rows, self.num_rows), MOST_TILE_ROWS)
         self.own_bytes = padded(max(own_bytes * self.num_rows // num_rows, self.own_bytes), 4 * GROUP)
         self.num_threads = max(num_threads, self.num_threads)
-
-
-def _row_tables(steps: Sequence[NewRows]) -> tuple[IntArray, IntArray]:
-    """Return a table of the rows of a pass, as `card.kernels.jit.tables` names its places, and their ancestors."""
-    rows: list[tuple[int, ...]] = []
-    all_ancestors: list[IntArray] = []
-    num_before = 0
-    for step in steps:
-        tree, kv = step.sequence.tree, step.sequence.kv
-        start, item = tree.num_rows - step.num_new, kv.element_size()
-        place = kv.data_ptr(), item * kv.stride(3), item * kv.stride(2), item * kv.stride(0)
-        selections = [_selection(step, idx) for idx in range(step.num_new)]
-        if tree.num_prefix_rows == tree.num_rows:  # a chain: each row sees all up to itself
-            rows += [
-                (*place, row, row, row + 1, num_before, *one)
-                for row, one in zip(range(start, tree.num_rows), selections, strict=True)
-            ]
-            continue
-        visible, ancestors = tree.visible(start)
-        positions = tree.positions(start)
-        firsts = num_before + np.cumsum(positions + 1 - visible) - (positions + 1 - visible)
-        own = zip(range(start, tree.num_rows), positions.tolist(), visible.tolist(), firsts.tolist(), strict=True)
-        rows += [(*place, *one, *selection) for one, selection in zip(own, selections, strict=True)]
-        all_ancestors.append(ancestors)
-        num_before += len(ancestors)
-    return np.array(rows, np.int64), np.concatenate(all_ancestors) if all_ancestors else _NO_ANCESTORS
-
-
-def _selection(step: NewRows, new_idx: int) -> tuple[int, int, int, int, int, int]:
-    """Return what the table of a row says of chosen rows and of scores."""
-    reads, room = step.extension.reads, step.score_room
-    chosen = (0, 0, 0) if reads is None else (reads.rows.ctypes.data, reads.rows.shape[2], reads.since)
-    if room is None:
-        return (*chosen, 0, 0, 0)
-    assert step.extension.scores is not None
-    kind = _SCORE_KINDS.index(step.extension.scores)
-    return (*chosen, room[new_idx // step.part].data_ptr(), room.shape[3], kind)

@@ -1,0 +1,75 @@
+"""Rows of exact passes: tables that say where their keys, ancestors and scores lie, as the machine code reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor
+
+from card.models.kv_cache import SequenceRows
+from card.models.protocol import Extension
+
+IntArray = npt.NDArray[np.int64]
+_SCORE_KINDS = "logits", "weights", "bounds"  # as `card.kernels.jit.tables` numbers them; of bounds queries are left
+_NO_ANCESTORS: IntArray = np.zeros(0, np.int64)
+
+
+@dataclass(slots=True)
+class NewRows:
+    """The part of a pass that belongs to one sequence: its newest rows."""
+
+    sequence: SequenceRows
+    extension: Extension
+    score_room: Tensor | None = None  # [P, L, H, N] float32: sums of scores of P parts of the rows, or their queries
+    part: int = 0  # rows of a part
+    scores: Tensor | None = None  # [L, Hkv, S - T] float32, as `MEANS` has them
+
+    @property
+    def num_new(self) -> int:
+        """T."""
+        return len(self.extension.token_ids)
+
+    @property
+    def num_held(self) -> int:
+        """S - T: rows that the sequence had before the pass."""
+        return self.sequence.tree.num_rows - self.num_new
+
+
+def row_tables(steps: Sequence[NewRows]) -> tuple[IntArray, IntArray]:
+    """Return a table of the rows of a pass, as `card.kernels.jit.tables` names its places, and their ancestors."""
+    rows: list[tuple[int, ...]] = []
+    all_ancestors: list[IntArray] = []
+    num_before = 0
+    for step in steps:
+        tree, kv = step.sequence.tree, step.sequence.kv
+        start, item = tree.num_rows - step.num_new, kv.element_size()
+        place = kv.data_ptr(), item * kv.stride(3), item * kv.stride(2), item * kv.stride(0)
+        selections = [_selection(step, idx) for idx in range(step.num_new)]
+        if tree.num_prefix_rows == tree.num_rows:  # a chain: each row sees all up to itself
+            rows += [
+                (*place, row, row, row + 1, num_before, *one)
+                for row, one in zip(range(start, tree.num_rows), selections, strict=True)
+            ]
+            continue
+        visible, ancestors = tree.visible(start)
+        positions = tree.positions(start)
+        firsts = num_before + np.cumsum(positions + 1 - visible) - (positions + 1 - visible)
+        own = zip(range(start, tree.num_rows), positions.tolist(), visible.tolist(), firsts.tolist(), strict=True)
+        rows += [(*place, *one, *selection) for one, selection in zip(own, selections, strict=True)]
+        all_ancestors.append(ancestors)
+        num_before += len(ancestors)
+    return np.array(rows, np.int64), np.concatenate(all_ancestors) if all_ancestors else _NO_ANCESTORS
+
+
+def _selection(step: NewRows, new_idx: int) -> tuple[int, int, int, int, int, int]:
+    """Return what the table of a row says of chosen rows and of scores."""
+    reads, room = step.extension.reads, step.score_room
+    chosen = (0, 0, 0) if reads is None else (reads.rows.ctypes.data, reads.rows.shape[2], reads.since)
+    if room is None:
+        return (*chosen, 0, 0, 0)
+    assert step.extension.scores is not None
+    kind = _SCORE_KINDS.index(step.extension.scores)
+    return (*chosen, room[new_idx // step.part].data_ptr(), room.shape[3], kind)
