@@ -19,7 +19,7 @@ from card.models.cuda import graphs
 from card.models.cuda.bucketed import BucketedRunner
 from card.models.cuda.graphs import FetchedTensor, Recorder, StagedTensor, bucket_of
 from card.models.cuda.static_cache import SMALLEST_SPAN, TOKEN_BUCKETS
-from card.models.fused import _as_shared
+from card.models.linear_kernels import as_shared
 from card.models.protocol import Extension
 from card.models.runners import make_runner
 from card.models.torch_runner import TorchRunner
@@ -300,7 +300,7 @@ def test_models_without_static_passes_run_as_ever(device: str, family: str) -> N
 
 
 def test_two_runners_of_one_model_hold_its_weights_once(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("card.models.fused.MAX_PACKED_BYTES", 0)
+    monkeypatch.setattr("card.models.linear_kernels.MAX_PACKED_BYTES", 0)
     model = copy.deepcopy(make_model()).to(device)  # type: ignore[arg-type]
     first, second = (BucketedRunner(model, max_model_len=64) for _ in range(2))
     for one, other in zip(first._decoder._layers, second._decoder._layers, strict=True):  # type: ignore[union-attr]
@@ -316,11 +316,11 @@ def test_two_runners_of_one_model_hold_its_weights_once(device: str, monkeypatch
 def test_weights_that_lie_in_another_order_are_not_taken_for_joined_ones() -> None:
     both = torch.arange(12.0).view(4, 3)
     one, other = both[:2], both[2:]
-    joined = _as_shared([one, other])
+    joined = as_shared([one, other])
     assert joined is not None
     assert torch.equal(joined, both)
     for weights in ([other, one], [one, other.clone()], [one, one], [both[:1], both[2:]], [both[:2, :2], both[2:, :2]]):
-        assert _as_shared(weights) is None
+        assert as_shared(weights) is None
 
 
 def test_the_runner_that_suits_a_device_is_bucketed_on_cuda_only(device: str) -> None:

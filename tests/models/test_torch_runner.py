@@ -18,8 +18,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from card.errors import CapacityError, ModelError
-from card.models.fused import Linear, PackedKernels, can_pack
 from card.models.kv_cache import Chunk, RowTree, Window
+from card.models.linear_kernels import Linear, PackedKernels, can_pack
 from card.models.protocol import NO_PARENT, Extension
 from card.models.torch_runner import TorchRunner
 from tests.inside import cache_of, num_ancestors
@@ -414,7 +414,7 @@ def test_passes_of_many_lengths_need_kernels_of_few_sizes(monkeypatch: pytest.Mo
 
 
 def test_weights_that_are_not_packed_stay_the_models_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("card.models.fused.MAX_PACKED_BYTES", 0)
+    monkeypatch.setattr("card.models.linear_kernels.MAX_PACKED_BYTES", 0)
     for name in ("qwen2", "llama-bias-mha"):
         expected = own_logits(name, [1, 2, 3])
         model: Any = copy.deepcopy(make_model(name))

@@ -11,7 +11,7 @@ from torch import nn
 from card.config import INT8, DraftSettings
 from card.models.block_layers import block_bytes
 from card.models.facts import parameter_count
-from card.models.fused import can_pack
+from card.models.linear_kernels import can_pack
 from card.models.pool import sequence_bytes
 from card.models.torch_runner import TorchRunner
 from card.policy.cost import PassCost, ScheduleCost

@@ -15,9 +15,9 @@ from torch import Tensor
 from card.kernels.blocks import BLOCK_FORMATS, pack_blocks
 from card.kernels.int8_linear import PANEL
 from card.models.block_layers import BlockWeight
-from card.models.decoder_model import MappedWeights, safetensors_header
 from card.models.gguf.header import GgufError
 from card.models.gguf.model import PLAIN_DTYPES, GgufModel, Weight
+from card.models.mapped_weights import MappedWeights, safetensors_header
 
 _Facts = dict[str, tuple[int, tuple[int, ...]]]  # type and shape of a weight, by its name
 _TYPES_NAME, _TENSORS_NAME = "blocks.json", "model.safetensors"

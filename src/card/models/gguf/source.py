@@ -19,7 +19,7 @@ from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 from card.models.architectures import find_architecture
 from card.models.block_layers import BlockWeight
-from card.models.decoder_model import DecoderModel, MappedWeights, config_of, safetensors_header
+from card.models.decoder_model import DecoderModel, config_of
 from card.models.gguf.block_weights import blocks_bytes, map_blocks, read_blocks, write_blocks
 from card.models.gguf.header import GgufError
 from card.models.gguf.kept_weights import KeptWeights
@@ -31,6 +31,7 @@ from card.models.gguf.tokenizer import (
     tokenizer_digest,
     write_tokenizer,
 )
+from card.models.mapped_weights import MappedWeights, safetensors_header
 
 logger = logging.getLogger(__name__)
 
