@@ -50,6 +50,7 @@ def record(
     data: tuple[str, ...],
     limit: int | None,
     raw: bool,
+    methods: tuple[str, ...] | None,
     **options: Any,
 ) -> None:
     """Do what `card record` was asked for: what a pair of models writes and thinks likely on some prompts."""
@@ -59,7 +60,8 @@ def record(
     datasets = read_datasets([parse_spec(one) for one in data], limit=limit, is_raw=raw)
     tokenizer = load_tokenizer(target_name)
     prompts = [tuple(question.encode(tokenizer)) for dataset in datasets for question in dataset.questions]
-    request = RecordRequest(target=target_name, draft=draft_name, prompts=prompts, params=params, **options)
+    options |= {"prompts": prompts, "params": params, "methods": methods or ()}
+    request = RecordRequest(target=target_name, draft=draft_name, **options)
     with spinner(f"loading {target_name}") as say:
         recording = record_pair(request, say)
     save_recording(recording, out)

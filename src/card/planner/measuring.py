@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, cast
 
+import msgspec
 import torch
 
 from card.bench.environment import describe_run
@@ -17,7 +18,7 @@ from card.models.facts import context_limit, parameter_count
 from card.models.inflation import inflate, parse_parameter_count
 from card.models.loading import load_decoder, load_model, load_tokenizer
 from card.models.runners import make_runner
-from card.planner.overheads import measure_overheads
+from card.planner.overheads import head_s, measure_overheads
 from card.planner.profile import PassTable, Profile, Setup
 from card.text.fit import tokenizer_fingerprint
 
@@ -38,6 +39,7 @@ def measure_profile(
     device: str = "cpu",
     target_cost: str | None = None,
     threads: tuple[int, ...] = (),
+    ctc: str | None = None,
     tell: Callable[[str], None] = lambda _: None,
 ) -> Profile:
     """Load a model and measure it.
@@ -45,8 +47,10 @@ def measure_profile(
     Args:
         target_cost: inflate it to the price of so many parameters.
         threads: numbers of CPU threads to measure, rising; torch's own if empty.
+        ctc: file of a head that drafts for the model, to be timed too.
         tell: is told what is being done.
-    Raises: ModelError if it cannot be loaded; PlanError for threads that do not rise from 1 on.
+    Raises: ModelError if it cannot be loaded, or the head is of another one; PlanError for threads that do not rise
+        from 1 on.
     """
     if list(threads) != sorted(set(threads)) or min(threads, default=1) < 1:
         raise PlanError(f"threads must be different numbers of 1 or more in rising order, got {threads}")
@@ -71,6 +75,9 @@ def measure_profile(
     with pinned(CoreSet((), min(threads, default=1) if is_cpu else None, runner.is_exact)):
         tokenizer = load_tokenizer(name)
         overheads = measure_overheads(runner, tokenizer)
+        if ctc is not None:
+            writers = {**overheads.by_writer, "ctc": head_s(ctc, runner)}
+            overheads = msgspec.structs.replace(overheads, by_writer=writers)
     cost_of = f"{parameter_count(model) / 1e6:.0f}M (inflated)" if target_cost else ""
     return Profile(
         name=name,
@@ -80,6 +87,7 @@ def measure_profile(
         device=str(runner.device) if is_cpu else torch.cuda.get_device_name(runner.device),
         dtype=runner.precision,
         num_parameters=own_parameters,
+        kv_row_bytes=runner.row_bytes,
         cost_of=cost_of,
         tokenizer=tokenizer_fingerprint(tokenizer),
         date=environment.date,

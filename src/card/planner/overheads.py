@@ -20,9 +20,13 @@ from card.assembly.build import Models, build
 from card.assembly.drafters import make_worker
 from card.assembly.plan import Facts, resolve
 from card.config import DraftSettings, SamplingParams
+from card.ctc.candidates import candidates_of
+from card.ctc.head import SlotHead
 from card.errors import SettingsError
 from card.machine.threads import CoreSet
-from card.models.protocol import Extension, LanguageModel
+from card.models.protocol import Extension, LanguageModel, Selective
+from card.models.selection import ChosenRows, choose_rows
+from card.models.torch_runner import TorchRunner
 from card.planner.profile import Overheads
 from card.policy.cost import PassCost, ScheduleCost
 from card.policy.rounds import Schedule
@@ -40,6 +44,7 @@ _NUM_TOKENS = 24  # of the texts in which rounds are timed; twice as many where 
 _NUM_DRAFTED = 6  # candidates in a round that verifies some
 _COMMITTED = 3  # tokens of a correction
 _EVICTING_BYTES = 1 << 27  # more than the caches of a core hold
+_RANKED_ROWS, _NUM_RANKED = 1024, 9
 _NUM_COLD, _NUM_EVICTIONS = 4, 7
 _TEXT_TOKENS = 64
 
@@ -82,6 +87,7 @@ def measure_overheads(model: LanguageModel, tokenizer: PreTrainedTokenizerBase |
     narrow_s, wide_s = (_step_overhead_s(model, width) for width in _WIDTHS)
     node_s = max(0.0, (wide_s - narrow_s) / (_WIDTHS[1] - _WIDTHS[0]))
     slower = round_s / defaults.round_s
+    chosen_row_s, scored_row_s = _selection_s(model) if isinstance(model, Selective) else (0.0, 0.0)
     return Overheads(
         round_s=round_s,
         tuned_s=max(0.0, tuned_s - round_s),
@@ -90,6 +96,8 @@ def measure_overheads(model: LanguageModel, tokenizer: PreTrainedTokenizerBase |
         step_s=max(0.0, narrow_s - node_s),
         node_s=node_s,
         commit_s=_commit_s(model),
+        chosen_row_s=chosen_row_s,
+        scored_row_s=scored_row_s,
         cold_s=_cold_s(model),
         request_s=slower * defaults.request_s,
         message_s=slower * defaults.message_s,
@@ -206,6 +214,65 @@ def _cold_s(model: LanguageModel) -> float:
         return max(0.0, median(cold) - warm_s)
     finally:
         model.close(slot)
+
+
+def _selection_s(model: Selective) -> tuple[float, float]:
+    """Return what it takes to read a chosen row and to rank a row, beyond reading it, in seconds a row.
+
+    Passes over a text, plain and ranking its rows, are compared; and one over half of the rows, chosen, with one over a
+    text half as long.
+    """
+    num_rows = min(_RANKED_ROWS, model.max_model_len - 1)
+    long, short = _read(model, num_rows), _read(model, num_rows // 2)
+    times: dict[str, list[float]] = {"plain": [], "ranking": [], "chosen": [], "half": []}
+
+    def timed(kind: str, slot: int, **how: Any) -> None:
+        started, last = time.perf_counter(), model.num_rows(slot) - 1
+        model.forward([Extension(slot, [0], [last], **how)])[0][-1, 0].item()
+        if "scores" in how:
+            choose_rows(model.attention_scores.of(slot), num_rows // 2)
+        times[kind].append(time.perf_counter() - started)
+
+    try:
+        for _ in range(_NUM_RANKED):
+            timed("plain", long)
+            model.keep(long, num_rows)
+            timed("ranking", long, scores="weights")
+            reads = ChosenRows(choose_rows(model.attention_scores.of(long), num_rows // 2), num_rows)
+            model.keep(long, num_rows)
+            timed("chosen", long, reads=reads)
+            model.keep(long, num_rows)
+            timed("half", short)
+            model.keep(short, num_rows // 2)
+    finally:
+        model.close(long)
+        model.close(short)
+    least = {kind: min(found) for kind, found in times.items()}
+    chosen_s = max(0.0, least["chosen"] - least["half"]) / (num_rows // 2)
+    return chosen_s, max(0.0, least["ranking"] - least["plain"]) / num_rows
+
+
+def _read(model: LanguageModel, num_rows: int) -> int:
+    """Return a sequence that has read a text of so many tokens, with room for one more."""
+    slot = model.open(num_rows + 1)
+    text = [i % model.vocab_size for i in range(num_rows)]
+    model.forward([Extension(slot, text, range(-1, num_rows - 1), num_rows - 1)])
+    return slot
+
+
+def head_s(path: str, target: TorchRunner) -> float:
+    """Return the seconds in which a head makes its candidates. Raises: ModelError if it is of another target."""
+    head = SlotHead.load(path)
+    head.attach(target, path)
+    size = head.facts.window
+    inputs, is_there = torch.zeros(1, size, 2 * head.facts.hidden_size), torch.ones(1, size, dtype=torch.bool)
+    times: list[float] = []
+    with torch.inference_mode():
+        for _ in range(_NUM_TOKENS):
+            started = time.perf_counter()
+            candidates_of(head, head.logprobs(head(inputs, is_there))[0], DraftSettings().budget)
+            times.append(time.perf_counter() - started)
+    return median(times)
 
 
 def _text(model: LanguageModel) -> tuple[int, ...]:

@@ -24,8 +24,12 @@ KNOBS: Mapping[str, tuple[str, ...]] = {
     "suffix": ("budget",),
     "recycling": ("budget",),
     "lookahead": ("budget",),
+    "pard": ("num_speculative_tokens",),
+    "ctc": ("budget",),
+    "hivis": ("budget",),
+    "sparsespec": ("num_speculative_tokens",),
+    "specpv": ("lead",),
 }
-_ANY_KNOBS = ("budget",)  # of a method that is not listed
 _BASELINE = "vanilla"
 _MOST_STEPS = 4  # times that a knob is doubled or halved in a search
 _WORTH_A_STEP = 1.005  # speed-up that a step of the search must bring
@@ -165,7 +169,7 @@ class _Search:
     def __init__(self, simulator: Simulator, name: str, shipped: VirtualRun) -> None:
         self._simulator = simulator
         self._name = name
-        self._knobs = KNOBS.get(name, _ANY_KNOBS)
+        self._knobs = KNOBS[name]
         self._speeds: dict[tuple[tuple[str, int], ...], float] = {}
         self._text_idxs = sample_texts(simulator.scene)
         defaults = DraftSettings()

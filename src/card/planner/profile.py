@@ -66,6 +66,8 @@ class Overheads(msgspec.Struct, frozen=True, kw_only=True):
     step_s: float = 1e-4  # a drafter pass: top-k, growth of the tree
     node_s: float = 1.2e-5  # each node that it expands
     commit_s: float = 2e-4  # a correction in the drafter: re-root, prune, KV rows moved
+    chosen_row_s: float = 0.0  # each KV row that a drafting pass reads because it was chosen, beyond reading it
+    scored_row_s: float = 0.0  # each KV row that a verification ranks for the next drafts, beyond reading it
     cold_s: float = 0.0  # the first passes behind another model's on the same cores, whose weights took the caches
     message_s: float = 2.5e-5  # of the target's time, for each message to or from a drafter elsewhere
     latency_s: float = 1e-4  # of a message on its way, each way, before any network
@@ -108,6 +110,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     device: str = ""
     dtype: str = ""
     num_parameters: int = 0
+    kv_row_bytes: int = 0  # of one token in all layers; 0: unknown
     cost_of: str = ""  # for an inflated model, what it costs
     tokenizer: str = ""  # fingerprint; empty: unknown, and not compared
     date: str = ""

@@ -5,8 +5,9 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
+import msgspec
 import numpy as np
 import torch
 from torch import Tensor
@@ -15,12 +16,14 @@ from card.api.llm import LLM
 from card.bench.environment import describe_run
 from card.config import SamplingParams, SamplingRule
 from card.errors import PlanError
+from card.methods import find_method
 from card.models.facts import context_limit
 from card.models.loading import check_pair, load_model, load_tokenizer
 from card.models.protocol import Extension, LanguageModel
 from card.models.runners import make_runner
 from card.models.torch_runner import TorchRunner
-from card.planner.recording import RecordedText, Recording, Rows, pack_text
+from card.planner.own_drafts import check_recordable, record_head, record_method
+from card.planner.recording import HeadRows, RecordedText, Recording, Rows, pack_text
 from card.text.fit import tokenizer_fingerprint
 from card.tree.sampling import CandidateScorer
 
@@ -50,6 +53,9 @@ class RecordRequest:
     dtype: str = "auto"
     device: str = "cpu"
     coupled_noise: bool = True
+    methods: Sequence[str] = ()  # that have drafters of their own, to be recorded too
+    ctc: str | None = None  # file of the head of method ctc
+    kv_selection: str | None = None  # for methods whose target drafts for itself
 
 
 def record(request: RecordRequest, tell: Callable[[str], None] = lambda _: None) -> Recording:
@@ -57,6 +63,7 @@ def record(request: RecordRequest, tell: Callable[[str], None] = lambda _: None)
 
     Raises: ModelError if a model cannot be loaded; VocabularyError if they do not share a tokenizer; PromptError.
     """
+    check_recordable(request.methods, request.ctc)
     if request.params.seed is None:
         request = replace(request, params=request.params.replace(seed=secrets.randbelow(2**31)))
     prompts = list(dict.fromkeys(request.prompts))
@@ -80,7 +87,37 @@ def record(request: RecordRequest, tell: Callable[[str], None] = lambda _: None)
     tell("asking both models at each position")
     longest = max(len(answer.prompt_ids) + len(answer.token_ids) for answer in answers)
     target, draft = (make_runner(m, max_model_len=min(longest, context_limit(m))) for m in (model, draft_model))
-    return make_recording(request, target, draft, answers, tokenizer_fingerprint(tokenizer))
+    recording = make_recording(request, target, draft, answers, tokenizer_fingerprint(tokenizer))
+    return _with_own_drafts(recording, request, (model, draft_model, target), answers, tell, tokenizer=tokenizer)
+
+
+def _with_own_drafts(
+    recording: Recording,
+    request: RecordRequest,
+    models: tuple[Any, Any, TorchRunner],
+    answers: Sequence[TargetText],
+    tell: Callable[[str], None],
+    **settings: Any,
+) -> Recording:
+    """Return the recording with what the drafters of the wanted methods do."""
+    target, draft, runner = models
+    settings["device"] = request.device
+    drafted: list[dict[str, bytes]] = [{} for _ in answers]
+    heads: Sequence[HeadRows | None] = [None] * len(answers)
+    for name in request.methods:
+        if find_method(name).needs_head:
+            tell("asking the head at each position")
+            heads = record_head(str(request.ctc), runner, answers)
+            continue
+        own = {"kv_selection": request.kv_selection} if find_method(name).selection is not None else {}
+        done = record_method(name, target, draft, answers, request.params, tell, **settings, **own)
+        for told, flags in zip(drafted, done, strict=True):
+            told[name] = flags
+    texts = (
+        msgspec.structs.replace(text, drafted=told, head=head)
+        for text, told, head in zip(recording.texts, drafted, heads, strict=True)
+    )
+    return msgspec.structs.replace(recording, texts=tuple(texts))
 
 
 def make_recording(

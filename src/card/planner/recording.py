@@ -15,10 +15,20 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from card.errors import PlanError
+from card.errors import CardError, PlanError
 from card.planner.files import read_file, write_bytes
+from card.tree.nodes import Nodes
+from card.writers.local.protocol import check_proposal
 
 KIND, VERSION = "recording", 1
+
+
+class HeadRows(msgspec.Struct, frozen=True, kw_only=True):
+    """Candidates of a trained head behind each token of a text, C at most. Arrays as of `RecordedText`."""
+
+    token_ids: bytes  # int32 [n, C]; -1 where there are no more
+    parents: bytes  # int32 [n, C] index of each candidate's parent; -1 for the text's token
+    logprobs: bytes  # float32 [n, C] of the path to each
 
 
 class RecordedText(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,6 +40,8 @@ class RecordedText(msgspec.Struct, frozen=True, kw_only=True):
     draft_ids: bytes  # int32 [n, K]: the drafter's candidates for each position, best first
     draft_logprobs: bytes  # float32 [n, K]
     target_ids: bytes  # int32 [n, T]: the target's likeliest tokens, best first
+    drafted: dict[str, bytes] = {}  # by method whose drafter is its own, bool [n]: it has drafted that token
+    head: HeadRows | None = None  # None: no head was asked
 
 
 class Recording(msgspec.Struct, frozen=True, kw_only=True):
@@ -89,6 +101,37 @@ def rows_of(recording: Recording, text: RecordedText) -> Rows:
         raise PlanError(f"a text of {n} tokens has arrays of other sizes ({error}); record it again") from error
 
 
+def drafted_by(text: RecordedText, method: str) -> npt.NDArray[np.bool_] | None:
+    """Return which tokens the drafter of a method has drafted, bool [n]; None if it was not recorded."""
+    told = text.drafted.get(method)
+    return None if told is None else np.frombuffer(told, np.bool_)
+
+
+def head_nodes(text: RecordedText) -> list[Nodes]:
+    """Return the candidates of a head behind each token of a text. Raises: PlanError if none was asked."""
+    if text.head is None:
+        raise PlanError("the recording has no candidates of a head; make it with card record --methods ctc --ctc FILE")
+    dtypes = (("token_ids", "<i4"), ("parents", "<i4"), ("logprobs", "<f4"))
+    arrays = [np.frombuffer(getattr(text.head, name), dtype).reshape(len(text.token_ids), -1) for name, dtype in dtypes]
+    found = []
+    for ids, parents, logprobs in zip(*arrays, strict=True):
+        num = int((ids >= 0).sum())
+        tokens, above, scores = (tuple(array[:num].tolist()) for array in (ids, parents, logprobs))
+        found.append(Nodes(tokens, above, scores))
+    return found
+
+
+def pack_head(behind: Sequence[Nodes]) -> HeadRows:
+    """Return the candidates behind each token of a text for a recording."""
+    width = max([1, *map(len, behind)])
+    ids, parents = (np.full((len(behind), width), -1, "<i4") for _ in range(2))
+    logprobs = np.zeros((len(behind), width), "<f4")
+    for row, nodes in enumerate(behind):
+        for array, values in ((ids, nodes.tokens), (parents, nodes.parents), (logprobs, nodes.path_logprobs)):
+            array[row, : len(nodes)] = values
+    return HeadRows(token_ids=ids.tobytes(), parents=parents.tobytes(), logprobs=logprobs.tobytes())
+
+
 def pack_text(
     prompt_ids: Sequence[int], token_ids: Sequence[int], finish_reason: Literal["stop", "length"], rows: Rows
 ) -> RecordedText:
@@ -133,3 +176,19 @@ def check_recording(recording: Recording) -> None:
             raise PlanError(f"text {idx} has tokens that are not from 0 to {recording.vocab_size - 1}")
         if not np.isfinite(rows.draft_logprobs).all() or rows.draft_logprobs.max() > 1e-3:
             raise PlanError(f"text {idx} has log-probabilities that are no numbers or above 0")
+        _check_own_drafts(idx, text, recording.vocab_size)
+
+
+def _check_own_drafts(idx: int, text: RecordedText, vocab_size: int) -> None:
+    """Raise PlanError if what drafters of single methods did has other sizes than the text, or tokens of another."""
+    if any(len(told) != len(text.token_ids) for told in text.drafted.values()):
+        raise PlanError(f"text {idx} says of another number of tokens than its own who drafted them")
+    if text.head is not None:
+        try:
+            behind = head_nodes(text)
+            for nodes in behind:
+                check_proposal(nodes, vocab_size)
+        except (ValueError, CardError) as error:
+            raise PlanError(
+                f"text {idx} has candidates of a head that make no tree ({error}); record it again"
+            ) from None

@@ -8,17 +8,19 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from card.assembly.build import Models, Parts, build, make_writers
+from card.assembly.build import Models, Parts, build
 from card.assembly.drafters import link_here
 from card.assembly.plan import Facts, Plan, resolve
 from card.config import SamplingParams, split_settings
 from card.config.fields import check, setting
 from card.errors import PlanError
 from card.machine.threads import CorePlan, CoreSet
-from card.methods import find_method
+from card.methods import Method, find_method
+from card.models.parallel_draft import ParallelDraft
+from card.planner.own_drafts import HEAD, has_own_drafter
 from card.planner.profile import Profile, Setup
 from card.planner.recording import Recording
-from card.planner.replay import PassSize, ReplayedModel, ReplayedTexts
+from card.planner.replay import PassSize, ReplayedHead, ReplayedModel, ReplayedTexts
 from card.planner.virtual_time import VirtualClock, VirtualDrafter, VirtualLink, VirtualWriter
 from card.policy.cost import PassCost
 from card.policy.rounds import Schedule
@@ -27,9 +29,12 @@ from card.transport.link import DrafterLink
 from card.transport.switch import SwitchLink
 from card.workers.request import Request
 from card.writers.draft_writers import make_writer
+from card.writers.local import find_writer
+from card.writers.local.protocol import LocalWriter
+from card.writers.protocol import DraftWriter
 
 KNOWN_ENGINE_SETTINGS = frozenset(
-    {"placement", "schedule", "policy", "writers", "max_num_seqs", "prefill_chunk", "threads"}
+    {"placement", "schedule", "policy", "writers", "max_num_seqs", "prefill_chunk", "threads", "kv_selection"}
 )
 _LEAST_CANDIDATES = 8
 _GREEDY = SamplingParams(temperature=0.0, seed=0)
@@ -109,14 +114,8 @@ def plan_method(scene: Scene, name: str, changes: Mapping[str, Any]) -> Plan:
     Raises: SettingsError for settings that do not go together; PlanError for those that a plan knows nothing of, or a
         method without the profile that it needs.
     """
-    if find_method(name).needs_parallel_draft:
-        raise PlanError(
-            f"a recording is of a drafter that makes one token a pass; {name} makes several, so leave it out"
-        )
-    if find_method(name).needs_head:
-        raise PlanError(f"a recording says nothing of what the head of {name} would propose; leave the method out")
-    if find_method(name).selection is not None:
-        raise PlanError(f"a profile does not say what a pass costs that reads few KV rows; leave {name} out")
+    method = find_method(name)
+    _check_recorded(scene.recording, method)
     engine_changes, _ = split_settings(changes)
     for unknown in sorted(engine_changes.keys() - KNOWN_ENGINE_SETTINGS):
         raise PlanError(
@@ -136,6 +135,21 @@ def plan_method(scene: Scene, name: str, changes: Mapping[str, Any]) -> Plan:
     plan = resolve(asked, facts, method=name)
     setups_of(scene, plan)
     return replace(plan, cores=_ANYWHERE)
+
+
+def _check_recorded(recording: Recording, method: Method) -> None:
+    """Raise PlanError unless the recording says what the drafter of a method does, if it has one of its own."""
+    is_known = all(
+        text.head is not None if method.needs_head else method.name in text.drafted for text in recording.texts
+    )
+    if method.needs_head and HEAD not in method.writers:
+        raise PlanError(f"a recording says nothing of what the head of {method.name} would propose; leave it out")
+    if has_own_drafter(method) and not is_known:
+        head = " --ctc FILE" if method.needs_head else ""
+        raise PlanError(
+            f"the recording does not say what {method.name} drafts; make it with card record --methods {method.name}"
+            f"{head}"
+        )
 
 
 def setups_of(scene: Scene, plan: Plan) -> Setups:
@@ -176,16 +190,36 @@ def build_stage(scene: Scene, plan: Plan, texts: ReplayedTexts, *, drafter: Virt
         far = VirtualLink(drafter, clock, message_s=scene.target.overheads.message_s)
     if "turns" in plan.placements:
         model = draft_model(scene, plan, texts, clock, shown)
-        near = link_here("inline", make_writer(model, _ROOM_BYTES, takes_turns=True), clock=clock)
+        near = link_here("inline", _draft_writer(plan, model, takes_turns=True), clock=clock)
     link = SwitchLink(far, near, clock) if far and near else far or near
     target = _target_model(scene, plan, texts, clock, shown)
     latencies = _ProfiledLatencies(scene)
-    writers = {
-        name: VirtualWriter(writer, clock, partial(scene.target.overheads.of_proposal, name))
-        for name, writer in make_writers(plan, target.vocab_size, "").items()
-    }
-    shown.parts = build(plan, Models(target=target, link=link, latencies=latencies, writers=writers), clock=clock)
+    writers = {name: _timed_writer(scene, plan, texts, name, clock) for name in plan.writers}
+    models = Models(target=target, link=link, latencies=latencies, writers=writers)
+    shown.parts = build(plan, models, clock=clock)
     return shown.parts
+
+
+def _timed_writer(scene: Scene, plan: Plan, texts: ReplayedTexts, name: str, clock: VirtualClock) -> LocalWriter:
+    """Return a local writer whose proposals take time: a head's all the same, another's the longer the more there are.
+
+    Raises: SettingsError for settings that it cannot follow.
+    """
+    overheads = scene.target.overheads
+    if name == HEAD:
+        return VirtualWriter(ReplayedHead(texts), clock, lambda _: overheads.by_writer.get(HEAD, 0.0))
+    writer = find_writer(name)(plan.settings, texts.vocab_size, "")
+    return VirtualWriter(writer, clock, partial(overheads.of_proposal, name))
+
+
+def _draft_writer(plan: Plan, model: ReplayedModel, *, takes_turns: bool) -> DraftWriter:
+    """Return the writer that suits the draft model of a plan."""
+    parallel, length = None, plan.draft.num_speculative_tokens
+    if plan.method.needs_parallel_draft:
+        parallel = ParallelDraft(
+            mask_id=model.mask_id, num_tokens=length, temperatures=(1.0,) * length, vocab_size=model.vocab_size + 1
+        )
+    return make_writer(model, _ROOM_BYTES, takes_turns=takes_turns, parallel=parallel)
 
 
 def _drafter(scene: Scene, plan: Plan, texts: ReplayedTexts) -> VirtualDrafter:
@@ -193,14 +227,16 @@ def _drafter(scene: Scene, plan: Plan, texts: ReplayedTexts) -> VirtualDrafter:
     clock = VirtualClock()
     is_thread = plan.placements["beside"] == "thread"
     delay_s = _THREAD_LATENCY_S if is_thread else scene.target.overheads.latency_s + (scene.network_s or 0.0)
-    writer = make_writer(draft_model(scene, plan, texts, clock), _ROOM_BYTES, takes_turns=False)
+    writer = _draft_writer(plan, draft_model(scene, plan, texts, clock), takes_turns=False)
     return VirtualDrafter(writer, clock, delay_s=delay_s)
 
 
 def replayed_texts(scene: Scene, plan: Plan) -> ReplayedTexts:
     """Return the texts of the recording with as many candidates as the plan looks at. Raises: PlanError."""
     wanted = max(plan.draft.branch, min(_LEAST_CANDIDATES, scene.recording.num_candidates))
-    return ReplayedTexts(scene.recording, wanted)
+    method = plan.method
+    by_method = method.name if has_own_drafter(method) and not method.needs_head else None
+    return ReplayedTexts(scene.recording, wanted, drafted_by_method=by_method, has_head=HEAD in plan.writers)
 
 
 class TextEnd:
@@ -256,6 +292,7 @@ def _target_model(scene: Scene, plan: Plan, texts: ReplayedTexts, clock: Virtual
         is_beside, has_rested = policy.schedule == "beside", shown.are_targets  # in turns: since the last pass
         shown.are_targets = True
         clock.advance(costs[is_beside].seconds(size.num_tokens, size.num_sequences, size.num_context_rows))
+        clock.advance(overheads.chosen_row_s * size.num_chosen_rows + overheads.scored_row_s * size.num_scored_rows)
         drafts = bool(plan.placements) and (is_beside or not has_rested)
         is_tuned = isinstance(policy, TunedPolicy)
         unpaid_s = overheads.of_round(
@@ -274,6 +311,7 @@ def _target_model(scene: Scene, plan: Plan, texts: ReplayedTexts, clock: Virtual
         num_tree_rows=plan.target_tree_rows,
         on_pass=on_pass,
         on_keep=on_keep,
+        row_bytes=scene.target.kv_row_bytes or 1,
     )
 
 

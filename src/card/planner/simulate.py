@@ -10,6 +10,7 @@ from typing import Any
 from card.assembly.build import Parts
 from card.assembly.plan import Plan
 from card.errors import PlanError
+from card.planner.own_drafts import has_own_drafter
 from card.planner.replay import ReplayedTexts
 from card.planner.scene import Scene, build_stage, make_request, plan_method, replayed_texts
 from card.workers.metrics import RequestStats
@@ -49,7 +50,7 @@ class Simulator:
 
     def __init__(self, scene: Scene) -> None:
         self.scene = scene
-        self._texts: dict[int, ReplayedTexts] = {}
+        self._texts: dict[tuple[int, str], ReplayedTexts] = {}
 
     def run(
         self, method: str, settings: Mapping[str, Any] | None = None, *, text_idxs: Sequence[int] = ()
@@ -77,9 +78,10 @@ class Simulator:
 
     def texts(self, plan: Plan) -> ReplayedTexts:
         """Return the texts with as many candidates as the plan looks at."""
-        made = self._texts.get(plan.draft.branch)
+        key = plan.draft.branch, plan.method.name if has_own_drafter(plan.method) else ""
+        made = self._texts.get(key)
         if made is None:
-            made = self._texts[plan.draft.branch] = replayed_texts(self.scene, plan)
+            made = self._texts[key] = replayed_texts(self.scene, plan)
         return made
 
 

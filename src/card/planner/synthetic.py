@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from card.errors import PlanError
+from card.methods import METHODS
+from card.planner.own_drafts import has_own_drafter
 from card.planner.recording import RecordedText, Recording, Rows, pack_text
 
+_OWN_DRAFTERS = tuple(name for name, one in METHODS.items() if has_own_drafter(one) and not one.needs_head)
 _VOCAB_SIZE = 2048
 _NUM_CANDIDATES, _NUM_TARGET_IDS = 16, 8
 _PROMPT_TOKENS = 64
@@ -22,7 +26,8 @@ def make_synthetic(agreement: float, *, num_texts: int = 8, num_tokens: int = 12
     """Return a recording whose drafter is right with its first choice in a share ``agreement`` of all places.
 
     The drafter is sure at some places and not at others, and its probabilities are what they say: a candidate of
-    probability p is right in a share p of its places. Tokens are drawn evenly and hardly repeat: writers without a
+    probability p is right in a share p of its places. A drafter that belongs to one method is right as often; what a
+    head proposes is not made up. Tokens are drawn evenly and hardly repeat: writers without a
     model find nothing in such texts.
 
     Raises: PlanError for an agreement outside [0, 1], or for no texts or tokens.
@@ -31,7 +36,7 @@ def make_synthetic(agreement: float, *, num_texts: int = 8, num_tokens: int = 12
         raise PlanError(f"the agreement of a synthetic recording must be from 0 to 1, got {agreement}")
     if num_texts < 1 or num_tokens < 2:
         raise PlanError(f"a synthetic recording needs 1 text and 2 tokens or more, got {num_texts} and {num_tokens}")
-    rng = np.random.default_rng(seed)
+    rng, own_rng = np.random.default_rng(seed), np.random.default_rng((seed, 1))
     return Recording(
         target="synthetic",
         draft="synthetic",
@@ -41,7 +46,13 @@ def make_synthetic(agreement: float, *, num_texts: int = 8, num_tokens: int = 12
         max_tokens=num_tokens,
         num_candidates=_NUM_CANDIDATES,
         num_target_ids=_NUM_TARGET_IDS,
-        texts=tuple(_text(rng, agreement, num_tokens) for _ in range(num_texts)),
+        texts=tuple(
+            msgspec.structs.replace(
+                _text(rng, agreement, num_tokens),
+                drafted={name: (own_rng.random(num_tokens) < agreement).tobytes() for name in _OWN_DRAFTERS},
+            )
+            for _ in range(num_texts)
+        ),
     )
 
 

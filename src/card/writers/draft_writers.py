@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from card.models.parallel_draft import ParallelDraft
 from card.models.protocol import LanguageModel
 from card.models.torch_runner import TorchRunner
 from card.writers.beam import BeamWriter
@@ -16,6 +17,7 @@ def make_writer(
     *,
     takes_turns: bool,
     find_grammar: FindGrammar | None = None,
+    parallel: ParallelDraft | None = None,
 ) -> DraftWriter:
     """Return the writer that suits ``model``: by the tokens that it guesses in a pass, and by whether that is recorded.
 
@@ -23,9 +25,11 @@ def make_writer(
         kv_cache_bytes: most memory for its KV rows; None: by the length of a sequence.
         takes_turns: the drafter works while the target waits, so that it must not work ahead.
         find_grammar: as of `DraftWriter`.
+        parallel: of a model that guesses several tokens in a pass; None: as a runner says of its own.
     """
-    if isinstance(model, TorchRunner) and model.parallel_draft is not None:
-        return ParallelWriter(model, model.parallel_draft, kv_cache_bytes, find_grammar=find_grammar)
+    parallel = parallel or (model.parallel_draft if isinstance(model, TorchRunner) else None)
+    if parallel is not None:
+        return ParallelWriter(model, parallel, kv_cache_bytes, find_grammar=find_grammar)
     if not (isinstance(model, TorchRunner) and model.has_recorded_passes):
         return BeamWriter(model, kv_cache_bytes, find_grammar=find_grammar)
     from card.models.cuda.bucketed import BucketedRunner

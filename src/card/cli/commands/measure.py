@@ -160,6 +160,7 @@ def verify_machine(**options: Any) -> int:
 @option_of(EngineSettings, "device", is_filled=True, help="cpu, cuda, cuda:1.")
 @click.option("--target-cost", help="Inflate the model to the price of 300M, say.")
 @click.option("--threads", callback=parse_numbers, help="Numbers of threads, such as 1,2.  [default: torch's own]")
+@option_of(EngineSettings, "ctc")
 @wide_option
 def profile(**options: Any) -> int:
     """Measure what passes of MODEL cost, and what goes on around them.
@@ -178,7 +179,7 @@ def profile(**options: Any) -> int:
     type=float,
     help="Instead: share of right first choices.",
 )
-@click.option("--methods", callback=parse_names, help="Which methods, such as vanilla,sps,card.  [default: all]")
+@click.option("--methods", callback=parse_names, help="Such as vanilla,sps,card.  [default: all]")
 @click.option("--cores", type=int, help="CPU threads of target and drafter together.  [default: as profiled]")
 @click.option("--draft-threads", type=int, default=1, show_default=True, help="Of a drafter in its own process.")
 @click.option("--network-ms", type=float, help="Delay of a draft server, one way.")

@@ -17,6 +17,7 @@ from card.cli.options import (
     kernels_option,
     option_of,
     options_of,
+    parse_names,
     sampling_options,
     wide_option,
     with_options,
@@ -65,6 +66,8 @@ def check_pair(**options: Any) -> int:
 @kernels_option
 @option_of(EngineSettings, "device", is_filled=True)
 @option_of(DraftSettings, "coupled_noise", is_filled=True, show_default=True)
+@click.option("--methods", callback=parse_names, help="Also record sparsespec, say.")
+@with_options(*options_of(EngineSettings, "ctc kv_selection"))
 @sampling_options
 def record(**options: Any) -> int:
     """Let the target answer prompts, and write down what target and draft model held likely at each position."""
