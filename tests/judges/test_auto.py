@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -11,6 +12,7 @@ import torch
 
 from card import LLM, SamplingParams
 from card.errors import ModelError, PromptError
+from card.judges import mining
 from card.judges.auto import AUTO_WISH, AutoJudge, PairFacts
 from card.judges.choosing import choose_verifier
 from card.judges.mining import Miner, Mismatches
@@ -44,6 +46,10 @@ def miner(models: tuple[TorchRunner, TorchRunner], answer_of: Callable[[Sequence
 PROMPTS = [[5, 9, 2], [7, 1], [11, 12, 13, 14], [30, 2, 8]]
 
 
+def mine(one: Miner) -> Mismatches:
+    return Mismatches.joined(list(one.mine(list(enumerate(PROMPTS)))))
+
+
 def greedy(target: TorchRunner, token_ids: Sequence[int], num_tokens: int) -> list[int]:
     """Return a text and what plain decoding adds to it: up to token 0, or so many tokens."""
     ids, slot = list(token_ids), target.open(64)
@@ -60,7 +66,7 @@ def test_mining_labels_each_mismatch_by_the_answer_that_follows_from_it(
     models: tuple[TorchRunner, TorchRunner],
 ) -> None:
     target, draft = models
-    mined = miner(models, lambda ids: ids[-1] % 2).mine(PROMPTS)
+    mined = mine(miner(models, lambda ids: ids[-1] % 2))
     expected = []
     for idx, prompt in enumerate(PROMPTS):  # the same, slowly: every text is written from its beginning
         text, place = greedy(target, prompt, 12), len(prompt)
@@ -78,8 +84,33 @@ def test_mining_labels_each_mismatch_by_the_answer_that_follows_from_it(
     assert mined.features.shape == (len(mined), 32)
 
 
+def test_prompts_that_wait_for_others_have_the_same_mismatches(
+    models: tuple[TorchRunner, TorchRunner], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    together = mine(miner(models, lambda ids: ids[-1] % 2))
+    monkeypatch.setattr(mining, "AT_ONCE", 1)
+    alone = mine(miner(models, lambda ids: ids[-1] % 2))
+    assert torch.equal(alone.is_important, together.is_important) and torch.equal(alone.prompt_idx, together.prompt_idx)
+    torch.testing.assert_close(alone.features, together.features)
+
+
+@pytest.mark.parametrize("num_passes", [1, 12, 40])
+def test_mining_that_runs_out_of_time_keeps_the_mismatches_that_were_tried(
+    models: tuple[TorchRunner, TorchRunner], num_passes: int
+) -> None:
+    one = miner(models, lambda ids: ids[-1] % 2)
+    whole = {found.prompt_idx: found for found in one.mine(list(enumerate(PROMPTS)))}
+    passes = iter(range(num_passes))
+    part = list(one.mine(list(enumerate(PROMPTS)), lambda: next(passes, None) is None))
+    tried = sum(len(found.is_important) for found in part)
+    assert (tried > 0) == (num_passes > 12) and tried < sum(len(found.is_important) for found in whole.values())
+    for found in part:
+        assert found.is_important == whole[found.prompt_idx].is_important[: len(found.is_important)]
+    assert len(list(one.mine(list(enumerate(PROMPTS))))) == len(PROMPTS)  # nothing was left open
+
+
 def test_nothing_is_important_if_all_answers_are_the_same(models: tuple[TorchRunner, TorchRunner]) -> None:
-    mined = miner(models, lambda _: None).mine(PROMPTS)
+    mined = mine(miner(models, lambda _: None))
     assert len(mined) and not mined.is_important.any()
     with pytest.raises(PromptError, match=r"0 of .* mismatches changed the answer, and a judge needs 5 that do"):
         train_judge(mined, PairFacts.of(models[0], "draft"))
@@ -187,3 +218,26 @@ def test_the_command_says_in_one_line_what_it_lacks(run: Callable[..., Ran], pai
     ):
         ran = run(*models, "--out", str(out))
         assert ran.status == 2 and reason in ran.err and len(ran.err.splitlines()) == 1
+
+
+def test_a_training_that_was_cut_off_goes_on(run: Callable[..., Ran], pair: Pair, tmp_path: Path) -> None:
+    (tmp_path / "prompts.txt").write_text("the cat sat\none two three\nthe mat there\nthree two one\nother cat\n")
+    out, kept = tmp_path / "judge.safetensors", tmp_path / "judge.mined.jsonl"
+    command = ["--target", pair.target, "--draft", pair.draft, "--prompts", str(tmp_path / "prompts.txt")]
+    command += ["--out", str(out), "--max-tokens"]
+    assert "a judge needs 5 that do" in run(*command, "8", "--max-prompts", "3").err  # the tiny pair writes no numbers
+    facts, *found = kept.read_text().splitlines()
+    assert len(found) == 3
+    relabelled = []
+    for line in found:
+        key, (labels, states) = json.loads(line)
+        relabelled.append(json.dumps([key, [[idx % 2 == 0 for idx in range(len(labels))], states]]))
+    kept.write_text("\n".join([facts, *relabelled, '["cut o']))
+    for tokens, reason in (("9", "of another run: its max_tokens differs"), ("8", "")):
+        ran = run(*command, tokens)
+        assert (ran.status == 2) == bool(reason) and reason in ran.err and len(ran.err.splitlines()) <= 1
+    assert "in 5 of 5 prompts changed the final number" in ran.out and out.is_file()  # those that were kept, too
+    assert not kept.exists()
+    kept.write_text("\n".join([facts, json.dumps([json.loads(found[0])[0], 3])]) + "\n")
+    ran = run(*command, "8")
+    assert ran.status == 2 and "is damaged" in ran.err and len(ran.err.splitlines()) == 1

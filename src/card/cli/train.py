@@ -21,16 +21,11 @@ from card.errors import PromptError, SettingsError
 from card.hrad.network import HRadFacts, target_facts
 from card.hrad.rounds import RoundCollector, Rounds
 from card.hrad.training import Trained, TrainSettings, train_hrad
-from card.judges.auto import PairFacts
-from card.judges.mining import Miner
-from card.judges.names import check_judge_file
-from card.judges.training import RECALL, train_judge
 from card.models.demo import SAMPLE_PROBLEMS
 from card.models.facts import context_limit, end_token_ids
-from card.models.loading import check_pair, load_model, load_tokenizer
+from card.models.loading import check_pair, load_decoder, load_tokenizer
 from card.models.runners import make_runner
 from card.models.torch_runner import TorchRunner
-from card.text.answers import final_number
 
 _Prompts = Sequence[Sequence[int]]
 _CLASS_NAMES = ("all rejected", "undecided", "all accepted")
@@ -65,34 +60,6 @@ def run(*, prompts: Path | None, test_prompts: Path | None, max_prompts: int | N
     _print(Console(), trained, out)
 
 
-def run_judge(*, prompts: Path | None, max_prompts: int | None, out: Path, **options: Any) -> None:
-    """Do what `card train judge` was asked for. Raises: CardError of any kind."""
-    check_folder(out)
-    check_judge_file(out)
-    questions = (SAMPLE_PROBLEMS if prompts is None else read_prompts(prompts))[:max_prompts]
-    pair = load_training_pair({**options, "dtype": "float32"})  # states in bfloat16 are noisy
-    miner = Miner(
-        pair.target,
-        pair.draft,
-        answer_of=lambda token_ids: final_number(str(pair.tokenizer.decode(list(token_ids)))),
-        max_tokens=options["max_tokens"],
-        end_ids=pair.end_ids,
-    )
-    prompt_ids = encode_questions(pair.tokenizer, questions, miner.max_prompt_tokens)
-    with progress_bar() as progress:
-        task = progress.add_task("trying mismatches", total=len(prompt_ids))
-        mined = miner.mine(prompt_ids, lambda: progress.advance(task))
-    trained = train_judge(mined, PairFacts.of(pair.target, pair.draft_name))
-    trained.judge.save(out, trained.figures())
-    Console().print(
-        f"{trained.num_important:,} of {trained.num_mismatches:,} mismatches changed the final number. On prompts that"
-        f" it had not learnt from the judge tells them apart with an area under the ROC curve of {trained.area:.2f};"
-        f" 0.5 is chance. A knob of {trained.judge.usual:.3g} keeps out {RECALL:.0%} of the important ones, and"
-        f" tolerates {trained.kept_share:.0%} of the others. Written to {out}",
-        soft_wrap=True,
-    )
-
-
 def check_folder(out: Path) -> None:
     """Refuse a file to write in a folder that is not there. Raises: SettingsError."""
     if not out.absolute().parent.is_dir():
@@ -107,8 +74,8 @@ def load_training_pair(options: dict[str, Any]) -> TrainingPair:
     with spinner("loading the models"):
         tokenizer, where = load_tokenizer(target_name), {"dtype": options["dtype"], "device": options["device"]}
         check_pair(tokenizer, target_name, draft_name)
-        target_model = load_model(target_name, **where)
-        draft_model = load_model(draft_name, **where)
+        target_model = load_decoder(target_name, **where)
+        draft_model = load_decoder(draft_name, **where)
     max_model_len = min(DEFAULT_MODEL_LEN, context_limit(target_model), context_limit(draft_model))
     target, draft = (make_runner(model, max_model_len=max_model_len) for model in (target_model, draft_model))
     folder = Path(draft_name)

@@ -8,7 +8,8 @@ Source: Garipov et al. 2025, arXiv:2504.20039, algorithm 1.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections import deque
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -18,19 +19,39 @@ from card.judges.auto import AUTO_WISH
 from card.models.protocol import Extension
 from card.models.torch_runner import TorchRunner
 
-BATCH = 32  # questions at once
+AT_ONCE = 16  # prompts whose texts share a pass
+_LOOKAHEAD = 16  # tokens of a text that the draft model reads at once; those after a mismatch are read for nothing
+
+
+@dataclass(frozen=True, slots=True)
+class Mined:
+    """The N mismatches of one prompt and what became of them; on the CPU."""
+
+    prompt_idx: int
+    features: Tensor  # [N, D] float32: the target's last hidden state at the draft's token
+    is_important: tuple[bool, ...]  # N: the answer became another one
 
 
 @dataclass(frozen=True, slots=True)
 class Mismatches:
-    """N mismatches and what became of them; on the CPU."""
+    """N mismatches of several prompts; on the CPU."""
 
-    features: Tensor  # [N, D] float32: the target's last hidden state at the draft's token
-    is_important: Tensor  # [N] bool: the answer became another one
+    features: Tensor  # [N, D] float32, as in `Mined`
+    is_important: Tensor  # [N] bool
     prompt_idx: Tensor  # [N] int64: which prompt it came from
 
     def __len__(self) -> int:
         return len(self.is_important)
+
+    @classmethod
+    def joined(cls, mined: Sequence[Mined]) -> Mismatches:
+        """Return the mismatches of all prompts, by the order of these."""
+        mined = sorted((one for one in mined if one.is_important), key=lambda one: one.prompt_idx)
+        return cls(
+            torch.cat([one.features for one in mined]) if mined else torch.zeros((0, 0)),
+            torch.tensor([label for one in mined for label in one.is_important], dtype=torch.bool),
+            torch.tensor([one.prompt_idx for one in mined for _ in one.is_important], dtype=torch.int64),
+        )
 
 
 @dataclass(slots=True)
@@ -44,14 +65,23 @@ class _Text:
 
 @dataclass(slots=True)
 class _Question:
-    """A prompt with its present answer."""
+    """A prompt with its present answer, and the text that the target is writing for it."""
 
     prompt_idx: int
     num_prompt: int
-    text: _Text
-    answer: Hashable
+    written: _Text  # at first the answer itself, then what follows from a mismatch
+    draft_slot: int  # of the draft model, which reads the answer
     place: int  # mismatches before it are labelled
-    guesses: list[int] = field(default_factory=list)  # the draft model's token at each place from the prompt's end
+    text: _Text | None = None  # the present answer, once it is written
+    answer: Hashable = None
+    guesses: list[int] = field(default_factory=list)  # the draft model's token at places from the prompt's end on
+    states: list[Tensor] = field(default_factory=list)
+    labels: list[bool] = field(default_factory=list)
+
+    def mined(self) -> Mined:
+        """Return what was found so far."""
+        features = torch.stack(self.states) if self.states else torch.zeros((0, 0))
+        return Mined(self.prompt_idx, features, tuple(self.labels))
 
 
 class Miner:
@@ -75,98 +105,112 @@ class Miner:
         target.features.wish([AUTO_WISH])
         self._target, self._draft = target, draft
         self._answer_of, self._max_tokens, self._end_ids = answer_of, max_tokens, end_ids
-        self._found: list[tuple[Tensor, bool, int]] = []
 
     @property
     def max_prompt_tokens(self) -> int:
         """Length of the longest prompt that leaves room for an answer."""
         return min(self._target.max_model_len, self._draft.max_model_len) - self._max_tokens
 
-    def mine(self, prompts: Sequence[Sequence[int]], on_answer: Callable[[], None] = lambda: None) -> Mismatches:
-        """Return the mismatches of all prompts.
+    def mine(
+        self, prompts: Sequence[tuple[int, Sequence[int]]], is_over: Callable[[], bool] = lambda: False
+    ) -> Iterator[Mined]:
+        """Yield the mismatches of each prompt when all of them are tried. Prompts share passes, `AT_ONCE` at most.
 
         Args:
-            prompts: token ids, 1 to `max_prompt_tokens` each.
-            on_answer: called when a prompt has no more mismatches.
+            prompts: index and token ids of each; 1 to `max_prompt_tokens` of them.
+            is_over: asked after each pass. Once it says so, prompts that are under way are yielded with the mismatches
+                that were tried; one whose first answer is not written yet is left out, as are those that wait.
         """
-        self._found = []
-        for first in range(0, len(prompts), BATCH):
-            self._mine_batch(list(enumerate(prompts))[first : first + BATCH], on_answer)
-        features = [state for state, _, _ in self._found]
-        return Mismatches(
-            torch.stack(features) if features else torch.zeros((0, 0)),
-            torch.tensor([is_important for _, is_important, _ in self._found], dtype=torch.bool),
-            torch.tensor([prompt_idx for _, _, prompt_idx in self._found], dtype=torch.int64),
-        )
+        waiting, running = deque(prompts), list[_Question]()
+        try:
+            while (waiting or running) and not is_over():
+                while waiting and len(running) < AT_ONCE:
+                    running.append(self._begin(*waiting.popleft()))
+                self._write(running)
+                for one in [one for one in running if self._is_done(one)]:
+                    self._label(one)
+                    if not self._try_next(one):
+                        running.remove(one)
+                        self._close(one)
+                        yield one.mined()
+            for one in running:
+                if one.text is not None:
+                    yield one.mined()
+        finally:
+            for one in running:
+                self._close(one)
 
-    def _mine_batch(self, prompts: Sequence[tuple[int, Sequence[int]]], on_answer: Callable[[], None]) -> None:
-        most = {idx: len(prompt) + self._max_tokens for idx, prompt in prompts}
-        texts = [_Text(list(prompt), self._target.open(most[idx])) for idx, prompt in prompts]
-        self._go_on(texts, [len(prompt) for _, prompt in prompts])
-        running = []
-        for (idx, prompt), text in zip(prompts, texts, strict=True):
-            answer = self._answer_of(text.token_ids[len(prompt) :])
-            running.append(_Question(idx, len(prompt), text, answer, len(prompt), self._guesses(text, len(prompt))))
-        while running:
-            for question in [one for one in running if not self._has_mismatch(one)]:
-                running.remove(question)
-                self._target.close(question.text.slot)
-                on_answer()
-            self._try(running)
+    def _begin(self, prompt_idx: int, prompt: Sequence[int]) -> _Question:
+        most = len(prompt) + self._max_tokens
+        written = _Text(list(prompt), self._target.open(most))
+        return _Question(prompt_idx, len(prompt), written, self._draft.open(most), len(prompt))
 
-    def _has_mismatch(self, question: _Question) -> bool:
-        """Move to the next place where the draft model would have written another token, if there is one."""
-        token_ids, first = question.text.token_ids, question.num_prompt
-        while question.place < len(token_ids) and question.guesses[question.place - first] == token_ids[question.place]:
-            question.place += 1
-        return question.place < len(token_ids)
+    def _close(self, question: _Question) -> None:
+        texts = (question.text, question.written)
+        for slot in {text.slot for text in texts if text is not None}:
+            self._target.close(slot)
+        self._draft.close(question.draft_slot)
 
-    def _try(self, questions: Sequence[_Question]) -> None:
-        """Put the draft's token in at the place of each question, go on from it, and keep the better text."""
-        trials = []
-        for one in questions:
-            guess = one.guesses[one.place - one.num_prompt]
-            slot = self._target.open(one.num_prompt + self._max_tokens)
-            self._target.copy_rows(one.text.slot, slot, one.place)
-            trials.append(_Text([*one.text.token_ids[: one.place], guess], slot))
-        self._go_on(trials, [one.num_prompt for one in questions])
-        for one, trial in zip(questions, trials, strict=True):
-            assert trial.state is not None
-            is_important = self._answer_of(trial.token_ids[one.num_prompt :]) != one.answer
-            self._found.append((trial.state, is_important, one.prompt_idx))
+    def _write(self, questions: Sequence[_Question]) -> None:
+        """Let the target write a token of each text; each keeps the state at the first token that had no row."""
+        extensions = []
+        for text in (one.written for one in questions):
+            start, length = self._target.num_rows(text.slot), len(text.token_ids)
+            rows = range(start - 1, length - 1)
+            extensions.append(Extension(text.slot, text.token_ids[start:], rows, length - start - 1))
+        for idx, logits in enumerate(self._target.forward(extensions)):
+            text = questions[idx].written
+            if text.state is None:
+                text.state = self._target.features.of(idx, AUTO_WISH)[0].float().cpu().clone()
+            if not self._is_done(questions[idx]):
+                text.token_ids.append(int(logits[0].argmax()))
+
+    def _is_done(self, question: _Question) -> bool:
+        token_ids = question.written.token_ids
+        num_new = len(token_ids) - question.num_prompt
+        return num_new > 0 and (token_ids[-1] in self._end_ids or num_new >= self._max_tokens)
+
+    def _label(self, one: _Question) -> None:
+        """Take what was written as the first answer, or say what became of the mismatch and keep the better text."""
+        written = one.written
+        answer = self._answer_of(written.token_ids[one.num_prompt :])
+        if one.text is None:
+            one.text, one.answer = written, answer
+            return
+        assert written.state is not None
+        is_important = answer != one.answer
+        one.states.append(written.state)
+        one.labels.append(is_important)
+        if is_important:
+            self._target.close(written.slot)
+            one.written = one.text
+        else:
+            self._target.close(one.text.slot)
+            one.text = written
+            del one.guesses[one.place + 1 - one.num_prompt :]
+            self._draft.keep(one.draft_slot, one.place)
+        one.place += 1
+
+    def _try_next(self, one: _Question) -> bool:
+        """Put the draft's token in at the next place where it is another one; return whether there is such a place."""
+        assert one.text is not None
+        token_ids = one.text.token_ids
+        while one.place < len(token_ids) and self._guess(one) == token_ids[one.place]:
             one.place += 1
-            kept, dropped = (one.text, trial) if is_important else (trial, one.text)
-            self._target.close(dropped.slot)
-            if kept is not one.text:
-                one.text, one.guesses = kept, self._guesses(kept, one.num_prompt)
+        if one.place == len(token_ids):
+            return False
+        slot = self._target.open(one.num_prompt + self._max_tokens)
+        one.written = _Text([*token_ids[: one.place], self._guess(one)], slot)
+        self._target.copy_rows(one.text.slot, slot, one.place)
+        return True
 
-    def _go_on(self, texts: Sequence[_Text], num_prompts: Sequence[int]) -> None:
-        """Let the target write each text to its end; each gets the state at the first token that had no row."""
-        running = list(zip(texts, num_prompts, strict=True))
-        while running:
-            extensions = []
-            for text, _ in running:
-                start, length = self._target.num_rows(text.slot), len(text.token_ids)
-                extensions.append(
-                    Extension(text.slot, text.token_ids[start:], range(start - 1, length - 1), length - start - 1)
-                )
-            for idx, logits in enumerate(self._target.forward(extensions)):
-                text = running[idx][0]
-                if text.state is None:
-                    text.state = self._target.features.of(idx, AUTO_WISH)[0].float().cpu().clone()
-                if not self._is_done(*running[idx]):
-                    text.token_ids.append(int(logits[0].argmax()))
-            running = [(text, num_prompt) for text, num_prompt in running if not self._is_done(text, num_prompt)]
-
-    def _is_done(self, text: _Text, num_prompt: int) -> bool:
-        num_new = len(text.token_ids) - num_prompt
-        return num_new > 0 and (text.token_ids[-1] in self._end_ids or num_new >= self._max_tokens)
-
-    def _guesses(self, text: _Text, num_prompt: int) -> list[int]:
-        """Return what the draft model would write in the place of each token of an answer."""
-        token_ids = text.token_ids[:-1]
-        slot = self._draft.open(len(token_ids))
-        rows = Extension(slot, token_ids, range(-1, len(token_ids) - 1), num_prompt - 1)
-        (logits,) = self._draft.forward([rows])
-        self._draft.close(slot)
-        return [int(token_id) for token_id in logits[:, : self._target.vocab_size].argmax(-1).tolist()]
+    def _guess(self, one: _Question) -> int:
+        """Return what the draft model would write at the place that a question has come to."""
+        if one.place - one.num_prompt == len(one.guesses):
+            assert one.text is not None
+            start = self._draft.num_rows(one.draft_slot)
+            token_ids = one.text.token_ids[start : one.place + _LOOKAHEAD]
+            rows = range(start - 1, start - 1 + len(token_ids))
+            (logits,) = self._draft.forward([Extension(one.draft_slot, token_ids, rows, one.place - 1 - start)])
+            one.guesses += logits[:, : self._target.vocab_size].argmax(-1).tolist()
+        return one.guesses[one.place - one.num_prompt]

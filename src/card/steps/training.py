@@ -6,24 +6,22 @@ Source: Arbitrage, arXiv:2512.05033. It drops examples of the commoner kind; a r
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from card.api.llm import LLM
 from card.config import SamplingParams
-from card.errors import ModelError, PromptError
+from card.errors import PromptError
 from card.judges.training import area_under_roc, cross_validate, fit
 from card.steps.arbitrage import Arbitrage
 from card.steps.rewards import Reward
 from card.steps.routers import Step
 from card.steps.trained import FEATURES, RouterPair, TrainedRouter, describe
+from card.text.kept_lines import KeptLines, key_of
 
 Example = tuple[str, bool, list[float]]
 """(question, whether the target's step was better, features of the draft model's)."""
@@ -94,19 +92,21 @@ def collect_steps(
         "max_tokens": max_tokens,
         "features": list(FEATURES),
     }
-    kept, found = _read(path, facts), []
+    kept, found = KeptLines(path, facts), list[Example]()
     params = SamplingParams(temperature=0.0, max_tokens=max_tokens)
     for first in range(0, len(questions), BATCH):
         batch = questions[first : first + BATCH]
-        digest = hashlib.sha256(json.dumps([(one, solutions[one]) for one in batch]).encode()).hexdigest()[:16]
-        if digest not in kept:
+        key = key_of([(one, solutions[one]) for one in batch])
+        if key not in kept.found:
             for one in (target, draft):
                 one.reset_prefix_cache()  # the last bits of a batch do not depend on those before it
             recorder = StepRecorder(reward)
             Arbitrage(target, draft, recorder).answer(batch, params)
-            kept[digest] = recorder.found
-            _write(path, [facts, *kept.items()])
-        found += kept[digest]
+            kept.add(key, recorder.found)
+        try:
+            found += [_example(*one) for one in kept.found[key]]
+        except (ValueError, TypeError) as error:
+            raise kept.damage(error) from error
         on_answer(first + len(batch))
     return found
 
@@ -134,29 +134,5 @@ def train_router(found: Sequence[Example], pair: RouterPair) -> TrainedSteps:
     )
 
 
-def _read(path: Path, facts: dict[str, Any]) -> dict[str, list[Example]]:
-    """Return the batches of a file by their digests, none if it is not there. Raises: ModelError."""
-    if not path.exists():
-        return {}
-    try:
-        first, *batches = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
-        kept = {str(digest): [_example(*one) for one in found] for digest, found in batches}
-        differing = next((name for name in facts if first[name] != facts[name]), None)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ModelError(f"{path} is damaged: {error!r}; delete it to begin anew") from error
-    if differing:
-        raise ModelError(
-            f"{path} is of another run: its {differing} differs; give the options of that run, or delete it"
-        )
-    return kept
-
-
 def _example(question: str, is_better: bool, features: list[float]) -> Example:
     return str(question), bool(is_better), [float(one) for one in features]
-
-
-def _write(path: Path, lines: Sequence[Any]) -> None:
-    """Write the file; it is whole or as before."""
-    part = path.with_suffix(".part")
-    part.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
-    part.replace(path)

@@ -154,14 +154,17 @@ def hrad(**options: Any) -> int:
 
 @train.command("judge", short_help="Train AutoJudge for --judge.")
 @_TRAINING
+@counted("--max-seconds", words="Seconds of mining.")
+@click.option("--dtype", default="float32", show_default=True, help="auto: as stored.")
 @option_of(EngineSettings, "device", is_filled=True)
 def judge(**options: Any) -> int:
     """Train AutoJudge: from the target's hidden state it says which mismatches change the answer's final number.
 
     The target answers the prompts greedily. Where the draft model would have written another token, the target goes on
-    from that one, and the final numbers are compared.
+    from that one, and the final numbers are compared. A training that was cut off, or out of --max-seconds, goes on if
+    the same command is given again.
     """
-    return run("card.cli.train.run_judge", **options)
+    return run("card.cli.train_judge.run", **options)
 
 
 _HEAD = with_options(
