@@ -1,4 +1,4 @@
-"""What a long run has found so far, kept in a file of JSON lines: a run that was cut off goes on from them."""
+"""Finds of a long run, kept in a file of JSON lines: a run that was cut off goes on from them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class KeptLines:
             return
         try:
             whole = path.read_bytes().rpartition(b"\n")[0].decode("utf-8")
-            first, *others = [json.loads(line) for line in whole.splitlines()] or [self._facts]
+            first, *others = [json.loads(line) for line in whole.splitlines()]
             self.found = {str(key): value for key, value in others}
             differing = next((name for name in self._facts if first[name] != self._facts[name]), None)
         except (OSError, ValueError, KeyError, TypeError) as error:

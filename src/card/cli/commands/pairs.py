@@ -78,8 +78,8 @@ def record(**options: Any) -> int:
 @file_option("--data", words='JSON lines with "question" and "answer".', required=True)
 @counted("--shots", default=2, words="Examples of a set.")
 @counted("--candidates", default=64, words="Sets drawn.")
-@counted("--held-out", default=8, words="Problems that judge them.")
-@click.option("--regret", is_flag=True, help="Score all sets; tell the loss.")
+@counted("--held-out", default=8, words="Judging problems.")
+@click.option("--regret", is_flag=True, help="Measure the loss.")
 @counted("--seed", default=0, least=0, words="Same seed, same sets.")
 @counted("--threads", words="CPU threads.  [default: torch's choice]")
 @_PAIR
