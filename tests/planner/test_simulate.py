@@ -91,8 +91,8 @@ def test_plain_decoding_takes_the_sum_of_its_passes_and_rounds():
     scene = toy_scene(target=flat(1e-2, overheads=overheads), recording=ALWAYS_RIGHT)
     run = Simulator(scene).run("vanilla")
     num_passes = sum(len(text.token_ids) - 1 for text in ALWAYS_RIGHT.texts)
-    assert run.target_passes == run.num_tokens == num_passes
-    assert run.target_busy_s == pytest.approx(num_passes * 1e-2)
+    assert run.total.target_passes == run.num_tokens == num_passes
+    assert run.total.target_busy_s == pytest.approx(num_passes * 1e-2)
     assert run.decode_s == pytest.approx(num_passes * 1.05e-2)
     assert run.overhead_s == pytest.approx(num_passes * 5e-4)
 
@@ -102,7 +102,7 @@ def test_a_round_pays_for_verifying_drafts_where_there_are_some():
         target = flat(1e-2, threads=(1, 2), overheads=replace_overheads(drafted_s=4e-3))
         scene = toy_scene(target=target, draft=flat(draft_s, threads=(1, 2)), recording=ALWAYS_RIGHT)
         run = Simulator(scene).run(method, settings)
-        return run.overhead_s / run.target_passes
+        return run.overhead_s / run.total.target_passes
 
     assert overhead_s("card", {"schedule": "beside"}, 1e-3) == pytest.approx(4e-3, rel=0.25)
     assert overhead_s("card", {"schedule": "turns"}, 1e-3) == pytest.approx(4e-3, rel=0.25)
@@ -129,10 +129,10 @@ def test_a_free_drafter_that_is_always_right_gives_the_speed_computed_by_hand():
 def test_in_turns_each_drafted_token_takes_a_pass_of_the_drafter():
     scene = toy_scene(target=flat(1e-2), draft=flat(2e-3), recording=ALWAYS_RIGHT)
     run = Simulator(scene).run("sps", {"num_speculative_tokens": 4, "placement": "inline"})
-    drafted = run.num_tokens - run.target_passes
+    drafted = run.num_tokens - run.total.target_passes
     drafted += len(ALWAYS_RIGHT.texts)  # the last token of each text is drafted, too, though only the target gives it
-    assert run.waited_s == pytest.approx(2e-3 * drafted)
-    assert run.decode_s == pytest.approx(1e-2 * run.target_passes + 2e-3 * drafted)
+    assert run.total.waited_s == pytest.approx(2e-3 * drafted)
+    assert run.decode_s == pytest.approx(1e-2 * run.total.target_passes + 2e-3 * drafted)
 
 
 def test_in_turns_the_first_pass_of_each_turn_finds_its_caches_cold():
@@ -142,17 +142,17 @@ def test_in_turns_the_first_pass_of_each_turn_finds_its_caches_cold():
         )
         for overheads in (NO_OVERHEADS, replace_overheads(cold_s=5e-3))
     )
-    assert cold.target_passes == warm.target_passes
-    assert cold.waited_s - warm.waited_s == pytest.approx(5e-3 * warm.target_passes)
+    assert cold.total.target_passes == warm.total.target_passes
+    assert cold.total.waited_s - warm.total.waited_s == pytest.approx(5e-3 * warm.total.target_passes)
 
 
 def test_a_drafter_beside_costs_the_target_no_time_while_it_keeps_up():
     """Rounds of 4 drafts of 2 ms beside a pass of 10 ms: the drafter is never waited for after the first round."""
     scene = toy_scene(target=flat(1e-2), draft=flat(2e-3), recording=ALWAYS_RIGHT)
     run = Simulator(scene).run("pearl", {"num_speculative_tokens": 5})
-    assert run.tokens_per_pass == pytest.approx(5.0, rel=0.2)
-    assert run.waited_s <= 0.1 * run.decode_s
-    assert run.decode_s == pytest.approx(1e-2 * run.target_passes, rel=0.1)
+    assert run.total.mean_acceptance_length == pytest.approx(5.0, rel=0.2)
+    assert run.total.waited_s <= 0.1 * run.decode_s
+    assert run.decode_s == pytest.approx(1e-2 * run.total.target_passes, rel=0.1)
 
 
 @pytest.mark.parametrize("method", ["sps", "pearl", "ssd", "specbranch", "card"])
@@ -251,10 +251,10 @@ def test_passes_take_what_they_do_where_the_method_runs_them(method, changes, pa
         draft=flat(1e-3, threads=(1, 2), overheads=overheads),
     )
     run = Simulator(scene).run(method, changes)
-    assert run.target_busy_s == pytest.approx(pass_s * run.target_passes)
+    assert run.total.target_busy_s == pytest.approx(pass_s * run.total.target_passes)
     if run.where != "none":
         drafter_s = 1.5e-3 if run.where == "process" else 1e-3
-        assert run.drafter_busy_s == pytest.approx(drafter_s * run.drafter_passes)
+        assert run.total.drafter_busy_s == pytest.approx(drafter_s * run.total.drafter_passes)
 
 
 def test_what_a_drafter_does_around_its_passes_takes_longer_beside_a_target_too():
@@ -267,8 +267,8 @@ def test_what_a_drafter_does_around_its_passes_takes_longer_beside_a_target_too(
         ).run("pearl", {"num_speculative_tokens": 5})
         for factor in (2.0, 1.0)
     )
-    assert slowed.drafter_busy_s == pytest.approx(2e-3 * slowed.drafter_passes)
-    assert alone.drafter_busy_s == pytest.approx(1e-3 * alone.drafter_passes)
+    assert slowed.total.drafter_busy_s == pytest.approx(2e-3 * slowed.total.drafter_passes)
+    assert alone.total.drafter_busy_s == pytest.approx(1e-3 * alone.total.drafter_passes)
 
 
 def test_the_drafter_takes_as_many_threads_as_the_target_that_it_takes_turns_with():

@@ -142,10 +142,10 @@ def _plan_one(simulator: Simulator, name: str, baseline: VirtualRun, *, searches
                 best, best_settings = shipped, {}
         sensitivity = search.sensitivity(best_settings)
     spent = {
-        "target": shipped.target_busy_s,
-        "waiting": shipped.waited_s,  # for candidates, or for its turn
+        "target": shipped.total.target_busy_s,
+        "waiting": shipped.total.waited_s,  # for candidates, or for its turn
         "overhead": shipped.overhead_s,
-        "drafter": shipped.drafter_busy_s,
+        "drafter": shipped.total.drafter_busy_s,
     }
     return MethodPlan(
         method=name,
@@ -156,8 +156,8 @@ def _plan_one(simulator: Simulator, name: str, baseline: VirtualRun, *, searches
         best_settings=best_settings,
         best_tokens_per_s=best.tokens_per_s,
         best_speed_up=best.tokens_per_s / baseline.tokens_per_s,
-        tokens_per_pass=shipped.tokens_per_pass,
-        hit_rate=shipped.hit_rate,
+        tokens_per_pass=shipped.total.mean_acceptance_length,
+        hit_rate=shipped.total.hit_rate,
         shares={name: spent_s / (shipped.decode_s or 1.0) for name, spent_s in spent.items()},
         sensitivity=sensitivity,
     )

@@ -77,8 +77,8 @@ def measure_service(scene: Scene, method: str = "card", slowdowns: Sequence[floa
         method=method,
         slowdowns=tuple(slowdowns),
         tokens_per_s=tuple(run.tokens_per_s for run in runs),
-        busy_share=tuple(min(1.0, run.drafter_busy_s / run.decode_s) for run in runs),
-        rounds_per_s=tuple(run.target_passes / run.decode_s for run in runs),
+        busy_share=tuple(min(1.0, run.total.drafter_busy_s / run.decode_s) for run in runs),
+        rounds_per_s=tuple(run.total.target_passes / run.decode_s for run in runs),
         nodes_per_pass=_nodes_per_pass(runs[0], cost, mean_len),
         context_rows=mean_len,
         plain_tokens_per_s=plain.tokens_per_s,
@@ -108,7 +108,7 @@ class _BeamsCost:
 
 def _nodes_per_pass(run: VirtualRun, cost: _BeamsCost, rows: float) -> float:
     """Return the size of the passes that take as long on average as those of a run did."""
-    mean_s = run.drafter_busy_s / max(run.drafter_passes, 1)
+    mean_s = run.total.drafter_busy_s / max(run.total.drafter_passes, 1)
     sizes = np.arange(1, 65)
     seconds = np.maximum.accumulate([cost.seconds(1, int(size), rows) for size in sizes])
     return float(np.interp(mean_s, seconds, sizes))

@@ -30,19 +30,13 @@ class VirtualRun:
     num_tokens: int  # after each first one
     decode_s: float  # of all texts; with several at once, from the first round to the last
     tokens_per_s: float
-    target_passes: int
-    target_busy_s: float
-    drafter_passes: int
-    drafter_busy_s: float
-    waited_s: float  # the target, for candidates or for its turn
-    tokens_per_pass: float
-    hit_rate: float
-    stats: tuple[RequestStats, ...]
+    total: RequestStats  # of all texts
+    stats: tuple[RequestStats, ...]  # of each
 
     @property
     def overhead_s(self) -> float:
         """Seconds of rounds beyond passes and waiting."""
-        return max(0.0, self.decode_s - self.target_busy_s - self.waited_s)
+        return max(0.0, self.decode_s - self.total.target_busy_s - self.total.waited_s)
 
 
 class Simulator:
@@ -138,12 +132,6 @@ def summary_of(plan: Plan, stats: Sequence[RequestStats], elapsed_s: float | Non
         num_tokens=num_tokens,
         decode_s=decode_s,
         tokens_per_s=num_tokens / decode_s if decode_s > 0 else 0.0,
-        target_passes=total.target_passes,
-        target_busy_s=total.target_busy_s,
-        drafter_passes=total.drafter_passes,
-        drafter_busy_s=total.drafter_busy_s,
-        waited_s=total.waited_s,
-        tokens_per_pass=total.mean_acceptance_length,
-        hit_rate=total.hit_rate,
+        total=total,
         stats=tuple(stats),
     )
