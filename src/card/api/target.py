@@ -30,10 +30,7 @@ class Target:
 
 
 def load_target(
-    target: str | LoadedModel,
-    draft: str | LoadedModel | None,
-    plan: Plan,
-    tokenizer: PreTrainedTokenizerBase | None,
+    target: str | LoadedModel, draft: str | LoadedModel | None, plan: Plan, tokenizer: PreTrainedTokenizerBase | None
 ) -> Target:
     """Load what is given by name, and inflate the model if the plan's settings say so.
 
@@ -60,11 +57,7 @@ def load_target(
 
 
 def _load(target: str, settings: EngineSettings) -> LoadedModel:
-    where: dict[str, Any] = {
-        "dtype": settings.dtype,
-        "device": settings.device,
-        "cache_dir": settings.weights_dir,
-    }
+    where: dict[str, Any] = {"dtype": settings.dtype, "device": settings.device, "cache_dir": settings.weights_dir}
     if settings.target_cost is not None:
         return load_model(target, **where)  # to be inflated
     return load_decoder(target, **where)

@@ -42,11 +42,7 @@ class EngineSettings(Replaceable):
     dtype: str = setting("auto", "auto (as stored), int8, float32, bfloat16, float16, float64.")
     draft_dtype: str | None = setting(None, "The same for the draft model.", shown="the target's")
     draft_vocab: int | None = setting(
-        None,
-        "Draft only so many tokens.",
-        least=1,
-        allowed="a whole number of 1 or more",
-        shown="all",
+        None, "Draft only so many tokens.", least=1, allowed="a whole number of 1 or more", shown="all"
     )
     device: str = setting("cpu", "Device of the target: cpu, cuda, cuda:1.")
     draft_device: str | None = setting(None, "Device of the draft model.", shown="the target's")

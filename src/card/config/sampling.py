@@ -78,11 +78,7 @@ class SamplingParams(Replaceable):
     presence_penalty: float = setting(0.0, "Off tokens that the answer has, -2 to 2.", least=-2, most=2)
     frequency_penalty: float = setting(0.0, "The same, as often as it has them.", least=-2, most=2)
     repetition_penalty: float = setting(
-        1.0,
-        "Above 1: fewer repetitions.",
-        above=0,
-        below=math.inf,
-        allowed="above 0, 1 changes nothing",
+        1.0, "Above 1: fewer repetitions.", above=0, below=math.inf, allowed="above 0, 1 changes nothing"
     )
     logit_bias: Mapping[int, float] = setting(LogitBias({}), "Added to the logits of tokens, before any penalty.")
     min_tokens: int = setting(0, "New tokens before the text may end by itself.")

@@ -28,15 +28,7 @@ from card.models.generic import GenericDecoder, own_attention, require_causal
 from card.models.layer_kinds import layer_kinds
 from card.models.names import OTHER_FAMILY, model_name
 from card.models.protocol import Extension
-from card.models.states import (
-    MIN_READ_TOKENS,
-    STATES_PER_SEQUENCE,
-    State,
-    Tail,
-    cloned,
-    num_absorbed,
-    num_bytes,
-)
+from card.models.states import MIN_READ_TOKENS, STATES_PER_SEQUENCE, State, Tail, cloned, num_absorbed, num_bytes
 from card.models.torch_runner import TorchRunner
 from card.models.vision import ImageRows
 

@@ -76,12 +76,7 @@ class TorchRunner:
 
     @_told_in_one_line
     def __init__(
-        self,
-        model: LoadedModel,
-        *,
-        max_model_len: int,
-        max_tree_rows: int = 512,
-        fused: bool | None = None,
+        self, model: LoadedModel, *, max_model_len: int, max_tree_rows: int = 512, fused: bool | None = None
     ) -> None:
         """Take over ``model``, on the device and in the dtype that it has.
 

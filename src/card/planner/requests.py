@@ -16,11 +16,7 @@ class PoolRequest:
     method: str = setting("card", "Pool: the method of all targets.")
     delays_s: tuple[float, ...] = setting((0.0,), "Delays of the network, one way.", least=0)
     loads: tuple[float, ...] = setting(
-        (0.3, 0.7, 1.0),
-        "Pool: busy share of targets with drafters.",
-        above=0,
-        below=math.inf,
-        shown="0.3,0.7,1",
+        (0.3, 0.7, 1.0), "Pool: busy share of targets with drafters.", above=0, below=math.inf, shown="0.3,0.7,1"
     )
     min_speed_up: float | None = setting(None, "Pool: over plain decoding.", above=0, shown="90 % of one target's")
     max_targets: int = setting(4096, "Pool: no more are tried.", least=1)

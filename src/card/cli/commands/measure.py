@@ -83,11 +83,7 @@ _OF_ROWS = "Of card-chain, card-tree, card-turns.  [default: the library's]"
 @with_options(*(option_of(DraftSettings, name, help=_OF_ROWS) for name in DRAFT_OPTIONS))
 @click.option("--coupling-report", is_flag=True, help="Add rows without coupled noise.")
 @click.option("--force-acceptance", type=click.FloatRange(0, 1), help="Accept by chance; not exact.")
-@click.option(
-    "--trace",
-    type=OutputPath(),
-    help="Trace the first prompts for ui.perfetto.dev.",
-)
+@click.option("--trace", type=OutputPath(), help="Trace the first prompts for ui.perfetto.dev.")
 @click.option("--out", type=Path, help="JSON lines are appended to it.  [default: bench-DATE-TIME.jsonl]")
 @click.option("--resume", type=Path, help="Run what this file lacks.")
 def bench(**options: Any) -> int:
@@ -110,27 +106,16 @@ def report(**options: Any) -> int:
 
 @command("verify-server", short_help="Check that a server writes the same with and without speculation.")
 @click.argument("url")
-@click.option(
-    "--reference",
-    metavar="URL",
-    help="Server without speculation.  [default: the same server]",
-)
+@click.option("--reference", metavar="URL", help="Server without speculation.  [default: the same server]")
 @click.option("--plain-fields", metavar="JSON", help='Fields that switch it off, such as {"speculation": "off"}.')
 @click.option("--model", help="Name of the model.  [default: its first]")
 @click.option("--reference-model", help="The same for --reference.")
-@click.option(
-    "--api-key",
-    envvar="CARD_API_KEY",
-    help="Key of the server; better in CARD_API_KEY.",
-)
+@click.option("--api-key", envvar="CARD_API_KEY", help="Key of the server; better in CARD_API_KEY.")
 @click.option("--reference-api-key", envvar="CARD_REFERENCE_API_KEY", help="The same for --reference.")
 @option_of(VerifySettings, "api", is_filled=True)
 @click.option("--only", callback=parse_names, help="Run these alone, such as greedy.")
 @click.option("--skip", callback=parse_names, help="Leave out these, such as seeded.")
-@file_option(
-    "--prompts",
-    words="Prompts, one per line or JSON lines.  [default: word problems]",
-)
+@file_option("--prompts", words="Prompts, one per line or JSON lines.  [default: word problems]")
 @counted("--limit", default=8, least=2, words="Most prompts asked.")
 @with_options(*options_of(VerifySettings, "max_tokens concurrency seed temperature", is_filled=True))
 @option_of(VerifySettings, "timeout_s", "--timeout", is_filled=True)
@@ -174,11 +159,7 @@ def profile(**options: Any) -> int:
 @click.option("--target", required=True, help="Profile of the target: a file, or a shipped one.")
 @click.option("--draft", help="Profile of the draft model.")
 @click.option("--recording", type=click.Path(dir_okay=False, path_type=Path), help="File of card record.")
-@click.option(
-    "--synthetic",
-    type=float,
-    help="Instead: share of right first choices.",
-)
+@click.option("--synthetic", type=float, help="Instead: share of right first choices.")
 @click.option("--methods", callback=parse_names, help="Such as vanilla,sps,card.  [default: all]")
 @click.option("--cores", type=int, help="CPU threads of target and drafter together.  [default: as profiled]")
 @click.option("--draft-threads", type=int, default=1, show_default=True, help="Of a drafter in its own process.")

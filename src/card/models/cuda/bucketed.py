@@ -32,12 +32,7 @@ class BucketedRunner(TorchRunner):
     has_recorded_passes = True
 
     def __init__(
-        self,
-        model: LoadedModel,
-        *,
-        max_model_len: int,
-        max_tree_rows: int = 512,
-        fused: bool | None = None,
+        self, model: LoadedModel, *, max_model_len: int, max_tree_rows: int = 512, fused: bool | None = None
     ) -> None:
         """Take over ``model``; arguments and errors as of `TorchRunner`."""
         super().__init__(model, max_model_len=max_model_len, max_tree_rows=max_tree_rows, fused=fused)

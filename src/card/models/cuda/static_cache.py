@@ -89,12 +89,7 @@ class StaticDecoder:
             self._num_valid = min(self._num_valid, num_rows)
 
     def forward(
-        self,
-        token_ids: Tensor,
-        positions: Tensor,
-        row_idx: Tensor,
-        visible: Tensor,
-        states: PassStates | None = None,
+        self, token_ids: Tensor, positions: Tensor, row_idx: Tensor, visible: Tensor, states: PassStates | None = None
     ) -> Tensor:
         """Run T tokens over the desk, as a part of a step: fixed shapes, nothing is read back.
 
