@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from tests.benchmarks.scripts import lines_of
+from tests.commands import run_command
 
 
 def test_samples_are_the_same_for_a_seed_and_every_word_is_a_token(bench):
@@ -22,12 +23,17 @@ def test_samples_are_the_same_for_a_seed_and_every_word_is_a_token(bench):
 
 
 @pytest.mark.timeout(180)
-def test_a_run_has_a_line_for_each_row_with_its_prompt_lengths(bench, tmp_path):
-    bench["toy_vision"].main([str(tmp_path), "--steps", "1", "--draft-steps", "1"], standalone_mode=False)
+def test_a_run_has_a_line_for_each_row_with_its_prompt_lengths(bench, tmp_path, capfd):
+    sizes = ["--steps", "1", "--draft-steps", "1", "--talks", "4"]
+    bench["toy_vision"].main([str(tmp_path), *sizes], standalone_mode=False)
+    talks, drafter = str(tmp_path / "talks.jsonl"), str(tmp_path / "drafter.safetensors")
+    of = ["--target", str(tmp_path / "target"), "--data", talks, "--out", drafter]
+    assert run_command(capfd, "train", "hivis", *of, "--max-tokens", "6", "--epochs", "1").status == 0
     out = tmp_path / "out.jsonl"
     bench["hivis"].main([str(tmp_path), "--pictures", "1", "--repeats", "1", "--out", str(out)], standalone_mode=False)
     lines = {line["row"]: line for line in lines_of(out)}
     assert list(lines) == list(bench["hivis"].ROWS)
     num_places = bench["toy_vision"].NUM_PLACES
     assert lines["kept"]["drafter_prompt_tokens"] == lines["kept"]["prompt_tokens"]
-    assert lines["hidden"]["drafter_prompt_tokens"] == lines["hidden"]["prompt_tokens"] - num_places
+    for row in ("hidden", "fused"):
+        assert lines[row]["drafter_prompt_tokens"] == lines[row]["prompt_tokens"] - num_places
