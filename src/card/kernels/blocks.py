@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -176,29 +177,13 @@ def _nibbles(values: Bytes) -> Bytes:
     return np.concatenate([values & 15, values >> 4], axis=-1)
 
 
-def _fifth_bits(values: Bytes) -> Bytes:
-    """Return bits [R, N, 32] of four bytes, times 16."""
-    return np.unpackbits(values, axis=-1, bitorder="little") << 4
-
-
-def _split_q4_0(raw: Bytes) -> _Blocks:
-    return _Blocks(_nibbles(raw[..., 2:]), raw[..., :2])
-
-
-def _split_q4_1(raw: Bytes) -> _Blocks:
-    return _Blocks(_nibbles(raw[..., 4:]), raw[..., :2], raw[..., 2:4])
-
-
-def _split_q5_0(raw: Bytes) -> _Blocks:
-    return _Blocks(_nibbles(raw[..., 6:]) | _fifth_bits(raw[..., 2:6]), raw[..., :2])
-
-
-def _split_q5_1(raw: Bytes) -> _Blocks:
-    return _Blocks(_nibbles(raw[..., 8:]) | _fifth_bits(raw[..., 4:8]), raw[..., :2], raw[..., 2:4])
-
-
-def _split_q8_0(raw: Bytes) -> _Blocks:
-    return _Blocks(raw[..., 2:], raw[..., :2])
+def _split_32(raw: Bytes, *, has_minimum: bool = False, has_fifth_bits: bool = False) -> _Blocks:
+    """Split blocks of 32 numbers of four or five bits."""
+    first = 4 if has_minimum else 2
+    numbers = _nibbles(raw[..., first + (4 if has_fifth_bits else 0) :])
+    if has_fifth_bits:
+        numbers |= np.unpackbits(raw[..., first : first + 4], axis=-1, bitorder="little") << 4
+    return _Blocks(numbers, raw[..., :2], raw[..., 2:4] if has_minimum else None)
 
 
 def _packed_scales(raw: Bytes) -> tuple[Bytes, Bytes]:
@@ -221,13 +206,12 @@ def _pairs_of_32(values: Bytes) -> Bytes:
     return _nibbles(values.reshape(*values.shape[:2], 4, 32)).reshape(*values.shape[:2], -1)
 
 
-def _split_q4_k(raw: Bytes) -> _Blocks:
-    return _Blocks(_pairs_of_32(raw[..., 16:]), *_packed_scales(raw[..., 4:16]), _halves(raw))
-
-
-def _split_q5_k(raw: Bytes) -> _Blocks:
-    fifth = raw[..., None, 16:48] >> np.arange(8, dtype=np.uint8)[:, None] & 1
-    numbers = _pairs_of_32(raw[..., 48:]) | (fifth << 4).reshape(*raw.shape[:2], -1)
+def _split_k(raw: Bytes, *, has_fifth_bits: bool = False) -> _Blocks:
+    """Split blocks of 256 numbers of four or five bits."""
+    numbers = _pairs_of_32(raw[..., 48 if has_fifth_bits else 16 :])
+    if has_fifth_bits:
+        fifth = raw[..., None, 16:48] >> np.arange(8, dtype=np.uint8)[:, None] & 1
+        numbers |= (fifth << 4).reshape(*raw.shape[:2], -1)
     return _Blocks(numbers, *_packed_scales(raw[..., 4:16]), _halves(raw))
 
 
@@ -242,13 +226,13 @@ def _split_q6_k(raw: Bytes) -> _Blocks:
 
 
 BLOCK_FORMATS: Mapping[int, BlockFormat] = {  # by ggml's number of the type
-    2: BlockFormat("Q4_0", "q4_0", 32, 18, slice(0, 2), _split_q4_0),
-    3: BlockFormat("Q4_1", "q4_1", 32, 20, slice(0, 4), _split_q4_1),
-    6: BlockFormat("Q5_0", "q5_0", 32, 22, slice(0, 2), _split_q5_0),
-    7: BlockFormat("Q5_1", "q5_1", 32, 24, slice(0, 4), _split_q5_1),
-    8: BlockFormat("Q8_0", "q8_0", 32, 34, slice(0, 2), _split_q8_0),
-    12: BlockFormat("Q4_K", "q4_k", 256, 144, slice(0, 4), _split_q4_k),
-    13: BlockFormat("Q5_K", "q5_k", 256, 176, slice(0, 4), _split_q5_k),
+    2: BlockFormat("Q4_0", "q4_0", 32, 18, slice(0, 2), _split_32),
+    3: BlockFormat("Q4_1", "q4_1", 32, 20, slice(0, 4), partial(_split_32, has_minimum=True)),
+    6: BlockFormat("Q5_0", "q5_0", 32, 22, slice(0, 2), partial(_split_32, has_fifth_bits=True)),
+    7: BlockFormat("Q5_1", "q5_1", 32, 24, slice(0, 4), partial(_split_32, has_minimum=True, has_fifth_bits=True)),
+    8: BlockFormat("Q8_0", "q8_0", 32, 34, slice(0, 2), lambda raw: _Blocks(raw[..., 2:], raw[..., :2])),
+    12: BlockFormat("Q4_K", "q4_k", 256, 144, slice(0, 4), _split_k),
+    13: BlockFormat("Q5_K", "q5_k", 256, 176, slice(0, 4), partial(_split_k, has_fifth_bits=True)),
     14: BlockFormat("Q6_K", "q6_k", 256, 210, slice(208, 210), _split_q6_k),
 }
 
