@@ -11,10 +11,11 @@ from starlette.responses import Response
 
 from card.api.outputs import StreamChunk
 from card.server.answers import event, json_response
+from card.server.generation import Choice, Generation
 from card.server.limits import read_body
 from card.server.params import sampling_params
 from card.server.schemas import ChatRequest
-from card.server.service import Choice, Generation, Service
+from card.server.service import Service
 from card.server.streaming import EventStream, unless_gone
 from card.server.tools.parser import CallArguments, CallBegun, Content, Piece, pieces_of
 from card.server.tools.support import ToolPlan

@@ -14,11 +14,12 @@ from starlette.responses import Response
 from card.api.outputs import StreamChunk
 from card.config import SamplingParams
 from card.server.answers import event, json_response
+from card.server.generation import Choice, Generation
 from card.server.limits import read_body
 from card.server.offsets import TokenOffsets, offsets_in
 from card.server.params import sampling_params
 from card.server.schemas import CompletionRequest, Prompts
-from card.server.service import LONG_CHARS, Choice, Generation, Service
+from card.server.service import LONG_CHARS, Service
 from card.server.streaming import EventStream, unless_gone
 from card.text.tokens import decode, decode_prompt
 from card.tree.sampling import TokenLogprobs

@@ -16,9 +16,10 @@ from card.errors import CardError
 from card.server.answers import event, json_response
 from card.server.chat import start_chat
 from card.server.errors import as_api_error
+from card.server.generation import Generation
 from card.server.limits import read_body
 from card.server.response_schemas import ResponsesRequest
-from card.server.service import Generation, Service
+from card.server.service import Service
 from card.server.streaming import EventStream, unless_gone
 from card.server.tools.parser import CallArguments, CallBegun, Content, Piece, pieces_of
 from card.server.tools.support import ToolPlan

@@ -1,36 +1,30 @@
-"""Service behind all endpoints: the model, the limits, the figures; and one API request's way through the engine."""
+"""Service behind all endpoints: the model, the limits, the figures."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import secrets
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from typing import Any, ParamSpec, TypeVar
 
 import jinja2
 from transformers import PreTrainedTokenizerBase
 
-from card import __version__
-from card.api.async_llm import AsyncLLM, RequestStream
-from card.api.outputs import StreamChunk
+from card.api.async_llm import AsyncLLM
 from card.api.prompts import Prompt
 from card.config import Grammar, SamplingParams
-from card.errors import CardError, SettingsError
-from card.server.answers import event
+from card.errors import SettingsError
 from card.server.config import ServerSettings
 from card.server.errors import ApiError, bad_request, shutting_down
-from card.server.limits import Deadline, Gate
-from card.server.metrics import Ledger, TextRecord, request_metrics
+from card.server.generation import Choice, Generation
+from card.server.limits import Gate
+from card.server.metrics import Ledger
 from card.server.params import derived_seed, model_defaults
 from card.server.schemas import SamplingFields
 from card.server.tokens import TokenNames
 from card.server.tools.support import ToolSupport
 from card.text.token_bytes import token_bytes
-from card.workers.request import FinishReason
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -38,104 +32,6 @@ T = TypeVar("T")
 _NUM_TOKENIZER_THREADS = 2  # for short texts, and as many for long ones
 _STRICT_HINT = ", or set strict to false, which leaves to the model what a grammar cannot hold it to"
 LONG_CHARS = 16_384  # of a text, or token ids: more of them hold up none that has less
-
-
-@dataclass(slots=True)
-class Choice:
-    """One text of a request: where it comes from, and what came of it."""
-
-    index: int
-    prompt_ids: tuple[int, ...]
-    stream: RequestStream | None  # None: nothing is written, the prompt alone is echoed
-    record: TextRecord
-    chunks: list[StreamChunk] = field(default_factory=list)  # if they are collected
-
-    @property
-    def text(self) -> str:
-        """The collected text."""
-        return "".join(chunk.text for chunk in self.chunks)
-
-    @property
-    def finish_reason(self) -> FinishReason:
-        """The reason why the collected text ends."""
-        return (self.chunks[-1].finish_reason if self.chunks else None) or "length"
-
-
-class Generation:
-    """All texts of one API request, from its admission until its answer was sent."""
-
-    def __init__(self, service: Service, ticket: object, fields: SamplingFields, choices: Sequence[Choice]) -> None:
-        self.choices = choices
-        self.deadline = Deadline(service.settings.request_timeout_s)
-        self._service, self._ticket, self._fields = service, ticket, fields
-        service.running.add(self)
-
-    def head(self, prefix: str, kind: str) -> dict[str, Any]:
-        """Return what the answer, and every event of a stream, begins with."""
-        lossy = {} if self._service.llm.is_exact else {"exact": False}
-        return {
-            **lossy,
-            "id": f"{prefix}-{secrets.token_hex(12)}",
-            "object": kind,
-            "created": int(time.time()),
-            "model": self._service.check_model(self._fields.model),
-            "system_fingerprint": f"card-{__version__}-{self._service.llm.method.name}",
-        }
-
-    def usage(self) -> dict[str, Any]:
-        """Return the numbers of tokens; a prompt counts once, however many texts were written to it."""
-        prompts = self.choices[:: self._fields.n]
-        num_prompt = sum(len(choice.prompt_ids) for choice in prompts)
-        num_new = sum(choice.record.stats.num_new_tokens for choice in self.choices)
-        cached = sum(choice.record.stats.reused_prompt_tokens for choice in prompts)
-        return {
-            "prompt_tokens": num_prompt,
-            "completion_tokens": num_new,
-            "total_tokens": num_prompt + num_new,
-            "prompt_tokens_details": {"cached_tokens": cached},
-        }
-
-    def metrics(self) -> dict[str, Any]:
-        """Return the `metrics` of the answer, if it is to have them: {} or {"metrics": ...}."""
-        if not self._fields.include_metrics and self._service.settings.spec_metrics == "none":
-            return {}
-        budget = self._service.llm.host.draft_settings.budget
-        return {"metrics": request_metrics([one.record for one in self.choices if one.stream is not None], budget)}
-
-    def answer(self, prefix: str, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
-        """Return an answer that is sent as a whole."""
-        return {**self.head(prefix, kind), "choices": choices, "usage": self.usage(), **self.metrics()}
-
-    def last_event(self, head: dict[str, Any]) -> bytes:
-        """Return the event at the end of a stream that has usage and metrics; empty if neither is asked for."""
-        tail = {"usage": self.usage()} if self._fields.includes_usage else {}
-        tail |= self.metrics()
-        return event({**head, "choices": [], **tail}) if tail else b""
-
-    async def events(self) -> AsyncGenerator[tuple[Choice, StreamChunk], None]:
-        """Yield what is written, of all choices in the order in which it comes. Raises: CardError."""
-        written = [choice for choice in self.choices if choice.stream is not None]
-        source = _read(written[0]) if len(written) == 1 else _merged(written)
-        async with contextlib.aclosing(source):
-            async for choice, chunk in source:
-                yield choice, chunk
-
-    async def collect(self) -> None:
-        """Wait for all texts; they are in the choices' `chunks`. Raises: CardError."""
-        async with self.deadline, contextlib.aclosing(self.events()) as events:
-            async for choice, chunk in events:
-                choice.chunks.append(chunk)
-
-    async def close(self) -> None:
-        """End what still runs, give the place back and book the figures. May be called twice."""
-        if self not in self._service.running:
-            return
-        self._service.running.discard(self)
-        for choice in self.choices:
-            self._service.ledger.end(choice.record)
-            if choice.stream is not None:
-                await choice.stream.aclose()
-        self._service.gate.leave(self._ticket)
 
 
 class Service:
@@ -304,43 +200,3 @@ def _texts_of(one: str | Mapping[str, Any]) -> list[str]:
     """Return the texts of a prompt or of one message."""
     content = one if isinstance(one, str) else one.get("content") or ""
     return [content] if isinstance(content, str) else [part.get("text", "") for part in content]
-
-
-async def _read(choice: Choice) -> AsyncGenerator[tuple[Choice, StreamChunk], None]:
-    assert choice.stream is not None
-    try:
-        async for chunk in choice.stream:
-            choice.record.take(chunk)
-            if chunk.finish_reason == "abort":
-                raise shutting_down()
-            yield choice, chunk
-    except CardError:
-        choice.record.finish_reason = "error"
-        raise
-
-
-async def _merged(choices: Sequence[Choice]) -> AsyncGenerator[tuple[Choice, StreamChunk], None]:
-    arrived: asyncio.Queue[tuple[Choice, StreamChunk] | CardError | None] = asyncio.Queue()
-
-    async def pump(choice: Choice) -> None:
-        try:
-            async for item in _read(choice):
-                arrived.put_nowait(item)
-            arrived.put_nowait(None)
-        except CardError as error:
-            arrived.put_nowait(error)
-
-    tasks = [asyncio.create_task(pump(choice)) for choice in choices]
-    try:
-        num_left = len(tasks)
-        while num_left:
-            item = await arrived.get()
-            if item is None:
-                num_left -= 1
-            elif isinstance(item, CardError):
-                raise item
-            else:
-                yield item
-    finally:
-        for task in tasks:
-            task.cancel()

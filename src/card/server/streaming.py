@@ -14,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 from card.errors import CardError
 from card.server.answers import error_content, event
 from card.server.errors import ApiError, as_api_error
-from card.server.service import Generation
+from card.server.generation import Generation
 
 T = TypeVar("T")
 DONE = b"data: [DONE]\n\n"

@@ -27,8 +27,9 @@ from card.errors import SettingsError
 from card.text.fit import tokenizer_fingerprint
 from card.writers.local import find_writer
 from card.writers.local.lookup import chance_per_count
-from card.writers.local.store import ContextIndex, StoreWriter, Tokens
+from card.writers.local.store import ContextIndex, StoreWriter
 from card.writers.local.suffix import best_first
+from card.writers.text_database import Tokens
 from tests.inside import flush
 from tests.local_writing import assert_well_formed, play
 from tests.pair import Pair

@@ -1,25 +1,20 @@
 """Finished texts on disk, from which later requests get candidates: opt-in, by key, bounded, shared by processes.
 
-The file is an SQLite database with a write-ahead log, so it must not lie on a network file system. A text is what a
-request put out, without its prompt. It belongs to the key and to the tokenizer that its token ids are of. Whoever may
-read the file can read the texts: it is made for its owner only, and requests that must not learn of each other need
-different keys.
+A text is what a request put out, without its prompt. It belongs to the key and to the tokenizer that its token ids are
+of. Requests that must not learn of each other need different keys.
 """
 
 from __future__ import annotations
 
 import logging
 import sqlite3
-import stat
 import struct
 import threading
-import time
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,152 +25,19 @@ from card.tree.nodes import NO_NODES, Nodes
 from card.writers.local.lookup import chance_per_count
 from card.writers.local.protocol import LocalWriter, Observation, WriterSequence
 from card.writers.local.suffix import best_first
+from card.writers.text_database import Owner, TextDatabase, Tokens
 
 logger = logging.getLogger(__name__)
 
-Tokens = NDArray[np.uint32]
 Match = tuple[int, Sequence[int]]
 """Length in tokens, 0 for none, and the places where it ends: `_MAX_PLACES` at most, evenly drawn from all."""
 
-_FILE_NAME = "texts.sqlite3"  # in a folder that the user names
-_OWNERS_ONLY = 0o600
-_APPLICATION_ID = 0x43415244  # "CARD", in the header of the file
-_VERSION = 2  # 1 knew tokenizers by their size only
 _MIN_MATCH = 2
 _MAX_MATCH = 32  # tokens of the text that are compared
 _MAX_PLACES = 32  # occurrences of a match that are followed
 _NOVELTY = 7.0  # see `chance_per_count`: among many texts, more matches are chance
 _MIN_MERGED_TOKENS = 4096  # indexing so many takes about a millisecond
 _MERGED_SHARE = 16  # new texts are merged when they are more than one part in so many of the others
-_IS_OWN = "key = :key AND tokenizer = :tokenizer AND vocab_size = :vocab_size"
-
-
-class Owner(NamedTuple):
-    """Owner of texts: no other owner gets to see them."""
-
-    key: str
-    tokenizer: str  # fingerprint; the same ids are other words to another tokenizer
-    vocab_size: int
-
-
-class TextDatabase:
-    """The texts of one owner in an SQLite file. Other processes may use the file, and end at any moment."""
-
-    def __init__(self, path: Path, owner: Owner, max_tokens: int, *, busy_timeout_s: float) -> None:
-        """Open or make the file.
-
-        Args:
-            path: the file, or a folder for it.
-            owner: whose texts are read, stored and counted; those of others in the file stay as they are.
-            max_tokens: most tokens kept of this owner; the oldest texts give way.
-            busy_timeout_s: longest wait for another process's write.
-        Raises: SettingsError for a file that is no such database or cannot be written.
-        """
-        self._path = path / _FILE_NAME if path.is_dir() else path
-        self._owner = owner
-        self._max_tokens = max_tokens
-        give_up_s = time.monotonic() + busy_timeout_s
-        while True:
-            try:
-                self._db = self._open(busy_timeout_s)
-                return
-            except (sqlite3.Error, OSError) as error:
-                # Several processes that make one file: SQLite may answer "busy" without the wait that it was told of.
-                is_busy = getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY
-                if not is_busy or time.monotonic() > give_up_s:
-                    raise SettingsError(
-                        f"suffix_store cannot be used: {self._path}: {error}; "
-                        "name a file of this program, or a new one in a folder that can be written"
-                    ) from error
-                time.sleep(0.01)
-
-    def _open(self, busy_timeout_s: float) -> sqlite3.Connection:
-        if not self._path.exists():
-            self._path.touch(mode=_OWNERS_ONLY)
-        db = sqlite3.connect(
-            self._path, timeout=busy_timeout_s, isolation_level="IMMEDIATE", check_same_thread=False
-        )  # opened by the thread that makes the writer, then used by the writer's own
-        try:
-            db.execute("BEGIN IMMEDIATE")  # asks for the right to write, and lets only one process make the table
-            with db:
-                self._make_table(db)
-                self._evict(db)  # the bound may have been larger last time
-            self._keep_private()
-            db.execute("PRAGMA journal_mode=WAL")  # only now that the file is known to be one's own
-            db.execute("PRAGMA synchronous=NORMAL")  # a crash of the machine may cost the last texts, not the file
-        except BaseException:
-            db.close()
-            raise
-        return db
-
-    def _keep_private(self) -> None:
-        """Let nobody but the owner read the file and what SQLite keeps beside it, whoever made them."""
-        for path in (self._path, *(self._path.with_name(f"{self._path.name}-{kind}") for kind in ("wal", "shm"))):
-            mode = _OWNERS_ONLY
-            try:
-                mode = stat.S_IMODE(path.stat().st_mode)
-                if not mode & ~_OWNERS_ONLY:
-                    continue
-                path.chmod(mode & _OWNERS_ONLY)
-            except FileNotFoundError:  # nobody uses the file, so there is none beside it
-                continue
-            except PermissionError:
-                logger.warning("%s can be read by others (mode %o) and belongs to another user", path, mode)
-            else:
-                logger.warning("%s could be read by others (mode %o); now its owner alone can", path, mode)
-
-    @staticmethod
-    def _make_table(db: sqlite3.Connection) -> None:
-        ((kind,),) = db.execute("PRAGMA application_id")
-        ((version,),) = db.execute("PRAGMA user_version")
-        ((num_tables,),) = db.execute("SELECT count(*) FROM sqlite_master")
-        if num_tables and (kind, version) != (_APPLICATION_ID, _VERSION):
-            raise sqlite3.DatabaseError("file is a database of another program or version")
-        db.execute(f"PRAGMA application_id={_APPLICATION_ID}")
-        db.execute(f"PRAGMA user_version={_VERSION}")
-        db.execute(
-            "CREATE TABLE IF NOT EXISTS texts (id INTEGER PRIMARY KEY AUTOINCREMENT, key TEXT NOT NULL, "
-            "tokenizer TEXT NOT NULL, vocab_size INTEGER NOT NULL, num_tokens INTEGER NOT NULL, "
-            "token_ids BLOB NOT NULL)"  # little-endian uint32
-        )
-        db.execute("CREATE INDEX IF NOT EXISTS by_owner ON texts (key, tokenizer, vocab_size, id, num_tokens)")
-
-    def add(self, texts: Sequence[Tokens]) -> None:
-        """Store texts, all or none, and delete the oldest ones beyond the bound. Raises: sqlite3.Error."""
-        kept = [text[-self._max_tokens :] for text in texts]
-        with self._db:
-            self._db.executemany(
-                "INSERT INTO texts (key, tokenizer, vocab_size, num_tokens, token_ids) VALUES (?, ?, ?, ?, ?)",
-                [(*self._owner, len(text), text.astype("<u4").tobytes()) for text in kept],
-            )
-            self._evict(self._db)
-
-    def _evict(self, db: sqlite3.Connection) -> None:
-        """Delete the newest text that no longer fits under the bound with all that came after it, and all before it."""
-        db.execute(
-            f"DELETE FROM texts WHERE {_IS_OWN} AND id <= (SELECT max(id) FROM ("
-            "SELECT id, sum(num_tokens) OVER (ORDER BY id DESC) AS num_from_here FROM texts "
-            f"WHERE {_IS_OWN}) WHERE num_from_here > :max_tokens)",
-            {**self._owner._asdict(), "max_tokens": self._max_tokens},
-        )
-
-    def texts(self) -> list[Tokens]:
-        """Return the owner's texts, oldest first. Raises: sqlite3.Error, also for texts that make no sense."""
-        rows = self._db.execute(
-            f"SELECT num_tokens, token_ids FROM texts WHERE {_IS_OWN} ORDER BY id", self._owner._asdict()
-        ).fetchall()
-        texts = []
-        for num_tokens, blob in rows:
-            if not isinstance(blob, bytes) or len(blob) != 4 * num_tokens:
-                raise sqlite3.DatabaseError("a text is damaged")
-            texts.append(np.frombuffer(blob, "<u4").astype(np.uint32))
-        if any(len(text) and int(text.max()) >= self._owner.vocab_size for text in texts):
-            raise sqlite3.DatabaseError("a text has tokens beyond the vocabulary")
-        return texts
-
-    def close(self) -> None:
-        """Close the file."""
-        self._db.close()
 
 
 class ContextIndex:
