@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,11 @@ def storing(number: int, written: list[int] | None = None) -> Callable[[Any, Any
     return write
 
 
+def kept(folder: Path) -> list[Path]:
+    """Return the files that are kept, but for locks."""
+    return [file for file in folder.iterdir() if file.suffix != ".lock"]
+
+
 def stored(code: Any) -> int:
     """Run code and return what it stored."""
     place = np.zeros(1, np.int64)
@@ -47,19 +53,40 @@ def test_code_is_compiled_once_and_then_taken_from_the_disk(folder: Path) -> Non
     make, written = machine_code("object_code").ObjectCode, list[int]()
     assert [stored(make("seven", storing(7, written))) for _ in range(2)] == [7, 7]
     assert written == [7]
-    assert [file.suffix for file in folder.iterdir()] == [".o"]
+    assert [file.suffix for file in kept(folder)] == [".o"]
 
 
 @pytest.mark.parametrize("change", [lambda content: content[:-8], lambda content: content[:40] + b"?" + content[41:]])
 def test_a_kept_file_that_was_damaged_is_compiled_again(folder: Path, change: Callable[[bytes], bytes]) -> None:
     make, written = machine_code("object_code").ObjectCode, list[int]()
     make("seven", storing(7))
-    (file,) = folder.iterdir()
+    (file,) = kept(folder)
     file.write_bytes(change(file.read_bytes()))
     assert stored(make("seven", storing(7, written))) == 7
     assert written == [7]
     make("seven", storing(7, written))
     assert written == [7], "it is whole again"
+
+
+def test_of_two_that_need_the_same_code_at_once_one_makes_it(folder: Path) -> None:
+    make, written, others, started = machine_code("object_code").ObjectCode, list[int](), list[Any](), threading.Event()
+
+    def write(builder: Any, place: Any) -> None:
+        started.set()
+        other.join(0.2)  # it must wait meanwhile
+        assert others == []
+        storing(7, written)(builder, place)
+
+    def take() -> None:
+        started.wait()
+        others.append(make("seven", storing(7, written)))
+
+    other = threading.Thread(target=take)
+    other.start()
+    code = make("seven", write)
+    other.join()
+    assert [stored(code), stored(others[0])] == [7, 7]
+    assert written == [7]
 
 
 def test_code_that_cannot_be_kept_runs_and_leaves_nothing_behind(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -69,4 +96,4 @@ def test_code_that_cannot_be_kept_runs_and_leaves_nothing_behind(folder: Path, m
     objects = machine_code("object_code")
     monkeypatch.setattr(objects.os, "replace", full)
     assert stored(objects.ObjectCode("seven", storing(7))) == 7
-    assert list(folder.iterdir()) == []
+    assert kept(folder) == []

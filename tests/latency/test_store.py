@@ -50,6 +50,15 @@ def test_another_key_finds_nothing(tmp_path: Path, other: LatencyKey):
     assert store.cost(other) is None
 
 
+@pytest.mark.parametrize("identity", ["", "other sources-avx2"])
+def test_what_another_pass_took_is_not_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, identity: str):
+    store, on_a_gpu = LatencyStore(tmp_path), key(device="cuda")
+    store.keep_cost(key(), COST, is_quick=False)
+    monkeypatch.setattr(kept_latencies, "kernels_identity", lambda: identity)
+    assert store.cost(key()) is None, "torch's pass, or one of machine code that has changed, takes another time"
+    assert key(device="cuda") == on_a_gpu
+
+
 def test_a_folder_whose_weights_have_changed_is_another_model(pair: Pair, tmp_path: Path):
     for file in Path(pair.target).iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())

@@ -107,6 +107,16 @@ def machine_code(module: str) -> Any:
     return import_module(f"card.kernels.jit.{module}")
 
 
+def kernels_identity() -> str:
+    """Return what tells the machine code of this process from other kinds of it, and from that of other sources.
+
+    Returns: empty where there is none, so that torch multiplies.
+    """
+    if find_spec("llvmlite") is None or kernel_kind() is None:
+        return ""
+    return str(machine_code("object_code").kept_name())
+
+
 @functools.cache
 def why_not_int8() -> str | None:
     """Return why integer passes are not possible on this machine, or not exact; None if they are."""

@@ -16,7 +16,8 @@ import msgspec
 import torch
 
 from card import __version__
-from card.config import KERNELS_VARIABLE, EngineSettings
+from card.config import EngineSettings
+from card.kernels.int8_linear import kernels_identity
 from card.machine.processor import processor_name
 from card.machine.threads import CoreSet, usable_cores
 from card.models.demo import DEMO_NAMES, demo_folder
@@ -127,7 +128,7 @@ class LatencyKey(msgspec.Struct, frozen=True, kw_only=True):
             "cores": str(len(core_set.cores)),
             "more": more,
             "machine": _machine(),
-            "kernels": os.environ.get(KERNELS_VARIABLE, ""),
+            "kernels": kernels_identity() if device.startswith("cpu") else "",
             "versions": f"card {__version__}, torch {torch.__version__}",
         }
         return cls(about=about)

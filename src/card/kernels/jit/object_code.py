@@ -7,11 +7,12 @@ out: they were measured to gain nothing and to take more than half of the time. 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import functools
 import hashlib
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,11 +42,9 @@ class ObjectCode:
         file = kept_folder() / f"{name}-{_machine_digest()}.o"
         code = _kept(file)
         if code is None:
-            module = binding.parse_assembly(_instructions(name, write, machine))
-            if is_optimized:
-                _optimize(module, machine)
-            code = machine.emit_object(module)
-            _keep(file, code)
+            with _alone_at(file):
+                code = _kept(file) or _compiled(name, write, machine, is_optimized=is_optimized)
+                _keep(file, code)
         self._engine = binding.create_mcjit_compiler(binding.parse_assembly(""), machine)  # which owns the code
         self._engine.add_object_file(binding.ObjectFileRef.from_data(code))
         self._engine.finalize_object()
@@ -54,7 +53,12 @@ class ObjectCode:
 
 def kept_folder() -> Path:
     """Return where the code of these sources and of this kind of kernels is kept."""
-    return code_folder() / f"{_source_digest()}-{kernel_kind()}"
+    return code_folder() / kept_name()
+
+
+def kept_name() -> str:
+    """Return what tells these sources and this kind of kernels from others."""
+    return f"{_source_digest()}-{kernel_kind()}"
 
 
 def code_folder() -> Path:
@@ -109,6 +113,13 @@ def _optimize(module: Any, machine: Any) -> None:
     builder.getModulePassManager().run(module, builder)
 
 
+def _compiled(name: str, write: Callable[[Builder, Value], None], machine: Any, *, is_optimized: bool) -> bytes:
+    module = binding.parse_assembly(_instructions(name, write, machine))
+    if is_optimized:
+        _optimize(module, machine)
+    return bytes(machine.emit_object(module))
+
+
 def _instructions(name: str, write: Callable[[Builder, Value], None], machine: Any) -> str:
     module = ir.Module(name)
     module.triple, module.data_layout = machine.triple, str(machine.target_data)
@@ -126,6 +137,17 @@ def _kept(file: Path) -> bytes | None:
         if hashlib.sha256(code).digest() == digest:
             return code
     return None
+
+
+@contextlib.contextmanager
+def _alone_at(file: Path) -> Iterator[None]:
+    """Wait while another process makes a file: target and drafter begin at once, and need the same code."""
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError):  # then both make it
+            file.parent.mkdir(parents=True, exist_ok=True)
+            lock = stack.enter_context(file.with_suffix(".lock").open("w"))
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def _keep(file: Path, code: bytes) -> None:
