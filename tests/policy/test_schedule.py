@@ -118,8 +118,9 @@ def test_a_try_drafts_at_once_whatever_is_expected_and_ends_at_once_if_that_does
     schedules = made({"beside": 100.0, "turns": 200.0, "off": 300.0})
     speed = {"beside": 100.0, "turns": 200.0, "off": 300.0}
     run(schedules, speed, 10)
-    for is_trying, schedule in ((False, "off"), (True, "turns"), (True, "turns"), (False, "off")):
-        schedules.begin(1, ALL, is_trying=is_trying)
+    drafting, none = ALL - {"off"}, frozenset[Schedule]()
+    for tried, schedule in ((none, "off"), (drafting, "turns"), (drafting, "turns"), (none, "off")):
+        schedules.begin(1, ALL, tried=tried)
         schedules.observe(1, 4.0, 0.02)
         assert schedules.schedule == schedule
     assert schedules.rate == pytest.approx(300.0, rel=0.1), "a second is worth what rest makes of it"
@@ -130,7 +131,7 @@ def test_a_try_doubts_what_few_rounds_that_drafted_gave_and_not_what_rest_gave()
     run(schedules, {"turns": 100.0, "off": 150.0}, 40)
     assert schedules.schedule == "off"
     before = {schedule: schedules.estimate(schedule)[0] for schedule in ("turns", "off")}
-    schedules.begin(1, ALL, is_trying=True)
+    schedules.begin(1, ALL, tried=ALL - {"off"})
     assert schedules.estimate("turns")[0] > before["turns"] + PRIOR_SD
     assert schedules.estimate("off")[0] == pytest.approx(before["off"], abs=0.02)
 

@@ -94,6 +94,22 @@ def test_speculation_comes_back_when_it_pays_again():
     assert used["beside"] > 500
 
 
+def test_all_cores_that_were_measured_too_slow_are_found_out_before_it_settles_beside_a_drafter():
+    believed = costs(alone=cost(1.4e-2, 1e-3))
+    policy = TunedPolicy(believed, DraftSettings())
+    assert policy.schedule == "beside"
+    assert World({"beside": 200.0, "turns": 330.0, "off": 140.0}).run(policy, 100)["turns"] > 90
+    told_right = TunedPolicy(believed, DraftSettings())
+    used = World({"beside": 300.0, "turns": 150.0, "off": 70.0}).run(told_right, 100)
+    assert used == {"beside": 92, "turns": 8, "off": 0}
+
+
+def test_where_the_target_computes_alike_under_both_schedules_there_is_nothing_to_find_out():
+    policy = TunedPolicy(costs(alone=cost(1e-2, 1e-3)), DraftSettings())
+    used = World({"beside": 300.0, "turns": 150.0, "off": 100.0}).run(policy, 100)
+    assert used == {"beside": 100, "turns": 0, "off": 0}
+
+
 def test_each_batch_size_has_its_own_best_schedule():
     policy = TunedPolicy(costs(), DraftSettings())
     alone = World({"beside": 300.0, "turns": 200.0, "off": 140.0})

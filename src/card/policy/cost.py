@@ -109,7 +109,8 @@ class Costs:
     def __init__(self, at_start: Mapping[Schedule, ScheduleCost]) -> None:
         """Begin with what was measured at start."""
         self.at_start = dict(at_start)
-        self._target = {schedule: Ratio(most_at_first=2.0) for schedule in at_start}
+        alone, beside = Ratio(most_at_first=2.0), Ratio(most_at_first=2.0)  # in turns and without drafting: all cores
+        self._target = {schedule: beside if schedule == "beside" else alone for schedule in at_start}
         self._drafter = {schedule: Ratio(most_at_first=2.0) for schedule in at_start}
         self._around = {schedule: Ratio() for schedule in at_start}
         self._rows = 0.0  # context of one request, in the last round

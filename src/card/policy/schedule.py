@@ -69,7 +69,7 @@ class Schedules:
         self._num_requests = 1
         self._block = ScheduleRecord()  # since the last review; `promised` holds seconds
         self._since_review = REVIEW_ROUNDS  # rounds
-        self._is_trying = False
+        self._tried: frozenset[Schedule] = frozenset()
         self._saved = 0.0  # rounds that the best other schedule would have saved since it was better
         self.rounds_here = 0  # since the last switch
         self.schedule: Schedule = max(self._all, key=lambda schedule: predict(schedule, 1))
@@ -77,22 +77,27 @@ class Schedules:
         self.reason = "predicted"
 
     def begin(
-        self, num_requests: int, available: frozenset[Schedule], *, has_new_text: bool = False, is_trying: bool = False
+        self,
+        num_requests: int,
+        available: frozenset[Schedule],
+        *,
+        has_new_text: bool = False,
+        tried: frozenset[Schedule] = frozenset(),
     ) -> None:
         """Review the schedule now and then, where text or batch have changed, and when its drafter is gone.
 
         Args:
             available: those that can run.
             has_new_text: a request was not in the last round.
-            is_trying: one that drafts is to run, whatever is expected of it.
+            tried: one of these is to run, whatever is expected of it, if any is available; empty: the best one.
         """
-        has_tried, begins = self._is_trying and not is_trying, is_trying and not self._is_trying
-        self._is_trying = is_trying
+        has_tried, begins = self._tried and not tried, tried and not self._tried
+        self._tried = tried
         if begins:
             self._doubt()
         is_new = has_tried or has_new_text or bucket(num_requests) != bucket(self._num_requests)
         possible = [schedule for schedule in self._all if schedule in available]
-        wanted = [schedule for schedule in possible if schedule != "off"] if is_trying else possible
+        wanted = [schedule for schedule in possible if schedule in tried] or possible
         is_gone = self.schedule not in wanted and len(self._all) > 1
         if self._since_review < REVIEW_ROUNDS and not is_new and not is_gone:
             return

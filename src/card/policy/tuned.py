@@ -15,7 +15,7 @@ from card.policy.choice import best_by_depth, choose, further_gains, is_worth_dr
 from card.policy.cost import REQUEST_S, Costs, ScheduleCost
 from card.policy.retry import Retry
 from card.policy.rounds import Draft, Outcome, Policy, RoundView, Schedule, Wait
-from card.policy.schedule import Schedules
+from card.policy.schedule import REVIEW_ROUNDS, Schedules
 from card.tree.nodes import NO_NODES, Nodes
 from card.workers.offers import DRAFTER_BIT
 from card.workers.request import Request
@@ -40,6 +40,13 @@ class TunedPolicy(Policy):
         self._acceptance = Acceptance()
         self._schedules = Schedules(schedules, self.predicted)
         self._retry = Retry()
+        # Passes on all cores may have been measured while something else took one of them. Beside a drafter nobody
+        # would find out, so a few rounds are in turns first, as they are until a drafter in a process is up.
+        runs_elsewhere = {"beside", "turns"} <= schedules.keys() and (
+            schedules["beside"].target != schedules["turns"].target
+        )
+        self._rounds_to_sound = 2 * REVIEW_ROUNDS if runs_elsewhere else 0
+        self._is_sounding = False
         self._known: dict[int, tuple[Nodes, list[float]]] = {}  # by id, what was calibrated in this round
         self._writer_budgets: dict[int, int] = {}  # by request id, as of the last round
         self._has_new_text = False
@@ -88,8 +95,12 @@ class TunedPolicy(Policy):
         self._depth_before_draft = -1
         if drafting := available & self.costs.keys() - {"off"}:
             self._retry.begin(num_requests, max(self._reading_rounds(schedule, num_requests) for schedule in drafting))
-        is_trying = self._retry.is_on and bool(drafting)
-        self._schedules.begin(num_requests, available, has_new_text=self._has_new_text, is_trying=is_trying)
+        tried: frozenset[Schedule] = drafting if self._retry.is_on else frozenset()
+        begins_beside = self._is_sounding or self.schedule == "beside"
+        self._is_sounding = self._rounds_to_sound > 0 and begins_beside and "turns" in available
+        if self._is_sounding:
+            tried = frozenset({"turns"})
+        self._schedules.begin(num_requests, available, has_new_text=self._has_new_text, tried=tried)
         self._follow()
         self._has_new_text = False
 
@@ -144,6 +155,7 @@ class TunedPolicy(Policy):
         self._acceptance.observe(result.verified)
         self._costs.observe(self.schedule, self.beam_width(), outcome)
         self._is_resting = view.takes_turns and not view.num_passes
+        self._rounds_to_sound -= self.schedule != "beside"
         self._retry.observe(has_drafted=view.num_passes > 0 or any(one.num_compared for one in result.verified))
         pass_of = self._costs.pass_of(self.schedule, view)
         prompts_s = pass_of(result.num_tokens) - pass_of(max(1, result.num_tokens - view.num_prompt_tokens))
