@@ -194,7 +194,7 @@ def test_a_judge_of_another_pair_is_refused(pair: Pair, judge_file: str) -> None
 
 
 @pytest.mark.parametrize(
-    ("content", "reason"), [(None, "there is no file .*; make a judge with card train judge"), (b"x", "cannot be read")]
+    ("content", "reason"), [(None, "there is no file .*; train a judge with card train judge"), (b"x", "is cut off")]
 )
 def test_a_file_that_is_no_judge_is_refused(tmp_path: Path, content: bytes | None, reason: str) -> None:
     path = tmp_path / "judge.safetensors"

@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from card.errors import ModelError
@@ -21,9 +19,10 @@ from card.judges.judge import Mismatch
 from card.models.features import FINAL, FeatureWish
 from card.models.probe import embedding_probe, probe_difference
 from card.models.torch_runner import TorchRunner
+from card.models.trained_file import TrainedFile
 
 AUTO_WISH = FeatureWish((FINAL,), "logits")
-_FORMAT = "card-judge-1"
+_FILE = TrainedFile("judge", "card-judge-1", "card train judge")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,32 +63,19 @@ class AutoJudge:
     @classmethod
     def load(cls, path: str | Path, knob: float | None = None) -> AutoJudge:
         """Read a judge that `save` wrote. Raises: ModelError if there is none."""
-        if not Path(path).is_file():
-            raise ModelError(f"there is no file {path}; make a judge with card train judge")
-        try:
-            with safe_open(str(path), "pt") as file:
-                metadata: Mapping[str, str] = file.metadata() or {}
-                tensors = {name: file.get_tensor(name).float() for name in file.keys()}  # noqa: SIM118
-        except (SafetensorError, OSError) as error:
-            raise ModelError(f"{path} cannot be read as safetensors: {error}; make it again") from error
-        if metadata.get("format") != _FORMAT:
-            raise ModelError(f"{path} is no judge ({_FORMAT}); give a file that card train judge wrote")
-        try:
-            pair = PairFacts(metadata["draft"], tensors["probe"])
-            weights, bias, usual = tensors["weights"], float(metadata["bias"]), float(metadata["usual"])
-        except (KeyError, ValueError) as error:
-            raise ModelError(f"{path} is damaged: {error}; make it again") from error
-        return cls(weights, bias, usual=usual, pair=pair, knob=knob)
+
+        def made(facts: Mapping[str, str], tensors: dict[str, Tensor]) -> AutoJudge:
+            pair = PairFacts(facts["draft"], tensors["probe"].float())
+            return cls(
+                tensors["weights"].float(), float(facts["bias"]), usual=float(facts["usual"]), pair=pair, knob=knob
+            )
+
+        return _FILE.load(path, made)
 
     def save(self, path: str | Path, figures: Mapping[str, str] | None = None) -> None:
         """Write the judge as safetensors; ``figures`` say how well it does. Raises: ModelError if that fails."""
-        metadata = {**(figures or {}), "format": _FORMAT, "draft": self.pair.draft}
-        metadata |= {"bias": repr(self.bias), "usual": repr(self.usual)}
-        tensors = {"weights": self.weights.contiguous(), "probe": self.pair.probe.contiguous()}
-        try:
-            save_file(tensors, str(path), metadata)
-        except (SafetensorError, OSError) as error:
-            raise ModelError(f"the judge cannot be written to {path}: {error}") from error
+        facts = {"draft": self.pair.draft, "bias": repr(self.bias), "usual": repr(self.usual)}
+        _FILE.save(path, {"weights": self.weights, "probe": self.pair.probe}, {**(figures or {}), **facts})
 
     def check_pair(self, target: TorchRunner, draft: str) -> None:
         """Refuse another pair than the judge's own; ``draft`` may be empty if nobody knows it. Raises: ModelError."""

@@ -153,11 +153,8 @@ class Miner:
 
     def _write(self, questions: Sequence[_Question]) -> None:
         """Let the target write a token of each text; each keeps the state at the first token that had no row."""
-        extensions = []
-        for text in (one.written for one in questions):
-            start, length = self._target.num_rows(text.slot), len(text.token_ids)
-            rows = range(start - 1, length - 1)
-            extensions.append(Extension(text.slot, text.token_ids[start:], rows, length - start - 1))
+        texts = [one.written for one in questions]
+        extensions = [Extension.of_text(one.slot, one.token_ids, self._target.num_rows(one.slot)) for one in texts]
         for idx, logits in enumerate(self._target.forward(extensions)):
             text = questions[idx].written
             if text.state is None:
@@ -208,9 +205,7 @@ class Miner:
         """Return what the draft model would write at the place that a question has come to."""
         if one.place - one.num_prompt == len(one.guesses):
             assert one.text is not None
-            start = self._draft.num_rows(one.draft_slot)
-            token_ids = one.text.token_ids[start : one.place + _LOOKAHEAD]
-            rows = range(start - 1, start - 1 + len(token_ids))
-            (logits,) = self._draft.forward([Extension(one.draft_slot, token_ids, rows, one.place - 1 - start)])
+            token_ids, held = one.text.token_ids[: one.place + _LOOKAHEAD], self._draft.num_rows(one.draft_slot)
+            (logits,) = self._draft.forward([Extension.of_text(one.draft_slot, token_ids, held, one.place - 1)])
             one.guesses += logits[:, : self._target.vocab_size].argmax(-1).tolist()
         return one.guesses[one.place - one.num_prompt]

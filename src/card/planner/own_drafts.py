@@ -125,7 +125,7 @@ def _behind_each(head: SlotHead, target: TorchRunner, answer: TargetText) -> lis
     text, first = [*answer.prompt_ids, *answer.token_ids[:-1]], len(answer.prompt_ids) - 1
     slot = target.open(len(text))
     try:
-        target.forward([Extension(slot, text, range(-1, len(text) - 1), first)])
+        target.forward([Extension.of_text(slot, text, first_logits=first)])
         features = target.features.of(0, _HEAD_WISH)
     finally:
         target.close(slot)
