@@ -126,7 +126,7 @@ def test_a_head_takes_its_time_wherever_it_is_asked(recording: Recording) -> Non
         Simulator(scene_of(recording, by_writer={"ctc": seconds})).run("ctc", settings_of("ctc"))
         for seconds in (0.0, 1e-2)
     )
-    most = 1e-2 * free.target_passes  # nobody is asked where a text may grow by one token only
+    most = 1e-2 * free.total.target_passes  # nobody is asked where a text may grow by one token only
     assert most - len(PROMPTS) * 1e-2 <= timed.decode_s - free.decode_s <= most + 1e-9
 
 
@@ -134,8 +134,8 @@ def test_a_shorter_draft_is_planned_from_the_same_recording(recording: Recording
     simulator = Simulator(scene_of(recording))
     half = simulator.run("sparsespec", {**settings_of("sparsespec"), "num_speculative_tokens": 2})
     whole = simulator.run("sparsespec", settings_of("sparsespec"))
-    assert half.target_passes >= whole.target_passes
-    assert half.tokens_per_pass <= 3
+    assert half.total.target_passes >= whole.total.target_passes
+    assert half.total.mean_acceptance_length <= 3
 
 
 def test_a_recording_keeps_what_own_drafters_did(recording: Recording, tmp_path: Path) -> None:
