@@ -29,6 +29,7 @@ from card.engine.scoring import Scorer
 from card.errors import SettingsError
 from card.hrad.network import OFF, hrad_consumers
 from card.judges.choosing import attach_verifier, choose_verifier
+from card.machine.memory import give_back_memory
 from card.machine.threads import pinned, usable_cores
 from card.models.decoder_model import is_exact
 from card.models.facts import context_limit, end_token_ids
@@ -130,6 +131,7 @@ class Host:
             free_bytes=_free_bytes(self.runner.device),
         )
         self._build(resolve(asked, facts, method=method), watchers, writers)
+        give_back_memory()
 
     def _take_target(self, loaded: Target, plan: Plan, named: str | LoadedModel) -> None:
         """Make the runner, and read what the model and its tokenizer say about texts."""

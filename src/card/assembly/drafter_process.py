@@ -22,6 +22,7 @@ import zmq
 
 from card.assembly.drafters import load_drafter, load_likely, make_worker
 from card.errors import CardError, ProtocolError, in_words
+from card.machine.memory import give_back_memory
 from card.protocol.messages import DrafterMessage, Fault, decode, encode
 from card.transport.process import FOLDER_PREFIX, DrafterConfig, LikelyModel
 
@@ -97,6 +98,7 @@ def draft_until_told(config: DrafterConfig, connection: _Connection, loaded: Loa
     """Load the model, unless it is ``loaded``, then draft until the target says to end."""
     writer, ready = load_drafter(config.model, threads=config.threads, loaded=loaded)
     worker = make_worker(writer)
+    give_back_memory()
     gc.freeze()  # what is there now stays
     gc.enable()
     connection.send([ready])

@@ -24,16 +24,23 @@ from card.kernels.int8_linear import GROUP, PANEL, PackedLinear, extended, machi
 Bytes = npt.NDArray[Any]  # of uint8, which numpy's own types lose in `x & 15`
 _CHUNK_BYTES = 1 << 19  # of blocks that are split at once: what lies between stays in a core's cache
 _LEAST_BYTE = 0x80  # -128
+_FOUR_BITS, _SIX_BITS, _UPPER_BITS = (np.uint32(0x01010101 * byte) for byte in (0x0F, 0x3F, 0x30))  # of each byte
 
 
 @dataclass(frozen=True, slots=True)
 class _Blocks:
     """Blocks of some rows, split: R rows, N blocks in a row, P parts in a block."""
 
-    numbers: Bytes  # [R, N, inputs]
+    stored: Bytes  # [R, N, inputs], or [R, N, inputs / 2] where a group's bytes are halves as panels have them, too
     scales: Bytes  # [R, N, P] bytes, or [R, N, 2] where one half is the block's whole scale
     minima: Bytes | None = None  # in the same form
     header: Bytes | None = None  # [R, N, 64 / 16]: the halves that scales and minima are times, the second one negative
+    are_halves: bool = False
+
+    @property
+    def numbers(self) -> Bytes:
+        """The numbers [R, N, inputs]."""
+        return _pairs_of_32(self.stored) if self.are_halves else self.stored
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +130,6 @@ class BlockFormat:
             raw = np.concatenate([raw, np.zeros((-len(raw) % PANEL, *raw.shape[1:]), np.uint8)])
         shape, blocks = self._shape, self.split(raw)
         num_groups = padded(raw.shape[1] * self.inputs, GROUP) // GROUP
-        numbers = _padded(blocks.numbers.reshape(len(raw), -1), num_groups * GROUP)
         factors = [
             _padded(one.reshape(len(raw), -1), num_groups * shape.parts * shape.scale_bytes // PANEL).reshape(
                 len(raw), num_groups, -1
@@ -131,11 +137,13 @@ class BlockFormat:
             for one in (blocks.scales, blocks.minima)
             if one is not None
         ]
-        values = [
-            *([] if blocks.header is None else [blocks.header]),
-            np.concatenate(factors, axis=-1),
-            _steps(numbers.reshape(len(raw), num_groups, GROUP), shape.bits),
-        ]
+        stored = blocks.stored.reshape(len(raw), -1)
+        if blocks.are_halves:  # of whole groups
+            steps = stored.reshape(len(raw), num_groups, -1)
+        else:
+            steps = _steps(_padded(stored, num_groups * GROUP).reshape(len(raw), num_groups, GROUP), shape.bits)
+        header = [] if blocks.header is None else [blocks.header]
+        values = [*header, np.concatenate(factors, axis=-1), steps]
         for room, value in zip(self._regions(panels, num_groups), values, strict=True):
             room[...] = _by_channel(value.view(room.dtype))
 
@@ -188,10 +196,12 @@ def _split_32(raw: Bytes, *, has_minimum: bool = False, has_fifth_bits: bool = F
 
 def _packed_scales(raw: Bytes) -> tuple[Bytes, Bytes]:
     """Return the eight scales and eight smallest weights, six bits each, of the 12 bytes of a K block."""
-    first, second, third = raw[..., :4], raw[..., 4:8], raw[..., 8:]
-    scales = np.concatenate([first & 63, (third & 15) | (first >> 6 << 4)], axis=-1)
-    minima = np.concatenate([second & 63, (third >> 4) | (second >> 6 << 4)], axis=-1)
-    return scales, minima
+    words = np.ascontiguousarray(raw).view(np.uint32)  # four bytes at once
+    first, second, third = words[..., 0], words[..., 1], words[..., 2]
+    upper = [(one >> 2) & _UPPER_BITS for one in (first, second)]
+    scales = np.stack([first & _SIX_BITS, (third & _FOUR_BITS) | upper[0]], axis=-1)
+    minima = np.stack([second & _SIX_BITS, (third >> 4 & _FOUR_BITS) | upper[1]], axis=-1)
+    return scales.view(np.uint8), minima.view(np.uint8)
 
 
 def _halves(raw: Bytes) -> Bytes:
@@ -208,11 +218,11 @@ def _pairs_of_32(values: Bytes) -> Bytes:
 
 def _split_k(raw: Bytes, *, has_fifth_bits: bool = False) -> _Blocks:
     """Split blocks of 256 numbers of four or five bits."""
-    numbers = _pairs_of_32(raw[..., 48 if has_fifth_bits else 16 :])
-    if has_fifth_bits:
-        fifth = raw[..., None, 16:48] >> np.arange(8, dtype=np.uint8)[:, None] & 1
-        numbers |= (fifth << 4).reshape(*raw.shape[:2], -1)
-    return _Blocks(numbers, *_packed_scales(raw[..., 4:16]), _halves(raw))
+    factors = *_packed_scales(raw[..., 4:16]), _halves(raw)
+    if not has_fifth_bits:
+        return _Blocks(raw[..., 16:], *factors, are_halves=True)
+    fifth = raw[..., None, 16:48] >> np.arange(8, dtype=np.uint8)[:, None] & 1
+    return _Blocks(_pairs_of_32(raw[..., 48:]) | (fifth << 4).reshape(*raw.shape[:2], -1), *factors)
 
 
 def _split_q6_k(raw: Bytes) -> _Blocks:
