@@ -14,10 +14,11 @@ from torch import Tensor
 from card import LLM, RequestOutput, SamplingParams
 from card.ctc.head import SlotHead
 from card.ctc.names import LOSSES
-from card.ctc.training import Examples, Trained, TrainSettings, accepted_by_depth, train_head
+from card.ctc.training import Examples, TrainSettings, accepted_by_depth, train_head
 from card.errors import ModelError, PromptError, SettingsError
 from card.models.checkpoint import Checkpoint
 from card.models.head_files import inputs_of
+from card.models.head_training import TrainedHead
 from card.models.loading import load_decoder, load_model
 from card.models.target_texts import TargetTexts, write_texts
 from card.models.torch_runner import TorchRunner
@@ -62,7 +63,7 @@ def texts(target: TorchRunner) -> TargetTexts:
 
 def trained(
     target: TorchRunner, texts: TargetTexts, folder: Path, *, stop_after: int | None = None, **changes: Any
-) -> Trained:
+) -> TrainedHead[SlotHead]:
     def show(step: int, _: int) -> None:
         if stop_after == step:
             raise InterruptedError
@@ -152,7 +153,7 @@ def test_both_losses_train_heads_of_equal_size_on_equal_steps(
         trained(target, texts, tmp_path / loss, loss=loss, epochs=1) for loss in LOSSES if not (tmp_path / loss).mkdir()
     ]
     assert runs[0].head.num_weights == runs[1].head.num_weights
-    assert len(runs[0].losses) == len(runs[1].losses) and runs[0].num_rows == runs[1].num_rows
+    assert len(runs[0].losses) == len(runs[1].losses) and runs[0].num_trained == runs[1].num_trained
 
 
 def test_a_training_that_goes_on_ends_with_the_weights_of_one_run(

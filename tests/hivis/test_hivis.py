@@ -16,10 +16,10 @@ from card.config import EngineSettings
 from card.errors import ModelError, SettingsError
 from card.hivis.drafting import BEAM_WIDTH, TextMemory, draft
 from card.hivis.head import FusedHead
-from card.hivis.training import Examples, Trained, TrainSettings, train_fused, unrolled
+from card.hivis.training import Examples, TrainSettings, train_fused, unrolled
 from card.models.checkpoint import Checkpoint
 from card.models.head_files import scaled
-from card.models.head_training import IGNORED, common_tokens
+from card.models.head_training import IGNORED, TrainedHead, common_tokens
 from card.models.loading import load_decoder, load_tokenizer
 from card.models.target_texts import TargetTexts, write_texts
 from card.models.torch_runner import TorchRunner
@@ -72,7 +72,7 @@ def texts(target: TorchRunner, prompts: list[Any]) -> TargetTexts:
 
 def trained(
     target: TorchRunner, texts: TargetTexts, folder: Path, *, stop_after: int | None = None, **changes: Any
-) -> Trained:
+) -> TrainedHead[FusedHead]:
     def show(step: int, _: int) -> None:
         if stop_after == step:
             raise InterruptedError
@@ -83,12 +83,12 @@ def trained(
 
 
 @pytest.fixture(scope="module")
-def done(target: TorchRunner, texts: TargetTexts, tmp_path_factory: pytest.TempPathFactory) -> Trained:
+def done(target: TorchRunner, texts: TargetTexts, tmp_path_factory: pytest.TempPathFactory) -> TrainedHead[FusedHead]:
     return trained(target, texts, tmp_path_factory.mktemp("training"))
 
 
 @pytest.fixture(scope="module")
-def file(done: Trained, tmp_path_factory: pytest.TempPathFactory) -> str:
+def file(done: TrainedHead[FusedHead], tmp_path_factory: pytest.TempPathFactory) -> str:
     path = tmp_path_factory.mktemp("drafter") / "drafter.safetensors"
     done.head.save(path, done.figures())
     return str(path)
@@ -120,7 +120,9 @@ def test_texts_hold_what_is_shown_of_the_prompts_and_the_states_before_each_toke
 # ---- training -------------------------------------------------------------------------------------------------------
 
 
-def test_a_training_learns_the_targets_text(target: TorchRunner, texts: TargetTexts, done: Trained) -> None:
+def test_a_training_learns_the_targets_text(
+    target: TorchRunner, texts: TargetTexts, done: TrainedHead[FusedHead]
+) -> None:
     assert done.losses[-1] < 0.2 * done.losses[0]
     assert done.accepted[0] > 0.5 and list(done.accepted) == sorted(done.accepted, reverse=True)
     assert done.head.num_weights * 2 < 10e6, "bytes of a file"
@@ -138,7 +140,7 @@ def test_tokens_of_prompts_are_read_and_not_learnt(target: TorchRunner, texts: T
 
 
 def test_a_draft_reads_in_each_step_what_the_unrolled_training_reads(
-    target: TorchRunner, texts: TargetTexts, done: Trained
+    target: TorchRunner, texts: TargetTexts, done: TrainedHead[FusedHead]
 ) -> None:
     head, place = done.head, texts.text(0)
     states, embeddings = scaled(texts.features[place]), scaled(target.embeddings(texts.token_ids[place].tolist()))
@@ -158,7 +160,7 @@ def test_a_draft_reads_in_each_step_what_the_unrolled_training_reads(
             assert path.path_logprobs[step] == pytest.approx(total, abs=1e-4)
 
 
-def test_a_draft_is_the_same_alone_and_beside_other_texts(texts: TargetTexts, done: Trained) -> None:
+def test_a_draft_is_the_same_alone_and_beside_other_texts(texts: TargetTexts, done: TrainedHead[FusedHead]) -> None:
     memories = []
     for length in (5, 12, 1):
         memories.append(TextMemory(done.head))

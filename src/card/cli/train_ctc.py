@@ -20,4 +20,4 @@ def run(*, data: Path, max_prompts: int | None, out: Path, loss: str, epochs: in
         return encode_questions(target.tokenizer, questions, target.runner.max_model_len - 1)
 
     trained = train_on_own_texts(settings, train_head, prompts_for, out=out, seed=seed, **options)
-    print_head(trained, f"Trained {trained.num_rows:,} rows", out)
+    print_head(trained, f"Trained {trained.num_trained:,} rows", out)

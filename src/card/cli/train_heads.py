@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from rich.console import Console
 from transformers import PreTrainedTokenizerBase
@@ -19,6 +19,8 @@ from card.cli.train import check_folder
 from card.errors import SettingsError
 from card.models.checkpoint import Checkpoint
 from card.models.facts import context_limit, end_token_ids
+from card.models.head_files import DraftingHead
+from card.models.head_training import TrainedHead
 from card.models.loading import load_decoder, load_tokenizer
 from card.models.runners import make_runner
 from card.models.target_texts import TargetTexts, write_texts
@@ -28,21 +30,7 @@ from card.models.vision import ImagePrompt
 _MOST_CONTEXT = 4096
 
 
-class TrainedHead(Protocol):
-    """A head and its figures, as a training gives them."""
-
-    @property
-    def head(self) -> Any: ...
-    @property
-    def accepted(self) -> tuple[float, ...]: ...
-    @property
-    def num_candidates(self) -> int: ...
-    @property
-    def tokens_per_step(self) -> float: ...
-    def figures(self) -> dict[str, str]: ...
-
-
-_Trained = TypeVar("_Trained", bound=TrainedHead)
+_Head = TypeVar("_Head", bound=DraftingHead)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,14 +44,14 @@ class HeadTarget:
 
 def train_on_own_texts(
     settings: Any,
-    train: Callable[..., _Trained],
+    train: Callable[..., TrainedHead[_Head]],
     prompts_for: Callable[[HeadTarget], Sequence[Sequence[int]]],
     *,
     out: Path,
     seed: int,
     whole: bool = False,
     **options: Any,
-) -> _Trained:
+) -> TrainedHead[_Head]:
     """Let the target answer prompts, train a head on the answers and save it; what was cut off goes on.
 
     Args:
@@ -113,7 +101,7 @@ def _facts(target: str, prompts: Sequence[Sequence[int]], asked: dict[str, Any])
     return json.dumps({"target": Path(target).name, "prompts": digest.hexdigest()[:16], **asked})
 
 
-def print_head(trained: TrainedHead, said: str, out: Path) -> None:
+def print_head(trained: TrainedHead[_Head], said: str, out: Path) -> None:
     """Print the figures of a head; ``said`` tells how much it was trained."""
     console = Console()
     shown = table("tokens ahead", numbers=("all of them among the candidates",))

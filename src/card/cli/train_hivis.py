@@ -26,7 +26,7 @@ def run(*, data: Path, max_prompts: int | None, out: Path, epochs: int, seed: in
         return _encoded(target, conversations, data)
 
     trained = train_on_own_texts(settings, train_fused, prompts_for, out=out, seed=seed, whole=True, **options)
-    print_head(trained, f"Trained {trained.num_texts:,} texts", out)
+    print_head(trained, f"Trained {trained.num_trained:,} texts", out)
 
 
 def read_conversations(path: Path) -> list[tuple[int, _Messages]]:

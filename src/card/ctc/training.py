@@ -18,7 +18,16 @@ from card.ctc.head import HeadFacts, SlotHead
 from card.ctc.names import LOSSES, Loss
 from card.models.checkpoint import Checkpoint
 from card.models.head_files import inputs_of
-from card.models.head_training import IGNORED, FitSettings, common_tokens, fit, num_right, planned, split_texts
+from card.models.head_training import (
+    IGNORED,
+    FitSettings,
+    TrainedHead,
+    common_tokens,
+    fit,
+    num_right,
+    planned,
+    split_texts,
+)
 from card.models.probe import embedding_probe
 from card.models.target_texts import TargetTexts
 from card.models.torch_runner import TorchRunner
@@ -53,33 +62,6 @@ class TrainSettings:
     def num_learnt(self) -> int:
         """Tokens behind a row that its slots learn: without blanks each slot has one of its own."""
         return self.num_labels if self.loss == "ctc" else self.num_slots
-
-
-@dataclass(frozen=True, slots=True)
-class Trained:
-    """A head and its figures, counted on texts that it did not learn from."""
-
-    head: SlotHead
-    losses: tuple[float, ...]  # of each step that this run made
-    accepted: tuple[float, ...]  # share of rows behind which the first so many tokens were all among the candidates
-    num_candidates: int  # in each of these trees
-    num_rows: int  # learnt from, in all steps
-    num_steps: int
-
-    @property
-    def tokens_per_step(self) -> float:
-        """Tokens that a target pass commits with these candidates, its own included."""
-        return 1.0 + sum(self.accepted)
-
-    def figures(self) -> dict[str, str]:
-        """Return what is worth keeping beside the head, by name."""
-        return {
-            "tokens_per_step": f"{self.tokens_per_step:.3f}",
-            "accepted_by_depth": " ".join(f"{share:.3f}" for share in self.accepted),
-            "candidates": str(self.num_candidates),
-            "trained_rows": str(self.num_rows),
-            "steps": str(self.num_steps),
-        }
 
 
 class Examples:
@@ -125,7 +107,7 @@ def train_head(
     checkpoint: Checkpoint,
     num_candidates: int = 16,
     on_step: Callable[[int, int], None] = lambda step, num_steps: None,
-) -> Trained:
+) -> TrainedHead[SlotHead]:
     """Train a head for a target, from the last checkpoint on if there is one.
 
     Args:
@@ -149,7 +131,7 @@ def train_head(
         on_step=on_step,
     )
     accepted = accepted_by_depth(head, measured, num_candidates)
-    return Trained(head, tuple(losses), accepted, num_candidates, state.num_trained, len(steps))
+    return TrainedHead(head, tuple(losses), accepted, num_candidates, state.num_trained, len(steps))
 
 
 def loss_of(head: SlotHead, examples: Examples, some: Tensor, label_of: Tensor, settings: TrainSettings) -> Tensor:

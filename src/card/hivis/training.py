@@ -22,7 +22,16 @@ from card.hivis.drafting import TextMemory, draft
 from card.hivis.head import FusedFacts, FusedHead
 from card.models.checkpoint import Checkpoint
 from card.models.head_files import scaled
-from card.models.head_training import IGNORED, FitSettings, common_tokens, fit, num_right, planned, split_texts
+from card.models.head_training import (
+    IGNORED,
+    FitSettings,
+    TrainedHead,
+    common_tokens,
+    fit,
+    num_right,
+    planned,
+    split_texts,
+)
 from card.models.probe import embedding_probe
 from card.models.target_texts import TargetTexts
 from card.models.torch_runner import TorchRunner
@@ -49,33 +58,6 @@ class TrainSettings:
         require(self.width >= 4 and self.width % 4 == 0, "width", "a multiple of 4", self.width)
         for name in ("epochs", "batch_size", "checkpoint_steps"):
             require(getattr(self, name) >= 1, name, "1 or more", getattr(self, name))
-
-
-@dataclass(frozen=True, slots=True)
-class Trained:
-    """A drafter and its figures, counted on texts that it did not learn from."""
-
-    head: FusedHead
-    losses: tuple[float, ...]  # of each step that this run made
-    accepted: tuple[float, ...]  # share of rows behind which the first so many tokens were all among the candidates
-    num_candidates: int  # in each of these trees
-    num_texts: int  # learnt from, in all steps
-    num_steps: int
-
-    @property
-    def tokens_per_step(self) -> float:
-        """Tokens that a target pass commits with these candidates, its own included."""
-        return 1.0 + sum(self.accepted)
-
-    def figures(self) -> dict[str, str]:
-        """Return what is worth keeping beside the drafter, by name."""
-        return {
-            "tokens_per_step": f"{self.tokens_per_step:.3f}",
-            "accepted_by_depth": " ".join(f"{share:.3f}" for share in self.accepted),
-            "candidates": str(self.num_candidates),
-            "trained_texts": str(self.num_texts),
-            "steps": str(self.num_steps),
-        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +108,7 @@ def train_fused(
     checkpoint: Checkpoint,
     num_candidates: int = 16,
     on_step: Callable[[int, int], None] = lambda step, num_steps: None,
-) -> Trained:
+) -> TrainedHead[FusedHead]:
     """Train a drafter for a target, from the last checkpoint on if there is one.
 
     Args:
@@ -149,7 +131,7 @@ def train_fused(
         on_step=on_step,
     )
     accepted = accepted_by_depth(head, measured, num_candidates)
-    return Trained(head, tuple(losses), accepted, num_candidates, state.num_trained, len(steps))
+    return TrainedHead(head, tuple(losses), accepted, num_candidates, state.num_trained, len(steps))
 
 
 def loss_of(head: FusedHead, batch: Batch) -> Tensor:

@@ -1,10 +1,11 @@
-"""Files of heads that draft from one target's hidden states: written whole, and refused for any other target."""
+"""Heads that draft from one target's hidden states: their files are refused for any other target."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -17,58 +18,80 @@ from card.models.trained_file import TrainedFile
 
 STORED_DTYPE = torch.float16
 EPS = 1e-6
-_Head = TypeVar("_Head", bound=nn.Module)
 
 
-class TargetSizes(Protocol):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TargetSizes:
     """Sizes of the target that a head was trained for."""
 
-    @property
-    def hidden_size(self) -> int: ...
-    @property
-    def vocab_size(self) -> int: ...
-    @property
-    def num_parameters(self) -> int: ...
+    hidden_size: int  # D
+    vocab_size: int
+    num_parameters: int
 
 
-class HeadKind(TrainedFile):
-    """A kind of head."""
+class DraftingHead(nn.Module):
+    """A head of some kind, which proposes some of the target's tokens by the target's own embeddings of them."""
 
-    def save_head(
-        self, path: str | Path, head: nn.Module, facts: Mapping[str, Any], others: Mapping[str, Tensor], figures: Any
-    ) -> None:
-        """Write a head, its weights in float16.
+    FILE: ClassVar[TrainedFile]
+    FACTS: ClassVar[type[TargetSizes]]
+    facts: TargetSizes
+    token_ids: Tensor
+    probe: Tensor
+    _table: Tensor
 
-        Args:
-            others: tensors besides its weights.
-            figures: texts that tell people of its training, by name; None for none.
-        Raises: ModelError if the file cannot be written.
-        """
-        weights = {name: weight.to(STORED_DTYPE) for name, weight in head.state_dict().items()}
-        said = {name: str(value) for name, value in facts.items()}
-        self.save(path, {**weights, **others}, {**(figures or {}), **said})
-
-    def load_head(self, path: str | Path, make: Callable[[Mapping[str, str], dict[str, Tensor]], _Head]) -> _Head:
-        """Read a head that `save_head` wrote.
+    def __init__(self, facts: TargetSizes, token_ids: Tensor, probe: Tensor) -> None:
+        """Make a head without weights.
 
         Args:
-            make: takes the facts and the tensors, pops those that are no weights, and returns a head without weights.
-        Raises: ModelError for a file that is missing, cut off, or no such head.
+            token_ids: [N] int64, the target's tokens that it proposes.
+            probe: of the target, see `embedding_probe`.
         """
+        super().__init__()
+        self.facts = facts
+        self.register_buffer("token_ids", token_ids, persistent=False)
+        self.register_buffer("probe", probe, persistent=False)
+        self.register_buffer("_table", torch.zeros(0, facts.hidden_size), persistent=False)
 
-        def filled(facts: Mapping[str, str], tensors: dict[str, Tensor]) -> _Head:
-            head = make(facts, tensors)
-            head.load_state_dict({name: weight.float() for name, weight in tensors.items()})
-            return head
-
-        return self.load(path, filled)
-
-    def require_target(self, name: str, sizes: TargetSizes, probe: Tensor, target: TorchRunner) -> None:
-        """Raise ModelError if the head of a name was trained for another target; ``probe`` as of `embedding_probe`."""
-        if difference := _difference(sizes, probe, target):
+    def attach(self, target: TorchRunner, name: str = "the head") -> None:
+        """Take the target's embeddings. Raises: ModelError if the head was trained for another target."""
+        if difference := _difference(self.facts, self.probe, target):
             raise ModelError(
-                f"{name} was trained for another target: {difference}; train one for this target with {self.command}"
+                f"{name} was trained for another target: {difference}; train one for this target with"
+                f" {self.FILE.command}"
             )
+        self._table = target.embeddings(self.token_ids.tolist()).to(device="cpu", dtype=torch.float32).clone()
+
+    @property
+    def num_weights(self) -> int:
+        """Number of its own weights."""
+        return sum(weight.numel() for weight in self.parameters())
+
+    def save(self, path: str | Path, figures: Mapping[str, str] | None = None) -> None:
+        """Write the head, its weights in float16. Raises: ModelError if the file cannot be written.
+
+        Args:
+            figures: texts that tell people of its training, by name.
+        """
+        weights = {name: weight.to(STORED_DTYPE) for name, weight in self.state_dict().items()}
+        said = {name: str(value) for name, value in asdict(self.facts).items()}
+        others = {"token_ids": self.token_ids.to(torch.int32), "probe": self.probe}
+        self.FILE.save(path, {**weights, **others}, {**(figures or {}), **said})
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        """Read a head that `save` wrote. Raises: ModelError for a file that is missing, cut off, or no such head."""
+        return cls.FILE.load(path, cls._made)
+
+    @classmethod
+    def _made(cls, said: Mapping[str, str], tensors: dict[str, Tensor]) -> Self:
+        head = cls(cls.facts_of(said), tensors.pop("token_ids").long(), tensors.pop("probe").float())
+        head.load_state_dict({name: weight.float() for name, weight in tensors.items()})
+        return head.requires_grad_(False)
+
+    @classmethod
+    def facts_of(cls, said: Mapping[str, str]) -> Any:
+        """Return the facts that a file states. Raises: KeyError, ValueError if they are none."""
+        return cls.FACTS(**{one.name: int(said[one.name]) for one in fields(cls.FACTS)})
 
 
 def _difference(sizes: TargetSizes, probe: Tensor, target: TorchRunner) -> str:

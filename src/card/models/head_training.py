@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from card.errors import PromptError
 from card.models.checkpoint import Checkpoint, RunState, rate_share
-from card.models.head_files import round_weights
+from card.models.head_files import DraftingHead, round_weights
 from card.models.target_texts import TargetTexts
 from card.tree.nodes import ROOT, Nodes
 
@@ -31,6 +31,36 @@ class FitSettings:
 
     learning_rate: float  # at its peak
     checkpoint_steps: int  # from one checkpoint to the next
+
+
+_Head = TypeVar("_Head", bound=DraftingHead)
+
+
+@dataclass(frozen=True, slots=True)
+class TrainedHead(Generic[_Head]):
+    """A head and its figures, counted on texts that it did not learn from."""
+
+    head: _Head
+    losses: tuple[float, ...]  # of each step that this run made
+    accepted: tuple[float, ...]  # share of rows behind which the first so many tokens were all among the candidates
+    num_candidates: int  # in each of these trees
+    num_trained: int  # rows or texts learnt from, in all steps
+    num_steps: int
+
+    @property
+    def tokens_per_step(self) -> float:
+        """Tokens that a target pass commits with these candidates, its own included."""
+        return 1.0 + sum(self.accepted)
+
+    def figures(self) -> dict[str, str]:
+        """Return what is worth keeping beside the head, by name."""
+        return {
+            "tokens_per_step": f"{self.tokens_per_step:.3f}",
+            "accepted_by_depth": " ".join(f"{share:.3f}" for share in self.accepted),
+            "candidates": str(self.num_candidates),
+            "trained": str(self.num_trained),
+            "steps": str(self.num_steps),
+        }
 
 
 def split_texts(texts: TargetTexts, seed: int) -> tuple[list[int], list[int]]:
