@@ -24,6 +24,7 @@ from card.kernels.int8_linear import GROUP, PANEL, PackedLinear, extended, machi
 Bytes = npt.NDArray[Any]  # of uint8, which numpy's own types lose in `x & 15`
 _CHUNK_BYTES = 1 << 19  # of blocks that are split at once: what lies between stays in a core's cache
 _LEAST_BYTE = 0x80  # -128
+_FOUR, _LOWER_HALVES = np.uint64(4), np.uint64(0x0F0F0F0F0F0F0F0F)
 _FOUR_BITS, _SIX_BITS, _UPPER_BITS = (np.uint32(0x01010101 * byte) for byte in (0x0F, 0x3F, 0x30))  # of each byte
 
 
@@ -173,11 +174,12 @@ def _steps(numbers: Bytes, bits: int) -> Bytes:
     if bits == 4:
         return low
     high_bits = bits - 4
-    steps = (numbers >> 4).reshape(*numbers.shape[:2], 8 // high_bits, -1)
+    words = numbers.view(np.uint64) >> _FOUR & _LOWER_HALVES  # eight bytes at once: none has bits for its neighbour
+    steps = words.reshape(*numbers.shape[:2], 8 // high_bits, high_bits)
     high = steps[..., 0, :].copy()
     for i in range(1, 8 // high_bits):
-        high |= steps[..., i, :] << (high_bits * i)
-    return np.concatenate([low, high], axis=-1)
+        high |= steps[..., i, :] << np.uint64(high_bits * i)
+    return np.concatenate([low, high.view(np.uint8)], axis=-1)
 
 
 def _nibbles(values: Bytes) -> Bytes:
