@@ -24,10 +24,11 @@ from card.models.block_layers import has_blocks
 from card.models.decoder_model import is_int8
 from card.models.draft_vocab import restrict_head
 from card.models.facts import parameter_count
-from card.models.gguf import block_weights, kept_weights
+from card.models.gguf import block_weights
 from card.models.gguf import source as gguf_source
 from card.models.loading import load_decoder
 from card.models.protocol import Extension
+from card.models.said_once import say_once
 from card.models.torch_runner import TorchRunner
 from tests.gguf_files import demo_tokenizer, save_model, write_gguf
 
@@ -95,7 +96,7 @@ def test_a_full_disk_costs_one_line_and_no_bit(written, tmp_path, monkeypatch, c
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    kept_weights._warn_once.cache_clear()
+    say_once.cache_clear()
     monkeypatch.setattr(gguf_source.os, "fsync", full)  # when all has been written, as far as a full disk lets it
     with caplog.at_level(logging.WARNING):
         own = logits(load_decoder(file, cache_dir=str(tmp_path)))

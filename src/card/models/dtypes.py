@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import logging
 from typing import TYPE_CHECKING
 
 import torch
@@ -18,12 +16,11 @@ from card.models.facts import context_limit
 from card.models.fused import reason_not_fusable
 from card.models.gguf.source import GgufSource
 from card.models.inner_text import TURNS_BY_AXES
+from card.models.said_once import say_once
 from card.models.sources import Source, explained
 
 if TYPE_CHECKING:
     from card.models.decoder_model import LoadedModel
-
-logger = logging.getLogger(__name__)
 
 _NO_BFLOAT16 = "this processor has no bfloat16 instructions"
 _DTYPES = {
@@ -102,9 +99,3 @@ def _runs_exactly(model: LoadedModel) -> bool:
     if getattr(model.config, TURNS_BY_AXES, False):
         return False
     return reason_not_fusable(model, context_limit(model)) is None and why_not_int8() is None
-
-
-@functools.cache
-def say_once(words: str) -> None:
-    """Log a warning the first time only."""
-    logger.warning(words)

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import functools
-import logging
 import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-logger = logging.getLogger(__name__)
+from card.models.said_once import say_once
 
 MOST_BYTES = 20 << 30  # of all entries; those that were not used for longest go first
 _SPARE_BYTES = 1 << 30  # left free on the disk
@@ -52,7 +50,7 @@ class KeptWeights:
                 fcntl.flock(lock, fcntl.LOCK_EX)
                 return self.find(name) or self._written(self._folder / name, num_bytes, write)
         except OSError as error:
-            _warn_once(
+            say_once(
                 f"converted weights are not kept in {self._folder}, so the next start converts again: "
                 f"{error.strerror or error}"
             )
@@ -85,12 +83,6 @@ class KeptWeights:
                 return
             shutil.rmtree(one)
             total, free = total - sizes[one], free + sizes[one]
-
-
-@functools.lru_cache(maxsize=16)
-def _warn_once(message: str) -> None:
-    """Say what is the same for all models of a start."""
-    logger.warning(message)
 
 
 def _num_bytes(folder: Path) -> int:

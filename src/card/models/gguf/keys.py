@@ -6,8 +6,6 @@ Source: https://github.com/ggml-org/llama.cpp/blob/master/src/llama-arch.cpp
 
 from __future__ import annotations
 
-import functools
-import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,8 +14,7 @@ import numpy as np
 
 from card.models.architectures.architecture import Architecture, Cap, Scale
 from card.models.gguf.header import GgufError
-
-logger = logging.getLogger(__name__)
+from card.models.said_once import say_once
 
 
 def _names(text: str) -> frozenset[str]:
@@ -143,12 +140,4 @@ class Facts:
             elif not all(one in _IDLE[name] for one in (value if isinstance(value, list) else [value])):
                 raise GgufError(f"asks for {name} {str(value)[:40]}, which is not known here; {_INSTEAD}")
         if unknown:
-            _warn_once(
-                f"{path} says something of {', '.join(sorted(unknown))[:300]}, which is not known here: left out"
-            )
-
-
-@functools.lru_cache(maxsize=16)
-def _warn_once(message: str) -> None:
-    """Say what would be said again wherever the same file is opened."""
-    logger.warning(message)
+            say_once(f"{path} says something of {', '.join(sorted(unknown))[:300]}, which is not known here: left out")
