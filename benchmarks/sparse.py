@@ -3,9 +3,9 @@
     python benchmarks/sparse.py --target smollm2-135m.gguf --dtype int8 --texts gsm8k_train.jsonl --contexts 4096,8192
 
 A row is a method, the KV rows that it reads, and perhaps a judge: specpv/quest:0:512/partial. A prompt is questions
-with their answers, one after the other, up to the context less the new tokens. Each row decodes each prompt greedily;
-its tokens are compared with those of the first row. Bytes and counts do not depend on what else the machine does; times
-do, and are the best of ``--repeats``. A repeat copies the prompt's rows from the first run.
+with their answers, one after the other, up to the context less the new tokens. Each row decodes each prompt greedily,
+in turns with plain decoding by the same engine, whose tokens its own are compared with. Bytes and counts do not depend
+on what else the machine does; times do, and are the least of ``--repeats``. All but the first copy the prompt's rows.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ def row_of(llm: LLM, outputs: list[RequestOutput], plain: list[RequestOutput], w
     }
 
 
-def measure(args: argparse.Namespace, context: int, row: str, plain: list[RequestOutput]) -> tuple[dict[str, Any], Any]:
-    """Return the figures of a row, and its outputs."""
+def measure(args: argparse.Namespace, context: int, row: str) -> dict[str, Any]:
+    """Return the figures of a row."""
     method, selection, judge = (*row.split("/"), None, None)[:3]
     settings: dict[str, Any] = {"kv_selection": selection, "judge": judge}
     if method != "vanilla":
@@ -68,12 +68,15 @@ def measure(args: argparse.Namespace, context: int, row: str, plain: list[Reques
     with LLM(args.target, method=method, dtype=args.dtype, max_model_len=context, cache=False, **settings) as llm:
         prompts = [prompt_of(args.texts, llm, context - args.max_tokens, 100 * i) for i in range(args.batch)]
         params = SamplingParams(temperature=0.0, max_tokens=args.max_tokens, ignore_eos=True)
-        best: tuple[float, Any] = (float("inf"), None)
-        for _ in range(args.repeats + 1):
-            outputs = llm.generate(prompts, params)
-            seconds = max(one.stats.decode_s for one in outputs)
-            best = min(best, (seconds, outputs), key=lambda one: one[0])
-        return row_of(llm, best[1], plain or best[1], best[0]), best[1]
+        best_s: dict[bool, float] = {}
+        outputs: dict[bool, list[RequestOutput]] = {}
+        for speculates in [False, True] * (args.repeats + 1):
+            found = llm.generate(prompts, params.replace(speculates=speculates))
+            seconds = max(one.stats.decode_s for one in found)
+            best_s[speculates] = min(seconds, best_s.get(speculates, seconds))
+            outputs[speculates] = found
+        figures = row_of(llm, outputs[True], outputs[False], best_s[True])
+        return {**figures, "plain decode s": round(best_s[False], 3)}
 
 
 def main() -> None:
@@ -90,10 +93,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="JSON lines are appended to it")
     args = parser.parse_args()
     for context in map(int, args.contexts.split(",")):
-        plain: Any = []
         for row in args.rows.split(","):
-            figures, outputs = measure(args, context, row, plain)
-            plain = plain or outputs
+            figures = measure(args, context, row)
             told = {"context": context, "batch": args.batch, "row": row, "k": args.num_speculative_tokens, **figures}
             print(json.dumps(told), flush=True)
             if args.out is not None:

@@ -10,6 +10,7 @@ from card.assembly.plan import Latencies, Plan
 from card.engine.engine import Engine, Limits
 from card.errors import SettingsError
 from card.models.protocol import LanguageModel
+from card.models.row_store import RowStore
 from card.policy.cost import ScheduleCost
 from card.policy.rounds import Policy, Schedule
 from card.policy.tuned import TunedPolicy
@@ -76,10 +77,17 @@ def build(
         verifier=plan.verifier,
         watchers=models.watchers,
         self_drafting=plan.self_drafting,
+        row_store=_row_store(plan),
     )
     limits = Limits(max_num_seqs=plan.settings.max_num_seqs, prefill_chunk=plan.settings.prefill_chunk)
     engine = Engine(worker, models.link, limits=limits, policy=policy, clock=clock)
     return Parts(plan, engine, worker, policy, models.link, clock, writers)
+
+
+def _row_store(plan: Plan) -> RowStore | None:
+    """Return where paused requests have their rows: as many bytes in files as in memory. Raises: SettingsError."""
+    folder, most = plan.settings.kv_offload, plan.max_kv_bytes
+    return None if folder is None or most is None else RowStore(folder, most)
 
 
 def make_writers(plan: Plan, vocab_size: int, tokenizer: str) -> dict[str, LocalWriter]:

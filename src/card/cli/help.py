@@ -30,8 +30,8 @@ _SECTIONS = {
     "Form of the answer": ("json_object json_schema regex", ""),
     "Machine": (
         "threads",
-        "kernels draft_threads cores draft_cores max_num_seqs kv_cache_memory prefill_chunk wait_for_drafter cache "
-        "check cache_dir drafter_timeout_s",
+        "kernels draft_threads cores draft_cores max_num_seqs kv_cache_memory kv_offload prefill_chunk "
+        "wait_for_drafter cache check cache_dir drafter_timeout_s",
     ),
     "Drafting": (
         "",

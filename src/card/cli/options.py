@@ -161,7 +161,10 @@ model_options = with_options(
     *options_of(EngineSettings, "draft_dtype draft_vocab"),
     kernels_option,
     option_of(EngineSettings, "device", is_filled=True),
-    *options_of(EngineSettings, "draft_device target_cost max_model_len max_num_seqs kv_cache_memory prefill_chunk"),
+    *options_of(
+        EngineSettings,
+        "draft_device target_cost max_model_len max_num_seqs kv_cache_memory kv_offload prefill_chunk",
+    ),
     option_of(EngineSettings, "threads"),
     option_of(EngineSettings, "draft_threads", is_filled=True),
     *options_of(EngineSettings, "cores draft_cores", callback=parse_cores),

@@ -56,6 +56,7 @@ class EngineSettings(Replaceable):
     kv_cache_memory: str | None = setting(
         None, "Most memory for the target's KV, such as 2GiB.", shown="by the RAM"
     )  # by max_num_seqs too
+    kv_offload: str | None = setting(None, "Folder for paused KV.")
     prefill_chunk: int = setting(64, "Most prompt tokens in a pass that also decodes.", least=1)
     threads: int | None = setting(None, "CPU threads of the target.", least=1, shown="the fastest")
     draft_threads: int = setting(1, "CPU threads of the drafter.", least=1)

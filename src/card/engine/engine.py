@@ -66,6 +66,7 @@ class Engine:
         self._policy = policy or Policy(link.own_schedule)
         self._waiting: deque[WaitingRequest] = deque()
         self._running: dict[int, RunningRequest] = {}
+        self._paused: dict[int, RunningRequest] = {}  # whose rows are in the worker's store, the longest first
         self._phases = Phases()
         self._totals = EngineStats()
 
@@ -81,7 +82,7 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """True if `step` would do something."""
-        return bool(self._waiting or self._running)
+        return bool(self._waiting or self._running or self._paused)
 
     def check(self, request: Request) -> CheckedRequest:
         """Return the request as `add` takes it. Raises: PromptError if it can never run; see `TargetWorker.check`."""
@@ -104,7 +105,8 @@ class Engine:
             if (request := entry.checked.request).request_id == request_id:
                 self._waiting.remove(entry)
                 return Update(request_id, (), "abort", request.new_stats())
-        return self._end(request_id, "abort") if request_id in self._running else None
+        is_known = request_id in self._running or request_id in self._paused
+        return self._end(request_id, "abort") if is_known else None
 
     def step(self) -> list[Update]:
         """Run one round. Returns: what it gave each request that got tokens or ended; nothing if there is no work.
@@ -115,7 +117,8 @@ class Engine:
         self._drafter.listen()
         if not self.has_work:
             return []
-        num_requests = min(len(self._running) + len(self._waiting), self._limits.max_num_seqs)
+        num_all = len(self._running) + len(self._waiting) + len(self._paused)
+        num_requests = min(num_all, self._limits.max_num_seqs)
         self._policy.begin(num_requests, self._drafter.link.available)
         started = self._clock()
         refused = self._admit(started)
@@ -125,7 +128,9 @@ class Engine:
     def stats(self) -> EngineStats:
         """Return gauges and totals as of now."""
         pool, totals = self._worker.pool.stats, self._totals
-        totals.num_running, totals.num_waiting = len(self._running), len(self._waiting)
+        totals.num_running, totals.num_waiting = len(self._running), len(self._waiting) + len(self._paused)
+        store = self._worker.row_store
+        totals.kv_offloaded_bytes = 0 if store is None else store.used_bytes
         totals.kv_used_bytes, totals.kv_retained_bytes = pool.used_bytes, pool.retained_bytes
         totals.kv_open_sequences, totals.kv_retained_sequences = pool.num_open, pool.num_retained
         totals.prefix_queries, totals.prefix_hits = pool.queries, pool.hits
@@ -198,10 +203,12 @@ class Engine:
         """
         refused: list[Update] = []
         backlog = sum(one.sequence.prompt_tokens_left for one in self._running.values())
-        while self._waiting and len(self._running) < self._limits.max_num_seqs and backlog < self._limits.prefill_chunk:
-            entry = self._waiting[0]
-            if not self._worker.pool.has_room(entry.checked.num_rows):
-                break
+        while len(self._running) < self._limits.max_num_seqs and backlog < self._limits.prefill_chunk:
+            entry = self._waiting[0] if self._waiting else None
+            if entry is None or self._is_turn_of_paused(entry) or not self._has_room(entry, now):
+                if not self._resume():
+                    break
+                continue
             try:
                 sequence = self._worker.add(entry.checked)
             except CapacityError as error:
@@ -214,7 +221,47 @@ class Engine:
                 self._take_up(sequence, entry.arrived_at, now)
                 backlog += sequence.prompt_tokens_left
             self._waiting.popleft()
+        if self._paused and not self._running and not refused:
+            request_id = next(iter(self._paused))
+            refused.append(self._end(request_id, "error", TargetError("a paused request has no memory to go on in")))
         return refused
+
+    def _is_turn_of_paused(self, entry: WaitingRequest) -> bool:
+        """Return whether a paused request comes before a waiting one: if it was paused before that one arrived."""
+        oldest = next(iter(self._paused.values()), None)
+        return oldest is not None and oldest.paused_at is not None and oldest.paused_at < entry.arrived_at
+
+    def _resume(self) -> bool:
+        """Let the request go on that was paused first. Returns: whether there is one, and room for it."""
+        request_id, one = next(iter(self._paused.items()), (None, None))
+        if one is None or request_id is None or not self._worker.resume(one.sequence):
+            return False
+        self._running[request_id] = self._paused.pop(request_id)
+        return True
+
+    def _has_room(self, entry: WaitingRequest, now: float) -> bool:
+        """Return whether there is room for a waiting request, perhaps that of a running one, which is paused."""
+        return self._worker.pool.has_room(entry.checked.num_rows) or self._make_room(entry, now)
+
+    def _make_room(self, entry: WaitingRequest, now: float) -> bool:
+        """Pause the running request with the most tokens to go, if a waiting one wants fewer. Returns: whether it was.
+
+        Nobody is paused twice, and only those that waited then overtake him. So every text comes to its end.
+        """
+        if self._worker.row_store is None:
+            return False
+        able = [one for one in self._running.values() if one.can_pause]
+        longest = max(able, key=lambda one: one.tokens_left, default=None)
+        if longest is None or longest.tokens_left <= entry.checked.request.params.max_tokens:
+            return False
+        pool, sequence = self._worker.pool, longest.sequence
+        if not pool.has_room(entry.checked.num_rows, without=sequence.slot):
+            return False
+        longest.paused_at = now  # whether there is room in the store or not: it is tried once
+        if not self._worker.pause(sequence):
+            return False
+        self._paused[sequence.request.request_id] = self._running.pop(sequence.request.request_id)
+        return True
 
     def _take_up(self, sequence: Sequence, arrived_at: float, now: float) -> None:
         request_id = sequence.request.request_id
@@ -302,14 +349,14 @@ class Engine:
 
     def _end(self, request_id: int, reason: FinishReason, error: TargetError | None = None) -> Update:
         """Drop a running request before its text has ended; return its last update."""
-        one = self._running[request_id]
+        one = self._running.get(request_id) or self._paused[request_id]
         one.refresh(self._clock(), self._drafter.status, self._policy)
         self._leave(request_id)
         self._totals.num_failed += error is not None
         return Update(request_id, (), reason, one.sequence.stats, error)
 
     def _leave(self, request_id: int) -> None:
-        sequence = self._running.pop(request_id).sequence
+        sequence = (self._running.pop(request_id, None) or self._paused.pop(request_id)).sequence
         self._phases.leave(request_id)
         self._drafter.tracing.ended(request_id)
         self._drafter.send(self._worker.remove(sequence))

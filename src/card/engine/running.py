@@ -27,7 +27,19 @@ class RunningRequest:
     restarts_before: int  # of the drafter
     passes_seen: int = 0  # of the drafter, for this request
     busy_seen_s: float = 0.0
+    paused_at: float | None = None  # when it was to give its room to another; None: never
     unheard_at: int = -1  # drafter passes when waiting for it ran out; it is not waited for until there are more
+
+    @property
+    def tokens_left(self) -> int:
+        """The most tokens that its text may still get."""
+        sequence = self.sequence
+        return sequence.request.params.max_tokens - sequence.num_new_tokens
+
+    @property
+    def can_pause(self) -> bool:
+        """True if it may give its room to another: once, between two rounds of decoding."""
+        return self.paused_at is None and not self.sequence.prompt_tokens_left and self.sequence.request.images is None
 
     @property
     def is_waited_for(self) -> bool:

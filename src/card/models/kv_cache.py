@@ -296,6 +296,24 @@ class KVCache:
         target.tree.append(np.arange(-1, num_rows - 1))
         target.kv.narrow(3, 0, num_rows).copy_(origin.kv.narrow(3, 0, num_rows))
 
+    def read_rows(self, slot: int) -> Tensor:
+        """Return a copy of the rows of a chain, [L, 2, Hkv, rows, D]. Raises: ModelError if they are none."""
+        held = self[slot]
+        if held.tree.num_prefix_rows != held.tree.num_rows:
+            raise ModelError(f"slot {slot} holds a tree of rows; drop its candidates with keep()")
+        return held.kv.narrow(3, 0, held.tree.num_rows).clone()
+
+    def write_rows(self, slot: int, rows: Tensor) -> None:
+        """Fill an empty sequence with rows that `read_rows` gave.
+
+        Raises: ModelError if it is not empty; CapacityError if they do not fit.
+        """
+        target, num_rows = self[slot], rows.shape[3]
+        if target.tree.num_rows:
+            raise ModelError(f"slot {slot} holds {target.tree.num_rows} rows; rows are put into an empty one only")
+        target.tree.append(np.arange(-1, num_rows - 1))
+        target.kv.narrow(3, 0, num_rows).copy_(rows)
+
     def __getitem__(self, slot: int) -> SequenceRows:
         """Return the sequence in ``slot``. Raises: ModelError if it is not open."""
         try:

@@ -41,6 +41,14 @@ class PoolStats:
     num_retained: int
 
 
+@dataclass(frozen=True, slots=True)
+class PausedSequence:
+    """Size and kind of a sequence whose rows are elsewhere for a while."""
+
+    num_rows: int  # that it has room for
+    is_long: bool
+
+
 @dataclass(slots=True, eq=False)
 class _Entry:
     """One sequence: the room it takes, and the text that its first rows hold."""
@@ -99,9 +107,14 @@ class SequencePool:
         """Return whether a sequence of so many rows fits if it is alone."""
         return num_rows <= self._model.max_rows and self._bytes(self._round(num_rows)) <= self._max_bytes
 
-    def has_room(self, num_rows: int) -> bool:
-        """Return whether a sequence of so many rows fits beside the running ones; retained ones give way."""
+    def has_room(self, num_rows: int, *, without: int | None = None) -> bool:
+        """Return whether a sequence of so many rows fits beside the running ones; retained ones give way.
+
+        Args:
+            without: slot of a running one that would give way too.
+        """
         free_bytes = self._max_bytes - self._bytes_of(self._running)
+        free_bytes += 0 if without is None else self._bytes(self._running[without].num_rows)
         return self.can_ever_hold(num_rows) and self._bytes(self._round(num_rows)) <= free_bytes
 
     def open(self, token_ids: Sequence[int], num_rows: int, *, text_len: int = 0) -> Opened:
@@ -174,6 +187,19 @@ class SequencePool:
         self._retained[entry.slot] = entry
         while len(self._retained) > self._max_retained:
             self._drop(next(iter(self._retained.values())))
+
+    def pause(self, slot: int) -> PausedSequence:
+        """Give up the place of a running sequence, and its rows; return what `resume` needs. Raises: ModelError."""
+        entry = self._running_entry(slot, ())
+        del self._running[slot]
+        self._model.close(slot)
+        return PausedSequence(entry.num_rows, entry.is_long)
+
+    def resume(self, paused: PausedSequence) -> int:
+        """Open an empty sequence in place of a paused one. Raises: CapacityError if there is no room."""
+        slot = self._make_slot(paused.num_rows, paused.is_long, spared=None)
+        self._running[slot] = _Entry(slot, paused.num_rows, np.empty(0, np.int64), paused.is_long)
+        return slot
 
     def clear(self) -> None:
         """Drop all retained sequences."""

@@ -109,6 +109,17 @@ class LengthDependent(LanguageModel, Protocol):
 
 
 @runtime_checkable
+class Movable(LanguageModel, Protocol):
+    """A model whose rows can be taken out and put back, bit for bit."""
+
+    def read_rows(self, slot: int) -> Tensor:
+        """Return a copy of the rows of a sequence, which are a chain."""
+
+    def write_rows(self, slot: int, rows: Tensor) -> None:
+        """Fill an empty sequence with such rows. Raises: CapacityError if it has no room for them."""
+
+
+@runtime_checkable
 class Recurrent(LanguageModel, Protocol):
     """A model with a state that cannot be cut. The rows of a sequence are a chain; other extensions are refused."""
 

@@ -229,6 +229,16 @@ class TorchRunner:
         with torch.inference_mode():
             self._cache.copy_rows(source, slot, num_rows)
 
+    def read_rows(self, slot: int) -> Tensor:
+        """Return a copy of a sequence's rows. Raises: see `KVCache.read_rows`."""
+        with torch.inference_mode():
+            return self._cache.read_rows(slot)
+
+    def write_rows(self, slot: int, rows: Tensor) -> None:
+        """Fill an empty sequence with rows that `read_rows` gave. Raises: see `KVCache.write_rows`."""
+        with torch.inference_mode():
+            self._cache.write_rows(slot, rows)
+
     def num_rows(self, slot: int) -> int:
         """Return how many rows the sequence holds. Raises: ModelError if the slot is not open."""
         return self._cache[slot].tree.num_rows

@@ -176,6 +176,7 @@ class EngineStats(DrafterHealth):
     new_tokens: int = 0
     kv_used_bytes: int = 0  # of running requests
     kv_retained_bytes: int = 0  # kept for reuse
+    kv_offloaded_bytes: int = 0  # of paused requests, in files
     kv_open_sequences: int = 0
     kv_retained_sequences: int = 0
     prefix_queries: int = 0

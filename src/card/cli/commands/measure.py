@@ -75,7 +75,7 @@ _OF_ROWS = "Of card-chain, card-tree, card-turns.  [default: the library's]"
     callback=parse_numbers,
     default="2,3,4,5,6,8,10,12",
     show_default=True,
-    help="Draft lengths that sps, ouroboros, card-turns and transformers-assisted choose from.",
+    help="Draft lengths of sps, ouroboros, card-turns, transformers-assisted.",
 )
 @option_of(EngineSettings, "draft_vocab")
 @with_options(*options_of(EngineSettings, " ".join(OWN_SETTINGS), is_filled=True))
@@ -144,7 +144,7 @@ def verify_machine(**options: Any) -> int:
 @kernels_option
 @option_of(EngineSettings, "device", is_filled=True, help="cpu, cuda, cuda:1.")
 @click.option("--target-cost", help="Inflate the model to the price of 300M, say.")
-@click.option("--threads", callback=parse_numbers, help="Numbers of threads, such as 1,2.  [default: torch's own]")
+@click.option("--threads", callback=parse_numbers, help="Such as 1,2.  [default: torch's own]")
 @option_of(EngineSettings, "ctc")
 @wide_option
 def profile(**options: Any) -> int:
@@ -161,7 +161,7 @@ def profile(**options: Any) -> int:
 @click.option("--recording", type=click.Path(dir_okay=False, path_type=Path), help="File of card record.")
 @click.option("--synthetic", type=float, help="Instead: share of right first choices.")
 @click.option("--methods", callback=parse_names, help="Such as vanilla,sps,card.  [default: all]")
-@click.option("--cores", type=int, help="CPU threads of target and drafter together.  [default: as profiled]")
+@click.option("--cores", type=int, help="CPU threads of both models.  [default: as profiled]")
 @click.option("--draft-threads", type=int, default=1, show_default=True, help="Of a drafter in its own process.")
 @click.option("--network-ms", type=float, help="Delay of a draft server, one way.")
 @click.option("--concurrency", type=int, default=1, show_default=True, help="Requests at once.")

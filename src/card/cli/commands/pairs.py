@@ -66,7 +66,7 @@ def check_pair(**options: Any) -> int:
 @kernels_option
 @option_of(EngineSettings, "device", is_filled=True)
 @option_of(DraftSettings, "coupled_noise", is_filled=True, show_default=True)
-@click.option("--methods", callback=parse_names, help="Also record sparsespec, say.")
+@click.option("--methods", callback=parse_names, help="Such as sparsespec.")
 @with_options(*options_of(EngineSettings, "ctc kv_selection"))
 @sampling_options
 def record(**options: Any) -> int:
