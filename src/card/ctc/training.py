@@ -36,7 +36,7 @@ _MOST_MEASURED = 512  # rows of texts that it does not learn from
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrainSettings:
+class TrainSettings(FitSettings):
     """Settings of the training."""
 
     loss: Loss = "ctc"
@@ -46,17 +46,14 @@ class TrainSettings:
     width: int = 256  # of the head's layer
     epochs: int = 2
     batch_size: int = 256  # rows
-    learning_rate: float = 2e-3  # at its peak
-    seed: int = 0
-    checkpoint_steps: int = 50  # from one checkpoint to the next
 
     def __post_init__(self) -> None:
         """Check the ranges."""
+        FitSettings.__post_init__(self)
         require(self.loss in LOSSES, "loss", f"one of {', '.join(LOSSES)}", self.loss)
         require(1 <= self.num_slots <= 16, "num_slots", "from 1 to 16", self.num_slots)
         require(1 <= self.num_labels <= self.num_slots, "num_labels", "from 1 to num_slots", self.num_labels)
-        for name in ("window", "epochs", "batch_size", "checkpoint_steps"):
-            require(getattr(self, name) >= 1, name, "1 or more", getattr(self, name))
+        require(self.window >= 1, "window", "1 or more", self.window)
 
     @property
     def num_learnt(self) -> int:
@@ -120,12 +117,12 @@ def train_head(
     embeddings = target.embeddings(texts.token_ids.tolist()).clone()
     examples, measured = (Examples(texts, some, embeddings, settings.window) for some in (learnt, held_out))
     head, label_of = _new_head(target, texts, settings)
-    steps = planned(len(examples), batch_size=settings.batch_size, epochs=settings.epochs, seed=settings.seed)
+    steps = planned(len(examples), settings)
     losses, state = fit(
         head,
         steps,
         lambda some: loss_of(head, examples, some, label_of, settings),
-        FitSettings(learning_rate=settings.learning_rate, checkpoint_steps=settings.checkpoint_steps),
+        settings,
         facts={**asdict(settings), "texts": texts.digest},
         checkpoint=checkpoint,
         on_step=on_step,

@@ -41,23 +41,19 @@ _MOST_MEASURED = 256  # rows of texts that it does not learn from
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrainSettings:
+class TrainSettings(FitSettings):
     """Settings of the training."""
 
     num_steps: int = 5  # S, unrolled
     width: int = 256  # of its layer
     epochs: int = 4
     batch_size: int = 16  # texts
-    learning_rate: float = 2e-3  # at its peak
-    seed: int = 0
-    checkpoint_steps: int = 50  # from one checkpoint to the next
 
     def __post_init__(self) -> None:
         """Check the ranges."""
+        FitSettings.__post_init__(self)
         require(1 <= self.num_steps <= 16, "num_steps", "from 1 to 16", self.num_steps)
         require(self.width >= 4 and self.width % 4 == 0, "width", "a multiple of 4", self.width)
-        for name in ("epochs", "batch_size", "checkpoint_steps"):
-            require(getattr(self, name) >= 1, name, "1 or more", getattr(self, name))
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,12 +116,12 @@ def train_fused(
     head, label_of = _new_head(target, texts, settings)
     embeddings = target.embeddings(texts.token_ids.tolist()).clone()
     examples, measured = (Examples(texts, some, embeddings, label_of) for some in (learnt, held_out))
-    steps = planned(len(examples), batch_size=settings.batch_size, epochs=settings.epochs, seed=settings.seed)
+    steps = planned(len(examples), settings)
     losses, state = fit(
         head,
         steps,
         lambda some: loss_of(head, examples.batch(some)),
-        FitSettings(learning_rate=settings.learning_rate, checkpoint_steps=settings.checkpoint_steps),
+        settings,
         facts={**asdict(settings), "texts": texts.digest},
         checkpoint=checkpoint,
         on_step=on_step,

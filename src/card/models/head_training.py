@@ -13,6 +13,7 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor, nn
 
+from card.config.fields import require
 from card.errors import PromptError
 from card.models.checkpoint import Checkpoint, RunState, rate_share
 from card.models.head_files import DraftingHead, round_weights
@@ -29,8 +30,16 @@ _MOST_TOKENS = 8192  # that a head proposes: the target's commonest
 class FitSettings:
     """Settings of the steps of a training."""
 
-    learning_rate: float  # at its peak
-    checkpoint_steps: int  # from one checkpoint to the next
+    epochs: int
+    batch_size: int  # examples
+    learning_rate: float = 2e-3  # at its peak
+    seed: int = 0
+    checkpoint_steps: int = 50  # from one checkpoint to the next
+
+    def __post_init__(self) -> None:
+        """Check the ranges."""
+        for name in ("epochs", "batch_size", "checkpoint_steps"):
+            require(getattr(self, name) >= 1, name, "1 or more", getattr(self, name))
 
 
 _Head = TypeVar("_Head", bound=DraftingHead)
@@ -74,12 +83,12 @@ def split_texts(texts: TargetTexts, seed: int) -> tuple[list[int], list[int]]:
     return chosen[num_held_out:], chosen[:num_held_out]
 
 
-def planned(num_examples: int, *, batch_size: int, epochs: int, seed: int) -> list[Tensor]:
+def planned(num_examples: int, settings: FitSettings) -> list[Tensor]:
     """Return the examples of every step, each epoch in an order of its own."""
     steps: list[Tensor] = []
-    for epoch in range(epochs):
-        generator = torch.Generator().manual_seed(seed * 1_000_003 + epoch)
-        steps += torch.split(torch.randperm(num_examples, generator=generator), batch_size)
+    for epoch in range(settings.epochs):
+        generator = torch.Generator().manual_seed(settings.seed * 1_000_003 + epoch)
+        steps += torch.split(torch.randperm(num_examples, generator=generator), settings.batch_size)
     return steps
 
 
