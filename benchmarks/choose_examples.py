@@ -18,7 +18,7 @@ from rich.table import Table
 
 from card.bench.environment import describe_run
 from card.cascade import cascade_argmin, spearman
-from card.cascade.examples import ExampleLoss, SolvedProblem, draw_example_sets
+from card.cascade.examples import PromptLoss, SolvedProblem, draw_example_sets
 from card.cli.files import read_records
 from card.models.facts import context_limit
 from card.models.loading import load_decoder, load_tokenizer
@@ -61,7 +61,7 @@ def main(
 
 def _scores(name: str, judges: list[SolvedProblem], sets: list[tuple[SolvedProblem, ...]]) -> list[float]:
     model = load_decoder(name)
-    loss = ExampleLoss(make_runner(model, max_model_len=context_limit(model)), load_tokenizer(name), judges)
+    loss = PromptLoss(make_runner(model, max_model_len=context_limit(model)), load_tokenizer(name), judges)
     return [loss(one) for one in sets]
 
 

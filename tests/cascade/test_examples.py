@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from card.cascade.examples import ExampleLoss, SolvedProblem, draw_example_sets
+from card.cascade.examples import PromptLoss, SolvedProblem, draw_example_sets
 from card.errors import SettingsError
 from card.models.protocol import Extension, LanguageModel
 from card.models.torch_runner import TorchRunner
@@ -32,7 +32,7 @@ def _whole_loss(model: LanguageModel, prompt: str, answer: str) -> tuple[float, 
 
 
 def test_the_loss_is_that_of_the_answers_behind_examples_and_question(model):
-    loss, examples = ExampleLoss(model, TOKENIZER, POOL[3:]), POOL[:2]
+    loss, examples = PromptLoss(model, TOKENIZER, POOL[3:]), POOL[:2]
     shown = "".join(f"user: {one.question}<|turn|>\nassistant: {one.answer}<|turn|>\n" for one in examples)
     parts = [_whole_loss(model, f"{shown}user: {one.question}<|turn|>\nassistant: ", one.answer) for one in POOL[3:]]
     assert loss(examples) == pytest.approx(sum(part for part, _ in parts) / sum(count for _, count in parts), rel=1e-5)
@@ -40,8 +40,17 @@ def test_the_loss_is_that_of_the_answers_behind_examples_and_question(model):
     assert math.isfinite(loss(examples[:1])) and loss(examples) == loss(examples)
 
 
+def test_an_instruction_stands_before_each_question(model):
+    loss = PromptLoss(model, TOKENIZER, POOL[3:])
+    parts = [
+        _whole_loss(model, f"user: two mat\n\n{one.question}<|turn|>\nassistant: ", one.answer) for one in POOL[3:]
+    ]
+    assert loss("two mat") == pytest.approx(sum(part for part, _ in parts) / sum(count for _, count in parts), rel=1e-5)
+    assert loss("two mat") != loss(()) and loss("two mat " * 200) == math.inf
+
+
 def test_examples_that_do_not_fit_into_the_context_are_never_chosen(model):
-    assert ExampleLoss(model, TOKENIZER, POOL[4:])(POOL * 20) == math.inf
+    assert PromptLoss(model, TOKENIZER, POOL[4:])(POOL * 20) == math.inf
 
 
 def test_sets_are_different_ordered_repeatable_and_as_many_as_there_are():
@@ -55,4 +64,4 @@ def test_too_few_problems_are_refused(model):
     with pytest.raises(SettingsError, match="6 examples cannot be taken from 5 problems"):
         draw_example_sets(POOL, shots=6, count=1, seed=0)
     with pytest.raises(SettingsError, match="no problems to judge"):
-        ExampleLoss(model, TOKENIZER, [])
+        PromptLoss(model, TOKENIZER, [])

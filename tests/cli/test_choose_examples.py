@@ -34,7 +34,13 @@ def test_it_prints_the_examples_and_what_they_cost(run, data):
     assert (ran.status, ran.err) == (0, "")
     examples = [json.loads(line) for line in ran.out.splitlines() if line.startswith("{")]
     assert len(examples) == 2 and all(one["answer"].endswith("on the mat") for one in examples)
-    for words in ("nats per token", "mean over random sets", "rank correlation", "of 24", "above that of the best set"):
+    for words in (
+        "nats per token",
+        "mean over the random probe",
+        "rank correlation",
+        "of 24",
+        "above that of the best one",
+    ):
         assert words in ran.out
 
 
@@ -42,9 +48,45 @@ def test_json_holds_the_same_and_the_same_seed_chooses_the_same(run, data):
     options = ("--data", data, "--candidates", "16", "--held-out", "3", "--shots", "1", "--json")
     first, second = (json.loads(run(*options).out) for _ in range(2))
     assert first == second
-    assert first["sets"] == 9 and 2 <= first["target_sets"] <= 9  # of one example there are no more
+    assert first["candidates"] == 9 and 2 <= first["target_candidates"] <= 9  # of one example there are no more
     assert first["target_passes"] < first["draft_passes"] and first["regret"] is None
     assert first["loss"] <= first["mean_loss"] and len(first["examples"]) == 1
+
+
+@pytest.fixture
+def instructions(tmp_path: Path) -> str:
+    path = tmp_path / "instructions.txt"
+    path.write_text("\n".join([*(f"say {word}" for word in WORDS), "say cat", "", "cat " * 6000]), encoding="utf-8")
+    return str(path)
+
+
+def test_an_instruction_of_a_file_is_chosen_in_the_same_way(run, data, instructions):
+    options = ("--data", data, "--instructions", instructions, "--held-out", "3", "--json")
+    found = json.loads(run(*options, "--regret").out)
+    assert found["instruction"] in {f"say {word}" for word in WORDS} and found["examples"] == []
+    assert found["candidates"] == 13 and found["target_candidates"] <= 13  # the one that came twice is one
+    assert found["regret"] >= 0.0 and found["loss"] <= found["mean_loss"]
+    assert json.loads(run(*options, "--candidates", "5").out)["candidates"] == 5
+    shown = run(*options[:-1]).out.splitlines()
+    assert json.loads(shown[0])["instruction"].startswith("say ")
+
+
+def test_instructions_may_be_lines_of_json(run, data, tmp_path):
+    path = tmp_path / "one.jsonl"
+    path.write_text(json.dumps({"instruction": "two\nlines"}) + "\n", encoding="utf-8")
+    found = json.loads(run("--data", data, "--instructions", str(path), "--json").out)
+    assert (found["instruction"], found["correlation"], found["target_candidates"]) == ("two\nlines", None, 1)
+
+
+def test_an_instruction_that_is_too_long_or_shown_with_examples_is_refused(run, data, instructions, tmp_path):
+    for content, more, words in (
+        ("cat " * 6000, (), "no instruction fits"),
+        ("say cat", ("--shots", "2"), "leave --shots out"),
+        ("", (), "holds no prompts"),
+    ):
+        Path(instructions).write_text(content, encoding="utf-8")
+        ran = run("--data", data, "--instructions", instructions, *more)
+        assert (ran.status, ran.out, ran.err.count("\n")) == (2, "", 1) and words in ran.err
 
 
 @pytest.mark.parametrize(

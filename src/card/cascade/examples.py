@@ -1,4 +1,4 @@
-"""In-context examples for a model, judged by its loss on problems that were solved already."""
+"""Beginnings of a prompt, judged by a model's loss on problems that were solved already: examples or an instruction."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ class SolvedProblem:
 
 
 Examples = tuple[SolvedProblem, ...]
+Beginning = Examples | str  # solved problems in their order, or an instruction that stands before each question
 
 
 def draw_example_sets(pool: Sequence[SolvedProblem], *, shots: int, count: int, seed: int) -> list[Examples]:
@@ -42,23 +43,23 @@ def draw_example_sets(pool: Sequence[SolvedProblem], *, shots: int, count: int, 
     return [tuple(pool[idx] for idx in places) for places in found]
 
 
-class ExampleLoss:
-    """Scores sets of examples: the mean loss of a model on the answers of problems that follow them."""
+class PromptLoss:
+    """Scores beginnings of a prompt: the mean loss of a model on the answers of problems that follow them."""
 
     def __init__(
         self, model: LanguageModel, tokenizer: PreTrainedTokenizerBase, problems: Sequence[SolvedProblem]
     ) -> None:
         """Judge by ``problems``: the chat template writes them, where the tokenizer has one. Raises: SettingsError."""
         if not problems:
-            raise SettingsError("there are no problems to judge examples by; give one or more")
+            raise SettingsError("there are no problems to judge by; give one or more")
         self._model, self._tokenizer, self._problems = model, tokenizer, problems
         self._answers = [tokenizer.encode(one.answer, add_special_tokens=False) for one in problems]
         self.num_passes = 0  # of the model, so far
         self.num_tokens = 0  # run by them
 
-    def __call__(self, examples: Sequence[SolvedProblem]) -> float:
-        """Return the loss, nats per token of the answers; inf for examples too long for the model's context."""
-        prompts = [self._prompt(examples, one.question) for one in self._problems]
+    def __call__(self, beginning: Beginning) -> float:
+        """Return the loss, nats per token of the answers; inf for a beginning too long for the model's context."""
+        prompts = [self._prompt(beginning, one.question) for one in self._problems]
         longest = max(len(ids) + len(answer) for ids, answer in zip(prompts, self._answers, strict=True))
         if longest > self._model.max_model_len:
             return math.inf
@@ -94,7 +95,12 @@ class ExampleLoss:
         (logits,) = self._model.forward([Extension(slot, token_ids, parents, first_logits_idx)])
         return logits
 
-    def _prompt(self, examples: Sequence[SolvedProblem], question: str) -> list[int]:
+    def _prompt(self, beginning: Beginning, question: str) -> list[int]:
+        if isinstance(beginning, str):
+            examples: Examples = ()
+            question = f"{beginning}\n\n{question}"
+        else:
+            examples = beginning
         if not self._tokenizer.chat_template:
             solved = "".join(f"{one.question}\n{one.answer}\n\n" for one in examples)
             return encode_prompt(self._tokenizer, f"{solved}{question}\n")

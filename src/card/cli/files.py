@@ -52,15 +52,17 @@ def check_can_write(path: Path) -> None:
 # ---- prompts --------------------------------------------------------------------------------------------------------
 
 
-def read_prompts(path: Path) -> tuple[str, ...]:
+def read_prompts(path: Path, key: str = "question") -> tuple[str, ...]:
     """Return the prompts of a UTF-8 file; its lines are JSON if it is named so, or its first one begins so.
 
+    Args:
+        key: of the text in a line of JSON.
     Raises: PromptError if there are none, or one cannot be read.
     """
     numbered = numbered_lines(path, "prompts")
     if path.suffix != ".jsonl" and not numbered[0][1].lstrip().startswith("{"):
         return tuple(line.strip() for _, line in numbered)
-    return tuple(record["question"] for record in read_records(path, "question"))
+    return tuple(record[key] for record in read_records(path, key))
 
 
 def read_records(path: Path, *keys: str) -> tuple[dict[str, str], ...]:

@@ -11,11 +11,13 @@ import click
 from rich.console import Console
 
 from card.cli.files import check_can_write
+from card.cli.starting import load
 from card.cli.tables import progress_bar, table
 from card.errors import SettingsError
 from card.models.checkpoint import Checkpoint
 from card.series.data import read_series
-from card.series.forecaster import Forecast, forecast, load_forecaster, save_forecaster
+from card.series.decoding import PatchModel
+from card.series.forecaster import Forecast, forecast, load_forecaster, model_type, save_forecaster
 from card.series.plot import draw
 from card.series.training import TrainSettings, train_forecaster
 from card.series.transformer import SHAPES
@@ -36,7 +38,7 @@ def run_forecast(
 ) -> None:
     """Do what `card forecast` was asked for. Raises: CardError of any kind."""
     values = read_series(series, column)
-    models = load_forecaster(target), load_forecaster(draft) if draft else None
+    models = _open(target), _open(draft) if draft else None
     made = forecast(values, options.pop("horizon"), *models, **options)
     if plot is not None:
         draw(made, values, plot)
@@ -44,6 +46,14 @@ def run_forecast(
         click.echo(json.dumps(_facts(made)))
     else:
         _print(Console(), made, plot)
+
+
+def _open(folder: Path) -> PatchModel:
+    """Read a forecaster; transformers is imported for its own models alone."""
+    if model_type(folder) is None:
+        return load_forecaster(folder)
+    opened: PatchModel = load("card.series.loading", "importing transformers").open_forecaster(folder)
+    return opened
 
 
 def _facts(made: Forecast) -> dict[str, Any]:

@@ -39,12 +39,13 @@ def run(*, prompts: Path | None, max_prompts: int | None, max_seconds: int | Non
         end_ids=pair.end_ids,
     )
     prompt_ids = encode_questions(pair.tokenizer, questions, miner.max_prompt_tokens)
-    facts = {"pair": key_of(PairFacts.of(pair.target, pair.draft_name).probe.tolist()), "draft": pair.draft_name}
+    of_pair = PairFacts.of(pair.target, pair.draft_name)
+    facts = {"target": key_of(of_pair.probe.tolist()), "draft": of_pair.draft}
     facts |= {name: options[name] for name in ("dtype", "max_tokens")}
     kept = KeptLines(out.with_suffix(".mined.jsonl"), facts)
     until = float("inf") if max_seconds is None else time.monotonic() + max_seconds
     mined = _mine(miner, prompt_ids, kept, lambda: time.monotonic() > until)
-    trained = train_judge(Mismatches.joined(mined), PairFacts.of(pair.target, pair.draft_name))
+    trained = train_judge(Mismatches.joined(mined), of_pair)
     trained.judge.save(out, {**trained.figures(), "num_prompts": str(len(mined))})
     if len(mined) == len(prompt_ids):
         kept.delete()

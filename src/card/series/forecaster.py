@@ -125,3 +125,13 @@ def load_forecaster(folder: str | Path) -> PatchTransformer:
     except (OSError, ValueError, TypeError, RuntimeError, SafetensorError, CardError):
         raise ModelError(f"{folder} holds a broken forecaster; train it once more") from None
     return model.train(False)
+
+
+def model_type(folder: Path) -> str | None:
+    """Return the model type that a folder of transformers states; None for a forecaster of ours, and for no folder."""
+    try:
+        facts = json.loads((folder / "config.json").read_text("utf-8"))
+    except (OSError, ValueError):
+        return None
+    found = facts.get("model_type") if isinstance(facts, dict) else None
+    return None if found is None else str(found)

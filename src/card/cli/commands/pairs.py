@@ -74,9 +74,10 @@ def record(**options: Any) -> int:
     return run("card.cli.plan.record", **options)
 
 
-@command("choose-examples", short_help="Choose in-context examples by the target's loss.")
+@command("choose-examples", short_help="Choose examples or instructions by the target's loss.")
 @file_option("--data", words='JSON lines with "question" and "answer".', required=True)
-@counted("--shots", default=2, words="Examples of a set.")
+@file_option("--instructions", words="Choose one line instead.")
+@counted("--shots", words="Examples.  [default: 2]")
 @counted("--candidates", default=64, words="Sets drawn.")
 @counted("--held-out", default=8, words="Judging problems.")
 @click.option("--regret", is_flag=True, help="Measure the loss.")
@@ -88,8 +89,10 @@ def record(**options: Any) -> int:
 def choose_examples(**options: Any) -> int:
     """Choose the examples after which the target's loss on the held-out answers is lowest, among random sets.
 
-    The draft model scores all sets, the target a probe and what the draft model's ranking leaves: the fewer, the better
-    both rank the probe. The best set may be missed.
+    With --instructions an instruction is chosen, which stands before each question.
+
+    The draft model scores all candidates, the target a probe and what the draft model's ranking leaves: the fewer, the
+    better both rank the probe. The best one may be missed.
     """
     return run("card.cli.choose_examples.run", **options)
 

@@ -33,7 +33,7 @@ def _folder(flag: str, *, required: bool = False, words: str) -> Callable[[F], F
 @counted("--num-samples", default=100, least=2, words="Continuations to draw.")
 @counted("--num-speculative-patches", default=3, words="Patches proposed ahead.")
 @click.option("--mode", type=click.Choice(_MODES), default="exact", show_default=True, help="Rule of acceptance.")
-@counted("--seed", default=0, least=0, words="Of the draws.")
+@counted("--seed", default=0, least=0, words="Draws.")
 @click.option("--plot", type=OutputPath(), help="Write a PNG.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def forecast(**options: Any) -> int:
@@ -42,14 +42,14 @@ def forecast(**options: Any) -> int:
 
 
 @train.command("forecaster", short_help="Train a forecaster of time series.")
-@file_option("--series", required=True, words="CSV file to learn from.")
-@click.option("--column", "columns", multiple=True, required=True, help="Values to learn; may be given several times.")
+@file_option("--series", required=True, words="CSV file.")
+@click.option("--column", "columns", multiple=True, required=True, help="Values to learn.")
 @_folder("--out", required=True, words="Folder to write.")
 @click.option(
     "--size", type=click.Choice(("large", "small")), default="large", show_default=True, help="Target, draft."
 )
 @counted("--steps", default=1000, words="Batches of windows.")
-@counted("--seed", default=0, least=0, words="Of weights and windows.")
+@counted("--seed", default=0, least=0, words="Weights, windows.")
 def forecaster(**options: Any) -> int:
     """Train a forecaster for card forecast. A training that was cut off goes on if the same command is given again."""
     return run("card.cli.series.run_training", **options)
