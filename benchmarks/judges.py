@@ -173,8 +173,8 @@ def _item(task: Task, output: Any) -> dict[str, Any]:
 
 def report(lines: Sequence[dict[str, Any]]) -> Iterator[str]:
     """Yield the rows of a Markdown table, over the questions that every judge of a data set has answered."""
-    yield "| data | judge | tokens a pass | kept against the target's choice | solved, % | same as exact, % |"
-    yield "|---|---|---:|---:|---:|---:|"
+    yield "| data | judge | tokens a pass | kept against the target's choice | cut off | solved, % | same as exact, % |"
+    yield "|---|---|---:|---:|---:|---:|---:|"
     for data in dict.fromkeys(line["data"] for line in lines):
         own = [line for line in lines if line["data"] == data]
         judges = list(dict.fromkeys(line["judge"] for line in own))
@@ -188,7 +188,9 @@ def report(lines: Sequence[dict[str, Any]]) -> Iterator[str]:
             solved = Share(sum(item["is_solved"] for item in items), len(items))
             rate = 1 + num["accepted"] / max(1, num["passes"])
             kept = f"{num['lenient']} of {num['tokens']:,} tokens"
-            yield f"| {data}, {len(items)} | `{judge}` | {rate:.2f} | {kept} | {solved} | {Share(same, len(items))} |"
+            cut = sum(item["finish"] == "length" for item in items)
+            shares = f"{cut} | {solved} | {Share(same, len(items))}"
+            yield f"| {data}, {len(items)} | `{judge}` | {rate:.2f} | {kept} | {shares} |"
 
 
 def _earlier(path: Path, asked: dict[str, Any]) -> list[dict[str, Any]]:
@@ -243,7 +245,7 @@ def main() -> None:
     parser.add_argument("--judge", default="exact,typical,relaxed,kl,fly", help="default: %(default)s; also FILE")
     parser.add_argument("--limit", type=int, default=48, help="questions of each set (default: %(default)s)")
     parser.add_argument("--at-once", type=int, default=8, help="questions in one batch (default: %(default)s)")
-    parser.add_argument("--max-tokens", type=int, default=256, help="most new tokens (default: %(default)s)")
+    parser.add_argument("--max-tokens", type=int, default=512, help="most new tokens (default: %(default)s)")
     parser.add_argument("--num-speculative-tokens", type=int, default=8, help="drafted a pass (default: %(default)s)")
     parser.add_argument("--dtype", default="int8", help="of both models (default: %(default)s)")
     parser.add_argument("--minutes", type=float, default=1e6, help="begin no batch after so many")

@@ -53,10 +53,11 @@ def test_lines_of_other_settings_are_refused(bench, command, tmp_path, monkeypat
 def test_the_table_leaves_out_questions_that_a_judge_has_not_answered(bench):
     def line(judge, first, found):
         item = {"found": found, "is_solved": True, "passes": 2, "accepted": 3, "lenient": 1, "tokens": 6}
+        item["finish"] = "length"
         return {"data": "gsm8k", "judge": judge, "first": first, "items": [item]}
 
     rows = list(bench["judges"].report([line("exact", 0, "7"), line("fly", 0, "8"), line("exact", 1, "9")]))
-    assert len(rows) == 4 and "| gsm8k, 1 | `fly` | 2.50 | 1 of 6 tokens |" in rows[3]
+    assert len(rows) == 4 and "| gsm8k, 1 | `fly` | 2.50 | 1 of 6 tokens | 1 |" in rows[3]
     assert rows[2].split("|")[-2].strip().startswith("100%") and rows[3].split("|")[-2].strip().startswith("0%")
 
 

@@ -138,6 +138,16 @@ def test_the_fit_has_no_slope_left() -> None:
     assert abs(float((chances - mined.is_important.double()).sum())) < 1e-3  # the bias is free
 
 
+def test_a_fit_of_fewer_examples_than_inputs_has_no_slope_left_either() -> None:
+    states = torch.randn((20, 50), generator=torch.Generator().manual_seed(0)).double() * 3 + 1
+    labels = states[:, 2] > 1
+    weights, bias = fit(states, labels, 2.0)
+    std = states.std(0, correction=0)
+    wrong = (states @ weights + bias).sigmoid() - labels.double()
+    slope = ((states - states.mean(0)) / std).T @ wrong + 2.0 * weights * std  # the weights of standardised inputs
+    assert float(slope.abs().max()) < 1e-6 and float(weights.abs().max()) > 0.01
+
+
 def test_the_area_under_the_curve_counts_pairs_in_the_right_order() -> None:
     labels = torch.tensor([True, False, True, False])
     assert area_under_roc(torch.tensor([3.0, 2.0, 1.0, 1.0]), labels) == 0.625

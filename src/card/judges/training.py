@@ -106,7 +106,11 @@ def fit(states: Tensor, labels: Tensor, ridge: float) -> tuple[Tensor, float]:
         labels: [N] bool; both kinds occur.
     """
     mean, std = states.mean(0), states.std(0, correction=0).clamp_min(_SMALLEST_STD)
-    inputs = torch.cat(((states - mean) / std, torch.ones(len(states), 1, dtype=states.dtype)), 1)
+    inputs = (states - mean) / std
+    # Fewer examples than inputs: the ridge lets no weight leave the space that the examples span.
+    basis = torch.linalg.qr(inputs.T).Q if len(states) < states.shape[1] else None
+    inputs = inputs if basis is None else inputs @ basis
+    inputs = torch.cat((inputs, torch.ones(len(states), 1, dtype=states.dtype)), 1)
     penalty = torch.full((inputs.shape[1],), ridge, dtype=states.dtype)
     penalty[-1] = 1e-6  # the bias is free
     solution = torch.zeros(inputs.shape[1], dtype=states.dtype)
@@ -118,7 +122,7 @@ def fit(states: Tensor, labels: Tensor, ridge: float) -> tuple[Tensor, float]:
         solution = solution - step
         if float(step.abs().max()) < 1e-8:
             break
-    weights = solution[:-1] / std
+    weights = (solution[:-1] if basis is None else basis @ solution[:-1]) / std
     return weights, float(solution[-1] - weights @ mean)
 
 
