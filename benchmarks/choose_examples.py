@@ -3,12 +3,14 @@
 Both models score all sets once. Then the choice is played with many probes, and told from the scores.
 
 python benchmarks/choose_examples.py --data gsm8k_train.jsonl --out benchmarks/results/choose_examples.jsonl
+python benchmarks/choose_examples.py --data gsm8k_train.jsonl --instructions benchmarks/instructions.txt --trials 6
 """
 
 from __future__ import annotations
 
 import json
 import random
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
 
@@ -18,8 +20,8 @@ from rich.table import Table
 
 from card.bench.environment import describe_run
 from card.cascade import cascade_argmin, spearman
-from card.cascade.examples import PromptLoss, SolvedProblem, draw_example_sets
-from card.cli.files import read_records
+from card.cascade.examples import Beginning, PromptLoss, SolvedProblem, draw_example_sets
+from card.cli.files import read_prompts, read_records
 from card.models.facts import context_limit
 from card.models.loading import load_decoder, load_tokenizer
 from card.models.runners import make_runner
@@ -32,37 +34,50 @@ PROBES = 200  # probes drawn for each trial and reduction
 @click.option("--data", type=Path, required=True, help="JSON lines with question and answer.")
 @click.option("--trials", default=4, show_default=True, help="Times that held-out problems and sets are drawn.")
 @click.option("--candidates", default=32, show_default=True, help="Sets of a trial.")
+@click.option("--instructions", type=Path, help="One a line; they are chosen from instead of sets, all of them.")
 @click.option("--shots", default=2, show_default=True, help="Examples of a set.")
 @click.option("--held-out", default=8, show_default=True, help="Problems that judge the sets.")
 @click.option("--target", default="demo-target", show_default=True)
 @click.option("--draft", default="demo-draft", show_default=True)
 @click.option("--out", type=Path, help="JSON lines are appended to it.")
 def main(
-    data: Path, trials: int, candidates: int, shots: int, held_out: int, target: str, draft: str, out: Path | None
+    data: Path,
+    trials: int,
+    candidates: int,
+    instructions: Path | None,
+    shots: int,
+    held_out: int,
+    target: str,
+    draft: str,
+    out: Path | None,
 ) -> None:
     """Print how much is scored and lost, for several reductions."""
     problems = [SolvedProblem(one["question"], one["answer"]) for one in read_records(data, "question", "answer")]
+    given = read_prompts(instructions, "instruction") if instructions else None
     scores = []
     for seed in range(trials):
         random.Random(seed).shuffle(problems)
-        sets = draw_example_sets(problems[held_out:], shots=shots, count=candidates, seed=seed)
-        scores.append([_scores(name, problems[:held_out], sets) for name in (draft, target)])
+        asked: Sequence[Beginning] = given or draw_example_sets(
+            problems[held_out:], shots=shots, count=candidates, seed=seed
+        )
+        scores.append([_scores(name, problems[:held_out], asked) for name in (draft, target)])
         print(f"trial {seed}: rank correlation {spearman(*scores[-1]):.3f}", flush=True)
     table = Table("reduction", "scored by the target", "the best one found", "regret", "of the spread", "random sets")
     for reduction in REDUCTIONS:
         line = _played(scores, reduction)
         table.add_row(f"{reduction:g}", *(f"{value:.3g}" for value in line.values()))
         if out is not None:
-            facts = {"reduction": reduction, "trials": trials, "candidates": candidates, "shots": shots}
+            kind = {"instructions": instructions.name} if instructions else {"shots": shots}
+            facts = {"reduction": reduction, "trials": trials, "candidates": len(asked), **kind}
             _append(out, {**facts, **line, "draft_alone_over_spread": _draft_alone(scores)})
     Console().print(table)
     print(f"the draft model's best set alone: {_draft_alone(scores):.3g} of the spread")
 
 
-def _scores(name: str, judges: list[SolvedProblem], sets: list[tuple[SolvedProblem, ...]]) -> list[float]:
+def _scores(name: str, judges: list[SolvedProblem], asked: Sequence[Beginning]) -> list[float]:
     model = load_decoder(name)
     loss = PromptLoss(make_runner(model, max_model_len=context_limit(model)), load_tokenizer(name), judges)
-    return [loss(one) for one in sets]
+    return [loss(one) for one in asked]
 
 
 def _played(scores: list[list[list[float]]], reduction: float) -> dict[str, float]:
@@ -103,11 +118,12 @@ def _draft_alone(scores: list[list[list[float]]]) -> float:
     return fmean(lost)
 
 
-def _append(out: Path, line: dict[str, float]) -> None:
+def _append(out: Path, line: dict[str, float | str]) -> None:
     environment = describe_run()
     facts = {"command": environment.command, "commit": environment.commit, "machine": environment.machine}
     with out.open("a", encoding="utf-8") as file:
-        file.write(json.dumps({**{k: round(v, 5) for k, v in line.items()}, **facts}) + "\n")
+        rounded = {name: round(value, 5) if isinstance(value, float) else value for name, value in line.items()}
+        file.write(json.dumps({**rounded, **facts}) + "\n")
 
 
 if __name__ == "__main__":

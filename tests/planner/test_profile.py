@@ -66,7 +66,7 @@ GOOD = {"points": [[1, 0.1], [2, 0.2]]}
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
-        ({"kind": "recording"}, "is no profile but a recording"),
+        ({"kind": "recording"}, "is no profile file: its kind is 'recording'"),
         ({"version": 9}, "version 9, this card reads version 1"),
         ({"setups": []}, "has no setups"),
         ({"source": ""}, "where its figures come from"),

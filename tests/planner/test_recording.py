@@ -51,7 +51,7 @@ def test_a_prompt_of_one_token_is_recorded(tmp_path):
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
-        ({"kind": "profile"}, "is no recording but a profile"),
+        ({"kind": "profile"}, "is no recording file: its kind is 'profile'"),
         ({"version": 2}, "version 2, this card reads version 1"),
         ({"texts": ()}, "no texts"),
         ({"num_candidates": 31}, "arrays of other sizes"),

@@ -37,7 +37,8 @@ def read_file(
     except (msgspec.DecodeError, UnicodeDecodeError, PlanError, SettingsError) as error:
         raise PlanError(f"{path} is a broken {kind}: {error}; make it again") from error
     if head.kind != kind:
-        raise PlanError(f"{path} is no {kind}{f' but a {head.kind}' if head.kind else ''}; give one made by card")
+        found_kind = f"its kind is {head.kind!r}" if head.kind else "it states no kind"
+        raise PlanError(f'{path} is no {kind} file: {found_kind}; give one with "kind": "{kind}"')
     raise PlanError(f"{path} is a {kind} of version {head.version}, this card reads version {version}; make it again")
 
 

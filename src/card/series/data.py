@@ -33,7 +33,7 @@ def checked_series(values: Iterable[float] | Values, least: int) -> Values:
     if series.ndim != 1:
         raise SettingsError(f"the series must have one dimension, got {series.ndim}; give one column at a time")
     if len(series) < least:
-        raise SettingsError(f"the series has {len(series)} values, and at least {least} are needed; give a longer one")
+        raise SettingsError(f"the series has {len(series)} of the {least} values that are needed; give a longer one")
     if not np.isfinite(series).all():
         place = int(np.argmin(np.isfinite(series)))
         raise SettingsError(
