@@ -150,6 +150,26 @@ def test_an_aborted_request_frees_its_file(tmp_path: Path) -> None:
     assert engine.stats().num_finished == 2
 
 
+def test_a_paused_request_waits_for_room_that_a_scored_text_has(tmp_path: Path) -> None:
+    store = RowStore(str(tmp_path), 1 << 30)
+    engine = engine_of("vanilla", store)
+    (first,), (second, _) = requests("vanilla")[0], requests("vanilla")[12]
+    engine.add(engine.check(first))
+    for _ in range(6):
+        engine.step()
+    engine.add(engine.check(second))
+    while not store.used_bytes:
+        engine.step()
+    engine.abort(1)
+    pool = engine._worker.pool
+    slot = pool.open((), 60).slot
+    assert [engine.step() for _ in range(3)] == [[], [], []]
+    pool.close(slot)
+    while engine.has_work:
+        engine.step()
+    assert (engine.stats().num_finished, engine.stats().num_failed) == (1, 0)
+
+
 def test_rows_come_back_bit_for_bit(tmp_path: Path) -> None:
     runner, other = runner_of(), runner_of()
     slot = runner.open(40)

@@ -221,7 +221,8 @@ class Engine:
                 self._take_up(sequence, entry.arrived_at, now)
                 backlog += sequence.prompt_tokens_left
             self._waiting.popleft()
-        if self._paused and not self._running and not refused:
+        is_alone = not self._running and not self._worker.pool.stats.num_open  # texts to be scored have rows, too
+        if self._paused and is_alone and not refused:
             request_id = next(iter(self._paused))
             refused.append(self._end(request_id, "error", TargetError("a paused request has no memory to go on in")))
         return refused
