@@ -140,7 +140,7 @@ def test_a_folder_without_a_whole_forecaster_is_refused_in_one_line(broken, tmp_
 @pytest.mark.parametrize(
     ("values", "said"),
     [
-        ([1.0], "has 1 values"),
+        ([1.0], "has 1 of the 4 values"),
         ([2.0] * 40, "constant"),
         ([1.0, math.nan] * 20, "index 1"),
         ([1.0, math.inf] * 20, "index 1"),

@@ -12,12 +12,14 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
-
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from card.errors import in_words
 from card.tree.nodes import NO_NODES, PATH_END, ROOT, MergedNodes, Nodes
 from card.writers.local.protocol import Observation, WriterSequence, check_proposal
+
+if TYPE_CHECKING:
+    from torch import Tensor  # reports read metrics without it
 
 logger = logging.getLogger(__name__)
 
