@@ -9,7 +9,8 @@ from dataclasses import replace
 
 from card.config import DraftSettings, EngineSettings, SamplingParams
 from card.config.selection import SelfDrafting, parse_selection
-from card.engine.engine import Engine, Limits
+from card.engine.engine import Engine
+from card.engine.queue import Limits
 from card.methods import find_method
 from card.models.protocol import LanguageModel
 from card.transport.in_process import InlineLink

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from card.engine.engine import Engine, Limits
+from card.engine.engine import Engine
+from card.engine.queue import Limits
 from card.errors import CardError, ModelError
 from card.models.protocol import Extension
 from card.protocol.messages import DrafterMessage, Ready

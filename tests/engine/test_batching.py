@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from card.config import DraftSettings, SamplingParams
-from card.engine.engine import Engine, Limits
+from card.engine.engine import Engine
+from card.engine.queue import Limits
 from card.errors import CapacityError, PromptError, TargetError, WorkerError
 from card.machine.threads import CoreSet
 from card.policy.rounds import Policy

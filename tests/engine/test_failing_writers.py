@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from card.config import DraftSettings, EngineSettings, SamplingParams
-from card.engine.engine import Engine, Limits
+from card.engine.engine import Engine
+from card.engine.queue import Limits
 from card.tree.nodes import PATH_END, Nodes
 from card.workers.request import Request
 from card.workers.target import TargetWorker

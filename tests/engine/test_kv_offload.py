@@ -13,7 +13,8 @@ import pytest
 from card import LLM
 from card.config import SamplingParams
 from card.config.selection import SelfDrafting, parse_selection
-from card.engine.engine import Engine, Limits
+from card.engine.engine import Engine
+from card.engine.queue import Limits
 from card.errors import CapacityError, SettingsError
 from card.models.protocol import Extension
 from card.models.row_store import RowStore

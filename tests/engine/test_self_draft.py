@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from card import LLM
 from card.config import DraftSettings, SamplingParams
 from card.config.selection import SelfDrafting, parse_selection
-from card.engine.engine import Limits
 from card.engine.phases import Phases
+from card.engine.queue import Limits
 from card.errors import ModelError, SettingsError
 from card.kernels.int8_linear import why_not_int8
 from card.models.decoder_model import mark_int8

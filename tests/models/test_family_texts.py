@@ -16,7 +16,8 @@ import pytest
 import torch
 
 from card.config import DraftSettings, SamplingParams, SamplingRule
-from card.engine.engine import Engine, Limits
+from card.engine.engine import Engine
+from card.engine.queue import Limits
 from card.methods import METHODS
 from card.models.runners import plain_runner
 from card.models.torch_runner import TorchRunner

@@ -19,7 +19,8 @@ from transformers import PreTrainedModel
 
 import card.hf
 from card.config import DraftSettings, SamplingParams
-from card.engine.engine import Engine, Limits
+from card.engine.engine import Engine
+from card.engine.queue import Limits
 from card.errors import CapacityError, ModelError, SettingsError
 from card.methods import METHODS
 from card.models.features import FeatureWish

@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from card.config import DraftSettings, SamplingParams
-from card.engine.engine import Engine, Limits
+from card.engine.engine import Engine
+from card.engine.queue import Limits
 from card.machine.threads import CoreSet
 from card.policy.cost import PassCost, ScheduleCost
 from card.policy.rounds import Draft, Outcome, Policy, RoundView, Schedule, Wait

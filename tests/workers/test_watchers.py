@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from card.config import DraftSettings, SamplingParams
-from card.engine.engine import Engine, Limits
+from card.engine.engine import Engine
+from card.engine.queue import Limits
 from card.workers.target import TargetWorker
 from tests.decoding import PROMPT, fake, make_request, plain, run_all, toy_draft, toy_target
 from tests.unreliable_link import Faults

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from card import LLM
 from card.config import DraftSettings, SamplingParams
-from card.engine.engine import Limits
+from card.engine.queue import Limits
 from card.errors import ModelError, VocabularyError
 from card.kernels.int8_linear import why_not_int8
 from card.models.parallel_draft import ParallelDraft

@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from card.assembly.plan import Latencies, Plan
-from card.engine.engine import Engine, Limits
+from card.engine.engine import Engine
+from card.engine.queue import Limits
 from card.errors import SettingsError
 from card.models.protocol import LanguageModel
 from card.models.row_store import RowStore

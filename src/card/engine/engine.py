@@ -1,22 +1,21 @@
 """Continuous batching: requests join and leave at any round; each round is one target pass for all that run.
 
-The engine owns the queue and the order of things: listen to the drafter, admit, ask the policy, run the pass, tell the
+The engine owns the order of things: listen to the drafter, admit, ask the policy, run the pass, tell the
 drafter. It is driven by `step` from one thread at a time and never blocks longer than the policy lets it wait.
 """
 
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from card.engine.dialogue import Dialogue
 from card.engine.passes import TargetPasses
 from card.engine.phases import Phases
-from card.engine.running import RunningRequest, WaitingRequest
+from card.engine.queue import Limits, RequestQueue
+from card.engine.running import RunningRequest
 from card.engine.tracing import NoTracing, Tracing
-from card.errors import CapacityError, TargetError
+from card.errors import TargetError
 from card.machine.threads import pinned
 from card.policy.rounds import Draft, Outcome, Policy, RoundView
 from card.transport.link import DrafterLink, NoDrafter
@@ -27,19 +26,8 @@ from card.workers.sequence import Sequence, Work
 from card.workers.target import TargetWorker
 from card.workers.trace import Trace
 
-_IDLE_PREFILL_CHUNK = 512  # prompt tokens in one pass while no request is waiting for its next token
-_LONG_PROMPT = (
-    256  # tokens from which prompts are read where `Policy.reading_cores` says: shorter ones are slower there
-)
+_LONG_PROMPT = 256  # tokens from which prompts are read on `Policy.reading_cores`: there shorter ones are slower
 _MOST_DRAFT_PASSES = 64  # in one round, whatever the policy wants
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """Limits on the work that runs at once."""
-
-    max_num_seqs: int = 16
-    prefill_chunk: int = 64  # most prompt tokens in a pass that also decodes
 
 
 class Engine:
@@ -63,10 +51,8 @@ class Engine:
         self._clock = clock
         self.trace = trace
         self._limits = limits or Limits()
+        self._queue = RequestQueue(worker, self._limits)
         self._policy = policy or Policy(link.own_schedule)
-        self._waiting: deque[WaitingRequest] = deque()
-        self._running: dict[int, RunningRequest] = {}
-        self._paused: dict[int, RunningRequest] = {}  # whose rows are in the worker's store, the longest first
         self._phases = Phases()
         self._totals = EngineStats()
 
@@ -82,7 +68,7 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """True if `step` would do something."""
-        return bool(self._waiting or self._running or self._paused)
+        return bool(self._queue)
 
     def check(self, request: Request) -> CheckedRequest:
         """Return the request as `add` takes it. Raises: PromptError if it can never run; see `TargetWorker.check`."""
@@ -94,19 +80,17 @@ class Engine:
         Raises: WorkerError if the target is broken.
         """
         self._passes.check_alive()
-        self._waiting.append(WaitingRequest(checked, self._clock()))
+        self._queue.add(checked, self._clock())
 
     def abort(self, request_id: int) -> Update | None:
         """Drop a request at once, with its KV rows and its tree.
 
         Returns: its last update; None for an unknown id.
         """
-        for entry in self._waiting:
-            if (request := entry.checked.request).request_id == request_id:
-                self._waiting.remove(entry)
-                return Update(request_id, (), "abort", request.new_stats())
-        is_known = request_id in self._running or request_id in self._paused
-        return self._end(request_id, "abort") if is_known else None
+        withdrawn = self._queue.withdraw(request_id)
+        if withdrawn is not None:
+            return Update(request_id, (), "abort", withdrawn.new_stats())
+        return self._end(request_id, "abort") if self._queue.find(request_id) else None
 
     def step(self) -> list[Update]:
         """Run one round. Returns: what it gave each request that got tokens or ended; nothing if there is no work.
@@ -117,18 +101,17 @@ class Engine:
         self._drafter.listen()
         if not self.has_work:
             return []
-        num_all = len(self._running) + len(self._waiting) + len(self._paused)
-        num_requests = min(num_all, self._limits.max_num_seqs)
+        num_requests = min(len(self._queue), self._limits.max_num_seqs)
         self._policy.begin(num_requests, self._drafter.link.available)
         started = self._clock()
         refused = self._admit(started)
-        with pinned(self._policy.reading_cores if self._only_reads() else self._policy.cores):
+        with pinned(self._policy.reading_cores if self._queue.only_reads(_LONG_PROMPT) else self._policy.cores):
             return self._round(started, refused)
 
     def stats(self) -> EngineStats:
         """Return gauges and totals as of now."""
         pool, totals = self._worker.pool.stats, self._totals
-        totals.num_running, totals.num_waiting = len(self._running), len(self._waiting) + len(self._paused)
+        totals.num_running, totals.num_waiting = len(self._queue.running), self._queue.num_waiting
         store = self._worker.row_store
         totals.kv_offloaded_bytes = 0 if store is None else store.used_bytes
         totals.kv_used_bytes, totals.kv_retained_bytes = pool.used_bytes, pool.retained_bytes
@@ -137,7 +120,7 @@ class Engine:
         totals.prefix_reused_tokens = pool.reused_tokens
         totals.chains_only = self._worker.runs_chains_only
         totals.schedule, totals.schedule_reason = self._policy.schedule, self._policy.reason
-        totals.tree_nodes = sum(one.sequence.num_candidates for one in self._running.values())
+        totals.tree_nodes = sum(one.sequence.num_candidates for one in self._queue.running.values())
         status = self._drafter.status
         totals.drafter, totals.drafter_reason = status.state, status.reason
         totals.drafter_restarts = status.num_restarts
@@ -149,14 +132,9 @@ class Engine:
 
     # ---- one round --------------------------------------------------------------------------------------------------
 
-    def _only_reads(self) -> bool:
-        """Return whether much of prompts is left to read, and nobody waits for a next token."""
-        left = [one.sequence.prompt_tokens_left for one in self._running.values()]
-        return 0 not in left and sum(left) >= _LONG_PROMPT
-
     def _round(self, started: float, updates: list[Update]) -> list[Update]:
         self._drafter.follow(self._policy.schedule, self._policy.beam_width())
-        work = self._plan_prefill()
+        work = self._queue.plan_prefill()
         drafting, decoding = self._in_phases()
         view = RoundView(
             requests=[one.sequence.request for one in decoding],
@@ -189,105 +167,31 @@ class Engine:
         """Bring the counters up to date that these updates tell, and let go of requests that are over."""
         now = self._clock()
         for update in updates:
-            self._running[update.request_id].refresh(now, self._drafter.status, self._policy)
+            self._queue.running[update.request_id].refresh(now, self._drafter.status, self._policy)
             if update.finish_reason is not None:
                 self._leave(update.request_id)
                 self._totals.num_finished += 1
         return updates
 
     def _admit(self, now: float) -> list[Update]:
-        """Take up waiting requests, first come first served, while there is room and prompts do not pile up.
-
-        A request stays outside until its prompt's turn comes, so that it can reuse what others read meanwhile.
-        Returns: the failure of those that the device has no memory for though nothing else runs.
-        """
-        refused: list[Update] = []
-        backlog = sum(one.sequence.prompt_tokens_left for one in self._running.values())
-        while len(self._running) < self._limits.max_num_seqs and backlog < self._limits.prefill_chunk:
-            entry = self._waiting[0] if self._waiting else None
-            if entry is None or self._is_turn_of_paused(entry) or not self._has_room(entry, now):
-                if not self._resume():
-                    break
-                continue
-            try:
-                sequence = self._worker.add(entry.checked)
-            except CapacityError as error:
-                if self._running:
-                    break  # some of them will leave
-                request, failure = entry.checked.request, TargetError(f"the request cannot be taken up: {error}")
-                refused.append(Update(request.request_id, (), "error", request.new_stats(), failure))
-                self._totals.num_failed += 1
-            else:
-                self._take_up(sequence, entry.arrived_at, now)
-                backlog += sequence.prompt_tokens_left
-            self._waiting.popleft()
-        is_alone = not self._running and not self._worker.pool.stats.num_open  # texts to be scored have rows, too
-        if self._paused and is_alone and not refused:
-            request_id = next(iter(self._paused))
-            refused.append(self._end(request_id, "error", TargetError("a paused request has no memory to go on in")))
-        return refused
-
-    def _is_turn_of_paused(self, entry: WaitingRequest) -> bool:
-        """Return whether a paused request comes before a waiting one: if it was paused before that one arrived."""
-        oldest = next(iter(self._paused.values()), None)
-        return oldest is not None and oldest.paused_at is not None and oldest.paused_at < entry.arrived_at
-
-    def _resume(self) -> bool:
-        """Let the request go on that was paused first. Returns: whether there is one, and room for it."""
-        request_id, one = next(iter(self._paused.items()), (None, None))
-        if one is None or request_id is None or not self._worker.resume(one.sequence):
-            return False
-        self._running[request_id] = self._paused.pop(request_id)
-        return True
-
-    def _has_room(self, entry: WaitingRequest, now: float) -> bool:
-        """Return whether there is room for a waiting request, perhaps that of a running one, which is paused."""
-        return self._worker.pool.has_room(entry.checked.num_rows) or self._make_room(entry, now)
-
-    def _make_room(self, entry: WaitingRequest, now: float) -> bool:
-        """Pause the running request with the most tokens to go, if a waiting one wants fewer. Returns: whether it was.
-
-        Nobody is paused twice, and only those that waited then overtake him. So every text comes to its end.
-        """
-        if self._worker.row_store is None:
-            return False
-        able = [one for one in self._running.values() if one.can_pause]
-        longest = max(able, key=lambda one: one.tokens_left, default=None)
-        if longest is None or longest.tokens_left <= entry.checked.request.params.max_tokens:
-            return False
-        pool, sequence = self._worker.pool, longest.sequence
-        if not pool.has_room(entry.checked.num_rows, without=sequence.slot):
-            return False
-        longest.paused_at = now  # whether there is room in the store or not: it is tried once
-        if not self._worker.pause(sequence):
-            return False
-        self._paused[sequence.request.request_id] = self._running.pop(sequence.request.request_id)
-        return True
-
-    def _take_up(self, sequence: Sequence, arrived_at: float, now: float) -> None:
-        request_id = sequence.request.request_id
-        self._running[request_id] = RunningRequest(sequence, now, self._drafter.status.num_restarts)
-        sequence.stats.queued_s = now - arrived_at
-        self._drafter.tracing.taken_up(request_id, arrived_at, now)
-        if self._policy.schedule != "off":
-            self._drafter.send(sequence.opening())
-
-    def _plan_prefill(self) -> list[Work]:
-        """Share the prompt tokens of this pass among the prompts, oldest first."""
-        left = [(one.sequence, one.sequence.prompt_tokens_left) for one in self._running.values()]
-        chunk = self._limits.prefill_chunk if any(not num_left for _, num_left in left) else _IDLE_PREFILL_CHUNK
-        work = []
-        for sequence, num_left in left:
-            if num_left and chunk:
-                work.append(Work(sequence, num_prompt_tokens=min(num_left, chunk)))
-                chunk -= min(num_left, chunk)
-        return work
+        """Let the queue take up requests, and tell the drafter. Returns: the failure of those that can never run."""
+        taken_up, failed = self._queue.admit(now, self._drafter.status.num_restarts)
+        self._totals.num_failed += len(failed)
+        for one in taken_up:
+            one.sequence.stats.queued_s = now - one.arrived_at
+            self._drafter.tracing.taken_up(one.sequence.request.request_id, one.arrived_at, now)
+            if self._policy.schedule != "off":
+                self._drafter.send(one.sequence.opening())
+        stranded_id = self._queue.stranded_id
+        if stranded_id is not None and not failed:
+            failed.append(self._end(stranded_id, "error", TargetError("a paused request has no memory to go on in")))
+        return failed
 
     def _in_phases(self) -> tuple[list[RunningRequest], list[RunningRequest]]:
         """Return the decoding requests that draft a token for themselves in this round, and those that verify."""
         drafting, verifying = list[RunningRequest](), list[RunningRequest]()
         self._phases.begin_round()
-        for request_id, one in self._running.items():
+        for request_id, one in self._queue.running.items():
             sequence = one.sequence
             if sequence.prompt_tokens_left:
                 continue
@@ -303,7 +207,7 @@ class Engine:
             self._totals.drafter_lead = 0.0
             return
         view.layers_per_pass = link.layers_per_pass
-        running = [one.sequence for one in self._running.values()]
+        running = [one.sequence for one in self._queue.running.values()]
         view.num_unread = sum(one.stats.drafter_passes == 0 for one in running if one.request.uses_drafter)
         if self._worker.has_writers and (view.takes_turns or not any(one.sequence.best_path[0] for one in decoding)):
             view.undrafted = [self._query(one.sequence, asks_drafter=False) for one in decoding]
@@ -350,14 +254,15 @@ class Engine:
 
     def _end(self, request_id: int, reason: FinishReason, error: TargetError | None = None) -> Update:
         """Drop a running request before its text has ended; return its last update."""
-        one = self._running.get(request_id) or self._paused[request_id]
+        one = self._queue.find(request_id)
+        assert one is not None, "of a request that was taken up"
         one.refresh(self._clock(), self._drafter.status, self._policy)
         self._leave(request_id)
         self._totals.num_failed += error is not None
         return Update(request_id, (), reason, one.sequence.stats, error)
 
     def _leave(self, request_id: int) -> None:
-        sequence = (self._running.pop(request_id, None) or self._paused.pop(request_id)).sequence
+        sequence = self._queue.leave(request_id).sequence
         self._phases.leave(request_id)
         self._drafter.tracing.ended(request_id)
         self._drafter.send(self._worker.remove(sequence))

@@ -23,6 +23,7 @@ class RunningRequest:
     """A request that was taken up, and what the engine has seen of it. Times are of the engine's clock."""
 
     sequence: Sequence
+    arrived_at: float
     started_at: float
     restarts_before: int  # of the drafter
     passes_seen: int = 0  # of the drafter, for this request
