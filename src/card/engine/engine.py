@@ -112,8 +112,8 @@ class Engine:
         """Return gauges and totals as of now."""
         pool, totals = self._worker.pool.stats, self._totals
         totals.num_running, totals.num_waiting = len(self._queue.running), self._queue.num_waiting
-        store = self._worker.row_store
-        totals.kv_offloaded_bytes = 0 if store is None else store.used_bytes
+        paused = self._worker.paused
+        totals.kv_offloaded_bytes = 0 if paused is None else paused.used_bytes
         totals.kv_used_bytes, totals.kv_retained_bytes = pool.used_bytes, pool.retained_bytes
         totals.kv_open_sequences, totals.kv_retained_sequences = pool.num_open, pool.num_retained
         totals.prefix_queries, totals.prefix_hits = pool.queries, pool.hits

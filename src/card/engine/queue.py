@@ -126,7 +126,9 @@ class RequestQueue:
     def _resume(self) -> bool:
         """Let the request go on that was paused first. Returns: whether there is one, and room for it."""
         request_id, one = next(iter(self._paused.items()), (None, None))
-        if one is None or request_id is None or not self._worker.resume(one.sequence):
+        if one is None or request_id is None or self._worker.paused is None:
+            return False
+        if not self._worker.paused.resume(one.sequence):
             return False
         self.running[request_id] = self._paused.pop(request_id)
         return True
@@ -140,7 +142,7 @@ class RequestQueue:
 
         Nobody is paused twice, and only those that waited then overtake him. So every text comes to its end.
         """
-        if self._worker.row_store is None:
+        if self._worker.paused is None:
             return False
         able = [one for one in self.running.values() if one.can_pause]
         longest = max(able, key=lambda one: one.tokens_left, default=None)
@@ -150,7 +152,7 @@ class RequestQueue:
         if not pool.has_room(entry.checked.num_rows, without=sequence.slot):
             return False
         longest.paused_at = now  # whether there is room in the store or not: it is tried once
-        if not self._worker.pause(sequence):
+        if not self._worker.paused.pause(sequence):
             return False
         self._paused[sequence.request.request_id] = self.running.pop(sequence.request.request_id)
         return True

@@ -6,7 +6,6 @@ for the requests given and returns the new tokens and what is to be sent to the 
 
 from __future__ import annotations
 
-import logging
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
@@ -14,22 +13,22 @@ from functools import partial
 from torch import Tensor
 
 from card.config.selection import SelfDrafting
-from card.errors import CapacityError, PromptError, SettingsError
-from card.models.pool import PausedSequence, SequencePool
-from card.models.protocol import LanguageModel, Movable, Recurrent, Selective
-from card.models.row_store import RowStore, StoredRows
+from card.errors import PromptError, SettingsError
+from card.models.pool import SequencePool
+from card.models.protocol import LanguageModel, Recurrent, Selective
+from card.models.row_store import RowStore
 from card.models.vision import Seeing
 from card.protocol.messages import Close, Declined, DrafterMessage, Layer, Resync, TargetMessage
 from card.tree.nodes import NO_NODES, Nodes
 from card.tree.verify import MATCH, Verdict, Verifier
 from card.workers.offers import Offers
+from card.workers.paused import PausedRequests
 from card.workers.request import CheckedRequest, FinishReason, Request, StepResult, Update, Verified
 from card.workers.self_draft import SELF, SelfDraft
 from card.workers.sequence import DraftPass, Pass, Sequence, Work, longest_text
 from card.workers.watchers import Watchers
 from card.writers.local.protocol import WriterSequence
 
-logger = logging.getLogger(__name__)
 OpenWriter = Callable[[Request], WriterSequence]
 """Begins a writer's part of a request."""
 
@@ -67,15 +66,13 @@ class TargetWorker:
         self.model = model
         self._selective = None if self_drafting is None else _selective(model)
         self._self_drafting = self_drafting
-        self._movable = None if row_store is None else _movable(model)
-        self.row_store = row_store
-        self._paused: dict[int, tuple[PausedSequence, StoredRows]] = {}  # by request
         self.runs_chains_only = isinstance(model, Recurrent)  # no trees: its candidates are a chain
         self._verifier = verifier
         self._watchers = watchers
         self._writers = dict(writers or {})
         self._top_k = top_k
         self.pool = SequencePool(model, max_kv_bytes if max_kv_bytes is not None else 1 << 62)
+        self.paused = None if row_store is None else PausedRequests(model, self.pool, row_store)
         self._clock = clock
         self._running: dict[int, Sequence] = {}
         self._beam_width: int | None = None  # None: as each request's settings say
@@ -144,58 +141,14 @@ class TargetWorker:
         """
         request_id = sequence.request.request_id
         del self._running[request_id]
-        if request_id in self._paused:
-            self._free_stored(request_id)
-        else:
+        was_paused = self.paused is not None and self.paused.drop(sequence)
+        if not was_paused:
             self.model.keep(sequence.slot, sequence.num_rows)
             if isinstance(self.model, Seeing):
                 self.model.show(sequence.slot, None)
             self.pool.close(sequence.slot, sequence.request.pool_key(sequence.token_ids[: sequence.num_rows]))
         sequence.offers.close()
         return [Close(request_id)] if sequence.request.uses_drafter else []
-
-    def pause(self, sequence: Sequence) -> bool:
-        """Move the rows of a running request to the store, so that others have their room.
-
-        Returns: whether they were moved; all is as before if the store has no room for them.
-        """
-        assert self._movable is not None and self.row_store is not None
-        self._movable.keep(sequence.slot, sequence.num_rows)
-        if sequence.self_draft is not None:
-            sequence.self_draft.forget()
-        try:
-            stored = self.row_store.put(self._movable.read_rows(sequence.slot))
-        except CapacityError as error:
-            logger.warning("a request waits for room, since no running one can be paused: %s", error)
-            return False
-        self._paused[sequence.request.request_id] = self.pool.pause(sequence.slot), stored
-        return True
-
-    def resume(self, sequence: Sequence) -> bool:
-        """Bring the rows of a paused request back; rows that cannot be read are computed again.
-
-        Returns: whether there was room.
-        """
-        assert self._movable is not None and self.row_store is not None
-        paused, stored = self._paused[sequence.request.request_id]
-        if not self.pool.has_room(paused.num_rows):
-            return False
-        try:
-            sequence.slot = self.pool.resume(paused)
-        except CapacityError:
-            return False  # the device has less memory than the pool was promised
-        try:
-            self._movable.write_rows(sequence.slot, self.row_store.read(stored))
-        except CapacityError as error:
-            logger.warning("the text of a paused request is read once more: %s", error)
-            sequence.num_rows = 0
-        self._free_stored(sequence.request.request_id)
-        self.pool.note(sequence.slot, sequence.request.pool_key(sequence.token_ids[: sequence.num_rows]))
-        return True
-
-    def _free_stored(self, request_id: int) -> None:
-        assert self.row_store is not None
-        self.row_store.drop(self._paused.pop(request_id)[1])
 
     def find(self, request_id: int) -> Sequence | None:
         """Return the state of a running request, to look at; None for another one."""
@@ -385,13 +338,6 @@ def _show_read(sequence: Sequence, first: int, features: Tensor) -> None:
 
 def _itself(draft: SelfDraft) -> WriterSequence:
     return draft
-
-
-def _movable(model: LanguageModel) -> Movable:
-    """Return a model whose rows can be moved. Raises: SettingsError for another one."""
-    if not isinstance(model, Movable) or isinstance(model, Recurrent):
-        raise SettingsError("the KV of this target cannot be moved to files, as it keeps a state; leave kv_offload out")
-    return model
 
 
 def _selective(model: LanguageModel) -> Selective:
