@@ -25,8 +25,8 @@ from card.models.block_layers import has_blocks
 from card.models.decoder_model import DecoderModel, is_int8
 from card.models.facts import end_token_ids, parameter_count
 from card.models.gguf import kept_weights
-from card.models.gguf import model as gguf_model
 from card.models.gguf import source as gguf_source
+from card.models.gguf.header import GgufError
 from card.models.loading import check_pair, load_decoder, load_model, load_tokenizer
 from card.models.protocol import Extension
 from card.models.torch_runner import TorchRunner
@@ -327,10 +327,10 @@ def test_what_fails_while_it_is_written_leaves_nothing(tmp_path):
         raise OSError(28, "No space left on device")
 
     def broken(folder: Path) -> None:
-        raise gguf_model.GgufError("is cut off")
+        raise GgufError("is cut off")
 
     assert store.make("a", 10, full) is None
-    with pytest.raises(gguf_model.GgufError):
+    with pytest.raises(GgufError):
         store.make("a", 10, broken)
     assert [one.name for one in (tmp_path / "store").iterdir()] == ["a.lock"]
 

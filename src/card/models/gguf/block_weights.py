@@ -16,7 +16,8 @@ from card.kernels.blocks import BLOCK_FORMATS, pack_blocks
 from card.kernels.int8_linear import PANEL
 from card.models.block_layers import BlockWeight
 from card.models.gguf.header import GgufError
-from card.models.gguf.model import PLAIN_DTYPES, GgufModel, Weight
+from card.models.gguf.model import GgufModel
+from card.models.gguf.weights import PLAIN_DTYPES, Weight
 from card.models.mapped_weights import MappedWeights, safetensors_header
 
 _Facts = dict[str, tuple[int, tuple[int, ...]]]  # type and shape of a weight, by its name

@@ -21,9 +21,10 @@ from card.models.architectures import find_architecture
 from card.models.block_layers import BlockWeight
 from card.models.decoder_model import DecoderModel, config_of
 from card.models.gguf.block_weights import blocks_bytes, map_blocks, read_blocks, write_blocks
+from card.models.gguf.config import generation_config
 from card.models.gguf.header import GgufError
 from card.models.gguf.kept_weights import KeptWeights
-from card.models.gguf.model import GgufModel, generation_config, open_gguf
+from card.models.gguf.model import GgufModel, open_gguf
 from card.models.gguf.tokenizer import (
     check_tokenizer,
     load_tokenizer,

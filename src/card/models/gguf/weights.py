@@ -1,0 +1,118 @@
+"""Weights of a GGUF file: where they stand, in which order, and their values.
+
+They are dequantised some rows at a time, so that no more than the result is ever held.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from card.models.gguf.header import GgufError, Header, TensorPlace
+
+PLAIN_DTYPES = {0: torch.float32, 1: torch.float16, 30: torch.bfloat16}  # of ggml's types
+_BLOCK_ELEMENTS = 1 << 20  # dequantised at once
+
+Dequantize = Callable[[Any, Any], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Weight:
+    """A tensor of the file that becomes one of the model."""
+
+    name: str  # transformers'
+    place: TensorPlace
+    order: Tensor | None  # of its rows in the file; None: as they are
+    offset: float = 0.0  # that files add to it
+
+
+def check_tensors(header: Header) -> None:
+    """Check that each tensor lies inside the file and can be dequantised."""
+    library = _library()
+    sizes, types = library.GGML_QUANT_SIZES, library.GGMLQuantizationType
+    for place in header.tensors.values():
+        known = {one.value: one for one in types}.get(place.type_id)
+        block, block_bytes = sizes[known] if known is not None else (0, 0)
+        if known is None or not _can_dequantize(known, block_bytes, library.dequantize):
+            name = f"type {place.type_id}" if known is None else known.name
+            raise GgufError(f"has weights quantised as {name} ({place.name}), which cannot be read; use another one")
+        if place.shape[-1] % block:
+            raise GgufError(f"is damaged: rows of {place.shape[-1]} in {place.name} are no multiple of {block}")
+        end = place.offset + math.prod(place.shape) // block * block_bytes
+        if end > header.num_bytes:
+            raise GgufError(f"is cut off: {place.name} ends at byte {end}, the file at {header.num_bytes}")
+
+
+def _can_dequantize(kind: Any, block_bytes: int, dequantize: Dequantize) -> bool:
+    try:
+        return bool(dequantize(np.zeros((1, block_bytes), np.uint8), kind).dtype == np.float32)
+    except (NotImplementedError, ValueError, TypeError):
+        return False
+
+
+def are_equal(path: Path, one: Weight, other: Weight) -> bool:
+    """Return whether two weights of one shape are equal; it ends at the first rows that differ."""
+    both = (read_rows(path, weight, torch.float32) for weight in (one, other))
+    return all(torch.equal(a, b) for a, b in zip(*both, strict=True))
+
+
+def read_raw(path: Path, weight: Weight) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """Return the rows of a weight as the file has them, [out, bytes], in the model's order.
+
+    Raises: GgufError if the file has become shorter.
+    """
+    with path.open("rb") as stream:
+        stream.seek(weight.place.offset)
+        raw = _raw(stream, weight.place.num_rows, _row_bytes(weight.place))
+    return raw if weight.order is None else raw[weight.order.numpy()]
+
+
+def read_rows(path: Path, weight: Weight, dtype: torch.dtype) -> Iterator[Tensor]:
+    """Yield a weight, some rows at a time. Raises: GgufError if the file has become shorter."""
+    library, place = _library(), weight.place
+    dequantize: Dequantize = library.dequantize
+    kind = library.GGMLQuantizationType(place.type_id)
+    num_rows, row_bytes = place.num_rows, _row_bytes(place)
+    with path.open("rb") as stream:
+        stream.seek(place.offset)
+        if len(place.shape) == 1:
+            values = torch.from_numpy(dequantize(_raw(stream, 1, row_bytes), kind))[0] - weight.offset
+            yield (values if weight.order is None else values[weight.order]).to(dtype)
+            return
+        # In another order each row needs some rows of the file: such weights are small enough to be read at once.
+        ordered = None if weight.order is None else read_raw(path, weight)
+        step = max(1, _BLOCK_ELEMENTS // place.shape[-1])
+        for first in range(0, num_rows, step):
+            count = min(step, num_rows - first)
+            part = _raw(stream, count, row_bytes) if ordered is None else ordered[first : first + count]
+            yield torch.from_numpy(dequantize(part, kind)).to(dtype)
+
+
+def _row_bytes(place: TensorPlace) -> int:
+    """Return the bytes of a row of a tensor."""
+    library = _library()
+    block, block_bytes = library.GGML_QUANT_SIZES[library.GGMLQuantizationType(place.type_id)]
+    return int(place.shape[-1] // block * block_bytes)
+
+
+def _raw(stream: BinaryIO, num_rows: int, row_bytes: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    raw = np.fromfile(stream, np.uint8, num_rows * row_bytes)
+    if len(raw) < num_rows * row_bytes:
+        raise GgufError("is cut off: it became shorter while it was read")
+    return raw.reshape(num_rows, row_bytes)
+
+
+def _library() -> Any:
+    try:
+        import gguf
+        import gguf.quants
+    except ImportError:
+        raise GgufError("is a GGUF file, which needs the package gguf; run pip install 'card-decoding[gguf]'") from None
+    return gguf.quants
