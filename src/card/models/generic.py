@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-import transformers
-from torch import Tensor, nn
+from torch import Tensor
 
 from card.errors import ModelError, in_few_words
-from card.models.attention import Scoring, SequencePass, attend, sequence_pass
+from card.models.attention import SequencePass, sequence_pass
 from card.models.draft_vocab import masked
 from card.models.features import PassStates
 from card.models.kv_cache import BoolArray, Chunk, KVLayout, SequenceRows, Window
@@ -23,6 +21,7 @@ from card.models.names import OTHER_FAMILY, model_name
 from card.models.protocol import Extension
 from card.models.query_scales import QueryScales
 from card.models.shared_attention import SharedAttention
+from card.models.taken_attention import AttentionPass, AttentionProbe, OutsidePassError, TakenAttention
 from card.models.vision import ImageRows
 
 if TYPE_CHECKING:
@@ -30,10 +29,7 @@ if TYPE_CHECKING:
 
     from card.models.decoder_model import LoadedModel
 
-ATTENTION_NAME = "card_rows"  # under which transformers' attention interface knows `_attention`
-_OWN = "card_own_attention"  # attribute of a model that was taken over: its configs, and the attention they had
 _OWN_ATTENTION = "{} models compute attention in code of their own, which cannot be taken over"
-REFUSED_ARGUMENTS = ("position_bias", "alibi")  # of attention calls: they change scores in ways not built here
 
 
 def layer_windows(config: Any, max_model_len: int) -> list[int | None]:
@@ -71,156 +67,6 @@ def require_causal(model: LoadedModel) -> None:
         raise ModelError(f"{name} is spread over {', '.join(sorted(devices))}; put it on one device")
 
 
-@dataclass(frozen=True, slots=True)
-class _Heads:
-    """Heads of one layer: their numbers, sizes, dtype and device."""
-
-    num_query_heads: int
-    num_kv_heads: int
-    size: int  # of queries and keys
-    value_size: int
-    dtype: torch.dtype
-    device: torch.device
-
-
-class _Probe:
-    """Stands in for a pass and notes how each layer calls attention."""
-
-    def __init__(self) -> None:
-        self.layers: dict[int, _Heads] = {}
-        self.needs_bias = False  # the causal mask cannot be left to the attention kernel
-
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring) -> Tensor:
-        if layer in self.layers:
-            raise ModelError(f"layer {layer} attends more than once in a pass, which has no place in the KV cache")
-        self.layers[layer] = _Heads(query.shape[1], key.shape[1], key.shape[3], value.shape[3], key.dtype, key.device)
-        self.needs_bias |= not scoring.is_plain
-        return query.new_zeros((1, query.shape[2], query.shape[1], value.shape[3]))
-
-    def layout(self, attending: Sequence[int]) -> tuple[KVLayout, int]:
-        """Return what the cache holds, and how many query heads share a KV head of it.
-
-        Layers with fewer or smaller heads than others are filled up to these.
-        """
-        if sorted(self.layers) != list(attending):
-            raise ModelError(
-                f"it has {len(attending)} layers of attention, but {len(self.layers)} called transformers' attention"
-                " interface"
-            )
-        layers = self.layers.values()
-        kinds = {(of.num_query_heads, of.dtype, of.device) for of in layers}
-        num_kv_heads = max(of.num_kv_heads for of in layers)
-        if len(kinds) > 1 or any(num_kv_heads % of.num_kv_heads for of in layers):
-            raise ModelError(
-                "its layers differ in query heads or dtype, or in KV heads that are no multiples of each other"
-            )
-        ((num_query_heads, dtype, device),) = kinds
-        size = max(max(of.size, of.value_size) for of in layers)
-        return KVLayout(len(attending), num_kv_heads, size, dtype, device), num_query_heads // num_kv_heads
-
-
-class _Pass:
-    """One forward pass: writes new keys and values into the caches and attends over them."""
-
-    def __init__(
-        self,
-        steps: Sequence[SequencePass],
-        windows: Sequence[Window],
-        layout: KVLayout,
-        places: Mapping[int, int],
-        scales: Mapping[int, Tensor],
-    ) -> None:
-        self.steps = steps
-        self.windows = windows
-        self._scales = scales  # [sum T] of queries, by layer
-        self._layout = layout
-        self._places = places  # of the layers with attention in the KV cache
-
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring) -> Tensor:
-        value_size, place = value.shape[3], self._places[layer]
-        if scoring.scale is None:
-            scoring = replace(scoring, scale=query.shape[3] ** -0.5)
-        if (scales := self._scales.get(layer)) is not None:
-            query = (query * scales[:, None]).to(query.dtype)
-        query, key, value = (_filled(one, self._layout.head_size) for one in (query, key, value))
-        num_heads, num_kv_heads = query.shape[1], self._layout.num_kv_heads
-        if key.shape[1] < num_kv_heads:  # the same head once for each part of its query heads
-            times = num_kv_heads // key.shape[1]
-            key, value = key.repeat_interleave(times, 1), value.repeat_interleave(times, 1)
-        out = query.new_empty((1, query.shape[2], num_heads, value_size))
-        for step in self.steps:
-            first, last = step.offset, step.offset + step.num_new
-            rows = step.new_rows[place]
-            rows[0].copy_(key[0, :, first:last])
-            rows[1].copy_(value[0, :, first:last])
-            heads = query[0, :, first:last].reshape(num_kv_heads, -1, step.num_new, query.shape[3]).transpose(1, 2)
-            attended = attend(step, place, heads, self.windows[layer], scoring)[..., :value_size]
-            out[0, first:last].view(step.num_new, num_kv_heads, -1, value_size).copy_(attended.transpose(0, 1))
-        return out
-
-
-def _filled(heads: Tensor, size: int) -> Tensor:
-    """Return heads [..., D] with zeros up to ``size``, which change neither scores nor sums."""
-    return heads if heads.shape[-1] == size else nn.functional.pad(heads, (0, size - heads.shape[-1]))
-
-
-def _own_attention_of(model: Any) -> list[tuple[Any, str]]:
-    """Return each config of a model with its own attention, which the model remembers: several runners may share it."""
-    if not hasattr(model, _OWN):
-        used: dict[int, Any] = {id(m.config): m.config for m in model.modules() if hasattr(m, "config")}
-        before = [(of, of._attn_implementation) for of in used.values() if of._attn_implementation != ATTENTION_NAME]
-        setattr(model, _OWN, before)
-    own: list[tuple[Any, str]] = getattr(model, _OWN)
-    return own
-
-
-@contextlib.contextmanager
-def own_attention(model: PreTrainedModel) -> Iterator[None]:
-    """Inside the block the model has its own attention, though another runner may have taken it over."""
-    own = _own_attention_of(model)
-    now = [config._attn_implementation for config, _ in own]
-    for config, implementation in own:
-        config._attn_implementation_internal = implementation
-    try:
-        yield
-    finally:
-        for (config, _), implementation in zip(own, now, strict=True):
-            config._attn_implementation_internal = implementation
-
-
-class _OutsidePassError(ModelError):
-    """A layer was called without one of our passes."""
-
-
-def _attention(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    scaling: float | None = None,
-    softcap: float | None = None,
-    s_aux: Tensor | None = None,
-    card_pass: _Pass | _Probe | None = None,
-    **kwargs: Any,
-) -> tuple[Tensor, None]:
-    """Hand one layer's queries [1, H, sum T, D], keys and values [1, Hkv, sum T, D] to the pass: [1, sum T, H, D]."""
-    if card_pass is None:
-        raise _OutsidePassError(
-            f"{type(module).__name__} was called by other code than CARD, which this model was given to: call it"
-            " through CARD only, or load the model once more for other uses"
-        )
-    if attention_mask is not None:  # transformers makes none for an attention that it does not know
-        raise ModelError(f"{type(module).__name__} attends with a mask that it makes itself, which is not built")
-    for name in REFUSED_ARGUMENTS:
-        if kwargs.get(name) is not None:
-            raise ModelError(f"{type(module).__name__} attends with {name}, which is not built")
-    layer = getattr(module, "layer_idx", None)
-    if layer is None or layer < 0 or not getattr(module, "is_causal", True):
-        raise ModelError(f"{type(module).__name__} is not causal attention with a layer number")
-    return card_pass.attend(int(layer), query, key, value, Scoring(scaling, softcap, s_aux)), None
-
-
 class GenericDecoder:
     """Runs a transformers model's own forward with our attention, which the model keeps until `release`."""
 
@@ -235,8 +81,7 @@ class GenericDecoder:
         self._query_scales, self._shared_attention = QueryScales(model), SharedAttention(model)
         self.long_rows: BoolArray | None = None  # [sum T] of the next pass: which belong to long texts; None: no row
         self._selects_rows = "logits_to_keep" in inspect.signature(model.forward).parameters
-        transformers.AttentionInterface.register(ATTENTION_NAME, _attention)
-        self._before = _own_attention_of(model)
+        self._attention = TakenAttention(model)
         try:
             self._probe(model)
         except BaseException:
@@ -245,7 +90,7 @@ class GenericDecoder:
 
     def _probe(self, model: PreTrainedModel) -> None:
         self._take_over()
-        probe = _Probe()
+        probe = AttentionProbe()
         try:
             logits = self._trial_logits(model, probe)
             if self._places:
@@ -257,13 +102,13 @@ class GenericDecoder:
         self._needs_bias = probe.needs_bias
         self.vocab_size = int(logits.shape[-1])
 
-    def _trial_logits(self, model: PreTrainedModel, probe: _Probe) -> Tensor:
+    def _trial_logits(self, model: PreTrainedModel, probe: AttentionProbe) -> Tensor:
         """Return the logits of one token. Raises: ModelError with the reason alone."""
         token = torch.zeros((1, 1), dtype=torch.long, device=model.device)
         own_attention = _OWN_ATTENTION.format(model.config.get_text_config().model_type)
         try:
             logits: Tensor = model(input_ids=token, position_ids=token, use_cache=False, card_pass=probe).logits
-        except _OutsidePassError as error:
+        except OutsidePassError as error:
             raise ModelError("it does not hand arguments on to its attention") from error
         except ModelError:
             raise
@@ -276,8 +121,7 @@ class GenericDecoder:
         return logits
 
     def _take_over(self) -> None:
-        for config, _ in self._before:
-            config._attn_implementation_internal = ATTENTION_NAME
+        self._attention.take_over()
         self._query_scales.leave_to_model(False)
         self._shared_attention.take_over()
 
@@ -316,8 +160,7 @@ class GenericDecoder:
 
     def release(self) -> None:
         """Give the model its own attention back; no pass runs here afterwards."""
-        for config, implementation in self._before:
-            config._attn_implementation_internal = implementation
+        self._attention.release()
         self._query_scales.leave_to_model(True)
         self._shared_attention.release()
 
@@ -342,7 +185,7 @@ class GenericDecoder:
         Raises: ModelError if the model does not give those states.
         """
         scales = self._query_scales.of(positions)
-        extra: dict[str, Any] = {"card_pass": _Pass(steps, self.windows, self.layout, self._places, scales)}
+        extra: dict[str, Any] = {"card_pass": AttentionPass(steps, self.windows, self.layout, self._places, scales)}
         if states:
             extra["output_hidden_states"] = True
         if isinstance(logits_rows, Tensor):

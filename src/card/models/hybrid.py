@@ -8,9 +8,6 @@ no row is run in a pass of its own once more.
 from __future__ import annotations
 
 import contextlib
-import copy
-import inspect
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,16 +16,16 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import transformers
-from torch import Tensor, nn
+from torch import Tensor
 
-from card.errors import ModelError, in_few_words
+from card.errors import ModelError
 from card.models.attention import SequencePass
 from card.models.features import PassStates
-from card.models.generic import GenericDecoder, own_attention, require_causal
-from card.models.layer_kinds import layer_kinds
-from card.models.names import OTHER_FAMILY, model_name
+from card.models.generic import GenericDecoder, require_causal
+from card.models.mixers import Mixer, find_mixers
 from card.models.protocol import Extension
-from card.models.states import MIN_READ_TOKENS, STATES_PER_SEQUENCE, State, Tail, cloned, num_absorbed, num_bytes
+from card.models.states import MIN_READ_TOKENS, STATES_PER_SEQUENCE, State, Tail, cloned, num_absorbed
+from card.models.taken_attention import own_attention
 from card.models.torch_runner import TorchRunner
 from card.models.vision import ImageRows
 
@@ -36,11 +33,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from card.models.decoder_model import LoadedModel
-
-_CACHE_NAMES = ("cache_params", "past_key_values")  # of the argument by which a mixer gets its cache
-_PROBE_PARTS = (3, 3, 1)  # tokens: to fill a state, to go on from it at once, and to see the state behind these
-_PROBE_TOLERANCE = 1e-3  # of the error that a lost state makes; rounding makes a millionth, a wrong scan a hundredth
-_LEAST_CHUNK = 16  # rows that a scan fills a short pass up to
 
 
 class HybridRunner(TorchRunner):
@@ -194,7 +186,7 @@ class HybridDecoder(GenericDecoder):
     def __init__(self, model: PreTrainedModel, max_model_len: int) -> None:
         self.parts: Sequence[_Part] = ()  # of the next pass
         with own_attention(model):
-            self._mixers, self.state_bytes = _find_mixers(model)
+            self._mixers, self.state_bytes = find_mixers(model)
         self.runs_row_by_row = not all(mixer.goes_on for mixer in self._mixers)
         super().__init__(model, max_model_len)
 
@@ -227,7 +219,7 @@ class HybridDecoder(GenericDecoder):
                 if forward is not None:
                     mixer.module.forward = forward
 
-    def _mix(self, mixer: _Mixer, forward: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Tensor:
+    def _mix(self, mixer: Mixer, forward: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Tensor:
         call = mixer.signature.bind(*args, **kwargs)
         mixed = []
         for part in self.parts:
@@ -237,150 +229,3 @@ class HybridDecoder(GenericDecoder):
                 held = part.cache.layers[mixer.layer]
                 part.kept[cut][mixer.layer] = held if is_last else cloned(held)
         return mixed[0] if len(mixed) == 1 else torch.cat(mixed, 1)
-
-
-@dataclass(slots=True)
-class _Mixer:
-    """A module that mixes rows by way of a state."""
-
-    module: nn.Module
-    layer: int
-    signature: inspect.Signature
-    rows_name: str  # of its argument with the rows, [1, T, D]
-    cache_name: str
-    goes_on: bool = True  # several rows at once go on from a state as they should
-
-    def run(
-        self, forward: Callable[..., Tensor], call: inspect.BoundArguments, cache: Any, first: int, last: int
-    ) -> list[Tensor]:
-        """Run rows ``first`` .. last - 1 of a call on from the state in ``cache``; return the results in order."""
-        is_new = cache.get_conv_state(self.layer) is None
-        runs = [(first, last)] if self.goes_on or is_new else [(row, row + 1) for row in range(first, last)]
-        rows = call.arguments[self.rows_name]
-        results = []
-        for start, stop in runs:
-            arguments = {**call.arguments, self.rows_name: rows[:, start:stop], self.cache_name: cache}
-            of_part = inspect.BoundArguments(self.signature, OrderedDict(arguments))
-            with _short_chunks(self.module, stop - start):
-                results.append(forward(*of_part.args, **of_part.kwargs))
-        return results
-
-
-@contextlib.contextmanager
-def _short_chunks(module: Any, num_rows: int) -> Iterator[None]:
-    """Inside the block a scan that fills its rows up to whole chunks has chunks that fit few rows."""
-    usual = getattr(module, "chunk_size", None)
-    if not isinstance(usual, int) or num_rows >= usual:
-        yield
-        return
-    module.chunk_size = min(usual, max(_LEAST_CHUNK, 1 << (num_rows - 1).bit_length()))
-    try:
-        yield
-    finally:
-        module.chunk_size = usual
-
-
-def _find_mixers(model: PreTrainedModel) -> tuple[list[_Mixer], int]:
-    """Return the modules with a state, and the memory of the states of one sequence.
-
-    They are those that write to the states of transformers' cache in a pass over one token. Of each kind of them one is
-    tried for whether it runs several tokens on from a state. Raises: ModelError if a state is kept elsewhere.
-    """
-    name, kind = model_name(model), model.config.get_text_config().model_type
-    advice = "choose a model of another family, such as Qwen, LFM2, Granite, Nemotron-H, Falcon-H1 or Mamba 2"
-    refusal = f"{name} cannot be run: {kind} models keep their state in a place of their own; {advice}"
-    kinds = layer_kinds(model.config.get_text_config())
-    cache = transformers.DynamicCache(config=model.config)
-    callers = _Callers(cache)
-    token = torch.zeros((1, 1), dtype=torch.long, device=model.device)
-    cache_name = next((one for one in _CACHE_NAMES if one in inspect.signature(model.forward).parameters), None)
-    if cache_name is None:
-        raise ModelError(refusal)
-    try:
-        with callers.watching(model):
-            model(input_ids=token, position_ids=token, use_cache=True, **{cache_name: cache})
-    except Exception as error:  # whatever the code of one of many architectures raises
-        raise ModelError(
-            f"{name} cannot be run, a trial pass with a state failed: {in_few_words(error)}; {advice}"
-        ) from error
-    calls = callers.calls
-    wanted = [layer for layer in range(len(kinds)) if hasattr(cache.layers[layer], "conv_states")]
-    if not wanted or sorted(calls) != wanted:
-        raise ModelError(refusal)
-    mixers = [_mixer(layer, *calls[layer], refusal) for layer in wanted]
-    tried: dict[type[nn.Module], bool] = {}
-    for mixer in mixers:
-        of = type(mixer.module)
-        if of not in tried:
-            tried[of] = _goes_on(mixer, calls[mixer.layer][1], model)
-        mixer.goes_on = tried[of]
-    return mixers, sum(num_bytes(cache.layers[layer]) for layer in wanted)
-
-
-class _Callers:
-    """Notes which module writes to the states of a cache, and what it was called with."""
-
-    def __init__(self, cache: Any) -> None:
-        self.calls: dict[int, tuple[nn.Module, tuple[tuple[Any, ...], dict[str, Any]]]] = {}  # by layer
-        self._stack: list[tuple[nn.Module, tuple[tuple[Any, ...], dict[str, Any]]]] = []
-        for update in (cache.update_conv_state, cache.update_recurrent_state):
-            setattr(cache, update.__name__, partial(self._update, update))
-
-    def _update(self, update: Callable[..., Tensor], states: Tensor, layer_idx: int, *args: Any, **kwargs: Any) -> Any:
-        self.calls[layer_idx] = self._stack[-1]
-        return update(states, layer_idx, *args, **kwargs)
-
-    @contextlib.contextmanager
-    def watching(self, model: nn.Module) -> Iterator[None]:
-        def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            self._stack.append((module, (args, kwargs)))
-
-        def leave(*_: Any) -> None:
-            self._stack.pop()
-
-        handles = []
-        for module in model.modules():
-            handles.append(module.register_forward_pre_hook(enter, with_kwargs=True))
-            handles.append(module.register_forward_hook(leave))
-        try:
-            yield
-        finally:
-            for handle in handles:
-                handle.remove()
-
-
-def _mixer(layer: int, module: nn.Module, call: tuple[tuple[Any, ...], dict[str, Any]], refusal: str) -> _Mixer:
-    signature = inspect.signature(module.forward)
-    names = list(signature.parameters)
-    cache_name = next((one for one in _CACHE_NAMES if one in names), None)
-    arguments = signature.bind(*call[0], **call[1]).arguments
-    others = [value for name, value in arguments.items() if name not in (names[0], cache_name)]
-    if cache_name is None or any(isinstance(value, Tensor) for value in others):  # rows that would have to be divided
-        raise ModelError(refusal)
-    return _Mixer(module, layer, signature, names[0], cache_name)
-
-
-def _goes_on(mixer: _Mixer, call: tuple[tuple[Any, ...], dict[str, Any]], model: PreTrainedModel) -> bool:
-    """Return whether several rows at once give what they give one by one; some scans start without the state."""
-    arguments = mixer.signature.bind(*call[0], **call[1])
-    shown = arguments.arguments[mixer.rows_name]
-    size = (1, sum(_PROBE_PARTS), shown.shape[-1])
-    rows = torch.randn(size, generator=torch.Generator().manual_seed(0)).to(shown.device)
-    arguments.arguments[mixer.rows_name] = rows
-    exact = copy.deepcopy(mixer.module).float()  # so that rounding is not taken for a fault
-
-    def run(*lengths: int, skipped: int = 0) -> Tensor:
-        cache, first, results = transformers.DynamicCache(config=model.config), skipped, []
-        for length in lengths:
-            results += mixer.run(exact.forward, arguments, cache, first, first + length)
-            first += length
-        if not all(isinstance(result, Tensor) and result.shape[:2] == (1, result.shape[1]) for result in results):
-            raise ModelError(
-                f"{model_name(model)} cannot be run: a layer with a state returns more than its rows; {OTHER_FAMILY}"
-            )
-        return torch.cat(results, 1)[:, _PROBE_PARTS[0] - skipped :]
-
-    first, several, last = _PROBE_PARTS
-    truth = run(first, *[1] * (several + last))
-    lost = (run(several, last, skipped=first) - truth).abs().max()
-    return bool((run(*_PROBE_PARTS) - truth).abs().max() <= _PROBE_TOLERANCE * lost)

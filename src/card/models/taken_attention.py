@@ -1,0 +1,194 @@
+"""Attention of transformers' models, taken over: their layers call ours, which reads and writes our KV caches."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+import transformers
+from torch import Tensor, nn
+
+from card.errors import ModelError
+from card.models.attention import Scoring, SequencePass, attend
+from card.models.kv_cache import KVLayout, Window
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+_NAME = "card_rows"  # under which transformers' attention interface knows `_attention`
+_OWN = "card_own_attention"  # attribute of a model that was taken over: its configs, and the attention they had
+_REFUSED_ARGUMENTS = ("position_bias", "alibi")  # of attention calls: they change scores in ways not built here
+
+
+@dataclass(frozen=True, slots=True)
+class _Heads:
+    """Heads of one layer: their numbers, sizes, dtype and device."""
+
+    num_query_heads: int
+    num_kv_heads: int
+    size: int  # of queries and keys
+    value_size: int
+    dtype: torch.dtype
+    device: torch.device
+
+
+class AttentionProbe:
+    """Stands in for a pass and notes how each layer calls attention."""
+
+    def __init__(self) -> None:
+        self.layers: dict[int, _Heads] = {}
+        self.needs_bias = False  # the causal mask cannot be left to the attention kernel
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring) -> Tensor:
+        """Note the heads of a layer, and return zeros [1, sum T, H, Dv]; queries [1, H, sum T, D]."""
+        if layer in self.layers:
+            raise ModelError(f"layer {layer} attends more than once in a pass, which has no place in the KV cache")
+        self.layers[layer] = _Heads(query.shape[1], key.shape[1], key.shape[3], value.shape[3], key.dtype, key.device)
+        self.needs_bias |= not scoring.is_plain
+        return query.new_zeros((1, query.shape[2], query.shape[1], value.shape[3]))
+
+    def layout(self, attending: Sequence[int]) -> tuple[KVLayout, int]:
+        """Return what the cache holds, and how many query heads share a KV head of it.
+
+        Layers with fewer or smaller heads than others are filled up to these.
+        """
+        if sorted(self.layers) != list(attending):
+            raise ModelError(
+                f"it has {len(attending)} layers of attention, but {len(self.layers)} called transformers' attention"
+                " interface"
+            )
+        layers = self.layers.values()
+        kinds = {(of.num_query_heads, of.dtype, of.device) for of in layers}
+        num_kv_heads = max(of.num_kv_heads for of in layers)
+        if len(kinds) > 1 or any(num_kv_heads % of.num_kv_heads for of in layers):
+            raise ModelError(
+                "its layers differ in query heads or dtype, or in KV heads that are no multiples of each other"
+            )
+        ((num_query_heads, dtype, device),) = kinds
+        size = max(max(of.size, of.value_size) for of in layers)
+        return KVLayout(len(attending), num_kv_heads, size, dtype, device), num_query_heads // num_kv_heads
+
+
+class AttentionPass:
+    """One forward pass: writes new keys and values into the caches and attends over them."""
+
+    def __init__(
+        self,
+        steps: Sequence[SequencePass],
+        windows: Sequence[Window],
+        layout: KVLayout,
+        places: Mapping[int, int],
+        scales: Mapping[int, Tensor],
+    ) -> None:
+        self.steps = steps
+        self.windows = windows
+        self._scales = scales  # [sum T] of queries, by layer
+        self._layout = layout
+        self._places = places  # of the layers with attention in the KV cache
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring) -> Tensor:
+        """Write keys and values [1, Hkv, sum T, D] and attend over all rows; arguments and result as of a probe."""
+        value_size, place = value.shape[3], self._places[layer]
+        if scoring.scale is None:
+            scoring = replace(scoring, scale=query.shape[3] ** -0.5)
+        if (scales := self._scales.get(layer)) is not None:
+            query = (query * scales[:, None]).to(query.dtype)
+        query, key, value = (_filled(one, self._layout.head_size) for one in (query, key, value))
+        num_heads, num_kv_heads = query.shape[1], self._layout.num_kv_heads
+        if key.shape[1] < num_kv_heads:  # the same head once for each part of its query heads
+            times = num_kv_heads // key.shape[1]
+            key, value = key.repeat_interleave(times, 1), value.repeat_interleave(times, 1)
+        out = query.new_empty((1, query.shape[2], num_heads, value_size))
+        for step in self.steps:
+            first, last = step.offset, step.offset + step.num_new
+            rows = step.new_rows[place]
+            rows[0].copy_(key[0, :, first:last])
+            rows[1].copy_(value[0, :, first:last])
+            heads = query[0, :, first:last].reshape(num_kv_heads, -1, step.num_new, query.shape[3]).transpose(1, 2)
+            attended = attend(step, place, heads, self.windows[layer], scoring)[..., :value_size]
+            out[0, first:last].view(step.num_new, num_kv_heads, -1, value_size).copy_(attended.transpose(0, 1))
+        return out
+
+
+def _filled(heads: Tensor, size: int) -> Tensor:
+    """Return heads [..., D] with zeros up to ``size``, which change neither scores nor sums."""
+    return heads if heads.shape[-1] == size else nn.functional.pad(heads, (0, size - heads.shape[-1]))
+
+
+class TakenAttention:
+    """The attention of a model, which calls ours once it is taken over. Several runners may share a model."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        """Note the attention that the model has of its own; the model remembers it for whoever comes next."""
+        transformers.AttentionInterface.register(_NAME, _attention)
+        self._own = _own_attention_of(model)
+
+    def take_over(self) -> None:
+        """Let all layers call our attention, which needs the argument ``card_pass``."""
+        for config, _ in self._own:
+            config._attn_implementation_internal = _NAME
+
+    def release(self) -> None:
+        """Give the model its own attention back."""
+        for config, implementation in self._own:
+            config._attn_implementation_internal = implementation
+
+
+def _own_attention_of(model: Any) -> list[tuple[Any, str]]:
+    """Return each config of a model with its own attention, which the model remembers: several runners may share it."""
+    if not hasattr(model, _OWN):
+        used: dict[int, Any] = {id(m.config): m.config for m in model.modules() if hasattr(m, "config")}
+        before = [(of, of._attn_implementation) for of in used.values() if of._attn_implementation != _NAME]
+        setattr(model, _OWN, before)
+    own: list[tuple[Any, str]] = getattr(model, _OWN)
+    return own
+
+
+@contextlib.contextmanager
+def own_attention(model: PreTrainedModel) -> Iterator[None]:
+    """Inside the block the model has its own attention, though another runner may have taken it over."""
+    own = _own_attention_of(model)
+    now = [config._attn_implementation for config, _ in own]
+    for config, implementation in own:
+        config._attn_implementation_internal = implementation
+    try:
+        yield
+    finally:
+        for (config, _), implementation in zip(own, now, strict=True):
+            config._attn_implementation_internal = implementation
+
+
+class OutsidePassError(ModelError):
+    """A layer was called without one of our passes."""
+
+
+def _attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    card_pass: AttentionPass | AttentionProbe | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """Hand one layer's queries [1, H, sum T, D], keys and values [1, Hkv, sum T, D] to the pass: [1, sum T, H, D]."""
+    if card_pass is None:
+        raise OutsidePassError(
+            f"{type(module).__name__} was called by other code than CARD, which this model was given to: call it"
+            " through CARD only, or load the model once more for other uses"
+        )
+    if attention_mask is not None:  # transformers makes none for an attention that it does not know
+        raise ModelError(f"{type(module).__name__} attends with a mask that it makes itself, which is not built")
+    for name in _REFUSED_ARGUMENTS:
+        if kwargs.get(name) is not None:
+            raise ModelError(f"{type(module).__name__} attends with {name}, which is not built")
+    layer = getattr(module, "layer_idx", None)
+    if layer is None or layer < 0 or not getattr(module, "is_causal", True):
+        raise ModelError(f"{type(module).__name__} is not causal attention with a layer number")
+    return card_pass.attend(int(layer), query, key, value, Scoring(scaling, softcap, s_aux)), None
