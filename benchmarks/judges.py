@@ -34,6 +34,7 @@ from card.models.loading import load_decoder, load_tokenizer
 from card.text.answers import final_number
 from card.text.prompts import encode_chat
 
+BENCHMARK = "judges"
 EXACT = "exact"
 _SAME = ("target", "draft", "dtype", "max_tokens", "num_speculative_tokens", "limit", "at_once")
 
@@ -142,7 +143,7 @@ class Pair:
         outputs = llm.generate(prompts, self._params)
         seconds = time.perf_counter() - started
         items = [_item(task, output) for task, output in zip(batch.tasks, outputs, strict=True)]
-        line = {"benchmark": "judges", "data": batch.data, "judge": judge, "exact": llm.is_exact, "first": batch.first}
+        line = {"benchmark": BENCHMARK, "data": batch.data, "judge": judge, "exact": llm.is_exact, "first": batch.first}
         return {**line, "seconds": round(seconds, 2), "items": items}
 
     def _llm(self, judge: str) -> LLM:
@@ -171,10 +172,23 @@ def _item(task: Task, output: Any) -> dict[str, Any]:
     }
 
 
-def report(lines: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """Yield the rows of a Markdown table, over the questions that every judge of a data set has answered."""
-    yield "| data | judge | tokens a pass | kept against the target's choice | cut off | solved, % | same as exact, % |"
-    yield "|---|---|---:|---:|---:|---:|---:|"
+@dataclass(frozen=True, slots=True)
+class JudgeRow:
+    """What a judge came to on the questions of a data set that every judge has answered."""
+
+    data: str
+    judge: str
+    num_questions: int
+    tokens_per_pass: float
+    num_lenient: int  # tokens kept against the target's choice
+    num_tokens: int
+    num_cut_off: int
+    solved: Share
+    same: Share  # of texts that end as those of exact decoding
+
+
+def summarise(lines: Sequence[dict[str, Any]]) -> Iterator[JudgeRow]:
+    """Yield a row for each data set and judge, the exact one first; none for a set without a question of all judges."""
     for data in dict.fromkeys(line["data"] for line in lines):
         own = [line for line in lines if line["data"] == data]
         judges = list(dict.fromkeys(line["judge"] for line in own))
@@ -185,19 +199,34 @@ def report(lines: Sequence[dict[str, Any]]) -> Iterator[str]:
             items = [item for first in shared for item in by_judge[judge][first]]
             num = {name: sum(item[name] for item in items) for name in ("passes", "accepted", "lenient", "tokens")}
             same = sum(item["found"] == other["found"] for item, other in zip(items, exact, strict=True))
-            solved = Share(sum(item["is_solved"] for item in items), len(items))
-            rate = 1 + num["accepted"] / max(1, num["passes"])
-            kept = f"{num['lenient']} of {num['tokens']:,} tokens"
-            cut = sum(item["finish"] == "length" for item in items)
-            shares = f"{cut} | {solved} | {Share(same, len(items))}"
-            yield f"| {data}, {len(items)} | `{judge}` | {rate:.2f} | {kept} | {shares} |"
+            yield JudgeRow(
+                data=data,
+                judge=judge,
+                num_questions=len(items),
+                tokens_per_pass=1 + num["accepted"] / max(1, num["passes"]),
+                num_lenient=num["lenient"],
+                num_tokens=num["tokens"],
+                num_cut_off=sum(item["finish"] == "length" for item in items),
+                solved=Share(sum(item["is_solved"] for item in items), len(items)),
+                same=Share(same, len(items)),
+            )
+
+
+def report(lines: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """Yield the rows of a Markdown table, over the questions that every judge of a data set has answered."""
+    yield "| data | judge | tokens a pass | kept against the target's choice | cut off | solved, % | same as exact, % |"
+    yield "|---|---|---:|---:|---:|---:|---:|"
+    for row in summarise(lines):
+        kept = f"{row.num_lenient} of {row.num_tokens:,} tokens"
+        shares = f"{row.num_cut_off} | {row.solved} | {row.same}"
+        yield f"| {row.data}, {row.num_questions} | `{row.judge}` | {row.tokens_per_pass:.2f} | {kept} | {shares} |"
 
 
 def _earlier(path: Path, asked: dict[str, Any]) -> list[dict[str, Any]]:
     """Return the lines of an earlier part of the same run. Raises: BenchError if they are of another one."""
     if not path.exists() or not path.stat().st_size:
         return []
-    lines = options.read_lines(path, "judges")
+    lines = options.read_lines(path, BENCHMARK)
     for name in _SAME:
         if others := {line.get(name) for line in lines} - {asked[name]}:
             raise BenchError(

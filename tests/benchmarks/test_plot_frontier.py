@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -49,6 +50,24 @@ def test_the_picture_is_a_png(bench: dict[str, ModuleType], tmp_path: Path) -> N
     for options in ([], ["--solved"]):
         assert bench["plot_frontier"].main([str(path), "--out", str(out), *options]) == 0
         assert out.read_bytes().startswith(b"\x89PNG")
+
+
+def test_lines_of_judges_have_a_panel_for_each_data_set(bench: dict[str, ModuleType], tmp_path: Path) -> None:
+    def line(data: str, judge: str, found: str) -> dict[str, object]:
+        item = {"found": found, "is_solved": found == "7", "passes": 2, "accepted": 3, "lenient": 1, "tokens": 6}
+        items = [{**item, "finish": "stop"}, {**item, "found": "7", "is_solved": True, "finish": "length"}]
+        names = {"benchmark": "judges", "target": "a.gguf", "draft": "b.gguf"}
+        return {**names, "data": data, "judge": judge, "first": 0, "items": items}
+
+    rows = [line("gsm8k", "exact", "7"), line("gsm8k", "fly:0.9", "8"), line("mbpp", "exact", "7")]
+    path = tmp_path / "judges.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    panels, note = bench["plot_frontier"].read(path, solved=True)
+    assert note.startswith("a.gguf, b.gguf") and list(panels) == ["2 questions of gsm8k", "2 questions of mbpp"]
+    found = [(point.judge, point.knob, point.share.count) for point in panels["2 questions of gsm8k"]]
+    assert found == [("", "", 2), ("fly", "0.9", 1)]
+    pytest.importorskip("matplotlib")
+    assert bench["plot_frontier"].main([str(path), "--out", str(tmp_path / "judges.png")]) == 0
 
 
 def test_a_run_without_answers_is_refused_in_one_line(
