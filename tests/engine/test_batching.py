@@ -135,6 +135,15 @@ def test_a_long_prompt_is_read_on_the_cores_for_reading_and_nothing_else_is(leng
     assert {threads for threads, _ in passes[1:]} == {2}, "a token is waited for"
 
 
+def test_rows_that_a_request_reuses_are_copied_with_the_threads_of_passes():
+    target, copying = toy_target(0), list[int]()
+    copy_rows = target.copy_rows
+    target.copy_rows = lambda *which: (copying.append(torch.get_num_threads()), copy_rows(*which))[1]
+    engine = Engine(TargetWorker(target, clock=time.perf_counter), None, policy=Policy("off", CoreSet(threads=3)))
+    run_all(engine, {when: [make_request(when, prompt=prompt_of(0, 40))] for when in (0, 40)})
+    assert copying == [3]
+
+
 def test_requests_beyond_the_limit_wait_and_are_taken_first_come_first_served():
     engine = make_engine(toy_target(), None, max_num_seqs=2)
     lengths = {i: 3 + i for i in range(6)}

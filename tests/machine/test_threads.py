@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import threading
+from collections.abc import Iterable
 
+import pytest
 import torch
 
 from card.machine.threads import CoreSet, integer_pass_threads, pinned
@@ -30,3 +33,21 @@ def test_another_thread_has_its_own_number() -> None:
         asking.start()
         asking.join()
     assert seen != [5]
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system pins no threads")
+def test_a_thread_that_is_on_its_cores_is_not_pinned_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    own, pins = os.sched_getaffinity(0), list[set[int]]()
+    real = os.sched_setaffinity
+
+    def pin(pid: int, cores: Iterable[int]) -> None:
+        pins.append(set(cores))
+        real(pid, cores)
+
+    monkeypatch.setattr(os, "sched_setaffinity", pin)
+    with pinned(CoreSet(tuple(own))):
+        assert os.sched_getaffinity(0) == own
+    assert not pins
+    with pinned(CoreSet((min(own),))):
+        assert os.sched_getaffinity(0) == {min(own)}
+    assert os.sched_getaffinity(0) == own

@@ -248,6 +248,7 @@ def test_a_row_sees_itself_and_its_ancestors_and_nothing_else(parents: list[int]
         assert [np.flatnonzero(row).tolist() for row in visible] == [path_to(r, parents) for r in range(len(parents))]
         assert (visible.sum(1) == tree.positions() + 1).all()
     for start in range(len(parents)):
+        assert tree.furthest(start) == tree.positions(start).max()
         paths = [path_to(row, parents) for row in range(start, len(parents))]
         windows: dict[Window, list[list[int]]] = {
             3: [path[-3:] for path in paths],
@@ -264,7 +265,7 @@ def test_a_chain_needs_no_matrix_and_a_fork_one_of_the_forked_rows_only() -> Non
     tree.append(np.arange(-1, 3999))
     tree.append(np.arange(3999, 4099))
     assert (tree.num_prefix_rows, num_ancestors(tree)) == (4100, 0)
-    tree.append(np.asarray([20, 4100, 4099]))
+    tree.append([20, 4100, 4099])
     assert num_ancestors(tree) <= 64 * 64
     assert is_visible(tree, 4100).sum(1).tolist() == [22, 23, 4101]
     tree.keep(4100, np.asarray([4102]))

@@ -104,7 +104,10 @@ class Engine:
         num_requests = min(len(self._queue), self._limits.max_num_seqs)
         self._policy.begin(num_requests, self._drafter.link.available)
         started = self._clock()
-        refused = self._admit(started)
+        refused: list[Update] = []
+        if self._queue.num_waiting:
+            with pinned(self._policy.cores):  # rows that are reused are copied, by as many threads as a pass may have
+                refused = self._admit(started)
         with pinned(self._policy.reading_cores if self._queue.only_reads(_LONG_PROMPT) else self._policy.cores):
             return self._round(started, refused)
 

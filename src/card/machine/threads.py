@@ -92,12 +92,13 @@ def pinned(core_set: CoreSet) -> Iterator[None]:
     """Run the block with the calling thread on these cores and threads; afterwards all is as before."""
     before = ThreadsKept()
     cores_before = os.sched_getaffinity(0) if core_set.cores else None
+    moves = cores_before is not None and cores_before != set(core_set.cores)
     try:
-        if core_set.cores:
+        if moves:
             os.sched_setaffinity(0, core_set.cores)
         use_threads(core_set.threads or before.num_threads, in_integers=core_set.in_integers)
         yield
     finally:
         before.restore()
-        if cores_before is not None:
+        if moves and cores_before is not None:
             os.sched_setaffinity(0, cores_before)

@@ -38,7 +38,7 @@ class NewRows:
         return self.sequence.tree.num_rows - self.num_new
 
 
-def row_tables(steps: Sequence[NewRows]) -> tuple[IntArray, IntArray]:
+def row_tables(steps: Sequence[NewRows]) -> tuple[list[tuple[int, ...]], IntArray]:
     """Return a table of the rows of a pass, as `card.kernels.jit.tables` names its places, and their ancestors."""
     rows: list[tuple[int, ...]] = []
     all_ancestors: list[IntArray] = []
@@ -61,7 +61,7 @@ def row_tables(steps: Sequence[NewRows]) -> tuple[IntArray, IntArray]:
         rows += [(*place, *one, *selection) for one, selection in zip(own, selections, strict=True)]
         all_ancestors.append(ancestors)
         num_before += len(ancestors)
-    return np.array(rows, np.int64), np.concatenate(all_ancestors) if all_ancestors else _NO_ANCESTORS
+    return rows, np.concatenate(all_ancestors) if all_ancestors else _NO_ANCESTORS
 
 
 def _selection(step: NewRows, new_idx: int) -> tuple[int, int, int, int, int, int]:

@@ -13,6 +13,7 @@ a bit:
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, cast
 
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from card.models.decoder_model import LoadedModel
 
 MOST_TILE_ROWS = 16  # of the largest kind of tile
+_LEAST_POSITIONS = 512  # that there is room for: it takes 64 KB
 
 
 class ExactDecoder:
@@ -87,8 +89,8 @@ class ExactDecoder:
             self._rotations = {kind: turning_tables(model, max_model_len, kind) for kind in turning}
             self._norm = extended(inner.norm.weight.float() + self._norm_offset, padded(self._width, GROUP))
             head, self._head_ids = head_of(model)
-            self._num_outputs = head.out_features
             self._output = packed(self._pack, head, factor=1 / architecture.scale("logits", config))
+            self._num_outputs, self._num_padded_outputs = head.out_features, PANEL * len(self._output.panels)
             tables = []
             layers = inner.layers[: config.num_hidden_layers]
             for layer, window, kind in zip(layers, self.windows, kinds, strict=True):
@@ -178,29 +180,25 @@ class ExactDecoder:
         code, num_rows = self._code, len(token_ids)
         scored = self._make_score_room(steps)
         rows, ancestors = row_tables(steps)
-        if isinstance(logits_rows, Tensor):
-            chosen = logits_rows.numpy()
-        else:
-            chosen = np.arange(num_rows, dtype=np.int64)[logits_rows]
-        panels = len(self._output.panels)
-        logits = torch.empty((len(chosen), PANEL * panels))
         threads = integer_pass_threads()
-        longest = int(rows[:, code.POSITION].max()) + 1
-        hidden = self._prepare(num_rows, longest, threads)
+        hidden = self._prepare(num_rows, max(row[code.POSITION] for row in rows) + 1, threads)
+        self._buffers.rows[:num_rows] = rows
         hidden[:, : self._width] = embedded(self._embeddings, token_ids)
         if images is not None and len(images.rows):
             hidden[images.rows, : self._width] = images.features.to(hidden.dtype)
-        hidden *= self._embedding_scale
-        barrier = np.zeros(8, np.int64)
+        if self._embedding_scale != 1.0:
+            hidden *= self._embedding_scale
+        chosen = logits_rows if isinstance(logits_rows, Tensor) else self._buffers.numbers[:num_rows][logits_rows]
+        logits = torch.empty((len(chosen), self._num_padded_outputs))
         table = self._table
         table[code.ROWS], table[code.THREADS] = num_rows, threads
-        table[code.ROW_TABLE], table[code.ANCESTORS] = rows.ctypes.data, ancestors.ctypes.data
-        table[code.BARRIER], table[code.LOGITS] = barrier.ctypes.data, logits.data_ptr()
-        table[code.CHOSEN_ROWS], table[code.NUM_CHOSEN] = chosen.ctypes.data, len(chosen)
+        table[code.ANCESTORS] = ancestors.ctypes.data if len(ancestors) else 0
+        table[code.LOGITS] = logits.data_ptr()
+        table[code.CHOSEN_ROWS], table[code.NUM_CHOSEN] = chosen.data_ptr(), len(chosen)
         if states:
-            self._run_and_take(states, table, barrier, hidden)
+            self._run_and_take(states, hidden)
         else:
-            self._team.run(table, barrier)
+            self._team.run(table)
         for step in scored:
             step.scores = self._scores(step)
         return spread(logits[:, : self._num_outputs], self._head_ids, self.vocab_size)
@@ -208,6 +206,8 @@ class ExactDecoder:
     def _make_score_room(self, steps: Sequence[NewRows]) -> list[NewRows]:
         """Have room for the scores of those sequences that keep some, and return these."""
         scored = [step for step in steps if step.extension.scores is not None and step.num_held]
+        if not scored:
+            return scored
         layers, heads = len(self._layers), self._num_heads
         together = max(1, self._code.TOGETHER * self._num_kv_heads // heads)  # rows of a text that are computed at once
         for step in scored:
@@ -237,7 +237,7 @@ class ExactDecoder:
         keys = step.sequence.kv[:, 0, :, : step.num_held]
         return torch.stack([bound_scores(*layer) for layer in zip(queries, keys, strict=True)])
 
-    def _run_and_take(self, states: PassStates, table: IntArray, barrier: IntArray, hidden: Tensor) -> None:
+    def _run_and_take(self, states: PassStates, hidden: Tensor) -> None:
         """Run the pass and let it copy the states that somebody wishes for: the next layer writes over them."""
         copies = {layer: torch.empty_like(hidden) for layer in states.layers - {0, FINAL}}
         if 0 in states.layers:
@@ -245,7 +245,7 @@ class ExactDecoder:
         for layer, copy in copies.items():
             self._layers[layer - 1, self._code.COPY_TO] = copy.data_ptr()
         try:
-            self._team.run(table, barrier)
+            self._team.run(self._table)
         finally:
             self._layers[:, self._code.COPY_TO] = 0
         for layer, copy in copies.items():
@@ -259,21 +259,31 @@ class ExactDecoder:
 
     def _prepare(self, num_rows: int, num_positions: int, num_threads: int) -> Tensor:
         """Have room for a pass, and a table that says where; return the place of its hidden states."""
-        code, buffers = self._code, self._buffers
-        width, size = padded(self._width, GROUP), self._padded_head
-        attended = padded(self._num_heads * size, GROUP)
-        groups = max(width, attended) // GROUP
+        buffers = self._buffers
+        if not buffers.fits(num_rows, num_positions, num_threads):
+            buffers.grow(num_rows, num_positions, num_threads)
+            self._make_room()
+        return buffers.hidden[:num_rows]
+
+    def _own_bytes(self) -> int:
+        """Return what a thread needs for itself in the largest pass that there is room for."""
+        code, buffers, size = self._code, self._buffers, self._padded_head
+        groups = max(padded(self._width, GROUP), padded(self._num_heads * size, GROUP)) // GROUP
         attending = 4 * (LANES * size + GROUP)  # of floats; each query has a sum and scores
         most_queries = max(code.TOGETHER, self._num_heads // self._num_kv_heads)
-        attending += 4 * most_queries * (padded(size, GROUP) + padded(num_positions, LANES) + 2 * LANES)
+        attending += 4 * most_queries * (padded(size, GROUP) + padded(buffers.num_positions, LANES) + 2 * LANES)
         own = (
-            groups * num_rows * (GROUP + 4 + self._sums_bytes + 4 * GROUP)
+            groups * buffers.num_rows * (GROUP + 4 + self._sums_bytes + 4 * GROUP)
             + 4 * GROUP * groups
             + max(attending, 8 * GROUP * MOST_TILE_ROWS)
         )
-        if buffers.fits(num_rows, own, num_threads):
-            return buffers.hidden[:num_rows]
-        buffers.grow(num_rows, own, num_threads)
+        return padded(own, 4 * GROUP)
+
+    def _make_room(self) -> None:
+        """Make buffers as large as is said now, and the table of a pass, which says where they are."""
+        code, buffers, own_bytes = self._code, self._buffers, self._own_bytes()
+        width, size = padded(self._width, GROUP), self._padded_head
+        attended = padded(self._num_heads * size, GROUP)
         buffers.hidden = torch.zeros((buffers.num_rows, width))
         mlp_groups, gated_bytes = self._mlp_width // GROUP, self._sums_bytes + 4 * GROUP  # sums, and floats behind them
         parts = {
@@ -282,17 +292,19 @@ class ExactDecoder:
             code.GATED: torch.empty((buffers.num_rows, self._mlp_width), dtype=torch.int8),
             code.GATED_SCALES: torch.empty((buffers.num_rows, mlp_groups)),
             code.GATED_SUMS: torch.empty((buffers.num_rows, mlp_groups, gated_bytes), dtype=torch.int8),
-            code.OWN: torch.empty((buffers.num_threads, buffers.own_bytes), dtype=torch.int8),
+            code.OWN: torch.empty((buffers.num_threads, own_bytes), dtype=torch.int8),
             code.HIDDEN: buffers.hidden,
             code.ADDED: torch.empty_like(buffers.hidden),
             code.NORM: self._norm,
+            code.ROW_TABLE: torch.empty((buffers.num_rows, code.ROW_SIZE), dtype=torch.int64),
         }
-        buffers.parts = parts
-        table = np.zeros(code.TABLE_SIZE, np.int64)
+        buffers.parts, buffers.rows = parts, parts[code.ROW_TABLE].numpy()
+        buffers.numbers = torch.arange(buffers.num_rows)
+        table = (ctypes.c_int64 * code.TABLE_SIZE)()
         for place, part in parts.items():
             table[place] = part.data_ptr()
         table[code.OUTPUT : code.OUTPUT + code.LINEAR_SIZE] = self._output.entry
-        table[code.LAYER_TABLE], table[code.OWN_BYTES] = self._layers.ctypes.data, buffers.own_bytes
+        table[code.LAYER_TABLE], table[code.OWN_BYTES] = self._layers.ctypes.data, own_bytes
         numbers = {
             code.LAYERS: len(self._layers),
             code.WIDTH: self._width,
@@ -303,28 +315,30 @@ class ExactDecoder:
             code.PADDED_HEAD: size,
             code.MLP: self._mlp_width,
             **self._switches,
-            code.VOCAB: PANEL * len(self._output.panels),
+            code.VOCAB: self._num_padded_outputs,
         }
         for place, number in numbers.items():
             table[place] = number
         for place, real in self._reals.items():
-            table[place : place + 1].view(np.float32)[0] = real
+            ctypes.c_float.from_buffer(table, 8 * place).value = real
         self._table = table
-        return buffers.hidden[:num_rows]
 
 
 class _Buffers:
     """Buffers of the passes, for as many rows as they have room for."""
 
     def __init__(self) -> None:
-        self.num_rows = self.own_bytes = self.num_threads = 0
+        self.num_rows = self.num_positions = self.num_threads = 0
         self.hidden = torch.empty(0)
         self.parts: dict[int, Tensor] = {}
+        self.rows: IntArray = np.zeros((0, 0), np.int64)  # the table of rows, one of the parts
+        self.numbers = torch.empty(0)  # of rows: 0, 1, 2, ...
 
-    def fits(self, num_rows: int, own_bytes: int, num_threads: int) -> bool:
-        return num_rows <= self.num_rows and own_bytes <= self.own_bytes and num_threads <= self.num_threads
+    def fits(self, num_rows: int, num_positions: int, num_threads: int) -> bool:
+        return num_rows <= self.num_rows and num_positions <= self.num_positions and num_threads <= self.num_threads
 
-    def grow(self, num_rows: int, own_bytes: int, num_threads: int) -> None:
+    def grow(self, num_rows: int, num_positions: int, num_threads: int) -> None:
         self.num_rows = padded(max(num_rows, self.num_rows), MOST_TILE_ROWS)
-        self.own_bytes = padded(max(own_bytes * self.num_rows // num_rows, self.own_bytes), 4 * GROUP)
+        if num_positions > self.num_positions:
+            self.num_positions = max(_LEAST_POSITIONS, 2 * num_positions)  # a text grows by a token each time
         self.num_threads = max(num_threads, self.num_threads)

@@ -53,7 +53,12 @@ class RowTree:
         """Return the positions (numbers of ancestors) of rows ``start`` .. num_rows - 1, as a view."""
         return self._positions[start : self.num_rows]
 
-    def append(self, parents: IntArray) -> None:
+    def furthest(self, start: int) -> int:
+        """Return the largest position of rows ``start`` .. num_rows - 1."""
+        is_chain = self.num_prefix_rows == self.num_rows
+        return self.num_rows - 1 if is_chain else int(self.positions(start).max())
+
+    def append(self, parents: Sequence[int] | IntArray) -> None:
         """Add a row for each parent, [T]. Nothing changes when it raises.
 
         Raises: CapacityError if the rows do not fit; ModelError if a parent is not an earlier row.
@@ -64,22 +69,27 @@ class RowTree:
                 f"the sequence holds {start} rows and {len(parents)} more were asked for; at most {self.max_rows} fit:"
                 " drop rows with keep(), or open it with room for more"
             )
-        previous = np.arange(start - 1, stop - 1)
-        illegal = (parents > previous) | (parents < NO_PARENT)
+        if self.num_prefix_rows == start and list(parents) == list(range(start - 1, stop - 1)):
+            self._append_chain(stop)  # as for nearly every token: few arrays
+            return
+        given, previous = np.asarray(parents, np.int64), np.arange(start - 1, stop - 1)
+        illegal = (given > previous) | (given < NO_PARENT)
         if illegal.any():
             i = int(illegal.argmax())
             raise ModelError(
-                f"row {start + i} has parent {parents[i]}; a parent is {NO_PARENT} (none) or a row before its child"
+                f"row {start + i} has parent {given[i]}; a parent is {NO_PARENT} (none) or a row before its child"
             )
-        num_chained = 0
-        if self.num_prefix_rows == start:  # no tree rows yet: a chain on the chain only makes it longer
-            is_chained = parents == previous
-            num_chained = len(parents) if is_chained.all() else int(is_chained.argmin())
-            self.num_prefix_rows = self.num_rows = start + num_chained
-            self._parents[start : self.num_rows] = parents[:num_chained]
-            self._positions[start : self.num_rows] = previous[:num_chained] + 1
-        if num_chained < len(parents):
-            self._append_tree(parents[num_chained:])
+        num_chained = int((given == previous).argmin()) if self.num_prefix_rows == start else 0
+        self._append_chain(start + num_chained)
+        self._append_tree(given[num_chained:])
+
+    def _append_chain(self, stop: int) -> None:
+        """Make the chain longer, up to row ``stop``; nothing to do if there are tree rows."""
+        start = self.num_rows
+        if start < stop:
+            self._parents[start:stop] = np.arange(start - 1, stop - 1)
+            self._positions[start:stop] = np.arange(start, stop)
+            self.num_prefix_rows = self.num_rows = stop
 
     def _append_tree(self, parents: IntArray) -> None:
         prefix = self.num_prefix_rows
@@ -337,7 +347,8 @@ class KVCache:
         sequence.tree.keep(num_prefix_rows, kept)
         num_still = int((kept == np.arange(num_prefix_rows, num_prefix_rows + len(kept))).sum())  # a leading run
         if num_still < len(kept):
-            moved = torch.from_numpy(kept[num_still:]).to(sequence.kv.device)
             first = num_prefix_rows + num_still
-            scratch = sequence.kv.index_select(3, moved)
-            sequence.kv.narrow(3, first, len(moved)).copy_(scratch)
+            with torch.inference_mode():
+                moved = torch.from_numpy(kept[num_still:]).to(sequence.kv.device)
+                scratch = sequence.kv.index_select(3, moved)
+                sequence.kv.narrow(3, first, len(moved)).copy_(scratch)

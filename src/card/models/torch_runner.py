@@ -245,8 +245,7 @@ class TorchRunner:
 
     def keep(self, slot: int, num_prefix_rows: int, rows: Sequence[int] = ()) -> None:
         """Keep the first rows and then ``rows``, in this order; drop the rest. Raises: see `KVCache.keep`."""
-        with torch.inference_mode():
-            self._cache.keep(slot, num_prefix_rows, rows)
+        self._cache.keep(slot, num_prefix_rows, rows)
 
     def bytes_read(self, num_rows: int, reads: ChosenRows | None) -> int:
         """Return the bytes of KV that a pass reads of a sequence with ``num_rows`` rows, the new ones included."""
@@ -347,21 +346,21 @@ class TorchRunner:
             tree = self._cache[extension.slot].tree
             start = tree.num_rows
             self._require_selectable(extension, tree)
-            tree.append(np.asarray(extension.parents, np.int64))
-            if (last := int(tree.positions(start).max())) >= self.max_model_len:
+            tree.append(extension.parents)
+            if (last := tree.furthest(start)) >= self.max_model_len:
                 raise CapacityError(
                     f"slot {extension.slot}: a token at position {last} does not fit into max_model_len"
                     f" ({self.max_model_len}); end the sequence, or set a larger max_model_len"
                 )
-        token_ids = np.concatenate([np.asarray(extension.token_ids, np.int64) for extension in extensions])
+        token_ids = [token_id for extension in extensions for token_id in extension.token_ids]
         num_known = self._embeddings.num_embeddings
-        if int(token_ids.min()) < 0 or int(token_ids.max()) >= num_known:
-            wrong = token_ids[(token_ids < 0) | (token_ids >= num_known)]
+        if min(token_ids) < 0 or max(token_ids) >= num_known:
+            wrong = [token_id for token_id in token_ids if not 0 <= token_id < num_known]
             raise ModelError(
-                f"token ids {wrong[:5].tolist()} are outside the model's vocabulary of {num_known};"
+                f"token ids {wrong[:5]} are outside the model's vocabulary of {num_known};"
                 " use the tokenizer that belongs to the model"
             )
-        return token_ids
+        return np.array(token_ids, np.int64)
 
     def _require_selectable(self, extension: Extension, tree: RowTree) -> None:
         """Raise ModelError unless an extension that reads chosen rows is a chain on one, as the rows are."""

@@ -139,6 +139,8 @@ class RequestStats(DrafterHealth):
     def count_verification(self, offer: Nodes, accepted: Sequence[int], names: Sequence[str]) -> None:
         """Add one verification of these candidates, of which the ``accepted`` ones were kept; names as of `Offers`."""
         self.target_passes += 1
+        if not offer:
+            return
         self.verified_tokens += len(offer)
         self.accepted_tokens += len(accepted)
         depths = (max(offer.depths, default=0), len(accepted))

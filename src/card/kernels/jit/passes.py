@@ -7,6 +7,7 @@ channels, and wait for each other five times a layer, or twice more where what a
 
 from __future__ import annotations
 
+import ctypes
 import threading
 from queue import SimpleQueue
 from typing import Any
@@ -47,6 +48,7 @@ from card.kernels.jit.vectors import (
 
 _PATIENCE = 2000  # looks at the others before the core is given away
 _PAST_ALL = 1 << 40  # a counter that nobody waits for
+_COUNTER_SIZE = 8  # integers that a counter has to itself, a line of the caches
 
 
 @compiled
@@ -258,21 +260,19 @@ class ThreadTeam:
     def __init__(self) -> None:
         self._orders: list[SimpleQueue[Any]] = []
 
-    def run(self, table: Any, barrier: Any) -> None:
-        """Do the pass that a table describes, an int64 array whose addresses stay valid meanwhile.
-
-        Args:
-            barrier: the array of its counter, which the others may still look at when this returns.
-        """
-        num_threads = int(table[t.THREADS])
+    def run(self, table: Any) -> None:
+        """Do the pass that a table describes, an array of `ctypes.c_int64` whose addresses stay valid meanwhile."""
+        num_threads = table[t.THREADS]
         while len(self._orders) < num_threads - 1:
             orders: SimpleQueue[Any] = SimpleQueue()
             threading.Thread(target=_work, args=(orders, len(self._orders) + 1), daemon=True).start()
             self._orders.append(orders)  # not before: nobody would take what is put there if no thread can be started
+        barrier = (ctypes.c_int64 * _COUNTER_SIZE)()  # a new one: others may still look at the last pass's
+        table[t.BARRIER] = ctypes.addressof(barrier)
         try:
             for orders in self._orders[: num_threads - 1]:
                 orders.put((table, barrier))
-            run(table.ctypes.data, 0)
+            run(ctypes.addressof(table), 0)
         except BaseException:  # an interrupt before this thread's part: the others would wait for it for ever
             barrier[0] = _PAST_ALL
             self._wait_for_others()
@@ -297,5 +297,5 @@ def _work(orders: SimpleQueue[Any], thread: int) -> None:
             order.set()
             continue
         table, _ = order
-        run(table.ctypes.data, thread)
+        run(ctypes.addressof(table), thread)
         del order, table
