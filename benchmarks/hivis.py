@@ -47,16 +47,18 @@ ROWS: dict[str, tuple[str, str | None, bool]] = {  # method, draft, whether plac
 @click.option("--pictures", default=24, show_default=True, help="Held-out pictures.")
 @click.option("--repeats", default=3, show_default=True, help="Runs of each row; times are the least ones.")
 @click.option("--temperature", default=0.0, show_default=True)
+@click.option("--max-tokens", default=64, show_default=True, help="Most tokens of an answer.")
 @click.option("--out", type=Path, help="JSON lines are appended to it.")
-def main(pair: Path, pictures: int, repeats: int, temperature: float, out: Path | None) -> None:
+def main(pair: Path, pictures: int, repeats: int, temperature: float, max_tokens: int, out: Path | None) -> None:
     """Print prompt lengths, acceptance and times of each row."""
+    params = SamplingParams(temperature=temperature, max_tokens=max_tokens, seed=0)
     shown = list(itertools.islice(toy_vision.samples(HELD_OUT_SEED), pictures))
     llms = {name: _opened(pair, *row) for name, row in ROWS.items()}
     runs: dict[str, list[list[RequestOutput]]] = {name: [] for name in ROWS}
     cpu_s: dict[str, list[float]] = {name: [] for name in ROWS}
     for _, (name, llm) in itertools.product(range(repeats), llms.items()):
         started = time.process_time()
-        runs[name].append([_answered(llm, one, temperature) for one in shown])
+        runs[name].append([_answered(llm, one, params) for one in shown])
         cpu_s[name].append(time.process_time() - started)
     texts = [one.outputs[0].token_ids for one in runs["plain"][0]]
     for name, row in runs.items():
@@ -99,10 +101,9 @@ def _opened(pair: Path, method: str, draft: str | None, hides: bool) -> LLM:
     )
 
 
-def _answered(llm: LLM, one: toy_vision.Sample, temperature: float) -> RequestOutput:
+def _answered(llm: LLM, one: toy_vision.Sample, params: SamplingParams) -> RequestOutput:
     llm.reset_prefix_cache()
     parts = [{"type": "image", "image": one.picture}, {"type": "text", "text": one.question}]
-    params = SamplingParams(temperature=temperature, max_tokens=64, seed=0)
     return llm.chat([{"role": "user", "content": parts}], params)[0]
 
 

@@ -15,6 +15,7 @@ from card.cli import train_pard
 from card.models.parallel_draft import FILE
 from tests.commands import Ran, run_command
 from tests.pair import Pair
+from tests.trainings import cut_off_at_the_end, write_lines
 
 TEXTS = [{"question": f"how many {what}?", "answer": f"the {what} sat on the mat"} for what in ("cat", "mat", "dog")]
 
@@ -27,14 +28,10 @@ def run(capfd: pytest.CaptureFixture[str]) -> Callable[..., Ran]:
 
 @pytest.fixture
 def data(tmp_path: Path) -> str:
-    path = tmp_path / "texts.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in TEXTS * 4), encoding="utf-8")
-    return str(path)
+    return write_lines(tmp_path / "texts.jsonl", TEXTS * 4)
 
 
-def test_a_draft_model_becomes_a_folder_with_pard_json_and_a_cut_off_training_ends_alike(
-    run, pair, data, tmp_path, monkeypatch
-):
+def test_a_draft_model_becomes_a_folder_with_pard_json_and_a_cut_off_training_ends_alike(run, pair, data, tmp_path):
     out = tmp_path / "whole"
     ran = run("--draft", pair.draft, "--data", data, "--out", str(out), "--num-tokens", "3", "--epochs", "2")
     assert (ran.status, ran.err) == (0, "")
@@ -43,20 +40,11 @@ def test_a_draft_model_becomes_a_folder_with_pard_json_and_a_cut_off_training_en
     assert (facts["num_tokens"], len(facts["training"]["hit_rates"])) == (3, 3)
     assert not (out / train_pard.CHECKPOINT).exists()
 
-    def cut_off(*args, on_step, **options):
-        def show(step, num_steps):
-            if step == num_steps:
-                raise KeyboardInterrupt
-            on_step(step, num_steps)
-
-        return full(*args, on_step=show, **options)
-
-    again, full = tmp_path / "again", train_pard.train_pard
+    again = tmp_path / "again"
     args = ("--draft", pair.draft, "--data", data, "--out", str(again), "--num-tokens", "3", "--epochs", "2")
-    monkeypatch.setattr(train_pard, "train_pard", cut_off)
-    assert run(*args).status == 130
+    with cut_off_at_the_end(train_pard, "train_pard"):
+        assert run(*args).status == 130
     assert (again / train_pard.CHECKPOINT).exists() and not (again / FILE).exists()
-    monkeypatch.setattr(train_pard, "train_pard", full)
     other = run(*args[:-1], "1")
     assert (other.status, "is of another run: its epochs is 2, not 1" in other.err) == (2, True)
     assert run(*args).status == 0

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 import pytest
-import torch
-from safetensors import safe_open
 
-from card.cli import train_ctc, train_heads
+from card.cli import train_ctc
 from card.ctc.head import SlotHead
 from tests.commands import Ran, run_command
+from tests.trainings import check_a_command_goes_on, write_lines
 
 QUESTIONS = [
     {"question": f"how many {what}?", "answer": "is not read"} for what in ("cats", "mats", "dogs", "the", "a")
@@ -29,12 +27,10 @@ def run(capfd: pytest.CaptureFixture[str]) -> Callable[..., Ran]:
 
 @pytest.fixture
 def data(tmp_path: Path) -> str:
-    path = tmp_path / "texts.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in QUESTIONS), encoding="utf-8")
-    return str(path)
+    return write_lines(tmp_path / "texts.jsonl", QUESTIONS)
 
 
-def test_a_head_is_written_that_drafts_and_a_cut_off_training_ends_alike(run, pair, data, tmp_path, monkeypatch, capfd):
+def test_a_head_is_written_that_drafts_and_a_cut_off_training_ends_alike(run, pair, data, tmp_path, capfd):
     out = tmp_path / "whole.safetensors"
     args = ("--target", pair.target, "--data", data, "--max-tokens", "12", "--epochs", "3", "--out")
     ran = run(*args, str(out))
@@ -47,24 +43,7 @@ def test_a_head_is_written_that_drafts_and_a_cut_off_training_ends_alike(run, pa
     )
     assert drafted.status == 0
 
-    def cut_off(*args, on_step, **options):
-        def show(step, num_steps):
-            if step == num_steps:
-                raise KeyboardInterrupt
-            on_step(step, num_steps)
-
-        return full(*args, on_step=show, **options)
-
-    again, full = tmp_path / "again.safetensors", train_ctc.train_head
-    monkeypatch.setattr(train_ctc, "train_head", cut_off)
-    assert run(*args, str(again)).status == 130
-    assert not again.exists()
-    monkeypatch.setattr(train_ctc, "train_head", full)
-    monkeypatch.setattr(train_heads, "write_texts", None)  # the texts were kept
-    assert run(*args, str(again)).status == 0
-    with safe_open(out, "pt") as whole, safe_open(again, "pt") as parts:
-        assert whole.metadata() == parts.metadata()
-        assert all(torch.equal(whole.get_tensor(name), parts.get_tensor(name)) for name in whole.keys())  # noqa: SIM118
+    check_a_command_goes_on(run, args, out, (train_ctc, "train_head"))
 
 
 @pytest.mark.parametrize(

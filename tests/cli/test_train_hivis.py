@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable
 from functools import partial
@@ -10,12 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from safetensors import safe_open
 
-from card.cli import train_heads, train_hivis
+from card.cli import train_hivis
 from tests.commands import Ran, run_command
 from tests.seeing import picture, save_seeing
+from tests.trainings import check_a_command_goes_on, write_lines
 
 
 @pytest.fixture
@@ -38,12 +36,10 @@ def conversation(text: str, url: str | None = "shown.png") -> dict[str, Any]:
 
 def written(folder: Path, lines: list[dict[str, Any]]) -> str:
     picture(1).save(folder / "shown.png")
-    path = folder / "talks.jsonl"
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
-    return str(path)
+    return write_lines(folder / "talks.jsonl", lines)
 
 
-def test_a_drafter_is_written_and_a_cut_off_training_ends_alike(run, seeing, tmp_path, monkeypatch):
+def test_a_drafter_is_written_and_a_cut_off_training_ends_alike(run, seeing, tmp_path):
     data = written(tmp_path, [conversation(text) for text in ("cat", "mat")] + [conversation("six", None)] * 2)
     out = tmp_path / "whole.safetensors"
     args = ("--target", seeing, "--data", data, "--max-tokens", "12", "--epochs", "3", "--out")
@@ -52,24 +48,7 @@ def test_a_drafter_is_written_and_a_cut_off_training_ends_alike(run, seeing, tmp
     assert re.search(r"[\d.]+ tokens a target pass with 16 candidates, on texts that it did not learn from", ran.out)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["shown.png", "talks.jsonl", "whole.safetensors"]
 
-    def cut_off(*args, on_step, **options):
-        def show(step, num_steps):
-            if step == num_steps:
-                raise KeyboardInterrupt
-            on_step(step, num_steps)
-
-        return full(*args, on_step=show, **options)
-
-    again, full = tmp_path / "again.safetensors", train_hivis.train_fused
-    monkeypatch.setattr(train_hivis, "train_fused", cut_off)
-    assert run(*args, str(again)).status == 130
-    assert not again.exists()
-    monkeypatch.setattr(train_hivis, "train_fused", full)
-    monkeypatch.setattr(train_heads, "write_texts", None)  # the texts were kept
-    assert run(*args, str(again)).status == 0
-    with safe_open(out, "pt") as whole, safe_open(again, "pt") as parts:
-        assert whole.metadata() == parts.metadata()
-        assert all(torch.equal(whole.get_tensor(name), parts.get_tensor(name)) for name in whole.keys())  # noqa: SIM118
+    check_a_command_goes_on(run, args, out, (train_hivis, "train_fused"))
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from card.writers.local.protocol import Observation
 from tests.hidden_states import KINDS, make_model, make_runner, own_features
 from tests.pair import Pair
 from tests.pair import make_model as make_pair_model
+from tests.trainings import check_a_head_goes_on, stopping
 
 PROMPTS = [[(7 * start + step * i) % 250 + 2 for i in range(5)] for start in range(8) for step in (1, 3)]
 MAX_TOKENS = 24
@@ -64,12 +66,8 @@ def texts(target: TorchRunner) -> TargetTexts:
 def trained(
     target: TorchRunner, texts: TargetTexts, folder: Path, *, stop_after: int | None = None, **changes: Any
 ) -> TrainedHead[SlotHead]:
-    def show(step: int, _: int) -> None:
-        if stop_after == step:
-            raise InterruptedError
-
     checkpoint = Checkpoint(folder / "training.pt", {"target": changes.pop("name", "tiny")})
-    return train_head(target, texts, settings_of(**changes), checkpoint=checkpoint, on_step=show)
+    return train_head(target, texts, settings_of(**changes), checkpoint=checkpoint, on_step=stopping(stop_after))
 
 
 @pytest.fixture(scope="module")
@@ -159,15 +157,7 @@ def test_both_losses_train_heads_of_equal_size_on_equal_steps(
 def test_a_training_that_goes_on_ends_with_the_weights_of_one_run(
     target: TorchRunner, texts: TargetTexts, tmp_path: Path
 ) -> None:
-    (tmp_path / "cut").mkdir()
-    (tmp_path / "whole").mkdir()
-    with pytest.raises(InterruptedError):
-        trained(target, texts, tmp_path / "cut", stop_after=16)
-    gone_on = trained(target, texts, tmp_path / "cut")
-    whole = trained(target, texts, tmp_path / "whole")
-    assert len(gone_on.losses) < len(whole.losses), "it did not begin anew"
-    weights: dict[str, Tensor] = whole.head.state_dict()
-    assert all(torch.equal(weight, weights[name]) for name, weight in gone_on.head.state_dict().items())
+    check_a_head_goes_on(partial(trained, target, texts), tmp_path)
 
 
 def test_a_checkpoint_of_another_run_is_refused_by_name(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import tempfile
 import time
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -71,8 +72,22 @@ def run(engine: Engine, method: str) -> tuple[dict[int, tuple[list[int], str]], 
     return run_all(engine, requests(method)), ended, most_bytes
 
 
+@cache
 def wanted(method: str) -> dict[int, tuple[list[int], str]]:
     return run(engine_of(method, None, num_rows=4096), method)[0]
+
+
+def with_a_paused_request(store: RowStore) -> Engine:
+    """Return an engine in which a short request has just taken the place of the first long one."""
+    engine = engine_of("vanilla", store)
+    (first,), (second, _) = requests("vanilla")[0], requests("vanilla")[12]
+    engine.add(engine.check(first))
+    for _ in range(6):
+        engine.step()
+    engine.add(engine.check(second))
+    while not store.used_bytes:
+        engine.step()
+    return engine
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -134,33 +149,18 @@ def test_rows_that_cannot_be_read_back_are_computed_again(
 
 def test_an_aborted_request_frees_its_file(tmp_path: Path) -> None:
     store = RowStore(str(tmp_path), 1 << 30)
-    engine = engine_of("vanilla", store)
-    (first,), (second, third) = requests("vanilla")[0], requests("vanilla")[12]
-    engine.add(engine.check(first))
-    for _ in range(6):
-        engine.step()
-    engine.add(engine.check(second))
-    while not store.used_bytes:
-        engine.step()
+    engine = with_a_paused_request(store)
     update = engine.abort(0)
     assert update is not None and update.finish_reason == "abort"
     assert store.used_bytes == 0
-    engine.add(engine.check(third))
+    engine.add(engine.check(requests("vanilla")[12][1]))
     while engine.has_work:
         engine.step()
     assert engine.stats().num_finished == 2
 
 
 def test_a_paused_request_waits_for_room_that_a_scored_text_has(tmp_path: Path) -> None:
-    store = RowStore(str(tmp_path), 1 << 30)
-    engine = engine_of("vanilla", store)
-    (first,), (second, _) = requests("vanilla")[0], requests("vanilla")[12]
-    engine.add(engine.check(first))
-    for _ in range(6):
-        engine.step()
-    engine.add(engine.check(second))
-    while not store.used_bytes:
-        engine.step()
+    engine = with_a_paused_request(RowStore(str(tmp_path), 1 << 30))
     engine.abort(1)
     pool = engine._worker.pool
     slot = pool.open((), 60).slot

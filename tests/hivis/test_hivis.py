@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from card import LLM, RequestOutput, SamplingParams
 from card.api.prompts import PromptReader
@@ -29,6 +29,7 @@ from card.writers.local.hivis import HivisSequence
 from card.writers.local.protocol import Observation
 from tests.pair import Pair
 from tests.seeing import asked, picture, processor_of, save_seeing
+from tests.trainings import check_a_head_goes_on, stopping
 
 MAX_TOKENS = 24
 PICTURES = [picture(seed) for seed in range(4)]
@@ -73,13 +74,11 @@ def texts(target: TorchRunner, prompts: list[Any]) -> TargetTexts:
 def trained(
     target: TorchRunner, texts: TargetTexts, folder: Path, *, stop_after: int | None = None, **changes: Any
 ) -> TrainedHead[FusedHead]:
-    def show(step: int, _: int) -> None:
-        if stop_after == step:
-            raise InterruptedError
-
     values = {"num_steps": 3, "width": 32, "batch_size": 4, "epochs": 30, "learning_rate": 1e-2, "checkpoint_steps": 7}
     checkpoint = Checkpoint(folder / "training.pt", {})
-    return train_fused(target, texts, TrainSettings(**values | changes), checkpoint=checkpoint, on_step=show)
+    return train_fused(
+        target, texts, TrainSettings(**values | changes), checkpoint=checkpoint, on_step=stopping(stop_after)
+    )
 
 
 @pytest.fixture(scope="module")
@@ -178,15 +177,7 @@ def test_a_draft_is_the_same_alone_and_beside_other_texts(texts: TargetTexts, do
 def test_a_training_that_goes_on_ends_with_the_weights_of_one_run(
     target: TorchRunner, texts: TargetTexts, tmp_path: Path
 ) -> None:
-    (tmp_path / "cut").mkdir()
-    (tmp_path / "whole").mkdir()
-    with pytest.raises(InterruptedError):
-        trained(target, texts, tmp_path / "cut", stop_after=16, epochs=8)
-    gone_on = trained(target, texts, tmp_path / "cut", epochs=8)
-    whole = trained(target, texts, tmp_path / "whole", epochs=8)
-    assert len(gone_on.losses) < len(whole.losses), "it did not begin anew"
-    weights: dict[str, Tensor] = whole.head.state_dict()
-    assert all(torch.equal(weight, weights[name]) for name, weight in gone_on.head.state_dict().items())
+    check_a_head_goes_on(partial(trained, target, texts, epochs=8), tmp_path)
     with pytest.raises(ModelError, match="is of another run: its width is 32, not 64"):
         trained(target, texts, tmp_path / "cut", epochs=8, width=64)
 

@@ -22,6 +22,7 @@ from card.pard.teacher import Teacher
 from card.pard.training import Trained, TrainSettings, loss_of, train_pard
 from tests.pair import Pair
 from tests.tiny import tiny_llama
+from tests.trainings import stopping
 
 MASK = 29
 TEXTS = [Document([(start + step * i) % MASK for i in range(9)]) for start in range(4) for step in (1, 2, 3)]
@@ -49,13 +50,8 @@ def settings_of(**changes: Any) -> TrainSettings:
 
 def trained(folder: Path, *, stop_after: int | None = None, **changes: Any) -> tuple[dict[str, Tensor], Trained]:
     model = tiny_llama(MASK + 1)
-
-    def show(step: int, _: int) -> None:
-        if stop_after == step:
-            raise InterruptedError
-
     checkpoint = Checkpoint(folder / "training.pt", {"draft": changes.pop("draft", "tiny")})
-    found = train_pard(model, TEXTS, MASK, settings_of(**changes), checkpoint=checkpoint, on_step=show)
+    found = train_pard(model, TEXTS, MASK, settings_of(**changes), checkpoint=checkpoint, on_step=stopping(stop_after))
     return model.state_dict(), found
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -26,16 +25,6 @@ from tests.pair import Pair
 QUESTIONS = ["the cat sat", "one two three", "and the other"]
 GREEDY = SamplingParams(temperature=0.0, max_tokens=32)
 SAMPLED = GREEDY.replace(temperature=1.0, seed=4)
-
-
-@pytest.fixture(scope="module")
-def llms(pair: Pair) -> Iterator[tuple[LLM, LLM]]:
-    speculating = {"method": "sps", "placement": "inline", "policy": "fixed"}
-    with (
-        LLM(pair.target, pair.draft, dtype="float32", **speculating) as target,
-        LLM(pair.draft, dtype="float32") as draft,
-    ):
-        yield target, draft
 
 
 def plain(llm: LLM, params: SamplingParams) -> list[tuple[int, ...]]:

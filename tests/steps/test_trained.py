@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -21,16 +21,6 @@ from tests.pair import Pair
 
 SOLUTIONS = {f"{word} {number}": f"#### {number}" for word in ("cat", "mat", "sat") for number in range(7)}
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12)
-
-
-@pytest.fixture(scope="module")
-def llms(pair: Pair) -> Iterator[tuple[LLM, LLM]]:
-    speculating = {"method": "sps", "placement": "inline", "policy": "fixed"}
-    with (
-        LLM(pair.target, pair.draft, dtype="float32", **speculating) as target,
-        LLM(pair.draft, dtype="float32") as draft,
-    ):
-        yield target, draft
 
 
 def drawn(question: str, answer: str) -> float:
