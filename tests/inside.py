@@ -12,6 +12,8 @@ if TYPE_CHECKING:  # processes that write to a store need not load all this
 
     from card.api.async_llm import AsyncLLM
     from card.api.llm import LLM
+    from card.engine.engine import Engine
+    from card.engine.queue import RequestQueue
     from card.models.kv_cache import KVCache, RowTree
     from card.models.pool import SequencePool
     from card.models.torch_runner import TorchRunner
@@ -115,3 +117,13 @@ def force_schedule(policy: TunedPolicy, schedule: Schedule) -> None:
 def flush(writer: StoreWriter) -> None:
     """Wait until all texts so far are stored and indexed, or cannot be."""
     writer._thread.submit(bool).result(60)
+
+
+def queue_of(engine: Engine) -> RequestQueue:
+    """Return who waits, runs and is paused in an engine."""
+    return engine._queue
+
+
+def pool_of(engine: Engine) -> SequencePool:
+    """Return the KV memory of an engine's target."""
+    return engine._worker.pool

@@ -280,6 +280,20 @@ class TableModel:
         return newest_first[::-1]
 
 
+class MovableTable(TableModel):
+    """A toy whose rows can be moved: they are the tokens."""
+
+    def read_rows(self, slot: int) -> Tensor:
+        return torch.tensor(self._rows(slot).token_ids, dtype=torch.int64)
+
+    def write_rows(self, slot: int, rows: Tensor) -> None:
+        held = self._rows(slot)
+        assert not held.token_ids and len(rows) <= held.capacity
+        held.token_ids += rows.tolist()
+        held.parents += range(-1, len(rows) - 1)
+        held.positions += range(len(rows))
+
+
 class _BlendedModel(TableModel):
     """What `TableModel.blend` returns."""
 

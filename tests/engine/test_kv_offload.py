@@ -23,6 +23,7 @@ from card.models.torch_runner import TorchRunner
 from card.workers.request import Request
 from card.workers.target import TargetWorker
 from tests.decoding import inline, make_request, run_all, toy_target
+from tests.inside import pool_of
 from tests.pair import Pair
 from tests.tiny import tiny_llama
 
@@ -162,7 +163,7 @@ def test_an_aborted_request_frees_its_file(tmp_path: Path) -> None:
 def test_a_paused_request_waits_for_room_that_a_scored_text_has(tmp_path: Path) -> None:
     engine = with_a_paused_request(RowStore(str(tmp_path), 1 << 30))
     engine.abort(1)
-    pool = engine._worker.pool
+    pool = pool_of(engine)
     slot = pool.open((), 60).slot
     assert [engine.step() for _ in range(3)] == [[], [], []]
     pool.close(slot)

@@ -402,3 +402,29 @@ def test_the_memory_of_a_real_model_stays_bounded_over_many_requests() -> None:
     pool.clear()
     assert cache_of(runner).num_bytes == cache_of(runner).free_bytes
     assert cache_of(runner).num_bytes <= 4 * max_bytes  # however many requests there were
+
+
+def test_a_sequence_that_grows_keeps_its_rows_and_its_text_and_is_counted_once() -> None:
+    model = TableModel(0, vocab_size=V, max_model_len=200)
+    pool = SequencePool(model, 5 * BLOCK_ROWS)
+    slot = pool.open(BASE[:20], 20).slot
+    fill(model, slot, BASE[:20])
+    pool.note(slot, BASE[:20])
+    pool.close(pool.open(OTHER[:20], 20).slot)
+    grown = pool.grow(slot, 70)
+    assert (model.num_rows(grown), model.capacity(grown), model.num_open) == (20, blocks(70), 1)
+    assert pool.stats.used_bytes == blocks(70)
+    assert pool.open(BASE[:20], 20).num_reused == 19, "its rows can be copied as before"
+    wanted = fill(model, model.open(BLOCK_ROWS), BASE[:21])
+    assert fill(model, grown, BASE[:21]).equal(wanted)
+
+
+def test_a_sequence_that_cannot_grow_stays_as_it_is() -> None:
+    model = TableModel(0, vocab_size=V, max_model_len=200)
+    pool = SequencePool(model, 4 * BLOCK_ROWS)
+    slot = pool.open(BASE[:20], 20).slot
+    pool.open((), 2 * BLOCK_ROWS)
+    with pytest.raises(CapacityError, match="do not fit"):
+        pool.grow(slot, 3 * BLOCK_ROWS)
+    assert model.capacity(slot) == BLOCK_ROWS and pool.stats.used_bytes == 3 * BLOCK_ROWS
+    assert pool.grow(slot, 2 * BLOCK_ROWS) != slot

@@ -105,7 +105,7 @@ class Engine:
         self._policy.begin(num_requests, self._drafter.link.available)
         started = self._clock()
         refused: list[Update] = []
-        if self._queue.num_waiting:
+        if self._queue.num_waiting or self._worker.moves is not None:
             with pinned(self._policy.cores):  # rows that are reused are copied, by as many threads as a pass may have
                 refused = self._admit(started)
         with pinned(self._policy.reading_cores if self._queue.only_reads(_LONG_PROMPT) else self._policy.cores):
@@ -115,8 +115,9 @@ class Engine:
         """Return gauges and totals as of now."""
         pool, totals = self._worker.pool.stats, self._totals
         totals.num_running, totals.num_waiting = len(self._queue.running), self._queue.num_waiting
-        paused = self._worker.paused
-        totals.kv_offloaded_bytes = 0 if paused is None else paused.used_bytes
+        if (moves := self._worker.moves) is not None:
+            totals.kv_offloaded_bytes, totals.kv_moved_bytes = moves.store.used_bytes, moves.moved_bytes
+            totals.num_pauses = moves.num_pauses
         totals.kv_used_bytes, totals.kv_retained_bytes = pool.used_bytes, pool.retained_bytes
         totals.kv_open_sequences, totals.kv_retained_sequences = pool.num_open, pool.num_retained
         totals.prefix_queries, totals.prefix_hits = pool.queries, pool.hits
@@ -172,17 +173,18 @@ class Engine:
         for update in updates:
             self._queue.running[update.request_id].refresh(now, self._drafter.status, self._policy)
             if update.finish_reason is not None:
-                self._leave(update.request_id)
+                self._leave(update.request_id, is_finished=True)
                 self._totals.num_finished += 1
         return updates
 
     def _admit(self, now: float) -> list[Update]:
         """Let the queue take up requests, and tell the drafter. Returns: the failure of those that can never run."""
+        self._queue.make_room_to_grow()
         taken_up, failed = self._queue.admit(now, self._drafter.status.num_restarts)
         self._totals.num_failed += len(failed)
         for one in taken_up:
             one.sequence.stats.queued_s = now - one.arrived_at
-            self._drafter.tracing.taken_up(one.sequence.request.request_id, one.arrived_at, now)
+            self._drafter.tracing.taken_up(one.request_id, one.arrived_at, now)
             if self._policy.schedule != "off":
                 self._drafter.send(one.sequence.opening())
         stranded_id = self._queue.stranded_id
@@ -257,15 +259,14 @@ class Engine:
 
     def _end(self, request_id: int, reason: FinishReason, error: TargetError | None = None) -> Update:
         """Drop a running request before its text has ended; return its last update."""
-        one = self._queue.find(request_id)
-        assert one is not None, "of a request that was taken up"
+        one = self._leave(request_id, is_finished=False)
         one.refresh(self._clock(), self._drafter.status, self._policy)
-        self._leave(request_id)
         self._totals.num_failed += error is not None
         return Update(request_id, (), reason, one.sequence.stats, error)
 
-    def _leave(self, request_id: int) -> None:
-        sequence = self._queue.leave(request_id).sequence
+    def _leave(self, request_id: int, *, is_finished: bool) -> RunningRequest:
+        one = self._queue.leave(request_id, is_finished=is_finished)
         self._phases.leave(request_id)
         self._drafter.tracing.ended(request_id)
-        self._drafter.send(self._worker.remove(sequence))
+        self._drafter.send(self._worker.remove(one.sequence))
+        return one

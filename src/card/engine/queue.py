@@ -1,4 +1,11 @@
-"""Requests of an engine: who waits, who runs, and who is paused so that others have room."""
+"""Requests of an engine: who waits, who runs, and who is paused so that others have room.
+
+Without a store for rows a request is taken up once there is room for its longest text, so nobody runs out later. With
+one it gets room for as long a text as others had. What outgrows its room gets more; if memory is full the youngest
+request gives its rows away, and comes back before anybody new is taken up. Requests keep the order in which they were
+taken up: the oldest takes the room of all others if it must, so it comes to its end, and then the next one does.
+Source of the idea: SparseSpec, arXiv:2512.01278, its dynamic management of KV memory.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +15,13 @@ from dataclasses import dataclass
 from card.engine.running import RunningRequest, WaitingRequest
 from card.errors import CapacityError, TargetError
 from card.workers.request import CheckedRequest, Request, Update
+from card.workers.row_moves import RowMoves
 from card.workers.sequence import Work
 from card.workers.target import TargetWorker
 
+GROWTH_TOKENS = 64  # by which a text may get longer before its room is looked at again
 _IDLE_PREFILL_CHUNK = 512  # prompt tokens in one pass while no request is waiting for its next token
+_MOST_LENGTHS = 64  # of texts that ended, from which the length of others is expected
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,8 +39,10 @@ class RequestQueue:
         self._worker = worker
         self._limits = limits
         self._waiting: deque[WaitingRequest] = deque()
-        self._paused: dict[int, RunningRequest] = {}  # whose rows are in the worker's store, the longest first
         self.running: dict[int, RunningRequest] = {}
+        self.paused: dict[int, RunningRequest] = {}  # their rows are in the worker's store
+        self._lengths: deque[int] = deque(maxlen=_MOST_LENGTHS)  # new tokens of texts that came to their end
+        self._num_taken_up = 0
 
     def __len__(self) -> int:
         return len(self.running) + self.num_waiting
@@ -38,7 +50,7 @@ class RequestQueue:
     @property
     def num_waiting(self) -> int:
         """Number of requests that do not run yet, or not now."""
-        return len(self._waiting) + len(self._paused)
+        return len(self._waiting) + len(self.paused)
 
     def add(self, checked: CheckedRequest, now: float) -> None:
         """Let a request wait for its turn."""
@@ -54,11 +66,26 @@ class RequestQueue:
 
     def find(self, request_id: int) -> RunningRequest | None:
         """Return a request that was taken up, be it paused; None for any other one."""
-        return self.running.get(request_id) or self._paused.get(request_id)
+        return self.running.get(request_id) or self.paused.get(request_id)
 
-    def leave(self, request_id: int) -> RunningRequest:
-        """Let go of a request that was taken up."""
-        return self.running.pop(request_id, None) or self._paused.pop(request_id)
+    def leave(self, request_id: int, *, is_finished: bool) -> RunningRequest:
+        """Take out a request that was taken up; the length of a text that came to its end is remembered."""
+        one = self.running.pop(request_id, None) or self.paused.pop(request_id)
+        if is_finished:
+            self._lengths.append(one.sequence.num_new_tokens)
+        return one
+
+    def make_room_to_grow(self) -> None:
+        """Give each running request room for its next passes, the oldest first; pause the youngest for it."""
+        moves = self._worker.moves
+        if moves is None:
+            return
+        for one in sorted(self.running.values(), key=lambda one: one.age):
+            while one.request_id in self.running and not self._has_rows(one, moves):
+                youngest = max((each for each in self.running.values() if each.can_move), key=lambda each: each.age)
+                moves.pause(youngest.sequence, may_drop=True)
+                youngest.was_pushed_out = True
+                self.paused[youngest.request_id] = self.running.pop(youngest.request_id)
 
     def admit(self, now: float, num_restarts: int) -> tuple[list[RunningRequest], list[Update]]:
         """Take up waiting requests while there is room and prompts do not pile up; let paused ones go on.
@@ -75,19 +102,24 @@ class RequestQueue:
         while len(self.running) < self._limits.max_num_seqs and backlog < self._limits.prefill_chunk:
             entry = self._waiting[0] if self._waiting else None
             if entry is None or self._is_turn_of_paused(entry) or not self._has_room(entry, now):
-                if not self._resume():
+                if (resumed := self._resume()) is None:
                     break
+                backlog += resumed.sequence.prompt_tokens_left
                 continue
             request = entry.checked.request
             try:
-                sequence = self._worker.add(entry.checked)
+                sequence = self._worker.add(entry.checked, self._rows_at_first(entry))
             except CapacityError as error:
                 if self.running:
                     break  # some of them will leave
                 failure = TargetError(f"the request cannot be taken up: {error}")
                 refused.append(Update(request.request_id, (), "error", request.new_stats(), failure))
             else:
-                one = self.running[request.request_id] = RunningRequest(sequence, entry.arrived_at, now, num_restarts)
+                self._num_taken_up += 1
+                one = RunningRequest(
+                    sequence, entry.checked, entry.arrived_at, now, num_restarts, age=self._num_taken_up
+                )
+                self.running[one.request_id] = one
                 taken_up.append(one)
                 backlog += sequence.prompt_tokens_left
             self._waiting.popleft()
@@ -97,7 +129,8 @@ class RequestQueue:
     def stranded_id(self) -> int | None:
         """Number of a paused request that finds no room though nothing else has any; None: there is none."""
         is_alone = not self.running and not self._worker.pool.stats.num_open  # texts to be scored have rows, too
-        return next(iter(self._paused), None) if is_alone else None
+        oldest = self._oldest_paused
+        return oldest.request_id if is_alone and oldest is not None else None
 
     def only_reads(self, min_tokens: int) -> bool:
         """Return whether so many tokens of prompts are left to read, and nobody waits for a next token."""
@@ -118,41 +151,63 @@ class RequestQueue:
     def _prompts_left(self) -> list[int]:
         return [one.sequence.prompt_tokens_left for one in self.running.values()]
 
-    def _is_turn_of_paused(self, entry: WaitingRequest) -> bool:
-        """Return whether a paused request comes before a waiting one: if it was paused before that one arrived."""
-        oldest = next(iter(self._paused.values()), None)
-        return oldest is not None and oldest.paused_at is not None and oldest.paused_at < entry.arrived_at
+    @property
+    def _oldest_paused(self) -> RunningRequest | None:
+        return min(self.paused.values(), key=lambda one: one.age, default=None)
 
-    def _resume(self) -> bool:
-        """Let the request go on that was paused first. Returns: whether there is one, and room for it."""
-        request_id, one = next(iter(self._paused.items()), (None, None))
-        if one is None or request_id is None or self._worker.paused is None:
-            return False
-        if not self._worker.paused.resume(one.sequence):
-            return False
-        self.running[request_id] = self._paused.pop(request_id)
-        return True
+    def _has_rows(self, one: RunningRequest, moves: RowMoves) -> bool:
+        """Return whether a running request has room for its next passes, perhaps since it got more just now."""
+        sequence, rows_for = one.sequence, one.checked.rows_for
+        num_tokens = len(sequence.token_ids)
+        if self._worker.model.capacity(sequence.slot) >= (needed := rows_for(num_tokens)):
+            return True
+        return any(moves.grow(sequence, num_rows) for num_rows in (rows_for(num_tokens + GROWTH_TOKENS), needed))
+
+    def _rows_at_first(self, entry: WaitingRequest) -> int:
+        """Return the KV rows that a request is taken up with."""
+        checked, request = entry.checked, entry.checked.request
+        if self._worker.moves is None or request.images is not None or not self._lengths:
+            return checked.num_rows
+        expected = sum(self._lengths) // len(self._lengths)
+        return checked.rows_for(len(request.prompt_ids) + max(1, min(expected, request.params.max_tokens)))
+
+    def _is_turn_of_paused(self, entry: WaitingRequest) -> bool:
+        """Return whether paused requests come before a waiting one.
+
+        One that an older one took the room of does; one that made room for shorter ones does if that one came later.
+        """
+        return any(one.was_pushed_out or one.gave_way_before(entry.arrived_at) for one in self.paused.values())
+
+    def _resume(self) -> RunningRequest | None:
+        """Let the oldest paused request go on. Returns: it; None without one, or without room for it."""
+        one = self._oldest_paused
+        if one is None or self._worker.moves is None:
+            return None
+        num_rows = one.checked.rows_for(len(one.sequence.token_ids) + GROWTH_TOKENS)
+        if not self._worker.moves.resume(one.sequence, num_rows):
+            return None
+        one.was_pushed_out = False
+        self.running[one.request_id] = self.paused.pop(one.request_id)
+        return one
 
     def _has_room(self, entry: WaitingRequest, now: float) -> bool:
         """Return whether there is room for a waiting request, perhaps that of a running one, which is paused."""
-        return self._worker.pool.has_room(entry.checked.num_rows) or self._make_room(entry, now)
+        return self._worker.pool.has_room(self._rows_at_first(entry)) or self._make_room(entry, now)
 
     def _make_room(self, entry: WaitingRequest, now: float) -> bool:
         """Pause the running request with the most tokens to go, if a waiting one wants fewer. Returns: whether it was.
 
-        Nobody is paused twice, and only those that waited then overtake him. So every text comes to its end.
+        Nobody is paused for a shorter one twice, and only those that waited then overtake him.
         """
-        if self._worker.paused is None:
-            return False
-        able = [one for one in self.running.values() if one.can_pause]
+        moves = self._worker.moves
+        able = [one for one in self.running.values() if one.can_give_way]
         longest = max(able, key=lambda one: one.tokens_left, default=None)
-        if longest is None or longest.tokens_left <= entry.checked.request.params.max_tokens:
+        if moves is None or longest is None or longest.tokens_left <= entry.checked.request.params.max_tokens:
             return False
-        pool, sequence = self._worker.pool, longest.sequence
-        if not pool.has_room(entry.checked.num_rows, without=sequence.slot):
+        if not self._worker.pool.has_room(self._rows_at_first(entry), without=longest.sequence.slot):
             return False
-        longest.paused_at = now  # whether there is room in the store or not: it is tried once
-        if not self._worker.paused.pause(sequence):
+        longest.gave_way_at = now  # whether there is room in the store or not: it is tried once
+        if not moves.pause(longest.sequence, may_drop=False):
             return False
-        self._paused[sequence.request.request_id] = self.running.pop(sequence.request.request_id)
+        self.paused[longest.request_id] = self.running.pop(longest.request_id)
         return True

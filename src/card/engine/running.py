@@ -23,12 +23,15 @@ class RunningRequest:
     """A request that was taken up, and what the engine has seen of it. Times are of the engine's clock."""
 
     sequence: Sequence
+    checked: CheckedRequest
     arrived_at: float
     started_at: float
     restarts_before: int  # of the drafter
+    age: int  # number by the order in which requests were taken up
     passes_seen: int = 0  # of the drafter, for this request
     busy_seen_s: float = 0.0
-    paused_at: float | None = None  # when it was to give its room to another; None: never
+    gave_way_at: float | None = None  # when it was to give its room to a shorter one; None: never
+    was_pushed_out: bool = False  # an older one has taken its room, and it is not back yet
     unheard_at: int = -1  # drafter passes when waiting for it ran out; it is not waited for until there are more
 
     @property
@@ -38,9 +41,23 @@ class RunningRequest:
         return sequence.request.params.max_tokens - sequence.num_new_tokens
 
     @property
-    def can_pause(self) -> bool:
-        """True if it may give its room to another: once, between two rounds of decoding."""
-        return self.paused_at is None and not self.sequence.prompt_tokens_left and self.sequence.request.images is None
+    def request_id(self) -> int:
+        """Number of the request."""
+        return self.checked.request.request_id
+
+    @property
+    def can_move(self) -> bool:
+        """True if its rows can be moved: those of images are not, and such a request has room for its longest text."""
+        return self.checked.request.images is None
+
+    @property
+    def can_give_way(self) -> bool:
+        """True if it may give its room to a shorter one: once, between two rounds of decoding."""
+        return self.can_move and self.gave_way_at is None and not self.sequence.prompt_tokens_left
+
+    def gave_way_before(self, time: float) -> bool:
+        """Return whether it gave its room to a shorter one before that time."""
+        return self.gave_way_at is not None and self.gave_way_at < time
 
     @property
     def is_waited_for(self) -> bool:

@@ -41,14 +41,6 @@ class PoolStats:
     num_retained: int
 
 
-@dataclass(frozen=True, slots=True)
-class PausedSequence:
-    """Size and kind of a sequence whose rows are elsewhere for a while."""
-
-    num_rows: int  # that it has room for
-    is_long: bool
-
-
 @dataclass(slots=True, eq=False)
 class _Entry:
     """One sequence: the room it takes, and the text that its first rows hold."""
@@ -188,17 +180,41 @@ class SequencePool:
         while len(self._retained) > self._max_retained:
             self._drop(next(iter(self._retained.values())))
 
-    def pause(self, slot: int) -> PausedSequence:
-        """Give up the place of a running sequence, and its rows; return what `resume` needs. Raises: ModelError."""
+    def grow(self, slot: int, num_rows: int) -> int:
+        """Move a running sequence, a chain, to a place for so many rows; return its slot there.
+
+        For the moment of the copy both places are there, of which one is counted.
+
+        Raises: CapacityError if there is no room, ModelError if the sequence is not running; nothing has changed then.
+        """
+        entry, num_rows = self._running_entry(slot, ()), self._round(num_rows)
+        del self._running[slot]
+        try:
+            entry.slot = self._make_slot(num_rows, entry.is_long, spared=None)
+        except CapacityError:
+            self._running[slot] = entry
+            raise
+        entry.num_rows = num_rows
+        self._running[entry.slot] = entry
+        self._model.copy_rows(slot, entry.slot, self._model.num_rows(slot))
+        self._model.close(slot)
+        return entry.slot
+
+    def pause(self, slot: int) -> bool:
+        """Give up the place of a running sequence, and its rows. Returns: whether they were those of a long text.
+
+        Raises: ModelError if the sequence is not running.
+        """
         entry = self._running_entry(slot, ())
         del self._running[slot]
         self._model.close(slot)
-        return PausedSequence(entry.num_rows, entry.is_long)
+        return entry.is_long
 
-    def resume(self, paused: PausedSequence) -> int:
+    def resume(self, num_rows: int, *, is_long: bool) -> int:
         """Open an empty sequence in place of a paused one. Raises: CapacityError if there is no room."""
-        slot = self._make_slot(paused.num_rows, paused.is_long, spared=None)
-        self._running[slot] = _Entry(slot, paused.num_rows, np.empty(0, np.int64), paused.is_long)
+        num_rows = self._round(num_rows)
+        slot = self._make_slot(num_rows, is_long, spared=None)
+        self._running[slot] = _Entry(slot, num_rows, np.empty(0, np.int64), is_long)
         return slot
 
     def clear(self) -> None:

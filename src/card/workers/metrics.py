@@ -179,6 +179,8 @@ class EngineStats(DrafterHealth):
     kv_used_bytes: int = 0  # of running requests
     kv_retained_bytes: int = 0  # kept for reuse
     kv_offloaded_bytes: int = 0  # of paused requests, in files
+    kv_moved_bytes: int = 0  # written to files since the start
+    num_pauses: int = 0  # times that a request gave its KV rows away
     kv_open_sequences: int = 0
     kv_retained_sequences: int = 0
     prefix_queries: int = 0

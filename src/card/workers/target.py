@@ -22,8 +22,8 @@ from card.protocol.messages import Close, Declined, DrafterMessage, Layer, Resyn
 from card.tree.nodes import NO_NODES, Nodes
 from card.tree.verify import MATCH, Verdict, Verifier
 from card.workers.offers import Offers
-from card.workers.paused import PausedRequests
 from card.workers.request import CheckedRequest, FinishReason, Request, StepResult, Update, Verified
+from card.workers.row_moves import RowMoves
 from card.workers.self_draft import SELF, SelfDraft
 from card.workers.sequence import DraftPass, Pass, Sequence, Work, longest_text
 from card.workers.watchers import Watchers
@@ -59,7 +59,7 @@ class TargetWorker:
             verifier: decides which candidates stay and which token follows.
             watchers: are shown hidden states after each pass; None: nobody wishes for any.
             self_drafting: how the target drafts for itself; None: it does not.
-            row_store: takes the rows of paused requests; None: none is paused.
+            row_store: takes the rows of paused requests; None: none is paused, nor given less than it may come to need.
         Raises: SettingsError if it is to draft for itself and its passes cannot read chosen rows, or if rows are to be
             stored and cannot be moved.
         """
@@ -72,7 +72,7 @@ class TargetWorker:
         self._writers = dict(writers or {})
         self._top_k = top_k
         self.pool = SequencePool(model, max_kv_bytes if max_kv_bytes is not None else 1 << 62)
-        self.paused = None if row_store is None else PausedRequests(model, self.pool, row_store)
+        self.moves = None if row_store is None else RowMoves(model, self.pool, row_store)
         self._clock = clock
         self._running: dict[int, Sequence] = {}
         self._beam_width: int | None = None  # None: as each request's settings say
@@ -107,15 +107,18 @@ class TargetWorker:
                 f"{request.params.max_tokens} new ones), more than kv_cache_memory holds; shorten it, lower max_tokens "
                 "or raise kv_cache_memory"
             )
-        return CheckedRequest(request, num_rows)
+        drafted = max(tree, request.draft.num_speculative_tokens) if tree else 0
+        return CheckedRequest(request, num_rows, num_spare_rows=drafted + 1)
 
-    def add(self, checked: CheckedRequest) -> Sequence:
+    def add(self, checked: CheckedRequest, num_rows: int | None = None) -> Sequence:
         """Take a request; steps run its prompt first. Returns: its state, of which the drafter must hear `opening`.
 
+        Args:
+            num_rows: KV rows that it gets at first; None: as many as it may come to need.
         Raises: CapacityError if `pool` has no room for it now.
         """
         request = checked.request
-        opened = self.pool.open(request.pool_key(request.prompt_ids), checked.num_rows)
+        opened = self.pool.open(request.pool_key(request.prompt_ids), num_rows or checked.num_rows)
         if isinstance(self.model, Seeing):
             self.model.show(opened.slot, request.images)
         sizes = {"max_model_len": self.model.max_model_len, "vocab_size": self.model.vocab_size}
@@ -141,7 +144,7 @@ class TargetWorker:
         """
         request_id = sequence.request.request_id
         del self._running[request_id]
-        was_paused = self.paused is not None and self.paused.drop(sequence)
+        was_paused = self.moves is not None and self.moves.forget(sequence)
         if not was_paused:
             self.model.keep(sequence.slot, sequence.num_rows)
             if isinstance(self.model, Seeing):
