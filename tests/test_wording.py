@@ -97,14 +97,17 @@ def test_plain_words_public_names_and_what_others_gave_are_not_found(code: str) 
     assert faults(ast.parse(code)) == []
 
 
-_QUESTIONS = re.compile(r"(What|How|Who|Whose|Whether|Where|When|Which|Why)\b")
+_QUESTIONS = re.compile(r"(What|How|Who|Whom|Whose|Whether|Where|When|Which|Why)\b")
 
 
 def questions(tree: ast.Module) -> list[str]:
-    """Return the docstrings that begin like a question instead of with the thing or the verb."""
-    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-    docs = [ast.get_docstring(node) or "" for node in ast.walk(tree) if isinstance(node, documented)]
+    """Return the docstrings, those of attributes too, that begin like a question instead of with the thing or verb."""
+    docs = [node.value.value for node in ast.walk(tree) if isinstance(node, ast.Expr) and _is_text(node.value)]
     return [doc.splitlines()[0] for doc in docs if _QUESTIONS.match(doc)]
+
+
+def _is_text(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and isinstance(node.value, str)
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
@@ -114,6 +117,7 @@ def test_no_docstring_begins_like_a_question(path: Path) -> None:
 
 def test_a_docstring_that_begins_like_a_question_is_found() -> None:
     assert len(questions(ast.parse('class A:\n    """How it is done."""\n    def b(self): "Whether it is."'))) == 2
+    assert len(questions(ast.parse('class A:\n    count: int\n    """How many there are."""'))) == 1
     assert questions(ast.parse('"""However many."""\ndef b(): "Return what is done."')) == []
 
 

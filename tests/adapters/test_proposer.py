@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from card.adapters.drafted_text import Drafting, judged
+from card.adapters.drafted_text import DraftingFacts, judged
 from card.adapters.proposer import ChainProposer
 from card.adapters.tracking import Followed, RowTracker
 from card.config import EngineSettings
@@ -170,7 +170,7 @@ def test_a_lying_drafter_changes_no_text_and_gets_no_token_through_that_the_targ
     proposer = toy_proposer(None)
     link = Lying(seed)
     proposer.link = DirectLink(link)
-    proposer._drafting = Drafting(draft=proposer_draft(), max_model_len=128, vocab_size=VOCAB_SIZE)
+    proposer._drafting = DraftingFacts(draft=proposer_draft(), max_model_len=128, vocab_size=VOCAB_SIZE)
 
     class Checked:
         def propose(self, *given: Any) -> list[list[int]]:

@@ -27,7 +27,7 @@ _PARAMS = SamplingParams(temperature=0.0, seed=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Drafting:
+class DraftingFacts:
     """The facts that texts need to open their part of the drafter's work."""
 
     draft: DraftSettings
@@ -51,7 +51,7 @@ class DraftedText(FollowedText):
     """
 
     chain: Nodes
-    """What was handed over for the next step."""
+    """Candidates handed over for the next step."""
     writer_budget: int
     """Candidates that each writer without a model is asked for, at most."""
     drafter_id: int | None
@@ -76,7 +76,7 @@ class DraftedText(FollowedText):
         )
         self._offers = Offers(heard, vocab_size=vocab_size)
 
-    def open(self, drafting: Drafting) -> list[TargetMessage]:
+    def open(self, drafting: DraftingFacts) -> list[TargetMessage]:
         """Have the drafter begin with the text as it is. Returns: what to send, which ends what was open before."""
         messages = self.close_drafter()
         self._room = drafting.room_for(len(self))
@@ -128,7 +128,7 @@ class DraftedText(FollowedText):
         compared, agreed = (0, 0) if self._replica is None else self._replica.compare(new_ids)
         return Verified(id(self), known, tuple(range(num_right)), True, compared, agreed)
 
-    def commit(self, new_ids: Sequence[int], drafting: Drafting | None) -> list[TargetMessage]:
+    def commit(self, new_ids: Sequence[int], drafting: DraftingFacts | None) -> list[TargetMessage]:
         """Go on with the tokens that a step committed. Returns: what the drafter must be told."""
         self.append(new_ids)
         stats = self._stats

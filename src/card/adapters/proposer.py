@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 
-from card.adapters.drafted_text import DraftedText, Drafting
+from card.adapters.drafted_text import DraftedText, DraftingFacts
 from card.adapters.figures import Figures
 from card.adapters.tracking import Followed, RowTracker, Tokens
 from card.config import DraftSettings
@@ -34,7 +34,7 @@ class ChainProposer:
     """Proposes one chain for each row of an engine's batch."""
 
     figures: Figures
-    """What was done so far."""
+    """Counts of all that was done so far."""
     link: DrafterLink
     """The way to the drafter."""
 
@@ -69,7 +69,9 @@ class ChainProposer:
         self._vocab_size = vocab_size
         self._max_model_len = max_model_len
         self._most = num_speculative_tokens
-        self._drafting = Drafting(draft=draft, max_model_len=max_model_len, vocab_size=vocab_size) if link else None
+        self._drafting = (
+            DraftingFacts(draft=draft, max_model_len=max_model_len, vocab_size=vocab_size) if link else None
+        )
         self._writers = writers
         names = (DRAFTER, *writers)
         self._label = cache(lambda bits: writer_label(bits, names))

@@ -34,7 +34,7 @@ _DEFAULT_COST = "90M"  # the demo target alone is too cheap for any drafter to b
 
 
 @dataclass(slots=True)
-class Lane:
+class Racer:
     """One method's column."""
 
     method: str
@@ -54,25 +54,25 @@ def run(problems: int, max_tokens: int, temperature: float, seed: int, wide: boo
         raise SettingsError(f"--problems must be from 1 to {len(DEMO_PROBLEMS)}, got {problems}")
     params = SamplingParams(temperature=temperature, seed=seed, max_tokens=max_tokens)
     console = Console()
-    lanes = _load(options, console)
+    racers = _load(options, console)
     try:
         for prompt in DEMO_PROBLEMS[:problems]:
-            _race(console, lanes, prompt, params)
+            _race(console, racers, prompt, params)
     finally:
-        for lane in lanes:
-            lane.llm.close()
+        for racer in racers:
+            racer.llm.close()
     console.print()
-    show(console, closing_table(lanes), spare=("hit rate", "drafter layers/s", "share of ceiling"), is_wide=wide)
+    show(console, closing_table(racers), spare=("hit rate", "drafter layers/s", "share of ceiling"), is_wide=wide)
     console.print(
         "All have the same cores; card drafts on one of them, or in turns with the target, as it finds faster."
     )
-    if differing := ", ".join(lane.method for lane in lanes if lane.token_ids != lanes[0].token_ids):
+    if differing := ", ".join(racer.method for racer in racers if racer.token_ids != racers[0].token_ids):
         console.print(f"Text differs from plain decoding: {differing}. In bfloat16 two tokens may tie; see README.")
     else:
         console.print("All methods wrote the same text, token for token.")
 
 
-def _load(options: dict[str, Any], console: Console) -> list[Lane]:
+def _load(options: dict[str, Any], console: Console) -> list[Racer]:
     """Load the target once and every method on it."""
     target, draft = resolve_models(options, needs_draft=True)
     cost = options.pop("target_cost") or (_DEFAULT_COST if target == DEMO_TARGET else None)
@@ -82,18 +82,18 @@ def _load(options: dict[str, Any], console: Console) -> list[Lane]:
         model = load_model(target, dtype=options["dtype"], device=options["device"])
         if cost is not None:
             model = inflate(model, parse_parameter_count(cost))
-        lanes = []
+        racers = []
         settings = given(options) | {"wait_for_drafter": True, "cache": False}
         for method in _METHODS:
             has_draft = METHODS[method].needs_draft
             llm = LLM(model, draft if has_draft else None, tokenizer=tokenizer, method=method, **settings)
-            lanes.append(Lane(method, llm))
+            racers.append(Racer(method, llm))
     if note := demo_note(target):
         click.echo(note, err=True)
     console.print(f"target {target}, draft {draft}{told}")
-    if lanes[0].llm.target_cost:
-        console.print(f"target costs {lanes[0].llm.target_cost}: so that its price is that of a larger model")
-    return lanes
+    if racers[0].llm.target_cost:
+        console.print(f"target costs {racers[0].llm.target_cost}: so that its price is that of a larger model")
+    return racers
 
 
 def choose_dtype(dtype: str, device: str, target: str, draft: str | None) -> tuple[str, str]:
@@ -105,40 +105,40 @@ def choose_dtype(dtype: str, device: str, target: str, draft: str | None) -> tup
     return dtype, ""
 
 
-def _race(console: Console, lanes: list[Lane], prompt: str, params: SamplingParams) -> None:
+def _race(console: Console, racers: list[Racer], prompt: str, params: SamplingParams) -> None:
     """Let one method after the other answer; each has the machine to itself."""
-    for lane in lanes:
-        lane.text, lane.note = "", "waiting"
-    width = max(20, console.width // len(lanes) - 1)
+    for racer in racers:
+        racer.text, racer.note = "", "waiting"
+    width = max(20, console.width // len(racers) - 1)
 
     def picture() -> Group:
-        return Group(Text(f"\n{prompt}", style="bold"), Columns([lane.panel(width) for lane in lanes]))
+        return Group(Text(f"\n{prompt}", style="bold"), Columns([racer.panel(width) for racer in racers]))
 
     with Live(picture(), console=console, auto_refresh=False) as live:
-        for lane in lanes:
+        for racer in racers:
             token_ids: list[int] = []
             drawn_at = 0.0
-            for chunk in lane.llm.stream([{"role": "user", "content": prompt}], params):
+            for chunk in racer.llm.stream([{"role": "user", "content": prompt}], params):
                 token_ids += chunk.token_ids
-                lane.text += chunk.text
+                racer.text += chunk.text
                 if chunk.finish_reason or time.monotonic() - drawn_at > 1 / _FRAMES_PER_S:
-                    lane.note = f"{chunk.stats.decode_tokens_per_s:.0f} tokens/s"
+                    racer.note = f"{chunk.stats.decode_tokens_per_s:.0f} tokens/s"
                     live.update(picture(), refresh=console.is_terminal)
                     drawn_at = time.monotonic()
-            lane.token_ids.append(token_ids)
-            lane.stats.append(chunk.stats)
+            racer.token_ids.append(token_ids)
+            racer.stats.append(chunk.stats)
         live.refresh()
 
 
-def closing_table(lanes: list[Lane]) -> Table:
+def closing_table(racers: list[Racer]) -> Table:
     """Return what all problems together took with each method."""
     shown = Table("method", title="over all problems")
     for column in ("tokens/s", "speed-up", "tokens a pass", "hit rate", "drafter layers/s", "share of ceiling"):
         shown.add_column(column, justify="right")
-    plain = _tokens_per_s(lanes[0].stats)
-    for lane in lanes:
-        speed, total = _tokens_per_s(lane.stats), RequestStats.joined(lane.stats)
-        row = [lane.method, f"{speed:.1f}", f"{speed / plain:.2f}x"]
+    plain = _tokens_per_s(racers[0].stats)
+    for racer in racers:
+        speed, total = _tokens_per_s(racer.stats), RequestStats.joined(racer.stats)
+        row = [racer.method, f"{speed:.1f}", f"{speed / plain:.2f}x"]
         if total.drafter_passes:
             row += [f"{total.mean_acceptance_length:.2f}", f"{total.hit_rate:.0%}"]
             row += [f"{total.drafter_layers_per_s:.0f}", f"{speed / total.drafter_layers_per_s:.0%}"]

@@ -16,7 +16,7 @@ class NoTracing:
     """Is told of everything that happens in an engine, and keeps nothing of it."""
 
     trace: Trace | None = None
-    """What gets the account."""
+    """The trace that gets the account."""
 
     def drafter_came(self) -> None:
         """Another drafter is there."""

@@ -72,11 +72,11 @@ class Policy:
     schedule: Schedule
     """The schedule of the present round."""
     cores: CoreSet
-    """Where the target computes in the present round."""
+    """Cores where the target computes in the present round."""
     reading_cores: CoreSet
-    """Where the target computes in a round that only reads a long prompt."""
+    """Cores where the target computes in a round that only reads a long prompt."""
     reason: str
-    """Why this schedule, in a few words for the statistics."""
+    """Reason for this schedule, in a few words for the statistics."""
 
     def __init__(self, schedule: Schedule, cores: CoreSet = CoreSet()) -> None:  # noqa: B008
         """Make a policy that obeys, under one schedule on the same cores all along."""

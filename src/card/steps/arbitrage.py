@@ -69,7 +69,7 @@ class _Answer:
 
 
 _Written = tuple[Step, WrittenStep, FinishReason | None]
-"""What a router sees of a step, the step, and why it ends the answer if it does."""
+"""A step as a router sees it, as it is kept, and why it ends the answer if it does."""
 OnStep = Callable[[int, WrittenStep], None]
 
 

@@ -48,7 +48,7 @@ class CandidateCache:
     pending: tuple[int, ...]
     """Committed tokens below the root that the tree does not hold yet."""
     num_late_hits: int
-    """How many pending tokens were settled by nodes that came later, over the cache's whole life."""
+    """Number of pending tokens that nodes which came later settled, over the cache's whole life."""
 
     def __init__(self, *, max_nodes: int) -> None:
         """Make an empty cache of epoch 0 for at most ``max_nodes`` nodes, 1 or more, the root not counted."""

@@ -52,7 +52,7 @@ class Pair:
 
 @dataclass(slots=True)
 class Material:
-    """Whom and what the checks ask; the answers that they compare with are asked for once."""
+    """Servers and prompts of the checks; the answers that they compare with are asked for once."""
 
     fast: Side  # the server as it is
     plain: Side | None  # without speculation

@@ -99,7 +99,7 @@ class LocalWriter:
     """
 
     top_k: ClassVar[int] = 0
-    """How many likeliest tokens it wants to see at every token that the target runs; 0: none."""
+    """Number of likeliest tokens that it wants to see at every token that the target runs; 0: none."""
     wanted_features: ClassVar[Rows | None] = None
     """Rows whose hidden states behind the final norm it wants: "logits" of tokens that are run for their logits, "all"
     of the rest of the prompt too; None costs nothing."""
