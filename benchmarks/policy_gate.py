@@ -31,7 +31,7 @@ from rich.table import Table
 from card.errors import PlanError
 from card.planner.profile import Overheads, PassTable, Profile, Setup
 from card.planner.recording import RecordedText, Recording
-from card.planner.replay import ReplayedTexts
+from card.planner.replayed_texts import ReplayedTexts
 from card.planner.scene import Scene, build_stage, make_request, plan_method, replayed_texts
 from card.planner.synthetic import make_text
 

@@ -14,8 +14,9 @@ if TYPE_CHECKING:  # processes that write to a store need not load all this
     from card.api.llm import LLM
     from card.engine.engine import Engine
     from card.engine.queue import RequestQueue
-    from card.models.kv_cache import KVCache, RowTree
+    from card.models.kv_cache import KVCache
     from card.models.pool import SequencePool
+    from card.models.row_tree import RowTree
     from card.models.torch_runner import TorchRunner
     from card.policy.rounds import Schedule
     from card.policy.tuned import TunedPolicy

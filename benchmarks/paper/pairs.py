@@ -18,7 +18,8 @@ from card.models.loading import check_pair, load_model, load_tokenizer
 from card.models.runners import make_runner
 from card.planner.profile import Overheads, Profile
 from card.planner.recording import Recording
-from card.planner.replay import PassSize, ReplayedModel, ReplayedTexts, Role
+from card.planner.replay import PassSize, ReplayedModel, Role
+from card.planner.replayed_texts import ReplayedTexts
 from card.planner.scene import TextEnd
 
 _MAX_MODEL_LEN = 1024

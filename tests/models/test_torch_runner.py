@@ -18,9 +18,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from card.errors import CapacityError, ModelError
-from card.models.kv_cache import Chunk, RowTree, Window
 from card.models.linear_kernels import Linear, PackedKernels, can_pack
 from card.models.protocol import NO_PARENT, Extension
+from card.models.row_tree import Chunk, RowTree, Window
 from card.models.torch_runner import TorchRunner
 from tests.inside import cache_of, num_ancestors
 from tests.tiny import NO_ENDS, tiny

@@ -13,7 +13,8 @@ from card.errors import CapacityError, PlanError
 from card.models.protocol import NO_PARENT, Extension
 from card.planner.recorder import TargetText, record_texts
 from card.planner.recording import Recording, rows_of
-from card.planner.replay import ReplayedModel, ReplayedTexts, Role
+from card.planner.replay import ReplayedModel, Role
+from card.planner.replayed_texts import ReplayedTexts
 from card.tree.sampling import CandidateScorer
 from tests.planner.making import toy_models, toy_recording
 

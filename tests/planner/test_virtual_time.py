@@ -5,7 +5,8 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from card.planner.replay import PassSize, ReplayedModel, ReplayedTexts
+from card.planner.replay import PassSize, ReplayedModel
+from card.planner.replayed_texts import ReplayedTexts
 from card.planner.virtual_time import VirtualClock, VirtualDrafter, VirtualLink
 from card.protocol.messages import Close, Layer, Open
 from card.writers.beam import BeamWriter

@@ -11,8 +11,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from card.config.selection import ScoreKind
-from card.models.kv_cache import FloatArray, SequenceRows, Window, window_size
+from card.models.kv_cache import SequenceRows
 from card.models.protocol import Extension
+from card.models.row_tree import FloatArray, Window, window_size
 from card.models.selection import MEANS, bound_scores
 
 MAX_PACKED_ROWS = 128  # up to here the query heads of one KV head are rows of one product

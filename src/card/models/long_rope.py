@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from card.errors import ModelError
-from card.models.kv_cache import BoolArray
 from card.models.names import model_name
+from card.models.row_tree import BoolArray
 
 if TYPE_CHECKING:
     from card.models.decoder_model import LoadedModel

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from card.errors import ModelError
 from card.models.attention import Scoring, SequencePass, attend
-from card.models.kv_cache import KVLayout, Window
+from card.models.kv_cache import KVLayout
+from card.models.row_tree import Window
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

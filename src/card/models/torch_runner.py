@@ -20,12 +20,13 @@ from card.models.fused import FusedDecoder, reason_not_fusable
 from card.models.generic import GenericDecoder, require_causal
 from card.models.inflation import original_size
 from card.models.int8 import ExactDecoder
-from card.models.kv_cache import BoolArray, IntArray, KVCache, RowTree, window_size
+from card.models.kv_cache import KVCache
 from card.models.layer_kinds import has_state
 from card.models.long_rope import switch_len
 from card.models.names import OTHER_FAMILY, model_name
 from card.models.parallel_draft import parallel_draft_of
 from card.models.protocol import Extension
+from card.models.row_tree import BoolArray, IntArray, RowTree, window_size
 from card.models.selection import AttentionScores, ChosenRows
 from card.models.vision import PlacedImages, ShownImages, VisionTower
 

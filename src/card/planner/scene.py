@@ -20,7 +20,8 @@ from card.models.parallel_draft import ParallelDraft
 from card.planner.own_drafts import HEAD, has_own_drafter
 from card.planner.profile import Profile, Setup
 from card.planner.recording import Recording
-from card.planner.replay import PassSize, ReplayedHead, ReplayedModel, ReplayedTexts
+from card.planner.replay import PassSize, ReplayedHead, ReplayedModel
+from card.planner.replayed_texts import ReplayedTexts
 from card.planner.virtual_time import VirtualClock, VirtualDrafter, VirtualLink, VirtualWriter
 from card.policy.cost import PassCost
 from card.policy.rounds import Schedule

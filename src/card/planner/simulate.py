@@ -11,7 +11,7 @@ from card.assembly.build import Parts
 from card.assembly.plan import Plan
 from card.errors import PlanError
 from card.planner.own_drafts import has_own_drafter
-from card.planner.replay import ReplayedTexts
+from card.planner.replayed_texts import ReplayedTexts
 from card.planner.scene import Scene, build_stage, make_request, plan_method, replayed_texts
 from card.workers.metrics import RequestStats
 

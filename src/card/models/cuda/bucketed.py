@@ -13,8 +13,8 @@ from card.models.cuda.graphs import StagedTensor, bucket_of
 from card.models.cuda.static_cache import MAX_STATIC_TOKENS, TOKEN_BUCKETS, StaticDecoder
 from card.models.features import PassStates
 from card.models.fused import FusedDecoder
-from card.models.kv_cache import BoolArray, FloatArray, IntArray
 from card.models.protocol import Extension
+from card.models.row_tree import BoolArray, FloatArray, IntArray
 from card.models.torch_runner import TorchRunner
 
 if TYPE_CHECKING:

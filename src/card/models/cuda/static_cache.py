@@ -15,7 +15,7 @@ from card.models.attention import MAX_PACKED_ROWS
 from card.models.cuda.graphs import Recorder, Step, bucket_of
 from card.models.features import PassStates
 from card.models.fused import FusedDecoder, StaticPass
-from card.models.kv_cache import BIAS_ALIGNMENT
+from card.models.row_tree import BIAS_ALIGNMENT
 
 TOKEN_BUCKETS = (1, 2, 4, 8, 16, 32, 64)  # sizes of recorded passes
 MAX_STATIC_TOKENS = TOKEN_BUCKETS[-1]
