@@ -13,9 +13,9 @@ from functools import partial
 from torch import Tensor
 
 from card.config.selection import SelfDrafting
-from card.errors import PromptError, SettingsError
+from card.errors import PromptError
 from card.models.pool import SequencePool
-from card.models.protocol import LanguageModel, Recurrent, Selective
+from card.models.protocol import LanguageModel, Recurrent
 from card.models.row_store import RowStore
 from card.models.vision import Seeing
 from card.protocol.messages import Close, Declined, DrafterMessage, Layer, Resync, TargetMessage
@@ -25,6 +25,7 @@ from card.workers.offers import Offers
 from card.workers.request import CheckedRequest, FinishReason, Request, StepResult, Update, Verified
 from card.workers.row_moves import RowMoves
 from card.workers.self_draft import SELF, SelfDraft
+from card.workers.self_drafter import SelfDrafter
 from card.workers.sequence import DraftPass, Pass, Sequence, Work, longest_text
 from card.workers.watchers import Watchers
 from card.writers.local.protocol import WriterSequence
@@ -64,8 +65,7 @@ class TargetWorker:
             stored and cannot be moved.
         """
         self.model = model
-        self._selective = None if self_drafting is None else _selective(model)
-        self._self_drafting = self_drafting
+        self._self_drafter = None if self_drafting is None else SelfDrafter(model, self_drafting)
         self.runs_chains_only = isinstance(model, Recurrent)  # no trees: its candidates are a chain
         self._verifier = verifier
         self._watchers = watchers
@@ -98,7 +98,7 @@ class TargetWorker:
         for token_id in prompt_ids:
             if not 0 <= token_id < model.vocab_size:
                 raise PromptError(f"token ids must be from 0 to {model.vocab_size - 1}, got {token_id}")
-        has_writers = bool(self._writers or self._self_drafting) and request.params.speculates
+        has_writers = bool(self._writers or self._self_drafter) and request.params.speculates
         tree = request.draft.budget if request.uses_drafter or has_writers else 0
         num_rows = min(longest_text(request, model.max_model_len) + tree, model.max_rows)
         if not self.pool.can_ever_hold(num_rows):
@@ -124,9 +124,8 @@ class TargetWorker:
         sizes = {"max_model_len": self.model.max_model_len, "vocab_size": self.model.vocab_size}
         writers = self._writers if request.params.speculates else {}
         openers: dict[str, Callable[[], WriterSequence]] = {}
-        self_draft = None
-        if self._self_drafting is not None and request.params.speculates:
-            self_draft = SelfDraft(self._self_drafting, request.draft.num_speculative_tokens)
+        self_draft = None if self._self_drafter is None else self._self_drafter.open(request)
+        if self_draft is not None:
             openers[SELF] = partial(_itself, self_draft)
         openers.update({name: partial(begin, request) for name, begin in writers.items()})
         offers = Offers(openers, vocab_size=self.model.vocab_size)
@@ -245,35 +244,16 @@ class TargetWorker:
             raise
         num_tokens = sum(len(one.token_ids) for one in extensions)
         result = StepResult(num_tokens=num_tokens, busy_s=self._clock() - started)
+        if self._self_drafter is not None:
+            self._self_drafter.count_reads([*passes, *drafting])
         for idx, one in enumerate(passes):
-            self._count_reads(one)
             self._commit(idx, one, result)
-            self._choose_rows(one)
+            if self._self_drafter is not None:
+                self._self_drafter.choose_rows(one)
         for draft in drafting:
-            self._count_reads(draft)
             self.model.keep(draft.sequence.slot, draft.num_rows)
             draft.sequence.stats.target_busy_s += result.busy_s
         return result
-
-    def _count_reads(self, one: Pass | DraftPass) -> None:
-        """Count the bytes of KV that a decoding pass has read, if the target drafts for itself."""
-        sequence, stats = one.sequence, one.sequence.stats
-        if self._selective is None or sequence.is_prefilling:
-            return
-        num_bytes = self._selective.bytes_read(self.model.num_rows(sequence.slot), one.extension.reads)
-        if isinstance(one, DraftPass):
-            stats.self_draft_passes += 1
-            stats.draft_kv_bytes += num_bytes
-        else:
-            stats.verify_kv_bytes += num_bytes
-
-    def _choose_rows(self, one: Pass) -> None:
-        """Choose what a text reads that drafts for itself, after a verification."""
-        sequence = one.sequence
-        if self._selective is None or one.extension.scores is None or sequence.is_prefilling:
-            return
-        assert sequence.self_draft is not None
-        sequence.self_draft.choose(self._selective.attention_scores.of(sequence.slot), len(sequence.token_ids))
 
     def _commit(self, extension_idx: int, one: Pass, result: StepResult) -> None:
         """Take over what a pass has decided, and tell drafter, writers and watchers."""
@@ -341,13 +321,3 @@ def _show_read(sequence: Sequence, first: int, features: Tensor) -> None:
 
 def _itself(draft: SelfDraft) -> WriterSequence:
     return draft
-
-
-def _selective(model: LanguageModel) -> Selective:
-    """Return a model whose passes can read chosen rows. Raises: SettingsError for another one."""
-    if not isinstance(model, Selective) or isinstance(model, Recurrent):
-        state = "it keeps a recurrent state, and " if isinstance(model, Recurrent) else ""
-        raise SettingsError(
-            f"this target cannot draft for itself: {state}its passes cannot read chosen KV rows; use another method"
-        )
-    return model
