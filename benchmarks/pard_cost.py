@@ -3,9 +3,10 @@
     python benchmarks/pard_cost.py --data gsm8k_train.jsonl --prompts gsm8k_test.jsonl --out pard_cost.jsonl
 
 Each arm adapts the draft model afresh on the first so many texts, one epoch, one thread: with conditional drop, without
-it, and weighted by the target's chances (PARD-2). Every so often its guesses are compared with what the target wrote
-for test questions: accepted tokens a drafter pass, from every place of those answers, greedy. Comparing is left out of
-the seconds, which are those of the processor and not of the clock.
+it, weighted by the target's chances (PARD-2), and so weighted while it reads the target's hidden states. Every so often
+its guesses are compared with what the target wrote for test questions: accepted tokens a drafter pass, from every place
+of those answers, greedy. A model that reads states is compared with and without them. Comparing is left out of the
+seconds, which are those of the processor and not of the clock.
 """
 
 from __future__ import annotations
@@ -23,13 +24,15 @@ from card import LLM, SamplingParams
 from card.bench.environment import describe_run
 from card.models.checkpoint import Checkpoint
 from card.models.loading import load_model
+from card.models.state_input import StateInput
 from card.pard.folders import Adaptable, clipped, load_adaptable, read_documents
 from card.pard.rows import Document
 from card.pard.teacher import Teacher
 from card.pard.training import TrainSettings, measured, train_pard
 
 _NEVER = 1 << 30  # steps to a checkpoint
-ARMS = {"drop": {}, "no drop": {"retention": 1.0}, "drop, weighted by the target": {}}
+WEIGHTED, READING = "drop, weighted by the target", "drop, weighted by the target, reading its states"
+ARMS = {"drop": {}, "no drop": {"retention": 1.0}, WEIGHTED: {}, READING: {}}
 
 
 def answers_of(target: str, prompts: Path, limit: int, max_tokens: int) -> list[Document]:
@@ -47,8 +50,16 @@ def answers_of(target: str, prompts: Path, limit: int, max_tokens: int) -> list[
 class Curve:
     """Takes points of one training, and leaves the seconds that this takes out of them."""
 
-    def __init__(self, begun: Adaptable, judged: list[Document], settings: TrainSettings, num_points: int) -> None:
+    def __init__(
+        self,
+        begun: Adaptable,
+        judged: list[Document],
+        settings: TrainSettings,
+        num_points: int,
+        reading: Teacher | None,
+    ) -> None:
         self._begun, self._judged, self._settings, self._num_points = begun, judged, settings, num_points
+        self._reading = reading  # the target, if its states are read
         self._started, self._aside_s = time.process_time(), 0.0
         self.points: list[dict[str, Any]] = []
 
@@ -59,16 +70,18 @@ class Curve:
         paused = time.process_time()
         model = self._begun.model
         model.train(False)
-        _, rates, _ = measured(model, self._judged, self._begun.mask_id, self._settings)
+        _, rates, _ = measured(model, self._judged, self._begun.mask_id, self._settings, self._reading)
+        point = {
+            "step": step,
+            "cpu s": round(paused - self._started - self._aside_s, 1),
+            "accepted a pass": round(sum(rates), 3),
+            "accepted to depth": [round(rate, 3) for rate in rates],
+        }
+        if self._reading is not None:
+            _, rates, _ = measured(model, self._judged, self._begun.mask_id, self._settings)
+            point["accepted a pass without states"] = round(sum(rates), 3)
         model.train(True)
-        self.points.append(
-            {
-                "step": step,
-                "cpu s": round(paused - self._started - self._aside_s, 1),
-                "accepted a pass": round(sum(rates), 3),
-                "accepted to depth": [round(rate, 3) for rate in rates],
-            }
-        )
+        self.points.append(point)
         self._aside_s += time.process_time() - paused
 
 
@@ -80,8 +93,11 @@ def measure(args: argparse.Namespace, arm: str, num_texts: int, judged: list[Doc
     teacher = None
     if "weighted" in arm:
         target: Any = load_model(args.target)
-        teacher = Teacher(target.to(dtype=begun.model.dtype))
-    curve = Curve(begun, judged, settings, args.points)
+        table: Any = begun.model.get_input_embeddings()
+        state_input = StateInput.for_target(target, table.embedding_dim, seed=args.seed) if arm == READING else None
+        teacher = Teacher(target.to(dtype=begun.model.dtype), state_input)
+    reading = teacher if arm == READING else None
+    curve = Curve(begun, judged, settings, args.points, reading)
     with TemporaryDirectory() as folder:
         checkpoint = Checkpoint(Path(folder) / "training.pt", {})
         trained = train_pard(
@@ -93,6 +109,10 @@ def measure(args: argparse.Namespace, arm: str, num_texts: int, judged: list[Doc
             teacher=teacher,
             on_step=curve.on_step,
         )
+    if args.save is not None:
+        state_input = reading.state_input if reading is not None else None
+        folder = args.save / arm.replace(",", "").replace(" ", "-")
+        begun.save(folder, settings.num_tokens, trained.temperatures, trained.figures(), state_input)
     positions = {"positions": trained.num_trained, "positions without drop": trained.num_without_drop}
     return {"arm": arm, "texts": num_texts, "seed": args.seed, **positions, "points": curve.points}
 
@@ -108,6 +128,7 @@ def main() -> None:
     parser.add_argument("--arms", default="drop:400;no drop:400;drop, weighted by the target:400")
     parser.add_argument("--points", type=int, default=6, help="comparisons in a training")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--save", type=Path, help="folder that gets a folder of each adapted model")
     parser.add_argument("--out", type=Path, required=True, help="JSON lines are appended to it")
     args = parser.parse_args()
     torch.set_num_threads(1)

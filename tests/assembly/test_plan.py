@@ -113,6 +113,9 @@ TWO_CORES = Facts(has_draft=True, cores=(0, 1))
         ("card", {"device": "cuda"}, TWO_CORES, {"beside": "thread"}),
         ("card", {}, replace(TWO_CORES, is_draft_loaded=True), {"turns": "inline"}),
         ("pearl", {}, replace(TWO_CORES, is_draft_loaded=True), {"beside": "thread"}),  # it cannot leave this process
+        ("card", {}, replace(TWO_CORES, wants_states=True), {"turns": "inline"}),
+        ("card", {"schedule": "beside"}, replace(TWO_CORES, wants_states=True), {"beside": "thread"}),
+        ("pearl", {}, replace(TWO_CORES, wants_states=True), {"beside": "thread"}),
         ("card", {"draft_address": "tcp://127.0.0.1:1"}, Facts(), {"beside": "remote"}),
         ("pearl", {}, TWO_CORES, {"beside": "process"}),
         ("pearl", {"placement": "inline"}, TWO_CORES, {"turns": "inline"}),
@@ -190,6 +193,12 @@ def test_texts_and_memory_are_bounded_by_what_is_known():
             {"placement": "process"},
             replace(TWO_CORES, is_draft_loaded=True),
             "cannot move into another process",
+        ),
+        (
+            "card",
+            {"placement": "process"},
+            replace(TWO_CORES, wants_states=True),
+            "reads the target's hidden states, which do not leave the process: give placement inline or thread",
         ),
         ("card", {"draft_keys": "keys"}, TWO_CORES, "give its draft_address too"),
         ("card", {"cores": (7,)}, TWO_CORES, r"cores must be among the cores of this process \[0, 1\], got 7"),

@@ -12,7 +12,7 @@ import pytest
 from safetensors.torch import load_file
 
 from card.cli import train_pard
-from card.models.parallel_draft import FILE
+from card.models.parallel_draft import FILE, STATES_FILE
 from tests.commands import Ran, run_command
 from tests.pair import Pair
 from tests.trainings import cut_off_at_the_end, write_lines
@@ -62,10 +62,29 @@ def test_a_target_teaches_and_one_of_another_vocabulary_is_refused(run, pair, da
     assert (foreign.status, "does not fit the target" in foreign.err) == (2, True)
 
 
+def test_a_drafter_of_a_target_reads_its_states_and_a_cut_off_training_ends_alike(run, pair, data, tmp_path):
+    files = []
+    for name in ("whole", "again"):
+        out = tmp_path / name
+        args = ("--draft", pair.draft, "--target", pair.target, "--target-features", "--data", data, "--out", str(out))
+        if name == "again":
+            with cut_off_at_the_end(train_pard, "train_pard"):
+                assert run(*args, "--num-tokens", "2").status == 130
+        ran = run(*args, "--num-tokens", "2")
+        assert (ran.status, ran.err) == (0, "")
+        files.append([load_file(out / file) for file in ("model.safetensors", STATES_FILE)])
+    assert json.loads((out / FILE).read_text())["target_features"] == STATES_FILE
+    assert all((one[name] == two[name]).all() for one, two in zip(*files, strict=True) for name in one)
+
+
 @pytest.mark.parametrize(
     ("args", "said"),
     [
         (["--data", "{data}", "--out", "{folder}/out"], "give --draft, the model to adapt"),
+        (
+            ["--draft", "{draft}", "--target-features", "--data", "{data}", "--out", "{folder}/out"],
+            "--target-features are those of a target; give --target too",
+        ),
         (["--draft", "{missing}", "--data", "{data}", "--out", "{folder}/out"], "missing"),
         (["--draft", "{draft}", "--out", "{folder}/out"], "Missing option '--data'"),
         (["--draft", "{draft}", "--data", "{folder}/none", "--out", "{folder}/out"], "does not exist"),

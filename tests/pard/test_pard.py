@@ -15,11 +15,12 @@ from torch import Tensor
 from card.errors import ModelError, PromptError, SettingsError
 from card.models.checkpoint import Checkpoint
 from card.models.loading import load_decoder
-from card.models.parallel_draft import FILE, ParallelDraft, parallel_draft_of
+from card.models.parallel_draft import FILE, STATES_FILE, ParallelDraft, parallel_draft_of, wants_states
+from card.models.state_input import StateInput
 from card.pard.folders import clipped, load_adaptable, read_documents
 from card.pard.rows import IGNORED, Document, Drop, batch_of, kept_origins, packed_row
 from card.pard.teacher import Teacher
-from card.pard.training import Trained, TrainSettings, loss_of, train_pard
+from card.pard.training import Trained, TrainSettings, added_to, loss_of, shown_in_step, train_pard
 from tests.pair import Pair
 from tests.tiny import tiny_llama
 from tests.trainings import stopping
@@ -48,10 +49,25 @@ def settings_of(**changes: Any) -> TrainSettings:
     return TrainSettings(**values | changes)
 
 
-def trained(folder: Path, *, stop_after: int | None = None, **changes: Any) -> tuple[dict[str, Tensor], Trained]:
+def reading_teacher() -> Teacher:
+    target = tiny_llama(MASK, seed=1)
+    return Teacher(target, StateInput.for_target(target, 32))
+
+
+def trained(
+    folder: Path, *, stop_after: int | None = None, teacher: Teacher | None = None, **changes: Any
+) -> tuple[dict[str, Tensor], Trained]:
     model = tiny_llama(MASK + 1)
     checkpoint = Checkpoint(folder / "training.pt", {"draft": changes.pop("draft", "tiny")})
-    found = train_pard(model, TEXTS, MASK, settings_of(**changes), checkpoint=checkpoint, on_step=stopping(stop_after))
+    found = train_pard(
+        model,
+        TEXTS,
+        MASK,
+        settings_of(**changes),
+        checkpoint=checkpoint,
+        teacher=teacher,
+        on_step=stopping(stop_after),
+    )
     return model.state_dict(), found
 
 
@@ -205,11 +221,75 @@ def test_a_training_with_a_target_learns_what_the_target_would_choose(tmp_path: 
     assert losses[1] < 0.7 * losses[0]
 
 
+@settings(max_examples=20, deadline=None)
+@given(some=st.lists(st.tuples(documents, st.booleans()), min_size=1, max_size=3), drop=drops, seed=st.integers(0, 99))
+def test_each_token_is_read_with_the_states_that_it_was_chosen_from_and_masks_with_none(
+    some: list[tuple[Document, bool]], drop: Drop, seed: int
+) -> None:
+    teacher = reading_teacher()
+    model, layer = tiny_llama(MASK, seed=1), teacher.state_input
+    assert layer is not None
+    rows = [packed_row(one, kept_origins(one, drop, seeded(seed)), MASK) for one, _ in some]
+    batch = batch_of(rows)
+    added = added_to(batch, teacher.lesson(batch), teacher, torch.tensor([shown for _, shown in some]))
+    assert added is not None and added.shape == (*batch.token_ids.shape, 32)
+    for idx, (document, shown) in enumerate(some):
+        expected = torch.zeros(batch.token_ids.shape[1], 32)
+        with torch.no_grad():
+            states = model(torch.tensor([document.token_ids]), output_hidden_states=True).hidden_states
+            for place in range(1, len(document.token_ids)) if shown else ():
+                before = torch.cat([states[number][0, place - 1] for number in layer.layers])
+                expected[place] = layer(before)
+        torch.testing.assert_close(added[idx], expected, atol=1e-4, rtol=1e-3)
+
+
+def test_about_as_many_texts_are_read_without_states_as_was_set_and_the_same_in_each_run() -> None:
+    with_some = settings_of(state_drop=0.15)
+    shown = [shown_in_step(20, step, with_some) for step in range(40)]
+    assert 0.10 < 1 - float(torch.stack(shown).float().mean()) < 0.20
+    assert all(torch.equal(one, shown_in_step(20, step, with_some)) for step, one in enumerate(shown))
+    assert not torch.equal(shown[0], shown_in_step(20, 0, settings_of(seed=1)))
+    assert shown_in_step(20, 0, settings_of(state_drop=0.0)).all()
+
+
+def test_a_drafter_that_reads_states_learns_from_them(tmp_path: Path) -> None:
+    teacher = reading_teacher()
+    first = StateInput.for_target(tiny_llama(MASK, seed=1), 32).state_dict()
+    weights, _ = trained(tmp_path, teacher=teacher, epochs=12)
+    model = tiny_llama(MASK + 1)
+    model.load_state_dict(weights)
+    assert teacher.state_input is not None
+    assert not torch.equal(teacher.state_input.fuse.weight, first["fuse.weight"])
+    batch = batch_of([packed_row(one, kept_origins(one, settings_of().drop, seeded(0)), MASK) for one in TEXTS])
+    with torch.no_grad():
+        none = torch.zeros(len(TEXTS), dtype=torch.bool)
+        assert loss_of(model, batch, teacher) < loss_of(model, batch, teacher, none)
+
+
+def test_a_training_with_states_that_goes_on_from_a_checkpoint_ends_with_the_weights_of_one_run(
+    tmp_path: Path,
+) -> None:
+    teachers = [reading_teacher() for _ in range(3)]
+    whole, figures = trained(tmp_path, teacher=teachers[0])
+    (tmp_path / "training.pt").unlink()
+    with pytest.raises(InterruptedError):
+        trained(tmp_path, stop_after=5, teacher=teachers[1])
+    with pytest.raises(ModelError, match=r"training.pt is of another run: its layers of the target is \[-1, -2\], not"):
+        trained(tmp_path, teacher=Teacher(tiny_llama(MASK, seed=1)))
+    resumed, again = trained(tmp_path, teacher=teachers[2])
+    assert all(torch.equal(whole[name], resumed[name]) for name in whole)
+    layers = [one.state_input for one in teachers]
+    assert layers[0] is not None and layers[2] is not None
+    assert torch.equal(layers[0].fuse.weight, layers[2].fuse.weight)
+    assert again == figures
+
+
 def test_settings_and_texts_that_cannot_be_trained_with_are_refused(tmp_path: Path) -> None:
     for changes, said in (
         ({"num_tokens": 1}, "num_tokens must be 2 to 64, got 1"),
         ({"epochs": 0}, "epochs must be"),
         ({"retention": 1.5}, "retention must be a share"),
+        ({"state_drop": -0.5}, "state_drop must be a share"),
         ({"learning_rate": 0.0}, "learning_rate must be above 0"),
     ):
         with pytest.raises(SettingsError, match=said):
@@ -240,10 +320,22 @@ def test_an_adapted_folder_loads_as_any_model_and_says_what_it_is(pair: Pair, tm
     torch.testing.assert_close(*weights)
 
 
+def test_a_folder_says_that_its_model_reads_a_targets_states(pair: Pair, tmp_path: Path) -> None:
+    begun, target = load_adaptable(pair.draft), load_decoder(pair.target)
+    begun.save(tmp_path / "reads", 2, (1.0, 1.0), {}, StateInput.for_target(target, 32))
+    begun.save(tmp_path / "reads not", 2, (1.0, 1.0), {})
+    for name, reads in (("reads", True), ("reads not", False)):
+        assert wants_states(str(tmp_path / name)) is reads
+        assert wants_states(load_decoder(tmp_path / name)) is reads
+        assert (tmp_path / name / STATES_FILE).exists() is reads
+    assert not wants_states(pair.draft)
+
+
 @pytest.mark.parametrize(
     "change",
     [
         lambda facts: "",
+        lambda facts: json.dumps({**facts, "target_features": "../elsewhere"}),
         lambda facts: json.dumps(facts)[:-5],
         lambda facts: json.dumps([]),
         lambda facts: json.dumps({**facts, "format": 2}),

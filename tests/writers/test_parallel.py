@@ -12,18 +12,25 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from transformers import AutoTokenizer, LlamaForCausalLM
 
 from card import LLM
 from card.config import DraftSettings, SamplingParams
 from card.engine.queue import Limits
-from card.errors import ModelError, VocabularyError
+from card.errors import ModelError, SettingsError, VocabularyError
 from card.kernels.int8_linear import why_not_int8
-from card.models.parallel_draft import ParallelDraft
-from card.models.protocol import NO_PARENT
+from card.models.loading import load_decoder
+from card.models.parallel_draft import STATES_FILE, ParallelDraft
+from card.models.protocol import NO_PARENT, Extension
+from card.models.state_input import StateInput
+from card.models.torch_runner import TorchRunner
 from card.pard.folders import load_adaptable
-from card.protocol.messages import DraftSpec, Open
+from card.protocol.messages import DraftSpec, Open, TargetStates
 from card.transport.in_process import InlineLink, ThreadLink
+from card.tree.nodes import NewNodes
 from card.workers.drafter import DrafterWorker
+from card.writers import draft_writers
+from card.writers.draft_writers import make_writer
 from card.writers.parallel import ParallelSequence, ParallelWriter
 from tests.decoding import (
     assert_plain_in_turns,
@@ -39,6 +46,7 @@ from tests.decoding import (
 from tests.drafting import draft_spec
 from tests.engine.test_exactness import agreements, faults, sampling, shapes
 from tests.pair import Pair
+from tests.tiny import tiny_llama
 from tests.toy import TableModel
 from tests.unreliable_link import FakeLink, Faults
 from tests.workers.test_drafter import TEXT, Clock, Replica, correction, layers_of, specs, tokens_to_commit, toy, turns
@@ -308,3 +316,198 @@ def test_an_adapted_folder_that_was_cut_off_is_refused_by_name(pair: Pair, adapt
     weights.write_bytes(weights.read_bytes()[:-100])
     with pytest.raises(ModelError, match="cut"):
         LLM(pair.target, str(tmp_path / "cut"), method="pard")
+
+
+# ---- target features ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def reading(pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Return the folder of a drafter that reads the target's states and has hardly learnt anything."""
+    folder, begun = tmp_path_factory.mktemp("reading"), load_adaptable(pair.draft)
+    begun.save(folder, K, TEMPERATURES, {}, StateInput.for_target(load_decoder(pair.target), 32))
+    return str(folder)
+
+
+class Read:
+    """Notes the tokens that draft models read, and what was added to the first of them, by request and place."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.added: dict[tuple[int, ...], Tensor | None] = {}  # by the text up to the token
+        extension = ParallelSequence.extension
+
+        def noted(sequence: ParallelSequence, frontier: list[int], max_tokens: int) -> Extension:
+            first, made = sequence.num_committed_rows, extension(sequence, frontier, max_tokens)
+            for i in range(min(len(made.token_ids), len(sequence.token_ids) - first)):
+                text = tuple(sequence.token_ids[: first + i + 1])
+                self.added[text] = None if made.added is None else made.added[i]
+            return made
+
+        monkeypatch.setattr(ParallelSequence, "extension", noted)
+
+
+PROMPTS = ["the cat", "one two three", "the mat and the other", *(f"{i} cats sat" for i in range(5))]
+
+
+@pytest.mark.parametrize("batch", [1, 8])
+def test_a_drafter_in_turns_reads_each_token_with_the_states_that_it_came_of(
+    pair: Pair, reading: str, monkeypatch: pytest.MonkeyPatch, batch: int
+) -> None:
+    read, params = Read(monkeypatch), SamplingParams(temperature=0.0, max_tokens=12)
+    settings: dict[str, Any] = {"num_speculative_tokens": K, "max_model_len": 200, "prefill_chunk": 4}  # a pass a round
+    with LLM(pair.target, reading, method="pard", dtype="float32", **settings) as llm:
+        outputs = llm.generate(PROMPTS[:batch], params)
+        texts = [(*output.prompt_token_ids, *output.outputs[0].token_ids) for output in outputs]
+    layer = StateInput.load(Path(reading) / STATES_FILE)
+    target = LlamaForCausalLM.from_pretrained(pair.target).train(False)
+    for text in texts:
+        with torch.no_grad():
+            states = target(torch.tensor([text]), output_hidden_states=True).hidden_states
+        added = layer(torch.cat([states[number][0] for number in layer.layers], -1))
+        for place in range(len(text)):
+            if text[: place + 1] not in read.added:
+                assert place > len(text) - K - 2, "the last round's tokens alone are not read"
+                continue
+            found = read.added[text[: place + 1]]
+            assert found is not None, "none came late"
+            expected = added[place - 1] if place else torch.zeros(32)
+            torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-3)
+
+
+@pytest.mark.parametrize("placement", ["inline", "thread"])
+@pytest.mark.parametrize("method", ["pard", "card"])
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_texts_drafted_with_states_are_those_of_plain_decoding(
+    pair: Pair, reading: str, method: str, placement: str, temperature: float
+) -> None:
+    settings: dict[str, Any] = {"target": pair.target, "dtype": "float32", "max_model_len": 200}
+    params = SamplingParams(temperature=temperature, seed=3, max_tokens=20)
+    with LLM(**settings, method="vanilla") as llm:
+        expected = [output.outputs[0].token_ids for output in llm.generate(PROMPTS, params)]
+    with LLM(**settings, draft=reading, method=method, placement=placement, policy="fixed") as llm:
+        together = [output.outputs[0].token_ids for output in llm.generate(PROMPTS, params)]
+        alone = llm.generate(PROMPTS[0], params)[0].outputs[0].token_ids
+    assert (together, alone) == (expected, expected[0])
+
+
+@settings(max_examples=40)
+@given(
+    seed=st.integers(0, 99),
+    spec=specs,
+    turns=turns,
+    shown=st.lists(st.tuples(st.integers(0, 40), st.integers(1, 9)), max_size=8),
+    max_tokens=st.sampled_from([1, 3, 256]),
+)
+def test_states_that_come_late_again_or_early_are_added_to_the_text_alone_and_change_no_row(
+    seed: int,
+    spec: DraftSpec,
+    turns: list[tuple[int, int, int, list[int]]],
+    shown: list[tuple[int, int]],
+    max_tokens: int,
+) -> None:
+    writer, layer = writer_of(toy(seed)), StateInput.for_target(tiny_llama(29), 32)
+    writer.state_input = layer
+    worker = DrafterWorker(writer, clock=Clock(), max_tokens_per_pass=max_tokens)
+    worker.receive(Open(7, TEXT, spec))
+    sequence, forward, added = sequence_of(worker), writer.model.forward, dict[int, Tensor]()
+
+    def noted(extensions: list[Extension]) -> list[Tensor]:
+        (one,) = extensions
+        num_text = min(len(one.token_ids), len(sequence.token_ids) - sequence.num_committed_rows)
+        assert one.added is None or one.added.shape == (num_text, 32)
+        for i, row in enumerate([] if one.added is None else one.added):
+            place = sequence.num_committed_rows + i
+            torch.testing.assert_close(row, added.get(place, torch.zeros(32)))
+        return forward(extensions)
+
+    writer.model.forward = noted  # type: ignore[method-assign]
+    for num_passes, which, length, others in turns:
+        for first, num_rows in shown[:2]:
+            states = torch.randn(num_rows, 2 * 32)
+            worker.receive(TargetStates(7, first, states))
+            added |= {first + 1 + i: row for i, row in enumerate(layer(states).detach())}
+        shown = shown[2:]
+        for _ in range(num_passes):
+            worker.step()
+            assert_rows_are_those_of_text_and_nodes(worker)
+        tokens = tokens_to_commit(sequence, which, length, [token % 12 for token in others])
+        worker.receive(correction(len(sequence.token_ids), tokens, beam_width=1 + which % 5))
+        assert_rows_are_those_of_text_and_nodes(worker)
+
+
+class Silenced(ParallelWriter):
+    """Makes nothing of any pass, or dies, from some pass on."""
+
+    passes_left, dies = 3, False
+
+    def step(self, work: Any) -> Any:
+        if self.passes_left > 0:
+            self.passes_left -= 1
+            return super().step(work)
+        if self.dies:
+            raise RuntimeError("dead")
+        return [NewNodes.none() for _ in work]
+
+
+@pytest.mark.parametrize("dies", [True, False])
+def test_texts_are_those_of_plain_decoding_when_a_drafter_with_states_dies_or_falls_silent(
+    pair: Pair, reading: str, monkeypatch: pytest.MonkeyPatch, dies: bool
+) -> None:
+    monkeypatch.setattr(Silenced, "dies", dies)
+    monkeypatch.setattr(draft_writers, "ParallelWriter", Silenced)
+    settings: dict[str, Any] = {"target": pair.target, "dtype": "float32", "max_model_len": 200}
+    params = SamplingParams(temperature=0.0, max_tokens=20)
+    with LLM(**settings, method="vanilla") as llm:
+        expected = [output.outputs[0].token_ids for output in llm.generate(PROMPTS[:3], params)]
+    with LLM(**settings, draft=reading, method="pard") as llm:
+        outputs = llm.generate(PROMPTS[:3], params)
+    assert [output.outputs[0].token_ids for output in outputs] == expected
+    assert [bool(output.stats.declined) for output in outputs] == [dies] * 3
+
+
+def test_states_that_nobody_can_show_are_refused_and_so_is_another_target(
+    pair: Pair, reading: str, tmp_path: Path
+) -> None:
+    with pytest.raises(SettingsError, match="reads the target's hidden states, which do not leave the process"):
+        LLM(pair.target, reading, method="pard", placement="process")
+    with pytest.raises(
+        ModelError, match=r"reads its target's hidden states, which reach no drafter in another process"
+    ):
+        make_writer(TorchRunner(load_decoder(reading), max_model_len=64), takes_turns=True)
+    other = tiny_llama(320, seed=8, num_hidden_layers=1, max_position_embeddings=200)
+    other.save_pretrained(tmp_path)
+    AutoTokenizer.from_pretrained(pair.target).save_pretrained(tmp_path)
+    with pytest.raises(ModelError, match=r"pard_features.safetensors was trained for another target"):
+        LLM(str(tmp_path), reading, method="pard")
+
+
+def test_a_layer_that_is_missing_or_cut_off_is_refused_by_name(pair: Pair, reading: str, tmp_path: Path) -> None:
+    shutil.copytree(reading, tmp_path / "cut")
+    path = tmp_path / "cut" / STATES_FILE
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(ModelError, match=r"pard_features.safetensors is cut off or damaged"):
+        LLM(pair.target, str(tmp_path / "cut"), method="pard")
+    path.unlink()
+    with pytest.raises(ModelError, match=r"there is no file .*pard_features.safetensors"):
+        LLM(pair.target, str(tmp_path / "cut"), method="pard")
+
+
+# ---- a family -------------------------------------------------------------------------------------------------------
+
+
+def test_one_adapted_drafter_serves_two_targets_of_a_family(pair: Pair, adapted: str, tmp_path: Path) -> None:
+    larger = tiny_llama(320, seed=8, num_hidden_layers=2, max_position_embeddings=200, eos_token_id=[0, 1])
+    larger.save_pretrained(tmp_path)
+    AutoTokenizer.from_pretrained(pair.target).save_pretrained(tmp_path)
+    params = SamplingParams(temperature=0.0, max_tokens=20)
+    accepted = []
+    for target in (pair.target, str(tmp_path)):
+        settings: dict[str, Any] = {"target": target, "dtype": "float32", "max_model_len": 200}
+        with LLM(**settings, method="vanilla") as llm:
+            expected = [output.outputs[0].token_ids for output in llm.generate(PROMPTS, params)]
+        with LLM(**settings, draft=adapted, method="pard") as llm:
+            outputs = llm.generate(PROMPTS, params)
+        assert [output.outputs[0].token_ids for output in outputs] == expected
+        assert all(output.stats.drafter_passes for output in outputs)
+        accepted.append(sum(output.stats.accepted_tokens for output in outputs))
+    assert accepted[0] > accepted[1], "the first is its own"

@@ -10,7 +10,7 @@ import logging
 import os
 import secrets
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -33,9 +33,10 @@ from card.machine.memory import give_back_memory
 from card.machine.threads import pinned, usable_cores
 from card.models.decoder_model import is_exact
 from card.models.facts import context_limit, end_token_ids
-from card.models.features import Rows
+from card.models.features import FeatureConsumer, Rows
 from card.models.inflation import price_in_words
 from card.models.names import model_name
+from card.models.parallel_draft import wants_states
 from card.models.pool import sequence_bytes
 from card.models.runners import make_runner
 from card.models.vision import ImagePrompt
@@ -97,6 +98,7 @@ class Host:
             has_draft=draft is not None,
             has_pool=leases is not None,
             is_draft_loaded=draft is not None and not isinstance(draft, str),
+            wants_states=draft is not None and wants_states(draft),
             cores=usable_cores(),
             verifier=verifier,
         )
@@ -114,13 +116,13 @@ class Host:
             plan, self.runner, is_target_named=isinstance(target, str), is_draft_named=isinstance(draft, str)
         )
         writers = self._make_writers(plan)
-        self.link = self._begin_drafter(plan, draft, spare, leases)
+        self.link, shown = self._begin_drafter(plan, draft, spare, leases)
         if self.link is not None and self.latencies.waits_for_drafter:  # while it loads it takes a core
             say("waiting for the drafter")
             self.link.start()
         say("measuring what passes cost here")
         # Before the passes are warmed up: they decide what is kept.
-        watchers = self._make_watchers(plan, draft if isinstance(draft, str) else "", writers)
+        watchers = self._make_watchers(plan, draft if isinstance(draft, str) else "", writers, shown)
         with pinned(self.latencies.with_useful_threads(plan.cores).alone):
             self.runner.warm_up(1 + plan.draft.budget if plan.placements or plan.writers else 1)
         facts = replace(
@@ -205,10 +207,17 @@ class Host:
             writer.attach(self.runner)
         return writers
 
-    def _make_watchers(self, plan: Plan, draft: str, writers: Mapping[str, LocalWriter]) -> Watchers | None:
-        """Return those who look at the target's features, if there are any; ``draft`` as of `attach_verifier`."""
+    def _make_watchers(
+        self, plan: Plan, draft: str, writers: Mapping[str, LocalWriter], shown: Sequence[FeatureConsumer]
+    ) -> Watchers | None:
+        """Return those who look at the target's features, if there are any.
+
+        Args:
+            draft: as of `attach_verifier`.
+            shown: those who show them to the drafter.
+        """
         predictor = self.settings.hrad if "hrad" in self.method.reads else OFF
-        consumers = hrad_consumers(predictor, self.runner, plan.draft.branch_below)
+        consumers = [*hrad_consumers(predictor, self.runner, plan.draft.branch_below), *shown]
         wish = attach_verifier(plan.verifier, self.runner, draft)
         wanted = {writer.wanted_features for writer in writers.values()} - {None}
         if not (consumers or wish or wanted):
@@ -218,12 +227,15 @@ class Host:
 
     def _begin_drafter(
         self, plan: Plan, draft: str | LoadedModel | None, spare: DrafterChild | None, leases: Leases | None
-    ) -> DrafterLink | None:
-        """Return the link to the drafter, if there is one; one that is elsewhere loads while this process goes on."""
+    ) -> tuple[DrafterLink | None, Sequence[FeatureConsumer]]:
+        """Return the link to the drafter, if there is one, and what shows it the target's features.
+
+        One that is elsewhere loads while this process goes on.
+        """
         if spare is not None and not plan.has_drafter_process:
             spare.close()
         if not plan.placements:
-            return None
+            return None, ()
         source = DraftSource(
             model=draft,
             vocab_size=self.runner.vocab_size,
@@ -232,11 +244,12 @@ class Host:
             spare=spare,
             measures=not self.latencies.knows_drafter,
             leases=leases,
+            target=self.runner,
         )
         drafter = make_drafter(plan, source)
         self.latencies.ask(drafter)
         self._finalizer = weakref.finalize(self, drafter.link.close)
-        return drafter.link
+        return drafter.link, drafter.consumers
 
 
 def _name(model: str | LoadedModel) -> str:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,7 @@ from card.machine.threads import CoreSet, pinned, use_threads
 from card.models.decoder_model import is_exact
 from card.models.draft_vocab import always_drafted, restrict_head
 from card.models.facts import context_limit, end_token_ids, parameter_count
+from card.models.features import FeatureConsumer
 from card.models.loading import load_decoder, load_tokenizer
 from card.models.runners import make_runner, plain_runner
 from card.models.torch_runner import TorchRunner
@@ -33,6 +34,7 @@ from card.transport.leases import LeasedLink, Leases
 from card.transport.link import DrafterLink
 from card.transport.process import MEASURING_S, DrafterConfig, DraftModel, LikelyModel, ProcessLink
 from card.transport.remote import RemoteLink
+from card.transport.shown_states import ShownStates
 from card.transport.switch import SwitchLink
 from card.workers.drafter import MAX_REQUESTS, DrafterWorker
 from card.workers.replica import draft_spec
@@ -59,6 +61,7 @@ class DraftSource:
     measures: bool = True  # a drafter in a process of its own tells what its passes cost
     leases: Leases | None = None  # of a pool, which has the models
     integer_threads: int | None = None  # of integer passes in the target's thread; None: as many as that has
+    target: TorchRunner | None = None  # shows its hidden states to a drafter that reads them; None: nobody does
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +71,7 @@ class Drafter:
     link: DrafterLink
     runner: TorchRunner | None = None
     lane: Lane | None = None  # where it computes
+    consumers: Sequence[FeatureConsumer] = ()  # of the target's features: what shows them to the drafter
 
     def measured(self, cores: CoreSet, *, is_quick: bool = False) -> PassCost | None:
         """Return what passes of a draft model in this process cost; None if there is none here."""
@@ -105,7 +109,7 @@ def make_drafter(plan: Plan, source: DraftSource) -> Drafter:
         if outside is not None:
             outside.close()
         raise
-    return here if outside is None else Drafter(SwitchLink(outside, here.link), here.runner, here.lane)
+    return here if outside is None else replace(here, link=SwitchLink(outside, here.link))
 
 
 def outside_link(plan: Plan, source: DraftSource) -> DrafterLink:
@@ -208,11 +212,18 @@ def _make_here(plan: Plan, source: DraftSource, placement: Placement) -> Drafter
         runner = make_runner(model, max_model_len=max_model_len, max_tree_rows=plan.draft_tree_rows)
         runner.warm_up(plan.draft.beam_width)
         takes_turns = placement == "inline"
-        writer = make_writer(runner, source.kv_cache_bytes, takes_turns=takes_turns, find_grammar=source.find_grammar)
+        writer = make_writer(
+            runner,
+            source.kv_cache_bytes,
+            takes_turns=takes_turns,
+            find_grammar=source.find_grammar,
+            target=source.target,
+        )
         spec = draft_spec(plan.draft, SamplingParams(temperature=0.0, seed=0), runner.max_model_len)
         writer.warm_up(spec, runner.max_model_len)
     link = link_here(placement, writer, lane=lane, integer_threads=source.integer_threads)
-    return Drafter(link, runner, lane)
+    consumers = () if writer.wanted_states is None else (ShownStates(link, writer.wanted_states),)
+    return Drafter(link, runner, lane, consumers)
 
 
 def _load(draft: DraftModel) -> LoadedModel:

@@ -49,6 +49,7 @@ class Facts:
     has_draft: bool = False  # there is a draft model
     has_pool: bool = False  # draft servers are leased from a pool
     is_draft_loaded: bool = False  # as an object of this process, which it cannot leave
+    wants_states: bool = False  # the draft model reads the target's hidden states, which stay in this process
     cores: tuple[int, ...] | None = None  # CPU cores that the process may use; None: it is not told which
     in_integers: bool = False  # the target's passes are integer ones
     context_limit: int | None = None  # most tokens of a text that the target allows
@@ -59,6 +60,11 @@ class Facts:
     free_bytes: int = 0  # on the target's device
     latencies: Latencies | None = None
     verifier: Verifier = MATCH  # decides which candidates stay
+
+    @property
+    def draft_stays_here(self) -> bool:
+        """True if the draft model cannot run in another process."""
+        return self.is_draft_loaded or self.wants_states
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -218,6 +224,11 @@ def _refuse_contradictions(
         raise SettingsError(
             "a loaded draft model cannot move into another process; give its folder, or placement thread"
         )
+    if facts.wants_states and settings.placement == "process":
+        raise SettingsError(
+            "this draft model reads the target's hidden states, which do not leave the process: give placement inline "
+            "or thread, or adapt one without --target-features"
+        )
     if settings.schedule != "auto":
         placement = settings.placement or ("remote" if settings.draft_address or facts.has_pool else None)
         if not method.is_tuned or not drafts:
@@ -238,14 +249,14 @@ def _placements(method: Method, settings: EngineSettings, facts: Facts) -> dict[
     if settings.draft_address is not None or facts.has_pool:
         return {"beside": "remote"}
     if settings.placement is not None or not method.is_tuned:
-        stays_here = facts.is_draft_loaded and method.placement == "process"
+        stays_here = facts.draft_stays_here and method.placement == "process"
         placement = settings.placement or ("thread" if stays_here else method.placement)
         return {"turns" if placement == "inline" else "beside": placement}
     if settings.schedule == "turns":
         return {"turns": "inline"}
     if {settings.device, settings.draft_device or settings.device} != {"cpu"}:
         return {"beside": "thread"}
-    if facts.is_draft_loaded:
+    if facts.draft_stays_here:
         return {"beside": "thread"} if settings.schedule == "beside" else {"turns": "inline"}
     if settings.schedule == "beside" or settings.policy == "fixed":
         return {"beside": "process"}

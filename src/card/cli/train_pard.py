@@ -13,6 +13,7 @@ from card.errors import SettingsError
 from card.models.checkpoint import Checkpoint
 from card.models.loading import check_pair, load_model, load_tokenizer
 from card.models.parallel_draft import is_parallel_draft
+from card.models.state_input import StateInput
 from card.pard.folders import Adaptable, clipped, load_adaptable, read_documents
 from card.pard.rows import Document
 from card.pard.teacher import Teacher
@@ -21,30 +22,39 @@ from card.pard.training import Trained, TrainSettings, train_pard
 CHECKPOINT = "training.pt"
 
 
-def run(*, target: str | None, draft: str | None, data: Path, out: Path, **options: Any) -> None:
+def run(*, target: str | None, draft: str | None, data: Path, out: Path, target_features: bool, **options: Any) -> None:
     """Do what `card train pard` was asked for. Raises: CardError of any kind."""
     if draft is None:
         raise SettingsError("give --draft, the model to adapt")
+    if target_features and target is None:
+        raise SettingsError("--target-features are those of a target; give --target too")
     if is_parallel_draft(out):
         raise SettingsError(f"{out} holds a finished drafter already; choose another folder, or delete that one")
     settings = TrainSettings(**{name: options[name] for name in ("num_tokens", "retention", "epochs", "seed")})
     with spinner("loading the model"):
         begun = load_adaptable(draft, device=options["device"])
         documents = clipped(read_documents(data, begun.tokenizer), begun.model)
-        teacher = None if target is None else _teacher(target, draft, begun, options["device"])
+        teacher = None
+        if target is not None:
+            teacher = _teacher(target, draft, begun, settings.seed if target_features else None, options["device"])
     _make_folder(out)
     checkpoint = Checkpoint(out / CHECKPOINT, {"draft": Path(draft).name, "target": target and Path(target).name})
     trained = _train(begun, documents, settings, checkpoint, teacher)
-    begun.save(out, settings.num_tokens, trained.temperatures, trained.figures())
+    state_input = None if teacher is None else teacher.state_input
+    begun.save(out, settings.num_tokens, trained.temperatures, trained.figures(), state_input)
     checkpoint.delete()
     _print(Console(), trained, out)
 
 
-def _teacher(target: str, draft: str, begun: Adaptable, device: str) -> Teacher:
+def _teacher(target: str, draft: str, begun: Adaptable, state_seed: int | None, device: str) -> Teacher:
+    """Return the target as it teaches; with a seed, of the layer that reads its states."""
     check_pair(load_tokenizer(target), target, draft)
     model: Any = load_model(target, device=device)
     model.to(dtype=begun.model.dtype)
-    return Teacher(model)
+    if state_seed is None:
+        return Teacher(model)
+    table: Any = begun.model.get_input_embeddings()
+    return Teacher(model, StateInput.for_target(model, table.embedding_dim, seed=state_seed).to(device))
 
 
 def _make_folder(out: Path) -> None:

@@ -54,7 +54,7 @@ class DraftingHead(nn.Module):
 
     def attach(self, target: TorchRunner, name: str = "the head") -> None:
         """Take the target's embeddings. Raises: ModelError if the head was trained for another target."""
-        if difference := _difference(self.facts, self.probe, target):
+        if difference := target_difference(self.facts, self.probe, target):
             raise ModelError(
                 f"{name} was trained for another target: {difference}; train one for this target with"
                 f" {self.FILE.command}"
@@ -94,7 +94,8 @@ class DraftingHead(nn.Module):
         return cls.FACTS(**{one.name: int(said[one.name]) for one in fields(cls.FACTS)})
 
 
-def _difference(sizes: TargetSizes, probe: Tensor, target: TorchRunner) -> str:
+def target_difference(sizes: TargetSizes, probe: Tensor, target: TorchRunner) -> str:
+    """Return in words why a target is not the one of these sizes and this probe; empty if it is."""
     if sizes.vocab_size != target.vocab_size:
         return f"its vocabulary has {sizes.vocab_size} tokens, this one {target.vocab_size}"
     if difference := probe_difference(probe, embedding_probe(target)):

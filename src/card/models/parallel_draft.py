@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from card.models.decoder_model import LoadedModel
 
 FILE = "pard.json"
+STATES_FILE = "pard_features.safetensors"
 MOST_TOKENS = 64  # of a pass
 _FORMAT = 1
 _MARK = "parallel_draft"
@@ -34,16 +35,19 @@ class ParallelDraft:
     num_tokens: int  # K, which it was trained for
     temperatures: tuple[float, ...]  # [K] by which the logits of each guess are divided, so that its chances are true
     vocab_size: int  # rows of the model's embedding
+    states_file: Path | None = None  # the layer that reads a target's hidden states; None: it reads none
 
     def save(self, folder: Path, figures: Mapping[str, Any]) -> None:
         """Write the file; ``figures`` tell people of the training, and nobody reads them back."""
-        facts = {
+        facts: dict[str, Any] = {
             "format": _FORMAT,
             "mask_id": self.mask_id,
             "num_tokens": self.num_tokens,
             "temperatures": list(self.temperatures),
             "vocab_size": self.vocab_size,
         }
+        if self.states_file is not None:
+            facts["target_features"] = self.states_file.name
         part = folder / f"{FILE}.part"
         part.write_text(json.dumps({**facts, "training": dict(figures)}, indent=1) + "\n", encoding="utf-8")
         part.replace(folder / FILE)
@@ -58,8 +62,10 @@ class ParallelDraft:
                 num_tokens=read["num_tokens"],
                 temperatures=tuple(read["temperatures"]),
                 vocab_size=read["vocab_size"],
+                states_file=folder / STATES_FILE if "target_features" in read else None,
             )
             is_usable = read["format"] == _FORMAT and found._is_plausible()
+            is_usable = is_usable and read.get("target_features") in (None, STATES_FILE)
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
             is_usable = False
         if not is_usable:
@@ -102,6 +108,19 @@ def read_parallel_draft(folder: Path, model: LoadedModel) -> None:
 def parallel_draft_of(model: LoadedModel) -> ParallelDraft | None:
     """Return what a model was marked with; None for a model that makes one token a pass."""
     return getattr(model, _MARK, None)
+
+
+def wants_states(draft: str | LoadedModel) -> bool:
+    """Return whether a draft model reads its target's hidden states; one on the hub is not looked at.
+
+    Raises: ModelError if it is a path without a model, or what its folder says is damaged.
+    """
+    if not isinstance(draft, str):
+        facts = parallel_draft_of(draft)
+    else:
+        folder = local_model(draft)
+        facts = ParallelDraft.load(folder) if folder is not None and is_parallel_draft(folder) else None
+    return facts is not None and facts.states_file is not None
 
 
 def require_parallel_draft(draft: str | LoadedModel, asked_by: str) -> None:

@@ -13,8 +13,12 @@ _LEAST_LIKENESS = 0.98  # cosine of the embeddings: dtypes round them, other tra
 
 def embedding_probe(target: TorchRunner) -> Tensor:
     """Return the embeddings of 8 tokens from all over the vocabulary, [8 * D] float32 on the CPU."""
-    ids = [round(i * (target.vocab_size - 1) / (_NUM_PROBES - 1)) for i in range(_NUM_PROBES)]
-    return target.embeddings(ids).float().cpu().flatten()
+    return target.embeddings(probed_tokens(target.vocab_size)).float().cpu().flatten()
+
+
+def probed_tokens(vocab_size: int) -> list[int]:
+    """Return the tokens whose embeddings are compared."""
+    return [round(i * (vocab_size - 1) / (_NUM_PROBES - 1)) for i in range(_NUM_PROBES)]
 
 
 def probe_difference(own: Tensor, given: Tensor) -> str:

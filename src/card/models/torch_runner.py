@@ -28,7 +28,7 @@ from card.models.parallel_draft import parallel_draft_of
 from card.models.protocol import Extension
 from card.models.row_tree import BoolArray, IntArray, RowTree, window_size
 from card.models.selection import AttentionScores, ChosenRows
-from card.models.vision import PlacedImages, ShownImages, VisionTower
+from card.models.vision import ImageRows, PlacedImages, ShownImages, VisionTower
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -305,6 +305,8 @@ class TorchRunner:
             slots = [extension.slot for extension in extensions]
             turned = self._shown.positions(slots, positions)
             images = self._shown.rows(slots, positions, self._on_device)
+        elif any(extension.added is not None for extension in extensions):
+            images = self._added(extensions)
         logits = self._decoder.forward(
             self._on_device(token_ids), self._on_device(turned), steps, logits_rows, states, images
         )
@@ -314,6 +316,17 @@ class TorchRunner:
         if len(extensions) == 1:
             return [logits]
         return list(torch.split(logits, [len(e.token_ids) - e.first_logits_idx for e in extensions]))
+
+    def _added(self, extensions: Sequence[Extension]) -> ImageRows:
+        """Return the rows of a pass to whose embeddings something is added, with the sums."""
+        rows, sums, offset = list[Tensor](), list[Tensor](), 0
+        for extension in extensions:
+            if extension.added is not None:
+                num_rows = len(extension.added)
+                rows.append(torch.arange(offset, offset + num_rows, device=self.device))
+                sums.append(self.embeddings(extension.token_ids[:num_rows]).float() + extension.added.to(self.device))
+            offset += len(extension.token_ids)
+        return ImageRows(torch.cat(rows), torch.cat(sums), None)
 
     def _on_device(self, numbers: IntArray) -> Tensor:
         return torch.from_numpy(numbers).to(self.device)

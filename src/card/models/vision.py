@@ -113,7 +113,7 @@ class Seeing(LanguageModel, Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ImageRows:
-    """The rows of one pass that stand in places of images."""
+    """The rows of one pass without a plain embedding: in places of images, and those that `Extension.added` changes."""
 
     rows: Tensor  # [n] int64, of the pass
     features: Tensor  # [n, D]

@@ -16,8 +16,9 @@ from card.models.facts import context_limit, vocab_size
 from card.models.layer_kinds import has_state
 from card.models.loading import load_model, load_tokenizer
 from card.models.names import model_name
-from card.models.parallel_draft import ParallelDraft, parallel_draft_of
+from card.models.parallel_draft import STATES_FILE, ParallelDraft, parallel_draft_of
 from card.models.sources import quiet
+from card.models.state_input import StateInput
 from card.pard.rows import Document, Drop, batch_of, kept_origins, packed_row
 from card.text.lines import numbered_lines
 from card.text.prompts import encode_chat, encode_prompt
@@ -38,14 +39,32 @@ class Adaptable:
     mask_id: int
     dtype: torch.dtype  # as it was stored, and will be
 
-    def save(self, folder: Path, num_tokens: int, temperatures: tuple[float, ...], figures: Mapping[str, Any]) -> None:
-        """Write the adapted model as an ordinary model folder, and what makes it a drafter last."""
+    def save(
+        self,
+        folder: Path,
+        num_tokens: int,
+        temperatures: tuple[float, ...],
+        figures: Mapping[str, Any],
+        state_input: StateInput | None = None,
+    ) -> None:
+        """Write the adapted model as an ordinary model folder, and what makes it a drafter last.
+
+        Args:
+            state_input: reads the states of one target for it; None: it is for any target of its vocabulary.
+        """
         model: Any = self.model
         with quiet():
             model.to(self.dtype).save_pretrained(folder)
             self.tokenizer.save_pretrained(folder)
-        rows = vocab_size(self.model)
-        facts = ParallelDraft(mask_id=self.mask_id, num_tokens=num_tokens, temperatures=temperatures, vocab_size=rows)
+        if state_input is not None:
+            state_input.save(folder / STATES_FILE)
+        facts = ParallelDraft(
+            mask_id=self.mask_id,
+            num_tokens=num_tokens,
+            temperatures=temperatures,
+            vocab_size=vocab_size(self.model),
+            states_file=None if state_input is None else folder / STATES_FILE,
+        )
         facts.save(folder, figures)
 
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from card.models.state_input import StateInput
 from card.pard.rows import IGNORED, PackedBatch
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ class Lesson:
 
     weights: Tensor  # [M] float32, in [0, 1]; 1 for tokens of the text
     logits: Tensor  # [M, V of the target] float
+    states: Tensor | None = None  # [B, S of the texts, layers * D]; None: nobody reads them
 
     def loss(self, logits: Tensor, labels: Tensor, rows: slice) -> Tensor:
         """Return the summed loss of some of the tokens, in nats.
@@ -49,8 +51,10 @@ class Lesson:
 class Teacher:
     """A target that a drafter learns from; its own weights stay as they are."""
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    def __init__(self, model: PreTrainedModel, state_input: StateInput | None = None) -> None:
+        """Take a model, and the layer through which the drafter learns to read its states; None: it reads none."""
         self._model = model
+        self.state_input = state_input
 
     def lesson(self, batch: PackedBatch) -> Lesson:
         """Run the texts of a batch through the target, without its masks."""
@@ -58,11 +62,14 @@ class Teacher:
         width = int(is_text.sum(1).max())
         text = batch.token_ids[:, :width].where(is_text[:, :width], torch.zeros((), dtype=torch.int64))
         with torch.no_grad():
-            logits = self._model(input_ids=text, use_cache=False).logits
+            layers = () if self.state_input is None else self.state_input.layers
+            found = self._model(input_ids=text, use_cache=False, output_hidden_states=bool(layers))
+            logits = found.logits
             scores = logits[:, :-1].float().log_softmax(-1).gather(-1, text[:, 1:, None])[..., 0]
             path = functional.pad(scores.double().cumsum(1), (1, 0))  # [B, width] scores of the tokens up to each
             is_learnt = batch.labels != IGNORED
             row = torch.arange(len(text))[:, None].expand_as(batch.positions)[is_learnt]
             positions, origins = batch.positions[is_learnt], batch.origins[is_learnt]
             weights = (path[row, positions] - path[row, origins]).exp().float()
-            return Lesson(weights, logits[row, positions])
+            states = torch.cat([found.hidden_states[layer] for layer in layers], -1) if layers else None
+            return Lesson(weights, logits[row, positions], states)

@@ -23,7 +23,7 @@ from card.machine.processor import computes_bfloat16
 from card.models.checkpoint import Checkpoint, rate_share
 from card.models.parallel_draft import MOST_TOKENS
 from card.pard.rows import IGNORED, Document, Drop, PackedBatch, PackedRow, batch_of, kept_origins, packed_row
-from card.pard.teacher import Teacher
+from card.pard.teacher import Lesson, Teacher
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -41,6 +41,7 @@ class TrainSettings:
     num_tokens: int = 8  # K
     retention: float = 0.6  # share of an offset's masks that the next offset keeps; 1 is without conditional drop
     least_retention: float = 0.1  # share of the masks that every offset keeps
+    state_drop: float = 0.15  # share of the texts that are read without the target's states, where there are some
     epochs: int = 1
     tokens_per_step: int = 4096  # masks and padding included
     learning_rate: float = 1e-3  # at its peak
@@ -53,7 +54,7 @@ class TrainSettings:
             value = getattr(self, name)
             if value < least or (most is not None and value > most):
                 raise SettingsError(f"{name} must be {least} to {most or 'any number'}, got {value}")
-        for name in ("retention", "least_retention"):
+        for name in ("retention", "least_retention", "state_drop"):
             if not 0.0 <= getattr(self, name) <= 1.0:
                 raise SettingsError(f"{name} must be a share from 0 to 1, got {getattr(self, name)}")
         if not 0.0 < self.learning_rate < 1.0:
@@ -104,34 +105,43 @@ def train_pard(
         model: float32 weights, whose embedding has a row for ``mask_id``.
         checkpoint: keeps the state every few steps, and refuses one of another run.
         teacher: weighs the guesses and has the distributions that they learn (PARD-2); None learns the texts alone.
+            The layer that reads its states, if there is one, learns too.
         on_step: called at the start and after each step with the steps done and their number.
     Raises: PromptError for fewer than two documents; ModelError for a checkpoint that is damaged or of another run.
     """
     learnt, held_out = split(documents, settings.seed)
     steps = planned(learnt, settings)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=settings.learning_rate, betas=(0.9, 0.95), weight_decay=0.0)
-    facts = run_facts(learnt, mask_id, settings)
-    state = checkpoint.load(model, optimizer, facts)
+    whole = _with_state_input(model, teacher)
+    optimizer = torch.optim.AdamW(whole.parameters(), lr=settings.learning_rate, betas=(0.9, 0.95), weight_decay=0.0)
+    facts = run_facts(learnt, mask_id, settings, teacher)
+    state = checkpoint.load(whole, optimizer, facts)
     model.train(True)
-    model.requires_grad_(True)
+    whole.requires_grad_(True)
     on_step(state.step, len(steps))
     for step in range(state.step, len(steps)):
         rows = rows_of_step(steps[step], step, mask_id, settings)
         for group in optimizer.param_groups:
             group["lr"] = settings.learning_rate * rate_share(step, len(steps))
-        loss_of(model, batch_of(rows), teacher).backward()  # type: ignore[no-untyped-call]
-        torch.nn.utils.clip_grad_norm_(model.parameters(), _CLIPPED_NORM)
+        shown = shown_in_step(len(rows), step, settings)
+        loss_of(model, batch_of(rows), teacher, shown).backward()  # type: ignore[no-untyped-call]
+        torch.nn.utils.clip_grad_norm_(whole.parameters(), _CLIPPED_NORM)
         optimizer.step()
         optimizer.zero_grad()
         state.step, state.num_trained = step + 1, state.num_trained + sum(row.num_trained for row in rows)
         state.num_without_drop += sum(num_without_drop(document, settings) for document in steps[step])
         if state.step % settings.checkpoint_steps == 0 or state.step == len(steps):
-            checkpoint.save(model, optimizer, facts, state)
+            checkpoint.save(whole, optimizer, facts, state)
         on_step(state.step, len(steps))
-    model.requires_grad_(False)
+    whole.requires_grad_(False)
     model.train(False)
     guesses = measured(model, held_out, mask_id, settings, teacher)
     return Trained(*guesses, state.num_trained, state.num_without_drop, len(steps))
+
+
+def _with_state_input(model: PreTrainedModel, teacher: Teacher | None) -> torch.nn.Module:
+    """Return all that learns."""
+    state_input = None if teacher is None else teacher.state_input
+    return model if state_input is None else torch.nn.ModuleList([model, state_input])
 
 
 # ---- what is learnt when --------------------------------------------------------------------------------------------
@@ -183,32 +193,71 @@ def rows_of_step(documents: Sequence[Document], step: int, mask_id: int, setting
     return [packed_row(one, kept_origins(one, settings.drop, generator), mask_id) for one in documents]
 
 
-def run_facts(documents: Sequence[Document], mask_id: int, settings: TrainSettings) -> Mapping[str, Any]:
+def shown_in_step(num_rows: int, step: int, settings: TrainSettings) -> Tensor:
+    """Return which rows of a step are read with the target's states, [B] bool; it depends on seed and step alone."""
+    generator = torch.Generator().manual_seed(-1 - settings.seed * 1_000_003 - step)
+    return torch.rand(num_rows, generator=generator) >= settings.state_drop
+
+
+def run_facts(
+    documents: Sequence[Document], mask_id: int, settings: TrainSettings, teacher: Teacher | None = None
+) -> Mapping[str, Any]:
     """Return what a run must have in common with one that it goes on from."""
     data = [[document.first, *document.token_ids] for document in documents]
-    return {**asdict(settings), "mask token": mask_id, "data": data}
+    state_input = None if teacher is None else teacher.state_input
+    layers = list(state_input.layers) if state_input is not None else []
+    return {**asdict(settings), "mask token": mask_id, "data": data, "layers of the target": layers}
 
 
 # ---- loss and measurement -------------------------------------------------------------------------------------------
 
 
-def hidden_of(model: PreTrainedModel, batch: PackedBatch) -> Tensor:
-    """Return the last hidden states behind the tokens that have a label, [M, D]."""
-    found = model.base_model(
-        input_ids=batch.token_ids, attention_mask=batch.attention, position_ids=batch.positions, use_cache=False
-    )
+def hidden_of(model: PreTrainedModel, batch: PackedBatch, added: Tensor | None = None) -> Tensor:
+    """Return the last hidden states behind the tokens that have a label, [M, D].
+
+    Args:
+        added: [B, S, D] to the embeddings, see `added_to`.
+    """
+    read = {"input_ids": batch.token_ids}
+    if added is not None:
+        table: Any = model.get_input_embeddings()
+        own_scale = float(getattr(table, "embed_scale", 1.0))  # of models whose table scales what it gives
+        read = {"inputs_embeds": table(batch.token_ids) + own_scale * added}
+    found = model.base_model(**read, attention_mask=batch.attention, position_ids=batch.positions, use_cache=False)
     hidden: Tensor = found.last_hidden_state[batch.labels != IGNORED]
     return hidden
 
 
-def loss_of(model: PreTrainedModel, batch: PackedBatch, teacher: Teacher | None = None) -> Tensor:
+def added_to(batch: PackedBatch, lesson: Lesson, teacher: Teacher, shown: Tensor | None = None) -> Tensor | None:
+    """Return what the target's states add to the embeddings of a batch, [B, S, D]; None if nobody reads them.
+
+    A token has those added that it was chosen from: the states at the place before it. The first one and masks have
+    nothing added.
+
+    Args:
+        shown: [B] bool, rows that are read with states; None: all.
+    """
+    if teacher.state_input is None or lesson.states is None:
+        return None
+    width = lesson.states.shape[1]
+    added = functional.pad(teacher.state_input(lesson.states[:, :-1]), (0, 0, 1, 0))
+    is_read = batch.offsets[:, :width] == 0
+    if shown is not None:
+        is_read = is_read & shown[:, None]
+    return functional.pad(added * is_read[..., None], (0, 0, 0, batch.token_ids.shape[1] - width))
+
+
+def loss_of(
+    model: PreTrainedModel, batch: PackedBatch, teacher: Teacher | None = None, shown: Tensor | None = None
+) -> Tensor:
     """Return the mean loss over all kept tokens, those of the text and the masks alike, in nats.
 
-    It is the cross-entropy of the text, or what `Lesson.loss` says with a teacher.
+    It is the cross-entropy of the text, or what `Lesson.loss` says with a teacher; ``shown`` as of `added_to`.
     """
     with precision_of(model):
         lesson = None if teacher is None else teacher.lesson(batch)
-        hidden, labels = hidden_of(model, batch), batch.labels[batch.labels != IGNORED]
+        added = None if teacher is None or lesson is None else added_to(batch, lesson, teacher, shown)
+        hidden, labels = hidden_of(model, batch, added), batch.labels[batch.labels != IGNORED]
         losses: list[Tensor] = []
         for start in range(0, len(labels), _BLOCK_ROWS):
             rows = slice(start, start + _BLOCK_ROWS)
@@ -254,9 +303,11 @@ def measured(
         is_learnt = batch.labels != IGNORED
         labels, offsets, origins = (part[is_learnt] for part in (batch.labels, batch.offsets, batch.origins))
         with torch.no_grad(), precision_of(model):
-            logits = logits_of(model, hidden_of(model, batch))
-            if teacher is not None:
-                labels = teacher.lesson(batch).logits.argmax(-1)
+            lesson = None if teacher is None else teacher.lesson(batch)
+            added = None if teacher is None or lesson is None else added_to(batch, lesson, teacher)
+            logits = logits_of(model, hidden_of(model, batch, added))
+            if lesson is not None:
+                labels = lesson.logits.argmax(-1)
         for idx, temperature in enumerate(_TEMPERATURES):
             loss = functional.cross_entropy(logits / temperature, labels, reduction="none").double()
             losses[:, idx].index_add_(0, offsets, loss)

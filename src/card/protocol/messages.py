@@ -6,7 +6,10 @@ harm: corrections carry absolute positions, layers are numbered, and each side c
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import msgspec
+from torch import Tensor
 
 from card.config import SamplingParams, SamplingRule, ShapingRule, TreeShape
 from card.config.fields import Bounds, check, declared, require
@@ -68,6 +71,15 @@ class Correction(msgspec.Struct, frozen=True, tag=True):
     wants_snapshot: bool  # a layer was lost: send the whole tree once
     beam_width: int | None = None  # from now on; None: as before
     branch_below: float | None = None  # from now on; None: as before
+
+
+@dataclass(frozen=True, slots=True)
+class TargetStates:
+    """Target -> drafter of the same process: hidden states of rows that became text. It has no bytes."""
+
+    request_id: int
+    first: int  # place of the first row in the text
+    states: Tensor  # [rows, layers * D]
 
 
 class Close(msgspec.Struct, frozen=True, tag=True):

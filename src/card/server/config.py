@@ -56,12 +56,10 @@ class ServerSettings:
     )
     grammar_timeout_s: float = setting(10.0, "Seconds for a schema to be compiled.", above=0, unit="seconds")
     request_timeout_s: float = setting(600.0, "Most seconds of a request.", above=0, unit="seconds")
-    stall_timeout_s: float = setting(
-        30.0, "Seconds without progress after which it is not ready.", above=0, unit="seconds"
-    )
+    stall_timeout_s: float = setting(30.0, "Seconds without progress until it is not ready.", above=0, unit="seconds")
     shutdown_timeout_s: float = setting(30.0, "Seconds left to running requests at the end.", least=0, unit="seconds")
     generation_config: GenerationConfigSource = setting("auto", "Default sampling parameters: the model's, or neutral.")
-    spec_metrics: SpecMetrics = setting("none", "Tell in every answer how speculation did.")
+    spec_metrics: SpecMetrics = setting("none", "Answers tell how speculation did.")
     tool_parser: ToolParserName = setting("auto", "How the model writes tool calls.", shown="by its chat template")
     log_level: LogLevel = setting("info", "How much to log.")
 

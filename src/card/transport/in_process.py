@@ -12,7 +12,7 @@ import torch
 from card.errors import CardError, in_words
 from card.machine.lane import Lane
 from card.machine.threads import integer_pass_threads, integer_passes_on
-from card.protocol.messages import DrafterMessage, Fault, Shutdown, TargetMessage
+from card.protocol.messages import DrafterMessage, Fault, Shutdown, TargetMessage, TargetStates
 from card.transport.link import DrafterLink, LinkStatus
 from card.workers.drafter import DrafterWorker
 
@@ -36,6 +36,10 @@ class InlineLink(DrafterLink):
     def send(self, message: TargetMessage) -> None:
         """Hand the message to the worker at once."""
         self._run(lambda: self.worker.receive(message))
+
+    def show(self, states: TargetStates) -> None:
+        """Hand the states to the worker at once."""
+        self._run(lambda: self.worker.receive(states))
 
     def receive(self) -> list[DrafterMessage]:
         """Return the worker's messages since the last call."""
@@ -68,7 +72,7 @@ class ThreadLink(DrafterLink):
         super().__init__()
         self.worker = worker
         self._lane = lane or Lane(torch.device("cpu"))
-        self._to_drafter: queue.SimpleQueue[TargetMessage] = queue.SimpleQueue()
+        self._to_drafter: queue.SimpleQueue[TargetMessage | TargetStates] = queue.SimpleQueue()
         self._to_target: queue.SimpleQueue[DrafterMessage] = queue.SimpleQueue()
         self._arrived = threading.Event()
         self._is_started = False
@@ -84,6 +88,11 @@ class ThreadLink(DrafterLink):
         """Queue the message, if anyone will read it."""
         if self._thread.is_alive():
             self._to_drafter.put(message)
+
+    def show(self, states: TargetStates) -> None:
+        """Queue the states before the correction that needs them."""
+        if self._thread.is_alive():
+            self._to_drafter.put(states)
 
     def receive(self) -> list[DrafterMessage]:
         """Return what the drafter has said."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from card.policy.rounds import Schedule
-from card.protocol.messages import DrafterMessage, Ready, TargetMessage
+from card.protocol.messages import DrafterMessage, Ready, TargetMessage, TargetStates
 from card.workers.metrics import DrafterState
 
 
@@ -50,6 +50,9 @@ class DrafterLink:
     def send(self, message: TargetMessage) -> None:
         """Hand over a message, or drop it if the drafter cannot take it now."""
         raise NotImplementedError
+
+    def show(self, states: TargetStates) -> None:
+        """Show a drafter in this process the target's hidden states; one that is elsewhere sees none."""
 
     def receive(self) -> list[DrafterMessage]:
         """Return what has arrived."""

@@ -21,6 +21,7 @@ from card.protocol.messages import (
     Resync,
     Shutdown,
     TargetMessage,
+    TargetStates,
     check_correction,
     check_spec,
 )
@@ -78,7 +79,7 @@ class DrafterWorker:
         """Requests that are open, by number; the least recently corrected first."""
         return self._requests.open
 
-    def receive(self, message: TargetMessage) -> list[DrafterMessage]:
+    def receive(self, message: TargetMessage | TargetStates) -> list[DrafterMessage]:
         """Take one message of the target and return the replies.
 
         Raises: ProtocolError if the message is none that a target sends, or holds a spec that cannot be followed.
@@ -89,6 +90,10 @@ class DrafterWorker:
                 return self._receive_open(message)
             case Correction():
                 return self._receive_correction(message)
+            case TargetStates():
+                if (drafting := self.drafting.get(message.request_id)) is not None:
+                    drafting.sequence.read(message.first, message.states)
+                return []
             case Close(request_id=request_id):
                 self._requests.close(request_id)
                 return []

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from card.errors import ModelError
 from card.models.parallel_draft import ParallelDraft
 from card.models.protocol import LanguageModel
+from card.models.state_input import StateInput
 from card.models.torch_runner import TorchRunner
 from card.writers.beam import BeamWriter
 from card.writers.draft_shaping import FindGrammar
@@ -18,6 +20,7 @@ def make_writer(
     takes_turns: bool,
     find_grammar: FindGrammar | None = None,
     parallel: ParallelDraft | None = None,
+    target: TorchRunner | None = None,
 ) -> DraftWriter:
     """Return the writer that suits ``model``: by the tokens that it guesses in a pass, and by whether that is recorded.
 
@@ -26,10 +29,13 @@ def make_writer(
         takes_turns: the drafter works while the target waits, so that it must not work ahead.
         find_grammar: as of `DraftWriter`.
         parallel: of a model that guesses several tokens in a pass; None: as a runner says of its own.
+        target: shows its hidden states to a writer that wants them; None: nobody does.
+    Raises: ModelError if the model reads the hidden states of another target, or of one that does not show them.
     """
     parallel = parallel or (model.parallel_draft if isinstance(model, TorchRunner) else None)
     if parallel is not None:
-        return ParallelWriter(model, parallel, kv_cache_bytes, find_grammar=find_grammar)
+        state_input = _state_input(model, parallel, target)
+        return ParallelWriter(model, parallel, kv_cache_bytes, find_grammar=find_grammar, state_input=state_input)
     if not (isinstance(model, TorchRunner) and model.has_recorded_passes):
         return BeamWriter(model, kv_cache_bytes, find_grammar=find_grammar)
     from card.models.cuda.bucketed import BucketedRunner
@@ -37,3 +43,18 @@ def make_writer(
 
     assert isinstance(model, BucketedRunner)
     return DeviceBeamWriter(model, kv_cache_bytes, looks_ahead=not takes_turns, find_grammar=find_grammar)
+
+
+def _state_input(model: LanguageModel, parallel: ParallelDraft, target: TorchRunner | None) -> StateInput | None:
+    path = parallel.states_file
+    if path is None:
+        return None
+    if target is None:
+        raise ModelError(
+            f"{path.parent} reads its target's hidden states, which reach no drafter in another process, on a "
+            "server or in another engine; run it with LLM or card generate, or adapt one without --target-features"
+        )
+    assert isinstance(model, TorchRunner), "a folder says what it reads"
+    state_input = StateInput.load(path)
+    state_input.check(target, model.original.hidden_size, str(path))
+    return state_input

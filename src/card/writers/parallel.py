@@ -11,12 +11,14 @@ Source: PARD, arXiv:2504.18583. That a whole tree is made of its guesses, and be
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor
 
 from card.models.parallel_draft import ParallelDraft
 from card.models.protocol import NO_PARENT, Extension, LanguageModel
+from card.models.state_input import StateInput
 from card.protocol.messages import DraftSpec
 from card.tree.nodes import NewNodes
 from card.writers.beam import BeamSequence, BeamWriter
@@ -42,9 +44,30 @@ class ParallelSequence(BeamSequence):
         super().__init__(writer, token_ids, spec, epoch=epoch)
         self._facts = writer.facts
         self._pass: _Pass | None = None
+        self._state_input = writer.state_input
+        self._added: dict[int, Tensor] = {}  # to the embeddings of tokens without a row, [D], by place
+        # The states of a prompt come with the first commit: until then it would be read without.
+        self._waits = self._state_input is not None
+
+    def read(self, first: int, states: Tensor) -> None:
+        """Take the target's states of rows that became text; each is read with the token that came of it."""
+        if self._state_input is None or self.spec.num_hidden:  # places differ where images are left out
+            return
+        with torch.inference_mode():
+            added = self._state_input(states.to(device="cpu"))
+        self._added.update(
+            (place, row) for place, row in enumerate(added, first + 1) if place >= self.num_committed_rows
+        )
+
+    def commit(self, token_ids: Sequence[int]) -> NewNodes | None:
+        """Take committed tokens as `BeamSequence.commit` does."""
+        self._waits = False
+        return super().commit(token_ids)
 
     def frontier(self) -> list[int]:
         """Return the nodes that the next pass would expand; empty if there is nothing worth doing or no room."""
+        if self._waits:
+            return []
         if self._frontier is None:
             nodes = self._growth.frontier(self.growing)
             while nodes and self._num_tokens(nodes) > self._room:
@@ -72,7 +95,7 @@ class ParallelSequence(BeamSequence):
             text, run, nodes = text[:most], run[: max(0, most - len(text))], []
         made = _Pass(len(text), tuple(run), tuple(nodes), tuple(self._masks_of(nodes, most)))
         self._pass = made
-        return self._extension_of(made, text)
+        return replace(self._extension_of(made, text), added=self._added_to(len(text)))
 
     def grow(self, frontier: Sequence[int], logits: Tensor) -> NewNodes:
         """Take the logits of a pass and the rows of what is no mask; make a layer of each guess.
@@ -83,6 +106,8 @@ class ParallelSequence(BeamSequence):
         made, self._pass, self._frontier = self._pass, None, None
         assert made is not None, "a pass was run"
         first = self.num_committed_rows + len(self.row_of)
+        for place in range(self.num_committed_rows, self.num_committed_rows + made.num_text):
+            self._added.pop(place, None)
         self.num_committed_rows += made.num_text
         self.row_of.update((node, first + made.num_text + i) for i, node in enumerate(made.run))
         rows = range(self.num_committed_rows, self.num_committed_rows + len(self.row_of))
@@ -135,6 +160,13 @@ class ParallelSequence(BeamSequence):
         first = made.num_text - 1 if cache.root_id in made.expanded else made.num_text
         return Extension(self.slot, token_ids, parents, first if made.expanded else len(token_ids))
 
+    def _added_to(self, num_text: int) -> Tensor | None:
+        """Return what is added to the embeddings of the text's next tokens, [num_text, D]; None if it is nothing."""
+        places = range(self.num_committed_rows, self.num_committed_rows + num_text)
+        known = [self._added.get(place) for place in places]
+        none = next((torch.zeros_like(row) for row in known if row is not None), None)
+        return None if none is None else torch.stack([none if row is None else row for row in known])
+
     def _layers(self, made: _Pass, logits: Tensor) -> NewNodes:
         """Make children of the expanded nodes, then children of those, as far as the masks go."""
         place = {self.cache.root_id: 0} if self.cache.root_id in made.expanded else {}
@@ -170,9 +202,16 @@ class ParallelWriter(BeamWriter):
         kv_cache_bytes: int | None = None,
         *,
         find_grammar: FindGrammar | None = None,
+        state_input: StateInput | None = None,
     ) -> None:
-        """Take ``model`` and what its folder says of it; else as of `BeamWriter`."""
+        """Take ``model`` and what its folder says of it; else as of `BeamWriter`.
+
+        Args:
+            state_input: reads the target's hidden states for the model; None: nothing does.
+        """
         super().__init__(model, kv_cache_bytes, find_grammar=find_grammar)
+        self.state_input = state_input
+        self.wanted_states = None if state_input is None else state_input.wish
         self.facts = facts
         self.layers_per_pass = facts.num_tokens
 

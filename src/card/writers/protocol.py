@@ -15,6 +15,7 @@ import msgspec
 from torch import Tensor
 
 from card.errors import CardError
+from card.models.features import FeatureWish
 from card.protocol.messages import DraftSpec
 from card.tree.nodes import NewNodes
 from card.tree.sampling import CandidateScorer
@@ -76,6 +77,14 @@ class DraftSequence:
     def discard(self) -> None:
         """Give back what it holds after a failed step; nothing of it is to be used again."""
         self.close()
+
+    def read(self, first: int, states: Tensor) -> None:
+        """Take hidden states of the target, of a writer that wants some. They may come late, again, or never.
+
+        Args:
+            first: place of the first row in the text.
+            states: [rows, layers * D], of rows that became text; those of the tokens that it knows, or later ones.
+        """
 
     def reshape(self, *, beam_width: int | None = None, branch_below: float | None = None) -> None:
         """Change the width of layers and what counts as unsure; None leaves one as it is.
@@ -146,6 +155,9 @@ class DraftWriter:
 
     layers_per_pass: int = 1
     """Most layers that a step adds to a tree: 1, or more for a drafter of several tokens a pass."""
+    wanted_states: FeatureWish | None = None
+    """Hidden states of the target that its sequences are to read; None costs nothing. A drafter in another process is
+    shown none."""
     find_grammar: FindGrammar | None
     """Finds the grammars of requests; None drafts without regard to them."""
 

@@ -235,6 +235,7 @@ def router(**options: Any) -> int:
     help='JSON lines with "question" and "answer".',
 )
 @click.option("--out", required=True, type=click.Path(file_okay=False, path_type=Path), help="Folder to write.")
+@click.option("--target-features", is_flag=True, help="Read the target's states.")
 @counted("--num-tokens", default=8, least=2, words="Tokens of a pass.")
 @click.option(
     "--retention",

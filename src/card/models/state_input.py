@@ -1,0 +1,132 @@
+"""A layer through which a drafter reads the hidden states of one target: it is refused for any other target.
+
+The states from which the target has chosen a token are added to that token's embedding: the states of each layer scaled
+to a mean square of 1, then one linear layer over all of them, times a small number. The first token of a text, tokens
+that the target has not read yet, and masks have nothing added.
+
+Source: PARD-2, arXiv:2605.08632, of which we know the layers and the number alone. Ours: the scaling, and which layers
+are read of a target that has fewer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from card.errors import ModelError
+from card.models.block_layers import embedded
+from card.models.facts import vocab_size
+from card.models.features import FeatureWish
+from card.models.head_files import EPS, STORED_DTYPE, TargetSizes, target_difference
+from card.models.inflation import original_size
+from card.models.probe import probed_tokens
+from card.models.torch_runner import TorchRunner
+from card.models.trained_file import TrainedFile
+
+if TYPE_CHECKING:
+    from card.models.decoder_model import LoadedModel
+
+SCALE = 0.02
+_PUBLISHED_LAYERS = (-1, -8, -16, -24)
+_FILE = TrainedFile("layer for target features", "card-pard-features-1", "card train pard --target-features")
+
+
+def read_layers(num_layers: int) -> tuple[int, ...]:
+    """Return the layers to read of a target, counted as in `FeatureWish`: the published ones if it has them all.
+
+    Of a target with fewer layers they are a quarter of its depth apart.
+    """
+    if num_layers >= -_PUBLISHED_LAYERS[-1]:
+        return _PUBLISHED_LAYERS
+    quarters = (-1, *(-round(num_layers * part / 4) for part in (1, 2, 3)))
+    return tuple(dict.fromkeys(min(-1, layer) for layer in quarters))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateFacts(TargetSizes):
+    """Sizes of the target that is read, and of the drafter that reads."""
+
+    num_layers: int  # of the target
+    width: int  # of the drafter's embeddings, d
+
+
+class StateInput(nn.Module):
+    """The layer."""
+
+    def __init__(self, facts: StateFacts, probe: Tensor, *, seed: int = 0) -> None:
+        """Make a layer with weights that follow from a seed.
+
+        Args:
+            probe: of the target, see `embedding_probe`.
+        """
+        super().__init__()
+        self.facts, self._probe = facts, probe
+        self.layers = read_layers(facts.num_layers)
+        num_inputs = len(self.layers) * facts.hidden_size
+        self.fuse = nn.Linear(num_inputs, facts.width, bias=False)
+        nn.init.normal_(self.fuse.weight, std=num_inputs**-0.5, generator=torch.Generator().manual_seed(seed))
+
+    @property
+    def wish(self) -> FeatureWish:
+        """The states that it wants to read."""
+        return FeatureWish(self.layers, "all")
+
+    @classmethod
+    def for_target(cls, target: LoadedModel, width: int, *, seed: int = 0) -> Self:
+        """Return a new layer for a target and a drafter of some width."""
+        size, num_tokens = original_size(target), vocab_size(target)
+        facts = StateFacts(
+            hidden_size=size.hidden_size,
+            vocab_size=num_tokens,
+            num_parameters=size.num_parameters,
+            num_layers=size.num_layers,
+            width=width,
+        )
+        table: Any = target.get_input_embeddings()
+        rows = embedded(table, torch.tensor(probed_tokens(num_tokens), device=target.device))
+        return cls(facts, rows[:, : size.hidden_size].float().cpu().flatten(), seed=seed)
+
+    def forward(self, states: Tensor) -> Tensor:
+        """Return what is added to embeddings, [..., d] float32, by states [..., layers * D] of any floating dtype."""
+        size = self.facts.hidden_size
+        of_layers = states.float().reshape(*states.shape[:-1], len(self.layers), size)
+        added: Tensor = SCALE * self.fuse(functional.rms_norm(of_layers, (size,), eps=EPS).flatten(-2))
+        return added
+
+    def check(self, target: TorchRunner, width: int, name: str) -> None:
+        """Check that it was trained for this target and a drafter of this width. Raises: ModelError if it was not."""
+        known, what = self.facts, "target"
+        difference = target_difference(known, self._probe, target)
+        if known.num_layers != target.original.num_layers:
+            difference = f"its target has {known.num_layers} layers, this one {target.original.num_layers}"
+        elif known.width != width:
+            what, difference = "drafter", f"it has width {known.width}, this one {width}"
+        if difference:
+            raise ModelError(
+                f"{name} was trained for another {what}: {difference}; adapt the draft model for this target with"
+                f" {_FILE.command}, or for all of its family without target features"
+            )
+
+    def save(self, path: Path) -> None:
+        """Write the layer, its weights in float16. Raises: ModelError if the file cannot be written."""
+        weights = {name: weight.to(STORED_DTYPE) for name, weight in self.state_dict().items()}
+        said = {name: str(value) for name, value in asdict(self.facts).items()}
+        _FILE.save(path, {**weights, "probe": self._probe}, said)
+
+    @classmethod
+    def load(cls, path: Path) -> Self:
+        """Read a layer that `save` wrote. Raises: ModelError for a file that is missing, cut off, or no such layer."""
+        return _FILE.load(path, cls._made)
+
+    @classmethod
+    def _made(cls, said: Mapping[str, str], tensors: dict[str, Tensor]) -> Self:
+        sizes: dict[str, Any] = {name: int(said[name]) for name in StateFacts.__dataclass_fields__}
+        made = cls(StateFacts(**sizes), tensors.pop("probe").float())
+        made.load_state_dict({name: weight.float() for name, weight in tensors.items()})
+        return made.requires_grad_(False)
