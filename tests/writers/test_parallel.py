@@ -116,7 +116,7 @@ def assert_new_scores_are_guesses(worker: DrafterWorker, known: set[int]) -> Non
             continue
         path = [*sequence.token_ids, *cache.path_tokens(node)[:-1]]
         possible = []
-        for offset in range(min(K, len(path) - len(sequence.token_ids) + 1)):
+        for offset in range(min(K, len(path))):  # one left over from an earlier pass was guessed before the root
             before = path[: len(path) - offset] + [model.mask_id] * offset
             scores = (model.logits_after(before) / TEMPERATURES[offset]).log_softmax(-1)
             possible.append(float(scores[token]))
