@@ -17,7 +17,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import torch
 
 from card import LLM, SamplingParams
@@ -27,7 +26,7 @@ from card.methods import find_method
 from card.models.inflation import inflate, parse_parameter_count
 from card.models.loading import load_model, load_tokenizer
 from card.models.runners import make_runner
-from card.planner.overheads import head_s, measure_overheads
+from card.planner.overheads import measure_overheads
 from card.planner.profile import PassTable, Profile, Setup
 from card.planner.recorder import RecordRequest, record
 from card.planner.scene import Scene
@@ -79,11 +78,9 @@ def main() -> None:
     models["target"] = inflate(models["target"], parse_parameter_count(args.target_cost))
     runners = {name: make_runner(model, max_model_len=512, max_tree_rows=256) for name, model in models.items()}
     around = {
-        "target": measure_overheads(runners["target"], tokenizer),
+        "target": measure_overheads(runners["target"], tokenizer, ctc=args.ctc),
         "draft": measure_overheads(runners["draft"]),
     }
-    writers = {**around["target"].by_writer, "ctc": head_s(args.ctc, runners["target"])}
-    around["target"] = msgspec.structs.replace(around["target"], by_writer=writers)
     costs: dict[str, list[PassCost]] = {name: [] for name in runners}
     measured: dict[str, list[float]] = {method: [] for method in METHODS}
     stats: dict[str, Any] = {}

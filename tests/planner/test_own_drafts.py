@@ -21,7 +21,7 @@ from card.models.loading import load_decoder
 from card.models.target_texts import write_texts
 from card.models.torch_runner import TorchRunner
 from card.pard.folders import load_adaptable
-from card.planner.overheads import head_s, measure_overheads
+from card.planner.overheads import measure_overheads
 from card.planner.own_drafts import drafted_tokens, has_own_drafter
 from card.planner.profile import Overheads, PassTable, Profile, Setup
 from card.planner.recorder import RecordRequest, record
@@ -29,6 +29,7 @@ from card.planner.recording import Recording, load_recording, save_recording
 from card.planner.scene import Scene, plan_method
 from card.planner.simulate import Simulator
 from card.planner.synthetic import make_synthetic
+from card.tree.sampling import Sampler
 from card.workers.metrics import RequestStats
 from tests.pair import Pair
 from tests.planner.making import NO_OVERHEADS, flat
@@ -85,13 +86,19 @@ def counts(stats: Sequence[RequestStats]) -> list[tuple[int, ...]]:
     return [(one.num_new_tokens, one.target_passes, one.accepted_tokens) for one in stats]
 
 
-def scene_of(recording: Recording, row_s: float = 0.0, **overheads: Any) -> Scene:
-    """Return a scene in which a pass takes 10 ms, 0.1 ms a further token and so much a row of context."""
+def scene_of(recording: Recording, row_s: float = 0.0, *, commit_s: float = 0.0, **overheads: Any) -> Scene:
+    """Return a scene in which a pass takes 10 ms, 0.1 ms a further token and so much a row of context.
+
+    Args:
+        commit_s: of a correction in the drafter.
+        overheads: of the target.
+    """
     table = PassTable(points=((1, 1e-2), (65, 1e-2 + 64e-4)), per_context_row_s=row_s)
     around = msgspec.structs.replace(NO_OVERHEADS, **overheads)
     setups = (Setup(threads=None, cost=table),)
     target = Profile(name="toy", measured=False, source="a test", setups=setups, overheads=around, kv_row_bytes=100)
-    return Scene(target=target, draft=flat(1e-3), recording=recording)
+    draft = flat(1e-3, overheads=msgspec.structs.replace(NO_OVERHEADS, commit_s=commit_s))
+    return Scene(target=target, draft=draft, recording=recording)
 
 
 @pytest.mark.parametrize("method", OWN)
@@ -204,7 +211,30 @@ def test_what_choosing_rows_and_a_head_take_is_measured(pair: Pair, made: dict[s
     found: Overheads = measure_overheads(runner)
     assert 0.0 <= found.chosen_row_s < 1e-3
     assert 0.0 < found.scored_row_s < 1e-3
-    assert 0.0 < head_s(made["ctc"], runner) < 1.0
+
+
+def test_the_price_of_a_head_holds_what_verifying_its_candidates_takes(
+    pair: Pair, made: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, choose = [0.0], Sampler.choose
+
+    def slow(sampler: Sampler, logits: Any, positions: Sequence[int]) -> list[int]:
+        now[0] += len(positions)
+        return choose(sampler, logits, positions)
+
+    monkeypatch.setattr("card.planner.overheads.time.perf_counter", lambda: now[0])
+    monkeypatch.setattr(Sampler, "choose", slow)
+    runner = TorchRunner(load_decoder(pair.target, dtype="float32"), max_model_len=256)
+    found = measure_overheads(runner, ctc=made["ctc"])
+    assert (found.round_s, found.by_writer["ctc"]) == (1.0, 16.0), "a row for each candidate that a round verifies"
+    assert not runner.features.layers, "nobody reads hidden states any more"
+
+
+def test_masks_that_are_dropped_are_no_correction(recording: Recording) -> None:
+    free, dear = (
+        Simulator(scene_of(recording, commit_s=commit_s)).run("pard", settings_of("pard")) for commit_s in (0.0, 1e-3)
+    )
+    assert dear.decode_s - free.decode_s == pytest.approx(1e-3 * free.total.target_passes, abs=4e-3)
 
 
 def test_all_methods_with_a_drafter_of_their_own_are_tested_here() -> None:

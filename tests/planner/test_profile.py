@@ -76,6 +76,7 @@ GOOD = {"points": [[1, 0.1], [2, 0.2]]}
         ({"setups": [{"threads": 1, "cost": GOOD, "taken": {"points": [[1, 0.1]]}}]}, "two or more"),
         ({"overheads": {"round_s": -1.0}}, "round_s of the overheads"),
         ({"overheads": {"beside_factor": 0.5}}, "1 or more"),
+        ({"overheads": {"cold_s": 1e-3, "cold_later_s": 2e-3}}, "at most cold_s"),
         ({"overheads": {"by_writer": {"suffix": -1.0}}}, "by_writer.suffix of the overheads"),
     ],
 )

@@ -146,6 +146,17 @@ def test_in_turns_the_first_pass_of_each_turn_finds_its_caches_cold():
     assert cold.total.waited_s - warm.total.waited_s == pytest.approx(5e-3 * warm.total.target_passes)
 
 
+@pytest.mark.parametrize(("length", "taken_s"), [(1, 3e-3), (4, 5e-3)])
+def test_a_turn_of_a_single_pass_takes_what_is_cold_in_the_first_pass_alone(length, taken_s):
+    warm, cold = (
+        Simulator(toy_scene(target=flat(1e-2), draft=flat(2e-3, overheads=overheads), recording=ALWAYS_RIGHT)).run(
+            "sps", {"num_speculative_tokens": length, "placement": "inline"}
+        )
+        for overheads in (NO_OVERHEADS, replace_overheads(cold_s=5e-3, cold_later_s=2e-3))
+    )
+    assert cold.total.waited_s - warm.total.waited_s == pytest.approx(taken_s * warm.total.target_passes, rel=0.05)
+
+
 def test_a_drafter_beside_costs_the_target_no_time_while_it_keeps_up():
     """Rounds of 4 drafts of 2 ms beside a pass of 10 ms: the drafter is never waited for after the first round."""
     scene = toy_scene(target=flat(1e-2), draft=flat(2e-3), recording=ALWAYS_RIGHT)

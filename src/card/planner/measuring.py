@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, cast
 
-import msgspec
 import torch
 
 from card.bench.environment import describe_run
@@ -18,7 +17,7 @@ from card.models.facts import context_limit, parameter_count
 from card.models.inflation import inflate, parse_parameter_count
 from card.models.loading import load_decoder, load_model, load_tokenizer
 from card.models.runners import make_runner
-from card.planner.overheads import head_s, measure_overheads
+from card.planner.overheads import measure_overheads
 from card.planner.profile import PassTable, Profile, Setup
 from card.text.fit import tokenizer_fingerprint
 
@@ -74,10 +73,7 @@ def measure_profile(
     tell("measuring what goes on around the passes")
     with pinned(CoreSet((), min(threads, default=1) if is_cpu else None, runner.is_exact)):
         tokenizer = load_tokenizer(name)
-        overheads = measure_overheads(runner, tokenizer)
-        if ctc is not None:
-            writers = {**overheads.by_writer, "ctc": head_s(ctc, runner)}
-            overheads = msgspec.structs.replace(overheads, by_writer=writers)
+        overheads = measure_overheads(runner, tokenizer, ctc=ctc)
     cost_of = f"{parameter_count(model) / 1e6:.0f}M (inflated)" if target_cost else ""
     return Profile(
         name=name,

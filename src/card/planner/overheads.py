@@ -6,7 +6,7 @@ The workers run for a moment; what is not in their passes is theirs.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
 from statistics import median
@@ -16,17 +16,16 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from card.api.text_stream import TextStream
-from card.assembly.build import Models, build
+from card.assembly.build import Models, build, make_writers
 from card.assembly.drafters import make_worker
 from card.assembly.plan import Facts, resolve
 from card.config import DraftSettings, SamplingParams
-from card.ctc.candidates import candidates_of
-from card.ctc.head import SlotHead
 from card.errors import SettingsError
 from card.machine.threads import CoreSet
 from card.models.protocol import Extension, LanguageModel, Selective
 from card.models.selection import ChosenRows, choose_rows
 from card.models.torch_runner import TorchRunner
+from card.planner.own_drafts import HEAD
 from card.planner.profile import Overheads
 from card.policy.cost import PassCost, ScheduleCost
 from card.policy.rounds import Schedule
@@ -35,8 +34,10 @@ from card.protocol.messages import Close, DraftSpec, Open
 from card.transport.in_process import InlineLink
 from card.workers.replica import draft_spec
 from card.workers.request import Request
+from card.workers.watchers import Watchers
 from card.writers.draft_writers import make_writer
 from card.writers.local import writer_names
+from card.writers.local.protocol import LocalWriter
 
 _WIDTHS = (1, 8)  # of the beams whose steps are timed
 _NUM_STEPS = 60  # layers of a beam
@@ -70,13 +71,17 @@ class _Timed:
         return result
 
 
-def measure_overheads(model: LanguageModel, tokenizer: PreTrainedTokenizerBase | None = None) -> Overheads:
+def measure_overheads(
+    model: LanguageModel, tokenizer: PreTrainedTokenizerBase | None = None, *, ctc: str | None = None
+) -> Overheads:
     """Measure what the model takes around its passes, as a target and as a drafter.
 
     What takes several processes is not measured: it takes as many times the default of `Overheads` as a round does.
 
     Args:
         tokenizer: turns the tokens of a round into text, which takes time too; None leaves that out.
+        ctc: file of a head that drafts for the model, to be timed too.
+    Raises: ModelError if the head is of another model.
     """
     defaults = Overheads()
     round_s, tuned_s = _round_s(model, tokenizer), _round_s(model, tokenizer, is_tuned=True)
@@ -84,9 +89,12 @@ def measure_overheads(model: LanguageModel, tokenizer: PreTrainedTokenizerBase |
     for name in writer_names():
         with suppress(SettingsError):  # one that wants settings of its own
             by_writer[name] = max(0.0, _round_s(model, tokenizer, is_tuned=True, writers=(name,)) - tuned_s)
+    if ctc is not None:
+        by_writer[HEAD] = max(0.0, _round_s(model, tokenizer, writers=(HEAD,), ctc=ctc) - round_s)
     narrow_s, wide_s = (_step_overhead_s(model, width) for width in _WIDTHS)
     node_s = max(0.0, (wide_s - narrow_s) / (_WIDTHS[1] - _WIDTHS[0]))
     slower = round_s / defaults.round_s
+    cold_s, cold_later_s = _cold_s(model)
     chosen_row_s, scored_row_s = _selection_s(model) if isinstance(model, Selective) else (0.0, 0.0)
     return Overheads(
         round_s=round_s,
@@ -98,7 +106,8 @@ def measure_overheads(model: LanguageModel, tokenizer: PreTrainedTokenizerBase |
         commit_s=_commit_s(model),
         chosen_row_s=chosen_row_s,
         scored_row_s=scored_row_s,
-        cold_s=_cold_s(model),
+        cold_s=cold_s,
+        cold_later_s=cold_later_s,
         request_s=slower * defaults.request_s,
         message_s=slower * defaults.message_s,
         latency_s=slower * defaults.latency_s,
@@ -113,6 +122,7 @@ def _round_s(
     is_tuned: bool = False,
     is_drafted: bool = False,
     writers: tuple[str, ...] = (),
+    ctc: str | None = None,
 ) -> float:
     """Return the median seconds of a round beyond its pass.
 
@@ -120,8 +130,11 @@ def _round_s(
         is_tuned: the policy tunes itself.
         is_drafted: a chain of candidates is verified in each; what their drafter does is left out.
         writers: names of local ones that propose candidates.
+        ctc: file of a head, for the writer of that name.
     """
-    asked = {"num_speculative_tokens": _NUM_DRAFTED, "writers": writers or None}
+    asked: dict[str, Any] = {"num_speculative_tokens": _NUM_DRAFTED, "writers": writers or None, "ctc": ctc}
+    if ctc is not None:
+        asked["min_verify_prob"] = 0.0  # a head that finds nothing likely in this text has its candidates verified too
     facts = Facts(has_draft=is_drafted, is_draft_loaded=True)
     plan = resolve(asked, facts, method="sps" if is_drafted else "vanilla")
     timed = _Timed(model, "forward")
@@ -129,7 +142,8 @@ def _round_s(
         _Timed(InlineLink(make_worker(make_writer(model, takes_turns=True))), "send", "draft") if is_drafted else None
     )
     costs: dict[Schedule, ScheduleCost] = {"off": ScheduleCost(CoreSet(), PassCost(((1, 1e-3), (2, 1e-3))))}
-    models = Models(target=timed, link=link)
+    local = make_writers(plan, model.vocab_size, "")
+    models = Models(target=timed, link=link, writers=local, watchers=_watchers(model, local))
     engine = build(plan, models, policy=TunedPolicy(costs, plan.draft) if is_tuned else None).engine
     num_tokens = 2 * _NUM_TOKENS if is_drafted or writers else _NUM_TOKENS
     params = SamplingParams(temperature=0.0, seed=0, max_tokens=num_tokens, ignore_eos=True)
@@ -151,7 +165,20 @@ def _round_s(
                 text.take(update.token_ids, is_end=update.finish_reason is not None)
         others_s = timed.spent_s + (link.spent_s if link else 0.0) - before_s
         beyond.append(time.perf_counter() - started - others_s)
+    if models.watchers is not None:
+        timed.features.wish([])
     return median(beyond)
+
+
+def _watchers(model: LanguageModel, writers: Mapping[str, LocalWriter]) -> Watchers | None:
+    """Let writers that read hidden states read those of the model. Raises: ModelError if theirs is another one."""
+    readers = [writer for writer in writers.values() if writer.wanted_features]
+    if not readers:
+        return None
+    assert isinstance(model, TorchRunner), "a head drafts for a model with hidden states"
+    for writer in readers:
+        writer.attach(model)
+    return Watchers(model.features, (), for_writers="logits")
 
 
 def _step_overhead_s(model: LanguageModel, width: int) -> float:
@@ -189,29 +216,34 @@ def _commit_s(model: LanguageModel) -> float:
     return median(times) if times else Overheads().commit_s
 
 
-def _cold_s(model: LanguageModel) -> float:
-    """Return what the first passes take longer after the caches of a CPU were filled with something else."""
+def _cold_s(model: LanguageModel) -> tuple[float, float]:
+    """Return what the first passes take longer after the caches of a CPU were filled with something else.
+
+    Returns: seconds of all of them together, and of those behind the very first.
+    """
     text = _text(model)
     slot = model.open(len(text) + 1)
     others = torch.zeros(_EVICTING_BYTES // 4)
 
-    def passes_s() -> float:
-        started = time.perf_counter()
+    def passes_s() -> tuple[float, float]:
+        started = [time.perf_counter()]
         for _ in range(_NUM_COLD):
             model.forward([Extension(slot, [0], [len(text) - 1])])[0][-1, 0].item()
             model.keep(slot, len(text))
-        return time.perf_counter() - started
+            started.append(time.perf_counter())
+        return started[-1] - started[0], started[-1] - started[1]
 
     try:
         (logits,) = model.forward([Extension.of_text(slot, text)])
         if logits.device.type != "cpu":
-            return 0.0
-        warm_s = median(passes_s() for _ in range(_NUM_EVICTIONS))
-        cold: list[float] = []
+            return 0.0, 0.0
+        warm = [passes_s() for _ in range(_NUM_EVICTIONS)]
+        cold: list[tuple[float, float]] = []
         for _ in range(_NUM_EVICTIONS):
             others.add_(1.0)
             cold.append(passes_s())
-        return max(0.0, median(cold) - warm_s)
+        all_s, later_s = (max(0.0, median(one[i] for one in cold) - median(one[i] for one in warm)) for i in range(2))
+        return all_s, min(all_s, later_s)
     finally:
         model.close(slot)
 
@@ -258,21 +290,6 @@ def _read(model: LanguageModel, num_rows: int) -> int:
     text = [i % model.vocab_size for i in range(num_rows)]
     model.forward([Extension(slot, text, range(-1, num_rows - 1), num_rows - 1)])
     return slot
-
-
-def head_s(path: str, target: TorchRunner) -> float:
-    """Return the seconds in which a head makes its candidates. Raises: ModelError if it is of another target."""
-    head = SlotHead.load(path)
-    head.attach(target, path)
-    size = head.facts.window
-    inputs, is_there = torch.zeros(1, size, 2 * head.facts.hidden_size), torch.ones(1, size, dtype=torch.bool)
-    times: list[float] = []
-    with torch.inference_mode():
-        for _ in range(_NUM_TOKENS):
-            started = time.perf_counter()
-            candidates_of(head, head.logprobs(head(inputs, is_there))[0], DraftSettings().budget)
-            times.append(time.perf_counter() - started)
-    return median(times)
 
 
 def _text(model: LanguageModel) -> tuple[int, ...]:

@@ -69,6 +69,7 @@ class Overheads(msgspec.Struct, frozen=True, kw_only=True):
     chosen_row_s: float = 0.0  # each KV row that a drafting pass reads because it was chosen, beyond reading it
     scored_row_s: float = 0.0  # each KV row that a verification ranks for the next drafts, beyond reading it
     cold_s: float = 0.0  # the first passes behind another model's on the same cores, whose weights took the caches
+    cold_later_s: float = 0.0  # of it, what falls to passes behind the very first: a single pass does not take it
     message_s: float = 2.5e-5  # of the target's time, for each message to or from a drafter elsewhere
     latency_s: float = 1e-4  # of a message on its way, each way, before any network
     beside_factor: float = 1.0  # by which passes, and a drafter's steps, take longer beside the other model
@@ -94,6 +95,8 @@ class Overheads(msgspec.Struct, frozen=True, kw_only=True):
         for name, value in values.items():
             if not 0.0 <= value < math.inf:
                 raise PlanError(f"{name} of the overheads must be finite and 0 or more, got {value}")
+        if self.cold_later_s > self.cold_s:
+            raise PlanError(f"cold_later_s of the overheads must be at most cold_s, {self.cold_s}: it is a part of it")
         if self.beside_factor < 1.0:
             raise PlanError(f"beside_factor of the overheads must be 1 or more, got {self.beside_factor}")
 

@@ -64,7 +64,7 @@ class ReplayedModel:
             max_model_len: most positions of a sequence; num_tree_rows: rows beyond them.
             row_bytes: memory of a KV row.
             on_pass: called in each pass, before its rows are there.
-            on_keep: called when rows are kept or dropped.
+            on_keep: called when rows are kept or dropped, but for masks.
         """
         self._texts = texts
         self._role = role
@@ -78,6 +78,7 @@ class ReplayedModel:
         self._capacity: dict[int, int] = {}
         self._num_opened = 0
         self._known: dict[tuple[int, bool], Tensor] = {}  # logits by row, and by whether it drafts
+        self._with_masks: set[int] = set()  # slots whose masks are still there
 
     def open(self, max_rows: int | None = None) -> int:
         """Start an empty sequence. Raises: CapacityError for more rows than there are."""
@@ -92,6 +93,7 @@ class ReplayedModel:
     def close(self, slot: int) -> None:
         """Drop a sequence."""
         del self._states[slot], self._capacity[slot]
+        self._with_masks.discard(slot)
 
     def num_rows(self, slot: int) -> int:
         """Return how many rows the sequence holds."""
@@ -135,11 +137,16 @@ class ReplayedModel:
         """Keep a prefix and then ``rows``; drop the rest."""
         states = self._states[slot]
         self._states[slot] = states[:num_prefix_rows] + [states[row] for row in rows]
-        self._on_keep()
+        if slot in self._with_masks:
+            self._with_masks.remove(slot)  # to drop masks is a part of their pass, and no correction
+        else:
+            self._on_keep()
 
     def _append(self, extension: Extension) -> Tensor:
         states, child = self._states[extension.slot], self._texts.child
         first = len(states) + extension.first_logits_idx
+        if self.mask_id in extension.token_ids:
+            self._with_masks.add(extension.slot)
         for token, parent in zip(extension.token_ids, extension.parents, strict=True):
             states.append(child(ROOT if parent == NO_PARENT else states[parent], token))
         drafts = self._texts.is_drafted is not None and (self._role == "draft" or extension.reads is not None)

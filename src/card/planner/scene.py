@@ -277,6 +277,7 @@ class _Shown:
 
     parts: Parts | None = None
     are_targets: bool = False  # the caches of a CPU: its weights have driven those of a drafter on the same cores out
+    are_cool: bool = False  # a drafter's first pass has fetched most of its own, and no more
 
 
 def _target_model(scene: Scene, plan: Plan, texts: ReplayedTexts, clock: VirtualClock, shown: _Shown) -> ReplayedModel:
@@ -336,8 +337,11 @@ def draft_model(
         pass_s = cost.seconds(size.num_tokens, size.num_sequences, size.num_context_rows)
         clock.advance(pass_s + factor * (overheads.step_s + overheads.node_s * size.num_logits))
         if shown is not None and shown.are_targets:
-            shown.are_targets = False
-            clock.advance(overheads.cold_s)
+            shown.are_targets, shown.are_cool = False, True
+            clock.advance(overheads.cold_s - overheads.cold_later_s)
+        elif shown is not None and shown.are_cool:
+            shown.are_cool = False
+            clock.advance(overheads.cold_later_s)
 
     return ReplayedModel(
         texts,
