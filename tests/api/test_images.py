@@ -124,7 +124,7 @@ def test_more_images_than_allowed_and_texts_that_name_the_image_token_are_refuse
         llm.chat(asked("cat " * 600, picture(1)))
 
 
-def test_a_target_that_cannot_see_is_refused_by_name(pair: Pair, models):
+def test_a_target_that_cannot_see_is_refused_by_name(pair: Pair):
     with pytest.raises(ModelError, match="llama models take no images here; those of llava, qwen2_vl, qwen2_5_vl do"):
         LLM(pair.target, method="vanilla", max_images=1)
     with pytest.raises(SettingsError, match="given by name"):

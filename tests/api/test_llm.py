@@ -7,7 +7,6 @@ import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -515,7 +514,7 @@ def test_sampling_parameters_out_of_range_are_refused():
         GREEDY.replace(heat=1)
 
 
-def test_closing_an_llm_twice_does_no_harm(pair, plain, tmp_path: Path):
+def test_closing_an_llm_twice_does_no_harm(pair, plain):
     llm = LLM(pair.target, pair.draft, dtype="float32", placement="thread")
     llm.close()
     llm.close()
@@ -558,7 +557,7 @@ def test_several_threads_may_use_one_llm(make, plain):
     assert outputs == [plain(GREEDY, prompt).outputs for prompt in PROMPTS * 4]
 
 
-def test_a_conversation_goes_on_from_the_rows_that_it_left(make, plain):
+def test_a_conversation_goes_on_from_the_rows_that_it_left(make):
     llm = make("card", placement="inline")
     first = llm.generate("one two three four five six seven", GREEDY)[0]
     ids = [*first.prompt_token_ids, *first.outputs[0].token_ids, *first.prompt_token_ids]

@@ -255,7 +255,7 @@ def test_a_later_turn_stands_behind_the_answers_before_it(pair: Pair, is_raw: bo
         )
 
 
-def test_the_checksum_tells_other_prompts(tmp_path: Path) -> None:
+def test_the_checksum_tells_other_prompts() -> None:
     one, other = Question(("a", "b")), Question(("a", "b"), is_raw=True)
     sums: Callable[..., str] = lambda *questions: Dataset("x", "y", questions).sha256  # noqa: E731
     assert sums(one) == sums(Question(("a", "b"))) != sums(other)

@@ -42,7 +42,7 @@ def test_a_run_has_a_line_for_each_batch_and_judge_and_goes_on(bench, command, t
     assert rows[2].startswith("| gsm8k, 3 | `exact` |") and capsys.readouterr().out.splitlines()[-4:] == rows
 
 
-def test_lines_of_other_settings_are_refused(bench, command, tmp_path, monkeypatch):
+def test_lines_of_other_settings_are_refused(bench, command, monkeypatch):
     monkeypatch.setattr("sys.argv", [*command, "--judge", "exact"])
     bench["judges"].main()
     monkeypatch.setattr("sys.argv", [*command, "--judge", "exact", "--max-tokens", "9"])

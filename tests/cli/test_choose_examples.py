@@ -78,7 +78,7 @@ def test_instructions_may_be_lines_of_json(run, data, tmp_path):
     assert (found["instruction"], found["correlation"], found["target_candidates"]) == ("two\nlines", None, 1)
 
 
-def test_an_instruction_that_is_too_long_or_shown_with_examples_is_refused(run, data, instructions, tmp_path):
+def test_an_instruction_that_is_too_long_or_shown_with_examples_is_refused(run, data, instructions):
     for content, more, words in (
         ("cat " * 6000, (), "no instruction fits"),
         ("say cat", ("--shots", "2"), "leave --shots out"),

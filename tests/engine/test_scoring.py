@@ -106,7 +106,7 @@ def test_a_pass_that_fails_fails_its_text_alone(llm: AsyncLLM, monkeypatch: pyte
     assert len(run(llm.score(TEXT))) == len(TEXT) - 1
 
 
-def test_who_waits_for_scores_hears_of_the_engines_end(llm: AsyncLLM, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_waits_for_scores_hears_of_the_engines_end(llm: AsyncLLM) -> None:
     async def main() -> None:
         waiting = [asyncio.create_task(llm.score(TEXT)) for _ in range(30)]
         await asyncio.sleep(0)

@@ -120,7 +120,7 @@ def test_texts_hold_what_is_shown_of_the_prompts_and_the_states_before_each_toke
 
 
 def test_a_training_learns_the_targets_text(
-    target: TorchRunner, texts: TargetTexts, done: TrainedHead[FusedHead]
+    done: TrainedHead[FusedHead],
 ) -> None:
     assert done.losses[-1] < 0.2 * done.losses[0]
     assert done.accepted[0] > 0.5 and list(done.accepted) == sorted(done.accepted, reverse=True)
@@ -206,7 +206,7 @@ def test_a_file_that_is_missing_cut_off_or_no_drafter_is_refused_in_one_line(fil
 
 
 def test_a_drafter_of_another_target_is_refused_by_name(
-    pair: Pair, file: str, seeing: str, tmp_path_factory: pytest.TempPathFactory
+    pair: Pair, file: str, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     with pytest.raises(ModelError, match=r"drafter.safetensors was trained for another target: its vocabulary has"):
         LLM(pair.target, method="hivis", hivis=file)

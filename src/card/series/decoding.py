@@ -43,7 +43,6 @@ class ForecastStats:
     num_patches: int = 0  # drawn, all paths together
     num_rounds: int = 0
     num_target_passes: int = 0  # each over all unfinished paths
-    num_draft_passes: int = 0
     num_checked: int = 0  # proposals up to the first rejected one of each round
     num_accepted: int = 0
 
@@ -139,6 +138,5 @@ def _check_finite(law: Gaussian, who: str) -> None:
 def _count(stats: ForecastStats, num_accepted: Tensor, num_proposed: int) -> None:
     stats.num_rounds += len(num_accepted)
     stats.num_target_passes += 1
-    stats.num_draft_passes += num_proposed
     stats.num_accepted += int(num_accepted.sum())
     stats.num_checked += int((num_accepted + 1).clamp(max=num_proposed).sum())
