@@ -98,6 +98,30 @@ class DecoderConfig(PreTrainedConfig):
             self.num_key_value_heads = self.num_attention_heads
         super().__post_init__(**others)
 
+    def give_windows(self, period: int) -> None:
+        """Give a window to all layers but each ``period``-th one, unless the kinds of the layers are stated."""
+        if self.layer_types is None:
+            layers = range(1, self.num_hidden_layers + 1)
+            self.layer_types = ["sliding_attention" if layer % period else "full_attention" for layer in layers]
+
+    def nest_rotations(self, others: dict[str, Any], bases: Mapping[str, tuple[str, float]]) -> dict[str, Any]:
+        """State the angles of each kind of layer; only layers without a window have them scaled.
+
+        Args:
+            others: older fields, those of the angles among them.
+            bases: by kind, the older field with the base, and its default.
+        Returns: what is left of the older fields.
+        """
+        scaling, stated = others.pop("rope_scaling", None), self.rope_parameters
+        nested = {kind: dict((stated or {}).get(kind) or {"rope_type": "default"}) for kind in bases}
+        if scaling is not None:
+            nested["full_attention"].update(scaling)
+        for kind, (older, default) in bases.items():
+            nested[kind].setdefault("rope_theta", others.pop(older, default))
+        self.rope_parameters = nested
+        self.standardize_rope_params()
+        return others
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Architecture:

@@ -31,9 +31,7 @@ class Cohere2Fields(DecoderConfig):
         """Write the kind of each layer out; the size of a head follows from others, whatever is stated."""
         self.head_dim = self.hidden_size // self.num_attention_heads
         if self.layer_types is None:
-            pattern = others.pop("sliding_window_pattern", 4)
-            layers = range(1, self.num_hidden_layers + 1)
-            self.layer_types = ["sliding_attention" if layer % pattern else "full_attention" for layer in layers]
+            self.give_windows(others.pop("sliding_window_pattern", 4))
         super().__post_init__(**others)
 
 

@@ -26,10 +26,8 @@ class Exaone4Fields(DecoderConfig):
         """Write the kind of each layer out."""
         if self.sliding_window is None:
             self.sliding_window_pattern = 0
-        if self.layer_types is None:
-            pattern: Any = self.sliding_window_pattern
-            layers = range(1, self.num_hidden_layers + 1)
-            self.layer_types = ["sliding_attention" if layer % pattern else "full_attention" for layer in layers]
+        period: Any = self.sliding_window_pattern
+        self.give_windows(period)
         super().__post_init__(**others)
 
 

@@ -35,9 +35,7 @@ class Gemma2Fields(DecoderConfig):
 
     def __post_init__(self, **others: Any) -> None:
         """Write the kind of each layer out."""
-        if self.layer_types is None:
-            kinds = ("sliding_attention", "full_attention")
-            self.layer_types = [kinds[layer % 2] for layer in range(self.num_hidden_layers)]
+        self.give_windows(2)
         super().__post_init__(**others)
 
 

@@ -9,8 +9,6 @@ from card.models.architectures.architecture import HEAD_NORMS
 from card.models.architectures.gemma2 import ARCHITECTURE as GEMMA2
 from card.models.architectures.gemma2 import NORMS, Gemma2Fields
 
-_KINDS = {"full_attention": ("global", "rope_theta"), "sliding_attention": ("local", "rope_local_base_freq")}
-
 
 @strict
 class Gemma3Fields(Gemma2Fields):
@@ -27,24 +25,18 @@ class Gemma3Fields(Gemma2Fields):
     def __post_init__(self, **others: Any) -> None:
         """Write the kind of each layer out."""
         self._sliding_window_pattern = others.get("sliding_window_pattern", 6)
-        if self.layer_types is None:
-            self.layer_types = [
-                "sliding_attention" if (layer + 1) % self._sliding_window_pattern else "full_attention"
-                for layer in range(self.num_hidden_layers)
-            ]
+        self.give_windows(self._sliding_window_pattern)
         super().__post_init__(**others)
 
     def convert_rope_params_to_dict(self, **others: Any) -> dict[str, Any]:
         """State the angles of each kind of layer; returns what is left of the older fields."""
-        scaling, stated = others.pop("rope_scaling", None), self.rope_parameters
-        nested = {kind: dict((stated or {}).get(kind) or {"rope_type": "default"}) for kind in _KINDS}
-        if scaling is not None:
-            nested["full_attention"].update(scaling)
-        for kind, (default, older) in _KINDS.items():
-            nested[kind].setdefault("rope_theta", others.pop(older, self.default_theta[default]))
-        self.rope_parameters = nested
-        self.standardize_rope_params()
-        return others
+        return self.nest_rotations(
+            others,
+            {
+                "full_attention": ("rope_theta", self.default_theta["global"]),
+                "sliding_attention": ("rope_local_base_freq", self.default_theta["local"]),
+            },
+        )
 
 
 ARCHITECTURE = replace(

@@ -8,8 +8,6 @@ from huggingface_hub.dataclasses import strict
 from card.models.architectures.olmo2 import ARCHITECTURE as OLMO2
 from card.models.architectures.olmo2 import Olmo2Fields
 
-_KINDS = ("full_attention", "sliding_attention")
-
 
 @strict
 class Olmo3Fields(Olmo2Fields):
@@ -21,22 +19,13 @@ class Olmo3Fields(Olmo2Fields):
 
     def __post_init__(self, **others: Any) -> None:
         """Write the kind of each layer out."""
-        if self.layer_types is None:
-            layers = range(1, self.num_hidden_layers + 1)
-            self.layer_types = ["sliding_attention" if layer % 4 else "full_attention" for layer in layers]
+        self.give_windows(4)
         super().__post_init__(**others)
 
     def convert_rope_params_to_dict(self, **others: Any) -> dict[str, Any]:
         """State the angles of each kind of layer; returns what is left of the older fields."""
-        scaling, stated = others.pop("rope_scaling", None), self.rope_parameters
-        nested = {kind: dict((stated or {}).get(kind) or {"rope_type": "default"}) for kind in _KINDS}
-        if scaling is not None:
-            nested["full_attention"].update(scaling)
-        for rope in nested.values():
-            rope.setdefault("rope_theta", others.pop("rope_theta", self.default_theta))
-        self.rope_parameters = nested
-        self.standardize_rope_params()
-        return others
+        bases = dict.fromkeys(("full_attention", "sliding_attention"), ("rope_theta", self.default_theta))
+        return self.nest_rotations(others, bases)
 
 
 ARCHITECTURE = replace(
