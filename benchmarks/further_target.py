@@ -2,8 +2,9 @@
 
     python benchmarks/further_target.py --model demo-target --data texts.jsonl --out further-target
 
-One epoch of plain cross-entropy on the answers; the same seed and data give the same weights. Says how far the new
-model's choices are from the old one's: the share of places in held-out answers at which both choose the same token.
+One epoch of plain cross-entropy on the answers, one thread; the same seed and data give the same weights. Says how far
+the new model's choices are from the old one's: the share of places in held-out answers at which both choose the same
+token.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from card.models.loading import load_model, load_tokenizer
 from card.pard.folders import clipped, read_documents
 from card.pard.rows import Document
 
-_ROWS, _HELD_OUT = 8, 32  # texts of a step; texts to compare on
+_ROWS, _HELD_OUT = 8, 16  # texts of a step; texts to compare on
 
 
 def logits_and_labels(model: Any, document: Document) -> tuple[torch.Tensor, torch.Tensor]:
@@ -60,6 +61,7 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=3e-4, help="learning rate, at its peak")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
+    torch.set_num_threads(1)
     model: Any = load_model(args.model)
     tokenizer, dtype = load_tokenizer(args.model), model.dtype
     model.float()

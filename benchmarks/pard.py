@@ -22,7 +22,7 @@ def rounds_of(llm: LLM, request_id: int, question: str, max_tokens: int) -> tupl
     """Return the accepted tokens of each round of an answer, the drafter's passes, and the text."""
     engine, params = llm.host.engine, SamplingParams(temperature=0.0, max_tokens=max_tokens)
     prepared = llm.host.make_request([{"role": "user", "content": question}], params, request_id)
-    engine.add(prepared.request)
+    engine.add(prepared.checked)
     accepted: list[int] = []
     text: list[int] = []
     while engine.has_work:
