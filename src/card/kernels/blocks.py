@@ -24,7 +24,7 @@ from card.kernels.int8_linear import GROUP, PANEL, PackedLinear, extended, machi
 Bytes = npt.NDArray[Any]  # of uint8, which numpy's own types lose in `x & 15`
 _CHUNK_BYTES = 1 << 19  # of blocks that are split at once: what lies between stays in a core's cache
 _LEAST_BYTE = 0x80  # -128
-_FOUR, _LOWER_HALVES = np.uint64(4), np.uint64(0x0F0F0F0F0F0F0F0F)
+_FOUR, _LOWER_HALVES, _ONES = np.uint64(4), np.uint64(0x0F0F0F0F0F0F0F0F), 0x0101010101010101
 _FOUR_BITS, _SIX_BITS, _UPPER_BITS = (np.uint32(0x01010101 * byte) for byte in (0x0F, 0x3F, 0x30))  # of each byte
 
 
@@ -218,23 +218,36 @@ def _pairs_of_32(values: Bytes) -> Bytes:
     return _nibbles(values.reshape(*values.shape[:2], 4, 32)).reshape(*values.shape[:2], -1)
 
 
+def _upper_bits(packed: Bytes, bits: int) -> Bytes:
+    """Return what numbers [R, N, inputs] have above four bits, of bytes [R, N, n].
+
+    Each 32 bytes hold as many bits for each of the next 32 numbers, then for the 32 behind these, and so on.
+    """
+    words = np.ascontiguousarray(packed).view(np.uint64).reshape(-1, 4)  # eight bytes at once
+    mask, out = np.uint64(_ONES * ((1 << bits) - 1) << 4), np.empty((len(words), 8 // bits, 4), np.uint64)
+    for i in range(8 // bits):
+        left = 4 - bits * i
+        moved = words << np.uint64(left) if left >= 0 else words >> np.uint64(-left)
+        np.bitwise_and(moved, mask, out=out[:, i])
+    return out.view(np.uint8).reshape(*packed.shape[:2], -1)
+
+
 def _split_k(raw: Bytes, *, has_fifth_bits: bool = False) -> _Blocks:
     """Split blocks of 256 numbers of four or five bits."""
     factors = *_packed_scales(raw[..., 4:16]), _halves(raw)
     if not has_fifth_bits:
         return _Blocks(raw[..., 16:], *factors, are_halves=True)
-    fifth = raw[..., None, 16:48] >> np.arange(8, dtype=np.uint8)[:, None] & 1
-    return _Blocks(_pairs_of_32(raw[..., 48:]) | (fifth << 4).reshape(*raw.shape[:2], -1), *factors)
+    numbers = _pairs_of_32(raw[..., 48:])
+    numbers |= _upper_bits(raw[..., 16:48], 1)
+    return _Blocks(numbers, *factors)
 
 
 def _split_q6_k(raw: Bytes) -> _Blocks:
-    low = _nibbles(raw[..., :128].reshape(*raw.shape[:2], 2, 64))
-    shifts = np.arange(0, 8, 2, dtype=np.uint8)[:, None]
-    high = raw[..., 128:192].reshape(*raw.shape[:2], 2, 1, 32) >> shifts & 3
-    numbers = low | (high << 4).reshape(low.shape)
+    numbers = _nibbles(raw[..., :128].reshape(*raw.shape[:2], 2, 64)).reshape(*raw.shape[:2], -1)
+    numbers |= _upper_bits(raw[..., 128:192], 2)
     header = np.zeros((*raw.shape[:2], 4), np.uint8)
     header[..., :2] = raw[..., 208:]
-    return _Blocks(numbers.reshape(*raw.shape[:2], -1), raw[..., 192:208], None, header)
+    return _Blocks(numbers, raw[..., 192:208], None, header)
 
 
 BLOCK_FORMATS: Mapping[int, BlockFormat] = {  # by ggml's number of the type
