@@ -1,8 +1,7 @@
 """What does a pass cost on each path that can run a model on a CPU, in seconds of one processor?
 
-The exact pass, torch over the weights (`card.models.fused`) and transformers' modules, in turns on one thread, for
-passes of several sizes behind a text: the median of the processor's milliseconds. So other work on the machine counts
-for little.
+The exact pass and transformers' modules, in turns on one thread, for passes of several sizes behind a text: the median
+of the processor's milliseconds. So other work on the machine counts for little.
 
     python benchmarks/paths.py --model demo-target --cost 90M --out benchmarks/results/paths.jsonl
 """
@@ -17,7 +16,6 @@ from pathlib import Path
 import options
 import torch
 
-from card.models.decoder_model import mark_exact
 from card.models.inflation import inflate, parse_parameter_count
 from card.models.loading import load_model
 from card.models.protocol import Extension
@@ -25,7 +23,7 @@ from card.models.torch_runner import TorchRunner
 
 _ROWS, _PROMPT = (1, 8, 16), 512
 _PREFIX = 64  # rows of text before a pass
-_PATHS = ("exact", "torch", "modules")
+_PATHS = ("exact", "modules")
 
 
 def make_runner(args: argparse.Namespace, dtype: torch.dtype, path: str) -> TorchRunner:
@@ -34,10 +32,7 @@ def make_runner(args: argparse.Namespace, dtype: torch.dtype, path: str) -> Torc
     if args.cost:
         model = inflate(model, parse_parameter_count(args.cost))
     model = model.to(dtype)
-    if path == "exact":
-        mark_exact(model)
-    fused = False if path == "modules" else None
-    return TorchRunner(model, max_model_len=1024, max_tree_rows=64, fused=fused)
+    return TorchRunner(model, max_model_len=1024, max_tree_rows=64, fused=path == "exact")
 
 
 def processor_ms(runner: TorchRunner, slot: int, rows: int, held: int) -> float:

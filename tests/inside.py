@@ -8,6 +8,7 @@ if TYPE_CHECKING:  # processes that write to a store need not load all this
     from collections.abc import Iterable, MutableMapping
     from types import ModuleType
 
+    from pytest import MonkeyPatch
     from transformers import PreTrainedModel
 
     from card.api.async_llm import AsyncLLM
@@ -30,6 +31,12 @@ if TYPE_CHECKING:  # processes that write to a store need not load all this
     from card.workers.sequence import Sequence
     from card.workers.target import TargetWorker
     from card.writers.local.store import StoreWriter
+
+
+def say_why_not_int8(monkeypatch: MonkeyPatch, reason: str | None) -> None:
+    """Let models be loaded and run as on a machine where integer passes are not possible for a reason, or are."""
+    for module in ("dtypes", "own_pass"):
+        monkeypatch.setattr(f"card.models.{module}.why_not_int8", lambda: reason)
 
 
 def llm_of(row: Any) -> LLM:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from transformers import LlamaForCausalLM
+from transformers import LlamaForCausalLM, PreTrainedModel
 
 from card.models.cuda.bucketed import BucketedRunner
 from card.models.torch_runner import TorchRunner
@@ -33,6 +33,16 @@ SYNCHRONISING = (
 )
 
 
+class Ordinary(BucketedRunner):
+    """A runner whose passes have any shape, walked by torch on a CPU as on a GPU."""
+
+    has_recorded_passes = False
+
+    def __init__(self, model: PreTrainedModel, **settings: Any) -> None:
+        super().__init__(model, **settings)
+        self.static = None
+
+
 @functools.cache
 def make_model(*, noise: float = 0.0) -> LlamaForCausalLM:
     """Return a small random Llama with grouped heads; ``noise`` moves its weights by so many times their spread."""
@@ -41,9 +51,9 @@ def make_model(*, noise: float = 0.0) -> LlamaForCausalLM:
 
 
 def ordinary(device: str, *, dtype: torch.dtype = torch.float32, **settings: Any) -> TorchRunner:
-    """Return a runner whose passes have the shapes that they need."""
+    """Return a runner whose passes have the shapes that they need, walked by torch on a CPU too."""
     model = copy.deepcopy(make_model()).to(device, dtype)  # type: ignore[call-overload]
-    return TorchRunner(model, **{"max_model_len": MAX_MODEL_LEN, "max_tree_rows": MAX_TREE_ROWS, **settings})
+    return Ordinary(model, **{"max_model_len": MAX_MODEL_LEN, "max_tree_rows": MAX_TREE_ROWS, **settings})
 
 
 def bucketed(device: str, *, noise: float = 0.0, dtype: torch.dtype = torch.float32, **settings: Any) -> BucketedRunner:

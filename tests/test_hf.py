@@ -541,3 +541,12 @@ def test_what_is_kept_goes_with_the_model_and_is_bounded(draft: LlamaForCausalLM
         card.hf.release(one)
         card.hf.release(one)  # twice does no harm
     assert not any(one in sessions_of(card.hf.session) for one in models)
+
+
+def test_a_model_without_room_for_a_packed_copy_runs_through_its_modules_and_writes_the_same(
+    monkeypatch: pytest.MonkeyPatch, draft: LlamaForCausalLM
+) -> None:
+    model, batch = make_model(VOCAB_SIZE), make_batch(RAGGED)
+    monkeypatch.setattr(card.hf.session, "_MOST_PACKED", 0)
+    assert torch.equal(ours(model, batch, assistant_model=draft), theirs(model, batch))
+    assert model not in sessions_of(card.hf.session), "modules hold the model's attention: it is given back"

@@ -19,10 +19,10 @@ import transformers
 import card
 from card.api.llm import LLM
 from card.config import SamplingParams
-from card.models import dtypes
 from card.models.loading import load_model, load_tokenizer
 from card.models.said_once import say_once
 from tests.commands import Ran, run_command
+from tests.inside import say_why_not_int8
 from tests.pair import Pair
 
 PROMPT = "the cat sat"
@@ -204,7 +204,7 @@ def test_help_and_version_go_to_standard_output(run):
 @pytest.fixture
 def in_bfloat16(pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Options of a pair stored in bfloat16, on a CPU that has no instructions for it and no machine code of ours."""
-    monkeypatch.setattr(dtypes, "why_not_int8", lambda: "not here")
+    say_why_not_int8(monkeypatch, "not here")
     monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: False)
     for name in ("target", "draft"):
         folder = getattr(pair, name)

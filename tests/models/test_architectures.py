@@ -12,7 +12,10 @@ from card.models.architectures.architecture import Part
 from tests.models.published import CONFIGS
 
 PACKAGE = Path(card.models.__file__).parent
-FOLLOWERS = [PACKAGE / f"{name}.py" for name in ("decoder_model", "fused", "int8")] + sorted(PACKAGE.glob("gguf/*.py"))
+FOLLOWERS = [
+    *(PACKAGE / f"{name}.py" for name in ("decoder_model", "own_pass", "int8", "cuda/fused")),
+    *sorted(PACKAGE.glob("gguf/*.py")),
+]
 TABLE = PACKAGE / "architectures" / "architecture.py"
 NO_PARTS = frozenset({"MADV_DONTNEED", "_hf_hook"})  # of the system, and of accelerate
 

@@ -18,8 +18,8 @@ from card.machine.lane import Lane
 from card.models.cuda import graphs
 from card.models.cuda.bucketed import BucketedRunner
 from card.models.cuda.graphs import FetchedTensor, Recorder, StagedTensor, bucket_of
+from card.models.cuda.joined import as_shared
 from card.models.cuda.static_cache import SMALLEST_SPAN, TOKEN_BUCKETS
-from card.models.linear_kernels import as_shared
 from card.models.protocol import Extension
 from card.models.runners import make_runner
 from card.models.torch_runner import TorchRunner
@@ -299,13 +299,12 @@ def test_models_without_static_passes_run_as_ever(device: str, family: str) -> N
     runner.close(slot)
 
 
-def test_two_runners_of_one_model_hold_its_weights_once(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("card.models.linear_kernels.MAX_PACKED_BYTES", 0)
+def test_two_runners_of_one_model_hold_its_weights_once(device: str) -> None:
     model = copy.deepcopy(make_model()).to(device)  # type: ignore[arg-type]
     first, second = (BucketedRunner(model, max_model_len=64) for _ in range(2))
     for one, other in zip(first._decoder._layers, second._decoder._layers, strict=True):  # type: ignore[union-attr]
         assert one.qkv[0].data_ptr() == other.qkv[0].data_ptr() == one.qkv[0].untyped_storage().data_ptr()
-        assert one.gate_up[0][0].data_ptr() == other.gate_up[0][0].data_ptr()
+        assert one.gate_up[0].data_ptr() == other.gate_up[0].data_ptr()
         assert torch.equal(one.qkv[0], other.qkv[0])
     logits = [runner.forward([Extension(runner.open(), [1, 2, 3], [-1, 0, 1])])[0] for runner in (first, second)]
     assert torch.equal(*logits)

@@ -31,6 +31,7 @@ from card.models.loading import check_pair, load_decoder, load_model, load_token
 from card.models.protocol import Extension
 from card.models.torch_runner import TorchRunner
 from tests.gguf_files import KINDS, demo_tokenizer, round_to, save_model, write_gguf
+from tests.inside import say_why_not_int8
 
 TEXT = "Anna has 25 apples,\n\n  she's got x=1234 of them: \tnaïve café 北京 <|end|> 7."
 
@@ -221,7 +222,7 @@ def test_a_quantised_file_runs_in_integers_where_its_numbers_would_be_slow(folde
         kind: write_gguf(folders("qwen2"), tmp_path / f"{kind.name}.gguf", kind=kind) for kind in (Kind.Q8_0, Kind.BF16)
     }
     for reason in (None, "this processor is too old"):
-        monkeypatch.setattr(dtypes, "why_not_int8", lambda reason=reason: reason)
+        say_why_not_int8(monkeypatch, reason)
         quantised, stored = (load_decoder(file, cache_dir=cache) for file in files.values())
         assert is_int8(quantised) == (reason is None)
         assert has_blocks(quantised) == (reason is None)

@@ -48,13 +48,14 @@ from card.kernels import int8_linear
 from card.kernels.int8_linear import multiply_rows, quantize_linear, why_not_int8
 from card.machine.threads import use_threads
 from card.methods import METHODS
-from card.models import dtypes, int8, torch_runner
-from card.models.decoder_model import mark_exact, mark_int8
+from card.models import int8
+from card.models.decoder_model import mark_int8
 from card.models.features import FeatureWish
 from card.models.inflation import inflate
 from card.models.loading import load_decoder, load_model, load_tokenizer
 from card.models.protocol import Extension
 from card.models.torch_runner import TorchRunner
+from tests.inside import say_why_not_int8
 from tests.pair import Pair
 from tests.tiny import tiny
 
@@ -111,9 +112,9 @@ def make_runner(kind: str, *, std: float = 0.3, in_integers: bool = True) -> Tor
         parameter.data.normal_(mean=1.0 if name.endswith(("q_norm.weight", "k_norm.weight")) else 0.0, std=std)
     if dtype:
         model = model.to(getattr(torch, dtype))
-    if in_integers:
-        (mark_exact if dtype else mark_int8)(model)
-    return TorchRunner(model, max_model_len=128, max_tree_rows=128)
+    if in_integers and not dtype:
+        mark_int8(model)
+    return TorchRunner(model, max_model_len=128, max_tree_rows=128, fused=None if in_integers else False)
 
 
 RUNNERS = {kind: make_runner(kind) for kind in CASES} if REASON is None else {}
@@ -255,10 +256,14 @@ def test_models_that_are_loaded_for_a_cpu_run_on_the_exact_pass_in_every_dtype_b
     assert runner.precision == ("bfloat16" if dtype == "auto" else dtype)
 
 
-def test_without_machine_code_torch_runs_what_is_stored(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dtypes, "why_not_int8", lambda: "not here")
+def test_without_machine_code_transformers_modules_run_what_is_stored(monkeypatch: pytest.MonkeyPatch) -> None:
+    say_why_not_int8(monkeypatch, "not here")
     runner = TorchRunner(load_decoder("demo-draft", dtype="bfloat16"), max_model_len=64)
-    assert runner.is_fused and not runner.is_exact
+    assert not runner.is_fused and runner.precision == "bfloat16"
+    ids = [5, 6, 7, 8]
+    with torch.no_grad():
+        expected = load_model("demo-draft", dtype="bfloat16")(torch.tensor([ids])).logits[0]
+    torch.testing.assert_close(logits_of(runner, ids).clone(), expected, atol=0.2, rtol=0.05)
 
 
 def test_only_the_rows_that_are_asked_for_have_logits() -> None:
@@ -345,7 +350,7 @@ def test_what_cannot_run_in_integers_is_refused_with_the_reason(
     GPT2LMHeadModel(GPT2Config(**sizes)).save_pretrained(tmp_path)
     with pytest.raises(ModelError, match=rf"^{re.escape(str(tmp_path))} cannot run in int8: .* use dtype bfloat16"):
         TorchRunner(load_decoder(tmp_path, dtype="int8"), max_model_len=32)
-    monkeypatch.setattr(torch_runner, "why_not_int8", lambda: "this processor is too old")
+    say_why_not_int8(monkeypatch, "this processor is too old")
     with pytest.raises(ModelError, match=r"cannot run in int8: this processor is too old"):
         TorchRunner(load_decoder("demo-draft", dtype="int8"), max_model_len=32)
     with pytest.raises(ModelError, match="unknown dtype 'int4'; allowed: auto, int8, float64"):
@@ -387,7 +392,7 @@ def test_without_llvmlite_the_reason_says_what_to_install(monkeypatch: pytest.Mo
     monkeypatch.setattr(int8_linear, "find_spec", lambda name: None)
     why_not_int8.cache_clear()
     try:
-        assert "pip install 'card-decoding[int8]'" in str(why_not_int8())
+        assert "pip install llvmlite" in str(why_not_int8())
     finally:
         why_not_int8.cache_clear()
 

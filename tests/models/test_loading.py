@@ -36,6 +36,7 @@ from card.models.demo import DEMO_NAMES, DEMO_PROBLEMS, demo_folder
 from card.models.facts import end_token_ids, parameter_count, vocab_size
 from card.models.loading import check_pair, load_decoder, load_model, load_tokenizer
 from card.models.said_once import say_once
+from tests.inside import say_why_not_int8
 from tests.tiny import tiny
 
 V = 32
@@ -122,9 +123,9 @@ def test_without_bfloat16_instructions_or_machine_code_sixteen_bits_are_widened_
 ) -> None:
     stored = load_model(saved, dtype="bfloat16")
     monkeypatch.setattr(dtypes, "computes_bfloat16", lambda device: False)
-    monkeypatch.setattr(dtypes, "why_not_int8", lambda: None)
+    say_why_not_int8(monkeypatch, None)
     assert load(saved).dtype == torch.bfloat16  # which our machine code multiplies as they are
-    monkeypatch.setattr(dtypes, "why_not_int8", lambda: "not here")
+    say_why_not_int8(monkeypatch, "not here")
     say_once.cache_clear()
     widened = [load(saved), load(saved)]
     assert [model.dtype for model in widened] == [torch.float32] * 2

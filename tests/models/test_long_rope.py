@@ -24,7 +24,7 @@ from card.errors import ModelError
 from card.models.generic import GenericDecoder
 from card.models.protocol import Extension
 from card.models.torch_runner import TorchRunner
-from tests.models.test_torch_runner import CASES, SIZES, assert_same, make_model, tokens_of
+from tests.models.test_torch_runner import CASES, SIZES, assert_same, make_model, runner_of, tokens_of
 from tests.pair import make_tokenizer
 from tests.server.running import serving
 
@@ -278,8 +278,8 @@ def test_dynamic_scaling_never_sets_in_within_the_context_that_a_runner_has() ->
     with torch.no_grad():
         truth = copy.deepcopy(model)(torch.tensor([ids]), use_cache=False).logits[0]
         model(torch.tensor([ids * 2]), use_cache=False)  # now it is scaled, until it is shown a short text
-    for fused in (True, False):
-        runner = TorchRunner(model, max_model_len=64, fused=fused)
+    for way in ("modules", "own pass", "walked by torch"):
+        runner = runner_of(model, way, max_model_len=64)
         short, long = runner.open(), runner.open()
         parts = [Extension(short, ids[:5], range(-1, 4)), Extension(long, ids, range(-1, 63))]
         for got, length in zip(runner.forward(parts), (5, 64), strict=True):
@@ -311,10 +311,10 @@ def model_of(name: str) -> PreTrainedModel:
     return model
 
 
-@pytest.mark.parametrize(("name", "fused"), [*CASES, *((name, False) for name in EXPERTS)])
-def test_a_short_text_beside_a_long_one_gets_the_logits_that_it_gets_alone(name: str, fused: bool) -> None:
+@pytest.mark.parametrize(("name", "way"), [*CASES, *((name, "modules") for name in EXPERTS)])
+def test_a_short_text_beside_a_long_one_gets_the_logits_that_it_gets_alone(name: str, way: str) -> None:
     model = copy.deepcopy(model_of(name))
-    runner = TorchRunner(model, max_model_len=64, max_tree_rows=8, fused=fused)
+    runner = runner_of(model, way, max_model_len=64, max_tree_rows=8)
     texts = [tokens_of(range(length), length) for length in (5, 60)]
     alone = []
     for ids in texts:

@@ -19,6 +19,7 @@ from card.models.protocol import Extension, Selective
 from card.models.selection import MEANS, ChosenRows, bound_scores, choose_blocks, choose_rows
 from card.models.torch_runner import TorchRunner
 from tests.inside import cache_of
+from tests.static import Ordinary
 from tests.tiny import tiny, tiny_llama
 
 VOCAB_SIZE = 61
@@ -42,10 +43,10 @@ def make_runner(kind: str) -> TorchRunner:
         if NO_INTEGERS is not None:
             pytest.skip(f"no integer passes: {NO_INTEGERS}")
         mark_int8(model)
-    return TorchRunner(model, max_model_len=80)
+    return (Ordinary if kind.endswith("torch") else TorchRunner)(model, max_model_len=80)
 
 
-KINDS = ["llama", "gpt2", "window", "llama-int8", "window-int8"]
+KINDS = ["llama", "gpt2", "window", "llama-int8", "window-int8", "llama-torch", "window-torch"]
 
 
 def chain(slot: int, token_ids: Sequence[int], start: int, **wishes: object) -> Extension:

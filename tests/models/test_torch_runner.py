@@ -18,7 +18,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from card.errors import CapacityError, ModelError
-from card.models.linear_kernels import Linear, PackedKernels, can_pack
+from card.models.cuda.bucketed import BucketedRunner
 from card.models.protocol import NO_PARENT, Extension
 from card.models.row_tree import Chunk, RowTree, Window
 from card.models.torch_runner import TorchRunner
@@ -99,8 +99,9 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 FAMILIES = ("Gemma2", "Gemma3", "Granite", "Llama", "Mistral", "Qwen2", "Qwen3")
 FUSABLE = [name for name, (family, _) in MODELS.items() if family in FAMILIES]
-CASES = [(name, False) for name in MODELS] + [(name, True) for name in FUSABLE]
-FEW = [("llama", True), ("llama", False), ("qwen2-sliding", True), ("gemma2", False)]
+WAYS = ("modules", "own pass", "walked by torch")  # the last one is that of a GPU
+CASES = [(name, "modules") for name in MODELS] + [(name, way) for name in FUSABLE for way in WAYS[1:]]
+FEW = [*(("llama", way) for way in WAYS), *(("qwen2-sliding", way) for way in WAYS[1:]), ("gemma2", "modules")]
 quick = settings(deadline=None, max_examples=6)
 
 
@@ -119,10 +120,15 @@ def make_model(name: str) -> PreTrainedModel:
     return model.eval()
 
 
+def runner_of(model: PreTrainedModel, way: str, **settings: Any) -> TorchRunner:
+    kind = BucketedRunner if way == "walked by torch" else TorchRunner
+    return kind(model, **{"max_model_len": 16, "max_tree_rows": 0, **settings}, fused=way != "modules")
+
+
 @functools.cache
-def make_runner(name: str, fused: bool) -> TorchRunner:
+def make_runner(name: str, way: str) -> TorchRunner:
     model = copy.deepcopy(make_model(name))
-    return TorchRunner(model, max_model_len=MAX_MODEL_LEN, max_tree_rows=MAX_TREE_ROWS, fused=fused)
+    return runner_of(model, way, max_model_len=MAX_MODEL_LEN, max_tree_rows=MAX_TREE_ROWS)
 
 
 def own_logits(name: str, ids: Sequence[int]) -> Tensor:
@@ -164,13 +170,13 @@ def is_visible(tree: RowTree, start: int) -> np.ndarray:
     return bias[:, : tree.num_rows] == 0
 
 
-@pytest.mark.parametrize(("name", "fused"), CASES)
+@pytest.mark.parametrize(("name", "way"), CASES)
 @quick
 @given(parents=trees(), seed=st.integers(0, 99), cuts=st.sets(st.integers(1, 15), max_size=3))
 def test_every_node_of_a_tree_gets_the_logits_of_its_path(
-    name: str, fused: bool, parents: list[int], seed: int, cuts: set[int]
+    name: str, way: str, parents: list[int], seed: int, cuts: set[int]
 ) -> None:
-    runner, ids = make_runner(name, fused), tokens_of(parents, seed)
+    runner, ids = make_runner(name, way), tokens_of(parents, seed)
     slot = runner.open()
     bounds = [0, *sorted(cut for cut in cuts if cut < len(ids)), len(ids)]
     parts = [runner.forward([Extension(slot, ids[a:b], parents[a:b])])[0] for a, b in itertools.pairwise(bounds)]
@@ -182,13 +188,13 @@ def test_every_node_of_a_tree_gets_the_logits_of_its_path(
     runner.close(slot)
 
 
-@pytest.mark.parametrize(("name", "fused"), FEW)
+@pytest.mark.parametrize(("name", "way"), FEW)
 @quick
 @given(many=st.lists(trees(), min_size=2, max_size=4), seed=st.integers(0, 99), data=st.data())
 def test_sequences_in_one_pass_get_what_each_gets_alone(
-    name: str, fused: bool, many: list[list[int]], seed: int, data: st.DataObject
+    name: str, way: str, many: list[list[int]], seed: int, data: st.DataObject
 ) -> None:
-    runner = make_runner(name, fused)
+    runner = make_runner(name, way)
     texts = [tokens_of(parents, seed + i) for i, parents in enumerate(many)]
     firsts = [data.draw(st.integers(0, len(ids))) for ids in texts]
     alone = []
@@ -205,13 +211,13 @@ def test_sequences_in_one_pass_get_what_each_gets_alone(
         runner.close(slot)
 
 
-@pytest.mark.parametrize(("name", "fused"), FEW)
+@pytest.mark.parametrize(("name", "way"), FEW)
 @quick
 @given(parents=trees(), seed=st.integers(0, 99), data=st.data())
 def test_kept_rows_equal_a_fresh_prefill_of_the_kept_text(
-    name: str, fused: bool, parents: list[int], seed: int, data: st.DataObject
+    name: str, way: str, parents: list[int], seed: int, data: st.DataObject
 ) -> None:
-    runner, ids = make_runner(name, fused), tokens_of(parents, seed)
+    runner, ids = make_runner(name, way), tokens_of(parents, seed)
     kept_path = path_to(data.draw(st.integers(0, len(ids) - 1)), parents)
     also = data.draw(st.sets(st.integers(0, len(ids) - 1), max_size=3))
     kept = sorted({row for leaf in also for row in path_to(leaf, parents)} | set(kept_path))
@@ -273,7 +279,7 @@ def test_a_chain_needs_no_matrix_and_a_fork_one_of_the_forked_rows_only() -> Non
 
 
 def test_a_truncation_copies_nothing_and_the_untouched_prefix_stays() -> None:
-    runner = make_runner("llama", True)
+    runner = make_runner("llama", "own pass")
     slot = runner.open()
     runner.forward([Extension(slot, [1, 2, 3, 4, 5, 6], [-1, 0, 1, 2, 2, 4])])
     kv = cache_of(runner)[slot].kv
@@ -302,13 +308,13 @@ def test_a_closed_slot_is_used_again_and_starts_empty() -> None:
     assert torch.equal(runner.forward([Extension(again, [1, 2, 3], [-1, 0, 1])])[0], first)
 
 
-@pytest.mark.parametrize(("name", "fused"), FEW)
+@pytest.mark.parametrize(("name", "way"), FEW)
 @quick
 @given(parents=trees(), seed=st.integers(0, 99), num_prefix=st.integers(1, 9), num_free=st.integers(0, 5))
 def test_rows_copied_into_a_smaller_sequence_continue_like_their_source(
-    name: str, fused: bool, parents: list[int], seed: int, num_prefix: int, num_free: int
+    name: str, way: str, parents: list[int], seed: int, num_prefix: int, num_free: int
 ) -> None:
-    runner, ids = make_runner(name, fused), tokens_of(parents, seed)
+    runner, ids = make_runner(name, way), tokens_of(parents, seed)
     num_chained = next((row for row, parent in enumerate(parents) if parent != row - 1), len(parents))
     num_prefix = min(num_prefix, num_chained)
     source, slot = runner.open(len(ids)), runner.open(num_prefix + num_free)
@@ -327,7 +333,7 @@ def test_rows_copied_into_a_smaller_sequence_continue_like_their_source(
 
 def test_the_memory_of_rows_is_reported_in_bytes() -> None:
     for dtype, num_bytes in ((torch.float32, 4), (torch.bfloat16, 2)):
-        runner = TorchRunner(copy.deepcopy(make_model("llama")).to(dtype), max_model_len=16, max_tree_rows=4)
+        runner = runner_of(copy.deepcopy(make_model("llama")).to(dtype), "modules", max_tree_rows=4)
         assert runner.row_bytes == 3 * 2 * 2 * 8 * num_bytes
         slot = runner.open(10)
         runner.open()
@@ -336,9 +342,9 @@ def test_the_memory_of_rows_is_reported_in_bytes() -> None:
         assert cache_of(runner).num_bytes == 30 * runner.row_bytes  # kept for the next sequence
 
 
-@pytest.mark.parametrize("fused", [True, False])
-def test_a_refused_pass_changes_nothing(fused: bool) -> None:
-    runner = TorchRunner(copy.deepcopy(make_model("llama")), max_model_len=8, max_tree_rows=2, fused=fused)
+@pytest.mark.parametrize("way", WAYS)
+def test_a_refused_pass_changes_nothing(way: str) -> None:
+    runner = runner_of(copy.deepcopy(make_model("llama")), way, max_model_len=8, max_tree_rows=2)
     one, two = runner.open(), runner.open()
     runner.forward([Extension(one, [1, 2, 3, 4, 5, 6], list(range(-1, 5))), Extension(two, [1, 2], [-1, 0])])
     good = Extension(two, [3, 4], [1, 1])
@@ -370,9 +376,9 @@ def test_a_refused_pass_changes_nothing(fused: bool) -> None:
 @pytest.mark.parametrize("max_packed_rows", [128, 8])
 def test_a_long_prompt_runs_at_once_and_in_chunks(max_packed_rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("card.models.attention.MAX_PACKED_ROWS", max_packed_rows)
-    for name, fused in (("llama", True), ("llama", False), ("mistral-sliding", True), ("gemma2", False)):
+    for name, way in (*FEW, ("mistral-sliding", "own pass"), ("mistral-sliding", "walked by torch")):
         model = make_model(name)
-        runner = TorchRunner(copy.deepcopy(model), max_model_len=64, max_tree_rows=0, fused=fused)
+        runner = runner_of(copy.deepcopy(model), way, max_model_len=64)
         ids = tokens_of(range(64), 3)
         with torch.no_grad():
             expected = model(torch.tensor([ids]), use_cache=False).logits[0]
@@ -383,43 +389,11 @@ def test_a_long_prompt_runs_at_once_and_in_chunks(max_packed_rows: int, monkeypa
         assert_same(rest, expected[20:])
 
 
-def test_passes_of_many_lengths_need_kernels_of_few_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
-    torch.manual_seed(0)
-    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**{**SIZES, "max_position_embeddings": 256})).eval()
-    runner = TorchRunner(model, max_model_len=200, max_tree_rows=0, fused=True)
-    if not can_pack(runner.embedding(0), 0):
-        pytest.skip("this machine does not compute with packed weights")
-    sizes: set[int] = set()
-    linear = PackedKernels.linear
-
-    def noted(kernels: PackedKernels, x: Tensor, layer: Linear) -> Tensor:
-        sizes.add(len(x))
-        return linear(kernels, x, layer)
-
-    monkeypatch.setattr(PackedKernels, "linear", noted)
-    ids = tokens_of(range(151), 3)
-    with torch.no_grad():
-        expected = model(torch.tensor([ids]), use_cache=False).logits[0]
-    for length in (17, *range(18, 150, 3)):
-        first, second = runner.open(), runner.open()
-        prompt = Extension(first, ids[:length], list(range(-1, length - 1)), length - 1)
-        assert_same(runner.forward([prompt])[0], expected[length - 1 : length])
-        next_one = Extension(first, ids[length : length + 1], [length - 1])
-        part = Extension(second, ids[: length - 1], list(range(-1, length - 2)), length - 2)
-        got = runner.forward([next_one, part])  # as many rows, of two sequences
-        assert_same(got[0], expected[length : length + 1])
-        assert_same(got[1], expected[length - 2 : length - 1])
-        runner.close(first)
-        runner.close(second)
-    assert sizes == {1, 2, 17, 24, 32, 40, 48, 56, 64, 96, 128, 160}  # 1 and 2 are those with logits
-
-
-def test_weights_that_are_not_packed_stay_the_models_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("card.models.linear_kernels.MAX_PACKED_BYTES", 0)
+def test_weights_that_torch_walks_stay_the_models_own() -> None:
     for name in ("qwen2", "llama-bias-mha"):
         expected = own_logits(name, [1, 2, 3])
         model: Any = copy.deepcopy(make_model(name))
-        runner = TorchRunner(model, max_model_len=16, fused=True)
+        runner = runner_of(model, "walked by torch")
         slot = runner.open()
         assert_same(runner.forward([Extension(slot, [1, 2, 3], [-1, 0, 1], 2)])[0][0], expected)
         with torch.no_grad():
@@ -435,8 +409,8 @@ def test_bfloat16_and_float64_run_in_their_own_dtype() -> None:
         model = transformers.LlamaForCausalLM(config).to(dtype).eval()
         with torch.no_grad():
             expected = model(torch.tensor([[1, 2, 3, 4]]), use_cache=False).logits[0]
-        for fused in (True, False):
-            runner = TorchRunner(model, max_model_len=16, fused=fused)
+        for way in ("modules", "walked by torch"):
+            runner = runner_of(model, way)
             slot = runner.open()
             runner.forward([Extension(slot, [1, 2], [-1, 0])])
             got = runner.forward([Extension(slot, [3, 4], [1, 2])])[0]
@@ -492,4 +466,4 @@ def test_fused_is_refused_where_it_does_not_fit_and_chosen_where_it_does() -> No
     with pytest.raises(ModelError, match="max_model_len"):
         TorchRunner(make_model("llama"), max_model_len=65)
     assert TorchRunner(make_model("llama"), max_model_len=16).is_fused
-    assert not make_runner("gemma", False).is_fused
+    assert not make_runner("gemma", "modules").is_fused

@@ -11,6 +11,7 @@ import torch
 import transformers
 
 from card.errors import ModelError
+from card.kernels.int8_linear import why_not_int8
 from card.models.loading import load_decoder, load_vision_tower
 from card.models.protocol import Extension
 from card.models.torch_runner import TorchRunner
@@ -96,5 +97,30 @@ def test_transformers_modules_and_our_own_pass_see_the_same(llava: tuple[Path, V
 def test_positions_of_two_axes_are_refused_where_they_cannot_be_run(tmp_path: Path):
     save_seeing("qwen2_vl", tmp_path)
     tower = load_vision_tower(tmp_path, dtype=torch.float32, device=torch.device("cpu"))
-    with pytest.raises(ModelError, match="positions in height and width"):
+    with pytest.raises(ModelError, match="positions in height and width need the own pass, and not asked for"):
         TorchRunner(load_decoder(tmp_path), max_model_len=64, fused=False).see_with(tower)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int8"])
+def test_rows_beside_images_have_the_same_bits_however_they_are_read(tmp_path: Path, dtype: str):
+    if (reason := why_not_int8()) is not None:
+        pytest.skip(f"no integer passes: {reason}")
+    save_seeing("qwen2_vl", tmp_path)
+    tower = load_vision_tower(tmp_path, dtype=torch.float32, device=torch.device("cpu"))
+    prompt = tower.place([9, 11, tower.image_token_id, 12, 13], [tower.prepare(picture(1))])
+    runner = TorchRunner(load_decoder(tmp_path, dtype=dtype), max_model_len=64)
+    runner.see_with(tower)
+    whole, cut, unseen, text = (runner.open() for _ in range(4))
+    runner.show(whole, prompt.images)
+    runner.show(cut, prompt.images)
+    chain = range(-1, len(prompt) - 1)
+    (expected,) = runner.forward([Extension(whole, prompt, chain)])
+    (plain,) = runner.forward([Extension(unseen, prompt, chain)])
+    parts = []
+    for start in range(0, len(prompt), 3):
+        rows = slice(start, min(start + 3, len(prompt)))
+        both = [Extension(slot, prompt[rows], chain[rows]) for slot in (cut, text)]
+        parts.append(runner.forward(both))
+    found, beside = (torch.cat(one) for one in zip(*parts, strict=True))
+    assert torch.equal(found, expected) and torch.equal(beside, plain)
+    assert not torch.allclose(found[-1], plain[-1], atol=0.01)

@@ -31,11 +31,11 @@ from card.hrad.network import OFF, hrad_consumers
 from card.judges.choosing import attach_verifier, choose_verifier
 from card.machine.memory import give_back_memory
 from card.machine.threads import pinned, usable_cores
-from card.models.decoder_model import is_exact
 from card.models.facts import context_limit, end_token_ids
 from card.models.features import FeatureConsumer, Rows
 from card.models.inflation import price_in_words
 from card.models.names import model_name
+from card.models.own_pass import is_exact
 from card.models.parallel_draft import wants_states
 from card.models.pool import sequence_bytes
 from card.models.runners import make_runner

@@ -38,10 +38,11 @@ from card.judges.names import parse_judge
 from card.kernels.int8_linear import why_not_int8
 from card.machine.threads import pinned
 from card.methods import find_method
-from card.models.decoder_model import is_exact, is_int8
+from card.models.decoder_model import is_int8
 from card.models.facts import context_limit, end_token_ids, parameter_count
 from card.models.inflation import inflate, parse_parameter_count, price_in_words
 from card.models.loading import load_decoder, load_model, load_tokenizer
+from card.models.own_pass import is_exact
 
 _WARM_UP_TOKENS = 16
 _CHOOSING_PROMPTS = 2  # draft lengths are chosen on the first prompts

@@ -11,7 +11,6 @@ from torch import nn
 from card.config import INT8, DraftSettings
 from card.models.block_layers import block_bytes
 from card.models.facts import parameter_count
-from card.models.linear_kernels import can_pack
 from card.models.pool import sequence_bytes
 from card.models.torch_runner import TorchRunner
 from card.policy.cost import PassCost, ScheduleCost
@@ -100,8 +99,7 @@ def memory_of(model: LoadedModel, runner: TorchRunner, num_copies: int) -> Model
     """Return what a model takes under its runner."""
     weight_bytes = sum(weight.numel() * weight.element_size() for weight in model.parameters()) + block_bytes(model)
     linears = [module.weight for module in model.modules() if isinstance(module, nn.Linear)]
-    is_packed = runner.is_exact or (runner.is_fused and bool(linears) and can_pack(linears[0], weight_bytes))
-    packed_bytes = sum(weight.numel() * weight.element_size() for weight in linears) if is_packed else 0
+    packed_bytes = sum(weight.numel() * weight.element_size() for weight in linears) if runner.is_exact else 0
     if runner.precision == INT8:
         packed_bytes = sum(weight.numel() for weight in linears)
     kv_bytes = sequence_bytes(runner, runner.max_model_len)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import os
 import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import fields, replace
@@ -27,6 +28,7 @@ from card.writers.draft_writers import make_writer
 
 _MOST_SESSIONS = 4  # kept between calls, one per target model
 _MOST_RETAINED_BYTES = 256 << 20  # of the target's KV, kept between calls
+_MOST_PACKED = 0.25  # of the memory, that a packed copy of a model on a CPU may take
 _MOST_SEQUENCES = 64  # rows of a batch that run at once
 
 
@@ -58,7 +60,7 @@ class Session:
         )
         plan = resolve(asked, facts)
         # A walk past the modules would leave out what hooks do.
-        fused = False if _has_hooks(model) else None
+        fused = None if not _has_hooks(model) and _may_be_packed(model) else False
         target = plain_runner(model, max_model_len=plan.max_model_len, max_tree_rows=plan.target_tree_rows, fused=fused)
         self._runners = [target]
         self.link: DrafterLink | None = None
@@ -133,7 +135,8 @@ class Session:
 
     def _make_link(self, plan: Plan, draft: PreTrainedModel, max_len: int, num_rows: int) -> DrafterLink:
         max_model_len = min(plan.max_model_len, context_limit(draft))
-        runner = plain_runner(draft, max_model_len=max_model_len, max_tree_rows=plan.draft_tree_rows)
+        fused = None if _may_be_packed(draft) else False
+        runner = plain_runner(draft, max_model_len=max_model_len, max_tree_rows=plan.draft_tree_rows, fused=fused)
         self._runners.append(runner)
         kv_bytes = kv_bytes_for(num_rows, sequence_bytes(runner, max_len + plan.draft_tree_rows))
         (placement,) = plan.placements.values()
@@ -208,6 +211,13 @@ def _asked(model: PreTrainedModel, draft: PreTrainedModel | None, settings: Draf
 def _has_hooks(model: PreTrainedModel) -> bool:
     """Return whether something was put around the model's modules that must run with them."""
     return any(m._forward_hooks or m._forward_pre_hooks or "forward" in vars(m) for m in model.modules())
+
+
+def _may_be_packed(model: PreTrainedModel) -> bool:
+    """Return whether the machine has room for a packed copy of a model beside it, as the exact pass makes one."""
+    num_bytes = sum(weight.numel() * weight.element_size() for weight in model.parameters())
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return model.device.type != "cpu" or num_bytes <= _MOST_PACKED * memory
 
 
 def _fingerprint(model: PreTrainedModel) -> tuple[object, ...]:

@@ -121,7 +121,7 @@ def kernels_identity() -> str:
 def why_not_int8() -> str | None:
     """Return why integer passes are not possible on this machine, or not exact; None if they are."""
     if find_spec("llvmlite") is None:
-        return "the package llvmlite is missing; run pip install 'card-decoding[int8]'"
+        return "the package llvmlite is missing; run pip install llvmlite"
     if kernel_kind() is None:
         return f"it needs {INTEGER_PROCESSORS}"
     generator = torch.Generator().manual_seed(0)

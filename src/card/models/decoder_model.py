@@ -1,6 +1,6 @@
 """The weights of a decoder of a known architecture, read without transformers' modelling code.
 
-That code takes a second or more to import, and a decoder that is walked directly (`card.models.fused`) uses none of it.
+That code takes a second or more to import, and a decoder with a pass of our own (`card.models.own_pass`) uses none.
 A model that is unusual in any way is left to transformers: `read_decoder` then returns None.
 """
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 _ROPE_TYPES = ("default", "linear", "llama3")
-_STORED_DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+_STORED_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 _UNUSUAL = frozenset({"quantization_config", "auto_map"})  # fields of what is not built here
 _PARTIAL = "partial_rotary_factor"
 _STATED = ("hidden_size", "intermediate_size", "num_attention_heads", "num_hidden_layers", "vocab_size")
@@ -219,7 +219,7 @@ class RotaryEmbedding(nn.Module):
 if TYPE_CHECKING:
     LoadedModel = DecoderModel | PreTrainedModel
 
-_INT8_MARK, _EXACT_MARK = "computes_int8", "computes_exactly"
+_INT8_MARK = "computes_int8"
 
 
 def mark_int8(model: LoadedModel) -> None:
@@ -230,22 +230,6 @@ def mark_int8(model: LoadedModel) -> None:
 def is_int8(model: LoadedModel) -> bool:
     """Return whether runners of this model are to compute in 8-bit integers."""
     return getattr(model, _INT8_MARK, False)
-
-
-def mark_exact(model: LoadedModel) -> None:
-    """Let runners of this model compute with its weights as they are stored, by our machine code."""
-    setattr(model, _EXACT_MARK, True)
-
-
-def is_exact(model: LoadedModel) -> bool:
-    """Return whether runners of this model are to use our machine code: the bits of logits depend on the text alone."""
-    return is_int8(model) or getattr(model, _EXACT_MARK, False)
-
-
-def copy_marks(source: LoadedModel, model: LoadedModel) -> None:
-    """Let runners of a model compute as those of another one."""
-    for mark in (_INT8_MARK, _EXACT_MARK):
-        setattr(model, mark, getattr(source, mark, False))
 
 
 def architecture_of(model: LoadedModel) -> Architecture | None:

@@ -8,14 +8,11 @@ import torch
 
 from card.config import INT8
 from card.errors import ModelError
-from card.kernels.float_linear import FLOAT_PRODUCTS
 from card.kernels.int8_linear import why_not_int8
 from card.machine.processor import computes_bfloat16
-from card.models.decoder_model import architecture_of, mark_exact, mark_int8
-from card.models.facts import context_limit
-from card.models.fused import reason_not_fusable
+from card.models.decoder_model import mark_int8
 from card.models.gguf.source import GgufSource
-from card.models.inner_text import TURNS_BY_AXES
+from card.models.own_pass import is_exact
 from card.models.said_once import say_once
 from card.models.sources import Source, explained
 
@@ -78,24 +75,20 @@ def runs_as_blocks(gguf: GgufSource, dtype: str | torch.dtype, device: torch.dev
     return dtype == "auto" and device.type == "cpu" and why_not_int8() is None and gguf.can_run_blocks
 
 
+def has_own_pass(dtype: str | torch.dtype, device: torch.device) -> bool:
+    """Return whether weights of a dtype can be run without transformers' modules on a device."""
+    return device.type != "cpu" or (dtype != torch.float64 and why_not_int8() is None)
+
+
 def fit_to_processor(model: LoadedModel, dtype: str | torch.dtype) -> None:
-    """Let a loaded model compute by our machine code where it can, else "auto" in float32 where 16 bits are slow."""
+    """Let a loaded model compute in integers if asked to; "auto" is float32 where torch would be slow in 16 bits."""
     if dtype == INT8:
         mark_int8(model)
-    elif _runs_exactly(model):
-        mark_exact(model)
-    elif dtype == "auto" and model.dtype in (torch.bfloat16, torch.float16) and not computes_bfloat16(model.device):
+    elif dtype != "auto" or model.dtype not in (torch.bfloat16, torch.float16) or computes_bfloat16(model.device):
+        return
+    elif not is_exact(model):
         say_once(
             f"{_NO_BFLOAT16}: weights of 16 bits are widened to float32 (--dtype bfloat16 keeps them, --dtype int8 is "
             "faster)"
         )
         model.float()
-
-
-def _runs_exactly(model: LoadedModel) -> bool:
-    """Return whether our machine code can run a model with its weights as they are stored."""
-    if model.device.type != "cpu" or model.dtype not in FLOAT_PRODUCTS or architecture_of(model) is None:
-        return False
-    if getattr(model.config, TURNS_BY_AXES, False):
-        return False
-    return reason_not_fusable(model, context_limit(model)) is None and why_not_int8() is None

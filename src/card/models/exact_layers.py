@@ -13,7 +13,7 @@ from card.kernels.int8_linear import PANEL, PackedLinear, quantize_linear
 from card.kernels.rotation import inverse_frequencies, rotation_tables
 from card.models.architectures.architecture import rotary_parameters, rotary_size
 from card.models.block_layers import BlockLinear
-from card.models.fused import rotary_table
+from card.models.own_pass import rotary_table
 
 if TYPE_CHECKING:
     from card.models.decoder_model import LoadedModel
@@ -83,3 +83,15 @@ def turning_tables(model: LoadedModel, num_positions: int, kind: str) -> tuple[T
     halves = rotation_tables(frequencies, num_positions)
     cos, sin = (torch.from_numpy(table).repeat(1, 2) for table in halves)
     return cos, sin
+
+
+def angles_of_axes(tables: tuple[Tensor, Tensor], positions: Tensor, axes: Tensor) -> tuple[Tensor, Tensor]:
+    """Return cos and sin [T, channels] of rows with positions [3, T], of which each channel takes that of its axis."""
+    cos, sin = (table[positions].gather(0, axes.expand(1, positions.shape[1], -1))[0] for table in tables)
+    return cos, sin
+
+
+def mirrored_rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """RMS norm as a layer norm of (x, -x), whose mean is 0 and variance the mean square: one kernel, not six."""
+    both = torch.cat((x, -x), 1)
+    return nn.functional.layer_norm(both, (both.shape[1],), weight.repeat(2), None, eps)[:, : x.shape[1]]

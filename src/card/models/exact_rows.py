@@ -50,7 +50,7 @@ def row_tables(steps: Sequence[NewRows]) -> tuple[list[tuple[int, ...]], IntArra
         selections = [_selection(step, idx) for idx in range(step.num_new)]
         if tree.num_prefix_rows == tree.num_rows:  # a chain: each row sees all up to itself
             rows += [
-                (*place, row, row, row + 1, num_before, *one)
+                (*place, row, row, row, row + 1, num_before, *one)
                 for row, one in zip(range(start, tree.num_rows), selections, strict=True)
             ]
             continue
@@ -58,7 +58,10 @@ def row_tables(steps: Sequence[NewRows]) -> tuple[list[tuple[int, ...]], IntArra
         positions = tree.positions(start)
         firsts = num_before + np.cumsum(positions + 1 - visible) - (positions + 1 - visible)
         own = zip(range(start, tree.num_rows), positions.tolist(), visible.tolist(), firsts.tolist(), strict=True)
-        rows += [(*place, *one, *selection) for one, selection in zip(own, selections, strict=True)]
+        rows += [
+            (*place, row, position, position, *others, *selection)
+            for (row, position, *others), selection in zip(own, selections, strict=True)
+        ]
         all_ancestors.append(ancestors)
         num_before += len(ancestors)
     return rows, np.concatenate(all_ancestors) if all_ancestors else _NO_ANCESTORS

@@ -28,7 +28,7 @@ import transformers
 from torch import Tensor
 
 from card.errors import ModelError, SettingsError
-from card.models.decoder_model import copy_marks
+from card.models.decoder_model import is_int8, mark_int8
 from card.models.facts import parameter_count
 from card.models.names import model_name
 
@@ -171,7 +171,8 @@ def inflate_to_shape(model: PreTrainedModel, shape: InflatedShape) -> LlamaForCa
     inflated.model.rotary_emb = copy.deepcopy(llama.model.rotary_emb)  # its buffers are in no state dict
     inflated.generation_config = copy.deepcopy(llama.generation_config)
     inflated.requires_grad_(False).train(False)
-    copy_marks(model, inflated)
+    if is_int8(model):
+        mark_int8(inflated)
     return inflated
 
 

@@ -14,7 +14,7 @@ a bit:
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -30,10 +30,18 @@ from card.models.architectures.architecture import NormPlace, head_dim, neighbou
 from card.models.block_layers import BlockEmbedding, BlockLinear, embedded, has_blocks
 from card.models.decoder_model import architecture_of, is_int8, linears_of, release_pages
 from card.models.draft_vocab import head_of, spread
-from card.models.exact_layers import as_stored, in_integers, packed, packed_heads, turning_tables, with_padded_heads
+from card.models.exact_layers import (
+    angles_of_axes,
+    as_stored,
+    in_integers,
+    mirrored_rms_norm,
+    packed,
+    packed_heads,
+    turning_tables,
+    with_padded_heads,
+)
 from card.models.exact_rows import IntArray, NewRows, row_tables
 from card.models.features import FINAL, PassStates
-from card.models.fused import mirrored_rms_norm
 from card.models.generic import layer_windows
 from card.models.kv_cache import KVLayout, SequenceRows
 from card.models.protocol import Extension
@@ -48,7 +56,7 @@ _LEAST_POSITIONS = 512  # that there is room for: it takes 64 KB
 
 
 class ExactDecoder:
-    """Runs decoders by machine code; `reason_not_fusable` and `why_not_int8` must have returned None."""
+    """Runs decoders by machine code; `why_not_walked` and `why_not_exact` must have returned None."""
 
     def __init__(self, model: LoadedModel, max_model_len: int) -> None:
         self._code, self._sums_bytes = machine_code("tables"), machine_code("vectors").SUMS_BYTES
@@ -87,6 +95,7 @@ class ExactDecoder:
             kinds = architecture.rotary_kinds(config)
             turning = [kind for kind in dict.fromkeys(kinds) if kind is not None]
             self._rotations = {kind: turning_tables(model, max_model_len, kind) for kind in turning}
+            self._rotary_kinds = kinds
             self._norm = extended(inner.norm.weight.float() + self._norm_offset, padded(self._width, GROUP))
             head, self._head_ids = head_of(model)
             self._output = packed(self._pack, head, factor=1 / architecture.scale("logits", config))
@@ -97,6 +106,7 @@ class ExactDecoder:
                 tables.append(self._layer(model, layer, window, kind, architecture))
                 release_pages(model)
             self._layers = np.array(tables, np.int64)
+            self._turn_by(self._rotations)
         self.layout = KVLayout(len(self._layers), self._num_kv_heads, self._padded_head, kv_dtype, model.device)
         self._buffers = _Buffers()
         self._score_room = torch.empty(0)  # for scores of rows, as large as a pass has needed it
@@ -126,8 +136,7 @@ class ExactDecoder:
             table[place] = norm.data_ptr()
         table[code.WINDOW] = window or 0
         if rotary is not None:
-            cos, sin = self._rotations[rotary]
-            table[code.COS], table[code.SIN], table[code.TURNED] = cos.data_ptr(), sin.data_ptr(), cos.shape[1]
+            table[code.TURNED] = self._rotations[rotary][0].shape[1]
         self._mlp_width = linears[code.GATE].scales.shape[0]
         self._held += [linears, kept]
         return table
@@ -173,9 +182,12 @@ class ExactDecoder:
         states: PassStates | None = None,
         images: ImageRows | None = None,
     ) -> Tensor:
-        """Return logits [rows, V] of the chosen rows of the pass; token_ids and positions are [sum T] int64.
+        """Return logits [rows, V] of the chosen rows of the pass; token_ids are [sum T] int64.
 
-        ``states`` takes the hidden states that somebody wishes for, ``images`` are what stands in places of images.
+        Args:
+            positions: [sum T] int64; [3, sum T] with images whose ``axes`` say which of them turns a channel.
+            states: takes the hidden states that somebody wishes for.
+            images: what stands in places of images; None: nothing.
         """
         code, num_rows = self._code, len(token_ids)
         scored = self._make_score_room(steps)
@@ -183,6 +195,13 @@ class ExactDecoder:
         threads = integer_pass_threads()
         hidden = self._prepare(num_rows, max(row[code.POSITION] for row in rows) + 1, threads)
         self._buffers.rows[:num_rows] = rows
+        if positions.dim() == 2:  # angles for these rows alone
+            assert images is not None and images.axes is not None
+            axes = images.axes
+            self._turn_by({kind: angles_of_axes(two, positions, axes) for kind, two in self._rotations.items()})
+            self._buffers.rows[:num_rows, code.ANGLE] = self._buffers.numbers[:num_rows]
+        elif self._turned_by is not self._rotations:
+            self._turn_by(self._rotations)
         hidden[:, : self._width] = embedded(self._embeddings, token_ids)
         if images is not None and len(images.rows):
             hidden[images.rows, : self._width] = images.features.to(hidden.dtype)
@@ -202,6 +221,13 @@ class ExactDecoder:
         for step in scored:
             step.scores = self._scores(step)
         return spread(logits[:, : self._num_outputs], self._head_ids, self.vocab_size)
+
+    def _turn_by(self, tables: Mapping[str, tuple[Tensor, Tensor]]) -> None:
+        """Let the layers turn heads by these cosines and sines, by their kinds."""
+        self._turned_by = tables
+        for layer, kind in zip(self._layers, self._rotary_kinds, strict=True):
+            if kind is not None:
+                layer[self._code.COS], layer[self._code.SIN] = (one.data_ptr() for one in tables[kind])
 
     def _make_score_room(self, steps: Sequence[NewRows]) -> list[NewRows]:
         """Have room for the scores of those sequences that keep some, and return these."""
@@ -250,9 +276,8 @@ class ExactDecoder:
             self._layers[:, self._code.COPY_TO] = 0
         for layer, copy in copies.items():
             states.take(layer, copy)
-        weight, eps = self._norm[: self._width].repeat(2), self._reals[self._code.EPS]
+        weight, eps = self._norm[: self._width], self._reals[self._code.EPS]
         if self._switches[self._code.CENTRES]:
-            weight = self._norm[: self._width]
             states.take_final(hidden[:, : self._width], lambda rows: layer_norm(rows, weight.shape, weight, None, eps))
         else:
             states.take_final(hidden[:, : self._width], lambda rows: mirrored_rms_norm(rows, weight, eps))

@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerBase
 from card.config import INT8
 from card.errors import ModelError, VocabularyError
 from card.models.decoder_model import read_config, read_decoder
-from card.models.dtypes import dtype_for, fit_to_processor, parse_device, parse_dtype, runs_as_blocks
+from card.models.dtypes import dtype_for, fit_to_processor, has_own_pass, parse_device, parse_dtype, runs_as_blocks
 from card.models.facts import check_facts, vocab_size
 from card.models.layer_kinds import keeps_state
 from card.models.parallel_draft import read_parallel_draft
@@ -92,10 +92,10 @@ def load_decoder(
             with explained(source, "the weights of {} cannot be read"):
                 if runs_as_blocks(source.gguf, dtype, wanted_device):
                     dtype, decoder = INT8, source.gguf.block_decoder()
-                else:
+                elif has_own_pass(wanted_dtype, wanted_device):
                     dtype = dtype_for(source, dtype, wanted_device)
                     decoder = source.gguf.decoder(wanted_dtype, wanted_device)
-        elif source.is_folder:
+        elif source.is_folder and has_own_pass(wanted_dtype, wanted_device):
             check_folder(source)
             decoder = read_decoder(Path(source.path), dtype=wanted_dtype, device=wanted_device)
     if decoder is None:

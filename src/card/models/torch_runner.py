@@ -5,28 +5,27 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from card.errors import CapacityError, CardError, ModelError, in_few_words
-from card.kernels.int8_linear import why_not_int8
 from card.models.block_layers import BlockEmbedding, embedded
-from card.models.decoder_model import is_exact, is_int8
-from card.models.features import Features
-from card.models.fused import FusedDecoder, reason_not_fusable
+from card.models.decoder_model import is_int8
+from card.models.features import Features, PassStates
 from card.models.generic import GenericDecoder, require_causal
 from card.models.inflation import original_size
 from card.models.int8 import ExactDecoder
-from card.models.kv_cache import KVCache
+from card.models.kv_cache import KVCache, KVLayout, SequenceRows
 from card.models.layer_kinds import has_state
 from card.models.long_rope import switch_len
 from card.models.names import OTHER_FAMILY, model_name
+from card.models.own_pass import why_not_exact, why_not_walked
 from card.models.parallel_draft import parallel_draft_of
 from card.models.protocol import Extension
-from card.models.row_tree import BoolArray, IntArray, RowTree, window_size
+from card.models.row_tree import BoolArray, IntArray, RowTree, Window, window_size
 from card.models.selection import AttentionScores, ChosenRows
 from card.models.vision import ImageRows, PlacedImages, ShownImages, VisionTower
 
@@ -36,14 +35,29 @@ if TYPE_CHECKING:
     from card.models.decoder_model import LoadedModel
 
 
-def _int8_decoder(model: LoadedModel, max_model_len: int, reason: str | None) -> ExactDecoder:
-    """Return the decoder in integers. Raises: ModelError that says why there can be none."""
-    if reason is None and model.device.type != "cpu":
-        reason = f"it is on {model.device}, and integers run on a CPU only"
-    reason = reason or why_not_int8()
-    if reason is not None:
-        raise ModelError(f"{model_name(model)} cannot run in int8: {reason}; use dtype bfloat16 or float32")
-    return ExactDecoder(model, max_model_len)
+class Decoder(Protocol):
+    """Computes the passes of a runner."""
+
+    vocab_size: int  # V of the logits
+    layout: KVLayout  # of the rows that it reads and writes
+
+    @property
+    def windows(self) -> Sequence[Window]:
+        """Windows of the layers, by which they see a text."""
+
+    def step(self, sequence: SequenceRows, extension: Extension, offset: int) -> Any:
+        """Prepare the pass of an extension's rows, the newest ones; ``offset`` is that of their first among all."""
+
+    def forward(
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        steps: Sequence[Any],
+        logits_rows: Tensor | slice,
+        states: PassStates | None = None,
+        images: ImageRows | None = None,
+    ) -> Tensor:
+        """Return logits [rows, V] of the chosen rows of a pass."""
 
 
 def _told_in_one_line(init: Callable[..., None]) -> Callable[..., None]:
@@ -96,19 +110,18 @@ class TorchRunner:
                 f" {model_name(model)}, got {max_model_len} and {max_tree_rows}"
             )
         model.train(False)
-        reason = "not asked for" if fused is False else reason_not_fusable(model, max_model_len)
+        reason = "not asked for" if fused is False else self._why_no_own_pass(model, max_model_len)
         if fused and reason is not None:
             raise ModelError(f"{model_name(model)} cannot run fused: {reason}; leave fused at None")
-        self._decoder: FusedDecoder | GenericDecoder | ExactDecoder
+        if is_int8(model) and reason is not None:
+            raise ModelError(f"{model_name(model)} cannot run in int8: {reason}; use dtype bfloat16 or float32")
         with torch.inference_mode():
-            if is_int8(model):
-                self._decoder = _int8_decoder(model, max_model_len, reason)
-            elif reason is None and is_exact(model) and model.device.type == "cpu":
-                self._decoder = ExactDecoder(model, max_model_len)
-            elif reason is None:
-                self._decoder = FusedDecoder(model, max_model_len)
-            else:
-                self._decoder = self._generic_decoder(cast("PreTrainedModel", model), max_model_len)
+            self._decoder: Decoder = (
+                self._own_decoder(model, max_model_len)
+                if reason is None
+                else self._generic_decoder(cast("PreTrainedModel", model), max_model_len)
+            )
+        self._no_own_pass = reason
         self.max_model_len = max_model_len  # most positions of one sequence
         self.switch_len = switch_len(model, max_model_len)  # longest text that has the rows of a short one
         self.vocab_size = self._decoder.vocab_size  # number of token ids; V of the logits
@@ -129,6 +142,18 @@ class TorchRunner:
         if has_state(model):
             raise ModelError(f"{model_name(model)} keeps a recurrent state; make its runner with card.models.runners")
 
+    def _why_no_own_pass(self, model: LoadedModel, max_model_len: int) -> str | None:
+        """Return why the model runs through transformers' modules, or None if it does not."""
+        of_device = why_not_exact(model) if model.device.type == "cpu" or is_int8(model) else None
+        return why_not_walked(model, max_model_len) or of_device
+
+    def _own_decoder(self, model: LoadedModel, max_model_len: int) -> Decoder:
+        if model.device.type == "cpu":
+            return ExactDecoder(model, max_model_len)
+        from card.models.cuda.fused import FusedDecoder
+
+        return FusedDecoder(model, max_model_len)
+
     def _generic_decoder(self, model: PreTrainedModel, max_model_len: int) -> GenericDecoder:
         return GenericDecoder(model, max_model_len)
 
@@ -146,8 +171,8 @@ class TorchRunner:
             return "its rotary embedding (longrope) changes with the length of the text"
         if self.original.hidden_size != self._embeddings.embedding_dim:
             return "it is inflated"
-        if tower.sections and not isinstance(self._decoder, FusedDecoder):
-            return "images with positions in height and width need the own pass in floats: set dtype to bfloat16"
+        if tower.sections and not self.is_exact:
+            return f"images with positions in height and width need the own pass, and {self._no_own_pass}"
         return None
 
     def show(self, slot: int, images: PlacedImages | None) -> None:

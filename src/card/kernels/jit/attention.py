@@ -80,7 +80,7 @@ def prepare_heads(table: int, layer: int, first: int, last: int) -> None:
     has_head_norms, turned = not entry(table, t.HAS_WIDE_NORMS), entry(of, t.TURNED)
     for row in range(entry(table, t.ROWS)):
         its = row_entry(table, row)
-        angle = 4 * turned * entry(its, t.POSITION)
+        angle = 4 * turned * entry(its, t.ANGLE)
         kept = entry(its, t.KV) + layer * entry(its, t.LAYER_BYTES) + entry(its, t.SLOT) * entry(its, t.KV_ROW)
         for head in range(first, last):
             x = entry(table, t.PROJECTED) + 4 * padded * (row * (heads + 2 * kv_heads) + head)

@@ -23,14 +23,14 @@ QUERY, KEY, VALUE, ATTENTION_OUT, GATE, UP, DOWN = range(0, 7 * LINEAR_SIZE, LIN
     LAYER_SIZE,
 ) = range(7 * LINEAR_SIZE, 7 * LINEAR_SIZE + 12)  # fmt: skip
 # Places in the table of a row: where its sequence's keys of layer 0 are; bytes between rows, KV heads and layers; its
-# own row there, its position, how many of the first rows it sees, and the first of its other ancestors. Then the rows
-# that layers without a window read, for each layer and KV head (0: all), how many, and from which row on they read all;
-# where the scores of the rows go (0: nowhere), how many there are for each query head, and what they are: logits,
-# weights, or instead of scores the queries.
+# own row there, its position, the row of its angles in COS and SIN, how many of the first rows it sees, and the first
+# of its other ancestors. Then the rows that layers without a window read, for each layer and KV head (0: all), how
+# many, and from which row on they read all; where the scores of the rows go (0: nowhere), how many there are for each
+# query head, and what they are: logits, weights, or instead of scores the queries.
 (
-    KV, KV_ROW, HEAD_BYTES, LAYER_BYTES, SLOT, POSITION, PREFIX, FIRST_ANCESTOR, PICKED, NUM_PICKED, SINCE, SCORES,
-    NUM_SCORES, SCORE_KIND, ROW_SIZE,
-) = range(15)  # fmt: skip
+    KV, KV_ROW, HEAD_BYTES, LAYER_BYTES, SLOT, POSITION, ANGLE, PREFIX, FIRST_ANCESTOR, PICKED, NUM_PICKED, SINCE,
+    SCORES, NUM_SCORES, SCORE_KIND, ROW_SIZE,
+) = range(16)  # fmt: skip
 LOGITS_OF_ROWS, WEIGHTS_OF_ROWS, QUERIES = range(3)
 TOGETHER = 32  # queries whose scores are kept at once, or as many as a row has for a KV head
 

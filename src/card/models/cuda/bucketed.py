@@ -9,10 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from card.models.cuda.fused import FusedDecoder
 from card.models.cuda.graphs import StagedTensor, bucket_of
 from card.models.cuda.static_cache import MAX_STATIC_TOKENS, TOKEN_BUCKETS, StaticDecoder
 from card.models.features import PassStates
-from card.models.fused import FusedDecoder
+from card.models.own_pass import why_not_walked
 from card.models.protocol import Extension
 from card.models.row_tree import BoolArray, FloatArray, IntArray
 from card.models.torch_runner import TorchRunner
@@ -44,6 +45,12 @@ class BucketedRunner(TorchRunner):
                 self._logits = torch.zeros(logits_shape, dtype=self.dtype, device=self.device)
         self._kept: dict[int, Tensor] = {}  # by layer, [MAX_STATIC_TOKENS, D]: recorded passes write states there
         self._passes: dict[tuple[int, int], _BucketPass] = {}  # by tokens and span
+
+    def _why_no_own_pass(self, model: LoadedModel, max_model_len: int) -> str | None:
+        return why_not_walked(model, max_model_len)
+
+    def _own_decoder(self, model: LoadedModel, max_model_len: int) -> FusedDecoder:
+        return FusedDecoder(model, max_model_len)
 
     def close(self, slot: int) -> None:
         """Drop a sequence; its memory may serve later ones. Raises: ModelError if the slot is not open."""

@@ -1,0 +1,41 @@
+"""Linear layers joined to one product, without a second copy of their weights."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+Linear = tuple[Tensor, Tensor | None]  # weight [out, in], bias [out]
+
+
+def joined(linears: Sequence[nn.Linear]) -> Linear:
+    """Return the layers as one; a missing bias counts as 0 where another has one."""
+    biases = [m.bias for m in linears]
+    bias = None
+    if any(b is not None for b in biases):
+        parts = [m.weight.new_zeros(m.out_features) if m.bias is None else m.bias for m in linears]
+        bias = torch.cat([part.detach() for part in parts])
+    weights = [m.weight.detach() for m in linears]
+    if len(weights) == 1:
+        return weights[0], bias
+    joined = as_shared(weights)
+    return torch.cat(weights) if joined is None else joined, bias
+
+
+def as_shared(weights: Sequence[Tensor]) -> Tensor | None:
+    """Return weights that an earlier decoder of the same model has joined as one; None if they are apart."""
+    first, place = weights[0], weights[0].storage_offset()
+    for weight in weights:
+        is_next = weight.untyped_storage().data_ptr() == first.untyped_storage().data_ptr()
+        if not is_next or weight.storage_offset() != place or not weight.is_contiguous():
+            return None
+        place += weight.numel()
+    return first.as_strided((sum(len(weight) for weight in weights), first.shape[1]), first.stride())
+
+
+def share(linears: Sequence[nn.Linear], joined: Tensor) -> None:
+    """Let the layers' own weights be views of the joined one, so that memory is not doubled."""
+    for module, view in zip(linears, torch.split(joined, [m.out_features for m in linears]), strict=True):
+        module.weight.data = view
