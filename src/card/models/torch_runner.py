@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, cast
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import numpy as np
 import torch
@@ -13,51 +13,28 @@ from torch import Tensor
 
 from card.errors import CapacityError, CardError, ModelError, in_few_words
 from card.models.block_layers import BlockEmbedding, embedded
+from card.models.decoder import Decoder
 from card.models.decoder_model import is_int8
-from card.models.features import Features, PassStates
+from card.models.extension_rows import added_rows, logits_rows_of, require_selectable, require_well_formed, token_ids_of
+from card.models.features import Features
 from card.models.generic import GenericDecoder, require_causal
 from card.models.inflation import original_size
 from card.models.int8 import ExactDecoder
-from card.models.kv_cache import KVCache, KVLayout, SequenceRows
+from card.models.kv_cache import KVCache
 from card.models.layer_kinds import has_state
 from card.models.long_rope import switch_len
 from card.models.names import OTHER_FAMILY, model_name
 from card.models.own_pass import why_not_exact, why_not_walked
 from card.models.parallel_draft import parallel_draft_of
 from card.models.protocol import Extension
-from card.models.row_tree import BoolArray, IntArray, RowTree, Window, window_size
+from card.models.row_tree import BoolArray, IntArray, window_size
 from card.models.selection import AttentionScores, ChosenRows
-from card.models.vision import ImageRows, PlacedImages, ShownImages, VisionTower
+from card.models.vision import PlacedImages, ShownImages, VisionTower
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from card.models.decoder_model import LoadedModel
-
-
-class Decoder(Protocol):
-    """Computes the passes of a runner."""
-
-    vocab_size: int  # V of the logits
-    layout: KVLayout  # of the rows that it reads and writes
-
-    @property
-    def windows(self) -> Sequence[Window]:
-        """Windows of the layers, by which they see a text."""
-
-    def step(self, sequence: SequenceRows, extension: Extension, offset: int) -> Any:
-        """Prepare the pass of an extension's rows, the newest ones; ``offset`` is that of their first among all."""
-
-    def forward(
-        self,
-        token_ids: Tensor,
-        positions: Tensor,
-        steps: Sequence[Any],
-        logits_rows: Tensor | slice,
-        states: PassStates | None = None,
-        images: ImageRows | None = None,
-    ) -> Tensor:
-        """Return logits [rows, V] of the chosen rows of a pass."""
 
 
 def _told_in_one_line(init: Callable[..., None]) -> Callable[..., None]:
@@ -323,7 +300,7 @@ class TorchRunner:
             offset += num_new
         if isinstance(self._decoder, GenericDecoder):
             self._decoder.long_rows = self._long_rows(extensions, positions)
-        logits_rows = self._logits_rows(extensions)
+        logits_rows = logits_rows_of(extensions, self.device)
         states = self.features.begin(logits_rows)
         images, turned = None, np.concatenate(positions)
         if self._shown is not None:
@@ -331,7 +308,7 @@ class TorchRunner:
             turned = self._shown.positions(slots, positions)
             images = self._shown.rows(slots, positions, self._on_device)
         elif any(extension.added is not None for extension in extensions):
-            images = self._added(extensions)
+            images = added_rows(extensions, self.embeddings, self.device)
         logits = self._decoder.forward(
             self._on_device(token_ids), self._on_device(turned), steps, logits_rows, states, images
         )
@@ -341,17 +318,6 @@ class TorchRunner:
         if len(extensions) == 1:
             return [logits]
         return list(torch.split(logits, [len(e.token_ids) - e.first_logits_idx for e in extensions]))
-
-    def _added(self, extensions: Sequence[Extension]) -> ImageRows:
-        """Return the rows of a pass to whose embeddings something is added, with the sums."""
-        rows, sums, offset = list[Tensor](), list[Tensor](), 0
-        for extension in extensions:
-            if extension.added is not None:
-                num_rows = len(extension.added)
-                rows.append(torch.arange(offset, offset + num_rows, device=self.device))
-                sums.append(self.embeddings(extension.token_ids[:num_rows]).float() + extension.added.to(self.device))
-            offset += len(extension.token_ids)
-        return ImageRows(torch.cat(rows), torch.cat(sums), None)
 
     def _on_device(self, numbers: IntArray) -> Tensor:
         return torch.from_numpy(numbers).to(self.device)
@@ -372,59 +338,15 @@ class TorchRunner:
 
     def _append(self, extensions: Sequence[Extension]) -> IntArray:
         """Add the new rows to the sequences' trees and return all token ids, [sum T]."""
-        if len({extension.slot for extension in extensions}) < len(extensions):
-            raise ModelError(f"a slot is named twice in one pass: {[extension.slot for extension in extensions]}")
+        require_well_formed(extensions)
         for extension in extensions:
-            num_new = len(extension.token_ids)
-            if not num_new or len(extension.parents) != num_new or not 0 <= extension.first_logits_idx <= num_new:
-                raise ModelError(
-                    f"slot {extension.slot}: {num_new} tokens, {len(extension.parents)} parents and first_logits_idx"
-                    f" {extension.first_logits_idx} do not fit; there must be 1 token or more, a parent for each, and"
-                    " an index from 0 to their number"
-                )
             tree = self._cache[extension.slot].tree
             start = tree.num_rows
-            self._require_selectable(extension, tree)
+            require_selectable(extension, tree, self._decoder.layout)
             tree.append(extension.parents)
             if (last := tree.furthest(start)) >= self.max_model_len:
                 raise CapacityError(
                     f"slot {extension.slot}: a token at position {last} does not fit into max_model_len"
                     f" ({self.max_model_len}); end the sequence, or set a larger max_model_len"
                 )
-        token_ids = [token_id for extension in extensions for token_id in extension.token_ids]
-        num_known = self._embeddings.num_embeddings
-        if min(token_ids) < 0 or max(token_ids) >= num_known:
-            wrong = [token_id for token_id in token_ids if not 0 <= token_id < num_known]
-            raise ModelError(
-                f"token ids {wrong[:5]} are outside the model's vocabulary of {num_known};"
-                " use the tokenizer that belongs to the model"
-            )
-        return np.array(token_ids, np.int64)
-
-    def _require_selectable(self, extension: Extension, tree: RowTree) -> None:
-        """Raise ModelError unless an extension that reads chosen rows is a chain on one, as the rows are."""
-        reads, start = extension.reads, tree.num_rows
-        if reads is None:
-            return
-        layers, heads = self._decoder.layout.num_layers, self._decoder.layout.num_kv_heads
-        is_chain = tree.num_prefix_rows == start and list(extension.parents) == list(
-            range(start - 1, start - 1 + len(extension.parents))
-        )
-        fits = reads.rows.shape[:2] == (layers, heads) and reads.rows.max(initial=-1) < reads.since <= start
-        if not (is_chain and fits and extension.scores is None):
-            raise ModelError(
-                f"slot {extension.slot}: rows {reads.rows.shape} below {reads.since} were chosen to be read; they must"
-                f" be [{layers}, {heads}, N] of the {start} that it holds, in a chain on a chain that keeps no scores"
-            )
-
-    def _logits_rows(self, extensions: Sequence[Extension]) -> Tensor | slice:
-        if len(extensions) == 1:
-            return slice(extensions[0].first_logits_idx, None)
-        if not any(extension.first_logits_idx for extension in extensions):
-            return slice(None)
-        offsets = np.cumsum([0] + [len(extension.token_ids) for extension in extensions])
-        rows = [
-            np.arange(first + extension.first_logits_idx, last)
-            for extension, first, last in zip(extensions, offsets[:-1], offsets[1:], strict=True)
-        ]
-        return torch.from_numpy(np.concatenate(rows)).to(self.device)
+        return token_ids_of(extensions, self._embeddings.num_embeddings)

@@ -1,0 +1,86 @@
+"""Extensions of a pass: what makes them well-formed, and which of its rows are theirs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from card.errors import ModelError
+from card.models.kv_cache import KVLayout
+from card.models.protocol import Extension
+from card.models.row_tree import IntArray, RowTree
+from card.models.vision import ImageRows
+
+
+def require_well_formed(extensions: Sequence[Extension]) -> None:
+    """Raise ModelError if a slot is named twice, or numbers of an extension do not fit each other."""
+    if len({extension.slot for extension in extensions}) < len(extensions):
+        raise ModelError(f"a slot is named twice in one pass: {[extension.slot for extension in extensions]}")
+    for extension in extensions:
+        num_new = len(extension.token_ids)
+        if not num_new or len(extension.parents) != num_new or not 0 <= extension.first_logits_idx <= num_new:
+            raise ModelError(
+                f"slot {extension.slot}: {num_new} tokens, {len(extension.parents)} parents and first_logits_idx"
+                f" {extension.first_logits_idx} do not fit; there must be 1 token or more, a parent for each, and"
+                " an index from 0 to their number"
+            )
+
+
+def require_selectable(extension: Extension, tree: RowTree, layout: KVLayout) -> None:
+    """Raise ModelError unless an extension that reads chosen rows is a chain on one, as the rows are."""
+    reads, start = extension.reads, tree.num_rows
+    if reads is None:
+        return
+    layers, heads = layout.num_layers, layout.num_kv_heads
+    is_chain = tree.num_prefix_rows == start and list(extension.parents) == list(
+        range(start - 1, start - 1 + len(extension.parents))
+    )
+    fits = reads.rows.shape[:2] == (layers, heads) and reads.rows.max(initial=-1) < reads.since <= start
+    if not (is_chain and fits and extension.scores is None):
+        raise ModelError(
+            f"slot {extension.slot}: rows {reads.rows.shape} below {reads.since} were chosen to be read; they must"
+            f" be [{layers}, {heads}, N] of the {start} that it holds, in a chain on a chain that keeps no scores"
+        )
+
+
+def token_ids_of(extensions: Sequence[Extension], num_known: int) -> IntArray:
+    """Return all token ids of a pass, [sum T]. Raises: ModelError if one is outside the vocabulary."""
+    token_ids = [token_id for extension in extensions for token_id in extension.token_ids]
+    if min(token_ids) < 0 or max(token_ids) >= num_known:
+        wrong = [token_id for token_id in token_ids if not 0 <= token_id < num_known]
+        raise ModelError(
+            f"token ids {wrong[:5]} are outside the model's vocabulary of {num_known};"
+            " use the tokenizer that belongs to the model"
+        )
+    return np.array(token_ids, np.int64)
+
+
+def logits_rows_of(extensions: Sequence[Extension], device: torch.device) -> Tensor | slice:
+    """Return which rows of a pass give logits."""
+    if len(extensions) == 1:
+        return slice(extensions[0].first_logits_idx, None)
+    if not any(extension.first_logits_idx for extension in extensions):
+        return slice(None)
+    offsets = np.cumsum([0] + [len(extension.token_ids) for extension in extensions])
+    rows = [
+        np.arange(first + extension.first_logits_idx, last)
+        for extension, first, last in zip(extensions, offsets[:-1], offsets[1:], strict=True)
+    ]
+    return torch.from_numpy(np.concatenate(rows)).to(device)
+
+
+def added_rows(
+    extensions: Sequence[Extension], embeddings: Callable[[Sequence[int]], Tensor], device: torch.device
+) -> ImageRows:
+    """Return the rows of a pass to whose embeddings something is added, with the sums."""
+    rows, sums, offset = list[Tensor](), list[Tensor](), 0
+    for extension in extensions:
+        if extension.added is not None:
+            num_rows = len(extension.added)
+            rows.append(torch.arange(offset, offset + num_rows, device=device))
+            sums.append(embeddings(extension.token_ids[:num_rows]).float() + extension.added.to(device))
+        offset += len(extension.token_ids)
+    return ImageRows(torch.cat(rows), torch.cat(sums), None)
