@@ -86,18 +86,20 @@ def counts(stats: Sequence[RequestStats]) -> list[tuple[int, ...]]:
     return [(one.num_new_tokens, one.target_passes, one.accepted_tokens) for one in stats]
 
 
-def scene_of(recording: Recording, row_s: float = 0.0, *, commit_s: float = 0.0, **overheads: Any) -> Scene:
+def scene_of(
+    recording: Recording, row_s: float = 0.0, *, commit_s: float = 0.0, commit_row_s: float = 0.0, **overheads: Any
+) -> Scene:
     """Return a scene in which a pass takes 10 ms, 0.1 ms a further token and so much a row of context.
 
     Args:
-        commit_s: of a correction in the drafter.
+        commit_s: of a correction in the drafter, commit_row_s of each row of its tree.
         overheads: of the target.
     """
     table = PassTable(points=((1, 1e-2), (65, 1e-2 + 64e-4)), per_context_row_s=row_s)
     around = msgspec.structs.replace(NO_OVERHEADS, **overheads)
     setups = (Setup(threads=None, cost=table),)
     target = Profile(name="toy", measured=False, source="a test", setups=setups, overheads=around, kv_row_bytes=100)
-    draft = flat(1e-3, overheads=msgspec.structs.replace(NO_OVERHEADS, commit_s=commit_s))
+    draft = flat(1e-3, overheads=msgspec.structs.replace(NO_OVERHEADS, commit_s=commit_s, commit_row_s=commit_row_s))
     return Scene(target=target, draft=draft, recording=recording)
 
 
@@ -228,6 +230,18 @@ def test_the_price_of_a_head_holds_what_verifying_its_candidates_takes(
     found = measure_overheads(runner, ctc=made["ctc"])
     assert (found.round_s, found.by_writer["ctc"]) == (1.0, 16.0), "a row for each candidate that a round verifies"
     assert not runner.features.layers, "nobody reads hidden states any more"
+
+
+def test_a_correction_takes_the_longer_the_more_rows_its_tree_has(recording: Recording) -> None:
+    def row_s_of(method: str) -> float:
+        free, dear = (
+            Simulator(scene_of(recording, commit_row_s=seconds)).run(method, settings_of(method))
+            for seconds in (0.0, 1e-3)
+        )
+        return (dear.decode_s - free.decode_s) / free.total.target_passes
+
+    assert row_s_of("pard") == pytest.approx(0.0, abs=1e-9), "no node of a chain of guesses has a row"
+    assert row_s_of("sps") > 2e-3
 
 
 def test_masks_that_are_dropped_are_no_correction(recording: Recording) -> None:

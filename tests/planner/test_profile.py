@@ -101,8 +101,9 @@ def test_shipped_profiles_can_be_read_and_say_that_they_are_typed_in(name):
 
 def test_the_workers_own_time_is_found_on_any_model():
     found = measure_overheads(TableModel(1, vocab_size=64, max_model_len=512))
-    for name in ("round_s", "step_s", "commit_s", "drafted_s"):
+    for name in ("round_s", "step_s", "drafted_s"):
         assert 0 < getattr(found, name) < 1
+    assert 0 < found.commit_s + found.commit_row_s < 1
     assert {"suffix", "lookup", "recycling", "lookahead", "phrases"} <= found.by_writer.keys()
     assert all(0 <= seconds < 1 for seconds in found.by_writer.values())
 

@@ -26,7 +26,7 @@ def writer(clock: VirtualClock) -> BeamWriter:
         clock.advance(PASS_S)
 
     model = ReplayedModel(
-        TEXTS, "draft", max_model_len=256, num_tree_rows=64, on_pass=on_pass, on_keep=lambda: clock.advance(0.0)
+        TEXTS, "draft", max_model_len=256, num_tree_rows=64, on_pass=on_pass, on_keep=lambda _: clock.advance(0.0)
     )
     return BeamWriter(model)
 

@@ -35,6 +35,7 @@ from card.transport.in_process import InlineLink
 from card.workers.replica import draft_spec
 from card.workers.request import Request
 from card.workers.watchers import Watchers
+from card.writers.beam import BeamSequence
 from card.writers.draft_writers import make_writer
 from card.writers.local import writer_names
 from card.writers.local.protocol import LocalWriter
@@ -95,6 +96,7 @@ def measure_overheads(
     node_s = max(0.0, (wide_s - narrow_s) / (_WIDTHS[1] - _WIDTHS[0]))
     slower = round_s / defaults.round_s
     cold_s, cold_later_s = _cold_s(model)
+    commit_s, commit_row_s = _commit_s(model)
     chosen_row_s, scored_row_s = _selection_s(model) if isinstance(model, Selective) else (0.0, 0.0)
     return Overheads(
         round_s=round_s,
@@ -103,7 +105,8 @@ def measure_overheads(
         by_writer=by_writer,
         step_s=max(0.0, narrow_s - node_s),
         node_s=node_s,
-        commit_s=_commit_s(model),
+        commit_s=commit_s,
+        commit_row_s=commit_row_s,
         chosen_row_s=chosen_row_s,
         scored_row_s=scored_row_s,
         cold_s=cold_s,
@@ -196,11 +199,18 @@ def _step_overhead_s(model: LanguageModel, width: int) -> float:
     return median(beyond)
 
 
-def _commit_s(model: LanguageModel) -> float:
-    """Return the median seconds in which a drafter takes in a correction that hits."""
+def _commit_s(model: LanguageModel) -> tuple[float, float]:
+    """Return the seconds in which a drafter takes in a correction that hits, and those for each row of its tree."""
+    (few, narrow_s), (many, wide_s) = (_commit_of_width(model, width) for width in _WIDTHS)
+    row_s = max(0.0, wide_s - narrow_s) / (many - few) if many > few else 0.0
+    return max(0.0, narrow_s - few * row_s), row_s
+
+
+def _commit_of_width(model: LanguageModel, width: int) -> tuple[float, float]:
+    """Return the median rows of a tree of that width, and the median seconds of a correction."""
     writer = make_writer(model, takes_turns=True)
-    beam = writer.open(_text(model), _spec(_WIDTHS[1]), epoch=0)
-    times: list[float] = []
+    beam = writer.open(_text(model), _spec(width), epoch=0)
+    found: list[tuple[int, float]] = []
     for _ in range(_NUM_STEPS // 4):
         for _ in range(2 * _COMMITTED):
             if num_tokens := beam.num_tokens_to_run():
@@ -209,11 +219,13 @@ def _commit_s(model: LanguageModel) -> float:
         if not path:
             break
         token_ids = [beam.cache.token(node) for node in path]
-        started = time.perf_counter()
+        num_rows, started = len(beam.row_of) if isinstance(beam, BeamSequence) else 0, time.perf_counter()
         beam.commit(token_ids)
-        times.append(time.perf_counter() - started)
+        found.append((num_rows, time.perf_counter() - started))
     beam.close()
-    return median(times) if times else Overheads().commit_s
+    if not found:
+        return 0.0, Overheads().commit_s
+    return median(rows for rows, _ in found), median(seconds for _, seconds in found)
 
 
 def _cold_s(model: LanguageModel) -> tuple[float, float]:

@@ -66,6 +66,7 @@ class Overheads(msgspec.Struct, frozen=True, kw_only=True):
     step_s: float = 1e-4  # a drafter pass: top-k, growth of the tree
     node_s: float = 1.2e-5  # each node that it expands
     commit_s: float = 2e-4  # a correction in the drafter: re-root, prune, KV rows moved
+    commit_row_s: float = 0.0  # each KV row that the tree has then
     chosen_row_s: float = 0.0  # each KV row that a drafting pass reads because it was chosen, beyond reading it
     scored_row_s: float = 0.0  # each KV row that a verification ranks for the next drafts, beyond reading it
     cold_s: float = 0.0  # the first passes behind another model's on the same cores, whose weights took the caches

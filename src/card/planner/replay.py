@@ -55,7 +55,7 @@ class ReplayedModel:
         max_model_len: int,
         num_tree_rows: int,
         on_pass: Callable[[PassSize], None],
-        on_keep: Callable[[], None],
+        on_keep: Callable[[int], None],
         row_bytes: int = 1,
     ) -> None:
         """Make the model.
@@ -64,7 +64,7 @@ class ReplayedModel:
             max_model_len: most positions of a sequence; num_tree_rows: rows beyond them.
             row_bytes: memory of a KV row.
             on_pass: called in each pass, before its rows are there.
-            on_keep: called when rows are kept or dropped, but for masks.
+            on_keep: called when rows are kept or dropped, but for masks, with the number of those behind the prefix.
         """
         self._texts = texts
         self._role = role
@@ -136,11 +136,12 @@ class ReplayedModel:
     def keep(self, slot: int, num_prefix_rows: int, rows: Sequence[int] = ()) -> None:
         """Keep a prefix and then ``rows``; drop the rest."""
         states = self._states[slot]
+        num_behind = len(states) - num_prefix_rows
         self._states[slot] = states[:num_prefix_rows] + [states[row] for row in rows]
         if slot in self._with_masks:
             self._with_masks.remove(slot)  # to drop masks is a part of their pass, and no correction
         else:
-            self._on_keep()
+            self._on_keep(num_behind)
 
     def _append(self, extension: Extension) -> Tensor:
         states, child = self._states[extension.slot], self._texts.child

@@ -301,7 +301,7 @@ def _target_model(scene: Scene, plan: Plan, texts: ReplayedTexts, clock: Virtual
             plan.writers, is_tuned=is_tuned, has_drafter=drafts, num_requests=size.num_sequences
         )
 
-    def on_keep() -> None:
+    def on_keep(_: int) -> None:
         nonlocal unpaid_s
         clock.advance(unpaid_s)  # after the pass was timed, where the real ones take their time, too
         unpaid_s = 0.0
@@ -349,5 +349,5 @@ def draft_model(
         max_model_len=plan.max_model_len,
         num_tree_rows=plan.draft_tree_rows,
         on_pass=on_pass,
-        on_keep=lambda: clock.advance(factor * overheads.commit_s),
+        on_keep=lambda num_rows: clock.advance(factor * (overheads.commit_s + overheads.commit_row_s * num_rows)),
     )
