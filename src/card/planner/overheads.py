@@ -35,7 +35,6 @@ from card.transport.in_process import InlineLink
 from card.workers.replica import draft_spec
 from card.workers.request import Request
 from card.workers.watchers import Watchers
-from card.writers.beam import BeamSequence
 from card.writers.draft_writers import make_writer
 from card.writers.local import writer_names
 from card.writers.local.protocol import LocalWriter
@@ -219,7 +218,7 @@ def _commit_of_width(model: LanguageModel, width: int) -> tuple[float, float]:
         if not path:
             break
         token_ids = [beam.cache.token(node) for node in path]
-        num_rows, started = len(beam.row_of) if isinstance(beam, BeamSequence) else 0, time.perf_counter()
+        num_rows, started = beam.cache.num_nodes, time.perf_counter()  # all but its leaves have rows
         beam.commit(token_ids)
         found.append((num_rows, time.perf_counter() - started))
     beam.close()
