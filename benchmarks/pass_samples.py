@@ -182,9 +182,13 @@ def make_profiles(names: tuple[str, str], sampler: Sampler, known: tuple[Known, 
         beside_factor=_target_factor(sampler),
         source="samples between the runs",
     )
-    cold_s = {threads: max(0.0, sampler.seconds("cold", threads, 1)) for threads in draft.costs}
+    cold_s = max(0.0, sampler.seconds("cold", max(draft.costs), 1))
     draft_around = msgspec.structs.replace(
-        draft.overheads, cold_s=cold_s[max(cold_s)], beside_factor=1.0, source="samples between the runs"
+        draft.overheads,
+        cold_s=cold_s,
+        cold_later_s=min(cold_s, draft.overheads.cold_later_s),
+        beside_factor=1.0,
+        source="samples between the runs",
     )
     drafts = _profile(names[1], "draft", sampler, draft, draft_around)
     factor = _drafter_factor(sampler, drafts)

@@ -36,11 +36,12 @@ class Bookkeeping:
     step_s: float = 0.0  # of a drafter pass
     node_s: float = 0.0  # of each node that it expands
     commit_s: float = 0.0  # of a correction in the drafter
+    commit_row_s: float = 0.0  # of each row that its tree has then
 
     @classmethod
     def of(cls, target: Overheads, draft: Overheads) -> Bookkeeping:
         """Return what was measured around the passes of both."""
-        return cls(target.round_s, draft.step_s, draft.node_s, draft.commit_s)
+        return cls(target.round_s, draft.step_s, draft.node_s, draft.commit_s, draft.commit_row_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,11 +204,11 @@ class ReplayedPair:
             for timer in timers:
                 timer.drafter_pass(size)
 
-        def on_drafter_keep() -> None:
+        def on_drafter_keep(num_rows: int) -> None:
             for timer in timers:
-                timer.drafter_keep()
+                timer.drafter_keep(num_rows)
 
-        target = self._model(texts, "target", settings, on_target_pass, lambda: None)
+        target = self._model(texts, "target", settings, on_target_pass, lambda _: None)
         draft = self._model(texts, "draft", settings, on_drafter_pass, on_drafter_keep)
         loop = Loop(target, draft, settings, clock=lambda: 0.0)
         all_stats = []
@@ -251,7 +252,7 @@ class ReplayedPair:
         role: Role,
         settings: LoopSettings,
         on_pass: Callable[[PassSize], None],
-        on_keep: Callable[[], None],
+        on_keep: Callable[[int], None],
     ) -> ReplayedModel:
         longest = max(len(text.prompt_ids) for text in self.recording.texts) + self.recording.max_tokens
         rows = draft_tree_rows(settings.draft) + settings.draft.budget
@@ -291,6 +292,7 @@ class _Timer:
         self.clock.draft(pass_s + books.step_s + books.node_s * size.num_logits + self._commits_s)
         self._commits_s = 0.0
 
-    def drafter_keep(self) -> None:
-        """Count a correction."""
-        self._commits_s += self.costs.bookkeeping.commit_s
+    def drafter_keep(self, num_rows: int) -> None:
+        """Count a correction of a tree with so many rows."""
+        books = self.costs.bookkeeping
+        self._commits_s += books.commit_s + books.commit_row_s * num_rows

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from card.bench.tables import SPARE, rich_tables
-from card.cli.demo import Lane, closing_table
+from card.cli.demo import Racer, closing_table
 from card.cli.tables import show
 from card.workers.metrics import RequestStats
 from tests.bench.bench_files import make_run
@@ -49,7 +49,7 @@ def demo_table() -> Table:
     stats = RequestStats(num_new_tokens=100, wall_s=0.2, target_passes=20, accepted_tokens=80, drafter_passes=50)
     stats.drafter_busy_s = 0.1
     plain = RequestStats(num_new_tokens=100, wall_s=0.6)
-    lanes = [Lane("vanilla", None, stats=[plain]), Lane("card", None, stats=[stats])]  # type: ignore[arg-type]
+    lanes = [Racer("vanilla", None, stats=[plain]), Racer("card", None, stats=[stats])]  # type: ignore[arg-type]
     return closing_table(lanes)
 
 

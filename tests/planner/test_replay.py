@@ -26,7 +26,7 @@ TEXTS = ReplayedTexts(RECORDING)
 def model_of(role: Role, texts: ReplayedTexts = TEXTS, passes: list | None = None) -> ReplayedModel:
     seen = [] if passes is None else passes
     return ReplayedModel(
-        texts, role, max_model_len=256, num_tree_rows=64, on_pass=seen.append, on_keep=lambda: seen.append("keep")
+        texts, role, max_model_len=256, num_tree_rows=64, on_pass=seen.append, on_keep=lambda _: seen.append("keep")
     )
 
 

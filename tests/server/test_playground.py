@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from typing import Any
 
 import pytest
 from playwright.sync_api import expect
 
 from card.api.async_llm import AsyncLLM
+from card.engine.engine import Engine
 from tests.server.browsing import ANSWER, CLASSES, TOKENS, Opener, Tab, sse
 from tests.server.running import PROMPT, Running, serving
 from tests.waiting import until
@@ -174,7 +176,16 @@ def test_a_race_marks_where_the_texts_part(opened: Opener, server: Running) -> N
         assert tab.page.locator(".parts").all_text_contents() == ["a", "b"]
 
 
-def test_a_stop_frees_the_place_on_the_server_and_keeps_what_was_written(opened: Opener, server: Running) -> None:
+def test_a_stop_frees_the_place_on_the_server_and_keeps_what_was_written(
+    opened: Opener, server: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step = Engine.step
+
+    def step_slowly(engine: Engine) -> Any:  # a fast machine would have ended the text before the browser stops it
+        time.sleep(0.01)
+        return step(engine)
+
+    monkeypatch.setattr(Engine, "step", step_slowly)
     with opened(server) as tab:
         tab.set(temperature=20, max_tokens=900)
         for stops_by_key in (True, False):

@@ -113,13 +113,13 @@ def parallel_draft_of(model: LoadedModel) -> ParallelDraft | None:
 def wants_states(draft: str | LoadedModel) -> bool:
     """Return whether a draft model reads its target's hidden states; one on the hub is not looked at.
 
-    Raises: ModelError if it is a path without a model, or what its folder says is damaged.
+    Raises: ModelError if what its folder says is damaged.
     """
     if not isinstance(draft, str):
         facts = parallel_draft_of(draft)
     else:
-        folder = local_model(draft)
-        facts = ParallelDraft.load(folder) if folder is not None and is_parallel_draft(folder) else None
+        folder = Path(draft).expanduser()  # one that is not there is refused when it is loaded
+        facts = ParallelDraft.load(folder) if is_parallel_draft(folder) else None
     return facts is not None and facts.states_file is not None
 
 

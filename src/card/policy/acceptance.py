@@ -76,7 +76,13 @@ class AgreementRate:
     texts teach nothing about the pair.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, lasts: bool = True) -> None:
+        """Begin with the first guess.
+
+        Args:
+            lasts: False fades back to the first guess, whatever was seen.
+        """
+        self._lasts = lasts
         self._agreed = self._compared = 0.0
         self._lasting_agreed, self._lasting_compared = FIRST_AGREEMENT * LASTING_COUNT, LASTING_COUNT
 
@@ -90,6 +96,8 @@ class AgreementRate:
         """Count candidates that the target's tokens were compared with."""
         self._agreed += num_agreed
         self._compared += num_compared
+        if not self._lasts:
+            return
         kept = DISCOUNT**num_compared
         self._lasting_agreed = kept * self._lasting_agreed + num_agreed
         self._lasting_compared = kept * self._lasting_compared + num_compared
@@ -103,9 +111,10 @@ class AgreementRate:
 class Acceptance:
     """Estimates for the text: the chance of each candidate, and how far the draft model and the others get."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, lasts: bool = True) -> None:
+        """Start without knowledge; ``lasts`` as of `AgreementRate`."""
         self._chances: defaultdict[tuple[bool, int], Chances] = defaultdict(Chances)  # by is_greedy and writers
-        self._agreement = AgreementRate()
+        self._agreement = AgreementRate(lasts=lasts)
         self._others = [0.0] * DEEPEST  # [d] share of verifications whose accepted token at depth d + 1 was others'
         self._num_rows = 0.0  # candidates of others in a verification
         self._num_verified = 0.0  # fading

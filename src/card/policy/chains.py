@@ -65,7 +65,7 @@ class ChainPolicy:
             row_cost: tokens that a candidate must bring; None: the rate times what a row costs, as learnt.
         """
         self._row_cost = row_cost
-        self._acceptance = Acceptance()
+        self._acceptance = Acceptance(lasts=False)  # so that it drafts again some day: nobody here tries it anew
         self._steps: defaultdict[int, StepCost] = defaultdict(StepCost)  # by bucket of batch sizes
         self._passes: defaultdict[int, Ratio] = defaultdict(Ratio)  # the same; seconds of drafter passes
 
