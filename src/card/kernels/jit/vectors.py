@@ -22,7 +22,6 @@ SUMS_BYTES = 4 * (1 + PARTS)  # of what `quantize_group` leaves beside a group's
 _F32, _HALF, _I8, _I32, _I64 = ir.FloatType(), ir.HalfType(), ir.IntType(8), ir.IntType(32), ir.IntType(64)
 FLOATS = ir.VectorType(_F32, LANES)
 INTS = ir.VectorType(_I32, LANES)
-BYTES = ir.VectorType(_I8, 4 * LANES)
 _HALVES = ir.VectorType(_HALF, LANES)
 
 Builder = Any  # of llvmlite, which has no types
